@@ -36,7 +36,7 @@ from vitlens.lens.observe import survey
 from vitlens.lens.replay import replaying
 from vitlens.models.language_image import has_text_tower
 from vitlens.models.model import Model
-from vitlens.models.rebuilt import for_classes
+from vitlens.models.rebuild import for_classes
 
 TIMM = (
     "vit_tiny_patch16_224", "vit_wee_patch16_reg1_gap_256", "deit_tiny_distilled_patch16_224",

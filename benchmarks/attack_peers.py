@@ -12,11 +12,12 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from vitlens.attacks.algorithm import Setting
+from vitlens.attacks.attack import sweep
 from vitlens.attacks.engine import Engine
-from vitlens.attacks.minimum_norm import CarliniWagner
+from vitlens.attacks.minimum_norm import carlini_wagner
 from vitlens.attacks.norms import LINF
 from vitlens.attacks.plan import AttackPlan, clean_images, fitting_batch
-from vitlens.attacks.sweep import sweep
 from vitlens.data.catalogue import load_data
 from vitlens.data.draws import keys
 from vitlens.models import loading
@@ -206,7 +207,7 @@ def ours(case: Case, attack: str, epsilons: Sequence[float], **options: object) 
 def our_cw(case: Case, lengths: Sequence[float], *, searches: int, first_c: float) -> Standing:
     clean = clean_images(case.model, case.images, case.labels)
     plan = AttackPlan((1.0,), batch_size=case.batch)
-    algorithm = CarliniWagner(steps=CW_STEPS, searches=searches, first_c=first_c)
+    algorithm = carlini_wagner(Setting(CW_STEPS, 2, case.model.input_size), searches=searches, first_c=first_c)
     distance = Engine(case.model, clean, algorithm, plan).run().distance
     return [clean.correct & (distance > length) for length in lengths]
 

@@ -21,8 +21,7 @@ from captum.attr import LayerActivation, LayerGradientXActivation
 from torch import Tensor
 
 from vitlens.analysis.attention.gradients import with_gradients
-from vitlens.analysis.attention.relevance import relevance
-from vitlens.analysis.attention.rollout import rollout
+from vitlens.analysis.attention.methods import relevance, rollout
 from vitlens.analysis.attention.weights import attention
 from vitlens.analysis.heads.statistics import Stream
 from vitlens.analysis.heads.statistics import statistics as head_statistics

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import answers
-from vitlens.analysis.answers.paired import estimates
+from vitlens.analysis.evaluation.evaluate import predicted_logits
+from vitlens.analysis.evaluation.intervals import estimates
 from vitlens.analysis.faithfulness.composites import cell_mass, confident_images, embedded, mosaics, pasted
 from vitlens.analysis.faithfulness.localisation import pointing_hits, roc_auc
 from vitlens.analysis.faithfulness.removal import faithfulness
@@ -86,7 +86,7 @@ def sets(data: Path) -> Iterator[Places]:
         yield Places(name, vit, batch.images, scenes.labels[chosen], scenes.masks[chosen], groups)
     photos = load_data(str(data / "photos"), preprocessing=deit.preprocessing, whole=True)
     assert photos.labels is not None
-    sure = confident_images(answers(deit, photos), photos.labels, least=0.6)
+    sure = confident_images(predicted_logits(deit, photos), photos.labels, least=0.6)
     (batch,) = photos.pick(sure).batches(len(sure))
     labels = photos.labels[sure]
     made = {

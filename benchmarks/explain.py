@@ -25,7 +25,7 @@ from pytorch_grad_cam.utils.image import scale_cam_image
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import Tensor, nn
 
-from vitlens.analysis.answers.evaluate import BACKWARD, fitting_batch_size
+from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
 from vitlens.attribution.explain import explain
 from vitlens.attribution.gradients import integrated_gradients
 from vitlens.models import loading

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from vitlens.analysis.attention.relevance import relevance
+from vitlens.analysis.attention.methods import relevance
 from vitlens.analysis.faithfulness.maps import removal_grid
 from vitlens.analysis.faithfulness.removal import (
     both_orders,

@@ -14,12 +14,11 @@ from pathlib import Path
 
 import torch
 
-from vitlens.analysis.attention.rollout import rollout
+from vitlens.analysis.attention.methods import rollout
 from vitlens.errors import VitlensError
 from vitlens.lens.observe import observe, survey
 from vitlens.lens.site import KIND_WORDS
 from vitlens.models import loading
-from vitlens.models.anatomy import attention_modules
 from vitlens.models.model import Model
 
 FAMILIES = {
@@ -82,7 +81,7 @@ COLUMNS = ("family", "model", "layers observed", "kind", "prefix", "readout", "l
 def row(family: str, name: str) -> tuple[str, ...]:
     model = loading.load(f"timm:{name}", random_weights=True)
     image = torch.rand(1, 3, *model.input_size, generator=torch.Generator().manual_seed(0))
-    layout, modules = model.anatomy.layout, tuple(attention_modules(model.module))
+    layout, modules = model.anatomy.layout, model.anatomy.attention_modules
     prefix = "-" if layout is None else words_of(layout.prefix)
     with torch.no_grad():
         plain = model(image)

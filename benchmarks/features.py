@@ -19,8 +19,7 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
-from vitlens.analysis.features.knn import vote
-from vitlens.analysis.features.neighbours import nearest
+from vitlens.analysis.features.neighbours import nearest, vote
 
 
 def made(count: int, dim: int, *, classes: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ import torch
 
 from vitlens.data.catalogue import load_data
 from vitlens.models.loading import load
-from vitlens.models.rebuilt import classifiers, for_classes
+from vitlens.models.rebuild import classifiers, for_classes
 from vitlens.training.head import fit_head
 from vitlens.training.loop import fit
 from vitlens.training.metrics import TrainingResult

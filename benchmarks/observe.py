@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 import torch
 
-from vitlens.analysis.attention.rollout import rollout, rollout_matrix, rollout_row
-from vitlens.analysis.heads.rows import entropy
+from vitlens.analysis.attention.methods import rollout, rollouts_so_far
+from vitlens.analysis.heads.rows import Rows
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.observe import observe, survey
 from vitlens.models import loading
@@ -39,7 +39,7 @@ def ratio(work: Callable[[], object], base: Callable[[], object], repeats: int) 
 def mean_entropy(call: AttentionCall) -> None:
     """The entropy of every head, a few images at a time."""
     for _, part in call.parts():
-        entropy(part.weights()).mean(-1)
+        Rows(part.weights()).entropy.mean(-1)
 
 
 def observation(batch: int, repeats: int) -> None:
@@ -64,17 +64,22 @@ def observation(batch: int, repeats: int) -> None:
 
 
 def from_fused(batch: int, repeats: int) -> None:
-    """One rollout row by vectors against the textbook's full matrices, from the same head-fused weights."""
+    """The rollout up to each layer by rows against the textbook's full matrices, from the same head-fused weights."""
     generator = torch.Generator().manual_seed(0)
     layers = [torch.randn(batch, 197, 197, generator=generator).softmax(-1) for _ in range(12)]
     start = torch.zeros(batch, 197)
     start[:, 0] = 1
-    ours, full = rollout_row(layers, start, stochastic=True), rollout_matrix(layers)[:, 0]
-    times, a, b = ratio(
-        lambda: rollout_row(layers, start, stochastic=True), lambda: rollout_matrix(layers), repeats * 5
-    )
+
+    def matrices() -> Tensor:
+        product = torch.eye(197).expand(batch, 197, 197)
+        for weights in layers:
+            product = (weights + torch.eye(197)) / 2 @ product
+        return product
+
+    ours, full = rollouts_so_far(reversed(layers), start)[:, -1], matrices()[:, 0]
+    times, a, b = ratio(lambda: rollouts_so_far(reversed(layers), start), matrices, repeats * 5)
     print(
-        f"{'rollout row, fused weights':28} {a:8.4f} s   matrices {b:8.4f} s   ratio {times:6.3f}   "
+        f"{'rollout by layer, fused':28} {a:8.4f} s   matrices {b:8.4f} s   ratio {times:6.3f}   "
         f"largest difference {(ours - full).abs().max().item():.1e}"
     )
 

@@ -1,8 +1,8 @@
 """Arrays of a record as frozen dataclasses: the forms of their fields, written to and read from .npz files.
 
-A field is Annotated with a `Form`; one that is None is left out of the file. A Mapping[int, NDArray] holds several
-arrays of one form: "layer" those named layer0, layer1 ...; a Mapping[str, NDArray] "mean" those named mean_distance,
-mean_entropy ...
+A field is Annotated with a `Form`, as the types below are; one that is None is left out of the file. A mapping holds
+several arrays of one form: a Mapping[int, Matrix] "layer" those named layer0, layer1 ...; a Mapping[str, Vector] "mean"
+those named mean_distance, mean_entropy ...
 """
 
 import re
@@ -18,9 +18,22 @@ from vitlens.archives import Form, require_forms
 
 Kind = TypeVar("Kind")
 
+# by their shapes, of any length where it is None
+Vector: TypeAlias = Annotated[NDArray[np.floating[Any]], Form("f", (None,))]
+Matrix: TypeAlias = Annotated[NDArray[np.floating[Any]], Form("f", (None, None))]
+Stack: TypeAlias = Annotated[NDArray[np.floating[Any]], Form("f", (None, None, None))]  # of matrices
+Stacks: TypeAlias = Annotated[NDArray[np.floating[Any]], Form("f", (None, None, None, None))]
+Image: TypeAlias = Annotated[NDArray[np.floating[Any]], Form("f", (3, None, None))]  # in colour
+Images: TypeAlias = Annotated[NDArray[np.floating[Any]], Form("f", (None, 3, None, None))]
 Pixels: TypeAlias = Annotated[NDArray[np.uint8], Form("u", (None, 3, None, None))]  # images, 0 to 255
 Masks: TypeAlias = Annotated[NDArray[np.bool_], Form("b", (None, None, None))]
-ClassNames: TypeAlias = Annotated[NDArray[Any], Form("U", (None,))]
+Flags: TypeAlias = Annotated[NDArray[np.bool_], Form("b", (None,))]
+FlagMatrix: TypeAlias = Annotated[NDArray[np.bool_], Form("b", (None, None))]
+FlagStacks: TypeAlias = Annotated[NDArray[np.bool_], Form("b", (None, None, None, None))]
+Indices: TypeAlias = Annotated[NDArray[np.integer[Any]], Form("iu", (None,))]
+IndexMatrix: TypeAlias = Annotated[NDArray[np.integer[Any]], Form("iu", (None, None))]
+Digests: TypeAlias = Annotated[NDArray[np.uint64], Form("u", (None,))]
+Words: TypeAlias = Annotated[NDArray[Any], Form("U", (None,))]
 
 
 def as_arrays(values: Any) -> dict[str, NDArray[np.generic]]:
@@ -74,8 +87,7 @@ class _Place:
 
 def _places(kind: Any) -> Iterator[_Place]:
     for name, annotation in get_type_hints(kind, include_extras=True).items():
-        members = (annotation,) if get_origin(annotation) is Annotated else get_args(annotation)
-        marks = [mark for member in members for mark in getattr(member, "__metadata__", ())]
-        inner = [get_args(member)[0] for member in members if get_origin(member) is Annotated]
-        keys = next((get_args(member)[0] for member in inner if get_origin(member) is Mapping), None)
-        yield _Place(name, next(mark for mark in marks if isinstance(mark, Form)), type(None) in members, keys)
+        members = (annotation,) if get_origin(annotation) in (Annotated, Mapping) else get_args(annotation)
+        own = next(member for member in members if member is not type(None))
+        keys, array = get_args(own) if get_origin(own) is Mapping else (None, own)
+        yield _Place(name, next(mark for mark in array.__metadata__ if isinstance(mark, Form)), len(members) > 1, keys)

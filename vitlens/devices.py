@@ -62,8 +62,7 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
         precision = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
     if precision == "fp32":
         return _without_tf32() if device.type == "cuda" else nullcontext()
-    mixed = torch.autocast(device.type, dtype=torch.bfloat16)
-    return _with_fast_attention(mixed) if device.type == "cpu" else mixed
+    return _bf16_on_cpu() if device.type == "cpu" else torch.autocast(device.type, dtype=torch.bfloat16)
 
 
 @contextmanager
@@ -77,8 +76,8 @@ def _without_tf32() -> Iterator[None]:
 
 
 @contextmanager
-def _with_fast_attention(mixed: AbstractContextManager[object]) -> Iterator[None]:
-    with mixed, _AttentionWithGradient():
+def _bf16_on_cpu() -> Iterator[None]:
+    with torch.autocast("cpu", dtype=torch.bfloat16), _AttentionWithGradient():
         yield
 
 
@@ -96,21 +95,15 @@ class _AttentionWithGradient(TorchFunctionMode):
             isinstance(value, Tensor) or value for name, value in named.items() if name != "scale"
         )
         with torch.autocast("cpu", enabled=False):
-            if plain and _fits(*args):
-                return _by_products(*args, scale=named.get("scale"))
+            if plain and multiplies_bf16(args[0].device):
+                query, key, value = (each.bfloat16() for each in args)
+                # products are faster where the weights, which they keep for the backward pass, are small
+                alike = query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
+                if alike and key.shape[-2] <= _KEYS * query.shape[-1]:
+                    scale = named.get("scale")
+                    scale = query.shape[-1] ** -0.5 if scale is None else scale
+                    return ((query * scale) @ key.transpose(-2, -1)).softmax(-1) @ value
             return func(*map(_wide, args), **{name: _wide(value) for name, value in named.items()})
-
-
-def _fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether products are faster, and the weights, which they keep for the backward pass, are small."""
-    alike = query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
-    return multiplies_bf16(query.device) and alike and key.shape[-2] <= _KEYS * query.shape[-1]
-
-
-def _by_products(query: Tensor, key: Tensor, value: Tensor, *, scale: float | None) -> Tensor:
-    query, key, value = query.bfloat16(), key.bfloat16(), value.bfloat16()
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return ((query * scale) @ key.transpose(-2, -1)).softmax(-1) @ value
 
 
 def _wide(value: Any) -> Any:

@@ -15,7 +15,8 @@ VitlensError                one line: what was expected, what was found, what to
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import SequenceMatcher
 
 _LISTED = 40  # names of a kind that a message lists, where none is near
@@ -128,3 +129,24 @@ class Interrupted(VitlensError):  # noqa: N818  not an error
     """The user pressed Ctrl-C."""
 
     exit_code = 130
+
+
+def first_line(error: BaseException, most: int = 160) -> str:
+    """The first line of another library's message, or the name of its type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:most]
+
+
+@contextmanager
+def in_one_line(expected: str, hint: str, kind: type[InputError] = ModelError) -> Iterator[None]:
+    """Inside, what another library raises, often a dozen types, is one line of ours: expected, found, hint.
+
+    Our own exceptions pass, and so does memory that ran out.
+    """
+    try:
+        yield
+    except VitlensError:
+        raise
+    except Exception as error:
+        if lacks_memory(error):
+            raise
+        raise kind(f"expected {expected}, found: {first_line(error)}; {hint}") from error

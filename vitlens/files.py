@@ -1,17 +1,18 @@
-"""Atomic writing of files, and reading the folder of a run."""
+"""Files: written atomically, read within bounds, and found inside a run's folder alone."""
 
 import errno
 import hashlib
 import json
-import math
 import os
 import re
 import uuid
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,13 +20,13 @@ from numpy.typing import ArrayLike, NDArray
 from vitlens.archives import read_archive
 from vitlens.errors import InputError, NonFiniteError, StorageError
 from vitlens.recorded import Config, Results
-from vitlens.safe_paths import inside
-from vitlens.typed import CHARACTERS, SIZE, is_name, parse_json, read_as
+from vitlens.typed import SIZE, is_name, parse_json, read_as
 
-CONFIG = "config.json"
-RESULTS = "results.json"
-SCHEMAS = (2, 3)  # of results.json; 3: of a record class (vitlens/record.py)
-_AGAIN = "run the command again"
+CONFIG: Final = "config.json"
+RESULTS: Final = "results.json"
+SCHEMAS: Final = (2, 3)  # of results.json; 3: of a record class (vitlens/record.py)
+_AGAIN: Final = "run the command again"
+_FOREIGN: Final = ("wandb",)  # folders of other programs in a run's folder, which vitlens neither reads nor writes
 
 
 @contextmanager
@@ -39,7 +40,8 @@ def write_atomically(path: Path) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
-        _to_disk(temporary)
+        with temporary.open("rb") as file:  # so that a crash after the rename cannot leave a partial file
+            os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
         raise storage_error(path, error) from error
@@ -73,12 +75,31 @@ def write_text(path: Path, content: str) -> None:
 
 def write_json(path: Path, content: Mapping[str, object]) -> None:
     """Write JSON atomically. Raises NonFiniteError, with the place, for NaN and infinity, which JSON does not have."""
-    place = _non_finite(content)
+    plain = json.loads(json.dumps(content, default=_plain))
+    place = next((place for place, number in _numbers(plain) if not isfinite(number)), None)
     if place is not None:
         raise NonFiniteError(f"expected finite numbers in {path.name}, found NaN or infinity at {place}")
-    text = json.dumps(content, indent=2, ensure_ascii=False, default=_plain) + "\n"
+    text = json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
     # a file name that is not UTF-8 has lone surrogates, which JSON writes as \udcff
     write_bytes(path, text.encode(errors="backslashreplace"))
+
+
+def _plain(value: object) -> object:
+    """Types that json does not support, as plain ones: numpy's numbers and arrays, and paths."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"expected something that JSON can hold, found a {type(value).__name__}")
+
+
+def _numbers(value: object, place: str = "") -> Iterator[tuple[str, float]]:
+    """The floats of nested JSON, with their places."""
+    if isinstance(value, float):
+        yield place.removeprefix("/"), value
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in items:
+        yield from _numbers(child, f"{place}/{key}")
 
 
 def read_bounded(
@@ -98,19 +119,10 @@ def read_bounded(
     return content
 
 
-def read_any_json(path: Path, *, size: int = SIZE, error: type[InputError] = InputError, hint: str = "") -> object:
+def read_json(path: Path, *, size: int = SIZE, error: type[InputError] = InputError, hint: str = "") -> Any:
     """The value in a JSON file. Raises `error` when it is missing, unreadable, not JSON, or above the limit."""
     content = read_bounded(path, size, what="a JSON file", error=error, hint=hint)
-    value: object = parse_json(content, source=str(path), size=size, error=error, hint=hint)
-    return value
-
-
-def read_json(path: Path) -> dict[str, object]:
-    """Read a JSON object. Raises InputError when the file is missing, unreadable, too large or not a JSON object."""
-    content = read_any_json(path)
-    if not isinstance(content, dict):
-        raise InputError(f"expected a JSON object in {path}, found a {type(content).__name__}")
-    return content
+    return parse_json(content, source=str(path), size=size, error=error, hint=hint)
 
 
 def write_arrays(path: Path, arrays: Mapping[str, ArrayLike]) -> None:
@@ -124,25 +136,63 @@ def write_arrays(path: Path, arrays: Mapping[str, ArrayLike]) -> None:
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
-    """Read the arrays of an .npz, without running code from it and within bounds (see `archives`).
-
-    Raises InputError when it is missing or damaged.
-    """
+    """The arrays of an .npz, see `archives.read_archive`. Raises InputError when it is missing or damaged."""
     return read_archive(path)
 
 
 def sha256(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def inside(folder: Path, *parts: str) -> Path:
+    """The path of the parts below a folder, which itself may be a link.
+
+    Raises InputError for parts that lead out of the folder, and for a link in them, for reading as for writing: an
+    untrusted file must not determine what is read or overwritten.
+    """
+    below = Path(*parts)
+    try:
+        if below.is_absolute() or not below.parts or ".." in below.parts or "\0" in str(below):
+            raise InputError(f"expected a place inside {folder}, found {'/'.join(parts)!r}; make the run anew")
+        path = folder
+        for part in below.parts:
+            path /= part
+            _require_no_link(path)
+    except (OSError, ValueError) as error:  # an invalid file name
+        raise InputError(f"expected a place inside {folder}, found {str(below)[:80]!r} ({error})") from error
+    return path
+
+
+def require_no_links(folder: Path, names: Iterable[str]) -> None:
+    """Raise InputError where one of these files and folders of a run's folder, or anything below them, is a link."""
+    pending = [folder / name for name in names]
+    while pending:
+        path = pending.pop()
+        _require_no_link(path)
+        if path.is_dir():
+            pending += [child for child in path.iterdir() if child.name not in _FOREIGN]
+
+
+def _require_no_link(path: Path) -> None:
+    if path.is_symlink():
+        raise InputError(
+            f"expected no link in a run's folder, found {path}, which leads to {path.readlink()}; "
+            "put a copy in its place, or remove it"
+        )
+
+
+def named_file(name: str, suffix: str) -> str:
+    """A file name made from a name in a file (alias, method). Raises InputError for a path."""
+    if not is_name(name):
+        raise InputError(f"expected a name that can be part of a file name, found {name[:80]!r}; {_AGAIN}")
+    return name + suffix
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The output of a run: its folder, config.json and results.json; arrays are read on request."""
+    """The output of a run: its folder, config.json and results.json."""
 
     folder: Path
     config: Mapping[str, object]
@@ -158,27 +208,6 @@ class RunRecord:
         """running, done, failed or interrupted."""
         return str(self.results["status"])
 
-    def arrays(self, name: str) -> dict[str, NDArray[np.generic]]:
-        """The arrays of arrays/<name>.npz. Raises InputError when they are missing or broken."""
-        return read_arrays(self._place(name))
-
-    def table(self, name: str) -> list[dict[str, object]]:
-        """The rows of one table. Raises InputError when there is none of that name."""
-        tables = self.results["tables"]
-        if not isinstance(tables, dict) or name not in tables:
-            raise InputError(f"expected a table {name!r} in {self.folder / RESULTS}, found none")
-        return list(tables[name])
-
-    def _place(self, name: str) -> Path:
-        return inside(self.folder, "arrays", named_file(name, ".npz"))
-
-
-def named_file(name: str, suffix: str) -> str:
-    """A file name made from a name in a file (alias, method). Raises InputError for a path."""
-    if not is_name(name):
-        raise InputError(f"expected a name that can be part of a file name, found {name[:80]!r}; {_AGAIN}")
-    return name + suffix
-
 
 def read_run(folder: Path) -> RunRecord:
     """The output of a run, read from its folder.
@@ -192,64 +221,13 @@ def read_run(folder: Path) -> RunRecord:
     if missing:
         raise InputError(f"expected the folder of a run at {folder}, found no {' and no '.join(missing)} in it")
     config, results = read_json(folder / CONFIG), read_json(folder / RESULTS)
-    if "schema" in results and results["schema"] not in SCHEMAS:
+    read_as(Config, config, source=str(folder / CONFIG), hint=_AGAIN)
+    if isinstance(results, dict) and "schema" in results and results["schema"] not in SCHEMAS:
+        line = config.get("command_line")
         raise InputError(
             f"expected results of schema {SCHEMAS[-1]} in {folder / RESULTS}, found schema {results['schema']!s:.40}, "
-            f"which another version wrote; make them again: {_command_of(config)}"
+            "which another version wrote; make them again: "
+            f"{line if isinstance(line, str) and line.startswith('vitlens ') else _AGAIN}"
         )
     read_as(Results, results, source=str(folder / RESULTS), hint=_AGAIN)
-    _require_short_cells(results, folder / RESULTS)
-    read_as(Config, config, source=str(folder / CONFIG), unknown="ignore", hint=_AGAIN)
     return RunRecord(folder, config, results)
-
-
-def _command_of(config: Mapping[str, object]) -> str:
-    """The command line that a run was made with, to be typed again."""
-    line = config.get("command_line")
-    return line if isinstance(line, str) and line.startswith("vitlens ") else _AGAIN
-
-
-def _require_short_cells(results: Mapping[str, object], path: Path) -> None:
-    """Refuse texts in tables that are longer than any that a run writes, and would take minutes to draw."""
-    tables = results["tables"]
-    for name, rows in tables.items() if isinstance(tables, dict) else ():
-        for row in rows:
-            long = next((key for key, cell in row.items() if isinstance(cell, str) and len(cell) > CHARACTERS), None)
-            if long is not None:
-                raise InputError(
-                    f"expected texts of at most {CHARACTERS:,} characters in the table {name!r} of {path}, found "
-                    f"{len(row[long]):,} at {long[:80]!r}; {_AGAIN}"
-                )
-
-
-def _to_disk(path: Path) -> None:
-    """Flush a file to disk, so that a crash after the rename cannot leave a partial file under the final name."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _plain(value: object) -> object:
-    """Types that json does not support, as plain ones: numpy's numbers and arrays, and paths."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"expected something that JSON can hold, found a {type(value).__name__}")
-
-
-def _non_finite(value: object, place: str = "") -> str | None:
-    """The place of the first NaN or infinity in a nested structure."""
-    if isinstance(value, (float, np.floating)):
-        return None if math.isfinite(value) else place
-    if isinstance(value, np.ndarray):
-        return None if value.dtype.kind != "f" or np.isfinite(value).all() else place
-    if isinstance(value, Mapping):
-        children = [(str(key), child) for key, child in value.items()]
-    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        children = [(str(index), child) for index, child in enumerate(value)]
-    else:
-        return None
-    places = (_non_finite(child, f"{place}/{key}".lstrip("/")) for key, child in children)
-    return next((where for where in places if where is not None), None)

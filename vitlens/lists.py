@@ -3,14 +3,14 @@
 Free of torch, but for a pattern of `list_models` that asks a library for the names of its models.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final, overload
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass, fields
+from typing import Any, Final
 
 from vitlens.analysis.heads.registry import STATISTICS
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attribution.registry import ATTRIBUTIONS
-from vitlens.models.sources.registry import SOURCES, ModelSource, unknown_model
+from vitlens.models.sources.registry import SOURCES, unknown_model
 from vitlens.summary import as_html, as_text
 
 _NEEDS: Final = {  # of models/support.py and of layers, in words
@@ -21,7 +21,6 @@ _NEEDS: Final = {  # of models/support.py and of layers, in words
     "prefix": "tokens before the patches",
     "cls": "a CLS token",
 }
-_COLUMNS: Final = ("name", "help", "needs", "family")
 
 
 @dataclass(frozen=True)
@@ -39,40 +38,32 @@ class Named:
     family: str = ""
 
 
-class NameList(Sequence[Named]):
+class NameList(tuple[Named, ...]):
     """Entries in the registry's order, shown as a table; `names` are the names alone."""
 
-    def __init__(self, title: str, entries: Sequence[Named]) -> None:
-        self._title, self._entries = title, tuple(entries)
+    title: str
+
+    def __new__(cls, title: str, entries: Iterable[Named]) -> "NameList":
+        """The entries under a title."""
+        found = super().__new__(cls, entries)
+        found.title = title
+        return found
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names, to be given to a function."""
         return tuple(entry.name for entry in self)
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __iter__(self) -> Iterator[Named]:
-        return iter(self._entries)
-
-    @overload
-    def __getitem__(self, index: int) -> Named: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> "NameList": ...
-
-    def __getitem__(self, index: int | slice) -> "Named | NameList":
-        return NameList(self._title, self._entries[index]) if isinstance(index, slice) else self._entries[index]
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        return NameList(self.title, found) if isinstance(index, slice) else found
 
     def __repr__(self) -> str:
-        return as_text(f"{len(self)} {self._title}", self._rows())
+        return as_text(f"{len(self)} {self.title}", [astuple(entry) for entry in self])
 
     def _repr_html_(self) -> str:
-        return as_html(f"{len(self)} {self._title}", _COLUMNS, self._rows())
-
-    def _rows(self) -> list[tuple[str, str, str, str]]:
-        return [(entry.name, entry.help, entry.needs, entry.family) for entry in self]
+        columns = tuple(field.name for field in fields(Named))
+        return as_html(f"{len(self)} {self.title}", columns, [astuple(entry) for entry in self])
 
 
 def list_methods() -> NameList:
@@ -138,22 +129,16 @@ def list_models(pattern: str = "*") -> NameList:
     >>> vitlens.list_models("*-digits").names
     ('vit-digits', 'cnn-digits')
     """
-    everything = pattern in ("", "*")
     entries: list[Named] = []
     for source in SOURCES.values():
-        if everything and source.prefix:
-            entries.append(_model(source, source.usage))
-        else:
-            entries += [_model(source, name) for name in source.matching(pattern)]
+        needs = {"own": "", "hub": "weights from its hub, or a file", "none": "training, or a file of weights"}
+        needed = [needs[source.weights], f"pip install 'vitlens[{source.extra}]'" if source.extra else ""]
+        whole = pattern in ("", "*") and source.prefix
+        for name in [source.usage] if whole else source.matching(pattern):
+            entries.append(Named(name, source.help, "; ".join(filter(None, needed)), source.kind))
     if not entries:
         raise unknown_model(pattern, hint="vitlens.list_models()")
     return NameList("models", entries)
-
-
-def _model(source: ModelSource, name: str) -> Named:
-    origin = {"own": "", "hub": "weights from its hub, or a file", "none": "training, or a file of weights"}
-    extra = f"pip install 'vitlens[{source.extra}]'" if source.extra else ""
-    return Named(name, source.help, "; ".join(filter(None, (origin[source.weights], extra))), source.kind)
 
 
 def _needs(*needs: str | None) -> str:

@@ -35,9 +35,9 @@ else:
 TOLERANCE: Final = 1e-4  # accepted distance outside [0, 1], by rounding; such pixels are clamped
 MOST_BYTES: Final = 2**32  # of the images of a Split at once: 7,133 of 224x224 px
 
-_READER: Final = "vitlens.data.given:read_split"  # in a higher layer, as is the next
-_CLASSES: Final = "vitlens.analysis.answers.targets:"
-_MODEL: Final = "vitlens.models.given:require_model"
+_READER: Final = "vitlens.data.catalogue:read_split"  # in a higher layer, as is the next
+_CLASSES: Final = "vitlens.analysis.evaluation.classes:"
+_MODEL: Final = "vitlens.models.model:require_model"
 _LOADER: Final = "make them with vitlens.images(FILES, model)"
 _WHITE: Final = 255  # of 8-bit pixels
 _DARK: Final = 2  # 8-bit images have a larger maximum
@@ -86,7 +86,7 @@ def takes_images(function: Function) -> Function:
 
     The function itself gets them by `as_images`, as one tensor in [0, 1], clamped and in the model's dtype, or by
     `as_parts`, to read them part by part; they are given as tensors, files, folders, PIL images, uint8 arrays or a
-    Split (data/given.py), whose groups `groups_of` has; `labels`, where it has such a parameter and
+    Split (data/catalogue.py), whose groups `groups_of` has; `labels`, where it has such a parameter and
     none are given, from the Split or the class folders; and `targets` as class indices (batch,), or None for the
     predicted classes. Where None is the default of `targets`, it means none, and "predicted" and "label" are refused.
     Raises DataError where `read_split` and `require_images` do, InputError for what is no Model, for options that are
@@ -186,39 +186,26 @@ def require_images(images: object, *, dtype: torch.dtype = torch.float32) -> Ima
     """
     if not isinstance(images, Tensor):
         raise DataError(f"expected a tensor of images in [0, 1], found {type(images).__name__}; {_LOADER}")
-    _require_shape(images)
+    shape = tuple(images.shape)
+    if len(shape) != 4 or shape[1] != 3 or 0 in shape:
+        advice = _LOADER
+        if len(shape) == 3 and shape[0] == 3:
+            advice = "add the batch with images[None]"
+        elif len(shape) == 4 and shape[3] == 3 and 0 not in shape:
+            advice = "put the channels first with images.permute(0, 3, 1, 2)"
+        elif len(shape) == 3 and shape[2] == 3:
+            advice = "put the channels first and add the batch with images.permute(2, 0, 1)[None]"
+        raise DataError(f"expected images (batch, 3, height, width) with batch > 0, found {shape}; {advice}")
     if not images.is_floating_point():
         dtype_name = str(images.dtype).removeprefix("torch.")
         raise DataError(f"expected floating-point images in [0, 1], found {dtype_name}; divide by 255, or {_LOADER}")
     low, high = (bound.item() for bound in images.detach().aminmax())
-    if not (low >= -TOLERANCE and high <= 1 + TOLERANCE):  # also for NaN
-        raise DataError(_out_of_range(low, high))
-    inside = low >= 0 and high <= 1
-    images = images.clone() if images.is_inference() else images  # such tensors cannot be part of a graph
-    return (images if inside else images.clamp(0, 1)).to(dtype)
-
-
-def _require_shape(images: Tensor) -> None:
-    shape = tuple(images.shape)
-    if len(shape) == 4 and shape[1] == 3 and 0 not in shape:
-        return
-    if len(shape) == 3 and shape[0] == 3:
-        advice = "add the batch with images[None]"
-    elif len(shape) == 4 and shape[3] == 3 and 0 not in shape:
-        advice = "put the channels first with images.permute(0, 3, 1, 2)"
-    elif len(shape) == 3 and shape[2] == 3:
-        advice = "put the channels first and add the batch with images.permute(2, 0, 1)[None]"
-    else:
-        advice = _LOADER
-    raise DataError(f"expected images (batch, 3, height, width) with batch > 0, found {shape}; {advice}")
-
-
-def _out_of_range(low: float, high: float) -> str:
-    """The error message for pixels from low to high."""
     if not (abs(low) < torch.inf and abs(high) < torch.inf):
-        return f"expected images in [0, 1], found NaN or infinity; {_LOADER}"
-    message = f"expected images in [0, 1], found {low:.4g} to {high:.4g}"
-    if low < 0:
-        return f"{message}; leave out the normalisation, which the model does itself, or {_LOADER}"
-    advice = "clamp them with images.clamp(0, 1)" if high <= _DARK else "divide by 255"
-    return f"{message}; {advice}, or {_LOADER}" if high <= _WHITE else f"{message}; {_LOADER}"
+        raise DataError(f"expected images in [0, 1], found NaN or infinity; {_LOADER}")
+    if low < -TOLERANCE or high > 1 + TOLERANCE:
+        advice = "leave out the normalisation, which the model does itself, or " if low < 0 else ""
+        if low >= 0 and high <= _WHITE:
+            advice = "clamp them with images.clamp(0, 1), or " if high <= _DARK else "divide by 255, or "
+        raise DataError(f"expected images in [0, 1], found {low:.4g} to {high:.4g}; {advice}{_LOADER}")
+    images = images.clone() if images.is_inference() else images  # such tensors cannot be part of a graph
+    return (images if low >= 0 and high <= 1 else images.clamp(0, 1)).to(dtype)

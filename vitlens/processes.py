@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, distributed
@@ -14,17 +14,7 @@ from vitlens.errors import InputError, RunError
 if TYPE_CHECKING:  # its import takes as long as torch's: imported only for several processes, or training
     from accelerate import Accelerator
 
-
-@runtime_checkable
-class _Images(Protocol):
-    """A set of images that can be divided: Split, which is in a higher layer."""
-
-    def __len__(self) -> int: ...
-
-    def pick(self: "_ImagesT", indices: Tensor) -> "_ImagesT": ...
-
-
-_ImagesT = TypeVar("_ImagesT", bound=_Images)
+    from vitlens.data.split import Split
 
 # in gloo's and NCCL's errors when a process has ended or a timeout has passed
 _GONE = ("gloo", "Connection", "NCCL", "Broken pipe", "Timed out", "timed out")
@@ -82,25 +72,20 @@ class Processes:
     def main_process_first(self) -> Iterator[None]:
         """The main process runs the block before the others, also when it raises, so that it alone downloads."""
         if not self.is_first:
-            self._synchronise()
+            self.total(torch.zeros(1))  # waits for all processes
         try:
             yield
         except Exception:  # on an interruption, the other processes end as well
             if self.is_first:
-                self._synchronise()
+                self.total(torch.zeros(1))
             raise
         if self.is_first:
-            self._synchronise()
-
-    def _synchronise(self) -> None:
-        """Wait for all processes."""
-        self.total(torch.zeros(1))
+            self.total(torch.zeros(1))
 
     def _all(self, values: Tensor) -> list[Tensor]:
         """The tensor of each process, on the CPU; all have one shape."""
-        sent = (
-            values.contiguous().view(-1).view(torch.uint8).to(self.device)
-        )  # as bytes, because gloo supports few dtypes
+        # as bytes, because gloo supports few dtypes
+        sent = values.contiguous().view(-1).view(torch.uint8).to(self.device)
         parts = [torch.empty_like(sent) for _ in range(self.count)]
         with peer_errors():
             distributed.all_gather(parts, sent)
@@ -137,8 +122,12 @@ def accelerated(device: torch.device) -> tuple["Accelerator", Processes]:
     from accelerate import Accelerator
 
     several, on_cpu = _started() > 1, device.type == "cpu"
-    if several:
-        _require_own_devices(device)
+    if several and device.type == "cuda":
+        if device.index is not None and device.index != int(os.environ["LOCAL_RANK"]):
+            raise InputError(f"expected --device cuda, of which each process takes its own, found {device}")
+        here, there = int(os.environ.get("LOCAL_WORLD_SIZE") or 1), torch.cuda.device_count()
+        if here > there:
+            raise InputError(f"expected a CUDA device for each of {here} processes, found {there}; start fewer")
     accelerator = Accelerator(cpu=several and on_cpu, mixed_precision="no", device_placement=several and not on_cpu)
     placed = accelerator.device if several else device
     if placed.type != device.type:
@@ -147,7 +136,7 @@ def accelerated(device: torch.device) -> tuple["Accelerator", Processes]:
     return accelerator, Processes(accelerator.process_index, accelerator.num_processes, own_device)
 
 
-def share_of(split: _ImagesT, processes: Processes) -> _ImagesT:
+def share_of(split: "Split", processes: Processes) -> "Split":
     """The images of one process: every count-th, beginning at its index; `gathered` restores the order.
 
     Raises InputError, in all processes, when there are fewer images than processes.
@@ -176,14 +165,3 @@ def _started() -> int:
             "or unset WORLD_SIZE"
         )
     return int(world_size)
-
-
-def _require_own_devices(device: torch.device) -> None:
-    """Raise InputError when the processes of this machine cannot have a CUDA device each."""
-    if device.type != "cuda":
-        return
-    if device.index is not None and device.index != int(os.environ["LOCAL_RANK"]):
-        raise InputError(f"expected --device cuda, of which each process takes its own, found {device}")
-    here, there = int(os.environ.get("LOCAL_WORLD_SIZE") or 1), torch.cuda.device_count()
-    if here > there:
-        raise InputError(f"expected a CUDA device for each of {here} processes, found {there}; start fewer processes")

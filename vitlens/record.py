@@ -1,8 +1,7 @@
 """What a command writes: one record class of row classes, whose columns are declared once.
 
     @dataclass(frozen=True)
-    class AccuracyRow:
-        model: str = col("model")
+    class AccuracyRow(OfModel):
         accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
 
     @dataclass(frozen=True, kw_only=True)
@@ -21,15 +20,14 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cache, cached_property
 from pathlib import Path
 from string import Formatter
-from typing import Any, ClassVar, Final, Literal, TypeVar, cast, get_type_hints
+from typing import Any, Final, Literal, TypeVar, cast, get_type_hints
 
 import msgspec
 
 from vitlens.arrays import arrays_of, as_arrays
 from vitlens.errors import InputError
-from vitlens.files import CONFIG, RESULTS, RunRecord, named_file, read_arrays
+from vitlens.files import CONFIG, RESULTS, RunRecord, inside, named_file, read_arrays
 from vitlens.recorded import Config
-from vitlens.safe_paths import inside
 from vitlens.uncertainty import Estimate
 
 SCHEMA: Final = 3  # of the results.json of these records
@@ -69,6 +67,13 @@ class Column:
 def col(title: str, *, default: Any = MISSING, **more: Any) -> Any:
     """A field of a row, declared as a `Column`; more: the other fields of Column."""
     return field(default=default, metadata={_COLUMN: Column(title, **more)})
+
+
+@dataclass(frozen=True)
+class OfModel:
+    """A row about one model."""
+
+    model: str = col("model")
 
 
 def table() -> Any:
@@ -146,7 +151,11 @@ class Record:
     folder: Path = field(default_factory=Path)
     status: str = "done"
     seconds: float = 0.0
-    command: ClassVar[str]
+
+    @property
+    def command(self) -> str:
+        """The word of the command, by which its record class is named."""
+        return type(self).__name__.removesuffix("Record").lower()
 
     @property
     def aliases(self) -> tuple[str, ...]:

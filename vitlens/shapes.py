@@ -1,4 +1,4 @@
-"""The one notation for shapes; every annotation in vitlens uses these axes.
+"""The one notation for shapes, and TokenLayout: the positions of CLS, registers and patches in a sequence.
 
 axis      meaning
 batch     images in a batch
@@ -10,8 +10,13 @@ dim       width of the residual stream; head_dim: width of one head
 classes   logits
 """
 
+from dataclasses import dataclass
+from typing import Literal
+
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
+
+from vitlens.errors import InputError
 
 Images = Float[Tensor, "batch 3 height width"]  # pixels in [0, 1]
 Pixels = UInt8[Tensor, "batch 3 height width"]  # as stored, 0 to 255
@@ -25,16 +30,49 @@ Rows = Float[Tensor, "batch heads key"]  # one query's weights
 Fused = Float[Tensor, "batch query key"]  # weights with the heads fused
 Maps = Float[Tensor, "batch rows columns"]  # one number per patch
 
-__all__ = [
-    "Fused",
-    "Heads",
-    "Images",
-    "Labels",
-    "Logits",
-    "Maps",
-    "Masks",
-    "Pixels",
-    "Rows",
-    "Tokens",
-    "Weights",
-]
+PrefixKind = Literal["cls", "distillation", "register"]
+
+
+@dataclass(frozen=True)
+class TokenLayout:
+    """The order of a sequence: its prefix tokens, then the patches row by row.
+
+    grid: patches (rows, columns); patch_size: pixels (height, width); prefix: the kind of each token before the
+    patches, in order.
+    """
+
+    grid: tuple[int, int]
+    patch_size: tuple[int, int]
+    prefix: tuple[PrefixKind, ...] = ()
+
+    @property
+    def patches(self) -> int:
+        """Number of patches."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens, prefix included."""
+        return len(self.prefix) + self.patches
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Pixels (height, width) that the patches cover."""
+        return self.grid[0] * self.patch_size[0], self.grid[1] * self.patch_size[1]
+
+    def positions(self, kind: PrefixKind) -> tuple[int, ...]:
+        """The positions of the prefix tokens of one kind."""
+        return tuple(index for index, token in enumerate(self.prefix) if token == kind)
+
+    def as_map(self, values: Float[Tensor, "*leading tokens"]) -> Float[Tensor, "*leading rows columns"]:
+        """One number per token as a map over the patches, without the prefix.
+
+        Raises InputError when the last axis is not this layout's number of tokens.
+        """
+        if values.shape[-1] != self.tokens:
+            raise InputError(
+                f"expected {self.tokens} tokens ({len(self.prefix)} prefix, {self.grid[0]}x{self.grid[1]} patches), "
+                f"found {values.shape[-1]}"
+            )
+        patches: Tensor = values[..., len(self.prefix) :]
+        return patches.reshape(*patches.shape[:-1], *self.grid)

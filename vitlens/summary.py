@@ -47,17 +47,20 @@ class Summary:
         return ()
 
     def __repr__(self) -> str:
-        return as_text(type(self).__name__, _rows(self.summary()))
+        return as_text(type(self).__name__, self._rows())
 
     def _repr_html_(self) -> str:
-        table = as_html(type(self).__name__, ("name", "value", "unit"), _rows(self.summary()))
+        table = as_html(type(self).__name__, ("name", "value", "unit"), self._rows())
         return table + "".join(map(as_board, self.boards()))
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        return [(line.name, described(line.value), line.unit) for line in self.summary()]
 
 
 def as_text(title: str, rows: Sequence[Sequence[str]]) -> str:
     """A title and rows of cells below each other, at most LONGEST of them."""
     shown = [[_short(cell) for cell in row] for row in rows[:LONGEST]]
-    widths = [max(len(row[column]) for row in shown) for column in range(len(shown[0]))] if shown else []
+    widths = [max(map(len, column)) for column in zip(*shown)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in shown]
     more = [f"and {len(rows) - LONGEST} more"] if len(rows) > LONGEST else []
     return "\n  ".join([title, *lines, *more])
@@ -71,25 +74,24 @@ def as_html(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -
 
 
 def as_board(board: HeadBoard) -> str:
-    """A board as an HTML table: layers down, heads across, blue for positive values and orange for negative ones."""
+    """A board as an HTML table: layers down, heads across, blue for positive values and orange for negative ones.
+
+    A colour's strength is the value's share of the greatest one, over any background.
+    """
     rows = [list(map(float, layer)) for layer in board.values]
     most = max((abs(value) for layer in rows for value in layer if isfinite(value)), default=0.0) or 1.0
+
+    def cell(value: float) -> str:
+        if not isfinite(value):
+            return "<td></td>"
+        colour = "0,114,178" if value >= 0 else "213,94,0"  # the figures' blue and vermillion
+        return f'<td style="background:rgba({colour},{_STRONGEST * abs(value) / most:.2f})">{value:.3g}</td>'
+
     heads = "".join(f"<th>H{head}</th>" for head in range(max(map(len, rows), default=0)))
-    body = "".join(
-        f"<tr><th>L{layer}</th>{''.join(_cell(value, most) for value in of_layer)}</tr>"
-        for layer, of_layer in enumerate(rows)
-    )
-    unit = f" ({board.unit})" if board.unit else ""
-    title = f'<caption style="white-space:nowrap;text-align:left">{escape(_short(board.title + unit))}</caption>'
-    return f"<table>{title}<tr><th></th>{heads}</tr>{body}</table>"
-
-
-def _cell(value: float, most: float) -> str:
-    """One head; the colour's strength is its share of the greatest value, over any background."""
-    if not isfinite(value):
-        return "<td></td>"
-    colour = "0,114,178" if value >= 0 else "213,94,0"  # the figures' blue and vermillion
-    return f'<td style="background:rgba({colour},{_STRONGEST * abs(value) / most:.2f})">{value:.3g}</td>'
+    body = "".join(f"<tr><th>L{layer}</th>{''.join(map(cell, values))}</tr>" for layer, values in enumerate(rows))
+    title = escape(_short(f"{board.title} ({board.unit})" if board.unit else board.title))
+    caption = f'<caption style="white-space:nowrap;text-align:left">{title}</caption>'
+    return f"<table>{caption}<tr><th></th>{heads}</tr>{body}</table>"
 
 
 def described(value: Any) -> str:
@@ -103,15 +105,15 @@ def described(value: Any) -> str:
     if hasattr(value, "value") and hasattr(value, "low"):  # an Estimate
         ends = "" if value.low is None else f" [{value.low:.4g}, {value.high:.4g}]"
         return f"{value.value:.4g}{ends} {value.unit}".rstrip()
-    if isinstance(value, Summary) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
-        return f"a {type(value).__name__}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {described(each)}" for key, each in list(value.items())[:4]) + _more(len(value), 4)
+        return _listed([f"{key}: {described(each)}" for key, each in value.items()], 4)
     if isinstance(value, Sequence):
         if value and all(isinstance(each, str | int | float) for each in value):
-            return ", ".join(described(each) for each in value[:8]) + _more(len(value), 8)
+            return _listed([described(each) for each in value], 8)
         kinds = sorted({type(each).__name__ for each in value})
         return f"{len(value)} of {', '.join(kinds)}" if value else "none"
+    if isinstance(value, Summary) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        return f"a {type(value).__name__}"
     return type(value).__name__
 
 
@@ -125,19 +127,14 @@ def _numbers(values: Any) -> str:
         return f"{shape} {int(numbers.sum())} true"
     flat = numbers.reshape(-1)
     finite = flat[(flat == flat) & (abs(flat) != float("inf"))]
-    gaps = f", {len(flat) - len(finite)} not finite" if len(finite) < len(flat) else ""
     if not len(finite):
         return f"{shape} none finite"
-    low, high = float(finite.min()), float(finite.max())
-    return f"{shape} {low:.4g} to {high:.4g}{gaps}"
+    gaps = f", {len(flat) - len(finite)} not finite" if len(finite) < len(flat) else ""
+    return f"{shape} {float(finite.min()):.4g} to {float(finite.max()):.4g}{gaps}"
 
 
-def _rows(lines: Iterable[Line]) -> list[tuple[str, str, str]]:
-    return [(line.name, described(line.value), line.unit) for line in lines]
-
-
-def _more(count: int, shown: int) -> str:
-    return f" and {count - shown} more" if count > shown else ""
+def _listed(words: Sequence[str], most: int) -> str:
+    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
 def _short(text: str) -> str:

@@ -6,8 +6,6 @@ Files are untrusted: no pickle, a bounded size, and one line that says what was 
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NoReturn, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
@@ -16,7 +14,6 @@ import msgspec
 from vitlens.errors import InputError
 
 SIZE: Final = 64 << 20  # bytes of a JSON text
-CHARACTERS: Final = 4096  # most of a text in a table
 _BYTES: Final = 200  # of a name in a path: file systems accept 255, and suffixes are added
 
 T = TypeVar("T")
@@ -65,24 +62,17 @@ def parse_json(
         raise error(f"expected JSON in {source}, found something else: {short(str(reason), 160)}{end}") from None
 
 
-def read_as(
-    kind: type[T],
-    value: object,
-    *,
-    source: str,
-    unknown: Literal["refuse", "ignore"] = "refuse",
-    error: type[InputError] = InputError,
-    hint: str = "",
-) -> T:
-    """A value from a file as a frozen dataclass, whose fields are read by their annotations.
+def _refuse(text: str) -> NoReturn:
+    raise ValueError(f"{text}, which is no finite number")
 
-    source: the file's name in messages; unknown: how to treat keys without a field; hint: what to type, at the end of a
-    message. Raises `error` at the first value that does not fit, or that a dataclass itself refuses.
+
+def read_as(kind: type[T], value: object, *, source: str, error: type[InputError] = InputError, hint: str = "") -> T:
+    """A value from a file as a frozen dataclass, whose fields are read by their annotations; other keys are ignored.
+
+    source: the file's name in messages; hint: what to type, at the end of a message. Raises `error` at the first value
+    that does not fit, or that a dataclass itself refuses.
     """
     end = f"; {hint}" if hint else ""
-    extra = next(_unknown(kind, value), None) if unknown == "refuse" else None
-    if extra is not None:
-        raise error(f"expected known keys in {source}, found {short(extra)!r}{end}")
     try:
         return msgspec.convert(value, kind, dec_hook=_hook)
     except (msgspec.ValidationError, InputError) as fault:
@@ -90,33 +80,16 @@ def read_as(
         if isinstance(refused, InputError):  # by the dataclass itself
             raise error(f"{refused} (in {source}){end}") from fault
         words = re.sub(r"matching regex '.*'", "that can be part of a file name", str(fault))
-        valid = _choices(kind, words.rpartition(" - at ")[2]) if "enum value" in words else ""
-        words = words.replace("Invalid enum value", f"expected {valid}, found")
+        if "enum value" in words:
+            valid = _choices(kind, words.rpartition(" - at ")[2])
+            words = words.replace("Invalid enum value", f"expected {valid}, found")
         raise error(f"expected what fits {source}, found another value: {words}{end}") from None
 
 
-def _unknown(kind: Any, value: object) -> Iterator[str]:
-    """The keys of objects that no field of their dataclass has, in lists and mappings, too."""
-    is_class = dataclasses.is_dataclass(kind)
-    if is_class and isinstance(value, dict):
-        hints = _hints(kind)
-        yield from (str(key) for key in value if key not in hints)
-        for name in value.keys() & hints.keys():
-            yield from _unknown(hints[name], value[name])
-        return
-    inner = [each for each in get_args(kind) if each is not Ellipsis]
-    if get_origin(kind) in (Mapping, list, tuple):
-        values = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
-        for each in values if dataclasses.is_dataclass(inner[-1]) else ():
-            yield from _unknown(inner[-1], each)
-    else:  # of Annotated and unions
-        for each in inner:
-            yield from _unknown(each, value)
-
-
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
+def _hook(kind: type, value: Any) -> Any:
+    if kind is Path and isinstance(value, str | Path):
+        return Path(value)
+    raise TypeError(f"expected {kind.__name__}, found {type(value).__name__}")
 
 
 def _choices(kind: Any, where: str) -> str:
@@ -126,13 +99,3 @@ def _choices(kind: Any, where: str) -> str:
         kind = next((get_type_hints(each).get(name) for each in inner if dataclasses.is_dataclass(each)), None)
     found = [kind] if get_origin(kind) is Literal else [each for each in get_args(kind) if get_origin(each) is Literal]
     return " or ".join(repr(value) for each in found for value in get_args(each)) or "another value"
-
-
-def _hook(kind: type, value: Any) -> Any:
-    if kind is Path and isinstance(value, str | Path):
-        return Path(value)
-    raise TypeError(f"expected {kind.__name__}, found {type(value).__name__}")
-
-
-def _refuse(text: str) -> NoReturn:
-    raise ValueError(f"{text}, which is no finite number")

@@ -1,7 +1,7 @@
 """Uncertainty: confidence intervals, paired tests, and the correction for multiple tests."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from statistics import NormalDist
@@ -82,11 +82,8 @@ def in_points(difference: Estimate) -> Estimate:
 def widened(estimate: Estimate, looks: int) -> Estimate:
     """The interval of an estimate that is one of so many looks (Bonferroni, by the normal approximation).
 
-    The extreme of many estimates is extreme partly by chance: at this width, all intervals hold with 95 %. Raises
-    InputError for fewer than 1 look.
+    The extreme of many estimates is extreme partly by chance: at this width, all intervals hold with 95 %.
     """
-    if looks < 1:
-        raise InputError(f"expected at least 1 look, found {looks}")
     if estimate.low is None or estimate.high is None:
         return estimate
     factor = NormalDist().inv_cdf(1 - LEVEL / 2 / looks) / _Z
@@ -99,22 +96,11 @@ def finite(value: SupportsFloat) -> float | None:
     return float(value) if math.isfinite(float(value)) else None
 
 
-def values_and_ends(estimates: Iterable[Estimate]) -> list[list[float]]:
-    """Values, lower and upper ends (3, estimates), as figures take them; the value for an end that is not defined."""
-    known = list(estimates)
-    return [
-        [estimate.value for estimate in known],
-        [estimate.value if estimate.low is None else estimate.low for estimate in known],
-        [estimate.value if estimate.high is None else estimate.high for estimate in known],
-    ]
-
-
 def wilson(successes: int, n: int, *, unit: str = "fraction") -> Estimate:
     """A fraction with Wilson's 95 % interval (Wilson 1927). Raises InputError unless 0 <= successes <= n and n > 0."""
     if not 0 <= successes <= n or n == 0:
         raise InputError(f"expected 0 <= successes <= n with n > 0, found {successes} of {n}")
-    z = _Z
-    fraction = successes / n
+    z, fraction = _Z, successes / n
     centre = (fraction + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * float(np.sqrt(fraction * (1 - fraction) / n + z * z / (4 * n * n)))
     # the formula gives exactly 0 and 1 at the ends; floating-point arithmetic does not
@@ -202,16 +188,13 @@ def accuracy_difference(
     would be 0: it is then plus and minus the upper end of Wilson's interval for the share of images (or of groups) on
     which they do.
     """
-    difference = bootstrap_difference(_points(first), _points(second), groups=groups, seed=seed, unit="points")
-    if difference.low is None or np.any(_points(first) != _points(second)):
+    one, other = (100 * np.asarray(correct, dtype=np.float64) for correct in (first, second))
+    difference = bootstrap_difference(one, other, groups=groups, seed=seed, unit="points")
+    if difference.low is None or np.any(one != other):
         return difference
-    bound = wilson(0, _points(first).size if groups is None else len(np.unique(groups))).high
+    bound = wilson(0, one.size if groups is None else len(np.unique(groups))).high
     assert bound is not None
     return Estimate(0.0, -100 * bound, 100 * bound, difference.n, "points")
-
-
-def _points(correct: ArrayLike) -> NDArray[np.float64]:
-    return 100 * np.asarray(correct, dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -270,8 +253,6 @@ def mcnemar(only_first: int, only_second: int) -> float:
 
     only_first, only_second: number of images that only this model classifies correctly.
     """
-    if only_first < 0 or only_second < 0:
-        raise InputError(f"expected counts, found {only_first} and {only_second}")
     from scipy import stats
 
     discordant = only_first + only_second
@@ -285,8 +266,6 @@ def calibration_test(confidences: ArrayLike, correct: int) -> float:
     1993) up to 5,000 predictions, beyond that by the normal approximation with continuity correction.
     """
     each = _vector(confidences)
-    if not 0 <= correct <= len(each):
-        raise InputError(f"expected 0 to {len(each)} correct predictions, found {correct}")
     mean, far = float(each.sum()), abs(correct - float(each.sum()))
     if len(each) > _EXACT:
         spread = float(np.sqrt((each * (1 - each)).sum()))

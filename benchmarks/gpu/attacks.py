@@ -12,10 +12,9 @@ from benchmarks.gpu.machine import computing
 from benchmarks.gpu.session import Session, Values
 from benchmarks.gpu.subjects import Subject, small, subject
 from benchmarks.gpu.timing import Timed, alternating, timed
-from vitlens.attacks.attack import attack
+from vitlens.attacks.attack import Sweep, attack, sweep
 from vitlens.attacks.plan import AttackPlan, fitting_batch
 from vitlens.attacks.registry import ATTACKS
-from vitlens.attacks.sweep import Sweep, sweep
 from vitlens.data.digits import digits
 from vitlens.models import loading
 from vitlens.models.model import Model

@@ -13,10 +13,8 @@ from benchmarks.gpu.machine import computing
 from benchmarks.gpu.session import Session, Values
 from benchmarks.gpu.subjects import Subject, small, subject
 from benchmarks.gpu.timing import once, timed
-from vitlens.analysis.features.extraction import extract
-from vitlens.analysis.features.features import features
-from vitlens.analysis.features.knn import vote
-from vitlens.analysis.features.neighbours import Neighbours, nearest
+from vitlens.analysis.features.features import extract, features
+from vitlens.analysis.features.neighbours import Neighbours, nearest, vote
 from vitlens.data.split import InMemory, Split, Subset
 
 SMALL: Final = "timm:vit_small_patch16_224"

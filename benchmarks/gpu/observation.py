@@ -12,8 +12,7 @@ from benchmarks.gpu.machine import computing
 from benchmarks.gpu.session import Session, Values
 from benchmarks.gpu.subjects import Subject, small, subject
 from benchmarks.gpu.timing import alternating
-from vitlens.analysis.attention.relevance import relevance
-from vitlens.analysis.attention.rollout import rollout
+from vitlens.analysis.attention.methods import relevance, rollout
 from vitlens.analysis.attention.weights import attention
 from vitlens.analysis.heads.statistics import statistics
 from vitlens.attribution.explain import explain

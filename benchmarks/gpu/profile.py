@@ -17,8 +17,8 @@ from benchmarks.gpu.observation import JOBS
 from benchmarks.gpu.session import Session, Values
 from benchmarks.gpu.subjects import Subject, random_labels, subject
 from vitlens.analysis.features.features import features
+from vitlens.attacks.attack import sweep
 from vitlens.attacks.plan import AttackPlan
-from vitlens.attacks.sweep import sweep
 from vitlens.models.model import Model
 
 _SHOWN: Final = 5  # kernels

@@ -6,8 +6,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.cost.flops import flops_by_part
+from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.lens.observe import survey
 from vitlens.lens.replay_check import method_of
 from vitlens.models import loading

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vitlens.analysis.cost.memory import device_peak
+from vitlens.analysis.cost.passes import device_peak
 
 Work = Callable[[], object]
 

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from vitlens.models.model import Anatomy, Model, Provenance
+from vitlens.models.anatomy import Anatomy
+from vitlens.models.model import Model, Provenance
 from vitlens.preprocessing import Preprocessing
 
 SIZE, GRID = (16, 16), (8, 8)  # what a CNN of this size is taken apart into: patches of 2 px

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from vitlens.layout import PrefixKind, TokenLayout
-from vitlens.models.model import Anatomy, Model, Provenance
+from vitlens.models.anatomy import Anatomy
+from vitlens.models.model import Model, Provenance
 from vitlens.preprocessing import Preprocessing
+from vitlens.shapes import PrefixKind, TokenLayout
 
 _STEPS = 1024  # images are told apart by their pixels
 PREFIXES: dict[int, tuple[PrefixKind, ...]] = {

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from tests.attribution.models import cnn
 from tests.lens.tiny import ours
 from vitlens.attacks.algorithm import Setting
+from vitlens.attacks.attack import Sweep, sweep
 from vitlens.attacks.plan import AttackPlan
-from vitlens.attacks.sweep import Sweep, sweep
-from vitlens.models.model import Anatomy, Model, Provenance
+from vitlens.models.anatomy import Anatomy
+from vitlens.models.model import Model, Provenance
 from vitlens.preprocessing import Preprocessing
 
 Size = tuple[int, int]

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from tests.attacks.models import perceptron, pictures, predictions
+from tests.attacks.models import perceptron, pictures, predictions, setting
 from vitlens.attacks.attack import attack
 from vitlens.attacks.engine import Engine
-from vitlens.attacks.minimum_norm import CarliniWagner
+from vitlens.attacks.minimum_norm import carlini_wagner
 from vitlens.attacks.norms import L2
 from vitlens.attacks.plan import AttackOutcome, AttackPlan, clean_images
 
@@ -17,7 +17,7 @@ def run(images: torch.Tensor, *, seed: int = 0, **options: float) -> tuple[Attac
     seen: list[torch.Tensor] = []
     model.module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach().clone()))
     plan = AttackPlan((1.0,), keep=len(images))
-    outcome = Engine(model, clean, CarliniWagner(**options), plan).run()
+    outcome = Engine(model, clean, carlini_wagner(setting(options.pop("steps", 100)), **options), plan).run()
     return outcome, seen
 
 
@@ -44,7 +44,7 @@ def test_searches_stop_image_by_image():
 
 def test_a_search_stops_when_the_loss_has_risen_at_two_checks_in_a_row():
     """One check is not enough: Adam's first steps overshoot, and later images are nearer."""
-    algorithm = CarliniWagner(steps=20, searches=1)
+    algorithm = carlini_wagner(setting(20), searches=1)
     state = {"ticks": torch.ones(1), "still": torch.zeros(1), "checked": torch.full((1,), torch.inf)}
     still = []
     for loss in (3.0, 4.0, 2.0, 3.0, 4.0):

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from tests.attacks.models import linear, perceptron, pictures, tiny_vit
-from vitlens.analysis.failures.spectrum import radius
+from vitlens.analysis.failures.operations import radius
 from vitlens.attacks.attack import attack
-from vitlens.attacks.regions import CUTOFF, ranked_positions, squares
+from vitlens.attacks.descent import CUTOFF, ranked_positions, squares
 from vitlens.errors import InputError
 
 

@@ -25,7 +25,7 @@ def test_the_margin_never_rises_and_every_change_is_a_square():
     seen: list[torch.Tensor] = []
     model.module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach().clone()))
     plan = AttackPlan((epsilon,))
-    outcome = Engine(model, clean, SquareSearch(queries), plan).run()
+    outcome = Engine(model, clean, SquareSearch(queries=queries), plan).run()
     assert outcome.level.tolist() == [-1]
     assert outcome.forwards.tolist() == [queries]
     assert outcome.backwards.tolist() == [0]

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.lens.tiny import CLASSES, FAMILIES, model_of, ours, shaken
-from vitlens.layout import TokenLayout
-from vitlens.models.model import Anatomy, Model, Provenance
+from vitlens.models.anatomy import Anatomy
+from vitlens.models.model import Model, Provenance
 from vitlens.models.resnet import CifarResNet
 from vitlens.preprocessing import Preprocessing
+from vitlens.shapes import TokenLayout
 
 
 def cnn(size: tuple[int, int] = (32, 48)) -> Model:

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from tests.analysis.attention.ways import gradient_rollout
 from tests.lens.tiny import images, shared_model
-from vitlens.analysis.attention.relevance import gradient_rollout, relevance
-from vitlens.analysis.attention.rollout import rollout
+from vitlens.analysis.attention.methods import relevance, rollout
 from vitlens.analysis.attention.weights import attention_maps
 from vitlens.attribution.explain import explain
 

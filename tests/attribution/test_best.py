@@ -12,7 +12,6 @@ import vitlens
 import vitlens.attribution.best as best
 from tests.kit.uses import Break, BrokenError, state_of
 from tests.lens.tiny import FAMILIES, images, ours, shared_model, timm_model
-from vitlens.analysis.attention.relevance import gradient_rollout
 from vitlens.analysis.faithfulness.league import forward_equivalents
 from vitlens.analysis.faithfulness.maps import enlarged
 from vitlens.analysis.faithfulness.removal import substrate_images
@@ -307,7 +306,7 @@ def test_it_is_zero_where_no_attention_raises_the_logit(monkeypatch):
     model = ours(depth=1, heads=1, size=(64, 96))
     batch, targets = images(model.input_size, batch=3), torch.tensor([3, 0, 4])
     found = explain(model, batch, targets=targets, method="best")
-    rollout = gradient_rollout(model, batch, targets=targets)
+    rollout = explain(model, batch, targets=targets, method="gradient-rollout")
     nothing = enlarged(rollout, (found.shape[1], found.shape[2])) == 0
     assert nothing.sum() > 10
     assert not bool(found[nothing].any())

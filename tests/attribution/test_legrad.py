@@ -17,12 +17,12 @@ from vitlens.analysis.faithfulness.localisation import roc_auc
 from vitlens.attribution.explain import explain, methods_for, preferred_method, preferred_methods
 from vitlens.attribution.legrad import legrad, require_legrad
 from vitlens.attribution.registry import LAST_BLOCKS
-from vitlens.data.masks import load_masked_folder
+from vitlens.data.catalogue import load_data
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.models import loading
-from vitlens.models.language_image import with_prompts, zero_shot_classifier
+from vitlens.models.language_image import with_prompts, zero_shot
 from vitlens.models.model import Model
-from vitlens.models.rebuilt import prune_heads
+from vitlens.models.rebuild import prune_heads
 
 TARGETS = torch.tensor([3, 0, 4])
 Readers = Callable[[Tensor], Tensor]  # tokens of one image (1, tokens, dim) -> its logits (1, classes)
@@ -205,7 +205,7 @@ def test_clip_by_loops(readout, first):
 
 def test_language_image_models_prefer_it():
     for name in ("tiny-clip", "tiny-sigmoid"):
-        model = zero_shot_classifier(tiny(name), ("cat", "dog"))
+        model = zero_shot(tiny(name), ("cat", "dog"))
         assert preferred_methods(model, 2) == ("legrad", "relevance")
         maps = explain(model, batch_of(model), targets=[0, 1, 0], method="legrad")
         last = explain(
@@ -214,7 +214,7 @@ def test_language_image_models_prefer_it():
         assert torch.equal(maps, last)
         assert maps.flatten(1).std(1).min() > 0
     assert preferred_method(shared_model("siglip")) == "best"  # a classifier
-    assert preferred_method(zero_shot_classifier(tiny("tiny-resnet"), ("cat", "dog"))) == "gradcam"
+    assert preferred_method(zero_shot(tiny("tiny-resnet"), ("cat", "dog"))) == "gradcam"
 
 
 @pytest.mark.parametrize(
@@ -331,9 +331,7 @@ def test_a_classifier_that_reads_more_than_one_block_is_refused():
 def test_localisation_on_the_coco_masks(real_data: Path, start, readout, auc):
     model = loading.load(f"timm:deit_tiny_patch16_224@{real_data / 'weights' / 'deit_tiny_patch16_224.safetensors'}")
     root = real_data / "coco_masks"
-    split = load_masked_folder(
-        root, sorted((root / "images").iterdir()), part="test", preprocessing=model.preprocessing
-    )
+    split = load_data(str(root), preprocessing=model.preprocessing)
     (batch,) = split.batches(56)
     maps = explain(model, batch.images, targets=batch.labels, method="legrad", start_layer=start, readout=readout)
     found = roc_auc(maps, split.masks).mean().item()

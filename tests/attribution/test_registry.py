@@ -19,8 +19,10 @@ from vitlens.attribution.explain import explain, methods_for, preferred_method, 
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.attribution.target_layer import target_layer
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.models.model import Family, Model
+from vitlens.models.anatomy import Family
+from vitlens.models.model import Model
 from vitlens.models.support import CHECKS
+from vitlens.references import resolved
 
 CHAINED = tuple(name for name, method in ATTRIBUTIONS.items() if method.needs == "chain")
 DEPTHS = tuple(name for name, method in ATTRIBUTIONS.items() if method.needs == "depths")
@@ -88,7 +90,7 @@ def test_the_groups_that_follow_from_the_registry():
 def test_registries_and_defaults_import_no_torch():
     program = (
         "import sys, vitlens.attribution.registry\n"
-        "import vitlens.analysis.attention.registry, vitlens.analysis.attention.defaults\n"
+        "import vitlens.analysis.attention.registry\n"
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
@@ -101,7 +103,7 @@ def test_a_function_takes_the_options_of_its_entry(method):
     assert [parameter.name.lstrip("_") for parameter in parameters[:3]] == ["model", "images", "targets"]
     own = {parameter.name for parameter in parameters[3:]}
     if method in ATTENTION_METHODS:  # one function for all, which passes the options on to the method's own
-        followed = inspect.signature(ATTENTION_METHODS[method].maps).parameters
+        followed = inspect.signature(resolved(ATTENTION_METHODS[method].function)).parameters
         own = {"method", *list(followed)[1:]} | ({"readout"} if ATTENTION_METHODS[method].needs == "chain" else set())
         parameters = [*parameters[:3], *list(followed.values())[1:]]
     assert own == {*entry.options, *entry.arguments}

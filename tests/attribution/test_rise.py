@@ -9,7 +9,7 @@ from tests.lens.tiny import images, ours
 from vitlens.attribution import masked as module
 from vitlens.attribution.masked import rise
 from vitlens.errors import InputError
-from vitlens.layout import TokenLayout
+from vitlens.shapes import TokenLayout
 
 TARGETS = torch.tensor([1, 4])
 

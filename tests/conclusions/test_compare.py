@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from tests.kit.map_rows import STAYING, checks
-from vitlens.analysis.answers.evaluate import Evaluation
-from vitlens.analysis.failures.compare import compare_answers
+from vitlens.analysis.evaluation.evaluate import Evaluation
+from vitlens.analysis.failures.compare import compare_evaluations
 from vitlens.commands.compare.measure import answered
 from vitlens.commands.compare.record import AgreementRow, CompareRecord, DisturbedPairRow, HarderRow, MapRow
 from vitlens.commands.compare.report import REPORT
@@ -52,7 +52,7 @@ def recorded(
         evaluations.append(Evaluation(alias, CLASSES, logits_of(labels, wrong, generator), labels))
     first, second = evaluations
     return replace(
-        answered(compare_answers(first, second), seed),
+        answered(compare_evaluations(first, second), seed),
         config=Config(models=tuple(map(ModelEntry, PAIR)), data=Data(title="data", images=n, classes=10)),
         methods=tuple(MapRow(alias, name, around(1.0), around(0.2)) for alias, name in zip(PAIR, methods)),
         map_checks=map_checks,

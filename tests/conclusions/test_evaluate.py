@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.kit.first_page import check_first_page, judged
-from vitlens.analysis.answers.evaluate import Evaluation, calibration_error
+from vitlens.analysis.evaluation.evaluate import Evaluation, calibration_error
 from vitlens.cli.main import run
 from vitlens.commands.evaluate.measure import predicted_rows, recorded
 from vitlens.commands.evaluate.record import EvaluateRecord

@@ -106,6 +106,9 @@ def test_uniform_maps_are_a_finding_and_fail(tmp_path: Path, tiny_vit: Path) -> 
     (uniform,) = (each for each in document.claims if each.question == "uniform maps")
     assert uniform.effect is not None
     assert uniform.effect.value == 1.0
+    assert [(row.constant, row.maps) for row in record.methods] == [(20, 20)]
+    assert not list((tmp_path / "run").glob("figures/explain*"))
+    assert any("uniform or not finite" in each.text for each in document.first.unknown)
     (judged,) = judged_maps(record.checks)
     assert judged.fault == "uniform"
     assert "all its maps are uniform" in judged.lacks

@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.analysis.heads.planted import STRONG, Bench, planted, scenes
 from tests.kit.first_page import clear_effects
 from vitlens import Model, statistics
-from vitlens.analysis.heads.marks import marks, sinks_off_object
+from vitlens.analysis.heads.specialisation import marks, sinks_off_object
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import read_folder

@@ -4,11 +4,10 @@ import pytest
 import torch
 
 from tests.lens.tiny import CHAINED, FAMILIES, images
-from vitlens.analysis.attention.rollout import rollout
+from vitlens.analysis.attention.methods import rollout
 from vitlens.analysis.attention.weights import attention_maps
 from vitlens.lens.capture import capture_attention
 from vitlens.models import loading
-from vitlens.models.anatomy import attention_modules
 from vitlens.models.model import Model
 
 EXPECTED = {  # prefix, readout: from the papers, not from the code
@@ -57,7 +56,7 @@ def check_logits(name: str, model: Model, batch: torch.Tensor) -> None:
         torch.testing.assert_close(observed.logits, plain, atol=1e-5, rtol=1e-5)
     else:
         assert torch.equal(observed.logits, plain)
-    modules = list(attention_modules(model.module))
+    modules = list(model.anatomy.attention_modules)
     assert [site.module for site in observed.sites] == modules
     assert [site.layer for site in observed.sites] == list(range(len(modules)))
     for weights in observed.layers:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import vitlens
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
-from vitlens.attacks.sweep import sweep
+from vitlens.attacks.attack import sweep
 from vitlens.attribution.explain import methods_for
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.cli.main import run

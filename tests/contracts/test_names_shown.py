@@ -98,8 +98,8 @@ def test_a_table_shows_the_names_and_json_keeps_them(part, odd, tmp_path):
     images = sorted(data.glob("test/*/*.png"))[8 * part : 8 * part + 8]  # as many as a table shows
     assert run(["predict", str(model), "--images", *map(str, images), "--out", str(tmp_path / "out")]) == 0
     record = read_run(tmp_path / "out")
-    assert [row["image"] for row in record.table("predictions")] == [str(path) for path in images]
-    assert {row["class_1"] for row in record.table("predictions")} <= set(CLASSES)
+    assert [row["image"] for row in record.results["tables"]["predictions"]] == [str(path) for path in images]
+    assert {row["class_1"] for row in record.results["tables"]["predictions"]} <= set(CLASSES)
     read = [row[0] for row in cells((tmp_path / "out" / "report.md").read_text(encoding="utf-8"))]
     assert read == ["image", *(shortened(visible(path.name)).strip() for path in images)]
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import ClassVar
 from xml.etree import ElementTree
 
 import numpy as np
@@ -54,7 +53,6 @@ class FurRow:
 class FurRecord(Record):
     """A throw-away record."""
 
-    command: ClassVar[str] = "fur"
     furs: tuple[FurRow, ...] = table()
 
 
@@ -179,7 +177,7 @@ def test_a_damaged_folder_is_one_line(tmp_path, change, message):
 def test_a_name_is_no_markup(tmp_path):
     alias = "**bold** <b>`x`"
     document = REPORT(FurRecord(furs=tuple(replace(row, model=alias) for row in rows())))
-    from vitlens.display import as_markdown
+    from vitlens.report.escape import as_markdown
 
     shown_ = as_markdown(document.first.answer[0].text)
     assert "**bold** " not in shown_.replace(r"\*\*bold\*\*", "")
@@ -278,7 +276,7 @@ def test_every_command_says_how_to_read_it(word):
         assert {"How to read it", "Pitfalls"} <= parts.keys()
         assert all(parts.values())
     record = COMMANDS[word].recorded
-    assert record.command == word
+    assert record().command == word
     for kind in record.contents().tables.values():
         assert kind.__doc__
         assert all(column.title for column in columns(kind).values())
@@ -298,7 +296,7 @@ HEADS = [
         lines("layer", "fur", of="head"),
         lines("head", "weight", panel="layer", log=True),
         lines("weight", "weight", of="head", loglog=True),
-        scatter("weight", "fur", of="layer", diagonal=True),
+        scatter("weight", "fur", of="layer"),
         bars("head", "fur", of="layer", words=lambda _: "x"),
         board("fur", "weight", marked=lambda row: row.head == 1),
         board("fur", signed=True),

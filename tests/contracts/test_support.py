@@ -32,7 +32,7 @@ from vitlens.data.split import Split
 from vitlens.errors import UnknownNameError, UnsupportedError
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName, parse_model
-from vitlens.models.rebuilt import for_classes
+from vitlens.models.rebuild import for_classes
 from vitlens.models.resnet import build_resnet
 from vitlens.models.support import CHECKS, supported
 

@@ -5,7 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
-from vitlens.data.cue_conflict import cues_of, imagenet16, is_cue_conflict, load_cue_conflict
+from vitlens.data.catalogue import load_data
+from vitlens.data.cue_conflict import cues_of, imagenet16, is_cue_conflict
 from vitlens.data.digits import digits
 from vitlens.errors import DataError
 
@@ -21,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_layout_is_read(folder):
-    split = load_cue_conflict(folder, part="test")
+    split = load_data(str(folder), part="test")
     assert split.classes == ("bear", "cat", "dog")
     assert split.files == (
         "bear/bear4-cat10.png", "bear/bear5-dog1.png", "cat/cat1-bear3.png", "cat/cat1-dog2.png", "cat/cat2-cat1.png",
@@ -36,15 +37,15 @@ def test_the_layout_is_read(folder):
 
 def test_other_folders_are_not_taken_for_one(folder):
     assert is_cue_conflict(folder)
+    assert cues_of(load_data(str(folder), part="test").pick(torch.arange(3))) is not None
     Image.new("RGB", (8, 8)).save(folder / "cat" / "dog1-cat1.png")
     assert not is_cue_conflict(folder)
     assert cues_of(digits("test").limit(3)) is None
-    assert cues_of(load_cue_conflict(folder, part="test").pick(torch.arange(3))) is not None
 
 
 def test_nobody_trains_on_it(folder):
     with pytest.raises(DataError, match="they are for vitlens compare"):
-        load_cue_conflict(folder, part="train")
+        load_data(str(folder), part="train")
 
 
 def test_the_sixteen_are_those_of_the_authors(real_data):
@@ -63,7 +64,7 @@ def test_no_class_of_imagenet_stands_for_two():
 def test_the_published_stimuli(real_data):
     root = real_data / "cue_conflict"
     assert is_cue_conflict(root)
-    split = load_cue_conflict(root, part="test")
+    split = load_data(str(root), part="test")
     assert len(split) == 64
     assert set(split.classes) == set(imagenet16())
     assert cues_of(split).conflict.sum() <= 64

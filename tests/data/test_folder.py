@@ -1,14 +1,14 @@
 import json
-from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 
-from vitlens.data.folder import list_folder, list_images, load_folder
+from vitlens.data.catalogue import load_data
+from vitlens.data.folder import list_folder, list_images
 from vitlens.errors import DataError
 from vitlens.files import read_arrays
-from vitlens.labels import imagenet_classes
+from vitlens.names import imagenet_classes
 from vitlens.preprocessing import Preprocessing
 
 SMALL = Preprocessing(size=(4, 4))
@@ -24,8 +24,8 @@ def test_train_and_test_inside_are_the_parts(tmp_path):
     put(tmp_path / "train/cat", "a.png", "b.png", value=1)
     put(tmp_path / "train/dog", "a.png", value=2)
     put(tmp_path / "test/dog", "c.png", value=3)
-    train = load_folder(tmp_path, part="train", preprocessing=SMALL)
-    test = load_folder(tmp_path, part="test", preprocessing=SMALL)
+    train = load_data(str(tmp_path), part="train", preprocessing=SMALL)
+    test = load_data(str(tmp_path), part="test", preprocessing=SMALL)
     assert train.classes == test.classes == ("cat", "dog")
     assert train.labels.tolist() == [0, 0, 1]
     assert test.labels.tolist() == [1]
@@ -74,7 +74,7 @@ def test_one_image_a_class_is_all_for_test(tmp_path):
 def test_wnids_get_imagenets_indices_and_names(tmp_path):
     put(tmp_path / "n15075141", "a.png")
     put(tmp_path / "n01440764", "a.png")
-    split = load_folder(tmp_path, part="test", preprocessing=SMALL)
+    split = load_data(str(tmp_path), part="test", preprocessing=SMALL)
     assert split.labels.tolist() == [0, 999]
     assert split.classes == imagenet_classes()
 
@@ -83,7 +83,7 @@ def test_loose_images_have_no_labels_and_no_parts(tmp_path):
     put(tmp_path, "b.png", "a.JPG")
     (tmp_path / "notes.txt").write_text("hello")
     for part in ("train", "test"):
-        split = load_folder(tmp_path, part=part, preprocessing=SMALL)
+        split = load_data(str(tmp_path), part=part, preprocessing=SMALL)
         assert split.files == ("a.JPG", "b.png")
         assert split.labels is None
         assert split.classes == ()
@@ -95,7 +95,7 @@ def test_images_beside_masks_are_loose_and_have_them(tmp_path, monkeypatch, prep
     put(tmp_path / "seen/masks", "a.png")
     put(tmp_path / "seen/masks", "b.png", size=(9, 9))
     monkeypatch.chdir(tmp_path)
-    split = load_folder(Path("seen"), part="test", preprocessing=preprocessing)
+    split = load_data("seen", part="test", preprocessing=preprocessing)
     assert split.files == ("a.png",)
     assert (split.name, split.title) == ("seen", "seen")
     assert split.labels is None
@@ -113,7 +113,7 @@ def test_images_beside_cocos_boxes_have_them(tmp_path):
         "annotations": [{"image_id": 7, "bbox": [0, 0, 2, 1]}],
     }
     (tmp_path / "annotations.json").write_text(json.dumps(content))
-    split = load_folder(tmp_path, part="test")
+    split = load_data(str(tmp_path), part="test")
     assert split.masks.nonzero().tolist() == [[0, 0, 0], [0, 0, 1]]
 
 
@@ -121,7 +121,7 @@ def test_no_mask_that_fits_says_how_to_do_without(tmp_path):
     put(tmp_path / "images", "a.png")
     put(tmp_path / "masks", "b.png")
     with pytest.raises(DataError, match=r"found none \(a\.png: .*try --images .*images to do without"):
-        load_folder(tmp_path, part="test", preprocessing=SMALL)
+        load_data(str(tmp_path), part="test", preprocessing=SMALL)
 
 
 def test_images_beside_class_folders_are_left_out_and_counted(tmp_path):
@@ -146,7 +146,7 @@ def test_unreadable_images_lose_their_label_too(tmp_path):
     put(tmp_path / "cat", "a.png", "c.png")
     put(tmp_path / "dog", "d.png")
     (tmp_path / "cat/b.png").write_text("no")
-    split = load_folder(tmp_path, part="test", preprocessing=SMALL, whole=True)
+    split = load_data(str(tmp_path), part="test", preprocessing=SMALL, whole=True)
     assert split.files == ("cat/a.png", "cat/c.png", "dog/d.png")
     assert split.labels.tolist() == [0, 0, 1]
     assert [skipped.file for skipped in split.skipped] == [str(tmp_path / "cat/b.png")]
@@ -154,9 +154,9 @@ def test_unreadable_images_lose_their_label_too(tmp_path):
 
 def test_without_preprocessing_a_common_size_is_kept(tmp_path):
     put(tmp_path, "a.png", "b.png")
-    assert load_folder(tmp_path, part="test").size == (4, 5)
+    assert load_data(str(tmp_path), part="test").size == (4, 5)
     put(tmp_path, "c.png", size=(9, 9))
-    assert load_folder(tmp_path, part="test").size == (224, 224)
+    assert load_data(str(tmp_path), part="test").size == (224, 224)
 
 
 @pytest.mark.parametrize("inside", [(), ("cat",), ("train", "test")])
@@ -164,7 +164,7 @@ def test_a_folder_without_images_is_refused(tmp_path, inside):
     for name in inside:
         (tmp_path / name).mkdir()
     with pytest.raises(DataError, match=r"expected images .* found none"):
-        load_folder(tmp_path, part="test")
+        load_data(str(tmp_path), part="test")
 
 
 def test_listed_images_keep_the_order_given(tmp_path):

@@ -13,7 +13,8 @@ from PIL import Image
 
 from tests.kit.damage import damaged, every, refused
 from vitlens.cli.main import run
-from vitlens.data.masks import has_objects, load_masked_folder
+from vitlens.data.catalogue import load_data
+from vitlens.data.masks import has_objects
 from vitlens.errors import DataError
 from vitlens.preprocessing import Preprocessing
 
@@ -37,8 +38,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def load(root: Path, **changes: object):
-    options = {"part": "test", "preprocessing": Preprocessing(SIZE), **changes}
-    return load_masked_folder(root, sorted((root / "images").iterdir()), **options)
+    return load_data(str(root), **{"preprocessing": Preprocessing(SIZE), **changes})
 
 
 def test_masks_fit_their_images_and_the_rest_is_named(folder):

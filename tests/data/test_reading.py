@@ -3,7 +3,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitlens.data.reading import Files, load_files
+from vitlens.data.decode import Files, load_files
 from vitlens.data.split import InMemory
 from vitlens.errors import DataError
 from vitlens.preprocessing import Preprocessing
@@ -23,9 +23,17 @@ def files(tmp_path):
     return paths
 
 
+def load_later(files):
+    """As where they do not fit in memory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitlens.data.decode.MEMORY_LIMIT", 0)
+        return load_files(files, SMALL)
+
+
 @pytest.mark.parametrize("memory", [0, 1 << 30])
-def test_the_readable_ones_are_kept_in_order_and_the_others_named(files, memory):
-    loaded = load_files(files, SMALL, memory=memory)
+def test_the_readable_ones_are_kept_in_order_and_the_others_named(files, memory, monkeypatch):
+    monkeypatch.setattr("vitlens.data.decode.MEMORY_LIMIT", memory)
+    loaded = load_files(files, SMALL)
     assert loaded.readable == tuple(index for index in range(200) if index not in (3, 150))
     assert [skipped.file for skipped in loaded.skipped] == [str(files[3]), str(files[150])]
     assert all(skipped.reason for skipped in loaded.skipped)
@@ -34,7 +42,7 @@ def test_the_readable_ones_are_kept_in_order_and_the_others_named(files, memory)
 
 
 def test_kept_in_memory_or_read_from_disk_the_pixels_are_equal(files):
-    now, later = load_files(files, SMALL), load_files(files, SMALL, memory=0)
+    now, later = load_files(files, SMALL), load_later(files)
     assert isinstance(now.source, InMemory)
     assert isinstance(later.source, Files)
     indices = torch.tensor([100, 0, 7])
@@ -43,13 +51,13 @@ def test_kept_in_memory_or_read_from_disk_the_pixels_are_equal(files):
 
 @torch.inference_mode()
 def test_files_are_read_from_disk_while_a_model_answers(files):
-    now, later = load_files(files, SMALL), load_files(files, SMALL, memory=0)
+    now, later = load_files(files, SMALL), load_later(files)
     every = torch.arange(len(later.readable))
     assert torch.equal(now.source.read(every), later.source.read(every))
 
 
 def test_a_file_that_is_damaged_later_is_an_error_that_names_it(files):
-    later = load_files(files, SMALL, memory=0)
+    later = load_later(files)
     files[0].write_text("gone")
     with pytest.raises(DataError, match=r"cannot read .*000\.png: expected an image"):
         later.source.read(torch.tensor([0]))
@@ -67,7 +75,7 @@ class Items(torch.utils.data.Dataset):
 
 
 def test_it_reads_in_the_workers_of_a_data_loader(files):
-    later = load_files(files[:3], SMALL, memory=0).source
+    later = load_later(files[:3]).source
     (batch,) = torch.utils.data.DataLoader(Items(later), batch_size=3, num_workers=1)
     assert torch.equal(batch, later.read(torch.arange(3)))
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from vitlens.data.digits import digits
-from vitlens.data.shares import images_in, share_of
-from vitlens.data.split import InMemory, Split
+from vitlens.data.split import InMemory, Split, images_in, share_of
 from vitlens.errors import DataError, InputError
 
 

@@ -10,8 +10,9 @@ import torchvision.datasets
 from PIL import Image
 
 from vitlens.data import torchvision_sets
+from vitlens.data.catalogue import load_data
 from vitlens.data.registry import SETS
-from vitlens.data.torchvision_sets import load_torchvision, options_of
+from vitlens.data.torchvision_sets import options_of
 from vitlens.errors import DataError
 from vitlens.preprocessing import Preprocessing
 
@@ -32,7 +33,7 @@ def test_without_a_network_it_is_one_line(tmp_path, monkeypatch):
 
     monkeypatch.setattr("urllib.request.urlopen", no_network)
     with pytest.raises(DataError, match=r"expected CIFAR-10 in .* or a network .* found neither") as caught:
-        load_torchvision("cifar10", part="test", data_dir=tmp_path)
+        load_data("cifar10", part="test", data_dir=tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -42,7 +43,7 @@ def test_a_server_that_says_nothing_is_given_up_on(tmp_path, monkeypatch):
     monkeypatch.setattr(torchvision.datasets.CIFAR10, "url", address)
     monkeypatch.setattr(torchvision_sets, "TIMEOUT", 0.3)
     with server, pytest.raises(DataError, match="timed out"):
-        load_torchvision("cifar10", part="test", data_dir=tmp_path)
+        load_data("cifar10", part="test", data_dir=tmp_path)
     assert socket.getdefaulttimeout() is None
 
 
@@ -70,7 +71,7 @@ class Photographs:
 
 def test_arrays_keep_their_size(tmp_path, monkeypatch):
     monkeypatch.setattr(torchvision.datasets, "CIFAR10", Arrays)
-    split = load_torchvision("cifar10", part="train", data_dir=tmp_path)
+    split = load_data("cifar10", part="train", data_dir=tmp_path)
     assert split.size == (5, 6)
     assert split.labels.tolist() == [0, 1, 1, 0]
     assert split.classes == ("plane", "car")
@@ -82,7 +83,7 @@ def test_arrays_keep_their_size(tmp_path, monkeypatch):
 def test_photographs_are_resized_now_or_later(tmp_path, monkeypatch, memory):
     monkeypatch.setattr(torchvision.datasets, "Food101", Photographs)
     monkeypatch.setattr(torchvision_sets, "MEMORY_LIMIT", memory)
-    split = load_torchvision("food101", part="test", data_dir=tmp_path, preprocessing=Preprocessing((8, 8), resize=10))
+    split = load_data("food101", part="test", data_dir=tmp_path, preprocessing=Preprocessing((8, 8), resize=10))
     assert split.size == (8, 8)
     assert len(split) == 3
     assert split.source.read(torch.tensor([2, 1]))[:, 0, 0, 0].tolist() == [2, 1]

@@ -24,8 +24,8 @@ from vitlens.commands.run.options import ModelOptions, RunOptions
 from vitlens.commands.run.publish import read_folder
 from vitlens.data.cue_conflict import imagenet16
 from vitlens.errors import InputError, ModelError, NonFiniteError
-from vitlens.files import read_run
-from vitlens.labels import imagenet_classes
+from vitlens.files import read_arrays, read_run
+from vitlens.names import imagenet_classes
 from vitlens.processes import Processes
 
 PAIR = ("vit-digits", "cnn-digits")
@@ -87,7 +87,7 @@ def require_same(one: Path, other: Path, *, rel: float) -> None:
     metrics, expected = second.results["metrics"], first.results["metrics"]
     assert metrics["accuracy/vit-digits"] == expected["accuracy/vit-digits"]
     assert metrics == {name: near(values) for name, values in expected.items()}
-    actual, arrays = (run.arrays("predictions-vit-digits") for run in (second, first))
+    actual, arrays = (read_arrays(run.folder / "arrays" / "predictions-vit-digits.npz") for run in (second, first))
     for name, values in arrays.items():
         same = np.allclose(actual[name], values, rtol=rel) if values.dtype.kind == "f" else actual[name] == values
         assert np.all(same), name

@@ -11,12 +11,10 @@ from PIL import Image
 from tests.kit.making import digits
 from vitlens import features as read
 from vitlens import load, similarity
-from vitlens.analysis.features.correspondence import correspond
-from vitlens.analysis.features.embedding import embed
+from vitlens.analysis.evaluation.evaluate import accuracy
+from vitlens.analysis.features.embedding import embed, patch_components
 from vitlens.analysis.features.features import patch_tokens
-from vitlens.analysis.features.knn import knn
-from vitlens.analysis.features.patch_colours import patch_components
-from vitlens.analysis.features.patch_neighbours import patch_neighbours
+from vitlens.analysis.features.neighbours import correspond, nearest, patch_neighbours, vote
 from vitlens.analysis.features.similarity import distance_correlation
 from vitlens.commands.features.measure import measure
 from vitlens.commands.features.options import FeaturesOptions
@@ -55,15 +53,16 @@ def test_numbers_are_those_of_the_functions(pair, tiny_vit):
     test, train = read(model, queries, embedding=True), read(model, bank, embedding=True)
     for layer in (None, 0, 1):
         place = "embedding" if layer is None else layer
-        known = (train.at(place), bank_labels, test.at(place), labels)
+        near = nearest(test.at(place), train.at(place), k=3)
         for weighting in ("dino", "majority"):
-            for votes in knn(*known, classes=10, ks=(1, 3), weighting=weighting, groups=groups):
-                asked = ("a", layer, f"knn-{votes.k}", weighting)
+            for k in (1, 3):
+                correct = vote(near, bank_labels, k=k, classes=10, weighting=weighting) == labels
+                expected, asked = accuracy(correct, groups=groups), ("a", layer, f"knn-{k}", weighting)
                 [row] = [row for row in pair.depth if (row.model, row.layer, row.classifier, row.weighting) == asked]
-                assert row.accuracy == votes.accuracy
+                assert row.accuracy == expected
                 if layer == 1:
                     word = "" if weighting == "dino" else "majority_"
-                    assert pair.metric(f"knn_{word}accuracy/a/{votes.k}") == votes.accuracy
+                    assert pair.metric(f"knn_{word}accuracy/a/{k}") == expected
     wrong = test.logits.argmax(1) != labels
     assert pair.metric("accuracy/a").value == pytest.approx(1 - float(wrong.double().mean()))
     cka, rank = similarity(test).values, distance_correlation(test).values
@@ -112,10 +111,10 @@ def test_probe_and_query(pair, pictures):
 
 def test_what_is_drawn_is_what_the_functions_give(pair, tiny_vit):
     model, shown = load(str(tiny_vit)), pair.shown["a"]
-    tokens = patch_tokens(model, torch.from_numpy(shown.pixels) / 255)
+    (tokens,) = patch_tokens(model, torch.from_numpy(shown.pixels) / 255)
     np.testing.assert_allclose(shown.colours, patch_components(tokens).colours(), atol=1e-5)
     pairs = torch.from_numpy(np.stack([shown.first[0], shown.second[0]])) / 255
-    matched = correspond(*patch_tokens(model, pairs))
+    matched = correspond(*patch_tokens(model, pairs)[0])
     np.testing.assert_array_equal(shown.sources[0], matched.sources)
     np.testing.assert_array_equal(shown.targets[0], matched.targets)
     assert [row.matches for row in pair.matches if row.model == "a"] == [len(shown.alike[at]) for at in (0, 1)]
@@ -143,7 +142,7 @@ def test_layers_count_from_0(pair):
 def test_maps_of_the_patches_that_enter_block_0_have_their_rows(pair, tiny_vit):
     """A sample over all images, in their order; the content is what is left without the mean of each place."""
     queries, _, _ = pixels("test", 24)
-    tokens = patch_tokens(load(str(tiny_vit)), queries, layer="embedding")
+    (tokens,) = patch_tokens(load(str(tiny_vit)), queries, ["embedding"])
     rows, columns = tokens.shape[1:3]
     space = pair.spaces["a"]
     assert tuple(space.grid) == (rows, columns)
@@ -167,7 +166,7 @@ def test_maps_of_the_patches_that_enter_block_0_have_their_rows(pair, tiny_vit):
 
 def test_neighbours_of_patches_are_counted_among_other_images(pair, tiny_vit):
     queries, labels, _ = pixels("test", 24)
-    tokens = patch_tokens(load(str(tiny_vit)), queries, layer="embedding")
+    (tokens,) = patch_tokens(load(str(tiny_vit)), queries, ["embedding"])
     images = torch.arange(24).repeat_interleave(tokens.shape[1] * tokens.shape[2])
     near = patch_neighbours(tokens.flatten(0, 2), images)
     same = (labels[images][near.indices] == labels[images][:, None]).double().mean()
@@ -221,7 +220,7 @@ def test_a_cache_is_used_and_a_broken_one_built_again(tiny_vit, pictures, tmp_pa
     # a single image is drawn quickly
     options = replace(FAST, cache=True, bank=5, ks=(1,), show=(str(pictures / "0.png"),), run=kept)
     first = run([str(tiny_vit)], tmp_path / "out0", options)
-    files = sorted((tmp_path / "kept").rglob("*.safetensors"))
+    files = sorted((tmp_path / "kept").rglob("*.npy"))
     assert len(files) == 2 * (3 + 1)  # the embedding, two layers and the logits, of test and bank
     for file in files[1:]:
         file.write_bytes(file.read_bytes()[:-8])

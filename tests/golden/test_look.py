@@ -13,8 +13,7 @@ from rich.console import Console
 import vitlens
 from tests.kit.first_page import check_first_page, judged
 from vitlens import load
-from vitlens.analysis.heads.marks import sinks_off_object
-from vitlens.analysis.heads.specialisation import Given
+from vitlens.analysis.heads.specialisation import HeadLabel, sinks_off_object
 from vitlens.cli.main import run
 from vitlens.commands.look.measure import attends_to, chosen_model, print_look
 from vitlens.commands.look.options import LookOptions
@@ -115,8 +114,8 @@ def test_of_many_images_the_first_are_looked_at_and_unreadable_ones_do_not_count
 @pytest.fixture
 def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Empty caches of the hubs, without a network; the checkpoints of torch.hub."""
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "TORCH_HOME"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("TORCH_HOME", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "huggingface" / "hub"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nothing answers there
     folder = tmp_path / "torch" / "hub" / "checkpoints"
@@ -164,7 +163,7 @@ def test_the_terminal_has_classes_and_heads(looked):
 
 
 def test_one_image_cannot_tell_a_place_from_a_sink():
-    placed = Given("position", 0.9, 0.8, 1.0, "position", "sink", 0.2)
+    placed = HeadLabel("position", 0.9, 0.8, 1.0, "position", "sink", 0.2)
     assert "chosen by this image" in attends_to(placed, 1)
     assert attends_to(placed, 8).startswith("position: ")
     assert attends_to(replace(placed, label="mixed"), 1) == attends_to(placed, 1)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vitlens import load, profile
-from vitlens.analysis.cost import latency
+from vitlens.analysis.cost import passes as module
 from vitlens.analysis.cost.flops import vit_flops
 from vitlens.analysis.cost.parts import PRODUCTS, parameters_by_part
 from vitlens.cli.main import run as command_line
@@ -12,13 +12,13 @@ from vitlens.commands.profile.measure import speed_row
 from vitlens.commands.profile.record import ProfileRecord
 from vitlens.commands.profile.report import REPORT
 from vitlens.commands.run.publish import read_folder
-from vitlens.models.vit_config import VIT_PRESETS
+from vitlens.models.configs import VIT_PRESETS
 
 
 @pytest.fixture(autouse=True)
 def few_passes(monkeypatch):
     """Two passes a round: no test asks how long they take."""
-    monkeypatch.setattr(latency, "_ROUND", 0.0)
+    monkeypatch.setattr(module, "_ROUND", 0.0)
 
 
 def run(typed: str, out) -> ProfileRecord:
@@ -53,7 +53,7 @@ def test_numbers_are_those_of_the_functions(tmp_path):
 
 def test_medians_spreads_and_rates_are_those_of_the_passes():
     seconds = (0.010, 0.011, 0.012, 0.013, 0.014, 0.030, 0.040)
-    row = speed_row("m", latency.TimedBatch(latency.quartiles(seconds, 3), seconds, None))
+    row = speed_row("m", module.TimedBatch(module.quartiles(seconds, 3), seconds, None))
     low, median, high = np.quantile(seconds, (0.25, 0.5, 0.75))
     assert (row.latency.value, row.latency.n, row.latency.unit) == (pytest.approx(1000 * median), 7, "ms")
     assert row.spread == pytest.approx(high / low)

@@ -15,7 +15,8 @@ from tests.kit.simulated_processes import run_in_processes
 from vitlens import load
 from vitlens import rollout as rollout_maps
 from vitlens.analysis.attention.map_checks import map_bits
-from vitlens.analysis.attention.methods import MethodSettings, maps_in_one_pass
+from vitlens.analysis.attention.methods import maps_in_one_pass
+from vitlens.analysis.attention.registry import MethodSettings
 from vitlens.analysis.faithfulness.localisation import pointing_hits
 from vitlens.cli.main import run as main
 from vitlens.commands.rollout.measure import measure

@@ -9,7 +9,7 @@ from PIL import Image
 
 from vitlens.cli.main import run
 from vitlens.commands.run.publish import read_folder
-from vitlens.display import without_machine_paths
+from vitlens.report.escape import without_machine_paths
 
 
 @pytest.mark.parametrize(

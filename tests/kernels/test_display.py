@@ -18,8 +18,6 @@ from vitlens.display import (
     LINE_LENGTH,
     NAME_LENGTH,
     PATH_LENGTH,
-    as_code_block,
-    as_markdown,
     for_terminal,
     protected,
     shortened,
@@ -29,6 +27,7 @@ from vitlens.files import read_json, write_json
 from vitlens.record import Record, col, table
 from vitlens.recorded import Config, Data, ModelEntry, SkippedEntry
 from vitlens.report.claims import Claim
+from vitlens.report.escape import as_code_block, as_markdown
 from vitlens.report.markdown import markdown
 from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Overview, Report, Section

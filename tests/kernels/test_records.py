@@ -34,9 +34,9 @@ class Grid:
 
 @dataclass(frozen=True)
 class Several:
-    layer: Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None))]
-    mean: Annotated[Mapping[str, NDArray[np.floating]], Form("f", (None,))]
-    low: Annotated[Mapping[str, NDArray[np.floating]], Form("f", (None,))]
+    layer: Mapping[int, Annotated[NDArray[np.floating], Form("f", (None, None))]]
+    mean: Mapping[str, Annotated[NDArray[np.floating], Form("f", (None,))]]
+    low: Mapping[str, Annotated[NDArray[np.floating], Form("f", (None,))]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ def test_rows_come_back_as_they_were(tmp_path):
     cat, dog = record.points
     assert (cat.name, cat.value, dog.value) == ("cat\n*1*", 1.0, None)
     assert cat.shares == {"a": HALF, "c": HALF}  # what is None is left out
-    assert read_run(tmp_path / "run").table("points")[1] == {"name": "dog", "value": None, "shares": {}}
+    assert read_run(tmp_path / "run").results["tables"]["points"][1] == {"name": "dog", "value": None, "shares": {}}
     assert (record.status, record.folder) == ("done", tmp_path / "run")
 
 

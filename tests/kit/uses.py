@@ -17,17 +17,15 @@ from tests.attribution.models import cnn
 from tests.lens.tiny import handwritten, images, ours, timm_model, torchvision_swin, torchvision_vit
 from vitlens.analysis.ablation.first_order import head_gradients
 from vitlens.analysis.ablation.importance import ablate
-from vitlens.analysis.answers.evaluate import evaluate
-from vitlens.analysis.attention.methods import MethodSettings, maps_in_one_pass
+from vitlens.analysis.attention.methods import maps_in_one_pass, relevance, rollout
 from vitlens.analysis.attention.registry import ATTENTION_METHODS as ATTENTION
-from vitlens.analysis.attention.relevance import gradient_rollout, relevance
-from vitlens.analysis.attention.rollout import rollout
-from vitlens.analysis.attention.views import key_maps, query_maps
-from vitlens.analysis.attention.weights import attention, attention_maps
+from vitlens.analysis.attention.registry import MethodSettings
+from vitlens.analysis.attention.weights import attention, attention_maps, key_maps, query_maps
 from vitlens.analysis.attention.windows import window_layers
 from vitlens.analysis.cost.flops import flops_by_part
-from vitlens.analysis.cost.memory import inference_peak, saved_for_training
+from vitlens.analysis.cost.passes import inference_peak, saved_for_training
 from vitlens.analysis.cost.profile import profile
+from vitlens.analysis.evaluation.evaluate import evaluate
 from vitlens.analysis.failures.compare import compare
 from vitlens.analysis.failures.diagnosis import failures
 from vitlens.analysis.faithfulness.maps import removal_grid
@@ -65,10 +63,10 @@ from vitlens.lens.quick_passes import quick_convolutions, quick_linear, quick_ml
 from vitlens.lens.replay import replaying
 from vitlens.lens.replay_check import entry_of
 from vitlens.lens.stages import stages, watching_stages
-from vitlens.models.memo import forget
+from vitlens.models.hooks import forget
 from vitlens.models.model import Model
 from vitlens.training.finetune import partly_trainable
-from vitlens.training.frozen import read_features
+from vitlens.training.head import read_features
 from vitlens.training.speed import fast_attention, gradient_checkpointing
 
 MODELS: dict[str, Callable[[], Model]] = {
@@ -291,7 +289,7 @@ _LISTED = (
     Use("key-maps", lambda model, batch: key_maps(model, batch, key=(0, 0))),
     Use("rollout", rollout, PLAIN),
     Use("relevance", relevance),
-    Use("gradient-rollout", gradient_rollout),
+    Use("gradient-rollout", partial(explain, method="gradient-rollout")),
     Use("statistics", statistics),
     Use("features", features, EVERYWHERE),
     Use("patch-tokens", patch_tokens, PLAIN),

@@ -22,7 +22,6 @@ from tests.lens.tiny import (
     torchvision_vit,
 )
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.layout import TokenLayout
 from vitlens.lens.attention import attention_module
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.capture import capture_attention
@@ -40,6 +39,7 @@ from vitlens.lens.layers import Layer, layers
 from vitlens.lens.observe import observing, survey
 from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
+from vitlens.shapes import TokenLayout
 
 SAME = {"atol": 1e-5, "rtol": 1e-4}
 

@@ -11,8 +11,8 @@ from torchvision.models.swin_transformer import SwinTransformer as TorchvisionSw
 from torchvision.models.vision_transformer import VisionTransformer as TorchvisionViT
 
 from tests.models.handwritten import SIZE, SoftmaxViT
-from vitlens.models.assembly import Architecture, assemble
 from vitlens.models.model import Model, Provenance
+from vitlens.models.rebuild import Architecture, assemble
 from vitlens.models.swin import SwinConfig, SwinTransformer
 from vitlens.models.vit import VisionTransformer, ViTConfig
 from vitlens.models.wrap import wrap

@@ -3,6 +3,8 @@
 Every attention module gives its own weights (batch, heads, query, key) by `own`, from the tokens that enter it.
 """
 
+import copy
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -327,20 +329,76 @@ def of(attention: type[nn.Module], block: type[Block] = Block) -> type[RareViT]:
 class RegistersLast(RareViT):
     """Two registers after the patches; the classifier reads the mean of the patches."""
 
+    last = True
+
     def __init__(self) -> None:
         super().__init__()
         self.extra = nn.Parameter(torch.randn(1, 2, DIM))
         self.pos = nn.Parameter(torch.randn(1, GRID[0] * GRID[1], DIM))
+        for block in self.layers:
+            nn.init.ones_(block.gamma)  # a scale that is no module's is not known to direct logit attribution
 
     def tokens(self, x: Tensor) -> Tensor:
-        x = self.stem(x).flatten(2).transpose(1, 2) + self.pos
-        return torch.cat([x, self.extra.expand(len(x), -1, -1)], 1)
+        x, extra = self.stem(x).flatten(2).transpose(1, 2) + self.pos, self.extra.expand(len(x), -1, -1)
+        return torch.cat([x, extra] if self.last else [extra, x], 1)
+
+    def read(self, x: Tensor) -> Tensor:
+        """What the classifier reads of the last tokens."""
+        return (x[:, :-2] if self.last else x[:, 2:]).mean(1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.tokens(x)
         for layer in self.layers:
             x = layer(x)
-        return self.out(self.ln(x)[:, :-2].mean(1))
+        return self.out(self.read(self.ln(x)))
+
+
+class ClassLast(RegistersLast):
+    """CLS at the end, a register at the start; the classifier reads CLS."""
+
+    def tokens(self, x: Tensor) -> Tensor:
+        x = self.stem(x).flatten(2).transpose(1, 2) + self.pos
+        cls, register = (each.expand(len(x), -1, -1) for each in self.extra.split(1, 1))
+        return torch.cat([register, x, cls] if self.last else [register, cls, x], 1)
+
+    def read(self, x: Tensor) -> Tensor:
+        return x[:, -1] if self.last else x[:, 1]
+
+
+class RotaryLast(RegistersLast):
+    """Registers last in attention that depends on the tokens' positions: their order cannot be changed."""
+
+    attention = Rotary
+
+
+class Alternating(nn.Module):
+    """vit-pytorch's Transformer: attention and feed-forward modules in a list, residuals in the loop, a last norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(DIM)
+        forward = [nn.LayerNorm(DIM), nn.Linear(DIM, 2 * DIM), nn.GELU(), nn.Linear(2 * DIM, DIM)]
+        self.layers = nn.ModuleList(
+            nn.ModuleList([nn.Sequential(nn.LayerNorm(DIM), Attention()), nn.Sequential(*copy.deepcopy(forward))])
+            for _ in range(2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for attention, forward in self.layers:
+            x = attention(x) + x
+            x = forward(x) + x
+        return self.norm(x)
+
+
+class SimpleLast(RegistersLast):
+    """vit-pytorch's SimpleViT with registers: all blocks in one module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.ln = Alternating(), nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.read(self.layers(self.tokens(x))))
 
 
 class Overlapping(RareViT):

@@ -7,10 +7,10 @@ import torchvision
 from torch import nn
 
 from tests.lens.tiny import CHAINED, FAMILIES, images, model_of, ours, shaken, timm_model
-from vitlens.layout import TokenLayout
 from vitlens.lens.capture import capture_attention
-from vitlens.models.anatomy import attention_modules, heads_of, read_anatomy
+from vitlens.models.anatomy import heads_of, read_anatomy
 from vitlens.models.resnet import build_resnet
+from vitlens.shapes import TokenLayout
 
 
 @pytest.mark.parametrize("name", CHAINED)
@@ -100,7 +100,7 @@ def test_heads_are_those_the_module_states():
     for name in ("ours", "vit", "torchvision-vit", "swin"):
         model = FAMILIES[name]()
         sites = capture_attention(model, images(model.input_size, batch=1)).sites
-        for module, site in zip(attention_modules(model.module), sites):
+        for module, site in zip(model.anatomy.attention_modules, sites):
             assert heads_of(model.module.get_submodule(module)) == site.heads
     assert heads_of(nn.Linear(2, 2)) is None
 

@@ -15,8 +15,7 @@ from vitlens.lens.intervene import intervened
 from vitlens.lens.interventions import BlockRemoved, HeadReplaced, KnockedOut, MLPReplaced
 from vitlens.lens.libra import libra_gradients
 from vitlens.lens.observe import observing
-from vitlens.models.hooks import watching
-from vitlens.models.memo import Memo, forget, once_per_model, per_model
+from vitlens.models.hooks import Memo, forget, once_per_model, per_model, watching
 from vitlens.models.model import Model
 
 CALLS: list[tuple[str, int]] = []

@@ -7,8 +7,8 @@ from torch.nn import functional as F
 
 from tests.lens.tiny import images, model_of, ours, timm_model, torchvision_swin
 from vitlens.errors import UnsupportedError
-from vitlens.models.assembly import Architecture, assemble
 from vitlens.models.model import Model, Provenance, trainable
+from vitlens.models.rebuild import Architecture, assemble
 from vitlens.preprocessing import Preprocessing
 
 

@@ -11,7 +11,7 @@ from tests.training.tiny import CLASSES, tiny_model
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
 from vitlens.models.positions import interpolate_positions
-from vitlens.models.rebuilt import classifiers, for_classes, named_classifiers
+from vitlens.models.rebuild import classifiers, for_classes, named_classifiers
 from vitlens.models.saved import save
 from vitlens.models.vit import VisionTransformer
 

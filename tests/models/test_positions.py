@@ -12,7 +12,7 @@ import vitlens
 from vitlens.errors import InputError
 from vitlens.models.loading import untrained
 from vitlens.models.positions import FIXED, fixed_positions
-from vitlens.models.rebuilt import for_classes
+from vitlens.models.rebuild import for_classes
 from vitlens.models.saved import save
 from vitlens.models.vit import VisionTransformer, ViTConfig
 from vitlens.typed import read_as

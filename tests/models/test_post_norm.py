@@ -14,11 +14,11 @@ from vitlens.lens.intervene import intervened
 from vitlens.lens.interventions import HeadReplaced
 from vitlens.lens.replay_check import method_of
 from vitlens.models import saved
-from vitlens.models.known_modules import is_known_block
+from vitlens.models.anatomy import is_known_block
+from vitlens.models.configs import ViTConfig
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
-from vitlens.models.rebuilt import prune_heads
-from vitlens.models.vit_config import ViTConfig
+from vitlens.models.rebuild import prune_heads
 
 SHAPE = {"dim": 16, "depth": 3, "heads": 2, "patch_size": [4, 4], "norm_first": False}
 CLASSES = ("a", "b", "c")

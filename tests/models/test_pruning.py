@@ -10,18 +10,17 @@ from torch import nn
 
 from tests.lens.tiny import FAMILIES, images, model_of, ours, shaken, timm_model
 from tests.models.test_saved import OVERRIDES, rewritten
-from vitlens.analysis.cost.latency import latency
+from vitlens.analysis.cost import passes as module
 from vitlens.errors import InputError, ModelError, UnsupportedError
 from vitlens.lens.capture import capture_attention
 from vitlens.lens.intervene import intervened
 from vitlens.lens.interventions import HeadReplaced
 from vitlens.lens.layers import layers
 from vitlens.lens.replay import replaying
-from vitlens.models.anatomy import attention_modules
 from vitlens.models.cutting import Headless, MultiheadCut, cut_heads, with_lost_heads
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
-from vitlens.models.rebuilt import prune_heads
+from vitlens.models.rebuild import prune_heads
 from vitlens.models.saved import WEIGHTS_FILE, save
 
 CUT = {
@@ -195,7 +194,7 @@ def test_timms_comes_back_from_its_file(tmp_path):
 @torch.no_grad()
 def test_lost_heads_are_put_back_as_zeros(name, removed):
     whole = CUT[name]()
-    attention = next(attention_modules(whole.module))
+    attention = whole.anatomy.attention_modules[0]
     cut = copy.deepcopy(whole.module)
     cut_heads(cut, {attention: removed})
     made = cut.get_submodule(attention)
@@ -282,10 +281,9 @@ class Sleeper(nn.Module):
         return batch.mean((2, 3))
 
 
-def test_latency_is_quartiles_after_warming_up():
+def test_latency_is_quartiles_after_warming_up(monkeypatch):
     model = Sleeper([100.0, 100.0, 5.0, 1.0, 2.0, 4.0, 3.0])
-    found = latency(model_of(model), images(batch=6), 5, warm_up=2, clock=lambda: model.now)
+    monkeypatch.setattr(module, "perf_counter", lambda: model.now)
+    found = module.quartiles(module.passes(model_of(model), images(batch=6), 5, warm_up=2), 6)
     assert (found.low, found.median, found.high) == (2.0, 3.0, 4.0)
     assert (found.repeats, found.images, found.images_per_second) == (5, 6, 2.0)
-    with pytest.raises(InputError, match="expected at least 1 repeat, found 0"):
-        latency(model_of(model), images(), 0)

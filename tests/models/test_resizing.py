@@ -5,7 +5,7 @@ import torch
 
 from vitlens.errors import InputError, ModelError
 from vitlens.models.loading import load
-from vitlens.models.rebuilt import prune_heads, untrained_like
+from vitlens.models.rebuild import prune_heads, untrained_like
 
 
 def untrained_at(model, size):

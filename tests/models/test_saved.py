@@ -148,7 +148,6 @@ def rewritten(folder: Path, change: dict[str, object] | str, *, drop: str | None
         {"architecture": {"kind": "preset"}},
         {"architecture": {"kind": "pickle", "name": "x"}},
         {"architecture": {"kind": "preset", "name": "vit-none"}},
-        {"preprocessing": {"size": [32, 32], "colour": "red"}},
         {"classes": 3},
     ],
 )

@@ -18,7 +18,7 @@ from vitlens.lens.call import window_index
 from vitlens.lens.capture import capture_attention
 from vitlens.lens.site import Windows
 from vitlens.models.loading import load, untrained
-from vitlens.models.rebuilt import prune_heads
+from vitlens.models.rebuild import prune_heads
 from vitlens.models.saved import save
 from vitlens.models.swin import (
     SWIN_PRESETS,
@@ -37,6 +37,7 @@ from vitlens.models.swin import (
 )
 from vitlens.names import PRESETS
 from vitlens.training.optimiser import Optimiser, decay_groups
+from vitlens.training.recipe import Recipe
 
 TIMM = "swin_tiny_patch4_window7_224"
 SIDES = st.integers(1, 11)
@@ -302,8 +303,8 @@ def test_position_biases_are_not_decayed_and_not_orthogonalised() -> None:
     assert len(tables) == 4
     assert tables <= set(decay_groups(module)[1])
     blocks = our_swin().anatomy.blocks
-    groups = Optimiser(module, kind="muon", weight_decay=0.1, betas=(0.9, 0.99), blocks=blocks).groups
-    assert not any(group.muon for group, names in groups.items() if tables & set(names))
+    state = Optimiser(module, Recipe(optimiser="muon"), blocks=blocks).expected()
+    assert not any(f"{name}/momentum_buffer" in state for name in tables)
 
 
 def test_heads_in_windows_are_not_cut(tmp_path) -> None:

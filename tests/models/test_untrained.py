@@ -6,7 +6,7 @@ from torch import nn
 
 import vitlens
 from vitlens.errors import UnsupportedError
-from vitlens.models.rebuilt import for_classes, untrained_like
+from vitlens.models.rebuild import for_classes, untrained_like
 
 
 def state(model: vitlens.Model) -> dict[str, torch.Tensor]:

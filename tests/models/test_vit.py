@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitlens.errors import InputError
-from vitlens.layout import PrefixKind
 from vitlens.models.attention import MultiHeadSelfAttention
 from vitlens.models.positions import interpolate_positions
 from vitlens.models.vit import (
@@ -21,6 +20,7 @@ from vitlens.models.vit import (
     ViTConfig,
 )
 from vitlens.names import PRESETS
+from vitlens.shapes import PrefixKind
 
 # two blocks, two heads, a grid that is not square
 TINY = ViTConfig(image_size=(8, 12), patch_size=(4, 2), dim=16, depth=2, heads=2, classes=5)

@@ -15,7 +15,7 @@ import vitlens
 from tests.models import handwritten_rare as rare
 from tests.models.handwritten import GRID, SIZE, EinsumViT, EncoderViT, SmallCNN, SoftmaxViT
 from tests.models.test_wrap import HALF, noise, seeded, wrapped
-from vitlens.errors import LensError, ModelError, UnsupportedError, VitlensError
+from vitlens.errors import InputError, LensError, ModelError, UnsupportedError, VitlensError
 from vitlens.lens.intervene import intervened
 from vitlens.lens.interventions import HeadReplaced, KnockedOut
 from vitlens.lens.layers import layers
@@ -193,12 +193,87 @@ def test_a_knock_out_reaches_attention_with_other_axes(style: type[nn.Module]) -
     assert (expected - clean).abs().max() > 1e-4
 
 
-def test_registers_after_the_patches_are_named_and_never_taken_for_patches() -> None:
-    model = wrapped(rare.RegistersLast)
+LAST = {  # special tokens after the patches: their kinds, what the classifier reads, whether it has blocks
+    rare.RegistersLast: (("register", "register"), "mean", True),
+    rare.ClassLast: (("register", "cls"), "cls", True),
+    rare.SimpleLast: (("register", "register"), "mean", False),
+}
+
+
+def first(style: type[nn.Module]) -> vitlens.Model:
+    """The same model with its special tokens first."""
+    return wrapped(type(style.__name__, (style,), {"last": False}), prefix=LAST[style][0])
+
+
+@pytest.mark.parametrize("style", LAST)
+def test_special_tokens_may_stand_anywhere(style: type[nn.Module]) -> None:
+    kinds, readout, blocks = LAST[style]
+    model, twin, images, labels = wrapped(style), first(style), noise(), torch.tensor([0, 1, 2])
+    assert (model.layout, model.anatomy.readout) == (twin.layout, twin.anatomy.readout)
+    assert (model.layout.prefix, model.anatomy.readout) == (kinds, readout)
+    assert wrapped(style, grid=GRID, prefix=kinds).layout == model.layout
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), model.module((images - 0.5) / 0.5), atol=1e-5, rtol=1e-5)
+    functions = {
+        "weights": vitlens.attention,
+        "rollout": vitlens.rollout,
+        "relevance": lambda model, images: vitlens.relevance(model, images, targets=labels),
+        "statistics": lambda model, images: vitlens.statistics(model, images).distance,
+        "ablate": lambda model, images: vitlens.ablate(model, images, labels).delta_loss,
+        "best": lambda model, images: vitlens.explain(model, images, targets=labels, method="best"),
+        "gradcam": lambda model, images: vitlens.explain(model, images, targets=labels, method="gradcam"),
+        "rise": lambda model, images: vitlens.explain(model, images, targets=labels, method="rise"),
+    }
+    if blocks:
+        functions |= {
+            "lens": lambda model, images: vitlens.logit_lens(model, images).logits,
+            "contribution": lambda model, images: vitlens.direct_logit_attribution(model, images).total(),
+            "features": lambda model, images: vitlens.features(model, images, layer=1, pool="mean").values[0],
+        }
+    for name, function in functions.items():
+        own, expected = function(model, images), function(twin, images)
+        torch.testing.assert_close(own, expected, atol=1e-4, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}")
+    changes: dict[str, object] = {
+        "blocks.1.head.2": "zero", "blocks.0.attention.weights": vitlens.KnockOut(keys=[1]),
+        **({"blocks.1.input": lambda tokens: tokens * torch.arange(1, 15)[:, None]} if blocks else {}),
+    }  # fmt: skip
+    with torch.no_grad(), vitlens.intervene(model, changes), vitlens.intervene(twin, changes):
+        torch.testing.assert_close(model(images), twin(images), atol=1e-5, rtol=1e-4)
+
+
+def test_the_order_of_tokens_changes_in_its_own_run_alone() -> None:
+    model, images = wrapped(rare.RegistersLast), noise()
+    expected, found = model(images), []
+
+    def again(*_: object) -> None:
+        if not found:
+            found.append(torch.zeros(0))
+            found.append(model(images))
+
+    handle = model.module.layers[1].register_forward_hook(again)  # type: ignore[index, union-attr]
+    found.append(model(images))
+    handle.remove()
+    threads = [threading.Thread(target=lambda: found.append(model(images))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 7
+    for logits in found[1:]:
+        torch.testing.assert_close(logits, expected)
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+
+
+def test_the_order_of_tokens_cannot_change_where_attention_depends_on_it() -> None:
+    model = wrapped(rare.RotaryLast)
     with pytest.raises(UnsupportedError, match=r"tokens \[12, 13\] do not depend on the image .*; put them first"):
         _ = model.layout
-    with pytest.raises(UnsupportedError, match=r"tokens \[12, 13\] do not depend"):
-        wrapped(rare.RegistersLast, grid=GRID)
+
+
+@pytest.mark.parametrize("told", [{"prefix": 4}, {"heads": "many"}, {"grid": 4}, {"prefix": ("patch",)}, {"blocks": 2}])
+def test_what_is_said_has_its_type(told: dict[str, object]) -> None:
+    with pytest.raises(InputError, match=rf"expected what fits wrap, .*{next(iter(told))}.*e\.g\. prefix="):
+        wrapped(SoftmaxViT, **told)
 
 
 class Transposed(rare.RareViT):
@@ -227,7 +302,7 @@ def test_no_square_grid_is_assumed_for_patches_in_another_order() -> None:
         (
             SoftmaxViT,
             {"grid": (4, 3)},
-            r"expected 1 tokens before patches of grid=\(3, 4\), .* found 1 and grid=\(4, 3",
+            r"expected 1 special tokens beside patches of grid=\(3, 4\), .* found 1 and grid=\(4, 3",
         ),
         (EinsumViT, {"blocks": ("layers.0.0",)}, r"expected residual blocks in blocks=, found 'layers\.0\.0'"),
         (SoftmaxViT, {"blocks": ("encoder.0.sa",)}, r"expected residual blocks in blocks=, found 'encoder\.0\.sa'"),

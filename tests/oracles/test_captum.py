@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tests.lens.tiny import TIMM, images, timm_model
 from vitlens.analysis.attention.gradients import with_gradients
-from vitlens.analysis.attention.relevance import gradient_weighted
+from vitlens.analysis.attention.methods import gradient_weighted
 from vitlens.models.model import Model
 
 FAMILIES = ("vit", "vit-mean", "deit-distilled", "deit3", "beit", "eva02", "dinov2-registers", "dinov3", "siglip")

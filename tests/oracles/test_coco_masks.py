@@ -10,7 +10,7 @@ from torch import Tensor
 from vitlens.analysis.faithfulness.localisation import pointing_hits, roc_auc
 from vitlens.analysis.faithfulness.maps import enlarged
 from vitlens.attribution.explain import explain
-from vitlens.data.masks import load_masked_folder
+from vitlens.data.catalogue import load_data
 from vitlens.data.split import Split
 from vitlens.models import loading
 
@@ -30,7 +30,7 @@ def reference(real_data: Path) -> tuple[list[str], Tensor]:
 def split(real_data: Path) -> Split:
     root = real_data / "coco_masks"
     model = loading.load(f"timm:deit_tiny_patch16_224@{real_data / 'weights' / 'deit_tiny_patch16_224.safetensors'}")
-    return load_masked_folder(root, sorted((root / "images").iterdir()), part="test", preprocessing=model.preprocessing)
+    return load_data(str(root), preprocessing=model.preprocessing)
 
 
 def test_the_folder_is_read_whole(split, reference):

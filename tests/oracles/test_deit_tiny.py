@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.oracles.test_timm_attention import compare
-from vitlens.analysis.attention.relevance import relevance
-from vitlens.analysis.attention.rollout import rollout
+from vitlens.analysis.attention.methods import relevance, rollout
 from vitlens.analysis.attention.weights import attention, attention_maps
 from vitlens.data.decode import decode_file
 from vitlens.lens.capture import capture_attention

@@ -6,8 +6,9 @@ from torch import Tensor
 
 from tests.attacks.models import swept
 from tests.oracles import peer_foolbox
+from vitlens.attacks.algorithm import Setting
 from vitlens.attacks.engine import Engine
-from vitlens.attacks.minimum_norm import CarliniWagner
+from vitlens.attacks.minimum_norm import carlini_wagner
 from vitlens.attacks.plan import AttackPlan, clean_images
 from vitlens.data.digits import digits
 from vitlens.models import loading
@@ -61,7 +62,7 @@ def compare_carlini_wagner(model: Model, count: int, *, searches: int, steps: in
     theirs = peer_foolbox.standing(model, images, labels, attack, LENGTHS)
     clean = clean_images(model, images, labels)
     plan = AttackPlan((1.0,), batch_size=count)
-    algorithm = CarliniWagner(steps=steps, searches=searches)
+    algorithm = carlini_wagner(Setting(steps, len(model.classes), model.input_size), searches=searches)
     distance = Engine(model, clean, algorithm, plan).run().distance
     no_weaker([clean.correct & (distance > length) for length in LENGTHS], theirs)
 

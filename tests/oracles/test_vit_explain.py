@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from vitlens.analysis.attention.rollout import discard_lowest, rollout_matrix, rollout_row
+from tests.analysis.attention.ways import product_by_matrices
+from vitlens.analysis.attention.methods import discard_lowest, scaled_step
 
 
 def vit_explain(attentions: list[Tensor]) -> Tensor:
@@ -25,14 +26,16 @@ def attentions(*, seed: int = 0) -> list[Tensor]:
 def test_equal_on_rows_that_sum_to_one():
     layers = attentions()
     fused = [weights.mean(1) for weights in layers]
-    torch.testing.assert_close(rollout_matrix(fused), vit_explain(layers), atol=1e-6, rtol=1e-5)
-    start = torch.eye(10)[:1]
-    torch.testing.assert_close(rollout_row(fused, start), vit_explain(layers)[:, 0], atol=1e-6, rtol=1e-5)
+    for token in range(10):
+        row = torch.eye(10)[[token]]
+        for weights in reversed(fused):
+            row = scaled_step(row, weights, 0.5)
+        torch.testing.assert_close(row, vit_explain(layers)[:, token], atol=1e-6, rtol=1e-5)
 
 
 def test_where_rows_do_not_sum_to_one_it_divides_columns_and_we_rows():
     layers = [discard_lowest(weights.mean(1), 0.5)[:, None] for weights in attentions()]
-    ours = rollout_matrix([weights[:, 0] for weights in layers])
+    ours = product_by_matrices([weights[:, 0] for weights in layers])
     theirs = vit_explain(layers)
     torch.testing.assert_close(ours.sum(-1), torch.ones(1, 10))
     assert (theirs.sum(-1) - 1).abs().max() > 0.01

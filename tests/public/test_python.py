@@ -17,7 +17,6 @@ from torch import Tensor
 import vitlens
 from tests.lens.tiny import ours
 from vitlens import Model, Split
-from vitlens.analysis.heads.attributes import StatisticAttributes
 from vitlens.analysis.heads.registry import STATISTICS
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attribution.registry import ATTRIBUTIONS
@@ -272,13 +271,8 @@ def test_epsilons_give_the_curve_of_attacks_at_each(vit, pixels):
 def test_statistics_has_every_registered_attribute(vit, pixels):
     found = vitlens.statistics(vit, pixels)
     assert set(STATISTICS) <= set(dir(found))
-    assert list(StatisticAttributes.__annotations__) == list(STATISTICS)
-    written = inspect.getsource(StatisticAttributes)
     for name, statistic in STATISTICS.items():
-        table = getattr(found, name)
-        assert table.shape == (2, 1 if statistic.rows == "tokens" else 2)
-        shape = "(layers, 1)" if statistic.rows == "tokens" else "(layers, heads)"
-        assert f'    {name}: PerHead\n    """{shape}, {statistic.unit or "no unit"}: ' in written, "write it there"
+        assert getattr(found, name).shape == (2, 1 if statistic.rows == "tokens" else 2)
 
 
 def test_lists_are_the_registries():

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tests.training.tiny import tiny_model, tiny_recipe, tiny_split
-from vitlens.training import bookkeeping, checkpoint, loop
+from vitlens.training import checkpoint, loop
 from vitlens.training.metrics import Progress
 from vitlens.training.recipe import Recipe
 
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--accumulate", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    bookkeeping.PROGRESS_INTERVAL = 0.0
+    loop.PROGRESS_INTERVAL = 0.0
     if options.kill_writing:
         kill_while_writing(options.kill_writing)
 

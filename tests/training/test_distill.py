@@ -11,9 +11,9 @@ from tests.training.test_loop import Drawn
 from tests.training.tiny import CLASSES, tiny_model, tiny_recipe, tiny_split
 from vitlens.data.split import InMemory
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
-from vitlens.models.identity import fingerprint
 from vitlens.models.loading import untrained
 from vitlens.models.model import Model
+from vitlens.models.saved import fingerprint
 from vitlens.names import DISTILL_KINDS
 from vitlens.training import distill
 from vitlens.training.distill import (
@@ -25,7 +25,6 @@ from vitlens.training.distill import (
     Student,
     Teacher,
     cacheable_views,
-    distilled,
     hard,
     has_distillation_token,
     soft,
@@ -81,11 +80,11 @@ def test_hard_takes_the_teachers_prediction_as_the_label() -> None:
 @pytest.mark.parametrize("kind", DISTILL_KINDS)
 @pytest.mark.parametrize("weight", [0.1, 0.5, 1.0])
 def test_the_loss_is_the_weighted_sum(kind: str, weight: float) -> None:
-    labelled = torch.rand(7, generator=GENERATOR)
-    how = Distillation(kind, weight, 2.0)
-    loss = distilled(labelled=labelled, student=STUDENT, teacher=TEACHER, how=how)
+    objective = DistillationObjective(lambda _: TEACHER, Distillation(kind, weight, 2.0), identity={})
+    loss = objective.loss((STUDENT, STUDENT), LABELS, torch.zeros(7, 3, 2, 2), smoothing=0.0)
+    labelled = torch.nn.functional.cross_entropy(STUDENT, LABELS, reduction="none")
     expected = (1 - weight) * labelled + weight * LOSSES[kind](student=STUDENT, teacher=TEACHER, temperature=2.0)
-    assert torch.equal(loss, expected)
+    assert torch.equal(loss, expected.sum())
 
 
 def test_names_are_the_registry() -> None:

@@ -10,7 +10,6 @@ import torch
 
 from tests.kit.waiting import HANGS
 from tests.training.tiny import tiny_split
-from vitlens.data.given import AsGiven
 from vitlens.data.split import InMemory, Subset
 from vitlens.errors import RunError
 from vitlens.training.feed import decoding_errors, derive_seed, epoch_batches, needs_no_workers, portions, process_share
@@ -58,7 +57,7 @@ def test_pixels_given_as_floats_are_those_of_8_bits() -> None:
     source = tiny_split("train", 6).source
     stored = source.read(torch.arange(6))
     assert stored.dtype == torch.uint8
-    (portion,) = portions(AsGiven(stored / 255), [torch.tensor([4, 1])], pin=False)
+    (portion,) = portions(InMemory(stored / 255), [torch.tensor([4, 1])], pin=False)
     assert torch.equal(portion.pixels, stored[[4, 1]])
 
 

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from tests.training.tiny import tiny_model, tiny_recipe, tiny_split
 from vitlens.data.split import Split
 from vitlens.models.model import Model
-from vitlens.training.first_batch import FirstBatch, first_batch
 from vitlens.training.loop import fit
 from vitlens.training.recipe import Recipe
+from vitlens.training.task import FirstBatch, first_batch
 
 
 class CaughtError(Exception):

@@ -7,16 +7,18 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor, nn
 
+from tests.lens.tiny import model_of
 from tests.training.tiny import CLASSES, tiny_model, tiny_recipe, tiny_split
-from vitlens.errors import DataError, InputError
+from vitlens.errors import DataError, InputError, UnsupportedError
 from vitlens.models import loading, saved
+from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
-from vitlens.models.rebuilt import for_classes
-from vitlens.training import bookkeeping, frozen, loop
-from vitlens.training.bookkeeping import BEST_FILE
-from vitlens.training.head import fit_head, require_cacheable
-from vitlens.training.loop import fit
+from vitlens.models.rebuild import classifiers, for_classes
+from vitlens.training import head, loop
+from vitlens.training.head import HeadOnly, fit_head, read_features, require_cacheable
+from vitlens.training.loop import BEST_FILE, fit
 from vitlens.training.metrics import Progress, TrainingResult, read_metrics
 from vitlens.training.recipe import Recipe
 
@@ -97,7 +99,7 @@ def test_the_files_match_the_result(tmp_path: Path) -> None:
 def test_a_stopped_run_resumes_without_the_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, expected = trained(tmp_path / "whole")
     monkeypatch.setattr(loop, "CHECKPOINT_INTERVAL", 0.0)
-    monkeypatch.setattr(bookkeeping, "PROGRESS_INTERVAL", 0.0)
+    monkeypatch.setattr(loop, "PROGRESS_INTERVAL", 0.0)
 
     def stop(progress: Progress) -> None:
         if progress.epoch == 1:
@@ -108,7 +110,7 @@ def test_a_stopped_run_resumes_without_the_backbone(tmp_path: Path, monkeypatch:
     assert sorted(path.name for path in (tmp_path / "cut" / "features").iterdir()) == [
         "test.safetensors", "train.safetensors",
     ]  # fmt: skip
-    monkeypatch.setattr(frozen, "cached_features", None)  # not called again
+    monkeypatch.setattr(head, "read_features", None)  # not called again
     resumed, result = trained(tmp_path / "cut", resume=True)
     assert all(torch.equal(value, state(whole)[name]) for name, value in state(resumed).items())
     assert [epoch.train_loss for epoch in result.history] == [epoch.train_loss for epoch in expected.history]
@@ -174,3 +176,67 @@ def test_a_cnn_and_its_batch_statistics(tmp_path: Path) -> None:
     changed = {name for name, value in state(model).items() if not torch.equal(value, before[name])}
     assert changed == {"fc.weight", "fc.bias"}
     assert tiny_model().classes == CLASSES
+
+
+MADE = {
+    "ours": tiny_model,
+    "ours, distilled": lambda: untrained(
+        "vit-mini", classes=CLASSES, overrides={"dim": 8, "depth": 1, "heads": 2, "distillation": True}
+    ),
+    "ours, mean of patches": lambda: untrained(
+        "vit-mini", classes=CLASSES, overrides={"dim": 8, "depth": 1, "heads": 2, "pooling": "mean"}
+    ),
+    "resnet": lambda: untrained("resnet20", classes=CLASSES),
+    "timm, distilled": lambda: load("timm:deit_tiny_distilled_patch16_224", random_weights=True, image_size=(32, 32)),
+    "timm, a CNN": lambda: load("timm:resnet10t", random_weights=True, image_size=(32, 32)),
+    "torchvision": lambda: load("torchvision:mobilenet_v3_small", random_weights=True),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_the_head_on_features_gives_the_models_logits(name: str) -> None:
+    model = MADE[name]().eval()
+    images = torch.rand(3, 3, *model.input_size)
+    features = read_features(model, images)
+    head = HeadOnly(model)
+    assert features.shape[:2] == (3, len(classifiers(model)))
+    with torch.no_grad():
+        assert torch.allclose(head(features), model(images), atol=1e-5)
+    assert {id(part) for part in head.parameters()} <= {id(part) for part in model.parameters()}
+
+
+class Twice(nn.Module):
+    """Logits that are doubled after the head, or a head that reads every patch."""
+
+    def __init__(self, *, patches: bool) -> None:
+        super().__init__()
+        self.first, self.head, self.patches = nn.Conv2d(3, 4, 8, stride=8), nn.Linear(4, 5), patches
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.first(images).flatten(2).transpose(1, 2)  # (batch, patches, 4)
+        return self.head(maps).mean(1) if self.patches else 2 * self.head(maps.mean(1))
+
+
+@pytest.mark.parametrize(("patches", "match"), [(True, r"one vector per image, found \(2, 16, 4\)"), (False, "differ")])
+def test_a_head_that_is_not_the_last_step_is_refused(patches: bool, match: str) -> None:
+    model = model_of(Twice(patches=patches))
+    with pytest.raises(UnsupportedError, match=f"{match}.*--train-last 1 in place of --freeze-backbone"):
+        read_features(model, torch.rand(2, 3, 32, 32))
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_half_a_file_of_features_and_those_of_another_recipe_are_computed_again(tmp_path: Path) -> None:
+    def stop(progress: Progress) -> None:
+        raise InterruptedTrainingError
+
+    with pytest.raises(InterruptedTrainingError):
+        trained(tmp_path, on_progress=stop)
+    file = tmp_path / "features" / "train.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(b"half a file")
+    with pytest.raises(InterruptedTrainingError):
+        trained(tmp_path, on_progress=stop)
+    assert file.read_bytes() == whole
+    with pytest.raises(InterruptedTrainingError):
+        trained(tmp_path, on_progress=stop, seed=1)
+    assert file.read_bytes() != whole

@@ -13,10 +13,9 @@ from vitlens.data.split import InMemory, Split
 from vitlens.errors import DataError, InputError, NonFiniteError, StorageError
 from vitlens.models import loading, saved
 from vitlens.models.model import Model
-from vitlens.training import bookkeeping
 from vitlens.training import checkpoint as checkpoint_module
-from vitlens.training.bookkeeping import BEST_FILE
-from vitlens.training.loop import fit
+from vitlens.training import loop
+from vitlens.training.loop import BEST_FILE, fit
 from vitlens.training.metrics import METRICS_FILE, Progress, TrainingResult, read_metrics
 
 TRAIN, TEST = tiny_split("train", 40), tiny_split("test", 12)
@@ -29,7 +28,7 @@ class InterruptedTrainingError(Exception):
 
 @pytest.fixture(autouse=True)
 def progress_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bookkeeping, "PROGRESS_INTERVAL", 0.0)
+    monkeypatch.setattr(loop, "PROGRESS_INTERVAL", 0.0)
 
 
 def trained(folder: Path, model: Model | None = None, **changes: Any) -> tuple[Model, TrainingResult]:

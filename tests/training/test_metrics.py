@@ -1,7 +1,6 @@
 """The calls of watchers, which do not change the training."""
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,23 +10,20 @@ import torch
 
 from tests.training.test_loop import STEPS, TEST, InterruptedTrainingError, interrupting, same, state, timeless, trained
 from tests.training.tiny import tiny_model, tiny_recipe
-from vitlens.analysis.attention.rollout import rollout
+from vitlens.analysis.attention.methods import rollout
 from vitlens.analysis.heads.statistics import statistics
-from vitlens.errors import InputError, StorageError
+from vitlens.errors import InputError
 from vitlens.models import loading, saved
 from vitlens.models.model import Model
 from vitlens.training.metrics import (
     METRICS_FILE,
-    EpochHistory,
     EpochMetrics,
     StepMetrics,
     Watcher,
-    append_metrics,
+    best_of,
     read_metrics,
-    rewrite_metrics,
-    watched,
+    write_metrics,
 )
-from vitlens.typed import read_as
 
 
 def metrics(epoch: int, accuracy: float | None = 0.5) -> EpochMetrics:
@@ -36,23 +32,16 @@ def metrics(epoch: int, accuracy: float | None = 0.5) -> EpochMetrics:
 
 def test_lines_are_read_as_written(tmp_path: Path) -> None:
     history = (metrics(0), metrics(1, None), metrics(2))
-    for line in history:
-        append_metrics(tmp_path, line)
+    write_metrics(tmp_path, history)
     assert read_metrics(tmp_path) == history
-
-
-def test_rewriting_drops_later_and_half_written_lines(tmp_path: Path) -> None:
-    append_metrics(tmp_path, metrics(0))
     with (tmp_path / METRICS_FILE).open("a") as file:
         file.write('{"epoch": 1, "st')
     with pytest.raises(InputError, match=METRICS_FILE):
         read_metrics(tmp_path)
-    rewrite_metrics(tmp_path, (metrics(0),))
-    assert read_metrics(tmp_path) == (metrics(0),)
 
 
 def test_files_without_gradient_norms_are_read(tmp_path: Path) -> None:
-    append_metrics(tmp_path, dataclasses.replace(metrics(0), gradient_norm=0.7))
+    write_metrics(tmp_path, [dataclasses.replace(metrics(0), gradient_norm=0.7)])
     path = tmp_path / METRICS_FILE
     path.write_text(path.read_text().replace(', "gradient_norm": 0.7', ""))
     assert read_metrics(tmp_path)[0].gradient_norm is None
@@ -65,18 +54,10 @@ def test_a_corrupt_file_is_one_line(tmp_path: Path, text: str) -> None:
         read_metrics(tmp_path)
 
 
-def test_a_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=METRICS_FILE):
-        append_metrics(tmp_path / "gone", metrics(0))
-
-
 def test_the_best_epoch_is_the_first_of_the_highest() -> None:
-    standing = EpochHistory()
-    for epoch, accuracy in enumerate((0.2, None, 0.7, 0.7, 0.6)):
-        standing = standing.after(metrics(epoch, accuracy))
-    assert (standing.best_accuracy, standing.best_epoch, len(standing.history)) == (0.7, 2, 5)
-    stored = json.loads(json.dumps(dataclasses.asdict(standing)))
-    assert read_as(EpochHistory, stored, source="a checkpoint") == standing
+    history = [metrics(epoch, accuracy) for epoch, accuracy in enumerate((0.2, None, 0.7, 0.7, 0.6))]
+    assert best_of(history) == history[2]
+    assert best_of(history[1:2]) is None
 
 
 class Notes:
@@ -137,7 +118,7 @@ def test_the_weights_that_are_seen_are_those_that_were_tested(tmp_path: Path) ->
 
 
 def test_a_resumed_run_reports_the_remaining_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitlens.training.bookkeeping.PROGRESS_INTERVAL", 0.0)
+    monkeypatch.setattr("vitlens.training.loop.PROGRESS_INTERVAL", 0.0)
     first, second = Notes(), Notes()
     with pytest.raises(InterruptedTrainingError):
         trained(tmp_path, on_progress=interrupting(7), watchers=[first])
@@ -158,7 +139,7 @@ def test_what_a_watcher_raises_ends_the_training_and_closes_all(tmp_path: Path) 
     assert (notes.closed, broken.closed) == (1, 1)
 
 
-def test_all_are_closed_in_turn_though_one_fails() -> None:
+def test_all_are_closed_in_turn_though_one_fails(tmp_path: Path) -> None:
     order: list[str] = []
 
     class Named(Notes):
@@ -171,6 +152,8 @@ def test_all_are_closed_in_turn_though_one_fails() -> None:
             if self.error:
                 raise self.error
 
-    with pytest.raises(ZeroDivisionError), watched([Named("a"), Named("b", ZeroDivisionError()), Named("c")]):
-        order.append("inside")
-    assert order == ["inside", "c", "b", "a"]
+    with pytest.raises(ZeroDivisionError):
+        trained(
+            tmp_path, watchers=[Named("a"), Named("b", ZeroDivisionError()), Named("c")], recipe=tiny_recipe(epochs=1)
+        )
+    assert order == ["c", "b", "a"]

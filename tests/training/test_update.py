@@ -10,8 +10,8 @@ from accelerate import Accelerator
 from tests.training.tiny import tiny_model, tiny_recipe, tiny_split
 from vitlens.errors import NonFiniteError
 from vitlens.training.feed import process_share
+from vitlens.training.loop import Updates
 from vitlens.training.task import Task
-from vitlens.training.update import Updates
 
 SPLIT = tiny_split("train", 7)
 
@@ -20,7 +20,7 @@ def task(**changes: object) -> Task:
     model = tiny_model(drop_path=0.0, dropout=0.0)
     model.train().requires_grad_(True)
     recipe = tiny_recipe(batch_size=7, **changes)
-    return Task(model, SPLIT, SPLIT, recipe, Path("run"), 0, torch.device("cpu"), "fp32", None)
+    return Task(model, SPLIT, SPLIT, recipe, Path("run"))
 
 
 class OneOfSeveral(Accelerator):

@@ -4,8 +4,8 @@ A job is one image at one epsilon in one restart. All jobs of a batch are rows o
 queries, so that jobs which began at different times share a batch.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from typing import Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -41,12 +41,12 @@ class Jobs:
 
     def replaced(self, slots: Int[Tensor, " slots"], new_jobs: "Jobs") -> "Jobs":
         """The batch with new jobs in these slots."""
-        pairs = ((field.name, getattr(self, field.name), getattr(new_jobs, field.name)) for field in fields(self))
-        return Jobs(**{name: old.index_copy(0, slots, new) for name, old, new in pairs})
+        names = [field.name for field in fields(self)]
+        return Jobs(*(getattr(self, name).index_copy(0, slots, getattr(new_jobs, name)) for name in names))
 
     def select(self, slots: Int[Tensor, " slots"]) -> "Jobs":
         """The jobs in these slots."""
-        return Jobs(**{field.name: getattr(self, field.name)[slots] for field in fields(self)})
+        return Jobs(*(getattr(self, field.name)[slots] for field in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -63,54 +63,35 @@ class PointEvaluation:
     success: Bool[Tensor, " batch"]
 
 
-@runtime_checkable
-class Algorithm(Protocol):
-    """One attack on a whole batch at once; everything it remembers of a job is in the state's rows."""
+@dataclass(frozen=True, kw_only=True)
+class Algorithm(ABC):
+    """One attack on a whole batch at once; everything it remembers of a job is in the state's rows.
 
-    @property
-    def norm(self) -> Norm:
-        """The norm that bounds the perturbation, or that the attack minimises."""
-        ...
+    norm: that bounds the perturbation, or that the attack minimises; queries: the largest number of a job, of which the
+    last needs no gradient; minimum: whether it searches for the smallest perturbation (state "best" is its image,
+    "nearest" its length), otherwise a job ends with its first success; objectives: gradients per query, 0: score-based;
+    targets: number of target classes, tried one after another, 0: untargeted; random: whether another restart can give
+    another result.
+    """
 
-    @property
-    def minimum(self) -> bool:
-        """Whether it searches for the smallest perturbation: state "best" is its image, "nearest" its length.
+    norm: Norm
+    queries: int
+    minimum: bool = False
+    objectives: int = 1
+    targets: int = 0
+    random: bool = True
 
-        Otherwise a job ends with its first success.
-        """
-        ...
-
-    @property
-    def queries(self) -> int:
-        """The largest number of queries of a job; the last needs no gradient."""
-        ...
-
-    @property
-    def objectives(self) -> int:
-        """Gradients per query; 0: score-based."""
-        ...
-
-    @property
-    def targets(self) -> int:
-        """Number of target classes, tried one after another; 0: untargeted."""
-        ...
-
-    @property
-    def random(self) -> bool:
-        """Whether another restart can give another result."""
-        ...
-
+    @abstractmethod
     def start(self, jobs: Jobs) -> State:
         """The state of new jobs."""
-        ...
 
+    @abstractmethod
     def losses(self, logits: Logits, jobs: Jobs) -> Float[Tensor, "batch objectives"]:
         """The objectives to maximise, differentiable."""
-        ...
 
+    @abstractmethod
     def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
         """The next state, given the model's outputs; state "over" marks jobs that end before their last query."""
-        ...
 
 
 @dataclass(frozen=True)

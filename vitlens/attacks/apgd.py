@@ -3,46 +3,35 @@
 import math
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vitlens.attacks.algorithm import Jobs, PointEvaluation, Setting, State, perturbed
+from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation, Setting, State, perturbed
 from vitlens.attacks.losses import LOSSES, TARGETED, Loss, LossName
-from vitlens.attacks.norms import NORMS, Norm, per_pixel
+from vitlens.attacks.norms import NORMS, per_pixel
 from vitlens.attacks.registry import NormName
-from vitlens.shapes import Images, Logits
+from vitlens.shapes import Logits
 
 RHO = 0.75  # share of the steps between two checkpoints that must raise the loss
 MOMENTUM = 0.75  # alpha: weight of the new step; 1 - alpha is that of the last one
 _FIRST, _SHORTER, _SHORTEST = 0.22, 0.03, 0.06  # of the steps: positions of the checkpoints
 
 
-@dataclass(frozen=True)
-class AutoPGD:
+@dataclass(frozen=True, kw_only=True)
+class AutoPGD(Algorithm):
     """The step size starts at 2 epsilon. At a checkpoint it is halved, and the search restarts from the best point, if
     too few steps raised the loss, or if neither step size nor best loss changed since the last checkpoint."""
 
     steps: int
     loss: Loss
-    norm: Norm
-    targets: int = 0
-    minimum: bool = False
-    objectives: int = 1
-    random: bool = True
-
-    @property
-    def queries(self) -> int:
-        """One at the start, one after each step."""
-        return self.steps + 1
 
     def start(self, jobs: Jobs) -> State:
         """A random point in the ball."""
-        points = perturbed(
-            jobs,
-            self.norm.project(self.norm.draw(jobs.keys, jobs.clean) * per_pixel(jobs.epsilon), jobs.epsilon),
-        )
+        draw = self.norm.draw(jobs.keys, jobs.clean) * per_pixel(jobs.epsilon)
+        points = perturbed(jobs, self.norm.project(draw, jobs.epsilon))
         worst = torch.full_like(jobs.epsilon, -torch.inf)
         return {
             "points": points,
@@ -79,7 +68,13 @@ class AutoPGD:
         state, back = self._checked(jobs, recorded)
         here = _where(back, state["top"], points)
         ascent = _where(back, state["top_gradient"], gradient)
-        return {**state, "points": self._next_points(jobs, state, here, ascent, first), "before": here}
+        # one step with momentum, projected before and after it is combined with the last
+        step = here + per_pixel(state["step"]) * self.norm.steepest(ascent)
+        step = perturbed(jobs, self.norm.project(step - jobs.clean, jobs.epsilon))
+        weight = per_pixel(torch.where(first, 1.0, MOMENTUM).to(here.dtype))
+        mixed = here + weight * (step - here) + (1 - weight) * (here - state["before"])
+        moved = perturbed(jobs, self.norm.project(mixed - jobs.clean, jobs.epsilon))
+        return {**state, "points": moved, "before": here}
 
     def _checked(self, jobs: Jobs, state: State) -> tuple[State, Bool[Tensor, " batch"]]:
         """The state after the check, and at which jobs the step size was halved."""
@@ -95,35 +90,24 @@ class AutoPGD:
             "rises": torch.where(at_check, 0, state["rises"]),
         }, back
 
-    def _next_points(
-        self, jobs: Jobs, state: State, here: Images, gradient: Tensor, first: Bool[Tensor, " batch"]
-    ) -> Images:
-        """One step with momentum, projected before and after it is combined with the last."""
-        step = here + per_pixel(state["step"]) * self.norm.steepest(gradient)
-        step = perturbed(jobs, self.norm.project(step - jobs.clean, jobs.epsilon))
-        weight = per_pixel(torch.where(first, 1.0, MOMENTUM).to(here.dtype))
-        mixed = here + weight * (step - here) + (1 - weight) * (here - state["before"])
-        return perturbed(jobs, self.norm.project(mixed - jobs.clean, jobs.epsilon))
-
 
 def apgd(setting: Setting, *, loss: LossName = "cross-entropy", norm: NormName = "linf", targets: int = 0) -> AutoPGD:
     """Auto-PGD; targets: how many of the most likely other classes it targets in turn (9 in AutoAttack); 0: none."""
-    return AutoPGD(setting.steps, (TARGETED if targets else LOSSES)[loss], NORMS[norm], targets)
-
-
-def checkpoints(steps: int) -> list[int]:
-    """The checkpoints: step p = 0.22 of all, then p + max(p - previous p - 0.03, 0.06), rounded up."""
-    before, share, marks = 0.0, _FIRST, list[int]()
-    while share <= 1:
-        marks.append(math.ceil(share * steps - 1e-9))  # 0.22 x 50 must give 11 despite rounding errors
-        before, share = share, share + max(share - before - _SHORTER, _SHORTEST)
-    return sorted(set(marks))
+    rule = (TARGETED if targets else LOSSES)[loss]
+    queries = setting.steps + 1  # one at the start, one after each step
+    return AutoPGD(norm=NORMS[norm], queries=queries, targets=targets, steps=setting.steps, loss=rule)
 
 
 def windows(steps: int) -> list[int]:
-    """For each step from 0 to the last: the steps since the previous checkpoint, 0 where it is not a checkpoint."""
-    marks = checkpoints(steps)
-    lengths = dict(zip(marks, (after - before for before, after in zip([0, *marks], marks))))
+    """For each step from 0 to the last: the steps since the previous checkpoint, 0 where it is not a checkpoint.
+
+    The checkpoints: step p = 0.22 of all, then p + max(p - previous p - 0.03, 0.06), rounded up.
+    """
+    before, share, marks = 0.0, _FIRST, [0]
+    while share <= 1:
+        marks.append(math.ceil(share * steps - 1e-9))  # 0.22 x 50 must give 11 despite rounding errors
+        before, share = share, share + max(share - before - _SHORTER, _SHORTEST)
+    lengths = {after: after - previous for previous, after in pairwise(sorted(set(marks)))}
     return [lengths.get(step, 0) for step in range(steps + 1)]
 
 

@@ -1,6 +1,11 @@
-"""`vitlens.attack`: one attack on a batch of images, at one epsilon or over several."""
+"""`vitlens.attack`: one attack on images at one epsilon; and the smallest epsilon at which an attack succeeds on each.
 
-from collections.abc import Iterable, Iterator, Sequence
+Over several epsilons an image that is robust at one is attacked at the next; one on which the attack succeeds counts as
+broken at every larger epsilon, so that robust accuracy never rises with epsilon.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import overload
 
@@ -9,16 +14,17 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vitlens.attacks.engine import worst_case
-from vitlens.attacks.plan import AttackPlan, CleanImages, clean_images
-from vitlens.attacks.registry import ATTACK, ATTACKS, EPSILON, PRECISION, RESTARTS, attack_named, targeted
-from vitlens.attacks.sweep import sweep
+from vitlens.attacks.plan import AttackPlan, clean_images
+from vitlens.attacks.registry import ATTACK, ATTACKS, EPSILON, PRECISION, RESTARTS, attack_named
 from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.models.support import needs_of, require
 from vitlens.names import DEFAULT_SEED
-from vitlens.pixels import AnyImages, Parts, Targets, as_images, as_parts, as_targets, takes_images
-from vitlens.shapes import Images, Labels
+from vitlens.pixels import AnyImages, Targets, as_images, as_parts, as_targets, takes_images
+from vitlens.shapes import Images
 from vitlens.summary import Line, Summary
+
+_PLAN = AttackPlan()
 
 
 @dataclass(frozen=True, repr=False)
@@ -153,13 +159,27 @@ def attack(
         steps=steps, restarts=restarts, targets=as_targets(targets), seed=seed, batch_size=batch_size,
         precision=precision, side=side, aligned=aligned, maps=maps,
     )  # fmt: skip
+    entry = attack_named(method)
     if epsilons is not None:
         fixed = {"epsilon": epsilon, "targets": plan.targets, "side": side, "maps": maps}
         also = [name for name, value in fixed.items() if value is not None]
         if also:
             raise InputError(f"expected epsilons, or an attack at one epsilon, found also {also[0]}; leave one out")
-        return _curve(model, as_parts(images), labels, plan, method, epsilons)
-    entry = attack_named(method)
+        if not isinstance(epsilons, Iterable):
+            raise InputError(
+                f"expected several epsilons, found {epsilons!r}; give epsilons=[0, {epsilons!r}] or epsilon="
+            )
+        levels = [float(each) for each in epsilons]
+        if not entry.takes_epsilon:
+            raise InputError(f"expected an attack bounded by epsilon for epsilons, found {method!r}; give side instead")
+        if not levels:
+            raise InputError("expected at least one epsilon, found none; e.g. epsilons=[1 / 255, 2 / 255, 4 / 255]")
+        found = sweep(model, as_parts(images), labels, plan, attack=method, epsilons=levels)
+        robust = torch.stack([found.robust(epsilon) for epsilon in found.epsilons])
+        return AttackCurve(
+            torch.tensor(found.epsilons, dtype=torch.float64), robust.double().mean(1), found.clean & ~robust,
+            found.clean, found.broken_at, found.distance, found.notes,
+        )  # fmt: skip
     require(model, *needs_of("attack"))
     if epsilon is not None and not entry.takes_epsilon:
         raise InputError(f"expected no epsilon for a patch, whose size is its side in px, found {epsilon:g}")
@@ -170,9 +190,17 @@ def attack(
     if entry.kind == "minimum":  # it searches without an epsilon, and what it finds counts within this distance
         level, limit = 1.0, torch.inf if epsilon is None else epsilon
     if plan.targets is not None:
-        _require_reachable(plan.targets, clean, method)
-    levels = (level,) if level > 0 else ()  # at 0 no image changes
-    outcome = worst_case(model, clean, entry, replace(plan, levels=levels, keep=len(pixels)))
+        if not entry.targets:
+            known = " or ".join(each.name for each in ATTACKS.values() if each.targets)
+            raise InputError(f"expected {known} to reach targets, found {method!r}")
+        equal = (plan.targets.cpu() == clean.labels).nonzero().flatten()
+        if len(equal):
+            raise InputError(
+                f"expected targets other than the labels, found {int(plan.targets[equal[0]])} for both on image "
+                f"{int(clean.indices[equal[0]])}"
+            )
+    plan = replace(plan, levels=(level,) if level > 0 else (), keep=len(pixels))  # at 0 no image changes
+    outcome = worst_case(model, clean, entry, plan)
     success = (outcome.level >= 0) & (outcome.distance <= limit)
     adversarial = pixels.clone()
     for row in success.nonzero()[:, 0].tolist():
@@ -184,32 +212,73 @@ def attack(
     )  # fmt: skip
 
 
-def _curve(
-    model: Model, images: Parts, labels: Tensor | str | None, plan: AttackPlan, method: str, epsilons: object
-) -> AttackCurve:
-    """The curve of one attack: robust images go on to the next epsilon."""
-    if not isinstance(epsilons, Iterable):
-        raise InputError(f"expected several epsilons, found {epsilons!r}; give epsilons=[0, {epsilons!r}] or epsilon=")
-    levels = [float(epsilon) for epsilon in epsilons]
-    if not attack_named(method).takes_epsilon:
-        raise InputError(f"expected an attack bounded by epsilon for epsilons, found {method!r}; give side instead")
-    if not levels:
-        raise InputError("expected at least one epsilon, found none; e.g. epsilons=[1 / 255, 2 / 255, 4 / 255]")
-    found = sweep(model, images, labels, plan, attack=method, epsilons=levels)
-    robust = torch.stack([found.robust(epsilon) for epsilon in found.epsilons])
-    return AttackCurve(
-        torch.tensor(found.epsilons, dtype=torch.float64), robust.double().mean(1), found.clean & ~robust, found.clean,
-        found.broken_at, found.distance, found.notes,
+@dataclass(frozen=True, repr=False)
+class Sweep(Summary):
+    """The results of one attack on n images.
+
+    epsilons: of the attack, pixel units (for a patch the share of the image covered); indices: of the images in the
+    data set; clean: whether the clean image is classified correctly; broken_at: the smallest epsilon at which the
+    attack succeeds, 0 where the clean image is misclassified, infinite where it is robust; distance: of the smallest
+    perturbation found, in the attack's norm, infinite where there is none, 0 where the clean image is misclassified;
+    rows, kept: rows and adversarial images of the first successes, on the CPU; forwards, backwards: passes through the
+    model; seconds; zero_gradients: images all of whose gradients were exactly 0; notes: caveats that belong to the
+    numbers.
+    """
+
+    epsilons: tuple[float, ...]
+    indices: Int[Tensor, " n"]
+    clean: Bool[Tensor, " n"]
+    broken_at: Float[Tensor, " n"]
+    distance: Float[Tensor, " n"]
+    rows: Int[Tensor, " kept"]
+    kept: Float[Tensor, "kept 3 height width"]
+    forwards: int
+    backwards: int
+    seconds: float
+    zero_gradients: Bool[Tensor, " n"]
+    notes: tuple[str, ...] = ()
+
+    def robust(self, epsilon: float) -> Bool[Tensor, " n"]:
+        """Which images are classified correctly within this epsilon (one of `epsilons`, or slightly more)."""
+        return self.clean & (self.broken_at > epsilon)
+
+
+@takes_images
+def sweep(
+    model: Model,
+    images: AnyImages,
+    labels: Tensor | str | None = None,
+    plan: AttackPlan = _PLAN,
+    *,
+    attack: str = ATTACK,
+    epsilons: Sequence[float] | None = None,
+    indices: Sequence[int] | None = None,
+    on_progress: Callable[[int], object] = lambda _: None,
+) -> Sweep:
+    """Attack every image at every epsilon, up to the first at which the attack succeeds.
+
+    epsilons: in pixel units, ascending, 0 allowed (None: the defaults of the attack's norm; a patch has its own);
+    indices: of the images in the data set, which seed the random draws, so that the parts of a data set give the same
+    results as the whole; on_progress: called with the number of images just finished. Raises the errors of
+    `vitlens.attack`.
+    """
+    entry = attack_named(attack)
+    clean = clean_images(model, as_parts(images), labels, indices=indices, batch_size=plan.batch_size)
+    axis = plan.epsilons(entry, model, clean, epsilons)
+    above_0 = tuple(epsilon for epsilon in axis if epsilon > 0)  # at 0 no image changes
+    start = time.perf_counter()
+    levels = above_0 if entry.kind == "budget" else (1.0,)  # a search for the smallest perturbation runs once
+    outcome = worst_case(model, clean, entry, replace(plan, levels=levels), advance=on_progress)
+    seconds = time.perf_counter() - start
+    tried = torch.tensor([*above_0, torch.inf], dtype=torch.float64)
+    broken = outcome.level.where(outcome.level >= 0, len(tried) - 1)
+    if entry.kind == "minimum":  # the first epsilon that is not below the distance
+        broken = torch.searchsorted(tried, outcome.distance.double())
+    rows, wrong = sorted(outcome.adversarial), ~clean.correct
+    kept = [outcome.adversarial[row].cpu() for row in rows]
+    return Sweep(
+        axis, clean.indices, clean.correct, tried[broken].masked_fill(wrong, 0.0),
+        outcome.distance.masked_fill(wrong, 0.0), torch.tensor(rows, dtype=torch.int64),
+        torch.stack(kept) if rows else torch.empty(0, *clean.images.shape[1:]), int(outcome.forwards.sum()),
+        int(outcome.backwards.sum()), seconds, outcome.zero_gradients, clean.notes(model.alias),
     )  # fmt: skip
-
-
-def _require_reachable(targets: Labels, clean: CleanImages, method: str) -> None:
-    """Raise InputError for an attack without targets, and for a target that is its image's label."""
-    if not ATTACKS[method].targets:
-        raise InputError(f"expected {targeted()} to reach targets, found {method!r}")
-    equal = (targets.cpu() == clean.labels).nonzero().flatten()
-    if len(equal):
-        raise InputError(
-            f"expected targets other than the labels, found {int(targets[equal[0]])} for both on image "
-            f"{int(clean.indices[equal[0]])}"
-        )

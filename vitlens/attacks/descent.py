@@ -1,24 +1,126 @@
-"""Projected gradient descent; FGSM, BIM, the patch attack and frequency-limited PGD are special cases of it."""
+"""Projected gradient descent; FGSM, BIM, the patch attack and frequency-limited PGD are special cases of it.
 
-from dataclasses import dataclass
+They differ by the region of allowed perturbations: a norm's ball, one band of frequencies, one square of pixels.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
-from vitlens.attacks.algorithm import Jobs, PointEvaluation, Setting, State, perturbed
+from vitlens.analysis.failures.operations import frequency_bands
+from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation, Setting, State, perturbed
 from vitlens.attacks.losses import LOSSES, TARGETED, Loss, LossName
-from vitlens.attacks.norms import NORMS, Norm, per_pixel
-from vitlens.attacks.regions import Ball, Band, Patch, Region, ranked_positions
+from vitlens.attacks.norms import LINF, NORMS, PATCH, Change, Norm, PerImage, per_pixel
 from vitlens.attacks.registry import NormName
+from vitlens.data.draws import uniform
+from vitlens.errors import InputError
 from vitlens.shapes import Logits
 
 PGD_STRIDE = 2.5  # length of all steps together, in epsilons, as in Madry 2018
 BIM_STRIDE = 1.25  # Kurakin 2017: steps of 1/255, 1.25 epsilon / (1/255) of them
+CUTOFF = 0.5  # of Nyquist's frequency, between low and high
 
 
 @dataclass(frozen=True)
-class Descent:
+class Region:
+    """The allowed changes of a batch of jobs.
+
+    norm: that bounds a change; within: the component of a change, or of a gradient, in the region, of any length; fit:
+    a change in the region that is at most as long as the radius; choose: the state that defines each job's region, one
+    of its own where `random`; radius: the largest length of a change.
+    """
+
+    norm: Norm
+    within: Callable[[Change, State], Change]
+    fit: Callable[[Change, PerImage, State], Change]
+    choose: Callable[[Jobs], State] = lambda _jobs: {}
+    radius: Callable[[Jobs], PerImage] = lambda jobs: jobs.epsilon
+    random: bool = False
+
+
+def ball(norm: Norm) -> Region:
+    """Any change of at most epsilon."""
+    return Region(norm, lambda change, _: change, lambda change, radius, _: norm.project(change, radius))
+
+
+def band(part: Literal["low", "high"]) -> Region:
+    """Changes of only low or only high frequencies, of at most epsilon at every pixel.
+
+    A change that is too large is scaled down, which keeps its frequencies; only clamping to [0, 1] adds others.
+    """
+
+    def within(change: Change, _state: State) -> Change:
+        low, high = frequency_bands(change, cutoff=CUTOFF)
+        return (low if part == "low" else high).to(change.dtype)
+
+    def fit(change: Change, radius: PerImage, state: State) -> Change:
+        inside = within(change, state)
+        length = LINF.length(inside).clamp_min(torch.finfo(change.dtype).tiny)
+        return inside * per_pixel((radius / length).clamp_max(1))
+
+    return Region(LINF, within, fit)
+
+
+def one_square(side: int, step: tuple[int, int], ranked: Int[Tensor, "images places"] | None) -> Region:
+    """One square of pixels in which any change is allowed, from black to white; epsilon is the share that it covers.
+
+    side: px; step: px (vertical, horizontal) between its possible positions; ranked: for each image (rows of the jobs)
+    the positions in descending order, of which each restart takes the next; None: random positions.
+    """
+
+    def choose(jobs: Jobs) -> State:
+        """Each job's square as a mask (batch, 1, height, width)."""
+        height, width = jobs.clean.shape[2:]
+        counts = [(length - side) // each + 1 for length, each in zip((height, width), step)]
+        if ranked is None:
+            position = (uniform(jobs.keys, 1, stream=4)[:, 0] * (counts[0] * counts[1])).long()
+        else:
+            places = ranked.to(jobs.rows.device)[jobs.rows]
+            position = places.gather(1, (jobs.restarts % places.shape[1])[:, None])[:, 0]
+        top, left = position // counts[1] * step[0], position % counts[1] * step[1]
+        return {"mask": squares((height, width), top, left, torch.full_like(top, side))}
+
+    return Region(
+        PATCH,
+        lambda change, state: change * state["mask"],
+        lambda change, radius, state: PATCH.project(change * state["mask"], radius),
+        choose,
+        lambda jobs: torch.ones_like(jobs.epsilon),
+        random=True,
+    )
+
+
+def squares(
+    size: tuple[int, int], top: Int[Tensor, " batch"], left: Int[Tensor, " batch"], side: Int[Tensor, " batch"]
+) -> Bool[Tensor, "batch 1 height width"]:
+    """A mask of each square."""
+    along = [torch.arange(length, device=top.device) for length in size]
+    rows, columns = ((line >= at[:, None]) & (line < (at + side)[:, None]) for line, at in zip(along, (top, left)))
+    return (rows[:, :, None] & columns[:, None, :])[:, None]
+
+
+def ranked_positions(
+    maps: Float[Tensor, "images rows columns"], size: tuple[int, int], *, side: int, step: Sequence[int]
+) -> Int[Tensor, "images places"]:
+    """The positions of a square for each image, by the attribution within it, largest first; ties in reading order.
+
+    Raises InputError for a constant map.
+    """
+    constant = (maps.amax((1, 2)) == maps.amin((1, 2))).nonzero().flatten()
+    if len(constant):
+        raise InputError(f"expected maps that rank positions, found the map of image {int(constant[0])} constant")
+    enlarged = F.interpolate(maps[:, None].float(), size=size, mode="nearest")
+    mass = F.avg_pool2d(enlarged, side, stride=tuple(step)).flatten(1)
+    return mass.argsort(dim=1, descending=True, stable=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descent(Algorithm):
     """Gradient ascent on the loss; each step is projected into the region.
 
     stride: length of all steps together, in epsilons; random_start: whether it starts at a random point of the region.
@@ -29,24 +131,6 @@ class Descent:
     random_start: bool
     loss: Loss
     region: Region
-    targets: int = 0
-    minimum: bool = False
-    objectives: int = 1
-
-    @property
-    def norm(self) -> Norm:
-        """The region's norm."""
-        return self.region.norm
-
-    @property
-    def queries(self) -> int:
-        """One per step, and one after the last."""
-        return self.steps + 1
-
-    @property
-    def random(self) -> bool:
-        """Whether another restart can give another result."""
-        return self.random_start or self.region.random
 
     def start(self, jobs: Jobs) -> State:
         """The clean image, or a random point of the region."""
@@ -84,13 +168,17 @@ def pgd(
     targets: how many of the most likely other classes it targets in turn, 0: untargeted; region: the set of allowed
     perturbations (None: the norm's ball).
     """
-    rule = (TARGETED if targets else LOSSES)[loss]
-    return Descent(setting.steps, stride, random_start, rule, region or Ball(NORMS[norm]), targets)
+    region = region or ball(NORMS[norm])
+    return Descent(
+        norm=region.norm, queries=setting.steps + 1, targets=targets, random=random_start or region.random,
+        steps=setting.steps, stride=stride, random_start=random_start,
+        loss=(TARGETED if targets else LOSSES)[loss], region=region,
+    )  # fmt: skip
 
 
-def fgsm(_setting: Setting) -> Descent:
+def fgsm(setting: Setting) -> Descent:
     """Fast gradient sign method (Goodfellow 2015): one step of epsilon from the clean image."""
-    return Descent(1, 1.0, False, LOSSES["cross-entropy"], Ball(NORMS["linf"]))
+    return pgd(replace(setting, steps=1), stride=1.0, random_start=False)
 
 
 def bim(setting: Setting) -> Descent:
@@ -100,7 +188,7 @@ def bim(setting: Setting) -> Descent:
 
 def frequency(setting: Setting, *, part: Literal["low", "high"]) -> Descent:
     """PGD within one band of frequencies (Sharma 2019)."""
-    return pgd(setting, region=Band(part))
+    return pgd(setting, region=band(part))
 
 
 def patch(setting: Setting) -> Descent:
@@ -108,4 +196,4 @@ def patch(setting: Setting) -> Descent:
     side = setting.square_side
     step = (setting.token or (side, side)) if setting.aligned else (1, 1)
     ranked = None if setting.maps is None else ranked_positions(setting.maps, setting.size, side=side, step=step)
-    return pgd(setting, region=Patch(side, step, ranked))
+    return pgd(setting, region=one_square(side, step, ranked))

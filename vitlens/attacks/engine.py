@@ -6,10 +6,13 @@ images that are still robust, and the result for an image does not depend on the
 
 A minimum-norm attack stops a step beyond the decision boundary, so its perturbation is shortened along the line to the
 clean image as far as the image stays adversarial (foolbox does the same for each epsilon).
+
+Gradients, with respect to pixels alone, may be computed in bf16; whether an image is adversarial is always evaluated in
+fp32, on exactly its pixels.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import torch
@@ -17,14 +20,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation, State, algorithm_of
-from vitlens.attacks.evaluation import Evaluator, frozen
+from vitlens.attacks.losses import is_misclassified, is_target, margin
 from vitlens.attacks.norms import per_pixel
-from vitlens.attacks.plan import AttackOutcome, AttackPlan, CleanImages, fitting_batch
-from vitlens.attacks.registry import Attack, members_of, without_gradients
+from vitlens.attacks.plan import AttackOutcome, AttackPlan, CleanImages, fitting_batch, frozen
+from vitlens.attacks.registry import PRECISION, Attack, members_of, without_gradients
 from vitlens.data.draws import keys
-from vitlens.errors import NonFiniteError
+from vitlens.devices import autocast
+from vitlens.errors import NonFiniteError, UnsupportedError
+from vitlens.lens.quick_passes import quick_linear
 from vitlens.models.model import Model
-from vitlens.shapes import Images
+from vitlens.shapes import Images, Logits
 
 OnDone = Callable[[int], object]  # level at which the attack succeeded on a finished image (-1: robust)
 Points = Float[Tensor, "points 3 height width"]
@@ -32,6 +37,116 @@ SuccessTest = Callable[[Points, Int[Tensor, " points"]], Bool[Tensor, " points"]
 
 ROUNDS = 3  # of the line search
 POINTS = 8  # on each line in a round: each round narrows the interval to 1/9, three to 1/729
+_BF16_ERROR = 2.0**-6  # of the largest logit
+_CPU_CHUNK = 32  # images per pass on a CPU, whose activations fit into its caches
+_SEPARATE = 4  # jobs that need no gradient get a pass of their own where they are at least 1/4 of the batch
+_MULTIPLE = 8  # to which batches on a CPU are padded
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Runs the model for one algorithm.
+
+    precision: of the passes with gradients; targeted: whether success means predicting the target (else: any wrong
+    class).
+    """
+
+    model: Model
+    algorithm: Algorithm
+    precision: str = PRECISION
+    targeted: bool = False
+
+    def evaluate(self, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"]) -> PointEvaluation:
+        """The model's outputs on the points; last (on the CPU): jobs for which no gradient is needed."""
+        chunk = _CPU_CHUNK if points.device.type == "cpu" else len(points)
+        all_jobs, count = torch.ones_like(last), int(last.sum())
+        groups = [(all_jobs, True)]  # the jobs of each pass, and whether it needs gradients
+        if count == len(last) or not self.algorithm.objectives:
+            groups = [(all_jobs, False)]
+        elif count * _SEPARATE >= len(last):
+            groups = [(last, False), (~last, True)]
+        passes = [(rows, traced) for mask, traced in groups for rows in mask.nonzero()[:, 0].split(chunk)]
+        parts = []
+        for rows, traced in passes:
+            slots = rows.to(points.device)
+            own = (points, jobs) if len(passes) == 1 else (points[slots], jobs.select(slots))
+            parts.append(self._traced(*own, last[rows].to(points.device)) if traced else self._plain(*own))
+        if len(parts) == 1:
+            return parts[0]
+        order = torch.cat([rows for rows, _ in passes]).argsort().to(points.device)
+        return PointEvaluation(
+            torch.cat([part.logits for part in parts])[order], torch.cat([part.losses for part in parts])[order],
+            torch.cat([part.gradients for part in parts], 1)[:, order],
+            torch.cat([part.success for part in parts])[order],
+        )  # fmt: skip
+
+    def successful(self, points: Images, jobs: Jobs) -> Bool[Tensor, " batch"]:
+        """Whether these points are adversarial, in fp32."""
+        return self._success(self.exact(points), jobs)
+
+    def exact(self, points: Images) -> Logits:
+        """Logits in fp32, without a graph."""
+        with torch.no_grad(), quick_linear(points.device):
+            logits: Tensor = self.model(_padded(points))
+        return logits[: len(points)]
+
+    def _plain(self, points: Images, jobs: Jobs) -> PointEvaluation:
+        logits = self.exact(points)
+        losses = self.algorithm.losses(logits, jobs)
+        no_gradients = points.new_zeros(()).expand(losses.shape[1], *points.shape)
+        return PointEvaluation(logits, losses, no_gradients, self._success(logits, jobs))
+
+    def _traced(self, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"]) -> PointEvaluation:
+        """With gradients; after a pass in bf16, points that might be adversarial are evaluated again in fp32."""
+        count = self.algorithm.objectives
+        with torch.enable_grad(), autocast(points.device, self.precision), quick_linear(points.device):
+            coarse = torch.is_autocast_enabled(points.device.type)
+            leaf = points.detach().requires_grad_()
+            outputs = self.model(_padded(leaf))[: len(leaf)]
+        if not outputs.requires_grad:
+            raise UnsupportedError(
+                f"expected a gradient from {self.model.alias} with respect to the pixels, found none; "
+                f"try an attack that needs scores alone ({without_gradients()})"
+            )
+        with torch.enable_grad():
+            logits = outputs.to(points.dtype)
+            losses = self.algorithm.losses(logits, jobs)
+            gradients_of = [
+                torch.autograd.grad(losses[:, index].sum(), leaf, retain_graph=index + 1 < count)[0]
+                for index in range(count)
+            ]
+        gradients = gradients_of[0][None] if count == 1 else torch.stack(gradients_of)
+        logits = logits.detach()
+        seen = PointEvaluation(logits, losses.detach(), gradients, self._success(logits, jobs))
+        return self._verified(seen, points, jobs, last) if coarse else seen
+
+    def _verified(
+        self, seen: PointEvaluation, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"]
+    ) -> PointEvaluation:
+        """With fp32 logits for the points that are nearly adversarial, or are the last of their job."""
+        slack = _BF16_ERROR * seen.logits.abs().amax(1)
+        lead = -margin(seen.logits, jobs.targets) if self.targeted else margin(seen.logits, jobs.labels)
+        uncertain = ((lead < slack) | last).nonzero()[:, 0]
+        if not len(uncertain):
+            return seen
+        logits = seen.logits.index_copy(0, uncertain, self.exact(points[uncertain]))
+        success = torch.zeros_like(seen.success).index_copy(0, uncertain, self._success(logits, jobs)[uncertain])
+        return replace(seen, logits=logits, success=success)
+
+    def _success(self, logits: Logits, jobs: Jobs) -> Bool[Tensor, " batch"]:
+        return is_target(logits, jobs.targets) if self.targeted else is_misclassified(logits, jobs.labels)
+
+
+def _padded(points: Images) -> Float[Tensor, "padded 3 height width"]:
+    """On a CPU, padded with copies of the last image to 1, 2, 4 or a multiple of 8.
+
+    oneDNN caches code and memory for every shape, and a shrinking batch would produce all of them.
+    """
+    count = len(points)
+    size = -(-count // _MULTIPLE) * _MULTIPLE if count > _MULTIPLE // 2 else 1 << (count - 1).bit_length()
+    if points.device.type != "cpu" or size == count:
+        return points
+    return torch.cat((points, points[-1:].expand(size - count, -1, -1, -1)))
 
 
 class Engine:
@@ -56,14 +171,9 @@ class Engine:
         self.batch_size = plan.batch_size or fitting_batch(model)
         self.targets = 1 if plan.targets is not None else max(1, min(algorithm.targets, clean.runners_up.shape[1]))
         self.jobs_per_level = self.targets * (plan.restarts if algorithm.random else 1)
-        self.outcome = AttackOutcome(
-            torch.full((count,), -1),
-            torch.full((count,), torch.inf),
-            torch.zeros(count, dtype=torch.int64),
-            torch.zeros(count, dtype=torch.int64),
-            torch.ones(count, dtype=torch.bool),
-            {},
-        )
+        none = torch.zeros(count, dtype=torch.int64)
+        distance, silent = torch.full((count,), torch.inf), torch.ones(count, dtype=torch.bool)
+        self.outcome = AttackOutcome(none - 1, distance, none.clone(), none.clone(), silent, {})
         attacked = (row for row, correct in enumerate(clean.correct.tolist()) if correct and self.limits[row])
         self.waiting: Iterator[int] = iter(attacked)
         self.rows: list[int] = []  # of each slot: image, index of the job among the image's jobs, queries of the job
@@ -85,36 +195,31 @@ class Engine:
 
     def _round(self, jobs: Jobs, state: State) -> tuple[Jobs, State]:
         """One query of the model for the whole batch, and the changes that follow from it."""
-        last = self.queries == self.algorithm.queries - 1
-        seen = self.evaluator.evaluate(state["points"], jobs, last)
+        minimum, last = self.algorithm.minimum, self.queries == self.algorithm.queries - 1
         points = state["points"]
+        seen = self.evaluator.evaluate(points, jobs, last)
         state = self.algorithm.step(jobs, state, seen)
-        ended, success, distance = self._ended(seen, points, jobs, state, last)
+        nearest = state["nearest"] if minimum else self.algorithm.norm.length(points - jobs.clean)
+        over = state.get("over", torch.zeros_like(seen.success))
+        steepest = torch.zeros_like(nearest)
+        if seen.losses.shape[1]:
+            steepest = seen.gradients.detach().abs().amax((0, 2, 3, 4))
+        # copied to the host in one transfer
+        packed = (nearest, seen.success, over, seen.logits.isfinite().all(1), steepest)
+        distance, success, over, finite, steepest = torch.stack([part.to(nearest.dtype) for part in packed]).cpu()
+        self._count(last, finite, steepest)
+        ended = over.bool() | last
+        success = distance.isfinite() & ended if minimum else success.bool()
+        ended = ended if minimum else ended | success
         self.queries += 1
         jobs = replace(jobs, queries=jobs.queries + 1)
         slots = ended.nonzero()[:, 0].tolist()
         hits = [slot for slot in slots if success[slot]]
-        if hits and self.algorithm.minimum:
-            points, distance = self._shortened(hits, jobs, state["best"], distance)
-        self._record(hits, distance, points)
+        if hits:
+            if minimum:
+                points, distance = self._shortened(hits, jobs, state["best"], distance)
+            self._record(hits, distance, points)
         return self._refill(slots, success, jobs, state)
-
-    def _ended(
-        self, seen: PointEvaluation, points: Tensor, jobs: Jobs, state: State, last: Bool[Tensor, " batch"]
-    ) -> tuple[Bool[Tensor, " batch"], Bool[Tensor, " batch"], Float[Tensor, " batch"]]:
-        """Which jobs end, which of them succeeded, and their distances: copied to the host in one transfer."""
-        nearest = state["nearest"] if self.algorithm.minimum else self.algorithm.norm.length(points - jobs.clean)
-        steepest = (
-            seen.gradients.detach().abs().amax((0, 2, 3, 4)) if seen.losses.shape[1] else torch.zeros_like(nearest)
-        )
-        over = state.get("over", torch.zeros_like(seen.success))
-        packed = (nearest, seen.success, over, seen.logits.isfinite().all(1), steepest)
-        distance, success, over, finite, steepest = torch.stack([part.to(nearest.dtype) for part in packed]).cpu()
-        self._count(last, finite, steepest)
-        if self.algorithm.minimum:
-            ended = over.bool() | last
-            return ended, distance.isfinite() & ended, distance
-        return success.bool() | over.bool() | last, success.bool(), distance
 
     def _count(self, last: Bool[Tensor, " batch"], finite: Tensor, steepest: Tensor) -> None:
         """Count each image's passes, and note whether all its gradients were 0. Raises NonFiniteError."""
@@ -146,19 +251,15 @@ class Engine:
 
     def _record(self, hits: list[int], distance: Tensor, images: Tensor) -> None:
         """Record the successes of these slots."""
-        if not hits:
-            return
         rows = torch.tensor([self.rows[slot] for slot in hits])
         self.outcome.level[rows] = torch.tensor([self.stages[slot] // self.jobs_per_level for slot in hits])
         self.outcome.distance[rows] = distance[hits].float()
         if self.plan.keep:
-            self._keep(rows.tolist(), images[torch.tensor(hits, device=images.device)].to(self.clean.images.device))
-
-    def _keep(self, rows: list[int], images: Tensor) -> None:
-        adversarial = self.outcome.adversarial
-        adversarial.update(zip(rows, images))
-        for row in sorted(adversarial)[self.plan.keep :]:
-            del adversarial[row]
+            adversarial = self.outcome.adversarial
+            kept = images[torch.tensor(hits, device=images.device)].to(self.clean.images.device)
+            adversarial.update(zip(rows.tolist(), kept))
+            for row in sorted(adversarial)[self.plan.keep :]:
+                del adversarial[row]
 
     def _refill(self, slots: list[int], success: Tensor, jobs: Jobs, state: State) -> tuple[Jobs, State]:
         """Fill the slots of the jobs that ended with the same image's next job, or with the next image."""
@@ -180,7 +281,10 @@ class Engine:
             state = {name: state[name].index_copy(0, place, new) for name, new in start.items()}
         if len(filled) < len(slots):
             occupied = [slot for slot, row in enumerate(self.rows) if row >= 0]
-            jobs, state = self._shrink(occupied, jobs, state)
+            self.rows, self.stages = [self.rows[slot] for slot in occupied], [self.stages[slot] for slot in occupied]
+            self.queries = self.queries[occupied]
+            place = torch.tensor(occupied, dtype=torch.int64, device=jobs.rows.device)
+            jobs, state = jobs.select(place), {name: value[place] for name, value in state.items()}
         return jobs, state
 
     def _first(self, row: int) -> int:
@@ -194,12 +298,6 @@ class Engine:
             return (level - 1) * self.jobs_per_level if downwards else -1
         levels = level + 1 if downwards else self.limits[row]
         return stage + 1 if stage + 1 < levels * self.jobs_per_level else -1
-
-    def _shrink(self, occupied: list[int], jobs: Jobs, state: State) -> tuple[Jobs, State]:
-        self.rows, self.stages = [self.rows[slot] for slot in occupied], [self.stages[slot] for slot in occupied]
-        self.queries = self.queries[occupied]
-        place = torch.tensor(occupied, dtype=torch.int64, device=jobs.rows.device)
-        return jobs.select(place), {name: value[place] for name, value in state.items()}
 
     def _jobs(self, rows: list[int], stages: list[int]) -> Jobs:
         """The jobs of these images at these stages."""
@@ -268,30 +366,24 @@ def line_search(is_adversarial: SuccessTest, clean: Images, adversarial: Images,
     nearer point is adversarial, the adversarial image is returned unchanged, bit for bit.
     """
     change, rows = adversarial - clean, torch.arange(len(clean), device=clean.device)
+
+    def points_at(rows: Int[Tensor, " points"], shares: Float[Tensor, " points"]) -> Points:
+        """The points at these shares of the lines; those tested and those returned alike."""
+        points: Points = (clean[rows] + per_pixel(shares) * change[rows]).clamp(0, 1)
+        return points
+
     ends = torch.stack((torch.zeros_like(clean[:, 0, 0, 0]), torch.ones_like(clean[:, 0, 0, 0])), 1)
+    steps = torch.arange(1, POINTS + 1, device=ends.device, dtype=ends.dtype) / (POINTS + 1)
     for _ in range(ROUNDS):
-        shares = _between(ends)
-        inner, owners = shares[:, 1:-1].flatten(), rows.repeat_interleave(POINTS)
+        between = ends[:, :1] + (ends[:, 1:] - ends[:, :1]) * steps
+        inner, owners = between.flatten(), rows.repeat_interleave(POINTS)
         success = torch.cat([
-            is_adversarial(_at(clean, change, owners[part], inner[part]), owners[part])
+            is_adversarial(points_at(owners[part], inner[part]), owners[part])
             for part in torch.arange(len(inner), device=inner.device).split(batch_size)
         ])  # fmt: skip
         far_end = torch.ones_like(success[: len(rows), None])  # known to be adversarial
         along_line = torch.cat((success.view(-1, POINTS), far_end), 1)
         first = along_line.to(torch.uint8).argmax(1, keepdim=True)  # argmax gives the first of equal values
+        shares = torch.cat((ends[:, :1], between, ends[:, 1:]), 1)
         ends = shares.gather(1, torch.cat((first, first + 1), 1))
-    nearer = _at(clean, change, rows, ends[:, 1])
-    return torch.where(per_pixel(ends[:, 1]) < 1, nearer, adversarial)
-
-
-def _between(ends: Float[Tensor, "batch 2"]) -> Float[Tensor, "batch points"]:
-    """Both ends of an interval and evenly spaced points between them."""
-    steps = torch.arange(1, POINTS + 1, device=ends.device, dtype=ends.dtype) / (POINTS + 1)
-    inner = ends[:, :1] + (ends[:, 1:] - ends[:, :1]) * steps
-    return torch.cat((ends[:, :1], inner, ends[:, 1:]), 1)
-
-
-def _at(clean: Images, change: Images, rows: Int[Tensor, " points"], shares: Float[Tensor, " points"]) -> Points:
-    """The points at these shares of the lines; used for the points tested and for those returned alike."""
-    point: Points = (clean[rows] + per_pixel(shares) * change[rows]).clamp(0, 1)
-    return point
+    return torch.where(per_pixel(ends[:, 1]) < 1, points_at(rows, ends[:, 1]), adversarial)

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitlens.attacks.algorithm import Jobs, PointEvaluation, Setting, State, perturbed
+from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation, Setting, State, perturbed
 from vitlens.attacks.losses import margin, rounding_error
 from vitlens.attacks.norms import L2, Norm, per_pixel
 from vitlens.attacks.registry import SEARCHES, TARGETS
@@ -31,21 +31,17 @@ _FALL = 0.9999
 _PATIENCE = 2  # consecutive checks without a fall: a single image's loss oscillates more than the sum over a batch
 
 
-@dataclass(frozen=True)
-class DeepFool:
-    """objectives: how many of the most likely other classes are considered."""
+@dataclass(frozen=True, kw_only=True)
+class _MinimumNorm(Algorithm):
+    """An attack that searches for the smallest perturbation."""
 
-    steps: int
-    objectives: int
     norm: Norm = L2
     minimum: bool = True
-    targets: int = 0
     random: bool = False
 
-    @property
-    def queries(self) -> int:
-        """One per step, and one after the last."""
-        return self.steps + 1
+
+class DeepFool(_MinimumNorm):
+    """objectives: how many of the most likely other classes are considered."""
 
     def start(self, jobs: Jobs) -> State:
         """The clean image."""
@@ -86,27 +82,16 @@ class DeepFool:
 
 def deepfool(setting: Setting) -> DeepFool:
     """DeepFool with overshoot 0.02 over the 9 most likely other classes."""
-    return DeepFool(setting.steps, min(TARGETS, setting.classes - 1))
+    return DeepFool(queries=setting.steps + 1, objectives=min(TARGETS, setting.classes - 1))
 
 
-@dataclass(frozen=True)
-class CarliniWagner:
-    """steps: of Adam in each search; searches: values of c; rate: Adam's; first_c: initial c."""
+@dataclass(frozen=True, kw_only=True)
+class CarliniWagner(_MinimumNorm):
+    """steps: of Adam in each search; searches: values of c; first_c: initial c."""
 
     steps: int
-    searches: int = SEARCHES
-    rate: float = RATE
-    first_c: float = FIRST_C
-    norm: Norm = L2
-    minimum: bool = True
-    objectives: int = 1
-    targets: int = 0
-    random: bool = False
-
-    @property
-    def queries(self) -> int:
-        """All steps of all searches."""
-        return self.steps * self.searches
+    searches: int
+    first_c: float
 
     def start(self, jobs: Jobs) -> State:
         """The clean image in tanh space."""
@@ -153,7 +138,7 @@ class CarliniWagner:
         mean = _DECAY[0] * state["mean"] + (1 - _DECAY[0]) * gradient
         power = _DECAY[1] * state["power"] + (1 - _DECAY[1]) * gradient.square()
         correction = [per_pixel(1 - decay ** ticks.to(gradient.dtype)) for decay in _DECAY]
-        shift = state["shift"] - self.rate * (mean / correction[0]) / ((power / correction[1]).sqrt() + _TINY)
+        shift = state["shift"] - RATE * (mean / correction[0]) / ((power / correction[1]).sqrt() + _TINY)
         points = _as_image(state["origin"] + shift)
         return {**state, "ticks": ticks, "mean": mean, "power": power, "shift": shift, "points": points}
 
@@ -173,21 +158,14 @@ class CarliniWagner:
         }
         points = torch.where(end[:, None, None, None], _as_image(state["origin"]), state["points"])
         c = torch.where(end, between, state["c"])
-        return {
-            **state,
-            **restarted,
-            "points": points,
-            "c": c,
-            "high": high,
-            "low": low,
-            "search": search,
-            "over": over,
-        }
+        moved = {"points": points, "c": c, "high": high, "low": low, "search": search, "over": over}
+        return {**state, **restarted, **moved}
 
 
-def carlini_wagner(setting: Setting) -> CarliniWagner:
+def carlini_wagner(setting: Setting, *, searches: int = SEARCHES, first_c: float = FIRST_C) -> CarliniWagner:
     """C&W's L2 attack, confidence 0; steps of Adam for each of 9 values of c."""
-    return CarliniWagner(setting.steps)
+    queries = setting.steps * searches
+    return CarliniWagner(queries=queries, steps=setting.steps, searches=searches, first_c=first_c)
 
 
 def _new_search(origin: Images) -> State:

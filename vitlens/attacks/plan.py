@@ -1,7 +1,8 @@
 """What the engine runs (a plan, on clean images), and its outcome for each image."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -9,11 +10,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import BACKWARD, fitting_batch_size
+from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
 from vitlens.attacks.algorithm import Setting
-from vitlens.attacks.evaluation import frozen
 from vitlens.attacks.registry import EPSILONS, PRECISION, RESTARTS, TARGETS, Attack
+from vitlens.devices import evaluating
 from vitlens.errors import InputError, NonFiniteError
+from vitlens.lens.quick_passes import quick_convolutions
 from vitlens.models.model import Model
 from vitlens.names import DEFAULT_SEED
 from vitlens.pixels import Parts
@@ -60,18 +62,17 @@ class AttackPlan:
 
     def setting(self, attack: Attack, model: Model, clean: "CleanImages") -> Setting:
         """The setting of the attack's algorithm for this model and images of this size."""
-        count, size = len(clean.labels), (int(clean.images.shape[2]), int(clean.images.shape[3]))
+        count, (height, width) = len(clean.labels), clean.images.shape[2:]
         if self.maps is not None and (self.maps.ndim != 3 or len(self.maps) != count):
             raise InputError(f"expected maps ({count}, rows, columns), found {tuple(self.maps.shape)}")
         layout, token = model.anatomy.layout, None
         if layout is not None:
-            scaled = [
-                round(patch * side / whole) for patch, side, whole in zip(layout.patch_size, size, layout.image_size)
-            ]
-            token = max(1, scaled[0]), max(1, scaled[1])
-        maps = None if self.maps is None else self.maps.detach().cpu().float()
-        steps = self.steps or max(1, attack.steps)
-        return Setting(steps, len(model.classes), size, token, self.side, self.aligned, maps)
+            (down, across), (rows, columns) = layout.patch_size, layout.image_size
+            token = max(1, round(down * height / rows)), max(1, round(across * width / columns))
+        return Setting(
+            self.steps or max(1, attack.steps), len(model.classes), (int(height), int(width)), token, self.side,
+            self.aligned, None if self.maps is None else self.maps.detach().cpu().float(),
+        )  # fmt: skip
 
     def epsilons(
         self, attack: Attack, model: Model, clean: "CleanImages", given: Sequence[float] | None
@@ -159,27 +160,40 @@ def clean_images(
     classes = logits.shape[1]
     if classes < 2:
         raise InputError(f"expected a model of at least 2 classes to attack, found {classes}")
-    predicted = isinstance(labels, str) and labels == PREDICTED
-    truth = logits.argmax(1) if predicted else _require_labels(labels, len(images), classes)
-    others = logits.scatter(1, truth[:, None], -torch.inf)
-    runners_up = others.topk(min(TARGETS, classes - 1), dim=1).indices
-    return CleanImages(images, truth, logits.argmax(1) == truth, runners_up, positions)
-
-
-def _require_labels(labels: Tensor | str | None, count: int, classes: int) -> Labels:
-    """The labels on the CPU. Raises InputError unless there is one per image, and each is a class."""
-    if labels is None or isinstance(labels, str):
+    if isinstance(labels, str) and labels == PREDICTED:
+        truth = logits.argmax(1)
+    elif labels is None or isinstance(labels, str):
         value = "none" if labels is None else repr(labels)
         raise InputError(
             f"expected a label for each image, found {value}; labels={PREDICTED!r} attacks the prediction, and a Split "
             "or a folder of class folders has labels"
         )
-    if len(labels) != count:
-        raise InputError(f"expected one label per image ({count}), found {len(labels)}")
-    wrong = labels[(labels < 0) | (labels >= classes)]
-    if len(wrong):
-        raise InputError(f"expected labels from 0 to {classes - 1}, found {int(wrong[0])}")
-    return labels.detach().cpu().long()
+    else:
+        if len(labels) != len(images):
+            raise InputError(f"expected one label per image ({len(images)}), found {len(labels)}")
+        wrong = labels[(labels < 0) | (labels >= classes)]
+        if len(wrong):
+            raise InputError(f"expected labels from 0 to {classes - 1}, found {int(wrong[0])}")
+        truth = labels.detach().cpu().long()
+    others = logits.scatter(1, truth[:, None], -torch.inf)
+    runners_up = others.topk(min(TARGETS, classes - 1), dim=1).indices
+    return CleanImages(images, truth, logits.argmax(1) == truth, runners_up, positions)
+
+
+@contextmanager
+def frozen(model: Model) -> Iterator[None]:
+    """The model in evaluation mode with frozen parameters, so that no pass stores values for their gradients.
+
+    Modes and flags are restored on exit.
+    """
+    flags = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    try:
+        with evaluating(model), quick_convolutions(model):
+            model.requires_grad_(False)
+            yield
+    finally:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(flags[name])
 
 
 def fitting_batch(model: Model) -> int:

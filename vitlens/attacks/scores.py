@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitlens.attacks.algorithm import Jobs, PointEvaluation, Setting, State, perturbed
+from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation, Setting, State, perturbed
+from vitlens.attacks.descent import squares
 from vitlens.attacks.losses import margin
 from vitlens.attacks.norms import LINF, Norm, per_pixel
-from vitlens.attacks.regions import squares
 from vitlens.attacks.registry import QUERIES
 from vitlens.data.draws import mix, uniform
 from vitlens.shapes import Images, Logits
@@ -24,16 +24,12 @@ _HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # of 10,000 querie
 _PUBLISHED_QUERIES = 10_000
 
 
-@dataclass(frozen=True)
-class _ScoreBased:
-    """An attack without gradients; queries: forward passes."""
+@dataclass(frozen=True, kw_only=True)
+class _ScoreBased(Algorithm):
+    """An attack without gradients."""
 
-    queries: int
     norm: Norm = LINF
-    minimum: bool = False
     objectives: int = 0
-    targets: int = 0
-    random: bool = True
 
     def losses(self, logits: Logits, _jobs: Jobs) -> Float[Tensor, "batch 0"]:
         """None."""
@@ -84,12 +80,12 @@ class SquareSearch(_ScoreBased):
 
 def noise(setting: Setting) -> Noise:
     """The worst of several draws of uniform noise, one per step."""
-    return Noise(setting.steps)
+    return Noise(queries=setting.steps)
 
 
 def square(setting: Setting) -> SquareSearch:
     """Square with 50 queries per step."""
-    return SquareSearch(QUERIES * setting.steps)
+    return SquareSearch(queries=QUERIES * setting.steps)
 
 
 def sides_of(queries: int, size: tuple[int, int]) -> list[int]:

@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from vitlens.analysis.attention.affinity import Affinity, normalised, patch_attention, refined
 from vitlens.analysis.attention.chain import Chain, without_autocast
 from vitlens.analysis.attention.gradients import with_module_gradients
-from vitlens.analysis.attention.relevance import gradient_rollout_maps
+from vitlens.analysis.attention.methods import gradient_rollout_maps
 from vitlens.analysis.faithfulness.defaults import SUBSTRATE
 from vitlens.analysis.faithfulness.maps import on_grid
 from vitlens.analysis.faithfulness.removal import Variants, substrate_images

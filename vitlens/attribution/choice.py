@@ -20,9 +20,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.answers.evaluate import accuracy, answers
-from vitlens.analysis.answers.paired import resampled_means
-from vitlens.analysis.answers.targets import class_targets
+from vitlens.analysis.evaluation.classes import class_targets
+from vitlens.analysis.evaluation.evaluate import accuracy, predicted_logits
+from vitlens.analysis.evaluation.intervals import resampled_means
 from vitlens.analysis.faithfulness.checks import ENOUGH, ChoiceMargin, ChoiceScores
 from vitlens.analysis.faithfulness.composites import Composites, confident_images, recognised
 from vitlens.analysis.faithfulness.defaults import BASELINES, COMPOSITE_KINDS, FEWEST
@@ -206,7 +206,7 @@ def chosen_by_evidence(
         reason, default = f"expected at least {least} {what} to choose by, found {found}", preferred_method(model)
         method = default if default in functions else next(iter(functions))
         return MethodChoice(method, tuple(functions), reason, seed=seed)
-    logits = answers(model, used, batch_size=batch_size).float().cpu()
+    logits = predicted_logits(model, used, batch_size=batch_size).float().cpu()
     classes = (logits.argmax(-1) if targets is None else targets.cpu()[order]).to(model.device)
     (batch,) = used.batches(len(used), device=model.device)
     maps_of = partial(explained, model, functions, seed=seed, advance=advance)

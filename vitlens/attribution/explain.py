@@ -10,8 +10,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from vitlens.analysis.answers.evaluate import BACKWARD, fitting_batch_size
-from vitlens.analysis.answers.targets import predicted_classes
+from vitlens.analysis.evaluation.classes import predicted_classes
+from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
 from vitlens.attribution.refinement import Refinement, refined_maps, require_refinement
 from vitlens.attribution.registry import ATTRIBUTIONS, Attribution, attribution
 from vitlens.attribution.target_layer import target_layer

@@ -16,13 +16,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from vitlens.analysis.answers.evaluate import BACKWARD, fitting_batch_size
+from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
 from vitlens.attribution.registry import BASELINE, NOISE, SAMPLES, STEPS
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
 from vitlens.lens.trace import trace
-from vitlens.models.hooks import overridden
-from vitlens.models.memo import per_model
+from vitlens.models.hooks import overridden, per_model
 from vitlens.models.model import Model
 from vitlens.names import DEFAULT_SEED
 from vitlens.shapes import Images, Labels, Maps

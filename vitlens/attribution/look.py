@@ -9,8 +9,8 @@ from torch import Tensor
 
 from vitlens.analysis.ablation.bench import Bench
 from vitlens.analysis.ablation.units import units_of
-from vitlens.analysis.answers.evaluate import fitting_batch_size
-from vitlens.analysis.heads.specialisation import Given, specialise
+from vitlens.analysis.evaluation.evaluate import fitting_batch_size
+from vitlens.analysis.heads.specialisation import HeadLabel, specialise
 from vitlens.analysis.heads.statistics import Statistics, Stream
 from vitlens.attribution.explain import explain, preferred_method
 from vitlens.devices import evaluating
@@ -34,7 +34,7 @@ class HeadEffect:
     head: int
     delta_loss: float
     probability: float
-    given: Given | None
+    given: HeadLabel | None
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,7 +59,7 @@ class Look(Summary):
     places: tuple[tuple[int, int], ...] = ()
     replace: Replacement = "mean"
     note: str = ""
-    labels: tuple[tuple[Given, ...], ...] = ()
+    labels: tuple[tuple[HeadLabel, ...], ...] = ()
     statistics: Statistics | None = None
 
     def heads(self, image: int = 0, *, most: int = 3) -> tuple[HeadEffect, ...]:
@@ -68,8 +68,8 @@ class Look(Summary):
         known = {(layer, head): own for layer, row in enumerate(self.labels) for head, own in enumerate(row)}
         return tuple(
             HeadEffect(
-                *self.places[at], float(self.delta_loss[image, at]), float(self.without[image, at]),
-                known.get(self.places[at]),
+                self.places[at][0], self.places[at][1], float(self.delta_loss[image, at]),
+                float(self.without[image, at]), known.get(self.places[at]),
             )
             for at in order
         )  # fmt: skip

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.analysis.attention.affinity import affinity, refined, require_affinity, require_steps
-from vitlens.analysis.attention.defaults import REFINE_STEPS
+from vitlens.analysis.attention.registry import REFINE_STEPS
 from vitlens.analysis.faithfulness.maps import AnyMaps, enlarged, removal_grid
 from vitlens.attribution.registry import ATTRIBUTIONS, attribution
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError

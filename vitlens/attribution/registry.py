@@ -110,7 +110,7 @@ def _from_attention(name: str, **fields: Any) -> Attribution:
 
 def _cam(name: str, title: str, description: str, paper: str, **fields: Any) -> Attribution:
     """A class activation map, by default one of the rules of cam.py on activations and gradients."""
-    own = {"function": "cam_maps", "arguments": {"rule": name}, "backwards": 1} | fields
+    own: dict[str, Any] = {"function": "cam_maps", "arguments": {"rule": name}, "backwards": 1} | fields
     own["function"] = f"vitlens.attribution.cam:{own['function']}"
     return Attribution(
         name=name, title=title, description=description, paper=paper, resolution="patch", signed=True, needs="cam",

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from vitlens.analysis.heads.geometry import geometry_of
 from vitlens.devices import evaluating
 from vitlens.errors import LensError, UnsupportedError
-from vitlens.layout import TokenLayout
 from vitlens.lens.layers import probe_images
 from vitlens.lens.observe import survey
 from vitlens.lens.stages import stages
-from vitlens.lens.trace import Shape, TracedTensor, trace
-from vitlens.models.memo import per_model
+from vitlens.lens.trace import trace
+from vitlens.models.hooks import per_model
 from vitlens.models.model import Model
-from vitlens.shapes import Images, Labels, Logits
+from vitlens.models.recording import Shape, TracedTensor
+from vitlens.shapes import Images, Labels, Logits, TokenLayout
 
 ChannelMaps = Float[Tensor, "batch channels rows columns"]
 

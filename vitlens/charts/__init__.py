@@ -16,15 +16,4 @@ from vitlens.charts.grids import board, matrix
 from vitlens.charts.pictures import Picture, amplification, images, pixels
 from vitlens.charts.plots import bars, intervals, lines, scatter
 
-__all__ = [
-    "Picture",
-    "amplification",
-    "bars",
-    "board",
-    "images",
-    "intervals",
-    "lines",
-    "matrix",
-    "pixels",
-    "scatter",
-]
+__all__ = ["Picture", "amplification", "bars", "board", "images", "intervals", "lines", "matrix", "pixels", "scatter"]

@@ -170,24 +170,14 @@ def no_value(axes: Axes) -> None:
     )  # fmt: skip
 
 
-def cross_out(axes: Axes, reason: str = "") -> None:
+def cross_out(axes: Axes, reason: str) -> None:
     """Draw two diagonals over a panel that shows an image, and the reason in a few words in its middle."""
     for ends in ((0.0, 1.0), (1.0, 0.0)):
         (line,) = axes.plot((0.02, 0.98), [0.02 + 0.96 * end for end in ends], transform=axes.transAxes)
         line.set(color=style.VERMILLION, linewidth=1.1, solid_capstyle="butt", gid="crossed out")
         line.set_path_effects([withStroke(linewidth=2.0, foreground="white")])
-    if reason:
-        axes.text(
-            0.5,
-            0.5,
-            reason,
-            fontsize=style.SMALL,
-            ha="center",
-            va="center",
-            transform=axes.transAxes,
-            bbox=_PLATE,
-            zorder=5,
-        )
+    middle: dict[str, Any] = {"ha": "center", "va": "center", "transform": axes.transAxes}
+    axes.text(0.5, 0.5, reason, fontsize=style.SMALL, bbox=_PLATE, zorder=5, **middle)
 
 
 def mark_peak(axes: Axes, values: Array, *, hit: bool) -> None:

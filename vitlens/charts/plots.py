@@ -156,8 +156,8 @@ def _curve(axes: Axes, rows: Sequence[Any], x: str, y: str, index: int, name: st
         axes.fill_between(curve, found[1, order], found[2, order], color=colour(index), alpha=0.18, linewidth=0)
 
 
-def scatter(x: str, y: str, *, of: str = "", diagonal: bool = False) -> Draw:
-    """A point for each row with its intervals; diagonal: a dashed line of equal values."""
+def scatter(x: str, y: str, *, of: str = "") -> Draw:
+    """A point for each row with its intervals, and a dashed line of equal values."""
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
@@ -170,9 +170,8 @@ def scatter(x: str, y: str, *, of: str = "", diagonal: bool = False) -> Draw:
                 across[0], up[0], xerr=errors[0], yerr=errors[1], fmt=MARKERS[at % len(MARKERS)], color=colour(at),
                 markersize=4, elinewidth=0.8, label=series,
             )  # fmt: skip
-        if diagonal:
-            low, high = (end(axes.get_xlim() + axes.get_ylim()) for end in (min, max))
-            axes.plot([low, high], [low, high], "--", color=GREY, linewidth=0.8)
+        low, high = (end(axes.get_xlim() + axes.get_ylim()) for end in (min, max))
+        axes.plot([low, high], [low, high], "--", color=GREY, linewidth=0.8)
         axes.set(xlabel=label(rows, x), ylabel=label(rows, y))
         axes.grid()
         legend(figure, axes)

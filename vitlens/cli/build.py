@@ -70,7 +70,7 @@ def command_function(command: Command) -> Callable[..., None]:
         written: Any = command.measure(options)
         ended = conclusion_of(written, requirements, quiet=run.quiet) if isinstance(written, Path) and run else written
         if isinstance(ended, Conclusion):
-            written = ended.path
+            written = ended.written
             for note in ended.lines:
                 print_note(note)
         for line in (written,) if isinstance(written, str | Path) else written or ():  # of processes, the first prints
@@ -105,14 +105,11 @@ def _requirements(run: Any, command: Command) -> Any:
 
 
 def _parameters(kind: type) -> Iterator[inspect.Parameter]:
-    bundles = []
     for field, annotation, flag in flags_of(kind):
         if flag is None:
-            bundles.append(annotation)
+            yield from _parameters(annotation)
         else:
             yield _parameter(field, annotation, flag)
-    for bundle in bundles:
-        yield from _parameters(bundle)
 
 
 def _parameter(field: "dataclasses.Field[Any]", annotation: Any, flag: Flag) -> inspect.Parameter:

@@ -1,8 +1,8 @@
 """All commands, one entry each: what the command line, reports, `Model.supports`, tests, docs and completion read.
 
 A command is the folder `vitlens/commands/<word>/`: options.py (a dataclass `<Word>Options`, of which its command line
-is made), record.py (`RECORD`, what it writes), measure.py (`measure`, from options to the written record) and report.py
-(`REPORT`, from record to document). Each is imported on first use.
+is made), record.py (`<Word>Record`, what it writes), measure.py (`measure`, from options to the written record) and
+report.py (`REPORT`, from record to document). Each is imported on first use.
 """
 
 from collections.abc import Callable
@@ -52,7 +52,7 @@ class Command:
     @property
     def recorded(self) -> "type[Record]":
         """The class of its record."""
-        return self._part("record", "RECORD")  # type: ignore[no-any-return]
+        return self._part("record", f"{self.word.capitalize()}Record")  # type: ignore[no-any-return]
 
     @property
     def measure(self) -> "Callable[[Any], object]":
@@ -72,152 +72,98 @@ _ENTRIES: Final = (
     Command(
         "look",
         "One photograph, one page: the prediction, where the evidence lies, the heads that matter; the first to try.",
-        "vitlens look cat.jpg",
-        "Inspect",
-        needs=("classifier",),
-        html=True,
+        "vitlens look cat.jpg", "Inspect", needs=("classifier",), html=True,
     ),
     Command(
         "study",
         "Every analysis of a ViT and a CNN (yours or the bundled pair) in one report; --kind trains one comparison.",
-        "vitlens study",
-        "Inspect",
-        needs=("classifier", "maps", "chain", "statistics", "heads", "features"),
-        untrained=True,
-        html=True,
+        "vitlens study", "Inspect", needs=("classifier", "maps", "chain", "statistics", "heads", "features"),
+        untrained=True, html=True,
     ),
     Command(
         "audit",
         "One model judged for a release: accuracy, calibration, maps, attacks, corruptions, attention; for CI --junit.",
-        "vitlens audit vit-digits --at-least accuracy=0.9 --budget 1",
-        "Inspect",
-        needs=("classifier",),
+        "vitlens audit vit-digits --at-least accuracy=0.9 --budget 1", "Inspect", needs=("classifier",),
     ),
     Command(
-        "predict",
-        "The five most probable classes of every image, one line an image.",
-        "vitlens predict vit-digits --limit 3",
-        "Train and evaluate",
-        needs=("classifier",),
+        "predict", "The five most probable classes of every image, one line an image.",
+        "vitlens predict vit-digits --limit 3", "Train and evaluate", needs=("classifier",),
     ),
     Command(
         "train",
         "Train a preset from scratch, or fine-tune a trained model; the run folder is a MODEL for every other command.",
-        "vitlens train vit-micro --epochs 1",
-        "Train and evaluate",
-        needs=("new head",),
-        untrained=True,
+        "vitlens train vit-micro --epochs 1", "Train and evaluate", needs=("new head",), untrained=True,
     ),
     Command(
-        "evaluate",
-        "Accuracy with its interval, accuracy per class, confusion, calibration and a grid of predictions.",
-        "vitlens evaluate vit-digits cnn-digits",
-        "Train and evaluate",
-        needs=("classifier",),
+        "evaluate", "Accuracy with its interval, accuracy per class, confusion, calibration and a grid of predictions.",
+        "vitlens evaluate vit-digits cnn-digits", "Train and evaluate", needs=("classifier",),
     ),
     Command(
-        "attention",
-        "Attention maps by layer and head, their change over the layers, and the position embeddings.",
-        "vitlens attention vit-digits",
-        "Inspect",
-        needs=("maps",),
+        "attention", "Attention maps by layer and head, their change over the layers, and the position embeddings.",
+        "vitlens attention vit-digits", "Inspect", needs=("maps",),
     ),
     Command(
         "rollout",
         "Maps of attention over all layers: rollout (Abnar & Zuidema 2020), relevance (Chefer et al. 2021) and others.",
-        "vitlens rollout vit-digits --fusion mean,max,min",
-        "Inspect",
-        needs=("chain",),
+        "vitlens rollout vit-digits --fusion mean,max,min", "Inspect", needs=("chain",),
     ),
     Command(
-        "stats",
-        "Attention distance, entropy, sparsity, sinks and specialisation of every head, also over a training.",
-        "vitlens stats vit-digits --limit 100",
-        "Inspect",
-        needs=("statistics",),
+        "stats", "Attention distance, entropy, sparsity, sinks and specialisation of every head, also over a training.",
+        "vitlens stats vit-digits --limit 100", "Inspect", needs=("statistics",),
     ),
     Command(
         "ablate",
         "What ablating each head, MLP and block changes, with intervals; removal in order of importance, and pruning.",
-        "vitlens ablate vit-digits --limit 100",
-        "Explain and test",
-        needs=("classifier", "heads"),
+        "vitlens ablate vit-digits --limit 100", "Explain and test", needs=("classifier", "heads"),
     ),
     Command(
         "compare",
         "Two models on the same images: paired test, errors, maps side by side, shape bias; quick with --limit 200.",
-        "vitlens compare vit-digits cnn-digits",
-        "Explain and test",
-        needs=("classifier",),
+        "vitlens compare vit-digits cnn-digits", "Explain and test", needs=("classifier",),
     ),
     Command(
         "explain",
         "Attribution maps of a class: GradCAM and its variants, attention, gradients, occlusion, RISE, KernelSHAP.",
-        "vitlens explain vit-digits --method gradcam,relevance",
-        "Explain and test",
-        needs=(),
+        "vitlens explain vit-digits --method gradcam,relevance", "Explain and test", needs=(),
     ),
     Command(
         "attack",
         "Robust accuracy over epsilon, of one or several models; what changes inside; with self-checks, resumable.",
-        "vitlens attack vit-digits cnn-digits --limit 100",
-        "Explain and test",
-        needs=("classifier",),
+        "vitlens attack vit-digits cnn-digits --limit 100", "Explain and test", needs=("classifier",),
     ),
     Command(
         "features",
         "k-NN, linear probe, t-SNE, CKA, patch features and retrieval, layer by layer; zero-shot of image-text models.",
-        "vitlens features vit-digits cnn-digits --limit 100 --no-cache",
-        "Explain and test",
-        needs=("features",),
+        "vitlens features vit-digits cnn-digits --limit 100 --no-cache", "Explain and test", needs=("features",),
     ),
     Command(
         "profile",
         "Parameters and FLOPs by part, memory, latency, throughput and growth with tokens; needs no weights.",
-        "vitlens profile vit-micro resnet20",
-        "Explain and test",
-        needs=(),
-        untrained=True,
+        "vitlens profile vit-micro resnet20", "Explain and test", needs=(), untrained=True,
     ),
     Command(
-        "report",
-        "Write report.md and the figures again from results.json and arrays/; --html: one file to send on.",
-        "vitlens rollout vit-digits --out mine && vitlens report mine --html",
-        "Reports and lists",
-        reports=False,
+        "report", "Write report.md and the figures again from results.json and arrays/; --html: one file to send on.",
+        "vitlens rollout vit-digits --out mine && vitlens report mine --html", "Reports and lists", reports=False,
     ),
     Command(
         "demo",
         "A page on this machine: a picture, its attention by layer and head, maps, attacks, heads switched off.",
-        "vitlens demo vit-digits cnn-digits",
-        "Inspect",
-        needs=("classifier",),
-        serves=True,
-        html=True,
+        "vitlens demo vit-digits cnn-digits", "Inspect", needs=("classifier",), serves=True, html=True,
         package="vitlens.demo",
     ),
     Command(
-        "models",
-        "The models that can be loaded, and which commands each supports.",
-        "vitlens models deit3",
-        "Reports and lists",
-        reports=False,
+        "models", "The models that can be loaded, and which commands each supports.",
+        "vitlens models deit3", "Reports and lists", reports=False,
     ),
     Command(
-        "data",
-        "The data sets and formats that --data takes; with a name, its parts, sizes and classes.",
-        "vitlens data digits",
-        "Reports and lists",
-        reports=False,
+        "data", "The data sets and formats that --data takes; with a name, its parts, sizes and classes.",
+        "vitlens data digits", "Reports and lists", reports=False,
     ),
     Command(
         "walkthrough",
         "One head step by step, from patches to the residual stream, each step with its numbers and checked.",
-        "vitlens walkthrough vit-digits --layer 3 --head 1",
-        "Inspect",
-        needs=("walkthrough",),
-        html=True,
+        "vitlens walkthrough vit-digits --layer 3 --head 1", "Inspect", needs=("walkthrough",), html=True,
     ),
-)
+)  # fmt: skip
 # a mutable table, so that a test may add to it
 COMMANDS: Final[dict[str, Command]] = {command.word: command for command in _ENTRIES}

@@ -1,48 +1,29 @@
-"""An .npz of images and labels; nothing in it is ever unpickled."""
+"""An .npz of images and labels, or of MedMNIST's parts; nothing in it is ever unpickled."""
 
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitlens.archives import Bounds, read_archive
-from vitlens.data.holdout import describe_hold_out, hold_out
+from vitlens.archives import read_archive
 from vitlens.data.registry import DataRequest
-from vitlens.data.split import InMemory, Split
-from vitlens.errors import DataError
-from vitlens.names import Part
+from vitlens.data.split import InMemory, Split, describe_hold_out, hold_out
+from vitlens.errors import DataError, UnknownNameError, in_one_line
 
 Array = NDArray[np.generic]
 
-_BOUNDS = Bounds(16 << 30)  # bytes of all arrays
-_CLASSES = 100_000  # most classes
-
-
-def load_arrays(path: Path, *, part: Part, seed: int = 0, whole: bool = False) -> Split:
-    """One part of an .npz: `images` (n, height, width) or (n, height, width, 3) uint8, `labels` (n,) integers.
-
-    `classes` (strings, in order of label) is optional. A seeded fifth of each class is held out for test; `whole`
-    returns all images. Raises DataError for another file, key, shape or type.
-    """
-    arrays = read_named(path)
-    images, labels = require_images(arrays, path), require_labels(arrays, path)
-    if len(images) != len(labels):
-        raise DataError(f"expected as many labels as images in {path}, found {len(labels)} and {len(images)}")
-    targets = torch.from_numpy(labels.astype(np.int64))
-    chosen = torch.arange(len(targets)) if whole else hold_out(targets, part, seed=seed)
-    return Split(
-        name=str(path),
-        title=path.stem,
-        part=part,
-        source=InMemory(as_pixels(images[chosen.numpy()])),
-        size=(images.shape[1], images.shape[2]),
-        classes=class_names(arrays, targets, path),
-        labels=targets[chosen],
-        notes=(describe_hold_out(seed),) if len(chosen) < len(targets) else (),
-    )
+MEDMNIST: Final = "medmnist:"
+_NAMES: Final = (  # of MedMNIST's sets of one label an image, 2-D
+    "pathmnist", "dermamnist", "octmnist", "pneumoniamnist", "retinamnist", "breastmnist", "bloodmnist", "tissuemnist",
+    "organamnist", "organcmnist", "organsmnist",
+)  # fmt: skip
+_SIZE: Final = 16 << 30  # bytes of all arrays
+_CLASSES: Final = 100_000  # most classes
 
 
 def is_arrays(path: Path) -> bool:
@@ -50,9 +31,79 @@ def is_arrays(path: Path) -> bool:
     return path.suffix.lower() == ".npz"
 
 
+def is_medmnist(name: str) -> bool:
+    """Whether a name is that of a MedMNIST set; with the prefix it is meant to be. Raises UnknownNameError."""
+    if name.startswith(MEDMNIST) and name.removeprefix(MEDMNIST) not in _NAMES:
+        raise UnknownNameError("MedMNIST set", name.removeprefix(MEDMNIST), _NAMES, hint="https://medmnist.com")
+    return name.removeprefix(MEDMNIST) in _NAMES
+
+
+def load_medmnist(request: DataRequest) -> Split:
+    """The requested part of NAME.npz in the data folder. Raises DataError where the file is not there."""
+    path = request.data_dir / f"{request.name.removeprefix(MEDMNIST)}.npz"
+    if not path.is_file():
+        raise DataError(
+            f"expected {path.name} of MedMNIST in {request.data_dir}, found none; download it from "
+            "https://medmnist.com and put it there, or name it with --data FILE.npz"
+        )
+    return load(replace(request, name=str(path)))
+
+
 def load(request: DataRequest) -> Split:
-    """The requested part."""
-    return load_arrays(request.path, part=request.part, seed=request.seed, whole=request.whole)
+    """One part of an .npz: `images` (n, height, width) or (n, height, width, 3) uint8, `labels` (n,) integers.
+
+    A seeded fifth of each class is held out for test; `whole` returns all images. A file without `images` has the parts
+    of MedMNIST: `train_images`, `train_labels` (n,) or (n, 1), and the same for `val` and `test`; the test part is
+    `test`, else `val`, and the classes are those of all parts. `classes` (strings, in order of label) is optional.
+    Raises DataError for another file, part, key, shape or type.
+    """
+    path, part = request.path, request.part
+    if not path.is_file():
+        raise DataError(f"expected an .npz file, found nothing at {str(path)!r}")
+    with in_one_line(f"an .npz in {path}", "save it with numpy.savez", DataError), zipfile.ZipFile(path) as archive:
+        names = {name.removesuffix(".npy") for name in archive.namelist()}
+    parts = [] if "images" in names else [each for each in ("train", "val", "test") if f"{each}_images" in names]
+    used = ""
+    if parts:
+        accepted = ("train",) if part == "train" else ("test", "val")
+        used = next((each for each in accepted if each in parts), "")
+        if not used:
+            expected = " or ".join(f"'{each}_images'" for each in accepted)
+            raise DataError(
+                f"expected {expected} in {path} for the {part} part, found that of {' and '.join(parts)} alone"
+            )
+    prefix = f"{used}_" if used else ""
+    wanted = [f"{each}_labels" for each in parts] or ["labels"]
+    arrays = read_archive(path, keys=[f"{prefix}images", *wanted, "classes"], most=_SIZE, error=DataError)
+    images = _images(arrays, f"{prefix}images", path)
+    every = {name: _labels(arrays, name, path) for name in wanted}
+    labels = every[f"{prefix}labels"]
+    if len(images) != len(labels):
+        of = f"the {used} part of {path}" if used else path
+        raise DataError(f"expected as many labels as images in {of}, found {len(labels)} and {len(images)}")
+
+    if parts:
+        chosen = torch.arange(len(labels))
+        others = [each for each in parts if each != used]
+        rest = f"; its {' and '.join(others)} part{'s are' if len(others) > 1 else ' is'} not" if others else ""
+        notes: tuple[str, ...] = (f"the file's own {used} part is used{rest}",)
+    else:
+        chosen = torch.arange(len(labels)) if request.whole else hold_out(labels, part, seed=request.seed)
+        notes = (describe_hold_out(request.seed),) if len(chosen) < len(labels) else ()
+    count = int(torch.cat(list(every.values())).max()) + 1
+    classes = tuple(map(str, arrays["classes"].ravel())) if "classes" in arrays else tuple(map(str, range(count)))
+    if len(classes) < count:
+        raise DataError(f"expected at least {count} names in 'classes' of {path}, found {len(classes)}")
+    return Split(
+        name=str(path),
+        title=path.stem,
+        part=part,
+        source=InMemory(as_pixels(images[chosen.numpy()])),
+        size=(images.shape[1], images.shape[2]),
+        classes=classes,
+        labels=labels[chosen],
+        notes=notes,
+    )
 
 
 def as_pixels(images: NDArray[np.uint8]) -> torch.Tensor:
@@ -62,18 +113,9 @@ def as_pixels(images: NDArray[np.uint8]) -> torch.Tensor:
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
 
 
-def read_named(path: Path, keys: Sequence[str] = ("images", "labels", "classes")) -> dict[str, Array]:
-    """The arrays of an .npz under these names. Raises DataError for another file."""
-    if not path.is_file():
-        raise DataError(f"expected an .npz file, found nothing at {str(path)!r}")
-    if not zipfile.is_zipfile(path):
-        raise DataError(f"expected an .npz as numpy.savez writes it, found something else in {path}")
-    return read_archive(path, keys=keys, bounds=_BOUNDS, error=DataError)
-
-
-def require_images(arrays: dict[str, Array], path: Path) -> NDArray[np.uint8]:
+def _images(arrays: Mapping[str, Array], key: str, path: Path) -> NDArray[np.uint8]:
     """The images, (n, height, width) or (n, height, width, 3) uint8. Raises DataError for others."""
-    images = _key(arrays, "images", path)
+    images = _array(arrays, key, path)
     plain = images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
     if not plain or 0 in images.shape:
         raise DataError(
@@ -84,9 +126,11 @@ def require_images(arrays: dict[str, Array], path: Path) -> NDArray[np.uint8]:
     return images.astype(np.uint8, copy=False)
 
 
-def require_labels(arrays: dict[str, Array], path: Path) -> Array:
-    """The labels, (n,) integers from 0. Raises DataError for others."""
-    labels = _key(arrays, "labels", path)
+def _labels(arrays: Mapping[str, Array], key: str, path: Path) -> torch.Tensor:
+    """The labels, (n,) integers from 0; of a part also (n, 1). Raises DataError for others."""
+    labels = _array(arrays, key, path)
+    if key != "labels" and labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise DataError(
             f"expected labels of shape (n,) and an integer type in {path}, found {labels.shape} {labels.dtype}"
@@ -94,21 +138,10 @@ def require_labels(arrays: dict[str, Array], path: Path) -> Array:
     for label in (labels.min(initial=0), labels.max(initial=0)):
         if not 0 <= int(label) < _CLASSES:
             raise DataError(f"expected labels from 0 to {_CLASSES - 1:,} in {path}, found {int(label):,}")
-    return labels
+    return torch.from_numpy(labels.astype(np.int64))
 
 
-def class_names(arrays: dict[str, Array], labels: torch.Tensor, path: Path) -> tuple[str, ...]:
-    """The names in `classes`, else the labels' numbers. Raises DataError for too few names."""
-    count = int(labels.max()) + 1
-    if "classes" not in arrays:
-        return tuple(str(index) for index in range(count))
-    names = tuple(str(name) for name in arrays["classes"].ravel())
-    if len(names) < count:
-        raise DataError(f"expected at least {count} names in 'classes' of {path}, found {len(names)}")
-    return names
-
-
-def _key(arrays: dict[str, Array], key: str, path: Path) -> Array:
+def _array(arrays: Mapping[str, Array], key: str, path: Path) -> Array:
     if key not in arrays:
-        raise DataError(f"expected the keys 'images' and 'labels' in {path}, found no {key!r}")
+        raise DataError(f"expected images and labels, each part's own, in {path}, found no {key!r}")
     return arrays[key]

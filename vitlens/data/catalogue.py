@@ -1,18 +1,27 @@
-"""From a name, a folder or a file to a Split; the registry says what there is."""
+"""From a name, a folder, a file or pictures in Python to a Split; the registry says what there is."""
 
 import os
 from collections.abc import Sequence
+from glob import glob
+from itertools import groupby
 from pathlib import Path
 
-from vitlens.data.folder import list_images, load_listing
-from vitlens.data.medmnist import NAMES, PREFIX, is_medmnist_name
-from vitlens.data.reading import Progress
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitlens.data.arrays import is_medmnist
+from vitlens.data.decode import UNSTATED, Progress, UnreadableError, decode_image, quiet_pillow
+from vitlens.data.folder import holds_classes, list_images, load_listing
 from vitlens.data.registry import LAYOUTS, SETS, DataRequest
-from vitlens.data.split import Split
+from vitlens.data.split import InMemory, Split
 from vitlens.errors import DataError, UnknownNameError
 from vitlens.names import Part
+from vitlens.pixels import require_images
 from vitlens.preprocessing import Preprocessing
 from vitlens.references import resolved
+from vitlens.shapes import Pixels
 
 
 def load_data(
@@ -45,28 +54,24 @@ def load_data(
     in_scenes = [data_set.name for data_set in SETS.values() if data_set.scenes]
     if name not in in_scenes and (canvas is not None or scenes is not None):
         raise DataError(f"expected --data {' or '.join(in_scenes)} for a canvas or a number of scenes, found {name!r}")
-    split: Split = resolved(SETS[name].load if name in SETS else _reader_of(request))(request)
+    split: Split = resolved(SETS[name].load if name in SETS else _reader_of(name, request.path))(request)
     return split.limit(limit, seed=seed)
 
 
-def _reader_of(request: DataRequest) -> str:
+def _reader_of(name: str, path: Path) -> str:
     """The function that reads a path, as module:function. Raises DataError and UnknownNameError."""
-    name, path = request.name, request.path
-    if not name.strip():  # as a path it would be the current folder
-        raise UnknownNameError("data", name, SETS, hint="vitlens data")
-    for layout in LAYOUTS:
-        if resolved(layout.recognises)(path):
-            return layout.load
-    if is_medmnist_name(name):
-        return "vitlens.data.medmnist:load_named"
-    if name.startswith(PREFIX):
-        raise UnknownNameError("MedMNIST set", name.removeprefix(PREFIX), NAMES, hint="https://medmnist.com")
-    if path.is_file():
-        raise DataError(
-            f"expected a folder, an .npz or a name for --data, found the file {name!r}; try --images {name}"
-        )
-    if "/" in name or os.sep in name:
-        raise DataError(f"expected a folder or an .npz for --data, found nothing at {name!r}; see vitlens data")
+    if name.strip():  # as a path, an empty one would be the current folder
+        for layout in LAYOUTS:
+            if resolved(layout.recognises)(path):
+                return layout.load
+        if is_medmnist(name):
+            return "vitlens.data.arrays:load_medmnist"
+        if path.is_file():
+            raise DataError(
+                f"expected a folder, an .npz or a name for --data, found the file {name!r}; try --images {name}"
+            )
+        if "/" in name or os.sep in name:
+            raise DataError(f"expected a folder or an .npz for --data, found nothing at {name!r}; see vitlens data")
     raise UnknownNameError("data", name, SETS, hint="vitlens data")
 
 
@@ -80,5 +85,115 @@ def load_images(
 
     Raises DataError for a path that does not exist, a folder without images, or when none can be read.
     """
-    listing = list_images([Path(path).expanduser() for path in paths])
-    return load_listing(listing, part="test", preprocessing=preprocessing, progress=progress)
+    return load_listing(list_images([Path(path).expanduser() for path in paths]), preprocessing, progress)
+
+
+def read_split(given: object, preprocessing: Preprocessing | None = None) -> Split:
+    """Images as a Split, with labels where they lie in class folders or the Split has them.
+
+    given: a Split; a tensor (n, 3, height, width) in [0, 1]; or one or a list of files, folders, patterns of paths
+    ("photos/*.jpg"), PIL images, uint8 arrays (height, width), (height, width, 3 or 4) or (n, height, width, 3 or 4),
+    and uint8 tensors (3, height, width) or (n, 3, height, width). Of one folder with class folders, or with test/ or
+    val/, those images are given with their labels; of others all images below, sorted. Pictures are resized and cropped
+    as by the commands; preprocessing: of the model (None: the size that all share, else 224x224). Raises DataError for
+    anything else, and for the first picture that cannot be read.
+    """
+    if isinstance(given, Split):
+        return given
+    if isinstance(given, Tensor) and given.dtype != torch.uint8:
+        pixels = require_images(given.detach(), dtype=torch.float32)
+        return Split("tensor", "test", InMemory(pixels), (pixels.shape[2], pixels.shape[3]), (), title="a tensor")
+    if isinstance(given, str | Path):
+        path = Path(given).expanduser()
+        if str(given) and (path.suffix.lower() == ".npz" or (path.is_dir() and holds_classes(path))):
+            return _complete(load_data(str(given), preprocessing=preprocessing, whole=True))
+        return _complete(load_images(_paths([given]), preprocessing=preprocessing))
+    pixels = read_pictures(given, preprocessing)
+    return Split("images", "test", InMemory(pixels), (pixels.shape[2], pixels.shape[3]), (), title="images")
+
+
+def read_pictures(given: object, preprocessing: Preprocessing | None = None) -> Pixels:
+    """The pixels of pictures, uint8, in the order given, for whatever `read_split` takes but a Split and floats."""
+    inputs = list(given) if isinstance(given, list | tuple) else [given]
+    if not inputs:
+        raise DataError("expected at least one picture, found none; give files, folders, PIL images or uint8 arrays")
+    parts: list[Pixels] = []
+    for are_files, group in groupby(inputs, lambda picture: isinstance(picture, str | Path)):
+        if are_files:
+            split = _complete(load_images(_paths([str(path) for path in group]), preprocessing=preprocessing))
+            parts.append(split.source.read(torch.arange(len(split))))
+        else:
+            opened = [image for picture in group for image in _opened(picture)]
+            parts.append(_decoded(opened, preprocessing))
+    if len({part.shape[2:] for part in parts}) > 1:  # without a model, files and arrays of sizes of their own
+        return read_pictures(given, UNSTATED)
+    return torch.cat(parts)
+
+
+def _paths(given: Sequence[str | Path]) -> list[Path]:
+    """Paths, with the matches of a pattern in its place, sorted. Raises DataError for what is none."""
+    paths: list[Path] = []
+    for each in map(str, given):
+        path = Path(each).expanduser()
+        if not each:
+            raise DataError("expected the path of an image or a folder of images, found ''")
+        if each in SETS and not path.exists():
+            raise DataError(
+                f"expected images, found {each!r}, the name of a data set; load it with vitlens.load_data({each!r})"
+            )
+        wild = not path.exists() and any(mark in each for mark in "*?[")
+        matches = sorted(glob(str(path), recursive=True)) if wild else []  # noqa: PTH207  Path.glob: no absolute ones
+        paths += [Path(match) for match in matches] or [path]
+    return paths
+
+
+def _complete(split: Split) -> Split:
+    """The split. Raises DataError for the first of its files that could not be read."""
+    for skipped in split.skipped:
+        raise DataError(f"cannot read {skipped.file}: {skipped.reason}; mend it or leave it out")
+    return split
+
+
+def _decoded(opened: Sequence[Image.Image], preprocessing: Preprocessing | None) -> Pixels:
+    """Pixels of PIL images, in order."""
+    sizes = {(image.height, image.width) for image in opened}
+    fitted = preprocessing or (Preprocessing(size=sizes.pop()) if len(sizes) == 1 else UNSTATED)
+    pixels = []
+    for image in opened:
+        try:
+            with quiet_pillow():
+                pixels.append(decode_image(image, fitted))
+        except UnreadableError as reason:
+            name = getattr(image, "filename", "") or f"a picture of {image.width}x{image.height} px"
+            raise DataError(f"cannot read {name}: {reason}") from reason
+    return torch.stack(pixels)
+
+
+def _opened(picture: object) -> list[Image.Image]:
+    """The PIL images of one argument."""
+    if isinstance(picture, Image.Image):
+        return [picture]
+    if not isinstance(picture, np.ndarray | Tensor):
+        raise DataError(
+            f"expected files, folders, PIL images or uint8 arrays, found {type(picture).__name__}; e.g. "
+            "vitlens.images('cat.jpg', model)"
+        )
+    array, form = picture, "an array (height, width), (height, width, 3 or 4) or (n, height, width, 3 or 4)"
+    advice, moved = "(255 * pixels).round().astype('uint8')", "numpy.moveaxis(array, {}, -1)"
+    if isinstance(picture, Tensor):
+        array = picture.detach().cpu().numpy()
+        array = np.moveaxis(array, -3, -1) if array.ndim > 2 else array
+        form, advice = "a uint8 tensor (3, height, width) or (n, 3, height, width)", "torch.stack(images)"
+        moved = "tensor.movedim({}, -3)"
+    if array.dtype != np.uint8:
+        raise DataError(
+            f"expected 8-bit pixels (uint8, 0 to 255) or one float tensor (n, 3, height, width), found {array.dtype} "
+            f"in {form.split(' (')[0]}; of pixels in [0, 1] make it with {advice}"
+        )
+    coloured = array.ndim in (3, 4) and array.shape[-1] in (3, 4)
+    grey = array.ndim == 2 and not isinstance(picture, Tensor)
+    if not (coloured or grey) or 0 in array.shape:
+        found = tuple(picture.shape)
+        turned = f"; put the channels in their place with {moved.format(found.index(3))}" if 3 in found else ""
+        raise DataError(f"expected {form}, found {found}{turned}")
+    return [Image.fromarray(np.ascontiguousarray(pixels)) for pixels in (array if array.ndim == 4 else (array,))]

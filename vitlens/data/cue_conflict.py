@@ -14,13 +14,10 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from vitlens.data.folder import list_folder, load_listing
-from vitlens.data.reading import Progress
+from vitlens.data.folder import list_folder, read_listing
 from vitlens.data.registry import DataRequest
 from vitlens.data.split import Split
 from vitlens.errors import DataError
-from vitlens.names import Part
-from vitlens.preprocessing import Preprocessing
 from vitlens.shapes import Labels
 
 _LABELLED = "Each image has the shape of one class and the texture of one: its label is the shape."
@@ -67,48 +64,33 @@ def is_cue_conflict(root: Path) -> bool:
 
 
 def load(request: DataRequest) -> Split:
-    """The requested part."""
-    return load_cue_conflict(
-        request.path, part=request.part, preprocessing=request.preprocessing, progress=request.progress
-    )
-
-
-def load_cue_conflict(
-    root: Path, *, part: Part, preprocessing: Preprocessing | None = None, progress: Progress | None = None
-) -> Split:
     """All images of such a folder, labelled by shape; classes are the names of shapes and textures together.
 
     Images with the same source of shape form one group, for clustered intervals. Raises DataError for the training
     part: these images are for testing only.
     """
-    if part == "train":
+    root = request.path
+    if request.part == "train":
         raise DataError(f"expected images to train on, found cue conflicts in {root}; they are for vitlens compare")
-    listing = list_folder(root, part=part, whole=True)
-    named = [_parsed(path.name) for path in listing.paths]
-    classes = tuple(sorted({*listing.classes, *(cues[2] for cues in named if cues is not None)}))
+    listing = list_folder(root, part="test", whole=True)
+    textures = {cues[2] for path in listing.paths if (cues := _parsed(path.name)) is not None}
+    classes = tuple(sorted({*listing.classes, *textures}))
     labels = tuple(classes.index(listing.classes[label]) for label in listing.labels)
-    split = load_listing(
-        replace(listing, classes=classes, labels=labels), part=part, preprocessing=preprocessing, progress=progress
-    )
-    files = tuple(str(Path(file).relative_to(root)) for file in split.files or ())
-    title, notes = f"{root.resolve().name} (cue conflicts)", (*split.notes, _LABELLED)
-    split = replace(split, name=str(root), title=title, files=files, notes=notes)
-    cues = cues_of(split)
-    return split if cues is None else replace(split, groups=cues.source)
+    split = read_listing(replace(listing, classes=classes, labels=labels), request)
+    found = cues_of(split)
+    title, notes = f"{split.title} (cue conflicts)", (*split.notes, _LABELLED)
+    return replace(split, title=title, notes=notes, groups=None if found is None else found.source)
 
 
 @cache
 def imagenet16() -> Mapping[str, tuple[int, ...]]:
     """The 16 classes of the cue conflicts, each with the indices of its ImageNet classes."""
-    text = (Path(__file__).parents[1] / "imagenet16.txt").read_text(encoding="utf-8")
-    pairs = (line.split(" ", 1) for line in text.splitlines())
-    return MappingProxyType({name: tuple(_indices(ranges)) for name, ranges in pairs})
-
-
-def _indices(ranges: str) -> list[int]:
-    """ "3,5-7" as 3, 5, 6, 7."""
-    ends = [part.split("-") for part in ranges.split(",")]
-    return [index for pair in ends for index in range(int(pair[0]), int(pair[-1]) + 1)]
+    classes: dict[str, tuple[int, ...]] = {}
+    for line in (Path(__file__).parents[1] / "imagenet16.txt").read_text(encoding="utf-8").splitlines():
+        name, ranges = line.split(" ", 1)  # "3,5-7" is 3, 5, 6, 7
+        ends = [part.split("-") for part in ranges.split(",")]
+        classes[name] = tuple(index for pair in ends for index in range(int(pair[0]), int(pair[-1]) + 1))
+    return MappingProxyType(classes)
 
 
 def _parsed(file: str) -> tuple[str, str, str] | None:

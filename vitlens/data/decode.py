@@ -1,10 +1,18 @@
-"""One image file -> uint8 RGB pixels; EXIF rotation, transparency, bit depth and colour space are converted."""
+"""Image files -> uint8 RGB pixels, decoded once and kept where they fit in memory, else decoded on reading.
+
+EXIF rotation, transparency, bit depth and colour space are converted.
+"""
 
 import warnings
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import chain
+from os import cpu_count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -12,19 +20,28 @@ from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from vitlens.errors import DataError
+from vitlens.data.split import InMemory, Skipped, Source
+from vitlens.errors import DataError, first_line
 from vitlens.preprocessing import Interpolation, Preprocessing
+from vitlens.shapes import Pixels
 
 PIXEL_LIMIT = 64_000_000  # most pixels of a file, and of a resized image; a small file can claim any number
+MEMORY_LIMIT = 1 << 30  # bytes of decoded pixels that are kept in memory
+UNSTATED: Final = Preprocessing(size=(224, 224), resize=256)  # for images of different sizes without a model
 # Pillow supports more formats, one of them (EPS) by running a program
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".gif", ".bmp", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
-
 _RESAMPLING: dict[Interpolation, Image.Resampling] = {
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
 }
 _DEEP_GREY = ("I", "I;16", "I;16B", "I;16L", "I;16N")
+_BATCH = 64  # files a thread takes at a time
+_ENDS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND"}  # near the end of a complete file
+
+OnePicture = UInt8[Tensor, "3 height width"]
+Progress = Callable[[int, int], None]  # called with (files done, files in all)
+Result = TypeVar("Result")
 
 
 class UnreadableError(DataError):
@@ -41,7 +58,7 @@ class Header(NamedTuple):
 class Decoded(NamedTuple):
     """pixels (3, height, width) uint8, preprocessed for a model, and the file's header."""
 
-    pixels: UInt8[Tensor, "3 height width"]
+    pixels: OnePicture
     header: Header
 
 
@@ -51,16 +68,16 @@ def decode_file(path: Path, preprocessing: Preprocessing) -> Decoded:
     Raises UnreadableError with the reason: missing, no image, truncated, too large.
     """
     with open_image(path) as image:
-        return Decoded(fit(flatten(image), preprocessing), header_of(image))
+        return Decoded(fit(flatten(image), preprocessing), _header_of(image))
 
 
-def decode_image(image: Image.Image, preprocessing: Preprocessing) -> UInt8[Tensor, "3 height width"]:
+def decode_image(image: Image.Image, preprocessing: Preprocessing) -> OnePicture:
     """Pixels of an open image, as `decode_file` returns them; call it inside `quiet_pillow`.
 
     Raises UnreadableError with the reason.
     """
     with _reasons():
-        _check_size(*image.size)
+        _check_size(image)
         return fit(flatten(image), preprocessing)
 
 
@@ -76,7 +93,7 @@ def quiet_pillow() -> Iterator[None]:
 def open_image(path: Path) -> Iterator[Image.Image]:
     """An open image of acceptable size; every failure inside is an UnreadableError."""
     with _reasons(), Image.open(path, formats=FORMATS) as image:
-        _check_size(*image.size)
+        _check_size(image)
         yield image
 
 
@@ -94,7 +111,7 @@ def _reasons() -> Iterator[None]:
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise UnreadableError(f"expected at most {PIXEL_LIMIT // 1_000_000} megapixels, found more") from error
     except Exception as error:  # a damaged file makes Pillow's decoders raise nearly anything
-        raise UnreadableError(_first_line(error)) from error
+        raise UnreadableError(first_line(error)) from error
 
 
 def flatten(image: Image.Image) -> Image.Image:
@@ -117,51 +134,156 @@ def flatten(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def fit(image: Image.Image, preprocessing: Preprocessing) -> UInt8[Tensor, "3 height width"]:
+def fit(image: Image.Image, preprocessing: Preprocessing) -> OnePicture:
     """An RGB image resized (short side, then centre crop; or as a whole) to a model's input size."""
     height, width = preprocessing.size
-    method = _RESAMPLING[preprocessing.interpolation]
-    if preprocessing.resize is None:
-        resized = image if image.size == (width, height) else image.resize((width, height), method)
-        return to_pixels(resized)
-    resized = image.resize(_cover(image.size, preprocessing.resize, (width, height)), method)
+    size = (width, height)
+    if preprocessing.resize is not None:  # the short side, in proportion, and never smaller than the crop
+        scaled = int(preprocessing.resize * max(image.size) / min(image.size))  # truncated, as in torchvision's Resize
+        size = (preprocessing.resize, scaled) if image.width <= image.height else (scaled, preprocessing.resize)
+        if size[0] < width or size[1] < height:
+            scale = max(width / image.width, height / image.height)
+            size = max(width, round(image.width * scale)), max(height, round(image.height * scale))
+        if size[0] * size[1] > PIXEL_LIMIT:
+            raise UnreadableError(f"expected an image that is not a thin strip, found {image.width}x{image.height}")
+    if image.size != size:
+        image = image.resize(size, _RESAMPLING[preprocessing.interpolation])
     # rounded as in torchvision's CenterCrop, to reproduce published accuracies
-    left, top = round((resized.width - width) / 2), round((resized.height - height) / 2)
-    return to_pixels(resized.crop((left, top, left + width, top + height)))
+    left, top = round((size[0] - width) / 2), round((size[1] - height) / 2)
+    return torch.from_numpy(np.array(image.crop((left, top, left + width, top + height)))).permute(2, 0, 1)
 
 
-def to_pixels(image: Image.Image) -> UInt8[Tensor, "3 height width"]:
-    """An RGB image as a tensor (a copy)."""
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
-
-
-def header_of(image: Image.Image) -> Header:
+def _header_of(image: Image.Image) -> Header:
     """An open image's header, with a note where it has more than one frame."""
     # a camera's MPO holds a preview beside the photograph
     animated = image.format != "MPO" and getattr(image, "is_animated", False)
     return Header((image.height, image.width), "more than one frame, of which the first is used" if animated else None)
 
 
-def _cover(size: tuple[int, int], short_side: int, crop: tuple[int, int]) -> tuple[int, int]:
-    """(width, height) with this short side, in proportion, and never smaller than the crop."""
-    short, long = min(size), max(size)
-    scaled = int(short_side * long / short)  # truncated, as in torchvision's Resize
-    width, height = (short_side, scaled) if size[0] <= size[1] else (scaled, short_side)
-    if width < crop[0] or height < crop[1]:
-        scale = max(crop[0] / size[0], crop[1] / size[1])
-        width, height = max(crop[0], round(size[0] * scale)), max(crop[1], round(size[1] * scale))
-    if width * height > PIXEL_LIMIT:
-        raise UnreadableError(f"expected an image that is not a thin strip, found {size[0]}x{size[1]}")
-    return width, height
-
-
-def _check_size(width: int, height: int) -> None:
-    if width * height > PIXEL_LIMIT:
+def _check_size(image: Image.Image) -> None:
+    if image.width * image.height > PIXEL_LIMIT:
         raise UnreadableError(
-            f"expected at most {PIXEL_LIMIT // 1_000_000} megapixels, found {width}x{height}; make it smaller first"
+            f"expected at most {PIXEL_LIMIT // 1_000_000} megapixels, found {image.width}x{image.height}; make it "
+            "smaller first"
         )
 
 
-def _first_line(error: Exception) -> str:
-    """The first line of a decoder's error message."""
-    return (str(error) or type(error).__name__).splitlines()[0]
+class Loaded(NamedTuple):
+    """A source of the readable files; readable: their indices in the given list; skipped: the others, and why."""
+
+    source: Source
+    readable: tuple[int, ...]
+    skipped: tuple[Skipped, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Files:
+    """Image files that are decoded when they are read, in parallel; safe in the workers of a DataLoader."""
+
+    paths: tuple[Path, ...]
+    preprocessing: Preprocessing
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read(self, indices: Tensor) -> Pixels:
+        """Pixels of these files. Raises DataError when one of them has become unreadable."""
+        chosen = [self.paths[index] for index in indices.tolist()]
+        pixels = _room(len(chosen), self.preprocessing)
+        for path, result in zip(chosen, _decode_into(pixels, chosen, self.preprocessing)):
+            if isinstance(result, UnreadableError):
+                raise DataError(f"cannot read {path}: {result}; repair or remove it")
+        return pixels
+
+
+def load_files(paths: Sequence[Path], preprocessing: Preprocessing, *, progress: Progress | None = None) -> Loaded:
+    """A source for image files; unreadable ones are left out and listed.
+
+    Up to MEMORY_LIMIT bytes of pixels are decoded now and kept as uint8. Above that, only each file's header and end
+    are checked now, and pixels are decoded on reading. Raises DataError when no file can be read.
+    """
+    height, width = preprocessing.size
+    eager = len(paths) * 3 * height * width <= MEMORY_LIMIT
+    pixels = _room(len(paths) if eager else 0, preprocessing)
+    results = _decode_into(pixels, paths, preprocessing, progress) if eager else probe(paths, progress)
+    headers = {index: header for index, header in enumerate(results) if isinstance(header, Header)}
+    skipped = tuple(
+        Skipped(str(path), str(why)) for path, why in zip(paths, results) if isinstance(why, UnreadableError)
+    )
+    if not headers:
+        first = (
+            f", found none among {len(skipped)}: {skipped[0].file}: {skipped[0].reason}" if skipped else ", found none"
+        )
+        raise DataError(f"expected readable images, found none{first}")
+    readable = tuple(headers)
+    if eager:
+        source: Source = InMemory(pixels if not skipped else pixels[list(readable)])
+    else:
+        source = Files(tuple(paths[index] for index in readable), preprocessing)
+    counts = Counter(header.note for header in headers.values() if header.note)
+    notes = tuple(f"{count} of {len(headers)} images have {note}" for note, count in counts.items())
+    return Loaded(source, readable, skipped, notes)
+
+
+def probe(paths: Sequence[Path], progress: Progress | None = None) -> list[Header | UnreadableError]:
+    """Each file's header, or why it cannot be read.
+
+    Pixels are decoded only where the end of the file is missing, or where its format has no end marker.
+    """
+
+    def header(_: int, path: Path) -> Header:
+        with open_image(path) as image:
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - 64))
+                end = _ENDS.get(str(image.format))
+                whole = end is not None and end in file.read()
+            if not whole:
+                image.load()
+            return _header_of(image)
+
+    return _for_each(header, paths, progress)
+
+
+def _decode_into(
+    pixels: Pixels, paths: Sequence[Path], preprocessing: Preprocessing, progress: Progress | None = None
+) -> list[Header | UnreadableError]:
+    """Decode file i into pixels[i]."""
+
+    def decode(index: int, path: Path) -> Header:
+        pixels[index], header = decode_file(path, preprocessing)
+        return header
+
+    return _for_each(decode, paths, progress)
+
+
+def _for_each(
+    work: Callable[[int, Path], Header], paths: Sequence[Path], progress: Progress | None
+) -> list[Header | UnreadableError]:
+    """work(index, path) of every path, or its reason; one thread per core (Pillow releases the GIL as it decodes)."""
+
+    def attempt(index: int) -> Header | UnreadableError:
+        try:
+            return work(index, paths[index])
+        except UnreadableError as reason:
+            return reason
+
+    def batch(start: int) -> list[Header | UnreadableError]:
+        return [attempt(index) for index in range(start, min(start + _BATCH, len(paths)))]
+
+    results: list[list[Header | UnreadableError]] = []
+    pool = ThreadPoolExecutor(cpu_count() or 1)
+    try:
+        with quiet_pillow():
+            for part in pool.map(batch, range(0, len(paths), _BATCH)):
+                results.append(part)
+                if progress is not None:
+                    progress(min(len(results) * _BATCH, len(paths)), len(paths))
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return list(chain.from_iterable(results))
+
+
+def _room(count: int, preprocessing: Preprocessing) -> Pixels:
+    with torch.inference_mode(False):  # threads write to it, which do not inherit inference mode
+        return torch.empty(count, 3, *preprocessing.size, dtype=torch.uint8)

@@ -6,6 +6,7 @@ Train and test share no source digit, but they share writers, who are not identi
 
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -13,8 +14,8 @@ from torch import Tensor
 
 from vitlens.data.draws import keys, mix
 from vitlens.data.registry import SETS, DataRequest
-from vitlens.data.scenes import Scenes, SceneStyle, render
-from vitlens.data.split import InMemory, Redrawing, Split
+from vitlens.data.scenes import Drawn, SceneStyle, render
+from vitlens.data.split import InMemory, Split
 from vitlens.errors import DataError
 from vitlens.names import Part
 from vitlens.shapes import Pixels
@@ -23,7 +24,7 @@ TEST_PER_CLASS = 45  # 450 source digits that training never sees
 TRAIN_SCENES = 4  # scenes a source digit in one epoch of training
 CANVAS = 32
 CLASSES = tuple("0123456789")
-STYLE = SceneStyle()
+_STYLE = SceneStyle()
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class DigitScenes:
     sources: Int[Tensor, " images"]
     repetitions: Int[Tensor, " images"]
     seed: int = 0
-    style: SceneStyle = STYLE
+    style: SceneStyle = _STYLE
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -45,13 +46,13 @@ class DigitScenes:
         """Pixels of these scenes."""
         return self.draw(indices).pixels
 
-    def draw(self, indices: Tensor) -> Scenes:
+    def draw(self, indices: Tensor) -> Drawn:
         """Pixels and masks of these scenes."""
         sources = self.sources[indices]
         glyphs, _ = _load()
         return render(glyphs[sources], keys(self.seed, sources, self.repetitions[indices]), self.style)
 
-    def redrawn(self, change: Redrawing) -> Pixels:
+    def redrawn(self, change: Literal["without distractors", "other ground"]) -> Pixels:
         """Pixels of the same digits on the same grounds without strokes, or on other grounds with the same strokes."""
         plain = change == "without distractors"
         style = replace(self.style, strokes=0) if plain else replace(self.style, ground=1)
@@ -73,25 +74,22 @@ def digits(
     canvas: int = CANVAS,
     scenes: int | None = None,
     seed: int = 0,
-    digit_size: tuple[float, float] = STYLE.digit,
 ) -> Split:
     """The embedded scenes: class = digit, masks = its ink, groups = source digit.
 
     canvas: px; scenes: number per source digit (default 1 for test, 4 for train); the first scenes do not depend on
-    this number; digit_size: smallest and largest height as a fraction of the canvas. The test part is held in memory
-    with its masks; the training part is drawn when read (Split.epoch draws new scenes) and has no masks. Raises
-    DataError for sizes that cannot be drawn.
+    this number. The test part is held in memory with its masks; the training part is drawn when read (Split.epoch draws
+    new scenes) and has no masks. Raises DataError for sizes that cannot be drawn.
     """
     scenes = scenes if scenes is not None else (TRAIN_SCENES if part == "train" else 1)
-    _check(canvas, scenes, digit_size)
+    if not 16 <= canvas <= 1024:
+        raise DataError(f"expected a canvas of 16 to 1024 px, found {canvas}; try 32")
+    if scenes < 1:
+        raise DataError(f"expected at least 1 scene a digit, found {scenes}")
     sources = source_digits(part)
     repeated_sources = sources.repeat(scenes)
-    drawn = DigitScenes(
-        repeated_sources,
-        torch.arange(scenes).repeat_interleave(len(sources)),
-        seed,
-        SceneStyle(canvas, digit_size),
-    )
+    numbers = torch.arange(scenes).repeat_interleave(len(sources))
+    drawn = DigitScenes(repeated_sources, numbers, seed, SceneStyle(canvas))
     split = Split(
         name="digits",
         title=SETS["digits"].title,
@@ -131,15 +129,3 @@ def _load() -> tuple[Float[Tensor, "sources 8 8"], Int[Tensor, " sources"]]:
 
     data = load_digits()
     return torch.from_numpy(data.images).float() / 16, torch.from_numpy(data.target).long()
-
-
-def _check(canvas: int, scenes: int, digit_size: tuple[float, float]) -> None:
-    low, high = digit_size
-    if not 16 <= canvas <= 1024:
-        raise DataError(f"expected a canvas of 16 to 1024 px, found {canvas}; try 32")
-    if scenes < 1:
-        raise DataError(f"expected at least 1 scene a digit, found {scenes}")
-    if not 0.25 <= low <= high <= 1 or low * canvas < 8:
-        raise DataError(
-            f"expected digit sizes from 0.25 to 1 of the canvas and at least 8 px, found {low} to {high} of {canvas} px"
-        )

@@ -1,27 +1,28 @@
-"""Folders of images: one folder per class, with or without parts, or images without labels."""
+"""Folders of images: one folder per class, with or without parts, Tiny ImageNet's, or images without labels."""
 
 import os
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final, NoReturn
 
 import torch
 
-from vitlens.data.decode import SUFFIXES, Header
-from vitlens.data.holdout import describe_hold_out, hold_out
-from vitlens.data.masks import has_objects, load_masked_folder
-from vitlens.data.reading import MEMORY_LIMIT, Progress, load_files, probe
+from vitlens.data.decode import SUFFIXES, UNSTATED, Header, Progress, load_files, probe
+from vitlens.data.masks import has_objects, load_masked
 from vitlens.data.registry import DataRequest
-from vitlens.data.split import Split
-from vitlens.errors import DataError
-from vitlens.labels import are_imagenet, imagenet_classes, imagenet_indices
-from vitlens.names import Part
+from vitlens.data.split import Split, describe_hold_out, hold_out
+from vitlens.errors import DataError, in_one_line
+from vitlens.names import Part, are_imagenet, imagenet_classes, imagenet_indices
 from vitlens.preprocessing import Preprocessing
 
-TRAIN_FOLDERS = ("train", "training")
-TEST_FOLDERS = ("test", "val", "valid", "validation")  # the first that exists
+_TRAIN: Final = ("train", "training")
+_TEST: Final = ("test", "val", "valid", "validation")  # the first that exists
 MANY = 100_000  # other files and folders, after which a folder is refused as not one of images
-UNSTATED = Preprocessing(size=(224, 224), resize=256)  # for images of different sizes without a model
+_ANNOTATIONS: Final = "val_annotations.txt"  # of Tiny ImageNet
+_WNID: Final = re.compile(r"n\d{8}")
 
 
 @dataclass(frozen=True)
@@ -40,58 +41,38 @@ def is_folder(path: Path) -> bool:
 
 
 def load(request: DataRequest) -> Split:
-    """The requested part."""
-    return load_folder(
-        request.path,
-        part=request.part,
-        preprocessing=request.preprocessing,
-        seed=request.seed,
-        whole=request.whole,
-        progress=request.progress,
-    )
-
-
-def load_folder(
-    root: Path,
-    *,
-    part: Part,
-    preprocessing: Preprocessing | None = None,
-    seed: int = 0,
-    whole: bool = False,
-    memory: int = MEMORY_LIMIT,
-    progress: Progress | None = None,
-) -> Split:
     """One part of a folder; see list_folder for its parts, classes and labels.
 
-    preprocessing: None keeps the size that all images share, else 224x224. Images with masks/ or COCO's boxes are
-    loaded with their masks (see load_masked_folder). Raises DataError for a folder without readable images.
+    Images with masks/ or COCO's boxes are loaded with their masks (see load_masked). Raises DataError for a folder
+    without readable images.
     """
-    listing = list_folder(root, part=part, seed=seed, whole=whole)
+    root = request.path
+    listing = list_folder(root, part=request.part, seed=request.seed, whole=request.whole)
     if root / "images" == listing.paths[0].parent and has_objects(root):
-        preprocessing = preprocessing or _stored_size(listing.paths)
-        return load_masked_folder(
-            root, listing.paths, part=part, preprocessing=preprocessing, memory=memory, progress=progress
-        )
-    split = load_listing(listing, part=part, preprocessing=preprocessing, memory=memory, progress=progress)
-    title = root.resolve().name
-    return replace(split, name=str(root), title=title, files=_relative(split.files or (), root))
+        preprocessing = request.preprocessing or _stored_size(listing.paths)
+        return load_masked(root, listing.paths, replace(request, preprocessing=preprocessing))
+    return read_listing(listing, request)
 
 
-def load_listing(
-    listing: Listing,
-    *,
-    part: Part,
-    preprocessing: Preprocessing | None = None,
-    memory: int = MEMORY_LIMIT,
-    progress: Progress | None = None,
-) -> Split:
-    """The images of a listing, in its order, without those that cannot be read."""
+def read_listing(listing: Listing, request: DataRequest) -> Split:
+    """The images of a listing of files in a folder, in its order, without those that cannot be read."""
+    root = request.path
+    split = load_listing(listing, request.preprocessing, request.progress)
+    files = tuple(str(Path(file).relative_to(root)) for file in split.files or ())
+    return replace(split, name=str(root), title=root.resolve().name, part=request.part, files=files)
+
+
+def load_listing(listing: Listing, preprocessing: Preprocessing | None, progress: Progress | None) -> Split:
+    """The images of a listing, in its order, without those that cannot be read.
+
+    preprocessing: None keeps the size that all images share, else 224x224.
+    """
     preprocessing = preprocessing or _stored_size(listing.paths)
-    loaded = load_files(listing.paths, preprocessing, memory=memory, progress=progress)
+    loaded = load_files(listing.paths, preprocessing, progress=progress)
     return Split(
         name="images",
         title="images",
-        part=part,
+        part="test",
         source=loaded.source,
         size=preprocessing.size,
         classes=listing.classes,
@@ -112,26 +93,27 @@ def list_folder(root: Path, *, part: Part, seed: int = 0, whole: bool = False) -
     """
     if not root.is_dir():
         raise DataError(f"expected a folder of images, found no folder {str(root)!r}")
-    train, test = _inside(root, TRAIN_FOLDERS), _inside(root, TEST_FOLDERS)
-    if train and test:
-        return _list_classes(train if part == "train" else test, (train, test))
+    train, test = _inside(root, _TRAIN), _inside(root, _TEST)
+    if test and not train and part == "train":
+        raise DataError(f"expected train/ in {root}, found {test.name}/ alone; it is for evaluation")
     if test:
-        if part == "train":
-            raise DataError(f"expected train/ in {root}, found {test.name}/ alone; it is for evaluation")
-        return _list_classes(test, (test,))
-    if has_objects(root):
-        return _list_unlabelled(root / "images")
+        return _list_classes(train if train and part == "train" else test, [train, test] if train else [test])
     top = train or root
-    listing = _list_classes(top, (top,)) if _class_folders(top) else _list_unlabelled(root)
-    if not listing.labels or whole:
+    if has_objects(root) or not _class_folders(top):
+        images = root / "images" if has_objects(root) else root
+        paths = sorted(child for child in images.iterdir() if _is_image(child))
+        return Listing(tuple(paths) or _none(images))
+    listing = _list_classes(top, [top])
+    if whole:
         return listing
     chosen = hold_out(torch.tensor(listing.labels), part, seed=seed).tolist()
-    held_out = () if len(chosen) == len(listing.paths) else (describe_hold_out(seed),)
+    if len(chosen) == len(listing.paths):
+        return listing
     return replace(
         listing,
         paths=tuple(listing.paths[index] for index in chosen),
         labels=tuple(listing.labels[index] for index in chosen),
-        notes=listing.notes + held_out,
+        notes=(*listing.notes, describe_hold_out(seed)),
     )
 
 
@@ -140,10 +122,7 @@ def list_images(paths: Sequence[Path]) -> Listing:
     images: list[Path] = []
     for path in paths:
         if path.is_dir():
-            below = list(_images_below(path))
-            if not below:
-                raise DataError(_no_images(path))
-            images += below
+            images += list(_images_below(path)) or _none(path)
         elif path.exists():
             images.append(path)
         else:
@@ -154,38 +133,26 @@ def list_images(paths: Sequence[Path]) -> Listing:
 def _list_classes(folder: Path, parts: Sequence[Path]) -> Listing:
     """The images of the class folders in `folder`; the classes are those of all parts together, by name."""
     names = sorted({child.name for part in parts for child in _class_folders(part)})
-    paths = [(name, path) for name in names for path in _images_below(folder / name)]
-    if not paths:
-        raise DataError(_no_images(folder))
+    labelled = [(name, path) for name in names for path in _images_below(folder / name)] or _none(folder)
     indices, classes = {name: index for index, name in enumerate(names)}, tuple(names)
     if are_imagenet(names):
         indices, classes = dict(imagenet_indices()), imagenet_classes()
     loose = sum(1 for child in folder.iterdir() if _is_image(child))
     notes = (f"{loose} images beside the class folders of {folder.name}/ were left out",) if loose else ()
-    return Listing(tuple(path for _, path in paths), tuple(indices[name] for name, _ in paths), classes, notes)
-
-
-def _list_unlabelled(root: Path) -> Listing:
-    paths = sorted(child for child in root.iterdir() if _is_image(child))
-    if not paths:
-        raise DataError(_no_images(root))
-    return Listing(tuple(paths))
+    return Listing(tuple(path for _, path in labelled), tuple(indices[name] for name, _ in labelled), classes, notes)
 
 
 def holds_classes(root: Path) -> bool:
     """Whether a folder holds class folders, parts, or images beside their masks, and no images beside these."""
     if any(_is_image(child) for child in root.iterdir()):
         return False
-    return bool(_inside(root, TEST_FOLDERS) or has_objects(root) or _class_folders(root))
+    return bool(_inside(root, _TEST) or has_objects(root) or _class_folders(root))
 
 
 def _class_folders(folder: Path) -> list[Path]:
     """Folders with an image at any depth."""
-    return [
-        child
-        for child in sorted(folder.iterdir())
-        if child.is_dir() and not _hidden(child.name) and next(_images_below(child), None) is not None
-    ]
+    children = (child for child in sorted(folder.iterdir()) if child.is_dir() and not _hidden(child.name))
+    return [child for child in children if next(_images_below(child), None) is not None]
 
 
 def _images_below(folder: Path) -> Iterator[Path]:
@@ -228,9 +195,67 @@ def _stored_size(paths: Sequence[Path]) -> Preprocessing:
     return Preprocessing(size=sizes.pop()) if len(sizes) == 1 else UNSTATED
 
 
-def _relative(files: Sequence[str], root: Path) -> tuple[str, ...]:
-    return tuple(str(Path(file).relative_to(root)) for file in files)
+def _none(folder: Path) -> NoReturn:
+    raise DataError(f"expected images ({', '.join(sorted(SUFFIXES))}) in {folder}, found none")
 
 
-def _no_images(folder: Path) -> str:
-    return f"expected images ({', '.join(sorted(SUFFIXES))}) in {folder}, found none"
+def is_tiny_imagenet(root: Path) -> bool:
+    """Whether a folder has val/images/ and beside it the file with their labels."""
+    return (root / "val" / _ANNOTATIONS).is_file() and (root / "val" / "images").is_dir()
+
+
+def load_tiny_imagenet(request: DataRequest) -> Split:
+    """Tiny ImageNet as it is distributed: train/<wnid>/images/, val/images/ with val_annotations.txt, wnids.txt and
+    words.txt; its test/ has no labels, so val/ is the test part.
+
+    The classes are those of wnids.txt, train/ and val_annotations.txt together, in order of wnid; their names are the
+    first words in words.txt, else ImageNet's names, else the wnids. Raises DataError for lines of another form, and
+    where a part has no images.
+    """
+    root = request.path
+    annotated = {row[0]: row[1] for row in _table(root / "val" / _ANNOTATIONS, wnid=1)}
+    listed = [row[0] for row in _table(root / "wnids.txt", wnid=0)]
+    folders = _class_folders(root / "train") if (root / "train").is_dir() else []
+    train = [folder.name for folder in folders if _WNID.fullmatch(folder.name)]
+    wnids = sorted({*listed, *train, *annotated.values()})
+    if request.part == "train":
+        if not train:
+            raise DataError(f"expected train/<wnid>/images/ in {root} to train on, found none")
+        labelled = [(path, wnid) for wnid in train for path in _images_below(root / "train" / wnid)]
+        note = "train/ is used; val/ is the test part"
+    else:
+        files = list_images([root / "val" / "images"]).paths
+        labelled = [(path, annotated[path.name]) for path in files if path.name in annotated]
+        if not labelled:
+            raise DataError(f"expected the images of {root}/val/images in {_ANNOTATIONS}, found none of {len(files)}")
+        lost = len(files) - len(labelled)
+        left_out = f"; {lost} images without a line in {_ANNOTATIONS} were left out" if lost else ""
+        note = f"val/ is used as the test part, with the labels of {_ANNOTATIONS}; test/ has no labels{left_out}"
+
+    words = {row[0]: row[1].split(",")[0].strip() for row in _table(root / "words.txt") if len(row) > 1}
+    imagenet = {wnid: imagenet_classes()[index] for wnid, index in imagenet_indices().items()}
+    names = [words.get(wnid) or imagenet.get(wnid, wnid) for wnid in wnids]
+    times = Counter(names)
+    classes = tuple(name if times[name] == 1 else f"{name} ({wnid})" for name, wnid in zip(names, wnids))
+    number = {wnid: index for index, wnid in enumerate(wnids)}
+    paths, labels = tuple(path for path, _ in labelled), tuple(number[wnid] for _, wnid in labelled)
+    return read_listing(Listing(paths, labels, classes, (note,)), request)
+
+
+def _table(file: Path, wnid: int | None = None) -> list[list[str]]:
+    """The lines of a text file that are not empty, divided at tabs; none where there is no file.
+
+    wnid: the column that must be one. Raises DataError for a line of another form.
+    """
+    if not file.is_file():
+        return []
+    with in_one_line(f"a text file at {file}", "take another copy", DataError):
+        lines = file.read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.split("\t")] for line in lines if line.strip()]
+    for number, row in enumerate(rows, start=1):
+        if wnid is not None and not _WNID.fullmatch(row[wnid] if wnid < len(row) else ""):
+            raise DataError(
+                f"expected a wnid (n01440764) in column {wnid + 1}, after a tab each, in line {number} of {file}, "
+                f"found {' '.join(row)[:60]!r}"
+            )
+    return rows

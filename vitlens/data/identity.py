@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlens.data.reading import Files
-from vitlens.data.split import Source, Split, Subset
+from vitlens.data.decode import Files
+from vitlens.data.split import Split
 from vitlens.files import sha256
 
 _AT_ONCE = 256  # images read at a time
@@ -23,7 +23,7 @@ def split_fingerprint(split: Split) -> str:
     Images that are decoded on reading are hashed by file content and preprocessing, without decoding; others by their
     pixels. The two give different hashes.
     """
-    source, indices = _innermost(split.source, torch.arange(len(split)))
+    source, indices = split.subset.source, split.subset.indices
     digest = hashlib.sha256(str((len(split), split.size)).encode())
     if isinstance(source, Files):
         digest.update(repr(source.preprocessing).encode())
@@ -68,10 +68,3 @@ def _path(split: Split, file: str) -> Path:
     """The path of a split's file: in its folder, or in its images/ where it has masks."""
     path = Path(split.name, file)
     return path if path.exists() else Path(split.name, "images", file)
-
-
-def _innermost(source: Source, indices: Tensor) -> tuple[Source, Tensor]:
-    """The source inside all subsets, and the indices of the images in it."""
-    if isinstance(source, Subset):
-        return _innermost(source.source, source.indices[indices])
-    return source, indices

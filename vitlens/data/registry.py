@@ -13,7 +13,6 @@ from vitlens.names import Part
 from vitlens.preprocessing import Preprocessing
 
 Parts = Literal["train", "split", "trainval", "none"]
-_TORCHVISION: Final = "vitlens.data.torchvision_sets:load"
 
 
 @dataclass(frozen=True)
@@ -77,23 +76,18 @@ class DataRequest:
 def _torchvision(
     name: str, title: str, cls: str, classes: int, size: tuple[int, int] | None, parts: Parts = "split"
 ) -> DataSet:
-    return DataSet(
-        name, title, classes, size, f"torchvision's {cls}", _TORCHVISION, download=True, torchvision=cls, parts=parts
-    )
+    origin, load = f"torchvision's {cls}", "vitlens.data.torchvision_sets:load"
+    return DataSet(name, title, classes, size, origin, load, download=True, torchvision=cls, parts=parts)
+
+
+def _drawn(name: str, title: str, classes: int, origin: str, module: str, *, scenes: bool = False) -> DataSet:
+    return DataSet(name, title, classes, (32, 32), origin, f"vitlens.data.{module}:load", scenes=scenes)
 
 
 _SETS: Final = (
-    DataSet(
-        "digits",
-        "Digits in scenes",
-        10,
-        (32, 32),
-        "scikit-learn's digits, drawn here",
-        "vitlens.data.digits:load",
-        scenes=True,
-    ),
-    DataSet("shapes", "Shapes", 8, (32, 32), "shape and texture agree, drawn here", "vitlens.data.shapes:load"),
-    DataSet("shapes-conflict", "Shapes with another's texture", 8, (32, 32), "drawn here", "vitlens.data.shapes:load"),
+    _drawn("digits", "Digits in scenes", 10, "scikit-learn's digits, drawn here", "digits", scenes=True),
+    _drawn("shapes", "Shapes", 8, "shape and texture agree, drawn here", "shapes"),
+    _drawn("shapes-conflict", "Shapes with another's texture", 8, "drawn here", "shapes"),
     _torchvision("cifar10", "CIFAR-10", "CIFAR10", 10, (32, 32), "train"),
     _torchvision("cifar100", "CIFAR-100", "CIFAR100", 100, (32, 32), "train"),
     _torchvision("fashion-mnist", "Fashion-MNIST", "FashionMNIST", 10, (28, 28), "train"),
@@ -108,7 +102,7 @@ _SETS: Final = (
 SETS: Final[Mapping[str, DataSet]] = {data_set.name: data_set for data_set in _SETS}
 
 LAYOUTS: Final = (  # the first that recognises a path reads it
-    Layout("vitlens.data.tiny_imagenet:is_tiny_imagenet", "vitlens.data.tiny_imagenet:load"),
+    Layout("vitlens.data.folder:is_tiny_imagenet", "vitlens.data.folder:load_tiny_imagenet"),
     Layout("vitlens.data.cue_conflict:is_cue_conflict", "vitlens.data.cue_conflict:load"),
     Layout(
         "vitlens.data.folder:is_folder",
@@ -117,8 +111,8 @@ LAYOUTS: Final = (  # the first that recognises a path reads it
         "class folders, with train/ and test/ or val/ inside or divided by seed; or loose images",
     ),
     Layout(
-        "vitlens.data.medmnist:is_medmnist",
-        "vitlens.data.medmnist:load",
+        "vitlens.data.arrays:is_arrays",
+        "vitlens.data.arrays:load",
         "MEDMNIST.npz",
         "MedMNIST's train_images, train_labels, val_images, ..., test_labels",
     ),

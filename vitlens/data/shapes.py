@@ -1,30 +1,140 @@
-"""The embedded set `shapes`: shape x texture x colour, drawn when read, with exact masks.
+"""The embedded sets `shapes` and `shapes-conflict`: shape x texture x colour, drawn when read, with exact masks.
 
 In `shapes` every shape has its own texture, so that both determine the class, and colours are uninformative; in
 `shapes-conflict` the texture is that of another class, so that a prediction shows which of the two the model uses. The
-label is the shape.
+label is the shape. Shapes are signed distances (negative inside, about one unit from centre to tip), textures numbers
+from -1 to 1 over pixels; both are rotated at random, so that neither position nor direction determines the class.
 """
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
 from typing import Final, Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
-from vitlens.data.draws import keys
+from vitlens.data.draws import keys, uniform
 from vitlens.data.registry import SETS, DataRequest
+from vitlens.data.scenes import REFERENCE, Drawn, colour, finished, gradient, in_chunks
 from vitlens.data.split import InMemory, Split
-from vitlens.data.textured import SHAPES, TexturedImages, render
 from vitlens.errors import DataError
 from vitlens.names import Part
 from vitlens.shapes import Labels, Pixels
 
 Cue = Literal["agree", "conflict"]
+Plane = Float[Tensor, "batch height width"]
 
-CLASSES: Final = tuple(SHAPES)
 CANVAS: Final = 32
 PER_CLASS: Final = {"train": 560, "test": 70}  # multiples of the 7 other textures, so that each is used equally often
 _PART: Final = {"train": 1, "test": 2}  # part of the keys, so that no image is in both parts
+_PERIOD: Final = 5.0  # px of the textures on a canvas of REFERENCE px
+_TEXTURE_CONTRAST: Final = 0.22  # of luminance, around the shape's own
+
+
+def _star(x: Plane, y: Plane) -> Plane:
+    """Five points: the angle folded to one of ten equal triangles, and the distance to its outer side."""
+    sector, inner = 2 * math.pi / 5, 0.42
+    angle = (torch.remainder(torch.atan2(y, x) + sector / 2, sector) - sector / 2).abs()
+    far = (x.square() + y.square()).sqrt()
+    px, py = far * angle.cos(), far * angle.sin()
+    bx, by = inner * math.cos(sector / 2) - 1, inner * math.sin(sector / 2)
+    return ((px - 1) * by - py * bx) / math.hypot(bx, by)
+
+
+def _moon(x: Plane, y: Plane) -> Plane:
+    bite = 0.85 - ((x - 0.55).square() + y.square()).sqrt()
+    return torch.maximum((x.square() + y.square()).sqrt() - 1, bite)
+
+
+SHAPES: Final[Mapping[str, Callable[[Plane, Plane], Plane]]] = MappingProxyType(
+    {
+        "circle": lambda x, y: (x.square() + y.square()).sqrt() - 0.9,
+        "cross": lambda x, y: torch.maximum(
+            torch.minimum(x.abs(), y.abs()) - 0.3, torch.maximum(x.abs(), y.abs()) - 0.95
+        ),
+        "hourglass": lambda x, y: torch.maximum((x.abs() - y.abs() - 0.12) / math.sqrt(2), y.abs() - 0.66),
+        "moon": _moon,
+        "ring": lambda x, y: ((x.square() + y.square()).sqrt() - 0.7).abs() - 0.27,
+        "square": lambda x, y: torch.maximum(x.abs(), y.abs()) - 0.7,
+        "star": _star,
+        "triangle": lambda x, y: torch.maximum(math.sqrt(3) / 2 * x.abs() - y / 2, y) - 0.5,
+    }
+)
+# of the rotated coordinates u and v and of noise in [0, 1], by the class whose texture they are in training
+TEXTURES: Final[Mapping[str, Callable[[Plane, Plane, Plane], Plane]]] = MappingProxyType(
+    {
+        "circle": lambda u, v, _: (3 * u.sin()).clamp(-1, 1) + 0 * v,  # stripes
+        "cross": lambda u, v, _: (3 * (u.cos() + v.cos() - 0.75)).clamp(-1, 1),  # dots
+        "hourglass": lambda _, __, noise: 2 * (noise > 0.5).to(noise) - 1,  # grain
+        "moon": lambda u, v, _: (4 * (0.7 * u).sin() * (0.7 * v).sin()).clamp(-1, 1),  # checks
+        "ring": lambda u, v, _: 0 * (u + v),  # plain
+        "square": lambda u, v, _: (3 * (u + 1.9 * (0.8 * v).sin()).sin()).clamp(-1, 1),  # waves
+        "star": lambda u, v, _: (4 * (torch.maximum((0.8 * u).cos(), (0.8 * v).cos()) - 0.75)).clamp(-1, 1),  # lines
+        "triangle": lambda u, v, _: (3 * (u.square() + v.square()).sqrt().sin()).clamp(-1, 1),  # rings
+    }
+)
+CLASSES: Final = tuple(SHAPES)
+
+
+def render(shapes: Labels, textures: Labels, keys: Tensor, canvas: int) -> Drawn:
+    """One image for each pair of shape and texture (indices into SHAPES); its key alone decides the rest."""
+    return in_chunks(partial(_draw, canvas=canvas), canvas, shapes, textures, keys)
+
+
+def _draw(shapes: Tensor, textures: Tensor, keys: Tensor, *, canvas: int) -> Drawn:
+    place = uniform(keys, 4, stream=11)
+    x, y, size = _turned(place, canvas)
+    distance = _chosen(list(SHAPES.values()), shapes, x, y) * size[:, None, None]  # px
+    cover = (0.5 - distance).clamp(0, 1)
+
+    colours = uniform(keys, 12, stream=12)
+    dark, light = 0.08 + 0.2 * colours[:, 0], 0.5 + 0.16 * colours[:, 1]
+    hues = colours[:, 2:11].reshape(-1, 3, 3)
+    ground = gradient(colour(hues[:, 0], dark), colour(hues[:, 1], dark), colours[:, 11], canvas)
+    texture = _TEXTURE_CONTRAST * _surface(keys, textures, canvas)[:, None]
+    surface = colour(hues[:, 2], light)[:, :, None, None] + texture
+    return finished(ground + cover[:, None] * (surface - ground), keys, cover >= 0.5, stream=13)
+
+
+def _turned(draws: Float[Tensor, "batch 4"], canvas: int) -> tuple[Plane, Plane, Tensor]:
+    """Coordinates in which the shape is upright and of size 1, and its size in px (batch,)."""
+    size = (0.31 + 0.16 * draws[:, 0]) * canvas
+    room = canvas - 2 * size
+    centres = torch.arange(canvas, device=draws.device) + 0.5
+    across = centres[None, None, :] - (size + draws[:, 1] * room)[:, None, None]
+    down = centres[None, :, None] - (size + draws[:, 2] * room)[:, None, None]
+    angle, scale = 2 * math.pi * draws[:, 3, None, None], size[:, None, None]
+    cos, sin = angle.cos(), angle.sin()
+    return (cos * across + sin * down) / scale, (cos * down - sin * across) / scale, size
+
+
+def _surface(keys: Tensor, textures: Tensor, canvas: int) -> Plane:
+    """The textures over the whole canvas, -1 to 1, rotated and shifted at random."""
+    draws = uniform(keys, 3, stream=14)
+    unit = 2 * math.pi / (_PERIOD * canvas / REFERENCE)
+    centres = (torch.arange(canvas, device=keys.device) + 0.5) * unit
+    across = centres[None, None, :] - draws[:, 0, None, None] * unit * canvas
+    down = centres[None, :, None] - draws[:, 1, None, None] * unit * canvas
+    angle = 2 * math.pi * draws[:, 2, None, None]
+    u, v = angle.cos() * across + angle.sin() * down, angle.cos() * down - angle.sin() * across
+    coarse = uniform(keys, (REFERENCE // 2) ** 2, stream=15).reshape(-1, 1, REFERENCE // 2, REFERENCE // 2)
+    noise = F.interpolate(coarse, size=(canvas, canvas), mode="nearest")[:, 0]
+    return _chosen(list(TEXTURES.values()), textures, u, v, noise)
+
+
+def _chosen(functions: list[Callable[..., Plane]], which: Tensor, *planes: Plane) -> Plane:
+    """The value of each image's function."""
+    result = torch.empty_like(planes[0])
+    for index, function in enumerate(functions):
+        members = which == index
+        if members.any():
+            result[members] = function(*(plane[members] for plane in planes))
+    return result
 
 
 @dataclass(frozen=True)
@@ -48,11 +158,11 @@ class ShapeImages:
         """Pixels of these images."""
         return self.draw(indices).pixels
 
-    def draw(self, indices: Tensor) -> TexturedImages:
+    def draw(self, indices: Tensor) -> Drawn:
         """Pixels and masks of these images."""
         part = torch.full_like(indices, _PART[self.part])
         drawn = keys(self.seed, part, self.shapes[indices], self.numbers[indices])
-        return render(self.shapes[indices], self.textures[indices], drawn, canvas=self.canvas)
+        return render(self.shapes[indices], self.textures[indices], drawn, self.canvas)
 
     def epoch(self, number: int) -> "ShapeImages":
         """Other images of the same shapes and textures, those of an epoch (from 0)."""
@@ -71,8 +181,6 @@ def shapes(
     if not 16 <= canvas <= 1024:
         raise DataError(f"expected a canvas of 16 to 1024 px, found {canvas}; try {CANVAS}")
     each = PER_CLASS[part] if per_class is None else per_class
-    if each < 1:
-        raise DataError(f"expected at least 1 image per class, found {each}")
     count = len(CLASSES)
     order = torch.arange(each * count)
     shown, numbers = order % count, order // count
@@ -87,7 +195,10 @@ def shapes(
         size=(canvas, canvas),
         classes=CLASSES,
         labels=shown,
-        files=tuple(_file(*image) for image in zip(shown.tolist(), textures.tolist(), numbers.tolist())),
+        files=tuple(
+            f"{CLASSES[shape]}/{CLASSES[shape]}{number + 1}-{CLASSES[texture]}{number + 1}.png"
+            for shape, texture, number in zip(shown.tolist(), textures.tolist(), numbers.tolist())
+        ),
     )
     if part == "train":
         return split
@@ -98,7 +209,3 @@ def shapes(
 def load(request: DataRequest) -> Split:
     """The requested part of the set of that name."""
     return shapes(request.part, cue="agree" if request.name == "shapes" else "conflict", seed=request.seed)
-
-
-def _file(shape: int, texture: int, number: int) -> str:
-    return f"{CLASSES[shape]}/{CLASSES[shape]}{number + 1}-{CLASSES[texture]}{number + 1}.png"

@@ -5,17 +5,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import PurePath
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from vitlens.errors import DataError
+from vitlens.errors import DataError, InputError
 from vitlens.names import Part
 from vitlens.pixels import AnyImages
 from vitlens.references import resolved
-from vitlens.shapes import Images, Pixels
+from vitlens.shapes import Images, Labels
 from vitlens.summary import Line, Summary
+
+TEST_SHARE: Final = 0.2  # of each class, where data have no test part
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -40,14 +42,10 @@ class Renewable(Protocol):
         ...
 
 
-Redrawing: TypeAlias = Literal["without distractors", "other ground"]
-
-
-@runtime_checkable
 class Redrawable(Protocol):
     """Scenes that can be drawn again, each with the same object at its place."""
 
-    def redrawn(self, change: Redrawing) -> Tensor:
+    def redrawn(self, change: Literal["without distractors", "other ground"]) -> Tensor:
         """Pixels (n, 3, height, width) uint8 without the distractors, or with them on another ground."""
         ...
 
@@ -58,16 +56,31 @@ class Redrawable(Protocol):
 
 @dataclass(frozen=True)
 class InMemory:
-    """Pixels held as uint8 (n, 3, height, width)."""
+    """Pixels held as (n, 3, height, width): uint8, or floats in [0, 1] where they were given so."""
 
-    pixels: Pixels
+    pixels: Tensor
 
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def read(self, indices: Tensor) -> Pixels:
+    def read(self, indices: Tensor) -> Tensor:
         """Pixels of these images."""
         return self.pixels[indices]
+
+
+@dataclass(frozen=True)
+class Subset:
+    """Some of the images of another source."""
+
+    source: Source
+    indices: Tensor
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def read(self, indices: Tensor) -> Tensor:
+        """Pixels of these images."""
+        return self.source.read(self.indices[indices])
 
 
 @dataclass(frozen=True)
@@ -115,6 +128,11 @@ class Split(Summary):
         return len(self.source)
 
     @property
+    def subset(self) -> Subset:
+        """The source that holds or draws the images, and which of its images they are."""
+        return self.source if isinstance(self.source, Subset) else Subset(self.source, torch.arange(len(self)))
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The images' files, or their numbers in the data."""
         return self.files or tuple(f"{self.name} {index}" for index in range(len(self)))
@@ -141,14 +159,17 @@ class Split(Summary):
 
     def pick(self, indices: Tensor) -> "Split":
         """The split of these images alone, in this order."""
-        chosen = indices.tolist()
+        labels, masks, groups = (
+            None if each is None else each[indices] for each in (self.labels, self.masks, self.groups)
+        )
+        inner = self.subset
         return replace(
             self,
-            source=Subset(self.source, indices),
-            labels=None if self.labels is None else self.labels[indices],
-            masks=None if self.masks is None else self.masks[indices],
-            groups=None if self.groups is None else self.groups[indices],
-            files=None if self.files is None else tuple(self.files[index] for index in chosen),
+            source=Subset(inner.source, inner.indices[indices]),
+            labels=labels,
+            masks=masks,
+            groups=groups,
+            files=None if self.files is None else tuple(self.files[index] for index in indices.tolist()),
             scenes=None if self.scenes is None else self.scenes.pick(indices),
         )
 
@@ -178,8 +199,10 @@ class Split(Summary):
 
         Labels and order stay. Masks belong to the images of epoch 0, so later splits have none.
         """
-        source = _renewed(self.source, number)
-        return self if source is self.source else replace(self, source=source, masks=None, scenes=None)
+        inner = self.subset
+        if not number or not isinstance(inner.source, Renewable):
+            return self
+        return replace(self, source=Subset(inner.source.epoch(number), inner.indices), masks=None, scenes=None)
 
     def limit(self, count: int | None, *, seed: int = 0) -> "Split":
         """At most count images: a seeded subset, as balanced by class as possible."""
@@ -193,7 +216,7 @@ class Split(Summary):
 def takes_splits(function: Function) -> Function:
     """Decorator of a public function of (model, ...) with Splits among its parameters.
 
-    `images` and `second_images` may also be given in every other form (data/given.py), tensors with `labels` (n,),
+    `images` and `second_images` may also be given in every other form (data/catalogue.py), tensors with `labels` (n,),
     class indices of the model, which replace those of a Split. Raises DataError for what is no images, and for anything
     but a Split where the parameter is annotated so.
     """
@@ -202,7 +225,7 @@ def takes_splits(function: Function) -> Function:
 
     @wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        require_model = resolved("vitlens.models.given:require_model")
+        require_model = resolved("vitlens.models.model:require_model")
         if args:  # before the rest, so that a missing argument is named after a model that is none
             require_model(*args[:2])
         bound = signature.bind(*args, **kwargs)
@@ -218,7 +241,7 @@ def takes_splits(function: Function) -> Function:
         for name in ("images", "second_images"):
             if arguments.get(name) is not None:
                 model = arguments["second" if name == "second_images" else next(iter(arguments))]
-                split = resolved("vitlens.data.given:read_split")(arguments[name], model.preprocessing)
+                split = resolved("vitlens.data.catalogue:read_split")(arguments[name], model.preprocessing)
                 labels = arguments.get("labels")
                 arguments[name] = split if labels is None else _labelled(split, labels, next(iter(arguments.values())))
         return function(*bound.args, **bound.kwargs)
@@ -243,39 +266,73 @@ def _labelled(split: Split, labels: Tensor, model: Any) -> Split:
     return replace(split, labels=found, classes=model.classes)
 
 
-@dataclass(frozen=True)
-class Subset:
-    """Some of the images of another source."""
-
-    source: Source
-    indices: Tensor
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def read(self, indices: Tensor) -> Tensor:
-        """Pixels of these images."""
-        return self.source.read(self.indices[indices])
-
-
-def _renewed(source: Source, number: int) -> Source:
-    """The source of an epoch; itself where its images are fixed."""
-    if isinstance(source, Subset):
-        inner = _renewed(source.source, number)
-        return source if inner is source.source else replace(source, source=inner)
-    return source.epoch(number) if isinstance(source, Renewable) and number else source
-
-
 def balanced(total: int, labels: Tensor | None, count: int, seed: int) -> Tensor:
     """Seeded indices, sorted, drawn from the classes in turn until count is reached; all where they are fewer."""
-    if count >= total:
-        return torch.arange(total)
-    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
-    if labels is None:
-        return order[:count].sort().values
-    shuffled = labels.cpu()[order]
-    turn = torch.empty(total, dtype=torch.long)  # rank of each image within its class
-    for label in sorted(set(shuffled.tolist())):
+    order, ranks = _in_turn(torch.zeros(total, dtype=torch.long) if labels is None else labels.cpu(), seed)
+    return order[ranks.argsort(stable=True)[:count]].sort().values
+
+
+def hold_out(labels: Labels, part: Part, *, seed: int) -> Tensor:
+    """The sorted indices of a part's images: a fifth of every class, at least one, is for test.
+
+    A class with a single image is in the training part. Where no class has two images, all are for test, and requesting
+    the training part raises DataError.
+    """
+    order, ranks = _in_turn(labels, seed)
+    sizes = labels.bincount()
+    held = (TEST_SHARE * sizes.double()).round().clamp(min=1) * (sizes > 1)
+    test = torch.empty(len(labels), dtype=torch.bool)
+    test[order] = ranks < held[labels[order]]
+    if not test.any() and part == "train":
+        raise DataError(
+            "expected at least two images of a class to train on some and test on others, found one of each"
+        )
+    test |= ~test.any()
+    return (test if part == "test" else ~test).nonzero().squeeze(1)
+
+
+def _in_turn(labels: Labels, seed: int) -> tuple[Tensor, Tensor]:
+    """A seeded order of the images, and in that order the rank of each within its class, from 0."""
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    shuffled, ranks = labels[order], torch.empty_like(labels)
+    for label in shuffled.unique():
         members = (shuffled == label).nonzero().squeeze(1)
-        turn[members] = torch.arange(len(members))
-    return order[turn.argsort(stable=True)[:count]].sort().values
+        ranks[members] = torch.arange(len(members), dtype=ranks.dtype)
+    return order, ranks
+
+
+def describe_hold_out(seed: int) -> str:
+    """The note about the division in a report."""
+    return (
+        f"no test part was given: a fifth of each class, drawn with seed {seed}, is held out for test, as a model is "
+        "better on images that it was trained on"
+    )
+
+
+def share_of(split: Split, share: float, *, seed: int) -> Split:
+    """A seeded, class-balanced share (fraction) of a training split, repeated to the split's length.
+
+    Repeated, an epoch has as many steps as with all images, so that shares differ in their images and not in the length
+    of training. Shares with the same seed are nested: 5 % is a subset of 10 %. A source that draws new images every
+    epoch is fixed to those of its first. Raises InputError for a share outside (0, 1], DataError where a class is left
+    without an image.
+    """
+    subset = split.limit(images_in(split, share), seed=seed)
+    if subset.epoch(1) is not subset:
+        pixels = subset.source.read(torch.arange(len(subset)))
+        subset = replace(subset, source=InMemory(pixels), masks=None, scenes=None)
+    return subset if len(subset) == len(split) else subset.pick(torch.arange(len(split)) % len(subset))
+
+
+def images_in(split: Split, share: float) -> int:
+    """The number of images in a share (fraction) of a split. Raises what share_of raises."""
+    if not 0 < share <= 1:
+        raise InputError(f"expected a share of the images above 0 and at most 1, found {share}")
+    count = round(share * len(split))
+    classes = 1 if split.labels is None else len(split.labels.unique())
+    if count < classes:
+        raise DataError(
+            f"expected an image of each of {classes} classes in {share:.0%} of {len(split)} training images, found "
+            f"{count}; give more data or a greater --limit"
+        )
+    return count

@@ -39,12 +39,7 @@ _PICK: Final = """element.addEventListener("click", (event) => {
 _UPLOAD: Final = (Path(__file__).parent / "upload.js").read_text(encoding="utf-8")
 # by default gradio drops an event while an earlier one of the same control is under way: a tab would stay as it was
 _QUICK: Final = {"api_visibility": "private", "show_progress": "hidden", "trigger_mode": "multiple"}
-_TABS: Final = {
-    "Look": look_tab,
-    "Explain": explain_tab,
-    "Break": attack_tab,
-    "Intervene": intervene_tab,
-}
+_TABS: Final = {"Look": look_tab, "Explain": explain_tab, "Break": attack_tab, "Intervene": intervene_tab}
 _TITLE: Final = (
     '<div class="vl-head-line"><h1>vitlens demo</h1><p>What a model does with a picture: layers and heads count from 0 '
     "(L3.H7). Each tab runs a command and shows its report. Runs on this machine alone.</p></div>"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from threading import Condition
 from typing import Any, Final
 
-from vitlens.deadline import deadline, require_time
+from vitlens.commands.run.deadline import deadline, require_time
 from vitlens.errors import RunError, UnknownNameError
 from vitlens.models.model import Model
 

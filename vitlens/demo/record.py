@@ -1,23 +1,17 @@
 """What a visitor of `vitlens demo` sees in Intervene, and exports. Layers, heads and patches count from 0."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from vitlens.archives import Form
-from vitlens.arrays import Pixels
-from vitlens.record import Record, arrays, col, head_name, table
+from vitlens.arrays import Matrix, Pixels
+from vitlens.record import OfModel, Record, arrays, col, head_name, table
 
 
 @dataclass(frozen=True)
-class IntervenedRow:
+class IntervenedRow(OfModel):
     """One image with heads and patches off. target: the class predicted with everything on, with its logits; predicted:
     the class predicted then; method, title, signed: of the maps of the target; grid: rows and columns of the patches,
     None where none can be switched off; exact: whether replay was exact, else `note` says why not."""
 
-    model: str = col("model")
     image: str = col("image")
     target: str = col("predicted with everything on")
     predicted: str = col("predicted then")
@@ -61,28 +55,21 @@ class ChangedClassRow:
     probability_after: float = col("probability after", unit="fraction")
 
 
-_Map = Annotated[NDArray[np.floating[Any]], Form("f", (None, None))]
-
-
 @dataclass(frozen=True)
 class IntervenedArrays:
     """pixels: the image as the model saw it; before, after: the maps of the target (rows, columns), raw."""
 
     pixels: Pixels
-    before: _Map
-    after: _Map
+    before: Matrix
+    after: Matrix
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoRecord(Record):
     """Heads and patches that are off, and what that changes for one image."""
 
-    command: ClassVar[str] = "demo"
     intervened: tuple[IntervenedRow, ...] = table()
     heads_off: tuple[HeadOffRow, ...] = table()
     patches_off: tuple[PatchOffRow, ...] = table()
     classes: tuple[ChangedClassRow, ...] = table()
     maps: IntervenedArrays | None = arrays("intervened")
-
-
-RECORD = DemoRecord

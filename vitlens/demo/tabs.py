@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import torch
 
-from vitlens.analysis.answers.targets import class_index
+from vitlens.analysis.evaluation.classes import class_index
 from vitlens.attacks.registry import ATTACK, ATTACKS, Attack
 from vitlens.attribution.explain import methods_for, preferred_methods
 from vitlens.attribution.registry import ATTRIBUTIONS

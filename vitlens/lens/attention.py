@@ -18,26 +18,14 @@ from torch.nn import functional as F
 
 from vitlens.errors import UnsupportedError
 from vitlens.lens.call import AttentionInputs, Rows, attention_inputs, per_head
-from vitlens.models.attention import softmax_or_zero
-from vitlens.models.attention_parts import read_attention
+from vitlens.models.anatomy import read_attention
+from vitlens.models.attention import SOFTMAX, multi_head_attention, positional, softmax_or_zero
 from vitlens.models.hooks import Arguments, Forward, ScopedMode, arguments, overridden, watching
 from vitlens.models.model import Model
 
 Stage = Literal["queries", "keys", "values", "scores", "weights"]
 TensorFunction = Callable[[Tensor], Tensor]  # to a tensor of the same shape
 Keep = Callable[[Tensor, int, int], Tensor]  # a tensor of the call, queries, keys -> (1 or calls, heads, query, key)
-
-SOFTMAX: Final = (torch.softmax, Tensor.softmax, F.softmax, torch.special.softmax)
-
-
-def positional(
-    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A call's arguments with the scores of a softmax as the first one, also where they are given by name."""
-    if func in SOFTMAX and not args and "input" in kwargs:
-        return (kwargs["input"],), {name: value for name, value in kwargs.items() if name != "input"}
-    return args, kwargs
-
 
 _SEEN: Final = frozenset({F.scaled_dot_product_attention, F.multi_head_attention_forward, F.linear, *SOFTMAX})
 
@@ -384,65 +372,3 @@ def _both(bias: Tensor | None, keep: Tensor) -> Tensor:
 def _shape(values: Arguments) -> tuple[int, ...]:
     """The shape of the first tensor among a module's arguments."""
     return next((tuple(value.shape) for value in values.values() if isinstance(value, Tensor)), ())
-
-
-def multi_head_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    _dim: int,
-    num_heads: int,
-    in_proj_weight: Tensor | None,
-    in_proj_bias: Tensor | None,
-    bias_k: Tensor | None,
-    bias_v: Tensor | None,
-    add_zero_attn: bool,
-    dropout_p: float,
-    out_proj_weight: Tensor,
-    out_proj_bias: Tensor | None,
-    training: bool = True,
-    key_padding_mask: Tensor | None = None,
-    need_weights: bool = True,
-    attn_mask: Tensor | None = None,
-    *separate: Any,
-    average_attn_weights: bool = True,
-    **options: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """F.multi_head_attention_forward for a vision model, its attention by F.scaled_dot_product_attention.
-
-    query, key, value: (tokens, batch, dim). The weights, where they are asked for, are those of the model's own
-    queries and keys: (batch, query, key), or one a head. Raises UnsupportedError for options that no known vision
-    model uses (padding masks, added keys, separate projections).
-    """
-    rare = bias_k is not None or bias_v is not None or add_zero_attn or key_padding_mask is not None or bool(separate)
-    if rare or in_proj_weight is None or options.get("use_separate_proj_weight") or query.dim() != 3:
-        raise UnsupportedError(
-            "expected nn.MultiheadAttention with joint projections of images alone, found padding masks, added keys "
-            "or separate projections; see vitlens models for supported models"
-        )
-    tokens, batch, dim = query.shape
-    weights = in_proj_weight.chunk(3)
-    biases = in_proj_bias.chunk(3) if in_proj_bias is not None else (None, None, None)
-    if query is key and key is value:  # one product of three times the width, as in torch
-        projected = F.linear(query, in_proj_weight, in_proj_bias).chunk(3, dim=-1)
-    else:
-        projected = tuple(F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases))
-    # (tokens, batch, dim) -> (batch, heads, tokens, head_dim)
-    heads = [part.unflatten(-1, (num_heads, dim // num_heads)).permute(1, 2, 0, 3) for part in projected]
-    if attn_mask is not None and attn_mask.dtype.is_floating_point is False:
-        attn_mask = ~attn_mask  # nn.MultiheadAttention: True = masked
-    if attn_mask is not None and attn_mask.dim() == 3:  # (batch x heads, query, key)
-        attn_mask = attn_mask.unflatten(0, (batch, num_heads))
-    output = F.scaled_dot_product_attention(heads[0], heads[1], heads[2], attn_mask, dropout_p if training else 0.0)
-    joined = output.permute(2, 0, 1, 3).reshape(tokens, batch, dim)
-    returned = _returned_weights(heads[0], heads[1], attn_mask, average_attn_weights) if need_weights else None
-    return F.linear(joined, out_proj_weight, out_proj_bias), returned
-
-
-def _returned_weights(query: Tensor, key: Tensor, mask: Tensor | None, average: bool) -> Tensor:
-    with torch._C.DisableTorchFunction():  # not an attention call of its own
-        scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-        weights: Tensor = scores.softmax(-1)
-        return weights.mean(1) if average else weights

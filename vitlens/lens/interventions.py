@@ -7,9 +7,9 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.layout import PrefixKind, TokenLayout
 from vitlens.lens.layers import Layer, layer_of
 from vitlens.models.model import Model
+from vitlens.shapes import PrefixKind, TokenLayout
 
 HeadSubstitute = Literal["zero", "mean", "resample", "given"]
 MLPSubstitute = Literal["zero", "mean", "given"]

@@ -8,11 +8,11 @@ from torch import nn
 from vitlens.errors import InputError
 from vitlens.lens.observe import survey
 from vitlens.lens.site import Site
-from vitlens.lens.trace import ModuleCall, trace, traced_heads
 from vitlens.lens.trace import probe_images as probe_images
-from vitlens.models.hooks import Key
-from vitlens.models.memo import once_per_model
+from vitlens.lens.trace import trace, traced_heads
+from vitlens.models.hooks import Key, once_per_model
 from vitlens.models.model import Model
+from vitlens.models.recording import ModuleCall
 
 
 @dataclass(frozen=True)

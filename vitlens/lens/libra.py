@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.lens.attention import SOFTMAX, multi_head_attention
+from vitlens.models.attention import SOFTMAX, multi_head_attention
 from vitlens.models.hooks import ScopedMode
 from vitlens.models.model import Model
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
-from vitlens.lens.attention import SOFTMAX, positional
+from vitlens.models.attention import SOFTMAX, positional
 from vitlens.models.hooks import ScopedMode, watching
 from vitlens.models.model import Model
 from vitlens.shapes import Images

@@ -14,7 +14,7 @@ from vitlens.lens.call import AttentionCall
 from vitlens.lens.mixing import require_one_softmax
 from vitlens.lens.site import Site, decide_kind
 from vitlens.lens.windows import windows_of
-from vitlens.models.memo import Memo, once_per_model
+from vitlens.models.hooks import Memo, once_per_model
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Logits
 

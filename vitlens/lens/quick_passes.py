@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from vitlens.lens.trace import trace
+from vitlens.models.anatomy import is_known_mlp
 from vitlens.models.hooks import overridden
-from vitlens.models.known_modules import is_known_mlp
 from vitlens.models.model import Model
 
 _CACHE: Final = 12 << 20  # bytes of the widest activation of one forward pass that fit a processor's cache

@@ -14,8 +14,7 @@ from vitlens.lens.interventions import HeadReplaced, PreparedIntervention
 from vitlens.lens.layers import Layer, layers, probe_images
 from vitlens.lens.replay_pass import PassKind, ReplayBatch, ReplayMethod, replay_pass, rows_read
 from vitlens.lens.replay_plan import ReplayRecord, StopForward, make_plan, recording
-from vitlens.models.hooks import Arguments, Key
-from vitlens.models.memo import once_per_model
+from vitlens.models.hooks import Arguments, Key, once_per_model
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Logits, Tokens
 

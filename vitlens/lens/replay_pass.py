@@ -18,9 +18,8 @@ from vitlens.lens.intervene import head_columns, in_force, other_images, substit
 from vitlens.lens.interventions import HeadReplaced, KnockedOut, PreparedIntervention, StreamPatched
 from vitlens.lens.layers import Layer, layers
 from vitlens.lens.replay_plan import ReplayPlan, ReplayRecord
-from vitlens.models.attention_parts import heads_of
+from vitlens.models.anatomy import heads_of, is_known_block
 from vitlens.models.hooks import Arguments, Forward, arguments, as_call, overridden
-from vitlens.models.known_modules import is_known_block
 from vitlens.models.model import Model
 from vitlens.shapes import Tokens
 

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from vitlens.lens.attention import Tap, TensorFunction, tapped
 from vitlens.lens.layers import Layer, layers
-from vitlens.lens.trace import Shape, Trace, trace, traced_heads
+from vitlens.lens.trace import trace, traced_heads
 from vitlens.models.hooks import Arguments, Forward, Key, arguments, overridden
 from vitlens.models.model import Model
+from vitlens.models.recording import Shape, Trace
 
 Cache = Literal["everything", "inputs", "nothing"]
 

@@ -13,12 +13,11 @@ from typing import Any, Final, Literal
 from torch import Tensor, nn
 
 from vitlens.errors import UnsupportedError
-from vitlens.layout import PrefixKind
-from vitlens.lens.trace import Trace, trace
-from vitlens.models.hooks import Arguments, Key, watching
-from vitlens.models.memo import once_per_model
+from vitlens.lens.trace import trace
+from vitlens.models.hooks import Arguments, Key, once_per_model, watching
 from vitlens.models.model import Model
-from vitlens.shapes import Tokens
+from vitlens.models.recording import Trace
+from vitlens.shapes import PrefixKind, Tokens
 
 StageKind = Literal["block", "stage", "embedding", "stem"]
 Shape = tuple[int, ...]

@@ -3,101 +3,27 @@
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakIdKeyDictionary
 
 from vitlens.devices import evaluating
 from vitlens.lens.attention import Attended, Stage, Tap, TensorFunction, attention_module, tapped
 from vitlens.lens.observe import survey
-from vitlens.models.hooks import Arguments, Key, first_tensor, watching
-from vitlens.models.memo import per_model
+from vitlens.models.hooks import Arguments, first_tensor, per_model, watching
 from vitlens.models.model import Model
+from vitlens.models.recording import Recorder, Shape, Trace
 from vitlens.shapes import Images
-
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class TracedTensor:
-    """A tensor that was an argument: its shape and its bytes; number: equal for the same object."""
-
-    shape: Shape
-    bytes: int
-    number: int
-
-
-@dataclass(frozen=True)
-class ModuleCall:
-    """One call of a module: when it began and ended, its arguments that are tensors, and its first output.
-
-    output: the shape, None where that is no tensor; bytes, number: of the output where it is one tensor, else 0.
-    """
-
-    module: str
-    begin: int
-    end: int
-    arguments: Mapping[Key, TracedTensor]
-    output: Shape | None
-    bytes: int
-    number: int
-
-
-@dataclass(frozen=True)
-class Trace:
-    """The calls of all modules of a model in one forward pass, in the order of their ends; the model itself is "".
-
-    logits: their shape.
-    """
-
-    calls: tuple[ModuleCall, ...]
-    logits: Shape
-
-    @cached_property
-    def by_module(self) -> Mapping[str, tuple[ModuleCall, ...]]:
-        """Each module's calls, in their order."""
-        found: dict[str, tuple[ModuleCall, ...]] = {}
-        for call in self.calls:
-            found[call.module] = (*found.get(call.module, ()), call)
-        return found
 
 
 @per_model
 def trace(model: Model, images: int) -> Trace:
     """The trace of a forward pass of so many images."""
-    numbers: Any = WeakIdKeyDictionary()  # by object, while it lives
-    count, clock, begun = 0, 0, []
-    calls: list[ModuleCall] = []
-
-    def traced(tensor: Tensor) -> TracedTensor:
-        nonlocal count
-        if tensor not in numbers:
-            count += 1
-            numbers[tensor] = count
-        return TracedTensor(tuple(tensor.shape), tensor.numel() * tensor.element_size(), numbers[tensor])
-
-    def enter(_name: str, values: Arguments) -> None:
-        nonlocal clock
-        clock += 1
-        begun.append((clock, {key: traced(value) for key, value in values.items() if isinstance(value, Tensor)}))
-
-    def leave(name: str, _values: Arguments, output: Any) -> None:
-        nonlocal clock
-        clock += 1
-        begin, arguments = begun.pop()
-        first = first_tensor(output)
-        whole = traced(output) if isinstance(output, Tensor) else None
-        size, number = (0, 0) if whole is None else (whole.bytes, whole.number)
-        shape = None if first is None else tuple(first.shape)
-        calls.append(ModuleCall(name, begin, clock, arguments, shape, size, number))
-
-    names = [name for name, _ in model.module.named_modules()]
-    with evaluating(model), torch.no_grad(), _exact(model.device), watching(model.module, names, leave, before=enter):
+    recorder = Recorder()
+    with evaluating(model), torch.no_grad(), _exact(model.device), recorder.watching(model.module):
         logits: Tensor = model(probe_images(model, images))
-    return Trace(tuple(calls), tuple(logits.shape))
+    return Trace(tuple(recorder.calls), tuple(logits.shape))
 
 
 @dataclass

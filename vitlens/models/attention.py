@@ -1,15 +1,20 @@
-"""Attention from raw matrix products: the weights, the output, and multi-head self-attention over tokens."""
+"""Attention from raw matrix products: the weights, the output, multi-head self-attention over tokens, and torch's own
+functions of attention by one another."""
 
 from collections.abc import Callable
+from inspect import signature
+from typing import Any, Final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.errors import InputError
+from vitlens.errors import InputError, UnsupportedError
 from vitlens.shapes import Tokens
 
+_MULTIHEAD: Final = signature(F.multi_head_attention_forward)
+SOFTMAX: Final = (torch.softmax, Tensor.softmax, F.softmax, torch.special.softmax)
 Queries = Float[Tensor, "batch heads query head_dim"]
 Keys = Float[Tensor, "batch heads key head_dim"]
 
@@ -100,3 +105,53 @@ class MultiHeadSelfAttention(nn.Module):
         joined = read.transpose(1, 2).flatten(2)  # (batch, tokens, dim)
         result: Tensor = self.projection_dropout(self.proj(joined))
         return result
+
+
+def positional(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call's arguments with the scores of a softmax as the first one, also where they are given by name."""
+    if func in SOFTMAX and not args and "input" in kwargs:
+        return (kwargs["input"],), {name: value for name, value in kwargs.items() if name != "input"}
+    return args, kwargs
+
+
+def multi_head_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    """F.multi_head_attention_forward for a vision model, its attention by F.scaled_dot_product_attention.
+
+    Query, key and value are (tokens, batch, dim). The weights, where they are asked for, are those of the model's own
+    queries and keys: (batch, query, key), or one a head. Raises UnsupportedError for options that no known vision
+    model uses (padding masks, added keys, separate projections).
+    """
+    call = _MULTIHEAD.bind(*args, **kwargs)
+    call.apply_defaults()
+    given = call.arguments
+    query, key, value, mask = given["query"], given["key"], given["value"], given["attn_mask"]
+    weight, bias = given["in_proj_weight"], given["in_proj_bias"]
+    rare = any(given[name] is not None for name in ("bias_k", "bias_v", "key_padding_mask", "static_k", "static_v"))
+    if rare or given["add_zero_attn"] or weight is None or given["use_separate_proj_weight"] or query.dim() != 3:
+        raise UnsupportedError(
+            "expected nn.MultiheadAttention with joint projections of images alone, found padding masks, added keys "
+            "or separate projections; see vitlens models for supported models"
+        )
+    tokens, batch, dim = query.shape
+    if query is key and key is value:  # one product of three times the width, as in torch
+        projected = F.linear(query, weight, bias).chunk(3, dim=-1)
+    else:
+        biases = (None, None, None) if bias is None else bias.chunk(3)
+        projected = tuple(F.linear(x, w, b) for x, w, b in zip((query, key, value), weight.chunk(3), biases))
+    # (tokens, batch, dim) -> (batch, heads, tokens, head_dim)
+    queries, keys, values = (part.unflatten(-1, (given["num_heads"], -1)).permute(1, 2, 0, 3) for part in projected)
+    if mask is not None and not mask.dtype.is_floating_point:
+        mask = ~mask  # nn.MultiheadAttention: True = masked
+    if mask is not None and mask.dim() == 3:  # (batch x heads, query, key)
+        mask = mask.unflatten(0, (batch, -1))
+    dropout = given["dropout_p"] if given["training"] else 0.0
+    output = F.scaled_dot_product_attention(queries, keys, values, mask, dropout)
+    joined = output.permute(2, 0, 1, 3).reshape(tokens, batch, dim)
+    returned = None
+    if given["need_weights"]:
+        with torch._C.DisableTorchFunction():  # not an attention call of its own
+            returned = attention_weights(queries, keys, mask=mask)
+            returned = returned.mean(1) if given["average_attn_weights"] else returned
+    return F.linear(joined, given["out_proj_weight"], given["out_proj_bias"]), returned

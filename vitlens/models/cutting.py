@@ -1,25 +1,21 @@
 """Attention modules without some of their heads: fewer rows of the qkv projection, fewer columns of the output's."""
 
 from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, Final
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.errors import InputError, ModelError, UnsupportedError
+from vitlens.errors import InputError, ModelError, UnsupportedError, first_line
+from vitlens.models.anatomy import heads_of, is_known_attention
 from vitlens.models.attention import MultiHeadSelfAttention
-from vitlens.models.attention_parts import heads_of
-from vitlens.models.known_modules import TIMM
 from vitlens.shapes import Tokens
 
 Pruned = Mapping[str, Sequence[int]]  # attention module -> its removed heads, as numbered in the whole model
 HeadMeans = Mapping[int, Tensor]  # layer -> (heads, head_dim)
-
-_ROWS = ("qkv.weight", "qkv.bias", "in_proj_weight", "in_proj_bias")
 UNCUT: Final = "vitlens ablate removes its heads by setting them to zero"
-_COLUMNS = ("proj.weight", "out_proj.weight")
 
 
 class MultiheadCut(nn.Module):
@@ -62,19 +58,16 @@ class Headless(nn.Module):
 
 def output_projection(attention: nn.Module) -> tuple[str, nn.Linear]:
     """The name and the module of the output projection. Raises UnsupportedError for attention that cannot be cut."""
-    if isinstance(attention, nn.MultiheadAttention | MultiheadCut):
-        plain = isinstance(attention, MultiheadCut) or (
-            attention.in_proj_weight is not None and attention.batch_first and attention.bias_k is None
-        )
-        if plain:
-            return "out_proj", attention.out_proj
+    plain = isinstance(attention, nn.MultiheadAttention) and (
+        attention.in_proj_weight is not None and attention.batch_first and attention.bias_k is None
+    )
+    if plain or isinstance(attention, MultiheadCut):
+        return "out_proj", attention.out_proj  # type: ignore[return-value]
     kind = f"{type(attention).__module__}.{type(attention).__name__}"
-    is_timms = kind == "timm.layers.attention.Attention" and TIMM["attention"].matches(attention)
-    variable_width = hasattr(attention, "attn_dim")  # older timm does not support another width
-    if (is_timms and variable_width) or isinstance(attention, MultiHeadSelfAttention):
-        projection = attention.proj
-        assert isinstance(projection, nn.Linear)
-        return "proj", projection
+    timms = kind == "timm.layers.attention.Attention" and is_known_attention(attention)
+    # older timm has no attn_dim and does not support another width
+    if (timms and hasattr(attention, "attn_dim")) or isinstance(attention, MultiHeadSelfAttention):
+        return "proj", attention.proj  # type: ignore[return-value]
     shown = type(attention).__name__ if kind.startswith("_") else kind  # of a --model-file, whose module has no name
     raise UnsupportedError(
         f"expected attention that can be cut (ours, timm's standard, torchvision's ViT), found {shown}; {UNCUT}"
@@ -96,24 +89,37 @@ def _cut(attention: nn.Module, removed: Collection[int]) -> nn.Module:
     """The attention module without these heads (in its own numbering)."""
     name, projection = output_projection(attention)
     heads = heads_of(attention) or 0
-    kept_heads = [head for head in range(heads) if head not in removed]
+    kept = [head for head in range(heads) if head not in removed]
     pair = isinstance(attention, nn.MultiheadAttention | MultiheadCut)
-    if not kept_heads:
+    if not kept:
         return Headless(projection, name, pair=pair)
     if isinstance(attention, nn.MultiheadAttention):
         attention = MultiheadCut(attention)
-    rows, columns = _places(kept_heads, heads, projection.in_features // heads)
-    joint: Any = attention if isinstance(attention, MultiheadCut) else attention.qkv
-    for word in ("in_proj_weight", "in_proj_bias") if joint is attention else ("weight", "bias"):
+    head_dim = projection.in_features // heads
+    columns = (torch.tensor(kept)[:, None] * head_dim + torch.arange(head_dim)).flatten()
+    rows = (torch.arange(3)[:, None] * heads * head_dim + columns).flatten()
+    joint: Any = attention if pair else attention.qkv
+    for word in ("in_proj_weight", "in_proj_bias") if pair else ("weight", "bias"):
         if getattr(joint, word) is not None:
             setattr(joint, word, _part(getattr(joint, word), 0, rows))
-    if joint is not attention:
+    if not pair:
         joint.out_features = len(rows)
     setattr(attention, name, _without_columns(projection, columns))
-    for word, value in (("heads", len(kept_heads)), ("num_heads", len(kept_heads)), ("attn_dim", len(columns))):
+    for word, value in (("heads", len(kept)), ("num_heads", len(kept)), ("attn_dim", len(columns))):
         if hasattr(attention, word):
             setattr(attention, word, value)
     return attention
+
+
+def _part(parameter: Tensor, axis: int, index: Tensor) -> nn.Parameter:
+    part = parameter.detach().index_select(axis, index.to(parameter.device))
+    return nn.Parameter(part, requires_grad=parameter.requires_grad)
+
+
+def _without_columns(linear: nn.Linear, columns: Tensor) -> nn.Linear:
+    linear.weight = _part(linear.weight, 1, columns)
+    linear.in_features = len(columns)
+    return linear
 
 
 def with_lost_heads(state: Mapping[str, Tensor], whole: nn.Module, pruned: Pruned) -> dict[str, Tensor]:
@@ -125,24 +131,24 @@ def with_lost_heads(state: Mapping[str, Tensor], whole: nn.Module, pruned: Prune
     try:
         for name, removed in pruned.items():
             attention = whole.get_submodule(name)
-            _, projection = output_projection(attention)
             heads = heads_of(attention) or 0
             if not set(removed) <= set(range(heads)):
                 raise IndexError(f"expected heads from 0 to {heads - 1} of {name}")
-            kept_heads = [head for head in range(heads) if head not in removed]
-            rows, columns = _places(kept_heads, heads, projection.in_features // heads)
+            numbered = deepcopy(attention).double()  # its numbers are their own places
+            for parameter in numbered.parameters():
+                parameter.data = torch.arange(parameter.numel(), dtype=torch.double).view_as(parameter)
+            places = _cut(numbered, removed).state_dict()
             for key, tensor in attention.state_dict().items():
-                if key in _ROWS or key in _COLUMNS:
-                    axis, index = (0, rows) if key in _ROWS else (1, columns)
-                    zeros = torch.zeros_like(tensor)
-                    filled[f"{name}.{key}"] = (
-                        zeros.index_copy(axis, index, state[f"{name}.{key}"]) if kept_heads else zeros
-                    )
-                elif not kept_heads:
-                    filled.setdefault(f"{name}.{key}", tensor)
+                full, known = f"{name}.{key}", places.get(key)
+                if known is None:
+                    filled[full] = torch.zeros_like(tensor)
+                elif known.shape != tensor.shape:
+                    zeros = torch.zeros_like(tensor).flatten()
+                    filled[full] = zeros.index_copy(0, known.flatten().long(), state[full].flatten()).view_as(tensor)
     except (UnsupportedError, AttributeError, KeyError, IndexError, RuntimeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ModelError(f"expected weights without the heads {dict(pruned)}, found others: {reason}") from error
+        raise ModelError(
+            f"expected weights without the heads {dict(pruned)}, found others: {first_line(error)}"
+        ) from error
     return filled
 
 
@@ -162,26 +168,7 @@ def add_means(attention: nn.Module, heads: Collection[int], means: Tensor | None
         raise UnsupportedError(
             f"expected an output projection with a bias at layer {layer}, found none; leave the means out"
         )
-    chosen = torch.zeros(shape, dtype=torch.bool)
-    chosen[list(heads)] = True
-    only = torch.where(chosen, means.cpu(), 0.0).flatten().to(projection.weight)
+    only = torch.zeros(shape).index_copy(0, torch.tensor(list(heads)), means.cpu().float()[list(heads)])
     bias = projection.bias
-    projection.bias = nn.Parameter((bias + projection.weight @ only).detach(), requires_grad=bias.requires_grad)
-
-
-def _places(kept_heads: Sequence[int], heads: int, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Rows of the qkv projection and columns of the output projection that belong to the kept heads."""
-    columns = (torch.tensor(kept_heads, dtype=torch.long)[:, None] * head_dim + torch.arange(head_dim)).flatten()
-    rows = (torch.arange(3)[:, None] * heads * head_dim + columns).flatten()
-    return rows, columns
-
-
-def _part(parameter: Float[Tensor, "..."], axis: int, index: Tensor) -> nn.Parameter:
-    part = parameter.detach().index_select(axis, index.to(parameter.device))
-    return nn.Parameter(part, requires_grad=parameter.requires_grad)
-
-
-def _without_columns(linear: nn.Linear, columns: Tensor) -> nn.Linear:
-    linear.weight = _part(linear.weight, 1, columns)
-    linear.in_features = len(columns)
-    return linear
+    added = projection.weight @ only.flatten().to(projection.weight)
+    projection.bias = nn.Parameter((bias + added).detach(), requires_grad=bias.requires_grad)

@@ -1,22 +1,36 @@
-"""Temporary access to modules, undone on exit: watch calls, replace a forward, intercept functions of torch.
+"""Temporary access to modules, undone on exit: watch calls, replace a forward, intercept functions of torch; and what
+is kept of a model, such as results of trial forward passes, computed once and freed with the model.
 
-What is kept of a model is computed on the model as it is (`unchanged`): there, what was entered outside has no effect.
+    @per_model
+    def layers(model: Model) -> tuple[Layer, ...]: ...
+
+What is kept is that of the model as it is (`unchanged`): what was entered outside has no effect on it. It must not hold
+a reference to the model (weakref.ref where needed): the model would never be freed.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import partial
-from typing import Any, Final
+from functools import update_wrapper, wraps
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+if TYPE_CHECKING:
+    from vitlens.models.model import Model
+
+P = ParamSpec("P")
+T = TypeVar("T")
 Key = int | str  # of an argument of a call: its position or its name
 Arguments = dict[Key, Any]
 Forward = Callable[..., Any]
 
 _DEPTH: Final = ContextVar("depth", default=0)  # of nested `unchanged` contexts
+
+_MEMOS: Final["WeakSet[Memo[Any]]"] = WeakSet()
 
 
 @contextmanager
@@ -88,44 +102,27 @@ def watching(
     before: called with the module's name and its arguments; after: with its output as well. always: `after` is also
     called for a module that raised, with None as its output.
     """
-
     scope = _Scoped()
+
+    def watch(stack: ExitStack, name: str) -> None:
+        def entered(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if before is not None and scope.in_force:
+                before(name, arguments(args, kwargs))
+
+        def left(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            if after is not None and scope.in_force:
+                after(name, arguments(args, kwargs), output)
+
+        module = model.get_submodule(name)
+        if before is not None:
+            stack.callback(module.register_forward_pre_hook(entered, with_kwargs=True).remove)
+        if after is not None:
+            stack.callback(module.register_forward_hook(left, with_kwargs=True, always_call=always).remove)
+
     with ExitStack() as stack:
         for name in names:
-            module = model.get_submodule(name)
-            if before is not None:
-                entered = partial(_entered, scope, before, name)
-                stack.callback(module.register_forward_pre_hook(entered, with_kwargs=True).remove)
-            if after is not None:
-                left = partial(_left, scope, after, name)
-                handle = module.register_forward_hook(left, with_kwargs=True, always_call=always)
-                stack.callback(handle.remove)
+            watch(stack, name)
         yield
-
-
-def _entered(
-    scope: _Scoped,
-    before: Callable[[str, Arguments], object],
-    name: str,
-    _module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> None:
-    if scope.in_force:
-        before(name, arguments(args, kwargs))
-
-
-def _left(
-    scope: _Scoped,
-    after: Callable[[str, Arguments, Any], object],
-    name: str,
-    _module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    output: Any,
-) -> None:
-    if scope.in_force:
-        after(name, arguments(args, kwargs), output)
 
 
 @contextmanager
@@ -159,3 +156,76 @@ def first_tensor(output: Any) -> Tensor | None:
     """A module's output where it is a tensor, or the first of several outputs; None where that is no tensor."""
     first = output[0] if isinstance(output, tuple) and output else output
     return first if isinstance(first, Tensor) else None
+
+
+class Memo(Generic[T]):
+    """Values by model, and by key where a model has several; models are held weakly.
+
+    Two threads may compute a value at the same time; the first result is kept, and both return it. Exceptions are not
+    kept.
+    """
+
+    def __init__(self) -> None:
+        self._values: WeakKeyDictionary[Any, dict[Hashable, T]] = WeakKeyDictionary()
+        self._lock = Lock()  # not held while a value is computed, which may need other values
+        _MEMOS.add(self)
+
+    def get(self, model: "Model", compute: Callable[[], T], *, key: Hashable = None) -> T:
+        """The value kept for a model and key; computed on the unchanged model where there is none."""
+        with self._lock:
+            values = self._values.setdefault(model, {})
+            if key in values:
+                return values[key]
+        with unchanged():
+            value = compute()
+        with self._lock:
+            return values.setdefault(key, value)
+
+    def known(self, model: "Model", key: Hashable = None) -> T | None:
+        """The value kept for a model and key, or None; nothing is computed."""
+        with self._lock:
+            return self._values.get(model, {}).get(key)
+
+    def clear(self, model: "Model | None" = None) -> None:
+        """Drop the values of a model, or of all."""
+        with self._lock:
+            if model is None:
+                self._values.clear()
+            else:
+                self._values.pop(model, None)
+
+
+class PerModel(Generic[P, T]):
+    """A function of a model and of hashable positional arguments, called once for each; `memo` holds the values."""
+
+    def __init__(self, function: Callable[Concatenate["Model", P], T]) -> None:
+        update_wrapper(self, function)
+        self.memo: Memo[T] = Memo()
+        self._function = function
+
+    def __call__(self, model: "Model", *args: P.args, **kwargs: P.kwargs) -> T:
+        """The function's value for this model."""
+        key = (args, tuple(sorted(kwargs.items())))
+        return self.memo.get(model, lambda: self._function(model, *args, **kwargs), key=key)
+
+
+def per_model(function: Callable[Concatenate["Model", P], T]) -> PerModel[P, T]:
+    """Decorator: call the function once for each model (and further hashable arguments), and keep its value."""
+    return PerModel(function)
+
+
+def once_per_model(function: Callable[Concatenate["Model", P], T]) -> Callable[Concatenate["Model", P], T]:
+    """Decorator: call the function once for each model; its value must not depend on its further arguments."""
+    memo: Memo[T] = Memo()
+
+    @wraps(function)
+    def first(model: "Model", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return memo.get(model, lambda: function(model, *args, **kwargs))
+
+    return first
+
+
+def forget(model: "Model") -> None:
+    """Drop all values kept for a model; call it after changing the model's modules in place."""
+    for memo in list(_MEMOS):
+        memo.clear(model)

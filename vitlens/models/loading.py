@@ -6,14 +6,26 @@ from pathlib import Path
 
 import torch
 
-from vitlens.errors import InputError, UnknownNameError
-from vitlens.models.assembly import Architecture, Overrides, assemble, build, count_classes, seeded, versions
-from vitlens.models.language_image import has_text_tower, zero_shot_classifier
+from vitlens.errors import InputError, ModelError, UnknownNameError, in_one_line
+from vitlens.files import sha256
+from vitlens.models.anatomy import is_headless
+from vitlens.models.language_image import has_text_tower, zero_shot
 from vitlens.models.model import Model, Provenance
 from vitlens.models.naming import RANDOM, ModelName, parse_model, require_rule
+from vitlens.models.rebuild import (
+    Architecture,
+    Overrides,
+    assemble,
+    build,
+    count_classes,
+    default_classes,
+    seeded,
+    versions,
+)
 from vitlens.models.sources.registry import SOURCES, ModelRequest, require_source
+from vitlens.models.weights import read_weights
 from vitlens.names import PRESETS
-from vitlens.preprocessing import Preprocessing, require_side_lengths
+from vitlens.preprocessing import require_side_lengths
 from vitlens.references import resolved
 
 Triple = tuple[float, float, float]
@@ -56,19 +68,80 @@ def load(
         raise InputError(f"expected the name of a model, found {type(name).__name__}; {advice}")
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     require_side_lengths(size)
-    request = _requested(name, weights, random_weights)
-    source = request.source
+    source = require_source(name.name)
+    random = random_weights or name.weights == RANDOM
+    file = weights or (None if name.weights == RANDOM else name.weights)
+    if file and random:
+        raise InputError(f"expected either weights or --random-weights for {name.name}, found both")
+    if (file or random_weights) and source.weights == "own" and (name.name in source.names or Path(name.name).exists()):
+        usages = [other.usage for other in SOURCES.values() if other.weights != "own"]
+        raise InputError(
+            f"expected {', '.join(usages[:-1])} or {usages[-1]} with --weights or --random-weights, found "
+            f"{name.name!r}, which has its own"
+        )
     if (mean or std) and source.own_input:
         raise InputError(f"expected no --mean and no --std for {name.name}, whose weights define them; leave them out")
-    request = replace(request, arch=arch, image_size=size, mean=mean, std=std, seed=seed, code_files=tuple(code_files))
-    model: Model = resolved(source.load)(request)
+    file = Path(file) if file else None
+    model: Model = resolved(source.load)(
+        ModelRequest(source, name.name, name.alias, file, random, arch, size, mean, std, seed, tuple(code_files))
+    )
     if mean or std:
-        preprocessing = model.preprocessing
-        preprocessing = replace(preprocessing, mean=mean or preprocessing.mean, std=std or preprocessing.std)
-        model = _remade(model, preprocessing, model.classes)
-    if classes:
-        model = zero_shot_classifier(model, classes) if has_text_tower(model) else _renamed(model, classes)
+        known = model.preprocessing
+        model.preprocessing = replace(known, mean=mean or known.mean, std=std or known.std)
+        for buffer, values in ((model.mean, mean), (model.std, std)):
+            buffer.copy_(buffer if values is None else torch.tensor(values).view(1, 3, 1, 1))
+    if classes and has_text_tower(model):
+        model = zero_shot(model, classes)
+    elif classes:
+        model.require_classifier()
+        count = count_classes(model, model.input_size)
+        if len(classes) != count:
+            raise InputError(
+                f"expected {count} class names for {model.alias}, found {len(classes)}; check --classes FILE"
+            )
+        model.classes = classes
     return model.to(device).eval().requires_grad_(False)
+
+
+def load_built(request: ModelRequest) -> Model:
+    """The model of a source that has `build`: an architecture with weights from a file, from a hub, or random.
+
+    Raises ModelError for weights that are missing or do not fit, UnknownNameError for an unknown architecture.
+    """
+    name, file = request.name, request.file
+    if request.source.weights == "none" and file is None and not request.random:
+        raise ModelError(
+            f"expected a trained model, found the {request.source.kind} {name!r}; train one first: "
+            f"vitlens train {name} --data digits"
+        )
+    weights = read_weights(file) if file else None
+    state = weights.state if weights else None
+    architecture = Architecture(request.source.kind, request.short, None, request.image_size)
+    size = "its own size" if request.image_size is None else "{}x{} px".format(*request.image_size)
+    with in_one_line(f"{name} at {size} to run", "check --image-size"):
+        with seeded(request.seed):
+            module, preprocessing = build(architecture, state=state, pretrained=not (request.random or file))
+        outputs = count_classes(module, preprocessing.size)
+    classes = () if is_headless(module) else default_classes(outputs)
+    notes = list(weights.notes) if weights else []
+    for key, value in module.state_dict().items():  # positions, for another image size
+        stored = None if state is None else state.get(key)
+        if stored is not None and stored.shape != value.shape:
+            notes.append(f"resized {key!r} from {tuple(stored.shape)} to {tuple(value.shape)}")
+    return assemble(
+        module,
+        replace(architecture, classes=len(classes)),
+        preprocessing,
+        classes,
+        request.alias,
+        Provenance(
+            name,
+            file.name if file else "random" if request.random else "hub",
+            sha256(file) if file else None,
+            versions(),
+            tuple(notes),
+        ),
+    )
 
 
 def untrained(
@@ -91,50 +164,4 @@ def untrained(
     architecture = replace(architecture, image_size=preprocessing.size)
     return assemble(
         module, architecture, preprocessing, classes, alias or name, Provenance(name, "training", None, versions())
-    )
-
-
-def _requested(name: ModelName, weights: str | Path | None, random_weights: bool) -> ModelRequest:
-    """The request for a name: its source and weights. Raises InputError for weights that exclude each other."""
-    random = name.weights == RANDOM
-    weights_file = weights or (None if random else name.weights)
-    if weights_file and (random_weights or random):
-        raise InputError(f"expected either weights or --random-weights for {name.name}, found both")
-    source = require_source(name.name)
-    there = name.name in source.names or Path(name.name).exists()
-    if (weights_file or random_weights) and source.weights == "own" and there:
-        usages = [other.usage for other in SOURCES.values() if other.weights != "own"]
-        raise InputError(
-            f"expected {', '.join(usages[:-1])} or {usages[-1]} with --weights or --random-weights, found "
-            f"{name.name!r}, which has its own"
-        )
-    return ModelRequest(
-        source,
-        name.name,
-        name.alias,
-        file=Path(weights_file) if weights_file else None,
-        random=random or random_weights,
-    )
-
-
-def _renamed(model: Model, classes: tuple[str, ...]) -> Model:
-    """The model with other names of its classes. Raises InputError for another number of names."""
-    model.require_classifier()
-    count = count_classes(model, model.input_size)
-    if len(classes) != count:
-        raise InputError(f"expected {count} class names for {model.alias}, found {len(classes)}; check --classes FILE")
-    return _remade(model, model.preprocessing, classes)
-
-
-def _remade(model: Model, preprocessing: Preprocessing, classes: tuple[str, ...]) -> Model:
-    return Model(
-        model.module,
-        alias=model.alias,
-        anatomy=model.anatomy,
-        preprocessing=preprocessing,
-        classes=classes,
-        provenance=model.provenance,
-        architecture=model.architecture,
-        read_output=model.read_output,
-        told=model.told,
     )

@@ -1,30 +1,30 @@
 """Model: one type for every network, from pixels in [0, 1] to logits."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.errors import UnsupportedError
-from vitlens.layout import TokenLayout
-from vitlens.models.attention_parts import AttentionPart, read_attention
-from vitlens.models.outputs import ReadOutput, mean_of_pair
-from vitlens.names import Readout
+from vitlens.errors import InputError, UnsupportedError
+from vitlens.models.anatomy import Anatomy, read_attention
+from vitlens.models.token_order import reordered
 from vitlens.preprocessing import Preprocessing
 from vitlens.references import resolved
-from vitlens.shapes import Images, Logits
+from vitlens.shapes import Images, Logits, TokenLayout
 
 if TYPE_CHECKING:
     from vitlens.lens.places.place import Places
-    from vitlens.models.tracing.anatomy import Told
+    from vitlens.models.structure import Told
 
-Family = Literal["vit", "windowed", "cnn", "other"]
+
+ReadOutput = Callable[[Any], Tensor]  # from what a module returns to logits (batch, classes)
+_NAMES: Final = ("logits", "image_embeds", "pooler_output")  # of transformers' outputs, in order of preference
 
 
 @dataclass(frozen=True)
@@ -43,38 +43,9 @@ class Provenance:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Anatomy:
-    """The structure of a model, read from its modules or from a forward pass.
-
-    family: "vit" (one sequence of tokens in all blocks), "windowed" (Swin), "cnn" or "other"; blocks: module names of
-    its blocks in forward order; layout: of the token sequence (None where there is none); readout: the classifier's
-    input (None for a CNN); attention: its modules with heads, in the order of the module tree (None: `Model` reads them
-    from the modules' attributes); unread: why the token layout, or where there is no attention, attention could not be
-    read from a forward pass; unused: attention
-    modules that run, but on which the logits do not depend; row_by_row: False where a forward pass showed that the
-    patches are in another order, so that no grid may be assumed.
-    """
-
-    family: Family
-    blocks: tuple[str, ...]
-    layout: TokenLayout | None = None
-    readout: Readout | None = None
-    attention: tuple[AttentionPart, ...] | None = None
-    unread: str = ""
-    unused: tuple[str, ...] = ()
-    row_by_row: bool = True
-
-    @cached_property
-    def parts(self) -> Mapping[str, AttentionPart]:
-        """The modules with heads, by name."""
-        return {part.module: part for part in self.attention or ()}
-
-    @property
-    def attention_modules(self) -> tuple[str, ...]:
-        """The names of the innermost modules with heads, in the order of the module tree."""
-        names = tuple(self.parts)
-        return tuple(name for name in names if not any(other.startswith(f"{name}.") for other in names))
+def mean_of_pair(output: Any) -> Tensor:
+    """A tensor, or the mean of the pair that a distilled model returns in training mode."""
+    return output if isinstance(output, Tensor) else torch.stack(tuple(output)).mean(0)
 
 
 class Model(nn.Module):
@@ -106,7 +77,7 @@ class Model(nn.Module):
         self.provenance = provenance
         self.read_output = read_output
         self.told = told  # of a module whose structure was read from forward passes: what its user said of it
-        self.architecture = dict(architecture)  # the JSON of an assembly.Architecture, from which it is built again
+        self.architecture = dict(architecture)  # the JSON of a rebuild.Architecture, from which it is built again
         self.register_buffer("mean", torch.tensor(preprocessing.mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(preprocessing.std).view(1, 3, 1, 1), persistent=False)
         self.mean: Tensor
@@ -157,16 +128,19 @@ class Model(nn.Module):
 
     def run(self, prepared: Float[Tensor, "batch 3 model_height model_width"]) -> Logits:
         """Logits for images that are resized and normalised already."""
-        return self.read_output(self.module(prepared))
+        if self.anatomy.reordering is None:
+            return self.read_output(self.module(prepared))
+        with reordered(self.module, self.anatomy.reordering):
+            return self.read_output(self.module(prepared))
 
     def supports(self, command: str) -> str | None:
         """Why this model does not support a command, and which commands it supports; None where it does.
 
         Raises UnknownNameError for a command that takes no model.
         """
-        from vitlens.models.support import unsupported  # which imports Model
+        from vitlens.models.support import needs_of, unsupported  # which imports Model
 
-        return unsupported(self, command)
+        return unsupported(self, *needs_of(command))
 
     def __repr__(self) -> str:
         from vitlens.models.support import description
@@ -203,3 +177,37 @@ def trainable(model: Model) -> Iterator[Model]:
             parameter.requires_grad_(flags[name])
         for name, module in model.named_modules():
             module.training = modes[name]
+
+
+def first_output(output: Any) -> Tensor:
+    """A tensor, the first of several, or an object's `logits`. Raises TypeError for anything else."""
+    for name in _NAMES:
+        value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+        if isinstance(value, Tensor):
+            return value
+    if isinstance(output, tuple | list) and output:
+        output = output[0]
+    if isinstance(output, Tensor):
+        return output
+    size = f" of {len(output)}" if isinstance(output, tuple | list | Mapping) else ""
+    found = f"{type(output).__name__}{size}"
+    raise TypeError(f"expected a tensor, a tuple that begins with one, or an object with .logits, found {found}")
+
+
+def two_classes(output: Any) -> Tensor:
+    """One logit z as two, (0, z): softmax gives sigmoid(z) for the second class."""
+    logit = first_output(output)
+    return torch.cat([torch.zeros_like(logit), logit], dim=1)
+
+
+def require_model(given: object, other: object = None) -> None:
+    """Raise InputError unless it is a Model; other: the argument beside it, to recognise two that were exchanged."""
+    if isinstance(given, Model):
+        return
+    if isinstance(other, Model):
+        raise InputError(f"expected a Model, found {type(given).__name__}, and a Model beside it; exchange the two")
+    if isinstance(given, str | Path):
+        raise InputError(f"expected a Model, found the text {str(given)!r}; load one with vitlens.load(NAME)")
+    wrap = "wrap it with vitlens.wrap(module, image_size=..., mean=..., std=...)"
+    advice = wrap if isinstance(given, nn.Module) else "load one with vitlens.load(NAME)"
+    raise InputError(f"expected a Model, found {type(given).__name__}; {advice}")

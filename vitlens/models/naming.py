@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitlens.errors import InputError
-from vitlens.models.sources.registry import SOURCES
+from vitlens.models.sources.registry import SOURCES, WEIGHTS_FILES
 from vitlens.typed import is_name
 
 RANDOM = "random"  # instead of a weights file: random weights
@@ -86,6 +86,6 @@ def _last_part(name: str) -> str:
     last = Path(name.split(":")[-1]).name or name
     if last in (".", "..", "/"):
         last = Path(name).resolve().name or "model"
-    last = Path(last).stem if last.endswith((".safetensors", ".pth", ".pt", ".bin")) else last
+    last = Path(last).stem if last.endswith(WEIGHTS_FILES) else last
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", last).lstrip("._-").rstrip("-")
     return plain[:_DERIVED_LENGTH] or "model"

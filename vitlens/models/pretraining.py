@@ -7,22 +7,13 @@ transformers with their model_type. A name that no rule matches is "not known", 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.models.language_image import LanguageImage
 from vitlens.models.model import Model
 from vitlens.models.sources.registry import source_of
 from vitlens.names import OBJECTIVES, KnownObjective, Objective
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Names that hold a pattern (a regular expression, in lower case) were pretrained so; the first rule holds."""
-
-    pattern: str
-    objective: Objective
-    recipe: str
 
 
 @dataclass(frozen=True)
@@ -42,39 +33,40 @@ class Pretraining:
 
 _START, _END = r"(?:^|[^a-z])", r"(?![a-z])"
 
-RULES: Final = (
+# names that hold a pattern were pretrained so; the first rule holds
+RULES: Final[tuple[tuple[str, Objective, str], ...]] = (
     # language-image first: the towers of CLIP models are named after it, whatever else their name holds
-    Rule(r"siglip-?_?2(?![0-9])|siglip.*v2_webli", "language-image", "SigLIP 2"),
-    Rule("siglip", "language-image", "SigLIP"),
-    Rule(r"mobileclip|_mclip", "language-image", "MobileCLIP"),
-    Rule("tinyclip", "language-image", "TinyCLIP"),
-    Rule("metaclip", "language-image", "MetaCLIP"),
-    Rule(r"vit_pe_|pe-core", "language-image", "Perception Encoder"),
-    Rule("aimv2", "language-image", "AIMv2"),
-    Rule(rf"{_START}coca{_END}", "language-image", "CoCa"),
-    Rule(rf"{_START}(blip2?|align|altclip|flava|bridgetower){_END}", "language-image", "image-text model"),
-    Rule(r"florence|gemma|qwen|deepseek|pali", "language-image", "tower of a vision-language model"),
-    Rule("clip", "language-image", "CLIP"),
+    (r"siglip-?_?2(?![0-9])|siglip.*v2_webli", "language-image", "SigLIP 2"),
+    ("siglip", "language-image", "SigLIP"),
+    (r"mobileclip|_mclip", "language-image", "MobileCLIP"),
+    ("tinyclip", "language-image", "TinyCLIP"),
+    ("metaclip", "language-image", "MetaCLIP"),
+    (r"vit_pe_|pe-core", "language-image", "Perception Encoder"),
+    ("aimv2", "language-image", "AIMv2"),
+    (rf"{_START}coca{_END}", "language-image", "CoCa"),
+    (rf"{_START}(blip2?|align|altclip|flava|bridgetower){_END}", "language-image", "image-text model"),
+    (r"florence|gemma|qwen|deepseek|pali", "language-image", "tower of a vision-language model"),
+    ("clip", "language-image", "CLIP"),
     # self-supervised
-    Rule("dinov3", "self-supervised", "DINOv3"),
-    Rule("dinov2", "self-supervised", "DINOv2"),
-    Rule(rf"{_START}(fb_)?dino{_END}", "self-supervised", "DINO"),
-    Rule(rf"{_START}fcmae{_END}", "self-supervised", "FCMAE"),
-    Rule(rf"{_START}(vit_)?mae{_END}", "self-supervised", "MAE"),
-    Rule(r"beitv2", "self-supervised", "BEiT v2"),
-    Rule(rf"{_START}beit(?!3)", "self-supervised", "BEiT"),
-    Rule(rf"{_START}(sim)?mim{_END}", "self-supervised", "masked image modelling"),
-    Rule("data2vec", "self-supervised", "data2vec"),
-    Rule("ijepa", "self-supervised", "I-JEPA"),
-    Rule(rf"{_START}(vit_)?msn{_END}", "self-supervised", "MSN"),
-    Rule(rf"{_START}seer{_END}", "self-supervised", "SEER (SwAV)"),
-    Rule(rf"{_START}(moco|simclr|swav|byol|ibot|vicreg){_END}", "self-supervised", "by its name"),
+    ("dinov3", "self-supervised", "DINOv3"),
+    ("dinov2", "self-supervised", "DINOv2"),
+    (rf"{_START}(fb_)?dino{_END}", "self-supervised", "DINO"),
+    (rf"{_START}fcmae{_END}", "self-supervised", "FCMAE"),
+    (rf"{_START}(vit_)?mae{_END}", "self-supervised", "MAE"),
+    (r"beitv2", "self-supervised", "BEiT v2"),
+    (rf"{_START}beit(?!3)", "self-supervised", "BEiT"),
+    (rf"{_START}(sim)?mim{_END}", "self-supervised", "masked image modelling"),
+    ("data2vec", "self-supervised", "data2vec"),
+    ("ijepa", "self-supervised", "I-JEPA"),
+    (rf"{_START}(vit_)?msn{_END}", "self-supervised", "MSN"),
+    (rf"{_START}seer{_END}", "self-supervised", "SEER (SwAV)"),
+    (rf"{_START}(moco|simclr|swav|byol|ibot|vicreg){_END}", "self-supervised", "by its name"),
     # supervised: with labels of people, of hashtags or of another model
-    Rule(rf"{_START}(swag|wsl|swsl|ssl_yfcc){_END}|fb_ssl", "supervised", "hashtags"),
-    Rule(rf"{_START}sa1b{_END}|{_START}samvit", "supervised", "Segment Anything (masks)"),
-    Rule(rf"{_START}ns_jft", "supervised", "noisy student"),
-    Rule(rf"{_START}(deit3?|dist|distilled){_END}", "supervised", "labels, DeiT's recipe or distillation"),
-    Rule(r"in(w)?(1k|12k|21k|22k)(?![0-9a-z])|miil|bamboo", "supervised", "labels"),
+    (rf"{_START}(swag|wsl|swsl|ssl_yfcc){_END}|fb_ssl", "supervised", "hashtags"),
+    (rf"{_START}sa1b{_END}|{_START}samvit", "supervised", "Segment Anything (masks)"),
+    (rf"{_START}ns_jft", "supervised", "noisy student"),
+    (rf"{_START}(deit3?|dist|distilled){_END}", "supervised", "labels, DeiT's recipe or distillation"),
+    (r"in(w)?(1k|12k|21k|22k)(?![0-9a-z])|miil|bamboo", "supervised", "labels"),
 )
 
 DATA: Final = {  # pattern -> name; every one found is listed, in the order of the name
@@ -106,19 +98,19 @@ DATA: Final = {  # pattern -> name; every one found is listed, in the order of t
     r"jft": "JFT-300M",
     r"m38m": "Merged-38M",
 }
-_FINE_TUNED: Final = "_ft_"  # in timm's tags, between the data of pretraining and the labelled data after it
 
 
 def read_name(name: str) -> Pretraining:
     """What a name with its tag tells, by the tables above; "not known" where no rule matches."""
     text = name.lower()
-    before, _, after = text.partition(_FINE_TUNED)
-    if text.partition(".")[2].startswith("ft_"):
-        before, after = text, text.partition(".")[2]
-    rule = next((rule for rule in RULES if re.search(rule.pattern, before)), None)
-    if rule is None:
-        return Pretraining("not known")
-    return Pretraining(rule.objective, rule.recipe, _data(before), _data(after), "its name")
+    tag = text.partition(".")[2]
+    before, _, after = text.partition("_ft_")  # between the data of pretraining and the labelled data after it
+    if tag.startswith("ft_"):
+        before, after = text, tag
+    for pattern, objective, recipe in RULES:
+        if re.search(pattern, before):
+            return Pretraining(objective, recipe, _data(before), _data(after), "its name")
+    return Pretraining("not known")
 
 
 def _data(text: str) -> str:
@@ -166,37 +158,24 @@ def told_objectives(texts: Sequence[str], aliases: Sequence[str]) -> Mapping[str
 
 def _read(model: Model) -> Pretraining:
     name, kind = model.provenance.name, str(model.architecture.get("kind", ""))
-    source = source_of(name)
+    source, from_hub = source_of(name), model.provenance.weights == "hub"
     named = source.kind if source is not None else ""
+    own = name.partition(":")[2]
+    types = (getattr(getattr(part, "config", None), "model_type", None) for part in model.module.modules())
+    model_type = next((found for found in types if isinstance(found, str)), "")  # of transformers' architectures
     if named == "bundled":
         return Pretraining("supervised", "vitlens train", "digits", source="bundled with vitlens")
     if named in ("run", "file") and kind == "preset":
         return Pretraining("supervised", "vitlens train", source="a preset, trained with labels")
     if isinstance(model.module, LanguageImage):
-        from_hub = named == "open-clip" or model.provenance.weights == "hub"  # a folder's name says nothing
-        read = read_name(f"{_model_type(model) or 'clip'} {name.partition(':')[2] if from_hub else ''}")
-        return replace(read, source="its text tower")
+        known = own if from_hub or named == "open-clip" else ""  # a folder's name says nothing
+        return replace(read_name(f"{model_type or 'clip'} {known}"), source="its text tower")
     if named == "timm":
-        return read_name(_with_tag(model, name.partition(":")[2]))
-    if named == "torchvision" and model.provenance.weights == "hub":
+        config = getattr(model.module, "pretrained_cfg", None)
+        tag = config.get("tag") if isinstance(config, Mapping) and from_hub and "." not in own else ""
+        return read_name(f"{own}.{tag}" if tag else own)
+    if named == "torchvision" and from_hub:
         return Pretraining("supervised", "labels", "ImageNet-1k", source="torchvision's weights")
     if named == "hf":
-        own = name.partition(":")[2] if model.provenance.weights == "hub" else ""
-        return read_name(f"{_model_type(model)} {own}")
+        return read_name(f"{model_type} {own if from_hub else ''}")
     return Pretraining("not known")
-
-
-def _model_type(model: Model) -> str:
-    """transformers' name of the architecture, "" for a model of another library."""
-    for module in model.module.modules():
-        config: Any = getattr(module, "config", None)
-        if isinstance(found := getattr(config, "model_type", None), str):
-            return found
-    return ""
-
-
-def _with_tag(model: Model, name: str) -> str:
-    """timm's name with the tag of the weights that its hub gives, where none was typed."""
-    config = getattr(model.module, "pretrained_cfg", None)
-    tag = config.get("tag") if isinstance(config, Mapping) else None
-    return f"{name}.{tag}" if tag and "." not in name and model.provenance.weights == "hub" else name

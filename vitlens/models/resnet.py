@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitlens.errors import InputError, UnknownNameError
+from vitlens.references import import_without_compiler
 from vitlens.shapes import Images, Logits
-from vitlens.startup import import_without_compiler
 
 import_without_compiler("torchvision")
 import torchvision  # noqa: E402

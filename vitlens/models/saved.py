@@ -1,5 +1,6 @@
-"""A model as one safetensors file, whose metadata describes the model."""
+"""A model as one safetensors file, whose metadata describes the model, and as a hash."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -10,15 +11,14 @@ import torch
 from safetensors.torch import save as as_bytes
 from torch import Tensor, nn
 
-from vitlens.errors import InputError, ModelError
+from vitlens.errors import InputError, ModelError, in_one_line
 from vitlens.files import sha256, write_bytes
-from vitlens.models.assembly import Architecture, assemble, build, seeded, versions
-from vitlens.models.cutting import cut_heads, with_lost_heads
+from vitlens.models.configs import CLASSES
 from vitlens.models.model import Model, Provenance
+from vitlens.models.rebuild import Architecture, assemble, build, seeded, versions
 from vitlens.models.sources.registry import SOURCES, ModelRequest
 from vitlens.models.vit import VisionTransformer
-from vitlens.models.vit_config import CLASSES
-from vitlens.models.weights import Weights, read_weights, require_fitting, to_save
+from vitlens.models.weights import read_weights, require_fitting, to_save
 from vitlens.preprocessing import Preprocessing
 from vitlens.references import resolved
 from vitlens.typed import length, parse_json, read_as
@@ -68,106 +68,79 @@ def load_file(file: Path, request: ModelRequest, *, weights: str) -> Model:
     Raises ModelError for a file that `save` did not write, or whose weights do not fit its description.
     """
     stored = read_weights(file)
-    about = _about(stored, file)
-    architecture, preprocessing = about.architecture, about.preprocessing
-    if SOURCES[architecture.kind].restore:
-        return _restored(about, stored, file, request, weights)
-    if request.random:
-        module = _build_random(architecture, stored, about.preprocessing.size, file, seed=request.seed)
-        provenance = Provenance(request.name, "random", None, versions())
-    else:
-        if request.image_size is not None and request.image_size != preprocessing.size:
-            preprocessing = replace(preprocessing, size=request.image_size, resize=None)
-        state = {key: value.float() if value.is_floating_point() else value for key, value in stored.state.items()}
-        with seeded(0):  # the initial weights are overwritten; the caller's random state is kept
-            module = _built(architecture, state, preprocessing.size, file)
-        provenance = Provenance(request.name, weights, sha256(file), versions(), stored.notes)
-    return assemble(module, architecture, preprocessing, about.classes, request.alias, provenance)
-
-
-def _restored(about: About, stored: Weights, file: Path, request: ModelRequest, weights: str) -> Model:
-    """A model whose module the user's code makes, with the file's weights."""
-    model: Model = resolved(SOURCES[about.architecture.kind].restore)(
-        request, about.architecture, about.classes, about.preprocessing
-    )
-    require_fitting(model.module, stored.state, where=f"the model of {about.architecture.name}")
-    model.module.load_state_dict(dict(stored.state))
-    notes = (*model.provenance.notes, *stored.notes)
-    model.provenance = Provenance(request.name, weights, sha256(file), versions(), notes)
-    return model
-
-
-def _build_random(
-    architecture: Architecture, stored: Weights, size: tuple[int, int], file: Path, *, seed: int
-) -> nn.Module:
-    """A preset's architecture with random weights; other libraries' models have a name of their own for that."""
-    source = SOURCES[architecture.kind]
-    if source.prefix:
-        raise ModelError(
-            f"expected a preset's architecture in {file} for random weights, found {architecture.kind}; write "
-            f"{source.prefix}{architecture.name}@random"
-        )
-    _built(architecture, stored.state, size, file)  # checks that the weights fit the description
-    with seeded(seed):
-        module, _ = build(architecture)
-    cut_heads(module, architecture.pruned)
-    return module
-
-
-def _built(architecture: Architecture, state: Mapping[str, Tensor], size: tuple[int, int], file: Path) -> nn.Module:
-    """The model that a file describes, with its weights. Raises ModelError where they do not fit the description."""
-    try:
-        _require_room(architecture, state, size)
-        model = _build(architecture, state, size)
-        if isinstance(model, VisionTransformer):
-            replace(model.config, image_size=size)  # raises for a size that is not divisible by the patch size
-        return model
-    except ModelError:
-        raise
-    except InputError as error:
-        raise ModelError(f"{error} (in {file}); {_HINT}") from error
-    except Exception as error:  # libraries raise a dozen types for sizes that they cannot build
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
-        raise ModelError(
-            f"expected to build {architecture.kind}:{architecture.name} as {file} says, found: {reason}; {_HINT}"
-        ) from error
-
-
-def _require_room(architecture: Architecture, state: Mapping[str, Tensor], size: tuple[int, int]) -> None:
-    """Refuse a description whose model would need far more memory than the file's tensors, before allocating it."""
-    with torch.device("meta"):
-        model = _build_whole(architecture, None, size)
-    if not SOURCES[architecture.kind].resizes_weights and not architecture.pruned:
-        require_fitting(model, state, where=architecture.name)
-    needed = sum(tensor.numel() for tensor in model.state_dict().values())
-    stored = sum(tensor.numel() for tensor in state.values())
-    if needed > 2 * stored + _ROOM:
-        raise ModelError(
-            f"expected weights of {architecture.kind}:{architecture.name}, {needed:,} numbers, found {stored:,}; "
-            f"{_HINT}"
-        )
-
-
-def _build(architecture: Architecture, state: Mapping[str, Tensor], size: tuple[int, int]) -> nn.Module:
-    if not architecture.pruned:
-        return _build_whole(architecture, state, size)
-    # libraries load whole models only: removed heads are filled with zeros, and cut out again afterwards
-    state = with_lost_heads(state, _build_whole(architecture, None, size), architecture.pruned)
-    model = _build_whole(architecture, state, size)
-    cut_heads(model, architecture.pruned)
-    return model
-
-
-def _build_whole(architecture: Architecture, state: Mapping[str, Tensor] | None, size: tuple[int, int]) -> nn.Module:
-    """The model with all its heads; without a state its weights are random."""
-    takes_any = SOURCES[architecture.kind].any_size
-    return build(architecture if takes_any else replace(architecture, image_size=size), state=state)[0]
-
-
-def _about(stored: Weights, file: Path) -> About:
     if "vitlens" not in stored.metadata:
         raise ModelError(f"expected weights written by vitlens in {file}, found no description; give --arch NAME")
     source = f"the description in {file}"
     description = parse_json(stored.metadata["vitlens"], source=source, error=ModelError, hint=_HINT)
     about = read_as(About, description, source=source, error=ModelError, hint=_HINT)
-    return replace(about, architecture=replace(about.architecture, classes=len(about.classes)))
+    architecture, preprocessing = replace(about.architecture, classes=len(about.classes)), about.preprocessing
+    kind, digest = SOURCES[architecture.kind], sha256(file)
+    if kind.restore:  # the user's code makes the module
+        model: Model = resolved(kind.restore)(request, architecture, about.classes, preprocessing)
+        require_fitting(model.module, stored.state, where=f"the model of {architecture.name}")
+        model.module.load_state_dict(dict(stored.state))
+        notes = (*model.provenance.notes, *stored.notes)
+        model.provenance = Provenance(request.name, weights, digest, versions(), notes)
+        return model
+    if request.random and kind.prefix:  # other libraries' models have a name of their own for that
+        raise ModelError(
+            f"expected a preset's architecture in {file} for random weights, found {architecture.kind}; write "
+            f"{kind.prefix}{architecture.name}@random"
+        )
+    if not request.random and request.image_size not in (None, preprocessing.size):
+        preprocessing = replace(preprocessing, size=request.image_size, resize=None)
+    whole = architecture if kind.any_size else replace(architecture, image_size=preprocessing.size)
+    built = f"to build {architecture.kind}:{architecture.name} as {file} says"
+    try:
+        # the initial weights are overwritten; the caller's random state is kept
+        with seeded(0), in_one_line(built, _HINT):
+            module = _with_weights(whole, stored.state, preprocessing.size)
+    except InputError as error:
+        if isinstance(error, ModelError):
+            raise
+        raise ModelError(f"{error} (in {file}); {_HINT}") from error
+    provenance = Provenance(request.name, weights, digest, versions(), stored.notes)
+    if request.random:
+        with seeded(request.seed):
+            module = build(architecture)[0]
+        provenance = Provenance(request.name, "random", None, versions())
+    return assemble(module, architecture, preprocessing, about.classes, request.alias, provenance)
+
+
+def _with_weights(architecture: Architecture, stored: Mapping[str, Tensor], size: tuple[int, int]) -> nn.Module:
+    """The model that a file describes, with its weights. Raises ModelError where they do not fit, before a model is
+    allocated that needs far more memory than they do."""
+    with torch.device("meta"):
+        model, _ = build(architecture)
+    if not SOURCES[architecture.kind].resizes_weights:
+        require_fitting(model, stored, where=architecture.name)
+    needed = sum(tensor.numel() for tensor in model.state_dict().values())
+    count = sum(tensor.numel() for tensor in stored.values())
+    if needed > 2 * count + _ROOM:
+        raise ModelError(
+            f"expected weights of {architecture.kind}:{architecture.name}, {needed:,} numbers, found {count:,}; {_HINT}"
+        )
+    state = {key: value.float() if value.is_floating_point() else value for key, value in stored.items()}
+    made, _ = build(architecture, state=state)
+    if isinstance(made, VisionTransformer):
+        replace(made.config, image_size=size)  # raises for a size that is not divisible by the patch size
+    return made
+
+
+def model_fingerprint(model: Model) -> str:
+    """SHA-256 of everything that determines a model's outputs: weights, architecture, modules, preprocessing.
+
+    Alias, file and class names are left out: the same model under another name has the same hash.
+    """
+    architecture = json.dumps(model.architecture, sort_keys=True, default=str)
+    parts = (fingerprint(model.module), architecture, repr(model.module), repr(model.preprocessing))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def fingerprint(module: nn.Module) -> str:
+    """SHA-256 of all parameters and buffers, with their names, types and shapes; the same on every device."""
+    digest = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

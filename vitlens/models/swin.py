@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitlens.models.attention import MultiHeadSelfAttention
-from vitlens.models.swin_config import SWIN_PRESETS, SwinConfig
+from vitlens.models.configs import SWIN_PRESETS, SwinConfig
 from vitlens.models.vit import MLP
+from vitlens.references import import_without_compiler
 from vitlens.shapes import Images, Logits
-from vitlens.startup import import_without_compiler
 
 import_without_compiler("torchvision")
 from torchvision.ops import StochasticDepth  # noqa: E402

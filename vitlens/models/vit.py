@@ -5,12 +5,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitlens.errors import InputError
-from vitlens.layout import TokenLayout
 from vitlens.models.attention import MultiHeadSelfAttention
+from vitlens.models.configs import VIT_PRESETS, ViTConfig
 from vitlens.models.positions import FIXED, fixed_positions, interpolate_positions
-from vitlens.models.vit_config import VIT_PRESETS, ViTConfig
-from vitlens.shapes import Images, Logits, Tokens
-from vitlens.startup import import_without_compiler
+from vitlens.references import import_without_compiler
+from vitlens.shapes import Images, Logits, TokenLayout, Tokens
 
 import_without_compiler("torchvision")
 from torchvision.ops import StochasticDepth  # noqa: E402

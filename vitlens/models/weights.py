@@ -5,15 +5,14 @@ import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from vitlens.errors import ModelError
+from vitlens.errors import ModelError, first_line
 
-SUFFIXES: Final = (".safetensors", ".pth", ".pt", ".bin")  # of files that are read as weights
 _WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model", "module")
 _PREFIXES = ("module.", "_orig_mod.", "model.", "ema.", "backbone.")
 _NESTED = 8  # nested wrappers, and prefixes one after the other
@@ -57,7 +56,7 @@ def read_weights(path: Path) -> Weights:
         ) from error
     except Exception as error:  # torch's reader raises a dozen types for a damaged file
         raise ModelError(
-            f"expected a state dict in {path}, found a file that torch cannot read; {_line(error)}"
+            f"expected a state dict in {path}, found a file that torch cannot read; {first_line(error)}"
         ) from error
     return _checked(_unwrap(loaded, {}), path)
 
@@ -91,30 +90,15 @@ def to_save(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def require_fitting(model: nn.Module, state: Mapping[str, Tensor], *, where: str) -> None:
     """Raise ModelError unless names and shapes are the model's, which may be on the meta device."""
     expected = model.state_dict()
-    missing = [key for key in expected if key not in state]
-    unexpected = [key for key in state if key not in expected]
+    known = (
+        ("missing", [key for key in expected if key not in state]),
+        ("unexpected", [key for key in state if key not in expected]),
+    )
     shapes = [key for key in expected if key in state and expected[key].shape != state[key].shape]
-    if missing or unexpected or shapes:
-        raise ModelError(_misfit(where, expected, state, missing, unexpected, shapes))
-
-
-def _misfit(
-    where: str,
-    expected: Mapping[str, Tensor],
-    state: Mapping[str, Tensor],
-    missing: list[str],
-    unexpected: list[str],
-    shapes: list[str],
-) -> str:
-    parts = []
-    if missing:
-        parts.append(f"{len(missing)} missing (first {missing[0]!r})")
-    if unexpected:
-        parts.append(f"{len(unexpected)} unexpected (first {unexpected[0]!r})")
-    if shapes:
-        key = shapes[0]
-        parts.append(f"{key!r} expected {tuple(expected[key].shape)}, found {tuple(state[key].shape)}")
-    return f"weights do not fit {where}: {'; '.join(parts)}; check --arch, --image-size and --classes"
+    faults = [f"{len(keys)} {word} (first {keys[0]!r})" for word, keys in known if keys]
+    faults += [f"{key!r} expected {tuple(expected[key].shape)}, found {tuple(state[key].shape)}" for key in shapes[:1]]
+    if faults:
+        raise ModelError(f"weights do not fit {where}: {'; '.join(faults)}; check --arch, --image-size and --classes")
 
 
 def _unwrap(stored: object, metadata: dict[str, str]) -> Weights:
@@ -149,7 +133,7 @@ def require_unpacked(path: Path) -> None:
             with zipfile.ZipFile(file) as archive:
                 unpacked = sum(entry.file_size for entry in archive.infolist())
     except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise ModelError(f"expected a state dict in {path}, found a damaged file: {_line(error)}") from error
+        raise ModelError(f"expected a state dict in {path}, found a damaged file: {first_line(error)}") from error
     if unpacked > 2 * path.stat().st_size + _SLACK:
         raise ModelError(
             f"expected {path} as torch.save writes it, found {unpacked:,} bytes packed into "
@@ -161,24 +145,17 @@ def _checked(weights: Weights, path: Path) -> Weights:
     """The weights, if they are plain tensors of finite real numbers, no larger than their file. Raises ModelError."""
     room = _SPREAD * path.stat().st_size + _SLACK
     for name, value in weights.state.items():
-        fault = _fault(value)
-        room -= 0 if fault else value.numel() * value.element_size()
-        if fault or room < 0:
+        other = value.layout != torch.strided or value.is_quantized or value.device.type != "cpu" or value.is_complex()
+        room -= 0 if other else value.numel() * value.element_size()
+        if other or room < 0:
+            kind = f"{value.layout}, {value.dtype}, {value.device}" if other else "more than the file holds"
             raise ModelError(
-                f"expected plain tensors of real numbers in {path}, found "
-                f"{fault or f'shape {tuple(value.shape)}, more than the file holds,'} in {name[:80]!r}; "
-                "save model.state_dict() again"
+                f"expected plain tensors of real numbers in {path}, found shape {tuple(value.shape)}, {kind}, in "
+                f"{name[:80]!r}; save model.state_dict() again"
             )
     for name, value in weights.state.items():
         require_finite(name, value, path)
     return weights
-
-
-def _fault(value: Tensor) -> str:
-    """Why a tensor cannot be a weight of a model; empty where it can."""
-    if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
-        return f"a tensor of another kind ({value.layout}, {value.dtype}, {value.device})"
-    return str(value.dtype) if value.is_complex() else ""
 
 
 def require_finite(name: str, value: Tensor, path: Path) -> None:
@@ -198,7 +175,3 @@ def require_finite(name: str, value: Tensor, path: Path) -> None:
             f"expected finite weights in {path}, found {kind} in {name[:80]!r} ({count:,} of {value.numel():,} "
             "values); every prediction would be NaN: take an earlier checkpoint"
         )
-
-
-def _line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:160]

@@ -1,23 +1,32 @@
-"""wrap: any module that maps images to logits as a Model, its structure read from forward passes."""
+"""wrap: any module that maps images to logits as a Model, its structure and its outputs read from forward passes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
-from vitlens.errors import InputError, ModelError
-from vitlens.layout import PrefixKind
-from vitlens.models.assembly import Architecture, default_classes, versions
-from vitlens.models.kernels import require_observable_attention
-from vitlens.models.model import Model, Provenance
-from vitlens.models.tracing.anatomy import Told, trace_anatomy
-from vitlens.models.tracing.output import output_form
+from vitlens.devices import evaluating
+from vitlens.errors import InputError, ModelError, UnsupportedError, VitlensError, lacks_memory
+from vitlens.models.model import Model, Provenance, ReadOutput, first_output, two_classes
+from vitlens.models.rebuild import Architecture, default_classes, versions
+from vitlens.models.structure import Told, trace_anatomy
 from vitlens.preprocessing import Preprocessing, require_side_lengths
+from vitlens.shapes import PrefixKind
+from vitlens.typed import read_as
 
 Triple = tuple[float, float, float]
-WRAPPED = "wrapped"  # the kind of the architecture of a module that vitlens cannot build again
+WRAPPED: Final = "wrapped"  # the kind of the architecture of a module that vitlens cannot build again
+OBSERVABLE: Final = ("eager", "sdpa")  # transformers' names of the implementations whose softmax torch computes itself
+_TOLERANCE: Final = 1e-3  # of the largest logit
+_PROBABILITIES: Final = {
+    torch.softmax: "softmax", Tensor.softmax: "softmax", F.softmax: "softmax",
+    torch.sigmoid: "sigmoid", Tensor.sigmoid: "sigmoid", F.sigmoid: "sigmoid",
+}  # fmt: skip
 
 
 def wrap(
@@ -44,7 +53,9 @@ def wrap(
 
     Attention, blocks, heads and the order of tokens are read from forward passes of noise. They can be said where they
     cannot be read: blocks, names of the residual blocks in order; heads, of every attention layer; prefix, the kinds
-    of the tokens before the patches ("cls", "distillation", "register"); grid, the patches' (rows, columns).
+    of the special tokens ("cls", "distillation", "register"), in order; grid, the patches' (rows, columns). Special
+    tokens may stand anywhere: they are the first ones in what is read from the model, which passes them in that order
+    through its own modules, with equal logits to 1e-4.
 
     Raises ModelError for a module that is scripted, compiled, on several devices, takes other than three channels,
     returns no logits or probabilities instead of them, changes its input or its buffers, or whose logits depend on
@@ -58,11 +69,14 @@ def wrap(
     (torch.Size([2, 4]), 'cnn')
     """
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    _require_numbers("image_size", size, 2, "32 or (32, 48)")
-    _require_numbers("mean", mean, 3, "(0.5, 0.5, 0.5)")
-    _require_numbers("std", std, 3, "(0.5, 0.5, 0.5)")
+    numbers = (("image_size", size, 2, "32 or (32, 48)"), ("mean", mean, 3, (0.5,) * 3), ("std", std, 3, (0.5,) * 3))
+    for word, values, count, example in numbers:
+        whole = isinstance(values, Sequence) and all(isinstance(value, int | float) for value in values)
+        if not whole or len(values) != count:
+            raise InputError(f"expected {word} as {count} numbers, found {values!r}; e.g. {word}={example}")
     require_side_lengths(size)
-    told = Told(None if blocks is None else tuple(blocks), heads, None if prefix is None else tuple(prefix), grid)
+    given = {"blocks": blocks, "heads": heads, "prefix": prefix, "grid": grid}
+    told = read_as(Told, given, source="wrap", hint="e.g. prefix=('cls', 'register'), grid=(14, 14), heads=3")
     name = alias or type(module).__name__
     return wrapped(
         module,
@@ -89,14 +103,16 @@ def wrapped(
 
     Raises what `wrap` raises.
     """
-    _require_eager(module)
-    require_observable_attention(module)
-    device, dtype = _place(module)
-    _require_channels(module)
-    with _undisturbed(device):
+    device, dtype = _readable(module)
+    told = told or Told()
+    with (  # neither autocast nor inference mode is in force; random states are restored on exit
+        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+        torch.inference_mode(mode=False),
+        torch.autocast(device.type if device.type != "meta" else "cpu", enabled=False),
+    ):
         height, width = preprocessing.size
         noise = torch.randn(3, 3, height, width, generator=torch.Generator().manual_seed(0)).to(device, dtype)
-        read_output, count = output_form(module, noise[:2])
+        read_output, count = _output_form(module, noise[:2])
         if classes is None:
             classes = default_classes(count)
         elif classes and len(classes) != count:
@@ -110,54 +126,35 @@ def wrapped(
             provenance=provenance,
             architecture=asdict(architecture) if isinstance(architecture, Architecture) else architecture,
             read_output=read_output,
-            told=told or Told(),
+            told=told,
         )
         model.mean, model.std = model.mean.to(device, dtype), model.std.to(device, dtype)
     model.training = module.training
     return model
 
 
-@contextmanager
-def _undisturbed(device: torch.device) -> Iterator[None]:
-    """Inside, neither autocast nor inference mode is in force; random states are restored on exit."""
-    with (
-        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
-        torch.inference_mode(mode=False),
-        torch.autocast(device.type if device.type != "meta" else "cpu", enabled=False),
-    ):
-        yield
-
-
-def _require_numbers(name: str, values: object, count: int, example: str) -> None:
-    """Raise InputError unless these are that many numbers."""
-    if (
-        not isinstance(values, Sequence)
-        or len(values) != count
-        or not all(isinstance(value, int | float) for value in values)
-    ):
-        raise InputError(f"expected {name} as {count} numbers, found {values!r}; e.g. {name}={example}")
-
-
-def _require_eager(module: object) -> None:
-    """Raise ModelError for anything but a module that runs its own Python code."""
+def _readable(module: object) -> tuple[torch.device, torch.dtype]:
+    """The device and the floating-point type of a module's weights. Raises ModelError for a module whose inside cannot
+    be observed (see `wrap`), UnsupportedError for transformers' attention by a kernel that no function of torch is."""
     if not isinstance(module, nn.Module):
         raise ModelError(f"expected a torch.nn.Module, found {type(module).__name__}; pass the model itself")
-    compiled = [name or "it" for name, part in module.named_modules() if hasattr(part, "_orig_mod")]
-    if compiled:
-        raise ModelError(
-            f"expected a module that is not compiled, found torch.compile's ({compiled[0]}); pass what was compiled "
-            "(module._orig_mod)"
-        )
-    scripted = [name or "it" for name, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule)]
-    if scripted:
-        raise ModelError(
-            f"expected a module of Python code, found a scripted or traced one ({scripted[0]}), whose inside cannot be "
-            "observed; pass the module it was made from"
-        )
-
-
-def _place(module: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """The device and the floating-point type of a module's weights. Raises ModelError for several devices."""
+    for name, part in module.named_modules():
+        if hasattr(part, "_orig_mod"):
+            raise ModelError(
+                f"expected a module that is not compiled, found torch.compile's ({name or 'it'}); pass what was "
+                "compiled (module._orig_mod)"
+            )
+        if isinstance(part, torch.jit.ScriptModule):
+            raise ModelError(
+                f"expected a module of Python code, found a scripted or traced one ({name or 'it'}), whose inside "
+                "cannot be observed; pass the module it was made from"
+            )
+        kernel = getattr(getattr(part, "config", None), "_attn_implementation", None)
+        if isinstance(kernel, str) and kernel not in OBSERVABLE:
+            raise UnsupportedError(
+                f"expected attention that can be observed ({' or '.join(OBSERVABLE)}), found {kernel[:60]!r} in "
+                f"{name or 'the model'} ({type(part).__name__}); call set_attn_implementation('sdpa') on it first"
+            )
     tensors = [*module.parameters(), *module.buffers()]
     if any(tensor.is_meta for tensor in tensors):
         raise ModelError("expected a module with weights, found the meta device; call module.to_empty(device='cpu')")
@@ -169,15 +166,108 @@ def _place(module: nn.Module) -> tuple[torch.device, torch.dtype]:
     devices = sorted({str(tensor.device) for tensor in tensors})
     if len(devices) > 1:
         raise ModelError(f"expected a module on one device, found {', '.join(devices)}; move it with module.to(...)")
-    floats = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
-    return torch.device(devices[0] if devices else "cpu"), floats[0] if floats else torch.float32
-
-
-def _require_channels(module: nn.Module) -> None:
-    """Raise ModelError where the first convolution does not read three channels."""
     first = next((layer for layer in module.modules() if isinstance(layer, nn.Conv2d)), None)
     if first is not None and first.in_channels != 3:
         raise ModelError(
             f"expected a module of 3 channels, found a first convolution of {first.in_channels}; put a module before "
             "it that turns colour images into its channels (for 1: the mean of the three)"
         )
+    floats = (tensor.dtype for tensor in tensors if tensor.is_floating_point())
+    return torch.device((*devices, "cpu")[0]), next(floats, torch.float32)
+
+
+def _output_form(module: nn.Module, images: Tensor) -> tuple[ReadOutput, int]:
+    """How to read logits from what a module returns for two normalised images, and their number.
+
+    Raises ModelError for a module that fails, changes its input or its buffers, returns anything but one row of logits
+    an image, or whose logits are others in a second pass, or for an image alone.
+    """
+    name, given, mode = type(module).__name__, images.clone(), _LastProbabilities()
+    with _buffers_kept(module), evaluating(module), torch.no_grad():
+        with mode:
+            logits = _logits(module, images)
+        if not torch.equal(images, given):
+            raise ModelError(
+                f"expected {name} to leave its input unchanged, found it changed in place; clone it in forward"
+            )
+        again, alone = _logits(module, images), _logits(module, images[:1])
+    if mode.result is not None and mode.result.shape == logits.shape and torch.equal(mode.result, logits):
+        several = " (independent labels are not supported: one label an image)" if mode.name == "sigmoid" else ""
+        raise ModelError(
+            f"expected logits from {name}, found probabilities, as its last step is a {mode.name}{several}; drop it"
+        )
+    tolerance = max(_TOLERANCE, 16 * torch.finfo(logits.dtype).eps)
+    for one, other, what, advice in (
+        (logits, again, f"equal logits of {name} in two passes in evaluation mode",
+         "pass training=self.training to F.dropout, and draw no random numbers in forward"),
+        (logits[:1], alone, f"logits of {name} for an image that do not depend on its batch",
+         "normalise and pool within each image (a batch norm needs its running statistics)"),
+    ):  # fmt: skip
+        difference = (one.float() - other.float()).abs().max().item()
+        if difference > tolerance * max(1.0, one.float().abs().max().item()):
+            raise ModelError(f"expected {what}, found a difference of {difference:.1e}; {advice}")
+    return (two_classes, 2) if logits.shape[1] == 1 else (first_output, logits.shape[1])
+
+
+def _logits(module: nn.Module, images: Tensor) -> Tensor:
+    """The logits in what the module returns. Raises ModelError where it fails, or where there are none."""
+    name, several = type(module).__name__, len(images) > 1
+    try:
+        output = module(images)
+    except VitlensError:
+        raise
+    except Exception as error:  # a user's forward may raise anything
+        if lacks_memory(error):
+            raise
+        reason = (str(error).splitlines() or [""])[0][:200]
+        raise ModelError(
+            f"expected {name} to take normalised images {tuple(images.shape)}, found that it raises "
+            f"{type(error).__name__}: {reason}; {'check image_size=' if several else 'a batch of two is taken'}"
+        ) from error
+    try:
+        logits = first_output(output)
+    except TypeError as error:
+        raise ModelError(f"{error}; wrap a module whose forward returns the logits of {name}") from error
+    if logits.dim() == 2 and len(logits) == len(images) and logits.is_floating_point():
+        return logits
+    advice = "wrap a module whose forward pools and classifies" if several else "squeeze axes by name, not the batch's"
+    raise ModelError(
+        f"expected logits ({len(images)}, classes) from {name}, found {str(logits.dtype).removeprefix('torch.')} "
+        f"of shape {tuple(logits.shape)}; {advice}"
+    )
+
+
+@contextmanager
+def _buffers_kept(module: nn.Module) -> Iterator[None]:
+    """Raise ModelError on exit where the module's buffers have changed, and restore them."""
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    changed: list[str] = []
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            now = module.get_buffer(name)
+            # NaN is not equal to itself
+            if now.shape != value.shape or not bool(((now == value) | (value != value)).all()):
+                changed.append(name)
+                owner, _, own = name.rpartition(".")
+                module.get_submodule(owner)._buffers[own] = value
+    if changed:
+        raise ModelError(
+            f"expected {type(module).__name__} to leave its buffers unchanged in evaluation mode, found {changed[0]} "
+            "changed in a forward pass; update it where self.training alone"
+        )
+
+
+class _LastProbabilities(TorchFunctionMode):
+    """Keeps the last result of a softmax or sigmoid."""
+
+    name = ""
+    result: Tensor | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Keep results of these two; compute every call as it is."""
+        result = func(*args, **(kwargs or {}))
+        if func in _PROBABILITIES:
+            self.name, self.result = _PROBABILITIES[func], result
+        return result

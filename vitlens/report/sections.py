@@ -13,7 +13,7 @@ No rows, no section. `says` is filled by the columns of a row; where a column th
 A function stands in the place of a template only where a test decides.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.resources import files
@@ -35,7 +35,7 @@ from vitlens.uncertainty import Estimate, in_points
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Rows: TypeAlias = str | Callable[[Any], Sequence[Any]]  # the table of the record, or a function of the record
+Rows: TypeAlias = str | Callable[[Any], Iterable[Any]]  # the table of the record, or a function of the record
 Words: TypeAlias = str | Callable[[Any], str]
 ROWS: Final = 8  # of a table in the body
 SAID: Final = 3  # sentences of a section
@@ -216,7 +216,7 @@ def _protected(text: str) -> str:
 
 def rows_of(rows: Rows, record: Any) -> Sequence[Any]:
     """The rows that a section or a chart is about."""
-    return getattr(record, rows) if isinstance(rows, str) else rows(record)
+    return getattr(record, rows) if isinstance(rows, str) else tuple(rows(record))
 
 
 def _parts(

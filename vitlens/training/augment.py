@@ -17,8 +17,8 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as V
 
 from vitlens.data import draws
-from vitlens.errors import InputError
 from vitlens.shapes import Images, Pixels
+from vitlens.training.recipe import Recipe
 
 BINS: Final = 31  # magnitudes of RandAugment, from 0 to 30
 AREA: Final = (0.02, 1 / 3)  # of an erased rectangle, as a share of the image
@@ -26,33 +26,20 @@ ASPECT: Final = (0.3, 1 / 0.3)  # height over width
 _RAND_AUGMENT, _ERASE = 1, 2  # streams of random numbers
 
 
-def augment(
-    pixels: Pixels,
-    keys: Tensor,
-    *,
-    seed: int,
-    epoch: int,
-    crop_padding: int = 0,
-    flip: bool = False,
-    operations: int = 0,
-    magnitude: int = 9,
-    erasing: float = 0.0,
-) -> Images:
-    """The images in [0, 1]: shifted and flipped, then RandAugment, then random erasing, each where it is enabled.
+def augment(pixels: Pixels, keys: Tensor, recipe: Recipe, *, seed: int, epoch: int) -> Images:
+    """The images in [0, 1]: shifted and flipped, then RandAugment, then random erasing, each where the recipe has it.
 
-    keys: (batch,) of the views; crop_padding: largest shift of a view in pixels (filled with black); flip:
-    mirrored left to right half of the time; operations, magnitude: see rand_augment; erasing: see erase. Raises
-    InputError for a negative padding or unless there is one key per view.
+    keys: (batch,) of the views; a view is shifted by at most crop_padding pixels, filled with black.
     """
-    if crop_padding < 0 or len(keys) != len(pixels):
-        raise InputError(f"expected crop padding >= 0 and {len(pixels)} keys, found {crop_padding} and {len(keys)}")
-    keys = keys.to(pixels.device)
-    if crop_padding or flip:
-        pixels = _shift_and_flip(pixels, uniforms(keys, 3, seed=seed, epoch=epoch), crop_padding, flip)
-    if operations:
-        pixels = rand_augment(pixels, keys, seed=seed, epoch=epoch, operations=operations, magnitude=magnitude)
+    keys, padding = keys.to(pixels.device), recipe.crop_padding
+    if padding or recipe.flip:
+        pixels = _shift_and_flip(pixels, uniforms(keys, 3, seed=seed, epoch=epoch), padding, recipe.flip)
+    if recipe.randaugment:
+        pixels = rand_augment(
+            pixels, keys, seed=seed, epoch=epoch, operations=recipe.randaugment, magnitude=recipe.magnitude
+        )
     images = pixels.float().div_(255)
-    return erase(images, keys, seed=seed, epoch=epoch, chance=erasing) if erasing else images
+    return erase(images, keys, seed=seed, epoch=epoch, chance=recipe.erasing) if recipe.erasing else images
 
 
 def _shift_and_flip(pixels: Pixels, draw: Tensor, crop_padding: int, flip: bool) -> Pixels:
@@ -119,10 +106,8 @@ def strength(top: float, magnitude: int) -> float:
 def rand_augment(pixels: Pixels, keys: Tensor, *, seed: int, epoch: int, operations: int, magnitude: int) -> Pixels:
     """Each image changed by random operations of one strength, drawn for each view (Cubuk 2020, RandAugment).
 
-    pixels: uint8; keys: (batch,) of the views; magnitude: 0 to 30 of 30. Raises InputError for another magnitude.
+    pixels: uint8; keys: (batch,) of the views; magnitude: 0 to 30 of 30.
     """
-    if not 0 <= magnitude < BINS or operations < 0:
-        raise InputError(f"expected a magnitude from 0 to {BINS - 1}, found {magnitude} ({operations} operations)")
     draw = uniforms(keys, 2 * operations, seed=seed, epoch=epoch, stream=_RAND_AUGMENT).to("cpu")
     table = list(OPERATIONS.values())
     for turn in range(operations):
@@ -164,19 +149,16 @@ def _between(start: Tensor, length: Tensor, size: int) -> Tensor:
     return (index >= start[:, None]) & (index < (start + length)[:, None])
 
 
-def mix(
-    images: Images, labels: Tensor, *, classes: int, mixup: float, cutmix: float, chance: float
-) -> tuple[Images, Tensor]:
+def mix(images: Images, labels: Tensor, recipe: Recipe, *, classes: int) -> tuple[Images, Tensor]:
     """The images, each mixed with another one of the batch, and their targets (batch, classes).
 
     mixup, cutmix: parameters of the Beta distribution of the mixing share (Zhang 2018; Yun 2019), 0: disabled; where
-    both are enabled, one is drawn per batch; chance: probability that the batch is mixed. Random numbers come from
+    both are enabled, one is drawn per batch, which is mixed with a probability of mix_chance. Random numbers come from
     torch's generator. A batch that is not mixed keeps its labels (batch,).
     """
-    kinds = [transform for alpha, transform in ((mixup, v2.MixUp), (cutmix, v2.CutMix)) if alpha]
-    if not kinds or len(images) < 2 or torch.rand(()).item() >= chance:
+    kinds = [(kind, alpha) for kind, alpha in ((v2.MixUp, recipe.mixup), (v2.CutMix, recipe.cutmix)) if alpha]
+    if not kinds or len(images) < 2 or torch.rand(()).item() >= recipe.mix_chance:
         return images, labels
-    kind = kinds[int(torch.randint(len(kinds), ()).item())]
-    alpha = mixup if kind is v2.MixUp else cutmix
+    kind, alpha = kinds[int(torch.randint(len(kinds), ()).item())]
     mixed, targets = kind(alpha=alpha, num_classes=classes)(images, labels)
     return mixed, targets

@@ -5,73 +5,55 @@ No pickle, and no state of a random generator: image order, augmentation and dro
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitlens.errors import InputError, StorageError
 from vitlens.files import write_atomically
 from vitlens.models import saved
 from vitlens.models.model import Model
 from vitlens.models.weights import to_save
-from vitlens.training.defaults import KEPT_FOLDER
-from vitlens.training.metrics import read_metrics
-from vitlens.training.optimiser import Average, Optimiser, copy_into
-from vitlens.typed import parse_json
+from vitlens.training.metrics import KEPT_FOLDER, EpochMetrics, read_metrics
+from vitlens.typed import Count, between, parse_json, read_as
 
 FOLDER = "checkpoint"
 _FILE = "state.safetensors"
+_AGAIN = "train anew in another folder"
 _KEPT_FILE = re.compile(r"epoch-(\d{4,})\.safetensors")
 
 
 @dataclass(frozen=True)
+class Facts:
+    """The part of a checkpoint that is not tensors: the run's identity, steps, seconds and finished epochs."""
+
+    identity: Mapping[str, Any]
+    step: Count
+    seconds: Annotated[float, between(0, 1e10)]
+    history: tuple[EpochMetrics, ...]
+
+
+@dataclass(frozen=True)
 class Checkpoint:
-    """Tensors by name (model/..., average/..., optimiser/...) and facts that are stored as JSON."""
+    """Tensors by name (model/..., average/..., optimiser/..., best/..., sums), and facts that are stored as JSON."""
 
     tensors: Mapping[str, Tensor]
-    facts: Mapping[str, Any]
-
-
-def collect(module: nn.Module, optimiser: Optimiser, average: Average | None) -> dict[str, Tensor]:
-    """Every tensor that training changes, by name."""
-    tensors = {f"model/{name}": value for name, value in module.state_dict().items()}
-    if average is not None:
-        tensors |= {f"average/{name}": value for name, value in average.tensors.items()}
-    return tensors | {f"optimiser/{name}": value for name, value in optimiser.tensors().items()}
-
-
-def restore(checkpoint: Checkpoint, module: nn.Module, optimiser: Optimiser, average: Average | None) -> None:
-    """Copy a checkpoint's tensors into a model, its optimiser and its average.
-
-    Raises InputError where they do not match.
-    """
-    _require_fitting(checkpoint, module, optimiser, average)
-    copy_into(module, _below("model/", checkpoint.tensors))
-    if average is not None:
-        for name, value in _below("average/", checkpoint.tensors).items():
-            average.tensors[name].copy_(value)
-    optimiser.restore(_below("optimiser/", checkpoint.tensors))
+    facts: Facts
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     """Replace the folder's checkpoint, all or nothing. Raises StorageError; the previous one then survives."""
     path = folder / FOLDER / _FILE
-    tensors = to_save(checkpoint.tensors)
-    with storage_errors(path), write_atomically(path) as temporary:
-        save_file(tensors, str(temporary), metadata={"vitlens": json.dumps(checkpoint.facts)})
-
-
-@contextmanager
-def storage_errors(path: Path) -> Iterator[None]:
-    """Raise errors of safetensors as StorageError."""
+    tensors, metadata = to_save(checkpoint.tensors), {"vitlens": json.dumps(asdict(checkpoint.facts))}
     try:
-        yield
+        with write_atomically(path) as temporary:
+            save_file(tensors, str(temporary), metadata=metadata)
     except SafetensorError as error:
         raise StorageError(f"expected room on the disk for {path}, found: {error}; free some, then resume") from error
 
@@ -86,49 +68,27 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
             leftover.unlink()
     try:
         with safe_open(str(path), framework="pt") as file:
-            facts = parse_json(file.metadata()["vitlens"], source=str(path))
-            return Checkpoint({name: file.get_tensor(name) for name in file.keys()}, facts)  # noqa: SIM118 - no mapping
+            stored = parse_json(file.metadata()["vitlens"], source=str(path))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"expected a checkpoint in {path}, found: {error}; train anew in another folder") from error
+        raise InputError(f"expected a checkpoint in {path}, found: {error}; {_AGAIN}") from error
+    return Checkpoint(tensors, read_as(Facts, stored, source=str(path), hint=_AGAIN))
 
 
-def require_same(saved_facts: Mapping[str, object], expected: Mapping[str, object], *, folder: Path) -> None:
-    """Raise InputError for another model, data or recipe than the checkpoint's; names the first difference."""
-    then, now = _flat(saved_facts), _flat(json.loads(json.dumps(expected)))
-    for name in sorted(then.keys() | now.keys()):
-        if then.get(name) != now.get(name):
-            raise InputError(
-                f"expected to resume {folder} with its {name} = {then.get(name)}, found {now.get(name)}; "
-                "resume with the options it began with, or train in another folder"
-            )
-
-
-def _require_fitting(checkpoint: Checkpoint, module: nn.Module, optimiser: Optimiser, average: Average | None) -> None:
-    """Raise InputError for tensors that do not match this model and optimiser, or are not finite."""
-    expected = {f"model/{name}": value for name, value in module.state_dict().items()}
-    if average is not None:
-        expected |= {f"average/{name}": value for name, value in average.tensors.items()}
-    tensors = checkpoint.tensors
-    started = any(name.startswith("optimiser/") for name in tensors)
-    expected |= {f"optimiser/{name}": value for name, value in optimiser.expected_state(started=started).items()}
-    names = {name for name in tensors if name.startswith(("model/", "average/", "optimiser/"))}
-    wrong = sorted(names ^ expected.keys())
-    wrong += [name for name, value in expected.items() if name in names and not _is_like(tensors[name], value)]
-    if wrong:
-        raise InputError(
-            f"expected a checkpoint of this model, found {len(wrong)} other tensors (first {wrong[0][:80]!r}); "
-            "train anew in another folder"
-        )
-
-
-def _is_like(tensor: Tensor, expected: Tensor) -> bool:
-    """Whether a tensor is finite and has the expected shape and kind of number."""
-    alike = tensor.shape == expected.shape and tensor.is_floating_point() == expected.is_floating_point()
-    return alike and not tensor.is_complex() and bool(tensor.isfinite().all())
-
-
-def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with a prefix, without it."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def require_same(then: Mapping[str, object], now: Mapping[str, object], *, folder: Path) -> None:
+    """Raise InputError for another model, data or recipe than the checkpoint's; names the first difference."""
+    before, after = _flat(then), _flat(json.loads(json.dumps(now)))
+    for name in sorted(before.keys() | after.keys()):
+        if before.get(name) != after.get(name):
+            raise InputError(
+                f"expected to resume {folder} with its {name} = {before.get(name)}, found {after.get(name)}; "
+                f"resume with the options it began with, or {_AGAIN}"
+            )
 
 
 def _flat(value: Mapping[str, object], prefix: str = "") -> dict[str, object]:
@@ -155,16 +115,14 @@ def require_interval(every: int | None) -> None:
 
 def keep_weights(folder: Path, model: Model, *, epochs: int) -> None:
     """Write the model's current weights in half precision, named by the number of epochs done; all or nothing."""
-    path = folder / KEPT_FOLDER / f"epoch-{epochs:04}.safetensors"
-    with storage_errors(path):
-        saved.save(model, path, half=True)
+    saved.save(model, folder / KEPT_FOLDER / f"epoch-{epochs:04}.safetensors", half=True)
 
 
 def read_kept_weights(folder: Path) -> tuple[KeptWeights, ...]:
     """The kept weights of a training folder, by epoch."""
     files = ((_KEPT_FILE.fullmatch(path.name), path) for path in (folder / KEPT_FOLDER).glob("*.safetensors"))
-    checkpoints = (KeptWeights(int(match[1]), path) for match, path in files if match)
-    return tuple(sorted(checkpoints, key=lambda weights: weights.epochs))
+    kept = (KeptWeights(int(match[1]), path) for match, path in files if match)
+    return tuple(sorted(kept, key=lambda weights: weights.epochs))
 
 
 def delete_kept_after(folder: Path, epochs: int) -> None:
@@ -180,11 +138,8 @@ def weights_over_training(folder: Path) -> tuple[KeptWeights, ...]:
 
     Empty for a folder without kept weights. Raises InputError where metrics.jsonl is missing or broken.
     """
-    checkpoints = read_kept_weights(folder)
-    if not checkpoints:
-        return ()
+    kept, last = read_kept_weights(folder), folder / saved.WEIGHTS_FILE
+    if not kept or not last.is_file():  # stopped in its first epoch
+        return kept
     done = len(read_metrics(folder))
-    last = folder / saved.WEIGHTS_FILE
-    if not last.is_file():  # stopped in its first epoch
-        return checkpoints
-    return (*(weights for weights in checkpoints if weights.epochs < done), KeptWeights(done, last))
+    return (*(weights for weights in kept if weights.epochs < done), KeptWeights(done, last))

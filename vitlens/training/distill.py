@@ -10,13 +10,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.analysis.answers.classes import match_classes
-from vitlens.analysis.answers.evaluate import fitting_batch_size
+from vitlens.analysis.evaluation.classes import match_classes
+from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
-from vitlens.models.identity import fingerprint
 from vitlens.models.model import Model
+from vitlens.models.saved import fingerprint
 from vitlens.names import DISTILL_KINDS
 from vitlens.shapes import Images, Logits
 from vitlens.training.feed import portions
@@ -68,12 +68,6 @@ class Distillation:
             raise InputError(f"expected --temperature above 0, found {self.temperature}")
 
 
-def distilled(*, labelled: PerImage, student: Logits, teacher: Logits, how: Distillation) -> PerImage:
-    """The loss of each image: (1 - weight) x label loss + weight x distillation loss; nats."""
-    distillation = LOSSES[how.kind](student=student, teacher=teacher, temperature=how.temperature)
-    return (1 - how.weight) * labelled + how.weight * distillation
-
-
 class Student(nn.Module):
     """A model with two outputs: logits that learn from the labels, and logits that learn from the teacher.
 
@@ -120,10 +114,14 @@ class DistillationObjective:
         return torch.stack(outputs).mean(0)
 
     def loss(self, outputs: tuple[Logits, Logits], targets: Tensor, images: Images, *, smoothing: float) -> Tensor:
-        """The loss summed over the images, in nats; the labels are smoothed, the teacher's logits are not."""
-        for_labels, for_teacher = (logits.float() for logits in outputs)
+        """(1 - weight) x label loss + weight x distillation loss, summed over the images, in nats.
+
+        The labels are smoothed, the teacher's logits are not.
+        """
+        (for_labels, for_teacher), how = (logits.float() for logits in outputs), self.how
         labelled = F.cross_entropy(for_labels, targets, label_smoothing=smoothing, reduction="none")
-        return distilled(labelled=labelled, student=for_teacher, teacher=self.teacher(images), how=self.how).sum()
+        taught = LOSSES[how.kind](student=for_teacher, teacher=self.teacher(images), temperature=how.temperature)
+        return ((1 - how.weight) * labelled + how.weight * taught).sum()
 
     def identity(self) -> Mapping[str, object]:
         """The teacher, and the settings of the loss."""
@@ -137,8 +135,19 @@ class Teacher:
     """
 
     def __init__(self, model: Model, *, classes: Sequence[str], precision: str = "fp32") -> None:
+        model.require_classifier()
         self.model, self.precision = model, precision
-        self.columns = _columns(model, classes)
+        try:
+            self.columns, union = match_classes(model.classes, classes)
+        except InputError as error:
+            raise InputError(f"the teacher {model.alias} has other classes than the data: {error}") from error
+        extra = union[len(classes) :]
+        if extra:
+            named = ", ".join(map(repr, extra[:5])) + (f" and {len(extra) - 5} more" if len(extra) > 5 else "")
+            raise InputError(
+                f"expected a teacher of the data's {len(classes)} classes, found {model.alias} with {len(union)}; only "
+                f"in the teacher: {named}; train one on this data first: vitlens train {model.alias} --data DATA"
+            )
 
     @torch.no_grad()
     def __call__(self, images: Images) -> Logits:
@@ -159,23 +168,6 @@ class Teacher:
             "input": list(self.model.input_size),
             "sha256": fingerprint(self.model.module),
         }
-
-
-def _columns(model: Model, classes: Sequence[str]) -> list[int]:
-    """The index of the model's logit for each class of the data."""
-    model.require_classifier()
-    try:
-        columns, union = match_classes(model.classes, classes)
-    except InputError as error:
-        raise InputError(f"the teacher {model.alias} has other classes than the data: {error}") from error
-    extra = union[len(classes) :]
-    if extra:
-        named = ", ".join(map(repr, extra[:5])) + (f" and {len(extra) - 5} more" if len(extra) > 5 else "")
-        raise InputError(
-            f"expected a teacher of the data's {len(classes)} classes, found {model.alias} with {len(union)}; only "
-            f"in the teacher: {named}; train one on this data first: vitlens train {model.alias} --data DATA"
-        )
-    return columns
 
 
 MAX_CACHED_LOGITS: Final = 100_000_000  # numbers: 400 MB

@@ -69,9 +69,7 @@ def resident(source: Source, device: torch.device) -> Source:
         return source
     if isinstance(source, Subset):
         inner = resident(source.source, device)
-        if inner is source.source:
-            return source
-        return Subset(inner, source.indices.to(device))
+        return source if inner is source.source else Subset(inner, source.indices.to(device))
     if isinstance(source, InMemory) and source.pixels.nbytes < torch.cuda.mem_get_info(device)[0] / 4:
         return InMemory(source.pixels.to(device))
     return source
@@ -88,7 +86,9 @@ def portions(source: Source, batches: Sequence[Tensor], *, pin: bool) -> Iterato
         for keys in batches:
             yield Portion(_in_8_bits(source.read(keys % count)), keys % count, keys)
         return
-    workers = min(_MOST_WORKERS, len(batches), _cores())
+    # a container often has fewer cores than the machine
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = min(_MOST_WORKERS, len(batches), cores)
     loader = DataLoader(_Batches(source), batch_size=None, sampler=list(batches), num_workers=workers, pin_memory=pin)
     for pixels, keys in loader:
         yield Portion(_in_8_bits(pixels), keys % count, keys)
@@ -120,8 +120,3 @@ class _Batches(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         return self.source.read(keys % len(self.source)), keys
-
-
-def _cores() -> int:
-    """Cores that this process may use; a container often has fewer than the machine."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,11 +1,11 @@
 """Fine-tuning of a part of a model: its last blocks, or only its head."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.model import Model, trainable
-from vitlens.models.rebuilt import classifiers
+from vitlens.models.rebuild import classifiers
 
 
 @contextmanager
@@ -19,7 +19,14 @@ def partly_trainable(model: Model, *, last: int | None) -> Iterator[Model]:
     require_last(model, last)
     with trainable(model):
         if last is not None:
-            _freeze(model, trained_names(model, last=last))
+            trained, started = trained_names(model, last=last), False
+            for name, parameter in model.module.named_parameters():
+                parameter.requires_grad_(name in trained)
+            for module in model.modules():
+                flags = {parameter.requires_grad for parameter in module.parameters()}
+                started = started or flags == {True}
+                # a module without parameters (dropout) takes the mode of the layers before it
+                module.training = flags == {True} or (not flags and started)
         yield model
 
 
@@ -38,23 +45,16 @@ def trained_names(model: Model, *, last: int) -> set[str]:
 
     Parameters between two blocks belong to the block before, as in layer-wise learning-rate decay.
     """
-    module, blocks = model.module, model.anatomy.blocks
-    names = [name for name, _ in module.named_parameters()]
-    if last == 0:
-        return _of(classifiers(model), names)
-    first = f"{blocks[len(blocks) - last]}."
-    start = next((index for index, name in enumerate(names) if name.startswith(first)), len(names))
-    try:
-        heads = _of(classifiers(model), names)  # a user's module may define its classifier before the blocks
+    blocks, names = model.anatomy.blocks, [name for name, _ in model.module.named_parameters()]
+    try:  # a user's module may define its classifier before the blocks
+        heads = tuple(f"{name}." for name in classifiers(model))
     except UnsupportedError:  # no linear layer
-        heads = set()
-    return heads | set(names[start:])
-
-
-def _of(modules: Iterable[str], names: Iterable[str]) -> set[str]:
-    """The parameters of these modules."""
-    prefixes = tuple(f"{name}." for name in modules)
-    return {name for name in names if name.startswith(prefixes)}
+        if last == 0:
+            raise
+        heads = ()
+    first = f"{blocks[len(blocks) - last]}." if last else ""
+    start = next((index for index, name in enumerate(names) if last and name.startswith(first)), len(names))
+    return {name for name in names if name.startswith(heads)} | set(names[start:])
 
 
 def trained_share(model: Model, *, last: int | None) -> tuple[int, int]:
@@ -62,18 +62,6 @@ def trained_share(model: Model, *, last: int | None) -> tuple[int, int]:
     named = dict(model.module.named_parameters())
     trained = named.keys() if last is None else trained_names(model, last=last)
     return sum(named[name].numel() for name in trained), model.parameter_count()
-
-
-def _freeze(model: Model, trained: set[str]) -> None:
-    """Freeze all other parameters, and put their modules into evaluation mode."""
-    for name, parameter in model.module.named_parameters():
-        parameter.requires_grad_(name in trained)
-    started = False
-    for module in model.modules():
-        flags = {parameter.requires_grad for parameter in module.parameters()}
-        started = started or flags == {True}
-        # a module without parameters (dropout) takes the mode of the layers before it
-        module.training = flags == {True} or (not flags and started)
 
 
 def require_learned(model: Model, *, option: str) -> None:

@@ -1,21 +1,20 @@
 """What training reports: progress and steps while it runs, a line of metrics.jsonl per epoch, a final result."""
 
 import json
-import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
-from vitlens.files import read_bounded, storage_error, write_text
+from vitlens.files import read_bounded, write_text
 from vitlens.record import col
 from vitlens.typed import parse_json, read_as
 
 if TYPE_CHECKING:  # reports read metrics without torch
     from vitlens.models.model import Model
 
-METRICS_FILE = "metrics.jsonl"
+METRICS_FILE: Final = "metrics.jsonl"
+KEPT_FOLDER: Final = "kept"  # of the weights kept at intervals of epochs
 
 
 @dataclass(frozen=True)
@@ -64,20 +63,10 @@ class EpochMetrics:
         return self.epoch + 1
 
 
-@dataclass(frozen=True)
-class EpochHistory:
-    """The finished epochs, and the best accuracy on the test images so far."""
-
-    history: tuple[EpochMetrics, ...] = ()
-    best_accuracy: float = -1.0
-    best_epoch: int = -1
-
-    def after(self, metrics: EpochMetrics) -> "EpochHistory":
-        """The standing after one more epoch."""
-        history, accuracy = (*self.history, metrics), metrics.test_accuracy
-        if accuracy is None or accuracy <= self.best_accuracy:
-            return replace(self, history=history)
-        return EpochHistory(history, accuracy, metrics.epoch)
+def best_of(history: Sequence[EpochMetrics]) -> EpochMetrics | None:
+    """The first epoch of the highest test accuracy; None before the first test."""
+    tested = [(row.test_accuracy, row) for row in history if row.test_accuracy is not None]
+    return max(tested, key=lambda pair: pair[0])[1] if tested else None
 
 
 @dataclass(frozen=True)
@@ -136,29 +125,8 @@ class Watcher(Protocol):
         ...
 
 
-@contextmanager
-def watched(watchers: Sequence[Watcher]) -> Iterator[Sequence[Watcher]]:
-    """The watchers, closed on exit in reverse order, also after an exception."""
-    with ExitStack() as stack:
-        for watcher in watchers:
-            stack.callback(watcher.close)
-        yield watchers
-
-
-def append_metrics(folder: Path, metrics: EpochMetrics) -> None:
-    """Append one line, and wait until it is on the disk. Raises StorageError."""
-    path = folder / METRICS_FILE
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(metrics)) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise storage_error(path, error) from error
-
-
-def rewrite_metrics(folder: Path, history: Iterable[EpochMetrics]) -> None:
-    """Write the file with only these epochs; those that a killed run wrote after its checkpoint are trained again."""
+def write_metrics(folder: Path, history: Iterable[EpochMetrics]) -> None:
+    """Write the file with these epochs, atomically. Raises StorageError."""
     write_text(folder / METRICS_FILE, "".join(json.dumps(asdict(metrics)) + "\n" for metrics in history))
 
 

@@ -3,19 +3,21 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from vitlens.errors import InputError
-from vitlens.names import OPTIMISERS
+from vitlens.training.recipe import Recipe
 
 UNDECAYED = (
     "cls_token", "reg_token", "dist_token", "pos_embed", "class_token", "pos_embedding",
     "bias_table", "relative_position_bias_table",
 )  # fmt: skip
 MOMENTUM: Final = 0.95  # Muon's
+_ADAM: Final = ("exp_avg", "exp_avg_sq", "step")  # the state of a parameter
+_MUON: Final = ("momentum_buffer",)
 
 
 def decay_groups(module: nn.Module) -> tuple[list[str], list[str]]:
@@ -23,14 +25,9 @@ def decay_groups(module: nn.Module) -> tuple[list[str], list[str]]:
 
     Parameters of at most one axis (biases, scales of norms), tokens, position embeddings and biases do not decay.
     """
-    decayed: list[str] = []
-    undecayed: list[str] = []
-    for name, parameter in module.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        excluded = parameter.ndim <= 1 or name.rpartition(".")[2] in UNDECAYED
-        (undecayed if excluded else decayed).append(name)
-    return decayed, undecayed
+    trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    undecayed = [name for name, each in trained.items() if each.ndim <= 1 or name.rpartition(".")[2] in UNDECAYED]
+    return [name for name in trained if name not in undecayed], undecayed
 
 
 def rate_shares(module: nn.Module, blocks: Sequence[str], *, decay: float) -> dict[str, float]:
@@ -50,48 +47,50 @@ def rate_shares(module: nn.Module, blocks: Sequence[str], *, decay: float) -> di
     return shares
 
 
-class Group(NamedTuple):
-    """Parameters with the same settings: optimiser, weight decay, share of the learning rate."""
-
-    muon: bool
-    decays: bool
-    share: float
+def _block_of(name: str, blocks: Sequence[str]) -> int | None:
+    """The block that contains a parameter, or None."""
+    return next((index for index, block in enumerate(blocks) if name.startswith(f"{block}.")), None)
 
 
 class Optimiser:
-    """One optimiser over all trainable parameters of a module; its state is named by parameter.
+    """The optimiser of a recipe over all trainable parameters of a module; its state is named by parameter.
 
-    kind: "adamw" (Loshchilov & Hutter 2019) or "muon" (Jordan 2024: orthogonalised momentum for the matrices of the
-    blocks, scaled to AdamW's update size, so that both take the same learning rate; AdamW for the rest); blocks: module
-    names in forward order; layer_decay: see rate_shares. Raises InputError when nothing is trainable.
+    "adamw" (Loshchilov & Hutter 2019) or "muon" (Jordan 2024: orthogonalised momentum for the matrices of the blocks,
+    scaled to AdamW's update size, so that both take the same learning rate; AdamW for the rest). blocks: module names
+    in forward order. Raises InputError when nothing is trainable, or torch has no Muon.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        *,
-        kind: str = "adamw",
-        weight_decay: float,
-        betas: tuple[float, float],
-        layer_decay: float = 1.0,
-        blocks: Sequence[str] = (),
-    ) -> None:
-        _require_kind(kind)
-        self.groups = _grouped(module, kind, layer_decay, blocks)
-        if not self.groups:
-            raise InputError("expected a model with parameters to train, found none")
+    def __init__(self, module: nn.Module, recipe: Recipe, *, blocks: Sequence[str] = ()) -> None:
+        if recipe.optimiser == "muon" and not hasattr(torch.optim, "Muon"):
+            raise InputError(f"expected torch 2.9 or later for --optimiser muon, found {torch.__version__}; try adamw")
         named = dict(module.named_parameters())
+        shares = rate_shares(module, blocks, decay=recipe.layer_decay)
+        # parameters with the same settings: whether Muon updates them, weight decay, share of the learning rate
+        groups: dict[tuple[bool, float, float], list[str]] = {}
+        for names, decay in zip(decay_groups(module), (recipe.weight_decay, 0.0)):
+            for name in names:
+                # a table of positions is no map between features
+                matrix = named[name].ndim == 2 and name.rpartition(".")[2] not in UNDECAYED
+                muon = recipe.optimiser == "muon" and matrix and _block_of(name, blocks) is not None
+                groups.setdefault((muon, decay, shares[name]), []).append(name)
+        if not groups:
+            raise InputError("expected a model with parameters to train, found none")
         self._parts: list[tuple[torch.optim.Optimizer, list[str]]] = []
         for muon in (False, True):
-            matching = {group: names for group, names in self.groups.items() if group.muon == muon}
-            if matching:
-                groups = [
-                    {"params": [named[name] for name in names], "weight_decay": weight_decay * group.decays,
-                     "share": group.share}
-                    for group, names in matching.items()
-                ]  # fmt: skip
-                optimizer = _muon(groups) if muon else torch.optim.AdamW(groups, lr=1.0, betas=betas)
-                self._parts.append((optimizer, [name for names in matching.values() for name in names]))
+            own = {settings: names for settings, names in groups.items() if settings[0] == muon}
+            parameters = [
+                {"params": [named[name] for name in names], "weight_decay": decay, "share": share}
+                for (_, decay, share), names in own.items()
+            ]
+            if parameters:
+                optimizer: torch.optim.Optimizer = (
+                    torch.optim.Muon(
+                        parameters, lr=1.0, momentum=MOMENTUM, nesterov=True, adjust_lr_fn="match_rms_adamw"
+                    )
+                    if muon
+                    else torch.optim.AdamW(parameters, lr=1.0, betas=recipe.betas)
+                )
+                self._parts.append((optimizer, [name for names in own.values() for name in names]))
 
     def set_rate(self, rate: float) -> None:
         """Set the learning rate of the next step; each group takes its share of it."""
@@ -106,24 +105,22 @@ class Optimiser:
             optimizer.zero_grad(set_to_none=True)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All state, as PARAMETER/KEY."""
-        state: dict[str, Tensor] = {}
-        for optimizer, names in self._parts:
-            for index, values in optimizer.state_dict()["state"].items():
-                state |= {f"{names[index]}/{key}": value for key, value in values.items()}
-        return state
+        """All state, as PARAMETER/KEY; none before the first step."""
+        return {
+            f"{names[index]}/{key}": value
+            for optimizer, names in self._parts
+            for index, values in optimizer.state_dict()["state"].items()
+            for key, value in values.items()
+        }
 
-    def expected_state(self, *, started: bool) -> dict[str, Tensor]:
-        """Tensors with the names and shapes of the state after the first step; before it there is none."""
-        state: dict[str, Tensor] = {}
-        for optimizer, names in self._parts if started else ():
-            muon = not isinstance(optimizer, torch.optim.AdamW)
+    def expected(self) -> dict[str, Tensor]:
+        """Tensors with the names and shapes of the state after the first step."""
+        state = {}
+        for optimizer, names in self._parts:
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             for name, parameter in zip(names, parameters):
-                keys = ("momentum_buffer",) if muon else ("exp_avg", "exp_avg_sq")
-                state |= {f"{name}/{key}": parameter.detach() for key in keys}
-                if not muon:
-                    state[f"{name}/step"] = torch.zeros(())
+                for key in _ADAM if isinstance(optimizer, torch.optim.AdamW) else _MUON:
+                    state[f"{name}/{key}"] = torch.zeros(()) if key == "step" else parameter.detach()
         return state
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
@@ -137,54 +134,15 @@ class Optimiser:
             optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def _grouped(module: nn.Module, kind: str, layer_decay: float, blocks: Sequence[str]) -> dict[Group, list[str]]:
-    """The trainable parameters' names by their settings."""
-    decayed, undecayed = decay_groups(module)
-    shares = rate_shares(module, blocks, decay=layer_decay)
-    matrices = set(_matrices(module, blocks)) if kind == "muon" else set()
-    groups: dict[Group, list[str]] = {}
-    for name in (*decayed, *undecayed):
-        groups.setdefault(Group(name in matrices, name in set(decayed), shares[name]), []).append(name)
-    return groups
+def learning_rate(step: int, recipe: Recipe, *, total: int) -> float:
+    """The learning rate of a step, from 0 to total - 1: rising up to the peak in the warm-up, then a cosine to the end.
 
-
-def _matrices(module: nn.Module, blocks: Sequence[str]) -> Iterator[str]:
-    for name, parameter in module.named_parameters():
-        learned_per_place = name.rpartition(".")[2] in UNDECAYED  # a table of numbers, not a map between features
-        if parameter.ndim == 2 and not learned_per_place and _block_of(name, blocks) is not None:
-            yield name
-
-
-def _block_of(name: str, blocks: Sequence[str]) -> int | None:
-    """The block that contains a parameter, or None."""
-    return next((index for index, block in enumerate(blocks) if name.startswith(f"{block}.")), None)
-
-
-def _require_kind(kind: str) -> None:
-    if kind not in OPTIMISERS:
-        raise InputError(f"expected an optimiser ({', '.join(OPTIMISERS)}), found {kind!r}")
-    if kind == "muon" and not hasattr(torch.optim, "Muon"):
-        raise InputError(f"expected torch 2.9 or later for --optimiser muon, found {torch.__version__}; try adamw")
-
-
-def _muon(groups: list[dict[str, object]]) -> torch.optim.Optimizer:
-    optimizer: torch.optim.Optimizer = torch.optim.Muon(
-        groups, lr=1.0, momentum=MOMENTUM, nesterov=True, adjust_lr_fn="match_rms_adamw"
-    )
-    return optimizer
-
-
-def learning_rate(step: int, *, total: int, warmup: int, peak: float, minimum: float) -> float:
-    """The learning rate of a step, from 0: peak/warmup at the first, peak after the warm-up, minimum at the last.
-
-    total, warmup: steps. The cosine is Loshchilov & Hutter 2017, eq. 5, without restarts. Raises InputError when the
-    step or the warm-up lies outside the total.
+    The cosine is Loshchilov & Hutter 2017, eq. 5, without restarts.
     """
-    if not 0 <= step < total or not 0 <= warmup <= total:
-        raise InputError(f"expected 0 <= step < {total} and 0 <= warm-up <= {total}, found {step} and {warmup}")
+    peak, warmup = recipe.learning_rate, round(recipe.warmup * total)
     if step < warmup:
         return peak * (step + 1) / warmup
-    span = max(total - warmup - 1, 1)
+    minimum, span = recipe.minimum * peak, max(total - warmup - 1, 1)
     return minimum + 0.5 * (peak - minimum) * (1 + math.cos(math.pi * (step - warmup) / span))
 
 
@@ -223,7 +181,7 @@ class Average:
 
 
 @torch.no_grad()
-def copy_into(module: nn.Module, tensors: dict[str, Tensor]) -> None:
+def copy_into(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copy tensors into all parameters and buffers of a module, in place."""
     for name, value in module.state_dict().items():
         value.copy_(tensors[name])

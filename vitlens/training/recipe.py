@@ -1,28 +1,33 @@
 """Recipe: all settings of a training."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from math import inf
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from vitlens.errors import InputError, UnknownNameError
-from vitlens.names import OPTIMISERS, RECIPE_NAMES
-from vitlens.training.defaults import LEAST_STEPS
+from vitlens.names import OPTIMISERS, PRESETS, RECIPE_NAMES
 
 _NOTES = ("source",)  # about the recipe, without effect on training
+LEAST_STEPS: Final = 10  # batches in an epoch, where the batch size comes from the recipe
 LEAST_BATCH: Final = 8  # images: the statistics of a smaller batch are too noisy for batch normalisation
 _AUGMENTATION = (
-    "crop_padding",
-    "flip",
-    "randaugment",
-    "magnitude",
-    "erasing",
-    "mixup",
-    "cutmix",
-    "mix_chance",
-    "views",
-)
+    "crop_padding", "flip", "randaugment", "magnitude", "erasing", "mixup", "cutmix", "mix_chance", "views",
+)  # fmt: skip
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", tuple: "two numbers: A,B"}
+
+_VALID: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
+    ("epochs batch_size accumulate views evaluate_every", lambda value: value >= 1, "at least 1"),
+    ("weight_decay clip crop_padding randaugment mixup cutmix", lambda value: 0 <= value < inf, "at least 0"),
+    ("warmup minimum erasing mix_chance", lambda value: 0 <= value <= 1, "a share in [0, 1]"),
+    ("magnitude", lambda value: 0 <= value <= 30, "from 0 to 30"),
+    ("layer_decay", lambda value: 0 < value <= 1, "a share in (0, 1]"),
+    ("optimiser", lambda value: value in OPTIMISERS, " or ".join(OPTIMISERS)),
+    ("label_smoothing average drop_path", lambda value: 0 <= value < 1, "a share in [0, 1)"),
+    ("learning_rate", lambda value: 0 < value < inf, "above 0"),
+    ("betas", lambda value: all(0 <= beta < 1 for beta in value), "shares in [0, 1)"),
+)
 
 
 @dataclass(frozen=True)
@@ -68,19 +73,11 @@ class Recipe:
     source: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "accumulate", "views", "evaluate_every"):
-            _require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
-        for name in ("weight_decay", "clip", "crop_padding", "randaugment", "mixup", "cutmix"):
-            _require(name, getattr(self, name), 0 <= getattr(self, name) < float("inf"), "at least 0")
-        for name in ("warmup", "minimum", "erasing", "mix_chance"):
-            _require(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "a share in [0, 1]")
-        _require("magnitude", self.magnitude, 0 <= self.magnitude <= 30, "from 0 to 30")
-        _require("layer_decay", self.layer_decay, 0 < self.layer_decay <= 1, "a share in (0, 1]")
-        _require("optimiser", self.optimiser, self.optimiser in OPTIMISERS, " or ".join(OPTIMISERS))
-        for name in ("label_smoothing", "average", "drop_path"):
-            _require(name, getattr(self, name), 0 <= getattr(self, name) < 1, "a share in [0, 1)")
-        _require("learning_rate", self.learning_rate, 0 < self.learning_rate < float("inf"), "above 0")
-        _require("betas", self.betas, all(0 <= beta < 1 for beta in self.betas), "shares in [0, 1)")
+        for names, holds, expected in _VALID:
+            for name in names.split():
+                value = getattr(self, name)
+                if not holds(value):
+                    raise InputError(f"expected --{name.replace('_', '-')} {expected}, found {value}")
 
     def numbers(self) -> dict[str, object]:
         """The settings that determine the result, as JSON values."""
@@ -164,12 +161,6 @@ def with_batch_size(recipe: Recipe, size: int, *, rate_given: bool = False) -> R
     return replace(recipe, batch_size=size, learning_rate=float(f"{rate:.4g}"))
 
 
-def _require(name: str, value: object, holds: bool, expected: str) -> None:
-    if not holds:
-        option = "--" + name.replace("_", "-")
-        raise InputError(f"expected {option} {expected}, found {value}")
-
-
 _SMALL_VIT = Recipe(
     batch_size=256, optimiser="muon", learning_rate=2e-3, crop_padding=4, flip=True, randaugment=2, magnitude=9,
     cutmix=1.0, mix_chance=0.5, label_smoothing=0.1, drop_path=0.1, average=0.999,
@@ -209,23 +200,9 @@ FROZEN: Final = Recipe(
 )  # fmt: skip
 RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
     {
-        "vit-micro": _SMALL_VIT,
-        "vit-mini": _SMALL_VIT,
-        "vit-tiny": _SMALL_VIT,
-        "vit-tiny-224": _LARGE_VIT,
-        "vit-small-224": _LARGE_VIT,
-        "vit-base-224": _LARGE_VIT,
-        "resnet20": _RESNET,
-        "resnet18": _RESNET,
-        "resnet50": _RESNET,
-        "swin-micro": _SMALL_VIT,
-        "swin-tiny-224": _LARGE_VIT,
-        "vit-micro/digits": _DIGITS,
-        "vit-mini/digits": _DIGITS,
-        "vit-tiny/digits": _DIGITS,
-        "resnet20/digits": _DIGITS,
-        "resnet18/digits": _DIGITS,
-        "resnet50/digits": _DIGITS,
-        "swin-micro/digits": _DIGITS,
+        **dict.fromkeys(("vit-micro", "vit-mini", "vit-tiny", "swin-micro"), _SMALL_VIT),
+        **dict.fromkeys(("vit-tiny-224", "vit-small-224", "vit-base-224", "swin-tiny-224"), _LARGE_VIT),
+        **dict.fromkeys(("resnet20", "resnet18", "resnet50"), _RESNET),
+        **{f"{name}/digits": _DIGITS for name in PRESETS if not name.endswith("-224")},
     }
 )

@@ -1,22 +1,30 @@
-"""Task: the model, data, recipe and objective of a training."""
+"""Task: the model, data, recipe and objective of a training, the images of its steps, and the order of those."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitlens.data.split import Source, Split
 from vitlens.errors import DataError, InputError
 from vitlens.models.model import Model
+from vitlens.processes import Processes
+from vitlens.shapes import Images, Pixels
 from vitlens.training.augment import augment, mix
-from vitlens.training.feed import Portion, derive_seed, resident
+from vitlens.training.feed import Portion, derive_seed, epoch_batches, portions, process_share, resident
+from vitlens.training.metrics import Progress, Watcher
 from vitlens.training.optimiser import learning_rate
 from vitlens.training.recipe import Recipe
+
+SHOWN: Final = 12  # images of the first batch
+_ALONE: Final = Processes(0, 1, torch.device("cpu"))
 
 
 @runtime_checkable
@@ -65,20 +73,33 @@ class LabelObjective:
 
 @dataclass(frozen=True)
 class Task:
-    """The settings of a training, and the numbers that follow from them."""
+    """The settings of a training, and what follows from them; began: when the run began, of time.perf_counter."""
 
     model: Model
     train: Split
     test: Split
     recipe: Recipe
-    directory: Path
-    seed: int
-    device: torch.device
-    precision: str
-    checkpoint_every: int | None
-    keep_every: int | None = None
-    objective: Objective = field(default_factory=LabelObjective)
+    directory: Path = Path()
+    seed: int = 0
+    processes: Processes = _ALONE
+    precision: str = "fp32"
+    checkpoint_every: int | None = None  # steps
+    keep_every: int | None = None  # epochs
     train_last: int | None = None  # blocks, with the layers after them; None: everything
+    objective: Objective = field(default_factory=LabelObjective)
+    watchers: Sequence[Watcher] = ()
+    on_progress: Callable[[Progress], None] | None = None
+    began: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        count = self.processes.count
+        if self.batch_size < count:
+            raise InputError(f"expected --batch-size of at least {count}, one per process, found {self.batch_size}")
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        return self.processes.device
 
     @property
     def batch_size(self) -> int:
@@ -97,14 +118,7 @@ class Task:
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of a step."""
-        recipe = self.recipe
-        return learning_rate(
-            step,
-            total=self.steps,
-            warmup=round(recipe.warmup * self.steps),
-            peak=recipe.learning_rate,
-            minimum=recipe.minimum * recipe.learning_rate,
-        )
+        return learning_rate(step, self.recipe, total=self.steps)
 
     @cached_property
     def _stored(self) -> Source:
@@ -115,32 +129,25 @@ class Task:
         source = self.train.epoch(epoch).source
         return self._stored if source is self.train.source else source
 
-    def augmented(self, portion: Portion, epoch: int) -> Tensor:
-        """A portion's images on the device, augmented."""
-        recipe = self.recipe
-        return augment(
-            portion.pixels.to(self.device, non_blocking=True),
-            portion.keys,
-            seed=self.seed,
-            epoch=epoch,
-            crop_padding=recipe.crop_padding,
-            flip=recipe.flip,
-            operations=recipe.randaugment,
-            magnitude=recipe.magnitude,
-            erasing=recipe.erasing,
+    def shares(self, epoch: int) -> list[Tensor]:
+        """The keys of this process's share of each batch of an epoch, see feed.epoch_batches."""
+        batches = epoch_batches(
+            len(self.train), self.recipe.batch_size, seed=self.seed, epoch=epoch, views=self.recipe.views
         )
+        return [process_share(batch, self.processes.index, self.processes.count) for batch in batches]
 
-    def mixed(self, images: Tensor, labels: Tensor, *, step: int, process: int) -> tuple[Tensor, Tensor]:
+    def augmented(self, portion: Portion, epoch: int) -> Images:
+        """A portion's images on the device, augmented."""
+        pixels = portion.pixels.to(self.device, non_blocking=True)
+        return augment(pixels, portion.keys, self.recipe, seed=self.seed, epoch=epoch)
+
+    def mixed(self, images: Tensor, labels: Tensor, *, step: int) -> tuple[Tensor, Tensor]:
         """Images mixed by the recipe's mixup and cutmix, and their targets.
 
         Seeds torch's generator, which mixing and dropout draw from, by the step and the process.
         """
-        recipe = self.recipe
-        torch.manual_seed(derive_seed(self.seed, step, process))
-        if not (recipe.mixup or recipe.cutmix):
-            return images, labels
-        classes, chance = len(self.model.classes), recipe.mix_chance
-        return mix(images, labels, classes=classes, mixup=recipe.mixup, cutmix=recipe.cutmix, chance=chance)
+        torch.manual_seed(derive_seed(self.seed, step, self.processes.index))
+        return mix(images, labels, self.recipe, classes=len(self.model.classes))
 
     def labels(self, indices: Tensor) -> Tensor:
         """The labels of these images, on the device."""
@@ -172,37 +179,54 @@ def require_fitting(model: Model, train: Split, test: Split) -> None:
             f"expected at least 2 classes in {train.name}, found {len(model.classes)}; "
             "give a folder with a subfolder for each class"
         )
+    present = []
     for split in (train, test):
-        require_labelled(split)
-        assert split.labels is not None
+        if not len(split) or split.labels is None:
+            problem = "none" if not len(split) else "images without labels"
+            raise DataError(f"expected labelled {split.part} images in {split.name}, found {problem}; see vitlens data")
         if split.classes != model.classes:
             raise InputError(
                 f"expected a model of {split.name}'s {len(split.classes)} classes, found {model.alias} with "
                 f"{len(model.classes)} (or other names)"
             )
-        low, high = int(split.labels.min()), int(split.labels.max())
-        if low < 0 or high >= len(model.classes):
-            raise DataError(
-                f"expected labels from 0 to {len(model.classes) - 1} in {split.name}, found {low} to {high}"
-            )
-    _require_examples(train, test)
-
-
-def require_labelled(split: Split) -> None:
-    """Raise DataError for no images, and for images without labels."""
-    if not len(split) or split.labels is None:
-        problem = "none" if not len(split) else "images without labels"
-        raise DataError(f"expected labelled {split.part} images in {split.name}, found {problem}; see vitlens data")
-
-
-def _require_examples(train: Split, test: Split) -> None:
-    """Raise DataError for a class of the test images without training images."""
-    assert train.labels is not None
-    assert test.labels is not None
-    missing = sorted(set(test.labels.tolist()) - set(train.labels.tolist()))
+        present.append(set(split.labels.tolist()))
+        low, high, last = min(present[-1]), max(present[-1]), len(model.classes) - 1
+        if low < 0 or high > last:
+            raise DataError(f"expected labels from 0 to {last} in {split.name}, found {low} to {high}")
+    missing = sorted(present[1] - present[0])
     if missing:
         names = ", ".join(test.classes[label] for label in missing[:5]) + (" ..." if len(missing) > 5 else "")
         raise DataError(
             f"expected training images of every class tested in {train.name}, found none of {len(missing)} ({names}); "
             "remove these from the test part, or raise --limit"
         )
+
+
+@dataclass(frozen=True)
+class FirstBatch:
+    """The first images of the first batch. given: their pixels; trained: in [0, 1], after augmentation and mixing;
+    labels: of the images as given; targets: shares of the classes, before label smoothing."""
+
+    given: Pixels
+    trained: Images
+    labels: Int[Tensor, " batch"]
+    targets: Float[Tensor, "batch classes"]
+
+
+def first_batch(model: Model, train: Split, recipe: Recipe, *, seed: int, processes: int = 1) -> FirstBatch:
+    """The first images, at most SHOWN, of the first batch of `fit`, in the first of several processes.
+
+    Torch's random state is left as it was. Mixing pairs each image with the one before it, so that only one more has to
+    be read: the batch's last.
+    """
+    cpu = Processes(0, processes, torch.device("cpu"))
+    task = Task(model, train, train, recipe, seed=seed, processes=cpu)
+    share = task.shares(0)[0]
+    whole = len(share) <= SHOWN + 1
+    (portion,) = portions(train.source, [share if whole else torch.cat((share[-1:], share[:SHOWN]))], pin=False)
+    labels = task.labels(portion.indices)
+    with torch.random.fork_rng(devices=[]):
+        trained, targets = task.mixed(task.augmented(portion, 0), labels, step=0)
+    shares = F.one_hot(targets.long(), len(model.classes)).float() if targets.ndim == 1 else targets
+    shown = slice(0, SHOWN) if whole else slice(1, None)
+    return FirstBatch(portion.pixels[shown].cpu(), trained[shown], labels[shown], shares[shown])

@@ -14,7 +14,7 @@ from tests.lens.tiny import images, ours
 from vitlens.analysis.ablation.bench import Outcomes
 from vitlens.analysis.ablation.importance import ablate, summarise
 from vitlens.analysis.ablation.units import Unit
-from vitlens.analysis.answers.paired import intervals, resampled_means, sign_flips, spearman
+from vitlens.analysis.evaluation.intervals import intervals, resampled_means, sign_flips, spearman
 from vitlens.errors import InputError
 from vitlens.uncertainty import bootstrap_difference, bootstrap_mean, holm
 

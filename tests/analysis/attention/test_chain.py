@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from tests.analysis.attention.test_gradients import close, explicit_gradients
+from tests.analysis.attention.ways import flow, gradient_rollout
 from tests.lens.put_back import unwindow
 from tests.lens.tiny import EACH_FAMILY, FAMILIES, images, model_of, shaken, shared_model, timm_model, torchvision_swin
 from vitlens.analysis.attention import chain as chain_module
 from vitlens.analysis.attention.chain import chain_length, chained
-from vitlens.analysis.attention.flow import flow
-from vitlens.analysis.attention.relevance import gradient_rollout, gradient_rollout_of, relevance
-from vitlens.analysis.attention.rollout import RolloutSettings, rollout, rollout_of
+from vitlens.analysis.attention.methods import gradient_rollout_maps, relevance, rollout, rollout_maps
 from vitlens.errors import UnknownNameError, UnsupportedError
 from vitlens.lens import call as call_module
 from vitlens.lens.call import row_by_row
@@ -288,5 +287,5 @@ def test_how_many_layers(name):
 def test_one_pass_serves_all_that_is_asked_of_it():
     model = shared_model("swin")
     chain = chained(model, images(), gradient=True)
-    close(chain.as_map(rollout_of(chain, RolloutSettings())), rollout(model, images()), rtol=1e-5)
-    close(chain.as_map(gradient_rollout_of(chain)), gradient_rollout(model, images()), rtol=1e-5)
+    close(rollout_maps(chain), rollout(model, images()), rtol=1e-5)
+    close(gradient_rollout_maps(chain), gradient_rollout(model, images()), rtol=1e-5)

@@ -1,4 +1,4 @@
-"""How far attention moved: its identities, an oracle of plain loops, and independence of the batch."""
+"""How far attention moved: an oracle of plain loops, and independence of the batch."""
 
 import copy
 
@@ -6,55 +6,60 @@ import pytest
 import torch
 
 import vitlens
-from vitlens.analysis.attention import change
-from vitlens.analysis.attention.change import attention_moved, moved_share
+from tests.lens.tiny import ours, torchvision_swin
+from vitlens.analysis.attention import weights
+from vitlens.analysis.attention.weights import attention_moved
 from vitlens.data.digits import digits
 from vitlens.errors import InputError
+from vitlens.models.model import Model
 
 
-def weights(seed: int, *shape: int) -> torch.Tensor:
-    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed)).softmax(-1)
-
-
-def test_equal_rows_have_not_moved_and_rows_without_a_common_key_have_moved_entirely():
-    first = weights(0, 2, 3, 5, 5)
-    assert torch.equal(moved_share(first, first), torch.zeros(2, 3))
-    eye = torch.eye(4).expand(1, 2, 4, 4)
-    assert torch.equal(moved_share(eye, eye.roll(1, -1)), torch.ones(1, 2))
+def one_block_changed(vit: Model) -> Model:
+    other = copy.deepcopy(vit)
+    with torch.no_grad():
+        other.module.get_submodule(other.anatomy.blocks[3]).get_parameter("mlp.fc1.weight").mul_(1.5)
+    return other
 
 
 def test_it_is_the_total_variation_by_plain_loops():
-    first, second = weights(1, 2, 2, 4, 6), weights(2, 2, 2, 4, 6)
-    found = moved_share(first, second)
-    assert torch.equal(found, moved_share(second, first))
+    vit, images = vitlens.load("vit-digits"), digits("test").limit(2)
+    other = one_block_changed(vit)
+    (found,) = attention_moved(vit, [other], images)
+    first, second = (vitlens.attention(model, images)[5] for model in (vit, other))
     for image in range(2):
         for head in range(2):
             rows = [
-                sum(max(0.0, float(a - b)) for a, b in zip(first[image, head, query], second[image, head, query]))
-                for query in range(4)
+                sum(max(0.0, a - b) for a, b in zip(*pair))
+                for pair in zip(first[image, head].tolist(), second[image, head].tolist())
             ]
-            assert found[image, head].item() == pytest.approx(sum(rows) / 4, abs=1e-6)
+            assert found[5][image, head].item() == pytest.approx(sum(rows) / len(rows), abs=1e-6)
 
 
 def test_attention_of_other_shapes_is_refused():
     with pytest.raises(InputError, match="expected attention weights of one shape"):
-        moved_share(weights(0, 1, 2, 4, 4), weights(0, 1, 2, 5, 5))
+        attention_moved(vitlens.load("vit-digits"), [ours(size=(32, 32), depth=6)], digits("test").limit(2))
 
 
 def test_only_the_layers_from_a_changed_block_on_move(monkeypatch):
     vit, images = vitlens.load("vit-digits"), digits("test").limit(5)
-    other = copy.deepcopy(vit)
-    with torch.no_grad():
-        other.module.get_submodule(other.anatomy.blocks[3]).get_parameter("mlp.fc1.weight").mul_(1.5)
+    other = one_block_changed(vit)
     same, moved = attention_moved(vit, [vit, other], images)
     assert all(not layer.any() for layer in same)
     assert [bool(layer.any()) for layer in moved] == [False] * 4 + [True] * 2  # its MLP is read by the next block
     assert all(layer.shape == (5, 4) for layer in moved)
-    monkeypatch.setattr(change, "_AT_ONCE", 2)
+    monkeypatch.setattr(weights, "_AT_ONCE", 2)
     again = attention_moved(vit, [other], images)[0]
     assert all(torch.allclose(first, second, atol=1e-6) for first, second in zip(moved, again))
 
 
 def test_windows_are_averaged_over():
-    values = torch.tensor([[0.2], [0.4], [0.0], [1.0]])  # two images of two windows
-    assert change._by_image(values, 2).flatten().tolist() == pytest.approx([0.3, 0.5])
+    """Total variation of all windows of an image, in its layers."""
+    first, images = torchvision_swin(), digits("test").limit(3)
+    second = torchvision_swin()
+    with torch.no_grad():
+        for parameter in second.module.parameters():
+            parameter.mul_(1.5)
+    (found,) = attention_moved(first, [second], images)
+    for layer, (one, two) in enumerate(zip(vitlens.attention(first, images), vitlens.attention(second, images))):
+        moved = (one - two).abs().sum(-1).mean(-1) / 2  # (images x windows, heads)
+        torch.testing.assert_close(found[layer], moved.view(3, -1, moved.shape[1]).mean(1))

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import vitlens
-from vitlens.analysis.attention.rollout import rollout_by_layer, rollout_matrix
+from tests.analysis.attention.ways import product_by_matrices
+from vitlens.analysis.attention.methods import rollout_by_layer
 from vitlens.errors import UnsupportedError
 
 
@@ -15,7 +16,7 @@ def test_the_map_up_to_the_last_layer_is_the_rollout_and_that_of_layer_0_is_one_
     torch.testing.assert_close(maps[:, -1], vitlens.rollout(model, images), rtol=1e-5, atol=1e-7)
     weights = vitlens.attention(model, images)
     for layer in (0, 2):
-        matrix = rollout_matrix([layer_weights.mean(1) for layer_weights in weights[: layer + 1]])
+        matrix = product_by_matrices([layer_weights.mean(1) for layer_weights in weights[: layer + 1]])
         prefix = len(model.layout.prefix)
         torch.testing.assert_close(maps[:, layer].flatten(1), matrix[:, 0, prefix:], rtol=1e-4, atol=1e-6)
 

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 from torch import Tensor
 
+from tests.analysis.attention.ways import flow
 from tests.lens.tiny import FAMILIES, images, ours, shared_model
-from vitlens.analysis.attention import chain as chain_module
-from vitlens.analysis.attention.flow import flow, maximum_flows, mixed, require_flow
+from vitlens.analysis.attention import methods
+from vitlens.analysis.attention.methods import maximum_flows, require_flow
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.capture import capture_attention
 from vitlens.models.model import Model
@@ -85,13 +86,6 @@ def test_one_narrow_pipe():
     upper, lower = np.array([[0.7, 0.3], [0.0, 1.0]]), np.array([[0.9, 0.1], [0.8, 0.2]])
     found = maximum_flows(np.array([1.0, 0.0]), [lower, upper], [0, 1])
     np.testing.assert_allclose(found, [0.7 + 0.3, 0.1 + 0.2], atol=1e-6)
-
-
-def test_capacities_have_the_residual_connection():
-    weights = torch.tensor([[0.2, 0.8], [0.6, 0.4]])
-    np.testing.assert_allclose(mixed(weights, 0.5), [[0.6, 0.4], [0.3, 0.7]], atol=1e-7)
-    np.testing.assert_allclose(mixed(weights, 1.0), np.eye(2))
-    np.testing.assert_allclose(mixed(weights, 0.0), weights.numpy())
 
 
 def heads_mean(layer: Tensor) -> NDArray[np.float64]:
@@ -189,5 +183,5 @@ def test_refusals(monkeypatch):
     for alpha in (-0.5, 1.5, float("nan")):
         with pytest.raises(InputError, match="alpha in"):
             flow(ours(), images((32, 48)), alpha=alpha)
-    monkeypatch.setattr(chain_module, "fitting_batch_size", lambda _model: 2)
+    monkeypatch.setattr(methods, "fitting_batch_size", lambda _model: 2)
     assert flow(ours(), images((32, 48), batch=3)).shape == (3, 4, 3)

@@ -8,7 +8,7 @@ from torch import Tensor
 from tests.kit.uses import state_of
 from tests.lens.tiny import EACH_FAMILY, FAMILIES, images, ours, shared_model
 from vitlens.analysis.attention.gradients import check_targets, with_gradients
-from vitlens.analysis.attention.relevance import relevance
+from vitlens.analysis.attention.methods import relevance
 from vitlens.errors import InputError, LensError
 from vitlens.lens.capture import capture_attention
 from vitlens.models.model import Model

@@ -14,7 +14,7 @@ from tests.lens.tiny import EACH_FAMILY, images, ours, shared_model
 from vitlens.analysis.attention.gradients import with_gradients
 from vitlens.analysis.faithfulness.localisation import roc_auc
 from vitlens.attribution.explain import explain
-from vitlens.data.masks import load_masked_folder
+from vitlens.data.catalogue import load_data
 from vitlens.lens.libra import LibraMode, libra_gradients
 from vitlens.models import loading
 from vitlens.models.model import Model
@@ -124,9 +124,7 @@ def test_the_forward_is_bit_equal(name):
 
 def localisation(model: Model, root: Path, method: str) -> float:
     """The mean ROC-AUC on the photographs with object masks."""
-    split = load_masked_folder(
-        root, sorted((root / "images").iterdir()), part="test", preprocessing=model.preprocessing
-    )
+    split = load_data(str(root), preprocessing=model.preprocessing)
     (batch,) = split.batches(56)
     maps = explain(model, batch.images, targets=batch.labels, method=method)
     return roc_auc(maps, split.masks).mean().item()

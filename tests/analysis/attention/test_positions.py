@@ -6,8 +6,8 @@ from scipy import stats
 
 from tests.lens.tiny import images, model_of, ours
 from vitlens.analysis.attention.positions import RankCorrelation, position_similarity, rank_correlation
-from vitlens.layout import TokenLayout
 from vitlens.models.positions import FIXED, fixed_positions
+from vitlens.shapes import TokenLayout
 
 
 def by_hand(similarity, layout, keep):

@@ -3,24 +3,16 @@
 import jaxtyping
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.analysis.attention.test_gradients import close, explicit_gradients
+from tests.analysis.attention.ways import followed, gradient_rollout
 from tests.kit.uses import batch_of, state_of, unsettled
 from tests.lens.tiny import CHAINED, EACH_FAMILY, FAMILIES, TIMM, images, ours, shared_model, timm_model
-from vitlens.analysis.attention import chain as chain_module
+from vitlens.analysis.attention import methods
 from vitlens.analysis.attention.chain import chained
 from vitlens.analysis.attention.gradients import with_gradients
-from vitlens.analysis.attention.relevance import (
-    gradient_rollout,
-    gradient_rollout_of,
-    gradient_weighted,
-    relevance,
-    relevance_matrix,
-)
-from vitlens.analysis.attention.rollout import rollout
+from vitlens.analysis.attention.methods import gradient_rollout_maps, gradient_weighted, relevance, rollout
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.hooks import watching
 from vitlens.models.model import Model
@@ -147,24 +139,6 @@ def test_in_double_precision_nothing_is_left_of_the_difference():
         close(relevance(model, batch), expected, rtol=1e-10)
 
 
-@settings(max_examples=40, deadline=None)
-@given(depth=st.integers(1, 5), tokens=st.integers(1, 8), seed=st.integers(0, 2**16))
-def test_the_matrix_is_a_product(depth, tokens, seed):
-    """R + Ā R = (I + Ā) R, so R is the product of all I + Ā, the last layer's on the left."""
-    generator = torch.Generator().manual_seed(seed)
-    layers = [torch.rand(2, tokens, tokens, generator=generator, dtype=torch.float64) for _ in range(depth)]
-    expected = torch.eye(tokens, dtype=torch.float64).expand(2, -1, -1)
-    for fused in reversed(layers):
-        expected = expected @ (torch.eye(tokens, dtype=torch.float64) + fused)
-    torch.testing.assert_close(relevance_matrix(layers), expected, atol=1e-9, rtol=1e-9)
-
-
-def test_the_matrix_of_no_gradient_is_the_identity_and_of_no_layer_an_error():
-    assert torch.equal(relevance_matrix([torch.zeros(2, 5, 5)] * 3), torch.eye(5).expand(2, 5, 5))
-    with pytest.raises(InputError, match="at least one layer"):
-        relevance_matrix([])
-
-
 def test_negative_parts_are_dropped_head_by_head():
     weights, gradient = torch.tensor([[[[0.5]], [[0.5]]]]), torch.tensor([[[[-8.0]], [[2.0]]]])
     assert gradient_weighted(weights, gradient).item() == 0.5  # of the mean over heads first, it would be 0
@@ -221,7 +195,7 @@ def test_a_class_that_is_not_there(method):
 def test_targets_go_with_their_images_through_several_batches(monkeypatch):
     model, batch, targets = ours(), images((32, 48), batch=5), torch.tensor([0, 3, 1, 4, 2])
     together = relevance(model, batch, targets=targets)
-    monkeypatch.setattr(chain_module, "fitting_batch_size", lambda _model: 2)
+    monkeypatch.setattr(methods, "fitting_batch_size", lambda _model: 2)
     close(relevance(model, batch, targets=targets), together)
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the tests' own check of shapes would be first
     for count in (4, 6):
@@ -253,7 +227,9 @@ def test_no_gradient_gives_the_identity(name):
 def test_gradient_rollout_of_all_tokens_sums_to_one(name):
     model = shared_model(name)
     batch = images(model.input_size)
-    row = gradient_rollout_of(chained(model, batch, gradient=True))
+    with followed() as rows:
+        gradient_rollout_maps(chained(model, batch, gradient=True))
+    (row,) = rows
     torch.testing.assert_close(row.sum(-1), torch.ones(2), atol=1e-5, rtol=0)
 
 
@@ -309,7 +285,7 @@ def test_nothing_is_left_behind_by_a_wrong_target():
 
 def test_passes_with_gradients_take_a_third_of_the_images(monkeypatch):
     """What is kept for the backward pass is about three times what a forward pass needs."""
-    monkeypatch.setattr("vitlens.analysis.attention.chain.fitting_batch_size", lambda _model: 6)
+    monkeypatch.setattr("vitlens.analysis.attention.methods.fitting_batch_size", lambda _model: 6)
     model, sizes = ours(), []
     batch = images((32, 48), batch=6)
     whole = relevance(model, batch)

@@ -6,18 +6,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.analysis.attention.ways import followed, product_by_matrices
 from tests.lens.tiny import CHAINED, images, model_of, ours, shared_model, timm_model
 from vitlens.analysis.attention.chain import chained
-from vitlens.analysis.attention.rollout import (
-    RolloutSettings,
+from vitlens.analysis.attention.methods import (
     discard_lowest,
-    fuse,
+    fused,
     rollout,
     rollout_by_layer,
-    rollout_matrix,
-    rollout_of,
-    rollout_row,
+    rollout_maps,
+    rollouts_so_far,
+    scaled_step,
 )
+from vitlens.analysis.attention.registry import MethodSettings
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.lens.capture import capture_attention
 from vitlens.models.hooks import watching
@@ -47,15 +48,12 @@ def fused_by_loops(weights: Tensor, fusion: str, discard: float, keep: tuple[int
     return fused
 
 
-def product_by_matrices(layers: list[Tensor], alpha: float) -> Tensor:
-    """R = Â_L ... Â_1, Â = rows of (1 - alpha) A + alpha I divided by their sums (Abnar & Zuidema 2020)."""
-    eye = torch.eye(layers[0].shape[-1], dtype=layers[0].dtype)
-    product = eye.expand_as(layers[0])
-    for weights in layers:
-        mixed = (1 - alpha) * weights + alpha * eye
-        mixed = mixed / mixed.sum(-1, keepdim=True)
-        product = mixed @ product
-    return product
+def of_row(layers: list[Tensor], start: Tensor, alpha: float = 0.5) -> Tensor:
+    """The row that steps from the last layer back make of a row."""
+    row = start
+    for layer in reversed(layers):
+        row = scaled_step(row, layer, alpha)
+    return row
 
 
 def textbook(
@@ -80,7 +78,9 @@ def test_every_way_equals_the_textbook(deep, fusion, discard, alpha, start_layer
     model, batch = deep
     way = {"fusion": fusion, "discard": discard, "alpha": alpha, "start_layer": start_layer}
     expected = textbook(model, batch, **way)
-    row = rollout_of(chained(model, batch), RolloutSettings(**way))
+    with followed() as rows:
+        rollout(model, batch, **way)
+    (row,) = rows
     torch.testing.assert_close(row, expected[:, 0], atol=1e-6, rtol=1e-4)
     torch.testing.assert_close(row.sum(-1), torch.ones(2), atol=1e-5, rtol=0)
 
@@ -102,10 +102,9 @@ def test_nearly_everything_discarded(deep):
 
 def test_several_ways_from_one_pass_are_each_way_alone(deep):
     model, batch = deep
-    ways = (RolloutSettings(), RolloutSettings("max", 0.5), RolloutSettings("min", alpha=0.2, start_layer=1))
     chain = chained(model, batch)
-    for way in ways:
-        assert torch.equal(rollout_of(chain, way), rollout_of(chained(model, batch), way))
+    for way in ({}, {"fusion": "max", "discard": 0.5}, {"fusion": "min", "alpha": 0.2, "start_layer": 1}):
+        assert torch.equal(rollout_maps(chain, **way), rollout(model, batch, **way))
     with torch.no_grad():
         assert torch.equal(chain.logits, model(batch))
 
@@ -122,54 +121,52 @@ def test_a_row_is_the_row_of_the_matrix(depth, tokens, alpha, query, seed):
     layers = [layer.double() for layer in random_layers(depth, 2, tokens, seed=seed)]
     start = torch.zeros(2, tokens, dtype=torch.float64)
     start[:, query % tokens] = 1
-    row, matrix = rollout_row(layers, start, alpha=alpha), rollout_matrix(layers, alpha=alpha)
+    matrix = product_by_matrices(layers, alpha)
+    torch.testing.assert_close(of_row(layers, start, alpha), matrix[:, query % tokens], atol=1e-12, rtol=1e-9)
     exact = [layer / layer.sum(-1, keepdim=True) for layer in layers]  # a softmax in fp32 sums to 1 to 1e-7 only
-    unscaled = rollout_row(exact, start, alpha=alpha, stochastic=True)
-    torch.testing.assert_close(unscaled, rollout_row(exact, start, alpha=alpha), atol=1e-12, rtol=1e-9)
-    torch.testing.assert_close(row, matrix[:, query % tokens], atol=1e-12, rtol=1e-9)
-    torch.testing.assert_close(matrix, product_by_matrices(layers, alpha), atol=1e-12, rtol=1e-9)
-    torch.testing.assert_close(matrix.sum(-1), torch.ones(2, tokens, dtype=torch.float64), atol=1e-9, rtol=0)
+    so_far = rollouts_so_far(reversed(exact), start, alpha=alpha)
+    for layer in range(depth):
+        expected = product_by_matrices(exact[: layer + 1], alpha)[:, query % tokens]
+        torch.testing.assert_close(so_far[:, layer], expected, atol=1e-12, rtol=1e-9)
 
 
 @settings(max_examples=40, deadline=None)
 @given(scale=st.floats(0.01, 100), seed=st.integers(0, 2**16))
 def test_rows_that_do_not_sum_to_one_are_scaled(scale, seed):
     layers = [scale * layer.double() for layer in random_layers(3, 2, 5, seed=seed)]
-    start = torch.full((2, 5), 0.2, dtype=torch.float64)
-    row, matrix = rollout_row(layers, start), rollout_matrix(layers)
-    torch.testing.assert_close(row, matrix.mean(1), atol=1e-12, rtol=1e-9)
+    row = of_row(layers, torch.full((2, 5), 0.2, dtype=torch.float64))
+    torch.testing.assert_close(row, product_by_matrices(layers, 0.5).mean(1), atol=1e-12, rtol=1e-9)
     torch.testing.assert_close(row.sum(-1), torch.ones(2, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
 def test_identity_attention_gives_the_identity(alpha):
     layers = [torch.eye(6).expand(2, 6, 6)] * 4
-    assert torch.equal(rollout_matrix(layers, alpha=alpha), torch.eye(6).expand(2, 6, 6))
     for token in range(6):
         start = torch.eye(6)[token].expand(2, 6)
-        assert torch.equal(rollout_row(layers, start, alpha=alpha), start)
+        assert torch.equal(of_row(layers, start, alpha), start)
 
 
 def test_alpha_one_keeps_everything_where_it_was():
-    layers = random_layers(3, 2, 6)
-    torch.testing.assert_close(rollout_matrix(layers, alpha=1.0), torch.eye(6).expand(2, 6, 6))
+    start = torch.rand(2, 6)
+    torch.testing.assert_close(of_row(random_layers(3, 2, 6), start, 1.0), start)
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)
 def test_fusion_of_one_head_is_that_head(fusion):
     weights = torch.rand(2, 1, 4, 4)
-    assert torch.equal(fuse(weights, fusion), weights[:, 0])
+    assert torch.equal(fused(weights, fusion), weights[:, 0])
 
 
 @settings(max_examples=40, deadline=None)
 @given(fraction=st.floats(0, 0.99), keys=st.integers(1, 12), kept=st.booleans(), seed=st.integers(0, 2**16))
 def test_discard_drops_the_lowest_of_each_row(fraction, keys, kept, seed):
-    fused = torch.rand(2, 3, keys, generator=torch.Generator().manual_seed(seed))
+    weights = torch.rand(2, 3, keys, generator=torch.Generator().manual_seed(seed))
     keep = (0,) if kept else ()
-    before = fused.clone()
-    found = discard_lowest(fused, fraction, keep=keep)
-    assert torch.equal(found, fused_by_loops(fused[:, None], "mean", fraction, keep))
-    assert torch.equal(fused, before)
+    before = weights.clone()
+    found = discard_lowest(weights, fraction, keep=keep)
+    assert torch.equal(found, fused_by_loops(weights[:, None], "mean", fraction, keep))
+    assert torch.equal(weights, before)
 
 
 def full_readout(model: Model, batch: Tensor, readout: Tensor) -> Tensor:
@@ -257,8 +254,12 @@ def test_a_row_sums_to_one_for_every_family(name):
     model = shared_model(name)
     batch = images(model.input_size)
     chain = chained(model, batch)
-    for way in (RolloutSettings(fusion, discard) for fusion in FUSIONS for discard in (0.0, 0.5)):
-        row = rollout_of(chain, way)
+    with followed() as rows:
+        for fusion in FUSIONS:
+            for discard in (0.0, 0.5):
+                rollout_maps(chain, fusion=fusion, discard=discard)
+    assert len(rows) == 6
+    for row in rows:
         assert row.shape == (2, model.layout.tokens)
         torch.testing.assert_close(row.sum(-1), torch.ones(2), atol=1e-5, rtol=0)
 
@@ -291,8 +292,6 @@ def test_refusals():
         rollout(cnn, batch)
     with pytest.raises(UnsupportedError, match="channels attend to channels"):
         rollout(timm_model("xcit_nano_12_p16_224", img_size=32, patch_size=16, embed_dim=32), batch)
-    with pytest.raises(InputError, match=r"found none"):
-        rollout_matrix([])
     with pytest.raises(InputError, match="below 2 layers, found 2"):
         rollout(ours(), batch, start_layer=2)
     with pytest.raises(UnsupportedError, match="try --readout mean"):
@@ -311,16 +310,15 @@ def test_refusals():
         ({"discard": float("nan")}, "discard in"),
         ({"alpha": 1.1}, "alpha in"),
         ({"alpha": float("nan")}, "alpha in"),
-        ({"start_layer": -1}, "start-layer of at least 0"),
     ],
 )
 def test_options_that_cannot_be(way, message):
     with pytest.raises(InputError, match=message):
-        RolloutSettings(**way)
+        MethodSettings("rollout", **way)
 
 
 def test_an_unknown_fusion_names_the_known():
-    options = RolloutSettings()
+    options = MethodSettings("rollout")
     object.__setattr__(options, "fusion", "men")  # the type checker of the tests would stop it at the constructor
     with pytest.raises(UnknownNameError, match="no fusion 'men'; did you mean 'mean'"):
         options.__post_init__()

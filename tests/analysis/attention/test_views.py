@@ -5,8 +5,7 @@ import torch
 
 from tests.lens.put_back import unwindow
 from tests.lens.tiny import FAMILIES, images, model_of, ours, shared_model, timm_model, torchvision_swin
-from vitlens.analysis.attention.views import _merged, key_maps, query_maps
-from vitlens.analysis.attention.weights import attention
+from vitlens.analysis.attention.weights import attention, key_maps, merged, query_maps
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens import call
 from vitlens.lens.capture import capture_attention
@@ -94,7 +93,7 @@ def test_windows_against_unwindow(name, patch):
     [(7, 8, 4, 3), (4, 5, 3, 2), (3, 5, 3, 1), (2, 3, 2, 1), (3, 8, 8, 3), (19, 20, 14, 13), (0, 14, 20, 0)],
 )
 def test_a_place_after_merging(place, before, now, expected):
-    assert _merged(place, before, now) == expected
+    assert merged(place, before, now) == expected
 
 
 def test_layers_without_patches_that_look_at_patches_are_left_out():

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from tests.lens.tiny import images, model_of, ours, timm_model, torchvision_swin, torchvision_vit
 from vitlens.analysis.attention.positions import position_similarity
-from vitlens.analysis.attention.weights import attention, attention_maps, head_mean
+from vitlens.analysis.attention.weights import attention, attention_maps
 from vitlens.errors import UnsupportedError
 from vitlens.models.resnet import build_resnet
 
@@ -57,12 +57,6 @@ def test_a_pooling_query_is_its_own_row(name):
     assert layer.reading == "the pooling query"
     torch.testing.assert_close(layer.maps.flatten(2), weights[:, :, 0, -16:])
     torch.testing.assert_close(layer.prefix, weights[:, :, 0, :-16].sum(-1))
-
-
-def test_head_mean():
-    layers = attention_maps(ours(), images((32, 48)))
-    for mean, layer in zip(head_mean(layers), layers):
-        torch.testing.assert_close(mean, layer.maps.sum(1) / 2)
 
 
 class Global(nn.Module):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from tests.lens.tiny import images, model_of, ours, shared_model
-from vitlens.analysis.cost.memory import device_peak, inference_peak, process_peak, saved_for_training
+from vitlens.analysis.cost.passes import device_peak, inference_peak, process_peak, saved_for_training
 from vitlens.models.loading import load
 
 PIXELS = 3 * 32 * 32

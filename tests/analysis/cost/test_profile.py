@@ -5,11 +5,12 @@ import torch
 from torch import nn
 
 from tests.lens.tiny import model_of, ours, shared_model
-from vitlens.analysis.cost.latency import latencies
+from vitlens.analysis.cost import passes as module
+from vitlens.analysis.cost.passes import latencies
 from vitlens.analysis.cost.profile import agrees_with_formula, profile, tokens_of
 from vitlens.errors import LensError
 from vitlens.models.loading import load
-from vitlens.models.rebuilt import prune_heads
+from vitlens.models.rebuild import prune_heads
 
 
 def test_a_profile_holds_together():
@@ -63,18 +64,19 @@ class Metronome(nn.Module):
         return batch.mean((2, 3))
 
 
-def test_models_are_timed_in_turns_and_no_larger_batch_than_is_worth_while():
+def test_models_are_timed_in_turns_and_no_larger_batch_than_is_worth_while(monkeypatch):
     diary: list[tuple[str, int]] = []
     clock = [0.0]
     pair = [model_of(Metronome(name, diary, clock)) for name in ("one", "two")]
     diary.clear()
+    monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
     told: list[int] = []
-    found = latencies(pair, [1, 2, 4, 8], longest=3.0, clock=lambda: clock[0], advance=told.append)
+    found = latencies(pair, [1, 2, 4, 8], longest=3.0, advance=told.append)
     assert [[one.latency.images for one in timed] for timed in found] == [[1, 2, 4]] * 2
     assert [one.latency.median for one in found[0]] == [1.0, 2.0, 4.0]
     assert all(one.latency.repeats == len(one.seconds) == 6 for one in found[0])
     order = [name for name, size in diary if size == 2]
     assert order == (["one"] * 4 + ["two"] * 4) * 3  # two to warm up, two timed
     assert len(told) == 6
-    every = latencies(pair, [8], clock=lambda: clock[0])
+    every = latencies(pair, [8])
     assert [one.latency.median for timed in every for one in timed] == [8.0, 8.0]

@@ -2,10 +2,9 @@ import pytest
 import torch
 
 from vitlens.analysis.failures.disturbances import CORRUPTIONS, SEVERITIES
-from vitlens.analysis.failures.disturbed import Corrupted, correct_after
+from vitlens.analysis.failures.operations import OPERATIONS, Corrupted, correct_after
 from vitlens.data.digits import digits
 from vitlens.models.loading import load
-from vitlens.references import resolved
 
 IMAGES = torch.rand(4, 3, 16, 24, generator=torch.Generator().manual_seed(0))
 KEYS = torch.arange(4)
@@ -14,7 +13,7 @@ KEYS = torch.arange(4)
 def corrupted(images: torch.Tensor, kind: str, severity: int, keys: torch.Tensor) -> torch.Tensor:
     """Images under one corruption, as a model sees them."""
     known = CORRUPTIONS[kind]
-    return resolved(known.function)(images, known.levels[severity - 1], keys).clamp(0, 1)
+    return OPERATIONS[known.operation](images, known.levels[severity - 1], keys).clamp(0, 1)
 
 
 @pytest.mark.parametrize("kind", CORRUPTIONS)
@@ -82,7 +81,7 @@ def test_the_accuracy_lost_is_paired_by_image():
 
 def test_a_model_loses_to_damage_and_shards_agree():
     model, split = load("cnn-digits"), digits("test").limit(12)
-    changes = [(known.function, level) for known in CORRUPTIONS.values() for level in known.levels]
+    changes = [(known.operation, level) for known in CORRUPTIONS.values() for level in known.levels]
     keys, mine = torch.arange(12), torch.arange(1, 12, 2)
     whole = correct_after(model, split, changes, keys=keys, batch_size=12)
     severities = whole.view(len(CORRUPTIONS), len(SEVERITIES), 12)

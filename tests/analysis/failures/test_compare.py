@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from vitlens.analysis.answers.evaluate import evaluate
+from vitlens.analysis.evaluation.evaluate import evaluate
 from vitlens.analysis.failures.compare import compare
 from vitlens.data.digits import digits
 from vitlens.data.shapes import shapes

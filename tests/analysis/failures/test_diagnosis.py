@@ -15,7 +15,7 @@ from tests.analysis.failures.planted import (
     model,
     squares,
 )
-from vitlens.analysis.answers.evaluate import evaluate
+from vitlens.analysis.evaluation.evaluate import evaluate
 from vitlens.analysis.failures.covariates import Subject
 from vitlens.analysis.failures.diagnosis import Diagnosis, diagnose, failures, outcomes, paired_test
 from vitlens.data.split import Split

@@ -1,10 +1,9 @@
 import pytest
 import torch
 
-from vitlens.analysis.answers.evaluate import evaluate
+from vitlens.analysis.evaluation.evaluate import evaluate
 from vitlens.analysis.failures.disturbances import DISTURBANCES
-from vitlens.analysis.failures.disturbed import correct_after
-from vitlens.analysis.failures.operations import covered
+from vitlens.analysis.failures.operations import correct_after, covered
 from vitlens.data.digits import digits
 from vitlens.models.loading import load
 
@@ -13,7 +12,7 @@ from vitlens.models.loading import load
 def test_the_untouched_level_is_the_clean_accuracy_and_the_hardest_is_lower(kind):
     model, split = load("cnn-digits"), digits("test").limit(40)
     way, done = DISTURBANCES[kind], []
-    changes = [(way.function, level) for level in way.at(split.size)]
+    changes = [(way.operation, level) for level in way.at(split.size)]
     correct = correct_after(model, split, changes, keys=torch.arange(40), advance=done.append)
     assert correct.shape == (len(changes), 40)
     assert torch.equal(correct[0], evaluate(model, split).correct)
@@ -23,7 +22,7 @@ def test_the_untouched_level_is_the_clean_accuracy_and_the_hardest_is_lower(kind
 
 def test_results_do_not_depend_on_the_batch_size():
     model, split, way = load("cnn-digits"), digits("test").limit(10), DISTURBANCES["shuffle"]
-    changes = [(way.function, level) for level in way.at(split.size)]
+    changes = [(way.operation, level) for level in way.at(split.size)]
     one, other = (correct_after(model, split, changes, keys=torch.arange(10), batch_size=size) for size in (3, 10))
     assert torch.equal(one, other)
 

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from vitlens.analysis.answers.evaluate import Evaluation
-from vitlens.analysis.failures.compare import compare_answers
+from vitlens.analysis.evaluation.evaluate import Evaluation
+from vitlens.analysis.failures.compare import compare_evaluations
 from vitlens.errors import InputError
 
 CLASSES = ("a", "b", "c")
@@ -21,7 +21,7 @@ def evaluation(predictions: list[int], labels: list[int], *, alias: str, classes
 
 def compared(rows: list[tuple[int, int, int]]):
     labels, first, second = (list(column) for column in zip(*rows))
-    return compare_answers(evaluation(first, labels, alias="one"), evaluation(second, labels, alias="two"))
+    return compare_evaluations(evaluation(first, labels, alias="one"), evaluation(second, labels, alias="two"))
 
 
 @given(triples)
@@ -48,7 +48,7 @@ def test_the_paired_test_is_mcnemars(rows):
 def test_classes_are_matched_by_name():
     one = evaluation([0, 1, 2], [0, 1, 2], alias="one")
     two = evaluation([2, 1, 3], [2, 1, 0], alias="two", classes=("c", "b", "a", "d"))
-    found = compare_answers(one, two)
+    found = compare_evaluations(one, two)
     assert found.first.classes == found.second.classes == ("a", "b", "c", "d")
     assert found.second.predictions.tolist() == [0, 1, 3]
     assert torch.allclose(found.second.confidence, two.confidence)
@@ -58,4 +58,4 @@ def test_classes_are_matched_by_name():
 def test_other_labels_are_refused():
     one, two = evaluation([0], [0], alias="one"), evaluation([0], [1], alias="two")
     with pytest.raises(InputError, match="both models on the same images"):
-        compare_answers(one, two)
+        compare_evaluations(one, two)

@@ -7,9 +7,8 @@ import torch
 from torchvision.transforms.v2 import functional as transforms
 
 from tests.analysis.failures.planted import SIDE, squares
-from vitlens.analysis.answers.evaluate import Evaluation
-from vitlens.analysis.failures.covariates import Subject, centroids, covariates, luminance
-from vitlens.analysis.failures.interventions import CHANGES, Edited, Pictures
+from vitlens.analysis.evaluation.evaluate import Evaluation
+from vitlens.analysis.failures.covariates import CHANGES, Edited, Pictures, Subject, centroids, covariates, luminance
 from vitlens.analysis.failures.properties import PROPERTIES
 from vitlens.data.digits import digits
 from vitlens.data.split import InMemory, Split

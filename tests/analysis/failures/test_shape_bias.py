@@ -2,13 +2,14 @@ import pytest
 import torch
 from torch import nn
 
-from vitlens.analysis.failures.shape_bias import bias_of, require_cues, shape_bias
+from vitlens.analysis.failures.compare import ShapeBias, require_cues, shape_bias
 from vitlens.data.cue_conflict import cues_of
 from vitlens.data.digits import digits
 from vitlens.data.shapes import CLASSES, shapes
+from vitlens.data.split import Split
 from vitlens.errors import DataError
-from vitlens.models.assembly import Architecture, assemble
 from vitlens.models.model import Provenance
+from vitlens.models.rebuild import Architecture, assemble
 from vitlens.preprocessing import Preprocessing
 
 
@@ -26,15 +27,18 @@ class Knowing(nn.Module):
         return torch.nn.functional.one_hot(answers, len(CLASSES)).float()
 
 
+def bias_of(answers: torch.Tensor, split: Split) -> ShapeBias:
+    """The shape bias of a model with these answers."""
+    plain = Preprocessing((32, 32), mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    made = Architecture("timm", "knowing"), plain, CLASSES, "knowing", Provenance("knowing", "random")
+    return shape_bias(assemble(Knowing(split.source.read(torch.arange(len(split))), answers), *made), split)
+
+
 def test_a_classifier_of_shapes_has_one_and_of_textures_none():
     split = shapes("test", cue="conflict", per_class=7)
     cues = cues_of(split)
-    pixels = split.source.read(torch.arange(len(split)))
     for answers, expected in ((cues.shape, 1.0), (cues.texture, 0.0)):
-        plain = Preprocessing((32, 32), mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-        made = Architecture("timm", "knowing"), plain, CLASSES, "knowing", Provenance("knowing", "random")
-        model = assemble(Knowing(pixels, answers), *made)
-        found = shape_bias(model, split)
+        found = bias_of(answers, split)
         assert found.bias.value == expected
         assert found.bias.n == 56
         assert found.bias.low <= expected <= found.bias.high
@@ -50,10 +54,10 @@ def test_answers_that_are_neither_are_left_out():
     predictions = neither.clone()
     predictions[:3] = cues.shape[:3]
     predictions[3:4] = cues.texture[3:4]
-    found = bias_of(predictions, cues, split.classes)
+    found = bias_of(predictions, split)
     assert (found.bias.value, found.bias.n) == (0.75, 4)
     assert found.shape.value == 3 / 56
-    assert bias_of(neither, cues, split.classes).bias is None
+    assert bias_of(neither, split).bias is None
 
 
 def test_images_that_agree_say_nothing():

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tests.lens.tiny import images, ours, timm_model, torchvision_vit
-from vitlens.analysis.attention.relevance import relevance
+from vitlens.analysis.attention.methods import relevance
 from vitlens.analysis.faithfulness.randomisation import Randomisation, randomisation, randomised, weight_groups
 from vitlens.errors import InputError
 from vitlens.models.loading import load

@@ -17,11 +17,9 @@ def clusters(count: int = 60, dim: int = 12) -> Tensor:
     return centres[torch.arange(count) % 3] + torch.randn(count, dim, generator=generator)
 
 
-@pytest.mark.parametrize("chunk", [1 << 23, 200])
 @pytest.mark.parametrize("k", [1, 10, 29])
 @pytest.mark.parametrize("offset", [0.0, 1e4])
-def test_trustworthiness_is_scikit_learns(monkeypatch, k, chunk, offset):
-    monkeypatch.setattr(module, "_NUMBERS", chunk)
+def test_trustworthiness_is_scikit_learns(k, offset):
     values = clusters().double() + offset
     points = values[:, :2] + torch.randn(60, 2, generator=torch.Generator().manual_seed(1))
     expected = manifold.trustworthiness(values.numpy(), points.numpy(), n_neighbors=k)
@@ -32,8 +30,6 @@ def test_trustworthiness_is_scikit_learns(monkeypatch, k, chunk, offset):
 def test_points_at_random_are_at_one_half():
     points = torch.randn(400, 2, generator=torch.Generator().manual_seed(1))
     assert abs(module.trustworthiness(clusters(400), points, neighbours=10) - 0.5) < 0.05
-    with pytest.raises(InputError, match="expected neighbours from 1 to less than half of 400 images, found 200"):
-        module.trustworthiness(clusters(400), points, neighbours=200)
 
 
 @pytest.mark.parametrize("method", ["tsne", "pca"])
@@ -103,13 +99,11 @@ def test_what_cannot_be_laid_out():
     with pytest.raises(
         InputError, match=r"expected a perplexity from 1 to 9\.667 for 30 images, found 30; give another"
     ):
-        embed(clusters(30))
+        require_perplexity(30.0, 30)
     with pytest.raises(InputError, match=r"found 0\.5"):
         require_perplexity(0.5, 100)
     with pytest.raises(InputError, match="expected a perplexity with more images for 3 images"):
         require_perplexity(1.0, 3)
-    with pytest.raises(DataError, match="expected at least 4 images to lay out on a plane, found 3"):
-        embed(clusters(3), method="pca")
     with pytest.raises(DataError, match="expected features that differ, found all the same"):
         embed(torch.full((9, 4), 0.1), method="pca")
     with pytest.raises(UnknownNameError, match="no projection 'umap'"):

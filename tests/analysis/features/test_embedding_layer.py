@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 import vitlens
 from tests.lens.tiny import EACH_FAMILY, images, model_of, ours, shared_model
-from vitlens.analysis.features.extraction import extract
-from vitlens.analysis.features.features import features, patch_tokens, patch_tokens_at
+from vitlens.analysis.features.features import extract, features, patch_tokens
 from vitlens.data.split import InMemory, Split
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.stages import embedding_stage, stages
@@ -37,7 +36,7 @@ def test_the_embedding_is_what_enters_block_0_in_every_family(name):
     found = features(model, batch, embedding=True)
     torch.testing.assert_close(found.at("embedding"), patches.mean(1), atol=1e-6, rtol=1e-5)
     (rows, columns), width = stages(model)[0].grid, patches.shape[-1]
-    on_grid = patch_tokens(model, batch, layer="embedding")
+    on_grid = patch_tokens(model, batch, ["embedding"])[0]
     assert torch.equal(on_grid, patches.reshape(3, rows, columns, width))
 
 
@@ -48,7 +47,7 @@ def test_of_our_vit_it_is_patches_and_positions_whatever_the_norm(options, norm)
     batch = images(model.input_size, batch=3)
     with torch.no_grad():
         tokens = model.module.tokens(model.prepare(batch))
-    found = patch_tokens(model, batch, layer="embedding", norm=norm)
+    found = patch_tokens(model, batch, ["embedding"], norm=norm)[0]
     torch.testing.assert_close(found.flatten(1, 2), tokens[:, len(model.layout.prefix) :])
 
 
@@ -99,10 +98,10 @@ def test_several_layers_of_patches_are_read_in_one_pass():
     batch, calls = images(model.input_size, batch=3), list[int]()
     stages(model)
     model.register_forward_pre_hook(lambda _module, inputs: calls.append(len(inputs[0])))
-    first, last = patch_tokens_at(model, batch, ("embedding", -1))
+    first, last = patch_tokens(model, batch, ("embedding", -1))
     assert calls == [3]
-    assert torch.equal(first, patch_tokens(model, batch, layer="embedding"))
-    assert torch.equal(last, patch_tokens(model, batch))
+    assert torch.equal(first, patch_tokens(model, batch, ["embedding"])[0])
+    assert torch.equal(last, *patch_tokens(model, batch))
 
 
 def test_tokens_that_a_block_overwrites_are_read_before_it_does():
@@ -110,7 +109,7 @@ def test_tokens_that_a_block_overwrites_are_read_before_it_does():
     batch = images(model.input_size, batch=2)
     expected = entering(model, batch)
     model.module.blocks[0].register_forward_hook(lambda _module, inputs, output: inputs[0].mul_(0).add_(output))
-    assert torch.equal(patch_tokens(model, batch, layer="embedding").flatten(1, 2), expected)
+    assert torch.equal(patch_tokens(model, batch, ["embedding"])[0].flatten(1, 2), expected)
 
 
 def test_a_split_is_read_with_it_from_memory_and_from_disk(tmp_path):
@@ -120,14 +119,14 @@ def test_a_split_is_read_with_it_from_memory_and_from_disk(tmp_path):
     split = Split("noise", "test", InMemory(pixels), (32, 48), ("a", "b"), labels=torch.arange(7) % 2)
     expected = features(model, pixels / 255, embedding=True)
     extract(model, split, cache=tmp_path)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.npy")}
     for cache in (None, tmp_path, tmp_path):
         found = extract(model, split, embedding=True, batch_size=3, cache=cache)
         assert found.layers == expected.layers
         for one, other in zip(found.values, expected.values, strict=True):
             torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
-    assert before.items() <= {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}.items()
-    assert {path.stem for path in tmp_path.rglob("*.safetensors")} == {"embedding", "block-0", "block-1", "logits"}
+    assert before.items() <= {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.npy")}.items()
+    assert {path.stem for path in tmp_path.rglob("*.npy")} == {"embedding", "block-0", "block-1", "logits"}
 
 
 def clip(name: str) -> Callable[[], Model]:

@@ -6,11 +6,10 @@ from torch import Tensor, nn
 
 import vitlens
 from tests.lens.tiny import FAMILIES, images, model_of, ours, timm_model
-from vitlens.analysis.features.features import features, patch_tokens
-from vitlens.analysis.features.reader import resolve_pool
+from vitlens.analysis.features.features import features, patch_tokens, resolve_pool
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
 from vitlens.models.model import Model
-from vitlens.models.rebuilt import classifiers
+from vitlens.models.rebuild import classifiers
 from vitlens.models.resnet import build_resnet
 
 POOLED = ("siglip", "perception-encoder", "cait")  # their classifier reads an attention pooling, which is no layer
@@ -94,7 +93,7 @@ def test_batches_change_nothing_and_layers_can_be_chosen(make):
 def test_a_cnns_features_are_the_means_of_its_maps():
     model, batch = cnn(), images(batch=3)
     found = features(model, batch)
-    tokens = patch_tokens(model, batch, layer=1)
+    (tokens,) = patch_tokens(model, batch, [1])
     assert tokens.shape == (3, 16, 16, 32)
     torch.testing.assert_close(found.at(1), tokens.mean((1, 2)), atol=1e-6, rtol=1e-5)
     assert [layer.title for layer in found.layers] == ["stage 0", "stage 1", "stage 2"]
@@ -105,7 +104,7 @@ def test_a_cnns_features_are_the_means_of_its_maps():
 def test_patch_tokens_lie_where_the_patches_lie(norm):
     model = ours(registers=2)
     batch = images(model.input_size, batch=3)
-    found = patch_tokens(model, batch, layer=0, norm=norm, batch_size=2)
+    (found,) = patch_tokens(model, batch, [0], norm=norm, batch_size=2)
     (rows, columns), stream = model.layout.grid, by_hand(model, batch)[0]
     assert found.shape == (3, rows, columns, 16)
     expected = model.module.norm(stream) if norm else stream

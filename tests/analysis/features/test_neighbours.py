@@ -7,8 +7,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
 from vitlens.analysis.features import neighbours
-from vitlens.analysis.features.knn import knn, same_class, vote
-from vitlens.analysis.features.neighbours import nearest
+from vitlens.analysis.features.neighbours import nearest, same_class, vote
 from vitlens.errors import InputError, UnknownNameError
 
 
@@ -76,16 +75,6 @@ def test_chunks_change_nothing(monkeypatch, numbers, block):
     assert torch.equal(found.similarity, expected.similarity)
 
 
-def test_long_rows_are_searched_in_groups():
-    values = torch.rand(6, 64 * 90 + 13, generator=torch.Generator().manual_seed(0))
-    values[0, -13:] += 1  # the greatest behind the last whole group
-    values[1, 64:84] += 1  # all in one group
-    found, places = neighbours._greatest(values, 20)
-    expected, _ = values.topk(20)
-    assert torch.equal(found, expected)
-    assert torch.equal(values.gather(1, places), expected)
-
-
 def test_an_image_is_no_neighbour_of_its_own():
     others = torch.cat((vectors(60), vectors(20)))  # the first 20 twice
     found = nearest(others, others, k=4, leave_out=torch.arange(80))
@@ -129,37 +118,22 @@ def dino(queries: Tensor, bank: Tensor, truth: Tensor, k: int, classes: int) -> 
 @pytest.mark.parametrize("k", [1, 5, 20])
 def test_dinos_weights(k):
     bank, queries, truth = vectors(300), vectors(200, seed=1), labels(300)
-    found = knn(bank, truth, queries, labels(200, seed=1), classes=5, ks=[k])
-    assert torch.equal(found[0].predictions, dino(queries, bank, truth, k, 5))
+    found = vote(nearest(queries, bank, k=k), truth, k=k, classes=5)
+    assert torch.equal(found, dino(queries, bank, truth, k, 5))
 
 
 def test_one_neighbour_is_its_class_whatever_the_weighting():
     bank, queries, truth = vectors(50), vectors(30, seed=1), labels(50)
-    found = [knn(bank, truth, queries, labels(30), classes=5, ks=[1], weighting=w)[0] for w in ("dino", "majority")]
-    assert torch.equal(found[0].predictions, found[1].predictions)
-    assert torch.equal(found[0].predictions, truth[nearest(queries, bank, k=1).indices[:, 0]])
-
-
-def test_rates_have_intervals_and_each_k_its_own():
-    bank, truth = vectors(100), labels(100)
-    found = knn(bank, truth, bank, truth, classes=5)
-    assert [votes.k for votes in found] == [1, 5, 20]
-    assert found[0].accuracy.value == 1  # each is its own nearest
-    alone = knn(bank, truth, bank, truth, classes=5, leave_out=torch.arange(100))
-    assert alone[0].accuracy.value < 0.5
-    for votes in alone:
-        assert votes.accuracy.value == votes.correct.double().mean()
-        assert votes.accuracy.low < votes.accuracy.value < votes.accuracy.high
-        assert votes.accuracy.n == 100
-    grouped = knn(bank, truth, bank, truth, classes=5, leave_out=torch.arange(100), groups=torch.arange(100) // 20)
-    assert grouped[0].accuracy.low != alone[0].accuracy.low
+    near = nearest(queries, bank, k=1)
+    for weighting in ("dino", "majority"):
+        assert torch.equal(vote(near, truth, k=1, classes=5, weighting=weighting), truth[near.indices[:, 0]])
 
 
 def test_an_image_alone_in_its_class_is_never_right_among_others():
     bank, truth = vectors(40), torch.zeros(40, dtype=torch.long)
     truth[7] = 1
-    found = knn(bank, truth, bank, truth, classes=2, ks=[1, 5], leave_out=torch.arange(40))
-    assert not any(votes.correct[7] for votes in found)
+    near = nearest(bank, bank, k=5, leave_out=torch.arange(40))
+    assert [int(vote(near, truth, k=k, classes=2)[7]) for k in (1, 5)] == [0, 0]
 
 
 def test_precision_of_a_retrieval():
@@ -172,18 +146,6 @@ def test_precision_of_a_retrieval():
 
 def test_bad_input():
     bank, truth = vectors(20), labels(20)
-    with pytest.raises(InputError, match=r"expected k from 1 to 20, as many images .*found 21"):
-        nearest(bank, bank, k=21)
-    with pytest.raises(InputError, match="expected k from 1 to 19"):
-        nearest(bank, bank, k=20, leave_out=torch.arange(20))
-    with pytest.raises(InputError, match="expected features of the bank's width, 24, found 8"):
-        nearest(vectors(3, 8), bank, k=1)
-    with pytest.raises(InputError, match="expected a row to leave out for each of 20 queries, found 3"):
-        nearest(bank, bank, k=1, leave_out=torch.arange(3))
-    with pytest.raises(InputError, match=r"expected labels of shape \(20,\), found \(19,\)"):
-        knn(bank, truth[:19], bank, truth, classes=5)
-    with pytest.raises(InputError, match="expected labels from 0 to 3, found 0 to 4"):
-        knn(bank, truth, bank, truth, classes=4)
     with pytest.raises(InputError, match="expected k from 1 to 5, the number of neighbours, found 6"):
         vote(nearest(bank, bank, k=5), truth, k=6, classes=5)
     with pytest.raises(UnknownNameError, match="no weighting of neighbours 'cosine'"):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitlens.analysis.features import probe as module
 from vitlens.analysis.features.probe import held_out, probe
-from vitlens.errors import DataError, InputError
+from vitlens.errors import DataError
 
 
 def blobs(count: int, *, spread: float = 1.0, seed: int = 0, classes: int = 3) -> tuple[Tensor, Tensor]:
@@ -28,7 +28,7 @@ def test_it_is_scikit_learns_with_the_chosen_c():
     assert (predicted == found.predictions).double().mean() > 0.98  # ours stops at scikit-learn's own tolerance
     assert found.accuracy.value == (found.predictions == expected).double().mean()
     assert found.accuracy.low < found.accuracy.value < found.accuracy.high
-    assert (found.trained, found.validation, found.accuracy.n) == (150, 30, 90)
+    assert found.accuracy.n == 90
     assert found.notes == ()
 
 
@@ -45,13 +45,12 @@ def test_the_scale_of_a_feature_says_nothing():
     assert (one.predictions == other.predictions).double().mean() > 0.95
 
 
-def test_c_is_the_one_that_validation_likes_best(monkeypatch):
+def test_c_is_the_one_that_validation_likes_best():
     (train, truth), (test, expected) = blobs(120, spread=3), blobs(30, spread=3, seed=1)
     found = probe(train, truth, test, expected)
     assert list(found.tried) == sorted(module.STRENGTHS)
     best = max(found.tried.values())
     assert found.c == min(c for c, accuracy in found.tried.items() if accuracy == best)
-    assert probe(train, truth, test, expected, strengths=[0.1]).c == 0.1
 
 
 def test_the_test_images_have_no_say():
@@ -97,7 +96,6 @@ def test_a_class_with_one_image_is_fitted_and_said():
     assert not held[0]
     found = probe(train, truth, train, truth)
     assert found.notes == ("1 classes have a single training image and no part in choosing C (3)",)
-    assert found.trained == 60
 
 
 def test_a_class_that_was_never_seen_is_said():
@@ -119,7 +117,3 @@ def test_what_cannot_be_probed():
         probe(train, torch.zeros(12).long(), train, truth)
     with pytest.raises(DataError, match="expected a class with at least 2 training images to choose C on, found none"):
         probe(train[:3], truth[:3], train, truth)
-    with pytest.raises(InputError, match=r"expected 12 training labels, found \(11,\)"):
-        probe(train, truth[:11], train, truth)
-    with pytest.raises(InputError, match="expected test features of width 6, found 5"):
-        probe(train, truth, train[:, :5], truth)

@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from tests.lens.tiny import images, model_of, our_swin, ours
 from vitlens.analysis.features.receptive_field import receptive_field
-from vitlens.errors import InputError
 from vitlens.models.resnet import resnet20
 
 
@@ -65,15 +64,13 @@ def test_each_image_by_itself_and_the_seed() -> None:
     assert not torch.equal(alone[-1].field, together[-1].field)
 
 
-def test_nothing_is_left_behind_and_no_draws_are_refused() -> None:
+def test_nothing_is_left_behind() -> None:
     model, batch = our_swin(), images()
     before = batch.clone()
     receptive_field(model, batch)
     assert torch.equal(batch, before)
     assert batch.grad is None
     assert not any(module._forward_hooks for module in model.modules())
-    with pytest.raises(InputError, match="draws"):
-        receptive_field(model, batch, draws=0)
 
 
 def test_the_field_is_the_norm_of_the_patchs_gradients() -> None:

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 import vitlens
 from tests.analysis.made import made_model, numbered, random_weights, uniform
 from tests.lens.tiny import EACH_FAMILY, images, model_of, ours, shared_model, timm_model
-from vitlens.analysis.heads.measure import measure
 from vitlens.analysis.heads.registry import STATISTICS, token_statistics
-from vitlens.analysis.heads.statistics import Statistics, Stream, over_heads, per_head, statistics
+from vitlens.analysis.heads.statistics import Statistics, Stream, measure, over_heads, per_head, statistics
+from vitlens.data.split import InMemory, Split
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.capture import capture_attention
-from vitlens.models.model import Anatomy, Model
+from vitlens.models.anatomy import Anatomy
+from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
 
 MAKERS: dict[str, Callable[[], Model]] = {
@@ -112,6 +113,21 @@ def test_intervals_are_students_over_images(name):
         low, high = table.low(statistic)[layer, :heads], table.high(statistic)[layer, :heads]
         np.testing.assert_allclose(low.numpy(), mean - factor * error, rtol=1e-6, atol=1e-6)
         np.testing.assert_allclose(high.numpy(), mean + factor * error, rtol=1e-6, atol=1e-6)
+
+
+def test_intervals_of_a_split_with_groups_are_over_groups():
+    """Students over the means of groups: three scenes of two images each, of which one pair is alike."""
+    model, batch = ours(), images((32, 48), batch=6)
+    batch[1] = batch[0]
+    groups = torch.tensor([4, 4, 7, 7, 9, 9])
+    split = Split("made", "test", InMemory((255 * batch).round().to(torch.uint8)), (32, 48), (), groups=groups)
+    alone, grouped = statistics(model, vitlens.images(split, model)), statistics(model, split, batch_size=4)
+    values = measure(model, vitlens.images(split, model)).values["entropy", 1].double().numpy()
+    means = values.reshape(3, 2, -1).mean(1)
+    half = stats.t.ppf(0.975, 2) * stats.sem(means)
+    torch.testing.assert_close(grouped.entropy, alone.entropy, atol=1e-7, rtol=1e-6)
+    found = (grouped.high("entropy") - grouped.entropy)[1]
+    np.testing.assert_allclose(found.numpy(), half, rtol=1e-4)
 
 
 def test_one_image_has_no_interval():

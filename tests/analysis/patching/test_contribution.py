@@ -14,7 +14,7 @@ from vitlens.analysis.patching.stream_to_logits import logits_from
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.replay import replaying
 from vitlens.models.model import Model
-from vitlens.models.rebuilt import prune_heads
+from vitlens.models.rebuild import prune_heads
 from vitlens.models.resnet import build_resnet
 
 READ = {

@@ -9,9 +9,13 @@ from torch import Tensor
 from tests.attacks.models import perceptron, pictures, predictions
 from tests.lens.tiny import images, ours
 from vitlens.analysis.robustness import checks as checks
+from vitlens.analysis.robustness.checks import (
+    CheckState,
+    never_rises,
+    same_in_ascending_order,
+    weaker_breaks_no_more,
+)
 from vitlens.analysis.robustness.curve import Outcome
-from vitlens.analysis.robustness.masking_signs import never_rises, same_in_ascending_order, weaker_breaks_no_more
-from vitlens.analysis.robustness.verdict import CheckState
 from vitlens.attacks.attack import attack
 from vitlens.errors import NonFiniteError
 from vitlens.models.model import Model
@@ -138,11 +142,11 @@ def test_gradients_that_vanish_are_seen_and_broken_ones_named(batch):
     with torch.no_grad():
         broken.module.head.weight.fill_(float("nan"))
     with pytest.raises(NonFiniteError, match="from ours on image 0"):
-        checks.zero_gradients(broken, *batch)
+        checks.gradients_not_zero(broken, *batch)
 
 
 def test_parameters_get_no_gradient(model, batch):
-    checks.zero_gradients(model, *batch)
+    checks.gradients_not_zero(model, *batch)
     assert all(parameter.grad is None for parameter in model.parameters())
 
 

@@ -2,7 +2,6 @@ import pytest
 import torch
 
 from vitlens.analysis.robustness.curve import Outcome, halving_epsilon, paired
-from vitlens.errors import InputError
 from vitlens.uncertainty import mcnemar
 
 INF = float("inf")
@@ -71,11 +70,6 @@ def test_pairs_are_mcnemars_tests_corrected_together():
     assert tests[1].difference.value == pytest.approx(50.0)
     assert tests[1].difference.unit == "points"
     assert len(paired([(first, second), (first, second)])) == 7  # clean images are tested once
-
-
-def test_other_images_are_no_pair():
-    with pytest.raises(InputError, match="two models under one attack"):
-        paired([(outcome([1, 2]), outcome([1, 2, 4]))])
 
 
 def test_the_epsilon_that_halves_every_model():

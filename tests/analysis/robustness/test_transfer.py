@@ -1,8 +1,6 @@
-import pytest
 import torch
 
-from vitlens.analysis.robustness.transfer import transfer
-from vitlens.errors import InputError
+from vitlens.analysis.robustness.curve import Transfer
 
 CLEAN = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 1]]).bool()
 FOOLED = torch.tensor([[1, 1, 0, 0], [0, 1, 0, 0]]).bool()
@@ -11,7 +9,7 @@ OF_SECOND = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 1]]).bool()
 
 
 def test_rates_are_of_what_fooled_the_source_and_the_target_has_right():
-    matrix = transfer(("vit", "cnn"), CLEAN, [OF_FIRST, OF_SECOND], FOOLED)
+    matrix = Transfer(CLEAN, [OF_FIRST, OF_SECOND], FOOLED)
     assert matrix.rate(0, 0).value == 1
     assert (matrix.rate(0, 1).value, matrix.rate(0, 1).n) == (0.5, 2)
     assert (matrix.rate(1, 0).value, matrix.rate(1, 0).n) == (0.0, 1)
@@ -20,10 +18,5 @@ def test_rates_are_of_what_fooled_the_source_and_the_target_has_right():
 
 
 def test_no_rate_where_nothing_was_fooled():
-    matrix = transfer(("vit", "cnn"), CLEAN, [CLEAN, OF_SECOND], torch.zeros(2, 4).bool())
+    matrix = Transfer(CLEAN, [CLEAN, OF_SECOND], torch.zeros(2, 4).bool())
     assert matrix.rate(0, 1) is None
-
-
-def test_judgements_must_be_of_the_same_models_and_images():
-    with pytest.raises(InputError, match="results of 2 models"):
-        transfer(("vit", "cnn"), CLEAN, [OF_FIRST], FOOLED)

@@ -10,8 +10,7 @@ from torch.nn import functional as F
 import vitlens
 from tests.attribution.models import cnn
 from tests.lens.tiny import FAMILIES, handwritten, images, ours, shared_model, torchvision_swin
-from vitlens.analysis.walkthrough.embedding import patch_embedding
-from vitlens.analysis.walkthrough.registry import STEPS, TOLERANCE
+from vitlens.analysis.walkthrough.steps import STEPS, TOLERANCE, patch_embedding
 from vitlens.analysis.walkthrough.without import entropy
 from vitlens.errors import DataError, InputError, UnsupportedError
 from vitlens.models.model import Model

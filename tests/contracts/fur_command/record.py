@@ -1,3 +1,3 @@
-from tests.contracts import test_sections
+from tests.contracts.test_sections import FurRecord
 
-RECORD = test_sections.FurRecord
+__all__ = ["FurRecord"]

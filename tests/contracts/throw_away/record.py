@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,10 +39,6 @@ class BrightnessArrays:
 class BrightnessRecord(Record):
     """The brightness of images."""
 
-    command: ClassVar[str] = "brightness"
     images_shown: tuple[BrightnessRow, ...] = table()
     means: tuple[MeanRow, ...] = table()
     rows: Mapping[str, BrightnessArrays] = arrays("brightness-{model}")
-
-
-RECORD = BrightnessRecord

@@ -1,4 +1,4 @@
-"""The checks in a run's record: their numbers are the functions' own, and the report says what they mean."""
+"""Checks and choices of methods in a record: numbers are the functions' own, and the report says what they mean."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+import vitlens
 from tests.kit.explained import BRIEF, explained, report
 from tests.kit.first_page import states
 from tests.kit.making import digits
@@ -17,6 +18,8 @@ from vitlens.analysis.faithfulness.league import Settings, league
 from vitlens.analysis.faithfulness.localisation import roc_auc
 from vitlens.analysis.faithfulness.removal import faithfulness
 from vitlens.analysis.faithfulness.road import road
+from vitlens.attribution.choice import DRAWS, FAITHFULNESS, REPLACED, MethodChoice, candidates_for
+from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.explain.checks import composite_names
 from vitlens.commands.explain.record import OVERALL, SEARCH, ExplainRecord
 from vitlens.commands.shared.maps.record import IMPUTED, ON_OBJECT, SHIFTS, WEIGHTS
@@ -24,6 +27,10 @@ from vitlens.uncertainty import power_of
 
 IMAGES = 8
 METHODS = ("relevance", "rollout")
+NAMES = ("relevance", "gradcam", "saliency")
+COUNT = 20
+FEWER = "--verify --no-counterfactuals --no-stability"
+LINE = "--data digits --auto"
 
 
 @pytest.fixture(scope="module")
@@ -112,17 +119,6 @@ def test_every_method_and_baseline_is_in_the_table(masked):
     assert list(states(report(masked)).values()) == ["inconclusive"]  # of six images
 
 
-def test_two_models_stand_beside_each_other(tiny_vit, tiny_cnn, tmp_path):
-    line = f"--data digits --limit 4 --method saliency --verify {BRIEF}"
-    record = explained(tmp_path / "out", line, tiny_vit, tiny_cnn)
-    assert {row.model for row in record.league} == {"tiny-vit", "tiny-cnn"}
-    for alias in ("tiny-vit", "tiny-cnn"):
-        for metric in (f"faithfulness/{alias}/gap/saliency", f"randomisation/{alias}/saliency"):
-            assert metric in record.metrics
-        assert (record.folder / "figures" / f"checks_{alias}.png").is_file()
-        assert [row.check for row in record.checks if row.model == alias] == [IMPUTED, "blur", WEIGHTS, ON_OBJECT]
-
-
 def test_substrates_are_the_functions_own_and_maps_of_other_images_are_a_baseline(record, given):
     model, images, targets = given
     assert {row.substrate for row in record.substrates} == {"blur", "mean", "absent", IMPUTED}
@@ -184,10 +180,7 @@ def test_composites_are_made_where_masks_are_not_known(record, given):
     arrays = record.composite_maps["mosaic-2-vit-digits"]
     np.testing.assert_allclose(arrays.maps[0], maps[:4].numpy(), atol=1e-5)
     assert arrays.targets.tolist() == [model.classes[int(target)] for target in made.targets[:4]]
-
-
-def test_composites_that_the_model_does_not_see_judge_no_map(record):
-    """The bundled ViT knows digits of one size: in a mosaic it names the classes as often as by guessing."""
+    # the bundled ViT knows digits of one size: in a mosaic it names the classes as often as by guessing
     assert not any(row.seen for row in record.composite_sets)
     assert "judge no map" in words(record, "class among others")
     names = {path.name for path in (record.folder / "figures").iterdir()}
@@ -197,8 +190,8 @@ def test_composites_that_the_model_does_not_see_judge_no_map(record):
 
 @pytest.mark.slow
 def test_pasted_objects_are_seen_and_found(tmp_path):
-    line = "--data digits --limit 40 --method relevance,rollout --verify --no-counterfactuals --no-stability"
-    found = explained(tmp_path / "out", f"{line} --composites pasted --composite-count 12", "vit-digits")
+    line = f"--data digits --limit 40 --method relevance,rollout {FEWER} --composites pasted --composite-count 12"
+    found = explained(tmp_path / "out", line, "vit-digits")
     (row,) = found.composite_sets
     assert (row.seen, row.maps) == (True, 12)
     (relevance,) = (each for each in found.composites if each.method == "relevance")
@@ -209,8 +202,7 @@ def test_pasted_objects_are_seen_and_found(tmp_path):
 
 @pytest.mark.slow
 def test_too_few_images_are_refused_in_the_report(tmp_path, plain):
-    line = f"--data {plain} --limit 3 --method relevance --verify --no-counterfactuals --no-stability"
-    found = explained(tmp_path / "out", line, "vit-digits")
+    found = explained(tmp_path / "out", f"--data {plain} --limit 3 --method relevance {FEWER}", "vit-digits")
     assert all(row.refused.startswith("expected confidently") for row in found.composite_sets)
     assert found.composites == ()
     assert "No 2 x 2 mosaics of vit-digits: expected confidently" in words(found, "class among others")
@@ -221,8 +213,8 @@ def test_predictions_stand_in_for_missing_labels(tmp_path, plain):
     (tmp_path / "unlabelled").mkdir()
     for index, pixels in enumerate(np.load(plain)["images"]):
         Image.fromarray(pixels).save(tmp_path / "unlabelled" / f"{index}.png")
-    line = f"--images {tmp_path / 'unlabelled'} --method relevance --verify --no-counterfactuals --no-stability"
-    found = explained(tmp_path / "out", f"{line} --composites embedded --other-substrates none", "vit-digits")
+    line = f"--images {tmp_path / 'unlabelled'} --method relevance {FEWER} --composites embedded"
+    found = explained(tmp_path / "out", f"{line} --other-substrates none", "vit-digits")
     (row,) = found.composite_sets
     assert (row.labels, row.refused) == ("predictions", "")
 
@@ -234,21 +226,88 @@ def test_kinds_by_choice():
     assert composite_names(("pasted", "mosaic-3"), has_masks=True) == ("mosaic-3", "pasted")
 
 
-def test_maps_that_are_broken_are_flagged(tiny_vit):
+def test_maps_that_are_broken_are_not_randomised_and_images_without_an_object_not_scored(tiny_vit):
     model, split = load(str(tiny_vit)), digits("test").limit(4)
     (batch,) = split.batches(4)
-    functions = {
-        "broken": lambda _s, i, _t: i[:, 0] / 0 * torch.tensor([1.0, 1, 1, 0])[:, None, None],
-        "even": lambda _s, i, _t: torch.ones(len(i), 8, 8),
-    }
-    settings = Settings(steps=2, road=False, counterfactuals=False)
+    functions = {"broken": lambda _s, i, _t: i[:, 0] / 0, "even": lambda _s, i, _t: torch.ones(len(i), 8, 8)}
     masks = split.masks.clone()
     masks[0] = False
-    checks = league(model, batch.images, batch.labels, functions, masks=masks, settings=settings)
-    assert checks[0].faults.words.startswith("4 of 4 not finite")
-    assert checks[0].randomisation is None
-    assert checks[1].faults.words == "4 of 4 constant"
-    assert checks[1].randomisation.judged().lack == "uniform maps"
-    assert checks[1].scores["roc_auc"].tolist() == [0.5] * 3  # one image has no object
-    assert "road" not in checks[0].values
-    assert league(model, batch.images, batch.labels, functions, settings=settings)[0].scores == {}
+    given = (model, batch.images, batch.labels, functions)
+    settings = Settings(steps=2, road=False, counterfactuals=False)
+    broken, even, *_ = league(*given, masks=masks, settings=settings)
+    assert (broken.faults.not_finite.all(), broken.randomisation, "road" in broken.values) == (True, None, False)
+    assert (even.faults.words, even.randomisation.judged().lack) == ("4 of 4 constant", "uniform maps")
+    assert even.scores["roc_auc"].tolist() == [0.5] * 3
+    assert league(*given, settings=settings)[0].scores == {}
+
+
+@pytest.fixture(scope="module")
+def chosen(golden) -> ExplainRecord:
+    return golden("explain by a chosen method").record
+
+
+@pytest.fixture(scope="module")
+def expected(sharp_vit: Path) -> MethodChoice:
+    return vitlens.choose_method(load(str(sharp_vit)), digits("test").limit(COUNT), methods=NAMES)
+
+
+def test_rows_and_metrics_of_a_choice_are_those_of_the_function(chosen, expected):
+    (row,) = chosen.chosen
+    assert (row.method, row.runner_up, row.confirmation) == (expected.method, expected.runner_up, expected.confirmation)
+    assert (row.candidates, row.checks, row.draws, row.reason) == (NAMES, expected.checks, DRAWS, "")
+    assert (row.selection, row.report) == (len(expected.selection), len(expected.report)) == (COUNT // 2, COUNT // 2)
+    certainty = chosen.metric("choice/sharp-vit/certainty")
+    assert (certainty.value, certainty.n) == (pytest.approx(expected.certainty, abs=0.01), COUNT // 2)
+    assert [each.method for each in chosen.choice_scores] == [each.method for each in expected.scores]
+    for scored in expected.scores:
+        for half, known in (("selection", scored.selection), ("report", scored.report)):
+            for check, estimate in known.items():
+                metric = chosen.metric(f"choice/sharp-vit/{half}/{check}/{scored.method}")
+                assert (metric.value, metric.n) == (pytest.approx(estimate.value, abs=1e-3), estimate.n)
+    margins = {(each.against, each.check): each.difference for each in chosen.choice_margins}
+    assert set(margins) == {(each.against, each.check) for each in expected.margins}
+    assert {*BASELINES, expected.runner_up} <= {against for against, _ in margins}
+
+
+def test_the_chosen_method_alone_is_drawn_and_its_check_stands_in_the_table_of_checks(chosen, expected):
+    (row,) = chosen.chosen
+    assert [each.method for each in chosen.methods] == [row.method]
+    (check,) = chosen.checks
+    value = chosen.metric(f"choice/sharp-vit/report/{FAITHFULNESS}/{row.method}")
+    assert (check.method, check.check, check.value) == (row.method, REPLACED, value)
+    assert check.margin.value == min(expected.margin(name, FAITHFULNESS).value for name in BASELINES)
+    document = report(chosen)
+    assert row.method in document.title
+    assert list(states(document).values()) != ["pass"]  # the weights were not randomised
+    (section,) = (each for each in document.sections if "chosen" in each.title)
+    assert len(section.tables[0].rows) == len(NAMES) + len(BASELINES)
+    assert [figure.name for figure in section.figures] == ["choice"]
+
+
+def test_with_few_images_the_default_is_drawn_and_said_not_to_be_chosen_by_evidence(tmp_path, sharp_vit):
+    record = explained(tmp_path / "out", f"{LINE} --limit 5 --engine grad-cam", sharp_vit)
+    (row,), (method,) = record.chosen, record.methods
+    assert row.candidates == candidates_for(load(str(sharp_vit)), engine="grad-cam")
+    assert row.method in row.candidates
+    assert (row.certainty, row.confirmation, record.choice_scores, record.checks) == (None, None, (), ())
+    assert "at least 20" in row.reason
+    (answer,) = report(record).first.answer
+    assert "not chosen by evidence" in answer.text
+    # the package's own maps
+    assert (method.title, method.signed) == (f"{ATTRIBUTIONS[row.method].title} (grad-cam package)", False)
+    assert (method.source, method.map) == ("grad-cam package, ReLU and min-max scaled", "32x32")
+    maps = record.maps["sharp-vit"].maps[0]
+    assert (maps.min(), maps.max()) == (0, pytest.approx(1, abs=1e-5))
+
+
+def test_verify_checks_the_chosen_method_of_each_model(tmp_path, sharp_vit, tiny_cnn):
+    line = f"{LINE} --limit 20 --method saliency,gradcam --verify {BRIEF}"
+    record = explained(tmp_path / "out", line, sharp_vit, tiny_cnn)
+    assert {each.question for each in report(record).claims} >= {"choice", "maps"}
+    for row in record.chosen:
+        checked = [(each.method, each.check) for each in record.checks if each.model == row.model]
+        assert checked == [(row.method, check) for check in (IMPUTED, "blur", WEIGHTS, ON_OBJECT)]
+        for metric in ("faithfulness/{}/gap/{}", "randomisation/{}/{}"):
+            assert metric.format(row.model, row.method) in record.metrics
+        assert (record.folder / "figures" / f"checks_{row.model}.png").is_file()
+    assert [row.model for row in record.chosen] == ["sharp-vit", "tiny-cnn"]

@@ -72,7 +72,7 @@ def test_a_killed_process_ends_the_run_with_a_message_and_a_checkpoint(rank: int
     assert json.loads((out / "results.json").read_text())["status"] != "done"
     checkpoint = read_checkpoint(out)
     assert checkpoint is not None
-    assert 0 < checkpoint.facts["step"] < 40 * 4
+    assert 0 < checkpoint.facts.step < 40 * 4
     assert train(None, resume=out, options=RunOptions(device="cpu", quiet=True)) == out / "report.md"
     assert len(read_metrics(out)) == 40
 

@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from vitlens.commands.run.options import RunOptions
-from vitlens.commands.train.measure import measure
-from vitlens.commands.train.options import Shape, TeacherOptions, TrainOptions, Tuning, require_compatible
+from vitlens.commands.train.options import TeacherOptions, TrainOptions, Tuning, require_compatible
 from vitlens.errors import InputError
 
-NAN = float("nan")
 TEACHER = TeacherOptions("cnn-digits")
 PLAN = TrainOptions("runs/mine")
 FROZEN = Tuning(freeze=True)
@@ -68,23 +65,3 @@ def test_what_goes_together_is_taken():
         tuning.require_learned("timm:vit_tiny_patch16_224")
     Tuning("vit.safetensors", freeze=True).require_learned("vit-tiny-224")
     require_compatible(replace(PLAN, tuning=Tuning(last=1), teaching=TEACHER, keep_every=3, recompute=True))
-
-
-@pytest.mark.parametrize(
-    ("model", "shape", "names"),
-    [
-        ("resnet20", Shape(dropout=0.1), ("--dropout", "0.1")),
-        ("resnet20", Shape(pooling="mean"), ("--pooling", "resnet20")),
-        ("swin-micro", Shape(pooling="cls"), ("--pooling", "swin-micro")),
-        ("vit-micro", Shape(dropout=NAN), ("dropout", "nan")),
-        ("swin-micro", Shape(dropout=-0.1), ("dropout", "-0.1")),
-        ("vit-digits", Shape(dropout=0.1), ("--dropout", "vit-digits")),
-    ],
-)
-def test_presets_without_a_setting_and_wrong_numbers_are_refused_in_one_line(model, shape, names, tmp_path):
-    run = RunOptions(device="cpu", limit=40, quiet=True, out=tmp_path / "out")
-    with pytest.raises(InputError) as caught:
-        measure(TrainOptions(model, shape=shape, run=run))
-    assert all(name in str(caught.value) for name in names)
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "out").exists()

@@ -17,6 +17,7 @@ from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.progress import progress_line
 from vitlens.commands.run.publish import read_folder, report
+from vitlens.commands.train.options import Tuning
 from vitlens.errors import InputError, OutputError
 from vitlens.training.metrics import Progress
 
@@ -31,10 +32,6 @@ def tiny(out: Path, **changes: object) -> Path | None:
 @pytest.fixture(scope="module")
 def trained(golden) -> Path:
     return golden("train").folder
-
-
-def results(folder: Path) -> dict:
-    return json.loads((folder / "results.json").read_text())
 
 
 def test_the_folder_is_whole_and_a_model_with_the_accuracy_that_it_says(trained):
@@ -88,51 +85,62 @@ def test_the_first_batch_is_drawn_where_images_are_augmented(tmp_path):
     assert record.scores[0].gap is None  # mixed images say nothing of overfitting
 
 
-def test_a_stopped_run_says_so_and_resumes_to_the_same_weights(trained, tmp_path):
-    folder = tmp_path / "stopped"
-    with interrupted(lambda _, progress: progress.step >= 5):
-        tiny(folder)
-    assert results(folder)["status"] == "interrupted"
-    assert not (folder / "report.md").exists()
-    assert "was interrupted" in report(folder).read_text()
-    # what decides the result comes from the folder, not from what is typed now
-    train(None, resume=folder, options=RunOptions(device="cpu", quiet=True, seed=7))
-    assert results(folder)["status"] == "done"
-    assert (folder / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
-
-
-def test_kept_weights_are_asked_for_once_and_stay(trained, tmp_path):
+def test_a_stopped_run_says_so_and_resumes_to_the_same_weights_with_those_that_are_kept(trained, tmp_path):
     assert not (trained / "kept").exists()
     assert read_folder(trained).setup[0].keep_every is None
-    folder = tmp_path / "kept"
+    folder = tmp_path / "stopped"
     with interrupted(lambda _, progress: progress.step >= 5):
         tiny(folder, keep_every=2)
+    assert read_folder(folder).status == "interrupted"
+    assert not (folder / "report.md").exists()
+    assert "was interrupted" in report(folder).read_text()
     with pytest.raises(InputError, match="with its keep_every, 2, found 1; leave it out"):
         train(None, resume=folder, keep_every=1, options=OPTIONS)
-    train(None, resume=folder, options=RunOptions(device="cpu", quiet=True))
+    # what decides the result comes from the folder, not from what is typed now
+    train(None, resume=folder, options=RunOptions(device="cpu", quiet=True, seed=7))
+    assert read_folder(folder).status == "done"
+    assert (folder / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
     names = ["epoch-0000.safetensors", "epoch-0002.safetensors"]
     assert sorted(path.name for path in (folder / "kept").iterdir()) == names
     assert read_folder(folder).setup[0].keep_every == 2
-    assert (folder / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
     RunFolder.opened("train", RunOptions(out=folder, overwrite=True))
     assert not list((folder / "kept").iterdir())
 
 
-def test_what_cannot_be_trained_or_resumed_is_refused_before_anything_is_written(trained, tmp_path):
-    out = replace(OPTIONS, out=tmp_path / "out")
-    for says, model, settings in (
-        ("did you mean 'vit-micro'", "vit-mico", {"options": out}),
-        ("did you mean 'digits'", "vit-micro", {"data": "digts", "options": out}),
-        ("dim divisible by heads", "vit-micro", {"shape": {"heads": 3}, "options": out}),
-        ("--epochs at least 1", "vit-micro", {"recipe": {"epochs": 0}, "options": out}),
-        ("--keep-every at least 1, found 0", "vit-micro", {"keep_every": 0, "options": out}),
-        ("expected a preset to train, found none", None, {"options": out}),
-        ("found both", None, {"resume": trained, "options": out}),
-        ("expected the folder of a run", None, {"resume": tmp_path, "options": OPTIONS}),
-        ("its model, vit-micro, found vit-tiny; leave it out", "vit-tiny", {"resume": trained, "options": OPTIONS}),
-    ):
-        with pytest.raises(InputError, match=says):
-            train(model, **settings)
+NAN, FROZEN = float("nan"), {"tuning": Tuning(freeze=True)}
+REFUSED = (  # what is said, in the order of the words; the model; fields of the options
+    ("did you mean 'vit-micro'", "vit-mico", {}),
+    ("did you mean 'digits'", "vit-micro", {"data": "digts"}),
+    ("dim divisible by heads", "vit-micro", {"shape": {"heads": 3}}),
+    ("--epochs at least 1", "vit-micro", {"recipe": {"epochs": 0}}),
+    ("--keep-every at least 1, found 0", "vit-micro", {"keep_every": 0}),
+    ("expected a preset to train, found none", None, {}),
+    ("--dropout for resnet20.* found 0.1", "resnet20", {"shape": {"dropout": 0.1}}),
+    ("--pooling.* resnet20", "resnet20", {"shape": {"pooling": "mean"}}),
+    ("--pooling.* swin-micro", "swin-micro", {"shape": {"pooling": "cls"}}),
+    ("dropout.* nan", "vit-micro", {"shape": {"dropout": NAN}}),
+    ("dropout.* -0.1", "swin-micro", {"shape": {"dropout": -0.1}}),
+    ("found --dropout for vit-digits; leave it out", "vit-digits", {"shape": {"dropout": 0.1}}),
+    ("--train-last from 1 to 2, the blocks of learned, found 3", "{learned}", {"tuning": Tuning(last=3)}),
+    ("found --dim for .*; leave it out", "{learned}", {"shape": {"dim": 8}}),
+    ("'vit-mini': its weights are random", "vit-mini", FROZEN),
+    ("with flip; add --cached-views 4", "{learned}", {**FROZEN, "recipe": {"flip": True}}),
+    ("found both", None, {"resume": "{trained}"}),
+    ("expected the folder of a run", None, {"resume": "{empty}", "options": OPTIONS}),
+    ("its model, vit-micro, found vit-tiny; leave it out", "vit-tiny", {"resume": "{trained}", "options": OPTIONS}),
+)
+
+
+@pytest.mark.parametrize(("says", "model", "settings"), REFUSED)
+def test_what_cannot_be_is_refused_in_one_line_before_anything_is_written(
+    trained, learned, tmp_path, says, model, settings
+):
+    places = {"trained": trained, "learned": learned, "empty": tmp_path}
+    given = {"options": replace(OPTIONS, out=tmp_path / "out"), "data": None if "resume" in settings else "digits"}
+    given |= {name: Path(value.format(**places)) if name == "resume" else value for name, value in settings.items()}
+    with pytest.raises(InputError, match=says) as caught:
+        train(model and model.format(**places), **given)
+    assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 
@@ -162,4 +170,4 @@ def test_ctrl_c_leaves_with_130_one_line_and_an_interrupted_folder(tmp_path):
     assert child.returncode == 130, shown
     assert shown.splitlines()[-1].startswith("error: interrupted")
     assert "Traceback" not in shown
-    assert results(folder)["status"] == "interrupted"
+    assert read_folder(folder).status == "interrupted"

@@ -27,7 +27,7 @@ def confusions(counts):
 def test_confusions_are_counts_coloured_by_the_share_of_their_class():
     counts = np.array([[8, 2, 0], [0, 5, 0], [1, 1, 2]])
     (chart,) = class_sections()[1].charts
-    figure = chart.draw(chart.rows(confusions(counts)), "Confusions")
+    figure = chart.draw(list(chart.rows(confusions(counts))), "Confusions")
     (axes,) = figure.axes
     np.testing.assert_allclose(axes.images[0].get_array(), 100 * counts / counts.sum(1, keepdims=True))
     written = {(text.get_position()[1], text.get_position()[0]): text.get_text() for text in axes.texts}
@@ -39,7 +39,7 @@ def test_of_many_classes_those_that_are_confused_most_are_drawn():
     counts = np.diag([9] * 30)
     counts[20, 25] = 4
     (chart,) = class_sections()[1].charts
-    cells = chart.rows(confusions(counts))
+    cells = list(chart.rows(confusions(counts)))
     names = list(dict.fromkeys(cell.truth for cell in cells))
     assert len(cells) == len(names) ** 2 < 900
     assert {"class 20", "class 25"} <= set(names)
@@ -72,7 +72,7 @@ def test_fields_by_layer_and_their_maps(models):
     (distance, *_) = depth.draw(rows, "Fields").axes
     np.testing.assert_allclose(distance.lines[0].get_xydata(), [[0, 1], [1, 2], [2, 3]])
     np.testing.assert_allclose(seen.draw(rows, "Seen").axes[0].lines[0].get_ydata(), [0, 10, 20])
-    pictures = maps.rows(record)
+    pictures = list(maps.rows(record))
     assert len(pictures) == 3 * models
     for at, picture in enumerate(pictures):
         np.testing.assert_array_equal(np.isnan(picture.map), field == 0)

@@ -16,7 +16,7 @@ from vitlens.archives import Form
 from vitlens.commands.run.folder import RunFolder, versions
 from vitlens.commands.run.options import RunOptions
 from vitlens.errors import InputError, NonFiniteError, OutputError, StorageError
-from vitlens.files import read_json, read_run, write_text
+from vitlens.files import read_arrays, read_json, read_run, write_text
 from vitlens.record import Record, arrays, col, table
 from vitlens.uncertainty import Estimate
 
@@ -62,8 +62,11 @@ def test_a_run_that_ends_well_is_done_and_reads_back(tmp_path: Path) -> None:
     assert (record.command, record.status, record.config["seed"]) == ("evaluate", "done", 3)
     accuracy = {"value": 0.5, "low": 0.4, "high": 0.6, "n": 10, "unit": "fraction"}
     assert record.results["metrics"] == {"accuracy/m": accuracy}
-    assert record.table("scores") == [{"model": "m", "accuracy": accuracy}, {"model": "k", "accuracy": None}]
-    assert record.arrays("labels-m")["labels"].tolist() == [0, 1, 2]
+    assert record.results["tables"]["scores"] == [
+        {"model": "m", "accuracy": accuracy},
+        {"model": "k", "accuracy": None},
+    ]
+    assert read_arrays(out / "arrays" / "labels-m.npz")["labels"].tolist() == [0, 1, 2]
     assert record.config["versions"] == versions()
     assert record.config["title"] == "Evaluate m d"
     assert not list(out.glob(".*"))

@@ -13,7 +13,7 @@ from vitlens.errors import InputError
 from vitlens.files import sha256
 from vitlens.models.naming import parse_model
 from vitlens.models.saved import save
-from vitlens.models.sources.code_file import recognises
+from vitlens.models.sources.registry import SOURCES
 
 CODE = """
 import neighbour
@@ -167,6 +167,7 @@ def test_options_that_the_function_decides_are_refused(here, more):
 
 
 def test_the_form_of_the_names():
+    recognises = SOURCES["code"].has
     assert all(recognises(name) for name in ("my.py:vit", "a/b.py:c", "my.py"))
     assert not any(recognises(name) for name in ("my.pyc:vit", "timm:x", ".py", "runs/py"))
     assert parse_model("a/my.py:vit").alias == "vit"

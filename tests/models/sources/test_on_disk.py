@@ -4,16 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from vitlens.models.sources.on_disk import vits_on_disk
+from vitlens.models.sources.hub import vits_on_disk
 
 
 @pytest.fixture
 def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """Empty caches of Hugging Face's hub and of torch.hub."""
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TORCH_HOME"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("TORCH_HOME", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
     return tmp_path / "hf" / "hub", tmp_path / "cache" / "torch" / "hub" / "checkpoints"
 
 

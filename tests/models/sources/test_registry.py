@@ -58,9 +58,9 @@ def test_names_and_kinds_in_files_stay_as_they_are():
 @pytest.mark.parametrize("kind", SOURCES)
 def test_every_reference_is_a_documented_function(kind):
     source = SOURCES[kind]
-    references = [one for one in (source.recognises, source.build, source.load, source.list_names) if one]
+    references = [one for one in (source.build, source.load, source.list_names) if one]
     for reference in references:
         function = resolved(reference)
         assert inspect.getdoc(function), reference
     if kind != "hf":  # its own loading reads a folder; what is built again is a saved model
-        assert bool(source.build) == (source.load == "vitlens.models.sources.from_architecture:load")
+        assert bool(source.build) == (source.load == "vitlens.models.loading:load_built")

@@ -13,7 +13,7 @@ from huggingface_hub import constants
 
 from vitlens.errors import ModelError
 from vitlens.models.sources import hub
-from vitlens.models.sources.on_disk import vits_on_disk
+from vitlens.models.sources.hub import vits_on_disk
 
 PATH = f"/timm/{hub.SMALL_VIT}/resolve/main/model.safetensors"
 COMMIT = "ab" * 20
@@ -64,7 +64,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         thread.start()
         known.address = f"http://127.0.0.1:{running.server_address[1]}"
         monkeypatch.setenv("HF_ENDPOINT", known.address)
-        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
         monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         yield known

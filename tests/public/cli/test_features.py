@@ -6,7 +6,6 @@ import pytest
 
 from vitlens import features
 from vitlens.analysis.features.embedding import embed
-from vitlens.analysis.features.knn import knn
 from vitlens.cli.main import run
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.run.options import RunOptions
@@ -21,7 +20,7 @@ def test_defaults(stand_in):
 
 
 def test_what_functions_take_by_default_is_what_the_command_line_takes():
-    functions = ((knn, "ks", "ks"), (embed, "perplexity", "perplexity"), (features, "norm", "norm"))
+    functions = ((embed, "perplexity", "perplexity"), (features, "norm", "norm"))
     for function, parameter, field in functions:
         default = inspect.signature(function).parameters[parameter].default
         assert default == getattr(FeaturesOptions(("vit-digits",)), field)

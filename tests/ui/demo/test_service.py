@@ -17,9 +17,9 @@ from PIL import Image
 import vitlens
 from tests.kit.forms import picture_of
 from vitlens.cli.main import run
+from vitlens.commands.run.deadline import TooLongError, deadline, require_time
 from vitlens.commands.run.progress import progress
 from vitlens.data.decode import quiet_pillow
-from vitlens.deadline import TooLongError, deadline, require_time
 from vitlens.demo import measure
 from vitlens.demo.pictures import UPLOAD_BYTES, read_upload
 from vitlens.demo.pool import BusyError, OutdatedError, Pool

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.analysis.ablation.units import Removal, Unit
-from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.attention.gradients import check_targets
+from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError
 from vitlens.lens.capture import watching_mlps
 from vitlens.lens.intervene import intervened

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from vitlens.analysis.ablation.bench import Bench, ByImage
 from vitlens.analysis.ablation.units import Unit
-from vitlens.analysis.answers.evaluate import fitting_batch_size
+from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.devices import evaluating
 from vitlens.lens.attention import Tap, TensorFunction, tapped
 from vitlens.lens.layers import Layer, layer_of

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from vitlens.analysis.ablation.bench import Bench, ByImage, Outcomes
 from vitlens.analysis.ablation.units import Unit, units_of
-from vitlens.analysis.answers.paired import intervals, sign_flips, spearman
-from vitlens.analysis.answers.targets import required_labels
+from vitlens.analysis.evaluation.classes import required_labels
+from vitlens.analysis.evaluation.evaluate import fitting_batch_size
+from vitlens.analysis.evaluation.intervals import intervals, sign_flips, spearman
 from vitlens.models.model import Model
 from vitlens.models.support import needs_of, require
 from vitlens.names import Replacement, UnitKind
@@ -163,7 +164,7 @@ def ablate(
     """
     model.require_classifier()
     images = as_parts(images)
-    labels = required_labels(model, images, labels, batch_size=batch_size)
+    labels = required_labels(model, images, labels, batch_size or fitting_batch_size(model))
     kinds = (kinds,) if isinstance(kinds, str) else kinds
     require(model, *(needs_of("ablate") if "head" in kinds else ("classifier", "attention")))
     bench = Bench(model, images, labels, replace, groups_of(images), seed, batch_size)

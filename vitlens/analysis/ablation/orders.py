@@ -9,8 +9,8 @@ from torch import Tensor
 
 from vitlens.analysis.ablation.bench import Bench, Outcomes, Some
 from vitlens.analysis.ablation.units import Removal, Unit
-from vitlens.analysis.answers.evaluate import accuracy
-from vitlens.analysis.answers.paired import resampled_means
+from vitlens.analysis.evaluation.evaluate import accuracy
+from vitlens.analysis.evaluation.intervals import resampled_means
 from vitlens.errors import InputError
 from vitlens.uncertainty import Estimate
 

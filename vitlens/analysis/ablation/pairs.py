@@ -1,8 +1,6 @@
 """Interactions between heads: the effect of removing two at once, and the similarity of the outputs of two heads.
 
-Similarity is linear CKA, exact over any number of images: unbiased HSIC (Song 2012; Nguyen 2021) of linear kernels,
-K = X Xᵀ without its diagonal, needs only sums over the samples: Σ x yᵀ, Σ x, Σ |x|², Σ x |y|², Σ |x|² |y|². They are
-accumulated for all heads, and CKA is computed from them at the end: it is not a mean over batches.
+Similarity is linear CKA, exact over any number of images; see vitlens/analysis/features/cka.py.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +14,7 @@ from torch import Tensor
 from vitlens.analysis.ablation.bench import Bench, Outcomes, Some
 from vitlens.analysis.ablation.importance import MeanChange, mean_changes
 from vitlens.analysis.ablation.units import Unit
+from vitlens.analysis.features.cka import CKAStream
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.layers import Layer, layers
 from vitlens.lens.replay import replaying
@@ -23,10 +22,8 @@ from vitlens.models.model import Model
 from vitlens.shapes import Images
 
 _ROWS = 4096  # samples at once
-_FEWEST = 4  # samples: unbiased HSIC divides by n (n - 3)
 
 Similar = Float[Tensor, "heads others"]
-Samples = Float[Tensor, "samples _ _"]
 
 
 @dataclass(frozen=True)
@@ -110,71 +107,6 @@ class Redundancy:
     images: int
 
 
-class CrossMoments:
-    """Sums over samples of heads' outputs, float64, from which the linear CKA of each pair of heads is computed.
-
-    Memory: (all heads x head_dim)² numbers of 8 bytes, 42 MB for DeiT-tiny, 680 MB for ViT-B.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._sums: dict[str, Tensor] = {}
-
-    def add(self, samples: Sequence[Samples]) -> None:
-        """Add samples of each layer, the same samples in all layers."""
-        exact = [each.double() for each in samples]
-        wide = torch.cat([each.flatten(1) for each in exact], 1)  # (samples, all heads x head_dim)
-        square = torch.cat([each.square().sum(2) for each in exact], 1)  # (samples, all heads)
-        cross = wide.new_zeros(wide.shape[1], wide.shape[1])
-        start = 0
-        for each in exact:  # only above the diagonal
-            stop = start + each[0].numel()
-            cross[start:stop, start:] = wide[:, start:stop].T @ wide[:, start:]
-            start = stop
-        for name, value in {
-            "cross": cross,
-            "sum": wide.sum(0),
-            "square": square.sum(0),
-            "weighted": wide.T @ square,
-            "squares": square.T @ square,
-        }.items():
-            self._sums[name] = self._sums[name].add_(value) if name in self._sums else value
-        self.count += len(wide)
-
-    def join(self, total: Callable[[Tensor], Tensor]) -> None:
-        """Add up what several processes took in; total: the sum of a tensor over all of them."""
-        self.count = round(float(total(torch.tensor([self.count], dtype=torch.float64))))
-        self._sums = {name: total(self._sums[name]) for name in sorted(self._sums)}
-
-    def cka(self, widths: Sequence[int]) -> Similar:
-        """The CKA of each pair of heads; widths: the head_dim of each head, in their order.
-
-        Raises InputError for fewer than four samples.
-        """
-        if self.count < _FEWEST:
-            raise InputError(f"expected at least {_FEWEST} tokens to compare heads on, found {self.count}")
-        heads = torch.repeat_interleave(torch.arange(len(widths)), torch.tensor(widths))
-        hsic = self._hsic(torch.nn.functional.one_hot(heads, len(widths)).double().T)  # (heads, all columns)
-        scale = hsic.diagonal().clamp_min(0).sqrt()
-        cka = hsic / (scale[:, None] * scale)  # NaN for a head that is constant
-        return cka.where(torch.isfinite(cka), torch.nan)
-
-    def _hsic(self, member: Float[Tensor, "heads columns"]) -> Similar:
-        """Unbiased HSIC of each pair of heads, times n (n - 3)."""
-        n = self.count
-        cross, total, square, weighted, squares = (
-            self._sums[name].cpu() for name in ("cross", "sum", "square", "weighted", "squares")
-        )
-        products = member @ cross.square() @ member.T - squares  # tr K L, i ≠ j; only above the diagonal
-        ones = member @ total.square() - square  # 1ᵀ K 1
-        own = member * total  # each head's part of the sum, in its columns
-        both = own @ cross @ own.T  # Σ (x·s_x) (y·s_y)
-        mixed = own @ weighted  # Σ (x·s_x) |y|²
-        rows = both - mixed - mixed.T + squares  # 1ᵀ K L 1
-        hsic = products + torch.outer(ones, ones) / ((n - 1) * (n - 2)) - 2 / (n - 2) * rows
-        return hsic.triu() + hsic.triu(1).T
-
-
 class RedundancyStream:
     """Accumulates batches and computes the similarity of all heads; memory does not grow with the number of images.
 
@@ -183,29 +115,30 @@ class RedundancyStream:
 
     def __init__(self, model: Model) -> None:
         self.model, self.images = model, 0
-        self._parts: dict[tuple[int, ...], tuple[list[Layer], CrossMoments]] = {}
+        self._parts: dict[tuple[int, ...], tuple[list[Layer], CKAStream]] = {}
         for layer in layers(model):
             if layer.head_dim:
                 alike = (layer.queries,) if layer.windows == 1 else (layer.queries, layer.windows, layer.index)
-                self._parts.setdefault(alike, ([], CrossMoments()))[0].append(layer)
+                self._parts.setdefault(alike, ([], CKAStream(centred=False)))[0].append(layer)
         if not self._parts:
             raise UnsupportedError(f"expected heads that an output projection reads, found none in {model.alias}")
 
     def add(self, images: Images) -> None:
         """Add the heads' outputs for a batch, from a clean pass."""
         with replaying(self.model, images) as replay:
-            for group, moments in self._parts.values():
+            for group, heads in self._parts.values():
                 step = max(1, _ROWS // (group[0].queries * group[0].windows))
                 outputs = [_exact(replay.head_output(layer.index)) for layer in group]
                 for start in range(0, len(images), step):
-                    moments.add([each[start : start + step].transpose(1, 2).flatten(0, 1) for each in outputs])
+                    some = [each[start : start + step].transpose(0, 1).flatten(1, 2) for each in outputs]
+                    heads.add([head for layer in some for head in layer])
         self.images += len(images)
 
     def join(self, total: Callable[[Tensor], Tensor]) -> None:
         """Add up what several processes took in; total: the sum of a tensor over all of them."""
         self.images = round(float(total(torch.tensor([self.images], dtype=torch.float64))))
-        for _, moments in self._parts.values():
-            moments.join(total)
+        for _, heads in self._parts.values():
+            heads.join(total)
 
     def result(self) -> Redundancy:
         """The similarity so far. Raises InputError for fewer than four tokens."""
@@ -213,11 +146,9 @@ class RedundancyStream:
         units = tuple(Unit("head", layer.index, head) for layer in known for head in range(layer.heads))
         place = {unit: index for index, unit in enumerate(units)}
         matrix = torch.full((len(units), len(units)), torch.nan, dtype=torch.float64)
-        for group, moments in self._parts.values():
-            widths = [layer.head_dim for layer in group for _ in range(layer.heads)]
-            heads = [Unit("head", layer.index, head) for layer in group for head in range(layer.heads)]
-            own = torch.tensor([place[unit] for unit in heads])
-            matrix[own[:, None], own] = moments.cka(widths)
+        for group, heads in self._parts.values():
+            own = torch.tensor([place[Unit("head", layer.index, at)] for layer in group for at in range(layer.heads)])
+            matrix[own[:, None], own] = heads.cka()
         return Redundancy(units, matrix, self.images)
 
 

@@ -15,15 +15,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.analysis.attention.chain import without_autocast
-from vitlens.analysis.attention.defaults import REFINE_STEPS
+from vitlens.analysis.attention.registry import REFINE_STEPS
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.layout import TokenLayout
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.layers import probe_images
 from vitlens.lens.observe import observe, survey_weights
-from vitlens.lens.site import Site
 from vitlens.models.model import Model
-from vitlens.shapes import Images, Maps
+from vitlens.shapes import Images, Maps, TokenLayout
 
 Affinity = Float[Tensor, "batch patches patches"]
 
@@ -33,11 +31,12 @@ def affinity(model: Model, images: Images, *, layers: Sequence[int] | None = Non
 
     Raises UnsupportedError as `require_affinity`, InputError for a layer that has no such attention.
     """
-    chosen = _layers(model, layers)
+    require_affinity(model, layers)
+    chosen = _layers_between_patches(model) if layers is None else layers
     parts: list[Affinity] = []
 
     def take(call: AttentionCall) -> None:
-        if call.site.layer in chosen and _between_patches(call.site, model.layout):
+        if call.site.layer in chosen:
             parts.append(patch_attention(call, model.layout))
 
     observe(model, images, take)
@@ -47,12 +46,10 @@ def affinity(model: Model, images: Images, *, layers: Sequence[int] | None = Non
 def patch_attention(call: AttentionCall, layout: TokenLayout) -> Affinity:
     """One layer's attention between patches, mean over heads, without the prefix; rows do not sum to 1."""
     first = len(layout.prefix)
-    means = []
-    with without_autocast(_device(call)):
-        for _, part in call.parts():
-            weights = precise(part.precise().weights())
-            means.append(weights[:, :, first:, first:].mean(1))
-    return torch.cat(means).detach()
+    device = (call.rows((0,)) if call.inputs is None else call.inputs.query).device
+    with without_autocast(device):
+        weights = (precise(part.precise().weights()) for _, part in call.parts())
+        return torch.cat([each[:, :, first:, first:].mean(1) for each in weights]).detach()
 
 
 def normalised(attention: Affinity) -> Affinity:
@@ -88,39 +85,28 @@ def require_steps(steps: int) -> None:
 def require_affinity(model: Model, layers: Sequence[int] | None = None) -> None:
     """Raise UnsupportedError for a model without attention between the patches of one grid, InputError for a layer
     without it."""
-    layout = model.anatomy.layout
-    has = layout is not None and bool(model.anatomy.attention_modules) and _sites(model)
-    if not has:
+    known = _layers_between_patches(model)
+    if not known:
         raise UnsupportedError(
             f"expected attention between the patches of one grid for --refine affinity, found none in {model.alias} "
             f"({model.anatomy.family}); use --views, which any model has"
         )
-    if layers is None:
-        return
-    known = {site.layer for site in _sites(model)}
-    wrong = [layer for layer in layers if layer not in known]
-    if wrong or not layers:
+    wrong = [] if layers is None else [layer for layer in layers if layer not in known]
+    if wrong or (layers is not None and not layers):
         found = f"layer {wrong[0]}" if wrong else "no layer"
         raise InputError(
             f"expected layers from {min(known)} to {max(known)} of {model.alias} to refine with, found {found}"
         )
 
 
-def _sites(model: Model) -> tuple[Site, ...]:
-    layout = model.layout
-    return tuple(site for site in survey_weights(model, probe_images(model, 1)) if _between_patches(site, layout))
-
-
-def _layers(model: Model, layers: Sequence[int] | None) -> frozenset[int]:
-    require_affinity(model, layers)
-    return frozenset(site.layer for site in _sites(model)) if layers is None else frozenset(layers)
-
-
-def _between_patches(site: Site, layout: TokenLayout) -> bool:
-    return site.kind == "patch" and site.queries == site.keys == layout.tokens and site.windows is None
-
-
-def _device(call: AttentionCall) -> torch.device:
-    tensor = call.computed if call.inputs is None else call.inputs.query
-    assert tensor is not None  # one of both
-    return tensor.device
+def _layers_between_patches(model: Model) -> set[int]:
+    """The layers in which all tokens of one grid attend to each other."""
+    layout = model.anatomy.layout
+    if layout is None or not model.anatomy.attention_modules:
+        return set()
+    sites = survey_weights(model, probe_images(model, 1))
+    return {
+        site.layer
+        for site in sites
+        if site.kind == "patch" and site.queries == site.keys == layout.tokens and site.windows is None
+    }

@@ -4,20 +4,18 @@ Rollout, relevance and similar methods differ only in the step that propagates t
 that they share are here: windows, the merging of patches between the stages of a Swin, the readout.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.analysis.answers.evaluate import BACKWARD, fitting_batch_size
 from vitlens.analysis.attention.gradients import Rules, with_gradients
-from vitlens.analysis.attention.readout import readout_row
 from vitlens.devices import evaluating
-from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.layout import TokenLayout
+from vitlens.errors import UnknownNameError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise, row_by_row, window_index
 from vitlens.lens.layers import probe_images
 from vitlens.lens.observe import observe, survey_weights
@@ -26,12 +24,9 @@ from vitlens.models.hooks import watching
 from vitlens.models.model import Model
 from vitlens.models.support import require
 from vitlens.names import READOUTS, Readout
-from vitlens.pixels import Parts
-from vitlens.shapes import Images, Labels, Logits, Maps, Weights
+from vitlens.shapes import Images, Labels, Logits, Maps, TokenLayout, Weights
 
 Vector = Float[Tensor, "batch tokens"]
-PoolingWeights = Callable[[AttentionCall], Float[Tensor, "batch keys"]]
-Pool = Callable[[Sequence[Float[Tensor, "batch keys"]]], Vector]
 # Propagates a row (batch, tokens) through one layer, towards the input. Given are the weights (batch, heads, query,
 # key), the gradient of a target with respect to them or None, and whether the rows of the weights sum to 1 (they do not
 # where padding is left out)
@@ -47,10 +42,20 @@ class Chain:
     calls: tuple[AttentionCall, ...]
     readout: Readout
 
-    def start(self, *, pooling: PoolingWeights, pool: Pool, start_layer: int = 0) -> Vector:
+    def start(
+        self,
+        pooling: Callable[[AttentionCall], Float[Tensor, "batch keys"]],
+        *,
+        alpha: float | None,
+        start_layer: int = 0,
+    ) -> Vector:
         """The readout as a row over the tokens of the last layer.
 
-        pooling: returns the weights of a pooling query with the heads fused; pool: combines them into the row.
+        pooling: the weights of a pooling query with the heads fused; alpha: of rollout, whose rows are mixed with the
+        identity by alpha and scaled to sum to 1; None: of relevance, R ← R + Ā R. A pooling query (SigLIP) has all
+        tokens as keys: its last row is the readout. Class attention (CaiT) has keys (CLS, patches), with CLS as the one
+        row that changes; the mass that rollout leaves on CLS has no place in the image and is distributed over the
+        patches. Rows of zeros stay zeros.
         """
         first, layout = self.calls[0], self.model.anatomy.layout
         like = precise(first.rows((0,)))
@@ -59,10 +64,30 @@ class Chain:
             assert last is not None  # other models are refused by chain_length
             patches = last.resolution[0] * last.resolution[1]
             return like.new_full((first.images, patches), 1 / patches)
-        if self.readout == "pool":
-            class_calls = [call for call in self.calls if call.site.kind == "class" and call.site.layer >= start_layer]
-            return pool([_over_tokens(pooling(call), layout) for call in class_calls])
-        return readout_row(layout, self.readout, batch=first.images, like=like)
+        if self.readout != "pool":
+            return readout_row(layout, self.readout, batch=first.images, like=like)
+        calls = [call for call in self.calls if call.site.kind == "class" and call.site.layer >= start_layer]
+        if not calls:
+            raise UnsupportedError(
+                "expected attention pooling for --readout pool, found none; try --readout cls or mean"
+            )
+        # 0 on the prefix where the keys are the patches only (timm's default)
+        rows = [
+            F.pad(row, (len(layout.prefix), 0)) if row.shape[-1] == layout.patches else row
+            for row in map(pooling, calls)
+        ]
+        if rows[-1].shape[-1] == layout.tokens:
+            return rows[-1] if alpha is None else _scaled(rows[-1])
+        own, row = torch.ones_like(rows[-1][:, :1]), torch.zeros_like(rows[-1][:, 1:])
+        for weights in reversed(rows):
+            if alpha is None:
+                row, own = row + own * weights[:, 1:], own + own * weights[:, :1]
+            else:
+                mixed = (1 - alpha) * weights
+                mixed[:, :1] += alpha
+                passed = own * _scaled(mixed)
+                row, own = row + passed[:, 1:], passed[:, :1]
+        return row if alpha is None else _scaled(row)
 
     def follow(self, row: Vector, step: Step, *, start_layer: int = 0) -> Float[Tensor, "batch first_tokens"]:
         """A row over the last layer's tokens, propagated down to start_layer; for windows, to the first stage."""
@@ -119,28 +144,23 @@ def chained(
     return Chain(model, logits, tuple(observed), chosen)
 
 
-def over_batches(
-    model: Model,
-    images: Parts,
-    follow: Callable[[Chain], Tensor],
-    *,
-    targets: Labels | None = None,
-    gradient: bool = False,
-    rules: Rules = "plain",
-    readout: Readout | None = None,
-) -> Tensor:
-    """The maps of each image, computed in batches that fit in memory."""
-    if targets is not None and len(targets) != len(images):
-        raise InputError(f"expected one target per image ({len(images)}), found {len(targets)}")
-    size = max(1, fitting_batch_size(model) // (BACKWARD if gradient else 1))
-    parts = []
-    for start in range(0, len(images), size):
-        own = None if targets is None else targets[start : start + size]
-        batch = images[start : start + size].to(model.device)
-        chain = chained(model, batch, targets=own, gradient=gradient, rules=rules, readout=readout)
-        with without_autocast(batch.device):
-            parts.append(follow(chain))
-    return torch.cat(parts)
+def readout_row(layout: TokenLayout, readout: Readout, *, batch: int, like: Tensor) -> Vector:
+    """The readout as a row over the tokens that sums to 1: CLS, CLS and distillation token, or all patches."""
+    row = torch.zeros(batch, layout.tokens, dtype=like.dtype, device=like.device)
+    if readout == "mean":
+        row[:, len(layout.prefix) :] = 1 / layout.patches
+        return row
+    places = layout.positions("cls") + (layout.positions("distillation") if readout == "cls+distillation" else ())
+    if not places or (readout == "cls+distillation" and len(places) < 2):
+        raise UnsupportedError(
+            f"expected a {readout} token for this readout, found prefix {layout.prefix}; try --readout mean"
+        )
+    row[:, list(places)] = 1 / len(places)
+    return row
+
+
+def _scaled(row: Float[Tensor, "batch any"]) -> Float[Tensor, "batch any"]:
+    return row / row.sum(-1, keepdim=True).clamp_min(torch.finfo(row.dtype).tiny)
 
 
 def without_autocast(device: torch.device) -> torch.autocast:
@@ -148,7 +168,7 @@ def without_autocast(device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, enabled=False)
 
 
-def chain_length(model: Model, images: Parts) -> int:
+def chain_length(model: Model, images: Images) -> int:
     """The number of layers of the chain. Raises UnsupportedError for a model whose layers cannot all be chained."""
     require(model, "chain")
     return 1 + max(site.layer for site in survey_weights(model, images[:1].to(model.device)))
@@ -156,10 +176,14 @@ def chain_length(model: Model, images: Parts) -> int:
 
 def require_chain(model: Model) -> None:
     """Raise UnsupportedError for a model whose attention cannot be propagated from the readout to the image."""
-    coarser: tuple[int, int] | None = None
-    layout = model.anatomy.layout
-    sites = survey_weights(model, probe_images(model, 1))
-    misfits = [site for site in sites if not _fits(site, layout)]
+    layout, sites = model.anatomy.layout, survey_weights(model, probe_images(model, 1))
+
+    def fits(site: Site) -> bool:
+        if layout is None:
+            return site.windows is not None
+        return site.kind == "class" or (site.kind == "patch" and site.part == 0 and site.keys == layout.tokens)
+
+    misfits = [site for site in sites if not fits(site)]
     if misfits:
         # the most informative layer: pooled keys, channels or windows rather than tokens of another stage
         site = min(misfits, key=lambda site: site.kind in ("patch", "class"))
@@ -173,14 +197,12 @@ def require_chain(model: Model) -> None:
         )
     if layout is None:
         _require_no_convolution(model, {site.module for site in sites})
-    for site in reversed(sites):
-        if site.windows is not None:
-            if coarser not in (None, site.windows.resolution, _merged(site.windows.resolution)):
-                raise UnsupportedError(
-                    f"expected stages that merge 2x2 patches, found {site.windows.resolution} before {coarser} in "
-                    f"{model.alias}"
-                )
-            coarser = site.windows.resolution
+    maps = [site.windows.resolution for site in sites if site.windows is not None]
+    for fine, coarse in reversed(list(pairwise(maps))):
+        if coarse not in (fine, tuple(-(-side // 2) for side in fine)):
+            raise UnsupportedError(
+                f"expected stages that merge 2x2 patches, found {fine} before {coarse} in {model.alias}"
+            )
 
 
 def _require_no_convolution(model: Model, attention: Collection[str]) -> None:
@@ -203,23 +225,6 @@ def _require_no_convolution(model: Model, attention: Collection[str]) -> None:
             f"convolutions in {model.alias} (first {between[0]!r}); try --method attention, or vitlens attention, "
             "stats or ablate"
         )
-
-
-def _over_tokens(row: Float[Tensor, "batch keys"], layout: TokenLayout) -> Float[Tensor, "batch _"]:
-    """A pooling query's row over all tokens, 0 on the prefix where its keys are the patches only (timm's default)."""
-    return F.pad(row, (len(layout.prefix), 0)) if row.shape[-1] == layout.patches else row
-
-
-def _fits(site: Site, layout: TokenLayout | None) -> bool:
-    """Whether a row over the tokens can be propagated through this layer."""
-    if layout is None:
-        return site.windows is not None
-    return site.kind == "class" or (site.kind == "patch" and site.part == 0 and site.keys == layout.tokens)
-
-
-def _merged(resolution: tuple[int, int]) -> tuple[int, int]:
-    """The resolution after merging 2x2 patches."""
-    return -(-resolution[0] // 2), -(-resolution[1] // 2)
 
 
 def _unmerge(

@@ -35,10 +35,7 @@ def with_gradients(
     calls: list[AttentionCall] = []
     with libra_gradients(model) if rules == "libra" else nullcontext():
         logits = observe(model, images, calls.append, graph=True)
-    chosen = check_targets(targets, logits)
-    with torch.enable_grad():
-        total = logits.gather(1, chosen[:, None]).sum()
-    return logits.detach(), differentiated(total, calls)
+    return logits.detach(), differentiated(_total(logits, targets), calls)
 
 
 def with_module_gradients(
@@ -52,10 +49,14 @@ def with_module_gradients(
     outputs: dict[str, Tensor] = {}
     with watching(model.module, [module], lambda name, _, output: outputs.update({name: output})):
         logits = observe(model, images, calls.append, graph=True)
-    with torch.enable_grad():
-        total = logits.gather(1, check_targets(targets, logits)[:, None]).sum()
+    total = _total(logits, targets)
     (gradient,) = torch.autograd.grad(total, [outputs[module]], retain_graph=True)
     return differentiated(total, calls), outputs[module].detach(), gradient
+
+
+def _total(logits: Logits, targets: Labels | None) -> Tensor:
+    with torch.enable_grad():
+        return logits.gather(1, check_targets(targets, logits)[:, None]).sum()
 
 
 def differentiated(total: Tensor, calls: Sequence[AttentionCall]) -> tuple[AttentionCall, ...]:
@@ -63,11 +64,12 @@ def differentiated(total: Tensor, calls: Sequence[AttentionCall]) -> tuple[Atten
 
     Raises LensError where a call does not affect the number.
     """
-    gradients = torch.autograd.grad(total, [_traced(call) for call in calls], allow_unused=True)
+    traced = [call.computed if call.inputs is None else call.output for call in calls]
+    gradients = torch.autograd.grad(total, traced, allow_unused=True)  # type: ignore[arg-type]
     without_gradient = [call.site.module for call, gradient in zip(calls, gradients) if gradient is None]
     if without_gradient:
         raise LensError(f"expected a gradient in every attention layer, found none in {without_gradient[0]!r}")
-    return tuple(_with_gradient(call, gradient) for call, gradient in zip(calls, gradients))
+    return tuple(replace(call.detach(), gradient=gradient, output=None) for call, gradient in zip(calls, gradients))
 
 
 def check_targets(targets: Labels | None, logits: Logits) -> Labels:
@@ -81,15 +83,3 @@ def check_targets(targets: Labels | None, logits: Logits) -> Labels:
     if len(wrong):
         raise InputError(f"expected target classes from 0 to {classes - 1}, found {int(wrong[0])}")
     return targets.to(logits.device)
-
-
-def _traced(call: AttentionCall) -> Tensor:
-    traced = call.computed if call.inputs is None else call.output
-    assert traced is not None
-    return traced
-
-
-def _with_gradient(call: AttentionCall, gradient: Tensor) -> AttentionCall:
-    """The call detached from autograd's graph, with its gradient."""
-    call = call.detach()
-    return replace(call, gradient=gradient, output=None)

@@ -1,58 +1,115 @@
-"""Attention methods with their settings, and the maps of several methods from one pass of the model.
+"""The attention methods: rollout, relevance, gradient-weighted rollout and attention flow, and their public functions.
 
-The pass has gradients where one of the methods needs them; methods with LibraGrad's take a pass of their own. The
-methods themselves are listed in registry.py.
+Rollout (Abnar & Zuidema 2020) multiplies attention through the layers, with the residual connection: Â = rows of
+(1 - alpha) A + alpha I, scaled to sum to 1; R = Â_L ... Â_1. Relevance (Chefer 2021, "generic attention-model
+explainability") weighs attention by the gradient of a logit: Ā = mean over heads of (∂logit/∂A ⊙ A)⁺ (equation 5);
+R ← R + Ā R from R = I, layer by layer (equation 6). One row of R needs only products of a vector and a matrix, from the
+last layer back: O(layers N²), not O(layers N³). A method is a step of the chain (chain.py); the methods are listed in
+registry.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.analysis.attention.chain import chain_length, chained, without_autocast
-from vitlens.analysis.attention.defaults import ALPHA
-from vitlens.analysis.attention.registry import attention_method
-from vitlens.analysis.attention.rollout import RolloutSettings, require_start
-from vitlens.errors import InputError
+from vitlens.analysis.attention.chain import Chain, Vector, chain_length, chained, without_autocast
+from vitlens.analysis.attention.registry import ALPHA, MethodSettings, attention_method
+from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
+from vitlens.errors import InputError, UnsupportedError
+from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.observe import survey_weights
 from vitlens.models.model import Model
 from vitlens.names import Fusion, Readout
+from vitlens.pixels import AnyImages, Parts, Targets, as_parts, as_targets, takes_images
 from vitlens.references import resolved
-from vitlens.shapes import Images, Labels, Logits, Maps
+from vitlens.shapes import Fused, Images, Labels, Logits, Maps, Weights
+
+MOST_TOKENS = 256  # of attention flow: each needs a maximum flow through layers x tokens² edges
+_UNIT = 1 << 24  # the integer for a capacity of 1, as scipy's flows are 32-bit integers: precision 6e-8
 
 
-@dataclass(frozen=True)
-class MethodSettings:
-    """A method with its settings; settings that the method does not use are ignored.
+@takes_images
+def rollout(
+    model: Model,
+    images: AnyImages,
+    *,
+    fusion: Fusion = "mean",
+    discard: float = 0.0,
+    alpha: float = ALPHA,
+    start_layer: int = 0,
+    readout: Readout | None = None,
+) -> Maps:
+    """The rollout of each image over its patches (batch, rows, columns), without the prefix, not scaled.
 
-    method: a name of ATTENTION_METHODS; fusion, discard: of rollout; alpha: weight of the identity in rollout,
-    gradient-weighted rollout and flow; start_layer: first layer of the chain; layer: that of the method "attention"
-    (None: the last). All layers count from 0. Raises UnknownNameError and InputError.
+    images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; fusion: of the heads, "mean",
+    "max" or "min"; discard: the lowest fraction of each row, set to 0 (CLS kept); alpha: weight of the identity;
+    start_layer: the first layer included, from 0; readout: what the classifier reads (the model's own by default). Of a
+    windowed model (Swin, Hiera) the map is that of the first stage; where patches are merged or queries pooled, each of
+    the four gets an equal share. Raises UnsupportedError for a model whose layers are not all token-to-token or windows
+    (XCiT, PVT, CNNs), or that has convolutions between them (MaxViT).
+
+    >>> import torch, vitlens
+    >>> vitlens.rollout(vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32)).shape
+    torch.Size([2, 8, 8])
     """
+    way = MethodSettings("rollout", fusion, discard, alpha, start_layer)
+    return maps_of(model, as_parts(images), way, readout=readout)
 
-    method: str
-    fusion: Fusion = "mean"
-    discard: float = 0.0
-    alpha: float = ALPHA
-    start_layer: int = 0
-    layer: int | None = None
 
-    def __post_init__(self) -> None:
-        attention_method(self.method)
-        RolloutSettings(self.fusion, self.discard, self.alpha, self.start_layer)  # raises for values out of range
+@takes_images
+def relevance(
+    model: Model,
+    images: AnyImages,
+    *,
+    targets: Targets = "predicted",
+    start_layer: int = 0,
+    readout: Readout | None = None,
+) -> Maps:
+    """The relevance of each patch for a target class through attention: (batch, rows, columns), not scaled.
 
-    @property
-    def name(self) -> str:
-        """Its name in reports and metrics: "rollout-mean", "relevance", "attention" ..."""
-        return f"{self.method}-{self.fusion}" if "fusion" in attention_method(self.method).options else self.method
+    images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; targets: "predicted", "label"
+    (of a Split or class folders), a class by name or index, or class indices (batch,). The target's logit is
+    differentiated, not its probability. readout: what the classifier reads (the model's own by default). Of a windowed
+    model (Swin) the map is that of the first stage. Raises InputError for a class that does not exist, UnsupportedError
+    as `rollout`.
 
-    @property
-    def settings(self) -> dict[str, object]:
-        """The settings that the method uses."""
-        return {name: getattr(self, name) for name in attention_method(self.method).options}
+    >>> import torch, vitlens
+    >>> vit = vitlens.load("vit-digits")
+    >>> vitlens.relevance(vit, torch.rand(2, 3, 32, 32), targets=torch.tensor([3, 8])).shape
+    torch.Size([2, 8, 8])
+    """
+    way = MethodSettings("relevance", start_layer=start_layer)
+    return maps_of(model, as_parts(images), way, targets=as_targets(targets), readout=readout)
+
+
+def maps_of(
+    model: Model, images: Parts, way: MethodSettings, *, targets: Labels | None = None, readout: Readout | None = None
+) -> Maps:
+    """The maps of one method, computed in batches that fit in memory; targets: None for the predicted classes."""
+    require_possible(model, images, [way])
+    if targets is not None and len(targets) != len(images):
+        raise InputError(f"expected one target per image ({len(images)}), found {len(targets)}")
+    size = max(1, fitting_batch_size(model) // (BACKWARD if attention_method(way.method).gradients else 1))
+    parts: list[Maps] = []
+    for start in range(0, len(images), size):
+        own = None if targets is None else targets[start : start + size]
+        batch = images[start : start + size].to(model.device)
+        parts.extend(maps_in_one_pass(model, batch, [way], targets=own, readout=readout).maps)
+    return torch.cat(parts)
+
+
+def method_maps(
+    model: Model, images: Images, targets: Labels, *, method: str, readout: Readout | None = None, **options: object
+) -> Maps:
+    """The maps of one method for one batch; options: its settings. A method without gradients ignores the targets."""
+    way = MethodSettings(method, **options)  # type: ignore[arg-type]
+    require_possible(model, images, [way])
+    return maps_in_one_pass(model, images, [way], targets=targets, readout=readout).maps[0]
 
 
 @dataclass(frozen=True)
@@ -64,19 +121,6 @@ class MethodMaps:
     maps: tuple[Float[Tensor, "batch _ _"], ...]
 
 
-def require_possible(model: Model, images: Images, methods: Sequence[MethodSettings]) -> None:
-    """Raise UnsupportedError or InputError, before any work, for a method that this model does not support."""
-    depth = 1 + max(site.layer for site in survey_weights(model, images[:1]))
-    for settings in methods:
-        method = attention_method(settings.method)
-        if method.needs == "chain":
-            require_start(settings.start_layer, chain_length(model, images[:1]))
-        if method.check is not None:
-            resolved(method.check)(model, images)
-        if settings.layer is not None and not 0 <= settings.layer < depth:
-            raise InputError(f"expected --layer from 0 to {depth - 1}, found {settings.layer}")
-
-
 def maps_in_one_pass(
     model: Model,
     images: Images,
@@ -85,32 +129,233 @@ def maps_in_one_pass(
     targets: Labels | None = None,
     readout: Readout | None = None,
 ) -> MethodMaps:
-    """The maps of several methods, from one pass for each kind of backward pass.
+    """The maps of several methods, at least one, that the model supports (`require_possible`).
 
-    targets: class indices (batch,), None: the predicted classes.
-
-    Raises UnsupportedError or InputError for a method that this model does not support.
+    One pass serves all methods of one kind of backward pass (plain gradients or LibraGrad's); it has gradients where
+    one of them needs them. targets: class indices (batch,), None: the predicted classes.
     """
-    require_possible(model, images, methods)
-    found = [attention_method(settings.method) for settings in methods]
-    maps: list[Maps | None] = [None] * len(methods)
-    logits: Logits | None = None
-    for rules in dict.fromkeys(sorted(method.rules for method in found)):
+    found = [attention_method(way.method) for way in methods]
+    maps: dict[int, Maps] = {}
+    for rules in sorted({method.rules for method in found}):
         own = [place for place, method in enumerate(found) if method.rules == rules]
         gradient = any(found[place].gradients for place in own)
         chain = chained(model, images, targets=targets, gradient=gradient, rules=rules, readout=readout)
         with torch.no_grad(), without_autocast(model.device):
-            for place in own:
-                maps[place] = found[place].maps(chain, **methods[place].settings)
-        logits = chain.logits
-    if logits is None:
-        raise InputError("expected at least one method, found none")
-    return MethodMaps(logits, tuple(each for each in maps if each is not None))
+            maps |= {place: resolved(found[place].function)(chain, **methods[place].settings) for place in own}
+    return MethodMaps(chain.logits, tuple(maps[place] for place in range(len(methods))))
 
 
-def method_maps(
-    model: Model, images: Images, targets: Labels, *, method: str, readout: Readout | None = None, **options: Any
+def require_possible(model: Model, images: Parts, methods: Sequence[MethodSettings]) -> None:
+    """Raise UnsupportedError or InputError, before any work, for a method that this model does not support."""
+    first = images[:1].to(model.device)
+    for way in methods:
+        method = attention_method(way.method)
+        if method.check is not None:
+            resolved(method.check)(model, first)
+        if method.needs == "chain":
+            require_start(way.start_layer, chain_length(model, first))
+        depth = 1 + max(site.layer for site in survey_weights(model, first))
+        if way.layer is not None and not 0 <= way.layer < depth:
+            raise InputError(f"expected --layer from 0 to {depth - 1}, found {way.layer}")
+
+
+def require_start(start_layer: int, depth: int) -> None:
+    """Raise InputError unless the model has this layer."""
+    if not 0 <= start_layer < depth:
+        raise InputError(f"expected --start-layer of at least 0 and below {depth} layers, found {start_layer}")
+
+
+def rollout_maps(
+    chain: Chain, *, fusion: Fusion = "mean", discard: float = 0.0, alpha: float = ALPHA, start_layer: int = 0
 ) -> Maps:
-    """The maps of one method; options: its settings. A method without gradients ignores the targets."""
-    settings = MethodSettings(method, **options)
-    return maps_in_one_pass(model, images, [settings], targets=targets, readout=readout).maps[0]
+    """The rollout maps of a chain."""
+    layout = chain.model.anatomy.layout
+    keep = () if layout is None else layout.positions("cls")
+
+    def step(row: Vector, weights: Weights, _gradient: Weights | None, whole: bool) -> Vector:
+        if fusion == "mean" and discard == 0 and whole:
+            # a row of the mean is the mean of the heads' rows, and rows of softmax sum to 1 already
+            mixed = (row[:, None, None] @ weights).mean(1)[:, 0]
+            return (1 - alpha) * mixed + alpha * row
+        return scaled_step(row, discard_lowest(fused(weights, fusion), discard, keep=keep), alpha)
+
+    def pooling(call: AttentionCall) -> Float[Tensor, "batch keys"]:
+        # class attention has a CLS before this layout's tokens
+        own = (0,) if layout is not None and call.site.keys > layout.tokens else keep
+        row = discard_lowest(fused(precise(call.precise().weights()), fusion), discard, keep=own)[:, 0]
+        return row / row.sum(-1, keepdim=True)
+
+    start = chain.start(pooling, alpha=alpha, start_layer=start_layer)
+    return chain.as_map(chain.follow(start, step, start_layer=start_layer))
+
+
+def relevance_maps(chain: Chain, *, start_layer: int = 0) -> Maps:
+    """The relevance maps of a chain with gradients: the readout's row of R - I."""
+
+    def step(row: Vector, weights: Weights, gradient: Weights | None, whole: bool) -> Vector:  # noqa: ARG001
+        return row + (row.unsqueeze(1) @ gradient_weighted(weights, gradient)).squeeze(1)
+
+    start = chain.start(_gradient_weighted_query, alpha=None, start_layer=start_layer)
+    row = chain.follow(start, step, start_layer=start_layer)
+    if chain.readout != "pool":  # a pooling query is no token, so its row contains no identity
+        row = row - chain.follow(start, step, start_layer=len(chain.calls))  # the merging of patches alone
+    return chain.as_map(row)
+
+
+def gradient_rollout_maps(chain: Chain, *, alpha: float = ALPHA, start_layer: int = 0) -> Maps:
+    """Rollout with Ā in place of the heads' mean, of a chain with gradients.
+
+    A row without any positive gradient becomes that of the identity; 0 for a pooling query without any, which has no
+    token of its own.
+    """
+
+    def step(row: Vector, weights: Weights, gradient: Weights | None, whole: bool) -> Vector:  # noqa: ARG001
+        return scaled_step(row, gradient_weighted(weights, gradient), alpha)
+
+    start = chain.start(_gradient_weighted_query, alpha=alpha, start_layer=start_layer)
+    return chain.as_map(chain.follow(start, step, start_layer=start_layer))
+
+
+def fused(weights: Weights, fusion: Fusion) -> Fused:
+    """One weight per query and key: the mean, maximum or minimum over heads."""
+    if fusion == "mean":
+        return weights.mean(1)
+    return weights.amax(1) if fusion == "max" else weights.amin(1)
+
+
+def discard_lowest(fused: Fused, fraction: float, *, keep: Sequence[int] = ()) -> Fused:
+    """The lowest fraction of every query row set to zero, except the columns in keep (CLS)."""
+    count = int(fused.shape[-1] * fraction)
+    if count == 0:
+        return fused
+    ranked = fused.clone()
+    ranked[..., list(keep)] = torch.inf
+    # with a large fraction the kept columns may be among the lowest: restore them
+    dropped = fused.scatter(-1, ranked.topk(count, dim=-1, largest=False).indices, 0.0)
+    dropped[..., list(keep)] = fused[..., list(keep)]
+    return dropped
+
+
+def scaled_step(row: Vector, fused: Fused, alpha: float) -> Vector:
+    """row · Â, a step of the rollout towards the input; the rows of Â are scaled to sum to 1."""
+    total = (1 - alpha) * fused.sum(-1) + alpha
+    row = (row / total.clamp_min(torch.finfo(total.dtype).tiny)).unsqueeze(1)
+    return torch.baddbmm(row, row, fused, beta=alpha, alpha=1 - alpha).squeeze(1)
+
+
+def gradient_weighted(weights: Weights, gradient: Weights | None) -> Fused:
+    """Ā: the attention that raises the target's logit, mean over heads (Chefer 2021, equation 5)."""
+    assert gradient is not None  # the chain was made with gradients
+    return (weights * gradient).clamp_min(0).mean(1)
+
+
+def _gradient_weighted_query(call: AttentionCall) -> Float[Tensor, "batch keys"]:
+    exact = call.precise()
+    return gradient_weighted(precise(exact.weights()), exact.weight_gradient())[:, 0]
+
+
+def rollouts_so_far(
+    layers: Iterable[Fused | None], start: Vector, *, alpha: float = ALPHA
+) -> Float[Tensor, "batch layers tokens"]:
+    """The rollout from the same row through the layers up to each layer, in forward order.
+
+    layers: weights averaged over heads, whose rows sum to 1, from the last layer back; None: a layer that leaves the
+    tokens as they are. All rows are propagated together, so each layer is read once.
+    """
+    rows = start[:, None][:, :0]
+    for weights in layers:
+        rows = torch.cat((start[:, None], rows), 1)
+        if weights is not None:
+            rows = torch.baddbmm(rows, rows, weights, beta=alpha, alpha=1 - alpha)
+    return rows
+
+
+def rollout_by_layer(model: Model, images: Images) -> Float[Tensor, "batch layers rows columns"]:
+    """The rollout of each image up to each layer: the map that a classifier behind that layer would read.
+
+    images: (batch, 3, height, width) in [0, 1]. Where a model reads its classes by attention pooling, the mean over the
+    patches is read in its place. Raises UnsupportedError as `rollout`, and for windows, whose stages have maps of
+    several sizes.
+    """
+    if model.anatomy.layout is None:
+        raise UnsupportedError(f"expected one sequence of tokens in all layers, found windows in {model.alias}")
+    chain_length(model, images[:1])
+    readout: Readout = "mean" if model.anatomy.readout in (None, "pool") else model.anatomy.readout
+    parts = []
+    for batch in images.split(fitting_batch_size(model)):
+        chain = chained(model, batch.to(model.device), readout=readout)
+        with without_autocast(model.device):
+            means = (_mean(call) if call.site.kind == "patch" else None for call in reversed(chain.calls))
+            rows = rollouts_so_far(means, chain.start(_mean_query, alpha=ALPHA))
+        parts.append(model.layout.as_map(rows))
+    return torch.cat(parts)
+
+
+def _mean(call: AttentionCall) -> Fused:
+    """The weights averaged over heads."""
+    return precise(call.precise().weights()).mean(1)
+
+
+def _mean_query(call: AttentionCall) -> Float[Tensor, "batch keys"]:
+    return _mean(call)[:, 0]
+
+
+def require_flow(model: Model, images: Images) -> None:
+    """Raise UnsupportedError where attention flow would take too long, or is not defined."""
+    layout = model.anatomy.layout
+    if layout is not None and layout.tokens > MOST_TOKENS:
+        raise UnsupportedError(
+            f"expected at most {MOST_TOKENS} tokens for attention flow, found {layout.tokens} in {model.alias}: it "
+            "takes a maximum flow for each of them; try --method rollout"
+        )
+    chain_length(model, images)
+    if layout is None:
+        raise UnsupportedError(
+            f"expected one sequence of tokens for attention flow, found windows in {model.alias}; try --method rollout"
+        )
+
+
+def flow_maps(chain: Chain, *, alpha: float = ALPHA) -> Maps:
+    """The maximum flow from the readout of a chain to each patch (Abnar & Zuidema 2020, section 3), from 0 to 1.
+
+    The layers form a flow network whose capacities are the weights with the residual connection, (1 - alpha) A +
+    alpha I. One maximum flow for each patch and image: 0.1 s an image for 65 tokens, seconds for 197.
+    """
+    layout = chain.model.layout
+    start = chain.start(_mean_query, alpha=alpha)
+    layers = [_mean(call).double().cpu().numpy() for call in chain.calls if call.site.kind == "patch"]
+    capacities = [(1 - alpha) * weights + alpha * np.eye(layout.tokens) for weights in layers]
+    patches = range(len(layout.prefix), layout.tokens)
+    flows = [
+        maximum_flows(row, [layer[at] for layer in capacities], patches) for at, row in enumerate(start.cpu().numpy())
+    ]
+    return chain.as_map(torch.from_numpy(np.stack(flows)).to(start))
+
+
+def maximum_flows(
+    start: NDArray[np.floating], layers: Sequence[NDArray[np.float64]], targets: Sequence[int]
+) -> NDArray[np.float64]:
+    """The maximum flow from a source to each target token of the input; 0 for the other tokens.
+
+    start: (tokens,), capacities from the source to the tokens after the last layer; layers: (query, key) capacities in
+    forward order.
+    """
+    from scipy.sparse import csr_matrix  # takes 0.2 s to import
+    from scipy.sparse.csgraph import maximum_flow
+
+    tokens, depth = len(start), len(layers)
+    source = tokens * (depth + 1)  # nodes: the tokens before layer 0, after layer 0, ... and the source
+    heads, tails, capacities = [np.full(tokens, source)], [depth * tokens + np.arange(tokens)], [start]
+    query, key = np.divmod(np.arange(tokens * tokens), tokens)
+    for layer, weights in enumerate(layers):
+        heads.append((layer + 1) * tokens + query)
+        tails.append(layer * tokens + key)
+        capacities.append(weights.ravel())
+    scaled = np.rint(np.concatenate(capacities).astype(np.float64) * _UNIT).astype(np.int32)
+    edges = (np.concatenate(heads), np.concatenate(tails))
+    network = csr_matrix((scaled, edges), shape=(source + 1, source + 1), dtype=np.int32)
+    network.eliminate_zeros()
+    flows = np.zeros(tokens)
+    for target in targets:
+        flows[target] = maximum_flow(network, source, target).flow_value / _UNIT
+    return flows

@@ -6,30 +6,40 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.answers.paired import spearman
-from vitlens.analysis.heads.geometry import Geometry
-from vitlens.layout import TokenLayout
+from vitlens.analysis.evaluation.intervals import spearman
+from vitlens.analysis.heads.geometry import Geometry, grid_pitch
 from vitlens.models.model import Model
 from vitlens.models.positions import FIXED
 from vitlens.models.vit import VisionTransformer
+from vitlens.shapes import TokenLayout
+
+Similarity = Float[Tensor, "patches patches"]
 
 
-def position_similarity(model: Model) -> Float[Tensor, "patches patches"] | None:
+def position_similarity(model: Model) -> Similarity | None:
     """Cosine similarity of the position embeddings, learned or fixed, of all pairs of patches; None without them."""
-    positions = _positions(model)
-    if positions is None:
+    embedding = getattr(model.module, "pos_embed", None)
+    if isinstance(model.module, VisionTransformer) and model.module.config.positions in FIXED:
+        embedding = model.module.positions(model.layout.grid)  # computed again where the images have another size
+    if embedding is None:
+        embedding = getattr(getattr(model.module, "encoder", None), "pos_embedding", None)
+    if not isinstance(embedding, Tensor) or model.anatomy.layout is None:
         return None
-    unit = torch.nn.functional.normalize(positions, dim=-1)
+    tokens, patches = embedding.detach().flatten(0, -2), model.layout.patches
+    # embeddings of this grid; prefix tokens before the patches may have embeddings or not
+    if not patches <= len(tokens) <= model.layout.tokens:
+        return None
+    unit = torch.nn.functional.normalize(tokens[-patches:], dim=-1)
     return unit @ unit.T
 
 
-def distance_correlation(similarity: Float[Tensor, "patches patches"], layout: TokenLayout) -> float | None:
+def distance_correlation(similarity: Similarity, layout: TokenLayout) -> float | None:
     """Pearson's correlation of the similarity of position embeddings with the distance in pixels, over all pairs.
 
     Negative where near positions are more similar than far ones; 0 without such structure. None where either is
     constant.
     """
-    distances = Geometry(layout.grid, (float(layout.patch_size[0]), float(layout.patch_size[1]))).distances()[0]
+    distances = Geometry(layout.grid, grid_pitch(layout)).distances()[0]
     above = torch.ones_like(distances, dtype=torch.bool).triu(1)
     pairs = torch.stack((similarity.detach().double().cpu()[above], distances[above]))
     if pairs.shape[1] < 2 or bool((pairs.std(1) < 1e-9).any()):
@@ -48,32 +58,17 @@ class RankCorrelation(NamedTuple):
     columns: float | None
 
 
-def rank_correlation(similarity: Float[Tensor, "patches patches"], layout: TokenLayout) -> RankCorrelation:
+def rank_correlation(similarity: Similarity, layout: TokenLayout) -> RankCorrelation:
     """Spearman's correlation of the similarity of position embeddings with minus the Euclidean distance of the patches.
 
     1 where nearer patches are always more similar, 0 without such order; ties have their mean rank. Distances are in
     pixels; the pairs of all rows (or columns) are ranked together.
     """
-    geometry = Geometry(layout.grid, (float(layout.patch_size[0]), float(layout.patch_size[1])))
     numbers = torch.arange(layout.patches)
     row, column = numbers // layout.grid[1], numbers % layout.grid[1]
     above = torch.ones(layout.patches, layout.patches, dtype=torch.bool).triu(1)
+    near = -Geometry(layout.grid, grid_pitch(layout)).distances()[0].double()
+    alike = similarity.detach().double().cpu().round(decimals=6)  # as equal offsets differ in the last bits
     chosen = (above, above & (row[:, None] == row), above & (column[:, None] == column))
-    # rounded, as equal offsets differ in the last bits
-    near, alike = -geometry.distances()[0].double(), similarity.detach().double().cpu().round(decimals=6)
-    values = [spearman(alike[pairs][None], near[pairs][None]).item() for pairs in chosen]
-    return RankCorrelation(*(None if value != value else value for value in values))
-
-
-def _positions(model: Model) -> Float[Tensor, "patches dim"] | None:
-    embedding = getattr(model.module, "pos_embed", None)
-    if isinstance(model.module, VisionTransformer) and model.module.config.positions in FIXED:
-        embedding = model.module.positions(model.layout.grid)  # computed again where the images have another size
-    if embedding is None:
-        embedding = getattr(getattr(model.module, "encoder", None), "pos_embedding", None)
-    if not isinstance(embedding, Tensor) or model.anatomy.layout is None:
-        return None
-    tokens = embedding.detach().flatten(0, -2)
-    patches = model.layout.patches
-    # embeddings of this grid; prefix tokens before the patches may have embeddings or not
-    return tokens[-patches:] if patches <= len(tokens) <= model.layout.tokens else None
+    found = [spearman(alike[pairs][None], near[pairs][None]).item() for pairs in chosen]
+    return RankCorrelation(*(None if value != value else value for value in found))

@@ -1,18 +1,21 @@
-"""The attention methods, which map attention to the image. One table, free of torch.
+"""The attention methods, which map attention to the image, and their settings. One table, free of torch.
 
 To add one, write its function, from a chain and settings to maps, and one entry here: `vitlens rollout`, its
 report and the tests take it from there. An entry of vitlens/attribution/registry.py that names it makes it an
 attribution as well.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-from vitlens.errors import UnknownNameError
-from vitlens.references import resolved
+from vitlens.errors import InputError, UnknownNameError
+from vitlens.names import FUSIONS, Fusion
 
+ALPHA: Final = 0.5  # share of the identity in rollout's (1 - alpha) A + alpha I
+WHOLE: Final = 4  # images of which a viewer gets every head; of further ones the mean over the heads of each layer
+REFINE_STEPS: Final = 2  # of a map's refinement by attention between patches; even, see affinity.py
 _WITH_WEIGHTS: Final = 2.0  # cost, in forward passes, of a pass that computes all attention weights
 
 
@@ -47,84 +50,42 @@ class AttentionMethod:
         """Whether it needs gradients, and so a target class."""
         return self.backwards > 0
 
-    @property
-    def maps(self) -> Callable[..., Any]:
-        """Its function."""
-        return resolved(self.function)  # type: ignore[no-any-return]
 
-
+_METHODS: Final = "vitlens.analysis.attention.methods"
 _ENTRIES: Final = (
     AttentionMethod(
-        name="rollout",
-        title="rollout",
-        description="attention propagated through all layers; the same for every class",
-        paper="Abnar & Zuidema 2020",
-        function="vitlens.analysis.attention.rollout:rollout_maps",
-        needs="chain",
-        forwards=_WITH_WEIGHTS,
-        backwards=0,
-        options=("fusion", "discard", "alpha", "start_layer"),
-        default=True,
+        "rollout", "rollout", "attention propagated through all layers; the same for every class",
+        "Abnar & Zuidema 2020", f"{_METHODS}:rollout_maps", "chain", _WITH_WEIGHTS, 0,
+        ("fusion", "discard", "alpha", "start_layer"), default=True,
     ),
     AttentionMethod(
-        name="relevance",
-        title="relevance",
-        description="attention that raises the target's logit, propagated through all layers (Chefer 2021)",
-        paper="Chefer 2021, generic attention explainability",
-        function="vitlens.analysis.attention.relevance:relevance_maps",
-        needs="chain",
-        forwards=0,
-        backwards=1.5,
-        options=("start_layer",),
-        default=True,
+        "relevance", "relevance",
+        "attention that raises the target's logit, propagated through all layers (Chefer 2021)",
+        "Chefer 2021, generic attention explainability", f"{_METHODS}:relevance_maps", "chain", 0, 1.5,
+        ("start_layer",), default=True,
     ),
     AttentionMethod(
-        name="libra-relevance",
-        title="Libra relevance",
-        description="relevance with LibraGrad's gradients, which count attention, norms and activations once",
-        paper="Mehri 2025 (LibraGrad) with Chefer 2021's rule",
-        function="vitlens.analysis.attention.relevance:relevance_maps",
-        needs="chain",
-        forwards=0,
-        backwards=1.5,
-        options=("start_layer",),
-        rules="libra",
+        "libra-relevance", "Libra relevance",
+        "relevance with LibraGrad's gradients, which count attention, norms and activations once",
+        "Mehri 2025 (LibraGrad) with Chefer 2021's rule", f"{_METHODS}:relevance_maps", "chain", 0, 1.5,
+        ("start_layer",), rules="libra",
     ),
     AttentionMethod(
-        name="gradient-rollout",
-        title="gradient-weighted rollout",
-        description="rollout of the attention that raises the target's logit",
-        paper="Abnar & Zuidema 2020 with Chefer 2021's weights",
-        function="vitlens.analysis.attention.relevance:gradient_rollout_maps",
-        needs="chain",
-        forwards=0,
-        backwards=1.5,
-        options=("alpha", "start_layer"),
+        "gradient-rollout", "gradient-weighted rollout", "rollout of the attention that raises the target's logit",
+        "Abnar & Zuidema 2020 with Chefer 2021's weights", f"{_METHODS}:gradient_rollout_maps", "chain", 0, 1.5,
+        ("alpha", "start_layer"),
     ),
     AttentionMethod(
-        name="attention",
-        title="attention of the last layer",
-        description="the mean of one layer's heads, the last by default",
-        paper="the model's own weights",
-        function="vitlens.analysis.attention.weights:layer_maps",
-        needs="maps",
-        forwards=_WITH_WEIGHTS,
-        backwards=0,
-        options=("layer",),
+        "attention", "attention of the last layer", "the mean of one layer's heads, the last by default",
+        "the model's own weights", "vitlens.analysis.attention.weights:layer_maps", "maps", _WITH_WEIGHTS, 0,
+        ("layer",),
     ),
     AttentionMethod(
-        name="flow",
-        title="attention flow",
-        description="the maximum flow from the readout to each patch (only for few tokens)",
-        paper="Abnar & Zuidema 2020, section 3",
-        function="vitlens.analysis.attention.flow:flow_maps",
-        needs="chain",
-        forwards=_WITH_WEIGHTS,
-        backwards=0,
-        options=("alpha",),
-        check="vitlens.analysis.attention.flow:require_flow",
+        "flow", "attention flow", "the maximum flow from the readout to each patch (only for few tokens)",
+        "Abnar & Zuidema 2020, section 3", f"{_METHODS}:flow_maps", "chain", _WITH_WEIGHTS, 0, ("alpha",),
+        check=f"{_METHODS}:require_flow",
     ),
-)
+)  # fmt: skip
 
 ATTENTION_METHODS: Final[Mapping[str, AttentionMethod]] = MappingProxyType({entry.name: entry for entry in _ENTRIES})
 
@@ -134,3 +95,40 @@ def attention_method(name: str) -> AttentionMethod:
     if name not in ATTENTION_METHODS:
         raise UnknownNameError("method", name, ATTENTION_METHODS)
     return ATTENTION_METHODS[name]
+
+
+@dataclass(frozen=True)
+class MethodSettings:
+    """A method with its settings; settings that the method does not use are ignored.
+
+    method: a name of ATTENTION_METHODS; fusion: of the heads in rollout; discard: lowest fraction of each query row
+    that rollout sets to zero (CLS column kept); alpha: weight of the identity in rollout, gradient-weighted rollout and
+    flow; start_layer: first layer of the chain; layer: that of the method "attention" (None: the last). All layers
+    count from 0. Raises UnknownNameError and InputError.
+    """
+
+    method: str
+    fusion: Fusion = "mean"
+    discard: float = 0.0
+    alpha: float = ALPHA
+    start_layer: int = 0
+    layer: int | None = None
+
+    def __post_init__(self) -> None:
+        attention_method(self.method)
+        if self.fusion not in FUSIONS:
+            raise UnknownNameError("fusion", self.fusion, FUSIONS)
+        if not 0 <= self.discard < 1:
+            raise InputError(f"expected --discard in [0, 1), found {self.discard}")
+        if not 0 <= self.alpha <= 1:
+            raise InputError(f"expected --alpha in [0, 1], found {self.alpha}")
+
+    @property
+    def name(self) -> str:
+        """Its name in reports and metrics: "rollout-mean", "relevance", "attention" ..."""
+        return f"{self.method}-{self.fusion}" if "fusion" in attention_method(self.method).options else self.method
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """The settings that the method uses."""
+        return {name: getattr(self, name) for name in attention_method(self.method).options}

@@ -3,19 +3,17 @@
 For a viewer that a reader points at patches with, of few images.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.attention.chain import without_autocast
-from vitlens.analysis.attention.defaults import ALPHA, WHOLE
-from vitlens.analysis.attention.readout import readout_row
-from vitlens.analysis.attention.rollout import rollout_row
+from vitlens.analysis.attention.chain import readout_row, without_autocast
+from vitlens.analysis.attention.methods import rollouts_so_far
+from vitlens.analysis.attention.registry import WHOLE
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.layout import TokenLayout
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.layers import probe_images
 from vitlens.lens.observe import observe, survey_weights
@@ -25,8 +23,6 @@ from vitlens.names import Readout
 from vitlens.shapes import Images
 
 _BYTES = 1 << 28  # of the layers' means over heads, in single precision, that are held at a time
-
-Pool = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -63,60 +59,42 @@ def require_token_attention(model: Model) -> None:
 
 
 def token_attention(
-    model: Model, images: Images, *, whole: int = WHOLE, pool: Pool = lambda weights: weights
+    model: Model, images: Images, *, whole: int = WHOLE, pool: Callable[[Tensor], Tensor] = lambda weights: weights
 ) -> TokenAttention:
     """The attention of every layer between all tokens of each image, of every head for the first `whole` images.
 
     images: (n, 3, height, width) in [0, 1]; pool: what is kept of weights (..., queries, keys) on the CPU, with fewer
-    queries where they are many. Raises UnsupportedError as require_token_attention, InputError for no images.
+    queries where they are many. Rollouts of a model with attention pooling start from the mean over patches. Raises
+    UnsupportedError as require_token_attention, InputError for no images.
     """
     require_token_attention(model)
     if not len(images):
         raise InputError("expected at least one image, found none")
-    layout = model.layout
+    layout, readout = model.layout, model.anatomy.readout
+    chosen: Readout = "mean" if readout in (None, "pool") else readout
+
+    def of_batch(batch: Images, whole: int) -> tuple[Tensor, Tensor, Tensor]:
+        heads: list[Tensor] = []
+        means: list[Tensor] = []
+
+        def take(call: AttentionCall) -> None:
+            if call.site.kind != "patch":
+                return
+            mean, kept = [], []
+            with without_autocast(batch.device):
+                for part, own in call.parts():
+                    weights = precise(own.precise().weights())
+                    mean.append(weights.mean(1))
+                    kept.append(pool(weights[: max(0, whole - part.start)].cpu()))
+            heads.append(torch.cat(kept))
+            means.append(torch.cat(mean).float())
+
+        observe(model, batch, take)
+        row = readout_row(layout, chosen, batch=len(batch), like=means[0])
+        rollouts = rollouts_so_far(reversed(means), row).cpu()
+        return torch.stack(heads, 1), torch.stack([pool(mean.cpu()) for mean in means], 1), rollouts
+
     depth = sum(site.kind == "patch" for site in survey_weights(model, images[:1].to(model.device)))
     size = max(1, _BYTES // (4 * depth * layout.tokens**2))
-    parts = [
-        _of_batch(model, images[start : start + size].to(model.device), max(0, whole - start), pool)
-        for start in range(0, len(images), size)
-    ]
-    heads, means, rollouts = (torch.cat(each) for each in zip(*parts, strict=True))
-    return TokenAttention(heads, means, rollouts)
-
-
-def _of_batch(model: Model, images: Images, whole: int, pool: Pool) -> tuple[Tensor, Tensor, Tensor]:
-    """Heads, means and rollouts of one batch; whole: the number of its images of which every head is kept."""
-    layout = model.layout
-    heads: list[Tensor] = []
-    means: list[Tensor] = []
-
-    def take(call: AttentionCall) -> None:
-        if call.site.kind != "patch":
-            return
-        mean = torch.empty(call.images, layout.tokens, layout.tokens, device=images.device)
-        kept = []
-        with without_autocast(images.device):
-            for part, own in call.parts():
-                weights = precise(own.precise().weights())
-                mean[part] = weights.mean(1)
-                kept.append(pool(weights[: max(0, whole - part.start)].cpu()))
-        heads.append(torch.cat(kept))
-        means.append(mean)
-
-    observe(model, images, take)
-    rollouts = rollouts_of(means, layout, model.anatomy.readout)
-    return torch.stack(heads, 1), torch.stack([pool(mean.cpu()) for mean in means], 1), rollouts.cpu()
-
-
-def rollouts_of(
-    means: Sequence[Float[Tensor, "batch query key"]], layout: TokenLayout, readout: Readout | None
-) -> Float[Tensor, "batch layers key"]:
-    """The rollout through the layers so far, of each layer, over all tokens; means: weights averaged over heads, by
-    layer; readout: the tokens it starts from (of attention pooling the mean over patches)."""
-    chosen: Readout = "mean" if readout in (None, "pool") else readout
-    start = readout_row(layout, chosen, batch=len(means[0]), like=means[0])
-    rows = [
-        rollout_row(means[: layer + 1], start, alpha=ALPHA, stochastic=True)
-        for layer in range(len(means))
-    ]  # fmt: skip
-    return torch.stack(rows, 1)
+    batches = ((images[at : at + size].to(model.device), max(0, whole - at)) for at in range(0, len(images), size))
+    return TokenAttention(*(torch.cat(each) for each in zip(*(of_batch(*each) for each in batches), strict=True)))

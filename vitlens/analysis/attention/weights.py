@@ -1,4 +1,8 @@
-"""Attention weights of a model, and the maps that can be read from them."""
+"""Attention weights of a model, the maps that can be read from them, and how far they move between two models.
+
+Maps are of the readout's query, or of one patch: as query, to other patches; as key, from other patches. A query needs
+one row of the weights and a key one column, a few images at a time; no layer's weights are stored.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,11 +13,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import fitting_batch_size
 from vitlens.analysis.attention.chain import Chain
-from vitlens.analysis.heads.geometry import assumed_grid
-from vitlens.errors import UnsupportedError
-from vitlens.lens.call import AttentionCall, received
+from vitlens.analysis.evaluation.evaluate import fitting_batch_size
+from vitlens.analysis.heads.geometry import geometry_of
+from vitlens.data.split import Split
+from vitlens.errors import InputError, UnsupportedError
+from vitlens.lens.call import AttentionCall, precise, received, window_index
 from vitlens.lens.capture import capture_attention
 from vitlens.lens.layers import probe_images
 from vitlens.lens.observe import observe, survey_weights
@@ -21,9 +26,11 @@ from vitlens.lens.site import NO_PLACE, Site
 from vitlens.models.model import Model
 from vitlens.models.support import require
 from vitlens.pixels import AnyImages, as_parts, takes_images
-from vitlens.shapes import Images
+from vitlens.shapes import Images, Rows
 
 RowChoice = Literal["all", "cls"]
+Moved = Float[Tensor, "images heads"]  # total variation, a fraction
+_AT_ONCE = 16  # images whose weights are held at a time, of all models
 
 
 @takes_images
@@ -93,35 +100,39 @@ def require_maps(model: Model) -> None:
         )
 
 
+def key_grid(site: Site, model: Model) -> tuple[tuple[int, int] | None, int]:
+    """The grid of the patches of a layer in which patches attend to patches, None for another layer, and the number of
+    tokens before them."""
+    place = geometry_of(site, model)
+    return (None, 0) if place is None else (place.map_grid, place.prefix)
+
+
 def has_map(site: Site, model: Model) -> bool:
     """Whether the attention of a layer's heads is a map of the image."""
-    layout = model.anatomy.layout
-    if site.windows is not None:
-        return True
-    if site.kind != "patch":
-        return site.kind == "class" and layout is not None
-    whole = layout is not None and site.keys == layout.tokens
-    return whole or assumed_grid(site, model) is not None
+    pooling = site.kind == "class" and site.windows is None and model.anatomy.layout is not None
+    return pooling or key_grid(site, model)[0] is not None
 
 
 def layer_map(call: AttentionCall, model: Model) -> LayerMaps | None:
     """The attention maps of one layer's heads, or None for a layer whose queries or keys are no patches."""
-    site, layout, readout = call.site, model.anatomy.layout, model.anatomy.readout
-    if not has_map(site, model):
-        return None
+    site, layout = call.site, model.anatomy.layout
+    grid, prefix = key_grid(site, model)
     if site.windows is not None:
         maps = received(call.placed(), site.windows)
         return LayerMaps(site, maps, maps.new_zeros(maps.shape[:2]), "mean over the patches of a window")
     if site.kind == "class" and layout is not None:
-        return _of_row(site, call.weights()[:, :, 0], layout.grid, "the pooling query")
-    if layout is None or site.keys != layout.tokens:
-        grid = assumed_grid(site, model)
-        assert grid is not None  # as has_map is true
-        return _of_row(site, call.weights().mean(2), grid, "mean over all patches")
-    if readout in ("cls", "cls+distillation"):
-        return _of_row(site, call.rows(layout.positions("cls"))[:, :, 0], layout.grid, "the CLS token")
-    rows = range(len(layout.prefix), layout.tokens)
-    return _of_row(site, call.rows(rows).mean(2), layout.grid, "mean over all patches")
+        grid, row, reading = layout.grid, call.weights()[:, :, 0], "the pooling query"
+    elif grid is None:
+        return None
+    elif layout is not None and site.keys == layout.tokens:
+        if model.anatomy.readout in ("cls", "cls+distillation"):
+            row, reading = call.rows(layout.positions("cls"))[:, :, 0], "the CLS token"
+        else:
+            row, reading = call.rows(range(prefix, layout.tokens)).mean(2), "mean over all patches"
+    else:
+        row, reading = call.weights().mean(2), "mean over all patches"
+    patches = grid[0] * grid[1]
+    return LayerMaps(site, row[..., -patches:].unflatten(-1, grid), row[..., :-patches].sum(-1), reading)
 
 
 def layer_maps(chain: Chain, *, layer: int | None = None) -> Float[Tensor, "batch rows columns"]:
@@ -141,11 +152,131 @@ def layer_maps(chain: Chain, *, layer: int | None = None) -> Float[Tensor, "batc
     return maps
 
 
-def _of_row(site: Site, row: Float[Tensor, "batch heads key"], grid: tuple[int, int], reading: str) -> LayerMaps:
-    patches = grid[0] * grid[1]
-    return LayerMaps(site, row[..., -patches:].unflatten(-1, grid), row[..., :-patches].sum(-1), reading)
+def attention_moved(before: Model, after: Sequence[Model], images: Split) -> tuple[tuple[Moved, ...], ...]:
+    """How far the attention of each head moved: for each of the models after, by layer (images, heads), fractions.
+
+    The distance of two rows of attention is their total variation, half the sum of absolute differences: the share of
+    the attention that lies on other keys, 0 for equal rows and 1 for rows without a common key (Levin 2017, section
+    4.1). A head's number is the mean over its queries, and windows. Layers and heads correspond by place, as one model
+    began with the weights of the other. Raises InputError where the models' attention has other shapes.
+    """
+    size = min(fitting_batch_size(before), _AT_ONCE)
+    parts: list[list[list[Tensor]]] = [[] for _ in after]
+    for batch in images.batches(size, device=before.device):
+        first = capture_attention(before, batch.images).layers
+        for place, model in enumerate(after):
+            second = capture_attention(model, batch.images).layers
+            if [layer.shape for layer in first] != [layer.shape for layer in second]:
+                raise InputError(
+                    f"expected attention weights of one shape in every layer, found others in {model.alias}; compare "
+                    "models of one architecture at one image size"
+                )
+            moved = [(precise(one) - precise(two)).abs().sum(-1).mean(-1) / 2 for one, two in zip(first, second)]
+            parts[place].append([own.unflatten(0, (len(batch.images), -1)).mean(1).cpu() for own in moved])
+    return tuple(tuple(torch.cat(layer) for layer in zip(*batches)) for batches in parts)
 
 
-def head_mean(layers: Sequence[LayerMaps]) -> tuple[Float[Tensor, "batch rows columns"], ...]:
-    """The mean over heads of each layer's maps."""
-    return tuple(layer.maps.mean(1) for layer in layers)
+@dataclass(frozen=True)
+class PatchView:
+    """One layer's attention from or to one patch: maps (batch, heads, rows, columns), not scaled.
+
+    patch: (row, column) in this layer's grid, from 0; prefix: (batch, heads, tokens), the weights of CLS and other
+    prefix tokens in their order, which are not in the map.
+    """
+
+    site: Site
+    patch: tuple[int, int]
+    maps: Float[Tensor, "batch heads rows columns"]
+    prefix: Float[Tensor, "batch heads prefix"]
+
+
+def query_maps(model: Model, images: Images, *, query: tuple[int, int]) -> tuple[PatchView, ...]:
+    """Where one patch attends, layer by layer: its row of the weights; map and prefix sum to 1.
+
+    query: (row, column) from 0 in the first layer's grid; after merging (Swin), the patch that contains it. In a
+    windowed layer the map is zero outside the patch's window, without the weights on padding. Layers of pooled keys,
+    channels or a pooling query are left out. Raises InputError outside the grid, UnsupportedError where no layer has
+    patches that attend to patches.
+    """
+    return _views(model, images, query, "query")
+
+
+def key_maps(model: Model, images: Images, *, key: tuple[int, int]) -> tuple[PatchView, ...]:
+    """What attends to one patch, layer by layer: its column of the weights, one number for each query patch.
+
+    Each is a share of the query patch's row; under uniform attention all are 1 / keys. key, layers and
+    errors: as for `query_maps`.
+    """
+    return _views(model, images, key, "key")
+
+
+def _views(model: Model, images: Images, patch: tuple[int, int], side: str) -> tuple[PatchView, ...]:
+    places = _places(model, survey_weights(model, images), patch, side)
+    layers: list[PatchView] = []
+
+    def keep(call: AttentionCall) -> None:
+        grid, prefix = key_grid(call.site, model)
+        place = places.get((call.site.layer, call.site.part))
+        if place is not None and grid is not None:
+            token = prefix + place[0] * grid[1] + place[1]
+            line = _in_map(call, token, side) if call.site.windows is None else _in_window(call, token, side)
+            layers.append(PatchView(call.site, place, line[..., prefix:].unflatten(-1, grid), line[..., :prefix]))
+
+    observe(model, images, keep)
+    return tuple(layers)
+
+
+def _places(
+    model: Model, sites: tuple[Site, ...], patch: tuple[int, int], side: str
+) -> dict[tuple[int, int], tuple[int, int]]:
+    """The patch in each (layer, part) in which patches attend to patches, followed through merging."""
+    places: dict[tuple[int, int], tuple[int, int]] = {}
+    before: tuple[int, int] | None = None
+    for site in sites:
+        grid, _ = key_grid(site, model)
+        if grid is None:
+            continue
+        if before is not None:
+            patch = (merged(patch[0], before[0], grid[0]), merged(patch[1], before[1], grid[1]))
+        elif not (0 <= patch[0] < grid[0] and 0 <= patch[1] < grid[1]):
+            raise InputError(
+                f"expected --{side} ROW,COL inside the {grid[0]}x{grid[1]} grid (0,0 to {grid[0] - 1},{grid[1] - 1}), "
+                f"found {patch[0]},{patch[1]}"
+            )
+        places[site.layer, site.part], before = patch, grid
+    if not places:
+        raise UnsupportedError(
+            f"expected layers in which patches attend to patches, found none in {model.alias}; leave --{side} out"
+        )
+    return places
+
+
+def merged(place: int, before: int, now: int) -> int:
+    """The index on an axis of `now` patches of one on an axis of `before`: whole patches are merged, with padding."""
+    each = -(-before // now)
+    whole = -(-before // each) == now
+    return place // each if whole else (2 * place + 1) * now // (2 * before)
+
+
+def _in_map(call: AttentionCall, token: int, side: str) -> Rows:
+    if side == "query":
+        return call.rows([token])[:, :, 0]
+    return torch.cat([part.weights()[..., token] for _, part in call.parts()])
+
+
+def _in_window(call: AttentionCall, token: int, side: str) -> Rows:
+    """The row or column of a patch of a windowed layer over the whole map, without padding; other windows are zero."""
+    windows = call.site.windows
+    assert windows is not None
+    inside = window_index(windows)  # the patches of each window
+    window, place = (inside == token).nonzero()[0].tolist()
+    if side == "key":
+        lines = [part.placed()[..., place].unflatten(0, (-1, len(inside)))[:, window] for _, part in call.parts()]
+        line = torch.cat(lines)
+    else:  # windows.queries, keys: where the patches stand, row by row, if that is not their order
+        rows = call.rows([windows.queries[place] if windows.keys else place])[:, :, 0]
+        line = (rows[..., list(windows.keys)] if windows.keys else rows).unflatten(0, (-1, len(inside)))[:, window]
+    patches = inside[window].to(line.device)
+    full = line.new_zeros(*line.shape[:2], windows.resolution[0] * windows.resolution[1])
+    full[..., patches[patches >= 0]] = line[..., patches >= 0]
+    return full

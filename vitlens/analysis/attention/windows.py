@@ -1,7 +1,8 @@
 """The windows of a windowed model as its attention shows them: which patches meet, and what shifting connects."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Final
 
 import torch
@@ -58,19 +59,17 @@ def window_layers(model: Model, images: Images) -> tuple[WindowLayer, ...]:
 
     Raises UnsupportedError for a model without such a layer.
     """
-    seen: list[tuple[Site, Tensor]] = []
+    layers: list[WindowLayer] = []
 
     def keep(call: AttentionCall) -> None:
-        if call.site.windows is not None:
-            seen.append((call.site, (call.placed() > MASKED).any(1)))
+        windows = call.site.windows
+        if windows is not None:  # with the layers just before, as far back as their maps have this layer's size
+            same = takewhile(lambda layer: layer.windows.resolution == windows.resolution, reversed(layers))
+            layers.append(_layer(call.site, windows, (call.placed() > MASKED).any(1).cpu(), list(same)[::-1]))
 
     observe(model, images[:1], keep)
-    if not seen:
+    if not layers:
         raise UnsupportedError(f"expected attention in windows, found none in {model.alias}; try swin-micro")
-    layers: list[WindowLayer] = []
-    for site, allowed in seen:
-        stage = _same_map(layers, site)
-        layers.append(_layer(site, allowed.cpu(), stage))
     return tuple(layers)
 
 
@@ -91,47 +90,29 @@ def reached(layers: Sequence[WindowLayer], patches: Int[Tensor, " some"]) -> Boo
     return depends[:-1].T
 
 
-def _same_map(layers: Sequence[WindowLayer], site: Site) -> list[WindowLayer]:
-    """The layers just before, as far back as their maps have this layer's size."""
-    assert site.windows is not None
-    stage: list[WindowLayer] = []
-    for layer in reversed(layers):
-        if layer.windows.resolution != site.windows.resolution:
-            break
-        stage.insert(0, layer)
-    return stage
-
-
-def _layer(site: Site, allowed: Tensor, stage: Sequence[WindowLayer]) -> WindowLayer:
-    windows = site.windows
-    assert windows is not None
+def _layer(site: Site, windows: Windows, allowed: Tensor, stage: Sequence[WindowLayer]) -> WindowLayer:
+    """stage: the layers before on the same map."""
     places = window_index(windows)
     real = places >= 0
-    meets = allowed & real[:, :, None] & real[:, None]
     patches = windows.resolution[0] * windows.resolution[1]
     number, part = torch.zeros(patches, dtype=torch.long), torch.zeros(patches, dtype=torch.long)
     number[places[real]] = torch.arange(len(places))[:, None].expand_as(places)[real]
+    meets = allowed & real[:, :, None] & real[:, None]
     first = places[:, None].expand_as(meets).masked_fill(~meets, patches).amin(-1)  # the first patch that it meets
     part[places[real]] = first[real]
     part = part.unique(return_inverse=True)[1]
-    pairs = _pairs(places, meets, patches)
-    new = int((~torch.isin(pairs, _pairs_of(stage[-1]))).sum()) if stage else None
+    pairs = _pairs(places, allowed, patches)
+    new = int((~torch.isin(pairs, _pairs(stage[-1].places, stage[-1].allowed, patches))).sum()) if stage else None
     layer = WindowLayer(
         site, windows, places, allowed, number.view(windows.resolution), part.view(windows.resolution),
         len(pairs), new, 0.0,
     )  # fmt: skip
     followed = torch.arange(0, patches, max(1, -(-patches // _FOLLOWED)))
-    reach = reached([*stage, layer], followed).sum(1).double().mean()
-    return WindowLayer(**{**vars(layer), "reach": float(reach)})
+    return replace(layer, reach=float(reached([*stage, layer], followed).sum(1).double().mean()))
 
 
-def _pairs_of(layer: WindowLayer) -> Tensor:
-    real = layer.places >= 0
-    patches = layer.windows.resolution[0] * layer.windows.resolution[1]
-    return _pairs(layer.places, layer.allowed & real[:, :, None] & real[:, None], patches)
-
-
-def _pairs(places: Tensor, meets: Tensor, patches: int) -> Int[Tensor, " pairs"]:
+def _pairs(places: Tensor, allowed: Tensor, patches: int) -> Int[Tensor, " pairs"]:
     """Ordered pairs of patches that meet, each as one number."""
-    window, query, key = meets.nonzero(as_tuple=True)
+    real = places >= 0
+    window, query, key = (allowed & real[:, :, None] & real[:, None]).nonzero(as_tuple=True)
     return places[window, query] * patches + places[window, key]

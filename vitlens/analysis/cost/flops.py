@@ -20,30 +20,19 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitlens.analysis.cost.parts import EMBEDDING, HEAD, MLP, PRODUCTS, PROJECTIONS, Parts, in_order
 from vitlens.devices import evaluating
-from vitlens.errors import InputError
-from vitlens.lens.layers import probe_images
+from vitlens.lens.trace import probe_images
+from vitlens.models.configs import ViTConfig
 from vitlens.models.hooks import Arguments, watching
 from vitlens.models.model import Model
-from vitlens.models.vit_config import ViTConfig
 from vitlens.uncertainty import Estimate
 
-CONVENTION: Final = (
-    "One multiplication with its addition counts as 2 FLOPs; matrix products and convolutions are counted, norms, "
-    "softmax, activations, biases and residual sums are not."
-)
 _ATEN: Final = torch.ops.aten
-_FUSED: Final = tuple(  # kernels of F.scaled_dot_product_attention, as far as this version of torch has them
-    getattr(_ATEN, f"_scaled_dot_product_{kernel}")
-    for kernel in (
-        "flash_attention",
-        "flash_attention_for_cpu",
-        "efficient_attention",
-        "cudnn_attention",
-        "fused_attention_overrideable",
-        "attention_math_for_mps",
-    )
-    if hasattr(_ATEN, f"_scaled_dot_product_{kernel}")
-)
+_KERNELS: Final = (
+    "flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention",
+    "fused_attention_overrideable", "attention_math_for_mps",
+)  # fmt: skip
+_NAMES: Final = [f"_scaled_dot_product_{kernel}" for kernel in _KERNELS]  # of F.scaled_dot_product_attention
+_FUSED: Final = tuple(getattr(_ATEN, name) for name in _NAMES if hasattr(_ATEN, name))  # as this version of torch has
 _BETWEEN_TOKENS: Final = (*_FUSED, _ATEN.bmm, _ATEN.baddbmm)  # in attention: products of tokens with tokens
 
 
@@ -52,17 +41,9 @@ def flops_by_part(model: Model) -> dict[str, int]:
 
     In attention, the projections multiply tokens by parameters, the products multiply tokens by tokens.
     """
-    images = probe_images(model, 1)
-    parts, flops = Parts(model), Counter[str]()
+    images, parts, flops = probe_images(model, 1), Parts(model), Counter[str]()
     counter = FlopCounterMode(display=False, custom_mapping=dict.fromkeys(_FUSED, _attention_flops))
-    with (
-        evaluating(model),
-        _frozen(model),
-        torch.no_grad(),
-        _without_multihead_fastpath(),
-        counter,
-        _flops_of_each_module(model.module, counter) as own,
-    ):
+    with evaluating(model), _countable(model), torch.no_grad(), counter, _by_module(model.module, counter) as own:
         model(images)
     for (name, operation), count in own.items():
         part = parts.of_module(name)
@@ -91,11 +72,8 @@ def vit_flops(config: ViTConfig) -> dict[str, int]:
 def crossover(flops: Mapping[str, int], tokens: int) -> float:
     """The number of tokens at which the products of attention take as many FLOPs as the projections and the MLPs.
 
-    flops: by part, counted at this many tokens in a model with one sequence of tokens. Raises InputError without
-    attention.
+    flops: by part, counted at this many tokens in a model with one sequence of tokens and attention.
     """
-    if not flops.get(PRODUCTS):
-        raise InputError("expected FLOPs of a model with attention products, found none")
     return tokens * (flops.get(PROJECTIONS, 0) + flops.get(MLP, 0)) / flops[PRODUCTS]
 
 
@@ -106,69 +84,58 @@ def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> in
 
 
 @contextmanager
-def _frozen(model: nn.Module) -> Iterator[None]:
-    """Inside, no parameter requires a gradient: torch's counter fails on a view of one that is a module's argument."""
+def _countable(model: nn.Module) -> Iterator[None]:
+    """Inside, torch's counter sees every product.
+
+    It fails on a view of a parameter that requires a gradient and is a module's argument, and does not see into the
+    fused inference kernel of nn.MultiheadAttention.
+    """
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         for parameter in learned:
             parameter.requires_grad_(False)
         yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
         for parameter in learned:
             parameter.requires_grad_(True)
 
 
 @contextmanager
-def _flops_of_each_module(model: nn.Module, counter: FlopCounterMode) -> Iterator[Counter[tuple[str, Any]]]:
+def _by_module(model: nn.Module, counter: FlopCounterMode) -> Iterator[Counter[tuple[str, Any]]]:
     """The FLOPs of each module without those of its children, by (name, operation), filled during the forward pass.
 
     They are differences of the counter's total between entry and exit of each call, so nothing is counted twice or
     lost, in whatever order modules call each other.
     """
     own: Counter[tuple[str, Any]] = Counter()
-    stack: list[tuple[str, Counter[Any], Counter[Any]]] = []  # name, total at entry, FLOPs of its children
+    stack: list[tuple[Counter[Any], Counter[Any]]] = []  # total at entry, FLOPs of its children
 
-    def total() -> Counter[Any]:
-        return Counter(counter.flop_counts["Global"])
-
-    def enter(name: str, _arguments: Arguments) -> None:
-        stack.append((name, total(), Counter()))
+    def enter(_name: str, _arguments: Arguments) -> None:
+        stack.append((Counter(counter.flop_counts["Global"]), Counter()))
 
     def leave(name: str, _arguments: Arguments, _output: Any) -> None:
-        _, before, inside = stack.pop()
-        taken = total() - before
+        before, inside = stack.pop()
+        taken = Counter(counter.flop_counts["Global"]) - before
         for operation, count in (taken - inside).items():
             own[name, operation] += count
         if stack:
-            stack[-1][2].update(taken)
+            stack[-1][1].update(taken)
 
     with watching(model, [name for name, _ in model.named_modules()], leave, before=enter):
         yield own
-
-
-@contextmanager
-def _without_multihead_fastpath() -> Iterator[None]:
-    """Disable the fused inference kernel of nn.MultiheadAttention, whose products the counter cannot see."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def exponent(tokens: ArrayLike, costs: ArrayLike) -> Estimate:
     """k of cost = c · tokensᵏ, least squares on logarithms, with Student's 95 % interval; n is the number of points.
 
     Two points have no interval. For exact costs (FLOPs) the interval says how far the points are from one straight
-    line, not how uncertain they are. Raises InputError for fewer than two numbers of tokens, or a number not above 0.
+    line, not how uncertain they are. tokens, costs: above 0, at two or more numbers of tokens.
     """
-    x, y = np.asarray(tokens, dtype=np.float64), np.asarray(costs, dtype=np.float64)
-    if x.shape != y.shape or x.ndim != 1 or len(set(x.tolist())) < 2:
-        raise InputError(f"expected costs at two or more numbers of tokens, found {x.tolist()}; try more --sizes")
-    if not (np.isfinite(x).all() and np.isfinite(y).all() and min(x.min(), y.min()) > 0):
-        raise InputError(f"expected tokens and costs above 0, found {x.tolist()} and {y.tolist()}")
-    across, up = np.log(x) - np.log(x).mean(), np.log(y) - np.log(y).mean()
+    x, y = np.log(np.asarray(tokens, dtype=np.float64)), np.log(np.asarray(costs, dtype=np.float64))
+    across, up = x - x.mean(), y - y.mean()
     slope = float(across @ up / (across @ across))
     if len(x) == 2:
         return Estimate(slope, n=2, unit="")

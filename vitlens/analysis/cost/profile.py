@@ -3,18 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from vitlens.analysis.cost.flops import flops_by_part, vit_flops
-from vitlens.analysis.cost.latency import Latency, latencies
-from vitlens.analysis.cost.memory import inference_peak, saved_for_training
 from vitlens.analysis.cost.parts import parameters_by_part
-from vitlens.devices import evaluating
+from vitlens.analysis.cost.passes import Latency, inference_peak, latencies, saved_for_training
 from vitlens.errors import InputError, LensError
-from vitlens.lens.layers import probe_images
-from vitlens.models.given import require_model
-from vitlens.models.hooks import Arguments, watching
-from vitlens.models.model import Model
+from vitlens.lens.trace import probe_images, trace
+from vitlens.models.model import Model, require_model
 from vitlens.models.vit import VisionTransformer
 from vitlens.summary import Summary
 
@@ -90,17 +84,11 @@ def tokens_of(model: Model) -> int:
     """How many tokens a model's sequence has, prefix included; without one, the positions its first block works on."""
     if model.anatomy.layout is not None:
         return model.anatomy.layout.tokens
-    height, width = model.input_size
-    if not model.anatomy.blocks:
+    blocks = model.anatomy.blocks
+    if not blocks:
+        height, width = model.input_size
         return height * width
-    shapes: list[torch.Size] = []
-
-    def before(_name: str, arguments: Arguments) -> None:
-        shapes.append(arguments[0].shape[1:])
-
-    with evaluating(model), torch.no_grad(), watching(model.module, model.anatomy.blocks[:1], before=before):
-        model(probe_images(model, 1))
-    shape = shapes[0]
+    shape = trace(model, 1).by_module[blocks[0]][0].arguments[0].shape[1:]
     if len(shape) != 3:
         return shape[0]
     # windowed models keep channels last, CNNs first

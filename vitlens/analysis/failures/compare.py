@@ -1,4 +1,4 @@
-"""Two models' predictions on the same labelled images: the errors of both, of one alone, and whether they are alike."""
+"""Two models' errors on the same labelled images, and a model's shape bias (Geirhos 2019) on cue conflicts."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -8,10 +8,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from vitlens.analysis.answers.classes import require_shared
-from vitlens.analysis.answers.evaluate import Evaluation, accuracy, evaluate
+from vitlens.analysis.evaluation.classes import reading, require_shared
+from vitlens.analysis.evaluation.evaluate import Evaluation, accuracy, evaluate, predicted_logits
+from vitlens.data.cue_conflict import Cues, cues_of
 from vitlens.data.split import Split, as_split, takes_splits
-from vitlens.errors import InputError
+from vitlens.errors import DataError, InputError
 from vitlens.models.model import Model
 from vitlens.models.support import needs_of, require
 from vitlens.pixels import AnyImages
@@ -87,19 +88,17 @@ def compare(
     >>> sum(comparison.counts.values())
     20
     """
-    split = as_split(images)
+    splits = as_split(images), as_split(images if second_images is None else second_images)
     for model in (first, second):
         require(model, *needs_of("compare"))
-    require_shared(first.classes, second.classes, split.classes)
-    splits: tuple[Split, Split] = split, split if second_images is None else as_split(second_images)
-    one, two = (
+    require_shared(first.classes, second.classes, splits[0].classes)
+    return compare_evaluations(*(
         evaluate(model, own, batch_size=batch_size, precision=precision, advance=advance)
         for model, own in zip((first, second), splits)
-    )
-    return compare_answers(one, two)
+    ))  # fmt: skip
 
 
-def compare_answers(first: Evaluation, second: Evaluation) -> Comparison:
+def compare_evaluations(first: Evaluation, second: Evaluation) -> Comparison:
     """The comparison of two evaluations on the same labelled images; classes are matched by name, with a logit of minus
     infinity for those that a model does not have.
 
@@ -116,3 +115,86 @@ def compare_answers(first: Evaluation, second: Evaluation) -> Comparison:
         labels = [len(each.labels) for each in both]
         raise InputError(f"expected both models on the same images, found {labels[0]} and {labels[1]} labels")
     return Comparison(*both)
+
+
+@dataclass(frozen=True)
+class ClassBias:
+    """One shape class: how many of its n images are classified by shape and by texture."""
+
+    class_name: str
+    n: int
+    shape: int
+    texture: int
+
+    @property
+    def share(self) -> float | None:
+        """The share of predictions by shape among those by shape or texture."""
+        either = self.shape + self.texture
+        return self.shape / either if either else None
+
+
+@dataclass(frozen=True, repr=False)
+class ShapeBias(Summary):
+    """A model's shape bias on n images whose shape and texture differ.
+
+    bias: predictions of the shape's class among those of either the shape's or the texture's, with its interval, None
+    without any; shape, texture: the share of all n images classified so; by_class: counts for each shape class.
+    """
+
+    alias: str
+    bias: Estimate | None
+    shape: Estimate
+    texture: Estimate
+    by_class: tuple[ClassBias, ...]
+    note: str = ""
+
+
+@takes_splits
+def shape_bias(
+    model: Model,
+    images: AnyImages,
+    *,
+    batch_size: int | None = None,
+    precision: str = "fp32",
+    seed: int = 0,
+    advance: Callable[[int], object] = lambda _: None,
+) -> ShapeBias:
+    """The model's shape bias on images named shapeN-textureM; ImageNet's classes are grouped into Geirhos's 16.
+
+    images: a Split, or the folder of such images in folders of their shape's class. Intervals are over the sources of
+    shape, as images that share one are alike. Raises DataError for other images, InputError when the classes do not
+    match.
+
+    >>> import vitlens
+    >>> from vitlens.models.loading import untrained
+    >>> data = vitlens.load_data("shapes-conflict", limit=16)
+    >>> vitlens.shape_bias(untrained("resnet20", classes=data.classes), data).shape.n
+    16
+    """
+    split = as_split(images)
+    model.require_classifier()
+    cues, mapping = require_cues(split), reading(model.classes, split.classes)
+    logits = predicted_logits(model, split, batch_size=batch_size, precision=precision, advance=advance)
+    conflict = cues.conflict  # images whose shape and texture agree are left out
+    guess, shape, groups = mapping.read(logits).argmax(-1)[conflict], cues.shape[conflict], cues.source[conflict]
+    by_shape, by_texture = guess == shape, guess == cues.texture[conflict]
+    decided = by_shape | by_texture
+    bias = accuracy(by_shape[decided], groups=groups[decided], seed=seed) if decided.any() else None
+    counted = []
+    for index in shape.unique().tolist():
+        own = shape == index
+        sums = int(own.sum()), int(by_shape[own].sum()), int(by_texture[own].sum())
+        counted.append(ClassBias(split.classes[index], *sums))
+    shaped, textured = (accuracy(each, groups=groups, seed=seed) for each in (by_shape, by_texture))
+    return ShapeBias(model.alias, bias, shaped, textured, tuple(counted), mapping.note)
+
+
+def require_cues(split: Split) -> Cues:
+    """The cues of a split. Raises DataError where its file names contain none, or no image has conflicting cues."""
+    cues = cues_of(split)
+    if cues is None or not cues.conflict.any():
+        raise DataError(
+            f"expected images named shapeN-textureM in folders of their shape's class, found others in {split.name}; "
+            "try --data shapes-conflict"
+        )
+    return cues

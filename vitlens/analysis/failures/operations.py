@@ -1,31 +1,47 @@
-"""The operations of the table of disturbances: function(images, level, keys) returns images of about [0, 1].
+"""Disturbed images: the operations of the table of disturbances, and which images are classified correctly after them.
 
-Random numbers depend on an image's own key, not on its index in a batch; a square that is covered at one level is also
-covered at higher levels. Each corruption is one operation of torchvision (JPEG: of Pillow).
+Random numbers depend on an
+image's own key, not on its index in a batch; a square that is covered at one level is also covered at higher levels.
+Each corruption is one operation of torchvision (JPEG: of Pillow). Frequencies are shares of Nyquist's (half a cycle a
+pixel): 1 is the highest along an axis, sqrt(2) the highest of all; the image is treated as periodic.
 """
 
 import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from io import BytesIO
+from types import MappingProxyType
+from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 from PIL import Image
 from torch import Tensor
 
-from vitlens.analysis.failures.spectrum import frequency_bands
+from vitlens.analysis.evaluation.classes import reading
+from vitlens.analysis.evaluation.evaluate import accuracy, fitting_batch_size, require_labels
+from vitlens.analysis.evaluation.intervals import resampled_means
+from vitlens.analysis.failures.disturbances import CORRUPTIONS
 from vitlens.data.draws import uniform
-from vitlens.errors import InputError
+from vitlens.data.split import Split
+from vitlens.devices import autocast, evaluating
+from vitlens.models.model import Model
+from vitlens.references import import_without_compiler
 from vitlens.shapes import Images
-from vitlens.startup import import_without_compiler
-
-transforms = import_without_compiler("torchvision.transforms.v2.functional")
+from vitlens.uncertainty import Estimate, bootstrap_mean
 
 Keys = Int[Tensor, " batch"]
 _COVERED = 8  # squares along a side, nearly
 
 
-def gaussian_noise(images: Images, strength: float, keys: Keys) -> Tensor:
+@cache
+def _torchvision() -> Any:
+    return import_without_compiler("torchvision.transforms.v2.functional")
+
+
+def gaussian_noise(images: Images, strength: float, keys: Keys) -> Images:
     """Gaussian noise of this standard deviation, drawn by each image's key."""
     count = images[0].numel()
     first, second = (uniform(keys.to(images.device), count, stream=stream).double() for stream in (3, 4))
@@ -33,32 +49,15 @@ def gaussian_noise(images: Images, strength: float, keys: Keys) -> Tensor:
     return images + strength * normal.view_as(images).to(images.dtype)
 
 
-def gaussian_blur(images: Images, strength: float, _keys: Keys) -> Tensor:
-    """A Gaussian blur whose standard deviation is this share of the shorter side."""
-    return blurred(images, max(strength * min(images.shape[-2:]), 1e-3))
-
-
 def blurred(images: Images, sigma: float) -> Images:
     """A Gaussian blur of this standard deviation, px."""
     most = 2 * ((min(images.shape[-2:]) - 1) // 2) + 1  # the padding must be smaller than the image
     size = min(2 * round(3 * sigma) + 1, most)
-    smooth: Tensor = transforms.gaussian_blur(images, [size, size], [sigma, sigma])
+    smooth: Tensor = _torchvision().gaussian_blur(images, [size, size], [sigma, sigma])
     return smooth
 
 
-def brightness(images: Images, strength: float, _keys: Keys) -> Tensor:
-    """Pixels multiplied by 1 + strength."""
-    brighter: Tensor = transforms.adjust_brightness(images, 1 + strength)
-    return brighter
-
-
-def contrast(images: Images, strength: float, _keys: Keys) -> Tensor:
-    """The contrast multiplied by this share."""
-    flatter: Tensor = transforms.adjust_contrast(images, strength)
-    return flatter
-
-
-def jpeg(images: Images, strength: float, _keys: Keys) -> Tensor:
+def jpeg(images: Images, strength: float, _keys: Keys) -> Images:
     """Compressed as JPEG of this quality."""
     read = []
     for pixels in (images.cpu() * 255).round().clamp(0, 255).byte().permute(0, 2, 3, 1).numpy():
@@ -68,45 +67,51 @@ def jpeg(images: Images, strength: float, _keys: Keys) -> Tensor:
     return torch.stack(read).permute(0, 3, 1, 2).to(images.device, images.dtype) / 255
 
 
-def pixelate(images: Images, strength: float, _keys: Keys) -> Tensor:
+def pixelate(images: Images, strength: float, _keys: Keys) -> Images:
     """Downsampled to this share of each side and enlarged again."""
-    height, width = images.shape[-2:]
-    small = [max(1, round(side * strength)) for side in (height, width)]
-    coarse = transforms.resize(images, small, interpolation=transforms.InterpolationMode.BILINEAR, antialias=True)
-    large: Tensor = transforms.resize(coarse, [height, width], interpolation=transforms.InterpolationMode.NEAREST_EXACT)
+    transforms, sides = _torchvision(), list(images.shape[-2:])
+    small, modes = [max(1, round(side * strength)) for side in sides], transforms.InterpolationMode
+    coarse = transforms.resize(images, small, interpolation=modes.BILINEAR, antialias=True)
+    large: Tensor = transforms.resize(coarse, sides, interpolation=modes.NEAREST_EXACT)
     return large
 
 
-def occlusion(images: Images, strength: float, keys: Keys) -> Tensor:
+def occlusion(images: Images, strength: float, keys: Keys) -> Images:
     """A square of this share of the shorter side filled with the mean colour, at a random place by each image's key."""
     height, width = images.shape[-2:]
-    side = max(1, round(strength * min(height, width)))
+    side, erased = max(1, round(strength * min(height, width))), images.clone()
     places = uniform(keys.to(images.device), 2, stream=5).cpu()
-    erased = []
-    for image, (down, across) in zip(images, places.tolist()):
+    for image, own, (down, across) in zip(erased, images, places.tolist()):
         top, left = int(down * (height - side + 1)), int(across * (width - side + 1))
-        erased.append(transforms.erase(image, top, left, side, side, image.mean((1, 2), keepdim=True)))
-    return torch.stack(erased)
+        image[:, top : top + side, left : left + side] = own.mean((1, 2), keepdim=True)
+    return erased
 
 
-def low_pass(images: Images, cutoff: float, _keys: Keys) -> Images:
-    """Without frequencies above the cut-off, a share of Nyquist's; from sqrt(2) on, the images themselves."""
-    return frequency_bands(images, cutoff=cutoff)[0].clamp(0, 1)
+def frequency_bands(images: Images, *, cutoff: float) -> tuple[Images, Images]:
+    """The images' low (up to the cut-off) and high frequencies; their sum is the image. The mean is in the low part.
+
+    cutoff: share of Nyquist's frequency, 0 or more. Values are not clipped; the high part has mean 0.
+    """
+    size = images.shape[-2], images.shape[-1]
+    inside = radius(size, device=images.device) <= cutoff + 1e-6  # also components on the circle, despite rounding
+    low: Tensor = torch.fft.irfft2(torch.fft.rfft2(images.float()) * inside, s=size)
+    return low, images - low
 
 
-def high_pass(images: Images, cutoff: float, _keys: Keys) -> Images:
-    """Without frequencies up to the cut-off, plus the mean colour; a cut-off of 0 changes nothing."""
-    return (frequency_bands(images, cutoff=cutoff)[1] + images.mean((-2, -1), keepdim=True)).clamp(0, 1)
+def radius(size: tuple[int, int], *, device: torch.device | None = None) -> Float[Tensor, "height half_width"]:
+    """The frequency of each of rfft2's components for images of this size (height, width), a share of Nyquist's.
+
+    The same number of cycles a pixel has the same radius along and across, also where the image is not square.
+    """
+    down = 2 * torch.fft.fftfreq(size[0], device=device)
+    across = 2 * torch.fft.rfftfreq(size[1], device=device)
+    fine: Tensor = (down[:, None].square() + across[None].square()).sqrt()
+    return fine
 
 
 def shuffled(images: Images, level: float, keys: Keys) -> Images:
-    """Each image cut into level x level equal tiles in random order, which destroys shape before texture.
-
-    Raises InputError when the sides are not multiples of the level.
-    """
+    """Each image cut into level x level equal tiles in random order, which destroys shape before texture."""
     parts, (height, width) = int(level), images.shape[-2:]
-    if parts < 1 or height % parts or width % parts:
-        raise InputError(f"expected sides that {parts} tiles divide, found images of {height}x{width} px")
     cut = images.unflatten(2, (parts, height // parts)).unflatten(4, (parts, width // parts))
     tiles = cut.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # (batch, parts * parts, 3, rows, columns)
     order = uniform(keys.to(images.device), parts * parts, stream=1).argsort(1)
@@ -121,13 +126,18 @@ def covered(images: Images, share: float, keys: Keys) -> Images:
     The squares, about an eighth of a side, begin half a square outside the image, with sides of no divisor in common
     with it (5 px, shifted by 3 px, in images of 32 px; 29 and 15 in 224 px): squares of the patches' own grid would
     remove whole tokens and leave the others as they are. share: a fraction; the number of squares is rounded, and as
-    those at the edges are cut, the share of pixels is this one on average. Raises InputError outside [0, 1].
+    those at the edges are cut, the share of pixels is this one on average.
     """
-    if not 0 <= share <= 1:
-        raise InputError(f"expected a share of squares from 0 to 1, found {share}")
     size = images.shape[-2], images.shape[-1]
-    side = _coprime(max(2, -(-min(size) // _COVERED)), size)
-    rows, columns = ((torch.arange(whole) + _coprime(side // 2, size)) // side for whole in size)
+
+    def coprime(least: int) -> int:
+        """The smallest number from `least` on without a divisor in common with a side, as patches that divide it."""
+        while any(math.gcd(least, whole) > 1 for whole in size):
+            least += 1
+        return least
+
+    side = coprime(max(2, -(-min(size) // _COVERED)))
+    rows, columns = ((torch.arange(whole) + coprime(side // 2)) // side for whole in size)
     number = (rows[:, None] * (int(columns[-1]) + 1) + columns).to(images.device)
     squares = int(number[-1, -1]) + 1
     rank = uniform(keys.to(images.device), squares, stream=2).argsort(1).argsort(1)
@@ -135,8 +145,92 @@ def covered(images: Images, share: float, keys: Keys) -> Images:
     return torch.where(gone[:, None], images.mean((-2, -1), keepdim=True), images)
 
 
-def _coprime(least: int, size: tuple[int, int]) -> int:
-    """The smallest number from `least` on that has no divisor in common with a side, as patches that divide it have."""
-    while any(math.gcd(least, whole) > 1 for whole in size):
-        least += 1
-    return least
+def _high_pass(images: Images, cutoff: float, _keys: Keys) -> Images:
+    return (frequency_bands(images, cutoff=cutoff)[1] + images.mean((-2, -1), keepdim=True)).clamp(0, 1)
+
+
+# by their names in the table of disturbances: images, level and keys to images of about [0, 1]
+OPERATIONS: Final[Mapping[str, Callable[[Images, float, Keys], Images]]] = MappingProxyType({
+    "noise": gaussian_noise,
+    "blur": lambda images, level, _: blurred(images, max(level * min(images.shape[-2:]), 1e-3)),
+    "brightness": lambda images, level, _: _torchvision().adjust_brightness(images, 1 + level),
+    "contrast": lambda images, level, _: _torchvision().adjust_contrast(images, level),
+    "jpeg": jpeg,
+    "pixelate": pixelate,
+    "occlusion": occlusion,
+    "low-pass": lambda images, level, _: frequency_bands(images, cutoff=level)[0].clamp(0, 1),
+    "high-pass": _high_pass,
+    "shuffle": shuffled,
+    "cover": covered,
+})  # fmt: skip
+
+
+def correct_after(
+    model: Model,
+    split: Split,
+    changes: Sequence[tuple[str, float]],
+    *,
+    keys: Keys,
+    batch_size: int | None = None,
+    precision: str = "fp32",
+    advance: Callable[[int], object] = lambda _: None,
+) -> Bool[Tensor, "changes batch"]:
+    """Which images are classified correctly after each change, an operation at a level.
+
+    keys: (n,), one per image, which seeds its random numbers, so that all models and processes have the same pixels.
+    Images are changed at the split's own size, before the model resizes them. advance: called with the number of passes
+    over an image just done. Raises DataError without labels, InputError when the classes do not match.
+    """
+    truth, read = require_labels(split).cpu(), reading(model.classes, split.classes).read
+    right = torch.zeros(len(changes), len(split), dtype=torch.bool)
+    with torch.inference_mode(), evaluating(model), autocast(model.device, precision):
+        for batch in split.batches(batch_size or fitting_batch_size(model), device=model.device):
+            own = batch.indices.cpu()
+            for row, (name, level) in enumerate(changes):
+                changed = OPERATIONS[name](batch.images, level, keys[own]).clamp(0, 1)
+                right[row, own] = read(model(changed)).argmax(-1).cpu() == truth[own]
+                advance(len(own))
+    return right
+
+
+@dataclass(frozen=True)
+class Corrupted:
+    """One model on corrupted images. correct: (kinds, severities, n), kinds as in CORRUPTIONS; groups: (n,)."""
+
+    alias: str
+    correct: Bool[Tensor, "kinds severities batch"]
+    groups: Tensor | None = None
+
+    def accuracy(self, kind: str, severity: int, *, seed: int = 0) -> Estimate:
+        """The accuracy under one corruption at a severity from 1 to 5."""
+        row = self.correct[list(CORRUPTIONS).index(kind), severity - 1]
+        return accuracy(row, groups=self.groups, seed=seed)
+
+    def mean_error(self, *, seed: int = 0) -> Estimate:
+        """The mean of the errors of all kinds and severities, a fraction, with its bootstrap interval over images."""
+        return self._mean(1 - self.correct.double().mean((0, 1)), "fraction", seed)
+
+    def lost(self, clean: Bool[Tensor, " batch"], *, seed: int = 0) -> Estimate:
+        """Clean accuracy minus the mean accuracy of all kinds and severities, points, with its interval paired over
+        images; clean: which clean images are classified correctly."""
+        return self._mean(100.0 * (clean.double() - self.correct.double().mean((0, 1))), "points", seed)
+
+    def _mean(self, values: Tensor, unit: str, seed: int) -> Estimate:
+        groups = None if self.groups is None else self.groups.numpy()
+        return bootstrap_mean(values.numpy(), groups=groups, seed=seed, unit=unit)
+
+    def relative_error(self, baseline: "Corrupted", *, seed: int = 0) -> Estimate | None:
+        """Mean corruption error: for each kind the errors summed over severities, divided by the baseline's, averaged
+        over kinds (Hendrycks & Dietterich 2019); a fraction, 1 for the baseline itself.
+
+        The interval is a paired bootstrap over images. None where the baseline makes no error under one of the kinds.
+        """
+        own, other = ((~each.correct).double().mean(1) for each in (self, baseline))  # (kinds, n)
+        if bool((other.sum(1) == 0).any()):
+            return None
+        means = resampled_means(torch.cat((own, other)), groups=self.groups, seed=seed)
+        ratios = (means[:, : len(own)] / means[:, len(own) :]).mean(1).numpy()
+        ratios = ratios[np.isfinite(ratios)]  # the ratio is undefined in draws where the baseline makes no error
+        low, high = np.quantile(ratios, [0.025, 0.975])
+        value = float((own.mean(1) / other.mean(1)).mean())
+        return Estimate(value, min(float(low), value), max(float(high), value), own.shape[1])

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from vitlens.analysis.answers.paired import estimates
+from vitlens.analysis.evaluation.intervals import estimates
 from vitlens.analysis.faithfulness.counterfactual import Counterfactuals, along_map
 from vitlens.analysis.faithfulness.defaults import CENTRE, RANDOM, SUBSTRATE
 from vitlens.analysis.faithfulness.localisation import SCORES, centre_maps, has_edge, random_maps

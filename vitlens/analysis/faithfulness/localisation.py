@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.answers.evaluate import accuracy
+from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.analysis.faithfulness.maps import AnyMaps, PerImage, Size, enlarged, map_faults
 from vitlens.errors import DataError, InputError
 from vitlens.shapes import Maps, Masks

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.answers import paired
+from vitlens.analysis.evaluation import intervals
 from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps, Masks
@@ -91,7 +91,7 @@ def spearman(first: AnyMaps, second: AnyMaps) -> PerImage:
 
     Maps of different resolutions are compared at the coarser one along each axis. Ties have their mean rank.
     """
-    return paired.spearman(*(maps.flatten(1) for maps in _on_one_grid(first, second))).float()
+    return intervals.spearman(*(maps.flatten(1) for maps in _on_one_grid(first, second))).float()
 
 
 def top_overlap(first: AnyMaps, second: AnyMaps) -> PerImage:

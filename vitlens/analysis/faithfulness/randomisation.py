@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitlens.analysis.answers.paired import estimates
+from vitlens.analysis.evaluation.intervals import estimates
 from vitlens.analysis.faithfulness.checks import Judgement, Stage, judged_cascade
 from vitlens.analysis.faithfulness.maps import Explain, PerImage, spearman
 from vitlens.devices import evaluating

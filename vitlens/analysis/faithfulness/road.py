@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.answers.evaluate import fitting_batch_size
+from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.faithfulness.maps import AnyMaps, removal_grid
 from vitlens.analysis.faithfulness.removal import (
     Faithfulness,

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitlens.analysis.answers.paired import estimates
+from vitlens.analysis.evaluation.intervals import estimates
 from vitlens.analysis.faithfulness.checks import DISTURBANCES, FAR, Disturbance, Judgement, judged_stability
 from vitlens.analysis.faithfulness.maps import AnyMaps, Explain, map_faults, spearman
 from vitlens.devices import evaluating

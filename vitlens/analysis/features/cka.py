@@ -17,14 +17,13 @@ up to rounding in float64. The estimator does not change when a constant is adde
 batch is subtracted, to avoid cancellation where means are large. The biased estimator is |C - s t' / n|^2 / (n - 1)^2.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, fields
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-
-from vitlens.errors import InputError
 
 Layers = Sequence[Tensor]  # by layer (batch, dim), of any widths
 Matrix = Float[Tensor, "layers others"]
@@ -33,105 +32,98 @@ FEWEST = 4  # images: with fewer the unbiased estimator is not defined
 
 @dataclass(frozen=True)
 class Sums:
-    """The sums over n images of a pair of layers X (n, dim) and Y (n, other), float64; see the module's notation.
+    """The sums over n images of a layer X (n, dim) and several layers Y side by side (n, widths), float64; see the
+    module's notation.
 
     product: C; x: s; y: t; x_b: sum b_i x_i; y_a: sum a_i y_i; a, b, ab: of the squared lengths.
     """
 
     n: Tensor
-    product: Float[Tensor, "dim other"]
+    product: Float[Tensor, "dim widths"]
     x: Float[Tensor, " dim"]
-    y: Float[Tensor, " other"]
-    x_b: Float[Tensor, " dim"]
-    y_a: Float[Tensor, " other"]
+    y: Float[Tensor, " widths"]
+    x_b: Float[Tensor, "dim others"]
+    y_a: Float[Tensor, " widths"]
     a: Float[Tensor, ""]
-    b: Float[Tensor, ""]
-    ab: Float[Tensor, ""]
-
-    @classmethod
-    def of(cls, x: Float[Tensor, "batch dim"], y: Float[Tensor, "batch other"]) -> "Sums":
-        """The sums over one batch."""
-        a, b = x.square().sum(1), y.square().sum(1)
-        return cls(torch.tensor(len(x)), x.T @ y, x.sum(0), y.sum(0), b @ x, a @ y, a.sum(), b.sum(), a @ b)
+    b: Float[Tensor, " others"]
+    ab: Float[Tensor, " others"]
 
     def plus(self, other: "Sums", *, sign: int = 1) -> "Sums":
         """The sums over the images of both; sign -1: over this one's images without the other's."""
         return Sums(*(getattr(self, part.name) + sign * getattr(other, part.name) for part in fields(self)))
 
-    def hsic(self, *, biased: bool = False) -> float:
-        """HSIC with linear kernels."""
-        n, s, t = int(self.n), self.x, self.y
+    def hsic(self, widths: Sequence[int], *, biased: bool = False) -> Float[Tensor, " others"]:
+        """HSIC with linear kernels of X and of each Y."""
+
+        def by_other(values: Float[Tensor, " widths"]) -> Float[Tensor, " others"]:
+            return torch.stack([part.sum() for part in values.split(list(widths))])
+
+        n, s, t = self.n.to(self.x.device), self.x, self.y
         if biased:
-            return float((self.product - torch.outer(s, t) / n).square().sum() / (n - 1) ** 2)
-        trace = self.product.square().sum() - self.ab
-        ends = (s @ s - self.a) * (t @ t - self.b) / ((n - 1) * (n - 2))
-        chain = s @ self.product @ t - s @ self.x_b - t @ self.y_a + self.ab
-        return float((trace + ends - 2 / (n - 2) * chain) / (n * (n - 3)))
+            return by_other((self.product - torch.outer(s, t) / n).square().sum(0)) / (n - 1) ** 2
+        trace = by_other(self.product.square().sum(0)) - self.ab
+        ends = (s @ s - self.a) * (by_other(t.square()) - self.b) / ((n - 1) * (n - 2))
+        chain = by_other((s @ self.product) * t) - s @ self.x_b - by_other(t * self.y_a) + self.ab
+        return (trace + ends - 2 / (n - 2) * chain) / (n * (n - 3))
 
 
 class CKAStream:
-    """Accumulates the features of two sets of layers batch by batch, and computes the CKA of every pair of layers.
+    """Accumulates the features of two sets of layers (or heads) batch by batch, and computes the CKA of every pair.
 
-    centres: subtracted from each layer of the first set and of the second (None: the mean of the first batch).
+    centred: whether the mean of the first batch is subtracted; streams of several processes are joined without.
     Memory: one product of widths for every pair of layers.
     """
 
-    def __init__(self, centres: tuple[Layers, Layers] | None = None) -> None:
-        self.centres = centres
-        self.sums: dict[tuple[str, int, int], Sums] = {}
-
-    @property
-    def images(self) -> int:
-        """The number of images added."""
-        return int(next(iter(self.sums.values())).n) if self.sums else 0
+    def __init__(self, *, centred: bool = True) -> None:
+        self.centred = centred
+        self.centres: list[Tensor] = []
+        self.layers, self.same, self.widths = 0, False, list[int]()
+        self.sums: list[Sums] = []  # of each layer with itself, and with those that it is compared with
 
     def add(self, first: Layers, second: Layers | None = None) -> None:
-        """Add a batch: the same images (batch, dim) for each layer; None: the first set with itself.
-
-        Raises InputError for numbers of images or layers that do not agree.
-        """
-        same, other = second is None, first if second is None else second
-        counts = [len(part) for part in (*first, *(second or ()))]
-        if len(set(counts)) != 1:
-            raise InputError(f"expected the same images of all layers, found {counts}")
-        if self.centres is None:
-            self.centres = ([part.double().mean(0) for part in first], [part.double().mean(0) for part in other])
-        if (len(first), len(other)) != (len(self.centres[0]), len(self.centres[1])):
-            raise InputError(f"expected {len(self.centres[0])} and {len(self.centres[1])} layers, as before")
-        first_centred = [part.double() - centre for part, centre in zip(first, self.centres[0])]
-        second_centred = (
-            first_centred if same else [part.double() - centre for part, centre in zip(other, self.centres[1])]
-        )
-        for i, x in enumerate(first_centred):
-            self._take(("first", i, i), x, x)
-            for j in range(i if same else 0, len(second_centred)):
-                self._take(("cross", i, j), x, second_centred[j])
-        for j, y in enumerate([] if same else second_centred):
-            self._take(("second", j, j), y, y)
+        """Add a batch: the same images (batch, dim) for each layer; None: the first set with itself."""
+        both = [part.double() for part in (*first, *(second or ()))]
+        if not self.sums:
+            self.layers, self.same, self.widths = len(first), second is None, [part.shape[1] for part in both]
+        if self.centred:
+            self.centres = self.centres or [part.mean(0) for part in both]
+            both = [part - centre for part, centre in zip(both, self.centres)]
+        others = both if self.same else both[self.layers :]
+        wide, squares = torch.cat(others, 1), torch.stack([part.square().sum(1) for part in others], 1)
+        n, batch, start = torch.tensor(float(len(wide)), dtype=torch.float64), [], 0
+        for i, x in enumerate(both):
+            a = x.square().sum(1)
+            if self.same:  # with itself and with later layers
+                y, b, start = wide[:, start:], squares[:, i:], start + x.shape[1]
+            elif i < self.layers:
+                y, b = torch.cat((x, wide), 1), torch.cat((a[:, None], squares), 1)
+            else:
+                y, b = x, a[:, None]
+            batch.append(Sums(n, x.T @ y, x.sum(0), y.sum(0), x.T @ b, a @ y, a.sum(), b.sum(0), a @ b))
+        self.sums = [known.plus(new) for known, new in zip(self.sums, batch)] or batch
 
     def without(self, other: "CKAStream") -> "CKAStream":
         """The stream of this one's images without another's, which must have the same centres."""
-        remaining = CKAStream(self.centres)
-        remaining.sums = {key: sums.plus(other.sums[key], sign=-1) for key, sums in self.sums.items()}
+        remaining = copy(self)
+        remaining.sums = [sums.plus(own, sign=-1) for sums, own in zip(self.sums, other.sums)]
         return remaining
 
-    def cka(self, *, biased: bool = False) -> Matrix:
-        """CKA (layers, others), float64; NaN for a layer that does not vary. Raises InputError below 4 images."""
-        if self.images < FEWEST:
-            raise InputError(f"expected at least {FEWEST} images for CKA, found {self.images}; give more")
-        same = not any(kind == "second" for kind, _, _ in self.sums)
-        hsic = {key: sums.hsic(biased=biased) for key, sums in self.sums.items()}
-        rows = max(i for kind, i, _ in hsic if kind == "cross") + 1
-        columns = max(j for kind, _, j in hsic if kind == "cross") + 1
-        matrix = torch.full((rows, columns), torch.nan, dtype=torch.float64)
-        for i in range(rows):
-            for j in range(columns):
-                shared = hsic["cross", min(i, j), max(i, j)] if same else hsic["cross", i, j]
-                own, others = hsic["first", i, i], hsic["first" if same else "second", j, j]
-                if own > 0 and others > 0:
-                    matrix[i, j] = shared / (own**0.5 * others**0.5)
-        return matrix
+    def join(self, total: Callable[[Tensor], Tensor]) -> None:
+        """Add up what the streams of several processes took in; total: the sum of a tensor over all of them."""
+        self.sums = [Sums(*(total(getattr(sums, part.name)) for part in fields(sums))) for sums in self.sums]
 
-    def _take(self, key: tuple[str, int, int], x: Tensor, y: Tensor) -> None:
-        batch = Sums.of(x, y)
-        self.sums[key] = self.sums[key].plus(batch) if key in self.sums else batch
+    def cka(self, *, biased: bool = False) -> Matrix:
+        """CKA (layers, others), float64, on the CPU; NaN for a layer that does not vary, and below 4 images."""
+        rows = []
+        for i, sums in enumerate(self.sums):
+            others = self.widths[self.layers :] if i < self.layers else []
+            widths = self.widths[i:] if self.same else [self.widths[i], *others]
+            rows.append(sums.hsic(widths, biased=biased).cpu())
+        own = torch.stack([row[0] for row in rows]).clamp_min(0).sqrt()
+        if self.same:
+            hsic = torch.stack([torch.cat((row.new_zeros(i), row)) for i, row in enumerate(rows)])
+            cka = (hsic + hsic.triu(1).T) / (own[:, None] * own)
+        else:
+            hsic = torch.stack([row[1:] for row in rows[: self.layers]])
+            cka = hsic / (own[: self.layers, None] * own[self.layers :])
+        return cka.where(cka.isfinite(), torch.nan)

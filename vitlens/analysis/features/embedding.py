@@ -1,4 +1,4 @@
-"""Features in two dimensions by t-SNE and PCA, seeded, with their trustworthiness."""
+"""Features in two dimensions by t-SNE and PCA, seeded, with their trustworthiness; patches as colours by PCA."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -7,11 +7,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.features.defaults import PERPLEXITY
+from vitlens.analysis.features.neighbours import unit_vectors
 from vitlens.errors import DataError, InputError, UnknownNameError
-from vitlens.names import PROJECTIONS, Projection
+from vitlens.names import PERPLEXITY, PROJECTIONS, Projection
 
 NEIGHBOURS: Final = 10  # k of trustworthiness
+COMPONENTS: Final = 3  # red, green, blue
 _REDUCED: Final = 50  # input dimensions of t-SNE (van der Maaten and Hinton 2008, section 4.2)
 _STEPS: Final = 500  # of t-SNE, half of the usual number: on 450 digits the trustworthiness is the same to 0.001
 
@@ -42,24 +43,28 @@ def embed(
 
     Vectors are first scaled to length 1, so that t-SNE's distances order them as the cosine does; t-SNE runs on the
     first 50 principal components and starts from the first two. t-SNE shows neighbourhoods only: the sizes of clusters
-    and the distances between them mean nothing. Raises InputError for a perplexity that is not below a third of the
-    images, DataError for fewer than 4 images or features that are all the same.
+    and the distances between them mean nothing. At least 4 rows; a perplexity that `require_perplexity` takes. Raises
+    DataError for features that are all the same.
     """
     if method not in PROJECTIONS:
         raise UnknownNameError("projection", method, PROJECTIONS)
-    if len(values) < 4:
-        raise DataError(f"expected at least 4 images to lay out on a plane, found {len(values)}; give more")
-    if method == "tsne":
-        require_perplexity(perplexity, len(values))
-    lengths = values.double().norm(dim=1, keepdim=True)
-    units = values.double() / lengths.where(lengths > 0, 1)
+    units, neighbours = unit_vectors(values), min(NEIGHBOURS, (len(values) - 1) // 2)  # trust is defined below half
     scores, explained = principal(units, count=min(_REDUCED, *values.shape))
     if method == "pca":
         points = torch.nn.functional.pad(scores, (0, 2))[:, :2]  # features of rank 1 have a single column
         shares = torch.nn.functional.pad(explained, (0, 2))[:2]
-        return Embedding("pca", points, *_trust(units, points), explained=shares)
-    points = _tsne(scores, perplexity, seed)
-    return Embedding("tsne", points, *_trust(units, points), perplexity=perplexity)
+        trust = trustworthiness(units, points, neighbours=neighbours)
+        return Embedding("pca", points, trust, neighbours, explained=shares)
+    from sklearn.manifold import TSNE  # takes a second to import
+
+    initial = scores[:, :2] if scores.shape[1] > 1 else torch.nn.functional.pad(scores, (0, 1))
+    initial = 1e-4 * initial / scores[:, 0].std()  # the scale of scikit-learn's init="pca"
+    model = TSNE(
+        2, perplexity=perplexity, init=initial.numpy(), learning_rate="auto", max_iter=_STEPS, random_state=seed
+    )
+    points = torch.from_numpy(model.fit_transform(scores.numpy())).double()
+    trust = trustworthiness(units, points, neighbours=neighbours)
+    return Embedding("tsne", points, trust, neighbours, perplexity=perplexity)
 
 
 def require_perplexity(perplexity: float, images: int) -> None:
@@ -92,51 +97,55 @@ def principal(
     return centred @ directions, eigenvalues.flip(0)[:count].clamp_min(0) / total
 
 
-def _tsne(scores: Tensor, perplexity: float, seed: int) -> Points:
-    from sklearn.manifold import TSNE
-
-    initial = scores[:, :2] if scores.shape[1] > 1 else torch.nn.functional.pad(scores, (0, 1))
-    initial = 1e-4 * initial / scores[:, 0].std()  # the scale of scikit-learn's init="pca"
-    model = TSNE(
-        2, perplexity=perplexity, init=initial.numpy(), learning_rate="auto", max_iter=_STEPS, random_state=seed
-    )
-    return torch.from_numpy(model.fit_transform(scores.numpy())).double()
-
-
-def _trust(units: Tensor, points: Points) -> tuple[float, int]:
-    neighbours = min(NEIGHBOURS, (len(points) - 1) // 2)  # defined for fewer than half of the points
-    return trustworthiness(units, points, neighbours=neighbours), neighbours
-
-
-_NUMBERS = 1 << 23  # distances held at once
-
-
 def trustworthiness(
     values: Float[Tensor, "images dim"], points: Float[Tensor, "images plane"], *, neighbours: int
 ) -> float:
     """1 minus a penalty: each neighbour in the embedding that is none in the features adds its rank beyond k.
 
     In [0, 1]; 1 where all neighbours in the embedding are among the k nearest in the features, about 0.5 for random
-    points. As scikit-learn's, but in chunks: memory does not grow with the square of the number of images. Raises
-    InputError unless k is from 1 to less than half of the images, as it is not defined otherwise.
+    points. As scikit-learn's, but points as near as a neighbour do not add to its rank. Defined
+    for a k below half of the images.
     """
     n, k = len(values), neighbours
-    if not 1 <= k < n / 2:
-        raise InputError(f"expected neighbours from 1 to less than half of {n} images, found {k}")
-    penalty = 0
-    for rows in torch.arange(n).split(max(1, _NUMBERS // n)):
-        near = _distances(points, rows).topk(k, largest=False).indices  # (rows, k)
-        far = _distances(values, rows)
-        for column in range(k):
-            closer = (far < far.gather(1, near[:, column : column + 1])).sum(1)
-            penalty += int((closer + 1 - k).clamp_min(0).sum())  # its rank is the number of closer points plus 1
+    squared = []
+    for each in (values.double(), points.double()):
+        exact = each - each.mean(0)  # a large common offset would cost precision
+        lengths = exact.square().sum(1)
+        squared.append((lengths[:, None] + lengths - 2 * exact @ exact.T).fill_diagonal_(torch.inf))
+    far, near = squared[0], squared[1].topk(k, largest=False).indices
+    closer = [(far < far.gather(1, near[:, column : column + 1])).sum(1) for column in range(k)]
+    penalty = sum(int((each + 1 - k).clamp_min(0).sum()) for each in closer)  # a rank is the closer points plus 1
     return 1 - 2 / (n * k * (2 * n - 3 * k - 1)) * penalty
 
 
-def _distances(values: Tensor, rows: Tensor) -> Tensor:
-    """Squared distances of these rows to all points, (rows, images); infinite to themselves."""
-    exact = values.double() - values.double().mean(0)  # a large common offset would cost precision
-    squares = exact.square().sum(1)
-    squared = squares[rows, None] + squares - 2 * exact[rows] @ exact.T
-    squared[torch.arange(len(rows)), rows] = torch.inf
-    return squared
+@dataclass(frozen=True)
+class PatchComponents:
+    """The first three principal components of each patch.
+
+    scores: (n, rows, columns, 3) on the principal components; explained: each component's share of the variance.
+    """
+
+    scores: Float[Tensor, "images rows columns 3"]
+    explained: Float[Tensor, " 3"]
+
+    def colours(self) -> Float[Tensor, "images rows columns 3"]:
+        """Scores as red, green and blue in [0, 1]: each component from its minimum to its maximum over all images.
+
+        A component that does not vary is 0.5.
+        """
+        low, high = self.scores.amin((0, 1, 2)), self.scores.amax((0, 1, 2))
+        flat = high <= low
+        return torch.where(flat, 0.5, (self.scores - low) / torch.where(flat, 1, high - low)).clamp(0, 1)
+
+
+def patch_components(tokens: Float[Tensor, "images rows columns dim"]) -> PatchComponents:
+    """The first three principal components of the patches of all images together (Oquab 2023, figure 1): patches of
+    similar content have similar colours across images, because all images share one PCA.
+
+    Raises DataError for patches that are all the same.
+    """
+    patches = tokens.flatten(0, 2)
+    scores, explained = principal(patches, count=min(COMPONENTS, patches.shape[1]))
+    missing = (0, COMPONENTS - scores.shape[1])
+    padded = torch.nn.functional.pad(scores, missing).view(*tokens.shape[:3], COMPONENTS)
+    return PatchComponents(padded, torch.nn.functional.pad(explained, missing))

@@ -1,35 +1,71 @@
-"""Features of an image at every layer, one vector each: the CLS token, the mean of the patches, or both."""
+"""Features at every layer: one vector an image, from memory or from files on disk; the tokens of patches.
 
-from collections.abc import Sequence
+Cached features are one file per layer, written batch by batch and memory-mapped when read. A file's place is a hash of
+the origin of its content: weights, data, pooling, norm, precision, layer. A file that is incomplete, damaged or of
+another version is never read: it is said, and the file is built again. Files appear whole or not at all, so runs can
+share a folder.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Final, Literal
+from pathlib import Path
+from typing import BinaryIO, Final, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import fitting_batch_size
-from vitlens.analysis.features.reader import (
-    FeatureLayer,
-    FeatureReader,
-    Vectors,
-    chosen_stages,
-    fitting_norm,
-    require_embedding,
+from vitlens.analysis.evaluation.evaluate import fitting_batch_size
+from vitlens.data.identity import split_fingerprint
+from vitlens.data.split import Split
+from vitlens.devices import autocast, evaluating
+from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
+from vitlens.files import write_atomically
+from vitlens.lens.stages import (
+    FeatureStage,
+    FinalNorm,
+    StageKind,
+    embedding_stage,
+    final_norm,
+    stages,
+    watching_stages,
 )
-from vitlens.devices import evaluating
-from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.stages import FeatureStage, final_norm, watching_stages
 from vitlens.models.model import Model
+from vitlens.models.saved import model_fingerprint
 from vitlens.models.support import needs_of, require
-from vitlens.names import FeaturePool
+from vitlens.names import FEATURE_POOLS, FeaturePool
 from vitlens.pixels import AnyImages, as_parts, takes_images
+from vitlens.processes import Processes
 from vitlens.shapes import Images, Logits, Tokens
 from vitlens.summary import Summary
 
 PatchTokens = Float[Tensor, "images rows columns dim"]
 LayerChoice = int | Literal["embedding"]
 EMBEDDING: Final = "embedding"
+VERSION = 2  # of the files and of how features are read: raise it with any change of either
+_SEAL: Final = 32  # bytes of SHA-256 at the end of a file
+
+
+@dataclass(frozen=True)
+class FeatureLayer:
+    """A layer at which features were read.
+
+    index: from 0, None for the embedding; title: as a figure names it ("block 5"); kind: "block" or "stage", for what
+    enters the first block "embedding" or "stem"; module: the one whose output (of the embedding: input) was read; dim:
+    of the features; norm: the name of the model's final norm where it was applied, else None.
+    """
+
+    index: int | None
+    title: str
+    kind: StageKind
+    module: str
+    dim: int
+    norm: str | None
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,7 +92,7 @@ class Features(Summary):
         """Whether the first of the layers is the embedding (a CNN's stem)."""
         return bool(self.layers) and self.layers[0].index is None
 
-    def at(self, layer: LayerChoice = -1) -> Vectors:
+    def at(self, layer: LayerChoice = -1) -> Float[Tensor, "images dim"]:
         """The features of one layer by its index, from 0; -1 is the last layer read, "embedding" the embedding."""
         place = {EMBEDDING if known.index is None else known.index: place for place, known in enumerate(self.layers)}
         if layer == -1:
@@ -95,56 +131,266 @@ def features(
     True
     """
     require(model, *needs_of("features"))
-    reader = FeatureReader(model, layer=layer, pool=pool, norm=norm, embedding=embedding)
+    reader = _Reader(model, _chosen(model, layer, embedding=embedding), pool, norm=norm)
+    parts = as_parts(images).split(batch_size or fitting_batch_size(model))
+    return reader.joined([reader.read(batch.to(model.device)) for batch in parts])
+
+
+def extract(
+    model: Model,
+    split: Split,
+    *,
+    layer: int | Sequence[int] | None = None,
+    pool: FeaturePool | None = None,
+    norm: bool = True,
+    embedding: bool = False,
+    cache: Path | None = None,
+    batch_size: int | None = None,
+    precision: str = "fp32",
+    processes: Processes | None = None,
+    advance: Callable[[int], object] = lambda _: None,
+) -> Features | None:
+    """The features of every image of a split, as `features` reads them; cached layers are not computed again.
+
+    cache: a folder, created if missing, which runs may share: every layer is written to it batch by batch and then
+    memory-mapped, so that memory does not grow with the images; None: all is held in memory. processes: each is given
+    the whole split and reads its share; all but the first return None. advance: called with the number of images just
+    done. The result's notes have one line for every cached file that was ignored. Raises what `features` raises.
+    """
+    workers = processes or Processes(0, 1, model.device)
+    reader = _Reader(model, _chosen(model, layer, embedding=embedding), pool, norm=norm)
     size = batch_size or fitting_batch_size(model)
-    read = [reader.read(batch.to(model.device)) for batch in as_parts(images).split(size)]
-    values = tuple(torch.cat(parts) for parts in zip(*(batch.vectors for batch in read)))
-    return Features(model.alias, reader.layers, values, torch.cat([batch.logits for batch in read]), reader.pool)
+    if cache is None:
+        chunks = _chunks(reader, split, workers, size, precision, advance)
+        read = [parts for parts in chunks if workers.is_first]
+        return reader.joined(read) if read else None
+    store, known, notes = None, dict[str, Tensor](), list[str]()
+    if workers.is_first:
+        exact = isinstance(autocast(model.device, precision), nullcontext)
+        store = FeatureCache(cache, {
+            "model": model_fingerprint(model), "data": split_fingerprint(split), "pool": reader.pool, "norm": norm,
+            "precision": "fp32" if exact else "bf16",
+        })  # fmt: skip
+        known, notes = store.recall(reader.names)
+    lacking = torch.tensor([float(workers.is_first and name not in known) for name in reader.names])
+    absent = workers.total(lacking).bool().tolist()  # in all processes alike
+    if not any(absent):
+        advance(len(range(workers.index, len(split), workers.count)))
+    else:
+        lacked = [stage for stage, lacks in zip(reader.stages, absent) if lacks]
+        missing = _Reader(model, lacked, reader.pool, norm=norm)
+        files = dict[str, BinaryIO]()
+        with ExitStack() as stack:
+            for parts in _chunks(missing, split, workers, size, precision, advance):
+                for name, part in zip(missing.names, parts):
+                    if store is None or name in known:
+                        continue
+                    if name not in files:
+                        files[name] = stack.enter_context(store.writing(name, (len(split), part.shape[1])))
+                    files[name].write(part.numpy().astype("<f4", copy=False).tobytes())
+        known |= store.recall(list(files))[0] if store else {}
+    if store is None:
+        return None
+    *values, logits = (known[name] for name in reader.names)
+    return Features(model.alias, reader.layers, tuple(values), logits, reader.pool, tuple(notes))
 
 
 def patch_tokens(
-    model: Model, images: Images, *, layer: LayerChoice = -1, norm: bool = True, batch_size: int | None = None
-) -> PatchTokens:
-    """The tokens of one layer's patches (a CNN's cells) on their grid, fp32 on the CPU, without prefix tokens.
-
-    layer, norm: as in `features`, and "embedding" for the patches that enter block 0, without a norm; a norm that the
-    model applies to the pooled vector only is applied to each token here. Raises UnsupportedError where the order of
-    the tokens is unknown.
-    """
-    (tokens,) = patch_tokens_at(model, images, (layer,), norm=norm, batch_size=batch_size)
-    return tokens
-
-
-def patch_tokens_at(
     model: Model,
     images: Images,
-    layers: Sequence[LayerChoice],
+    layers: Sequence[LayerChoice] = (-1,),
     *,
     norm: bool = True,
     batch_size: int | None = None,
 ) -> tuple[PatchTokens, ...]:
-    """The tokens of the patches of several layers, as `patch_tokens` reads them, in one pass."""
-    read = [require_embedding(model) if layer == EMBEDDING else chosen_stages(model, layer)[0] for layer in layers]
+    """The tokens of layers' patches (a CNN's cells) on their grid, without prefix tokens, fp32 on the CPU, in one pass.
+
+    layers, norm: as in `features`, and "embedding" for the patches that enter block 0, without a norm; a norm that the
+    model applies to the pooled vector only is applied to each token here. Raises UnsupportedError where the order of
+    the tokens is unknown.
+    """
+    read = [_chosen(model, layer)[0] for layer in layers]
+    reader, parts = _Reader(model, read, "mean", norm=norm), dict[FeatureStage, list[Tensor]]()
     for stage in read:
         if stage.grid is None:
             raise UnsupportedError(
                 f"expected tokens with a place in the image, found {stage.title} of {model.alias}, whose order is "
                 "unknown; try a ViT or a CNN"
             )
-    final, parts = final_norm(model) if norm else None, dict[FeatureStage, list[Tensor]]()
 
     def take(stage: FeatureStage, tokens: Tokens) -> None:
-        applied = fitting_norm(final, stage)
-        apply = model.module.get_submodule(applied.module) if applied else torch.nn.Identity()
-        patches = apply(tokens[:, len(stage.prefix) :])
+        patches = reader.normed(stage, tokens[:, len(stage.prefix) :])
         parts.setdefault(stage, []).append(patches.float().cpu().clone())  # a later block may write into it
 
     with torch.no_grad(), evaluating(model), watching_stages(model, read, take):
         for batch in images.split(batch_size or fitting_batch_size(model)):
             model(batch.to(model.device))
-    return tuple(torch.cat(parts[stage]).unflatten(1, _grid(stage)) for stage in read)
+    return tuple(torch.cat(parts[stage]).unflatten(1, stage.grid or ()) for stage in read)
 
 
-def _grid(stage: FeatureStage) -> tuple[int, int]:
-    assert stage.grid is not None  # refused above
-    return stage.grid
+class _Reader:
+    """Reads layers of a model in one forward pass a batch; tokens are pooled during the pass and not kept.
+
+    names: of the files of what is read: the layers, and the logits last.
+    """
+
+    def __init__(self, model: Model, read: Sequence[FeatureStage], pool: FeaturePool | None, *, norm: bool) -> None:
+        self.model, self.stages, self.pool = model, read, resolve_pool(model, pool)
+        self._norm = final_norm(model) if norm else None
+        self.names = [*(stage.title.replace(" ", "-") for stage in read), "logits"]
+        layers = []
+        for stage in read:
+            dim = stage.width * (2 if self._pool_of(stage) == "cls+mean" else 1)
+            own = self._norm_of(stage)
+            named = own.module if own else None
+            layers.append(FeatureLayer(stage.index, stage.title, stage.kind, stage.module, dim, named))
+        self.layers = tuple(layers)
+
+    def read(self, images: Images) -> list[Tensor]:
+        """The vectors (batch, dim) of a batch by layer, and its logits (batch, classes) last; fp32, on the CPU."""
+        vectors: dict[int | None, Tensor] = {}
+
+        def take(stage: FeatureStage, tokens: Tokens) -> None:
+            norm, pool, parts = self._norm_of(stage), self._pool_of(stage), []
+            if "cls" in pool:
+                parts.append(self.normed(stage, tokens[:, stage.prefix.index("cls")]))
+            if "mean" in pool:
+                patches = tokens[:, len(stage.prefix) :]
+                # as the model does: the mean of normalised tokens, or the normalised mean (timm's fc_norm)
+                before = norm is not None and norm.on_tokens
+                parts.append(self.normed(stage, patches).mean(1) if before else self.normed(stage, patches.mean(1)))
+            vectors[stage.index] = torch.cat(parts, 1).float().cpu()
+
+        with torch.no_grad(), evaluating(self.model), watching_stages(self.model, self.stages, take):
+            logits = self.model(images).float().cpu()
+        for stage in self.stages:
+            if not vectors[stage.index].isfinite().all():
+                raise NonFiniteError(
+                    f"expected finite features, found NaN or infinity in {stage.title} of {self.model.alias}"
+                )
+        return [*(vectors[stage.index] for stage in self.stages), logits]
+
+    def joined(self, batches: Sequence[Sequence[Tensor]]) -> Features:
+        """The features of all batches."""
+        *values, logits = (torch.cat(parts) for parts in zip(*batches))
+        return Features(self.model.alias, self.layers, tuple(values), logits, self.pool)
+
+    def _pool_of(self, stage: FeatureStage) -> FeaturePool:
+        """The pooling of one layer; the CLS token of the embedding is the same for every image, and is left out."""
+        return "mean" if stage.index is None else self.pool
+
+    def _norm_of(self, stage: FeatureStage) -> FinalNorm | None:
+        """The norm that is applied to a layer: it is of its width, and the layer is not the embedding."""
+        known = self._norm
+        return known if known is not None and known.width == stage.width and stage.index is not None else None
+
+    def normed(self, stage: FeatureStage, tokens: Tensor) -> Tensor:
+        """Tokens of a layer after the norm that is applied to it."""
+        norm = self._norm_of(stage)
+        normed: Tensor = tokens if norm is None else self.model.module.get_submodule(norm.module)(tokens)
+        return normed
+
+
+def resolve_pool(model: Model, pool: FeaturePool | None) -> FeaturePool:
+    """The pooling; None: what the classifier reads. Raises UnsupportedError for the CLS of a model without one."""
+    has_cls = "cls" in stages(model)[0].prefix
+    if pool is None:
+        return "cls" if has_cls and model.anatomy.readout in ("cls", "cls+distillation") else "mean"
+    if pool not in FEATURE_POOLS:
+        raise UnknownNameError("pooling of features", pool, FEATURE_POOLS)
+    if "cls" in pool and not has_cls:
+        raise UnsupportedError(
+            f"expected a CLS token for the pooling {pool!r}, found none in {model.alias} "
+            f"({model.anatomy.family}); try the pooling 'mean'"
+        )
+    return pool
+
+
+def _chosen(
+    model: Model, layer: LayerChoice | Sequence[int] | None, *, embedding: bool = False
+) -> tuple[FeatureStage, ...]:
+    """Layers by index from 0 (-1: the last), None: all; with the embedding first, or alone for "embedding". Raises
+    InputError for an index that does not exist."""
+    known, first = stages(model), embedding_stage(model) if embedding or layer == EMBEDDING else None
+    if first is None and (embedding or layer == EMBEDDING):
+        raise UnsupportedError(
+            f"expected a model whose first block is given the embedding of all patches, found {model.alias} "
+            f"({model.anatomy.family}); read its layers without embedding=True"
+        )
+    indices: Sequence[int] = range(len(known))
+    if isinstance(layer, int):
+        indices = [layer]
+    elif layer is not None:
+        indices = () if isinstance(layer, str) else layer
+    for index in indices:
+        if not -len(known) <= index < len(known):
+            raise InputError(f"expected a layer from 0 to {len(known) - 1} of {model.alias}, found {index}")
+    numbered = (known[index] for index in sorted({index % len(known) for index in indices}))
+    return (*numbered,) if first is None else (first, *numbered)
+
+
+def _chunks(
+    reader: _Reader, split: Split, workers: Processes, size: int, precision: str, advance: Callable[[int], object]
+) -> Iterator[Sequence[Tensor]]:
+    """What all processes read, chunk by chunk in the images' order; size: images at a time in each process."""
+    device, widths = reader.model.device, [0]
+    for chunk in torch.arange(len(split)).split(size * workers.count):
+        share = chunk[workers.index :: workers.count]
+        joined = torch.zeros(0, sum(widths))  # the last chunk may have no image for this process
+        for batch in split.pick(share).batches(size, device=device) if len(share) else ():
+            with autocast(device, precision):
+                read = reader.read(batch.images)
+            widths, joined = [part.shape[1] for part in read], torch.cat(read, 1)
+        whole = workers.gathered(joined)
+        advance(len(share))
+        yield whole.split(widths, 1)
+
+
+class FeatureCache:
+    """The features of one model on one set of images, read in one way.
+
+    root: the cache's folder; about: the origin of the features as plain JSON values, without the layer.
+    """
+
+    def __init__(self, root: Path, about: Mapping[str, object]) -> None:
+        if root.exists() and not root.is_dir():
+            raise InputError(f"expected a folder for cached features at {root}, found a file; give another")
+        self.root, self.origin = root, json.dumps(about, sort_keys=True)
+
+    def file(self, name: str) -> Path:
+        """The path of one layer's features, whether the file exists or not."""
+        return self.root / hashlib.sha256(self.origin.encode()).hexdigest()[:20] / f"{name}.npy"
+
+    def recall(self, names: Sequence[str]) -> tuple[dict[str, Tensor], list[str]]:
+        """The features (n, dim) of layers by name, where they are there, mapped from the files; and one line for every
+        file that is not used."""
+        found, notes = dict[str, Tensor](), []
+        for name in names:
+            path = self.file(name)
+            with suppress(OSError):  # a file that cannot be read is as one that is damaged
+                content = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
+                if content[-_SEAL:].tobytes() == self._seal(name, content[:-_SEAL]):
+                    found[name] = torch.from_numpy(np.lib.format.open_memmap(path, mode="c"))
+            if path.exists() and name not in found:
+                reason = "incomplete, damaged or of another version"
+                notes.append(f"cached features {path.relative_to(self.root)} ignored and built again: {reason}")
+        return found, notes
+
+    @contextmanager
+    def writing(self, name: str, shape: tuple[int, int]) -> Iterator[BinaryIO]:
+        """The file of one layer, to which fp32 rows are appended; it appears when the block ends without an exception.
+
+        Raises StorageError when the disk is full.
+        """
+        with write_atomically(self.file(name)) as temporary, temporary.open("wb") as file:
+            header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_2_0(file, header)
+            yield file
+            file.flush()
+            file.write(self._seal(name, np.memmap(temporary, np.uint8, "r")))
+
+    def _seal(self, name: str, content: NDArray[np.uint8]) -> bytes:
+        """The SHA-256 of a file's content, of its origin and of the version."""
+        seal = hashlib.sha256(f"{VERSION} {name} {self.origin}".encode())
+        seal.update(content.data)
+        return seal.digest()

@@ -1,29 +1,32 @@
-"""The exact nearest neighbours of features by cosine, in chunks.
+"""Nearest neighbours of features by cosine, and what they tell: votes for a class, retrieval, patches that match.
 
-Similarities are first computed in fp32; the greatest of each row are candidates, measured again in float64. Where a
-bound on rounding allows that a neighbour is not among the candidates, the whole row is computed in float64. So the
-neighbours are those of float64 for any chunks: most similar first, equal ones (to 1e-12) by lowest index.
+Similarities are computed in float64, chunk by chunk, and rounded to 12 decimals: the neighbours are the same for any
+chunks, most similar first, equal ones by lowest index.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vitlens.errors import InputError
+from vitlens.errors import DataError, InputError, UnknownNameError
+from vitlens.names import WEIGHTINGS, Weighting
+from vitlens.shapes import Labels
+from vitlens.uncertainty import Estimate, bootstrap_mean
 
-_SPARE: Final = 16  # candidates beyond k
-_GROUP: Final = 64  # columns whose maximum is compared first
-_NUMBERS: Final = 1 << 24  # similarities held at once
+TEMPERATURE: Final = 0.07  # DINO's (Caron 2021, appendix F): weight = exp(similarity / temperature)
+NEIGHBOURS: Final = 10  # of each patch
+WITHIN: Final = 0.125  # of the image's sides: patches at most as far apart lie at the same place
+_NUMBERS: Final = 1 << 22  # similarities held at once
 _BANK: Final = 1 << 16  # vectors of the bank in a chunk
-_DIGITS: Final = 12  # decimals to which similarities are rounded before they are compared
+_UNIT: Final = 1e12  # similarities are whole numbers of 1 / _UNIT
 
 Queries = Float[Tensor, "queries dim"]
 Bank = Float[Tensor, "bank _"]
-Candidates = tuple[Tensor, Tensor]  # similarities and indices, (queries, candidates)
+OfPatch = Int[Tensor, " _"]  # one number a patch
+Pairs = Bool[Tensor, "patches others"]
 
 
 @dataclass(frozen=True)
@@ -38,116 +41,149 @@ class Neighbours:
     similarity: Float[Tensor, "queries k"]
 
 
-def nearest(queries: Queries, bank: Bank, *, k: int, leave_out: Int[Tensor, " left"] | None = None) -> Neighbours:
+def nearest(
+    queries: Queries,
+    bank: Bank,
+    *,
+    k: int,
+    leave_out: Int[Tensor, " left"] | None = None,
+    sources: Int[Tensor, " bank"] | None = None,
+) -> Neighbours:
     """The k vectors of a bank that are most similar to each query by cosine.
 
-    leave_out: for each query the row of the bank that is the query itself and is no neighbour; None: no query is in the
-    bank. Memory does not grow with the bank beyond k + 16 candidates a query. Raises InputError for a k below 1 or
-    above the bank's size, and for vectors of different widths.
+    leave_out: for each query a row of the bank that is the query itself and is no neighbour, or, with the sources of
+    the bank's rows, a source whose rows are none; None: nothing is left out. k must not be above the vectors that
+    are left. Memory does not grow with the bank.
     """
-    _require(queries, bank, k, leave_out)
-    count = k if leave_out is None else k + 1
-    similarity, indices, floor = _candidates(queries, bank, min(count + _SPARE, len(bank)))
-    similarity, indices = _measured(queries, bank, indices, count)
-    # the similarity of any vector outside the candidates is at most floor, plus the rounding error of fp32
-    uncertain = (floor + _rounding(queries.shape[1]) >= similarity[:, -1]).nonzero().flatten()
-    for rows in uncertain.split(max(1, _NUMBERS // (4 * len(bank)))):
-        similarity[rows], indices[rows] = _exactly(queries[rows], bank, count)
-    if leave_out is not None:
-        similarity, indices = _without(similarity, indices, leave_out)
-    return Neighbours(indices, similarity)
-
-
-def _candidates(queries: Queries, bank: Bank, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The count most similar in fp32, (queries, count) each, and an upper bound of all others (-inf: no others)."""
-    units = _units(queries.float())
-    best = units.new_full((len(queries), 0), -torch.inf)
-    places = units.new_zeros((len(queries), 0), dtype=torch.long)
-    floor = units.new_full((len(queries),), -torch.inf, dtype=torch.float64)
+    device = queries.device
+    sources = torch.arange(len(bank), device=device) if sources is None else sources.to(device)
+    left = torch.full((len(queries),), -1, device=device) if leave_out is None else leave_out.to(device)
+    units = unit_vectors(queries)
+    whole = torch.zeros(len(queries), 0, dtype=torch.int64, device=device)
+    indices = torch.zeros_like(whole)
     for start in range(0, len(bank), _BANK):
-        part = _units(bank[start : start + _BANK].float()).T
-        greatest = [_greatest(units[rows] @ part, count) for rows in _chunks(len(queries), part.shape[1])]
-        joined = torch.cat((best, torch.cat([values for values, _ in greatest])), 1)
-        where = torch.cat((places, torch.cat([index for _, index in greatest]) + start), 1)
-        best, order = joined.topk(min(count, joined.shape[1]))
-        places = where.gather(1, order)
-        if start + part.shape[1] > count:  # vectors left out are at most as similar as the last candidate
-            floor = best[:, -1].double()
-    return best, places, floor
+        part, own = unit_vectors(bank[start : start + _BANK]).T, sources[start : start + _BANK]
+        first = torch.arange(part.shape[1] - 1, -1, -1, device=device)  # the lowest index has the greatest number
+        found = []
+        for rows in torch.arange(len(queries), device=device).split(max(1, _NUMBERS // part.shape[1])):
+            # a similarity and its index in one whole number, whose order is that of neighbours
+            keys = (units[rows] @ part * _UNIT).round().long() * _BANK + first
+            keys = keys.masked_fill(left[rows, None] == own, torch.iinfo(torch.int64).min)
+            found.append(keys.topk(min(k, part.shape[1])).values)
+        nearby = torch.cat(found)
+        places = start + part.shape[1] - 1 - nearby % _BANK
+        whole, indices = torch.cat((whole, nearby // _BANK), 1), torch.cat((indices, places), 1)
+        order = whole.sort(dim=1, descending=True, stable=True).indices[:, :k]  # of equal ones the earlier chunk's
+        whole, indices = whole.gather(1, order), indices.gather(1, order)
+    return Neighbours(indices, whole.double() / _UNIT)
 
 
-def _greatest(values: Tensor, count: int) -> Candidates:
-    """As topk, faster on long rows: the greatest values lie in the groups of columns with the greatest maxima."""
-    rows, columns = values.shape
-    count = min(count, columns)
-    groups = columns // _GROUP
-    if groups < 4 * count:
-        return values.topk(count)
-    maxima = values[:, : groups * _GROUP].view(rows, groups, _GROUP).amax(2)
-    chosen = maxima.topk(count, sorted=False).indices  # (rows, count)
-    inside = (chosen[:, :, None] * _GROUP + torch.arange(_GROUP, device=values.device)).flatten(1)
-    rest = torch.arange(groups * _GROUP, columns, device=values.device).expand(rows, -1)
-    places = torch.cat((inside, rest), 1)
-    greatest, order = values.gather(1, places).topk(count)
-    return greatest, places.gather(1, order)
-
-
-def _measured(queries: Queries, bank: Bank, indices: Tensor, k: int) -> Candidates:
-    """The k most similar candidates, measured in float64."""
-    indices = indices.sort(1).values  # so that the stable sort orders equal values by index
-    parts = []
-    for rows in _chunks(len(queries), indices.shape[1] * queries.shape[1]):
-        of_queries = _units(queries[rows].double())
-        of_candidates = _units(bank[indices[rows].flatten()].double()).view(*indices[rows].shape, -1)
-        parts.append((of_candidates @ of_queries[:, :, None]).squeeze(2))
-    return _ordered(torch.cat(parts), indices, k)
-
-
-def _exactly(queries: Queries, bank: Bank, k: int) -> Candidates:
-    """The k most similar of the whole bank, in float64."""
-    units = _units(queries.double())
-    similarity = torch.cat([units @ _units(part.double()).T for part in bank.split(_BANK)], 1)
-    return _ordered(similarity, torch.arange(len(bank), device=bank.device).expand(len(queries), -1), k)
-
-
-def _ordered(similarity: Tensor, indices: Tensor, k: int) -> Candidates:
-    """The k most similar, the most similar first; equal ones stay in their order."""
-    similarity = similarity.round(decimals=_DIGITS)
-    order = similarity.sort(dim=1, descending=True, stable=True).indices[:, :k]
-    return similarity.gather(1, order), indices.gather(1, order)
-
-
-def _without(similarity: Tensor, indices: Tensor, leave_out: Tensor) -> Candidates:
-    """Each row without the query itself, or without its last entry where copies of the query displaced it."""
-    own = indices == leave_out.to(indices.device)[:, None]
-    own[:, -1] |= ~own.any(1)
-    columns = (~own).nonzero()[:, 1].view(len(indices), -1)
-    return similarity.gather(1, columns), indices.gather(1, columns)
-
-
-def _units(vectors: Tensor) -> Tensor:
-    """Vectors scaled to length 1; zeros stay zeros."""
-    length = vectors.norm(dim=-1, keepdim=True)
-    units: Tensor = vectors / length.where(length > 0, 1)
+def unit_vectors(vectors: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
+    """Vectors scaled to length 1, float64; zeros stay zeros."""
+    length = vectors.double().norm(dim=-1, keepdim=True)
+    units: Tensor = vectors.double() / length.where(length > 0, 1)
     return units
 
 
-def _rounding(dim: int) -> float:
-    """A bound on the fp32 error of a cosine of this dimension (Higham 2002, section 3.1), doubled for the norms."""
-    exact = torch.get_float32_matmul_precision() == "highest"
-    return 2 * (dim + 4) * (2.0**-24 if exact else 2.0**-8)
+def vote(neighbours: Neighbours, labels: Tensor, *, k: int, classes: int, weighting: Weighting = "dino") -> Labels:
+    """The class with most votes among the k nearest; labels: (bank,).
+
+    weighting: "majority" counts each neighbour once, "dino" by exp(similarity / 0.07). Of equal classes the lowest
+    wins, as in scikit-learn. Raises InputError for a k above the number of neighbours.
+    """
+    if weighting not in WEIGHTINGS:
+        raise UnknownNameError("weighting of neighbours", weighting, WEIGHTINGS)
+    if not 1 <= k <= neighbours.indices.shape[1]:
+        raise InputError(f"expected k from 1 to {neighbours.indices.shape[1]}, the number of neighbours, found {k}")
+    named = labels[neighbours.indices[:, :k]]  # (queries, k)
+    similar = neighbours.similarity[:, :k]
+    weights = torch.ones_like(similar) if weighting == "majority" else (similar / TEMPERATURE).exp()
+    sums = torch.zeros(len(named), classes, dtype=torch.float64).scatter_add_(1, named, weights)
+    return torch.from_numpy(sums.numpy().argmax(1))  # unlike torch's, the first of equal values
 
 
-def _chunks(rows: int, width: int) -> Iterator[slice]:
-    step = max(1, _NUMBERS // max(width, 1))
-    return (slice(start, start + step) for start in range(0, rows, step))
+def same_class(neighbours: Neighbours, bank_labels: Tensor, labels: Labels, *, k: int) -> Float[Tensor, " batch"]:
+    """Precision at k of a retrieval: the fraction of each query's k nearest neighbours that are of its class."""
+    return (bank_labels[neighbours.indices[:, :k]] == labels[:, None]).double().mean(1)
 
 
-def _require(queries: Tensor, bank: Tensor, k: int, leave_out: Tensor | None) -> None:
-    most = len(bank) - (leave_out is not None)
-    if not 1 <= k <= most:
-        raise InputError(f"expected k from 1 to {most}, as many images as there are to choose from, found {k}")
-    if queries.shape[1] != bank.shape[1]:
-        raise InputError(f"expected features of the bank's width, {bank.shape[1]}, found {queries.shape[1]}")
-    if leave_out is not None and len(leave_out) != len(queries):
-        raise InputError(f"expected a row to leave out for each of {len(queries)} queries, found {len(leave_out)}")
+@dataclass(frozen=True)
+class Correspondence:
+    """Pairs of patches that are each other's nearest neighbours, the most similar first.
+
+    sources, targets: (pairs, 2), row and column in the first and in the second image; similarity: (pairs,), cosines.
+    """
+
+    sources: Int[Tensor, "pairs 2"]
+    targets: Int[Tensor, "pairs 2"]
+    similarity: Float[Tensor, " pairs"]
+
+
+def correspond(
+    first: Float[Tensor, "rows columns dim"], second: Float[Tensor, "other_rows other_columns _"]
+) -> Correspondence:
+    """Pairs of patches of two images that are each other's nearest neighbours by cosine ("best buddies", Amir 2022).
+
+    Tokens as patch_tokens returns them, of one model and layer. Of equally near patches the first is taken.
+    """
+    one, other = first.flatten(0, 1), second.flatten(0, 1)
+    there, back = nearest(one, other, k=1), nearest(other, one, k=1)
+    mutual = back.indices[there.indices[:, 0], 0] == torch.arange(len(one), device=one.device)
+    sources = mutual.nonzero()[:, 0]
+    sources = sources[there.similarity[sources, 0].argsort(descending=True, stable=True)]
+    targets = there.indices[sources, 0]
+    rows, columns = sources // first.shape[1], sources % first.shape[1]
+    there_rows, there_columns = targets // second.shape[1], targets % second.shape[1]
+    pairs = torch.stack((rows, columns), 1), torch.stack((there_rows, there_columns), 1)
+    return Correspondence(*pairs, there.similarity[sources, 0])
+
+
+def patch_neighbours(tokens: Float[Tensor, "patches dim"], images: OfPatch, *, k: int = NEIGHBOURS) -> Neighbours:
+    """The k most similar patches of other images by cosine, most similar first, equal ones by lowest index.
+
+    Patches of one image resemble each other whatever the features. tokens: (patches, dim); images: the image of each
+    patch. Raises DataError where an image has fewer than k patches outside it.
+    """
+    fewest = len(images) - int(torch.bincount(images).max()) if len(images) else 0
+    if fewest < k:
+        raise DataError(f"expected at least {k} patches in other images, found {fewest}; give more images")
+    return nearest(tokens, tokens, k=k, leave_out=images, sources=images)
+
+
+def shared(neighbours: Neighbours, alike: Pairs, images: OfPatch, *, seed: int = 0) -> tuple[Estimate, float]:
+    """The share of the neighbours that are like the patch, its interval over images; and by chance, of a patch drawn at
+    random from the other images. alike: (patches, patches), whether two patches are.
+
+    If neighbours share the position far more often than chance, the features hold mostly the position embedding; if
+    they share object or background, they hold content.
+    """
+    same = alike.gather(1, neighbours.indices).double().mean(1)
+    others = images[:, None] != images
+    by_chance = (alike & others).sum(1) / others.sum(1)
+    estimate = bootstrap_mean(same.numpy(), groups=images.numpy(), seed=seed)
+    return estimate, float(by_chance.double().mean())
+
+
+def near(centres: Float[Tensor, "patches plane"]) -> Pairs:
+    """Whether two patches lie at the same place of their images: centres at most an eighth of the image's sides apart,
+    in which they are given."""
+    exact = centres.double()
+    alike: Tensor = (exact[:, None] - exact).norm(dim=2) <= WITHIN + 1e-9  # equal up to rounding
+    return alike
+
+
+def object_overlap(
+    neighbours: Neighbours, on_object: OfPatch, images: OfPatch, *, seed: int = 0
+) -> tuple[Estimate, float] | None:
+    """Object segmentation without training: intersection over union of the patches that lie on the object (1, else 0)
+    with those whose neighbours vote for it, over all patches; and by chance: where every patch is said to be on it.
+
+    Votes are weighted as in k-NN. None where no patch is on the object, or none is not.
+    """
+    if not 0 < int(on_object.sum()) < len(on_object):
+        return None
+    voted = vote(neighbours, on_object, k=neighbours.indices.shape[1], classes=2)
+    both, either = (voted == 1) & (on_object == 1), (voted == 1) | (on_object == 1)
+    # a ratio of sums over images is a mean over the patches of the union
+    estimate = bootstrap_mean(both[either].double().numpy(), groups=images[either].numpy(), seed=seed)
+    return estimate, float(on_object.double().mean())

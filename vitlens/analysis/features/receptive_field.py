@@ -1,18 +1,16 @@
 """The effective receptive field by depth (Luo 2016): how strongly each pixel moves one patch, by gradients."""
 
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.devices import evaluating
-from vitlens.errors import InputError
-from vitlens.lens.stages import FeatureStage, stages
-from vitlens.models.hooks import Arguments, watching
+from vitlens.lens.stages import FeatureStage, stages, watching_stages
 from vitlens.models.model import Model
-from vitlens.shapes import Images
+from vitlens.shapes import Images, Tokens
 from vitlens.summary import Summary
 from vitlens.uncertainty import Estimate, student_mean
 
@@ -44,67 +42,41 @@ def receptive_field(model: Model, images: Images, *, draws: int = DRAWS, seed: i
 
     The gradient of v · features(patch) with respect to the pixels, for `draws` random directions v of unit variance:
     the root of the mean square over draws, summed over colours, is the norm of all gradients of the patch's features at
-    a pixel, up to the noise of few draws. Raises InputError for no draws, UnsupportedError for layers whose patches
-    have no place in the image.
+    a pixel, up to the noise of few draws. Raises UnsupportedError for a model without layers to read.
     """
-    if draws < 1:
-        raise InputError(f"expected draws of at least 1, found {draws}")
+    generator, tokens, found = torch.Generator().manual_seed(seed), dict[FeatureStage, Tokens](), []
     placed = [stage for stage in stages(model) if stage.grid is not None]
-    squares = _squared_gradients(model, images, placed, draws=draws, seed=seed)
-    return tuple(_field(stage, square.sqrt().cpu()) for stage, square in zip(placed, squares))
-
-
-def _squared_gradients(
-    model: Model, images: Images, placed: list[FeatureStage], *, draws: int, seed: int
-) -> list[Float[Tensor, "batch height width"]]:
-    """By layer, the square of the gradient at each pixel, mean over draws, summed over colours."""
-    outputs: dict[str, Tensor] = {}
-
-    def after(name: str, _arguments: Arguments, output: Any) -> None:
-        outputs[name] = output[0] if isinstance(output, tuple) else output
-
     pixels = images.detach().clone().requires_grad_()
-    with evaluating(model), torch.enable_grad(), watching(model.module, [stage.module for stage in placed], after):
+    with evaluating(model), torch.enable_grad(), watching_stages(model, placed, tokens.__setitem__):
         model(pixels)
-    generator = torch.Generator().manual_seed(seed)
-    found = []
     for stage in placed:
         assert stage.grid is not None
-        middle = (stage.grid[0] // 2) * stage.grid[1] + stage.grid[1] // 2
-        patch = stage.tokens(outputs[stage.module])[:, len(stage.prefix) + middle]  # (batch, width)
+        assert stage.index is not None  # not the embedding
+        (rows, columns), (_, _, height, width) = stage.grid, pixels.shape  # as given, which a model may resize
+        middle = (rows // 2) * columns + columns // 2
+        patch = tokens[stage][:, len(stage.prefix) + middle]  # (batch, width)
         square = torch.zeros_like(pixels[:, 0])
         for _ in range(draws):
             direction = torch.randn(patch.shape, generator=generator).to(patch)
             (gradient,) = torch.autograd.grad((direction * patch).sum(), pixels, retain_graph=True)
             square += gradient.square().sum(1) / draws
-        found.append(square.detach())
-    return found
-
-
-def _field(stage: FeatureStage, norms: Float[Tensor, "batch height width"]) -> ReceptiveField:
-    assert stage.grid is not None
-    assert stage.index is not None  # not the embedding
-    (rows, columns), (_, height, width) = stage.grid, norms.shape  # of the images as given, which a model may resize
-    centre = (rows // 2 + 0.5) * height / rows, (columns // 2 + 0.5) * width / columns
-    down = (torch.arange(height) + 0.5 - centre[0])[:, None]
-    across = torch.arange(width) + 0.5 - centre[1]
-    apart = (down.square() + across.square()).sqrt().double()
-    weights = norms.double()
-    totals = weights.sum((1, 2))
-    distances = (weights * apart).sum((1, 2)) / totals
-    held = weights.flatten(1).sort(descending=True).values.cumsum(1)
-    half = (held < totals[:, None] / 2).sum(1).add(1).double() / apart.numel()
-    return ReceptiveField(
-        stage.index,
-        stage.title,
-        norms.mean(0),
-        _above_zero(student_mean(distances.numpy(), unit="px")),
-        float(apart.mean()),
-        _above_zero(student_mean(half.numpy())),
-        float((norms > 0).any(0).double().mean()),
-    )
-
-
-def _above_zero(mean: Estimate) -> Estimate:
-    """The mean of numbers that cannot be below 0: Student's interval may reach below it for few images."""
-    return mean if mean.low is None else replace(mean, low=max(mean.low, 0.0))
+        norms = square.detach().sqrt().cpu()
+        down = (torch.arange(height) + 0.5 - (rows // 2 + 0.5) * height / rows)[:, None]
+        across = torch.arange(width) + 0.5 - (columns // 2 + 0.5) * width / columns
+        apart, weights = (down.square() + across.square()).sqrt().double(), norms.double()
+        totals = weights.sum((1, 2))
+        distances = (weights * apart).sum((1, 2)) / totals
+        held = weights.flatten(1).sort(descending=True).values.cumsum(1)
+        half = (held < totals[:, None] / 2).sum(1).add(1).double() / apart.numel()
+        found.append(
+            ReceptiveField(
+                stage.index,
+                stage.title,
+                norms.mean(0),
+                student_mean(distances.numpy(), unit="px", least=0.0),
+                float(apart.mean()),
+                student_mean(half.numpy(), least=0.0),
+                float((norms > 0).any(0).double().mean()),
+            )
+        )
+    return tuple(found)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vitlens.analysis.features.cka import FEWEST, CKAStream, Matrix
 from vitlens.analysis.features.features import Features
+from vitlens.analysis.features.neighbours import unit_vectors
 from vitlens.errors import InputError
 from vitlens.summary import Summary
 
@@ -56,7 +57,8 @@ def similarity(
         return Similarity(values, len(first))
     left = []
     for members in torch.randperm(len(first), generator=torch.Generator().manual_seed(seed)).chunk(groups):
-        part = CKAStream(whole.centres)
+        part = CKAStream()
+        part.centres = whole.centres
         _take(part, first, second, members)
         left.append(whole.without(part).cka(biased=biased))
     others = torch.stack(left)
@@ -82,8 +84,7 @@ def distance_correlation(
 
 def _ranks(values: Tensor) -> Tensor:
     """The ranks of the distances of all pairs, centred and of length 1; NaN where all are equal."""
-    lengths = values.double().norm(dim=1, keepdim=True)
-    units = values.double() / lengths.where(lengths > 0, 1)
+    units = unit_vectors(values)
     rows, columns = torch.triu_indices(len(values), len(values), 1)
     cosines = (units @ units.T)[rows, columns].round(decimals=12)  # so that equal distances share a rank
     ranks = torch.from_numpy(np.asarray(stats.rankdata(-cosines.numpy())))

@@ -1,14 +1,13 @@
 """Zero-shot classification with a language-image model, and the accuracy of each prompt template."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.answers.evaluate import accuracy
+from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.errors import InputError
 from vitlens.models.language_image import (
     PHOTO,
@@ -17,7 +16,6 @@ from vitlens.models.language_image import (
     ensemble,
     text_tower,
     with_prompts,
-    zero_shot_classifier,
 )
 from vitlens.models.model import Model
 from vitlens.shapes import Labels
@@ -26,40 +24,15 @@ from vitlens.uncertainty import Estimate, accuracy_difference, holm, mcnemar
 ENSEMBLE: Final = "ensemble of all"
 
 
-@dataclass(frozen=True)
-class TemplateScore:
-    """The accuracy of a model with one template (or the ensemble of all), on n images.
-
-    accuracy: with its interval; gain: accuracy minus the ensemble's, in points, paired over images (None for the
-    ensemble); p, p_holm: McNemar's exact test against the ensemble, and corrected for the number of templates;
-    correct: (n,).
-    """
+class TemplateScore(NamedTuple):
+    """The accuracy of a model with one template (or the ensemble of all); gain: minus the ensemble's, in points, paired
+    over images (None for the ensemble); p, p_holm: McNemar's exact test against the ensemble, and corrected."""
 
     template: str
     accuracy: Estimate
-    gain: Estimate | None
-    p: float | None
-    p_holm: float | None
-    correct: Bool[Tensor, " batch"]
-
-
-def zero_shot(
-    model: Model,
-    classes: Sequence[str],
-    *,
-    templates: Sequence[str] = PHOTO,
-    names: Sequence[str] | None = None,
-) -> Model:
-    """A language-image model as a classifier of these classes, without training; usable wherever a model is.
-
-    templates: prompts with {} in place of a class; a class is the mean of the embeddings of its prompts; names: the
-    classes' names in the prompts (default: the classes; for ImageNet, unambiguous names). Raises UnsupportedError for
-    a model without a text tower, InputError for a template without {}.
-
-    clip = vitlens.load("open-clip:ViT-B-32/openai")
-    maps = vitlens.relevance(vitlens.zero_shot(clip, ["cat", "dog"]), images)
-    """
-    return zero_shot_classifier(model, classes, templates=templates, names=names)
+    gain: Estimate | None = None
+    p: float | None = None
+    p_holm: float | None = None
 
 
 def prompted(model: Model, prompts: Sequence[str]) -> Model:
@@ -81,8 +54,6 @@ def template_scores(
 
     embeddings: of the images, of any length; groups: (batch,) which images share a source, for the intervals.
     """
-    if len(templates) != len(each):
-        raise InputError(f"expected {len(each)} templates, found {len(templates)}")
     unit = F.normalize(embeddings.to(each), dim=-1)
 
     def correct_with(classes: Tensor) -> Tensor:
@@ -91,11 +62,11 @@ def template_scores(
     of_ensemble = correct_with(ensemble(each))
     corrects = [correct_with(classes) for classes in each]
     tests = [mcnemar(int((correct & ~of_ensemble).sum()), int((of_ensemble & ~correct).sum())) for correct in corrects]
-    scores = [TemplateScore(ENSEMBLE, accuracy(of_ensemble, groups=groups, seed=seed), None, None, None, of_ensemble)]
+    scores = [TemplateScore(ENSEMBLE, accuracy(of_ensemble, groups=groups, seed=seed))]
     members = None if groups is None else groups.cpu()
     for template, correct, p, p_holm in zip(templates, corrects, tests, holm(tests)):
         gain = accuracy_difference(correct, of_ensemble, groups=members, seed=seed)
-        scores.append(TemplateScore(template, accuracy(correct, groups=groups, seed=seed), gain, p, p_holm, correct))
+        scores.append(TemplateScore(template, accuracy(correct, groups=groups, seed=seed), gain, p, p_holm))
     return tuple(scores)
 
 

@@ -16,10 +16,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.analysis.answers.moments import Key
+from vitlens.analysis.evaluation.intervals import Key
 from vitlens.analysis.heads.geometry import Geometry
-from vitlens.analysis.heads.patch_rows import PatchRows, PerImage
-from vitlens.analysis.heads.rows import ascending
+from vitlens.analysis.heads.rows import PatchRows, PerImage, ascending
 from vitlens.lens.attention import attention_module
 from vitlens.lens.call import AttentionCall, precise, received
 from vitlens.models.model import Model
@@ -28,7 +27,7 @@ from vitlens.shapes import Images
 GROUPS: Final = 16  # of images: image i belongs to group i modulo 16
 FEW: Final = 0.1  # of the patches: more keys that all queries share are an object or a region, not sinks
 SIMILAR: Final = 0.1  # of the patches: those nearest in colour to the query patch
-OF_HEADS: Final = ("offsets", "received", "bits", "sinks", "object", "similar", "popular", "output", "sinks_off")
+_OF_LAYERS: Final = ("object_share", "similar_chance", "similar_offsets")  # the same for all heads
 _ALIKE: Final = 1e-4  # of the range of pixels: colours this near differ by rounding
 _TINY: Final = 1e-30
 
@@ -54,20 +53,52 @@ class HeadEvidence:
         for key, value in other.sums.items():
             self.sums[key] = self.sums[key] + value if key in self.sums else value
 
-    def take(self, layer: int, values: dict[str, Tensor]) -> None:
-        """Add the sums (groups, ..) of a layer, or of further heads of one."""
-        for name, value in values.items():
-            known = self.sums.get((name, layer))
-            if known is None:
-                self.sums[name, layer] = value
-            elif name in OF_HEADS:
-                self.sums[name, layer] = torch.cat((known, value), 1)
-
     def join(self, total: Callable[[Tensor], Tensor]) -> None:
         """Combine the sums of several processes; total: the sum of a tensor over all of them."""
         self.counts = total(self.counts)
         for key in sorted(self.sums):
             self.sums[key] = total(self.sums[key])
+
+
+class Gathering:
+    """Gathers the evidence of one batch, call by call, a few images at a time.
+
+    groups (images,): of each image; masks (images, height, width): True on the object, None where not known.
+    """
+
+    def __init__(self, model: Model, images: Images, groups: Int[Tensor, " images"], masks: Tensor | None) -> None:
+        self.model, self.images, self.groups, self.masks = model, images, groups, masks
+        self.evidence = HeadEvidence(by_group(torch.ones(len(images)), groups))
+        self.sums: dict[str, Tensor] = {}  # of the call
+        self.place: Geometry | None = None
+        self.similar = self.mask = torch.empty(0)
+
+    def begin(self, call: AttentionCall, place: Geometry) -> None:
+        """Prepare for a call; colours and masks are those of the call before where its patches are the same."""
+        if place != self.place:
+            self.place, self.similar = place, similar_pairs(self.images, place)
+            if self.masks is not None:
+                self.mask = on_grid(self.masks[:, None].to(self.images.device), place)[..., 0]
+        self.sums = {}
+        if call.output is not None:
+            norms = head_norms(precise(call.output), attention_module(self.model, call.site.module).projection)
+            self.sums["output"] = by_group(norms.unflatten(0, (call.images, -1)).mean(1), self.groups)
+
+    def add(self, layer: PatchRows, entropy: PerImage, images: slice) -> None:
+        """Add some images of the call."""
+        mask = None if self.masks is None else self.mask[images]
+        for name, value in evidence_of(layer, entropy, self.similar[images], mask).items():
+            own = by_group(value, self.groups[images])
+            self.sums[name] = self.sums[name] + own if name in self.sums else own
+
+    def end(self, layer: int) -> None:
+        """Add the call's sums to the evidence: the heads of several calls of one layer stand one after another."""
+        for name, value in self.sums.items():
+            known = self.evidence.sums.get((name, layer))
+            if known is None:
+                self.evidence.sums[name, layer] = value
+            elif name not in _OF_LAYERS:
+                self.evidence.sums[name, layer] = torch.cat((known, value), 1)
 
 
 def by_group(values: Float[Tensor, "images *rest"], groups: Int[Tensor, " images"]) -> Float[Tensor, "groups *rest"]:
@@ -76,52 +107,17 @@ def by_group(values: Float[Tensor, "images *rest"], groups: Int[Tensor, " images
     return sums.index_add_(0, groups.cpu(), values.detach().double().cpu())
 
 
-class Gathering:
-    """Gathers what labels are decided by, layer by layer, a few images at a time."""
-
-    def __init__(self, model: Model, images: Images, groups: Tensor, masks: Tensor | None, total: HeadEvidence) -> None:
-        self.model, self.images, self.groups, self.masks, self.total = model, images, groups, masks, total
-        self.sums: dict[str, Tensor] = {}
-        self.place: Geometry | None = None
-        self.similar: Tensor | None = None
-        self.mask: Tensor | None = None
-
-    def begin(self, call: AttentionCall, place: Geometry) -> None:
-        """Prepare for a layer; colours and masks are those of the layer before where its patches are the same."""
-        if place != self.place:
-            self.place, self.similar = place, similar_pairs(self.images, place)
-            self.mask = None if self.masks is None else object_shares(self.masks.to(self.images.device), place)
-        self.sums = {}
-        if call.output is not None:
-            projection = attention_module(self.model, call.site.module).projection
-            self.sums["output"] = by_group(head_norms(call, projection), self.groups)
-
-    def take(self, layer: PatchRows, entropy: PerImage, images: slice) -> None:
-        """Add some images of the layer."""
-        assert self.similar is not None
-        mask = None if self.mask is None else self.mask[images]
-        found = evidence_of(layer, entropy, self.similar[images], mask, self.groups[images])
-        for name, value in found.items():
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
-
-    def end(self, call: AttentionCall) -> None:
-        """Add the layer, or further heads of it, to the evidence of the batch."""
-        self.total.take(call.site.layer, self.sums)
-
-
-def evidence_of(
-    layer: PatchRows, entropy: PerImage, similar: Tensor, mask: Tensor | None, groups: Int[Tensor, " images"]
-) -> dict[str, Tensor]:
-    """The sums of one layer over some images, by name; similar: see similar_pairs; mask: (images, patches) or None."""
+def evidence_of(layer: PatchRows, entropy: PerImage, similar: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
+    """The evidence of some images of one layer, by name (images, ..); similar: see similar_pairs; mask: (images,
+    patches) or None."""
     place = layer.geometry
-    uniform = uniform_received(place).to(layer.weights)
-    got = layer.received * layer.share_of_queries()
+    got = layer.received * layer.share_of_queries
     on_patches = got[..., place.prefix :]
     pairs = similar.to(layer.weights)  # (images, calls, query, key)
     weights = layer.on_neighbours.unflatten(0, (layer.images, -1))  # (images, calls, heads, query, key)
     mean_row = weights.sum(-2) / layer.real.sum(-1)[:, None, None].clamp_min(1)
     keys = place.pairs().sum(-1).add(place.prefix).clamp_min(1).to(layer.weights)
-    values = {
+    found = {
         "offsets": layer.offsets,
         "received": got,
         "bits": bits_of_choice(place) - entropy / math.log(2),
@@ -133,11 +129,11 @@ def evidence_of(
     }
     if mask is not None:
         shares = mask.to(layer.weights)
-        values["object"] = (on_patches * shares[:, None]).sum(-1)
         off = layer.sinks[..., place.prefix :] * (1 - shares[:, None])
-        values["sinks_off"] = (on_patches * off).sum(-1)
-        values["object_share"] = (uniform[place.prefix :] * shares).sum(-1)
-    return {name: by_group(value, groups) for name, value in values.items()}
+        found["object"] = (on_patches * shares[:, None]).sum(-1)
+        found["sinks_off"] = (on_patches * off).sum(-1)
+        found["object_share"] = (uniform_received(place).to(layer.weights)[place.prefix :] * shares).sum(-1)
+    return found
 
 
 def sink_bits(got: Float[Tensor, "images heads patches"]) -> PerImage:
@@ -158,23 +154,20 @@ def bits_of_part(mass: Tensor, expected: Tensor) -> Tensor:
     return (bits / math.log(2)).where(inside > chance, torch.zeros_like(bits))
 
 
+def on_grid(pixels: Tensor, place: Geometry) -> Float[Tensor, "images patches channels"]:
+    """The mean of each channel over each patch of the map."""
+    return F.adaptive_avg_pool2d(pixels.float(), place.map_grid).flatten(2).transpose(1, 2)
+
+
 def similar_pairs(images: Images, place: Geometry) -> Bool[Tensor, "images calls query key"]:
     """For each patch, the SIMILAR share of patches nearest to it in mean colour, ties and itself included."""
-    grid = place.grid if place.windows is None else place.windows.resolution
-    colours = F.adaptive_avg_pool2d(images.float(), grid).flatten(2).transpose(1, 2)  # (images, patches, 3)
     pairs, places = place.pairs().to(images.device), place.places().to(images.device).clamp_min(0)
     nearest = min(max(1, math.ceil(SIMILAR * place.patches)) + 1, place.patches)  # and itself
     found = []
-    for colour in colours[:, places]:  # one image at a time: distances of all pairs take memory
+    for colour in on_grid(images, place)[:, places]:  # one image at a time: distances of all pairs take memory
         apart = torch.cdist(colour, colour, compute_mode="donot_use_mm_for_euclid_dist").masked_fill(~pairs, torch.inf)
         found.append((apart <= apart.kthvalue(nearest, -1, keepdim=True).values + _ALIKE) & pairs)
     return torch.stack(found)
-
-
-def object_shares(masks: Tensor, place: Geometry) -> Float[Tensor, "images patches"]:
-    """The share of each patch that the mask (images, height, width) covers."""
-    grid = place.grid if place.windows is None else place.windows.resolution
-    return F.adaptive_avg_pool2d(masks[:, None].float(), grid).flatten(1)
 
 
 @lru_cache(maxsize=32)
@@ -199,15 +192,14 @@ def bits_of_choice(place: Geometry) -> float:
     return float(keys.double().log2().mean())
 
 
-def head_norms(call: AttentionCall, projection: nn.Linear | None) -> PerImage:
-    """The mean norm over tokens of what each head adds to the residual stream; of its output without a projection."""
-    assert call.output is not None
-    output = precise(call.output)  # (calls, heads, tokens, head_dim)
+def head_norms(output: Float[Tensor, "calls heads tokens head_dim"], projection: nn.Linear | None) -> Tensor:
+    """The mean norm over tokens (calls, heads) of what each head adds to the residual stream; of its output without a
+    projection."""
     heads, width = output.shape[1], output.shape[-1]
     if projection is not None and projection.in_features == heads * width:
         columns = precise(projection.weight).unflatten(1, (heads, width)).movedim(1, 0)  # (heads, dim, head_dim)
         squares = (output @ (columns.transpose(1, 2) @ columns)).mul(output).sum(-1)
     else:
         squares = output.square().sum(-1)
-    norms: PerImage = squares.clamp_min(0).sqrt().mean(-1).unflatten(0, (call.images, -1)).mean(1)
+    norms: Tensor = squares.clamp_min(0).sqrt().mean(-1)
     return norms

@@ -14,10 +14,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.layout import TokenLayout
 from vitlens.lens.call import window_index
 from vitlens.lens.site import Site, Windows
 from vitlens.models.model import Model
+from vitlens.shapes import TokenLayout
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,11 @@ class Geometry:
     def patches(self) -> int:
         """Patches of the map, or of one window."""
         return self.grid[0] * self.grid[1]
+
+    @property
+    def map_grid(self) -> tuple[int, int]:
+        """Patches (rows, columns) of the whole map."""
+        return self.grid if self.windows is None else self.windows.resolution
 
     @property
     def spacing(self) -> tuple[int, int]:
@@ -66,17 +71,34 @@ class Geometry:
         spread[..., ::down, ::across] = sums
         return spread
 
+    @lru_cache(maxsize=32)  # noqa: B019
     def distances(self) -> Float[Tensor, "calls query key"]:
         """Euclidean distances in px between the centres of all pairs of patches in the image; arbitrary for padding."""
-        return _distances(self)
+        places = self.places()
+        columns = self.map_grid[1]
+        centres = torch.stack((places // columns, places % columns), -1) * torch.tensor(self.pitch, dtype=torch.float64)
+        return (centres[:, :, None] - centres[:, None]).square().sum(-1).sqrt()
 
+    @lru_cache(maxsize=32)  # noqa: B019
     def places(self) -> Int[Tensor, "calls patches"]:
         """The patch of the map at each position of each window; -1 for padding. One row without windows."""
-        return _places(self.windows, self.patches)
+        return torch.arange(self.patches)[None] if self.windows is None else window_index(self.windows)
 
+    @lru_cache(maxsize=32)  # noqa: B019
     def pairs(self) -> Bool[Tensor, "calls query key"]:
         """Pairs of query and key with the same offset in the image as in the window: patches, not across a seam."""
-        return _pairs(self)
+        places = self.places()
+        real = places >= 0
+        pairs = real[:, :, None] & real[:, None]
+        if self.windows is None:
+            return pairs
+        inside, (tall, wide) = torch.arange(self.patches), self.spacing
+        for step, at, within in (
+            (tall, places // self.windows.resolution[1], inside // self.grid[1]),
+            (wide, places % self.windows.resolution[1], inside % self.grid[1]),
+        ):
+            pairs = pairs & (at[:, :, None] - at[:, None] == step * (within[:, None] - within))
+        return pairs
 
     def uniform_distance(self) -> float:
         """The mean distance in px under uniform attention on the patches that each patch can attend to."""
@@ -88,17 +110,24 @@ class Geometry:
 
 def geometry_of(site: Site, model: Model) -> Geometry | None:
     """The geometry of one layer; None where queries or keys are not patches (pooled keys, channels, one query)."""
+    layout, (height, width) = model.anatomy.layout, model.input_size
     if site.windows is not None:
-        return _windowed(site.windows, model.input_size)
+        rows, columns = site.windows.resolution
+        return Geometry(site.windows.window, (height / rows, width / columns), windows=site.windows)
     if site.kind != "patch":
         return None
-    layout = model.anatomy.layout
-    if layout is not None and site.keys == layout.tokens:
-        return _whole(layout)
     if layout is not None and site.keys == layout.patches:  # the prefix is added in a later layer
-        return _whole(replace(layout, prefix=()))
+        layout = replace(layout, prefix=())
+    if layout is not None and site.keys == layout.tokens:
+        others = layout.positions("register") + layout.positions("distillation")
+        return Geometry(layout.grid, grid_pitch(layout), len(layout.prefix), layout.positions("cls"), others)
     grid = assumed_grid(site, model)
-    return None if grid is None else Geometry(grid, _pitch(grid, model.input_size))
+    return None if grid is None else Geometry(grid, (height / grid[0], width / grid[1]))
+
+
+def grid_pitch(layout: TokenLayout) -> tuple[float, float]:
+    """Pixels (height, width) from patch to patch."""
+    return float(layout.patch_size[0]), float(layout.patch_size[1])
 
 
 def assumed_grid(site: Site, model: Model) -> tuple[int, int] | None:
@@ -111,54 +140,6 @@ def square_grid(patches: int, size: tuple[int, int]) -> tuple[int, int] | None:
     rows = round((patches * size[0] / size[1]) ** 0.5)
     columns = patches // max(rows, 1)
     return (rows, columns) if rows * columns == patches and rows * size[1] == columns * size[0] else None
-
-
-def _whole(layout: TokenLayout) -> Geometry:
-    others = layout.positions("register") + layout.positions("distillation")
-    pitch = (float(layout.patch_size[0]), float(layout.patch_size[1]))
-    return Geometry(layout.grid, pitch, len(layout.prefix), layout.positions("cls"), others)
-
-
-def _windowed(windows: Windows, size: tuple[int, int]) -> Geometry:
-    return Geometry(windows.window, _pitch(windows.resolution, size), windows=windows)
-
-
-def _pitch(grid: tuple[int, int], size: tuple[int, int]) -> tuple[float, float]:
-    return size[0] / grid[0], size[1] / grid[1]
-
-
-@lru_cache(maxsize=32)
-def _distances(geometry: Geometry) -> Tensor:
-    windows, places = geometry.windows, geometry.places()
-    columns = geometry.grid[1] if windows is None else windows.resolution[1]
-    pitch = torch.tensor(geometry.pitch, dtype=torch.float64)
-    centres = torch.stack((places // columns, places % columns), -1) * pitch
-    apart = centres[:, :, None] - centres[:, None]
-    return apart.square().sum(-1).sqrt()
-
-
-@lru_cache(maxsize=32)
-def _places(windows: Windows | None, patches: int) -> Tensor:
-    return torch.arange(patches)[None] if windows is None else window_index(windows)
-
-
-@lru_cache(maxsize=32)
-def _pairs(geometry: Geometry) -> Tensor:
-    places, windows = geometry.places(), geometry.windows
-    real = places >= 0
-    pairs = real[:, :, None] & real[:, None]
-    if windows is None:
-        return pairs
-    width, columns = windows.resolution[1], geometry.grid[1]
-    inside = torch.arange(geometry.patches)
-    # same offset in the image as in the window, in units of the spacing
-    tall, wide = geometry.spacing
-    down = places[:, :, None] // width - places[:, None] // width
-    across = places[:, :, None] % width - places[:, None] % width
-    same = (down == tall * (inside[:, None] // columns - inside // columns)) & (
-        across == wide * (inside[:, None] % columns - inside % columns)
-    )
-    return pairs & same
 
 
 def offset_sums(

@@ -1,21 +1,17 @@
-"""Every statistic of a head: one entry each, free of torch, read by everything that shows statistics.
+"""Every statistic and every label of a head: the words of each, free of torch, read by everything that shows them.
 
-To add a statistic, write its function and add an entry to STATISTICS: `vitlens.statistics`, the report and figures of
-`vitlens stats` and the documentation take it from here. The function's argument depends on `input`: "row", a
-`rows.Rows`, for one number per row; "layer", a `patch_rows.PatchRows`, for one number per image and head; "tokens", a
-`measure.TokenNorms`, for one number per image.
+To add a statistic, add an entry to STATISTICS and its function to FUNCTIONS in rows.py: `vitlens.statistics`, the
+report and figures of `vitlens stats` and the documentation take it from here. The function's argument depends on
+`input`: "row", a `rows.Rows`, for one number per row; "layer", a `rows.PatchRows`, for one number per image and head;
+"tokens", a `rows.TokenNorms`, for one number per image. To add a label, add an entry to LABELS and its rule to RULES in
+specialisation.py.
 """
 
 from dataclasses import dataclass, replace
-from math import inf
 from typing import Final, Literal
 
-Input = Literal["row", "layer", "tokens"]
-QueryRows = Literal["patches", "CLS", "tokens"]
 Need = Literal["grid", "prefix", "cls"]
-View = Literal["overview", "maps", "depth", "table", "training", "each head"]
-
-USUAL_VIEWS: Final[tuple[View, ...]] = ("overview", "maps", "depth", "table")
+View = Literal["maps", "training", "each head"]
 
 
 @dataclass(frozen=True)
@@ -23,190 +19,153 @@ class Statistic:
     """One number for every head (or every block), a mean over queries and images.
 
     title: in figures and tables; unit: "px", "nats", "fraction", "keys" or ""; meaning: its definition; reading: the
-    interpretation of a high and a low value, in one sentence; function: "module:function"; input: the argument of the
-    function; rows: the queries whose attention rows it is computed from ("tokens": the residual stream instead); range:
-    its least and greatest possible value; source: the paper, or the formula; needs: requirements of a layer ("grid":
-    patches that attend to patches); views: the parts of reports that show it; beside: the statistic whose panel it
-    shares; whole_range: whether the colours of its maps span its range, rather than end at its greatest value; axis: a
-    short label for an axis (default: title and unit); tracked_as: its name where `train --track` logs it by layer, ""
-    if it does not; internal: used only for the labels of heads, in no table of a report.
+    interpretation of a high and a low value, in one sentence; source: the paper, or the formula; input: the argument of
+    the function; rows: the queries whose attention rows it is computed from ("tokens": the residual stream instead);
+    needs: requirements of a layer ("grid": patches that attend to patches); views: the parts of reports that show it;
+    whole_range: whether the colours of its maps span 0 to 1, rather than end at its greatest value; tracked_as: its
+    name where `train --track` logs it by layer, "" if it does not; function: its name in FUNCTIONS, "" for its own.
     """
 
     title: str
     unit: str
     meaning: str
     reading: str
-    function: str
-    input: Input = "layer"
-    rows: QueryRows = "patches"
-    range: tuple[float, float] = (0.0, 1.0)
     source: str = ""
+    input: Literal["row", "layer", "tokens"] = "layer"
+    rows: Literal["patches", "CLS", "tokens"] = "patches"
     needs: tuple[Need, ...] = ()
-    views: tuple[View, ...] = USUAL_VIEWS
-    beside: str = ""
+    views: tuple[View, ...] = ("maps",)
     whole_range: bool = False
-    axis: str = ""
     tracked_as: str = ""
-    internal: bool = False
-
-    @property
-    def label(self) -> str:
-        """Title and unit, for an axis or a panel, without the unit of a fraction or one that is in the title."""
-        if self.axis:
-            return self.axis
-        plain = self.unit in ("", "fraction") or self.unit in self.title
-        return self.title if plain else f"{self.title} ({self.unit})"
+    function: str = ""
 
 
-_ROWS: Final = "vitlens.analysis.heads.rows"
-_LAYER: Final = "vitlens.analysis.heads.patch_rows"
-_FROM_0: Final = (0.0, inf)
-_GRID: Final[tuple[Need, ...]] = ("grid",)
-_PREFIX: Final[tuple[Need, ...]] = ("grid", "prefix")
-_CLS: Final[tuple[Need, ...]] = ("grid", "cls")
+def _of_layer(
+    title: str, unit: str, meaning: str, reading: str, source: str, *views: View, need: Need = "grid"
+) -> Statistic:
+    """A statistic of a layer between patches; of the CLS row where it needs one."""
+    needs: tuple[Need, ...] = ("grid",) if need == "grid" else ("grid", need)
+    rows: Literal["patches", "CLS"] = "CLS" if need == "cls" else "patches"
+    return Statistic(title, unit, meaning, reading, source, rows=rows, needs=needs, views=views)
 
 
-def _of_cls(patches: Statistic, name: str, *views: View, axis: str = "", tracked_as: str = "") -> Statistic:
+def _of_cls(name: str, *views: View, tracked_as: str = "") -> Statistic:
     """The same statistic of the row of the CLS token or of a pooling query."""
-    title, meaning = f"{patches.title} of the CLS row", f"{patches.meaning}; the row of CLS"
-    known = replace(patches, title=title, meaning=meaning, rows="CLS", needs=("cls",), views=views, beside=name)
-    return replace(known, axis=axis, tracked_as=tracked_as)
+    known = _OF_ROWS[name]
+    title, meaning = f"{known.title} of the CLS row", f"{known.meaning}; the row of CLS"
+    known = replace(known, title=title, meaning=meaning, rows="CLS", needs=("cls",), views=views)
+    return replace(known, tracked_as=tracked_as, function=name)
 
 
-def _of_tokens(title: str, unit: str, meaning: str, reading: str, name: str, source: str) -> Statistic:
+def _of_tokens(title: str, unit: str, meaning: str, reading: str, source: str) -> Statistic:
     """A statistic of the residual stream after each block."""
-    function = f"vitlens.analysis.heads.measure:{name}"
-    return Statistic(
-        title, unit, meaning, reading, function, input="tokens", rows="tokens", range=_FROM_0, source=source, views=()
-    )
+    return Statistic(title, unit, meaning, reading, source, "tokens", "tokens", views=())
 
 
-_ENTROPY: Final = Statistic(
-    "entropy", "nats", "spread of a row over all keys, ln(keys) when uniform",
-    "High: attention spreads over many keys; 0: it lies on a single key.",
-    f"{_ROWS}:row_entropy", input="row", range=_FROM_0, source="Shannon 1948: -sum of w ln w",
-    views=("depth", "each head"),
-)  # fmt: skip
-_NORMALISED: Final = Statistic(
-    "entropy, share of ln(keys)", "fraction", "entropy over that of uniform attention",
-    "1 is uniform attention, over all keys, 0 a single key; a fall is attention that sharpens.",
-    f"{_ROWS}:row_normalised_entropy", input="row", source="entropy / ln(keys)",
-    views=("overview", "maps", "table", "training"),
-    whole_range=True, axis="entropy / ln(keys)", tracked_as="entropy/patches",
-)  # fmt: skip
-_EFFECTIVE: Final = Statistic(
-    "effective number of keys", "keys", "exp of the entropy, a mean over rows",
-    "All keys when attention is uniform, 1 for a single key.",
-    f"{_ROWS}:row_effective_keys", input="row", range=(1.0, inf), source="exp(entropy)", views=("overview", "depth"),
-)  # fmt: skip
-_HOYER: Final = Statistic(
-    "sparsity (Hoyer)", "fraction", "0 for uniform attention, 1 for a single key",
-    "High: a few keys have most of the weight; 0: all keys have the same.",
-    f"{_ROWS}:row_hoyer", input="row", source="Hoyer 2004: (sqrt(n) - l1 / l2) / (sqrt(n) - 1)",
-    views=("overview", "maps", "depth", "table", "each head"), whole_range=True,
-)  # fmt: skip
-_GINI: Final = Statistic(
-    "sparsity (Gini)", "fraction", "inequality of a row's weights, 0 for uniform attention",
-    "High: few keys have most of the weight; 0: all keys have the same.",
-    f"{_ROWS}:row_gini", input="row", source="Gini 1912; Hurley & Rickard 2009", views=("overview", "maps"),
-    whole_range=True,
-)  # fmt: skip
+_OF_ROWS: Final = {
+    "entropy": Statistic(
+        "entropy", "nats", "spread of a row over all keys, ln(keys) when uniform",
+        "High: attention spreads over many keys; 0: it lies on a single key.",
+        "Shannon 1948: -sum of w ln w", "row", views=("each head",),
+    ),
+    "normalised_entropy": Statistic(
+        "entropy, share of ln(keys)", "fraction", "entropy over that of uniform attention",
+        "1 is uniform attention, over all keys, 0 a single key; a fall is attention that sharpens.",
+        "entropy / ln(keys)", "row", views=("maps", "training"), whole_range=True, tracked_as="entropy/patches",
+    ),
+    "effective_keys": Statistic(
+        "effective number of keys", "keys", "exp of the entropy, a mean over rows",
+        "All keys when attention is uniform, 1 for a single key.", "exp(entropy)", "row", views=(),
+    ),
+    "hoyer": Statistic(
+        "sparsity (Hoyer)", "fraction", "0 for uniform attention, 1 for a single key",
+        "High: a few keys have most of the weight; 0: all keys have the same.",
+        "Hoyer 2004: (sqrt(n) - l1 / l2) / (sqrt(n) - 1)", "row", views=("maps", "each head"), whole_range=True,
+    ),
+    "gini": Statistic(
+        "sparsity (Gini)", "fraction", "inequality of a row's weights, 0 for uniform attention",
+        "High: few keys have most of the weight; 0: all keys have the same.",
+        "Gini 1912; Hurley & Rickard 2009", "row", whole_range=True,
+    ),
+}  # fmt: skip
 
 STATISTICS: Final[dict[str, Statistic]] = {
-    "distance": Statistic(
+    "distance": _of_layer(
         "attention distance", "px", "mean distance from a patch to the patches that it attends to",
         "Low: attention is local; near uniform attention's: spread, or on the same keys for all patches.",
-        f"{_LAYER}:distance", range=_FROM_0, source="Dosovitskiy 2021, appendix D.8; Raghu 2021", needs=_GRID,
-        views=("table", "training", "each head"),
+        "Dosovitskiy 2021, appendix D.8; Raghu 2021", "training", "each head",
     ),
-    "entropy": _ENTROPY,
-    "normalised_entropy": _NORMALISED,
-    "effective_keys": _EFFECTIVE,
-    "hoyer": _HOYER,
-    "gini": _GINI,
-    "self_mass": Statistic(
+    **_OF_ROWS,
+    "self_mass": _of_layer(
         "mass on itself", "fraction", "attention of a patch on its own token",
-        "High: patches attend to their own token; 0: they do not.",
-        f"{_LAYER}:self_mass", source="mean over patches of w[i, i]", needs=_GRID,
-        views=("overview", "maps", "depth", "table"),
+        "High: patches attend to their own token; 0: they do not.", "mean over patches of w[i, i]", "maps",
     ),
-    "neighbour_mass": Statistic(
+    "neighbour_mass": _of_layer(
         "mass on neighbours", "fraction", "attention on the four adjacent patches",
         "High: patches attend to adjacent patches; low: to others, or to themselves.",
-        f"{_LAYER}:neighbour_mass", source="mean over patches of the weights at grid distance 1", needs=_GRID,
-        views=("depth", "table"),
+        "mean over patches of the weights at grid distance 1",
     ),
-    "cls_mass": Statistic(
+    "cls_mass": _of_layer(
         "mass on CLS", "fraction", "attention of patches on the CLS token",
-        "High: patches attend to the CLS token instead of the image.",
-        f"{_LAYER}:cls_mass", source="mean over patches of w[i, CLS]", needs=_PREFIX,
-        views=("overview", "maps", "depth", "table"),
+        "High: patches attend to the CLS token instead of the image.", "mean over patches of w[i, CLS]", "maps",
+        need="prefix",
     ),
-    "register_mass": Statistic(
+    "register_mass": _of_layer(
         "mass on registers", "fraction", "attention of patches on registers and distillation token",
-        "High: patches attend to registers instead of the image.",
-        f"{_LAYER}:register_mass", source="Darcet 2024", needs=_PREFIX, views=(),
+        "High: patches attend to registers instead of the image.", "Darcet 2024", need="prefix",
     ),
-    "prefix_mass": Statistic(
+    "prefix_mass": _of_layer(
         "mass on the prefix", "fraction", "attention of patches on all tokens before the patches",
         "High: patches attend to CLS and registers instead of the image.",
-        f"{_LAYER}:prefix_mass", source="mean over patches of the weights on prefix tokens", needs=_PREFIX, views=(),
+        "mean over patches of the weights on prefix tokens", need="prefix",
     ),
-    "sinks": Statistic(
+    "sinks": _of_layer(
         "sinks", "keys", "keys that receive more than median + 5 median absolute deviations",
         "The number of keys with exceptional attention from all patches; 0: none.",
-        f"{_LAYER}:sinks", range=_FROM_0, source="Xiao 2024; Darcet 2024; the threshold is ours", needs=_GRID,
-        views=("table",),
+        "Xiao 2024; Darcet 2024; the threshold is ours",
     ),
-    "sink_mass": Statistic(
+    "sink_mass": _of_layer(
         "mass on sinks", "fraction", "attention of patches that lies on those keys",
         "High: a few keys receive much of the attention of all patches.",
-        f"{_LAYER}:sink_mass", source="weight received by the sinks, a share of all", needs=_GRID,
-        views=("overview", "maps", "table"),
+        "weight received by the sinks, a share of all", "maps",
     ),
-    "energy": Statistic(
+    "energy": _of_layer(
         "mean square sum of a row", "", "sum of a patch row's squared weights on patches",
         "1: a single patch has all the weight; 1 / patches: uniform attention.",
-        f"{_LAYER}:energy", source="mean over patches of the sum of w[i, j] squared", needs=_GRID, views=(),
-        internal=True,
+        "mean over patches of the sum of w[i, j] squared",
     ),
-    "cls_entropy": _of_cls(_ENTROPY, "entropy", "depth"),
-    "cls_normalised_entropy": _of_cls(
-        _NORMALISED, "normalised_entropy", "training",
-        axis="entropy of CLS row / ln(keys)", tracked_as="entropy/cls",
-    ),
-    "cls_effective_keys": _of_cls(_EFFECTIVE, "effective_keys", "depth"),
-    "cls_hoyer": _of_cls(_HOYER, "hoyer", "depth"),
-    "cls_gini": _of_cls(_GINI, "gini"),
-    "cls_self_mass": Statistic(
+    "cls_entropy": _of_cls("entropy"),
+    "cls_normalised_entropy": _of_cls("normalised_entropy", "training", tracked_as="entropy/cls"),
+    "cls_effective_keys": _of_cls("effective_keys"),
+    "cls_hoyer": _of_cls("hoyer"),
+    "cls_gini": _of_cls("gini"),
+    "cls_self_mass": _of_layer(
         "mass of CLS on itself", "fraction", "attention of the CLS token on itself",
-        "High: the CLS token attends to itself; low: it attends to other tokens.",
-        f"{_LAYER}:cls_self_mass", rows="CLS", source="w[CLS, CLS]", needs=_CLS, views=("depth",), beside="cls_mass",
+        "High: the CLS token attends to itself; low: it attends to other tokens.", "w[CLS, CLS]", need="cls",
     ),
-    "cls_register_mass": Statistic(
-        "mass of CLS on registers", "fraction", "attention of the CLS token on registers and distillation token",
-        "High: the CLS token attends to the registers.",
-        f"{_LAYER}:cls_register_mass", rows="CLS", source="sum of w[CLS, registers]", needs=_CLS, views=(),
+    "cls_register_mass": _of_layer(
+        "mass of CLS on registers", "fraction",
+        "attention of the CLS token on registers and distillation token",
+        "High: the CLS token attends to the registers.", "sum of w[CLS, registers]", need="cls",
     ),
     "token_norm": _of_tokens(
         "median token norm", "", "Euclidean norm of a token after the block, the median of an image",
         "The norm of the residual stream's tokens; it commonly grows with depth.",
-        "token_norm", "median of the tokens' Euclidean norms",
+        "median of the tokens' Euclidean norms",
     ),
     "greatest_norm": _of_tokens(
         "greatest token norm", "", "the largest norm of a token of an image",
-        "Many times the median norm: some tokens are outliers.",
-        "greatest_norm", "greatest of the tokens' Euclidean norms",
+        "Many times the median norm: some tokens are outliers.", "greatest of the tokens' Euclidean norms",
     ),
     "high_norm_patches": _of_tokens(
-        "high-norm patches", "tokens", "patches with a norm above median + 5 median absolute deviations",
+        "high-norm patches", "tokens",
+        "patches with a norm above median + 5 median absolute deviations",
         "The number of patches of outlying norm; in large ViTs such patches hold global information.",
-        "high_norm_patches", "Darcet 2024; the threshold is ours",
+        "Darcet 2024; the threshold is ours",
     ),
     "high_norm_prefix": _of_tokens(
         "high-norm prefix tokens", "tokens", "CLS and registers with a norm above that",
-        "The number of CLS and register tokens of outlying norm.",
-        "high_norm_prefix", "Darcet 2024; the threshold is ours",
+        "The number of CLS and register tokens of outlying norm.", "Darcet 2024; the threshold is ours",
     ),
 }  # fmt: skip
 
@@ -224,3 +183,85 @@ def token_statistics() -> dict[str, Statistic]:
 def shown_in(view: View) -> tuple[str, ...]:
     """The names of the statistics that a view shows, in the registry's order."""
     return tuple(name for name, statistic in STATISTICS.items() if view in statistic.views)
+
+
+THRESHOLD: Final = 0.5  # of a score: most of the information in the head's attention
+MARGIN: Final = 0.1  # over the next label; also the least score of the second label of a mixed head
+_PARTLY: Final = 0.2  # a score from which on a label is named for a head that it does not describe
+MIXED: Final = "mixed"
+UNLABELLED: Final = "unlabelled"
+FAULTY: Final = ("dead", "uniform")  # heads that do nothing, or do not choose
+
+
+@dataclass(frozen=True)
+class Label:
+    """sentence: the rule in words; code: the short form below a panel; colour: of its frame; within: the more general
+    labels that it is a case of; first: whether its score decides before those of others are compared."""
+
+    sentence: str
+    code: str
+    colour: str
+    within: tuple[str, ...] = ()
+    first: bool = False
+
+
+# Colours: Okabe and Ito's eight and Tol's; codes tell labels of one colour family apart.
+LABELS: Final[dict[str, Label]] = {
+    "dead": Label(
+        "the head adds next to nothing to the residual stream: less than 0.5 % of the mean norm of the model's heads",
+        "dead", "#000000", first=True,
+    ),
+    "uniform": Label(
+        "a row has less than half a bit: attention is nearly the same for all keys", "unif", "#F0E442"
+    ),
+    "CLS": Label("patches attend to the CLS token", "CLS", "#CC79A7"),
+    "register": Label("patches attend to registers or the distillation token", "reg", "#AA4499"),
+    "position": Label(
+        "attends to the same places of the image, whatever the query and the image (predicted from other images)",
+        "place", "#D55E00",
+    ),
+    "sink": Label(
+        "all queries attend to a few patches (at most 10 %) that differ from image to image, beyond what position, "
+        "object and background explain", "sink", "#882255",
+    ),
+    "object": Label("attends to the patches of the object's mask", "obj", "#117733"),
+    "background": Label("attends to the patches off the object's mask", "back", "#999933"),
+    "similar": Label(
+        "attends to the patches most similar in mean colour (10 %), beyond what the offset and the popularity of keys "
+        "explain", "sim", "#332288",
+    ),
+    "self": Label(
+        "a patch attends to itself", "self", "#44AA99", ("local", "same row", "same column", "similar")
+    ),
+    "previous": Label(
+        "a patch attends to its left neighbour", "prev", "#0072B2", ("local", "same row", "left")
+    ),
+    "next": Label("a patch attends to its right neighbour", "next", "#56B4E9", ("local", "same row", "right")),
+    "above": Label("a patch attends to the patch above", "above", "#4477AA", ("local", "same column", "up")),
+    "below": Label("a patch attends to the patch below", "below", "#88CCEE", ("local", "same column", "down")),
+    "same row": Label("a patch attends along its row", "row", "#E69F00"),
+    "same column": Label("a patch attends along its column", "col", "#DDCC77"),
+    "left": Label("a patch attends to the side left of it", "left", "#661100"),
+    "right": Label("a patch attends to the side right of it", "right", "#CC6677"),
+    "up": Label("a patch attends to the side above it", "up", "#6699CC"),
+    "down": Label("a patch attends to the side below it", "down", "#AA4466"),
+    "local": Label(
+        "a patch attends to its neighbourhood (a disc of at most a quarter of the patches)", "local", "#009E73"
+    ),
+    MIXED: Label(
+        "the two best labels explain most of the attention together, or each alone: neither is clearly the better",
+        "mixed", "#777777",
+    ),
+    UNLABELLED: Label(
+        "not even the two best labels together explain most of the attention", "none", "#CCCCCC"
+    ),
+}  # fmt: skip
+
+
+def head_words(label: str, best: str, other: str | None, score: float) -> str:
+    """What a head attends to, in a few words, from its label; best, other: the labels of the highest scores."""
+    if label == MIXED and other is not None:
+        return f"mixed: {best} and {other}"
+    if label not in LABELS or label in (MIXED, UNLABELLED):
+        return f"no clear pattern, partly {best}" if score >= _PARTLY else "no clear pattern"
+    return f"{label}: {LABELS[label].sentence.split(' (')[0].split(',')[0]}"

@@ -1,43 +1,195 @@
-"""The specialisation of each head: the score of every label in `labels`, and the label that the head gets.
+"""The specialisation of each head: how well every label describes it, the label that it gets, and what that rests on.
 
-Scores are recomputed without each group of images; their spread gives intervals over images (delete-a-group jackknife).
+A row of attention over n keys with entropy H has log2(n) - H bits of information: 0 where it is uniform, log2(n) where
+it is a single key. A pattern predicts a row; what it explains is its gain in mean log-likelihood over uniform
+attention, the mean over rows of the sum over keys of w log2(p / uniform), at the most likely strength of the pattern.
+The score of a label is explained bits / max(1, bits): 1 where the pattern is all that the head does. A general pattern
+explains less than a specific one: of a head that attends to the left neighbour, "same row" explains only the row. Heads
+of less than one bit, attention on half of the keys, are `uniform` to the extent that they lack.
+
+A head gets the label of the highest score if that explains most of the information (a score of at least THRESHOLD), and
+is clearly above the next: by MARGIN and more than the 95 % interval of the difference over images. Labels that contain
+one another do not compete: a head that attends to its left neighbour is also local, and gets the higher of both. Where
+only the two best together explain that much, the lower at least MARGIN, or both do alone, the head is MIXED; all others
+are UNLABELLED. Scores are recomputed without each group of images; their spread gives intervals over images
+(delete-a-group jackknife).
 """
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property, lru_cache, partial
+from typing import Final
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.heads.attributes import PerHead
+from vitlens.analysis.heads.evidence import bits_of_part, uniform_received
 from vitlens.analysis.heads.geometry import Geometry
-from vitlens.analysis.heads.labels import MARGIN, MIXED, THRESHOLD, UNLABELLED, compete, rules
-from vitlens.analysis.heads.patterns import left_out
-from vitlens.analysis.heads.scores import Head, LayerEvidence
+from vitlens.analysis.heads.registry import LABELS, MARGIN, MIXED, THRESHOLD, UNLABELLED
+from vitlens.analysis.heads.rows import PerHead
 from vitlens.analysis.heads.statistics import Statistics, per_head
-from vitlens.references import resolved
+from vitlens.uncertainty import Estimate
 
-_TINY = 1e-30
+Samples = Float[Tensor, "samples heads"]  # over all images, then without each group of them
+
+DEAD: Final = 0.01  # of the mean norm of the model's heads: the norm of a dead head's output is below half of it
+LARGEST: Final = 0.25  # of the keys: a larger neighbourhood is not local
+DISCS: Final = (2, 5, 8, 13)  # squared radii of neighbourhoods
+_TINY: Final = 1e-30
+_STEPS: Final = 50  # of bisection: more than the precision of float64
+_CERTAIN: Final = 1e6  # images that a prediction of a group from itself counts as
+_STRONGEST: Final = 40.0  # nats, of a key in the pattern over one outside it
+
+
+def _disc(square: int, down: Tensor, across: Tensor) -> Tensor:
+    return down**2 + across**2 <= square
+
+
+# offsets down and across in patches, key minus query -> whether they belong to the pattern
+OFFSETS: Final[Mapping[str, Callable[[Tensor, Tensor], Tensor]]] = {
+    "self": lambda down, across: (down == 0) & (across == 0),
+    "previous": lambda down, across: (down == 0) & (across == -1),
+    "next": lambda down, across: (down == 0) & (across == 1),
+    "above": lambda down, across: (down == -1) & (across == 0),
+    "below": lambda down, across: (down == 1) & (across == 0),
+    "same row": lambda down, across: (down == 0) & (across == across),
+    "same column": lambda down, across: (across == 0) & (down == down),
+    "left": lambda down, across: (across < 0) & (down == down),
+    "right": lambda down, across: (across > 0) & (down == down),
+    "up": lambda down, across: (down < 0) & (across == across),
+    "down": lambda down, across: (down > 0) & (across == across),
+    **{f"within {square}": partial(_disc, square) for square in DISCS},
+}
 
 
 @dataclass(frozen=True)
-class Uniform:
-    """Uniform attention of patches on the patches that they can attend to.
+class LayerEvidence:
+    """The evidence on one layer's heads. means: by name (samples, ..); groups, counts: sums and numbers of images by
+    group; output: norm of what each head adds to the residual stream, as a share of the mean of the model's heads, None
+    where it is not known."""
 
-    mass: on each offset, key minus query, summing to 1; energy: the mean over rows of the sum of squared weights;
-    share: the mean number of keys at each offset.
-    """
+    place: Geometry
+    means: Mapping[str, Tensor]
+    groups: Mapping[str, Tensor]
+    counts: Tensor
+    output: Samples | None
 
-    mass: Float[Tensor, "down across"]
-    energy: float
-    share: Float[Tensor, "down across"]
+    @cached_property
+    def bits(self) -> Samples:
+        """The information in a row."""
+        return self.means["bits"].clamp_min(0)
+
+    def share(self, bits: Samples) -> Samples:
+        """These bits as a share of the information in each head, of at least one bit."""
+        return (bits / self.bits.clamp_min(1)).clamp(0, 1)
+
+    def of_offsets(self, name: str) -> Samples:
+        """The bits that one of OFFSETS explains."""
+        return offset_bits(self.means["offsets"], self.place, name)
+
+    def of_local(self) -> Samples:
+        """The bits that the best neighbourhood explains."""
+        best = torch.zeros_like(self.bits)
+        for name in (f"within {square}" for square in DISCS):
+            inside, keys = _cell_counts(self.place, name)
+            if (inside / keys).mean() <= LARGEST:
+                best = torch.maximum(best, self.of_offsets(name))
+        return best
+
+    def of_tokens(self, tokens: tuple[int, ...]) -> Samples:
+        """The bits that each of these prefix tokens' mass explains, 0 where together they have less than by chance."""
+        if not tokens:
+            return torch.zeros_like(self.bits)
+        mass, chance = self.means["received"][..., list(tokens)], uniform_received(self.place)[0]
+        rest, expected = (1 - mass.sum(-1)).clamp_min(0), 1 - len(tokens) * chance
+        bits = (torch.xlogy(mass, mass / chance).sum(-1) + torch.xlogy(rest, rest / expected)) / math.log(2)
+        return bits.where(mass.sum(-1) > 1 - expected, torch.zeros_like(bits))
+
+    @cached_property
+    def of_place(self) -> Samples:
+        """The bits that fixed places explain, each group's images predicted from the other groups'.
+
+        The prediction is mixed with uniform attention, with the weight of one image, as an unseen place is not
+        impossible. A single group is predicted from itself: its places cannot be told from sinks.
+        """
+        used = [group for group in range(len(self.counts)) if self.counts[group] > 0]
+        uniform = uniform_received(self.place)[self.place.prefix :]
+        uniform = uniform / uniform.sum().clamp_min(_TINY)
+        sums, numbers = self.groups["received"][used][..., self.place.prefix :], self.counts[used]
+        left = [list(range(len(used)))] + [[g for g in range(len(used)) if g != out] for out in range(len(used))]
+        samples = []
+        for chosen in left if len(used) > 1 else left[:1]:
+            total, images = sums[chosen].sum(0), numbers[chosen].sum()
+            alone = len(chosen) == 1
+            own = 0 if alone else sums[chosen]
+            others = (_CERTAIN * images if alone else images - numbers[chosen]).reshape(-1, 1, 1)
+            known = (total - own).expand(len(chosen), -1, -1)
+            known = known / known.sum(-1, keepdim=True).clamp_min(_TINY)
+            mixed = (others * known + uniform) / (others + 1)
+            gain = (sums[chosen] * (mixed / uniform).log2()).sum((0, -1)) / images
+            samples.append(gain.clamp_min(0))
+        return torch.stack(samples)
+
+    def of_mask(self, *, background: bool) -> Samples:
+        """The bits that the object's mask, or the patches off it, explain; 0 without masks."""
+        if "object" not in self.means:
+            return torch.zeros_like(self.bits)
+        mass, chance = self.means["object"], self.means["object_share"][:, None]
+        if background:
+            prefix = self.place.prefix
+            mass = self.means["received"][..., prefix:].sum(-1) - mass
+            chance = uniform_received(self.place)[prefix:].sum() - chance
+        return bits_of_part(mass, chance)
+
+    def of_sinks(self) -> Samples:
+        """The bits that few keys chosen by the image explain, beyond fixed places, object and background."""
+        known = torch.maximum(self.of_mask(background=False), self.of_mask(background=True))
+        if self.counts.sum() > 1:  # one image cannot tell the places that it chooses from fixed ones
+            known = torch.maximum(known, self.of_place)
+        return (self.means["sinks"] - known).clamp_min(0)
+
+    def of_similar(self) -> Samples:
+        """The bits that similar colour explains, beyond the offset and how much each key receives."""
+        pattern = self.means["offsets"] / uniform_offsets(self.place)[2].clamp_min(_TINY)
+        rows, columns = self.place.span
+        pattern[..., rows - 1, columns - 1] = 0  # a patch is similar to itself: this is no part of what offsets explain
+        by_offset = (pattern * self.means["similar_offsets"][:, None]).sum((-2, -1))
+        chance = self.means["similar_chance"][:, None]
+        expected = torch.stack((by_offset, self.means["popular"], chance.expand_as(by_offset))).amax(0)
+        return bits_of_part(self.means["similar"], expected)
+
+
+def _on_offsets(name: str, layer: LayerEvidence) -> Samples:
+    return layer.share(layer.of_offsets(name))
+
+
+def _dead(layer: LayerEvidence) -> Samples:
+    """1 minus the norm of the head's output, in units of 1 % of the mean of the model's heads."""
+    if layer.output is None:
+        return torch.zeros_like(layer.bits)
+    return (1 - layer.output / DEAD).clamp_min(0).nan_to_num()
+
+
+RULES: Final[dict[str, Callable[[LayerEvidence], Samples]]] = {
+    "dead": _dead,
+    "uniform": lambda layer: (1 - layer.bits).clamp_min(0),
+    "CLS": lambda layer: layer.share(layer.of_tokens(layer.place.cls)),
+    "register": lambda layer: layer.share(layer.of_tokens(layer.place.registers)),
+    "position": lambda layer: layer.share(layer.of_place),
+    "sink": lambda layer: layer.share(layer.of_sinks()),
+    "object": lambda layer: layer.share(layer.of_mask(background=False)),
+    "background": lambda layer: layer.share(layer.of_mask(background=True)),
+    "similar": lambda layer: layer.share(layer.of_similar()),
+    "local": lambda layer: layer.share(layer.of_local()),
+    **{name: partial(_on_offsets, name) for name in OFFSETS if name in LABELS},
+}
 
 
 @dataclass(frozen=True)
-class Given:
+class HeadLabel:
     """The label of one head. score: of that label, or the highest for `mixed` and `unlabelled`; low, high: its 95 %
     interval over images, NaN for one image; best, other: the label of the highest score, and the highest of those that
     contradict it ("" where there is none); other_score: of the latter."""
@@ -58,7 +210,7 @@ class Specialisation:
     - 1, 2 columns - 1), the mean weight at an offset divided by uniform attention's, NaN where no pair of patches has
     the offset."""
 
-    given: tuple[tuple[Given, ...], ...]
+    given: tuple[tuple[HeadLabel, ...], ...]
     all_scores: Mapping[str, PerHead]
     explained: PerHead
     ratios: tuple[Tensor | None, ...]
@@ -72,38 +224,51 @@ class Specialisation:
 def specialise(table: Statistics) -> Specialisation:
     """Label every head by the information in its attention that each label explains; the statistics must hold the
     evidence for labels, as those of `Stream` do unless it is told otherwise."""
-    given: list[tuple[Given, ...]] = []
+    given: list[tuple[HeadLabel, ...]] = []
     ratios: list[Tensor | None] = []
-    functions = {name: resolved(label.function) for name, label in rules().items()}
-    every: dict[str, dict[int, Tensor]] = {name: {} for name in (*functions, "")}
+    explained: dict[int, Tensor] = {}
+    every: dict[str, dict[int, Tensor]] = {name: {} for name in LABELS if name in RULES}
     for layer, (mass, place) in enumerate(zip(table.offset_mass, table.geometries)):
         if mass is None or place is None or ("bits", layer) not in table.evidence.sums:
             given.append(())
             ratios.append(None)
             continue
-        heads = _heads(table, layer, place)
-        scores = [{name: _sampled(score(head)) for name, score in functions.items()} for head in heads]
-        for name in functions:
-            every[name][layer] = torch.stack([of_head[name][0] for of_head in scores])
-        given.append(tuple(label_of(of_head) for of_head in scores))
-        uniform, energy = uniform_attention(place), table.moments.mean(("energy", layer))
-        explained = [explained_by_offset(own, float(square), uniform) for own, square in zip(mass, energy)]
-        every[""][layer] = torch.tensor(explained, dtype=torch.float64)
-        ratios.append(_ratios(mass, place))
-    tables = {name: per_head(rows, len(table.sites), heads=table.heads) for name, rows in every.items()}
-    return Specialisation(tuple(given), tables, tables.pop(""), tuple(ratios))
+        evidence = layer_evidence(table, layer, place)
+        scores = {name: RULES[name](evidence) for name in every}
+        for name, score in scores.items():
+            every[name][layer] = score[0]
+        heads = range(len(mass))
+        given.append(tuple(label_of({name: score[:, head] for name, score in scores.items()}) for head in heads))
+        explained[layer] = explained_by_offset(mass, table.moments.mean(("energy", layer)), place)
+        uniform = uniform_offsets(place)[0]
+        ratio = mass / mass.sum((1, 2), keepdim=True).clamp_min(_TINY) / uniform
+        ratios.append(ratio.masked_fill(uniform == 0, torch.nan))
+    as_table = partial(per_head, layers=len(table.sites), heads=table.heads)
+    tables = {name: as_table(rows) for name, rows in every.items()}
+    return Specialisation(tuple(given), tables, as_table(explained), tuple(ratios))
 
 
-def label_of(scores: Mapping[str, Float[Tensor, " samples"]]) -> Given:
-    """The label by the rule in `labels`; scores: of each label, over all images, then without each group of them."""
-    known = rules()
-    best = max(scores, key=lambda name: (known[name].first and bool(scores[name][0] >= THRESHOLD), scores[name][0]))
+def layer_evidence(table: Statistics, layer: int, place: Geometry) -> LayerEvidence:
+    """The evidence on the heads of one layer."""
+    counts, sums = table.evidence.counts, table.evidence.sums
+    own = {name: value for (name, at), value in sums.items() if at == layer}
+    means = {name: left_out(value, counts) for name, value in own.items()}
+    norms = [value.sum(0) for (name, _), value in sums.items() if name == "output"]
+    output = None
+    if "output" in means:
+        output = means["output"] / max(float(torch.cat(norms).mean() / counts.sum()), _TINY)
+    return LayerEvidence(place, means, own, counts, output)
+
+
+def label_of(scores: Mapping[str, Float[Tensor, " samples"]]) -> HeadLabel:
+    """The label by the rule above; scores: of each label, over all images, then without each group of them."""
+    best = max(scores, key=lambda name: (LABELS[name].first and bool(scores[name][0] >= THRESHOLD), scores[name][0]))
     rivals = [name for name in scores if compete(best, name)]
     other = max(rivals, key=lambda name: scores[name][0]) if rivals else ""
     score, below = scores[best], scores[other] if other else torch.zeros_like(scores[best])
     half, of_margin = half_width(score), half_width(score - below)
     value, margin = float(score[0]), float((score - below)[0])
-    clear = known[best].first or (margin >= MARGIN and not margin <= of_margin)
+    clear = LABELS[best].first or (margin >= MARGIN and not margin <= of_margin)
     if value >= THRESHOLD and clear:
         label = best
     elif value + float(below[0]) >= THRESHOLD and float(below[0]) >= MARGIN:
@@ -111,7 +276,55 @@ def label_of(scores: Mapping[str, Float[Tensor, " samples"]]) -> Given:
     else:
         label = UNLABELLED
     low, high = (float(end) for end in np.clip((value - half, value + half), 0, 1))  # NaN stays
-    return Given(label, value, low, high, best, other, float(below[0]))
+    return HeadLabel(label, value, low, high, best, other, float(below[0]))
+
+
+def compete(one: str, other: str) -> bool:
+    """Whether two labels contradict each other: neither is a case of the other."""
+    return one != other and other not in LABELS[one].within and one not in LABELS[other].within
+
+
+@lru_cache(maxsize=256)
+def _cell_counts(place: Geometry, name: str) -> tuple[Tensor, Tensor]:
+    """For each patch that is a query: its keys at the offsets of this name, and all of its keys."""
+    pairs, (rows, columns), (tall, wide) = place.pairs(), place.grid, place.spacing
+    index = torch.arange(rows * columns)
+    down = (index // columns - (index // columns)[:, None]) * tall
+    across = (index % columns - (index % columns)[:, None]) * wide
+    inside, real = (pairs & OFFSETS[name](down, across)).sum(-1), pairs.any(-1)
+    return inside[real].double(), (pairs.sum(-1)[real] + place.prefix).double()
+
+
+def offset_bits(mass: Float[Tensor, "*heads down across"], place: Geometry, name: str) -> Float[Tensor, "*heads"]:
+    """The bits that a pattern of offsets explains: keys in it have all the same weight, those outside another one.
+
+    The strength, the logarithm t of the ratio of both weights, is the most likely one: that at which the pattern gives
+    its keys, on average over queries, the mass that they have.
+    """
+    (rows, columns) = place.span
+    down, across = torch.arange(1 - rows, rows)[:, None], torch.arange(1 - columns, columns)
+    got = (mass * OFFSETS[name](down, across)).sum((-2, -1)).double()
+    # queries with the same numbers of keys taken together, with their share of all
+    found, count = torch.stack(_cell_counts(place, name), 1).unique(dim=0, return_counts=True)
+    (inside, keys), weight = found.unbind(1), count / count.sum()
+    if not (inside > 0).any():
+        return torch.zeros_like(got)
+    low, high = torch.zeros_like(got), torch.full_like(got, _STRONGEST)
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        strong = inside * middle[..., None].exp()
+        given = (weight * strong / (strong + keys - inside)).sum(-1)
+        low, high = torch.where(given < got, middle, low), torch.where(given < got, high, middle)
+    total = (inside * low[..., None].exp() + keys - inside) / keys
+    bits: Tensor = ((got * low - (weight * total.log()).sum(-1)) / math.log(2)).clamp_min(0)
+    return bits
+
+
+def left_out(sums: Float[Tensor, "groups *rest"], counts: Tensor) -> Float[Tensor, "samples *rest"]:
+    """The mean over all images, then the means without the images of each group."""
+    total, images = sums.sum(0), counts.sum()
+    used = [group for group in range(len(counts)) if 0 < counts[group] < images]
+    return torch.stack([total / images, *((total - sums[group]) / (images - counts[group]) for group in used)])
 
 
 def half_width(samples: Float[Tensor, " samples"]) -> float:
@@ -127,53 +340,85 @@ def half_width(samples: Float[Tensor, " samples"]) -> float:
     return float(stats.t.ppf(0.975, groups - 1) * error)
 
 
-def _sampled(score: Any) -> Float[Tensor, " samples"]:
-    """A score as a tensor, also where a function gives one number."""
-    return torch.as_tensor(score, dtype=torch.float64).reshape(-1)
+@lru_cache(maxsize=32)
+def uniform_offsets(place: Geometry) -> tuple[Tensor, float, Tensor]:
+    """Of uniform attention of patches on the patches that they can attend to, all rows of equal weight: the mass at
+    each offset, summing to 1; the mean over rows of the sum of squared weights; the mean number of keys at each
+    offset."""
+    pairs = place.pairs().double()
+    uniform = pairs / pairs.sum(-1, keepdim=True).clamp_min(1)
+    queries = pairs.any(-1).sum()
+    mass, keys = (place.by_offset(counted.sum(0)) / queries for counted in (uniform, pairs))
+    return mass, float(uniform.square().sum() / queries), keys
 
 
-def _heads(table: Statistics, layer: int, place: Geometry) -> Iterator[Head]:
-    """The heads of one layer, with the evidence on them."""
-    counts = table.evidence.counts
-    sums = {name: value for (name, at), value in table.evidence.sums.items() if at == layer}
-    of_layer = LayerEvidence(place, {name: left_out(value, counts) for name, value in sums.items()}, sums, counts)
-    norms = of_layer.means.get("output")
-    mean = _mean_norm(table)
-    for head in range(table.sites[layer].heads):
-        output = torch.full((len(of_layer.bits),), torch.nan) if norms is None else norms[:, head] / mean
-        yield Head(of_layer, head, output)
-
-
-def _mean_norm(table: Statistics) -> float:
-    """The mean over all heads of the norm of what they add to the residual stream; NaN where it is not known."""
-    found = [value.sum(0) for (name, _), value in table.evidence.sums.items() if name == "output"]
-    return max(float(torch.cat(found).mean() / table.evidence.counts.sum()), _TINY) if found else float("nan")
-
-
-def explained_by_offset(mass: Tensor, energy: float, uniform: Uniform) -> float:
+def explained_by_offset(
+    mass: Float[Tensor, "heads down across"], energy: Float[Tensor, " heads"], place: Geometry
+) -> Float[Tensor, " heads"]:
     """The share of the weights' variance that the offset from query to key explains, from 0 to 1 (R²).
 
     mass: mean attention by offset; energy: the mean over queries of the sum of squared weights on patches. The variance
     is around uniform attention, which in incomplete windows differs between queries. 1 where attention is uniform.
     """
-    sum_of_mass = mass.sum()
-    fitted = ((mass - sum_of_mass * uniform.mass).square() / uniform.share.clamp_min(_TINY)).sum()
-    total = energy - float(sum_of_mass.square()) * uniform.energy
-    return 1.0 if total <= 1e-6 * energy else min(1.0, float(fitted) / total)
+    uniform, of_uniform, keys = uniform_offsets(place)
+    whole = mass.sum((1, 2))
+    fitted = ((mass - whole[:, None, None] * uniform).square() / keys.clamp_min(_TINY)).sum((1, 2))
+    total = energy - whole.square() * of_uniform
+    explained: Tensor = torch.where(total <= 1e-6 * energy, 1.0, (fitted / total).clamp_max(1.0))
+    return explained
 
 
-def _ratios(mass: Tensor, place: Geometry) -> Tensor:
-    """Mean weight by offset divided by that of uniform attention on the same patches."""
-    chance = uniform_attention(place).mass
-    ratio = mass / mass.sum((1, 2), keepdim=True).clamp_min(_TINY) / chance
-    return ratio.masked_fill(chance == 0, torch.nan)
+@dataclass(frozen=True)
+class Marks:
+    """What the label of one head rests on, in numbers that a reader can check. row, column: the patch that receives
+    most attention, in the mean over images; grid: patches of the image; mass: the share of the patches' attention that
+    it receives; chance: that of uniform attention; output: norm of what the head adds to the residual stream, a share
+    of the mean of the model's heads (None: not known). Intervals are those of the labels."""
+
+    row: int
+    column: int
+    grid: tuple[int, int]
+    mass: Estimate
+    chance: float
+    output: Estimate | None
 
 
-def uniform_attention(place: Geometry) -> Uniform:
-    """Uniform attention in one layer; all rows have equal weight, also those with few keys."""
-    pairs = place.pairs().double()
-    uniform = pairs / pairs.sum(-1, keepdim=True).clamp_min(1)
-    queries = pairs.any(-1).sum()
-    energy = float(uniform.square().sum() / queries)
-    mass, keys = (place.by_offset(counted.sum(0)) / queries for counted in (uniform, pairs))
-    return Uniform(mass, energy, keys)
+def marks(table: Statistics) -> tuple[tuple[Marks, ...], ...]:
+    """The marks of every head by layer, empty for a layer whose attention has no place in the image; the statistics
+    must hold the evidence for labels."""
+    sums, counts = table.evidence.sums, table.evidence.counts
+    known = [value for (name, _), value in sums.items() if name == "output"]
+    mean = left_out(torch.cat(known, 1), counts).mean(1, keepdim=True) if known else None
+    found: list[tuple[Marks, ...]] = []
+    for layer, place in enumerate(table.geometries):
+        of_layer: list[Marks] = []
+        if place is not None and ("received", layer) in sums:
+            received = left_out(sums["received", layer], counts)[..., place.prefix :]  # (samples, heads, patches)
+            chance = uniform_received(place)[place.prefix :]
+            grid = place.map_grid
+            outputs = None
+            if mean is not None and ("output", layer) in sums:
+                outputs = left_out(sums["output", layer], counts) / mean.clamp_min(torch.finfo(torch.float64).tiny)
+            for head, most in enumerate(received[0].argmax(-1).tolist()):
+                mass = _estimate(received[:, head, most], table.images)
+                output = None if outputs is None else _estimate(outputs[:, head], table.images)
+                row, column = divmod(most, grid[1])
+                of_layer.append(Marks(row, column, grid, mass, float(chance[most]), output))
+        found.append(tuple(of_layer))
+    return tuple(found)
+
+
+def sinks_off_object(table: Statistics) -> Estimate | None:
+    """The share of the patches' attention on sinks that lie off the object, the mean over heads; None without masks."""
+    sums = [value for (name, _), value in sorted(table.evidence.sums.items()) if name == "sinks_off"]
+    if not sums:
+        return None
+    return _estimate(left_out(torch.cat(sums, 1).mean(1), table.evidence.counts), table.images)
+
+
+def _estimate(samples: Float[Tensor, " samples"], images: int) -> Estimate:
+    """The value with its interval; without one for a single group of images."""
+    value, half = float(samples[0]), half_width(samples)
+    return (
+        Estimate(value, n=images) if math.isnan(half) else Estimate(value, max(0.0, value - half), value + half, images)
+    )

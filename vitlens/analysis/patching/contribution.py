@@ -20,8 +20,8 @@ from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
 from vitlens.lens.attention import Tap, TensorFunction, attention_module, tapped
 from vitlens.lens.layers import Layer, layers
+from vitlens.models.anatomy import require_pre_norm
 from vitlens.models.hooks import Arguments, watching
-from vitlens.models.known_modules import require_pre_norm
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Logits, Tokens
 from vitlens.summary import Summary

@@ -8,8 +8,8 @@ import torch
 from torch import Generator, Tensor
 
 from vitlens.errors import UnknownNameError
+from vitlens.references import import_without_compiler
 from vitlens.shapes import Images
-from vitlens.startup import import_without_compiler
 
 transforms = import_without_compiler("torchvision.transforms.v2.functional")
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import fitting_batch_size
+from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.patching.contribution import Contributions, contributions, logits_by_depth
 from vitlens.analysis.patching.stream_to_logits import blocks_of
 from vitlens.lens.layers import layers

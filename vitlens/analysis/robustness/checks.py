@@ -7,15 +7,17 @@ budget. Each check states what is expected of a sound attack, what was found, an
 checked by the distances of its perturbations instead (`every_image_broken`, `same_distances`).
 """
 
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.analysis.robustness.curve import Outcome
-from vitlens.analysis.robustness.verdict import Check
 from vitlens.devices import evaluating
 from vitlens.errors import NonFiniteError
 from vitlens.models.model import Model
@@ -28,6 +30,39 @@ ROUNDING = 1e-6  # by how much a perturbation may exceed its budget
 UNLIMITED_EPSILON = 1.0  # L-infinity epsilon within which any image can become any other
 
 
+class CheckState(Enum):
+    """The result of a check; INCONCLUSIVE: as expected, but it could not have failed, as nothing was fooled."""
+
+    PASSED = "passed"
+    INCONCLUSIVE = "inconclusive"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One self-check of an attack. attack: its name; expected, found: in words; passed: whether found is as expected.
+
+    conclusive: False where it could not have failed, as nothing was fooled; against, of: how many of so many images
+    contradict the expectation (None where that is no count of images).
+    """
+
+    name: str
+    attack: str
+    expected: str
+    found: str
+    passed: bool
+    conclusive: bool = True
+    against: int | None = None
+    of: int | None = None
+
+    @property
+    def state(self) -> CheckState:
+        """The result."""
+        if not self.passed:
+            return CheckState.FAILED
+        return CheckState.PASSED if self.conclusive else CheckState.INCONCLUSIVE
+
+
 @runtime_checkable
 class AttackOutput(Protocol):
     """The result of an attack: the adversarial images, which of them fool the model, and which were attacked."""
@@ -35,17 +70,14 @@ class AttackOutput(Protocol):
     @property
     def images(self) -> Tensor:
         """(batch, 3, height, width) in [0, 1]."""
-        ...
 
     @property
     def success(self) -> Tensor:
         """(batch,), predicted correctly before the attack and wrongly after it."""
-        ...
 
     @property
     def tried(self) -> Tensor:
         """(batch,), predicted correctly before the attack."""
-        ...
 
 
 @runtime_checkable
@@ -53,16 +85,9 @@ class Attempt(Protocol):
     """One attack on one model, ready to run with another budget, number of steps or batch size (None: its own)."""
 
     def __call__(
-        self,
-        images: Images,
-        labels: Labels,
-        *,
-        epsilon: float,
-        steps: int | None = None,
-        batch_size: int | None = None,
+        self, images: Images, labels: Labels, *, epsilon: float, steps: int | None = None, batch_size: int | None = None
     ) -> AttackOutput:
         """Attack these images."""
-        ...
 
 
 def at_epsilon_zero(attack: str, attempt: Attempt, images: Images, labels: Labels) -> Check:
@@ -120,17 +145,7 @@ def same_in_any_batch(attack: str, whole: AttackOutput, parts: AttackOutput) -> 
 
 
 def gradients_not_zero(model: Model, images: Images, labels: Labels, *, attack: str = "gradients") -> Check:
-    """The gradient of the loss is not all zero for at least 9 images in 10."""
-    zero = zero_gradients(model, images, labels)
-    share = float(zero.float().mean())
-    return Check(
-        "gradients", attack, "not all zero, for at least 9 images in 10",
-        f"all zero for {int(zero.sum())} of {len(images)}", share <= 0.1, against=int(zero.sum()), of=len(images),
-    )  # fmt: skip
-
-
-def zero_gradients(model: Model, images: Images, labels: Labels) -> Bool[Tensor, " batch"]:
-    """The images for which the gradient of the cross-entropy with respect to the pixels is zero everywhere.
+    """The gradient of the cross-entropy with respect to the pixels is not all zero for at least 9 images in 10.
 
     Raises NonFiniteError, naming model and image, for a NaN or infinite gradient.
     """
@@ -144,7 +159,12 @@ def zero_gradients(model: Model, images: Images, labels: Labels) -> Bool[Tensor,
         raise NonFiniteError(
             f"expected finite gradients, found NaN or infinity from {model.alias} on image {int(broken[0])}"
         )
-    return (flat == 0).all(1).cpu()
+    zero = (flat == 0).all(1)
+    share = float(zero.float().mean())
+    return Check(
+        "gradients", attack, "not all zero, for at least 9 images in 10",
+        f"all zero for {int(zero.sum())} of {len(images)}", share <= 0.1, against=int(zero.sum()), of=len(images),
+    )  # fmt: skip
 
 
 def unlimited_budget(
@@ -225,3 +245,55 @@ def predicted(model: Model, images: Images) -> Int[Tensor, " batch"]:
     with evaluating(model), torch.no_grad():
         answers: Tensor = model(images.to(model.device).float()).argmax(-1).cpu()
     return answers
+
+
+def weaker_breaks_no_more(weaker: Outcome, stronger: Outcome, *, reason: str) -> Check:
+    """The weaker of two attacks breaks no more images than the stronger at any epsilon, but for chance.
+
+    reason: why it is the weaker one ("one step against many"). Only the epsilons that both tried are compared.
+    """
+    least_p, worst = 1.0, None
+    against = of = 0
+    both = [epsilon for epsilon in weaker.epsilons if epsilon in stronger.epsilons]
+    for epsilon in both:
+        by_weaker, by_stronger = ~weaker.robust(epsilon), ~stronger.robust(epsilon)
+        only_weaker = int((by_weaker & ~by_stronger).sum())
+        only_stronger = int((~by_weaker & by_stronger).sum())
+        p = min(1.0, len(both) * mcnemar(only_weaker, only_stronger))  # Bonferroni, as the least is taken
+        if only_weaker > only_stronger and p < least_p:
+            least_p, worst = p, (epsilon, only_weaker, only_stronger)
+            against, of = only_weaker, only_weaker + only_stronger
+    result = "nowhere weaker"
+    if worst is not None:
+        result = (
+            f"at {worst[0]:.3g}, {worst[1]} broken by {weaker.name} alone, {worst[2]} by {stronger.name} alone "
+            f"(p = {least_p:.2g})"
+        )
+    return Check(
+        reason, f"{weaker.name}, {stronger.name}", f"{stronger.name} breaks at least what {weaker.name} does",
+        result, least_p > SIGNIFICANT,
+        conclusive=any(bool((each.clean & ~each.robust(at)).any()) for each in (weaker, stronger) for at in both),
+        against=against, of=of,
+    )  # fmt: skip
+
+
+def never_rises(outcome: Outcome) -> Check:
+    """Robust accuracy falls or stays as epsilon grows."""
+    counts = [int(outcome.robust(epsilon).sum()) for epsilon in (0.0, *outcome.epsilons)]
+    rises = sum(after > before for before, after in pairwise(counts))
+    return Check(
+        "curve", outcome.name, "never rises", f"{' '.join(map(str, counts))} images right", rises == 0,
+        conclusive=len(set(counts)) > 1,
+    )  # fmt: skip
+
+
+def same_in_ascending_order(attack: str, above: Float[Tensor, " batch"], below: Float[Tensor, " batch"]) -> Check:
+    """An image that is robust at one epsilon is robust at all smaller ones, as a sweep from the largest assumes.
+
+    above, below: the smallest epsilon that breaks each image, tried in descending and in ascending order.
+    """
+    sooner = int((below < above).sum())
+    return Check(
+        "from below", attack, "tried from the smallest epsilon up, no image breaks at a smaller one",
+        f"{sooner} of {len(below)} do", sooner == 0, conclusive=bool((above.isfinite() | below.isfinite()).any()),
+    )  # fmt: skip

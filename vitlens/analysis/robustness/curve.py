@@ -1,4 +1,4 @@
-"""Robust accuracy over epsilon, from the smallest epsilon that broke each image: intervals, medians, pairs.
+"""Robust accuracy over epsilon, from the smallest epsilon that broke each image: intervals, medians, pairs, transfer.
 
 One number per image determines all of these: an image is robust at epsilon if the model predicts it correctly and no
 attempt up to epsilon changed that. So an image broken at one epsilon is broken at every larger one, and no curve rises.
@@ -11,13 +11,14 @@ import numpy as np
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import accuracy
+from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.errors import InputError
 from vitlens.uncertainty import Estimate, accuracy_difference, holm, mcnemar, median_of
 
 ROUNDING = 1e-6  # pixel units: by how much a stored epsilon may differ from the one tried
 
 PerImage = Float[Tensor, " batch"]
+CorrectByModel = Bool[Tensor, "models batch"]
 
 
 @dataclass(frozen=True)
@@ -84,29 +85,20 @@ def paired(outcomes: Iterable[tuple[Outcome, Outcome]], *, seed: int = 0) -> tup
     """Paired tests of the two models of each pair at every epsilon, with Holm's correction over all of them.
 
     A pair is two models under the same attack on the same images. The clean images are tested once for two models.
-    Raises InputError for another pair.
     """
     tests: list[PairedOutcome] = []
     clean: set[tuple[str, str]] = set()
     for first, second in outcomes:
-        if (first.name, first.epsilons) != (second.name, second.epsilons) or len(first.clean) != len(second.clean):
-            raise InputError(f"expected two models under one attack on the same images, found {first} and {second}")
         both = first.alias, second.alias
         for epsilon in (*(() if both in clean else (0.0,)), *first.epsilons):
-            tests.append(_tested(first, second, epsilon, seed))
+            one, two = first.robust(epsilon), second.robust(epsilon)
+            counts = int((one & ~two).sum()), int((~one & two).sum())
+            difference, p = accuracy_difference(one, two, groups=first.groups, seed=seed), mcnemar(*counts)
+            name = "clean" if epsilon == 0 else first.name
+            tests.append(PairedOutcome(name, epsilon, *both, *counts, difference, p, p))
         clean.add(both)
     adjusted = holm([test.p for test in tests])
     return tuple(replace(test, p_holm=p) for test, p in zip(tests, adjusted))
-
-
-def _tested(first: Outcome, second: Outcome, epsilon: float, seed: int) -> PairedOutcome:
-    robust_first, robust_second = first.robust(epsilon), second.robust(epsilon)
-    only_first = int((robust_first & ~robust_second).sum())
-    only_second = int((~robust_first & robust_second).sum())
-    difference = accuracy_difference(robust_first, robust_second, groups=first.groups, seed=seed)
-    p = mcnemar(only_first, only_second)
-    name = "clean" if epsilon == 0 else first.name
-    return PairedOutcome(name, epsilon, first.alias, second.alias, only_first, only_second, difference, p, p)
 
 
 def halving_epsilon(outcomes: Sequence[Outcome]) -> float:
@@ -120,3 +112,37 @@ def halving_epsilon(outcomes: Sequence[Outcome]) -> float:
         if all(2 * int(outcome.robust(epsilon).sum()) <= int(outcome.clean.sum()) for outcome in outcomes):
             return epsilon
     return outcomes[0].epsilons[-1]
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Whether each model (target) predicts the adversarial images of each model (source) correctly, by their numbers.
+
+    clean: (models, n), which model predicts which clean image correctly; adversarial: for each source (models, n), the
+    same for its adversarial images; fooled: (models, n), which images fool their own source; groups: (n,) what images
+    share, or None.
+    """
+
+    clean: CorrectByModel
+    adversarial: Sequence[CorrectByModel]
+    fooled: CorrectByModel
+    groups: Tensor | None = None
+
+    def clean_accuracy(self, target: int, *, seed: int = 0) -> Estimate:
+        """The accuracy of one model on the clean images."""
+        return accuracy(self.clean[target], groups=self.groups, seed=seed)
+
+    def accuracy(self, source: int, target: int, *, seed: int = 0) -> Estimate:
+        """The accuracy of the target on all images of the source, clean ones where its attack failed."""
+        return accuracy(self.adversarial[source][target], groups=self.groups, seed=seed)
+
+    def rate(self, source: int, target: int, *, seed: int = 0) -> Estimate | None:
+        """The share that fool the target, of the images that fool the source and whose clean version it predicts right.
+
+        None where there is no such image; 1 where source and target are the same model.
+        """
+        counted = self.fooled[source] & self.clean[target]
+        if not bool(counted.any()):
+            return None
+        groups = None if self.groups is None else self.groups[counted]
+        return accuracy(~self.adversarial[source][target][counted], groups=groups, seed=seed)

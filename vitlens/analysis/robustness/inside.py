@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.answers.evaluate import fitting_batch_size
+from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.faithfulness.maps import spearman, top_overlap, usable
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
@@ -27,35 +27,31 @@ def cosines(
     """The cosine between each block's output for an image and for its counterpart: (blocks, n) by name of others.
 
     images, others: (n, 3, height, width) in [0, 1], the counterparts in the same order. A block's whole output counts,
-    all tokens or the whole map. Raises InputError for another number of counterparts, or a model without blocks.
+    all tokens or the whole map. Raises InputError for a model without blocks.
     """
-    for name, counterparts in others.items():
-        if counterparts.shape != images.shape:
-            raise InputError(f"expected {name} of shape {tuple(images.shape)}, found {tuple(counterparts.shape)}")
     size = batch_size or max(1, fitting_batch_size(model) // 4)
     parts: dict[str, list[Tensor]] = {name: [] for name in others}
+
+    def outputs_of(images: Images) -> list[Tensor]:
+        """Each block's output (batch, numbers) in order."""
+        outputs: dict[int, Tensor] = {}
+
+        def take(block: int, output: Tensor) -> None:
+            if len(output) == len(images):
+                outputs[block] = output.float()
+
+        with evaluating(model), torch.no_grad(), watching_outputs(model, take):
+            model(images.to(model.device))
+        return [outputs[block] for block in sorted(outputs)]
+
     for start in range(0, len(images), size):
-        clean = _outputs(model, images[start : start + size])
+        clean = outputs_of(images[start : start + size])
+        if not clean:
+            raise InputError(f"expected blocks whose outputs can be compared, found none in {model.alias}")
         for name, counterparts in others.items():
-            changed = _outputs(model, counterparts[start : start + size])
-            rows = [F.cosine_similarity(clean[block], changed[block], dim=1).cpu() for block in sorted(clean)]
-            parts[name].append(torch.stack(rows))
+            changed = outputs_of(counterparts[start : start + size])
+            parts[name].append(torch.stack([F.cosine_similarity(*pair, dim=1).cpu() for pair in zip(clean, changed)]))
     return {name: torch.cat(rows, 1) for name, rows in parts.items()}
-
-
-def _outputs(model: Model, images: Images) -> dict[int, Tensor]:
-    """Each block's output (batch, numbers) by the block's number."""
-    outputs: dict[int, Tensor] = {}
-
-    def take(block: int, output: Tensor) -> None:
-        if len(output) == len(images):
-            outputs[block] = output.float()
-
-    with evaluating(model), torch.no_grad(), watching_outputs(model, take):
-        model(images.to(model.device))
-    if not outputs:
-        raise InputError(f"expected blocks whose outputs can be compared, found none in {model.alias}")
-    return outputs
 
 
 def halfway_block(changed: ByDepth, another: ByDepth) -> int | None:
@@ -85,7 +81,5 @@ def map_agreement(before: Float[Tensor, "batch _ _"], after: Float[Tensor, "batc
     both = usable(before) & usable(after)
     finite = [maps.detach().cpu().float().nan_to_num(0.0, 0.0, 0.0) for maps in (before, after)]
     return MapAgreement(
-        both,
-        torch.where(both, spearman(*finite).nan_to_num(0.0), 0.0),
-        torch.where(both, top_overlap(*finite), 0.0),
+        both, torch.where(both, spearman(*finite).nan_to_num(0.0), 0.0), torch.where(both, top_overlap(*finite), 0.0)
     )

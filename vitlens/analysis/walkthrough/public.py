@@ -9,32 +9,29 @@ from torch import Tensor
 
 from vitlens.analysis.attention.chain import without_autocast
 from vitlens.analysis.attention.tokens import require_token_attention
-from vitlens.analysis.walkthrough.embedding import Embedding, added_positions, patch_embedding
-from vitlens.analysis.walkthrough.head import (
-    LayerSteps,
+from vitlens.analysis.walkthrough.steps import (
+    STEPS,
+    Embedding,
     StepCheck,
+    before_blocks,
     layer_steps,
-    require_places,
-    require_queries,
-    unscaled,
+    patch_embedding,
+    require_steps,
 )
-from vitlens.analysis.walkthrough.registry import STEPS
 from vitlens.analysis.walkthrough.without import (
     Changed,
     Entropies,
     Permutation,
-    changed_answers,
+    changed_models,
     entropies,
     entropy,
     permutations,
 )
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.call import AttentionCall
 from vitlens.lens.layers import Layer, layers, probe_images
-from vitlens.lens.observe import observe, survey_weights
-from vitlens.lens.places.capture import capture
-from vitlens.models.known_modules import require_pre_norm
+from vitlens.lens.observe import survey_weights
+from vitlens.models.anatomy import require_pre_norm
 from vitlens.models.model import Model
 from vitlens.models.support import require
 from vitlens.pixels import AnyImages, as_parts, takes_images
@@ -49,7 +46,7 @@ class Walkthrough(Summary):
     layer, head: counted from 0; layers, heads: how many the model and the layer have; scale: what scores are multiplied
     by, 1/sqrt(head_dim); query: the position of the token that is followed, the one that the classifier reads, or the
     patch in the middle; key: the patch to which it attends most.
-    embedding: the patch embedding (embedding.py), None for a model whose patches are not cut by one convolution;
+    embedding: the patch embedding, None for a model whose patches are not cut by one convolution;
     positions: what is added to it, None where that is no fixed vector a patch.
     input: the residual stream that enters the block; normed: what enters its attention; queries, keys, values: of the
     head; products: q kᵀ; scores: scaled; weights: after the softmax; unscaled: the weights without scaling; outputs: of
@@ -124,8 +121,7 @@ def walkthrough(
     require(model, "walkthrough")
     if len(parts) != 1:
         raise InputError(f"expected one image, found {len(parts)}; give images[:1]")
-    image = parts[:1].to(model.device)
-    chosen = chosen_layer(model, layer)
+    image, chosen = parts[:1].to(model.device), _chosen_layer(model, layer)
     if head is not None and not 0 <= head < chosen.heads:
         raise InputError(f"expected a head from 0 to {chosen.heads - 1} in layer {chosen.index}, found {head}")
     with evaluating(model), torch.no_grad(), without_autocast(image.device):
@@ -142,12 +138,10 @@ def require_walkthrough(model: Model) -> None:
         )
     require_token_attention(model)
     require_pre_norm(model, instead="vitlens attention shows its queries, keys, scores and weights")
-    layer = chosen_layer(model, None)
-    require_places(model, layer)
-    require_queries(model, layer)
+    require_steps(model, _chosen_layer(model, None))
 
 
-def chosen_layer(model: Model, layer: int | None) -> Layer:
+def _chosen_layer(model: Model, layer: int | None) -> Layer:
     """The layer of that number, by default the one in the middle. Raises InputError where there is none."""
     tokens = model.layout.tokens
     known = [each for each in layers(model) if each.queries == each.keys == tokens]
@@ -160,100 +154,39 @@ def chosen_layer(model: Model, layer: int | None) -> Layer:
     return known[len(known) // 2 if layer is None else numbers.index(layer)]
 
 
-def _walked(model: Model, images: Images, layer: Layer, head: int | None, seed: int) -> Walkthrough:
-    steps, logits = layer_steps(model, images, layer), model(images)
-    embedding = patch_embedding(model, images)
-    positions, checks = None, list(steps.checks)
-    if embedding is None:
-        reason = "patches are not cut by one convolution"
-        checks = [StepCheck("embedding", None, 0.0, reason), StepCheck("positions", None, 0.0, reason), *checks]
-    else:
-        positions, before = _before_blocks(model, images, embedding)
-        checks = [*before, *checks]
-    number = _sharpest(steps) if head is None else head
-    order = torch.randperm(model.layout.patches, generator=torch.Generator().manual_seed(seed)).to(images.device)
+def _walked(model: Model, image: Images, layer: Layer, head: int | None, seed: int) -> Walkthrough:
+    steps, logits = layer_steps(model, image, layer), model(image)
+    embedding = patch_embedding(model, image)
+    positions, checks = before_blocks(model, image, embedding)
+    if head is None:
+        head = int(entropy(steps.heads["weights"]).mean((0, 2)).argmin())
+    order = torch.randperm(model.layout.patches, generator=torch.Generator().manual_seed(seed)).to(image.device)
     permuted: tuple[Permutation, ...] = ()
     if embedding is not None and positions is not None:
-        permuted = tuple(permutations(model, images, embedding, positions, order))
-    changed = tuple(changed_answers(model, images, logits, embedding if permuted else None, _scales(model, images)))
-    parts = _of_head(steps, number)
-    row = parts["weights"][(query := _followed(model))]
-    prefix = len(model.layout.prefix)
+        permuted = tuple(permutations(model, image, embedding, positions, order))
+    of_heads, scales = entropies(model, image)
+    changed = changed_models(model, image, logits, embedding if permuted else None, scales)
+    tensors = {name: values[:, head] for name, values in steps.heads.items()} | steps.whole
+    tensors["head_norms"] = steps.heads["projected"].norm(dim=-1)
+    parts = {name: values[0].float().cpu() for name, values in tensors.items()}
+    layout, prefix = model.layout, len(model.layout.prefix)
+    middle = prefix + layout.grid[0] // 2 * layout.grid[1] + layout.grid[1] // 2
+    query = next(iter(layout.positions("cls")), middle)
     return Walkthrough(
         layer=layer.index,
-        head=number,
+        head=head,
         layers=len(layers(model)),
         heads=layer.heads,
         scale=steps.scale,
         query=query,
-        key=prefix + int(row[prefix:].argmax()),
+        key=prefix + int(parts["weights"][query, prefix:].argmax()),
         embedding=embedding,
         positions=None if positions is None else positions.cpu(),
-        checks=tuple(checks),
-        entropies=entropies(model, images),
+        checks=(*checks, *steps.checks),
+        entropies=of_heads,
         order=order.cpu(),
         permutations=permuted,
-        changed=changed,
+        changed=tuple(changed),
         logits=logits[0].cpu(),
         **parts,
     )
-
-
-def _of_head(steps: LayerSteps, head: int) -> dict[str, Tensor]:
-    """The tensors of one head and of the whole layer, without the batch axis."""
-    one = {
-        "queries": steps.queries,
-        "keys": steps.keys,
-        "values": steps.values,
-        "products": steps.products,
-        "scores": steps.scores,
-        "weights": steps.weights,
-        "unscaled": unscaled(steps),
-        "outputs": steps.outputs,
-        "projected": steps.projected,
-    }
-    whole = {"input": steps.input, "normed": steps.normed, "attention": steps.attention, "mlp": steps.mlp}
-    tensors = {name: values[:, head] for name, values in one.items()} | whole | {"after": steps.after}
-    tensors["head_norms"] = steps.projected.norm(dim=-1)
-    return {name: values[0].float().cpu() for name, values in tensors.items()}
-
-
-def _sharpest(steps: LayerSteps) -> int:
-    """The head whose weights have the least entropy, mean over the queries."""
-    return int(entropy(steps.weights).mean((0, 2)).argmin())
-
-
-def _followed(model: Model) -> int:
-    """The position of the token that is followed: CLS, or the patch in the middle where there is none."""
-    layout = model.layout
-    middle = len(layout.prefix) + layout.grid[0] // 2 * layout.grid[1] + layout.grid[1] // 2
-    return next(iter(layout.positions("cls")), middle)
-
-
-def _scales(model: Model, images: Images) -> dict[str, float]:
-    """The scale of each layer of tokens, by the place of its scores."""
-    found: dict[str, float] = {}
-
-    def reducer(call: AttentionCall) -> None:
-        if call.site.kind == "patch" and call.inputs is not None:
-            found[f"blocks.{call.site.layer}.attention.scores"] = call.inputs.scale
-
-    observe(model, images, reducer)
-    return found
-
-
-def _before_blocks(model: Model, images: Images, embedding: Embedding) -> tuple[Tensor | None, list[StepCheck]]:
-    """What is added to the embeddings, and the checks of both; None where it is no fixed vector a patch."""
-    difference = float((embedding.embedded - embedding.convolved).abs().max())
-    first = StepCheck("embedding", difference, float(embedding.convolved.abs().max()))
-    if "patches" not in model.places().names:
-        return None, [first, StepCheck("positions", None, 0.0, "the patches cannot be read before the first block")]
-    tokens = capture(model, images, "patches")["patches"]
-    added, other = added_positions(model, embedding, tokens)
-    largest = float(tokens.abs().max())
-    if other > 1e-3 * largest:
-        note = "more than a fixed vector is added to a patch (a norm before the first block)"
-        return None, [first, StepCheck("positions", None, largest, note)]
-    rotary = "nothing is added: positions enter in the attention, or nowhere"
-    note = rotary if float(added.abs().max()) <= 1e-5 * largest else ""
-    return added, [first, StepCheck("positions", other, largest, note)]

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitlens.analysis.walkthrough.embedding import Embedding
+from vitlens.analysis.walkthrough.steps import Embedding
 from vitlens.lens.attention import TensorFunction
 from vitlens.lens.call import AttentionCall, softmax_or_zero
 from vitlens.lens.observe import observe
@@ -47,7 +47,7 @@ class Permutation:
 
 @dataclass(frozen=True)
 class Changed:
-    """The model's answer with one change; logits: (batch, classes); difference: from the model's own, at most."""
+    """The model with one change; logits: (batch, classes); difference: from the model's own, at most."""
 
     change: Change
     logits: Logits
@@ -69,32 +69,31 @@ def entropy(weights: Float[Tensor, "*leading key"]) -> Float[Tensor, "*leading"]
     return summed
 
 
-def entropies(model: Model, images: Images) -> Entropies:
-    """The entropy of every head that attends from all tokens to all tokens, with and without scaling."""
+def entropies(model: Model, images: Images) -> tuple[Entropies, dict[str, float]]:
+    """The entropy of every head that attends from all tokens to all tokens, with and without scaling; and the scale of
+    each such layer, by the place of its scores."""
     rows: list[tuple[Tensor, Tensor]] = []
+    scales: dict[str, float] = {}
 
     def reducer(call: AttentionCall) -> None:
         if call.site.kind != "patch" or call.inputs is None:
             return
+        scales[f"blocks.{call.site.layer}.attention.scores"] = call.inputs.scale
         pairs = []
         for _, part in call.parts():
             assert part.inputs is not None  # as the call has them
             bias = part.inputs.bias
             added: Tensor | float = 0.0 if bias is None or bias.dtype == torch.bool else bias
-            scores = part.inputs.scores(slice(None))
-            raw = softmax_or_zero((scores - added) / part.inputs.scale + added)
+            raw = softmax_or_zero((part.inputs.scores(slice(None)) - added) / part.inputs.scale + added)
             pairs.append((entropy(part.weights()).mean(-1), entropy(raw).mean(-1)))
-        scaled, raw = (torch.cat(each).mean(0).float().cpu() for each in zip(*pairs))
-        rows.append((scaled, raw))
+        scaled, unscaled = (torch.cat(each).mean(0).float().cpu() for each in zip(*pairs))
+        rows.append((scaled, unscaled))
 
     observe(model, images, reducer)
-    widest = max((len(row[0]) for row in rows), default=0)
-    padded = [
-        torch.stack([torch.nn.functional.pad(row, (0, widest - len(row)), value=torch.nan) for row in each])
-        for each in (zip(*rows) if rows else ())
-    ]
-    empty = torch.zeros(0, 0)
-    return Entropies(*(padded or (empty, empty)))
+    table = torch.full((2, len(rows), max((len(row[0]) for row in rows), default=0)), torch.nan)
+    for layer, row in enumerate(rows):
+        table[:, layer, : len(row[0])] = torch.stack(row)
+    return Entropies(*table), scales
 
 
 def permutations(
@@ -105,26 +104,25 @@ def permutations(
     order: Int[Tensor, " patches"],
 ) -> Iterator[Permutation]:
     """The patches permuted, with positions (which stay where they are) and without them."""
-    last = last_residual(model)
-    prefix = len(model.layout.prefix)
+    last, prefix = _last_residual(model), len(model.layout.prefix)
     for positions in (True, False):
-        place = added if positions else torch.zeros_like(added)
-        plain, permuted = (
-            _run(model, images, {"patches": patches + place}, last)
-            for patches in (embedding.convolved, embedding.convolved[:, order])
-        )
-        expected = plain[1][:, prefix:][:, order]
-        difference = float((permuted[1][:, prefix:] - expected).abs().max())
-        logits = float((permuted[0] - plain[0]).abs().max())
-        yield Permutation(positions, difference, logits, float(expected.abs().max()), permuted[0].cpu())
+        runs = []
+        for patches in (embedding.convolved, embedding.convolved[:, order]):
+            with intervene(model, {"patches": patches + added if positions else patches}):
+                runs.append(capture(model, images, last))
+        plain, permuted = runs
+        expected = plain[last][:, prefix:][:, order]
+        difference = float((permuted[last][:, prefix:] - expected).abs().max())
+        logits = float((permuted.logits - plain.logits).abs().max())
+        yield Permutation(positions, difference, logits, float(expected.abs().max()), permuted.logits.cpu())
 
 
-def changed_answers(
+def changed_models(
     model: Model, images: Images, logits: Logits, embedding: Embedding | None, scales: dict[str, float]
 ) -> Iterator[Changed]:
-    """The model's answers under each change that it has the parts for; scales: by the place of its scores."""
+    """The model's logits under each change that it has the parts for; scales: by the place of its scores."""
     yield Changed("none", logits.cpu(), 0.0)
-    last, layout = last_residual(model), model.layout
+    last, layout = _last_residual(model), model.layout
     prefix = len(layout.prefix)
     found: dict[Change, Changes] = {}
     if embedding is not None and "patches" in model.places().names:
@@ -139,36 +137,24 @@ def changed_answers(
         places = [place for place in model.places() if place.kind == "weights" and place.shape[-2:] == whole]
         found["prefix-unread"] = {place.name: unread for place in places}
     if layout.positions("cls") and model.anatomy.readout in ("cls", "cls+distillation"):
-        found["mean-read"] = {last: _mean_read(layout.positions("cls")[0], prefix)}
+
+        def mean_read(tokens: Tensor) -> Tensor:
+            changed = tokens.clone()
+            changed[:, layout.positions("cls")[0]] = tokens[:, prefix:].mean(1)
+            return changed
+
+        found["mean-read"] = {last: mean_read}
     for change, changes in found.items():
         with intervene(model, changes), torch.no_grad():
             answer = model(images)
         yield Changed(change, answer.cpu(), float((answer - logits).abs().max()))
 
 
-def last_residual(model: Model) -> str:
+def _last_residual(model: Model) -> str:
     """The place of the residual stream after the last block of all tokens."""
     tokens = (model.layout.tokens,)
     return [place.name for place in model.places() if place.kind == "residual" and place.shape[:1] == tokens][-1]
 
 
-def _run(model: Model, images: Images, changes: Changes, place: str) -> tuple[Tensor, Tensor]:
-    with intervene(model, changes):
-        captured = capture(model, images, place)
-    return captured.logits, captured[place]
-
-
 def _divided(scale: float) -> TensorFunction:
-    def change(scores: Tensor) -> Tensor:
-        return scores / scale
-
-    return change
-
-
-def _mean_read(position: int, prefix: int) -> TensorFunction:
-    def change(tokens: Tensor) -> Tensor:
-        changed = tokens.clone()
-        changed[:, position] = tokens[:, prefix:].mean(1)
-        return changed
-
-    return change
+    return lambda scores: scores / scale

@@ -14,9 +14,9 @@ from vitlens.analysis.ablation import bench as ablation
 from vitlens.analysis.ablation.bench import Stored
 from vitlens.analysis.ablation.importance import Importance
 from vitlens.analysis.ablation.units import Removal, Unit
-from vitlens.analysis.answers.evaluate import accuracy, fitting_batch_size
-from vitlens.analysis.cost.latency import latency
-from vitlens.analysis.heads.labels import LABELS, head_words
+from vitlens.analysis.cost.passes import passes, quartiles
+from vitlens.analysis.evaluation.evaluate import accuracy, fitting_batch_size
+from vitlens.analysis.heads.registry import MIXED, UNLABELLED, head_words
 from vitlens.analysis.heads.specialisation import specialise
 from vitlens.analysis.heads.statistics import Stream
 from vitlens.analysis.patching.contribution import accuracy_by_depth, contributions, logits_by_depth
@@ -32,7 +32,7 @@ from vitlens.commands.run.unseen import copy_training_images
 from vitlens.data.catalogue import load_images
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.model import Model
-from vitlens.models.rebuilt import prune_heads
+from vitlens.models.rebuild import prune_heads
 from vitlens.models.saved import WEIGHTS_FILE, save
 from vitlens.names import Replacement
 from vitlens.pixels import Streamed
@@ -144,7 +144,7 @@ def head_labels(bench: Bench) -> dict[tuple[int, int], str]:
         return {}
     return {
         (layer, head): given.label
-        if LABELS[given.label].function
+        if given.label not in (MIXED, UNLABELLED)
         else head_words(given.label, given.best, given.other or None, given.score)
         for layer, heads in enumerate(specialise(stream.result()).given)
         for head, given in enumerate(heads)
@@ -254,7 +254,10 @@ def pruned(bench: Bench, importance: Importance, folder: Path) -> tuple[Estimate
     copy_training_images(whole, folder)
     (timed,) = split.pick(torch.arange(min(_TIMED, len(split)))).batches(_TIMED, device=whole.device)
     models: dict[Literal["whole", "pruned"], Model] = {"whole": whole, "pruned": small}
-    rounds = [[latency(model, timed.images, repeats=5) for model in models.values()] for _ in range(_ROUNDS)]
+    rounds = [
+        [quartiles(passes(model, timed.images, 5, warm_up=3), len(timed.images)) for model in models.values()]
+        for _ in range(_ROUNDS)
+    ]
     rows = []
     for (name, model), times in zip(models.items(), zip(*rounds)):
         best = min(times, key=lambda each: each.median)

@@ -17,8 +17,8 @@ from vitlens.analysis.ablation.first_order import first_order
 from vitlens.analysis.ablation.importance import Importance, mean_changes, summarise
 from vitlens.analysis.ablation.pairs import Redundancy, RedundancyStream, pairwise
 from vitlens.analysis.ablation.units import Unit, units_of
-from vitlens.analysis.answers.evaluate import accuracy
-from vitlens.analysis.answers.paired import spearman
+from vitlens.analysis.evaluation.evaluate import accuracy
+from vitlens.analysis.evaluation.intervals import spearman
 from vitlens.commands.ablate import record as rows
 from vitlens.commands.ablate.bench import Bench, head_labels, inside, name_of, pruned
 from vitlens.commands.ablate.options import AblateOptions

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitlens.commands.run.flags import bundle, choices, option
-from vitlens.commands.run.options import ModelOnImages, ModelOptions, RunOptions, predicted_option
+from vitlens.commands.run.flags import choices, option
+from vitlens.commands.run.options import ModelOnImages, predicted_option
 from vitlens.errors import InputError
 from vitlens.names import FEWEST_FOR_MEAN, REPLACEMENTS, UNIT_KINDS, Replacement, UnitKind
 
@@ -40,14 +40,8 @@ class AblateOptions(ModelOnImages):
     )
     clean: Path | None = option("--clean", "Image to patch from.", default=None, metavar="PATH", panel=_MORE)
     corrupted: Path | None = option("--corrupted", "Image to patch into.", default=None, metavar="PATH", panel=_MORE)
-    prune: float | None = option(
-        "--prune", "Cut this share of the heads.", default=None, metavar="X", low=0, high=1, panel=_PRUNE
-    )
-    save: Path | None = option(
-        "--save", "Where the pruned model goes (a MODEL).", default=None, metavar="DIR", panel=_PRUNE
-    )
-    model_options: ModelOptions = bundle(ModelOptions)
-    run: RunOptions = bundle(RunOptions)
+    prune: float | None = option("--prune", "Cut this share of the heads.", metavar="X", low=0, high=1, panel=_PRUNE)
+    save: Path | None = option("--save", "Where the pruned model goes (a MODEL).", metavar="DIR", panel=_PRUNE)
 
     def __post_init__(self) -> None:
         if (self.clean is None) != (self.corrupted is None):

@@ -3,14 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, log2
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Final, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from vitlens.archives import Form
+from vitlens.arrays import FlagMatrix, Flags, Image, Indices, Matrix, Vector, Words
 from vitlens.names import Replacement, UnitKind
-from vitlens.record import Record, arrays, col, table
+from vitlens.record import OfModel, Record, arrays, col, table
 from vitlens.uncertainty import LEVEL, Estimate, widened
 
 Judged = Literal["effect", "no effect", "undecided"]
@@ -53,12 +50,11 @@ def fewest_images(units: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AblatedModelRow:
+class AblatedModelRow(OfModel):
     """The model: unchanged, and over all its units. reason: why another replacement than the mean was chosen; notes:
     remarks of the measurements; undone: why patching, logit lens or contributions are missing; rank_correlation:
     Spearman's, of the heads by the main replacement and by another one or "first-order", where it is defined."""
 
-    model: str = col("model")
     replace: Replacement = col("replaced by")
     accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
     cross_entropy: Estimate = col("cross-entropy", better="lower", metric="cross_entropy/{model}")
@@ -75,14 +71,13 @@ class AblatedModelRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnitRow:
+class UnitRow(OfModel):
     """The effect of removing one unit. part: the head's number, "mlp" or "block"; p: of sign flips, after
     Holm's correction over the units of the kind, None for fewer than two images; effect: by `judged`; first_order: the
     gradient estimate of the rise; label: what a head attends to, as `vitlens stats` labels it; others: with the other
     replacements, by name; hidden: the rise under resampling minus that under the mean, paired over images, where both
     were measured."""
 
-    model: str = col("model")
     unit: str = col("unit")
     kind: UnitKind = col("kind")
     layer: int = col("layer")
@@ -104,10 +99,7 @@ class UnitRow:
     hidden: Estimate | None = col("hidden by the mean", default=None)
     hidden_p: float | None = col("p of what is hidden (Holm)", default=None)
 
-    @property
-    def name(self) -> str:
-        """L3.H7."""
-        return self.unit
+    name = property(lambda self: self.unit)
 
     @property
     def matters(self) -> bool:
@@ -198,24 +190,18 @@ class PrunedRow:
     cut: tuple[str, ...] = col("heads cut", default=())
 
 
-_Floats = Annotated[NDArray[np.floating], Form("f", (None,))]
-_Matrix = Annotated[NDArray[np.floating], Form("f", (None, None))]
-_Image = Annotated[NDArray[np.floating], Form("f", (3, None, None))]
-_Names = Annotated[NDArray[Any], Form("U", (None,))]
-
-
 @dataclass(frozen=True)
 class EffectArrays:
     """The results of every image with one replacement: delta_loss, correct, first_order (units, images); clean_loss and
     clean_correct: of the unchanged model; labels: columns of the logits."""
 
-    units: _Names
-    delta_loss: _Matrix
-    correct: Annotated[NDArray[np.bool_], Form("b", (None, None))]
-    clean_loss: _Floats
-    clean_correct: Annotated[NDArray[np.bool_], Form("b", (None,))]
-    labels: Annotated[NDArray[np.integer], Form("iu", (None,))]
-    first_order: _Matrix
+    units: Words
+    delta_loss: Matrix
+    correct: FlagMatrix
+    clean_loss: Vector
+    clean_correct: Flags
+    labels: Indices
+    first_order: Matrix
 
 
 @dataclass(frozen=True)
@@ -223,17 +209,16 @@ class PatchingArrays:
     """The two images, and the share of the logit difference that each part restores: heads (layers, heads), positions
     (layers, tokens); NaN where there is no such part."""
 
-    clean: _Image
-    corrupted: _Image
-    heads: _Matrix
-    positions: _Matrix
+    clean: Image
+    corrupted: Image
+    heads: Matrix
+    positions: Matrix
 
 
 @dataclass(frozen=True, kw_only=True)
 class AblateRecord(Record):
     """Every head, MLP and block of one model removed, and what is measured beyond."""
 
-    command: ClassVar[str] = "ablate"
     ablated: tuple[AblatedModelRow, ...] = table()
     units: tuple[UnitRow, ...] = table()
     curves: tuple[RemovalRow, ...] = table()
@@ -254,6 +239,3 @@ class AblateRecord(Record):
     def heads(self) -> tuple[UnitRow, ...]:
         """The units that are heads."""
         return tuple(row for row in self.units if row.kind == "head")
-
-
-RECORD = AblateRecord

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from vitlens.analysis.heads.labels import LABELS
+from vitlens.analysis.heads.registry import LABELS
 from vitlens.charts import Picture, board, images, intervals, lines
 from vitlens.commands.ablate.record import FIRST_ORDER, REPLACED, AblateRecord, HeadPairRow, UnitRow, fewest_images
 from vitlens.record import by as grouped
@@ -329,7 +329,7 @@ REPORT: Final = Report(
                 Chart(
                     "patching_pair", images(largest=2.0), "The two images, of which one's activations replace the "
                     "other's.",
-                    title="The pair", rows=lambda record: list(_pair(record)),
+                    title="The pair", rows=_pair,
                 ),
                 Chart(
                     "patching", board("share", signed=True),
@@ -341,7 +341,7 @@ REPORT: Final = Report(
                     "patching_tokens", images(scale="signed", label="share restored", largest=1.0),
                     "Share of the logit difference restored when the residual stream at one token before a block is "
                     "that of the clean image. Extreme values lie beyond the colours.",
-                    title="What the clean image's tokens restore", rows=lambda record: list(_tokens(record)),
+                    title="What the clean image's tokens restore", rows=_tokens,
                 ),
             ),
         ),

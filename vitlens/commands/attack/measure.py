@@ -10,12 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import accuracy
+from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.analysis.failures.disturbances import CORRUPTIONS, SEVERITIES
-from vitlens.analysis.failures.disturbed import Corrupted, correct_after
-from vitlens.analysis.robustness.curve import paired
+from vitlens.analysis.failures.operations import Corrupted, correct_after
+from vitlens.analysis.robustness.curve import Transfer, paired
 from vitlens.analysis.robustness.inside import cosines, halfway_block, map_agreement
-from vitlens.analysis.robustness.transfer import transfer
 from vitlens.attacks.algorithm import Setting, algorithm_of
 from vitlens.attacks.registry import ATTACKS, Attack, NormName, members_of
 from vitlens.attribution.explain import explain, methods_for, preferred_method
@@ -85,7 +84,7 @@ def _on_corruptions(work: ModelAttack) -> Corrupted:
         split = replace(split, labels=work.labels.cpu(), classes=work.model.classes)
     share = share_of(split, processes)
     keys = torch.arange(processes.index, len(split), processes.count) + (run.run.seed << 20)
-    changes = [(known.function, strength) for known in CORRUPTIONS.values() for strength in known.levels]
+    changes = [(known.operation, strength) for known in CORRUPTIONS.values() for strength in known.levels]
     with run.progress(f"{work.model.alias} on corruptions", len(share) * len(changes)) as advance:
         part = correct_after(work.model, share, changes, keys=keys, **run.passes, advance=advance)
     correct = processes.gathered(part.T.contiguous()).T.contiguous()
@@ -205,9 +204,9 @@ def _transfer_rows(works: Sequence[ModelAttack], sample: AttackSample) -> Iterat
         return torch.stack([work.logits(images).argmax(-1) == own for work, own in zip(works, labels)])
 
     groups, seed = run.split.groups, run.run.seed
-    matrix = transfer(
-        run.aliases, correct(sample.clean), [correct(images) for images in sample.adversarial],
-        torch.stack(sample.fooled), groups=None if groups is None else groups[sample.indices],
+    matrix = Transfer(
+        correct(sample.clean), [correct(images) for images in sample.adversarial], torch.stack(sample.fooled),
+        None if groups is None else groups[sample.indices],
     )  # fmt: skip
     for source, target in product(range(len(works)), repeat=2):
         yield rows.TransferRow(

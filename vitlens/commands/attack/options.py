@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitlens.attacks.registry import ATTACKS, COMMAND_ATTACKS, EPSILONS_255, EPSILONS_L2, RESTARTS, UNIT
-from vitlens.commands.run.flags import bundle, choices, option
-from vitlens.commands.run.options import ModelOptions, ModelsOnImages, RunOptions, predicted_option
+from vitlens.commands.run.flags import choices, option
+from vitlens.commands.run.options import ModelsOnImages, predicted_option
 from vitlens.commands.run.parsing import amounts, count_or_counts, named_amounts
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.names import SelfChecks
@@ -68,8 +68,6 @@ class AttackOptions(ModelsOnImages):
     patch_anywhere: bool = option(
         "--patch-anywhere", "The square need not be aligned with a ViT's patches.", default=False, panel=_PATCH
     )
-    model_options: ModelOptions = bundle(ModelOptions)
-    run: RunOptions = bundle(RunOptions)
 
     def __post_init__(self) -> None:
         """Raise InputError for options of which no run can be made, UnknownNameError for an unknown attack."""

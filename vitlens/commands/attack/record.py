@@ -5,20 +5,19 @@ Epsilons are in the unit of the command line: 255ths for L∞, pixel units for L
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
+from vitlens.arrays import Flags, Images, Indices, Pixels, Stack, Vector
 from vitlens.attacks.registry import UNIT, NormName
-from vitlens.record import Record, arrays, col, table
+from vitlens.record import OfModel, Record, arrays, col, table
 from vitlens.uncertainty import Estimate, wilson
 
 Counterpart: TypeAlias = Literal["adversarial", "noise", "another image"]
 State: TypeAlias = Literal["passed", "inconclusive", "failed"]
-PerImage: TypeAlias = Annotated[Mapping[str, NDArray[np.floating]], Form("f", (None,))]
-Maps: TypeAlias = Annotated[NDArray[np.floating], Form("f", (None, None, None))]
 JUDGED: Final = 1.0  # 255ths: the epsilon at which robustness is judged
 AXES: Final[Mapping[NormName, str]] = {"linf": "1/255", "l2": "pixel units", "patch": "share of the pixels"}
 _ROBUST: Final = "the share of all images that are classified correctly when clean and under every perturbation found"
@@ -46,14 +45,13 @@ _IN_WORDS: Final = property(lambda row: epsilon_words(row.epsilon, row.norm))
 
 
 @dataclass(frozen=True)
-class AttackedModelRow:
+class AttackedModelRow(OfModel):
     """One model over all attacks. robust: under the strongest attack at 1/255, None where none was run; sample: the
     attack with its epsilon on a sample of the images, from which examples, transfer and changes inside are taken, and
     fooled: those of them on which it succeeds; halfway: the first block whose outputs for a clean and an adversarial
     image differ at least half as much as for two images; baseline: the model that errors under corruptions are relative
     to; lost: paired over images."""
 
-    model: str = col("model")
     clean: Estimate = col("top-1 accuracy, clean", better="higher", metric="accuracy/{model}")
     robust: Estimate | None = col("robust accuracy at 1/255", better="higher", term=_ROBUST, default=None)
     failed: int = col("failed self-checks", default=0)
@@ -75,10 +73,9 @@ class AttackedModelRow:
 
 
 @dataclass(frozen=True)
-class AttackCurveRow:
+class AttackCurveRow(OfModel):
     """Accuracy of one model under one attack at one epsilon (0: clean)."""
 
-    model: str = col("model")
     attack: str = col("name")
     title: str = col("attack")
     norm: NormName = col("norm")
@@ -102,13 +99,12 @@ def strongest(curves: Iterable[AttackCurveRow], epsilon: float | None = None) ->
 
 
 @dataclass(frozen=True)
-class AttackRow:
+class AttackRow(OfModel):
     """One attack on one model: settings, results and cost. attack: its name in metrics; name: in the registry; right:
     images that the model classifies correctly before it; broken: those for which a perturbation was found; median: None
     where it is larger than all that were tried; forwards, backwards: images passed through the model; seconds: of all
     processes together."""
 
-    model: str = col("model")
     attack: str = col("name in metrics")
     name: str = col("name")
     title: str = col("attack")
@@ -175,12 +171,11 @@ class TransferRow:
 
 
 @dataclass(frozen=True)
-class AttackCheckRow:
+class AttackCheckRow(OfModel):
     """One self-check of an attack on one model. state: inconclusive where it could not have failed, as nothing was
     fooled; against, of: how many of so many images contradict the expectation, None where that is no count of
     images."""
 
-    model: str = col("model")
     name: str = col("check")
     attack: str = col("attack")
     expected: str = col("expected")
@@ -196,11 +191,10 @@ class AttackCheckRow:
 
 
 @dataclass(frozen=True)
-class MapAgreementRow:
+class MapAgreementRow(OfModel):
     """How much the maps of the images that fool a model agree before and after the attack. maps: the name in metrics;
     spearman: rank correlation; top: share of the top tenth of one map among the top tenth of the other."""
 
-    model: str = col("model")
     maps: str = col("name in metrics")
     title: str = col("maps")
     spearman: Estimate = col("rank correlation", metric="map_agreement/{model}/spearman/{maps}")
@@ -208,21 +202,19 @@ class MapAgreementRow:
 
 
 @dataclass(frozen=True)
-class BlockDistanceRow:
+class BlockDistanceRow(OfModel):
     """How far a block's output for a clean image is from that for its counterpart: 1 minus the cosine, at least 0."""
 
-    model: str = col("model")
     block: int = col("block")
     kind: Counterpart = col("counterpart")
     distance: Estimate = col("1 − cosine")
 
 
 @dataclass(frozen=True)
-class CorruptionRow:
+class CorruptionRow(OfModel):
     """Accuracy of one model under one common corruption at a severity from 1 to 5; strength: in the unit that
     `operation` names."""
 
-    model: str = col("model")
     kind: str = col("name")
     title: str = col("corruption")
     operation: str = col("operation")
@@ -237,9 +229,9 @@ class AttackedArrays:
     by attack (images,), the smallest epsilon at which the attack succeeds and the norm of the smallest perturbation
     found, in pixel units; 0 where the clean image is misclassified, infinite where none was found."""
 
-    clean: Annotated[NDArray[np.bool_], Form("b", (None,))]
-    broken_at: PerImage
-    distance: PerImage
+    clean: Flags
+    broken_at: Mapping[str, Vector]
+    distance: Mapping[str, Vector]
 
 
 @dataclass(frozen=True)
@@ -248,20 +240,19 @@ class AttackExampleArrays:
     after: positive parts of maps (images, rows, columns); answers: predicted classes, and probability: of these, clean
     and adversarial (2, images); image: indices into the data."""
 
-    pixels: Annotated[NDArray[np.uint8], Form("u", (None, 3, None, None))]
-    change: Annotated[NDArray[np.floating], Form("f", (None, 3, None, None))]
-    before: Maps
-    after: Maps
+    pixels: Pixels
+    change: Images
+    before: Stack
+    after: Stack
     answers: Annotated[NDArray[Any], Form("U", (2, None))]
     probability: Annotated[NDArray[np.floating], Form("f", (2, None))]
-    image: Annotated[NDArray[np.integer], Form("iu", (None,))]
+    image: Indices
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttackRecord(Record):
     """Models under attack on the same images."""
 
-    command: ClassVar[str] = "attack"
     overall: tuple[AttackedModelRow, ...] = table()
     curves: tuple[AttackCurveRow, ...] = table()
     attacks: tuple[AttackRow, ...] = table()
@@ -273,6 +264,3 @@ class AttackRecord(Record):
     corruptions: tuple[CorruptionRow, ...] = table()
     attacked: Mapping[str, AttackedArrays] = arrays("attack-{model}")
     examples: Mapping[str, AttackExampleArrays] = arrays("examples-{model}")
-
-
-RECORD = AttackRecord

@@ -298,9 +298,8 @@ def _halfway(record: AttackRecord) -> str:
     )  # fmt: skip
 
 
-def _examples(record: AttackRecord) -> list[Picture]:
+def _examples(record: AttackRecord) -> Iterator[Picture]:
     """Images that fool the models: clean, perturbation and adversarial, with maps of the true class."""
-    shown = []
     for model, arrays in record.examples.items():
         times = amplification(arrays.change.astype(np.float32))
         for at in range(len(arrays.pixels))[: max(1, PICTURES // len(record.examples))]:
@@ -311,14 +310,11 @@ def _examples(record: AttackRecord) -> list[Picture]:
                 f"{shortened(str(word), 12)}, {100 * probability:.0f} %"
                 for word, probability in zip(arrays.answers[:, at], arrays.probability[:, at])
             )
-            shown += [
-                Picture(clean, None, row, "clean", before),
-                Picture(np.clip(0.5 + times * change, 0, 1), None, row, "perturbation", f"× {times}"),
-                Picture(changed, None, row, "adversarial", after),
-                Picture(clean, arrays.before[at], row, "map before"),
-                Picture(changed, arrays.after[at], row, "map after"),
-            ]
-    return shown
+            yield Picture(clean, None, row, "clean", before)
+            yield Picture(np.clip(0.5 + times * change, 0, 1), None, row, "perturbation", f"× {times}")
+            yield Picture(changed, None, row, "adversarial", after)
+            yield Picture(clean, arrays.before[at], row, "map before")
+            yield Picture(changed, arrays.after[at], row, "map after")
 
 
 def _gap_at_one(record: AttackRecord) -> Estimate | None:

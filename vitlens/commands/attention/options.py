@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from functools import partial
 
-from vitlens.commands.run.flags import bundle, option
-from vitlens.commands.run.options import ModelOnImages, ModelOptions, RunOptions
+from vitlens.commands.run.flags import option
+from vitlens.commands.run.options import ModelOnImages
 from vitlens.commands.run.parsing import two_counts
 
 _view = partial(option, default=None, shown=False, panel="Views (layers, rows and columns from 0)")
@@ -22,5 +22,3 @@ class AttentionOptions(ModelOnImages):
     key: tuple[int, int] | None = _view(
         "--key", "Attention to this patch, layer by layer.", metavar="ROW,COL", parse=two_counts
     )
-    model_options: ModelOptions = bundle(ModelOptions)
-    run: RunOptions = bundle(RunOptions)

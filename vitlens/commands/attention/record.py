@@ -2,18 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.archives import Form
-from vitlens.arrays import Pixels
+from vitlens.arrays import FlagMatrix, IndexMatrix, Matrix, Pixels, Stack, Stacks
 from vitlens.commands.shared.explorer import ExplorerArrays, ExplorerRow
 from vitlens.commands.shared.maps.record import MapRow, MixedHeadsRow, OnObjectRow
 from vitlens.commands.shared.receptive import FieldArrays, FieldRow
 from vitlens.commands.shared.sheets import file_names
-from vitlens.record import Record, arrays, col, table
+from vitlens.record import OfModel, Record, arrays, col, table
 from vitlens.uncertainty import Estimate
 
 Size: TypeAlias = tuple[int, int]
@@ -62,14 +61,13 @@ class ImageRow:
 
 
 @dataclass(frozen=True)
-class LayoutRow:
+class LayoutRow(OfModel):
     """How the model cuts an image into patches, and how its position embeddings follow the places of the patches.
 
     Sizes in px are (height, width); distance: Pearson's correlation of their similarity with the distance; ranks:
     Spearman's with the nearness, of all pairs of patches, of those in one row and in one column; None without position
     embeddings."""
 
-    model: str = col("model")
     grid: Size = col("patches (rows, columns)")
     prefix: tuple[str, ...] = col("tokens before them")
     patch_size: Size = col("patch (px)")
@@ -81,9 +79,8 @@ class LayoutRow:
         "rank correlation with nearness",
         term="Spearman's, of the cosine similarity of two patches' position embeddings with minus their distance: 1 "
         "where nearer patches are always more similar, 0 without such order",
-        metric="positions/{model}/rank_correlation/{key}",
-        default=None,
-    )
+        metric="positions/{model}/rank_correlation/{key}", default=None,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -125,19 +122,15 @@ class WindowRow:
     new: int | None = col("of them new", default=None)
 
 
-Square: TypeAlias = Annotated[NDArray[np.floating], Form("f", (None, None))]
-Maps: TypeAlias = Annotated[NDArray[np.floating], Form("f", (None, None, None, None))]
-
-
 @dataclass(frozen=True)
 class AttentionArrays:
     """images: pixels; layer: by row of the table of layers, maps (images, heads, rows, columns); rollout: up to each
     layer (images, layers, rows, columns); similarity: cosine of each pair of position embeddings (patches, patches)."""
 
     images: Pixels
-    layer: Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None, None))]
-    rollout: Maps | None = None
-    similarity: Square | None = None
+    layer: Mapping[int, Stacks]
+    rollout: Stacks | None = None
+    similarity: Matrix | None = None
 
     @property
     def pixels(self) -> NDArray[np.floating]:
@@ -149,7 +142,7 @@ class AttentionArrays:
 class ViewArrays:
     """By row of the table of the view: mean, maps (images, rows, columns) averaged over heads."""
 
-    mean: Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None))]
+    mean: Mapping[int, Stack]
 
 
 @dataclass(frozen=True)
@@ -157,16 +150,15 @@ class WindowArrays:
     """By row of the table of windows: part (rows, columns), the part of each patch; reach (rows, columns), the patches
     on which the row's patch depends; mask (places, places), query by key, of the last window."""
 
-    part: Annotated[Mapping[int, NDArray[np.integer]], Form("iu", (None, None))]
-    reach: Annotated[Mapping[int, NDArray[np.bool_]], Form("b", (None, None))]
-    mask: Annotated[Mapping[int, NDArray[np.bool_]], Form("b", (None, None))]
+    part: Mapping[int, IndexMatrix]
+    reach: Mapping[int, FlagMatrix]
+    mask: Mapping[int, FlagMatrix]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionRecord(Record):
     """The attention of every head of one model on a few images, and the views that were asked for."""
 
-    command: ClassVar[str] = "attention"
     layers: tuple[LayerRow, ...] = table()
     without_map: tuple[UnplacedRow, ...] = table()
     shown: tuple[ImageRow, ...] = table()
@@ -188,6 +180,3 @@ class AttentionRecord(Record):
     def names(self) -> list[str]:
         """The images by the names of their files."""
         return file_names([row.image for row in self.shown])
-
-
-RECORD = AttentionRecord

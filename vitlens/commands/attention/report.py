@@ -156,19 +156,17 @@ class _Head(Picture):
     reading: str = ""
 
 
-def _heads(record: AttentionRecord) -> list[_Head]:
+def _heads(record: AttentionRecord) -> Iterator[_Head]:
     """Every head on the first image; a stage is a sequence of layers with equal heads and maps."""
-    found: list[_Head] = []
     if record.maps is None:
-        return found
+        return
     places = range(len(record.layers))
     stages = groupby(places, key=lambda at: (record.layers[at].heads, record.layers[at].map))
     for number, (_, indices) in enumerate(stages, start=1):
         own = [(record.layers[at], 100 * record.maps.layer[at][0]) for at in indices]
         maps, reading = np.stack([each for _, each in own]), own[0][0].reading.removeprefix("the ")
         drawn = of_heads(maps, [row.layer for row, _ in own], record.maps.pixels[0])
-        found += [_Head(**vars(each), stage=number, reading=reading) for each in drawn]
-    return found
+        yield from (_Head(**vars(each), stage=number, reading=reading) for each in drawn)
 
 
 def _over(record: Any, maps: Sequence[Any], titles: Sequence[str], **given: Any) -> list[Picture]:
@@ -223,8 +221,7 @@ _PICTURE: Final = Chart(
     "layers", images(scale="joint", label="attention (%)"),
     "The image, then the mean map of the heads in every layer, of deep models in evenly spaced ones. All panels share "
     "one colour scale.",
-    title="Attention of {{ record.aliases[0] }} to each patch, mean of heads",
-    rows=lambda record: list(_pictures(record)),
+    title="Attention of {{ record.aliases[0] }} to each patch, mean of heads", rows=_pictures,
 )  # fmt: skip
 
 REPORT: Final = Report(
@@ -294,7 +291,7 @@ REPORT: Final = Report(
                     "development", images(),
                     "Rollout up to each layer, of the first images. Each map has its own colours: compare places.",
                     title="Rollout up to a layer", only=lambda picture: picture.sheet == 0,
-                    rows=lambda record: [] if record.maps.rollout is None else list(_pictures(record, rollout=True)),
+                    rows=lambda record: () if record.maps.rollout is None else _pictures(record, rollout=True),
                 ),
             ),
         ),

@@ -10,8 +10,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from vitlens.analysis.answers.classes import label_columns
-from vitlens.analysis.answers.evaluate import answers, evaluate
+from vitlens.analysis.evaluation.classes import label_columns
+from vitlens.analysis.evaluation.evaluate import evaluate, predicted_logits
 from vitlens.analysis.failures.covariates import Subject
 from vitlens.analysis.faithfulness.checks import DISTURBANCES, STEADY_IMAGES
 from vitlens.analysis.faithfulness.defaults import BASELINES
@@ -103,8 +103,8 @@ class AuditChapters(ChapterRunner):
         if self.predicted:
             self.untested.append(UntestedRow("evaluate", "it needs labelled images"))
         else:
-            data, own = self.common["data"], self.common["model_options"]
-            self.run("evaluate", self.alias, EvaluateOptions(self.models, data, own, self.run_options))
+            own = {"data": self.common["data"], "model_options": self.common["model_options"]}
+            self.run("evaluate", self.alias, EvaluateOptions(self.models, run=self.run_options, **own))
         self._explain(60 * EXPLAIN_SHARE * self.minutes)
         reason = self.model.supports("stats")
         if reason is None:
@@ -174,13 +174,15 @@ def map_seconds(model: Model, split: Split, methods: Sequence[str]) -> tuple[dic
         function(model, few).cpu()  # waits for an asynchronous device
         return (time.perf_counter() - start) / len(few)
 
-    seconds(answers, _TIMED)  # what is made once for a model is made before
+    seconds(predicted_logits, _TIMED)  # what is made once for a model is made before
     costs = {}
     for name in methods:
         passes = ATTRIBUTIONS[name].forwards + _BACKWARD * ATTRIBUTIONS[name].backwards
         costs[name] = seconds(partial(explain, method=name), 1 if passes > _COSTLY else _TIMED)
     first = preferred_method(model)
-    return {name: costs[name] for name in sorted(costs, key=lambda n: (n != first, costs[n]))}, seconds(answers, _TIMED)
+    return {name: costs[name] for name in sorted(costs, key=lambda n: (n != first, costs[n]))}, seconds(
+        predicted_logits, _TIMED
+    )
 
 
 def fitting_methods(

@@ -5,8 +5,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Final
 
-from vitlens.commands.run.flags import bundle, option
-from vitlens.commands.run.options import ModelOnImages, ModelOptions, RunOptions, predicted_option
+from vitlens.commands.run.flags import option
+from vitlens.commands.run.options import ModelOnImages, predicted_option
 from vitlens.errors import InputError
 
 BUDGET: Final = 3.0  # minutes
@@ -23,25 +23,18 @@ class AuditOptions(ModelOnImages):
     budget: float = option(
         "--budget",
         "Minutes of the whole audit on this machine: the maps that are checked and the attack are those that fit.",
-        default=BUDGET,
-        metavar="MINUTES",
-    )
+        default=BUDGET, metavar="MINUTES",
+    )  # fmt: skip
     junit: Path | None = option(
         "--junit",
         "Also write verdicts and requirements as JUnit XML. A verdict of fail is a failure there; the exit code is 3 "
         "only where an --at-least or --at-most does not hold.",
-        default=None,
-        metavar="FILE",
-        shown=False,
-    )
+        metavar="FILE", shown=False,
+    )  # fmt: skip
     cache: bool = option(
-        "--cache/--no-cache",
-        "Take chapters that the same model, images and code have made before from the cache.",
-        default=True,
-        shown=False,
-    )
-    model_options: ModelOptions = bundle(ModelOptions)
-    run: RunOptions = bundle(RunOptions)
+        "--cache/--no-cache", "Take chapters that the same model, images and code have made before from the cache.",
+        default=True, shown=False,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         if not (isfinite(self.budget) and self.budget > 0):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from vitlens.commands.run.chapters import Chapter, Chaptered
 from vitlens.commands.shared.failures import FailuresRecord
@@ -50,7 +50,6 @@ class UntestedRow:
 class AuditRecord(Chaptered, FailuresRecord):
     """One model, judged."""
 
-    command: ClassVar[str] = "audit"
     attacks_considered: tuple[CandidateRow, ...] = table()
     budget: tuple[BudgetRow, ...] = table()
     untested: tuple[UntestedRow, ...] = table()
@@ -69,6 +68,3 @@ class AuditRecord(Chaptered, FailuresRecord):
     def chosen(self) -> CandidateRow | None:
         """The attack that was run."""
         return next((row for row in self.attacks_considered if row.state == "chosen"), None)
-
-
-RECORD = AuditRecord

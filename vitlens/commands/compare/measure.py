@@ -9,24 +9,23 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from vitlens.analysis.answers.classes import require_shared
-from vitlens.analysis.answers.evaluate import (
+from vitlens.analysis.evaluation.classes import require_shared
+from vitlens.analysis.evaluation.evaluate import (
     BACKWARD,
     accuracy,
-    answers,
     calibration,
     calibration_error,
     confusion,
     evaluate,
     fitting_batch_size,
     per_class,
+    predicted_logits,
     require_labels,
 )
-from vitlens.analysis.failures.compare import Comparison, compare_answers
+from vitlens.analysis.failures.compare import Comparison, compare_evaluations, require_cues, shape_bias
 from vitlens.analysis.failures.covariates import Subject
 from vitlens.analysis.failures.disturbances import DISTURBANCES
-from vitlens.analysis.failures.disturbed import correct_after
-from vitlens.analysis.failures.shape_bias import require_cues, shape_bias
+from vitlens.analysis.failures.operations import correct_after
 from vitlens.analysis.faithfulness.defaults import BASELINES
 from vitlens.analysis.faithfulness.league import CHECKS, Settings, league
 from vitlens.analysis.faithfulness.maps import Explain, MapOverlap, MapShares, map_overlap, map_shares, removal_grid
@@ -49,7 +48,7 @@ from vitlens.data.cue_conflict import cues_of
 from vitlens.data.identity import sources
 from vitlens.data.shapes import CLASSES as SHAPES
 from vitlens.data.shapes import shapes
-from vitlens.data.split import Split
+from vitlens.data.split import Split, balanced
 from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.uncertainty import Estimate, bootstrap_difference, bootstrap_mean
@@ -114,8 +113,8 @@ def _recorded(
     methods = tuple(best_method(found) if found else names[0] for found, names in zip(checks, named))
     with run.progress("predicting", 2 * len(split)) as advance:
         evaluated = [evaluate(*each, **run.passes, advance=advance) for each in zip(run.models, run.splits)]
-    comparison = compare_answers(*evaluated)
-    sampled, by_cell = sample(split, options.maps, seed=own.seed), _examples(comparison)
+    comparison = compare_evaluations(*evaluated)
+    sampled, by_cell = balanced(len(split), split.labels, options.maps, own.seed), _examples(comparison)
     maps = maps_of_both(run, methods, torch.cat([sampled, *by_cell]).unique(), sampled)
     images = _images(comparison, split, maps, by_cell, options.panels)
     subjects = [  # with the maps of the sampled images: the others are shown for their errors
@@ -161,9 +160,9 @@ def answered(comparison: Comparison, seed: int) -> rows.CompareRecord:
             for at, (cell, name) in enumerate(rows.CELLS.items())
         ),
         per_class=tuple(
-            ClassRow(alias, score.name, score.n, score.accuracy)
+            ClassRow(alias, *score)
             for scores in zip(*(per_class(each, count=len(names), seed=seed) for each in both))
-            for alias, score in zip(aliases, scores) if score.n
+            for alias, score in zip(aliases, scores) if score[1]
         ),
         confusions=tuple(
             ConfusionRow(alias, names[truth], names[prediction], int(counts[truth, prediction]))
@@ -240,7 +239,7 @@ def _disturbed(run: Run[CompareOptions]) -> dict[str, Any]:
     for model, split in zip(run.models, run.splits):
         subset = split.limit(run.options.disturbed, seed=seed)
         levels = [(kind, level) for kind, known in DISTURBANCES.items() for level in known.at(subset.size)]
-        changes = [(DISTURBANCES[kind].function, level) for kind, level in levels]
+        changes = [(DISTURBANCES[kind].operation, level) for kind, level in levels]
         keys = torch.arange(len(subset)) + (seed << 20)
         with run.progress(f"{model.alias} on disturbed images", len(subset) * len(changes)) as advance:
             right = correct_after(model, subset, changes, keys=keys, **run.passes, advance=advance)
@@ -313,12 +312,12 @@ def checked(run: Run[CompareOptions], model: Model, split: Split, names: Sequenc
     """The checks of a model's methods on a seeded, class-balanced subset of at most --checked images, of the target
     class's logit."""
     options, target = run.run, run.options.target
-    chosen = sample(split, run.options.checked, seed=options.seed)
+    chosen = balanced(len(split), split.labels, run.options.checked, options.seed)
     part = split.pick(chosen)
     size = options.batch_size or fitting_batch_size(model)
     images = torch.cat([batch.images for batch in part.batches(size, device=model.device)])
     targets = chosen_targets(target, model, split)
-    classes = answers(model, part, batch_size=size).argmax(-1) if targets is None else targets[chosen]
+    classes = predicted_logits(model, part, batch_size=size).argmax(-1) if targets is None else targets[chosen]
 
     def maps_by(name: str) -> Explain:
         return lambda model, images, classes: explain(
@@ -338,12 +337,6 @@ def best_method(checks: Sequence[MapCheckRow]) -> str:
     first, which is the preferred one."""
     best = judged_maps(checks)[0]
     return best.method if best.state in ("pass", "warn") else checks[0].method
-
-
-def sample(split: Split, count: int, *, seed: int) -> Tensor:
-    """Indices (sorted) of a seeded, class-balanced subset of at most count images."""
-    numbered = replace(split, groups=torch.arange(len(split))).limit(count, seed=seed)
-    return torch.arange(len(split)) if numbered.groups is None else numbered.groups
 
 
 def maps_of_both(run: Run[CompareOptions], methods: Sequence[str], indices: Tensor, sampled: Tensor) -> Maps:
@@ -408,8 +401,4 @@ def described(run: Run[CompareOptions], methods: Sequence[str], maps: Maps) -> d
         )  # fmt: skip
         alike = (mean(overlap.spearman, usable, ""), mean(overlap.top, usable), mean(overlap.shared, usable))
         agreement = (rows.AgreementRow(run.aliases[0], run.aliases[1], *alike, gap),)
-    return {
-        "methods": tuple(known),
-        "on_object": tuple(on_object),
-        "agreement": agreement,
-    }
+    return {"methods": tuple(known), "on_object": tuple(on_object), "agreement": agreement}

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 from vitlens.attribution.registry import ATTRIBUTIONS
-from vitlens.commands.run.flags import bundle, choices, option
-from vitlens.commands.run.options import ModelOptions, RunOptions, data_option, several_models
+from vitlens.commands.run.flags import choices, option
+from vitlens.commands.run.options import SharedOptions, data_option, several_models
 
 
 @dataclass(frozen=True)
-class CompareOptions:
+class CompareOptions(SharedOptions):
     """Two models on the same labelled images.
 
     method: of the maps, one for both models or one each (none: of the preferred ones of each model's family, the one
@@ -24,33 +24,23 @@ class CompareOptions:
     method: tuple[str, ...] = choices(
         "--method",
         "Of the maps: one for both models, or one each (default: the best checked of relevance, gradcam, layercam).",
-        tuple(ATTRIBUTIONS),
-        default=(),
-        metavar="A,B",
-        shown=False,
-    )
+        tuple(ATTRIBUTIONS), default=(), metavar="A,B", shown=False,
+    )  # fmt: skip
     target: str = option(
         "--target", "Of the maps: predicted, true, or a class (name or index).", default="predicted", metavar="CLASS"
     )
     panels: int = option("--panels", "Images shown side by side.", default=50, metavar="N", low=1)
     maps: int = option("--maps", "Images whose maps are averaged, at most.", default=500, metavar="N", low=1)
     checked: int = option(
-        "--checked",
-        "Images on which the methods of maps are checked, at most (0: none are).",
-        default=64,
-        metavar="N",
+        "--checked", "Images on which the methods of maps are checked, at most (0: none are).", default=64, metavar="N",
         low=0,
-    )
+    )  # fmt: skip
     harder: bool = option("--harder/--no-harder", "Also on filtered, shuffled and occluded images.", default=True)
     disturbed: int = option(
         "--disturbed", "Images that are filtered, shuffled and occluded, at most.", default=500, metavar="N", low=1
     )
     cue_conflict: str | None = option(
         "--cue-conflict",
-        "Images named shapeN-textureM, for the shape bias (default: those of DATA, where it has some).",
-        default=None,
-        metavar="DATA",
+        "Images named shapeN-textureM, for the shape bias (default: those of DATA, where it has some).", metavar="DATA",
         shown=False,
-    )
-    model_options: ModelOptions = bundle(ModelOptions)
-    run: RunOptions = bundle(RunOptions)
+    )  # fmt: skip

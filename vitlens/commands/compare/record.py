@@ -2,21 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Final
 
 from vitlens.analysis.failures.disturbances import DISTURBANCES
-from vitlens.archives import Form
-from vitlens.arrays import Masks, Pixels
+from vitlens.arrays import Masks, Pixels, Stack
 from vitlens.commands.shared.calibration import CalibrationRow
 from vitlens.commands.shared.comparison import PairRow
 from vitlens.commands.shared.failures import FailuresRecord
 from vitlens.commands.shared.maps.record import MapCheckRow, OnObjectRow
 from vitlens.commands.shared.trainings import Budget
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
-from vitlens.record import arrays, col, table
+from vitlens.record import OfModel, arrays, col, table
 from vitlens.uncertainty import Estimate
 
 # cells of errors, as analysis/failures/compare.py orders them (tested), with the words for two models
@@ -30,17 +26,14 @@ CELLS: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True)
-class ScoreRow:
+class ScoreRow(OfModel):
     """One model on all images."""
 
-    model: str = col("model")
     accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
     calibration_error: Estimate = col(
-        "calibration error",
-        better="lower",
-        metric="calibration_error/{model}",
+        "calibration error", better="lower", metric="calibration_error/{model}",
         term="the mean difference of confidence and accuracy over bins of confidence, weighted by their images",
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,26 +49,21 @@ class CellRow:
 
 
 @dataclass(frozen=True)
-class MapRow:
+class MapRow(OfModel):
     """The maps of one model by one method: means over those of the sampled images that are usable (not constant,
     finite, with a positive value), None where none is."""
 
-    model: str = col("model")
     method: str = col("maps by")
     usable: Estimate = col("usable maps", metric="maps/{model}/usable")
     half: Estimate | None = col(
-        "area of half the map",
-        metric="maps/{model}/half",
-        default=None,
+        "area of half the map", metric="maps/{model}/half", default=None,
         term="the smallest share of the image that holds half of a map; 50 % of a uniform one",
-    )
+    )  # fmt: skip
     spread: Estimate | None = col("spread", metric="maps/{model}/spread", default=None)
     central: Estimate | None = col(
-        "on the middle quarter",
-        metric="maps/{model}/central",
-        default=None,
+        "on the middle quarter", metric="maps/{model}/central", default=None,
         term="the share of a map on the middle quarter of the image; 25 % of a uniform one",
-    )
+    )  # fmt: skip
     row: Estimate | None = col("centre of mass, down", metric="maps/{model}/row", default=None)
     column: Estimate | None = col("centre of mass, across", metric="maps/{model}/column", default=None)
     inside: Estimate | None = col("on the object", metric="maps/{model}/inside", default=None)
@@ -120,10 +108,9 @@ class ImageRow:
 
 
 @dataclass(frozen=True)
-class HarderRow:
+class HarderRow(OfModel):
     """One model under one disturbance at one level; chance: the accuracy of a guess."""
 
-    model: str = col("model")
     kind: str = col("disturbance")
     level: float = col("level")
     accuracy: Estimate = col("accuracy", better="higher", metric="hardened_accuracy/{model}/{kind}/{level:g}")
@@ -146,17 +133,15 @@ class DisturbedPairRow(PairRow):
 
 
 @dataclass(frozen=True)
-class BiasRow:
+class BiasRow(OfModel):
     """One model on the cue conflicts of a data set: bias, predictions by shape among those by shape or by texture, None
     without any. note: a remark on the predictions, or empty."""
 
-    model: str = col("model")
     n: int = col("images")
     bias: Estimate | None = col(
-        "shape bias",
-        metric="shape_bias/{model}",
+        "shape bias", metric="shape_bias/{model}",
         term="the share of predictions of the shape's class among those of the shape's or the texture's (Geirhos 2019)",
-    )
+    )  # fmt: skip
     shape: Estimate = col("predictions by shape", metric="shape_answers/{model}")
     texture: Estimate = col("by texture", metric="texture_answers/{model}")
     data: str = col("data")
@@ -164,10 +149,9 @@ class BiasRow:
 
 
 @dataclass(frozen=True)
-class ConflictRow:
+class ConflictRow(OfModel):
     """The n cue conflicts of one class of shape, for one model: predictions by shape and by texture."""
 
-    model: str = col("model")
     class_name: str = col("class of the shape")
     n: int = col("images")
     shape: int = col("predictions by shape")
@@ -175,16 +159,13 @@ class ConflictRow:
     share: float | None = col("by shape, of those by shape or texture", unit="fraction", default=None)
 
 
-_Maps = Annotated[NDArray[np.floating], Form("f", (None, None, None))]
-
-
 @dataclass(frozen=True)
 class ShownArrays:
     """By row of the table of images: pixels, the positive part of both models' maps, and masks where known."""
 
     pixels: Pixels
-    first: _Maps
-    second: _Maps
+    first: Stack
+    second: Stack
     masks: Masks | None = None
 
 
@@ -192,7 +173,6 @@ class ShownArrays:
 class CompareRecord(FailuresRecord):
     """Two models on the same labelled images."""
 
-    command: ClassVar[str] = "compare"
     scores: tuple[ScoreRow, ...] = table()
     pairs: tuple[PairRow, ...] = table()
     cells: tuple[CellRow, ...] = table()
@@ -210,6 +190,3 @@ class CompareRecord(FailuresRecord):
     cue_conflicts: tuple[ConflictRow, ...] = table()
     training: tuple[Budget, ...] = table()
     shown: ShownArrays | None = arrays("images")
-
-
-RECORD = CompareRecord

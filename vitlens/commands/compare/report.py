@@ -120,26 +120,24 @@ def unknown(record: CompareRecord) -> Iterator[str]:
     yield say("Of each model one training was compared, on {{ n }} images: another seed may order them otherwise.", n=n)
 
 
-def _pictures(record: CompareRecord, chosen: Sequence[ImageRow]) -> list[Picture]:
+def _pictures(record: CompareRecord, chosen: Sequence[ImageRow]) -> Iterator[Picture]:
     """A column an image: input, and both models' maps with their predictions."""
     shown = record.shown
     places = {row.image: at for at, row in enumerate(record.images_shown)}
-    drawn: list[Picture] = []
     if shown is None:
-        return drawn
+        return
     for number, row in enumerate(chosen, start=1):
         at, agreement = places[row.image], "" if row.agreement is None else f": agreement {row.agreement:.2f}"
         image, name = shown.pixels[at] / np.float32(255), f"{number}{agreement}"
         mask = None if shown.masks is None else shown.masks[at]
-        drawn.append(Picture(image, row="input", column=name, below=row.truth, mask=mask))
+        yield Picture(image, row="input", column=name, below=row.truth, mask=mask)
         for alias, values, told in zip(record.aliases, (shown.first[at], shown.second[at]), row.predicted):
             seen = Picture.predicted(image, *told, row.truth, row=alias)
             crossed = "" if values.max() > values.min() else "uniform"
-            drawn.append(replace(seen, map=values, column=name, mask=mask, crossed=crossed))
-    return drawn
+            yield replace(seen, map=values, column=name, mask=mask, crossed=crossed)
 
 
-def _disagreed(record: CompareRecord) -> list[Picture]:
+def _disagreed(record: CompareRecord) -> Iterator[Picture]:
     """The errors with the highest confidence that one model alone makes, three of each; else images of the panels."""
     alone = list[ImageRow]()
     for cell, sure in (("only-first-wrong", "first_probability"), ("only-second-wrong", "second_probability")):
@@ -154,7 +152,7 @@ def _panels(record: CompareRecord) -> list[ImageRow]:
     return sorted(known, key=lambda row: row.panel or 0)
 
 
-def _spread(record: CompareRecord) -> list[Picture]:
+def _spread(record: CompareRecord) -> Iterator[Picture]:
     """Six of the panels, evenly spaced."""
     panels = _panels(record)
     places = dict.fromkeys(np.linspace(0, len(panels) - 1, min(_PICTURED, len(panels))).round().astype(int).tolist())

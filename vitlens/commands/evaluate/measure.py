@@ -8,8 +8,16 @@ from typing import Final
 import numpy as np
 from torch.nn import functional as F
 
-from vitlens.analysis.answers import evaluate as answers
-from vitlens.analysis.answers.evaluate import Evaluation, accuracy, evaluate, require_labels
+from vitlens.analysis.evaluation.evaluate import (
+    Evaluation,
+    accuracy,
+    calibration,
+    calibration_error,
+    confusion,
+    evaluate,
+    per_class,
+    require_labels,
+)
 from vitlens.commands.evaluate import record as rows
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.run.load import read_as
@@ -19,7 +27,7 @@ from vitlens.commands.shared.comparison import in_pairs
 from vitlens.commands.shared.trainings import trainings_of
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.data.split import Split
-from vitlens.uncertainty import bootstrap_mean, holm
+from vitlens.uncertainty import bootstrap_mean, calibration_test, holm
 
 MANY_CLASSES: Final = 20  # from which on top-5 accuracy is measured too
 SHOWN: Final = 12  # errors that are drawn
@@ -58,14 +66,14 @@ def recorded(evaluations: Sequence[Evaluation], *, classes: int, seed: int) -> r
     return rows.EvaluateRecord(
         scores=tuple(_score(each, seed) for each in evaluations),
         per_class=tuple(
-            ClassRow(each.alias, score.name, score.n, score.accuracy)
-            for each in evaluations for score in answers.per_class(each, count=classes, seed=seed)
+            ClassRow(each.alias, *score)
+            for each in evaluations for score in per_class(each, count=classes, seed=seed)
         ),
         by_prediction=tuple(row for each in evaluations for row in predicted_rows(each, seed)),
         confusion=tuple(row for each in evaluations for row in _confusion_rows(each)),
         calibration=tuple(
             row for each in evaluations
-            for row in calibration_rows(each.alias, answers.calibration(each.probabilities, each.labels))
+            for row in calibration_rows(each.alias, calibration(each.probabilities, each.labels))
         ),
         pairs=in_pairs({each.alias: each.correct.numpy() for each in evaluations}, groups=groups, seed=seed),
     )  # fmt: skip
@@ -76,32 +84,37 @@ def _score(evaluation: Evaluation, seed: int) -> rows.ScoreRow:
     losses = F.cross_entropy(evaluation.logits, evaluation.labels, reduction="none").numpy()
     excess = evaluation.confidence.double() - evaluation.correct.double()
     many = len(evaluation.classes) >= MANY_CLASSES
-    top5 = answers.top_k(evaluation.logits, evaluation.labels, k=5) if many else None
+    top5 = (evaluation.logits.topk(5).indices == evaluation.labels[:, None]).any(-1) if many else None
     return rows.ScoreRow(
         evaluation.alias,
         accuracy(evaluation.correct, groups=evaluation.groups, seed=seed),
         bootstrap_mean(losses, groups=groups, seed=seed, unit="nats"),
-        answers.calibration_error(evaluation.probabilities, evaluation.labels, groups=evaluation.groups, seed=seed),
+        calibration_error(evaluation.probabilities, evaluation.labels, groups=evaluation.groups, seed=seed),
         bootstrap_mean(excess.numpy(), groups=groups, seed=seed),
         None if top5 is None else accuracy(top5, groups=evaluation.groups, seed=seed),
     )
 
 
 def predicted_rows(evaluation: Evaluation, seed: int) -> list[rows.PredictedClassRow]:
-    """Confidence against accuracy of the images that are predicted as each class."""
-    classes = list(answers.calibration_by_prediction(evaluation, seed=seed))
-    return [
-        rows.PredictedClassRow(
-            evaluation.alias, each.name, each.n, each.confidence, each.accuracy, replace(each.gap, n=each.n), each.p,
-            p_holm,
-        )
-        for each, p_holm in zip(classes, holm([each.p for each in classes]))
-    ]  # fmt: skip
+    """Confidence against accuracy of the images predicted as each class (top-label calibration, Gupta 2022).
+
+    Grouped by prediction, as a calibrated model is calibrated on these; on the images of one true class it is not.
+    """
+    confidence, predictions = evaluation.probabilities.double().max(-1)
+    found = []
+    for index in predictions.unique().tolist():
+        members = predictions == index
+        own, correct = confidence[members].numpy(), evaluation.correct[members].double().numpy()
+        groups = None if evaluation.groups is None else evaluation.groups[members].numpy()
+        gap = replace(bootstrap_mean(own - correct, groups=groups, seed=seed), n=len(own))
+        means, p = (float(own.mean()), float(correct.mean())), calibration_test(own, int(correct.sum()))
+        found.append((evaluation.alias, evaluation.classes[index], len(own), *means, gap, p))
+    return [rows.PredictedClassRow(*row, p_holm) for row, p_holm in zip(found, holm([row[-1] for row in found]))]
 
 
 def _confusion_rows(evaluation: Evaluation) -> Iterator[ConfusionRow]:
     names = evaluation.classes
-    counts = answers.confusion(evaluation.labels, evaluation.predictions, count=len(names))
+    counts = confusion(evaluation.labels, evaluation.predictions, count=len(names))
     for truth, prediction in counts.nonzero().tolist():
         yield ConfusionRow(evaluation.alias, names[truth], names[prediction], int(counts[truth, prediction]))
 

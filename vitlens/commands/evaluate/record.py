@@ -2,45 +2,36 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from vitlens.archives import Form
-from vitlens.arrays import ClassNames, Pixels
+from vitlens.arrays import Indices, Pixels, Vector, Words
 from vitlens.commands.shared.calibration import CalibrationRow
 from vitlens.commands.shared.comparison import PairRow
 from vitlens.commands.shared.trainings import Budget
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
-from vitlens.record import Record, arrays, col, table
+from vitlens.record import OfModel, Record, arrays, col, table
 from vitlens.uncertainty import Estimate
 
 
 @dataclass(frozen=True)
-class ScoreRow:
+class ScoreRow(OfModel):
     """One model on all images. top5: of at least 20 classes alone."""
 
-    model: str = col("model")
     accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
     cross_entropy: Estimate = col("cross-entropy", better="lower", metric="cross_entropy/{model}")
     calibration_error: Estimate = col(
-        "calibration error",
-        better="lower",
-        metric="calibration_error/{model}",
+        "calibration error", better="lower", metric="calibration_error/{model}",
         term="the mean difference of confidence and accuracy over bins of confidence, weighted by their images",
-    )
+    )  # fmt: skip
     confidence_gap: Estimate = col("confidence minus accuracy", unit="points", metric="confidence_gap/{model}")
     top5: Estimate | None = col("top-5 accuracy", better="higher", metric="top5_accuracy/{model}", default=None)
 
 
 @dataclass(frozen=True)
-class PredictedClassRow:
+class PredictedClassRow(OfModel):
     """The n images that one model predicts as one class. gap: the mean confidence minus the accuracy of these
     predictions; p: of the hypothesis that each is correct with the probability of its confidence; p_holm: corrected for
     the classes of the model."""
 
-    model: str = col("model")
     class_name: str = col("predicted class")
     n: int = col("images")
     confidence: float = col("mean confidence", unit="fraction")
@@ -50,20 +41,16 @@ class PredictedClassRow:
     p_holm: float = col("p (Holm)")
 
 
-_Indices = Annotated[NDArray[np.integer], Form("iu", (None,))]
-_Shares = Annotated[NDArray[np.floating], Form("f", (None,))]
-
-
 @dataclass(frozen=True)
 class PredictionArrays:
     """Every prediction of one model, as indices into classes. surest_errors: indices of the errors with the highest
     confidence, highest first, with their pixels."""
 
-    classes: ClassNames
-    label: _Indices
-    prediction: _Indices
-    probability: _Shares
-    surest_errors: _Indices
+    classes: Words
+    label: Indices
+    prediction: Indices
+    probability: Vector
+    surest_errors: Indices
     surest_errors_pixels: Pixels
 
 
@@ -71,7 +58,6 @@ class PredictionArrays:
 class EvaluateRecord(Record):
     """One model or several on the same labelled images."""
 
-    command: ClassVar[str] = "evaluate"
     scores: tuple[ScoreRow, ...] = table()
     per_class: tuple[ClassRow, ...] = table()
     by_prediction: tuple[PredictedClassRow, ...] = table()
@@ -85,6 +71,3 @@ class EvaluateRecord(Record):
     def errors(self) -> int:
         """The images that are misclassified, over all models."""
         return sum(row.count for row in self.confusion if row.truth != row.prediction)
-
-
-RECORD = EvaluateRecord

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.answers.classes import label_columns
-from vitlens.analysis.answers.evaluate import accuracy, fitting_batch_size
-from vitlens.analysis.answers.paired import estimates
+from vitlens.analysis.evaluation.classes import label_columns
+from vitlens.analysis.evaluation.evaluate import accuracy, fitting_batch_size
+from vitlens.analysis.evaluation.intervals import estimates
 from vitlens.analysis.faithfulness.checks import ENOUGH
 from vitlens.analysis.faithfulness.composites import COMPOSITE_SCORES, Composites, confident_images, recognised
 from vitlens.analysis.faithfulness.counterfactual import Counterfactuals, by_search

@@ -10,8 +10,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import BACKWARD, answers, fitting_batch_size
 from vitlens.analysis.attention.affinity import require_affinity
+from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size, predicted_logits
 from vitlens.analysis.faithfulness.defaults import BASELINES
 from vitlens.analysis.faithfulness.maps import map_faults
 from vitlens.analysis.faithfulness.removal import require_substrate
@@ -101,7 +101,7 @@ class Work:
         choice = self._choice() if self.options.auto else None
         names = self.methods if choice is None else (choice.method,)
         precision = "bf16" if run.precision == "bf16" else "fp32"  # attributions are differences of large numbers
-        logits = answers(model, split, batch_size=run.batch_size, precision=precision)
+        logits = predicted_logits(model, split, batch_size=run.batch_size, precision=precision)
         classes = logits.argmax(-1) if self.targets is None and model.has_classifier else self.targets
         costs = {name: self._passes(name) for name in names}
         total = len(split) * sum(costs.values())  # images would be no measure of time: a map takes 1 pass or 500
@@ -235,11 +235,7 @@ def refinement_of(options: RefineOptions) -> Refinement:
 
 
 def chosen_methods(
-    models: Sequence[Model],
-    method: Sequence[str],
-    *,
-    engine: Engine = "vitlens",
-    refinement: Refinement | None = None,
+    models: Sequence[Model], method: Sequence[str], *, engine: Engine = "vitlens", refinement: Refinement | None = None
 ) -> list[tuple[str, ...]]:
     """The methods of each model, in the order of `method`; without any, the default ones.
 

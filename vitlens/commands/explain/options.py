@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Final
 
-from vitlens.analysis.attention.defaults import REFINE_STEPS
+from vitlens.analysis.attention.registry import REFINE_STEPS
 from vitlens.analysis.faithfulness.defaults import COMPOSITE_KINDS, COMPOSITES, OTHER_SUBSTRATES, SUBSTRATE
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.commands.run.flags import bundle, choices, option
-from vitlens.commands.run.options import ModelOptions, RunOptions, data_option, images_option, several_models
+from vitlens.commands.run.options import SharedOptions, data_option, images_option, several_models
 from vitlens.commands.run.parsing import layers_of, names_of
 from vitlens.names import SUBSTRATES, Engine, Refining, Substrate, Upsampling
 
@@ -24,12 +24,9 @@ class RefineOptions:
         "--refine", "affinity: maps of patches smoothed by the model's attention between patches.", default="none"
     )
     layers: tuple[int, ...] | None = option(
-        "--refine-layers",
-        "With --refine: the layers whose attention is used, from 0.",
-        metavar="LIST",
-        parse=layers_of,
-        shown="all",
-    )
+        "--refine-layers", "With --refine: the layers whose attention is used, from 0.", metavar="LIST",
+        parse=layers_of, shown="all",
+    )  # fmt: skip
     steps: int = option(
         "--refine-steps", "With --refine: steps, an even number.", default=REFINE_STEPS, metavar="N", low=0
     )
@@ -43,7 +40,7 @@ class RefineOptions:
 
 
 @dataclass(frozen=True)
-class ExplainOptions:
+class ExplainOptions(SharedOptions):
     """Attribution maps of one model or several.
 
     method: names of the registry, or "all" (none: the default methods); each model gets those that are defined for it.
@@ -55,36 +52,30 @@ class ExplainOptions:
     images: tuple[str, ...] = images_option()
     data: str | None = data_option()
     method: tuple[str, ...] = choices(
-        "--method",
-        f"Comma-separated, or all: {', '.join(ATTRIBUTIONS)}.",
-        (*ATTRIBUTIONS, ALL),
-        default=(),
+        "--method", f"Comma-separated, or all: {', '.join(ATTRIBUTIONS)}.", (*ATTRIBUTIONS, ALL), default=(),
         shown=f"{', '.join(default_methods())}, as far as a model has them",
-    )
+    )  # fmt: skip
     auto: bool = option(
         "--auto",
         "Choose a method by quick checks on half of up to 40 images; the other half judges it (--method: candidates).",
         default=False,
     )
     engine: Engine = option(
-        "--engine",
-        "grad-cam: the package's own maps (ReLU, scaled to [0, 1]), of the methods that it has.",
+        "--engine", "grad-cam: the package's own maps (ReLU, scaled to [0, 1]), of the methods that it has.",
         default="vitlens",
-    )
+    )  # fmt: skip
     target: str = option(
         "--target", "Explained: predicted, true, or a class (name or index).", default="predicted", metavar="CLASS"
     )
     verify: bool = option(
-        "--verify",
-        "Check every method: patches removed, weights randomised, localisation; a league table.",
+        "--verify", "Check every method: patches removed, weights randomised, localisation; a league table.",
         default=False,
-    )
+    )  # fmt: skip
     substrate: Substrate = option("--substrate", "With --verify: what replaces removed patches.", default=SUBSTRATE)
     counterfactuals: bool = option(
         "--counterfactuals/--no-counterfactuals",
-        "With --verify: search for patches whose removal changes the prediction (the costliest check).",
-        default=True,
-    )
+        "With --verify: search for patches whose removal changes the prediction (the costliest check).", default=True,
+    )  # fmt: skip
     show: tuple[str, ...] = option(
         "--show", "Draw these images, by file name (default: the first).", default=(), metavar="LIST", parse=names_of
     )
@@ -92,25 +83,18 @@ class ExplainOptions:
         "--composites",
         f"With --verify: {', '.join(COMPOSITE_KINDS)}, {NONE}, or {AUTO}: "
         f"{' and '.join(kind.name for kind in COMPOSITE_KINDS.values() if kind.default)} where masks are not known.",
-        (*COMPOSITE_KINDS, AUTO, NONE),
-        default=(AUTO,),
-        shown=AUTO,
-    )
+        (*COMPOSITE_KINDS, AUTO, NONE), default=(AUTO,), shown=AUTO,
+    )  # fmt: skip
     composite_count: int = option(
         "--composite-count", "Composite images of each kind, at most.", default=COMPOSITES, metavar="N", low=2
     )
     other_substrates: tuple[str, ...] = choices(
         "--other-substrates",
         f"With --verify: {', '.join(SUBSTRATES)}, or {NONE}: what else replaces removed patches, to compare rankings.",
-        (*SUBSTRATES, NONE),
-        default=OTHER_SUBSTRATES,
-        shown=", ".join(OTHER_SUBSTRATES),
-    )
+        (*SUBSTRATES, NONE), default=OTHER_SUBSTRATES, shown=", ".join(OTHER_SUBSTRATES),
+    )  # fmt: skip
     stability: bool = option(
         "--stability/--no-stability",
-        "With --verify: whether maps follow shifts of the images by 1/4, 1/2 and 1 px, and a flip.",
-        default=True,
-    )
+        "With --verify: whether maps follow shifts of the images by 1/4, 1/2 and 1 px, and a flip.", default=True,
+    )  # fmt: skip
     refine: RefineOptions = bundle(RefineOptions)
-    model_options: ModelOptions = bundle(ModelOptions)
-    run: RunOptions = bundle(RunOptions)

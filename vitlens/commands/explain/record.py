@@ -2,17 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final, Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Final, Literal
 
 from vitlens.analysis.faithfulness.checks import ChoiceMargin, ChoiceScores
-from vitlens.archives import Form
-from vitlens.arrays import ClassNames, Masks, Pixels
+from vitlens.arrays import FlagStacks, IndexMatrix, Indices, Masks, Matrix, Pixels, Stack, Vector, Words
 from vitlens.commands.shared.explorer import ExplorerArrays, ExplorerRow
 from vitlens.commands.shared.maps.record import MapCheckRow, OnObjectRow
-from vitlens.record import Better, Record, arrays, col, table
+from vitlens.record import Better, OfModel, Record, arrays, col, table
 from vitlens.uncertainty import Estimate
 
 SEARCH: Final = "search"  # the greedy search's name among the orders of patches
@@ -20,7 +16,7 @@ OVERALL: Final = "shifts"  # all judged disturbances together
 
 
 @dataclass(frozen=True)
-class MethodRow:
+class MethodRow(OfModel):
     """One method on one model's images.
 
     source: paper, or the package whose maps these are; map: rows and columns; signed: whether negative values are
@@ -28,7 +24,6 @@ class MethodRow:
     |F(image) - F(black)| in logits, of methods whose maps sum to that, and completeness the error of the sum.
     """
 
-    model: str = col("model")
     method: str = col("method")
     title: str = col("map", unit="text")
     source: str = col("source", unit="text")
@@ -46,11 +41,10 @@ class MethodRow:
 
 
 @dataclass(frozen=True)
-class ImageRow:
+class ImageRow(OfModel):
     """One image: prediction and explained class with their probabilities (None where the model has no classifier), and
     the label (None where there is none)."""
 
-    model: str = col("model")
     image: str = col("image")
     prediction: str | None = col("prediction", default=None)
     probability: float | None = col("probability", unit="fraction", default=None)
@@ -72,14 +66,13 @@ def _lower(metric: str, title: str) -> Any:
 
 
 @dataclass(frozen=True)
-class LeagueRow:
+class LeagueRow(OfModel):
     """One method, or baseline, in every check: means over images, None where a check was not run or gave no number.
 
     randomisation: with all weights random, cascade: over all stages; seconds, forwards: the cost for an image; faults:
     of the maps, in words.
     """
 
-    model: str = col("model")
     method: str = col("method")
     baseline: bool = col("baseline")
     deletion: Estimate = _faithful("deletion", "deletion", better="lower")
@@ -103,12 +96,11 @@ class LeagueRow:
 
 
 @dataclass(frozen=True)
-class StageRow:
+class StageRow(OfModel):
     """The maps of a method after one stage of the randomisation, which includes all before it. similarity: mean rank
     correlation with the trained model's maps, None where undefined; kept: share of the predictions that are the same.
     """
 
-    model: str = col("model")
     method: str = col("method")
     stage: str = col("random down to")
     similarity: Estimate | None = col("rank correlation", default=None)
@@ -116,11 +108,10 @@ class StageRow:
 
 
 @dataclass(frozen=True)
-class PairRow:
+class PairRow(OfModel):
     """The similarity of the maps of two methods, means over images: Spearman's correlation, the overlap of their
     highest cells, and the intersection over union of the cells above their means."""
 
-    model: str = col("model")
     first: str = col("method")
     second: str = col("other method")
     spearman: Estimate = col("rank correlation", metric="agreement/{model}/{first}/{second}")
@@ -129,12 +120,11 @@ class PairRow:
 
 
 @dataclass(frozen=True)
-class OrderRow:
+class OrderRow(OfModel):
     """The patches to be removed, in the order of one method's map, before the prediction changes. size: their share, of
     all images (None of the greedy search); turned: the share of images whose prediction changes at all; searched: as
     size, on the images of the greedy search."""
 
-    model: str = col("model")
     method: str = col("order of")
     size: Estimate | None = col(
         "patches to remove", better="lower", metric="counterfactual/{model}/size/{method}", default=None
@@ -148,11 +138,10 @@ class OrderRow:
 
 
 @dataclass(frozen=True)
-class SubstrateRow:
+class SubstrateRow(OfModel):
     """Insertion minus deletion (LeRF minus MoRF) of one method, or baseline, with one replacement of removed patches,
     on the same images for all of them."""
 
-    model: str = col("model")
     method: str = col("method")
     baseline: bool = col("baseline")
     substrate: str = col("replacement")
@@ -160,11 +149,10 @@ class SubstrateRow:
 
 
 @dataclass(frozen=True)
-class RankingRow:
+class RankingRow(OfModel):
     """The rankings of the methods, without the baselines, with two replacements. tau: Kendall's; swapped: number of
     pairs of methods that significantly change places."""
 
-    model: str = col("model")
     first: str = col("replacement")
     second: str = col("and")
     tau: Estimate = col(
@@ -176,11 +164,10 @@ class RankingRow:
 
 
 @dataclass(frozen=True)
-class SwappedRow:
+class SwappedRow(OfModel):
     """Two methods of which the first replacement shows one to be better and the second the other. in_first, in_second:
     mean paired differences of insertion minus deletion, better minus worse, as wide as all pairs require."""
 
-    model: str = col("model")
     first: str = col("first replacement")
     second: str = col("second replacement")
     better: str = col("method")
@@ -190,12 +177,11 @@ class SwappedRow:
 
 
 @dataclass(frozen=True)
-class StabilityRow:
+class StabilityRow(OfModel):
     """Whether the maps of one method follow its images. disturbance: a name of the registry, or OVERALL; correlation:
     mean rank correlation of the map of the disturbed image with the map that is disturbed in the same way; jumped:
     share of the images whose top point lies far from its place. None: no usable map."""
 
-    model: str = col("model")
     method: str = col("method")
     disturbance: str = col("images")
     correlation: Estimate | None = col(
@@ -207,12 +193,11 @@ class StabilityRow:
 
 
 @dataclass(frozen=True)
-class PowerRow:
+class PowerRow(OfModel):
     """What paired comparisons of the best method with the others can see in one check. error: median standard error of
     the mean difference; detectable: the smallest true difference that is found with a probability of 80 % at 5 %;
     groups: independent images."""
 
-    model: str = col("model")
     check: str = col("check")
     best: str = col("best method")
     error: float = col("standard error")
@@ -221,13 +206,12 @@ class PowerRow:
 
 
 @dataclass(frozen=True)
-class CompositeSetRow:
+class CompositeSetRow(OfModel):
     """The composites of one kind. refused: why there are none; labels: "labels" or "predictions", what the explained
     classes come from; usable, classes: confidently classified images and their classes; composites, maps: their
     number; chance: mean share that the evidence covers; recognised: share of the explained classes among the most
     probable of their composite, guessed: that by chance; seen: whether the former is shown to be above the latter."""
 
-    model: str = col("model")
     kind: str = col("composites of")
     refused: str = col("not made", unit="text")
     labels: str = col("classes from")
@@ -244,11 +228,10 @@ class CompositeSetRow:
 
 
 @dataclass(frozen=True)
-class CompositeRow:
+class CompositeRow(OfModel):
     """One method, or baseline, on one kind of composites: means over its maps. above: the baselines that its mass is
     shown to exceed (paired, as wide as all methods require)."""
 
-    model: str = col("model")
     kind: str = col("composites of")
     method: str = col("method")
     baseline: bool = col("baseline")
@@ -259,14 +242,13 @@ class CompositeRow:
 
 
 @dataclass(frozen=True)
-class ChoiceRow:
+class ChoiceRow(OfModel):
     """The method chosen for one model. reason: why it is the default and not chosen by evidence, else empty; checks:
     what decided; left_out: checks that judged nothing, with the reason; localised: where localisation was scored,
     "objects" or a kind of composites; certainty: share of the bootstrap draws of the selection half in which it wins;
     alike: candidates with the same maps; confirmation: what the report half says of it and the runner-up; selection,
     report: images in each half; replaced: what removed patches were replaced by."""
 
-    model: str = col("model")
     method: str = col("chosen")
     reason: str = col("not by evidence", unit="text")
     candidates: tuple[str, ...] = col("candidates")
@@ -283,19 +265,13 @@ class ChoiceRow:
     replaced: str = col("replaced by", default="")
 
 
-_Maps = Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None))]
-_Shares = Annotated[NDArray[np.floating], Form("f", (None,))]
-_Curves = Annotated[NDArray[np.floating], Form("f", (None, None))]
-_Words = Annotated[NDArray[Any], Form("U", (None,))]
-
-
 @dataclass(frozen=True)
 class ExplainArrays:
     """images: pixels of the drawn images; masks: of their objects, where known; maps: by row of the model's methods
     (images, rows, columns), raw."""
 
     images: Pixels
-    maps: _Maps
+    maps: Mapping[int, Stack]
     masks: Masks | None = None
 
 
@@ -304,11 +280,11 @@ class CurveArrays:
     """The mean curves: probability of the target (methods, points) at the shares of patches that are removed or
     inserted."""
 
-    methods: _Words
-    shares: _Shares
-    inserted: _Shares
-    deletion: _Curves
-    insertion: _Curves
+    methods: Words
+    shares: Vector
+    inserted: Vector
+    deletion: Matrix
+    insertion: Matrix
 
 
 @dataclass(frozen=True)
@@ -317,11 +293,11 @@ class SetArrays:
     is predicted without them (images, orders); methods: the orders; prediction: of the whole image."""
 
     images: Pixels
-    methods: _Words
-    removed: Annotated[NDArray[np.bool_], Form("b", (None, None, None, None))]
-    turned: Annotated[NDArray[np.integer], Form("iu", (None, None))]
-    prediction: Annotated[NDArray[np.integer], Form("iu", (None,))]
-    classes: ClassNames
+    methods: Words
+    removed: FlagStacks
+    turned: IndexMatrix
+    prediction: Indices
+    classes: Words
 
 
 @dataclass(frozen=True)
@@ -331,16 +307,15 @@ class CompositeArrays:
 
     images: Pixels
     masks: Masks
-    maps: _Maps
-    methods: _Words
-    targets: ClassNames
+    maps: Mapping[int, Stack]
+    methods: Words
+    targets: Words
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainRecord(Record):
     """Attribution maps of one model or several, and the checks of the methods."""
 
-    command: ClassVar[str] = "explain"
     methods: tuple[MethodRow, ...] = table()
     shown: tuple[ImageRow, ...] = table()
     checks: tuple[MapCheckRow, ...] = table()
@@ -365,6 +340,3 @@ class ExplainRecord(Record):
     sets: Mapping[str, SetArrays] = arrays("counterfactuals-{model}")
     composite_maps: Mapping[str, CompositeArrays] = arrays("composites-{place}")
     explorer_arrays: Mapping[str, ExplorerArrays] = arrays("explorer-{model}")
-
-
-RECORD = ExplainRecord

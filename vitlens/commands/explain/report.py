@@ -135,9 +135,8 @@ class CurvePoint:
     probability: float = col("probability of the target", unit="fraction")
 
 
-def _curves(record: ExplainRecord) -> list[CurvePoint]:
+def _curves(record: ExplainRecord) -> Iterator[CurvePoint]:
     """The curves of the best methods and of the baselines."""
-    found = []
     for alias, rows in by(record.league, "model").items():
         arrays, best = record.curves[alias], [row.method for row in rows if not row.baseline][:_CURVES]
         known = arrays.methods.tolist()
@@ -147,8 +146,7 @@ def _curves(record: ExplainRecord) -> list[CurvePoint]:
         ):
             for name in (*best, *(row.method for row in rows if row.baseline)):
                 points = zip(shares.tolist(), curves[known.index(name)].tolist())
-                found += [CurvePoint(alias, name, panel, *point) for point in points]
-    return found
+                yield from (CurvePoint(alias, name, panel, *point) for point in points)
 
 
 def _ranking(record: ExplainRecord) -> str:
@@ -255,8 +253,7 @@ _PICTURE: Final = Chart(
     "explain", images(under=True),
     "Maps over their images: red for the class, blue against it; unsigned maps begin at their minimum. Compare places, "
     "not amounts. Outline: object. Crossed out: uniform or failed.",
-    title="Maps of {{ first.of }}",
-    rows=lambda record: list(sheets(record)),
+    title="Maps of {{ first.of }}", rows=sheets,
 )  # fmt: skip
 
 REPORT: Final = Report(
@@ -349,7 +346,7 @@ REPORT: Final = Report(
                 "counterfactuals", images(),
                 "Grey: removed patches, in the order of a map, with their number and the prediction without them. "
                 "Other patches may support it as well.",
-                title="Patches whose removal changes the prediction", rows=lambda record: list(_removed(record)),
+                title="Patches whose removal changes the prediction", rows=_removed,
             ),),
         ),
         Section(
@@ -370,8 +367,7 @@ REPORT: Final = Report(
                 Chart(
                     "composite_maps", images(under=True),
                     "Composite images with maps of the outlined class, of the methods with most mass there.",
-                    title="Maps of the outlined class, {{ first.of }}", each="sheet",
-                    rows=lambda record: list(_composite_sheets(record)),
+                    title="Maps of the outlined class, {{ first.of }}", each="sheet", rows=_composite_sheets,
                 ),
             ),
         ),

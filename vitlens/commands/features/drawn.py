@@ -8,12 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlens.analysis.features.correspondence import correspond
-from vitlens.analysis.features.embedding import embed
-from vitlens.analysis.features.features import EMBEDDING, Features, LayerChoice, patch_tokens, patch_tokens_at
-from vitlens.analysis.features.neighbours import nearest
-from vitlens.analysis.features.patch_colours import patch_components
-from vitlens.analysis.features.patch_neighbours import NEIGHBOURS, near, object_overlap, patch_neighbours, shared
+from vitlens.analysis.features.embedding import embed, patch_components
+from vitlens.analysis.features.features import EMBEDDING, Features, LayerChoice, patch_tokens
+from vitlens.analysis.features.neighbours import (
+    NEIGHBOURS,
+    correspond,
+    near,
+    nearest,
+    object_overlap,
+    patch_neighbours,
+    shared,
+)
 from vitlens.commands.features.images import FeatureSets, batch_of, names_of, pixels
 from vitlens.commands.features.record import MapArrays, MapRow, MatchRow, Of, PatchesRow, ShownArrays
 from vitlens.commands.run.progress import progress
@@ -66,7 +71,7 @@ def draw_patches(own: FeatureSets) -> dict[LayerChoice, PatchSample]:
     part, read = own.test.pick(images), []
     with progress(f"Patches of {own.alias}", len(part), quiet=run.quiet) as advance:
         for batch in part.batches(run.batch_size or 32, device=model.device):
-            read.append(patch_tokens_at(model, batch.images, tuple(placed)))
+            read.append(patch_tokens(model, batch.images, tuple(placed)))
             advance(len(batch.images))
     samples = {}
     for (layer, stage), tokens in zip(placed.items(), map(torch.cat, zip(*read))):
@@ -115,7 +120,7 @@ def neighbour_rows(own: FeatureSets, samples: Mapping[LayerChoice, PatchSample])
         for share, each in found.items():
             yield PatchesRow(
                 own.alias, number, layer.stage.title, share,  # type: ignore[arg-type]
-                each.estimate, each.chance, len(images.unique()), NEIGHBOURS, layer.grid,
+                *each, len(images.unique()), NEIGHBOURS, layer.grid,
             )  # fmt: skip
 
 
@@ -216,12 +221,12 @@ def draw(own: FeatureSets, read: Mapping[str, Features]) -> tuple[ShownArrays, d
             "same": same,
         }
     if _cells(stages(model)[-1]) >= _FEWEST and stages(model)[-1].width >= 3:
-        tokens = patch_tokens(model, batch_of(images, chosen, model))
+        (tokens,) = patch_tokens(model, batch_of(images, chosen, model))
         components = patch_components(tokens)
         arrays["colours"] = components.colours().numpy().astype(np.float32)
         columns["colours"] = float(components.explained.sum())
         if count > 0:
-            pairs = list(map(correspond, tokens, patch_tokens(model, batch_of(among, theirs, model))))
+            pairs = list(map(correspond, tokens, *patch_tokens(model, batch_of(among, theirs, model))))
             arrays |= {"first": pixels(images, chosen[:_PAIRS]).numpy(), "second": pixels(among, theirs).numpy()}
             for column, found in (("sources", "sources"), ("targets", "targets"), ("alike", "similarity")):
                 arrays[column] = {number: getattr(pair, found).numpy() for number, pair in enumerate(pairs)}

@@ -15,8 +15,7 @@ from vitlens.commands.run.load import load_splits, once_each, print_data
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.unseen import seen, training_images_of
 from vitlens.data.catalogue import load_data, load_images
-from vitlens.data.holdout import describe_hold_out
-from vitlens.data.split import Split, balanced
+from vitlens.data.split import Split, balanced, describe_hold_out
 from vitlens.errors import DataError, InputError
 from vitlens.models.model import Model
 from vitlens.names import Part

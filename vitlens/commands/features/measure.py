@@ -12,18 +12,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.analysis.answers.classes import match_classes
-from vitlens.analysis.answers.evaluate import accuracy, require_labels
 from vitlens.analysis.attention.chain import chain_length
-from vitlens.analysis.attention.relevance import relevance
+from vitlens.analysis.attention.methods import relevance
+from vitlens.analysis.evaluation.classes import match_classes
+from vitlens.analysis.evaluation.evaluate import accuracy, require_labels
 from vitlens.analysis.features.cka import FEWEST
 from vitlens.analysis.features.embedding import require_perplexity
-from vitlens.analysis.features.extraction import extract
-from vitlens.analysis.features.features import EMBEDDING, Features
-from vitlens.analysis.features.knn import same_class, vote
-from vitlens.analysis.features.neighbours import nearest
+from vitlens.analysis.features.features import EMBEDDING, Features, extract, resolve_pool
+from vitlens.analysis.features.neighbours import nearest, same_class, vote
 from vitlens.analysis.features.probe import held_out, probe
-from vitlens.analysis.features.reader import resolve_pool
 from vitlens.analysis.features.similarity import distance_correlation, similarity
 from vitlens.analysis.features.zero_shot import chosen_templates, prompted, template_scores
 from vitlens.commands.features import record as kept
@@ -317,8 +314,7 @@ def _zero_shot(own: FeatureSets, test: Features) -> tuple[list[kept.TemplateRow]
         return [], str(error)
     joint = torch.cat(embeddings)
     scores = template_scores(test.logits, split.labels, joint, templates, groups=split.groups, seed=own.seed)
-    columns = [(each.template, each.accuracy, each.gain, each.p, each.p_holm) for each in scores]
-    return [kept.TemplateRow(own.alias, *each) for each in columns], ""
+    return [kept.TemplateRow(own.alias, *each) for each in scores], ""
 
 
 def _prompted(own: FeatureSets) -> tuple[list[kept.PromptRow], NDArray[np.floating] | None]:

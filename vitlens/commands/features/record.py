@@ -2,23 +2,23 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
-from vitlens.arrays import ClassNames, Pixels
+from vitlens.arrays import FlagMatrix, Flags, Indices, Matrix, Pixels, Stacks, Vector, Words
 from vitlens.commands.shared.comparison import signed
 from vitlens.names import FeaturePool, KnownObjective, Projection, Weighting
-from vitlens.record import Record, arrays, col, table
+from vitlens.record import OfModel, Record, arrays, col, table
 from vitlens.uncertainty import Estimate
 
 PROBE: Final = "probe"  # name of a classifier; the others are "knn-20" and so on
 Numbers = Mapping[str, Estimate]  # by number of neighbours
 Of = Literal["images", "patches", "embedding", "content"]
-_Labels = Annotated[NDArray[np.integer], Form("iu", (None,))]
 _Names = Annotated[NDArray[Any], Form("U", (None, None))]
+_Places = Annotated[NDArray[np.integer], Form("iu", (None, 2))]
 
 
 def classifier_name(name: str) -> str:
@@ -46,7 +46,7 @@ class SetsRow:
 
 
 @dataclass(frozen=True)
-class FeaturesRow:
+class FeaturesRow(OfModel):
     """One model: what it was pretrained for, how its features were read, and what its last layer reaches.
 
     recipe, data, labels: of the pretraining and of a fine-tuning afterwards, "" where not known or none; source: what
@@ -56,7 +56,6 @@ class FeaturesRow:
     none.
     """
 
-    model: str = col("model")
     objective: KnownObjective = col("pretraining")
     recipe: str = col("recipe")
     data: str = col("pretraining data")
@@ -92,11 +91,10 @@ class FeaturesRow:
 
 
 @dataclass(frozen=True)
-class DepthRow:
+class DepthRow(OfModel):
     """One classifier on one layer's features. layer: None for the embedding; depth: the layer's share of the model's
     layers; weighting: of the neighbours' votes, None for the probe; c: the probe's inverse regularisation."""
 
-    model: str = col("model")
     title: str = col("layer")
     depth: float = col("share of layers")
     classifier: str = col("classifier")
@@ -144,10 +142,9 @@ class PairRow:
 
 
 @dataclass(frozen=True)
-class HeadRow:
+class HeadRow(OfModel):
     """One classifier on a model's last layer minus the model's own, on the same images; p, p_holm as in PairRow."""
 
-    model: str = col("model")
     classifier: str = col("classifier")
     difference: Estimate = col("minus the own classifier", metric="head_difference/{model}/{classifier}")
     p: float = col("p")
@@ -185,29 +182,27 @@ class BetweenRow(LayersRow):
 
 
 @dataclass(frozen=True)
-class MapRow:
+class MapRow(OfModel):
     """A map in two dimensions of the last layer's images or patches, of the patches that enter block 0 ("embedding"),
     or of these minus the mean of their place ("content"). neighbours: of each point that trustworthiness compares;
     explained: share of the variance."""
 
-    model: str = col("model")
     of: Of = col("of")
     method: Projection = col("method")
     n: int = col("points")
     dim: int = col("dimensions")
     trustworthiness: Estimate = col(
         "trustworthiness",
-        term="how far neighbours in a map are neighbours in the features: 1 all, about 0.5 at random",
-        better="higher",
+        term="how far neighbours in a map are neighbours in the features: 1 all, about 0.5 at random", better="higher",
         metric="trustworthiness/{model}/{method}/{of}",
-    )
+    )  # fmt: skip
     neighbours: int = col("neighbours")
     perplexity: float | None = col("perplexity", default=None)
     explained: float | None = col("variance", unit="fraction", default=None)
 
 
 @dataclass(frozen=True)
-class PatchesRow:
+class PatchesRow(OfModel):
     """What the nearest patches of other images share with a patch of one layer, for a sample of patches.
 
     share: "position" is the share of neighbours at the same place of their image (within an eighth of its side),
@@ -215,7 +210,6 @@ class PatchesRow:
     with those for which neighbours vote; chance: the same for patches drawn at random ("object": for all patches).
     """
 
-    model: str = col("model")
     layer: str = col("number")
     title: str = col("layer")
     share: Literal["position", "class", "object"] = col("shared by neighbours")
@@ -237,10 +231,9 @@ class PatchesRow:
 
 
 @dataclass(frozen=True)
-class MatchRow:
+class MatchRow(OfModel):
     """An image and its nearest neighbour. matches: patches that are each other's best match; grid: of both."""
 
-    model: str = col("model")
     first: str = col("image")
     second: str = col("nearest")
     matches: int = col("matches")
@@ -248,11 +241,10 @@ class MatchRow:
 
 
 @dataclass(frozen=True)
-class TemplateRow:
+class TemplateRow(OfModel):
     """Zero-shot accuracy with one template of prompts; the first row of a model is the ensemble of all. gain: minus the
     ensemble's, with McNemar's exact test; p_holm: corrected for the number of templates."""
 
-    model: str = col("model")
     template: str = col("template")
     accuracy: Estimate = col("accuracy", better="higher")
     gain: Estimate | None = col("minus the ensemble", default=None)
@@ -261,10 +253,9 @@ class TemplateRow:
 
 
 @dataclass(frozen=True)
-class PromptRow:
+class PromptRow(OfModel):
     """The similarity of an image that is drawn and a prompt. image: its number, name: its label or file."""
 
-    model: str = col("model")
     image: int = col("number")
     name: str = col("image")
     prompt: str = col("prompt")
@@ -285,16 +276,16 @@ class MapArrays:
     images that are also drawn as thumbnails, with their pixels; grid, places: of the patches that enter block 0; cut:
     indices of those that are drawn as what they show, with their pixels."""
 
-    classes: ClassNames
-    points: Annotated[Mapping[str, NDArray[np.floating]], Form("f", (None, 2))]
-    labels_images: _Labels | None = None
-    wrong_images: Annotated[NDArray[np.bool_], Form("b", (None,))] | None = None
-    labels_patches: _Labels | None = None
-    pictures: _Labels | None = None
+    classes: Words
+    points: Mapping[str, Annotated[NDArray[np.floating], Form("f", (None, 2))]]
+    labels_images: Indices | None = None
+    wrong_images: Flags | None = None
+    labels_patches: Indices | None = None
+    pictures: Indices | None = None
     pixels: Pixels | None = None
     grid: Annotated[NDArray[np.integer], Form("iu", (2,))] | None = None
-    places: Annotated[NDArray[np.integer], Form("iu", (None, 2))] | None = None
-    cut: _Labels | None = None
+    places: _Places | None = None
+    cut: Indices | None = None
     cut_pixels: Pixels | None = None
 
 
@@ -309,20 +300,20 @@ class ShownArrays:
     """
 
     pixels: Pixels
-    names: ClassNames
+    names: Words
     colours: Annotated[NDArray[np.floating], Form("f", (None, None, None, 3))] | None = None
-    prompts: Annotated[NDArray[np.floating], Form("f", (None, None, None, None))] | None = None
+    prompts: Stacks | None = None
     queries: Pixels | None = None
-    query_names: ClassNames | None = None
+    query_names: Words | None = None
     near: Annotated[NDArray[np.uint8], Form("u", (None, None, 3, None, None))] | None = None
     near_names: _Names | None = None
-    similarity: Annotated[NDArray[np.floating], Form("f", (None, None))] | None = None
-    same: Annotated[NDArray[np.bool_], Form("b", (None, None))] | None = None
+    similarity: Matrix | None = None
+    same: FlagMatrix | None = None
     first: Pixels | None = None
     second: Pixels | None = None
-    sources: Annotated[Mapping[int, NDArray[np.integer]], Form("iu", (None, 2))] = field(default_factory=dict)
-    targets: Annotated[Mapping[int, NDArray[np.integer]], Form("iu", (None, 2))] = field(default_factory=dict)
-    alike: Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None,))] = field(default_factory=dict)
+    sources: Mapping[int, _Places] = field(default_factory=dict)
+    targets: Mapping[int, _Places] = field(default_factory=dict)
+    alike: Mapping[int, Vector] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,7 +321,6 @@ class FeaturesRecord(Record):
     """The features of models at every layer. head: classifiers beside each model's own; within, between: layers of one
     model, and of two."""
 
-    command: ClassVar[str] = "features"
     sets: tuple[SetsRow, ...] = table()
     features: tuple[FeaturesRow, ...] = table()
     depth: tuple[DepthRow, ...] = table()
@@ -346,6 +336,3 @@ class FeaturesRecord(Record):
     notes: tuple[NoteRow, ...] = table()
     spaces: Mapping[str, MapArrays] = arrays("space-{model}")
     shown: Mapping[str, ShownArrays] = arrays("shown-{model}")
-
-
-RECORD = FeaturesRecord

@@ -57,13 +57,11 @@ def _layers(record: FeaturesRecord) -> list[LayersRow]:
     return [row for row in (*record.between, *record.within) if row.cka is not None and row.rank is not None]
 
 
-def _ends(record: FeaturesRecord) -> list[LayersRow]:
+def _ends(record: FeaturesRecord) -> Iterator[LayersRow]:
     """The last layers of each pair of models, and the first and the last layer of each model."""
-    found: list[LayersRow] = []
     for own in by(_layers(record), "models").values():
         first = [row for row in own if row.layer == "0" and row.other == own[-1].other]
-        found += first if own[-1].alone else own[-1:]
-    return found
+        yield from first if own[-1].alone else own[-1:]
 
 
 def _shared(record: FeaturesRecord) -> str:
@@ -209,8 +207,7 @@ REPORT: Final = Report(
         "Patches of one colour have similar features within a row: their first three principal components as red, "
         "green "
         "and blue. Colours of two models are not comparable.",
-        title="Patches of images coloured by their features in the last layer",
-        rows=lambda record: list(_colours(record)),
+        title="Patches of images coloured by their features in the last layer", rows=_colours,
     ),
     glance=(
         Glance("features", "objective"),
@@ -259,8 +256,7 @@ REPORT: Final = Report(
                 "space_embedding", patch_map,
                 "Patches as they enter the first block, in two dimensions: groups of one colour mean that positions "
                 "decide what is similar. Right: the same without their positions.",
-                title="The patch embeddings of {{ first.model }}, before any attention",
-                rows=lambda record: list(_patch_maps(record)), each="model",
+                title="The patch embeddings of {{ first.model }}, before any attention", rows=_patch_maps, each="model",
             ),),
         ),
         Section(
@@ -286,15 +282,13 @@ REPORT: Final = Report(
                     "retrieval", images(largest=0.85),
                     "Nearest images of each query, with their cosine similarity. Frames show whether they are of its "
                     "class.",
-                    title="Nearest images in the last layer of {{ first.of }}",
-                    rows=lambda record: list(_retrieved(record)), each="of",
+                    title="Nearest images in the last layer of {{ first.of }}", rows=_retrieved, each="of",
                 ),
                 Chart(
                     "matches", correspondences,
                     "Arcs join patches of an image and its nearest neighbour that are each other's most similar; "
                     "positions alone can join them, too.",
-                    title="Best-matching patches of an image and its nearest",
-                    rows=lambda record: list(_matched(record)),
+                    title="Best-matching patches of an image and its nearest", rows=_matched,
                 ),
             ),
         ),
@@ -314,8 +308,7 @@ REPORT: Final = Report(
                 "prompts", images(scale="joint", label="relevance"),
                 "Relevance of patches for the similarity of image and text (Chefer 2021). Places that are bright for "
                 "every prompt depend on the image more than on the text.",
-                title="Relevance of the patches for a text, in {{ first.of }}",
-                rows=lambda record: list(_prompted(record)), each="of",
+                title="Relevance of the patches for a text, in {{ first.of }}", rows=_prompted, each="of",
             ),),
         ),
     ),

@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from vitlens.analysis.attention.map_checks import map_bits
-from vitlens.analysis.heads.labels import LABELS, MIXED, head_words
-from vitlens.analysis.heads.specialisation import Given
+from vitlens.analysis.heads.registry import LABELS, MIXED, UNLABELLED, head_words
+from vitlens.analysis.heads.specialisation import HeadLabel
 from vitlens.attribution.look import Look, look
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.look import record as rows
@@ -38,18 +38,16 @@ from vitlens.commands.shared.explorer_measure import (
 from vitlens.commands.shared.predictions import PredictionRow
 from vitlens.commands.shared.sheets import DRAWN, file_names
 from vitlens.commands.shared.stages import StageRow, stages
-from vitlens.data.decode import Header
+from vitlens.data.decode import Header, probe
 from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.folder import list_images
-from vitlens.data.reading import probe
 from vitlens.data.split import Split
 from vitlens.devices import autocast, one_thread
 from vitlens.display import for_terminal
 from vitlens.errors import DataError, InputError, ModelError
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName, parse_model
-from vitlens.models.sources.hub import SMALL_VIT_SIZE, download_small_vit, offline
-from vitlens.models.sources.on_disk import vits_on_disk
+from vitlens.models.sources.hub import SMALL_VIT_SIZE, download_small_vit, offline, vits_on_disk
 from vitlens.names import BUNDLED
 from vitlens.uncertainty import Estimate
 
@@ -264,7 +262,7 @@ def _stage_rows(alias: str, seen: Look) -> Iterator[StageRow]:
     for layer, of_layer in enumerate(seen.labels):
         for head, given in enumerate(of_layer):
             few = _few_places(given, images)
-            clear = few or (given.label in LABELS and bool(LABELS[given.label].function))
+            clear = few or (given.label in LABELS and given.label not in (MIXED, UNLABELLED))
             distance = {"distance": Estimate(float(known[layer, head]))}
             label = FEW_PLACES if few else given.label
             heads.append(Row(layer=layer, label=label, is_clear=clear, statistics=distance))
@@ -277,12 +275,12 @@ def _stage_rows(alias: str, seen: Look) -> Iterator[StageRow]:
     yield from stages(alias, heads, layers, units)
 
 
-def _few_places(given: Given, images: int) -> bool:
+def _few_places(given: HeadLabel, images: int) -> bool:
     """Whether all that is known of a head is that it attends to a few places."""
     return images == 1 and ({given.best, given.other} if given.label == MIXED else {given.label}) <= PLACED
 
 
-def attends_to(given: Given | None, images: int) -> str:
+def attends_to(given: HeadLabel | None, images: int) -> str:
     """What a head attends to, in a few words; images: that its label rests on."""
     if given is None:
         return "not labelled"

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.archives import Form
-from vitlens.arrays import Pixels
+from vitlens.arrays import Pixels, Stack
 from vitlens.commands.shared.explorer import ExplorerArrays, ExplorerRow
 from vitlens.commands.shared.predictions import PredictionRow
 from vitlens.commands.shared.sheets import file_names
@@ -82,17 +81,14 @@ class GivenLayerRow:
     on_prefix: float | None = col("on tokens before the patches", unit="fraction", default=None)
 
 
-_Maps = Annotated[NDArray[np.floating[Any]], Form("f", (None, None, None))]
-
-
 @dataclass(frozen=True)
 class LookArrays:
     """pixels: of the images as the model saw them; prediction, runner_up: the maps of the most probable class and of
     the next (n, rows, columns), raw; runner_up is None for a model of one class."""
 
     pixels: Pixels
-    prediction: _Maps
-    runner_up: _Maps | None = None
+    prediction: Stack
+    runner_up: Stack | None = None
 
     @property
     def named(self) -> Mapping[str, NDArray[np.floating[Any]]]:
@@ -106,7 +102,7 @@ class GivenArrays:
     from the first token before the patches, or the mean of all tokens where there is none."""
 
     pixels: Pixels
-    maps: _Maps
+    maps: Stack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +110,6 @@ class LookRecord(Record):
     """What one model sees in a few images. predictions, heads: by image, the head that matters most first; given: of
     weights that were looked at in the place of a model's, where all but the explorer and its arrays is empty."""
 
-    command: ClassVar[str] = "look"
     look: tuple[LookRow, ...] = table()
     predictions: tuple[PredictionRow, ...] = table()
     heads: tuple[LookHeadRow, ...] = table()
@@ -134,6 +129,3 @@ class LookRecord(Record):
     def heads_of(self, image: int, most: int = 3) -> tuple[LookHeadRow, ...]:
         """The heads that matter most for an image's prediction."""
         return tuple(row for row in self.heads if row.number == image)[:most]
-
-
-RECORD = LookRecord

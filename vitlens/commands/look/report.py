@@ -232,13 +232,13 @@ _GIVEN: Final = Chart(
     "given", images(largest=1.6),
     "The image, then where each layer attends, the mean of its heads{% if record.given[0].prefix %}, from the first "
     "token{% endif %}. Each map has its own maximum.",
-    title="{{ record.given[0].file }}", rows=lambda record: list(given_pictures(record)),
+    title="{{ record.given[0].file }}", rows=given_pictures,
 )  # fmt: skip
 _PICTURE: Final = Chart(
     "look", images(largest=2.2),
     "Each image as the model saw it, and where the evidence for its prediction and for the runner-up lies. Compare "
     "places, not amounts: each map has its own maximum.",
-    title="{{ record.aliases[0] }}: {{ record.look[0].title }}", rows=lambda record: list(pictures(record)),
+    title="{{ record.aliases[0] }}: {{ record.look[0].title }}", rows=pictures,
 )  # fmt: skip
 
 REPORT: Final = Report(

@@ -5,7 +5,7 @@ from typing import Final
 
 import torch
 
-from vitlens.analysis.answers.evaluate import answers
+from vitlens.analysis.evaluation.evaluate import predicted_logits
 from vitlens.commands.predict.options import PredictOptions
 from vitlens.commands.predict.record import FirstImages, PredictRecord
 from vitlens.commands.run.progress import progress
@@ -34,7 +34,7 @@ def measure(options: PredictOptions) -> list[PredictionRow]:
 def _rows(run: Run[PredictOptions]) -> list[PredictionRow]:
     model, split, own = run.model, run.split, run.run
     with progress(f"predicting with {model.alias}", len(split), quiet=own.quiet) as advance:
-        logits = answers(model, split, batch_size=own.batch_size, precision=own.precision, advance=advance)
+        logits = predicted_logits(model, split, batch_size=own.batch_size, precision=own.precision, advance=advance)
     top = logits.softmax(-1).topk(min(TOP, logits.shape[-1]), dim=-1)
     return [
         PredictionRow.of(

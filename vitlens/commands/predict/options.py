@@ -2,16 +2,13 @@
 
 from dataclasses import dataclass
 
-from vitlens.commands.run.flags import bundle
-from vitlens.commands.run.options import ModelOptions, RunOptions, data_option, images_option, one_model
+from vitlens.commands.run.options import SharedOptions, data_option, images_option, one_model
 
 
 @dataclass(frozen=True)
-class PredictOptions:
+class PredictOptions(SharedOptions):
     """A report folder is written only where --out names one."""
 
     model: str = one_model()
     images: tuple[str, ...] = images_option()
     data: str | None = data_option()
-    model_options: ModelOptions = bundle(ModelOptions)
-    run: RunOptions = bundle(RunOptions)

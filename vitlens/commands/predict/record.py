@@ -1,7 +1,6 @@
 """What `vitlens predict` records: the most probable classes of every image."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from vitlens.arrays import Pixels
 from vitlens.commands.shared.predictions import PredictionRow
@@ -19,9 +18,5 @@ class FirstImages:
 class PredictRecord(Record):
     """Every image with its most probable classes."""
 
-    command: ClassVar[str] = "predict"
     predictions: tuple[PredictionRow, ...] = table()
     images_drawn: FirstImages | None = arrays("images")
-
-
-RECORD = PredictRecord

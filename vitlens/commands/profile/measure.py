@@ -9,9 +9,8 @@ from typing import Final
 import torch
 
 from vitlens.analysis.cost.flops import crossover, exponent, flops_by_part
-from vitlens.analysis.cost.latency import LONGEST, TimedBatch, latencies
-from vitlens.analysis.cost.memory import process_peak
 from vitlens.analysis.cost.parts import PARTS, PRODUCTS, STAGE, in_order
+from vitlens.analysis.cost.passes import LONGEST, TimedBatch, latencies, process_peak
 from vitlens.analysis.cost.profile import Profile, profile, tokens_of
 from vitlens.commands.profile import record as rows
 from vitlens.commands.profile.options import ProfileOptions
@@ -20,13 +19,12 @@ from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.run import Run
 from vitlens.devices import autocast, device_name, resolve_device
 from vitlens.errors import InputError
-from vitlens.models.assembly import default_classes
+from vitlens.models.configs import VIT_PRESETS
 from vitlens.models.loading import untrained
 from vitlens.models.model import Model
 from vitlens.models.naming import parse_models, require_rule
-from vitlens.models.rebuilt import untrained_like
+from vitlens.models.rebuild import default_classes, untrained_like
 from vitlens.models.sources.registry import source_of
-from vitlens.models.vit_config import VIT_PRESETS
 from vitlens.uncertainty import Estimate, median_of
 
 _FACTORS: Final = (0.5, 0.75, 1.0, 1.5, 2.0)  # of the model's own image side

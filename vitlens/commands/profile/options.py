@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from functools import partial
 
-from vitlens.commands.run.flags import bundle, option
-from vitlens.commands.run.options import ModelOptions, RunOptions, several_models
+from vitlens.commands.run.flags import option
+from vitlens.commands.run.options import SharedOptions, several_models
 from vitlens.commands.run.parsing import counts, many_side_lengths
 from vitlens.errors import InputError
 
@@ -12,7 +12,7 @@ _list = partial(option, default=(), metavar="LIST", shown=False)
 
 
 @dataclass(frozen=True)
-class ProfileOptions:
+class ProfileOptions(SharedOptions):
     """The cost of models; those without weights of their own are untrained.
 
     patch_sizes: each ViT preset is built with each of them; sizes: of images (height, width), which vary the number of
@@ -26,15 +26,12 @@ class ProfileOptions:
         "--patch-size", "Patch sizes in pixels with which ViT presets are built, e.g. 4,8,16.", parse=many_side_lengths
     )
     sizes: tuple[tuple[int, int], ...] = _list(
-        "--sizes",
-        "Image sizes (N or HxW) that vary the number of tokens (default: half to double its side).",
+        "--sizes", "Image sizes (N or HxW) that vary the number of tokens (default: half to double its side).",
         parse=many_side_lengths,
-    )
+    )  # fmt: skip
     batch_sizes: tuple[int, ...] = _list(
         "--batch-sizes", "Batch sizes (default: 1, 2, 4 ... until a pass takes more than a second).", parse=counts
     )
-    model_options: ModelOptions = bundle(ModelOptions)
-    run: RunOptions = bundle(RunOptions)
 
     def __post_init__(self) -> None:
         if self.run.limit is not None:

@@ -1,9 +1,9 @@
 """What `vitlens profile` records: parameters, FLOPs of one image, memory, latency, and growth with tokens."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from vitlens.record import Record, col, table
+from vitlens.record import OfModel, Record, col, table
 from vitlens.uncertainty import Estimate
 
 Size: TypeAlias = tuple[int, int]
@@ -24,13 +24,12 @@ class MachineRow:
 
 
 @dataclass(frozen=True)
-class CostRow:
+class CostRow(OfModel):
     """One model, for one image of its own size (height, width). tokens: of its sequence, or the positions on which its
     first block works; one_sequence: whether it has one throughout; by_formula: whether a formula gives the same FLOPs;
     products: FLOPs of attention's products; crossover: the tokens from which these exceed those of projections and
     MLPs, None without one sequence or attention."""
 
-    model: str = col("model")
     family: str = col("family")
     untrained: bool = col("untrained")
     size: Size = col("image (px)")
@@ -39,32 +38,28 @@ class CostRow:
     by_formula: bool = col("checked by formula")
     parameters: int = col("parameters", metric="parameters/{model}")
     flops: int = col(
-        "FLOPs of one image",
-        unit="FLOPs",
+        "FLOPs of one image", unit="FLOPs",
         term="operations of matrix products and convolutions, 2 for a multiplication with its addition",
         metric="flops/{model}",
-    )
+    )  # fmt: skip
     products: int = col("FLOPs of attention products", unit="FLOPs")
     training_bytes: int = col(
-        "stored for a backward pass, one image",
-        unit="bytes",
+        "stored for a backward pass, one image", unit="bytes",
         term="what autograd keeps from a forward pass, without parameters, gradients and the optimiser's state",
         metric="training_bytes/{model}",
-    )
+    )  # fmt: skip
     inference_bytes: int = col(
-        "peak of activations, one image",
-        unit="bytes",
+        "peak of activations, one image", unit="bytes",
         term="the most that the tensors of a forward pass without gradients take at one time",
         metric="inference_bytes/{model}",
-    )
+    )  # fmt: skip
     crossover: float | None = col("tokens from which products dominate", default=None)
 
 
 @dataclass(frozen=True)
-class PartRow:
+class PartRow(OfModel):
     """One part of one model, and its shares of the model's own."""
 
-    model: str = col("model")
     part: str = col("part")
     meaning: str = col("what it is")
     parameters: int = col("parameters")
@@ -74,11 +69,10 @@ class PartRow:
 
 
 @dataclass(frozen=True)
-class SpeedRow:
+class SpeedRow(OfModel):
     """One model at one batch size, medians over passes. spread: the upper quartile of their times by the lower;
     device_bytes: the peak of the device's memory, None on a CPU."""
 
-    model: str = col("model")
     images: int = col("batch size")
     latency: Estimate = col("latency of a pass", metric="latency/{model}/{images}", better="lower")
     rate: Estimate = col("throughput", metric="throughput/{model}/{images}", better="higher")
@@ -87,10 +81,9 @@ class SpeedRow:
 
 
 @dataclass(frozen=True)
-class TokensRow:
+class TokensRow(OfModel):
     """One model at one number of tokens. sweep: what varied it; latency: of a pass over so many images."""
 
-    model: str = col("model")
     sweep: Sweep = col("varied")
     size: Size = col("image (px)")
     tokens: int = col("tokens")
@@ -101,20 +94,18 @@ class TokensRow:
 
 
 @dataclass(frozen=True)
-class LeftOutSizeRow:
+class LeftOutSizeRow(OfModel):
     """An image size at which a model does not run, and why."""
 
-    model: str = col("model")
     sweep: Sweep = col("varied")
     size: Size = col("image (px)")
     reason: str = col("reason")
 
 
 @dataclass(frozen=True)
-class ExponentRow:
+class ExponentRow(OfModel):
     """The exponent of cost = c · tokens^k over n points, with Student's 95 % interval."""
 
-    model: str = col("model")
     sweep: Sweep = col("varied")
     cost: Cost = col("cost")
     exponent: Estimate = col(
@@ -133,7 +124,6 @@ class ExponentRow:
 class ProfileRecord(Record):
     """The cost of models."""
 
-    command: ClassVar[str] = "profile"
     machine: tuple[MachineRow, ...] = table()
     costs: tuple[CostRow, ...] = table()
     parts: tuple[PartRow, ...] = table()
@@ -141,6 +131,3 @@ class ProfileRecord(Record):
     tokens: tuple[TokensRow, ...] = table()
     left_out: tuple[LeftOutSizeRow, ...] = table()
     exponents: tuple[ExponentRow, ...] = table()
-
-
-RECORD = ProfileRecord

@@ -13,10 +13,10 @@ from vitlens.commands.report.report import REPORT, compared_runs
 from vitlens.commands.run.conclusion import Conclusion
 from vitlens.commands.run.folder import make_folder, require_plain
 from vitlens.commands.run.publish import PAGE, read_folder, report
-from vitlens.display import without_machine_paths
 from vitlens.errors import InputError
+from vitlens.files import inside
+from vitlens.report.escape import without_machine_paths
 from vitlens.report.markdown import markdown, summary_lines
-from vitlens.safe_paths import inside
 
 COMPARISON = "comparison.md"
 COMPARISON_PAGE = "comparison.html"
@@ -78,7 +78,7 @@ def share(folder: Path, copy: Path) -> Path:
 
 def _copy(folder: Path, copy: Path) -> None:
     for name in (files.CONFIG, files.RESULTS):
-        files.write_json(copy / name, _shortened(files.read_any_json(inside(folder, name))))
+        files.write_json(copy / name, _shortened(files.read_json(inside(folder, name))))
     for path in _within(folder, "arrays"):
         if path.suffix == ".npz":
             files.write_arrays(inside(copy, "arrays", path.name), _shortened(dict(files.read_arrays(path))))

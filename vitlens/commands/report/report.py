@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -72,7 +72,6 @@ class SettingRow:
 class ComparedRuns(Record):
     """Two runs of one command. earlier, later: their folders' names; alone: metrics that only one of them has."""
 
-    command: ClassVar[str] = "report"
     earlier: str = ""
     later: str = ""
     changes: tuple[MetricChange, ...] = table()

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import BACKWARD, fitting_batch_size
-from vitlens.analysis.answers.paired import spearman
-from vitlens.analysis.attention.methods import MethodSettings, maps_in_one_pass, require_possible
-from vitlens.analysis.attention.registry import ATTENTION_METHODS, attention_method
+from vitlens.analysis.attention.methods import maps_in_one_pass, require_possible
+from vitlens.analysis.attention.registry import ATTENTION_METHODS, MethodSettings, attention_method
+from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
+from vitlens.analysis.evaluation.intervals import spearman
 from vitlens.analysis.faithfulness.localisation import pointing_hits
 from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.rollout.record import ImageRow, PairRow, RolloutArrays, RolloutRecord, RolloutRow

@@ -2,15 +2,14 @@
 
 from dataclasses import dataclass
 
-from vitlens.analysis.attention.defaults import ALPHA
-from vitlens.analysis.attention.registry import ATTENTION_METHODS
-from vitlens.commands.run.flags import bundle, choices, option
-from vitlens.commands.run.options import ModelOptions, RunOptions, data_option, images_option, one_model
+from vitlens.analysis.attention.registry import ALPHA, ATTENTION_METHODS
+from vitlens.commands.run.flags import choices, option
+from vitlens.commands.run.options import SharedOptions, data_option, images_option, one_model
 from vitlens.names import FUSIONS, Fusion, Readout
 
 
 @dataclass(frozen=True)
-class RolloutOptions:
+class RolloutOptions(SharedOptions):
     """Attention maps over all layers: rollout (Abnar & Zuidema 2020), relevance (Chefer et al. 2021) and others.
 
     method: empty for the default ones that the model supports; target: the class whose logit gradients are taken of,
@@ -47,5 +46,3 @@ class RolloutOptions:
     readout: Readout | None = option(
         "--readout", "Tokens whose row is read (default: those that the classifier reads).", default=None
     )
-    model_options: ModelOptions = bundle(ModelOptions)
-    run: RunOptions = bundle(RunOptions)

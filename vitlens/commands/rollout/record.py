@@ -2,13 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from vitlens.archives import Form
-from vitlens.arrays import Masks, Pixels
+from vitlens.arrays import FlagMatrix, Masks, Pixels, Stacks
 from vitlens.commands.shared.explorer import ExplorerArrays, ExplorerRow
 from vitlens.commands.shared.maps.record import MapRow, MixedHeadsRow
 from vitlens.names import Fusion, Readout
@@ -27,11 +22,9 @@ class RolloutRow(MapRow):
     fusion: Fusion | None = col("fusion of heads", default=None)
     readout: Readout | None = col("readout", default=None)
     patch_mass: Estimate | None = col(
-        "attention on patches",
-        term="the share of the readout's row that lies on patches, not on CLS and registers",
-        metric="rollout/{model}/patch_mass/{fusion}",
-        default=None,
-    )
+        "attention on patches", term="the share of the readout's row that lies on patches, not on CLS and registers",
+        metric="rollout/{model}/patch_mass/{fusion}", default=None,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,16 +52,15 @@ class RolloutArrays:
     where known; hits (images, kinds of map): whether most of a map's maxima lie on the object."""
 
     images: Pixels
-    maps: Annotated[NDArray[np.floating], Form("f", (None, None, None, None))]
+    maps: Stacks
     masks: Masks | None = None
-    hits: Annotated[NDArray[np.bool_], Form("b", (None, None))] | None = None
+    hits: FlagMatrix | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutRecord(Record):
     """Attention maps of one model over all layers, by several methods."""
 
-    command: ClassVar[str] = "rollout"
     methods: tuple[RolloutRow, ...] = table()
     pairs: tuple[PairRow, ...] = table()
     shown: tuple[ImageRow, ...] = table()
@@ -76,6 +68,3 @@ class RolloutRecord(Record):
     mixed_heads: tuple[MixedHeadsRow, ...] = table()
     maps: RolloutArrays | None = arrays("rollout")
     explorer_arrays: Mapping[str, ExplorerArrays] = arrays("explorer-{model}")
-
-
-RECORD = RolloutRecord

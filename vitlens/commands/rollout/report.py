@@ -172,8 +172,7 @@ _PICTURE: Final = Chart(
     "maps", images(),
     "Each map over its image, from zero to its own maximum: compare places, not amounts. {% if record.maps.masks is "
     "not none %}Outline: the object; mark: the map's highest point. {% endif %}Crossed out: uniform maps.",
-    title="Attention over all layers of {{ record.aliases[0] }}, by kind of map",
-    rows=lambda record: list(pictures(record)),
+    title="Attention over all layers of {{ record.aliases[0] }}, by kind of map", rows=pictures,
 )  # fmt: skip
 
 REPORT: Final = Report(

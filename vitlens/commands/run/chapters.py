@@ -8,29 +8,19 @@ from typing import Any, Final
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import read
 from vitlens.errors import UnknownNameError
-from vitlens.files import read_run
+from vitlens.files import inside, read_run
 from vitlens.record import Better, Contents, Record, col, table
 from vitlens.report.claims import Claim
 from vitlens.report.document import Cell, Document, Section, Sentence
 from vitlens.report.sections import ORDER, SAID
-from vitlens.safe_paths import inside
 from vitlens.typed import Name
 from vitlens.uncertainty import Estimate
 
 CHAPTERS_FOLDER: Final = "chapters"
-TITLES: Final = {  # of the chapters, by command
-    "train": "Training",
-    "evaluate": "Accuracy",
-    "attention": "Attention",
-    "rollout": "Attention rollout and relevance",
-    "stats": "Statistics of the heads",
-    "ablate": "Ablation",
-    "explain": "Attribution maps",
-    "compare": "Comparison",
-    "attack": "Robustness",
-    "features": "Features",
-    "profile": "Cost",
-}
+_COMMANDS: Final = (  # whose runs can be chapters
+    "train", "evaluate", "attention", "rollout", "stats", "ablate", "explain", "compare", "attack", "features",
+    "profile",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -159,8 +149,8 @@ class Chaptered(Record):
     def parts(self) -> tuple[Chapter, ...]:
         """The chapters with their records. Raises UnknownNameError for a command that is no chapter."""
         for row in self.chapters:
-            if row.word not in TITLES:
-                raise UnknownNameError("chapter", row.word, TITLES)
+            if row.word not in _COMMANDS:
+                raise UnknownNameError("chapter", row.word, _COMMANDS)
         return tuple(Chapter(row, read(read_run(inside(self.folder, row.folder)))) for row in self.chapters)
 
     def of(self, word: str) -> tuple[Chapter, ...]:
@@ -191,5 +181,5 @@ class Chaptered(Record):
     def contents(cls) -> Contents:
         """What it writes: the metrics of every command that can be a chapter, too."""
         own = super().contents()
-        others = (metric for word in TITLES for metric in COMMANDS[word].contents.metrics)
+        others = (metric for word in _COMMANDS for metric in COMMANDS[word].contents.metrics)
         return replace(own, metrics=tuple(dict.fromkeys((*own.metrics, *others))))

@@ -16,9 +16,10 @@ UNMET: Final = 3  # exit code: done, but a requirement does not hold
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What a command wrote, the lines for its end, and whether what it judges holds; code: the exit code otherwise."""
+    """What a command wrote, or the lines that are its result, the lines for its end, and whether what it judges holds;
+    code: the exit code otherwise."""
 
-    path: Path
+    written: Path | tuple[str, ...]
     lines: tuple[str, ...]
     holds: bool
     code: int = UNMET

@@ -60,13 +60,12 @@ def bundle(kind: type) -> Any:
     return dataclasses.field(default_factory=kind)
 
 
-def flags_of(kind: type) -> "Iterator[tuple[dataclasses.Field[Any], Any, Flag | None]]":
-    """The fields of an options dataclass, with their types and flags; None for a bundle."""
+def flags_of(kind: type) -> "list[tuple[dataclasses.Field[Any], Any, Flag | None]]":
+    """The fields of an options dataclass, with their types and flags; last the bundles, whose flag is None."""
     hints = get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        flag = field.metadata.get(_KEY)
-        if flag is not None or dataclasses.is_dataclass(hints[field.name]):
-            yield field, hints[field.name], flag
+    found = [(each, hints[each.name], each.metadata.get(_KEY)) for each in dataclasses.fields(kind)]
+    known = [each for each in found if each[2] is not None or dataclasses.is_dataclass(each[1])]
+    return sorted(known, key=lambda each: each[2] is None)
 
 
 def typed(options: Any) -> Iterator[str]:

@@ -17,8 +17,8 @@ from numpy.typing import ArrayLike
 from vitlens import files
 from vitlens.commands.run.options import RunOptions
 from vitlens.errors import InputError, OutputError, VitlensError
+from vitlens.files import inside, require_no_links
 from vitlens.record import SCHEMA, Record, written
-from vitlens.safe_paths import inside, require_no_links
 from vitlens.version import __version__
 
 if TYPE_CHECKING:
@@ -31,36 +31,13 @@ _WRITTEN = ("title", "formats", "versions", "command_line", "options", "models")
 
 # All that a run ever writes; --overwrite takes these away and touches nothing else.
 _OURS = (
-    "report.md",
-    "metrics.jsonl",
-    "*.safetensors",
-    "figures/*.png",
-    "figures/*.svg",
-    "figures/*.pdf",
-    "panels/*.png",
-    "arrays/*.npz",
-    "checkpoint/*",
-    "progress/*.npz",
-    "kept/*.safetensors",
-    "features/*.safetensors",
-    "animations/*.gif",
-    "animations/*.mp4",
-    "tensorboard/events.out.*",
-    "tensorboard/*/events.out.*",
-    "tensorboard/*/hparams.yml",
-    "points/*/seed-*/*",
-    "points/*/seed-*/checkpoint/*",
-)
+    "report.md", "report.html", "metrics.jsonl", "*.safetensors", "figures/*.png", "figures/*.svg", "figures/*.pdf",
+    "tables/*.csv", "arrays/*.npz", "checkpoint/*", "progress/*.npz", "kept/*.safetensors", "tensorboard/events.out.*",
+    "tensorboard/*/events.out.*", "tensorboard/*/hparams.yml", "points/*/seed-*/*", "points/*/seed-*/checkpoint/*",
+)  # fmt: skip
 # the files and folders at its top, which must be no links
-_TOP = tuple(
-    dict.fromkeys(
-        (
-            files.CONFIG,
-            files.RESULTS,
-            *(pattern.partition("/")[0] for pattern in _OURS if "/" in pattern or "*" not in pattern),
-        )
-    )
-)
+_NAMED = (pattern.partition("/")[0] for pattern in _OURS if "/" in pattern or "*" not in pattern)
+_TOP = tuple(dict.fromkeys((files.CONFIG, files.RESULTS, *_NAMED)))
 _BEGAN = time.time()  # of this process: temporary files that are older were left by a killed one
 _PARTS = ("chapters", "pruned")  # runs, and a model, within a run
 

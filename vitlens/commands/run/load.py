@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from vitlens.analysis.answers.classes import reading
+from vitlens.analysis.evaluation.classes import reading
 from vitlens.commands.run.options import ModelOptions, RunOptions
 from vitlens.commands.run.unseen import split_by_seed, training_images_of, unseen
 from vitlens.data.catalogue import load_data, load_images
 from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.digits import digits
-from vitlens.data.split import Split
+from vitlens.data.split import Split, balanced
 from vitlens.devices import resolve_device
 from vitlens.display import for_terminal
 from vitlens.errors import InputError
@@ -23,15 +23,11 @@ from vitlens.files import read_bounded
 from vitlens.models.loading import load
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName, parse_models, require_rule
-from vitlens.models.support import require_supported
+from vitlens.models.support import needs_of, require
 
 
 def load_models(
-    models: Sequence[str | ModelName],
-    *,
-    command: str | None = None,
-    model_options: ModelOptions,
-    options: RunOptions,
+    models: Sequence[str | ModelName], *, command: str | None = None, model_options: ModelOptions, options: RunOptions
 ) -> tuple[Model, ...]:
     """The named models on the chosen device, each under its own alias; names are texts, or parsed already.
 
@@ -49,7 +45,7 @@ def load_models(
     loaded = tuple(load(next(names) if isinstance(model, str) else model, **given) for model in models)
     if command is not None:
         for model in loaded:
-            require_supported(model, command)
+            require(model, *needs_of(command))
     return loaded
 
 
@@ -141,13 +137,12 @@ def scenes_of_digits(count: int, *, seed: int = 0) -> Split:
         return once.limit(count, seed=seed)
     split, whole = digits("test", seed=seed, scenes=rounds), len(once) * (rounds - 1)
     last = torch.arange(whole, len(split))
-    numbered = replace(split.pick(last), groups=last).limit(count - whole, seed=seed)
-    assert numbered.groups is not None
+    last = last[balanced(len(last), None if split.labels is None else split.labels[last], count - whole, seed)]
     note = (
         f"There are {len(once)} source digits, each in {rounds - 1} to {rounds} scenes; intervals are "
         "bootstrapped over source digits."
     )
-    return replace(split.pick(torch.cat([torch.arange(whole), numbered.groups])), notes=(*split.notes, note))
+    return replace(split.pick(torch.cat([torch.arange(whole), last])), notes=(*split.notes, note))
 
 
 def read_as(models: Sequence[Model], splits: Sequence[Split], options: RunOptions) -> list[Split]:

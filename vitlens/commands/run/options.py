@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitlens.commands.run.flags import argument, choices, option
+from vitlens.commands.run.flags import argument, bundle, choices, option
 from vitlens.commands.run.parsing import numbers, side_lengths
 from vitlens.models.sources.registry import describe_names
 from vitlens.names import DEFAULT_SEED, FORMATS, Precision
@@ -37,33 +37,24 @@ class RunOptions:
     out: Path | None = _run("--out", "Folder to write (default: a new one named by the time).", metavar="DIR")
     overwrite: bool = _run("--overwrite", "Replace --out where it exists.", default=False)
     formats: tuple[str, ...] = choices(
-        "--format",
-        f"Formats of figures, comma-separated: {', '.join(FORMATS)}.",
-        FORMATS,
-        default=("png",),
+        "--format", f"Formats of figures, comma-separated: {', '.join(FORMATS)}.", FORMATS, default=("png",),
         panel=_PANEL,
-    )
+    )  # fmt: skip
     html: bool | None = _run(
         "--html/--no-html",
-        "Also write report.html, one file to send on (default: only look, study and walkthrough do).",
-        shown=False,
-    )
+        "Also write report.html, one file to send on (default: only look, study and walkthrough do).", shown=False,
+    )  # fmt: skip
     data_dir: Path = _run("--data-dir", "Where downloaded data is kept.", default=Path("data"), metavar="DIR")
     at_least: tuple[str, ...] = _run(
         "--at-least",
         "Exit with code 3 unless a metric is at least VALUE, by the lower end of its interval; may be repeated. A name "
         "without a model holds for every model.",
-        default=(),
-        metavar="METRIC=VALUE",
-        shown=False,
-    )
+        default=(), metavar="METRIC=VALUE", shown=False,
+    )  # fmt: skip
     at_most: tuple[str, ...] = _run(
-        "--at-most",
-        "The same for a metric that must be at most VALUE, by the upper end.",
-        default=(),
-        metavar="METRIC=VALUE",
-        shown=False,
-    )
+        "--at-most", "The same for a metric that must be at most VALUE, by the upper end.", default=(),
+        metavar="METRIC=VALUE", shown=False,
+    )  # fmt: skip
     quiet: bool = _run("--quiet", "Print only errors and results.", default=False)
     command: str = ""
 
@@ -92,11 +83,9 @@ class ModelOptions:
     weights: Path | None = _model("--weights", "Weights for MODEL, from a file.", metavar="FILE")
     random_weights: bool = _model("--random-weights", "Random, untrained weights (a sanity check).", default=False)
     arch: str | None = _model(
-        "--arch",
-        "Architecture of a weights file: a preset, timm:NAME or torchvision:NAME.",
-        metavar="NAME",
+        "--arch", "Architecture of a weights file: a preset, timm:NAME or torchvision:NAME.", metavar="NAME",
         complete="model",
-    )
+    )  # fmt: skip
     image_size: tuple[int, int] | None = _model(
         "--image-size", "Input size in pixels.", metavar="N|HxW", parse=side_lengths
     )
@@ -110,13 +99,17 @@ class ModelOptions:
     model_file: tuple[str, ...] = model_file_option()
 
 
+@dataclass(frozen=True, kw_only=True)
+class SharedOptions:
+    """The last options of a command that loads models."""
+
+    model_options: ModelOptions = bundle(ModelOptions)
+    run: RunOptions = bundle(RunOptions)
+
+
 def one_model() -> Any:
     """The argument MODEL."""
-    return argument(
-        "MODEL",
-        f"One model: {describe_names()}; see vitlens models.",
-        complete="model",
-    )
+    return argument("MODEL", f"One model: {describe_names()}; see vitlens models.", complete="model")
 
 
 def several_models() -> Any:
@@ -150,7 +143,7 @@ def predicted_option() -> Any:
 
 
 @dataclass(frozen=True)
-class ModelOnImages:
+class ModelOnImages(SharedOptions):
     """The first options of a command for one model on images: of a data set, or files."""
 
     model: str = one_model()
@@ -159,7 +152,7 @@ class ModelOnImages:
 
 
 @dataclass(frozen=True)
-class ModelsOnImages:
+class ModelsOnImages(SharedOptions):
     """The first options of a command for several models on the same images."""
 
     models: tuple[str, ...] = several_models()

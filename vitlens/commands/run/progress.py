@@ -14,7 +14,7 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from vitlens.archives import Form, require_forms
-from vitlens.deadline import require_time
+from vitlens.commands.run.deadline import require_time
 from vitlens.display import for_terminal
 from vitlens.errors import InputError
 from vitlens.files import read_arrays, write_arrays

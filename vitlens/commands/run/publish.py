@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from vitlens.commands.registry import COMMANDS
+from vitlens.commands.run.deadline import require_time
 from vitlens.commands.run.folder import RunFolder, require_plain
-from vitlens.deadline import require_time
 from vitlens.errors import InputError, RunError, StorageError, UnknownNameError
-from vitlens.files import RunRecord, named_file, read_run, write_atomically, write_text
+from vitlens.files import RunRecord, inside, named_file, read_run, write_atomically, write_text
 from vitlens.names import FigureFormat
 from vitlens.record import Record, flat, read_record
 from vitlens.report.document import Document
 from vitlens.report.markdown import figures_shown, markdown
-from vitlens.safe_paths import inside
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

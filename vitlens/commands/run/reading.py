@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from vitlens.commands.run.publish import REPORT, read_folder
 from vitlens.errors import InputError, UnknownNameError
-from vitlens.files import named_file, read_arrays
+from vitlens.files import inside, named_file, read_arrays
 from vitlens.record import flat
 from vitlens.recorded import Config
-from vitlens.safe_paths import inside
 from vitlens.summary import Line, Summary, as_text
 from vitlens.uncertainty import Estimate
 

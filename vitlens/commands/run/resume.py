@@ -58,7 +58,7 @@ def resumable(
         "precision": run.run.precision, "processes": run.processes.count,
     }  # fmt: skip
     if resume is not None:
-        _require_same(resume, run.command, identity)
+        _require_same(resume, _begun_run(resume, run.command), identity)
     with ExitStack() as stack:
         with run.processes.main_process_first():
             writing = stack.enter_context(run.folder(title, resume=resume, identity=identity))
@@ -69,11 +69,17 @@ def resumable(
             store.forget()
 
 
-def _require_same(resume: Path, command: str, identity: Mapping[str, object]) -> None:
+def _begun_run(resume: Path, command: str) -> Mapping[str, Any]:
+    """The config.json of a stopped run. Raises InputError for the folder of another command."""
     record = read_run(resume)
-    begun = record.config.get("identity")
-    if record.command != command or not isinstance(begun, Mapping):
+    if record.command != command:
         raise InputError(f"expected the folder of vitlens {command} to resume, found one of vitlens {record.command}")
+    return record.config
+
+
+def _require_same(resume: Path, config: Mapping[str, Any], identity: Mapping[str, object]) -> None:
+    known = config.get("identity")
+    begun = known if isinstance(known, Mapping) else {}
     for name, value in identity.items():
         if begun.get(name) != value:
             then, now = (str(each)[:40] for each in (begun.get(name), value))
@@ -93,10 +99,8 @@ def resumed(options: Any, resume: Path, command: str, *, typed: Collection[str] 
         raise InputError(
             f"expected --resume {resume} or --out {options.run.out}, found both; a resumed run keeps its folder"
         )
-    record, source = read_run(resume), f"the options in {resume / CONFIG}"
-    if record.command != command:
-        raise InputError(f"expected the folder of vitlens {command} to resume, found one of vitlens {record.command}")
-    begun = read_as(type(options), record.config.get("options"), source=source, hint="begin anew without --resume")
+    given, source = _begun_run(resume, command).get("options"), f"the options in {resume / CONFIG}"
+    begun = read_as(type(options), given, source=source, hint="begin anew without --resume")
     run = replace(options.run, **{name: getattr(begun.run, name) for name in DECIDING})
     kept = _begun(options, begun, ("run", "resume", *typed), f"expected to resume {resume} with its ")
     return replace(kept, run=run, resume=resume)

@@ -4,9 +4,8 @@ from typing import Final
 
 from torch import Tensor
 
-from vitlens.analysis.answers.classes import label_columns
-from vitlens.analysis.answers.evaluate import answers
-from vitlens.analysis.answers.targets import class_targets
+from vitlens.analysis.evaluation.classes import class_targets, label_columns
+from vitlens.analysis.evaluation.evaluate import predicted_logits
 from vitlens.commands.run.options import RunOptions
 from vitlens.data.split import Split
 from vitlens.errors import DataError, InputError
@@ -33,7 +32,7 @@ def labels_of(model: Model, split: Split, *, predicted: bool, doing: str, option
     doing: what the labels are for, in the words of the message ("attack"). Raises DataError for images without labels.
     """
     if predicted:
-        return answers(model, split, batch_size=options.batch_size).argmax(-1)
+        return predicted_logits(model, split, batch_size=options.batch_size).argmax(-1)
     require_labelled(split, doing=doing)
     return label_columns(model.classes, split)
 

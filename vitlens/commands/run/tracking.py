@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.analysis.attention.rollout import rollout
+from vitlens.analysis.attention.methods import rollout
 from vitlens.analysis.heads.registry import STATISTICS
 from vitlens.analysis.heads.statistics import Statistics, statistics
 from vitlens.charts import images as drawn_images

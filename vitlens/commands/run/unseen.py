@@ -13,10 +13,9 @@ import numpy as np
 import torch
 
 from vitlens.commands.shared.trainings import TRAINING_IMAGES, training_run
-from vitlens.data.holdout import describe_hold_out
 from vitlens.data.identity import image_numbers
 from vitlens.data.registry import SETS
-from vitlens.data.split import Split
+from vitlens.data.split import Split, describe_hold_out
 from vitlens.errors import InputError
 from vitlens.files import read_arrays, write_arrays
 from vitlens.models.model import Model

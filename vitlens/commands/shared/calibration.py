@@ -4,21 +4,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from vitlens.record import col
+from vitlens.record import OfModel, col
 from vitlens.report.claims import Claim, judge
 from vitlens.report.prose import say
 from vitlens.report.sections import Chart
 from vitlens.uncertainty import Estimate, wilson
 
 if TYPE_CHECKING:
-    from vitlens.analysis.answers.evaluate import CalibrationBins
+    from vitlens.analysis.evaluation.evaluate import CalibrationBins
 
 
 @dataclass(frozen=True)
-class CalibrationRow:
+class CalibrationRow(OfModel):
     """One bin of the reliability diagram: mean confidence and accuracy of its images."""
 
-    model: str = col("model")
     confidence: float = col("mean confidence", unit="fraction")
     accuracy: float = col("accuracy", unit="fraction")
     count: int = col("images")
@@ -72,7 +71,7 @@ def reliability() -> Chart:
     from vitlens.charts import scatter
 
     return Chart(
-        "calibration", scatter("confidence", "accuracy", of="model", diagonal=True),
+        "calibration", scatter("confidence", "accuracy", of="model"),
         "Accuracy against confidence in bins, with 95 % intervals; below the dashed line the model is overconfident. "
         "Wide intervals are of bins with few images.",
         title="Accuracy against confidence", rows=_bins,

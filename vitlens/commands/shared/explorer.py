@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.archives import Form
+from vitlens.arrays import Stack
 from vitlens.display import protected, unprotected, visible
+from vitlens.record import OfModel
 from vitlens.report.claims import Claim
 from vitlens.report.explorer import Explorer, ExplorerImage
 from vitlens.report.html.packing import restored
@@ -18,14 +20,13 @@ from vitlens.report.verdicts import LIMITS
 
 
 @dataclass(frozen=True)
-class ExplorerRow:
+class ExplorerRow(OfModel):
     """One model. reason: why there is no explorer of it, "" where there is one.
 
     keys, queries: grids (rows, columns) of the patches that are looked at, and of those that look (fewer where they
     were pooled); special: the tokens before the patches; images: their number, of the first `whole` with every head.
     """
 
-    model: str
     reason: str = ""
     keys: tuple[int, int] = (0, 0)
     queries: tuple[int, int] = (0, 0)
@@ -52,7 +53,7 @@ class ExplorerArrays:
     heads_most: Annotated[_Scales, Form("f", (None, None, None, None, 2))]
     means: Annotated[_Bytes, Form("u", (None, None, None, None))]
     means_most: Annotated[_Scales, Form("f", (None, None, None, 2))]
-    rollout: Annotated[NDArray[np.floating[Any]], Form("f", (None, None, None))]
+    rollout: Stack
 
 
 LEVELS: Final = 255  # of a byte

@@ -14,19 +14,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.ablation.importance import Importance
-from vitlens.analysis.attention.defaults import WHOLE
+from vitlens.analysis.attention.registry import WHOLE
 from vitlens.analysis.attention.tokens import require_token_attention, token_attention
 from vitlens.analysis.heads.specialisation import specialise
 from vitlens.analysis.heads.statistics import Statistics
-from vitlens.archives import Bounds
+from vitlens.archives import SIZE
 from vitlens.commands.shared.explorer import LEVELS, ExplorerArrays, ExplorerRow, Shown
 from vitlens.commands.shared.explorer import explorer as explorer_of_arrays
 from vitlens.commands.shared.sheets import DRAWN
-from vitlens.data.given import read_pictures
+from vitlens.data.catalogue import read_pictures
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, LensError, UnsupportedError
 from vitlens.files import write_text
-from vitlens.layout import TokenLayout
 from vitlens.lens.layers import probe_images
 from vitlens.lens.observe import survey_weights
 from vitlens.models.model import Model
@@ -35,7 +34,7 @@ from vitlens.preprocessing import Preprocessing
 from vitlens.report.explorer import Explorer, pooled, rollout_of
 from vitlens.report.html import explorer_fragment
 from vitlens.report.html.packing import quantised
-from vitlens.shapes import Images
+from vitlens.shapes import Images, TokenLayout
 from vitlens.summary import Line, Summary
 
 SIDE: Final = 336  # px of the picture
@@ -288,9 +287,9 @@ def _require_form(weights: NDArray[Any]) -> None:
         raise InputError(f"expected weights {_FORM}, found {shape}; {fix}")
     if shape[2] > MOST_TOKENS:
         raise InputError(f"expected at most {MOST_TOKENS:,} tokens, found {shape[2]:,}; save those of a smaller image")
-    if weights.nbytes > Bounds().size:
+    if weights.nbytes > SIZE:
         raise InputError(
-            f"expected at most {Bounds().size >> 30} GiB of weights, found {weights.nbytes / (1 << 30):.1f}; save some "
+            f"expected at most {SIZE >> 30} GiB of weights, found {weights.nbytes / (1 << 30):.1f}; save some "
             "layers: weights[-4:]"
         )
 

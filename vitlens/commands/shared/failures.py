@@ -8,15 +8,9 @@ from typing import Annotated, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.analysis.failures.properties import (
-    CovariateRow,
-    DifferenceRow,
-    InterventionRow,
-    QuarterRow,
-    causes,
-)
+from vitlens.analysis.failures.properties import CovariateRow, DifferenceRow, InterventionRow, QuarterRow, causes
 from vitlens.archives import Form
-from vitlens.arrays import ClassNames, Pixels
+from vitlens.arrays import Indices, Pixels, Words
 from vitlens.charts import Picture, images, intervals, lines
 from vitlens.charts.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL, shortened
 from vitlens.commands.shared.comparison import signed
@@ -35,11 +29,11 @@ class MendedArrays:
     """Errors of one model that the change of a cause mends and its control does not: the image, and it after the change
     and after the control; truth: the label; predictions (3, images): of the three."""
 
-    image: Annotated[NDArray[np.integer], Form("iu", (None,))]
+    image: Indices
     pixels: Pixels
     changed: Pixels
     control: Pixels
-    truth: ClassNames
+    truth: Words
     predictions: Annotated[NDArray[Any], Form("U", (3, None))]
 
 
@@ -254,12 +248,12 @@ SECTIONS: Final = (
                 "interventions", intervals("change", "accuracy", of="model", reference=0.0),
                 "Accuracy after each change, and after its control, minus that before. Right of the dashed line more "
                 "errors are mended than made. Tests: tables/interventions.csv.",
-                title="What changes mend and break", rows=lambda record: list(_after(record)),
+                title="What changes mend and break", rows=_after,
             ),
             Chart(
                 "failure_examples", images(),
                 "Errors that a change mends and its control, as large, does not; below: the prediction.",
-                title="Errors that a change mends", rows=lambda record: list(_examples(record)),
+                title="Errors that a change mends", rows=_examples,
             ),
         ),
     ),

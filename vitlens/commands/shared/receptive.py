@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from vitlens.archives import Form
+from vitlens.arrays import Matrix
 from vitlens.commands.shared.sheets import evenly
-from vitlens.record import by, col
+from vitlens.record import OfModel, by, col
 from vitlens.report.sections import Chart
 from vitlens.uncertainty import Estimate
 
@@ -21,13 +20,12 @@ _LAYERS: Final = 6  # maps of each of several models
 
 
 @dataclass(frozen=True)
-class FieldRow:
+class FieldRow(OfModel):
     """What the middle patch of one layer depends on, means over images with Student's 95 % interval.
 
     model: its alias, words: its name in tables and figures; uniform: the distance for equal weights.
     """
 
-    model: str = col("model")
     words: str = col("model")
     layer: int = col("layer")
     title: str = col("after")
@@ -43,7 +41,7 @@ class FieldRow:
 class FieldArrays:
     """field: by row of the table, the norm of the gradient at each pixel (height, width), mean over images."""
 
-    field: Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None))]
+    field: Mapping[int, Matrix]
 
 
 def field_rows(
@@ -79,8 +77,7 @@ def field_charts() -> tuple[Chart, ...]:
             "receptive_maps", images(),
             "Square root of the norm of the gradient at each pixel, by layer. Each map has its own colours; pixels "
             "without any gradient are grey.",
-            title="Effective receptive field of the middle patch, layer by layer",
-            rows=lambda record: list(_maps(record)),
+            title="Effective receptive field of the middle patch, layer by layer", rows=_maps,
         ),
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from vitlens.commands.shared.maps.record import ATTENTION, OnObjectRow
-from vitlens.record import col
+from vitlens.record import OfModel, col
 from vitlens.report.sections import Section
 from vitlens.uncertainty import Estimate
 
@@ -16,23 +16,20 @@ STAGES: Final = 3  # early, middle, late
 
 
 @dataclass(frozen=True)
-class StageRow:
+class StageRow(OfModel):
     """Some layers in a row. attends: heads by the one pattern that they follow; unclear: heads that follow none or
     several; range: their attention distance, of that of uniform attention; object: attention on the object, the mean of
     the layers; block, loss: the one whose removal costs most; head: the same where no blocks were ablated; lens:
     accuracy of the classifier on the residual stream after them."""
 
-    model: str = col("model")
     layers: str = col("layers")
     heads: int = col("heads")
     attends: Mapping[str, int] = col("attend to")
     unclear: int = col("no single pattern")
     range: float | None = col(
-        "distance, of uniform attention",
-        unit="fraction",
-        term="the mean distance in px from query to attended patch, divided by that of uniform attention",
-        default=None,
-    )
+        "distance, of uniform attention", unit="fraction",
+        term="the mean distance in px from query to attended patch, divided by that of uniform attention", default=None,
+    )  # fmt: skip
     object: float | None = col("attention on the object", unit="fraction", default=None)
     baseline: float | None = col("of the best map that ignores the image", unit="fraction", default=None)
     block: str = col("block", default="")

@@ -4,16 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from vitlens.archives import Form
+from vitlens.arrays import Digests
 from vitlens.errors import InputError
 from vitlens.files import RunRecord, read_run
 from vitlens.names import BUNDLED, PRESETS
-from vitlens.record import col
+from vitlens.record import OfModel, col
 from vitlens.report.prose import Marked, listed, say
 from vitlens.training.recipe import Recipe
 
@@ -22,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Budget:
+class Budget(OfModel):
     """How a model was trained; None: not known.
 
     start: "random weights" or the model whose weights it began with; data: the name or folder of its images; images:
@@ -30,7 +27,6 @@ class Budget:
     seed; teacher: the model it was distilled from ("none").
     """
 
-    model: str = col("model")
     start: str | None = col("start", default=None)
     data: str | None = col("data", default=None)
     images: int | None = col("images", default=None)
@@ -46,7 +42,7 @@ class Budget:
 class TrainingImages:
     """numbers: of the images that a model was trained on, by their content (see run/unseen.py), sorted."""
 
-    numbers: Annotated[NDArray[np.uint64], Form("u", (None,))]
+    numbers: Digests
 
 
 TRAINING_IMAGES: Final = "training_images"  # the file of arrays

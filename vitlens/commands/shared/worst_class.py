@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Final
 
-from vitlens.record import col
+from vitlens.record import OfModel, col
 from vitlens.report.claims import FEWEST, Claim, below, found
 from vitlens.report.sections import Chart, Section
 from vitlens.uncertainty import Estimate
@@ -17,20 +17,18 @@ _CLASSES: Final = 14  # of a drawn matrix, so that numbers fit
 
 
 @dataclass(frozen=True)
-class ClassRow:
+class ClassRow(OfModel):
     """One class of the data, for one model; accuracy: None where it has no images."""
 
-    model: str = col("model")
     class_name: str = col("class")
     n: int = col("images")
     accuracy: Estimate | None = col("accuracy", default=None)
 
 
 @dataclass(frozen=True)
-class ConfusionRow:
+class ConfusionRow(OfModel):
     """How many images of one class one model takes for another; only cells that are not 0."""
 
-    model: str = col("model")
     truth: str = col("class")
     prediction: str = col("prediction")
     count: int = col("images")
@@ -82,7 +80,7 @@ def class_sections() -> tuple[Section, Section]:
                 matrix("truth", "prediction", "share", words=lambda row: str(row.count) if row.count else ""),
                 "Images by true class (rows) and predicted class (columns) of the classes that are confused most; "
                 "colour: share of all images of the class.",
-                title="Confusions of {{ first.model }}", each="model", rows=lambda record: list(_cells(record)),
+                title="Confusions of {{ first.model }}", each="model", rows=_cells,
             ),),
         ),
     )  # fmt: skip

@@ -6,12 +6,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from vitlens.analysis.answers.evaluate import fitting_batch_size
-from vitlens.analysis.answers.moments import Moments
-from vitlens.analysis.heads.labels import FAULTY
-from vitlens.analysis.heads.marks import marks, sinks_off_object
-from vitlens.analysis.heads.registry import STATISTICS, head_statistics, shown_in, token_statistics
-from vitlens.analysis.heads.specialisation import Specialisation, specialise
+from vitlens.analysis.evaluation.evaluate import fitting_batch_size
+from vitlens.analysis.evaluation.intervals import Moments
+from vitlens.analysis.heads.registry import FAULTY, STATISTICS, head_statistics, shown_in, token_statistics
+from vitlens.analysis.heads.specialisation import Specialisation, marks, sinks_off_object, specialise
 from vitlens.analysis.heads.statistics import Statistics, Stream
 from vitlens.commands.run.run import Run
 from vitlens.commands.stats import record as rows

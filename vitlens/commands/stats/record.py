@@ -3,15 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar, TypeAlias
+from typing import TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
-from vitlens.analysis.heads.labels import LABELS
-from vitlens.analysis.heads.registry import head_statistics, shown_in
-from vitlens.archives import Form
-from vitlens.record import Record, arrays, col, head_name, table
+from vitlens.analysis.heads.registry import LABELS, MIXED, UNLABELLED, head_statistics, shown_in
+from vitlens.arrays import Stack
+from vitlens.record import OfModel, Record, arrays, col, head_name, table
 from vitlens.uncertainty import Estimate
 
 Numbers: TypeAlias = Mapping[str, Estimate]
@@ -19,12 +15,11 @@ Numbers: TypeAlias = Mapping[str, Estimate]
 
 
 @dataclass(frozen=True)
-class HeadRow:
+class HeadRow(OfModel):
     """One head, means over images. label: None where the layer's tokens have no place in the image; score: the share of
     the information in its attention that the pattern `best` explains; other: the highest score that contradicts it;
     place: row and column of the patch that receives most attention."""
 
-    model: str = col("model")
     layer: int = col("layer")
     head: int = col("head")
     statistics: Numbers = col(
@@ -32,19 +27,15 @@ class HeadRow:
     )
     label: str | None = col("attends to", default=None)
     score: Estimate | None = col(
-        "score",
-        term="the share of the information in a head's attention that the best pattern explains",
-        default=None,
+        "score", term="the share of the information in a head's attention that the best pattern explains", default=None
     )
     best: str | None = col("best pattern", default=None)
     other: str | None = col("next pattern", default=None)
     other_score: float | None = col("next score", default=None)
     explained_by_offset: float | None = col(
-        "explained by offset",
-        unit="fraction",
-        term="the share of the variance of the weights that the offset from query to key explains",
-        default=None,
-    )
+        "explained by offset", unit="fraction",
+        term="the share of the variance of the weights that the offset from query to key explains", default=None,
+    )  # fmt: skip
     place: tuple[int, int] | None = col("most attended patch (row, column)", default=None)
     place_grid: tuple[int, int] | None = col("patches (rows, columns)", default=None)
     place_mass: Estimate | None = col("attention on it", default=None)
@@ -60,15 +51,14 @@ class HeadRow:
     @property
     def is_clear(self) -> bool:
         """Whether its label names one pattern."""
-        return self.label in LABELS and bool(LABELS[self.label].function)
+        return self.label in LABELS and self.label not in (MIXED, UNLABELLED)
 
 
 @dataclass(frozen=True)
-class LayerRow:
+class LayerRow(OfModel):
     """One layer. unplaced: why its tokens have no place in the image; uniform_distance: that of uniform attention;
     statistics: of the tokens after the block."""
 
-    model: str = col("model")
     layer: int = col("layer")
     module: str = col("module")
     kind: str = col("kind")
@@ -81,10 +71,9 @@ class LayerRow:
 
 
 @dataclass(frozen=True)
-class HeadsRow:
+class HeadsRow(OfModel):
     """All heads of one model: how many have each label, the means of their statistics, and two faults."""
 
-    model: str = col("model")
     heads: int = col("heads with a label")
     labels: Mapping[str, int] = col("labels")
     statistics: Numbers = col("statistics", metric="{key}/{model}", keys=head_statistics)
@@ -97,11 +86,10 @@ class HeadsRow:
 
 
 @dataclass(frozen=True)
-class LocalHeadsRow:
+class LocalHeadsRow(OfModel):
     """How local the heads are in the first or the last quarter of the layers that have a distance. local: heads with at
     most half the distance of uniform attention; share: their distance in units of it, the mean over heads."""
 
-    model: str = col("model")
     part: str = col("part")
     layers: tuple[int, ...] = col("layers")
     heads: int = col("heads")
@@ -110,10 +98,9 @@ class LocalHeadsRow:
 
 
 @dataclass(frozen=True)
-class EpochRow:
+class EpochRow(OfModel):
     """The weights of one checkpoint of a training: means over heads. epochs: those done at it."""
 
-    model: str = col("model")
     epochs: int = col("epoch")
     statistics: Numbers = col("statistics", metric="learning/{model}/{key}/{epochs}", keys=head_statistics)
 
@@ -133,15 +120,14 @@ class OffsetArrays:
     """By layer (heads, 2 rows - 1, 2 columns - 1): the mean attention by offset, key minus query; ratio: divided by
     that of uniform attention, NaN where no pair of patches has the offset."""
 
-    layer: Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None))]
-    ratio: Annotated[Mapping[int, NDArray[np.floating]], Form("f", (None, None, None))]
+    layer: Mapping[int, Stack]
+    ratio: Mapping[int, Stack]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StatsRecord(Record):
     """Every head of a model, and over a training."""
 
-    command: ClassVar[str] = "stats"
     heads: tuple[HeadRow, ...] = table()
     layers: tuple[LayerRow, ...] = table()
     means: tuple[HeadsRow, ...] = table()
@@ -149,6 +135,3 @@ class StatsRecord(Record):
     learning: tuple[EpochRow, ...] = table()
     learning_heads: tuple[HeadEpochRow, ...] = table()
     offsets: Mapping[str, OffsetArrays] = arrays("offsets-{model}")
-
-
-RECORD = StatsRecord

@@ -8,8 +8,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from vitlens.analysis.heads.labels import FAULTY, LABELS, THRESHOLD, UNLABELLED
-from vitlens.analysis.heads.registry import STATISTICS, View, shown_in
+from vitlens.analysis.heads.registry import FAULTY, LABELS, STATISTICS, THRESHOLD, UNLABELLED, View, shown_in
 from vitlens.charts import Picture, board, images, lines
 from vitlens.commands.stats.record import HeadEpochRow, HeadRow, HeadsRow, LayerRow, StatsRecord
 from vitlens.report.claims import Claim, above, below, found, judge
@@ -239,7 +238,7 @@ REPORT: Final = Report(
         "specialisation", images(scale="joint", label="weight, log2 of times uniform"),
         "Mean weight of keys by their offset from the query, which is in the middle, for every head; grey: never "
         "occurs. Frame and code name its pattern.",
-        title="What every head of {{ record.aliases[0] }} attends to", rows=lambda record: list(_offsets(record)),
+        title="What every head of {{ record.aliases[0] }} attends to", rows=_offsets,
     ),
     glance=(
         *(Glance("means", "statistics", key=name, title=title_of(name)) for name in _OVERVIEW),

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from vitlens.analysis.answers.classes import label_columns
+from vitlens.analysis.evaluation.classes import label_columns
 from vitlens.analysis.faithfulness.defaults import OTHER_SUBSTRATES
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.ablate.options import AblateOptions

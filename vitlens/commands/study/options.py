@@ -4,14 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from vitlens.commands.run.flags import argument, bundle, option
-from vitlens.commands.run.options import (
-    ModelOptions,
-    RunOptions,
-    data_option,
-    images_option,
-    predicted_option,
-)
+from vitlens.commands.run.flags import argument, option
+from vitlens.commands.run.options import SharedOptions, data_option, images_option, predicted_option
 from vitlens.commands.study.kinds.kinds import KINDS
 from vitlens.errors import UnknownNameError
 
@@ -20,7 +14,7 @@ _KIND: Final = "Controlled comparison (--kind)"
 
 
 @dataclass(frozen=True)
-class StudyOptions:
+class StudyOptions(SharedOptions):
     """models: a ViT and a CNN (empty: the bundled pair); presets are trained first, with one budget; data: digits by
     default;
     images: files and folders without labels, for trained models; predicted: ablation and attacks use the models'
@@ -31,9 +25,8 @@ class StudyOptions:
     models: tuple[str, ...] = argument(
         "MODEL...",
         "A ViT and a CNN (default: vit-digits and cnn-digits); presets are trained first, with equal budgets.",
-        default=(),
-        complete="model",
-    )
+        default=(), complete="model",
+    )  # fmt: skip
     data: str | None = data_option()
     images: tuple[str, ...] = images_option()
     predicted: bool = predicted_option()
@@ -42,25 +35,19 @@ class StudyOptions:
         "--kind",
         f"Kind of study: {', '.join((WHOLE, *KINDS))}; transfer compares ways of adapting MODEL to --data, "
         "the others train small models that differ in one factor.",
-        metavar="WORD",
-        panel=_KIND,
-        complete="kind",
-    )
+        metavar="WORD", panel=_KIND, complete="kind",
+    )  # fmt: skip
     seeds: int | None = option("--seeds", "Training seeds of each point (default: 3).", metavar="N", low=1, panel=_KIND)
     full: bool = option(
         "--full", "Go deeper: more methods, attacks and images (hours on a laptop).", default=False, shown=False
     )
     cache: bool = option(
-        "--cache/--no-cache",
-        "Take chapters that the same models, images and code have made before from the cache.",
-        default=True,
-        shown=False,
-    )
+        "--cache/--no-cache", "Take chapters that the same models, images and code have made before from the cache.",
+        default=True, shown=False,
+    )  # fmt: skip
     resume: Path | None = option(
         "--resume", "Continue a study of one --kind that was stopped.", metavar="FOLDER", panel=_KIND
     )
-    model_options: ModelOptions = bundle(ModelOptions)
-    run: RunOptions = bundle(RunOptions)
 
     def __post_init__(self) -> None:
         if self.kind not in (None, WHOLE, *KINDS):

@@ -3,22 +3,20 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.archives import Form
-from vitlens.arrays import Pixels
+from vitlens.arrays import FlagMatrix, Matrix, Pixels, Stack
 from vitlens.commands.run.chapters import Chaptered
 from vitlens.commands.shared.receptive import FieldArrays, FieldRow
 from vitlens.commands.shared.stages import StageRow, stages
 from vitlens.commands.shared.trainings import Budget, TrainingImages
-from vitlens.record import arrays, col, table
+from vitlens.record import arrays, col, head_name, table
 from vitlens.uncertainty import Estimate
 
 Floats: TypeAlias = NDArray[np.floating[Any]]
-Stack: TypeAlias = Annotated[Floats, Form("f", (None, None, None))]
 
 
 @dataclass(frozen=True)
@@ -157,9 +155,8 @@ class PositionRow(OfPoint):
         term="Spearman's rank correlation of the cosine similarity of two patches' position embeddings with minus "
         "their "
         "distance: 1 where nearer patches are always more similar, 0 without such order",
-        metric="positions/{label}/rank_correlation/all",
-        default=None,
-    )
+        metric="positions/{label}/rank_correlation/all", default=None,
+    )  # fmt: skip
     rows: Estimate | None = col("pairs in one row", metric="positions/{label}/rank_correlation/rows", default=None)
     columns: Estimate | None = col(
         "pairs in one column", metric="positions/{label}/rank_correlation/columns", default=None
@@ -212,10 +209,7 @@ class HeadMovedRow(OfPoint):
     moved: Estimate = col("moved attention")
     between: float | None = col("between seeds", unit="fraction", default=None)
 
-    @property
-    def name(self) -> str:
-        """L3.H7."""
-        return f"L{self.layer}.H{self.head}"
+    name = head_name
 
 
 @dataclass(frozen=True)
@@ -262,7 +256,7 @@ class MapRow:
 class CorrectArrays:
     """correct: by row of the table of points (seeds, images), whether a prediction is correct."""
 
-    correct: Annotated[Mapping[int, NDArray[np.bool_]], Form("b", (None, None))]
+    correct: Mapping[int, FlagMatrix]
 
 
 @dataclass(frozen=True)
@@ -277,7 +271,7 @@ class OrderArrays:
     """similarity: by row of the table of points, of those with position embeddings, the cosine of each pair (patches,
     patches) after the training with the first seed."""
 
-    similarity: Annotated[Mapping[int, Floats], Form("f", (None, None))]
+    similarity: Mapping[int, Matrix]
 
 
 @dataclass(frozen=True)
@@ -296,7 +290,6 @@ class MapArrays:
 class StudyRecord(Chaptered):
     """A whole study, whose chapters are runs of other commands, or points that were trained with several seeds."""
 
-    command: ClassVar[str] = "study"
     left_out: tuple[LeftOutRow, ...] = table()
     training: tuple[Budget, ...] = table()
     # points of a --kind
@@ -346,6 +339,3 @@ class StudyRecord(Chaptered):
         units, lens = ((), ()) if ablate is None else (ablate.record.units, ablate.record.lens)
         on_object = () if attention is None else attention.record.on_object
         return tuple(stages(alias, of.heads, of.layers, units, lens, on_object))
-
-
-RECORD = StudyRecord

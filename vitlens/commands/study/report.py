@@ -188,11 +188,7 @@ WHOLE: Final = Report(
     glance=glance,
     explorer=explorer,
     title="{{ title }}",
-    sections=(
-        lambda record: answered(record.parts, _BEFORE),
-        _how,
-        lambda record: answered(record.parts, _AFTER),
-    ),
+    sections=(lambda record: answered(record.parts, _BEFORE), _how, lambda record: answered(record.parts, _AFTER)),
 )
 
 

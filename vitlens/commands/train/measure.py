@@ -2,19 +2,17 @@
 and write the run's folder."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
-from vitlens.analysis.answers.evaluate import Evaluation, accuracy, confusion, evaluate, per_class
-from vitlens.commands.run.conclusion import UNMET, Conclusion
+from vitlens.analysis.evaluation.evaluate import Evaluation, accuracy, confusion, evaluate, per_class
+from vitlens.commands.run.conclusion import Conclusion
 from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.load import print_data
 from vitlens.commands.run.progress import progress, training_progress
-from vitlens.commands.run.publish import publish, read_folder
-from vitlens.commands.run.requirements import outcomes, requirements_of
+from vitlens.commands.run.publish import publish
 from vitlens.commands.run.resume import resumed
 from vitlens.commands.run.run import join_run
 from vitlens.commands.run.tracking import TrackerWatcher, require_trackers
@@ -27,27 +25,25 @@ from vitlens.commands.train.options import TrainOptions, require_compatible
 from vitlens.commands.train.record import TrainRecord, last_tenth
 from vitlens.commands.train.start import Start, base_recipe, compute_outputs, part_of, prepare, taught
 from vitlens.processes import Processes
-from vitlens.training.check.rows import TrainingCheck
-from vitlens.training.check.run import check_training
+from vitlens.training.check import check_training
 from vitlens.training.checkpoint import require_interval
 from vitlens.training.distill import Distillation, cacheable_views
 from vitlens.training.finetune import trained_share
-from vitlens.training.first_batch import first_batch
 from vitlens.training.head import fit_head
 from vitlens.training.loop import fit
 from vitlens.training.metrics import EpochMetrics, TrainingResult
+from vitlens.training.task import first_batch
 from vitlens.uncertainty import Estimate, difference_of, wilson
 
 FAILED: Final = 1  # exit code of --check
-_PRINTED: Final = 60  # layers
 
 
 def measure(options: TrainOptions) -> Path | Conclusion | None:
     """Train and write the run's folder: weights, checkpoint, metrics.jsonl, report; with --check only look whether that
     can succeed.
 
-    Returns the report's path, or None in all processes but the first of several. Raises InputError, NonFiniteError and
-    StorageError.
+    Returns the report's path, or the findings of --check; None in all processes but the first of several. Raises
+    InputError, NonFiniteError and StorageError.
     """
     require_interval(options.keep_every)
     require_trackers(options.track)
@@ -91,8 +87,8 @@ def _folder(start: Start) -> RunFolder:
         "train",
         start.run,
         config,
-        name_parts=(alias, str(options.data), *(["check"] if options.check else [])),
-        title=f"{'Check of training' if options.check else 'Training'} {alias} on {split.title or split.name}",
+        name_parts=(alias, str(options.data)),
+        title=f"Training {alias} on {split.title or split.name}",
         resume=options.resume,
         needs={"data": None, "recipe": recipe},
     )
@@ -158,10 +154,7 @@ def _recorded(start: Start, result: TrainingResult) -> TrainRecord:
     record = TrainRecord(
         scores=(score,),
         history=result.history,
-        per_class=tuple(
-            ClassRow(alias, each.name, each.n, each.accuracy)
-            for each in per_class(own, count=len(split.classes), seed=seed)
-        ),
+        per_class=tuple(ClassRow(alias, *each) for each in per_class(own, count=len(split.classes), seed=seed)),
         confusion=tuple(
             ConfusionRow(alias, names[truth], names[prediction], int(counts[truth, prediction]))
             for truth, prediction in counts.nonzero().tolist()
@@ -239,48 +232,14 @@ def _pairs(evaluations: Sequence[Evaluation], seed: int) -> tuple[PairRow, ...]:
 
 
 def _check(options: TrainOptions, processes: Processes) -> Conclusion | None:
-    """Check, and write the folder of the check."""
-    run, requirements = options.run, requirements_of(options.run.at_least, options.run.at_most)
+    """The findings of a check as lines; nothing is written."""
     if not processes.is_first:
         return None
     start = prepare(options, processes.count)
-    print_data(start.train, run)
-    with _folder(start) as folder:
-        found = check_training(
-            start.model, start.train, start.test, recipe=start.recipe, seed=run.seed,
-            train_last=options.tuning.trained, fresh=options.fresh,
-        )  # fmt: skip
-        folder.keep(_checked(start.model.alias, found))
-        path = publish(folder)
-    judged = tuple(outcomes(requirements, read_folder(folder.path)))
-    holds = not found.failed and all(each.holds for each in judged)
-    lines = () if run.quiet and holds else (*_lines(found), *(each.line for each in judged))
-    return Conclusion(path, lines, holds, FAILED if found.failed else UNMET)
-
-
-def _lines(found: TrainingCheck) -> Iterator[str]:
-    """The norms of every layer, of many in the folder alone, and every check, as they are printed."""
-    if len(found.layers) > _PRINTED:
-        yield f"norms of {len(found.layers)} layers: see tables/layers.csv"
-    width = max((len(row.name) for row in found.layers), default=0)
-    for row in found.layers if len(found.layers) <= _PRINTED else ():
-        output, gradient = ("none" if each is None else f"{each:.2g}" for each in (row.activation, row.gradient))
-        yield f"{row.name:<{width}}  output {output:>8}  gradient {gradient:>8}  weights {f'{row.weight:.2g}':>8}"
-    for check in found.checks:
-        passed = check.state == "pass"
-        expected = "" if passed else f"; expected {check.expected}. {check.advice}"
-        yield f"{check.state:<12}  {check.name}: {check.found}{expected}".rstrip()
-
-
-def _checked(alias: str, found: TrainingCheck) -> TrainRecord:
-    """The checks, the norms by layer, and the losses on the one batch."""
-    values = {row.name: row.value for row in found.checks if row.value is not None and isfinite(row.value)}
-
-    def loss(value: float | None, n: int | None = found.images) -> Estimate | None:
-        return None if value is None else Estimate(value, n=n, unit="nats")
-
-    row = rows.CheckedRow(
-        alias, Estimate(float(len(found.failed)), n=len(found.checks), unit="checks"),
-        loss(values.get("initial loss")), loss(found.constant, None), loss(values.get("one batch")),
+    print_data(start.train, start.run)
+    findings = check_training(
+        start.model, start.train, start.test, recipe=start.recipe, seed=start.run.seed,
+        train_last=options.tuning.trained, fresh=options.fresh,
     )  # fmt: skip
-    return TrainRecord(checked=(row,), checks=found.checks, layers=found.layers, batch_losses=found.losses)
+    failed = any(each.state == "fail" for each in findings)
+    return Conclusion(tuple(each.line for each in findings), (), not failed, FAILED)

@@ -31,11 +31,9 @@ class Shape:
         "--image-size", "Input size in pixels.", metavar="N|HxW", parse=side_lengths
     )
     patch_size: list[int] | None = _shape(
-        "--patch-size",
-        "Patch size of a ViT in pixels.",
-        metavar="N|HxW",
+        "--patch-size", "Patch size of a ViT in pixels.", metavar="N|HxW",
         parse=lambda name, text: list(side_lengths(name, text)),
-    )
+    )  # fmt: skip
     dim: int | None = _shape("--dim", "Embedding dimension of a ViT.", metavar="N")
     depth: int | None = _shape("--depth", "Number of blocks of a ViT.", metavar="N")
     heads: int | None = _shape("--heads", "Heads in each block of a ViT.", metavar="N")
@@ -194,7 +192,7 @@ class TrainOptions:
     )
     check: bool = option(
         "--check",
-        "Do not train: check data, model and recipe on a few images, in seconds; exit code 1 where a check fails.",
+        "Do not train: check model and recipe on a few images, in seconds; exit code 1 where a check fails.",
         default=False,
     )
     keep_every: int | None = option(
@@ -238,6 +236,9 @@ def require_compatible(options: TrainOptions) -> None:
         "--compile on": options.compiling == "on",
         "--resume": options.resume,
         "--track": options.track,
+        "--out": options.run.out,
+        "--at-least": options.run.at_least,
+        "--at-most": options.run.at_most,
     }
     excluded = {
         "--check": (options.check, tuple(given)),

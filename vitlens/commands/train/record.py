@@ -1,25 +1,19 @@
-"""What `vitlens train` records: a training, or the checks before one."""
+"""What `vitlens train` records."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from vitlens.archives import Form
-from vitlens.arrays import Pixels
+from vitlens.arrays import Indices, Matrix, Pixels
 from vitlens.commands.shared.comparison import PairRow
 from vitlens.commands.shared.trainings import Budget, TrainingImages
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
-from vitlens.record import Record, arrays, col, table
-from vitlens.training.check.rows import BatchLossRow, CheckRow, LayerRow
+from vitlens.record import OfModel, Record, arrays, col, table
 from vitlens.training.metrics import EpochMetrics
 from vitlens.uncertainty import Estimate
 
 
 @dataclass(frozen=True)
-class ScoreRow:
+class ScoreRow(OfModel):
     """One model on the test images. role: "student", "teacher", "without a teacher"; None without one.
 
     gap: accuracy on the training images of the last epoch, as they were augmented, minus that on the test images, a
@@ -28,7 +22,6 @@ class ScoreRow:
     of its predictions with the teacher's.
     """
 
-    model: str = col("model")
     accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
     role: str | None = col("training", default=None)
     agreement: Estimate | None = col(
@@ -111,34 +104,20 @@ class DistillationRow:
 
 
 @dataclass(frozen=True)
-class CheckedRow:
-    """Losses of the checks: before the first step, of the best constant prediction on the one batch, and at the end of
-    the training on it."""
-
-    model: str = col("model")
-    failed: Estimate = col("failed checks", better="lower", metric="failed_checks/{model}")
-    initial: Estimate | None = col("initial loss", metric="initial_loss/{model}", default=None)
-    constant: Estimate | None = col("loss of a constant", metric="constant_loss/{model}", default=None)
-    fitted: Estimate | None = col("loss on one batch", metric="one_batch_loss/{model}", default=None)
-
-
-@dataclass(frozen=True)
 class FirstBatchArrays:
     """The first images of the first training batch, as given and as the model takes them; labels: of the images as
     given; targets (image, class): shares of the classes."""
 
     given: Pixels
     trained: Pixels
-    labels: Annotated[NDArray[np.integer], Form("iu", (None,))]
-    targets: Annotated[NDArray[np.floating], Form("f", (None, None))]
+    labels: Indices
+    targets: Matrix
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRecord(Record):
-    """scores: the trained model first; checked and what follows: of --check alone; training: of trainings that are
-    compared."""
+    """scores: the trained model first; training: of trainings that are compared."""
 
-    command: ClassVar[str] = "train"
     scores: tuple[ScoreRow, ...] = table()
     history: tuple[EpochMetrics, ...] = table()
     per_class: tuple[ClassRow, ...] = table()
@@ -149,10 +128,6 @@ class TrainRecord(Record):
     started: tuple[FineTunedRow, ...] = table()
     taught: tuple[DistillationRow, ...] = table()
     training: tuple[Budget, ...] = table()
-    checked: tuple[CheckedRow, ...] = table()
-    checks: tuple[CheckRow, ...] = table()
-    layers: tuple[LayerRow, ...] = table()
-    batch_losses: tuple[BatchLossRow, ...] = table()
     first_batch: FirstBatchArrays | None = arrays("first_batch")
     training_images: TrainingImages | None = arrays("training_images")
 
@@ -163,6 +138,3 @@ def last_tenth(history: Sequence[EpochMetrics]) -> tuple[EpochMetrics, EpochMetr
     apart = max(1, len(history) // 10)
     earlier = [row for row in evaluated if evaluated[-1].epoch - row.epoch >= apart]
     return (earlier[-1], evaluated[-1]) if earlier else None
-
-
-RECORD = TrainRecord

@@ -13,9 +13,10 @@ from vitlens.commands.shared.trainings import trained
 from vitlens.commands.shared.worst_class import class_sections, worst_class
 from vitlens.commands.train.record import ScoreRow, TrainRecord, last_tenth
 from vitlens.report.claims import FEWEST, SMALLEST, Claim, above, clear, found
-from vitlens.report.prose import Marked, counts, listed, say
-from vitlens.report.sections import ORDER, Chart, Overview, Report, Section
-from vitlens.training.defaults import KEPT_FOLDER, LEAST_STEPS
+from vitlens.report.prose import Marked, listed, say
+from vitlens.report.sections import Chart, Overview, Report, Section
+from vitlens.training.metrics import KEPT_FOLDER
+from vitlens.training.recipe import LEAST_STEPS
 
 RISING: Final = 1.0  # points in the last tenth of the epochs, from which on a training had not converged
 _TENTH: Final = 10  # epochs from which on a tenth of them is one that can be compared
@@ -55,10 +56,7 @@ _STATES: Final = {  # how a training ended: the end of the title, the sentence, 
 
 
 def claims(record: TrainRecord) -> Iterator[Claim]:
-    """How accurate the model is and whether it had converged; of two models which is better; the checks."""
-    if record.checks:
-        yield from _checked(record)
-        return
+    """How accurate the model is and whether it had converged; of two models which is better."""
     if not _enough(record):
         return
     score, setup = record.scores[0], record.setup[0]
@@ -142,34 +140,8 @@ def _named(score: ScoreRow) -> Marked:
     return Marked(say("**{{ s.model }}**{% if s.role %} ({{ s.role }}){% endif %}", s=score))
 
 
-def _checked(record: TrainRecord) -> Iterator[Claim]:
-    """How many checks pass, and each as a verdict; what does not pass with what to try."""
-    alias, states = record.checked[0].model, [row.state for row in record.checks]
-    failed = [row.name for row in record.checks if row.state == "fail"]
-    told = counts({state: states.count(state) for state in ORDER if state in states})
-    yield found(
-        "check", alias,
-        "Of {{ n }} checks of this training, {{ told }}.{% if not failed %} Nothing that they can see stands in its "
-        "way.{% endif %}", given={"m": alias, "n": len(states), "failed": failed, "told": told}, kind="answer",
-        headline="{% if failed %}A training of {{ m }} fails at: {{ failed[:3]|join(', ') }}{% else %}A training of "
-        "{{ m }} can begin: no check fails{% endif %}",
-    )  # fmt: skip
-    for row in record.checks:
-        says = "**{{ row.name }}** ({{ row.state }}): {{ row.found|whole }}. {{ row.advice|whole }}"
-        says = "" if row.state == "pass" else say(says, row=row)
-        yield Claim(row.name, alias, says, state=row.state, because=row.found)
-
-
 def unknown(record: TrainRecord) -> Iterator[str]:
     """What could overturn the result, the most serious first."""
-    if record.checks:
-        yield "That a model learns a few images by heart does not show that it reaches a good accuracy on others."
-        yield (
-            "Labels that are wrong but in range are not found, unless one image has two of them; look at images of "
-            "each class."
-        )
-        yield "Of large data sets a seeded part is read; copies are found only where every pixel is equal."
-        return
     if not record.scores:
         return
     own = record.scores[0]
@@ -264,11 +236,6 @@ REPORT: Final = Report(
     ),
     glance=Overview("scores", ("model", "role", "accuracy", "agreement", "gain", "seconds")),
     sections=(
-        Section(
-            "What do the checks say?", "checks", order=lambda row: ORDER.index(row.state),
-            opening="What does not pass stands first, in the order of causes: an earlier failure can cause later ones.",
-            columns=("name", "state", "found", "expected", "advice"),
-        ),
         Section(
             "Did it converge, and does it overfit?", "history",
             opening="{% if not record.scores %}The training has not ended.{% elif record.scores[0].gap %}Accuracy on "

@@ -10,16 +10,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.walkthrough.public import Walkthrough, walkthrough
-from vitlens.analysis.walkthrough.registry import STEPS
+from vitlens.analysis.walkthrough.steps import STEPS
 from vitlens.analysis.walkthrough.without import CHANGES
 from vitlens.commands.run.run import Run
 from vitlens.commands.shared.sheets import left_out_words, print_left_out
 from vitlens.commands.walkthrough import record as rows
 from vitlens.commands.walkthrough.options import WalkthroughOptions
 from vitlens.data.split import Split
-from vitlens.layout import TokenLayout
 from vitlens.models.model import Model
-from vitlens.shapes import Logits
+from vitlens.shapes import Logits, TokenLayout
 
 _FILTERS: Final = 6  # filters that are drawn
 

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from vitlens.commands.run.flags import bundle, option
-from vitlens.commands.run.options import ModelOptions, RunOptions, data_option, images_option, one_model
+from vitlens.commands.run.flags import option
+from vitlens.commands.run.options import SharedOptions, data_option, images_option, one_model
 
 _HEAD = "The head (layers and heads from 0)"
 
 
 @dataclass(frozen=True)
-class WalkthroughOptions:
+class WalkthroughOptions(SharedOptions):
     """layer, head: which head is walked through (None: the layer in the middle, the head of the least entropy)."""
 
     model: str = one_model()
@@ -19,13 +19,6 @@ class WalkthroughOptions:
         "--layer", "Layer (default: the one in the middle).", default=None, metavar="N", low=0, shown=False, panel=_HEAD
     )
     head: int | None = option(
-        "--head",
-        "Head of that layer (default: the one whose weights have the least entropy).",
-        default=None,
-        metavar="N",
-        low=0,
-        shown=False,
-        panel=_HEAD,
-    )
-    model_options: ModelOptions = bundle(ModelOptions)
-    run: RunOptions = bundle(RunOptions)
+        "--head", "Head of that layer (default: the one whose weights have the least entropy).", metavar="N", low=0,
+        shown=False, panel=_HEAD,
+    )  # fmt: skip

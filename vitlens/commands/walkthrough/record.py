@@ -1,14 +1,9 @@
 """What `vitlens walkthrough` records. Layers, heads, tokens, rows and columns count from 0; entropies are in nats."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
-from vitlens.analysis.walkthrough.registry import StepName
-from vitlens.archives import Form
-from vitlens.arrays import Pixels
+from vitlens.arrays import Images, Indices, Matrix, Pixels, Vector
+from vitlens.names import StepName
 from vitlens.record import Record, arrays, col, head_name, table
 
 
@@ -65,10 +60,9 @@ class StepRow:
     largest: float = col("largest value")
     difference: float | None = col("difference", default=None)
     relative: float | None = col(
-        "largest difference",
-        term="by hand minus the model's own, as a share of the largest value of the step",
+        "largest difference", term="by hand minus the model's own, as a share of the largest value of the step",
         default=None,
-    )
+    )  # fmt: skip
     formula: str = col("by hand", default="")
     compared: str = col("compared with", default="")
     note: str | None = col("note", default=None)
@@ -129,21 +123,18 @@ class AnswerRow:
     of_own: float | None = col("probability of the unchanged model's class", unit="fraction", default=None)
 
 
-Vectors: TypeAlias = Annotated[NDArray[np.floating[Any]], Form("f", (None, None))]
-
-
 @dataclass(frozen=True)
 class HeadArrays:
     """The steps of the head. pixels: the image as the model saw it; order: of the permuted patches; queries, keys and
     values (tokens, numbers); scores and weights (query, key)."""
 
     pixels: Pixels
-    order: Annotated[NDArray[np.integer[Any]], Form("i", (None,))]
-    queries: Vectors
-    keys: Vectors
-    values: Vectors
-    scores: Vectors
-    weights: Vectors
+    order: Indices
+    queries: Matrix
+    keys: Matrix
+    values: Matrix
+    scores: Matrix
+    weights: Matrix
 
 
 @dataclass(frozen=True)
@@ -151,18 +142,17 @@ class EmbeddingArrays:
     """The patch embedding: embedded: by hand, convolved: by the convolution (patches, dim); filters: those with the
     strongest response to the key's patch (n, 3, height, width), responses: these, numbers: theirs."""
 
-    embedded: Vectors
-    convolved: Vectors
-    filters: Annotated[NDArray[np.floating[Any]], Form("f", (None, 3, None, None))]
-    responses: Annotated[NDArray[np.floating[Any]], Form("f", (None,))]
-    numbers: Annotated[NDArray[np.integer[Any]], Form("i", (None,))]
+    embedded: Matrix
+    convolved: Matrix
+    filters: Images
+    responses: Vector
+    numbers: Indices
 
 
 @dataclass(frozen=True, kw_only=True)
 class WalkthroughRecord(Record):
     """One head on one image, step by step."""
 
-    command: ClassVar[str] = "walkthrough"
     walk: tuple[WalkRow, ...] = table()
     steps: tuple[StepRow, ...] = table()
     block: tuple[PartRow, ...] = table()
@@ -177,6 +167,3 @@ class WalkthroughRecord(Record):
     def row(self) -> WalkRow:
         """The head."""
         return self.walk[0]
-
-
-RECORD = WalkthroughRecord

@@ -266,7 +266,7 @@ REPORT: Final = Report(
         Section(
             "What happens without scaling?", "entropies", step=True, opening=_without_scaling,
             charts=(Chart(
-                "without_scaling", scatter("scaled", "unscaled", diagonal=True),
+                "without_scaling", scatter("scaled", "unscaled"),
                 "Entropy of every head on this image, mean over its queries. Below the dashed line it is less without "
                 "scaling.",
                 "Entropy of every head, with and without scaling",

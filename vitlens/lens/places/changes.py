@@ -14,8 +14,7 @@ from vitlens.lens.layers import layers
 from vitlens.lens.places.access import Access
 from vitlens.lens.places.capture import mean_of
 from vitlens.lens.places.patterns import resolve_places, resolve_tokens
-from vitlens.models.given import require_model
-from vitlens.models.model import Model
+from vitlens.models.model import Model, require_model
 from vitlens.pixels import AnyImages, parts_of
 
 WORDS: Final = ("zero", "mean", "resample", "remove")

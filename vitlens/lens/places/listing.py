@@ -14,10 +14,10 @@ from vitlens.lens.layers import Layer, layers
 from vitlens.lens.places.access import Access
 from vitlens.lens.places.place import Place, PlaceKind, Places
 from vitlens.lens.stages import stages
-from vitlens.lens.trace import Shape, trace, traced_heads
-from vitlens.models.given import require_model
-from vitlens.models.memo import once_per_model
-from vitlens.models.model import Model
+from vitlens.lens.trace import trace, traced_heads
+from vitlens.models.hooks import once_per_model
+from vitlens.models.model import Model, require_model
+from vitlens.models.recording import Shape
 
 _STAGES: tuple[tuple[Stage, tuple[str, ...]], ...] = (
     ("queries", ("heads", "query", "head_dim")),

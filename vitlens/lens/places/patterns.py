@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from vitlens.errors import InputError, UnknownNameError, nearest
-from vitlens.layout import TokenLayout
 from vitlens.lens.interventions import TokenWord, positions
 from vitlens.lens.places.access import TOKEN_AXES, Access
 from vitlens.lens.places.listing import accesses
 from vitlens.models.model import Model
+from vitlens.shapes import TokenLayout
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _WORDS = ("cls", "distillation", "register", "patch", "all")

@@ -4,7 +4,6 @@ import copy
 import hashlib
 import inspect
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -16,21 +15,13 @@ from typing import Any, Final
 
 from vitlens.errors import InputError, ModelError, UnknownNameError, VitlensError, lacks_memory, nearest
 from vitlens.files import sha256
-from vitlens.models.assembly import Architecture, seeded, versions
 from vitlens.models.cutting import cut_heads
 from vitlens.models.model import Model
-from vitlens.models.rebuilt import for_classes, rebuilt
+from vitlens.models.rebuild import Architecture, for_classes, rebuilt, seeded, versions
 from vitlens.models.sources.registry import SOURCES, ModelRequest
 from vitlens.preprocessing import Preprocessing
 
-_FORM: Final = re.compile(r".+\.py(:.*)?", re.DOTALL)
 _UNIQUE: Final = "_vitlens_model_file_"  # begins the module names of such files
-_SHOWN: Final = 200  # characters of an exception's message
-
-
-def recognises(name: str) -> bool:
-    """Whether a name has the form FILE.py:FUNCTION; a file without a function is refused in `load`."""
-    return _FORM.fullmatch(name) is not None
 
 
 def load(request: ModelRequest) -> Model:
@@ -55,15 +46,8 @@ def load(request: ModelRequest) -> Model:
         )
     if not path.is_file():
         raise ModelError(f"expected a Python file, found nothing at {path}; check --model-file")
-    with seeded(request.seed), _running(path):
-        function = _function(path, name, shown)
-        try:
-            made = function()
-        except VitlensError as error:  # of vitlens.wrap, whose line says what to do
-            kind = InputError if isinstance(error, UnknownNameError) else type(error)
-            raise kind(f"{error} (in {shown})") from error
-        except (Exception, SystemExit) as error:
-            raise _failed(f"{shown}() to return a model", error) from error
+    with seeded(request.seed), _running(path, shown):
+        made = _function(_module(path), name, shown)()
     if not isinstance(made, Model):
         library = type(made).__module__
         own = library == "builtins" or library.startswith(_UNIQUE)
@@ -75,10 +59,10 @@ def load(request: ModelRequest) -> Model:
     model = copy.copy(made)  # the function may return one object each time it is called
     model.alias = request.alias
     digest = sha256(path)
-    architecture = Architecture(
-        "code", f"{path.name}:{name}", len(made.classes), made.input_size, {"code_sha256": digest}
+    overrides = {"code_sha256": digest}
+    model.architecture = asdict(
+        Architecture("code", f"{path.name}:{name}", len(made.classes), made.input_size, overrides)
     )
-    model.architecture = asdict(architecture)
     notes = (*made.provenance.notes, f"made by {name}() of {path.name}, whose code was run (--model-file)")
     model.provenance = replace(
         made.provenance, name=shown, weights=path.name, sha256=digest, versions=versions(), notes=notes
@@ -119,18 +103,13 @@ def _allowed(request: ModelRequest) -> list[str]:
     return [each for file in request.code_files for each in (file, file.partition("=")[2]) if each]
 
 
-def _function(path: Path, name: str, shown: str) -> Callable[[], Any]:
+def _function(module: ModuleType, name: str, shown: str) -> Callable[[], Any]:
     """The function of the file, which takes no arguments. Raises ModelError."""
-    module = _module(path, shown)
     function = getattr(module, name, None)
     if not callable(function):
-        own = [
-            known for known, value in vars(module).items() if inspect.isfunction(value) and not known.startswith("_")
-        ]
-        near = nearest(name, own) or own[:6]
-        raise ModelError(
-            f"expected a function {name} in {path}, found none; it has {', '.join(near) or 'no functions'}"
-        )
+        own = [each for each, value in vars(module).items() if inspect.isfunction(value) and not each.startswith("_")]
+        near = ", ".join(nearest(name, own) or own[:6]) or "no functions"
+        raise ModelError(f"expected a function {name} in {module.__file__}, found none; it has {near}")
     try:
         inspect.signature(function).bind()
     except TypeError as error:
@@ -140,42 +119,38 @@ def _function(path: Path, name: str, shown: str) -> Callable[[], Any]:
     return function  # type: ignore[no-any-return]
 
 
-def _module(path: Path, shown: str) -> ModuleType:
+def _module(path: Path) -> ModuleType:
     """The file as a module, executed once a process and content."""
     digest = hashlib.sha256(f"{path.resolve()}\0".encode() + path.read_bytes()).hexdigest()[:16]
     unique = f"{_UNIQUE}{digest}"
-    if unique in sys.modules:
-        return sys.modules[unique]
-    spec = spec_from_file_location(unique, path)
-    assert spec is not None  # of a name that ends in .py
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[unique] = module  # dataclasses and pickles look for it there
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[unique]
-        raise _failed(f"the code of {shown} to run", error) from error
-    return module
-
-
-def _failed(what: str, error: BaseException) -> Exception:
-    """The error for code of the user that raised."""
-    if lacks_memory(error):
-        assert isinstance(error, Exception)
-        return error
-    reason = " ".join(str(error).split())[:_SHOWN]
-    named = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
-    return ModelError(f"expected {what}, found {named}; --debug shows where")
+    if unique not in sys.modules:
+        spec: Any = spec_from_file_location(unique, path)
+        sys.modules[unique] = module_from_spec(spec)  # dataclasses and pickles look for it there
+        try:
+            spec.loader.exec_module(sys.modules[unique])
+        except BaseException:
+            del sys.modules[unique]
+            raise
+    return sys.modules[unique]
 
 
 @contextmanager
-def _running(path: Path) -> Iterator[None]:
-    """Inside, the file imports its neighbours as a script does, and prints on stderr: stdout has results alone."""
+def _running(path: Path, shown: str) -> Iterator[None]:
+    """Inside, the file imports its neighbours as a script does, prints on stderr, as stdout has results alone, and what
+    its code raises is one line."""
     before = list(sys.path)
     sys.path.insert(0, str(path.resolve().parent))
     try:
         with redirect_stdout(sys.stderr):
             yield
+    except VitlensError as error:  # of vitlens.wrap, whose line says what to do
+        kind = InputError if isinstance(error, UnknownNameError) else type(error)
+        raise kind(f"{error} (in {shown})") from error
+    except (Exception, SystemExit) as error:
+        if lacks_memory(error):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        named = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+        raise ModelError(f"expected the code of {shown} to run, found {named}; --debug shows where") from error
     finally:
         sys.path[:] = before

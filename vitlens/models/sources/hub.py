@@ -1,30 +1,31 @@
-"""Downloads of pretrained weights, with a short timeout where there is no network."""
+"""The hubs of pretrained weights: downloads, with a short timeout where there is no network, and their caches."""
 
 import logging
 import os
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
 
 from huggingface_hub import constants, hf_hub_download
+from torch.hub import get_dir
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-from vitlens.errors import ModelError
+from vitlens.errors import ModelError, first_line
 from vitlens.models.naming import ModelName, parse_model
-from vitlens.models.sources.on_disk import hugging_face_cache
 
 TIMEOUT = 5  # seconds until the first response; usually there within one
 SMALL_VIT: Final = "deit_tiny_patch16_224.fb_in1k"  # of timm: ImageNet's 1000 classes
 SMALL_VIT_SIZE: Final = 23  # MB
 Progress = Callable[[int], AbstractContextManager[Callable[[int], None]]]
 """A bar of so many MB: a context manager that gives the function to call with those just done."""
-_WEIGHTS: Final = "model.safetensors"
-_SHOWN: Final = 120  # characters of an error of the hub's client
+_WEIGHTS: Final = ("model.safetensors", "pytorch_model.bin")
 _PART: Final = 1 << 20  # bytes between two steps of the bar; the client's own are ten times as many
+_HASH: Final = re.compile(r"-[0-9a-f]{8,}$")  # that torch.hub appends to the names of its files
 
 
 def endpoint() -> str:
@@ -43,6 +44,42 @@ def offline(wanted: bool = True) -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
+@contextmanager
+def pretrained_download(
+    name: str, address: str, *, advice: str = "give --weights FILE, or --random-weights for a sanity check"
+) -> Iterator[None]:
+    """Inside, pretrained weights are downloaded or read from the cache; advice: what to do instead, at the error's end.
+
+    Offline, and without a network, where the hub's client retries for most of a minute, only the cache is read, and
+    weights that are not cached raise ModelError.
+    """
+    is_offline, log = constants.HF_HUB_OFFLINE, logging.getLogger("huggingface_hub")
+    online, level = not is_offline and _answers(address), log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with offline(not online):
+            yield
+    except (OSError, HTTPException, RuntimeError) as error:
+        reason = f"the download failed ({first_line(error, 120)})" if online else "found no network"
+        reason = "found neither, offline" if is_offline else reason
+        raise ModelError(
+            f"expected pretrained weights of {name} from {address} or the cache, {reason}; {advice}"
+        ) from error
+    finally:
+        log.setLevel(level)
+
+
+def _answers(address: str) -> bool:
+    request = urllib.request.Request(address, method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT):
+            return True
+    except urllib.error.HTTPError:
+        return True  # the server refused this page, so there is a network
+    except (OSError, HTTPException):
+        return False
+
+
 def download_small_vit(*, begins: Callable[[str], None], progress: Progress) -> ModelName:
     """Download SMALL_VIT into the hub's cache, as safetensors alone; an interrupted download is resumed by the next.
 
@@ -57,16 +94,10 @@ def download_small_vit(*, begins: Callable[[str], None], progress: Progress) -> 
     begins(address)
     constants.DOWNLOAD_CHUNK_SIZE = _PART
     try:
-        with ExitStack() as shown:
-            file = hf_hub_download(
-                repository,
-                _WEIGHTS,
-                cache_dir=hugging_face_cache(),
-                endpoint=address,
-                tqdm_class=_bar(shown.enter_context(progress(SMALL_VIT_SIZE))),
-            )
+        with progress(SMALL_VIT_SIZE) as advance:
+            file = hf_hub_download(repository, _WEIGHTS[0], endpoint=address, tqdm_class=_bar(advance))
     except Exception as error:  # of the client, its transport, or the disk: a dozen types
-        raise ModelError(f"the download from {address} failed ({_first_line(error)})") from error
+        raise ModelError(f"the download from {address} failed ({first_line(error, 120)})") from error
     finally:
         constants.DOWNLOAD_CHUNK_SIZE = part
     name = parse_model(f"timm:{SMALL_VIT}")
@@ -79,56 +110,34 @@ def _bar(advance: Callable[[int], None]) -> type[Any]:
     class Bar(tqdm):  # type: ignore[misc]
         def __init__(self, *_: object, initial: float = 0, **__: object) -> None:
             super().__init__(disable=True)
-            self.done, self.told = float(initial or 0), 0
-            self.update(0)
+            self.done = 0.0
+            self.update(initial)
 
         def update(self, n: float | None = 1) -> None:
+            before = self.done
             self.done += n or 0
-            whole = int(self.done / 1e6) - self.told
-            self.told += whole
-            if whole > 0:
+            if whole := int(self.done / 1e6) - int(before / 1e6):
                 advance(whole)
 
     return Bar
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:_SHOWN]
+def vits_on_disk() -> tuple[ModelName, ...]:
+    """timm's ViTs of ImageNet's classes whose weights lie in the caches of the hubs, as names to load, by name.
 
-
-@contextmanager
-def pretrained_download(
-    name: str, address: str, *, advice: str = "give --weights FILE, or --random-weights for a sanity check"
-) -> Iterator[None]:
-    """Inside, pretrained weights are downloaded or read from the cache; advice: what to do instead, at the error's end.
-
-    Offline, and without a network, where the hub's client retries for most of a minute, only the cache is read, and
-    weights that are not cached raise ModelError.
+    timm is imported only where a cache holds files that may be of its models.
     """
-    is_offline = constants.HF_HUB_OFFLINE
-    online = not is_offline and _answers(address)
-    before, level = constants.HF_HUB_OFFLINE, logging.getLogger("huggingface_hub").level
-    constants.HF_HUB_OFFLINE = before or not online
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    try:
-        yield
-    except (OSError, HTTPException, RuntimeError) as error:
-        reason = f"the download failed ({_first_line(error)})" if online else "found no network"
-        reason = "found neither, offline" if is_offline else reason
-        raise ModelError(
-            f"expected pretrained weights of {name} from {address} or the cache, {reason}; {advice}"
-        ) from error
-    finally:
-        constants.HF_HUB_OFFLINE = before
-        logging.getLogger("huggingface_hub").setLevel(level)
+    found: list[tuple[str, Path]] = []
+    for folder in sorted(Path(constants.HF_HUB_CACHE).glob("models--timm--*")):
+        files = [file for name in _WEIGHTS for file in folder.glob(f"snapshots/*/{name}") if file.is_file()]
+        if files:  # a link whose file is gone is none
+            latest = max(files, key=lambda file: file.stat().st_mtime)
+            found.append((folder.name.removeprefix("models--timm--"), latest))
+    for pattern in ("*.pth", "*.safetensors"):
+        found += [(_HASH.sub("", file.stem), file) for file in Path(get_dir()).glob(f"checkpoints/{pattern}")]
+    if not found:
+        return ()
+    from vitlens.models.sources.timm import is_vit_of_imagenet
 
-
-def _answers(address: str) -> bool:
-    request = urllib.request.Request(address, method="HEAD")
-    try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT):
-            return True
-    except urllib.error.HTTPError:
-        return True  # the server refused this page, so there is a network
-    except (OSError, HTTPException):
-        return False
+    known = sorted((name, str(file)) for name, file in found if is_vit_of_imagenet(name))
+    return tuple(ModelName(f"timm:{name}", name, file) for name, file in known)

@@ -17,20 +17,20 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from vitlens.errors import ModelError, UnknownNameError
+from vitlens.errors import ModelError, UnknownNameError, in_one_line
 from vitlens.files import sha256
-from vitlens.layout import TokenLayout
-from vitlens.models.anatomy import read_anatomy, read_layout
-from vitlens.models.assembly import count_classes, seeded, versions
+from vitlens.models.anatomy import Anatomy, read_anatomy, read_layout
 from vitlens.models.language_image import LanguageImage, TextTower, Tokenizer
-from vitlens.models.model import Anatomy, Model, Provenance
+from vitlens.models.model import Model, Provenance
+from vitlens.models.rebuild import count_classes, seeded, versions
 from vitlens.models.sources.hub import pretrained_download
 from vitlens.models.sources.registry import ModelRequest
 from vitlens.models.weights import require_finite, require_unpacked
 from vitlens.preprocessing import Interpolation, Preprocessing
+from vitlens.shapes import TokenLayout
 
 PREFIX: Final = "open-clip:"
-ADDRESS: Final = "https://huggingface.co"
+_ADDRESS: Final = "https://huggingface.co"
 _HINT: Final = f"vitlens models '{PREFIX}*'"
 _TRAINED = ("mean", "std", "interpolation", "resize_mode")
 
@@ -46,14 +46,26 @@ def load(request: ModelRequest) -> Model:
     file, pretrained = request.file, not (request.file or request.random)
     arch, tag = _parsed(request.name, needs_tag=pretrained)
     config, notes = configuration(arch, tag)
-    with seeded(request.seed):
-        model = _built(arch, tag if pretrained else None, config, request.image_size)
+    full, library = f"{PREFIX}{arch}" + (f"/{tag}" if tag and pretrained else ""), open_clip()
+    options: dict[str, Any] = {
+        "quick_gelu": config["quick_gelu"],
+        "force_image_size": request.image_size,
+        "force_preprocess_cfg": {key: value for key, value in config.items() if key != "quick_gelu"},
+        "device": str(torch.get_default_device()),  # may be the meta device, for shapes alone
+        "pretrained_text": False,  # otherwise a tower of another library downloads weights as well
+    }
+    with seeded(request.seed), in_one_line(f"open_clip to build {full}", f"see {_HINT}"), quietly():
+        if pretrained:
+            with pretrained_download(full, _ADDRESS):
+                model: nn.Module = library.create_model(arch, pretrained=tag, require_pretrained=True, **options)
+        else:
+            model = library.create_model(arch, **options)
     if file is not None:
         _load_file(model, file, arch)
     model.eval().requires_grad_(False)
     preprocessing = _preprocessing(model, config)
-    tower = TextTower(model, lambda: tokenizer(arch), context_length(arch), request.name)
-    wrapped = _wrapped(model, tower, preprocessing.size)
+    context = int(_of_texts(arch).get("context_length", 77))  # most tokens of a text
+    wrapped = _wrapped(model, TextTower(model, lambda: tokenizer(arch), context, request.name), preprocessing.size)
     count_classes(wrapped, preprocessing.size)  # checks that it runs
     return Model(
         wrapped,
@@ -94,30 +106,6 @@ def _parsed(name: str, *, needs_tag: bool) -> tuple[str, str | None]:
     return arch, tag or None
 
 
-def _built(arch: str, tag: str | None, config: Mapping[str, Any], image_size: tuple[int, int] | None) -> nn.Module:
-    """The whole model, with a tag's weights or random."""
-    options: dict[str, Any] = {
-        "quick_gelu": config["quick_gelu"],
-        "force_image_size": image_size,
-        "force_preprocess_cfg": {key: value for key, value in config.items() if key != "quick_gelu"},
-        "device": str(torch.get_default_device()),  # may be the meta device, for shapes alone
-        "pretrained_text": False,  # otherwise a tower of another library downloads weights as well
-    }
-    full, library = f"{PREFIX}{arch}" + (f"/{tag}" if tag else ""), open_clip()
-    model: nn.Module
-    try:
-        if tag is None:
-            with quietly():
-                model = library.create_model(arch, **options)
-        else:
-            with pretrained_download(full, ADDRESS), quietly():
-                model = library.create_model(arch, pretrained=tag, require_pretrained=True, **options)
-    except (AssertionError, ImportError, RuntimeError, TypeError, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
-        raise ModelError(f"expected open_clip to build {full}, found: {reason}; see {_HINT}") from error
-    return model
-
-
 def _load_file(model: nn.Module, file: Path, arch: str) -> None:
     """Load a weights file by open_clip's own loader, without running code from it."""
     if not file.is_file():
@@ -139,17 +127,10 @@ def _preprocessing(model: nn.Module, config: Mapping[str, Any]) -> Preprocessing
     known: dict[str, Any] = open_clip().get_model_preprocess_cfg(model) | dict(config)
     size = known["size"]
     height, width = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
-    whole = known.get("resize_mode", "shortest") == "squash"
+    whole = known.get("resize_mode", "shortest") == "squash" or height != width
     interpolation: Interpolation = "bilinear" if known.get("interpolation") == "bilinear" else "bicubic"
-    return Preprocessing(
-        (height, width), None if whole or height != width else height, interpolation, _triple(known["mean"]),
-        _triple(known["std"]),
-    )  # fmt: skip
-
-
-def _triple(values: Any) -> tuple[float, float, float]:
-    red, green, blue = (float(value) for value in values)
-    return red, green, blue
+    normalisation: list[Any] = [tuple(map(float, known[key])) for key in ("mean", "std")]
+    return Preprocessing((height, width), None if whole else height, interpolation, *normalisation)
 
 
 def _wrapped(model: nn.Module, tower: TextTower, size: tuple[int, int]) -> LanguageImage:
@@ -230,31 +211,20 @@ def configuration(arch: str, tag: str | None) -> tuple[dict[str, Any], tuple[str
     return {"quick_gelu": default_quick, **shared}, notes
 
 
-def context_length(arch: str) -> int:
-    """The most tokens of a text."""
-    return int(_of_texts(arch).get("context_length", 77))
-
-
 def tokenizer(arch: str) -> Tokenizer:
     """The architecture's tokenizer. SigLIP's and some others are downloaded once, and need transformers."""
     library = open_clip()
     if not _of_texts(arch).get("hf_tokenizer_name"):
         own: Tokenizer = library.get_tokenizer(arch)
         return own
-    whose = f"the tokenizer of {PREFIX}{arch}"
-    try:
-        with pretrained_download(whose, ADDRESS), quietly():
-            fetched: Tokenizer = library.get_tokenizer(arch)
-            return fetched
-    except ModelError as error:
-        reason = str(error.__cause__ or error).splitlines()[0][:120]
-        raise ModelError(
-            f"expected {whose} from {ADDRESS} or the cache, found: {reason}; a network is needed once"
-        ) from error
-    except (AttributeError, ImportError, NameError, TypeError) as error:  # what open_clip raises without transformers
-        raise ModelError(
-            f"expected transformers for {whose}, found it missing ({error}); type pip install transformers"
-        ) from error
+    whose, advice = f"the tokenizer of {PREFIX}{arch}", "a network is needed once"
+    with (
+        in_one_line(f"transformers for {whose}", "type pip install transformers"),
+        pretrained_download(whose, _ADDRESS, advice=advice),
+        quietly(),
+    ):
+        fetched: Tokenizer = library.get_tokenizer(arch)
+    return fetched
 
 
 def _of_texts(arch: str) -> Mapping[str, Any]:

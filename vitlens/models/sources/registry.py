@@ -3,7 +3,8 @@
 Free of torch. A source is added by its file in this folder and its entry here.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -14,24 +15,25 @@ from vitlens.names import BUNDLED, PRESETS
 from vitlens.references import resolved
 
 WeightsFrom = Literal["own", "hub", "none"]
+WEIGHTS_FILES: Final = (".safetensors", ".pth", ".pt", ".bin")  # their suffixes
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """One source of models. References are module:function, imported when they are first called.
+    """One source of models.
 
     kind: its name, also in the files that `save` writes (never change one); usage: the form of its models' names; help:
     one sentence; example: a name that can be loaded.
 
     Its models are recognised in one of three ways: prefix, the beginning of their names; names, all of them;
-    recognises, (name) -> bool, for paths. glob: matches a file in each folder that completion offers as a name.
+    recognises, of paths. glob: matches a file in each folder that completion offers as a name.
 
-    build: (architecture, *, state, pretrained) -> module and preprocessing, with the weights of a state dict, the
-    hub's, or random ones; empty for a source whose models cannot be built from a name alone. load: (request) -> Model;
-    by default an architecture is built and given its weights. restore: (request, architecture, classes, preprocessing)
-    -> Model, of a file that `save` wrote but for its weights, where the user's code makes the module. list_names: () ->
-    all names, without the prefix; empty where they are in `names`, and where they cannot be listed (paths, the hub's
-    repositories).
+    The next are module:function, imported when they are first called. build: (architecture, *, state, pretrained) ->
+    module and preprocessing, with the weights of a state dict, the hub's, or random ones; empty for a source whose
+    models cannot be built from a name alone. load: (request) -> Model; by default an architecture is built and given
+    its weights. restore: (request, architecture, classes, preprocessing) -> Model, of a file that `save` wrote but for
+    its weights, where the user's code makes the module. list_names: () -> all names, without the prefix; empty where
+    they are in `names`, and where they cannot be listed (paths, the hub's repositories).
 
     weights: their origin without --weights: "own", the model includes its weights and accepts no others; "hub", they
     are downloaded; "none", the model must be trained first. extra: of vitlens, which its library needs; texts: whether
@@ -46,10 +48,10 @@ class ModelSource:
     example: str
     prefix: str = ""
     names: tuple[str, ...] = ()
-    recognises: str = ""
+    recognises: Callable[[str], bool] | None = None
     glob: str = ""
     build: str = ""
-    load: str = "vitlens.models.sources.from_architecture:load"
+    load: str = "vitlens.models.loading:load_built"
     restore: str = ""
     list_names: str = ""
     weights: WeightsFrom = "hub"
@@ -62,23 +64,19 @@ class ModelSource:
 
     def has(self, name: str) -> bool:
         """Whether a name belongs to this source, by its form alone: the model itself may not exist."""
-        if name in self.names or (self.prefix and name.startswith(self.prefix)):
-            return True
-        return bool(self.recognises) and bool(resolved(self.recognises)(name))
+        if self.recognises is not None:
+            return self.recognises(name)
+        return name in self.names or (self.prefix != "" and name.startswith(self.prefix))
 
     def all_names(self) -> list[str]:
         """Every name that can be loaded, with the prefix; no paths, and none where the extra is not installed."""
-        if not self.list_names:
-            return list(self.names)
-        return [f"{self.prefix}{name}" for name in resolved(self.list_names)()]
+        listed = resolved(self.list_names)() if self.list_names else self.names
+        return [f"{self.prefix}{name}" for name in listed]
 
     def matching(self, pattern: str) -> list[str]:
         """The names that match a pattern with wildcards, with or without the prefix, or contain it."""
-        return [
-            name
-            for name in self.all_names()
-            if fnmatch(name, pattern) or fnmatch(name.partition(":")[2], pattern) or pattern in name
-        ]
+        either = (pattern, f"{self.prefix}{pattern}")
+        return [name for name in self.all_names() if pattern in name or any(fnmatch(name, each) for each in either)]
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ _ENTRIES: Final = (  # a name belongs to the first that recognises it; `vitlens 
         help="Trained models that come with vitlens.",
         example=BUNDLED[0],
         names=BUNDLED,
-        load="vitlens.models.sources.bundled:load",
+        load="vitlens.models.sources.files:load_bundled",
         weights="own",
     ),
     ModelSource(
@@ -124,9 +122,9 @@ _ENTRIES: Final = (  # a name belongs to the first that recognises it; `vitlens 
         usage="a run folder",
         help="A folder that vitlens train or vitlens ablate --prune wrote.",
         example="runs/vit-micro",
-        recognises="vitlens.models.sources.run_folder:recognises",
+        recognises=lambda name: Path(name).is_dir(),
         glob="runs/*/model.safetensors",
-        load="vitlens.models.sources.run_folder:load",
+        load="vitlens.models.sources.files:load_run",
         weights="own",
     ),
     ModelSource(
@@ -134,8 +132,8 @@ _ENTRIES: Final = (  # a name belongs to the first that recognises it; `vitlens 
         usage="a weights file",
         help="A file that vitlens wrote, or with --arch a state dict as .safetensors, .pth, .pt or .bin.",
         example="weights.safetensors --arch vit-micro",
-        recognises="vitlens.models.sources.weights_file:recognises",
-        load="vitlens.models.sources.weights_file:load",
+        recognises=lambda name: name.endswith(WEIGHTS_FILES),
+        load="vitlens.models.sources.files:load_weights",
         weights="own",
     ),
     ModelSource(
@@ -185,7 +183,7 @@ _ENTRIES: Final = (  # a name belongs to the first that recognises it; `vitlens 
         help="transformers' vision models: a repository of the hub, or a folder of save_pretrained.",
         example="hf:google/vit-base-patch16-224",
         prefix="hf:",
-        build="vitlens.models.sources.huggingface.module:build",
+        build="vitlens.models.sources.huggingface.loading:build",
         load="vitlens.models.sources.huggingface.loading:load",
         extra="hf",
         traced=True,
@@ -195,7 +193,7 @@ _ENTRIES: Final = (  # a name belongs to the first that recognises it; `vitlens 
         usage="FILE.py:FUNCTION with --model-file",
         help="A model that a function of yours returns (vitlens.wrap makes one of any module).",
         example="my_model.py:build --model-file my_model.py:build",
-        recognises="vitlens.models.sources.code_file:recognises",
+        recognises=lambda name: re.fullmatch(r".+\.py(:.*)?", name, re.DOTALL) is not None,
         load="vitlens.models.sources.code_file:load",
         restore="vitlens.models.sources.code_file:restore",
         weights="own",
@@ -214,11 +212,11 @@ def require_source(name: str) -> ModelSource:
     """The source of a name. Raises ModelError for a path that does not exist, UnknownNameError with the nearest names
     for any other name."""
     source = source_of(name)
-    if source is not None:
-        return source
-    if "/" in name or name.startswith((".", "~")):
+    if source is None and ("/" in name or name.startswith((".", "~"))):
         raise ModelError(f"expected a run folder or weights file, found nothing at {name}; see vitlens models")
-    raise unknown_model(name)
+    if source is None:
+        raise unknown_model(name)
+    return source
 
 
 def unknown_model(name: str, *, hint: str = "vitlens models") -> UnknownNameError:

@@ -7,11 +7,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitlens.errors import ModelError, UnknownNameError, VitlensError
-from vitlens.models.assembly import Architecture
+from vitlens.errors import ModelError, UnknownNameError, VitlensError, first_line
+from vitlens.models.rebuild import Architecture
 from vitlens.models.sources.hub import endpoint, pretrained_download
+from vitlens.models.weights import require_fitting
 from vitlens.preprocessing import Interpolation, Preprocessing
-from vitlens.startup import import_without_compiler
+from vitlens.references import import_without_compiler
 
 import_without_compiler("timm")
 import timm  # noqa: E402
@@ -20,9 +21,23 @@ _PLAIN = {"vision_transformer", "deit"}  # modules of timm whose models are plai
 _IMAGENET = 1000  # classes, whose names are known
 
 
-def timm_names(pattern: str = "*") -> list[str]:
-    """timm's model names that match a shell pattern."""
-    return list(timm.list_models(pattern))
+def timm_names() -> list[str]:
+    """timm's model names."""
+    return list(timm.list_models())
+
+
+def _is_known(name: str) -> bool:
+    """Whether timm has this architecture and, where the name has a tag, weights of that tag."""
+    base, _, tag = name.partition(".")
+    return timm.is_model(base) and (not tag or name in timm.list_pretrained(f"{base}.*"))
+
+
+def is_vit_of_imagenet(name: str) -> bool:
+    """Whether one of timm's names, with or without a tag, is that of a plain ViT with ImageNet's 1000 classes."""
+    if not _is_known(name) or not timm.models.is_model_in_modules(name.partition(".")[0], _PLAIN):
+        return False
+    config = timm.models.get_pretrained_cfg(name)
+    return config is not None and config.num_classes == _IMAGENET
 
 
 def build(
@@ -32,65 +47,48 @@ def build(
 
     Positions are resized by timm's own loader. Raises UnknownNameError, or ModelError for weights that do not fit.
     """
-    name = architecture.name
-    if not timm.is_model(name.partition(".")[0]):
-        raise UnknownNameError("timm model", name, timm.list_models(), hint=f"vitlens models '{name.split('_')[0]}*'")
-    if "." in name and name not in timm.list_pretrained(f"{name.partition('.')[0]}.*"):
-        raise UnknownNameError(
-            "timm model", name, timm.list_pretrained(), hint=f"vitlens models '{name.split('_')[0]}*'"
-        )
-    options: dict[str, Any] = {}
-    if architecture.classes is not None:
-        options["num_classes"] = architecture.classes
+    name, size, classes = architecture.name, architecture.image_size, architecture.classes
+    if not _is_known(name):
+        known = timm.list_pretrained() if timm.is_model(name.partition(".")[0]) else timm.list_models()
+        raise UnknownNameError("timm model", name, known, hint=f"vitlens models '{name.split('_')[0]}*'")
+    options: dict[str, Any] = {} if size is None else {"img_size": size}
     if state is not None:
-        classes = _classes_of(name, state)
-        if None not in (classes, architecture.classes) and classes != architecture.classes:
+        stored = _classes_of(name, state)
+        if None not in (stored, classes) and stored != classes:
             raise ModelError(
-                f"expected a head of {architecture.classes} classes for timm:{name}, found one of {classes}; "
-                "check the weights"
+                f"expected a head of {classes} classes for timm:{name}, found one of {stored}; check the weights"
             )
         # timm silently drops a head of another size unless its configuration has the number of classes
-        options["pretrained_cfg_overlay"] = {"state_dict": dict(state)} | (
-            {} if classes is None else {"num_classes": classes}
-        )
-        if classes is not None:
-            options.setdefault("num_classes", classes)
+        overlay = {"state_dict": dict(state)} | ({} if stored is None else {"num_classes": stored})
+        options["pretrained_cfg_overlay"] = overlay
+        classes = stored if classes is None else classes
+    if classes is not None:
+        options["num_classes"] = classes
     logging.getLogger("timm").setLevel(logging.ERROR)
     if pretrained:
         with pretrained_download(f"timm:{name}", f"{endpoint()}/timm/{name}"):
-            model = _create(name, architecture.image_size, pretrained=True, **options)
+            model = _create(name, pretrained=True, **options)
     else:
-        model = _create(name, architecture.image_size, pretrained=state is not None, **options)
-    return model, _preprocessing(model, architecture.image_size)
-
-
-def _create(name: str, image_size: tuple[int, int] | None, **options: Any) -> nn.Module:
-    model: nn.Module
-    try:
         try:
-            model = timm.create_model(name, **options, **({} if image_size is None else {"img_size": image_size}))
-        except TypeError:  # a CNN accepts any size and has no such argument
-            model = timm.create_model(name, **options)
-        return model
-    except Exception as error:  # timm's weight converters raise nearly anything for damaged weights
-        overlay = options.get("pretrained_cfg_overlay")
-        if overlay is None or isinstance(error, VitlensError | MemoryError):
-            raise
-        raise ModelError(_misfit(name, overlay["state_dict"], error)) from error
+            model = _create(name, pretrained=state is not None, **options)
+        except Exception as error:  # timm's weight converters raise nearly anything for damaged weights
+            if state is None or isinstance(error, VitlensError | MemoryError):
+                raise
+            require_fitting(timm.create_model(name), state, where=f"timm:{name}")  # says which do not
+            raise ModelError(f"weights do not fit timm:{name}: {first_line(error)}; check the name") from error
+    config: Mapping[str, Any] = model.pretrained_cfg
+    height, width = size or config["input_size"][1:]
+    resize = math.floor(min(height, width) / config["crop_pct"]) if height == width else None
+    interpolation: Interpolation = "bilinear" if config["interpolation"] == "bilinear" else "bicubic"
+    return model, Preprocessing((height, width), resize, interpolation, tuple(config["mean"]), tuple(config["std"]))
 
 
-def _misfit(name: str, state: Mapping[str, Tensor], error: Exception) -> str:
-    expected = timm.create_model(name).state_dict()
-    missing = [key for key in expected if key not in state]
-    unexpected = [key for key in state if key not in expected]
-    parts = []
-    if missing:
-        parts.append(f"{len(missing)} missing (first {missing[0]!r})")
-    if unexpected:
-        parts.append(f"{len(unexpected)} unexpected (first {unexpected[0]!r})")
-    last = (str(error).splitlines() or [type(error).__name__])[-1]
-    reason = "; ".join(parts) or last.strip()[:160]
-    return f"weights do not fit timm:{name}: {reason}; check the name"
+def _create(name: str, **options: Any) -> Any:
+    try:
+        return timm.create_model(name, **options)
+    except TypeError:  # a CNN accepts any size and has no such argument
+        options.pop("img_size", None)
+        return timm.create_model(name, **options)
 
 
 def _classes_of(name: str, state: Mapping[str, Tensor]) -> int | None:
@@ -102,22 +100,3 @@ def _classes_of(name: str, state: Mapping[str, Tensor]) -> int | None:
         if weight is not None and weight.ndim and len(weight):
             return len(weight)
     return None
-
-
-def _preprocessing(model: nn.Module, image_size: tuple[int, int] | None) -> Preprocessing:
-    config: Mapping[str, Any] = model.pretrained_cfg  # type: ignore[assignment]
-    height, width = image_size or config["input_size"][1:]
-    resize = math.floor(min(height, width) / config["crop_pct"]) if height == width else None
-    interpolation: Interpolation = "bilinear" if config["interpolation"] == "bilinear" else "bicubic"
-    return Preprocessing((height, width), resize, interpolation, tuple(config["mean"]), tuple(config["std"]))
-
-
-def is_vit_of_imagenet(name: str) -> bool:
-    """Whether one of timm's names, with or without a tag, is that of a plain ViT with ImageNet's 1000 classes."""
-    base, _, tag = name.partition(".")
-    if not timm.is_model(base) or not timm.models.is_model_in_modules(base, _PLAIN):
-        return False
-    if tag and name not in timm.list_pretrained(f"{base}.*"):
-        return False
-    config = timm.models.get_pretrained_cfg(name)
-    return config is not None and config.num_classes == _IMAGENET

@@ -11,7 +11,8 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from markupsafe import Markup
 
-from vitlens.display import as_markdown, unprotected, visible, without_machine_paths
+from vitlens.display import unprotected, visible
+from vitlens.report.escape import as_markdown, without_machine_paths
 from vitlens.report.glossary import found
 
 # without a rule for links, images and HTML, none can come about, whatever a name holds

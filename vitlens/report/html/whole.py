@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from vitlens.files import named_file
+from vitlens.files import inside, named_file
 from vitlens.record import Record
 from vitlens.report.document import Document, FigureSpec, ImagePanel, Section
 from vitlens.report.glossary import Term, found
@@ -18,7 +18,6 @@ from vitlens.report.html.templates import POLICY, asset, rendered
 from vitlens.report.html.text import Words, command_without_paths, plain
 from vitlens.report.markdown import UNFINISHED, citation, provenance, repeated_words, took
 from vitlens.report.numbers import in_words
-from vitlens.safe_paths import inside
 from vitlens.version import __version__
 
 _OPEN: Final = 40  # rows of a table that is open at first

@@ -8,8 +8,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from vitlens.analysis.answers.paired import estimates
 from vitlens.analysis.attention.map_checks import FEWEST, fixed_share, map_bits
+from vitlens.analysis.evaluation.intervals import estimates
 from vitlens.analysis.faithfulness.checks import STEADY_IMAGES, Judgement
 from vitlens.analysis.faithfulness.defaults import BASELINES, OTHER_IMAGES, OTHER_STEPS
 from vitlens.analysis.faithfulness.league import MethodChecks, Settings

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from vitlens.analysis.faithfulness.checks import ENOUGH, KEPT, SIMILAR, Judgement
 from vitlens.analysis.faithfulness.defaults import CENTRE, RANDOM
-from vitlens.record import by, col
+from vitlens.record import OfModel, by, col
 from vitlens.report.claims import above
 from vitlens.report.document import State
 from vitlens.report.numbers import percent
@@ -21,11 +21,7 @@ from vitlens.uncertainty import Estimate, Side, beyond
 
 ATTENTION, ROLLOUT, HEAD = "attention", "rollout", "head"  # maps of a layer: its mean, the rollout up to it, a head's
 SHUFFLED: Final = "other images"  # the method's own maps, of other images
-BASELINES: Final = {
-    RANDOM: "a random map",
-    CENTRE: "a map of the centre",
-    SHUFFLED: "its maps of other images",
-}
+BASELINES: Final = {RANDOM: "a random map", CENTRE: "a map of the centre", SHUFFLED: "its maps of other images"}
 IMPUTED: Final = "imputed"  # ROAD's replacement of removed patches
 JUDGING: Final = (IMPUTED, "mean", "black", "absent", "blur")  # replacements, those that no method chooses by first
 REMOVALS: Final = 2  # with which a map is judged
@@ -78,7 +74,7 @@ _FAULTS: Final[Mapping[Lack, str]] = {  # in the few words that fit a figure
 
 
 @dataclass(frozen=True)
-class OnObjectRow:
+class OnObjectRow(OfModel):
     """Where maps lie on objects with known masks, means over images.
 
     score: pointing (their maximum lies on the object), mass (the share of their mass), roc_auc; baseline: which map
@@ -86,7 +82,6 @@ class OnObjectRow:
     the maps, where they are of one.
     """
 
-    model: str = col("model")
     maps: str = col("maps")
     score: str = col("score")
     estimate: Estimate = col("on the object", better="higher")
@@ -108,21 +103,19 @@ class OnObjectRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MapRow:
+class MapRow(OfModel):
     """The maps of one method or layer, means over images, which a command's row adds to. maps: their name in metrics;
     pointing: how often a map's highest point lies on the object; of_baseline: the same of the best map that ignores
     the image; difference: paired over images. None where there are no masks, or too few images."""
 
-    model: str = col("model")
     maps: str = col("name in metrics")
     information: Estimate = col(
         "information", term="log2 of the number of patches minus the entropy of the map: 0 bits are a uniform map"
     )
     by_place: Estimate | None = col(
         "the same in other images",
-        term="the share of a map's information that the mean map of the other images explains",
-        default=None,
-    )
+        term="the share of a map's information that the mean map of the other images explains", default=None,
+    )  # fmt: skip
     pointing: Estimate | None = col(
         "highest point on the object", better="higher", metric="localisation/{model}/pointing/{maps}", default=None
     )
@@ -156,13 +149,12 @@ def mixed_heads_words(rows: Sequence[MixedHeadsRow]) -> str:
 
 
 @dataclass(frozen=True)
-class MapCheckRow:
+class MapCheckRow(OfModel):
     """One check of one method's maps. value: its score; baseline, margin: the hardest of the maps that it is held
     against, and the paired difference from it, at the width that all methods require; lacks: why it does not pass;
     behind: the best method minus this one in the same check, None for the best; needed: whether the verdict needs it.
     """
 
-    model: str = col("model")
     method: str = col("method")
     check: str = col("check")
     state: State = col("judgement")
@@ -191,12 +183,11 @@ class MapCheckRow:
 
 
 @dataclass(frozen=True)
-class JudgedMap:
+class JudgedMap(OfModel):
     """The verdict on one method of a model. lacks: why it does not pass, a predicate; fault: why it fails, in the few
     words that fit a figure; value, baseline, margin: of the first removal check; alike: whether its score cannot be
     told from that of the best; not_passed: checks."""
 
-    model: str = col("model")
     method: str = col("method")
     state: State = col("verdict")
     lacks: str = col("lacks", unit="text")

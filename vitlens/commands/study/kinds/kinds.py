@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
-Overrides: TypeAlias = Mapping[str, Any]  # of a preset's shape, as models.assembly takes them
+Overrides: TypeAlias = Mapping[str, Any]  # of a preset's shape, as models.rebuild takes them
 Part: TypeAlias = Literal["all", "last", "head"]
 Also: TypeAlias = Literal["fields", "cut", "positions", "inside"]
 

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitlens.analysis.answers.evaluate import evaluate
-from vitlens.analysis.answers.seeds import accuracy_over_seeds, difference_over_seeds
 from vitlens.analysis.attention.positions import position_similarity, rank_correlation
 from vitlens.analysis.cost.flops import flops_by_part
-from vitlens.analysis.cost.memory import saved_for_training
+from vitlens.analysis.cost.passes import saved_for_training
+from vitlens.analysis.evaluation.evaluate import evaluate
+from vitlens.analysis.evaluation.seeds import accuracy_over_seeds, difference_over_seeds
 from vitlens.analysis.features.receptive_field import receptive_field
 from vitlens.archives import Form
-from vitlens.arrays import arrays_of, as_arrays
+from vitlens.arrays import Flags, arrays_of, as_arrays
 from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.load import print_data
 from vitlens.commands.run.progress import training_progress
@@ -40,11 +40,10 @@ from vitlens.files import read_arrays, write_arrays
 from vitlens.lens.layers import probe_images
 from vitlens.models.model import Model
 from vitlens.training import checkpoint
-from vitlens.training.bookkeeping import BEST_FILE
 from vitlens.training.distill import Distillation
 from vitlens.training.finetune import trained_share
 from vitlens.training.head import fit_head
-from vitlens.training.loop import fit
+from vitlens.training.loop import BEST_FILE, fit
 from vitlens.training.recipe import Recipe
 from vitlens.uncertainty import LEVEL, Estimate, holm, student_mean
 
@@ -62,7 +61,7 @@ class Trial:
     images_per_second: of training alone, the median over epochs; flops: of one image's forward pass.
     """
 
-    correct: Annotated[NDArray[np.bool_], Form("b", (None,))]
+    correct: Flags
     seconds: Annotated[NDArray[np.float64], Form("f")]
     images_per_second: Annotated[NDArray[np.float64], Form("f")]
     steps: Annotated[NDArray[np.int64], Form("iu")]

@@ -433,7 +433,7 @@ REPORT: Final = Report(
                     "maps_before_after", images(),
                     "The first image of each class, with the attention of the last layer and the rollout before and "
                     "after full training; below: the prediction.",
-                    title="Maps before and after full training", rows=lambda record: list(_before_and_after(record)),
+                    title="Maps before and after full training", rows=_before_and_after,
                 ),
             ),
         ),
@@ -461,7 +461,7 @@ REPORT: Final = Report(
                 "cuts", images(largest=1.6),
                 "The first test image, cut into the patches of each point; below: tokens, operations, accuracy and "
                 "time of a training.",
-                title="One image as the patches of each point", rows=lambda record: list(_cuts(record)),
+                title="One image as the patches of each point", rows=_cuts,
             ),),
         ),
         Section(
@@ -471,7 +471,7 @@ REPORT: Final = Report(
                 "position_similarity", images(largest=2.2),
                 "Cosine similarity of position embeddings: for each patch, at its place, its map of similarities with "
                 "all others (first seed). Each panel has its own colours.",
-                title="Similarity of position embeddings", rows=lambda record: list(_similarities(record)),
+                title="Similarity of position embeddings", rows=_similarities,
             ),),
         ),
         Section(

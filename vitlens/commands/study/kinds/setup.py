@@ -11,14 +11,13 @@ from vitlens.commands.run.options import RunOptions
 from vitlens.commands.study.kinds.kinds import KINDS, Kind, Point
 from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.train.start import OF_DIGITS, both_parts
-from vitlens.data.shares import images_in, share_of
-from vitlens.data.split import Split
+from vitlens.data.split import Split, images_in, share_of
 from vitlens.devices import resolve_device
 from vitlens.errors import DataError, InputError
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName
-from vitlens.models.rebuilt import for_classes, untrained_like
+from vitlens.models.rebuild import for_classes, untrained_like
 from vitlens.models.support import require
 from vitlens.training.finetune import require_learned
 from vitlens.training.recipe import FINE_TUNING, FROZEN, NAMED, Recipe, fitted, override, recipe_for, with_batch_size

@@ -8,21 +8,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.analysis.answers.evaluate import answers
-from vitlens.analysis.attention.change import Moved, attention_moved
-from vitlens.analysis.attention.rollout import rollout
-from vitlens.analysis.attention.weights import attention_maps
-from vitlens.analysis.features.extraction import extract
-from vitlens.analysis.features.features import Features
+from vitlens.analysis.attention.methods import rollout
+from vitlens.analysis.attention.weights import Moved, attention_maps, attention_moved
+from vitlens.analysis.evaluation.evaluate import predicted_logits
+from vitlens.analysis.features.features import Features, extract
 from vitlens.analysis.features.probe import Probe, probe
 from vitlens.analysis.features.similarity import similarity
-from vitlens.analysis.heads.measure import measure as measure_heads
 from vitlens.analysis.heads.registry import STATISTICS
+from vitlens.analysis.heads.statistics import measure as measure_heads
 from vitlens.commands.study import record as rows
 from vitlens.commands.study.kinds.setup import Setup
 from vitlens.data.split import Split
 from vitlens.models.model import Model
-from vitlens.models.rebuilt import untrained_like
+from vitlens.models.rebuild import untrained_like
 from vitlens.models.support import meets
 from vitlens.record import by
 from vitlens.training.metrics import read_metrics
@@ -220,6 +218,6 @@ def _shown_by(model: Model, images: Split) -> tuple[rows.Floats, rows.Floats | N
     batches = [batch.images for batch in images.batches(_AT_ONCE, device=model.device)]
     last = torch.cat([attention_maps(model, each)[-1].maps.mean(1).cpu() for each in batches])
     rolled = torch.cat([rollout(model, each).cpu() for each in batches]) if meets(model, "chain") else None
-    best = answers(model, images).argmax(1).tolist() if model.has_classifier else []
+    best = predicted_logits(model, images).argmax(1).tolist() if model.has_classifier else []
     told = [model.classes[index] for index in best] or [""] * len(images)
     return last.float().numpy(), None if rolled is None else rolled.float().numpy(), told

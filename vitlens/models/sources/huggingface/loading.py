@@ -1,32 +1,286 @@
-"""Loading of `hf:REPO` and `hf:FOLDER`; CLIP and SigLIP with their text towers."""
+"""`hf:REPO` and `hf:FOLDER`: transformers' own classes as modules from images to logits, never remote code."""
 
+import inspect
+import json
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitlens.errors import ModelError, VitlensError, lacks_memory
-from vitlens.files import sha256
-from vitlens.models.assembly import count_classes, default_classes, seeded, versions
-from vitlens.models.language_image import LanguageImage, TextTower, Tokenizer
+from vitlens.errors import ModelError, UnsupportedError, in_one_line
+from vitlens.files import read_json, sha256
+from vitlens.models.language_image import LanguageImage, TextTower
 from vitlens.models.model import Model, Provenance
-from vitlens.models.sources.huggingface.description import WHOLE, Description, describe, read_preprocessing
-from vitlens.models.sources.huggingface.folder import Folder, find, first_line, quietly, transformers
-from vitlens.models.sources.huggingface.module import (
-    TransformersModule,
-    architecture_of,
-    create,
-    native_size,
-    network,
+from vitlens.models.rebuild import Architecture, count_classes, default_classes, seeded, versions
+from vitlens.models.sources.huggingface.files import (
+    CONFIG,
+    TOKENIZERS,
+    find,
+    quietly,
+    read_preprocessing,
+    read_state,
+    transformers,
 )
 from vitlens.models.sources.registry import ModelRequest
-from vitlens.models.weights import read_weights
-from vitlens.models.wrap import wrapped
+from vitlens.models.structure import Told
+from vitlens.models.weights import load_strictly, read_weights
+from vitlens.models.wrap import OBSERVABLE, wrapped
+from vitlens.names import imagenet_classes
+from vitlens.preprocessing import Preprocessing
+from vitlens.typed import parse_json, short
 
-_LARGEST: Final = 64 << 20  # bytes of a tokenizer's file
+Output = Literal["logits", "cls", "pooler", "embedding"]  # what a model gives: see TransformersModule
+Size = tuple[int, int]
+
+_BACKBONES: Final = (  # model types whose class without a classifier is known here
+    "vit", "deit", "beit", "dinov2", "dinov2_with_registers", "dinov3_vit", "dinov3_convnext", "clip_vision_model",
+    "siglip_vision_model", "swin", "swinv2", "convnext", "convnextv2",
+)  # fmt: skip
+_CLS_ONLY: Final = ("vit", "deit")  # their learned pooler is not used, and many repositories lack it
+_TOWERS: Final = {"clip": "clip_vision_model", "siglip": "siglip_vision_model"}
+_WHOLE: Final = ("CLIPModel", "SiglipModel")  # with a text tower
+_NAFLEX: Final = "SigLIP 2 NaFlex, whose images have no fixed size; take a fixed resolution (siglip2-base-patch16-224)"
+_REFUSED: Final = {
+    "siglip2": _NAFLEX,
+    "siglip2_vision_model": _NAFLEX,
+    "timm_wrapper": "a model of timm; load it as timm:NAME",
+}
+# what would have transformers read other files, other kernels or other code than the ones chosen here
+_DROPPED: Final = (
+    "auto_map", "attn_implementation", "_attn_implementation", "_attn_implementation_internal", "fusion_config",
+    "transformers_weights", "distributed_config", "torchscript", "return_dict", "use_return_dict", "torch_dtype",
+    "dtype", "output_attentions", "output_hidden_states", "gradient_checkpointing", "_name_or_path", "name_or_path",
+    "transformers_version", "_commit_hash", "label2id", "use_kernels", "kernel_config",
+)  # fmt: skip
+_TOO_DEEP: Final = re.compile(r'(layers|depths)": (\[[\d, ]*?)?\d{4,}')  # in a configuration: 1,000 layers or more
+_FEATURES: Final = {  # of each output: its name in transformers' result, and what it is
+    "logits": ("logits", ""),
+    "cls": ("last_hidden_state", "the CLS token after the last norm, without the learned pooler"),
+    "pooler": ("pooler_output", "transformers' pooler_output"),
+    "embedding": ("image_embeds", "the image embedding, transformers' image_embeds"),
+}
+_HEADS: Final = (("cls_classifier", "distillation_classifier"), ("classifier",))  # of transformers' classes
+_LIMIT: Final = 16 << 20  # bytes of a configuration; ImageNet-21k's labels, twice, are 2 MB
+_ROOM: Final = 1 << 26  # numbers that a model may have beyond twice its weights'
+_MOST: Final = 1 << 33  # numbers of a model with random weights
+_HARMLESS: Final = ("position_ids", "relative_position_index", "relative_coords_table", "mask_token")  # if missing
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a configuration describes: a class of transformers, its fields without those that are not read, what the
+    model gives, and notes for the provenance."""
+
+    class_name: str
+    fields: Mapping[str, Any]
+    output: Output
+    notes: tuple[str, ...]
+
+    def config(self, classes: int | None = None) -> Any:
+        """transformers' configuration, with this number of classes or its own."""
+        fields = dict(self.fields)
+        if classes is not None and self.output == "logits":
+            fields = {key: value for key, value in fields.items() if key != "id2label"} | {"num_labels": classes}
+        with in_one_line(f"a configuration of {self.class_name}", f"check {CONFIG}"), quietly():
+            return getattr(transformers(), self.class_name).config_class.from_dict(fields)
+
+    def network(self, state: Mapping[str, Tensor] | None, name: str, classes: int | None = None) -> Any:
+        """transformers' model with weights as transformers stores them, or random ones.
+
+        Raises ModelError for a configuration that cannot be built, and for weights that are missing or do not fit:
+        transformers itself would replace them by random ones.
+        """
+        kind, config = getattr(transformers(), self.class_name), self.config(classes)
+        config._attn_implementation = "sdpa" if kind._supports_sdpa else "eager"
+        extra = {"add_pooling_layer": False} if self.output == "cls" else {}
+        with in_one_line(f"transformers to build {self.class_name}", f"check {CONFIG}"), quietly():
+            with torch.device("meta"):  # before any memory is allocated
+                needed = sum(tensor.numel() for tensor in kind(config, **extra).state_dict().values())
+            room = _MOST if state is None else 2 * sum(tensor.numel() for tensor in state.values()) + _ROOM
+            if needed > room:
+                raise ModelError(f"expected a model of at most {room:,} numbers for {name}, found {needed:,}")
+            if state is None:
+                return kind(config, **extra)
+            model, info = kind.from_pretrained(
+                None, config=config, state_dict=dict(state), dtype=torch.float32, output_loading_info=True,
+                ignore_mismatched_sizes=True, local_files_only=True, use_safetensors=True, trust_remote_code=False,
+                **extra,
+            )  # fmt: skip
+        missing = sorted(key for key in info["missing_keys"] if key.rpartition(".")[2] not in _HARMLESS)
+        shapes = sorted(map(str, info["mismatched_keys"]))
+        faults = [str(message)[:160] for message in info.get("error_msgs") or ()]
+        faults += [f"{len(missing)} missing (first {missing[0]!r})"] if missing else []
+        faults += [f"{len(shapes)} of another shape (first {shapes[0][:120]})"] if shapes else []
+        if faults:
+            raise ModelError(
+                f"weights do not fit {self.class_name} ({name}): {'; '.join(faults)}; check the files of the folder"
+            )
+        return model
+
+    def labels(self) -> tuple[str, ...]:
+        """Of the classes, in order; those of ImageNet by the names that other models have. Empty for numbers alone."""
+        names: Mapping[int, object] = self.config().id2label
+        if sorted(names) != list(range(len(names))):
+            raise ModelError(f"expected id2label from 0 to {len(names) - 1} in {CONFIG}, found {short(str([*names]))}")
+        texts = tuple(str(names[index]) for index in range(len(names)))
+        if all(text == f"LABEL_{index}" for index, text in enumerate(texts)):
+            return ()
+        # transformers has ImageNet's labels in a longer form ("tench, Tinca tinca")
+        imagenet = len(texts) == 1000 and texts[0].startswith("tench") and texts[999].startswith("toilet tissue")
+        return imagenet_classes() if imagenet else texts
+
+    def architecture(self, name: str, classes: int, size: Size) -> Architecture | dict[str, object]:
+        """The architecture from which `build` makes the same model: the configuration as JSON, as far as it differs
+        from transformers' defaults. With a text tower it is one that is refused, as such models are not saved."""
+        if self.class_name in _WHOLE:
+            return {"kind": "hf-unsaved", "name": name, "pruned": {}}
+        with quietly():
+            changed = self.config().to_diff_dict()
+        fields = {key: value for key, value in changed.items() if key not in (*_DROPPED, "id2label", "architectures")}
+        kind = {"model_type": self.fields["model_type"]}
+        text = json.dumps(fields | kind, sort_keys=True, separators=(",", ":"))
+        return Architecture("hf", name, classes, size, {"class": self.class_name, "config": text})
+
+
+def described(fields: object, name: str, *, texts: bool = False) -> Described:
+    """What the fields of a configuration describe; the class is that of AutoModelForImageClassification and AutoModel.
+
+    name: of the model, for messages; texts: whether its texts can be read. Raises ModelError and UnsupportedError.
+    """
+    kind = fields.get("model_type") if isinstance(fields, dict) else None
+    if not isinstance(kind, str) or not isinstance(fields, dict):
+        raise ModelError(f"expected {CONFIG} of transformers in {name}, found one without a model_type")
+    wanted = str(next(iter(fields.get("architectures") or ()), ""))[:100]
+    auto = transformers("models.auto.modeling_auto")
+    classifiers = auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES.get(kind, ())
+    classifiers = (classifiers,) if isinstance(classifiers, str) else tuple(classifiers)
+    if kind in _REFUSED:
+        raise UnsupportedError(f"expected a model of images of one size, found {_REFUSED[kind]} (in {name})")
+    if kind not in _BACKBONES and kind not in _TOWERS and not classifiers:
+        remote = "; its code (auto_map) is never run" if "auto_map" in fields else ""
+        raise UnsupportedError(
+            f"expected a vision model that transformers itself has, found model_type {kind[:60]!r} in {name}{remote}; "
+            f"known: {', '.join((*_BACKBONES, *_TOWERS))} and transformers' image classifiers"
+        )
+    if fields.get("quantization_config"):
+        raise UnsupportedError(f"expected weights of floating-point numbers in {name}, found quantization_config")
+    if fields.get("problem_type") in ("multi_label_classification", "regression"):
+        raise UnsupportedError(
+            f"expected logits of classes that exclude each other, found {fields['problem_type']} in {name}"
+        )
+
+    class_name, inner = wanted, fields
+    output: Output = "logits" if wanted in classifiers else "embedding"
+    if output != "logits" and not (texts and wanted in _WHOLE):
+        if kind in _TOWERS:
+            kind = _TOWERS[kind]
+            inner = dict(fields.get("vision_config") or {}) | {"model_type": kind}
+        if kind not in _BACKBONES:
+            raise UnsupportedError(
+                f"expected an image classifier or the backbone of a known family in {name}, found {wanted or kind!r}"
+            )
+        if wanted != "CLIPVisionModelWithProjection":
+            class_name, output = auto.MODEL_MAPPING_NAMES[kind], "cls" if kind in _CLS_ONLY else "pooler"
+    inner = {key: value for key, value in inner.items() if key not in _DROPPED}
+    if inner.get("num_channels", 3) != 3:
+        raise ModelError(f"expected 3 channels in {CONFIG} of {name}, found {short(str(inner['num_channels']))}")
+    if found := _TOO_DEEP.search(json.dumps(inner)):  # even an empty one would take minutes to build
+        raise ModelError(f"expected at most 999 layers in {CONFIG} of {name}, found {short(found[0])}")
+
+    notes = []
+    if class_name in _WHOLE:
+        notes.append(f"the towers of images and texts of {class_name}")
+    elif output != "logits":
+        notes.append(f"{class_name} has no classifier; features: {_FEATURES[output][1]}")
+    if wanted not in ("", class_name):
+        notes.append(f"took {class_name} from {wanted}")
+    if "auto_map" in fields:
+        notes.append("the remote code that the configuration names (auto_map) was not run; transformers' own was used")
+    kernel = fields.get("_attn_implementation") or fields.get("attn_implementation")
+    if isinstance(kernel, str) and kernel not in OBSERVABLE:
+        notes.append(f"loaded with an attention that can be observed, not {short(kernel)!r}, as the configuration says")
+    return Described(class_name, inner, output, tuple(notes))
+
+
+class TransformersModule(nn.Module):
+    """A model of transformers: normalised images (batch, 3, height, width) -> logits or features (batch, outputs).
+
+    output: "logits" of a classifier; "cls", the CLS token after the last norm; "pooler", its pooler_output;
+    "embedding", its image_embeds. head: on the features, of a model that was given a classifier here.
+    native: (height, width) of its position embeddings, which are interpolated for images of another size.
+    """
+
+    def __init__(self, model: nn.Module, output: Output, classes: int | None = None) -> None:
+        super().__init__()
+        config: Any = model.config
+        self.network = model
+        self.output = output
+        size = getattr(getattr(config, "vision_config", config), "image_size", None) or 224
+        self.native: Size = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+        parameters = inspect.signature(model.forward).parameters
+        self.interpolates = "interpolate_pos_encoding" in parameters or config.model_type == "clip"
+        # DeiT's second token is for distillation, whatever reads it
+        self.told = Told(prefix=("cls", "distillation")) if config.model_type == "deit" else None
+        self.head: nn.Module = nn.Identity()
+        if classes and output != "logits":
+            self.reset_classifier(classes)
+
+    @property
+    def pretrained_cfg(self) -> dict[str, tuple[str, ...]]:
+        """Where its classifiers are, as timm says it."""
+        if self.output != "logits":
+            return {"classifier": ("head",)}
+        known = next((names for names in _HEADS if hasattr(self.network, names[0])), ())
+        linear = tuple(f"network.{name}" for name in known if isinstance(getattr(self.network, name), nn.Linear))
+        return {"classifier": linear}
+
+    def reset_classifier(self, classes: int) -> None:
+        """A new classifier for this number of classes, with random weights."""
+        for path in self.pretrained_cfg["classifier"]:
+            parent, _, last = path.rpartition(".")
+            old = self.get_submodule(path)
+            width = old.in_features if isinstance(old, nn.Linear) else count_classes(self, self.native)
+            device = next(self.parameters()).device
+            setattr(self.get_submodule(parent), last, nn.Linear(width, classes, device=device))
+
+    def forward(self, images: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch outputs"]:
+        """Logits (batch, classes) or features (batch, dim)."""
+        other = self.interpolates and tuple(images.shape[-2:]) != self.native
+        result: Any = self.network(pixel_values=images, **({"interpolate_pos_encoding": True} if other else {}))
+        features: Tensor = getattr(result, _FEATURES[self.output][0])
+        if self.output == "cls":
+            features = features[:, 0]
+        logits: Tensor = self.head(features.flatten(1))  # ConvNeXt's are (batch, dim, 1, 1) in some versions
+        return logits
+
+
+def build(
+    architecture: Architecture,
+    *,
+    state: Mapping[str, Tensor] | None = None,
+    pretrained: bool = False,  # noqa: ARG001  a saved model has its weights
+) -> tuple[nn.Module, Preprocessing]:
+    """The model of a file that vitlens wrote, with these weights or random ones; its preprocessing is in that file.
+
+    overrides: "class", of transformers, and "config", its configuration as JSON.
+    """
+    name, classes = architecture.name, architecture.classes
+    wanted, text = (str(architecture.overrides.get(key)) for key in ("class", "config"))
+    fields = parse_json(text, source=f"the configuration of {name}", error=ModelError)
+    found = described(fields | {"architectures": [wanted]} if isinstance(fields, dict) else None, name)
+    if found.class_name != wanted:
+        raise ModelError(f"expected a class of vision models for {name}, found {short(wanted)!r}; take another copy")
+    module = TransformersModule(found.network(None, name, classes), found.output, classes)
+    if state is not None:
+        load_strictly(module, state, where=name)
+    return module, Preprocessing(architecture.image_size or module.native)
 
 
 def load(request: ModelRequest) -> Model:
@@ -36,74 +290,46 @@ def load(request: ModelRequest) -> Model:
     fit, UnsupportedError for models that are refused by name.
     """
     transformers()  # says first where it is not installed
-    file, own = request.file, not (request.file or request.random)
-    folder = find(request.name, request.short, weights=own)
-    found = describe(folder)
-    notes = list(found.notes)
-    native = native_size(found.config())
-    state, digest = None, None
-    if own:
-        state, digest = folder.read_state()
-    elif file is not None:
+    name, file, own = request.name, request.file, not (request.file or request.random)
+    folder, revision = find(name, request.short, weights=own)
+    hint = "a folder of transformers' save_pretrained has it"
+    fields = read_json(folder / CONFIG, size=_LIMIT, error=ModelError, hint=hint)
+    found = described(fields, name, texts=any((folder / each).is_file() for each in TOKENIZERS))
+    notes = [note for note in (revision, *found.notes) if note]
+    state, digest = read_state(folder, name) if own else (None, None)
+    if file is not None:
         weights = read_weights(file)
         state, digest = weights.state, sha256(file)
         notes += weights.notes
-    preprocessing, read = read_preprocessing(folder, str(found.fields["model_type"]), native, request)
-    size = preprocessing.size
     with seeded(request.seed):
-        if found.class_name in WHOLE:
-            module: nn.Module = _with_texts(found, folder, state=state)
-        else:
-            module = create(found, state=state, name=request.name)
-    outputs = _outputs(module, size, native, request)
+        network = found.network(state, name)
+    projection = getattr(network, "visual_projection", None)  # SigLIP has none
+    has_texts = found.class_name in _WHOLE
+    visual = TransformersModule(_ImageTower(network.vision_model, projection) if has_texts else network, found.output)
+    preprocessing, read = read_preprocessing(folder, visual.native, request)
+    notes += read
+    size, native = ("{}x{} px".format(*each) for each in (preprocessing.size, visual.native))
+    with in_one_line(f"{name} at {size} to run", f"made for {native}: check --image-size"):
+        outputs = count_classes(visual, preprocessing.size)
     if size != native:
-        notes.append(f"images of {size[0]}x{size[1]} px, position embeddings of {native[0]}x{native[1]} px")
-    classes = _classes(found, outputs, request.name)
-    told = getattr(module, "told", None)
-    architecture = architecture_of(found, request.alias, len(classes), size)
-    provenance = Provenance(
-        request.name,
-        file.name if file else "random" if request.random else "hub" if folder.from_hub else "model.safetensors",
-        digest,
-        versions() | {"transformers": version("transformers")},
-        (*folder.notes, *notes, *read),
+        notes.append(f"images of {size}, position embeddings of {native}")
+    module: nn.Module = visual
+    if has_texts:
+        context = int(network.config.text_config.max_position_embeddings)
+        tower = TextTower(_TextTower(network), lambda: _Tokens(folder, context), context, name)
+        module = LanguageImage(visual, tower, layout=None, pooling="map" if projection is None else "token")
+    classes = (found.labels() or default_classes(outputs)) if found.output == "logits" else ()
+    source = file.name if file else "random" if request.random else "hub" if revision else "model.safetensors"
+    model = wrapped(
+        module,
+        found.architecture(request.alias, len(classes), preprocessing.size),
+        preprocessing,
+        classes,
+        request.alias,
+        Provenance(name, source, digest, versions() | {"transformers": version("transformers")}, tuple(notes)),
+        told=visual.told,
     )
-    return wrapped(module, architecture, preprocessing, classes, request.alias, provenance, told=told).eval()
-
-
-def _outputs(module: nn.Module, size: tuple[int, int], native: tuple[int, int], request: ModelRequest) -> int:
-    """The number of outputs, measured. Raises ModelError for a size at which the model does not run."""
-    try:
-        return count_classes(module, size)
-    except VitlensError:
-        raise
-    except Exception as error:  # transformers raises many types for sizes that do not fit
-        if lacks_memory(error):
-            raise
-        reason = first_line(error)
-        made_for = "{}x{}".format(*native)
-        raise ModelError(
-            f"expected {request.name} at {size[0]}x{size[1]} px to run, found: {reason}; made for {made_for} px: "
-            "check --image-size"
-        ) from error
-
-
-def _classes(found: Description, outputs: int, name: str) -> tuple[str, ...]:
-    if found.output != "logits":
-        return ()
-    if found.labels and len(found.labels) != outputs:
-        raise ModelError(f"expected {outputs} labels in config.json of {name}, found {len(found.labels)}")
-    return found.labels or default_classes(outputs)
-
-
-def _with_texts(found: Description, folder: Folder, *, state: Mapping[str, Tensor] | None) -> LanguageImage:
-    """The image tower of a whole model, whose outputs are embeddings, with its text tower."""
-    whole: Any = network(found, state=state, name=folder.name)
-    projection = getattr(whole, "visual_projection", None)  # SigLIP has none
-    visual = TransformersModule(_ImageTower(whole.vision_model, projection), "embedding")
-    context = int(whole.config.text_config.max_position_embeddings)
-    text = TextTower(_TextTower(whole), lambda: _tokenizer(folder.path, context), context, folder.name)
-    return LanguageImage(visual, text, layout=None, pooling="token" if projection is not None else "map")
+    return model.eval()
 
 
 class _ImageTower(nn.Module):
@@ -137,37 +363,22 @@ class _TextTower(nn.Module):
 
 
 class _Tokens:
-    """A tokenizer of transformers, as `TextTower` calls it."""
+    """The tokenizer of a folder, never with code of its own, as `TextTower` calls it."""
 
-    def __init__(self, tokenizer: Any, context: int) -> None:
-        self._tokenizer, self._context = tokenizer, context
+    def __init__(self, folder: Path, context: int) -> None:
+        with in_one_line(f"the tokenizer's files in {folder}", "download them, too"), quietly():
+            self._tokenizer: Any = transformers().AutoTokenizer.from_pretrained(
+                str(folder), trust_remote_code=False, local_files_only=True
+            )
+        self._options = {"padding": "max_length", "max_length": context, "truncation": True, "return_tensors": "pt"}
 
     def __call__(self, texts: list[str]) -> Tensor:
         """Token ids (texts, context)."""
         with quietly():
-            ids: Tensor = self._tokenizer(
-                texts, padding="max_length", max_length=self._context, truncation=True, return_tensors="pt"
-            )["input_ids"]
+            ids: Tensor = self._tokenizer(texts, **self._options)["input_ids"]
         return ids
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text without two, for which `TextTower` counts the start and the end."""
         with quietly():
             return list(self._tokenizer(text)["input_ids"])[:-2]
-
-
-def _tokenizer(folder: Path, context: int) -> Tokenizer:
-    """The tokenizer of a folder, never with code of its own. Raises ModelError where it cannot be read."""
-    for file in (*folder.glob("*.json"), *folder.glob("*.txt"), *folder.glob("*.model")):
-        if file.stat().st_size > _LARGEST:
-            raise ModelError(f"expected files of a tokenizer of at most {_LARGEST:,} bytes, found more in {file}")
-    try:
-        with quietly():
-            found = transformers().AutoTokenizer.from_pretrained(
-                str(folder), trust_remote_code=False, local_files_only=True
-            )
-    except Exception as error:  # each kind of tokenizer raises its own types
-        raise ModelError(
-            f"expected the tokenizer's files in {folder}, found: {first_line(error)}; download them, too"
-        ) from error
-    return _Tokens(found, context)

@@ -1,0 +1,154 @@
+"""Intervals over seeds and images: against textbook intervals where one of the two varies, and by simulation."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from vitlens.analysis.evaluation.seeds import accuracy_over_seeds, difference_over_seeds
+from vitlens.uncertainty import mcnemar, wilson
+
+ANSWERS = np.array([[1, 1, 0, 1, 0, 1, 1, 1], [1, 0, 0, 1, 0, 1, 1, 1], [1, 1, 1, 1, 0, 0, 1, 0]], dtype=bool)
+
+
+def textbook(values: np.ndarray) -> tuple[float, float]:
+    """The t interval of a mean."""
+    found = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    return float(found.low), float(found.high)
+
+
+def test_seeds_that_agree_leave_the_interval_of_the_images():
+    row = np.repeat([True, False], [30, 20])
+    found = accuracy_over_seeds(np.stack([row] * 4))
+    assert (found.low, found.high) == pytest.approx(textbook(row.astype(float)), rel=1e-9)
+    assert (found.value, found.n) == (0.6, 50)
+
+
+def test_images_that_agree_leave_the_interval_of_the_seeds():
+    """Each seed is right on all images or on none: what is left is Student's t over the seeds."""
+    seeds = np.array([True, True, True, False, True, True, True])
+    found = accuracy_over_seeds(np.repeat(seeds[:, None], 20, axis=1))
+    low, high = textbook(seeds.astype(float))
+    assert found.low == pytest.approx(low, rel=1e-9)
+    assert found.high == min(high, 1.0) == 1.0
+
+
+def test_the_mean_squares_are_those_of_a_table_worked_out_by_hand():
+    """ANOVA of ANSWERS written out: variance of the mean = (MS seeds + MS images - MS rest) / (seeds x images)."""
+    table = ANSWERS.astype(float)
+    seeds, images = table.shape
+    total = ((table - table.mean()) ** 2).sum()
+    between_seeds = images * ((table.mean(1) - table.mean()) ** 2).sum()
+    between_images = seeds * ((table.mean(0) - table.mean()) ** 2).sum()
+    rest = (total - between_seeds - between_images) / ((seeds - 1) * (images - 1))
+    of_seeds, of_images = between_seeds / (seeds - 1), between_images / (images - 1)
+    assert rest > of_seeds  # the seeds' component is estimated below 0, so that the images' alone remains
+    found = accuracy_over_seeds(ANSWERS)
+    half = np.sqrt(of_images / table.size)
+    # the seeds' mean square enters and leaves again, and counts in the degrees of freedom
+    freedom = of_images**2 / (
+        of_images**2 / (images - 1) + of_seeds**2 / (seeds - 1) + of_seeds**2 / ((seeds - 1) * (images - 1))
+    )
+    assert found.value - found.low == pytest.approx(half * stats.t.ppf(0.975, freedom), rel=1e-9)
+
+
+@pytest.mark.parametrize(("spread", "images"), [(0.0, 60), (0.08, 60), (0.08, 400)])
+def test_the_interval_holds_the_truth_95_times_in_100(spread, images):
+    """Models of varying skill on images of varying hardness; a t interval over seed means alone covers far less."""
+    generator = np.random.default_rng(0)
+    covered = alone = 0
+    for _ in range(400):
+        skill = generator.normal(0.7, spread, size=(3, 1))
+        hardness = generator.choice([-0.25, 0.25], size=(1, images))
+        answers = generator.random((3, images)) < skill + hardness
+        found = accuracy_over_seeds(answers)
+        covered += found.low <= 0.7 <= found.high
+        with np.errstate(invalid="ignore"):
+            low, high = stats.t.interval(0.95, 2, answers.mean(1).mean(), stats.sem(answers.mean(1)))
+        alone += bool(low <= 0.7 <= high)
+    assert 0.92 <= covered / 400 <= 0.99, (covered, alone)
+    if not spread:
+        assert covered > alone
+
+
+def test_one_seed_has_wilsons_interval_and_mcnemars_test():
+    first, second = ANSWERS[:1], ANSWERS[2:]
+    assert accuracy_over_seeds(first) == wilson(6, 8)
+    found = difference_over_seeds(first, second)
+    assert found.p == mcnemar(2, 1)
+    assert found.estimate.value == pytest.approx(12.5)
+    assert found.estimate.unit == "points"
+    assert found.estimate.low < 12.5 < found.estimate.high
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_all_right_or_all_wrong_is_not_certain(right):
+    assert accuracy_over_seeds(np.full((3, 40), right)) == wilson(40 * right, 40)
+
+
+def test_seeds_are_the_unit_of_a_comparison_however_many_images():
+    """Welch's test of SciPy over three seeds; ten copies of every image change nothing."""
+    generator = np.random.default_rng(3)
+    skill = np.array([[0.90], [0.91], [0.93]])
+    first, second = generator.random((3, 2000)) < skill, generator.random((3, 2000)) < skill - 0.15
+    expected = stats.ttest_ind(100 * first.mean(1), 100 * second.mean(1), equal_var=False)
+    for copies in (1, 10):
+        found = difference_over_seeds(np.tile(first, copies), np.tile(second, copies))
+        assert found.p == pytest.approx(expected.pvalue, rel=1e-6)
+        assert found.p > 1e-6
+        ends = expected.confidence_interval()
+        assert (found.estimate.low, found.estimate.high) == pytest.approx((ends.low, ends.high), rel=1e-6)
+
+
+def test_a_difference_is_signed_and_in_points():
+    generator = np.random.default_rng(1)
+    hard = generator.random((1, 300)) < 0.5
+    better = (generator.random((3, 300)) < 0.9) & hard
+    worse = better & (generator.random((3, 300)) < 0.9)
+    there, back = difference_over_seeds(better, worse), difference_over_seeds(worse, better)
+    assert there.estimate.value == pytest.approx(100 * (better.mean() - worse.mean()))
+    assert there.estimate.low == pytest.approx(-back.estimate.high)
+    assert there.p == back.p < 0.05
+
+
+def test_p_is_5_percent_where_the_interval_ends_at_0():
+    generator = np.random.default_rng(2)
+    ends = []
+    for _ in range(200):
+        first, second = generator.random((2, 3, 50)) < 0.6
+        found = difference_over_seeds(first, second)
+        if found.estimate.low is not None:
+            ends.append((found.estimate.low <= 0 <= found.estimate.high, found.p >= 0.05))
+    assert all(inside == unsure for inside, unsure in ends)
+    assert 0.88 <= np.mean([inside for inside, _ in ends]) <= 1.0
+
+
+def test_the_same_answers_do_not_differ():
+    found = difference_over_seeds(ANSWERS, ANSWERS)
+    bound = 100 * (wilson(0, len(ANSWERS[0])).high or 0)
+    assert (found.estimate.value, found.estimate.low, found.estimate.high, found.p) == (0, -bound, bound, 1)
+
+
+def test_equal_means_everywhere_are_told_as_one_seed():
+    crossing = np.array([[True, False], [False, True]])
+    assert accuracy_over_seeds(crossing) == wilson(1, 2)
+
+
+def test_the_smallest_difference_that_is_seen_is_that_of_a_power_analysis():
+    """Half an interval and the quantile of the power; simulated with 7 values, 80 % of tests see it."""
+    random = np.random.default_rng(0)
+    first, second = (random.random((6, 400)) < 0.7 for _ in range(2))
+    found = difference_over_seeds(first, second)
+    error, freedom = found.spread
+    half = (found.estimate.high - found.estimate.low) / 2
+    assert half == pytest.approx(100 * error * stats.t.ppf(0.975, freedom))
+    assert found.detectable() == pytest.approx(half + 100 * error * stats.t.ppf(0.8, freedom))
+    assert found.detectable(0.05 / 8) > found.detectable()
+    few = found._replace(spread=(error, 6.0)).detectable()
+    drawn = random.normal(few, 100 * error * np.sqrt(7), size=(4000, 7))
+    seen = stats.ttest_1samp(drawn, 0, axis=1).pvalue <= 0.05
+    assert float(seen.mean()) == pytest.approx(0.8, abs=0.04)
+
+
+def test_one_seed_and_equal_answers_have_no_smallest_difference():
+    assert difference_over_seeds(ANSWERS[:1], ANSWERS[1:2]).detectable() is None
+    assert difference_over_seeds(ANSWERS, ANSWERS).detectable() is None

@@ -1,0 +1,53 @@
+"""The public names of vitlens and their modules."""
+
+from vitlens.analysis.ablation.importance import ablate as ablate
+from vitlens.analysis.attention.methods import relevance as relevance
+from vitlens.analysis.attention.methods import rollout as rollout
+from vitlens.analysis.attention.weights import attention as attention
+from vitlens.analysis.cost.profile import profile as profile
+from vitlens.analysis.evaluation.evaluate import evaluate as evaluate
+from vitlens.analysis.evaluation.evaluate import images as images
+from vitlens.analysis.failures.compare import compare as compare
+from vitlens.analysis.failures.compare import shape_bias as shape_bias
+from vitlens.analysis.failures.diagnosis import failures as failures
+from vitlens.analysis.features.features import features as features
+from vitlens.analysis.features.similarity import similarity as similarity
+from vitlens.analysis.heads.statistics import Statistics as Statistics
+from vitlens.analysis.heads.statistics import statistics as statistics
+from vitlens.analysis.patching.public import direct_logit_attribution as direct_logit_attribution
+from vitlens.analysis.patching.public import logit_lens as logit_lens
+from vitlens.analysis.walkthrough.public import walkthrough as walkthrough
+from vitlens.attacks.attack import attack as attack
+from vitlens.attribution.choice import choose_method as choose_method
+from vitlens.attribution.explain import explain as explain
+from vitlens.attribution.look import look as look
+from vitlens.attribution.refinement import Refinement as Refinement
+from vitlens.commands.run.reading import read as read
+from vitlens.commands.shared.explorer_measure import attention_explorer as attention_explorer
+from vitlens.commands.shared.explorer_measure import explorer as explorer
+from vitlens.data.catalogue import load_data as load_data
+from vitlens.data.split import Split as Split
+from vitlens.lens.call import AttentionCall as AttentionCall
+from vitlens.lens.places.capture import capture as capture
+from vitlens.lens.places.changes import KnockOut as KnockOut
+from vitlens.lens.places.intervene import intervene as intervene
+from vitlens.lens.places.listing import places as places
+from vitlens.lens.places.patch import patch as patch
+from vitlens.lens.places.place import Place as Place
+from vitlens.lens.public import observe as observe
+from vitlens.lens.public import replay as replay
+from vitlens.lists import list_attacks as list_attacks
+from vitlens.lists import list_methods as list_methods
+from vitlens.lists import list_models as list_models
+from vitlens.lists import list_statistics as list_statistics
+from vitlens.models.language_image import zero_shot as zero_shot
+from vitlens.models.loading import load as load
+from vitlens.models.model import Model as Model
+from vitlens.models.wrap import wrap as wrap
+from vitlens.notebook import show as show
+from vitlens.notebook import show_board as show_board
+from vitlens.notebook import show_heads as show_heads
+from vitlens.training.loop import fit as _fit
+from vitlens.version import __version__ as __version__
+
+train = _fit

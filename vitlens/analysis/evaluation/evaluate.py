@@ -1,0 +1,265 @@
+"""Pictures as input, and a model's predictions on a split: accuracy, accuracy by class, confusion, calibration."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from vitlens.analysis.evaluation.classes import reading
+from vitlens.data.catalogue import read_pictures
+from vitlens.data.split import Split, as_split, takes_splits
+from vitlens.devices import autocast, evaluating
+from vitlens.errors import DataError, NonFiniteError
+from vitlens.models.model import Model, require_model
+from vitlens.models.support import needs_of, require
+from vitlens.pixels import AnyImages
+from vitlens.shapes import Images, Labels, Logits
+from vitlens.summary import Line, Summary
+from vitlens.uncertainty import Estimate, bootstrap_mean, wilson
+
+BACKWARD = 3  # a backward pass needs about this many times the memory of a forward pass
+_DRAWS = 1_000  # of the interval of the calibration error
+BINS = 15  # of the expected calibration error, of equal width
+
+Picture: TypeAlias = str | Path | Image.Image | NDArray[Any] | Tensor | Split
+
+
+@dataclass(frozen=True, repr=False)
+class Evaluation(Summary):
+    """A model's logits on a labelled split.
+
+    logits: (n, classes) fp32 on the CPU, columns in the order of classes: the split's, then the model's others;
+    labels: (n,); groups: (n,) of images that share a source, or None.
+    """
+
+    alias: str
+    classes: tuple[str, ...]
+    logits: Logits
+    labels: Labels
+    groups: Tensor | None = None
+
+    def summary(self) -> Iterator[Line]:
+        """Accuracy with its interval, and the fields."""
+        yield Line("accuracy", accuracy(self.correct, groups=self.groups))
+        yield from super().summary()
+
+    @property
+    def probabilities(self) -> Logits:
+        """Softmax of the logits."""
+        return self.logits.softmax(-1)
+
+    @property
+    def confidence(self) -> Float[Tensor, " batch"]:
+        """The probability of each prediction."""
+        return self.probabilities.amax(-1)
+
+    @property
+    def predictions(self) -> Labels:
+        """The most probable class of each image."""
+        return self.logits.argmax(-1)
+
+    @property
+    def correct(self) -> Bool[Tensor, " batch"]:
+        """Whether each prediction is the label."""
+        return self.predictions == self.labels
+
+
+@dataclass(frozen=True)
+class CalibrationBins:
+    """Confidence against accuracy in equal-width bins (low, high] of confidence.
+
+    confidence, accuracy: means over each bin's images, fractions, 0 where the bin is empty; count: images; error:
+    expected calibration error, the mean over images of |confidence - accuracy| of their bin.
+    """
+
+    confidence: Float[Tensor, " bins"]
+    accuracy: Float[Tensor, " bins"]
+    count: Int[Tensor, " bins"]
+    error: float
+
+
+@takes_splits
+def evaluate(
+    model: Model,
+    images: AnyImages,
+    labels: Labels | None = None,  # noqa: ARG001  the decorator gives them to the images
+    *,
+    batch_size: int | None = None,
+    precision: str = "fp32",
+    advance: Callable[[int], object] = lambda _: None,
+) -> Evaluation:
+    """The model's logits and predictions for every one of labelled images.
+
+    images: a Split, or any form that `vitlens.images` takes; labels: class indices of the model (n,) (None: those of
+    the Split or the class folders); batch_size: images at a time (None: chosen to fit); advance: called with the number
+    of images just done. Raises DataError for images without labels, InputError when the classes do not match
+    (UnsupportedError where the model has no classifier), NonFiniteError naming model and image.
+
+    >>> import vitlens
+    >>> found = vitlens.evaluate(vitlens.load("vit-digits"), vitlens.load_data("digits", limit=20))
+    >>> found.logits.shape, found.correct.shape
+    (torch.Size([20, 10]), torch.Size([20]))
+    """
+    split = as_split(images)
+    require(model, *needs_of("evaluate"))
+    truth = require_labels(split)
+    mapping = reading(model.classes, split.classes)
+    logits = predicted_logits(model, split, batch_size=batch_size, precision=precision, advance=advance)
+    return Evaluation(model.alias, mapping.classes, mapping.read(logits), truth.cpu().long(), split.groups)
+
+
+def require_labels(split: Split) -> Labels:
+    """The labels of a split. Raises DataError when it has none, or no images."""
+    if split.labels is None or not len(split):
+        images = "images without labels" if len(split) else "no images"
+        raise DataError(f"expected labelled images to evaluate on, found {images} in {split.name}; try vitlens predict")
+    return split.labels
+
+
+def predicted_logits(
+    model: Model,
+    split: Split,
+    *,
+    batch_size: int | None = None,
+    precision: str = "fp32",
+    advance: Callable[[int], object] = lambda _: None,
+) -> Logits:
+    """The model's logits (n, classes) on a split, labelled or not: fp32, on the CPU, in the model's own order."""
+    device, parts = model.device, []
+    size = batch_size or fitting_batch_size(model)
+    with torch.inference_mode(), evaluating(model), autocast(device, precision):
+        for batch in split.batches(size, device=device):
+            logits = model(batch.images).float().cpu()
+            broken = (~logits.isfinite()).any(-1).nonzero().flatten()
+            if len(broken):
+                index = int(batch.indices[broken[0]])
+                image = split.files[index] if split.files else f"image {index}"
+                raise NonFiniteError(
+                    f"expected finite logits, found NaN or infinity from {model.alias} on {image} of {split.name}"
+                )
+            parts.append(logits)
+            advance(len(logits))
+    return torch.cat(parts)  # outside inference mode: a normal tensor, usable with autograd
+
+
+def fitting_batch_size(model: Model) -> int:
+    """A batch size that fits in memory, by the pixels of the model's input; at least 1, at most 512."""
+    height, width = model.input_size
+    images_of_224 = 32 if model.device.type == "cpu" else 128
+    return max(1, min(512, images_of_224 * 224 * 224 // (height * width)))
+
+
+def accuracy(correct: Bool[Tensor, " batch"], *, groups: Tensor | None = None, seed: int = 0) -> Estimate:
+    """The fraction of correct predictions, with Wilson's interval.
+
+    Where several images share a group (scenes of one source digit), a bootstrap interval over groups instead; when all
+    or none are correct its width would be 0, and Wilson's over the number of groups is used.
+    """
+    n, right = len(correct), int(correct.sum())
+    if groups is None or len(groups.unique()) == n:
+        return wilson(right, n)
+    if right in (0, n):
+        clusters = len(groups.unique())
+        bound = wilson(clusters if right else 0, clusters)
+        return Estimate(right / n, bound.low, bound.high, n)
+    if len(groups.unique()) == 1:
+        return Estimate(right / n, 0.0, 1.0, n)  # one group, partly correct: nothing is known about other groups
+    return bootstrap_mean(correct.cpu().numpy(), groups=groups.cpu().numpy(), seed=seed)
+
+
+def per_class(evaluation: Evaluation, *, count: int, seed: int = 0) -> Iterator[tuple[str, int, Estimate | None]]:
+    """Of each of the first count classes (those of the data): its name, its number of images, and the accuracy on them,
+    None without images."""
+    for index, name in enumerate(evaluation.classes[:count]):
+        members = evaluation.labels == index
+        n = int(members.sum())
+        groups = None if evaluation.groups is None else evaluation.groups[members]
+        yield name, n, accuracy(evaluation.correct[members], groups=groups, seed=seed) if n else None
+
+
+def confusion(labels: Labels, predictions: Labels, *, count: int) -> Int[Tensor, "truth prediction"]:
+    """The number of images of each class (rows) predicted as each class (columns)."""
+    return torch.bincount(labels * count + predictions, minlength=count * count).view(count, count)
+
+
+def calibration(probabilities: Logits, labels: Labels) -> CalibrationBins:
+    """Confidence (the prediction's probability) against accuracy, and the expected calibration error (Guo 2017)."""
+    confidence, right, member = _binned(probabilities, labels)
+    count = torch.bincount(member, minlength=BINS)
+    share = count.clamp(min=1)
+    mean_confidence = torch.bincount(member, weights=confidence, minlength=BINS) / share
+    mean_accuracy = torch.bincount(member, weights=right, minlength=BINS) / share
+    error = (count * (mean_confidence - mean_accuracy).abs()).sum() / count.sum()
+    return CalibrationBins(mean_confidence, mean_accuracy, count, float(error))
+
+
+def _binned(probabilities: Logits, labels: Labels) -> tuple[Tensor, Tensor, Int[Tensor, " batch"]]:
+    """Confidence of each prediction, whether it is the label (both float64), and its bin."""
+    confidence, predictions = probabilities.double().max(-1)
+    member = (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
+    return confidence, (predictions == labels).double(), member
+
+
+def calibration_error(
+    probabilities: Logits, labels: Labels, *, groups: Tensor | None = None, seed: int = 0
+) -> Estimate:
+    """The expected calibration error with a conservative 95 % interval from 1,000 bootstrap draws of images.
+
+    Binning biases the error upwards, and resampling again. The upper end is therefore that of the percentile interval,
+    which is too high rather than too low; the lower end that of the basic interval (twice the error minus the upper
+    quantile), minus the error that a perfectly calibrated model with these confidences has on so many images. groups:
+    of images that are drawn together. No interval for fewer than 2 images or groups.
+    """
+    confidence, right, member = _binned(probabilities, labels)
+    _, group = (torch.arange(len(labels)) if groups is None else groups).unique(return_inverse=True)
+    count = int(group.max()) + 1
+    sums = torch.zeros(count, BINS, dtype=torch.float64)
+    by_group = sums.index_put_((group, member), confidence - right, accumulate=True).numpy()
+    sizes = torch.bincount(group, minlength=count).numpy()
+    error = float(np.abs(by_group.sum(0)).sum() / len(labels))
+    if count < 2:
+        return Estimate(error, n=len(labels))
+    generator, drawn = np.random.default_rng(seed), []
+    for _ in range(_DRAWS):
+        times = np.bincount(generator.integers(0, count, count), minlength=count)
+        drawn.append(np.abs(times @ by_group).sum() / (times @ sizes))
+    upper = float(np.quantile(drawn, 0.975))
+    values, members, perfect = confidence.numpy(), member.numpy(), []
+    for _ in range(_DRAWS // 10):  # of which the mean alone is used
+        lucky = generator.random(len(values)) < values
+        perfect.append(np.abs(np.bincount(members, values - lucky, minlength=BINS)).sum() / len(values))
+    lower = min(error, 2 * error - upper) - float(np.mean(perfect))
+    return Estimate(error, max(0.0, lower), max(error, upper), len(labels))
+
+
+def images(pictures: Picture | Sequence[Picture], model: Model) -> Images:
+    """Pictures as input of a model: (n, 3, height, width) in [0, 1], on the model's device.
+
+    pictures: one or a list of files, folders (all images below, sorted), patterns of paths, PIL images, uint8 arrays
+    (height, width), (height, width, 3 or 4) or (n, height, width, 3 or 4), and uint8 tensors (3, height, width) or (n,
+    3, height, width); or a Split, as it is. They are resized and cropped as by `vitlens predict`: EXIF rotation
+    applied, transparency blended with white, greyscale converted to RGB, 16 bits scaled to 8. Every function that takes
+    images takes these as well. Raises DataError for pictures that cannot be read, for floating-point pixels, and for no
+    pictures.
+
+    >>> import numpy, vitlens
+    >>> vit = vitlens.load("vit-digits")
+    >>> vitlens.images(numpy.zeros((48, 64, 3), dtype="uint8"), vit).shape
+    torch.Size([1, 3, 32, 32])
+    """
+    require_model(model, pictures)
+    if isinstance(pictures, Split):
+        return images_of(pictures).to(model.device)
+    return read_pictures(pictures, model.preprocessing).to(model.device).float().div_(255)
+
+
+def images_of(split: Split) -> Images:
+    """All images of a split as one tensor, (n, 3, height, width) in [0, 1], on the CPU."""
+    return torch.cat([batch.images for batch in split.batches(max(1, len(split)))])

@@ -1,0 +1,171 @@
+"""Means of many numbers at once, with intervals and tests: of rows that share the draws, and of running sums.
+
+The draws of bootstrap and sign flips are those of `uncertainty` with the same seed, so a row has the same interval as
+alone.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitlens.errors import InputError
+from vitlens.uncertainty import DRAWS, Estimate
+
+_AT_ONCE = 4_000_000  # numbers drawn at once, as in uncertainty: it determines the draws
+
+ByRow = Float[Tensor, "cases batch"]
+Rows = Float[Tensor, " cases"]
+Key = tuple[str, int]  # statistic, layer
+_MEMBERS: Final[Key] = ("", 0)
+
+
+def resampled_means(
+    values: ByRow, *, groups: Tensor | None = None, seed: int = 0, draws: int = DRAWS
+) -> Float[Tensor, "draws cases"]:
+    """The means of values (cases, n) over bootstrap samples of the images, or of whole groups (n,)."""
+    sums, counts = _by_group(values, groups)
+    generator = np.random.default_rng(seed)
+    means = np.empty((draws, sums.shape[1]))
+    size = len(sums)
+    for start, count in _steps(draws, size):
+        drawn = generator.integers(0, size, size=(count, size))
+        times = np.bincount((drawn + size * np.arange(count)[:, None]).ravel(), minlength=count * size)
+        times = times.reshape(count, size).astype(np.float64)  # how often each group was drawn
+        means[start : start + count] = (times @ sums) / (times @ counts)[:, None]
+    return torch.from_numpy(means)
+
+
+def intervals(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, draws: int = DRAWS) -> tuple[Rows, Rows]:
+    """Low and high of each row's 95 % percentile bootstrap interval; NaN for fewer than 2 images (or groups)."""
+    if (values.shape[1] if groups is None else len(groups.unique())) < 2:
+        undefined = torch.full((len(values),), torch.nan, dtype=torch.float64)
+        return undefined, undefined
+    means = resampled_means(values, groups=groups, seed=seed, draws=draws)
+    low, high = np.quantile(means.numpy(), [0.025, 0.975], axis=0)
+    return torch.from_numpy(low), torch.from_numpy(high)
+
+
+def estimates(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, unit: str = "fraction") -> list[Estimate]:
+    """The mean of each row (cases, n) with its interval; no interval where it is not defined."""
+    low, high = intervals(values, groups=groups, seed=seed)
+    n, means = values.shape[1], values.double().mean(1).tolist()
+    if low.isnan().any():
+        return [Estimate(mean, n=n, unit=unit) for mean in means]
+    return [Estimate(mean, down, up, n, unit) for mean, down, up in zip(means, low.tolist(), high.tolist())]
+
+
+def sign_flips(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, draws: int = DRAWS) -> Rows:
+    """Two-sided p-values that each row (cases, n) is centred on zero; a group's values flip together."""
+    sums, _ = _by_group(values, groups)
+    observed = np.abs(sums.sum(0)) * (1 - 1e-12)  # so that rounding of the same sum in another order does not matter
+    generator = np.random.default_rng(seed)
+    reached = np.zeros(sums.shape[1])
+    for _, count in _steps(draws, len(sums)):
+        signs = generator.integers(0, 2, size=(count, len(sums)), dtype=np.int8) * 2 - 1
+        reached += (np.abs(signs @ sums) >= observed).sum(0)
+    return torch.from_numpy((reached + 1) / (draws + 1))
+
+
+def spearman(first: ByRow, second: ByRow) -> Rows:
+    """Spearman's correlation of each row (cases, n) with its other, ties at their mean rank; NaN where it is undefined:
+    one of them is constant or has a NaN, or there are fewer than two values."""
+    if first.shape[1] < 2:
+        return torch.full((len(first),), torch.nan, dtype=torch.float64)
+    from scipy import stats  # half a second to import, which not every command needs
+
+    ranks = [stats.rankdata(values.detach().cpu().double().numpy(), axis=1) for values in (first, second)]
+    centred = [rank - rank.mean(1, keepdims=True) for rank in ranks]
+    norms = [np.sqrt((rank**2).sum(1)) for rank in centred]
+    product, covariance = norms[0] * norms[1], (centred[0] * centred[1]).sum(1)
+    found = np.divide(covariance, product, out=np.full(len(product), np.nan), where=product > 0)
+    return torch.from_numpy(found)
+
+
+def _steps(draws: int, size: int) -> Iterator[tuple[int, int]]:
+    step = max(1, _AT_ONCE // size)
+    return ((start, min(step, draws - start)) for start in range(0, draws, step))
+
+
+def _by_group(values: ByRow, groups: Tensor | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Sums (groups, cases) and numbers of images (groups,); without groups each image is its own group."""
+    columns = values.detach().cpu().double().numpy().T
+    if not len(columns) or not np.isfinite(columns).all():
+        raise InputError("expected finite values of at least one image, found NaN, infinity or none")
+    if groups is None:
+        return columns, np.ones(len(columns))
+    if groups.shape != (len(columns),):
+        raise InputError(f"expected one group an image ({len(columns)}), found groups of shape {tuple(groups.shape)}")
+    member = np.unique(groups.cpu().numpy(), return_inverse=True)[1].astype(np.intp).ravel()
+    counts = np.bincount(member).astype(np.float64)
+    sums = np.zeros((len(counts), columns.shape[1]))
+    np.add.at(sums, member, columns)
+    return sums, counts
+
+
+@dataclass
+class Moments:
+    """Sums and sums of squares over images, float64, of named numbers per layer; memory does not grow with images.
+
+    count: the number of images; sums, squares: by (name, layer), each (heads,); clusters: how many groups the images
+    are of, 0 where each stands for itself; cluster_sums: the sums of each (clusters, heads), and under _MEMBERS its
+    number of images. Images of one group are not independent, so intervals are of the means of groups.
+    Moments of different images are joined by adding all numbers.
+    """
+
+    count: int = 0
+    sums: dict[Key, Tensor] = field(default_factory=dict)
+    squares: dict[Key, Tensor] = field(default_factory=dict)
+    clusters: int = 0
+    cluster_sums: dict[Key, Tensor] = field(default_factory=dict)
+
+    def add(self, values: Mapping[Key, Tensor], images: int, *, groups: Tensor | None = None) -> None:
+        """Add a batch: values (images, heads) by name and layer; groups (images,): of each, from 0 to clusters - 1."""
+        exact = {key: value.detach().double().cpu() for key, value in values.items()}
+        for key, value in exact.items():
+            for sums, more in ((self.sums, value.sum(0)), (self.squares, value.square().sum(0))):
+                sums[key] = sums[key] + more if key in sums else more
+        if self.clusters and groups is not None:
+            for key, value in {_MEMBERS: torch.ones(images, 1, dtype=torch.float64), **exact}.items():
+                known = self.cluster_sums.get(key, torch.zeros(self.clusters, value.shape[1], dtype=torch.float64))
+                self.cluster_sums[key] = known.index_add(0, groups.cpu(), value)
+        self.count += images
+
+    def mean(self, key: Key) -> Tensor:
+        """The mean over images, (heads,)."""
+        return self.sums[key] / self.count
+
+    def half_width(self, key: Key) -> Tensor:
+        """Half the width of Student's 95 % interval of the mean, (heads,); NaN for one image or one group."""
+        from scipy import stats  # half a second, which not every command needs
+
+        members = self.cluster_sums[_MEMBERS][:, 0] if self.clusters else torch.zeros(0)
+        n = int((members > 0).sum()) if self.clusters else self.count
+        if n < 2:
+            return torch.full_like(self.sums[key], torch.nan)
+        if self.clusters:
+            error = (self.cluster_sums[key] / members[:, None])[members > 0].std(0) / n**0.5
+        else:
+            spread = self.squares[key] - self.sums[key].square() / n
+            error = (spread.clamp_min(0) / (n - 1) / n).sqrt()
+        half: Tensor = float(stats.t.ppf(0.975, n - 1)) * error
+        return half
+
+    def estimate(self, key: Key, index: int, unit: str) -> Estimate:
+        """The mean over images of one number with its 95 % interval; without one for a single image."""
+        value, half = float(self.mean(key)[index]), float(self.half_width(key)[index])
+        if not np.isfinite(half):
+            return Estimate(value, n=self.count, unit=unit)
+        return Estimate(value, value - half, value + half, self.count, unit)
+
+    def join(self, total: Callable[[Tensor], Tensor]) -> None:
+        """Add up the moments of all processes; total: sums a tensor over them."""
+        self.count = round(float(total(torch.tensor([self.count], dtype=torch.float64))))
+        for part in (self.sums, self.squares, self.cluster_sums):
+            for key in sorted(part):
+                part[key] = total(part[key])

@@ -1,0 +1,316 @@
+"""The steps of a walkthrough, from pixels to the residual stream after a block, each computed again by hand.
+
+Every step starts from what the model itself computed before it, so that a difference belongs to that step alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitlens.analysis.patching.contribution import branch_scale
+from vitlens.errors import UnsupportedError
+from vitlens.lens.attention import attention_module
+from vitlens.lens.call import AttentionCall, softmax_or_zero
+from vitlens.lens.layers import Layer
+from vitlens.lens.observe import observe
+from vitlens.lens.places.capture import capture
+from vitlens.models.hooks import Arguments, watching
+from vitlens.models.model import Model
+from vitlens.names import StepName
+from vitlens.shapes import Heads, Images, Tokens
+
+
+class Step(NamedTuple):
+    """One step that is computed again by hand. title: in words; formula: what is computed; compared: with what of the
+    model's own forward pass."""
+
+    title: str
+    formula: str
+    compared: str
+
+
+STEPS: Final[dict[StepName, Step]] = {
+    "embedding": Step("embedding", "pixels of a patch · weights + bias", "the output of its convolution"),
+    "positions": Step("positions", "embedding + position", "the patches before the first block, of another image"),
+    "norm": Step("layer norm", "(x - mean) / deviation · scale + shift", "the input of the attention"),
+    "queries": Step("queries, keys, values", "x W_q + b_q; so k and v", "the model's own queries, keys, values"),
+    "scores": Step("scores", "q k^T / sqrt(d)", "the scores that the lens reads"),
+    "softmax": Step("weights", "exp(score) / sum of exp(score)", "the weights that the lens reads"),
+    "values": Step("output of the head", "sum of weight · v", "the output of the model's own attention kernel"),
+    "projection": Step("output projection", "sum over heads of o W_o + bias", "the output of the attention"),
+    "residual": Step("residual stream", "x + attention + MLP", "the output of the block"),
+}
+TOLERANCE: Final = 1e-4  # of the largest value of a step: greater differences are not rounding
+_PARTS: Final = ("input", "heads", "attention", "mlp", "residual")  # places of a block
+_SEPARATE: Final = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("to_q", "to_k", "to_v"))
+_UNCUT: Final = "patches are not cut by one convolution"
+
+
+@dataclass(frozen=True)
+class StepCheck:
+    """One step against the model's own: the largest difference, None where it was not computed again (note: why), and
+    the largest value of the model's own."""
+
+    step: StepName
+    difference: float | None
+    largest: float
+    note: str = ""
+
+    @property
+    def equal(self) -> bool:
+        """Whether the difference is rounding."""
+        return self.difference is not None and self.difference <= TOLERANCE * max(self.largest, 1e-12)
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """The patch embedding of some images. values: 3 x patch height x patch width, channel by channel, normalised.
+
+    patches: the pixels of each patch, row by row; filters: the convolution's weights; embedded: patches · filters +
+    bias, by hand; convolved: the convolution's own output.
+    """
+
+    patches: Float[Tensor, "batch patches values"]
+    filters: Float[Tensor, "dim values"]
+    embedded: Float[Tensor, "batch patches dim"]
+    convolved: Float[Tensor, "batch patches dim"]
+
+
+def patch_embedding(model: Model, images: Images) -> Embedding | None:
+    """The patch embedding as unfold and a linear map; None for a model whose patches are not cut by one convolution:
+    one whose stride is its kernel, the size of a patch, and which reads three channels."""
+    found = (
+        (name, module)
+        for name, module in model.module.named_modules()
+        if isinstance(module, nn.Conv2d)
+        and module.kernel_size == module.stride == model.layout.patch_size
+        and (module.in_channels, module.groups, module.dilation) == (3, 1, (1, 1))
+        and module.padding in (0, (0, 0), "valid")
+    )
+    name, convolution = next(found, ("", None))
+    seen: list[tuple[Tensor, Tensor]] = []
+    if convolution is not None:
+        with watching(model.module, [name], lambda _name, arguments, output: seen.append((arguments[0], output))):
+            model(images)
+    if convolution is None or len(seen) != 1:
+        return None
+    ((pixels, output),), size = seen, model.layout.patch_size
+    patches = F.unfold(pixels, size, stride=size).transpose(1, 2)  # (batch, patches, 3 x height x width)
+    filters = convolution.weight.flatten(1)
+    embedded = patches @ filters.T
+    if convolution.bias is not None:
+        embedded = embedded + convolution.bias
+    return Embedding(patches, filters, embedded, output.flatten(2).transpose(1, 2))
+
+
+def before_blocks(
+    model: Model, images: Images, embedding: Embedding | None
+) -> tuple[Float[Tensor, "patches dim"] | None, list[StepCheck]]:
+    """What is added to the embeddings of the patches, and the checks of embedding and positions; None where it is no
+    fixed vector a patch. Position embeddings do not depend on the image, so another image's differ by rounding."""
+    if embedding is None:
+        return None, [StepCheck("embedding", None, 0.0, _UNCUT), StepCheck("positions", None, 0.0, _UNCUT)]
+    first = _check("embedding", embedding.embedded, embedding.convolved)
+    if "patches" not in model.places().names:
+        return None, [first, StepCheck("positions", None, 0.0, "the patches cannot be read before the first block")]
+    tokens, other = capture(model, images, "patches")["patches"], torch.zeros_like(images)
+    added, again = (tokens - embedding.convolved)[0], patch_embedding(model, other)
+    assert again is not None  # as the model has one
+    differs = float((capture(model, other, "patches")["patches"] - again.convolved - added).abs().max())
+    largest = float(tokens.abs().max())
+    if differs > 1e-3 * largest:
+        note = "more than a fixed vector is added to a patch (a norm before the first block)"
+        return None, [first, StepCheck("positions", None, largest, note)]
+    rotary = "nothing is added: positions enter in the attention, or nowhere"
+    note = rotary if float(added.abs().max()) <= 1e-5 * largest else ""
+    return added, [first, StepCheck("positions", differs, largest, note)]
+
+
+class LayerSteps(NamedTuple):
+    """One layer, step by step, under the names of a Walkthrough's fields. heads: tensors (batch, heads, ...); whole:
+    (batch, tokens, dim); scale: of the scores; checks: of each step against the model's own."""
+
+    heads: dict[str, Tensor]
+    whole: dict[str, Tensor]
+    scale: float
+    checks: tuple[StepCheck, ...]
+
+
+def layer_steps(model: Model, images: Images, layer: Layer) -> LayerSteps:
+    """The steps of all heads of a layer, each checked. Raises UnsupportedError where queries or keys are not seen."""
+    name, module = f"blocks.{layer.index}", model.module.get_submodule(layer.attention)
+    require_steps(model, layer)
+    stages = ("attention.scores", "attention.weights")
+    captured = capture(model, images, [f"{name}.{part}" for part in (*stages, *_PARTS)])
+    own = {part: captured[f"{name}.{part}"] for part in (*stages, *_PARTS)}
+    call, normed = _seen(model, images, layer)
+    by_hand, read = _projected(module, normed, layer.heads), call.inputs
+    inputs = by_hand if read is None else (read.query, read.key, read.value)
+    assert inputs is not None  # see require_steps
+    queries, keys, values = inputs
+    scale, bias = (queries.shape[-1] ** -0.5, None) if read is None else (read.scale, read.bias)
+    products = queries @ keys.transpose(-2, -1)
+
+    def biased(scores: Tensor) -> Tensor:
+        if bias is None:
+            return scores
+        return scores.masked_fill(~bias, -torch.inf) if bias.dtype == torch.bool else scores + bias
+
+    scores = biased(products * scale)
+    note = "" if bias is None else "a bias or a mask is added to the scores"
+    of_scores = _check("scores", scores, own["attention.scores"], note)
+    if read is None and not of_scores.equal:
+        raise UnsupportedError(_changed_scores(model, layer))
+    weights = softmax_or_zero(scores)
+    projection = attention_module(model, layer.attention).projection
+    assert projection is not None  # as there is a place of its heads
+    columns = projection.weight.unflatten(1, (layer.heads, -1))  # (dim, heads, head_dim)
+    projected = torch.einsum("bhtd,ehd->bhte", own["heads"], columns)
+    attention = projected.sum(1) + (0 if projection.bias is None else projection.bias)
+    unit = model.module.get_submodule(layer.unit)
+    total, scales = own["input"], [branch_scale(unit, branch) for branch in (1, 2)]  # LayerScale
+    for branch, factor in zip(("attention", "mlp"), scales):
+        total = total + (own[branch] if factor is None else own[branch] * factor)
+    scaled = "each branch is multiplied by LayerScale" if scales[0] is not None else ""
+    checks = (
+        _norm_check(unit, own["input"], normed),
+        _projection_check(by_hand, None if read is None else inputs),
+        of_scores,
+        _check("softmax", weights, own["attention.weights"]),
+        _check("values", own["attention.weights"] @ values, own["heads"]),
+        _check("projection", attention, own["attention"]),
+        _check("residual", total, own["residual"], scaled),
+    )
+    heads = {
+        "queries": queries, "keys": keys, "values": values, "products": products, "scores": scores, "weights": weights,
+        "unscaled": softmax_or_zero(biased(products)), "outputs": own["heads"], "projected": projected,
+    }  # fmt: skip
+    whole = {"normed": normed, "after": own["residual"], **{part: own[part] for part in ("input", "attention", "mlp")}}
+    return LayerSteps(heads, whole, scale, checks)
+
+
+def require_steps(model: Model, layer: Layer) -> None:
+    """Raise UnsupportedError for a block that does not add attention and an MLP to the residual stream, and where
+    queries and keys of a layer are seen neither by the lens nor in its weights."""
+    known, name = model.places().names, f"blocks.{layer.index}"
+    missing = [part for part in _PARTS if f"{name}.{part}" not in known]
+    if missing:
+        raise UnsupportedError(
+            f"expected a block that adds attention and an MLP to the residual stream at layer {layer.index} of "
+            f"{model.alias}, found no place {name}.{missing[0]}; choose another --layer, or see vitlens attention"
+        )
+    attention = model.module.get_submodule(layer.attention)
+    if f"{name}.attention.queries" in known:
+        return
+    if isinstance(getattr(attention, "proj_l", None), nn.Module):  # timm's name of what mixes the heads' scores
+        raise UnsupportedError(_changed_scores(model, layer))
+    if _three(attention, layer.heads) is None:
+        raise UnsupportedError(
+            f"expected queries and keys of layer {layer.index} of {model.alias}, found only their softmax, computed by "
+            "hand from projections of unknown names; call F.scaled_dot_product_attention, or see vitlens attention"
+        )
+
+
+def _changed_scores(model: Model, layer: Layer) -> str:
+    return (
+        f"expected scores that are q kᵀ times a scale at layer {layer.index} of {model.alias}, found that they are "
+        "changed before the softmax (talking heads); see vitlens attention"
+    )
+
+
+def _seen(model: Model, images: Images, layer: Layer) -> tuple[AttentionCall, Tokens]:
+    """The layer's attention call, and what entered its attention module."""
+    calls: list[AttentionCall] = []
+    entered: list[Tensor] = []
+
+    def reducer(call: AttentionCall) -> None:
+        if call.site.layer == layer.index:
+            calls.append(call.detach())
+
+    def enter(_name: str, arguments: Arguments) -> None:
+        entered.extend(value for value in list(arguments.values())[:1] if isinstance(value, Tensor))
+
+    with watching(model.module, [layer.attention], before=enter):
+        observe(model, images, reducer)
+    tokens = next((each for each in entered if each.dim() == 3 and len(each) == len(images)), None)
+    if len(calls) != 1 or tokens is None:
+        raise UnsupportedError(
+            f"expected one attention call on tokens (batch, tokens, dim) in layer {layer.index} of {model.alias}, "
+            f"found {len(calls)} calls; choose another --layer"
+        )
+    return calls[0], tokens
+
+
+def _projected(attention: nn.Module, tokens: Tokens, heads: int) -> tuple[Heads, Heads, Heads] | None:
+    """Queries, keys and values of the tokens by the module's own weights, under the names that libraries use.
+
+    Of each (batch, heads, tokens, head_dim); None where no such weights are known, or they fit no heads.
+    """
+    parts = _three(attention, heads)
+    if parts is None:
+        return None
+    query, key, value = (F.linear(tokens, *part).unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts)
+    norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+    query, key = (norm(each) if isinstance(norm, nn.Module) else each for norm, each in zip(norms, (query, key)))
+    return query, key, value
+
+
+def _three(attention: nn.Module, heads: int) -> Sequence[tuple[Tensor, Tensor | None]] | None:
+    """Weight and bias of the projections to queries, keys and values."""
+    joint: Any = getattr(attention, "qkv", None)
+    for module in attention.children() if joint is None else ():  # in a user's own attention
+        if isinstance(module, nn.Linear) and module.out_features == 3 * module.in_features:
+            joint = joint or module
+    weight, bias = getattr(joint, "weight", None), getattr(joint, "bias", None)
+    if isinstance(attention, nn.MultiheadAttention):
+        weight, bias = attention.in_proj_weight, attention.in_proj_bias
+    if isinstance(weight, Tensor):
+        own: list[Any] = [getattr(attention, name, None) for name in ("q_bias", "v_bias")]
+        if bias is None and all(isinstance(each, Tensor) for each in own):  # BEiT: keys have no bias
+            bias = torch.cat([own[0], torch.zeros_like(own[0]), own[1]])
+        biases = (None, None, None) if bias is None else bias.chunk(3)
+        return None if weight.shape[0] % (3 * heads) else list(zip(weight.chunk(3), biases))
+    for names in _SEPARATE:
+        linear = [getattr(attention, name, None) for name in names]
+        if all(isinstance(each, nn.Linear) and not each.out_features % heads for each in linear):
+            return [(each.weight, each.bias) for each in linear if isinstance(each, nn.Linear)]
+    return None
+
+
+def _check(step: StepName, ours: Tensor, own: Tensor, note: str = "") -> StepCheck:
+    finite = own.isfinite()
+    difference = float((ours - own).abs()[finite].max())
+    return StepCheck(step, difference, float(own[finite].abs().max()), note)
+
+
+def _norm_check(unit: nn.Module, tokens: Tokens, normed: Tokens) -> StepCheck:
+    """Layer norm by its formula."""
+    mean, variance = tokens.mean(-1, keepdim=True), tokens.var(-1, keepdim=True, unbiased=False)
+    for norm in unit.children():
+        if isinstance(norm, nn.LayerNorm):
+            ours = (tokens - mean) / (variance + norm.eps).sqrt()
+            ours = ours if norm.weight is None else ours * norm.weight
+            check = _check("norm", ours if norm.bias is None else ours + norm.bias, normed)
+            if check.equal:
+                return check
+    return StepCheck("norm", None, float(normed.abs().max()), "no layer norm of the block before its attention")
+
+
+def _projection_check(by_hand: tuple[Heads, Heads, Heads] | None, own: tuple[Heads, Heads, Heads] | None) -> StepCheck:
+    if own is None:
+        return StepCheck("queries", None, 0.0, "the model computes attention by hand; its scores check them")
+    if by_hand is None or any(ours.shape != each.shape for ours, each in zip(by_hand, own)):
+        largest = max(float(each.abs().max()) for each in own)
+        return StepCheck("queries", None, largest, "no projections to queries, keys and values of a known name")
+    found = [_check("queries", ours, each) for ours, each in zip(by_hand, own)]
+    note = ""
+    if not all(check.equal for check in found[:2]) and found[2].equal:
+        note = "queries and keys are rotated or normalised after their projection; compared: the values"
+        found = found[2:]
+    worst = max(found, key=lambda check: check.difference or 0.0)
+    return StepCheck("queries", worst.difference, max(check.largest for check in found), note)

@@ -1,0 +1,340 @@
+"""One recorded forward pass: the calls of all modules and, for `AttentionRecorder`, attention and linear layers.
+
+Attention is recognised by what is computed: scaled dot-product attention (by which nn.MultiheadAttention is computed
+here, too), or a softmax over the last axis of the result of a matrix product or einsum, whose result is a factor of
+another one, or is (batch, heads, tokens, tokens). A softmax of queries over their channels, as in linear attention, is
+not of a product.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from vitlens.devices import evaluating
+from vitlens.errors import UnsupportedError
+from vitlens.models.attention import SOFTMAX, multi_head_attention
+from vitlens.models.hooks import Arguments, Key, first_tensor, watching
+
+Shape = tuple[int, ...]
+Stack = tuple[str, ...]  # the names of the modules that are running, outermost first
+_PRODUCTS: Final = (
+    torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.bmm, Tensor.bmm, torch.baddbmm,
+    Tensor.baddbmm, torch.einsum,
+)  # fmt: skip
+_COLUMNWISE: Final = (F.layer_norm, F.rms_norm, torch.mul, Tensor.mul, Tensor.__mul__)  # a head keeps its columns
+
+
+@dataclass(frozen=True)
+class TracedTensor:
+    """A tensor that was an argument: its shape and its bytes; number: equal for the same object."""
+
+    shape: Shape
+    bytes: int
+    number: int
+
+
+@dataclass(frozen=True)
+class ModuleCall:
+    """One call of a module: when it began and ended, its arguments that are tensors, and its first output.
+
+    output: the shape, None where that is no tensor; bytes, number: of the output where it is one tensor, else 0;
+    values: the arguments themselves, of a module that computes attention, for an `AttentionRecorder`.
+    """
+
+    module: str
+    begin: int
+    end: int
+    arguments: Mapping[Key, TracedTensor]
+    output: Shape | None
+    bytes: int
+    number: int
+    values: Arguments = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def stream(self) -> Key | None:
+        """The argument that has the shape of the output: the residual stream, where it is one."""
+        return next((key for key, value in self.arguments.items() if value.shape == self.output), None)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The calls of all modules of a model in one forward pass, in the order of their ends; the model itself is "".
+
+    logits: their shape.
+    """
+
+    calls: tuple[ModuleCall, ...]
+    logits: Shape
+
+    @cached_property
+    def by_module(self) -> Mapping[str, tuple[ModuleCall, ...]]:
+        """Each module's calls, in their order."""
+        found: dict[str, tuple[ModuleCall, ...]] = {}
+        for call in self.calls:
+            found[call.module] = (*found.get(call.module, ()), call)
+        return found
+
+
+class Recorder:
+    """Records the calls of modules while it is `watching` them."""
+
+    def __init__(self) -> None:
+        self.calls: list[ModuleCall] = []
+        self.clock = 0
+        self.running: list[str] = []
+        self._begun: list[tuple[int, dict[Key, TracedTensor]]] = []
+        self._numbers: Any = WeakIdKeyDictionary()  # by object, while it lives
+        self._count = 0
+
+    @contextmanager
+    def watching(self, module: nn.Module) -> Iterator[None]:
+        """Inside, the calls of the module and of all its parts are recorded."""
+        names = [name for name, _ in module.named_modules()]
+        with watching(module, names, self._leave, before=self._enter):
+            yield
+
+    def keeps_values(self, _begin: int) -> bool:
+        """Whether a call that began then keeps its arguments."""
+        return False
+
+    def _traced(self, tensor: Tensor) -> TracedTensor:
+        if tensor not in self._numbers:
+            self._count += 1
+            self._numbers[tensor] = self._count
+        return TracedTensor(tuple(tensor.shape), tensor.numel() * tensor.element_size(), self._numbers[tensor])
+
+    def _enter(self, name: str, values: Arguments) -> None:
+        self.clock += 1
+        self.running.append(name)
+        traced = {key: self._traced(value) for key, value in values.items() if isinstance(value, Tensor)}
+        self._begun.append((self.clock, traced))
+
+    def _leave(self, name: str, values: Arguments, output: Any) -> None:
+        self.clock += 1
+        self.running.pop()
+        begin, traced = self._begun.pop()
+        first = first_tensor(output)
+        whole = self._traced(output) if isinstance(output, Tensor) else TracedTensor((), 0, 0)
+        shape = None if first is None else tuple(first.shape)
+        kept = values if self.keeps_values(begin) else {}
+        self.calls.append(ModuleCall(name, begin, self.clock, traced, shape, whole.bytes, whole.number, kept))
+
+
+@dataclass(eq=False)
+class TracedAttention:
+    """One attention call.
+
+    time: of the recorder's clock; stack: the modules that were running; batch: the length of the first axis of queries
+    or weights; heads: their number; queries, keys: their numbers; layout: why the axes
+    are not (batch, heads, query, key), empty where they are; joined: for each order that the axes may have, the number
+    of heads and their outputs concatenated, (.., tokens, heads x head_dim), until the projection is known; projection:
+    the weight of the output projection; projection_stack: the modules that were running when it was applied; readers:
+    how many linear layers read the outputs concatenated (more than one: the projection has an adapter beside it);
+    weights: the result of a softmax until a product uses it.
+    """
+
+    time: int
+    stack: Stack
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    layout: str = ""
+    joined: tuple[tuple[int, Tensor], ...] = ()
+    projection: Tensor | None = None
+    projection_stack: Stack = ()
+    readers: int = 0
+    weights: Tensor | None = None
+
+
+class AttentionRecorder(Recorder, TorchFunctionMode):
+    """Records attention calls and linear layers, too, while its `watching` and the mode itself are in force.
+
+    images: of the pass; attention: calls in order; linear: (time, modules running, weight) of each linear layer;
+    tokens: whether a linear layer was applied to (batch, tokens, width); elsewhere: what may be attention and is not
+    recorded, in words: a softmax of a product over another axis than the last, nn.MultiheadAttention with rare options.
+    """
+
+    def __init__(self, module: nn.Module, images: int) -> None:
+        Recorder.__init__(self)
+        TorchFunctionMode.__init__(self)
+        self.images = images
+        self.attention: list[TracedAttention] = []
+        self.linear: list[tuple[int, Stack, Tensor]] = []
+        self.tokens = False
+        self.elsewhere = ""
+        self._products: dict[int, int] = {}  # the time of the last product of so many elements
+        # modules without children, such as nn.Softmax
+        self._plain = {name for name, part in module.named_modules() if name and not any(True for _ in part.children())}
+
+    @cached_property
+    def by_module(self) -> Mapping[str, tuple[ModuleCall, ...]]:
+        """Each module's calls, in their order."""
+        return Trace(tuple(self.calls), ()).by_module
+
+    def keeps_values(self, begin: int) -> bool:
+        """Whether it computed attention."""
+        return bool(self.attention) and self.attention[-1].time > begin
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Record attention and linear layers; compute every call as it is."""
+        kwargs = kwargs or {}
+        if func is F.multi_head_attention_forward:
+            try:
+                with self:  # a mode is not active in its own calls, which are recorded here
+                    return multi_head_attention(*args, **kwargs)
+            except UnsupportedError as error:
+                self.elsewhere = str(error)
+                return func(*args, **kwargs)
+        if func is F.linear:
+            self._see_linear(*args[:2]) if len(args) > 1 else self._see_linear(args[0], kwargs["weight"])
+        result = func(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            self._see_fused(result, *args, **kwargs)
+        elif not isinstance(result, Tensor):
+            return result
+        elif func in _COLUMNWISE:
+            self._see_columnwise((*args, *kwargs.values()), result)
+        elif func in SOFTMAX and result.dim() >= 3:
+            self._see_softmax(result, kwargs.get("dim", args[1] if len(args) > 1 else None))
+        elif func in _PRODUCTS:
+            operands = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+            operands += [value for each in args if isinstance(each, list | tuple) for value in each]
+            self._see_product(operands, result)
+        return result
+
+    def _tick(self) -> int:
+        self.clock += 1
+        return self.clock
+
+    def _see_linear(self, tokens: Tensor, weight: Tensor) -> None:
+        self.linear.append((self._tick(), tuple(self.running), weight))
+        self.tokens |= tokens.dim() == 3 and tokens.shape[1] > 1
+        last = self.attention[-1] if self.attention else None
+        for heads, each in () if last is None else last.joined:
+            if last is not None and _equal(tokens, each):
+                last.readers += 1
+                if last.projection is None:
+                    last.heads, last.projection, last.projection_stack = heads, weight, tuple(self.running)
+                    last.joined = ((heads, each),)
+                return
+
+    def _see_columnwise(self, operands: Sequence[Any], result: Tensor) -> None:
+        """Heads' outputs that are normed or gated in their module: their projection reads the result (timm's EVA)."""
+        last = self.attention[-1] if self.attention else None
+        if last is None or last.projection is not None:
+            return
+        inside = [name for name in last.stack if name not in self._plain]
+        if self.running[: len(inside)] != inside:
+            return
+        tensors = [value for value in operands if isinstance(value, Tensor) and value.shape == result.shape]
+        for heads, each in last.joined:
+            if any(_equal(tensor, each) for tensor in tensors):
+                last.joined = (*last.joined, (heads, result))
+                return
+
+    def _see_fused(self, output: Tensor, query: Tensor, key: Tensor, *_args: Any, **_kwargs: Any) -> None:
+        call = self._call(query.shape[:-1], key.shape[-2])
+        call.joined = tuple(_concatenations(output, call.heads))
+
+    def _see_softmax(self, weights: Tensor, dim: object) -> None:
+        inside = next(index for index in reversed(range(len(self.running))) if self.running[index] not in self._plain)
+        if self._products.get(weights.numel(), -1) < self._begun[inside][0]:  # of no product of queries and keys
+            return
+        if dim not in (-1, weights.dim() - 1):
+            owner = self.running[-1] or "the module"
+            self.elsewhere = f"a softmax over axis {dim} of {tuple(weights.shape)} in {owner}"
+        elif weights.shape[-1] > 1:
+            self._call(weights.shape[:-1], weights.shape[-1]).weights = weights
+
+    def _call(self, axes: torch.Size, keys: int) -> TracedAttention:
+        """The call whose queries have these axes: (.., batch, heads, queries) or (batch x heads, queries)."""
+        if self.attention:
+            self.attention[-1].joined = ()
+        images, layout = self.images, ""
+        batch, heads = axes[:-2].numel(), axes[-2] if len(axes) > 2 else 1
+        if len(axes) == 2:  # of so many images, else batch and heads share an axis
+            batch, heads = (images, axes[0] // images) if axes[0] % images == 0 else (axes[0], 1)
+        if batch % images:
+            layout = f"expected attention (batch, heads, query, key), found {batch} on the axis of a batch of {images}"
+        call = TracedAttention(self._tick(), tuple(self.running), batch, heads, axes[-1], keys, layout)
+        self.attention.append(call)
+        return call
+
+    def _see_product(self, operands: list[Tensor], output: Tensor) -> None:
+        """A product whose factor is a result of softmax (after dropout or a cast, reshaped or not): attention."""
+        for call in reversed(self.attention):
+            if call.weights is not None and any(_equal(operand, call.weights) for operand in operands):
+                call.weights, call.joined = None, tuple(_concatenations(output, call.heads))
+                break
+        self._products[output.numel()] = self._tick()
+
+
+def record_attention(module: nn.Module, images: Tensor) -> AttentionRecorder:
+    """A recorded forward pass of all normalised images but the last, whose axes are compared with those of all.
+
+    Heads before the batch, and heads that share its axis, may look like a batch with heads for one number of images.
+    """
+    one = _recorded(module, images[:-1])
+    more = _recorded(module, images) if one.attention else one
+    if len(one.attention) == len(more.attention):
+        for call, other in zip(one.attention, more.attention):
+            fits = (other.heads, other.batch * one.images) == (call.heads, call.batch * more.images)
+            if not call.layout and not fits:
+                call.layout = (
+                    f"expected attention (batch, heads, query, key), found ({call.batch}, {call.heads}, ..) for "
+                    f"{one.images} images and ({other.batch}, {other.heads}, ..) for {more.images}"
+                )
+    return one
+
+
+def _recorded(module: nn.Module, images: Tensor) -> AttentionRecorder:
+    recorder = AttentionRecorder(module, len(images))
+    with evaluating(module), torch.no_grad(), recorder.watching(module), recorder:
+        module(images)
+    # weights that no product used may be mixed first: attention where they are (batch, heads, tokens, tokens)
+    unused = [call for call in recorder.attention if call.weights is not None]
+    mixed = [call for call in unused if call.weights.dim() == 4 and call.queries == call.keys]  # type: ignore[union-attr]
+    recorder.attention = [call for call in recorder.attention if call.weights is None or call in mixed]
+    for call in recorder.attention:
+        call.joined, call.weights = (), None
+    return recorder
+
+
+def _concatenations(output: Tensor, heads: int) -> Iterator[tuple[int, Tensor]]:
+    """The heads' outputs concatenated, with the number of heads, for each order that the axes may have.
+
+    (.., heads, tokens, x), (.., tokens, heads, x), or with windows (batch, heads, windows, tokens, x); of
+    (batch, heads, tokens, x) also with the tokens before the batch, as in nn.MultiheadAttention.
+    """
+    if output.dim() == 3 and heads > 1 and len(output) % heads == 0:
+        output = output.unflatten(0, (-1, heads))
+    if output.dim() == 3:
+        yield heads, output
+    elif output.dim() >= 4:
+        if output.shape[-3] == heads:
+            yield heads, output.transpose(-3, -2).flatten(-2)
+        if output.shape[-2] == heads:
+            yield heads, output.flatten(-2)
+        if output.dim() == 4 and output.shape[1] == heads:
+            yield heads, output.permute(2, 0, 1, 3).flatten(-2)
+        if output.dim() == 5:
+            yield output.shape[1], output.permute(0, 2, 3, 1, 4).flatten(-2)
+            yield output.shape[1], output.transpose(1, 3).flatten(-2)  # Hiera
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same values in the same order, whatever their shapes."""
+    if one.numel() != other.numel() or one.shape[-1] != other.shape[-1]:
+        return False
+    return torch.equal(one.reshape(-1).to(other.dtype), other.reshape(-1))

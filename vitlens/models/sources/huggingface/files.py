@@ -1,0 +1,194 @@
+"""The files of a transformers model: the folder, found on this machine or on the hub, its weights and its processor."""
+
+import hashlib
+import logging
+import math
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor
+
+from vitlens.errors import ModelError, UnsupportedError, in_one_line
+from vitlens.models.sources.hub import pretrained_download
+from vitlens.models.sources.registry import ModelRequest
+from vitlens.models.weights import read_weights
+from vitlens.preprocessing import Interpolation, Preprocessing
+from vitlens.references import import_without_compiler
+from vitlens.typed import read_as, short
+
+CONFIG: Final = "config.json"
+_MAJOR: Final = 5  # earlier versions need an older huggingface_hub than other libraries do
+_ADDRESS: Final = "https://huggingface.co"
+_WEIGHTS: Final = ("model.safetensors", "model-?????-of-?????.safetensors")
+_PICKLES: Final = ("pytorch_model*.bin", "*.pth", "*.pt", "*.msgpack", "*.h5")
+TOKENIZERS: Final = ("tokenizer.json", "vocab.json", "merges.txt", "spiece.model", "tokenizer.model")
+_SETTINGS: Final = ("*config.json", *TOKENIZERS, "special_tokens_map.json")
+_REPO: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._-]+)?")
+
+# processors that only resize, crop, scale and normalise
+_PLAIN: Final = ("ViT", "DeiT", "CLIP", "Siglip", "Beit", "Bit", "ConvNext", "DINOv3ViT")
+_OTHER_STEPS: Final = ("do_pad", "do_flip_channel_order", "rescale_offset", "include_top", "do_color_quantize")
+_RESAMPLING: Final[Mapping[int, Interpolation]] = {2: "bilinear", 3: "bicubic"}
+_FULL: Final = 384  # px: ConvNeXt's processor does not crop from this size on (its crop_pct)
+Size = tuple[int, int]
+
+
+def transformers(part: str = "") -> Any:
+    """The library, or one of its modules. Raises ModelError where it is missing or older than 5."""
+    try:
+        library: Any = import_without_compiler("transformers")
+        if int(str(library.__version__).partition(".")[0]) < _MAJOR:
+            raise ImportError(f"version {library.__version__}")
+        return import_without_compiler(f"transformers.{part}") if part else library
+    except ImportError as error:
+        raise ModelError(
+            f"expected transformers {_MAJOR} or newer for hf: models, found it missing ({error}); "
+            "type pip install 'vitlens[hf]'"
+        ) from error
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Inside, transformers and the hub's client print nothing; their settings are restored."""
+    log = transformers("utils.logging")
+    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity(logging.CRITICAL)
+    log.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.set_verbosity(level)
+        if bars:
+            log.enable_progress_bar()
+
+
+def find(name: str, short_name: str, *, weights: bool) -> tuple[Path, str]:
+    """The folder of `hf:FOLDER`, or of `hf:REPO` from the hub or its cache with its revision; weights: whether needed.
+
+    Raises ModelError for a name that is neither, and where the hub cannot be reached.
+    """
+    path = Path(short_name).expanduser()
+    if short_name and path.is_dir():
+        if (path / "adapter_config.json").exists():
+            raise ModelError(
+                f"expected a whole model in {name}, found adapter_config.json, an adapter; merge it into its model "
+                "first (merge_and_unload of peft)"
+            )
+        return path, ""
+    if path.exists() or short_name.startswith((".", "~", "/")) or not _REPO.fullmatch(short_name) or ".." in short_name:
+        there = "a file" if path.is_file() else "nothing there"
+        raise ModelError(
+            f"expected hf:FOLDER, or hf:REPO as OWNER/NAME on {_ADDRESS}, found {there} at {short_name[:200]!r}"
+        )
+    advice = "download it where there is a network, and give its folder: hf:FOLDER"
+    with quietly(), pretrained_download(name, f"{_ADDRESS}/{short_name}", advice=advice):
+        from huggingface_hub import snapshot_download
+
+        patterns = [*_SETTINGS, *(_WEIGHTS if weights else ())]
+        found = Path(snapshot_download(short_name, allow_patterns=patterns, etag_timeout=5))
+    return found, f"revision {found.name} of {short_name} on {_ADDRESS}"
+
+
+def read_state(folder: Path, name: str) -> tuple[dict[str, Tensor], str]:
+    """The safetensors weights, and the SHA-256 of their files' contents one after another. Raises ModelError."""
+    files = sorted(folder.glob(_WEIGHTS[0])) or sorted(folder.glob(_WEIGHTS[1]))
+    if not files:
+        pickles = [file.name for pattern in _PICKLES for file in sorted(folder.glob(pattern))]
+        found = f"{pickles[0]} alone, which could run code when it is read" if pickles else "none"
+        raise ModelError(
+            f"expected {_WEIGHTS[0]} in {name}, found {found}; model.save_pretrained(FOLDER) of transformers writes "
+            "it from a model that you trust (--random-weights needs none)"
+        )
+    state: dict[str, Tensor] = {}
+    digest = hashlib.sha256()
+    for file in files:
+        state |= read_weights(file).state
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return state, digest.hexdigest()
+
+
+def read_preprocessing(folder: Path, native: Size, request: ModelRequest) -> tuple[Preprocessing, list[str]]:
+    """The preprocessing of a folder's image processor, and notes for the provenance.
+
+    A processor that is missing or does more than resize, crop, scale and normalise is replaced by what the request
+    says, if it has the mean, the deviation and the size. native: the size of the configuration. Raises ModelError and
+    UnsupportedError.
+    """
+    name = request.name
+    try:
+        if not any(folder.glob("*processor_config.json")):
+            raise UnsupportedError(f"expected an image processor (preprocessor_config.json) in {name}, found none")
+        with in_one_line("an image processor of transformers", f"see {name}", UnsupportedError), quietly():
+            processor: Any = transformers().AutoImageProcessor.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            )
+        with in_one_line("sizes, factors, means and deviations as numbers", f"see the image processor of {name}"):
+            fields, notes = _read(processor)
+    except UnsupportedError as error:
+        if not (request.mean and request.std and request.image_size):
+            advice = "give the preprocessing of its training with --mean, --std and --image-size"
+            raise UnsupportedError(f"{error}; {advice}") from error
+        preprocessing = Preprocessing(request.image_size, None, "bilinear", request.mean, request.std)
+        return preprocessing, [f"preprocessing as the user gave it, with bilinear resizing assumed; {error}"]
+    if not processor.do_resize:
+        fields |= {"size": native, "resize": None}
+        notes.append("the configuration does not resize images; they are resized to the model's size")
+    if request.image_size not in (None, fields["size"]):
+        fields |= {"size": request.image_size, "resize": None}
+    return read_as(Preprocessing, fields, source=f"the image processor of {name}", error=ModelError), notes
+
+
+def _read(processor: Any) -> tuple[dict[str, object], list[str]]:
+    """What a processor does, as fields of a Preprocessing, and notes. Raises UnsupportedError for one that does more
+    than resize, crop, scale and normalise."""
+    kind, number = type(processor).__name__, processor.resample
+    steps = [step for step in _OTHER_STEPS if getattr(processor, step, None)]
+    if steps or re.sub("ImageProcessor(Fast|Pil)?$", "", kind) not in _PLAIN:
+        known = ", ".join(f"{plain}ImageProcessor" for plain in _PLAIN)
+        raise UnsupportedError(
+            f"expected an image processor that only resizes, crops and normalises, found {' '.join((kind, *steps))}; "
+            f"known: {known}"
+        )
+    if number not in _RESAMPLING:
+        raise UnsupportedError(f"expected bilinear (2) or bicubic (3) resampling, found {short(str(number))}")
+
+    notes = []
+    side, whole = processor.size.shortest_edge, _whole(processor.size)
+    crop = _whole(processor.crop_size) if getattr(processor, "do_center_crop", False) else None
+    resize = min(whole) if whole else side
+    if kind.startswith("ConvNext"):
+        crop, resize = (side, side), None if side >= _FULL else int(side / float(processor.crop_pct))
+    elif crop is None:
+        crop, resize = whole or (side, side), None if whole else side
+        if not whole:
+            notes.append("the configuration does not crop; here the centre is cropped to a square")
+    elif whole == crop:
+        resize = None
+    elif resize < min(crop):
+        raise ValueError(f"a crop of {crop[0]}x{crop[1]} px out of {resize} px, which would be padded")
+    if whole and resize:
+        notes.append(
+            f"the configuration resizes to {whole[0]}x{whole[1]} px, whatever the proportions; here the short side is "
+            "resized, which is the same for square images"
+        )
+
+    # for pixels in [0, 1]: (255 x factor - mean) / std, with the file's factor, mean and std
+    factor = 255.0 * processor.rescale_factor if processor.do_rescale else 255.0
+    factor = 1.0 if math.isclose(factor, 1, rel_tol=1e-9) else factor
+    numbers = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
+    triples = [[value] * 3 if isinstance(value, int | float) else value for value in numbers]
+    mean, std = ([float(channel) / factor for channel in triple] for triple in triples)
+    return {"size": crop, "resize": resize, "interpolation": _RESAMPLING[number], "mean": mean, "std": std}, notes
+
+
+def _whole(size: Any) -> Size | None:
+    """(height, width) of transformers' SizeDict; None where it only has a short side."""
+    return None if size is None or size.height is None or size.width is None else (size.height, size.width)

@@ -1,0 +1,101 @@
+"""Sentences and names as markdown, with everything in a name that would be interpreted escaped; machine paths cut."""
+
+import re
+from typing import Final
+
+from vitlens.display import ASTERISK, BACKTICK, unprotected, visible
+
+_CODE = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)")
+_BOLD = re.compile(r"\*\*(?=\S)(.+?)(?<=\S)\*\*")
+_LIVE = re.compile(
+    rf"""
+    \\(?=[!-/:-@\[-`{{-~{ASTERISK}{BACKTICK}]|$)  # a backslash before punctuation
+    | <(?=[A-Za-z/!?])                     # HTML and <address>
+    | &(?=\#?\w+;)                         # &lt;
+    | \](?=[(\[:])                         # a link, an image, the address of one
+    | (?<![^\W_])_ | _(?![^\W_])           # emphasis, but not within a word
+    | (?<!\s)\* | \*(?!\s)
+    | [`~$]                                # code, struck out, a formula
+    | (?<=:)/(?=/) | (?<=www)\. | (?<=\S)@(?=\S)  # addresses that GitHub links
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_COMPONENTS: Final = 2  # of an absolute path, those that are kept: "photos/cat.jpg"
+# an absolute path (POSIX, ~ or Windows) that does not follow a letter, "/" or ":", as those of web addresses do
+_PATH: Final = re.compile(
+    r"(?:(?<![\w/:.~…<])~?/(?:[^\s/\\'\",;:=@`|<>]+/)+|(?<!\w)[A-Za-z]:[/\\](?:[^\s/\\'\",;:=@`|<>]+[/\\])*)[^\s/\\'\",;:=@`|<>]*"
+)
+_WHOLE_PATH: Final = re.compile(r"(?:~?/|[A-Za-z]:[/\\]).+")
+_ESCAPED_OR_BRACKET = re.compile(r"\\.|[\[\]]")
+_AT_START = re.compile(r"^(?:(\d{1,9})(?=[.)](?:\s|$))|(?=#{1,6}(?:\s|$)|>|[-+*](?:\s|$)|-(?:\s*-)+\s*$))")
+
+
+def without_machine_paths(text: str) -> str:
+    """A text in which absolute paths are shortened to their last two components."""
+
+    def end(path: str) -> str:
+        parts = [part for part in re.split(r"[/\\]", path.rstrip("/\\")) if part]
+        return "/".join(parts[-_COMPONENTS:])
+
+    if _WHOLE_PATH.fullmatch(text) and "\n" not in text and not text.startswith("//"):
+        return end(text)
+    return _PATH.sub(lambda found: end(found[0]), text)
+
+
+def as_markdown(text: str) -> str:
+    """A sentence of a report as markdown: **bold** and `code` are markup, everything else is escaped.
+
+    It gives no HTML, link, image, formula, list or heading, also on GitHub.
+    """
+    return _AT_START.sub(lambda match: f"{match[1] or ''}\\", _inline(text))
+
+
+def as_alternative(text: str) -> str:
+    """The alternative text of an image: escaped as a paragraph is, and its brackets open no link."""
+    return _ESCAPED_OR_BRACKET.sub(lambda match: match[0] if len(match[0]) == 2 else f"\\{match[0]}", as_markdown(text))
+
+
+def as_cell(text: str) -> str:
+    """The same for a cell of a table."""
+    return _inline(text).replace("|", "\\|")
+
+
+def as_code(text: str) -> str:
+    """A text as a code span, with any backticks in it."""
+    text = visible(text)
+    fence = "`" * (1 + _longest_run(text))
+    pad = " " if text[:1] == "`" or text[-1:] == "`" else ""
+    return f"{fence}{pad}{text}{pad}{fence}"
+
+
+def as_code_block(text: str) -> str:
+    """A text as a fenced block, with any backticks in it."""
+    fence = "`" * max(3, 1 + _longest_run(text))
+    lines = "\n".join(map(visible, text.split("\n")))
+    return f"{fence}\n{lines}\n{fence}"
+
+
+def _inline(text: str) -> str:
+    pieces, at = [], 0
+    for code in _CODE.finditer(text):
+        pieces += [_with_bold(text[at : code.start()]), as_code(unprotected(code[2]))]
+        at = code.end()
+    return "".join([*pieces, _with_bold(text[at:])]).strip()
+
+
+def _with_bold(text: str) -> str:
+    pieces, at = [], 0
+    for bold in _BOLD.finditer(text):
+        pieces += [_escaped(text[at : bold.start()]), f"**{_escaped(bold[1])}**"]
+        at = bold.end()
+    return "".join([*pieces, _escaped(text[at:])])
+
+
+def _escaped(text: str) -> str:
+    shown = "".join(character if character in (ASTERISK, BACKTICK) else visible(character) for character in text)
+    marked = _LIVE.sub(lambda match: "\\" + match[0], shown)
+    return marked.replace(ASTERISK, r"\*").replace(BACKTICK, r"\`")
+
+
+def _longest_run(text: str) -> int:
+    return max((len(run) for run in re.findall("`+", text)), default=0)
