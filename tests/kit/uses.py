@@ -28,10 +28,10 @@ from vitlens.analysis.cost.profile import profile
 from vitlens.analysis.evaluation.evaluate import evaluate
 from vitlens.analysis.failures.compare import compare
 from vitlens.analysis.failures.diagnosis import failures
-from vitlens.analysis.faithfulness.masking import logits_without_patches
+from vitlens.analysis.faithfulness.maps import removal_grid
 from vitlens.analysis.faithfulness.randomisation import randomised
 from vitlens.analysis.faithfulness.randomisation import weight_groups as randomised_parts
-from vitlens.analysis.faithfulness.resampled import removal_grid
+from vitlens.analysis.faithfulness.removal import Variants
 from vitlens.analysis.features.features import features, patch_tokens
 from vitlens.analysis.features.receptive_field import receptive_field
 from vitlens.analysis.heads.statistics import statistics
@@ -94,7 +94,7 @@ def answers_with_half(model: Model, batch: Tensor) -> Tensor:
     """The logits with half of the patches removed."""
     grid = removal_grid(model)
     removed = torch.arange(grid[0] * grid[1]).expand(len(batch), -1) % 2 == 0
-    return logits_without_patches(model, batch, torch.arange(len(batch)), removed, grid=grid)
+    return Variants(model, batch).logits(torch.arange(len(batch)), removed)
 
 
 def split_of(model: Model, batch: Tensor) -> Split:
