@@ -25,8 +25,8 @@ from vitlens.attribution.registry import LAST_BLOCKS
 from vitlens.devices import evaluating
 from vitlens.errors import UnknownNameError, UnsupportedError
 from vitlens.lens.call import AttentionCall
-from vitlens.lens.layers import Layer, layers, probe_images
 from vitlens.lens.observe import observe, observing
+from vitlens.lens.trace import Layer, layers, probe_images
 from vitlens.models.hooks import Forward, Key, arguments, as_call, overridden
 from vitlens.models.language_image import has_text_tower
 from vitlens.models.model import Model

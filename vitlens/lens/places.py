@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError, nearest
 from vitlens.lens.attention import Stage
-from vitlens.lens.layers import Layer, layers
 from vitlens.lens.place import Place, PlaceKind, Places
 from vitlens.lens.stages import holds_another, stages, stream_width
-from vitlens.lens.trace import trace, traced_heads
+from vitlens.lens.trace import Layer, layers, trace, traced_heads
 from vitlens.models.hooks import Key, once_per_model
 from vitlens.models.model import Model, require_model
 from vitlens.models.recording import Shape

@@ -20,9 +20,9 @@ from vitlens.errors import LensError, UnsupportedError
 from vitlens.lens.attention import attention_module
 from vitlens.lens.change import PlaceChange, Set, in_force
 from vitlens.lens.intervene import Changes, intervene, prepared
-from vitlens.lens.layers import Layer, layers, probe_images
 from vitlens.lens.places import accesses
 from vitlens.lens.replay_plan import ReplayPlan, ReplayRecord, StopForward, make_plan, recording
+from vitlens.lens.trace import Layer, layers, probe_images
 from vitlens.models.anatomy import heads_of, is_known_block
 from vitlens.models.hooks import Arguments, Forward, Key, arguments, as_call, once_per_model, overridden
 from vitlens.models.model import Model
