@@ -103,10 +103,7 @@ def test_a_classifier_that_reads_as_well_passes():
         ({"a": (0.9, 0.9), "b": (0.7, 0.7), "c": (0.6, 0.6)}, "a (language-image) is ahead of"),
         ({"a": (0.8, 0.8), "b": (0.8, 0.8), "c": (0.6, 0.6)}, "no significant lead"),
         ({"a": (0.9, 0.5), "b": (0.6, 0.9), "c": (0.5, 0.4)}, "disagree"),
-        (
-            {"c": (0.9, 0.9), "d": (0.9, 0.9), "b": (0.6, 0.6)},
-            "(supervised) is ahead of",
-        ),
+        ({"c": (0.9, 0.9), "d": (0.9, 0.9), "b": (0.6, 0.6)}, "(supervised) is ahead of"),
     ],
 )
 def test_who_is_ahead_follows_from_the_paired_tests(shares, title):

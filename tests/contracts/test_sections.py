@@ -296,7 +296,7 @@ HEADS = [
         lines("layer", "fur", of="head"),
         lines("head", "weight", panel="layer", log=True),
         lines("weight", "weight", of="head", loglog=True),
-        scatter("weight", "fur", of="layer", diagonal=True),
+        scatter("weight", "fur", of="layer"),
         bars("head", "fur", of="layer", words=lambda _: "x"),
         board("fur", "weight", marked=lambda row: row.head == 1),
         board("fur", signed=True),

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, ModelError, UnsupportedError, first_line, lacks_memory
-from vitlens.labels import imagenet_classes
 from vitlens.models.anatomy import read_anatomy
 from vitlens.models.configs import CLASSES
 from vitlens.models.cutting import UNCUT, HeadMeans, add_means, cut_heads, output_projection, with_lost_heads
@@ -23,6 +22,7 @@ from vitlens.models.model import Model, Provenance, first_output
 from vitlens.models.sources.registry import SOURCES
 from vitlens.models.swin import SwinTransformer, padding_note
 from vitlens.models.vit import VisionTransformer
+from vitlens.names import imagenet_classes
 from vitlens.preprocessing import Preprocessing, Side, require_side_lengths
 from vitlens.references import resolved
 from vitlens.typed import between, length, read_as
@@ -87,8 +87,8 @@ def assemble(
 ) -> Model:
     """A Model around a module, whose anatomy is read from the module, or from forward passes where its source has no
     attributes to read it from, and where its user said of it what they do not show (told)."""
-    if told is not None or SOURCES[architecture.kind].traced:
-        told = told or getattr(module, "told", None)
+    told = told or getattr(module, "told", None)
+    if told is not None:
         traced: Model = resolved("vitlens.models.wrap:wrapped")(
             module, architecture, preprocessing, classes, alias, provenance, told=told
         )

@@ -34,10 +34,6 @@ def trained(golden) -> Path:
     return golden("train").folder
 
 
-def results(folder: Path) -> dict:
-    return json.loads((folder / "results.json").read_text())
-
-
 def test_the_folder_is_whole_and_a_model_with_the_accuracy_that_it_says(trained):
     files = {str(path.relative_to(trained)) for path in trained.rglob("*") if path.is_file()}
     figures = {f"figures/{name}.png" for name in ("training", "loss", "confusion", "first_batch")}
@@ -95,14 +91,14 @@ def test_a_stopped_run_says_so_and_resumes_to_the_same_weights_with_those_that_a
     folder = tmp_path / "stopped"
     with interrupted(lambda _, progress: progress.step >= 5):
         tiny(folder, keep_every=2)
-    assert results(folder)["status"] == "interrupted"
+    assert read_folder(folder).status == "interrupted"
     assert not (folder / "report.md").exists()
     assert "was interrupted" in report(folder).read_text()
     with pytest.raises(InputError, match="with its keep_every, 2, found 1; leave it out"):
         train(None, resume=folder, keep_every=1, options=OPTIONS)
     # what decides the result comes from the folder, not from what is typed now
     train(None, resume=folder, options=RunOptions(device="cpu", quiet=True, seed=7))
-    assert results(folder)["status"] == "done"
+    assert read_folder(folder).status == "done"
     assert (folder / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
     names = ["epoch-0000.safetensors", "epoch-0002.safetensors"]
     assert sorted(path.name for path in (folder / "kept").iterdir()) == names
@@ -174,4 +170,4 @@ def test_ctrl_c_leaves_with_130_one_line_and_an_interrupted_folder(tmp_path):
     assert child.returncode == 130, shown
     assert shown.splitlines()[-1].startswith("error: interrupted")
     assert "Traceback" not in shown
-    assert results(folder)["status"] == "interrupted"
+    assert read_folder(folder).status == "interrupted"

@@ -20,9 +20,9 @@ from vitlens.data.split import Split
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise, received, window_index
 from vitlens.lens.capture import capture_attention
-from vitlens.lens.layers import probe_images
 from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.site import NO_PLACE, Site
+from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model
 from vitlens.models.support import require
 from vitlens.pixels import AnyImages, as_parts, takes_images
