@@ -19,7 +19,8 @@ from vitlens.attribution.explain import explain, methods_for, preferred_method, 
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.attribution.target_layer import target_layer
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.models.model import Family, Model
+from vitlens.models.anatomy import Family
+from vitlens.models.model import Model
 from vitlens.models.support import CHECKS
 from vitlens.references import resolved
 
