@@ -255,11 +255,8 @@ class Engine:
         self.outcome.level[rows] = torch.tensor([self.stages[slot] // self.jobs_per_level for slot in hits])
         self.outcome.distance[rows] = distance[hits].float()
         if self.plan.keep:
-            adversarial = self.outcome.adversarial
             kept = images[torch.tensor(hits, device=images.device)].to(self.clean.images.device)
-            adversarial.update(zip(rows.tolist(), kept))
-            for row in sorted(adversarial)[self.plan.keep :]:
-                del adversarial[row]
+            self.outcome.adversarial.update(zip(rows.tolist(), kept))
 
     def _refill(self, slots: list[int], success: Tensor, jobs: Jobs, state: State) -> tuple[Jobs, State]:
         """Fill the slots of the jobs that ended with the same image's next job, or with the next image."""
@@ -338,16 +335,15 @@ def worst_case(
                 advance(1)
 
         later = Engine(model, clean, algorithm, plan, limits, on_done).run()
-        outcome = later if outcome is None else _worse(outcome, later, plan.keep)
+        outcome = later if outcome is None else _worse(outcome, later)
         limits = torch.where(outcome.level < 0, limits, torch.minimum(outcome.level, limits))
     assert outcome is not None
     return outcome
 
 
-def _worse(first: AttackOutcome, second: AttackOutcome, keep: int) -> AttackOutcome:
+def _worse(first: AttackOutcome, second: AttackOutcome) -> AttackOutcome:
     """The smaller of two breaking epsilons; the second attack ran only below the first one's."""
     broken = second.level >= 0
-    adversarial = {**first.adversarial, **second.adversarial}
     zero = [outcome.zero_gradients | (outcome.backwards == 0) for outcome in (first, second)]
     return AttackOutcome(
         torch.where(broken, second.level, first.level),
@@ -355,7 +351,7 @@ def _worse(first: AttackOutcome, second: AttackOutcome, keep: int) -> AttackOutc
         first.forwards + second.forwards,
         first.backwards + second.backwards,
         zero[0] & zero[1] & (first.backwards + second.backwards > 0),
-        {row: adversarial[row] for row in sorted(adversarial)[:keep]},
+        {**first.adversarial, **second.adversarial},
     )
 
 
