@@ -20,7 +20,7 @@ from vitlens.analysis.ablation.importance import ablate
 from vitlens.analysis.attention.methods import maps_in_one_pass, relevance, rollout
 from vitlens.analysis.attention.registry import ATTENTION_METHODS as ATTENTION
 from vitlens.analysis.attention.registry import MethodSettings
-from vitlens.analysis.attention.weights import attention, attention_maps, key_maps, query_maps
+from vitlens.analysis.attention.weights import attention, attention_maps, patch_views
 from vitlens.analysis.attention.windows import window_layers
 from vitlens.analysis.cost.flops import flops_by_part
 from vitlens.analysis.cost.passes import inference_peak, saved_for_training
@@ -279,8 +279,8 @@ _LISTED = (
     Use("entry", run_entry, PLAIN),
     Use("attention", attention),
     Use("attention-maps", attention_maps),
-    Use("query-maps", lambda model, batch: query_maps(model, batch, query=(0, 0))),
-    Use("key-maps", lambda model, batch: key_maps(model, batch, key=(0, 0))),
+    Use("query-maps", lambda model, batch: patch_views(model, batch, side="query", patch=(0, 0))),
+    Use("key-maps", lambda model, batch: patch_views(model, batch, side="key", patch=(0, 0))),
     Use("rollout", rollout, PLAIN),
     Use("relevance", relevance),
     Use("gradient-rollout", partial(explain, method="gradient-rollout")),
