@@ -1,5 +1,12 @@
-"""Names and choices of the command line that no registry holds, without torch: presets, choices, defaults."""
+"""Names that no registry holds, without torch: choices of the command line, and ImageNet's 1000 classes.
 
+`imagenet.txt` has one class per line, wnid and WordNet's first lemma, in order of wnid: the line's number is the index
+(the two cranes and the second maillot are disambiguated by hand).
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Final, Literal, get_args
 
 PresetName = Literal[
@@ -69,3 +76,25 @@ TRACKERS: Final[tuple[TrackerName, ...]] = get_args(TrackerName)
 DEFAULT_SEED: Final = 0
 PERPLEXITY: Final = 30.0  # of t-SNE
 FEWEST_FOR_MEAN: Final = 8  # images: the mean over fewer is too close to each image's own output
+
+
+@cache
+def _names() -> Mapping[str, str]:
+    """The short names by wnid."""
+    text = Path(__file__).with_name("imagenet.txt").read_text(encoding="utf-8")
+    return dict(line.split(" ", 1) for line in text.splitlines())
+
+
+def imagenet_classes() -> tuple[str, ...]:
+    """The 1000 short names in the order of ImageNet-1k's logits."""
+    return tuple(_names().values())
+
+
+def imagenet_indices() -> Mapping[str, int]:
+    """The class index of each of the 1000 wnids ("n01440764" is 0)."""
+    return {wnid: index for index, wnid in enumerate(_names())}
+
+
+def are_imagenet(names: Iterable[str]) -> bool:
+    """Whether these folder names are all wnids of ImageNet-1k (and there is at least one)."""
+    return set() < set(names) <= _names().keys()

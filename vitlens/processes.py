@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, distributed
@@ -14,17 +14,7 @@ from vitlens.errors import InputError, RunError
 if TYPE_CHECKING:  # its import takes as long as torch's: imported only for several processes, or training
     from accelerate import Accelerator
 
-
-@runtime_checkable
-class _Images(Protocol):
-    """A set of images that can be divided: Split, which is in a higher layer."""
-
-    def __len__(self) -> int: ...
-
-    def pick(self: "_ImagesT", indices: Tensor) -> "_ImagesT": ...
-
-
-_ImagesT = TypeVar("_ImagesT", bound=_Images)
+    from vitlens.data.split import Split
 
 # in gloo's and NCCL's errors when a process has ended or a timeout has passed
 _GONE = ("gloo", "Connection", "NCCL", "Broken pipe", "Timed out", "timed out")
@@ -146,7 +136,7 @@ def accelerated(device: torch.device) -> tuple["Accelerator", Processes]:
     return accelerator, Processes(accelerator.process_index, accelerator.num_processes, own_device)
 
 
-def share_of(split: _ImagesT, processes: Processes) -> _ImagesT:
+def share_of(split: "Split", processes: Processes) -> "Split":
     """The images of one process: every count-th, beginning at its index; `gathered` restores the order.
 
     Raises InputError, in all processes, when there are fewer images than processes.

@@ -8,7 +8,7 @@ from tests.attacks.models import Flat, linear, made, perceptron, pictures, predi
 from vitlens.attacks.algorithm import Jobs
 from vitlens.attacks.attack import attack
 from vitlens.attacks.descent import pgd
-from vitlens.attacks.evaluation import Evaluator
+from vitlens.attacks.engine import Evaluator
 from vitlens.attacks.plan import clean_images
 from vitlens.errors import NonFiniteError, UnsupportedError
 from vitlens.models.model import Model

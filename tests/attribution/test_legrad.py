@@ -20,7 +20,7 @@ from vitlens.attribution.legrad import legrad, require_legrad
 from vitlens.data.catalogue import load_data
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.models import loading
-from vitlens.models.language_image import with_prompts, zero_shot_classifier
+from vitlens.models.language_image import with_prompts, zero_shot
 from vitlens.models.model import Model
 from vitlens.models.rebuild import prune_heads
 
@@ -205,7 +205,7 @@ def test_clip_by_loops(readout, first):
 
 def test_language_image_models_prefer_it():
     for name in ("tiny-clip", "tiny-sigmoid"):
-        model = zero_shot_classifier(tiny(name), ("cat", "dog"))
+        model = zero_shot(tiny(name), ("cat", "dog"))
         assert preferred_methods(model, 2) == ("legrad", "relevance")
         maps = explain(model, batch_of(model), targets=[0, 1, 0], method="legrad")
         last = explain(
@@ -214,7 +214,7 @@ def test_language_image_models_prefer_it():
         assert torch.equal(maps, last)
         assert maps.flatten(1).std(1).min() > 0
     assert preferred_method(shared_model("siglip")) == "best"  # a classifier
-    assert preferred_method(zero_shot_classifier(tiny("tiny-resnet"), ("cat", "dog"))) == "gradcam"
+    assert preferred_method(zero_shot(tiny("tiny-resnet"), ("cat", "dog"))) == "gradcam"
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ from vitlens.commands.models import measure
 from vitlens.commands.models.measure import measure as listed_lines
 from vitlens.commands.models.options import ModelsOptions
 from vitlens.errors import UnknownNameError
+from vitlens.models.configs import ViTConfig
 from vitlens.models.naming import parse_model, require_rule
 from vitlens.models.rebuild import Architecture
 from vitlens.models.saved import WEIGHTS_FILE, save
 from vitlens.models.sources.registry import SOURCES, ModelSource
 from vitlens.models.vit import VisionTransformer
-from vitlens.models.vit_config import ViTConfig
 from vitlens.models.weights import load_strictly
 from vitlens.preprocessing import Preprocessing
 

@@ -23,7 +23,7 @@ from vitlens.analysis.features.embedding import embed
 from vitlens.analysis.features.neighbours import Neighbours, vote
 from vitlens.devices import autocast
 from vitlens.errors import UnknownNameError
-from vitlens.models.vit_config import VIT_PRESETS
+from vitlens.models.configs import VIT_PRESETS
 from vitlens.training.recipe import RECIPES
 
 

@@ -8,7 +8,7 @@ from vitlens.data.catalogue import load_data
 from vitlens.data.folder import list_folder, list_images
 from vitlens.errors import DataError
 from vitlens.files import read_arrays
-from vitlens.labels import imagenet_classes
+from vitlens.names import imagenet_classes
 from vitlens.preprocessing import Preprocessing
 
 SMALL = Preprocessing(size=(4, 4))
@@ -170,8 +170,8 @@ def test_a_folder_without_images_is_refused(tmp_path, inside):
 def test_listed_images_keep_the_order_given(tmp_path):
     put(tmp_path / "photos/cat", "b.png", "a.png")
     put(tmp_path, "z.png")
-    listing = list_images([tmp_path / "z.png", tmp_path / "photos"])
-    assert [path.name for path in listing.paths] == ["z.png", "a.png", "b.png"]
+    images = list_images([tmp_path / "z.png", tmp_path / "photos"])
+    assert [path.name for path in images] == ["z.png", "a.png", "b.png"]
 
 
 def test_listing_what_is_not_there_is_refused(tmp_path):

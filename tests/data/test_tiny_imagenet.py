@@ -10,7 +10,7 @@ from PIL import Image
 from vitlens.cli.main import run
 from vitlens.data.catalogue import load_data
 from vitlens.errors import DataError
-from vitlens.labels import imagenet_classes, imagenet_indices
+from vitlens.names import imagenet_classes, imagenet_indices
 
 WNIDS = ("n02124075", "n01443537", "n02509815")  # Egyptian cat, goldfish, lesser panda
 

@@ -25,7 +25,7 @@ from vitlens.commands.run.publish import read_folder
 from vitlens.data.cue_conflict import imagenet16
 from vitlens.errors import InputError, ModelError, NonFiniteError
 from vitlens.files import read_arrays, read_run
-from vitlens.labels import imagenet_classes
+from vitlens.names import imagenet_classes
 from vitlens.processes import Processes
 
 PAIR = ("vit-digits", "cnn-digits")

@@ -12,7 +12,7 @@ from vitlens.commands.profile.measure import speed_row
 from vitlens.commands.profile.record import ProfileRecord
 from vitlens.commands.profile.report import REPORT
 from vitlens.commands.run.publish import read_folder
-from vitlens.models.vit_config import VIT_PRESETS
+from vitlens.models.configs import VIT_PRESETS
 
 
 @pytest.fixture(autouse=True)

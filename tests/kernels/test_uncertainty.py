@@ -96,8 +96,6 @@ def test_mcnemar_is_the_binomial_test_of_the_discordant() -> None:
     assert mcnemar(0, 0) == 1.0
     assert mcnemar(5, 5) == 1.0
     assert mcnemar(1, 9) == mcnemar(9, 1) == pytest.approx(2 * 11 / 1024)
-    with pytest.raises(InputError, match="counts"):
-        mcnemar(-1, 2)
 
 
 @pytest.mark.parametrize("bad", [[], [[1.0]], [1.0, float("nan")]])

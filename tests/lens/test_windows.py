@@ -10,8 +10,7 @@ from torchvision.models.maxvit import MaxVit, SwapAxes, WindowPartition
 
 from tests.lens.put_back import unwindow
 from tests.lens.tiny import images, model_of, shaken
-from vitlens.analysis.attention.views import key_maps, query_maps
-from vitlens.analysis.attention.weights import attention_maps
+from vitlens.analysis.attention.weights import attention_maps, key_maps, query_maps
 from vitlens.analysis.heads.geometry import Geometry, geometry_of
 from vitlens.analysis.heads.statistics import statistics
 from vitlens.attribution.explain import explain

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitlens.attacks.engine import worst_case
 from vitlens.attacks.plan import AttackPlan, clean_images
-from vitlens.attacks.registry import ATTACK, EPSILON, PRECISION, RESTARTS, attack_named, targeted
+from vitlens.attacks.registry import ATTACK, ATTACKS, EPSILON, PRECISION, RESTARTS, attack_named
 from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.models.support import needs_of, require
@@ -191,7 +191,8 @@ def attack(
         level, limit = 1.0, torch.inf if epsilon is None else epsilon
     if plan.targets is not None:
         if not entry.targets:
-            raise InputError(f"expected {targeted()} to reach targets, found {method!r}")
+            known = " or ".join(each.name for each in ATTACKS.values() if each.targets)
+            raise InputError(f"expected {known} to reach targets, found {method!r}")
         equal = (plan.targets.cpu() == clean.labels).nonzero().flatten()
         if len(equal):
             raise InputError(

@@ -1,7 +1,8 @@
 """What the engine runs (a plan, on clean images), and its outcome for each image."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -11,9 +12,10 @@ from torch import Tensor
 
 from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
 from vitlens.attacks.algorithm import Setting
-from vitlens.attacks.evaluation import frozen
 from vitlens.attacks.registry import EPSILONS, PRECISION, RESTARTS, TARGETS, Attack
+from vitlens.devices import evaluating
 from vitlens.errors import InputError, NonFiniteError
+from vitlens.lens.quick_passes import quick_convolutions
 from vitlens.models.model import Model
 from vitlens.names import DEFAULT_SEED
 from vitlens.pixels import Parts
@@ -176,6 +178,22 @@ def clean_images(
     others = logits.scatter(1, truth[:, None], -torch.inf)
     runners_up = others.topk(min(TARGETS, classes - 1), dim=1).indices
     return CleanImages(images, truth, logits.argmax(1) == truth, runners_up, positions)
+
+
+@contextmanager
+def frozen(model: Model) -> Iterator[None]:
+    """The model in evaluation mode with frozen parameters, so that no pass stores values for their gradients.
+
+    Modes and flags are restored on exit.
+    """
+    flags = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    try:
+        with evaluating(model), quick_convolutions(model):
+            model.requires_grad_(False)
+            yield
+    finally:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(flags[name])
 
 
 def fitting_batch(model: Model) -> int:

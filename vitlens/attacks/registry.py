@@ -12,18 +12,16 @@ from typing import Any, Final, Literal
 from vitlens.errors import UnknownNameError
 
 NormName = Literal["linf", "l2", "patch"]
-CheckName = Literal[
-    "curve", "gradients read", "epsilon 0", "within the budget", "batch size", "more steps", "no limit", "from below"
-]
 
 ATTACK: Final = "pgd"  # of the public functions
 COMMAND_ATTACKS: Final = ("fgsm", "pgd", "cw")
 UNIT: Final = 255.0  # the command takes epsilons of L∞ attacks in 1/255
 EPSILONS_255: Final = (0.0, 1.0, 2.0, 4.0, 8.0)  # of L∞ attacks, in 1/UNIT; 0: clean accuracy
-EPSILONS_LINF: Final = tuple(epsilon / UNIT for epsilon in EPSILONS_255)  # the same in pixel units
 EPSILONS_L2: Final = (0.25, 0.5, 1.0)  # of L2 attacks, pixel units
-EPSILONS: Final[Mapping[str, tuple[float, ...]]] = MappingProxyType({"linf": EPSILONS_LINF, "l2": EPSILONS_L2})
-EPSILON: Final[Mapping[str, float]] = MappingProxyType({"linf": 8 / 255, "l2": 0.5})  # of one attack, by its norm
+EPSILONS: Final[Mapping[str, tuple[float, ...]]] = {  # by norm, pixel units
+    "linf": tuple(epsilon / UNIT for epsilon in EPSILONS_255), "l2": EPSILONS_L2,
+}  # fmt: skip
+EPSILON: Final[Mapping[str, float]] = {"linf": 8 / 255, "l2": 0.5}  # of one attack, by its norm
 RESTARTS: Final = 1
 STEPS: Final = 20  # of projected gradient descent, and draws of uniform noise
 PRECISION: Final = "fp32"  # of the passes with gradients
@@ -88,13 +86,18 @@ class Attack:
         """Whether it takes more than 1,000 passes per image and epsilon."""
         return sum(member.passes() for member in members_of(self.name)) > _SLOW
 
+    @property
+    def takes_more_steps(self) -> bool:
+        """Whether it is checked that more steps break no more images."""
+        unrestricted = not (self.restricted or self.targets or self.slow)
+        return self.kind == "minimum" or (self.iterative and self.gradients and unrestricted)
+
     def passes(self, *, restarts: int = RESTARTS) -> int:
         """The largest number of passes for one image and epsilon. Not for an attack with members."""
-        count = max(1, self.steps)
+        count = max(1, self.steps) * self.passes_a_step
         if self.kind == "minimum":
-            return count * self.passes_a_step
-        tries = (restarts if self.random_start else 1) * max(1, self.targets)
-        return count * self.passes_a_step * tries
+            return count
+        return count * (restarts if self.random_start else 1) * max(1, self.targets)
 
 
 def attack_named(name: str) -> Attack:
@@ -113,11 +116,6 @@ def members_of(name: str) -> tuple[Attack, ...]:
 def without_gradients() -> str:
     """The names of the attacks that need no gradients, as a message lists them."""
     return ", ".join(attack.name for attack in ATTACKS.values() if not attack.gradients)
-
-
-def targeted() -> str:
-    """The names of the targeted attacks, as a message lists them."""
-    return " or ".join(attack.name for attack in ATTACKS.values() if attack.targets)
 
 
 _PGD: Final = "vitlens.attacks.descent:pgd"
@@ -215,43 +213,15 @@ _BY_NAME: Final = {attack.name: attack for attack in _ENTRIES}
 ATTACKS: Final[Mapping[str, Attack]] = MappingProxyType(_BY_NAME)
 
 
-@dataclass(frozen=True)
-class StrengthOrder:
-    """Two attacks of which the stronger should succeed wherever the weaker does; reason: why."""
-
-    weaker: str
-    stronger: str
-    reason: str
-
-
-def checks_of(attack: Attack, *, epsilons: int, downwards: bool = False) -> tuple[CheckName, ...]:
-    """The self-checks of one attack, in order; epsilons: their number; downwards: from the largest."""
-    unrestricted = not (attack.restricted or attack.targets or attack.slow)
-    more_steps = attack.kind == "minimum" or (attack.iterative and attack.gradients and unrestricted)
-    applies: dict[CheckName, bool] = {
-        "curve": True,
-        "gradients read": attack.gradients,
-        "epsilon 0": attack.kind == "budget" and attack.takes_epsilon,
-        "within the budget": True,
-        "batch size": True,
-        "more steps": more_steps,
-        "no limit": more_steps,
-        "from below": downwards and attack.kind == "budget" and epsilons > 1,
-    }
-    return tuple(name for name, applicable in applies.items() if applicable)
-
-
-def comparisons(names: Sequence[str]) -> Iterator[StrengthOrder]:
-    """The pairs of these attacks of which one should be at least as strong: many steps and one, with and without
-    gradients, and those that the registry names."""
+def comparisons(names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """The pairs of these attacks, (weaker, stronger, reason), of which the stronger should succeed wherever the weaker
+    does: many steps and one, with and without gradients, and those that the registry names."""
     entries = [attack for attack in ATTACKS.values() if attack.name in names]
     weak = [attack for attack in entries if not (attack.iterative and attack.gradients)]
     for weaker in sorted(weak, key=lambda attack: (attack.iterative, not attack.gradients)):
         reason = "without gradients against with" if weaker.iterative else "one step against many"
         for stronger in entries:
             if stronger.strong and stronger.norm == weaker.norm:
-                yield StrengthOrder(weaker.name, stronger.name, reason)
+                yield weaker.name, stronger.name, reason
     for stronger in entries:
-        for name, reason in stronger.stronger_than.items():
-            if name in names:
-                yield StrengthOrder(name, stronger.name, reason)
+        yield from ((name, stronger.name, why) for name, why in stronger.stronger_than.items() if name in names)

@@ -20,7 +20,7 @@ from torch import Tensor
 from vitlens.analysis.attention.chain import require_chain, without_autocast
 from vitlens.analysis.attention.gradients import differentiated
 from vitlens.analysis.attention.methods import require_start
-from vitlens.analysis.patching.contribution import read_by_depth
+from vitlens.analysis.patching.contribution import logits_by_depth
 from vitlens.analysis.patching.stream_to_logits import blocks_before_readout, logits_from
 from vitlens.attribution.defaults import LAST_BLOCKS
 from vitlens.devices import evaluating
@@ -71,7 +71,7 @@ def require_legrad(model: Model) -> None:
     require_chain(model)
     blocks = blocks_before_readout(model)
     with torch.autocast(model.device.type, enabled=False):
-        read_by_depth(model, probe_images(model, 1), blocks)
+        logits_by_depth(model, probe_images(model, 1), blocks)
 
 
 def _is_averaged(model: Model, readout: Readout | None) -> bool:

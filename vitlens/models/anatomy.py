@@ -171,7 +171,8 @@ def _prefix(model: nn.Module) -> tuple[PrefixKind, ...] | None:
     prefix: list[PrefixKind] = ["cls"] if getattr(model, "cls_token", None) is not None and count else []
     if getattr(model, "dist_token", None) is not None:
         prefix.append("distillation")
-    return (*prefix, *["register"] * (count - len(prefix)))  # type: ignore[return-value]
+    prefix += ["register"] * (count - len(prefix))
+    return tuple(prefix)
 
 
 def _readout(model: nn.Module, layout: TokenLayout) -> Readout:

@@ -2,6 +2,7 @@
 functions of attention by one another."""
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any, Final
 
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.shapes import Tokens
 
+_MULTIHEAD: Final = signature(F.multi_head_attention_forward)
 SOFTMAX: Final = (torch.softmax, Tensor.softmax, F.softmax, torch.special.softmax)
 Queries = Float[Tensor, "batch heads query head_dim"]
 Keys = Float[Tensor, "batch heads key head_dim"]
@@ -114,63 +116,42 @@ def positional(
     return args, kwargs
 
 
-def multi_head_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    _dim: int,
-    num_heads: int,
-    in_proj_weight: Tensor | None,
-    in_proj_bias: Tensor | None,
-    bias_k: Tensor | None,
-    bias_v: Tensor | None,
-    add_zero_attn: bool,
-    dropout_p: float,
-    out_proj_weight: Tensor,
-    out_proj_bias: Tensor | None,
-    training: bool = True,
-    key_padding_mask: Tensor | None = None,
-    need_weights: bool = True,
-    attn_mask: Tensor | None = None,
-    *separate: Any,
-    average_attn_weights: bool = True,
-    **options: Any,
-) -> tuple[Tensor, Tensor | None]:
+def multi_head_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     """F.multi_head_attention_forward for a vision model, its attention by F.scaled_dot_product_attention.
 
-    query, key, value: (tokens, batch, dim). The weights, where they are asked for, are those of the model's own
+    Query, key and value are (tokens, batch, dim). The weights, where they are asked for, are those of the model's own
     queries and keys: (batch, query, key), or one a head. Raises UnsupportedError for options that no known vision
     model uses (padding masks, added keys, separate projections).
     """
-    rare = bias_k is not None or bias_v is not None or add_zero_attn or key_padding_mask is not None or bool(separate)
-    if rare or in_proj_weight is None or options.get("use_separate_proj_weight") or query.dim() != 3:
+    call = _MULTIHEAD.bind(*args, **kwargs)
+    call.apply_defaults()
+    given = call.arguments
+    query, key, value, mask = given["query"], given["key"], given["value"], given["attn_mask"]
+    weight, bias = given["in_proj_weight"], given["in_proj_bias"]
+    rare = any(given[name] is not None for name in ("bias_k", "bias_v", "key_padding_mask", "static_k", "static_v"))
+    if rare or given["add_zero_attn"] or weight is None or given["use_separate_proj_weight"] or query.dim() != 3:
         raise UnsupportedError(
             "expected nn.MultiheadAttention with joint projections of images alone, found padding masks, added keys "
             "or separate projections; see vitlens models for supported models"
         )
     tokens, batch, dim = query.shape
-    weights = in_proj_weight.chunk(3)
-    biases = in_proj_bias.chunk(3) if in_proj_bias is not None else (None, None, None)
     if query is key and key is value:  # one product of three times the width, as in torch
-        projected = F.linear(query, in_proj_weight, in_proj_bias).chunk(3, dim=-1)
+        projected = F.linear(query, weight, bias).chunk(3, dim=-1)
     else:
-        projected = tuple(F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases))
+        biases = (None, None, None) if bias is None else bias.chunk(3)
+        projected = tuple(F.linear(x, w, b) for x, w, b in zip((query, key, value), weight.chunk(3), biases))
     # (tokens, batch, dim) -> (batch, heads, tokens, head_dim)
-    heads = [part.unflatten(-1, (num_heads, dim // num_heads)).permute(1, 2, 0, 3) for part in projected]
-    if attn_mask is not None and attn_mask.dtype.is_floating_point is False:
-        attn_mask = ~attn_mask  # nn.MultiheadAttention: True = masked
-    if attn_mask is not None and attn_mask.dim() == 3:  # (batch x heads, query, key)
-        attn_mask = attn_mask.unflatten(0, (batch, num_heads))
-    output = F.scaled_dot_product_attention(heads[0], heads[1], heads[2], attn_mask, dropout_p if training else 0.0)
+    queries, keys, values = (part.unflatten(-1, (given["num_heads"], -1)).permute(1, 2, 0, 3) for part in projected)
+    if mask is not None and not mask.dtype.is_floating_point:
+        mask = ~mask  # nn.MultiheadAttention: True = masked
+    if mask is not None and mask.dim() == 3:  # (batch x heads, query, key)
+        mask = mask.unflatten(0, (batch, -1))
+    dropout = given["dropout_p"] if given["training"] else 0.0
+    output = F.scaled_dot_product_attention(queries, keys, values, mask, dropout)
     joined = output.permute(2, 0, 1, 3).reshape(tokens, batch, dim)
-    returned = _returned_weights(heads[0], heads[1], attn_mask, average_attn_weights) if need_weights else None
-    return F.linear(joined, out_proj_weight, out_proj_bias), returned
-
-
-def _returned_weights(query: Tensor, key: Tensor, mask: Tensor | None, average: bool) -> Tensor:
-    with torch._C.DisableTorchFunction():  # not an attention call of its own
-        scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-        weights: Tensor = scores.softmax(-1)
-        return weights.mean(1) if average else weights
+    returned = None
+    if given["need_weights"]:
+        with torch._C.DisableTorchFunction():  # not an attention call of its own
+            returned = attention_weights(queries, keys, mask=mask)
+            returned = returned.mean(1) if given["average_attn_weights"] else returned
+    return F.linear(joined, given["out_proj_weight"], given["out_proj_bias"]), returned

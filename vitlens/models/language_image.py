@@ -17,9 +17,9 @@ from torch.nn import functional as F
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.labels import imagenet_classes
 from vitlens.models.model import Model
 from vitlens.models.sources.registry import SOURCES
+from vitlens.names import imagenet_classes
 from vitlens.shapes import TokenLayout
 
 Embeddings = Float[Tensor, "texts dim"]
@@ -176,16 +176,21 @@ def with_prompts(model: Model, names: Sequence[str], prompts: Embeddings | None)
     return prompted.to(model.device).eval().requires_grad_(False)
 
 
-def zero_shot_classifier(
+def zero_shot(
     model: Model,
     classes: Sequence[str],
     *,
     templates: Sequence[str] = PHOTO,
     names: Sequence[str] | None = None,
 ) -> Model:
-    """The model as a zero-shot classifier; names: of the classes in prompts, by default their `prompt_names`.
+    """A language-image model as a classifier of these classes, without training; usable wherever a model is.
 
-    Raises UnsupportedError for a model without a text tower, InputError for a template without {}.
+    templates: prompts with {} in place of a class; a class is the mean of the embeddings of its prompts; names: the
+    classes' names in the prompts (default: the classes; for ImageNet, unambiguous names). Raises UnsupportedError for
+    a model without a text tower, InputError for a template without {}.
+
+    clip = vitlens.load("open-clip:ViT-B-32/openai")
+    maps = vitlens.relevance(vitlens.zero_shot(clip, ["cat", "dog"]), images)
     """
     tower = text_tower(model)
     each = by_template(tower, names or prompt_names(classes), templates, device=model.device)

@@ -9,7 +9,7 @@ import torch
 from vitlens.errors import InputError, ModelError, UnknownNameError, in_one_line
 from vitlens.files import sha256
 from vitlens.models.anatomy import is_headless
-from vitlens.models.language_image import has_text_tower, zero_shot_classifier
+from vitlens.models.language_image import has_text_tower, zero_shot
 from vitlens.models.model import Model, Provenance
 from vitlens.models.naming import RANDOM, ModelName, parse_model, require_rule
 from vitlens.models.rebuild import (
@@ -91,7 +91,7 @@ def load(
         for buffer, values in ((model.mean, mean), (model.std, std)):
             buffer.copy_(buffer if values is None else torch.tensor(values).view(1, 3, 1, 1))
     if classes and has_text_tower(model):
-        model = zero_shot_classifier(model, classes)
+        model = zero_shot(model, classes)
     elif classes:
         model.require_classifier()
         count = count_classes(model, model.input_size)

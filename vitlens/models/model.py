@@ -19,7 +19,7 @@ from vitlens.references import resolved
 from vitlens.shapes import Images, Logits, TokenLayout
 
 if TYPE_CHECKING:
-    from vitlens.lens.places.place import Places
+    from vitlens.lens.place import Places
     from vitlens.models.structure import Told
 
 
@@ -77,7 +77,7 @@ class Model(nn.Module):
         self.provenance = provenance
         self.read_output = read_output
         self.told = told  # of a module whose structure was read from forward passes: what its user said of it
-        self.architecture = dict(architecture)  # the JSON of an assembly.Architecture, from which it is built again
+        self.architecture = dict(architecture)  # the JSON of a rebuild.Architecture, from which it is built again
         self.register_buffer("mean", torch.tensor(preprocessing.mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(preprocessing.std).view(1, 3, 1, 1), persistent=False)
         self.mean: Tensor
@@ -128,6 +128,8 @@ class Model(nn.Module):
 
     def run(self, prepared: Float[Tensor, "batch 3 model_height model_width"]) -> Logits:
         """Logits for images that are resized and normalised already."""
+        if self.anatomy.reordering is None:
+            return self.read_output(self.module(prepared))
         with reordered(self.module, self.anatomy.reordering):
             return self.read_output(self.module(prepared))
 
@@ -136,9 +138,9 @@ class Model(nn.Module):
 
         Raises UnknownNameError for a command that takes no model.
         """
-        from vitlens.models.support import unsupported  # which imports Model
+        from vitlens.models.support import needs_of, unsupported  # which imports Model
 
-        return unsupported(self, command)
+        return unsupported(self, *needs_of(command))
 
     def __repr__(self) -> str:
         from vitlens.models.support import description
@@ -154,7 +156,7 @@ class Model(nn.Module):
 
     def places(self) -> "Places":
         """Every place inside whose tensor can be captured or changed, with its shape: see `vitlens.places`."""
-        listed: Places = resolved("vitlens.lens.places.listing:places")(self)  # a higher layer
+        listed: Places = resolved("vitlens.lens.places:places")(self)  # a higher layer
         return listed
 
     def parameter_count(self) -> int:

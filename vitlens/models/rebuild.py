@@ -1,8 +1,8 @@
 """From an architecture, as data, to a model; and models made from a model: without some of its heads, for other
 classes, with random weights, for another size."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, ModelError, UnsupportedError, first_line, lacks_memory
-from vitlens.labels import imagenet_classes
 from vitlens.models.anatomy import read_anatomy
+from vitlens.models.configs import CLASSES
 from vitlens.models.cutting import UNCUT, HeadMeans, add_means, cut_heads, output_projection, with_lost_heads
-from vitlens.models.hooks import per_model
+from vitlens.models.hooks import Arguments, per_model, watching
 from vitlens.models.language_image import LanguageImage
 from vitlens.models.model import Model, Provenance, first_output
 from vitlens.models.sources.registry import SOURCES
 from vitlens.models.swin import SwinTransformer, padding_note
 from vitlens.models.vit import VisionTransformer
-from vitlens.models.vit_config import CLASSES
+from vitlens.names import imagenet_classes
 from vitlens.preprocessing import Preprocessing, Side, require_side_lengths
 from vitlens.references import resolved
 from vitlens.typed import between, length, read_as
@@ -87,8 +87,8 @@ def assemble(
 ) -> Model:
     """A Model around a module, whose anatomy is read from the module, or from forward passes where its source has no
     attributes to read it from, and where its user said of it what they do not show (told)."""
-    if told is not None or SOURCES[architecture.kind].traced:
-        told = told or getattr(module, "told", None)
+    told = told or getattr(module, "told", None)
+    if told is not None:
         traced: Model = resolved("vitlens.models.wrap:wrapped")(
             module, architecture, preprocessing, classes, alias, provenance, told=told
         )
@@ -291,14 +291,12 @@ def _observed_classifier(model: Model) -> tuple[str, ...]:
     """The linear layer whose outputs are what the module returns as logits, in a forward pass of noise."""
     outputs: dict[str, Tensor] = {}
 
-    def keep(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
-        return lambda _, __, output: outputs.update({name: output})
+    def keep(name: str, _arguments: Arguments, output: Tensor) -> None:
+        outputs[name] = output
 
-    linear = [(name, layer) for name, layer in model.module.named_modules() if isinstance(layer, nn.Linear)]
-    with ExitStack() as stack, evaluating(model), torch.no_grad():
-        for name, layer in linear:
-            stack.callback(layer.register_forward_hook(keep(name)).remove)
-        noise = torch.rand(2, 3, *model.input_size, generator=torch.Generator().manual_seed(0)).to(model.device)
+    linear = [name for name, layer in model.module.named_modules() if isinstance(layer, nn.Linear)]
+    noise = torch.rand(2, 3, *model.input_size, generator=torch.Generator().manual_seed(0)).to(model.device)
+    with evaluating(model), torch.no_grad(), watching(model.module, linear, keep):
         logits = first_output(model.module(model.prepare(noise)))
     last = [name for name, output in outputs.items() if torch.equal(output, logits)]
     if not last:

@@ -133,7 +133,7 @@ class TracedAttention:
     """One attention call.
 
     time: of the recorder's clock; stack: the modules that were running; batch: the length of the first axis of queries
-    or weights; heads: None where batch and heads share that axis; queries, keys: their numbers; layout: why the axes
+    or weights; heads: their number; queries, keys: their numbers; layout: why the axes
     are not (batch, heads, query, key), empty where they are; joined: for each order that the axes may have, the number
     of heads and their outputs concatenated, (.., tokens, heads x head_dim), until the projection is known; projection:
     the weight of the output projection; projection_stack: the modules that were running when it was applied; readers:
@@ -144,7 +144,7 @@ class TracedAttention:
     time: int
     stack: Stack
     batch: int
-    heads: int | None
+    heads: int
     queries: int
     keys: int
     layout: str = ""
@@ -245,7 +245,7 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
 
     def _see_fused(self, output: Tensor, query: Tensor, key: Tensor, *_args: Any, **_kwargs: Any) -> None:
         call = self._call(query.shape[:-1], key.shape[-2])
-        call.joined = tuple(_concatenations(output, call.heads or 1))
+        call.joined = tuple(_concatenations(output, call.heads))
 
     def _see_softmax(self, weights: Tensor, dim: object) -> None:
         inside = next(index for index in reversed(range(len(self.running))) if self.running[index] not in self._plain)
@@ -261,11 +261,10 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
         """The call whose queries have these axes: (.., batch, heads, queries) or (batch x heads, queries)."""
         if self.attention:
             self.attention[-1].joined = ()
-        batch, heads, images, layout = axes[:-2].numel(), axes[-2], self.images, ""
-        if len(axes) == 2:
-            batch, heads = axes[0], None if axes[0] > images else 1
-        if heads is None and batch % images == 0:
-            batch, heads = images, batch // images
+        images, layout = self.images, ""
+        batch, heads = axes[:-2].numel(), axes[-2] if len(axes) > 2 else 1
+        if len(axes) == 2:  # of so many images, else batch and heads share an axis
+            batch, heads = (images, axes[0] // images) if axes[0] % images == 0 else (axes[0], 1)
         if batch % images:
             layout = f"expected attention (batch, heads, query, key), found {batch} on the axis of a batch of {images}"
         call = TracedAttention(self._tick(), tuple(self.running), batch, heads, axes[-1], keys, layout)
@@ -276,7 +275,7 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
         """A product whose factor is a result of softmax (after dropout or a cast, reshaped or not): attention."""
         for call in reversed(self.attention):
             if call.weights is not None and any(_equal(operand, call.weights) for operand in operands):
-                call.weights, call.joined = None, tuple(_concatenations(output, call.heads or 1))
+                call.weights, call.joined = None, tuple(_concatenations(output, call.heads))
                 break
         self._products[output.numel()] = self._tick()
 

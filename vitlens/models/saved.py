@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from vitlens.errors import InputError, ModelError, in_one_line
 from vitlens.files import sha256, write_bytes
+from vitlens.models.configs import CLASSES
 from vitlens.models.model import Model, Provenance
 from vitlens.models.rebuild import Architecture, assemble, build, seeded, versions
 from vitlens.models.sources.registry import SOURCES, ModelRequest
 from vitlens.models.vit import VisionTransformer
-from vitlens.models.vit_config import CLASSES
 from vitlens.models.weights import read_weights, require_fitting, to_save
 from vitlens.preprocessing import Preprocessing
 from vitlens.references import resolved
@@ -99,13 +99,11 @@ def load_file(file: Path, request: ModelRequest, *, weights: str) -> Model:
         if isinstance(error, ModelError):
             raise
         raise ModelError(f"{error} (in {file}); {_HINT}") from error
+    provenance = Provenance(request.name, weights, digest, versions(), stored.notes)
     if request.random:
         with seeded(request.seed):
             module = build(architecture)[0]
-    if request.random:
-        provenance = Provenance(request.name, "random", versions=versions())
-    else:
-        provenance = Provenance(request.name, weights, digest, versions(), stored.notes)
+        provenance = Provenance(request.name, "random", None, versions())
     return assemble(module, architecture, preprocessing, about.classes, request.alias, provenance)
 
 

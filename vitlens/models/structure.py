@@ -111,7 +111,7 @@ def _is_torchs(module: nn.Module) -> bool:
 
 def _part(module: nn.Module, name: str, call: TracedAttention, told: int | None) -> AttentionPart:
     """A module with heads, without its MLP. Raises UnsupportedError for another number of heads than is told."""
-    heads = call.heads or 1
+    heads = call.heads
     if told is not None and told != heads:
         raise UnsupportedError(f"expected {told} heads in {name}, as heads={told} says, found {heads}")
     if call.projection is None:
@@ -126,7 +126,7 @@ def _part(module: nn.Module, name: str, call: TracedAttention, told: int | None)
         reason = f"the heads' outputs of {name} are projected by a weight that is not of an nn.Linear"
     elif call.readers > 1:
         reason = f"{call.readers} linear layers read the heads' outputs of {name}; merge adapters into {owner}"
-    elif module.get_submodule(owner).in_features % heads:
+    elif call.projection.shape[1] % heads:
         reason = f"{owner} does not read {heads} heads of one width"
     else:
         return AttentionPart(name, heads, owner)
@@ -306,8 +306,9 @@ def _order(
     """The order that a forward pass shows, or that is told where it shows none; a CNN that sees everywhere shows it by
     the last map before the first attention. Raises UnsupportedError where the one told is not the one read."""
     read = read_order(module, attention, images)
-    known = isinstance(read, TokenOrder)
-    if told.grid is not None or (told.prefix is not None and not (known and len(read.special) == len(told.prefix))):
+    shown = read.grid if isinstance(read, TokenOrder) else None
+    agrees = shown is not None and told.prefix is not None and len(read.special) == len(told.prefix)
+    if told.grid is not None or (told.prefix is not None and not agrees):
         prefix = len(told.prefix) if told.prefix is not None else tokens - told.grid[0] * told.grid[1]  # type: ignore[index]
         side = round(max(tokens - prefix, 0) ** 0.5)
         grid = told.grid or (side, side)
@@ -321,12 +322,13 @@ def _order(
                 f"expected {tokens} tokens, as {type(module).__name__} has, found grid={grid} and {max(prefix, 0)} "
                 "special tokens"
             )
-        if known and (len(read.special), read.grid) != (prefix, grid):
+        if shown is not None and (len(read.special), shown) != (prefix, grid):
             raise UnsupportedError(
-                f"expected {len(read.special)} special tokens beside patches of grid={read.grid}, as a forward pass of "
+                f"expected {len(read.special)} special tokens beside patches of grid={shown}, as a forward pass of "
                 f"{type(module).__name__} shows, found {prefix} and grid={grid}; leave grid= and prefix= out"
             )
-        return read if known else TokenOrder(read.special if len(read.special) == prefix else _first(prefix), grid)
+        special = read.special if len(read.special) == prefix else _first(prefix)
+        return read if isinstance(read, TokenOrder) else TokenOrder(special, grid)
     if isinstance(read, Unread) and read.spread:
         begin = trace.by_module[attention][0].begin
         maps = [call for call in trace.calls if call.end < begin and call.output is not None and len(call.output) == 4]

@@ -49,53 +49,23 @@ _SUPPORTS = " supports "  # precedes the supported commands at the end of every 
 
 
 def _commands() -> Mapping[str, Any]:
-    """The command registry, which is in a higher layer."""
-    commands: Mapping[str, Any] = resolved("vitlens.commands.registry:COMMANDS")
-    return commands
+    """The commands that take a model, in their order, from the registry in a higher layer."""
+    registry: Mapping[str, Any] = resolved("vitlens.commands.registry:COMMANDS")
+    return {word: command for word, command in registry.items() if command.needs is not None}
 
 
 def needs_of(command: str) -> tuple[Need, ...]:
     """The needs of a command. Raises UnknownNameError for a command that takes no model."""
-    if command not in model_commands():
-        raise UnknownNameError("command that takes a model", command, model_commands(), hint="vitlens --help")
-    needs: tuple[Need, ...] = _commands()[command].needs
+    known = _commands()
+    if command not in known:
+        raise UnknownNameError("command that takes a model", command, tuple(known), hint="vitlens --help")
+    needs: tuple[Need, ...] = known[command].needs
     return needs
 
 
-def model_commands() -> tuple[str, ...]:
-    """The commands that take a model, in their order."""
-    return tuple(word for word, command in _commands().items() if command.needs is not None)
-
-
-def without_weights() -> tuple[str, ...]:
-    """The commands that need no trained weights."""
-    return tuple(word for word, command in _commands().items() if command.untrained)
-
-
-def unsupported(model: Model, command: str) -> str | None:
-    """Why a model does not support a command, and which commands it supports; None where it does.
-
-    Only shapes matter, so the model may be on the meta device. Raises UnknownNameError for a command that takes no
-    model.
-    """
-    return _first_reason(model, needs_of(command))
-
-
 def supported(model: Model) -> tuple[str, ...]:
-    """The commands that a model supports, in their order."""
-    return tuple(command for command in model_commands() if _meets_all(model, needs_of(command)))
-
-
-def require(model: Model, *needs: Need) -> None:
-    """Raise UnsupportedError, with the reason that `unsupported` gives, where one of the needs is not met."""
-    reason = _first_reason(model, needs)
-    if reason is not None:
-        raise UnsupportedError(reason)
-
-
-def require_supported(model: Model, command: str) -> None:
-    """Raise UnsupportedError, with the reason, where the model does not support the command."""
-    require(model, *needs_of(command))
+    """The commands that a model supports, in their order. Only shapes matter: it may be on the meta device."""
+    return tuple(word for word, command in _commands().items() if all(meets(model, need) for need in command.needs))
 
 
 def meets(model: Model, need: Need) -> bool:
@@ -103,10 +73,17 @@ def meets(model: Model, need: Need) -> bool:
     return not _why_not(model, need)
 
 
-def checked_needs(model: Model) -> dict[str, bool]:
-    """Whether the needs are met that have been checked for this model, or follow without a forward pass."""
-    found = {need: _why_not.memo.known(model, ((need,), ())) for need in CHECKS}
-    return {"classifier": model.has_classifier} | {need: not why for need, why in found.items() if why is not None}
+def unsupported(model: Model, *needs: Need) -> str | None:
+    """Why a model does not meet one of the needs, and which commands it supports; None where it meets all."""
+    why = next((why for why in (_why_not(model, need) for need in needs) if why), None)
+    return f"{why}; {_supports(model, supported(model))}" if why and _SUPPORTS not in why else why
+
+
+def require(model: Model, *needs: Need) -> None:
+    """Raise UnsupportedError, with the reason that `unsupported` gives, where one of the needs is not met."""
+    reason = unsupported(model, *needs)
+    if reason is not None:
+        raise UnsupportedError(reason)
 
 
 def require_classifier(model: Model) -> None:
@@ -117,24 +94,12 @@ def require_classifier(model: Model) -> None:
         advice = "name the classes with --classes FILE (vitlens.zero_shot in Python)"
     else:
         advice = f"add a head with vitlens train {model.provenance.name} --freeze-backbone --data DATA"
-    needs = {command: needs_of(command) for command in model_commands()}
-    able = (command for command, each in needs.items() if "classifier" not in each and _meets_all(model, each))
+    needs = {word: command.needs for word, command in _commands().items() if "classifier" not in command.needs}
+    able = (word for word, each in needs.items() if all(meets(model, need) for need in each))
     raise UnsupportedError(
         f"expected logits of classes, found features: {model.alias} has no classifier; {advice}; "
         f"{_supports(model, able)}"
     )
-
-
-def _meets_all(model: Model, needs: Iterable[Need]) -> bool:
-    return all(meets(model, need) for need in needs)
-
-
-def _first_reason(model: Model, needs: tuple[Need, ...]) -> str | None:
-    for need in needs:
-        why = _why_not(model, need)
-        if why:
-            return why if _SUPPORTS in why else f"{why}; {_supports(model, supported(model))}"
-    return None
 
 
 def _supports(model: Model, commands: Iterable[str]) -> str:
@@ -152,57 +117,38 @@ def _why_not(model: Model, need: Need) -> str:
 
 
 def description(model: Model) -> list[tuple[str, str]]:
-    """Names and values: family, source, input, classes, blocks and heads, parameters, normalisation, supports."""
-    anatomy, preprocessing = model.anatomy, model.preprocessing
-    height, width = model.input_size
+    """Names and values: family, source, input, classes, blocks and heads, parameters, normalisation, supports.
+
+    Commands whose needs have not been checked yet, as that would take a forward pass, are listed apart.
+    """
+    anatomy, provenance, (height, width) = model.anatomy, model.provenance, model.input_size
+    kind = str(model.architecture.get("kind", ""))
+    library = f" ({kind})" if kind in SOURCES and not provenance.name.startswith(kind) else ""
+    normalisation = (model.preprocessing.mean, model.preprocessing.std)
+    mean, std = (", ".join(f"{value:g}" for value in each) for each in normalisation)
+    more = f" and {len(model.classes) - _CLASSES} more" if len(model.classes) > _CLASSES else ""
+    classes = f"{len(model.classes)}: {', '.join(model.classes[:_CLASSES])}{more}"
+    heads = " or ".join(map(str, sorted({anatomy.parts[name].heads for name in anatomy.attention_modules})))
     rows = [
         ("family", anatomy.family),
-        ("source", _source(model)),
+        ("source", f"{provenance.name}{library}, weights: {provenance.weights}"),
         ("input", f"{height} x {width} px, in [0, 1]"),
-        ("normalisation", f"mean {_triple(preprocessing.mean)}, std {_triple(preprocessing.std)}, inside the model"),
-        ("classes", _classes(model.classes)),
-        ("blocks", _blocks(model)),
+        ("normalisation", f"mean {mean}, std {std}, inside the model"),
+        ("classes", classes if model.classes else "none: its outputs are features"),
+        ("blocks", f"{len(anatomy.blocks)}" + (f", {heads} heads each" if heads else "")),
     ]
     if anatomy.layout is not None:
         down, across = anatomy.layout.grid
         prefix = f" after {', '.join(anatomy.layout.prefix)}" if anatomy.layout.prefix else ""
         rows.append(("tokens", f"{down} x {across} patches{prefix}"))
-    rows += [("parameters", f"{model.parameter_count():,}"), ("device", str(model.device)), *_supported_rows(model)]
-    return rows
-
-
-def _source(model: Model) -> str:
-    provenance = model.provenance
-    kind = str(model.architecture.get("kind", ""))
-    library = f" ({kind})" if kind in SOURCES and not provenance.name.startswith(kind) else ""
-    return f"{provenance.name}{library}, weights: {provenance.weights}"
-
-
-def _classes(names: tuple[str, ...]) -> str:
-    if not names:
-        return "none: its outputs are features"
-    more = f" and {len(names) - _CLASSES} more" if len(names) > _CLASSES else ""
-    return f"{len(names)}: {', '.join(names[:_CLASSES])}{more}"
-
-
-def _blocks(model: Model) -> str:
-    """The number of blocks, and of heads."""
-    heads = sorted({model.anatomy.parts[name].heads for name in model.anatomy.attention_modules})
-    words = f", {' or '.join(map(str, heads))} heads each" if heads else ""
-    return f"{len(model.anatomy.blocks)}{words}"
-
-
-def _supported_rows(model: Model) -> list[tuple[str, str]]:
-    """The commands whose needs are known to be met, and those not checked yet, as that would take a forward pass."""
-    met = checked_needs(model)
-    known = [word for word in model_commands() if all(met.get(need, False) for need in needs_of(word))]
-    open_ones = [word for word in model_commands() if any(need not in met for need in needs_of(word))]
-    rows = [("supports", ", ".join(known))]
-    return [*rows, ("not checked", ", ".join(open_ones))] if open_ones else rows
-
-
-def _triple(values: tuple[float, ...]) -> str:
-    return ", ".join(f"{value:g}" for value in values)
+    found = {need: _why_not.memo.known(model, ((need,), ())) for need in CHECKS}
+    met = {need: not why for need, why in found.items() if why is not None} | {"classifier": model.has_classifier}
+    needs = {word: command.needs for word, command in _commands().items()}
+    known = [word for word, each in needs.items() if all(met.get(need, False) for need in each)]
+    unchecked = [word for word, each in needs.items() if any(need not in met for need in each)]
+    rows += [("parameters", f"{model.parameter_count():,}"), ("device", str(model.device))]
+    rows.append(("supports", ", ".join(known)))
+    return [*rows, ("not checked", ", ".join(unchecked))] if unchecked else rows
 
 
 assert set(CHECKS) == set(get_args(Need))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitlens.models.attention import MultiHeadSelfAttention
-from vitlens.models.swin_config import SWIN_PRESETS, SwinConfig
+from vitlens.models.configs import SWIN_PRESETS, SwinConfig
 from vitlens.models.vit import MLP
 from vitlens.references import import_without_compiler
 from vitlens.shapes import Images, Logits

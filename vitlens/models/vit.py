@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from vitlens.errors import InputError
 from vitlens.models.attention import MultiHeadSelfAttention
+from vitlens.models.configs import VIT_PRESETS, ViTConfig
 from vitlens.models.positions import FIXED, fixed_positions, interpolate_positions
-from vitlens.models.vit_config import VIT_PRESETS, ViTConfig
 from vitlens.references import import_without_compiler
 from vitlens.shapes import Images, Logits, TokenLayout, Tokens
 

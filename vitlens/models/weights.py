@@ -145,24 +145,17 @@ def _checked(weights: Weights, path: Path) -> Weights:
     """The weights, if they are plain tensors of finite real numbers, no larger than their file. Raises ModelError."""
     room = _SPREAD * path.stat().st_size + _SLACK
     for name, value in weights.state.items():
-        fault = _fault(value)
-        room -= 0 if fault else value.numel() * value.element_size()
-        if fault or room < 0:
+        other = value.layout != torch.strided or value.is_quantized or value.device.type != "cpu" or value.is_complex()
+        room -= 0 if other else value.numel() * value.element_size()
+        if other or room < 0:
+            kind = f"{value.layout}, {value.dtype}, {value.device}" if other else "more than the file holds"
             raise ModelError(
-                f"expected plain tensors of real numbers in {path}, found "
-                f"{fault or f'shape {tuple(value.shape)}, more than the file holds,'} in {name[:80]!r}; "
-                "save model.state_dict() again"
+                f"expected plain tensors of real numbers in {path}, found shape {tuple(value.shape)}, {kind}, in "
+                f"{name[:80]!r}; save model.state_dict() again"
             )
     for name, value in weights.state.items():
         require_finite(name, value, path)
     return weights
-
-
-def _fault(value: Tensor) -> str:
-    """Why a tensor cannot be a weight of a model; empty where it can."""
-    if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
-        return f"a tensor of another kind ({value.layout}, {value.dtype}, {value.device})"
-    return str(value.dtype) if value.is_complex() else ""
 
 
 def require_finite(name: str, value: Tensor, path: Path) -> None:

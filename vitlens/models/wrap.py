@@ -240,20 +240,18 @@ def _logits(module: nn.Module, images: Tensor) -> Tensor:
 @contextmanager
 def _buffers_kept(module: nn.Module) -> Iterator[None]:
     """Raise ModelError on exit where the module's buffers have changed, and restore them."""
-    before = {name: (buffer, buffer.clone()) for name, buffer in module.named_buffers()}
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     changed: list[str] = []
     try:
         yield
     finally:
-        now = dict(module.named_buffers())
-        for name, (buffer, value) in before.items():
-            same = now.get(name) is buffer and torch.equal(buffer, value)
-            if not same and not bool((buffer != buffer).any()):  # NaN is not equal to itself
+        for name, value in before.items():
+            now = module.get_buffer(name)
+            # NaN is not equal to itself
+            if now.shape != value.shape or not bool(((now == value) | (value != value)).all()):
                 changed.append(name)
-            if not same:
                 owner, _, own = name.rpartition(".")
-                buffer.copy_(value)
-                module.get_submodule(owner)._buffers[own] = buffer
+                module.get_submodule(owner)._buffers[own] = value
     if changed:
         raise ModelError(
             f"expected {type(module).__name__} to leave its buffers unchanged in evaluation mode, found {changed[0]} "

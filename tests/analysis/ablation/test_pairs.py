@@ -17,8 +17,8 @@ from vitlens.analysis.ablation.pairs import (
 from vitlens.analysis.ablation.units import Unit, units_of
 from vitlens.analysis.features.cka import CKAStream
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.intervene import intervened
-from vitlens.lens.replay import replaying
+from vitlens.lens.capture import capture
+from vitlens.lens.intervene import intervene
 from vitlens.models.resnet import resnet20
 from vitlens.uncertainty import bootstrap_mean, holm
 
@@ -85,8 +85,8 @@ def test_redundancy_of_a_model_is_that_of_its_heads_outputs() -> None:
     found = redundancy(model, [pictures[:4], pictures[4:]])
     assert found.images == 6
     assert found.units == units_of(model, kinds=("head",))
-    with replaying(model, pictures) as replay:
-        heads = [replay.head_output(unit.layer)[:, unit.head].flatten(0, 1) for unit in found.units]
+    outputs = capture(model, pictures, "blocks.*.head.*")
+    heads = [outputs[unit.place].flatten(0, -2) for unit in found.units]
     expected = torch.tensor([[full_cka(one, two) for two in heads] for one in heads]).double()
     torch.testing.assert_close(found.matrix, expected, atol=1e-5, rtol=0)
     torch.testing.assert_close(found.matrix.diagonal(), torch.ones(4).double(), atol=1e-9, rtol=0)
@@ -181,7 +181,7 @@ def test_pairs_of_a_model_are_full_forwards() -> None:
     bench = Bench(model, pictures, LABELS, "zero")
 
     def loss(*units: Unit) -> Tensor:
-        with intervened(model, [unit.intervention("zero") for unit in units]) as changed, torch.no_grad():
+        with intervene(model, {unit.place: "zero" for unit in units}) as changed, torch.no_grad():
             return nn.functional.cross_entropy(changed(pictures), LABELS, reduction="none").double()
 
     found = pairwise(bench, heads)

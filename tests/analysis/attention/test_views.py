@@ -5,8 +5,7 @@ import torch
 
 from tests.lens.put_back import unwindow
 from tests.lens.tiny import FAMILIES, images, model_of, ours, shared_model, timm_model, torchvision_swin
-from vitlens.analysis.attention.views import key_maps, merged, query_maps
-from vitlens.analysis.attention.weights import attention
+from vitlens.analysis.attention.weights import attention, key_maps, merged, query_maps
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens import call
 from vitlens.lens.capture import capture_attention

@@ -4,7 +4,7 @@ import torch
 from vitlens.analysis.evaluation.classes import reading, require_shared
 from vitlens.data.cue_conflict import imagenet16
 from vitlens.errors import InputError
-from vitlens.labels import imagenet_classes
+from vitlens.names import imagenet_classes
 
 
 def test_classes_are_read_by_name():

@@ -15,7 +15,7 @@ from vitlens.analysis.faithfulness.masking import (
 )
 from vitlens.analysis.faithfulness.resampled import enlarged, on_grid, removal_grid
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.replay_check import entry_of
+from vitlens.lens.replay_pass import entry_of
 from vitlens.models.model import Model
 
 SAME = {"atol": 2e-5, "rtol": 1e-4}

@@ -6,8 +6,8 @@ from torch.nn import functional as F
 
 from vitlens.analysis.features.zero_shot import ENSEMBLE, chosen_templates, template_scores
 from vitlens.errors import InputError
-from vitlens.labels import imagenet_classes
 from vitlens.models.language_image import ensemble, prompt_names
+from vitlens.names import imagenet_classes
 from vitlens.uncertainty import holm, mcnemar
 
 

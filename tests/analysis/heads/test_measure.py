@@ -15,8 +15,8 @@ from tests.lens.test_call import timm_tokens, torchvision_tokens
 from tests.lens.tiny import images, model_of, ours, timm_model, torchvision_swin
 from vitlens.analysis.heads import rows
 from vitlens.analysis.heads.geometry import geometry_of
-from vitlens.analysis.heads.measure import layers_of, measure
 from vitlens.analysis.heads.registry import token_statistics
+from vitlens.analysis.heads.statistics import layers_of, measure
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
 from vitlens.lens.call import AttentionCall
@@ -371,14 +371,14 @@ def test_in_bf16_everything_is_computed_in_fp32(monkeypatch):
     model, place = MODELS["registers"][0](), MODELS["registers"][1]
     batch = images((32, 48), batch=8)
     sums: list[Tensor] = []
-    plain = rows.entropy
+    plain = rows.FUNCTIONS["entropy"]
 
     def spy(found: rows.Rows) -> Tensor:
         assert found.weights.dtype == torch.float32
         sums.append((found.weights.sum(-1) - 1).abs().max())
         return plain(found)
 
-    monkeypatch.setattr(rows, "entropy", spy)
+    monkeypatch.setitem(rows.FUNCTIONS, "entropy", spy)
     with torch.autocast("cpu", torch.bfloat16):
         kinds: list[torch.dtype] = []
         observe(model, batch, lambda call: kinds.append(call.inputs.query.dtype))
@@ -518,6 +518,6 @@ def test_no_images_are_refused():
 
 def test_calls_of_one_layer_that_look_at_different_things_are_refused():
     sites = [Site(0, "attn", 0, "patch", 2, 12, 12), Site(0, "attn", 1, "patch", 3, 12, 12)]
-    assert layers_of(sites) == [Site(0, "attn", 0, "patch", 5, 12, 12)]
+    assert layers_of(sites) == (Site(0, "attn", 0, "patch", 5, 12, 12),)
     with pytest.raises(UnsupportedError, match="12 queries and 12 keys, then 12 and 3"):
         layers_of([*sites, Site(0, "attn", 2, "pooled", 2, 12, 3)])

@@ -8,22 +8,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitlens.analysis.heads import rows as rules
-from vitlens.analysis.heads.rows import Rows, ascending, median, outliers
+from vitlens.analysis.heads.rows import FUNCTIONS, Rows, ascending, median, outliers
 
 ROWS = {"keys": st.integers(1, 30), "seed": st.integers(0, 2**16), "sharpness": st.floats(0, 60)}
 
 
 def entropy(weights: torch.Tensor) -> torch.Tensor:
-    return rules.entropy(Rows(weights))
+    return FUNCTIONS["entropy"](Rows(weights))
 
 
 def hoyer(weights: torch.Tensor) -> torch.Tensor:
-    return rules.hoyer(Rows(weights))
+    return FUNCTIONS["hoyer"](Rows(weights))
 
 
 def gini(weights: torch.Tensor) -> torch.Tensor:
-    return rules.gini(Rows(weights))
+    return FUNCTIONS["gini"](Rows(weights))
 
 
 def random_rows(keys: int, seed: int, sharpness: float) -> torch.Tensor:

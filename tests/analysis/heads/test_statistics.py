@@ -12,9 +12,8 @@ from torch import Tensor, nn
 import vitlens
 from tests.analysis.made import made_model, numbered, random_weights, uniform
 from tests.lens.tiny import EACH_FAMILY, images, model_of, ours, shared_model, timm_model
-from vitlens.analysis.heads.measure import measure
 from vitlens.analysis.heads.registry import STATISTICS, token_statistics
-from vitlens.analysis.heads.statistics import Statistics, Stream, over_heads, per_head, statistics
+from vitlens.analysis.heads.statistics import Statistics, Stream, measure, over_heads, per_head, statistics
 from vitlens.data.split import InMemory, Split
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.capture import capture_attention

@@ -17,8 +17,8 @@ from scipy import stats as scipy_stats
 from tests.kit.making import digits, save
 from tests.kit.waiting import HANGS
 from vitlens import load, statistics
-from vitlens.analysis.heads.measure import measure
 from vitlens.analysis.heads.specialisation import specialise
+from vitlens.analysis.heads.statistics import measure
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.stats.measure import measure as stats

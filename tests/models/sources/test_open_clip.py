@@ -15,9 +15,13 @@ open_clip = pytest.importorskip("open_clip", reason="needs the extra clip: pip i
 
 from tests.models.tiny_clip import registered, tiny  # noqa: E402
 from vitlens.analysis.attention.methods import relevance  # noqa: E402
-from vitlens.analysis.features.zero_shot import prompted, zero_shot  # noqa: E402
+from vitlens.analysis.features.zero_shot import prompted  # noqa: E402
 from vitlens.lens.capture import capture_attention  # noqa: E402
-from vitlens.models.language_image import text_tower, with_prompts  # noqa: E402
+from vitlens.models.language_image import (  # noqa: E402
+    text_tower,
+    with_prompts,
+    zero_shot,
+)
 from vitlens.models.loading import load  # noqa: E402
 from vitlens.models.sources.open_clip import configuration, open_clip_names, template_sets, tokenizer  # noqa: E402
 

@@ -21,9 +21,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from vitlens.analysis.cost.parts import EMBEDDING, HEAD, MLP, PRODUCTS, PROJECTIONS, Parts, in_order
 from vitlens.devices import evaluating
 from vitlens.lens.trace import probe_images
+from vitlens.models.configs import ViTConfig
 from vitlens.models.hooks import Arguments, watching
 from vitlens.models.model import Model
-from vitlens.models.vit_config import ViTConfig
 from vitlens.uncertainty import Estimate
 
 _ATEN: Final = torch.ops.aten

@@ -2,6 +2,7 @@
 
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -46,52 +47,44 @@ class Parts:
         blocks = sorted(set(model.anatomy.blocks), key=self._place.__getitem__)
         self._blocks = [name for name in blocks if not any(name.startswith(f"{other}.") for other in blocks)]
         self._starts = [self._place[name] for name in self._blocks]
-        self._end = max((place for name, place in self._place.items() if self._block_of(name)), default=0)
+        self._end = max((place for name, place in self._place.items() if _within(name, self._blocks)), default=0)
         self._containers = list(dict.fromkeys(name.rpartition(".")[0] for name in self._blocks))
 
     def of_module(self, name: str) -> str:
         """The part that a module's own operations belong to; "" is the model itself."""
         if not name:
             return OTHER
-        return self._in_transformer(name) if self._has_tokens else self._in_cnn(name)
+        module, place, block = self._modules[name], self._place[name], _within(name, self._blocks)
+        before = bool(self._blocks) and place < self._starts[0]
+        if not self._has_tokens:  # a CNN
+            if not self._blocks:
+                return HEAD if isinstance(module, nn.Linear) else CONVOLUTIONS
+            if before or place > self._end:
+                return STEM if before else HEAD
+            # layers between two stages (ConvNeXt's downsampling) are counted with the later stage
+            block = block or self._blocks[bisect_left(self._starts, place)]
+            return f"{STAGE} {self._containers.index(block.rpartition('.')[0])}"
+        if not any(True for _ in module.children()) and _NORM.search(type(module).__name__):
+            return NORMS
+        if any(_POSITION.search(word) for word in name.split(".")):
+            return POSITIONS
+        if _within(name, self._attention):
+            return PROJECTIONS
+        if block:
+            return MLP
+        return EMBEDDING if before or not self._blocks else HEAD if place > self._end else BETWEEN
 
     def of_parameter(self, name: str) -> str:
         """The part that a parameter belongs to."""
         owner, _, last = name.rpartition(".")
         if self._has_tokens and _POSITION.search(last):
             return POSITIONS
-        if self._has_tokens and _SCALE.search(last):
-            return NORMS
-        return self.of_module(owner)
+        return NORMS if self._has_tokens and _SCALE.search(last) else self.of_module(owner)
 
-    def _in_transformer(self, name: str) -> str:
-        module = self._modules[name]
-        if not any(True for _ in module.children()) and _NORM.search(type(module).__name__):
-            return NORMS
-        if any(_POSITION.search(word) for word in name.split(".")):
-            return POSITIONS
-        if any(name == other or name.startswith(f"{other}.") for other in self._attention):
-            return PROJECTIONS
-        if self._block_of(name):
-            return MLP
-        if not self._blocks or self._place[name] < self._starts[0]:
-            return EMBEDDING
-        return HEAD if self._place[name] > self._end else BETWEEN
 
-    def _in_cnn(self, name: str) -> str:
-        if not self._blocks:
-            return HEAD if isinstance(self._modules[name], nn.Linear) else CONVOLUTIONS
-        place = self._place[name]
-        if place < self._starts[0]:
-            return STEM
-        if place > self._end:
-            return HEAD
-        # layers between two stages (ConvNeXt's downsampling) are counted with the later stage
-        block = self._block_of(name) or self._blocks[bisect_left(self._starts, place)]
-        return f"{STAGE} {self._containers.index(block.rpartition('.')[0])}"
-
-    def _block_of(self, name: str) -> str | None:
-        return next((block for block in self._blocks if name == block or name.startswith(f"{block}.")), None)
+def _within(name: str, others: Iterable[str]) -> str | None:
+    """The one of other modules that a module is, or is part of."""
+    return next((other for other in others if name == other or name.startswith(f"{other}.")), None)
 
 
 def in_order(parts: Iterable[str]) -> list[str]:
@@ -107,8 +100,7 @@ def in_order(parts: Iterable[str]) -> list[str]:
 
 def parameters_by_part(model: Model) -> dict[str, int]:
     """How many parameters each part has; their sum is the model's parameter_count()."""
-    parts, counts = Parts(model), dict[str, int]()
+    parts, counts = Parts(model), Counter[str]()
     for name, parameter in model.module.named_parameters():
-        part = parts.of_parameter(name)
-        counts[part] = counts.get(part, 0) + parameter.numel()
+        counts[parts.of_parameter(name)] += parameter.numel()
     return {part: counts[part] for part in in_order(counts)}

@@ -12,8 +12,8 @@ from vitlens.data.cue_conflict import imagenet16
 from vitlens.data.split import Split
 from vitlens.devices import evaluating
 from vitlens.errors import DataError, InputError, UnknownNameError
-from vitlens.labels import imagenet_classes
 from vitlens.models.model import Model
+from vitlens.names import imagenet_classes
 from vitlens.pixels import Parts
 from vitlens.shapes import Labels, Logits
 

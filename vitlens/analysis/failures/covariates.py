@@ -185,27 +185,14 @@ def look_alike(logits: Logits, labels: Labels) -> PerImage:
     return found
 
 
-@dataclass(frozen=True)
 class Pictures:
-    """The images at some indices."""
+    """The images at some indices, their masks where objects are known, and their extent: height and width, px."""
 
-    subject: Subject
-    indices: Int[Tensor, " batch"]
-
-    @cached_property
-    def split(self) -> Split:
-        """These images alone."""
-        return self.subject.split.pick(self.indices)
-
-    @cached_property
-    def images(self) -> Images:
-        """Their pixels."""
-        return next(iter(self.split.batches(len(self.split)))).images
-
-    @property
-    def masks(self) -> Masks | None:
-        """The objects, where they are known."""
-        return self.split.masks
+    def __init__(self, subject: Subject, indices: Int[Tensor, " batch"]) -> None:
+        self.subject, self.indices, self.split = subject, indices, subject.split.pick(indices)
+        self.images: Images = next(iter(self.split.batches(len(indices)))).images
+        self.masks = self.split.masks
+        self.extent = torch.tensor(self.images.shape[-2:], dtype=torch.float32)
 
     @cached_property
     def layer(self) -> Float[Tensor, "batch 1 height width"]:
@@ -228,11 +215,6 @@ class Pictures:
         first = torch.stack([line.float().argmax(1) for line in lines], 1)
         last = torch.stack([line.shape[1] - line.flip(1).float().argmax(1) for line in lines], 1)
         return first.float(), last.float()
-
-    @property
-    def extent(self) -> Tensor:
-        """Height and width, px."""
-        return torch.tensor(self.images.shape[-2:], dtype=torch.float32)
 
     def place(self) -> tuple[Shift, Shift, Shift]:
         """Where the object (without masks: what the map marks) lies from the centre, and the ends of its shifts."""

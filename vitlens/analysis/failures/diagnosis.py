@@ -1,5 +1,6 @@
 """`vitlens.failures`: what the errors of a model have in common, and what mends them when it is changed."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -236,25 +237,13 @@ def regression(
 
 def deviance(columns: NDArray[np.float64], wrong: NDArray[np.bool_]) -> float:
     """Minus twice the log likelihood of the logistic regression of `wrong` on standardised columns and a constant."""
-    design = np.concatenate([np.ones((len(columns), 1)), columns], 1)
-    penalty = np.diag([0.0] + [_RIDGE] * columns.shape[1])
-    weights = np.zeros(design.shape[1])
+    from sklearn.linear_model import LogisticRegression  # takes a second to import
 
-    def loss(at: NDArray[np.float64]) -> float:
-        scores = design @ at
-        return float(np.logaddexp(0, scores).sum() - scores[wrong].sum() + at @ penalty @ at / 2)
-
-    for _ in range(100):  # Newton's method, each step halved until it descends
-        chance = 1 / (1 + np.exp(-np.clip(design @ weights, -500, 500)))
-        slope = design.T @ (chance - wrong) + penalty @ weights
-        curve = (design * (chance * (1 - chance))[:, None]).T @ design + penalty + 1e-12 * np.eye(len(weights))
-        step, before, length = np.linalg.solve(curve, slope), loss(weights), 1.0
-        while loss(weights - length * step) > before and length > 1e-6:
-            length /= 2
-        weights = weights - length * step
-        if before - loss(weights) < 1e-10:
-            break
-    return 2 * (loss(weights) - float(weights @ penalty @ weights) / 2)
+    design = columns if columns.shape[1] else np.zeros((len(wrong), 1))
+    model = LogisticRegression(C=1 / _RIDGE, solver="newton-cholesky", tol=1e-8, max_iter=1000)
+    with warnings.catch_warnings(action="ignore"):  # it goes on with L-BFGS where Newton's steps do not descend
+        scores = model.fit(design, wrong).decision_function(design)
+    return 2 * float(np.logaddexp(0, scores).sum() - scores[wrong].sum())
 
 
 def difference_rows(each: Sequence[tuple[Subject, Values]]) -> tuple[DifferenceRow, ...]:

@@ -132,11 +132,6 @@ class CovariateRow:
         return self.known.lowered if self.sign < 0 else self.known.raised
 
     @property
-    def strength(self) -> float:
-        """How far the AUC is from chance."""
-        return abs(self.area.value - 0.5)
-
-    @property
     def where(self) -> str:
         """The images on which errors are more frequent."""
         return self.known.high if self.sign < 0 else self.known.low
@@ -215,7 +210,8 @@ def causes(
     own.sort(key=lambda row: (-(row.likelihood_ratio or 0.0), 1.0 if row.p is None else row.p))
     both = [row for row in own if row.covariate in tested and tested[row.covariate].supported]
     before = own[: own.index(both[0])] if both else []
-    if any(row.covariate not in tested and row.strength > both[0].strength for row in before):
+    strengths = [abs(row.area.value - 0.5) for row in before if row.covariate not in tested]
+    if any(strength > abs(both[0].area.value - 0.5) for strength in strengths):
         return ()
     kept = both[:1] + [row for row in both[1:] if row.p_joint_holm is not None and row.p_joint_holm <= LEVEL]
     return tuple((row, tested[row.covariate]) for row in kept)

@@ -10,8 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, Literal
 
@@ -132,7 +131,7 @@ def features(
     True
     """
     require(model, *needs_of("features"))
-    reader = _reader(model, layer, pool, norm=norm, embedding=embedding)
+    reader = _Reader(model, _chosen(model, layer, embedding=embedding), pool, norm=norm)
     parts = as_parts(images).split(batch_size or fitting_batch_size(model))
     return reader.joined([reader.read(batch.to(model.device)) for batch in parts])
 
@@ -159,7 +158,8 @@ def extract(
     done. The result's notes have one line for every cached file that was ignored. Raises what `features` raises.
     """
     workers = processes or Processes(0, 1, model.device)
-    reader, size = _reader(model, layer, pool, norm=norm, embedding=embedding), batch_size or fitting_batch_size(model)
+    reader = _Reader(model, _chosen(model, layer, embedding=embedding), pool, norm=norm)
+    size = batch_size or fitting_batch_size(model)
     if cache is None:
         chunks = _chunks(reader, split, workers, size, precision, advance)
         read = [parts for parts in chunks if workers.is_first]
@@ -177,7 +177,8 @@ def extract(
     if not any(absent):
         advance(len(range(workers.index, len(split), workers.count)))
     else:
-        missing = replace(reader, stages=tuple(stage for stage, lacks in zip(reader.stages, absent) if lacks))
+        lacked = [stage for stage, lacks in zip(reader.stages, absent) if lacks]
+        missing = _Reader(model, lacked, reader.pool, norm=norm)
         files = dict[str, BinaryIO]()
         with ExitStack() as stack:
             for parts in _chunks(missing, split, workers, size, precision, advance):
@@ -209,16 +210,16 @@ def patch_tokens(
     the tokens is unknown.
     """
     read = [_chosen(model, layer)[0] for layer in layers]
+    reader, parts = _Reader(model, read, "mean", norm=norm), dict[FeatureStage, list[Tensor]]()
     for stage in read:
         if stage.grid is None:
             raise UnsupportedError(
                 f"expected tokens with a place in the image, found {stage.title} of {model.alias}, whose order is "
                 "unknown; try a ViT or a CNN"
             )
-    final, parts = final_norm(model) if norm else None, dict[FeatureStage, list[Tensor]]()
 
     def take(stage: FeatureStage, tokens: Tokens) -> None:
-        patches = _normed(model, _fitting(final, stage), tokens[:, len(stage.prefix) :])
+        patches = reader.normed(stage, tokens[:, len(stage.prefix) :])
         parts.setdefault(stage, []).append(patches.float().cpu().clone())  # a later block may write into it
 
     with torch.no_grad(), evaluating(model), watching_stages(model, read, take):
@@ -227,44 +228,37 @@ def patch_tokens(
     return tuple(torch.cat(parts[stage]).unflatten(1, stage.grid or ()) for stage in read)
 
 
-@dataclass(frozen=True)
 class _Reader:
-    """Reads layers of a model in one forward pass a batch; tokens are pooled during the pass and not kept."""
+    """Reads layers of a model in one forward pass a batch; tokens are pooled during the pass and not kept.
 
-    model: Model
-    stages: tuple[FeatureStage, ...]
-    pool: FeaturePool
-    norm: FinalNorm | None
+    names: of the files of what is read: the layers, and the logits last.
+    """
 
-    @property
-    def layers(self) -> tuple[FeatureLayer, ...]:
-        """The layers that are read."""
-        found = []
-        for stage in self.stages:
+    def __init__(self, model: Model, read: Sequence[FeatureStage], pool: FeaturePool | None, *, norm: bool) -> None:
+        self.model, self.stages, self.pool = model, read, resolve_pool(model, pool)
+        self._norm = final_norm(model) if norm else None
+        self.names = [*(stage.title.replace(" ", "-") for stage in read), "logits"]
+        layers = []
+        for stage in read:
             dim = stage.width * (2 if self._pool_of(stage) == "cls+mean" else 1)
-            fitting = _fitting(self.norm, stage)
-            norm = fitting.module if fitting else None
-            found.append(FeatureLayer(stage.index, stage.title, stage.kind, stage.module, dim, norm))
-        return tuple(found)
-
-    @property
-    def names(self) -> list[str]:
-        """Of the files of what is read: the layers, and the logits last."""
-        return [*(stage.title.replace(" ", "-") for stage in self.stages), "logits"]
+            own = self._norm_of(stage)
+            named = own.module if own else None
+            layers.append(FeatureLayer(stage.index, stage.title, stage.kind, stage.module, dim, named))
+        self.layers = tuple(layers)
 
     def read(self, images: Images) -> list[Tensor]:
         """The vectors (batch, dim) of a batch by layer, and its logits (batch, classes) last; fp32, on the CPU."""
         vectors: dict[int | None, Tensor] = {}
 
         def take(stage: FeatureStage, tokens: Tokens) -> None:
-            norm, pool, parts = _fitting(self.norm, stage), self._pool_of(stage), []
-            apply = partial(_normed, self.model, norm)
+            norm, pool, parts = self._norm_of(stage), self._pool_of(stage), []
             if "cls" in pool:
-                parts.append(apply(tokens[:, stage.prefix.index("cls")]))
+                parts.append(self.normed(stage, tokens[:, stage.prefix.index("cls")]))
             if "mean" in pool:
                 patches = tokens[:, len(stage.prefix) :]
                 # as the model does: the mean of normalised tokens, or the normalised mean (timm's fc_norm)
-                parts.append(apply(patches).mean(1) if norm and norm.on_tokens else apply(patches.mean(1)))
+                before = norm is not None and norm.on_tokens
+                parts.append(self.normed(stage, patches).mean(1) if before else self.normed(stage, patches.mean(1)))
             vectors[stage.index] = torch.cat(parts, 1).float().cpu()
 
         with torch.no_grad(), evaluating(self.model), watching_stages(self.model, self.stages, take):
@@ -285,12 +279,16 @@ class _Reader:
         """The pooling of one layer; the CLS token of the embedding is the same for every image, and is left out."""
         return "mean" if stage.index is None else self.pool
 
+    def _norm_of(self, stage: FeatureStage) -> FinalNorm | None:
+        """The norm that is applied to a layer: it is of its width, and the layer is not the embedding."""
+        known = self._norm
+        return known if known is not None and known.width == stage.width and stage.index is not None else None
 
-def _reader(
-    model: Model, layer: int | Sequence[int] | None, pool: FeaturePool | None, *, norm: bool, embedding: bool
-) -> _Reader:
-    read = (*(_chosen(model, EMBEDDING) if embedding else ()), *_chosen(model, layer))
-    return _Reader(model, read, resolve_pool(model, pool), final_norm(model) if norm else None)
+    def normed(self, stage: FeatureStage, tokens: Tensor) -> Tensor:
+        """Tokens of a layer after the norm that is applied to it."""
+        norm = self._norm_of(stage)
+        normed: Tensor = tokens if norm is None else self.model.module.get_submodule(norm.module)(tokens)
+        return normed
 
 
 def resolve_pool(model: Model, pool: FeaturePool | None) -> FeaturePool:
@@ -308,35 +306,27 @@ def resolve_pool(model: Model, pool: FeaturePool | None) -> FeaturePool:
     return pool
 
 
-def _chosen(model: Model, layer: LayerChoice | Sequence[int] | None) -> tuple[FeatureStage, ...]:
-    """Layers by index from 0 (-1: the last), or the embedding; None: all but that. Raises InputError for an index that
-    does not exist."""
-    known = stages(model)
-    if layer is None:
-        return known
-    if layer == EMBEDDING:
-        stage = embedding_stage(model)
-        if stage is None:
-            raise UnsupportedError(
-                f"expected a model whose first block is given the embedding of all patches, found {model.alias} "
-                f"({model.anatomy.family}); read its layers without embedding=True"
-            )
-        return (stage,)
-    indices = [layer] if isinstance(layer, int) else layer
+def _chosen(
+    model: Model, layer: LayerChoice | Sequence[int] | None, *, embedding: bool = False
+) -> tuple[FeatureStage, ...]:
+    """Layers by index from 0 (-1: the last), None: all; with the embedding first, or alone for "embedding". Raises
+    InputError for an index that does not exist."""
+    known, first = stages(model), embedding_stage(model) if embedding or layer == EMBEDDING else None
+    if first is None and (embedding or layer == EMBEDDING):
+        raise UnsupportedError(
+            f"expected a model whose first block is given the embedding of all patches, found {model.alias} "
+            f"({model.anatomy.family}); read its layers without embedding=True"
+        )
+    indices: Sequence[int] = range(len(known))
+    if isinstance(layer, int):
+        indices = [layer]
+    elif layer is not None:
+        indices = () if isinstance(layer, str) else layer
     for index in indices:
         if not -len(known) <= index < len(known):
             raise InputError(f"expected a layer from 0 to {len(known) - 1} of {model.alias}, found {index}")
-    return tuple(known[index] for index in sorted({index % len(known) for index in indices}))
-
-
-def _fitting(norm: FinalNorm | None, stage: FeatureStage) -> FinalNorm | None:
-    """The norm if it is applied to the layer: of its width, and the layer is not the embedding."""
-    return norm if norm is not None and norm.width == stage.width and stage.index is not None else None
-
-
-def _normed(model: Model, norm: FinalNorm | None, tokens: Tensor) -> Tensor:
-    normed: Tensor = tokens if norm is None else model.module.get_submodule(norm.module)(tokens)
-    return normed
+    numbered = (known[index] for index in sorted({index % len(known) for index in indices}))
+    return (*numbered,) if first is None else (first, *numbered)
 
 
 def _chunks(
@@ -356,24 +346,20 @@ def _chunks(
         yield whole.split(widths, 1)
 
 
-@dataclass(frozen=True)
 class FeatureCache:
     """The features of one model on one set of images, read in one way.
 
     root: the cache's folder; about: the origin of the features as plain JSON values, without the layer.
     """
 
-    root: Path
-    about: Mapping[str, object]
-
-    def __post_init__(self) -> None:
-        if self.root.exists() and not self.root.is_dir():
-            raise InputError(f"expected a folder for cached features at {self.root}, found a file; give another")
+    def __init__(self, root: Path, about: Mapping[str, object]) -> None:
+        if root.exists() and not root.is_dir():
+            raise InputError(f"expected a folder for cached features at {root}, found a file; give another")
+        self.root, self.origin = root, json.dumps(about, sort_keys=True)
 
     def file(self, name: str) -> Path:
         """The path of one layer's features, whether the file exists or not."""
-        about = json.dumps(self.about, sort_keys=True).encode()
-        return self.root / hashlib.sha256(about).hexdigest()[:20] / f"{name}.npy"
+        return self.root / hashlib.sha256(self.origin.encode()).hexdigest()[:20] / f"{name}.npy"
 
     def recall(self, names: Sequence[str]) -> tuple[dict[str, Tensor], list[str]]:
         """The features (n, dim) of layers by name, where they are there, mapped from the files; and one line for every
@@ -405,6 +391,6 @@ class FeatureCache:
 
     def _seal(self, name: str, content: NDArray[np.uint8]) -> bytes:
         """The SHA-256 of a file's content, of its origin and of the version."""
-        seal = hashlib.sha256(json.dumps([VERSION, name, self.about], sort_keys=True).encode())
+        seal = hashlib.sha256(f"{VERSION} {name} {self.origin}".encode())
         seal.update(content.data)
         return seal.digest()

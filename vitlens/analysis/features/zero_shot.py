@@ -16,7 +16,6 @@ from vitlens.models.language_image import (
     ensemble,
     text_tower,
     with_prompts,
-    zero_shot_classifier,
 )
 from vitlens.models.model import Model
 from vitlens.shapes import Labels
@@ -34,25 +33,6 @@ class TemplateScore(NamedTuple):
     gain: Estimate | None = None
     p: float | None = None
     p_holm: float | None = None
-
-
-def zero_shot(
-    model: Model,
-    classes: Sequence[str],
-    *,
-    templates: Sequence[str] = PHOTO,
-    names: Sequence[str] | None = None,
-) -> Model:
-    """A language-image model as a classifier of these classes, without training; usable wherever a model is.
-
-    templates: prompts with {} in place of a class; a class is the mean of the embeddings of its prompts; names: the
-    classes' names in the prompts (default: the classes; for ImageNet, unambiguous names). Raises UnsupportedError for
-    a model without a text tower, InputError for a template without {}.
-
-    clip = vitlens.load("open-clip:ViT-B-32/openai")
-    maps = vitlens.relevance(vitlens.zero_shot(clip, ["cat", "dog"]), images)
-    """
-    return zero_shot_classifier(model, classes, templates=templates, names=names)
 
 
 def prompted(model: Model, prompts: Sequence[str]) -> Model:

@@ -156,8 +156,7 @@ def bits_of_part(mass: Tensor, expected: Tensor) -> Tensor:
 
 def on_grid(pixels: Tensor, place: Geometry) -> Float[Tensor, "images patches channels"]:
     """The mean of each channel over each patch of the map."""
-    grid = place.grid if place.windows is None else place.windows.resolution
-    return F.adaptive_avg_pool2d(pixels.float(), grid).flatten(2).transpose(1, 2)
+    return F.adaptive_avg_pool2d(pixels.float(), place.map_grid).flatten(2).transpose(1, 2)
 
 
 def similar_pairs(images: Images, place: Geometry) -> Bool[Tensor, "images calls query key"]:

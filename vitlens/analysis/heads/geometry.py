@@ -42,6 +42,11 @@ class Geometry:
         return self.grid[0] * self.grid[1]
 
     @property
+    def map_grid(self) -> tuple[int, int]:
+        """Patches (rows, columns) of the whole map."""
+        return self.grid if self.windows is None else self.windows.resolution
+
+    @property
     def spacing(self) -> tuple[int, int]:
         """How many patches apart (down, across) adjacent patches of a window are in the image."""
         if self.windows is None or not self.windows.dilated:
@@ -70,7 +75,7 @@ class Geometry:
     def distances(self) -> Float[Tensor, "calls query key"]:
         """Euclidean distances in px between the centres of all pairs of patches in the image; arbitrary for padding."""
         places = self.places()
-        columns = self.grid[1] if self.windows is None else self.windows.resolution[1]
+        columns = self.map_grid[1]
         centres = torch.stack((places // columns, places % columns), -1) * torch.tensor(self.pitch, dtype=torch.float64)
         return (centres[:, :, None] - centres[:, None]).square().sum(-1).sqrt()
 

@@ -1,9 +1,9 @@
-"""Every statistic and every label of a head: one entry each, free of torch, read by everything that shows them.
+"""Every statistic and every label of a head: the words of each, free of torch, read by everything that shows them.
 
-To add a statistic, write its function and add an entry to STATISTICS: `vitlens.statistics`, the report and figures of
-`vitlens stats` and the documentation take it from here. The function's argument depends on `input`: "row", a
-`rows.Rows`, for one number per row; "layer", a `rows.PatchRows`, for one number per image and head; "tokens", a
-`measure.TokenNorms`, for one number per image. To add a label, add its words to LABELS and its rule to RULES in
+To add a statistic, add an entry to STATISTICS and its function to FUNCTIONS in rows.py: `vitlens.statistics`, the
+report and figures of `vitlens stats` and the documentation take it from here. The function's argument depends on
+`input`: "row", a `rows.Rows`, for one number per row; "layer", a `rows.PatchRows`, for one number per image and head;
+"tokens", a `rows.TokenNorms`, for one number per image. To add a label, add an entry to LABELS and its rule to RULES in
 specialisation.py.
 """
 
@@ -19,18 +19,17 @@ class Statistic:
     """One number for every head (or every block), a mean over queries and images.
 
     title: in figures and tables; unit: "px", "nats", "fraction", "keys" or ""; meaning: its definition; reading: the
-    interpretation of a high and a low value, in one sentence; function: "module:function"; source: the paper, or the
-    formula; input: the argument of the function; rows: the queries whose attention rows it is computed from ("tokens":
-    the residual stream instead); needs: requirements of a layer ("grid": patches that attend to patches); views: the
-    parts of reports that show it; whole_range: whether the colours of its maps span 0 to 1, rather than end at its
-    greatest value; tracked_as: its name where `train --track` logs it by layer, "" if it does not.
+    interpretation of a high and a low value, in one sentence; source: the paper, or the formula; input: the argument of
+    the function; rows: the queries whose attention rows it is computed from ("tokens": the residual stream instead);
+    needs: requirements of a layer ("grid": patches that attend to patches); views: the parts of reports that show it;
+    whole_range: whether the colours of its maps span 0 to 1, rather than end at its greatest value; tracked_as: its
+    name where `train --track` logs it by layer, "" if it does not; function: its name in FUNCTIONS, "" for its own.
     """
 
     title: str
     unit: str
     meaning: str
     reading: str
-    function: str
     source: str = ""
     input: Literal["row", "layer", "tokens"] = "layer"
     rows: Literal["patches", "CLS", "tokens"] = "patches"
@@ -38,141 +37,134 @@ class Statistic:
     views: tuple[View, ...] = ("maps",)
     whole_range: bool = False
     tracked_as: str = ""
-
-
-_ROWS: Final = "vitlens.analysis.heads.rows"
+    function: str = ""
 
 
 def _of_layer(
-    name: str, title: str, unit: str, meaning: str, reading: str, source: str, *views: View, need: Need = "grid"
+    title: str, unit: str, meaning: str, reading: str, source: str, *views: View, need: Need = "grid"
 ) -> Statistic:
     """A statistic of a layer between patches; of the CLS row where it needs one."""
     needs: tuple[Need, ...] = ("grid",) if need == "grid" else ("grid", need)
     rows: Literal["patches", "CLS"] = "CLS" if need == "cls" else "patches"
-    return Statistic(title, unit, meaning, reading, f"{_ROWS}:{name}", source, rows=rows, needs=needs, views=views)
+    return Statistic(title, unit, meaning, reading, source, rows=rows, needs=needs, views=views)
 
 
-def _of_cls(patches: Statistic, *views: View, tracked_as: str = "") -> Statistic:
+def _of_cls(name: str, *views: View, tracked_as: str = "") -> Statistic:
     """The same statistic of the row of the CLS token or of a pooling query."""
-    title, meaning = f"{patches.title} of the CLS row", f"{patches.meaning}; the row of CLS"
-    known = replace(patches, title=title, meaning=meaning, rows="CLS", needs=("cls",), views=views)
-    return replace(known, tracked_as=tracked_as)
+    known = _OF_ROWS[name]
+    title, meaning = f"{known.title} of the CLS row", f"{known.meaning}; the row of CLS"
+    known = replace(known, title=title, meaning=meaning, rows="CLS", needs=("cls",), views=views)
+    return replace(known, tracked_as=tracked_as, function=name)
 
 
-def _of_tokens(name: str, title: str, unit: str, meaning: str, reading: str, source: str) -> Statistic:
+def _of_tokens(title: str, unit: str, meaning: str, reading: str, source: str) -> Statistic:
     """A statistic of the residual stream after each block."""
-    function = f"vitlens.analysis.heads.measure:{name}"
-    return Statistic(title, unit, meaning, reading, function, source, "tokens", "tokens", views=())
+    return Statistic(title, unit, meaning, reading, source, "tokens", "tokens", views=())
 
 
-_ENTROPY: Final = Statistic(
-    "entropy", "nats", "spread of a row over all keys, ln(keys) when uniform",
-    "High: attention spreads over many keys; 0: it lies on a single key.",
-    f"{_ROWS}:entropy", "Shannon 1948: -sum of w ln w", "row", views=("each head",),
-)  # fmt: skip
-_NORMALISED: Final = Statistic(
-    "entropy, share of ln(keys)", "fraction", "entropy over that of uniform attention",
-    "1 is uniform attention, over all keys, 0 a single key; a fall is attention that sharpens.",
-    f"{_ROWS}:normalised_entropy", "entropy / ln(keys)", "row", views=("maps", "training"), whole_range=True,
-    tracked_as="entropy/patches",
-)  # fmt: skip
-_EFFECTIVE: Final = Statistic(
-    "effective number of keys", "keys", "exp of the entropy, a mean over rows",
-    "All keys when attention is uniform, 1 for a single key.",
-    f"{_ROWS}:effective_keys", "exp(entropy)", "row", views=(),
-)  # fmt: skip
-_HOYER: Final = Statistic(
-    "sparsity (Hoyer)", "fraction", "0 for uniform attention, 1 for a single key",
-    "High: a few keys have most of the weight; 0: all keys have the same.",
-    f"{_ROWS}:hoyer", "Hoyer 2004: (sqrt(n) - l1 / l2) / (sqrt(n) - 1)", "row", views=("maps", "each head"),
-    whole_range=True,
-)  # fmt: skip
-_GINI: Final = Statistic(
-    "sparsity (Gini)", "fraction", "inequality of a row's weights, 0 for uniform attention",
-    "High: few keys have most of the weight; 0: all keys have the same.",
-    f"{_ROWS}:gini", "Gini 1912; Hurley & Rickard 2009", "row", whole_range=True,
-)  # fmt: skip
+_OF_ROWS: Final = {
+    "entropy": Statistic(
+        "entropy", "nats", "spread of a row over all keys, ln(keys) when uniform",
+        "High: attention spreads over many keys; 0: it lies on a single key.",
+        "Shannon 1948: -sum of w ln w", "row", views=("each head",),
+    ),
+    "normalised_entropy": Statistic(
+        "entropy, share of ln(keys)", "fraction", "entropy over that of uniform attention",
+        "1 is uniform attention, over all keys, 0 a single key; a fall is attention that sharpens.",
+        "entropy / ln(keys)", "row", views=("maps", "training"), whole_range=True, tracked_as="entropy/patches",
+    ),
+    "effective_keys": Statistic(
+        "effective number of keys", "keys", "exp of the entropy, a mean over rows",
+        "All keys when attention is uniform, 1 for a single key.", "exp(entropy)", "row", views=(),
+    ),
+    "hoyer": Statistic(
+        "sparsity (Hoyer)", "fraction", "0 for uniform attention, 1 for a single key",
+        "High: a few keys have most of the weight; 0: all keys have the same.",
+        "Hoyer 2004: (sqrt(n) - l1 / l2) / (sqrt(n) - 1)", "row", views=("maps", "each head"), whole_range=True,
+    ),
+    "gini": Statistic(
+        "sparsity (Gini)", "fraction", "inequality of a row's weights, 0 for uniform attention",
+        "High: few keys have most of the weight; 0: all keys have the same.",
+        "Gini 1912; Hurley & Rickard 2009", "row", whole_range=True,
+    ),
+}  # fmt: skip
 
 STATISTICS: Final[dict[str, Statistic]] = {
     "distance": _of_layer(
-        "distance", "attention distance", "px", "mean distance from a patch to the patches that it attends to",
+        "attention distance", "px", "mean distance from a patch to the patches that it attends to",
         "Low: attention is local; near uniform attention's: spread, or on the same keys for all patches.",
         "Dosovitskiy 2021, appendix D.8; Raghu 2021", "training", "each head",
     ),
-    "entropy": _ENTROPY,
-    "normalised_entropy": _NORMALISED,
-    "effective_keys": _EFFECTIVE,
-    "hoyer": _HOYER,
-    "gini": _GINI,
+    **_OF_ROWS,
     "self_mass": _of_layer(
-        "self_mass", "mass on itself", "fraction", "attention of a patch on its own token",
+        "mass on itself", "fraction", "attention of a patch on its own token",
         "High: patches attend to their own token; 0: they do not.", "mean over patches of w[i, i]", "maps",
     ),
     "neighbour_mass": _of_layer(
-        "neighbour_mass", "mass on neighbours", "fraction", "attention on the four adjacent patches",
+        "mass on neighbours", "fraction", "attention on the four adjacent patches",
         "High: patches attend to adjacent patches; low: to others, or to themselves.",
         "mean over patches of the weights at grid distance 1",
     ),
     "cls_mass": _of_layer(
-        "cls_mass", "mass on CLS", "fraction", "attention of patches on the CLS token",
+        "mass on CLS", "fraction", "attention of patches on the CLS token",
         "High: patches attend to the CLS token instead of the image.", "mean over patches of w[i, CLS]", "maps",
         need="prefix",
     ),
     "register_mass": _of_layer(
-        "register_mass", "mass on registers", "fraction", "attention of patches on registers and distillation token",
+        "mass on registers", "fraction", "attention of patches on registers and distillation token",
         "High: patches attend to registers instead of the image.", "Darcet 2024", need="prefix",
     ),
     "prefix_mass": _of_layer(
-        "prefix_mass", "mass on the prefix", "fraction", "attention of patches on all tokens before the patches",
+        "mass on the prefix", "fraction", "attention of patches on all tokens before the patches",
         "High: patches attend to CLS and registers instead of the image.",
         "mean over patches of the weights on prefix tokens", need="prefix",
     ),
     "sinks": _of_layer(
-        "sinks", "sinks", "keys", "keys that receive more than median + 5 median absolute deviations",
+        "sinks", "keys", "keys that receive more than median + 5 median absolute deviations",
         "The number of keys with exceptional attention from all patches; 0: none.",
         "Xiao 2024; Darcet 2024; the threshold is ours",
     ),
     "sink_mass": _of_layer(
-        "sink_mass", "mass on sinks", "fraction", "attention of patches that lies on those keys",
+        "mass on sinks", "fraction", "attention of patches that lies on those keys",
         "High: a few keys receive much of the attention of all patches.",
         "weight received by the sinks, a share of all", "maps",
     ),
     "energy": _of_layer(
-        "energy", "mean square sum of a row", "", "sum of a patch row's squared weights on patches",
+        "mean square sum of a row", "", "sum of a patch row's squared weights on patches",
         "1: a single patch has all the weight; 1 / patches: uniform attention.",
         "mean over patches of the sum of w[i, j] squared",
     ),
-    "cls_entropy": _of_cls(_ENTROPY),
-    "cls_normalised_entropy": _of_cls(_NORMALISED, "training", tracked_as="entropy/cls"),
-    "cls_effective_keys": _of_cls(_EFFECTIVE),
-    "cls_hoyer": _of_cls(_HOYER),
-    "cls_gini": _of_cls(_GINI),
+    "cls_entropy": _of_cls("entropy"),
+    "cls_normalised_entropy": _of_cls("normalised_entropy", "training", tracked_as="entropy/cls"),
+    "cls_effective_keys": _of_cls("effective_keys"),
+    "cls_hoyer": _of_cls("hoyer"),
+    "cls_gini": _of_cls("gini"),
     "cls_self_mass": _of_layer(
-        "cls_self_mass", "mass of CLS on itself", "fraction", "attention of the CLS token on itself",
+        "mass of CLS on itself", "fraction", "attention of the CLS token on itself",
         "High: the CLS token attends to itself; low: it attends to other tokens.", "w[CLS, CLS]", need="cls",
     ),
     "cls_register_mass": _of_layer(
-        "cls_register_mass", "mass of CLS on registers", "fraction",
+        "mass of CLS on registers", "fraction",
         "attention of the CLS token on registers and distillation token",
         "High: the CLS token attends to the registers.", "sum of w[CLS, registers]", need="cls",
     ),
     "token_norm": _of_tokens(
-        "token_norm", "median token norm", "", "Euclidean norm of a token after the block, the median of an image",
+        "median token norm", "", "Euclidean norm of a token after the block, the median of an image",
         "The norm of the residual stream's tokens; it commonly grows with depth.",
         "median of the tokens' Euclidean norms",
     ),
     "greatest_norm": _of_tokens(
-        "greatest_norm", "greatest token norm", "", "the largest norm of a token of an image",
+        "greatest token norm", "", "the largest norm of a token of an image",
         "Many times the median norm: some tokens are outliers.", "greatest of the tokens' Euclidean norms",
     ),
     "high_norm_patches": _of_tokens(
-        "high_norm_patches", "high-norm patches", "tokens",
+        "high-norm patches", "tokens",
         "patches with a norm above median + 5 median absolute deviations",
         "The number of patches of outlying norm; in large ViTs such patches hold global information.",
         "Darcet 2024; the threshold is ours",
     ),
     "high_norm_prefix": _of_tokens(
-        "high_norm_prefix", "high-norm prefix tokens", "tokens", "CLS and registers with a norm above that",
+        "high-norm prefix tokens", "tokens", "CLS and registers with a norm above that",
         "The number of CLS and register tokens of outlying norm.", "Darcet 2024; the threshold is ours",
     ),
 }  # fmt: skip

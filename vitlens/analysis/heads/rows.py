@@ -3,11 +3,14 @@
 Those of a row are numbers for one row of weights that sums to 1: entropy and sparsity. Formulas are arranged to be
 precise in fp32 also for nearly uniform rows, where the textbook forms subtract almost equal numbers. Those of a layer
 are distance, and mass on the patch itself, on CLS, on sinks; the rows of patches and the row of CLS are treated
-separately, each window is one call, and padding is no query.
+separately, each window is one call, and padding is no query. What each is: registry.py.
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -17,7 +20,6 @@ from torch import Tensor
 from vitlens.analysis.heads.geometry import Geometry
 from vitlens.analysis.heads.registry import head_statistics
 from vitlens.lens.call import received
-from vitlens.references import resolved
 
 Row = Float[Tensor, "*leading key"]
 Number = Float[Tensor, "*leading"]
@@ -40,38 +42,6 @@ class Rows:
         # several times faster than torch.special.entr; the clamp makes 0 log 0 zero
         logarithms = self.weights.clamp_min(torch.finfo(self.weights.dtype).tiny).log()
         return -(self.weights * logarithms).sum(-1)
-
-
-def entropy(rows: Rows) -> Number:
-    """Entropy in nats: 0 for one key, ln(keys) for uniform attention."""
-    return rows.entropy
-
-
-def normalised_entropy(rows: Rows) -> Number:
-    """Entropy divided by that of uniform attention on as many keys."""
-    return rows.entropy / max(math.log(rows.weights.shape[-1]), 1e-12)
-
-
-def effective_keys(rows: Rows) -> Number:
-    """The number of keys with equal weights that have this entropy."""
-    return rows.entropy.exp()
-
-
-def hoyer(rows: Rows) -> Number:
-    """Hoyer's sparsity (Hoyer 2004), (√n - l1/l2) / (√n - 1): 0 for uniform attention, 1 for one key; 0 where n = 1."""
-    keys = rows.weights.shape[-1]
-    if keys == 1:
-        return torch.zeros_like(rows.weights[..., 0])
-    excess = keys * (rows.weights - 1 / keys).square().sum(-1)  # n · l2² - 1 for rows that sum to 1
-    root = (1 + excess).sqrt()
-    return excess / (root * (root + 1)) * (math.sqrt(keys) / (math.sqrt(keys) - 1))
-
-
-def gini(rows: Rows) -> Number:
-    """The Gini coefficient of each row's weights: 0 for uniform attention, 1 - 1/n for one key."""
-    keys = rows.weights.shape[-1]
-    ranks = torch.arange(1 - keys, keys, 2, dtype=rows.weights.dtype, device=rows.weights.device)  # 2 i - n - 1
-    return ascending(rows.weights - 1 / keys) @ ranks / keys
 
 
 class PatchRows:
@@ -97,17 +67,18 @@ class PatchRows:
         """Every registered statistic that this layer has, by name."""
         rows, place = Rows(self.weights), self.geometry
         has = {"grid": True, "prefix": place.prefix > 0, "cls": bool(place.cls)}
-        of_rows: dict[str, Tensor] = {}  # computed once for the rows of patches and of CLS
+        of_rows: dict[Callable[[Any], Tensor], Tensor] = {}  # computed once for the rows of patches and of CLS
         measured: dict[str, PerImage] = {}
         for name, statistic in head_statistics().items():
             if not all(has[need] for need in statistic.needs):
                 continue
+            function = FUNCTIONS[statistic.function or name]
             if statistic.input == "layer":
-                measured[name] = resolved(statistic.function)(self)
+                measured[name] = function(self)
                 continue
-            if statistic.function not in of_rows:
-                of_rows[statistic.function] = resolved(statistic.function)(rows)
-            values = of_rows[statistic.function]
+            if function not in of_rows:
+                of_rows[function] = function(rows)
+            values = of_rows[function]
             of_patches = statistic.rows == "patches"
             measured[name] = self.mean(values[..., place.prefix :]) if of_patches else values[..., place.cls[0]]
         return measured
@@ -137,6 +108,11 @@ class PatchRows:
         """Which keys receive more than their row's median + 5 median absolute deviations."""
         return outliers(self.received)
 
+    @property
+    def cls_row(self) -> Float[Tensor, "images heads key"]:
+        """The row of the CLS token."""
+        return self.weights[..., self.geometry.cls[0], :]
+
     @cached_property
     def share_of_queries(self) -> Float[Tensor, " key"]:
         """The share of all patches that can attend to each key: all of them, or those of its window."""
@@ -148,6 +124,36 @@ class PatchRows:
         return share[:-1]
 
 
+@dataclass(frozen=True)
+class TokenNorms:
+    """Euclidean norms of the tokens of the residual stream after one block; prefix: the number of prefix tokens."""
+
+    norms: Float[Tensor, "images tokens"]
+    prefix: int
+
+    @cached_property
+    def high(self) -> Float[Tensor, "images tokens"]:
+        """1 where a norm exceeds its image's median + 5 median absolute deviations, else 0."""
+        return outliers(self.norms).float()
+
+
+def hoyer(rows: Rows) -> Number:
+    """Hoyer's sparsity (Hoyer 2004), (√n - l1/l2) / (√n - 1): 0 for uniform attention, 1 for one key; 0 where n = 1."""
+    keys = rows.weights.shape[-1]
+    if keys == 1:
+        return torch.zeros_like(rows.weights[..., 0])
+    excess = keys * (rows.weights - 1 / keys).square().sum(-1)  # n · l2² - 1 for rows that sum to 1
+    root = (1 + excess).sqrt()
+    return excess / (root * (root + 1)) * (math.sqrt(keys) / (math.sqrt(keys) - 1))
+
+
+def gini(rows: Rows) -> Number:
+    """The Gini coefficient of each row's weights: 0 for uniform attention, 1 - 1/n for one key."""
+    keys = rows.weights.shape[-1]
+    ranks = torch.arange(1 - keys, keys, 2, dtype=rows.weights.dtype, device=rows.weights.device)  # 2 i - n - 1
+    return ascending(rows.weights - 1 / keys) @ ranks / keys
+
+
 def distance(layer: PatchRows) -> PerImage:
     """Mean distance in px from a patch to the patches that it attends to."""
     mass, pixels = layer.on_patches.sum(-1), layer.geometry.distances().to(layer.weights)
@@ -157,58 +163,12 @@ def distance(layer: PatchRows) -> PerImage:
     return layer.mean(away)
 
 
-def self_mass(layer: PatchRows) -> PerImage:
-    """Mean weight of a patch on itself."""
-    return layer.mean(layer.on_neighbours.diagonal(dim1=-2, dim2=-1))
-
-
 def neighbour_mass(layer: PatchRows) -> PerImage:
     """Mean weight on the four adjacent patches, as far as they exist."""
     rows, columns = layer.geometry.span
     sides = [(-1, 0), (1, 0)] * (rows > 1) + [(0, -1), (0, 1)] * (columns > 1)
     each = [layer.offsets[:, :, rows - 1 + down, columns - 1 + across] for down, across in sides]
     return torch.stack(each).sum(0) if each else layer.offsets.new_zeros(layer.offsets.shape[:2])
-
-
-def energy(layer: PatchRows) -> PerImage:
-    """The sum of a row's squared weights on patches, averaged over rows."""
-    squares: Tensor = layer.on_neighbours.square().sum((-2, -1)).unflatten(0, (layer.images, -1)).sum(1)
-    return squares / layer.count
-
-
-def sinks(layer: PatchRows) -> PerImage:
-    """The number of sinks."""
-    return layer.sinks.sum(-1).to(layer.received.dtype)
-
-
-def sink_mass(layer: PatchRows) -> PerImage:
-    """Mean weight of patches on sinks."""
-    return (layer.received * layer.sinks * layer.share_of_queries).sum(-1)
-
-
-def prefix_mass(layer: PatchRows) -> PerImage:
-    """Mean weight of patches on all prefix tokens."""
-    return layer.received[..., : layer.geometry.prefix].sum(-1)
-
-
-def cls_mass(layer: PatchRows) -> PerImage:
-    """Mean weight of patches on CLS."""
-    return layer.received[..., list(layer.geometry.cls)].sum(-1)
-
-
-def register_mass(layer: PatchRows) -> PerImage:
-    """Mean weight of patches on registers and distillation token."""
-    return layer.received[..., list(layer.geometry.registers)].sum(-1)
-
-
-def cls_self_mass(layer: PatchRows) -> PerImage:
-    """Weight of CLS on itself."""
-    return layer.weights[..., layer.geometry.cls[0], layer.geometry.cls[0]]
-
-
-def cls_register_mass(layer: PatchRows) -> PerImage:
-    """Weight of CLS on registers and distillation token."""
-    return layer.weights[..., layer.geometry.cls[0], list(layer.geometry.registers)].sum(-1)
 
 
 def ascending(values: Row) -> Row:
@@ -229,3 +189,34 @@ def median(values: Float[Tensor, "*leading token"]) -> Float[Tensor, "*leading"]
     """The median of each row; for an even number of values the mean of the two middle ones (torch takes the lower)."""
     ordered, size = ascending(values), values.shape[-1]
     return (ordered[..., (size - 1) // 2] + ordered[..., size // 2]) / 2
+
+
+def energy(layer: PatchRows) -> PerImage:
+    """The sum of a row's squared weights on patches, averaged over rows."""
+    squares: Tensor = layer.on_neighbours.square().sum((-2, -1)).unflatten(0, (layer.images, -1)).sum(1)
+    return squares / layer.count
+
+
+# By name of the statistic: of Rows one number per row, of PatchRows per image and head, of TokenNorms per image.
+FUNCTIONS: Final[dict[str, Callable[[Any], Tensor]]] = {
+    "entropy": lambda rows: rows.entropy,
+    "normalised_entropy": lambda rows: rows.entropy / max(math.log(rows.weights.shape[-1]), 1e-12),
+    "effective_keys": lambda rows: rows.entropy.exp(),
+    "hoyer": hoyer,
+    "gini": gini,
+    "distance": distance,
+    "self_mass": lambda layer: layer.mean(layer.on_neighbours.diagonal(dim1=-2, dim2=-1)),
+    "neighbour_mass": neighbour_mass,
+    "cls_mass": lambda layer: layer.received[..., list(layer.geometry.cls)].sum(-1),
+    "register_mass": lambda layer: layer.received[..., list(layer.geometry.registers)].sum(-1),
+    "prefix_mass": lambda layer: layer.received[..., : layer.geometry.prefix].sum(-1),
+    "sinks": lambda layer: layer.sinks.sum(-1).to(layer.received.dtype),
+    "sink_mass": lambda layer: (layer.received * layer.sinks * layer.share_of_queries).sum(-1),
+    "energy": energy,
+    "cls_self_mass": lambda layer: layer.cls_row[..., layer.geometry.cls[0]],
+    "cls_register_mass": lambda layer: layer.cls_row[..., list(layer.geometry.registers)].sum(-1),
+    "token_norm": lambda tokens: median(tokens.norms),
+    "greatest_norm": lambda tokens: tokens.norms.amax(-1),
+    "high_norm_patches": lambda tokens: tokens.high[:, tokens.prefix :].sum(-1),
+    "high_norm_prefix": lambda tokens: tokens.high[:, : tokens.prefix].sum(-1),
+}

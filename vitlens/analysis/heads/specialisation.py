@@ -395,7 +395,7 @@ def marks(table: Statistics) -> tuple[tuple[Marks, ...], ...]:
         if place is not None and ("received", layer) in sums:
             received = left_out(sums["received", layer], counts)[..., place.prefix :]  # (samples, heads, patches)
             chance = uniform_received(place)[place.prefix :]
-            grid = place.grid if place.windows is None else place.windows.resolution
+            grid = place.map_grid
             outputs = None
             if mean is not None and ("output", layer) in sums:
                 outputs = left_out(sums["output", layer], counts) / mean.clamp_min(torch.finfo(torch.float64).tiny)

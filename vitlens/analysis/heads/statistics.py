@@ -1,10 +1,11 @@
-"""The registered statistics of every head, as means and intervals over any number of images.
+"""The registered statistics of every head: of one batch, image by image, and as means and intervals over any number.
 
-Every number is a mean over the queries of an image, then over images; attention matrices are not stored.
+Every number is a mean over the queries of an image, then over images. Attention matrices are computed for a few images
+at a time and not stored.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
@@ -12,22 +13,135 @@ from torch import Tensor
 
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.evaluation.intervals import Key, Moments
-from vitlens.analysis.heads.evidence import GROUPS, HeadEvidence
+from vitlens.analysis.heads.evidence import GROUPS, Gathering, HeadEvidence
 from vitlens.analysis.heads.geometry import Geometry, geometry_of
-from vitlens.analysis.heads.measure import BatchStatistics, layers_of, measure
-from vitlens.analysis.heads.registry import STATISTICS
-from vitlens.analysis.heads.rows import PerHead
-from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.layers import probe_images
-from vitlens.lens.observe import survey_weights
+from vitlens.analysis.heads.registry import STATISTICS, head_statistics, token_statistics
+from vitlens.analysis.heads.rows import FUNCTIONS, PatchRows, PerHead, PerImage, Rows, TokenNorms
+from vitlens.errors import InputError, NonFiniteError, UnsupportedError
+from vitlens.lens.call import AttentionCall, precise
+from vitlens.lens.capture import watching_stream
+from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.site import Site
+from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model
 from vitlens.models.support import require
 from vitlens.pixels import AnyImages, as_parts, groups_of, takes_images
-from vitlens.shapes import Images
+from vitlens.shapes import Images, Tokens
 from vitlens.summary import HeadBoard, Line, Summary
 
-_BOARDS = ("distance", "normalised_entropy")  # statistics that a notebook shows of every head
+
+@dataclass
+class BatchStatistics:
+    """A batch of images: sites: the layers; values (images, heads) by statistic and layer; offsets: attention mass by
+    offset, key minus query, summed over the images (heads, 2 rows - 1, 2 columns - 1). A layer of several attention
+    calls has the heads of all of them, one after another. evidence: for the labels of heads, where it was asked for."""
+
+    images: int
+    sites: tuple[Site, ...]
+    values: dict[Key, PerImage] = field(default_factory=dict)
+    offsets: dict[int, Tensor] = field(default_factory=dict)
+    evidence: HeadEvidence = field(default_factory=HeadEvidence)
+
+
+def layers_of(sites: Sequence[Site]) -> tuple[Site, ...]:
+    """One site for each layer, with the heads of all of its calls. Raises UnsupportedError where the numbers of tokens
+    of these differ."""
+    layers: list[Site] = []
+    for site in sites:
+        if site.part == 0:
+            layers.append(site)
+            continue
+        first = layers[site.layer]
+        if replace(first, part=site.part, heads=site.heads) != site:
+            raise UnsupportedError(
+                f"expected attention calls of one shape in layer {site.layer} ({site.module}), found {first.queries} "
+                f"queries and {first.keys} keys, then {site.queries} and {site.keys}"
+            )
+        layers[site.layer] = replace(first, heads=first.heads + site.heads)
+    return tuple(layers)
+
+
+def measure(
+    model: Model, images: Images, *, renormalise: bool = True, groups: Tensor | None = None, masks: Tensor | None = None
+) -> BatchStatistics:
+    """Every statistic of every head on these images, from one forward pass.
+
+    renormalise: distances are of the attention on patches, scaled to sum to 1; otherwise the mass on CLS and other
+    prefix tokens counts as 0 px. groups: (images,) the group of each, to gather the evidence for labels as well (None:
+    statistics only); masks: (images, height, width) True on the object, where they are known. Weights are computed in
+    fp32 at least, in any precision of the model. Raises NonFiniteError naming the layer, UnsupportedError for a model
+    without attention.
+    """
+    if not len(images):
+        raise InputError("expected at least one image, found none")
+    # the passes of one and two images that survey the layers are not part of the batch
+    batch = BatchStatistics(len(images), layers_of(survey_weights(model, images)))
+    gathering = None if groups is None else Gathering(model, images, groups, masks)
+
+    def take(call: AttentionCall) -> None:
+        if call.site.kind == "channel":  # rows of channels have no place in the image
+            return
+        with torch.autocast(images.device.type, enabled=False):
+            _add_call(batch, call, model, gathering, renormalise=renormalise)
+
+    def take_norms(block: int, tokens: Tokens) -> None:
+        layout = model.anatomy.layout
+        prefix = len(layout.prefix) if layout is not None and tokens.shape[1] == layout.tokens else 0
+        if len(tokens) == len(images) and tokens.shape[1] > max(prefix, 1):  # neither windows nor CLS only
+            norms = TokenNorms(tokens.float().norm(dim=-1), prefix)
+            for name in token_statistics():
+                batch.values[name, block] = FUNCTIONS[name](norms)[:, None]
+
+    with watching_stream(model, take_norms):
+        observe(model, images, take)
+    if gathering is not None:
+        batch.evidence = gathering.evidence
+    return batch
+
+
+def _add_call(
+    batch: BatchStatistics, call: AttentionCall, model: Model, gathering: Gathering | None, *, renormalise: bool
+) -> None:
+    """Add the statistics of one attention call, a few images at a time."""
+    site, geometry = call.site, geometry_of(call.site, model)
+    parts: list[dict[str, Tensor]] = []
+    offsets: list[Tensor] = []
+    if gathering is not None and geometry is not None:
+        gathering.begin(call, geometry)
+    for images, part in call.parts():
+        weights = precise(part.precise().placed())
+        if geometry is None:
+            parts.append(_of_rows_only(weights, part))
+            continue
+        layer = PatchRows(weights, part.images, geometry, renormalise=renormalise)
+        parts.append(layer.statistics())
+        offsets.append(layer.offsets.sum(0, dtype=torch.float64).cpu())
+        if gathering is not None:
+            gathering.add(layer, parts[-1]["entropy"], images)
+    if gathering is not None and geometry is not None:
+        gathering.end(site.layer)
+    values = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    if not all(value.isfinite().all() for value in values.values()):
+        raise NonFiniteError(
+            f"expected finite attention weights, found NaN or infinity in layer {site.layer} ({site.module}); "
+            "check the weights of the model, or run with --precision fp32"
+        )
+    for name, value in values.items():  # after the heads of the layer's earlier calls
+        known = batch.values.get((name, site.layer), value[:, :0])
+        batch.values[name, site.layer] = torch.cat((known, value), 1)
+    if offsets:
+        known = batch.offsets.get(site.layer, offsets[0][:0])
+        batch.offsets[site.layer] = torch.cat((known, sum(offsets[1:], offsets[0])))
+
+
+def _of_rows_only(weights: Tensor, call: AttentionCall) -> dict[str, Tensor]:
+    """The statistics of a pooling or CLS query's row, or of rows over pooled keys, which have no place in the image."""
+    query_rows, rows = "CLS" if call.site.kind == "class" else "patches", Rows(weights)
+    return {
+        name: FUNCTIONS[statistic.function or name](rows).mean(-1).unflatten(0, (call.images, -1)).mean(1)
+        for name, statistic in head_statistics().items()
+        if statistic.input == "row" and statistic.rows == query_rows
+    }
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,7 +180,7 @@ class Statistics(Summary):
 
     def boards(self) -> Iterator[HeadBoard]:
         """The distance and the normalised entropy of every head, as far as they are defined."""
-        for name in _BOARDS:
+        for name in ("distance", "normalised_entropy"):
             values = getattr(self, name)
             if not bool(values.isnan().all()):
                 yield HeadBoard(STATISTICS[name].title, values.tolist(), STATISTICS[name].unit)
@@ -77,8 +191,8 @@ class Statistics(Summary):
         return max(site.heads for site in self.sites)
 
     def low(self, name: str) -> PerHead:
-        """The lower end of the mean's 95 % interval (Student's t) over images, or over groups of
-        images that share a source; NaN for one."""
+        """The lower end of the mean's 95 % interval (Student's t) over images, or over groups of images that share a
+        source; NaN for one."""
         return self._table(name, lambda key: self.moments.mean(key) - self.moments.half_width(key))
 
     def high(self, name: str) -> PerHead:
@@ -144,7 +258,7 @@ class Stream:
         self.overall.add(over_heads(batch.values), batch.images, groups=own)
         for layer, mass in batch.offsets.items():
             self.offsets[layer] = self.offsets[layer] + mass if layer in self.offsets else mass
-        self._sites = tuple(batch.sites)
+        self._sites = batch.sites
         return batch
 
     def join(self, total: Callable[[Tensor], Tensor]) -> None:
@@ -156,20 +270,14 @@ class Stream:
 
     def result(self) -> Statistics:
         """The statistics so far. Raises InputError before the first image."""
-        if not self.moments.count:
+        count = self.moments.count
+        if not count:
             raise InputError("expected at least one image, found none")
+        geometries = tuple(geometry_of(site, self.model) for site in self._sites)
+        offsets = (self.offsets.get(layer) for layer in range(len(self._sites)))
+        masses = tuple(None if mass is None else mass / count for mass in offsets)
         return Statistics(
-            self.moments.count,
-            self._sites,
-            tuple(geometry_of(site, self.model) for site in self._sites),
-            tuple(
-                self.offsets[layer] / self.moments.count if layer in self.offsets else None
-                for layer in range(len(self._sites))
-            ),
-            self.moments,
-            self.overall,
-            self.renormalise,
-            self.evidence,
+            count, self._sites, geometries, masses, self.moments, self.overall, self.renormalise, self.evidence
         )
 
 
@@ -181,7 +289,7 @@ def require_statistics(model: Model) -> None:
             f"expected layers in which tokens attend to tokens, found only channels that attend to channels in "
             f"{model.alias}"
         )
-    layers_of(list(sites))
+    layers_of(sites)
 
 
 @takes_images

@@ -82,7 +82,5 @@ def map_agreement(before: Float[Tensor, "batch _ _"], after: Float[Tensor, "batc
     both = usable(before) & usable(after)
     finite = [maps.detach().cpu().float().nan_to_num(0.0, 0.0, 0.0) for maps in (before, after)]
     return MapAgreement(
-        both,
-        torch.where(both, spearman(*finite).nan_to_num(0.0), 0.0),
-        torch.where(both, top_overlap(*finite), 0.0),
+        both, torch.where(both, spearman(*finite).nan_to_num(0.0), 0.0), torch.where(both, top_overlap(*finite), 0.0)
     )

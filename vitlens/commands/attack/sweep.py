@@ -16,7 +16,7 @@ from vitlens.analysis.robustness.curve import Outcome, halving_epsilon
 from vitlens.archives import Form
 from vitlens.attacks.attack import Sweep, attack, sweep
 from vitlens.attacks.plan import AttackPlan, fitting_batch
-from vitlens.attacks.registry import ATTACKS, Attack, checks_of, comparisons
+from vitlens.attacks.registry import ATTACKS, Attack, comparisons
 from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.run.progress import Advance, ProgressStore
 from vitlens.commands.run.resume import batch_digest
@@ -215,11 +215,11 @@ def checked(work: ModelAttack) -> Iterator[Check]:
     yield rules.gradients_not_zero(work.model, images, labels)
     outcomes = {result.attack: result.outcome for result in work.swept}
     of_pairs = [
-        rules.weaker_breaks_no_more(outcomes[pair.weaker], outcomes[pair.stronger], reason=pair.reason)
-        for pair in comparisons([*outcomes])
+        rules.weaker_breaks_no_more(outcomes[weaker], outcomes[stronger], reason=reason)
+        for weaker, stronger, reason in comparisons([*outcomes])
     ]
     if work.run.options.self_checks == "few":
-        able = [result for result in work.swept if "more steps" in _planned(work, result)]
+        able = [result for result in work.swept if ATTACKS[result.attack].takes_more_steps]
         for strongest in sorted(able, key=lambda result: ATTACKS[result.attack].strong)[-1:]:
             if ATTACKS[strongest.attack].kind == "budget":
                 yield _more_steps(work, strongest, images, labels)
@@ -242,10 +242,10 @@ def _more_steps(work: ModelAttack, swept: SweptAttack, images: Tensor, labels: T
 
 def _of_attack(work: ModelAttack, swept: SweptAttack, right: Tensor) -> Iterator[Check]:
     """The checks of one attack; right: the images on which it is checked, fewer and in fewer steps where it is slow."""
-    entry, slug, planned = ATTACKS[swept.attack], swept.outcome.name, _planned(work, swept)
+    entry, slug = ATTACKS[swept.attack], swept.outcome.name
     attempt, epsilon, steps = work.attempt(swept.attack), swept.outcome.epsilons[-1], work.steps_of(entry)
     yield rules.never_rises(swept.outcome)
-    if "gradients read" in planned:
+    if entry.gradients:
         zero, correct = int((swept.silent & work.clean).sum()), int(work.clean.sum())
         yield Check(
             "gradients read", slug, "not all zero, for at least 9 images in 10",
@@ -255,7 +255,7 @@ def _of_attack(work: ModelAttack, swept: SweptAttack, right: Tensor) -> Iterator
     images, labels = work.images(right), work.labels[right]
     if entry.slow or entry.kind == "minimum":
         attempt = partial(attempt, steps=min(steps, _SEARCHED[1]) if entry.kind == "minimum" else _SLOW[1])
-    if "epsilon 0" in planned:
+    if entry.kind == "budget" and entry.takes_epsilon:
         yield rules.at_epsilon_zero(slug, attempt, images, labels)
     result = attempt(images, labels, epsilon=epsilon, batch_size=len(images))
     yield rules.within_budget(slug, work.model, result, images, labels, epsilon=epsilon, norm=entry.norm)
@@ -267,18 +267,15 @@ def _of_attack(work: ModelAttack, swept: SweptAttack, right: Tensor) -> Iterator
         searched = evenly_spaced(images, _SEARCHED[0]), evenly_spaced(labels, _SEARCHED[0])
         yield rules.same_distances(slug, attempt, *searched, epsilon=everything, steps=steps)
         yield rules.every_image_broken(swept.outcome)
-    elif "more steps" in planned:
+    elif entry.takes_more_steps:
         yield _more_steps(work, swept, images, labels)
         yield rules.unlimited_budget(slug, attempt, images, labels, epsilon=everything)
-    if "from below" in planned:  # from the largest epsilon downwards and from the smallest upwards
+    if (
+        work.run.options.downwards and entry.kind == "budget" and len(swept.outcome.epsilons) > 1
+    ):  # from the largest epsilon downwards and from the smallest upwards
         more: dict[str, Any] = {"steps": _SLOW[1]} if entry.slow else {}
         above, below = (
             attempted(work, swept.attack, right, downwards=downwards, **more).broken_at.cpu()
             for downwards in (True, False)
         )
         yield rules.same_in_ascending_order(slug, above, below)
-
-
-def _planned(work: ModelAttack, swept: SweptAttack) -> tuple[str, ...]:
-    epsilons = len(swept.outcome.epsilons)
-    return checks_of(ATTACKS[swept.attack], epsilons=epsilons, downwards=work.run.options.downwards)

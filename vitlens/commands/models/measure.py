@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from vitlens.commands.models.options import ModelsOptions
+from vitlens.commands.registry import COMMANDS
 from vitlens.devices import evaluating
 from vitlens.errors import ModelError
 from vitlens.models.anatomy import is_headless
@@ -13,7 +14,7 @@ from vitlens.models.model import Model, Provenance
 from vitlens.models.naming import RANDOM
 from vitlens.models.rebuild import Architecture, assemble, build, default_classes
 from vitlens.models.sources.registry import SOURCES, ModelSource, unknown_model
-from vitlens.models.support import supported, without_weights
+from vitlens.models.support import supported
 
 _DESCRIBED_AT_MOST = 40  # models of the libraries whose support is listed, as each is built for it
 
@@ -59,7 +60,7 @@ def _described(source: ModelSource, name: str) -> tuple[str, str]:
     except (ModelError, NotImplementedError, RuntimeError):  # some read their weights, or need another library
         return "could not be built", "a command says whether it is supported"
     if source.weights == "none":
-        return f"{model.anatomy.family}, untrained", " ".join(word for word in commands if word in without_weights())
+        return f"{model.anatomy.family}, untrained", " ".join(word for word in commands if COMMANDS[word].untrained)
     family = "image and text" if source.texts else model.anatomy.family
     return f"{family}, {model.parameter_count() / 1e6:.1f} M parameters", " ".join(commands)
 

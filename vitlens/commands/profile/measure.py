@@ -19,12 +19,12 @@ from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.run import Run
 from vitlens.devices import autocast, device_name, resolve_device
 from vitlens.errors import InputError
+from vitlens.models.configs import VIT_PRESETS
 from vitlens.models.loading import untrained
 from vitlens.models.model import Model
 from vitlens.models.naming import parse_models, require_rule
 from vitlens.models.rebuild import default_classes, untrained_like
 from vitlens.models.sources.registry import source_of
-from vitlens.models.vit_config import VIT_PRESETS
 from vitlens.uncertainty import Estimate, median_of
 
 _FACTORS: Final = (0.5, 0.75, 1.0, 1.5, 2.0)  # of the model's own image side

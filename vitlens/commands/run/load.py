@@ -23,7 +23,7 @@ from vitlens.files import read_bounded
 from vitlens.models.loading import load
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName, parse_models, require_rule
-from vitlens.models.support import require_supported
+from vitlens.models.support import needs_of, require
 
 
 def load_models(
@@ -45,7 +45,7 @@ def load_models(
     loaded = tuple(load(next(names) if isinstance(model, str) else model, **given) for model in models)
     if command is not None:
         for model in loaded:
-            require_supported(model, command)
+            require(model, *needs_of(command))
     return loaded
 
 

@@ -21,7 +21,7 @@ from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.loading import untrained
 from vitlens.models.naming import ModelName, parse_models, require_rule
 from vitlens.models.rebuild import default_classes
-from vitlens.models.support import require_supported
+from vitlens.models.support import needs_of, require
 from vitlens.names import BUNDLED
 from vitlens.training.recipe import equal_budgets
 
@@ -95,7 +95,7 @@ def _checked(
         for model in named
     ]
     for model in models:
-        require_supported(model, "compare")
+        require(model, *needs_of("compare"))
     reasons = [model.supports("study") for model in models]
     if all(reasons):
         raise UnsupportedError(str(reasons[0]))

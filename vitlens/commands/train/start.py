@@ -13,12 +13,11 @@ from vitlens.data.catalogue import load_data
 from vitlens.data.split import Split
 from vitlens.devices import resolve_device
 from vitlens.errors import InputError
+from vitlens.models.configs import SWIN_PRESETS, VIT_PRESETS
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
 from vitlens.models.rebuild import Overrides, for_classes
-from vitlens.models.support import require_supported
-from vitlens.models.swin_config import SWIN_PRESETS
-from vitlens.models.vit_config import VIT_PRESETS
+from vitlens.models.support import needs_of, require
 from vitlens.names import Part, Precision
 from vitlens.preprocessing import Preprocessing
 from vitlens.training.distill import (
@@ -130,7 +129,7 @@ def _trained(options: TrainOptions, recipe: Recipe) -> tuple[Model, Split, Split
         options.model, device=resolve_device(run.device), seed=run.seed, weights=tuning.weights,
         image_size=options.shape.image_size, code_files=options.model_file,
     )  # fmt: skip
-    require_supported(model, "train")
+    require(model, *needs_of("train"))
     require_last(model, tuning.trained)
     if tuning.trained is not None:
         require_learned(model, option=tuning.way)

@@ -7,13 +7,12 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from vitlens.errors import InputError, ModelError
+from vitlens.models.configs import SwinConfig, ViTConfig
 from vitlens.models.cutting import UNCUT
 from vitlens.models.rebuild import Architecture
 from vitlens.models.resnet import build_resnet
 from vitlens.models.swin import SWIN_PRESETS, SwinTransformer, from_timm
-from vitlens.models.swin_config import SwinConfig
 from vitlens.models.vit import VIT_PRESETS, VisionTransformer
-from vitlens.models.vit_config import ViTConfig
 from vitlens.models.weights import load_strictly
 from vitlens.names import PRESETS
 from vitlens.preprocessing import Preprocessing

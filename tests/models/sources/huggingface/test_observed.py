@@ -119,9 +119,12 @@ def attended(model):
 
 @pytest.mark.parametrize("name", [name for name in SEQUENCES if "Classification" in FAMILIES[name][1]])
 def test_a_classifier_supports_every_command(folders, name):
-    from vitlens.models.support import model_commands, supported
+    from vitlens.commands.registry import COMMANDS
+    from vitlens.models.support import supported
 
-    assert supported(vitlens.load(f"hf:{folders(name)[0]}")) == model_commands()
+    assert supported(vitlens.load(f"hf:{folders(name)[0]}")) == tuple(
+        word for word, command in COMMANDS.items() if command.needs is not None
+    )
 
 
 def test_rollout_relevance_and_ablation_of_a_vit_of_transformers(folders):

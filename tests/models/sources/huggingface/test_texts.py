@@ -7,10 +7,10 @@ import torch
 
 import vitlens
 from tests.models.sources.huggingface.tiny import save_family
-from vitlens.analysis.features.zero_shot import prompted, zero_shot
+from vitlens.analysis.features.zero_shot import prompted
 from vitlens.attribution.explain import preferred_method
 from vitlens.errors import InputError, ModelError, UnsupportedError
-from vitlens.models.language_image import has_text_tower, text_tower
+from vitlens.models.language_image import has_text_tower, text_tower, zero_shot
 
 transformers = pytest.importorskip("transformers", minversion="5", reason="the extra hf is not installed")
 
@@ -55,7 +55,7 @@ def test_zero_shot_logits_are_transformers_own(whole):
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_zero_shot_classifier_is_observed_and_explained(whole):
+def test_a_zero_shot_is_observed_and_explained(whole):
     model = zero_shot(vitlens.load(f"hf:{whole[0]}"), ("cat", "dog"), templates=("a {}",))
     assert model.classes == ("cat", "dog")
     assert model.layout.grid == (4, 4)

@@ -14,8 +14,8 @@ from vitlens.analysis.evaluation.evaluate import predicted_logits
 from vitlens.analysis.features.features import Features, extract
 from vitlens.analysis.features.probe import Probe, probe
 from vitlens.analysis.features.similarity import similarity
-from vitlens.analysis.heads.measure import measure as measure_heads
 from vitlens.analysis.heads.registry import STATISTICS
+from vitlens.analysis.heads.statistics import measure as measure_heads
 from vitlens.commands.study import record as rows
 from vitlens.commands.study.kinds.setup import Setup
 from vitlens.data.split import Split

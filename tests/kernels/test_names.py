@@ -1,4 +1,4 @@
-from vitlens.labels import are_imagenet, imagenet_classes, imagenet_indices
+from vitlens.names import are_imagenet, imagenet_classes, imagenet_indices
 
 
 def test_a_class_index_is_the_rank_of_its_wnid():
