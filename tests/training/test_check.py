@@ -135,6 +135,14 @@ def test_a_part_that_is_frozen_on_purpose_is_no_fault(images):
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
+def test_a_loss_that_is_cut_off_from_the_weights_is_a_finding(images):
+    model = tiny()
+    model.module.head.register_forward_hook(lambda _, __, output: output.detach())
+    found = run(model, images)
+    assert "is the loss cut off from them?" in found["gradient norms"].line
+    assert failed(found) == ["one batch"]
+
+
 @pytest.mark.parametrize("mode", [True, False])
 def test_nothing_is_left_behind(mode, images):
     model = tiny(dropout=0.2).train(mode)

@@ -75,7 +75,8 @@ def check_training(
     with partly_trainable(model, last=train_last), _restored(model), torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         loss = F.cross_entropy(model(images).float(), labels)
-        loss.backward()
+        if loss.requires_grad:  # else nothing that is trained reaches the loss
+            loss.backward()
         findings = (initial_loss(loss.item(), len(model.classes), fresh=fresh), gradient_norms(model.module))
         runs: list[Fitted] = []
         if loss.isfinite():
@@ -243,7 +244,8 @@ def _fit_batch(model: Model, images: Images, labels: Labels, recipe: Recipe, *, 
         with autocast(images.device, "fp32"):
             loss = F.cross_entropy(model(images).float(), labels)
         losses.append(loss.item())
-        if step == _STEPS or not math.isfinite(losses[-1]) or losses[-1] <= _FITTED * constant:
+        stuck = not (math.isfinite(losses[-1]) and loss.requires_grad)
+        if step == _STEPS or stuck or losses[-1] <= _FITTED * constant:
             break
         loss.backward()
         nn.utils.clip_grad_norm_(model.module.parameters(), recipe.clip or math.inf)

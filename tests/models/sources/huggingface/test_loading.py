@@ -227,6 +227,9 @@ CONFIGS = {
     "type": ({"hidden_size": "wide"}, "config.json"),
     "activation": ({"hidden_act": "none"}, "config.json"),
     "shape": ({"hidden_size": 64}, "do not fit"),
+    "one architecture": ({"architectures": "ViTForImageClassification"}, "expected a list as architectures"),
+    "architectures": ({"architectures": 5}, "expected a list as architectures"),
+    "tower": ({"model_type": "clip", "vision_config": "wide"}, "expected a dict as vision_config"),
     "more layers": ({"num_hidden_layers": 3}, "missing"),
 }
 
@@ -251,6 +254,10 @@ def test_folders_that_are_refused(changed, tmp_path):
     torch.save({}, pickled / "pytorch_model.bin")
     with pytest.raises(ModelError, match=r"pytorch_model\.bin alone.*save_pretrained"):
         vitlens.load(f"hf:{pickled}")
+    adapted = changed()
+    (adapted / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"found adapter_config\.json.*merge_and_unload"):
+        vitlens.load(f"hf:{adapted}")
     index = changed()
     (index / "model.safetensors").unlink()
     (index / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../vit/model.safetensors"}}))

@@ -26,7 +26,7 @@ _ADDRESS: Final = "https://huggingface.co"
 _WEIGHTS: Final = ("model.safetensors", "model-?????-of-?????.safetensors")
 _PICKLES: Final = ("pytorch_model*.bin", "*.pth", "*.pt", "*.msgpack", "*.h5")
 TOKENIZERS: Final = ("tokenizer.json", "vocab.json", "merges.txt", "spiece.model", "tokenizer.model")
-_SETTINGS: Final = ("*config.json", *TOKENIZERS, "special_tokens_map.json")
+SETTINGS: Final = ("*config.json", *TOKENIZERS, "special_tokens_map.json")
 _REPO: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._-]+)?")
 
 # processors that only resize, crop, scale and normalise
@@ -75,6 +75,11 @@ def find(name: str, short_name: str, *, weights: bool) -> tuple[Path, str]:
     """
     path = Path(short_name).expanduser()
     if short_name and path.is_dir():
+        if (path / "adapter_config.json").exists():  # its weights would be left out
+            raise ModelError(
+                f"expected a whole model in {name}, found adapter_config.json, an adapter; merge it into its model "
+                "first (merge_and_unload of peft)"
+            )
         return path, ""
     if path.exists() or short_name.startswith((".", "~", "/")) or not _REPO.fullmatch(short_name) or ".." in short_name:
         there = "a file" if path.is_file() else "nothing there"
@@ -85,7 +90,7 @@ def find(name: str, short_name: str, *, weights: bool) -> tuple[Path, str]:
     with quietly(), pretrained_download(name, f"{_ADDRESS}/{short_name}", advice=advice):
         from huggingface_hub import snapshot_download
 
-        patterns = [*_SETTINGS, *(_WEIGHTS if weights else ())]
+        patterns = [*SETTINGS, *(_WEIGHTS if weights else ())]
         found = Path(snapshot_download(short_name, allow_patterns=patterns, etag_timeout=5))
     return found, f"revision {found.name} of {short_name} on {_ADDRESS}"
 
