@@ -10,6 +10,7 @@ from tests.kit.sign_flips import sign_flip_test
 from tests.lens.tiny import images, model_of, ours, timm_model
 from vitlens.analysis.ablation.bench import Bench, Outcomes
 from vitlens.analysis.ablation.pairs import (
+    Redundancy,
     RedundancyStream,
     Synergy,
     pairwise,
