@@ -28,12 +28,10 @@ import vitlens
 from tests.models import handwritten
 from vitlens.analysis.ablation.units import require_heads
 from vitlens.errors import ModelError, VitlensError
-from vitlens.lens.intervene import intervened
-from vitlens.lens.interventions import HeadReplaced
-from vitlens.lens.layers import layers
-from vitlens.lens.mixing import talking_heads
-from vitlens.lens.observe import survey
+from vitlens.lens.intervene import intervene
+from vitlens.lens.observe import survey, talking_heads
 from vitlens.lens.replay import replaying
+from vitlens.lens.trace import layers
 from vitlens.models.language_image import has_text_tower
 from vitlens.models.model import Model
 from vitlens.models.rebuild import for_classes
@@ -188,12 +186,15 @@ def replays(model: Model, images: Tensor) -> str:
     """Three heads replaced by zero, by replay and by full forwards."""
     require_heads(model)
     known = [layer for layer in layers(model) if layer.head_dim]
-    chosen = [HeadReplaced(layer.index, layer.heads - 1) for layer in (known[0], known[len(known) // 2], known[-1])]
+    chosen = [
+        {f"blocks.{layer.index}.head.{layer.heads - 1}": "zero"}
+        for layer in (known[0], known[len(known) // 2], known[-1])
+    ]
     with replaying(model, images) as replay:
         logits, exact = replay.run(chosen), replay.exact
     full = []
     for change in chosen:
-        with torch.no_grad(), intervened(model, change):
+        with torch.no_grad(), intervene(model, change):
             full.append(model(images))
     difference = (logits - torch.stack(full)).abs().max().item() / max(1.0, torch.stack(full).abs().max().item())
     if difference > TOLERANCE:

@@ -19,9 +19,8 @@ from vit_prisma.configs.HookedViTConfig import HookedViTConfig
 from vit_prisma.models.base_vit import HookedViT
 from vit_prisma.prisma_tools.loading_from_pretrained import convert_timm_weights
 
-from vitlens.lens.interventions import HeadReplaced
-from vitlens.lens.layers import layers
 from vitlens.lens.replay import replaying
+from vitlens.lens.trace import layers
 from vitlens.models import loading
 from vitlens.models.model import Model
 
@@ -77,7 +76,7 @@ def main() -> None:
             start = time.perf_counter()
             with replaying(model, images) as replay:
                 for layer in table:
-                    logits = replay.run([HeadReplaced(layer.index, head) for head in range(layer.heads)])
+                    logits = replay.run([{f"blocks.{layer.index}.head.{head}": "zero"} for head in range(layer.heads)])
             ours = time.perf_counter() - start
         largest = max(largest, (logits[turn] - again).abs().max().item()) if some[-1] is table[-1] else largest
         theirs, hooks = theirs / len(some) * heads, hooks / len(some) * heads

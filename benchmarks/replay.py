@@ -21,9 +21,8 @@ from torch import Tensor
 
 from vitlens.devices import autocast
 from vitlens.lens.attention import attention_module
-from vitlens.lens.interventions import HeadReplaced
-from vitlens.lens.layers import Layer, layers
 from vitlens.lens.replay import Replay, replaying
+from vitlens.lens.trace import Layer, layers
 from vitlens.models import loading
 from vitlens.models.model import Model
 
@@ -65,9 +64,9 @@ def sweep(
     with autocast(images.device, precision), replaying(model, images, chunk=chunk) as replay:
         ours += time.perf_counter() - start
         for layer in layers(model):
-            interventions = [HeadReplaced(layer.index, head) for head in range(layer.heads)]
+            sets = [{f"blocks.{layer.index}.head.{head}": "zero"} for head in range(layer.heads)]
             start = time.perf_counter()
-            logits = replay.run(interventions)
+            logits = replay.run(sets)
             ours += time.perf_counter() - start
             heads += layer.heads
             for head in range(0, layer.heads, -(-layer.heads // some)):

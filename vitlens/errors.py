@@ -65,27 +65,23 @@ def nearest(name: str, known: Iterable[str]) -> list[str]:
     "deit_tiny_patch16_224"), with its first parts, with and without a prefix such as "timm:". Names much less similar
     than the first are left out.
     """
-    typed = name.lower()
+    typed, parts = name.lower(), len(re.findall(r"[_.\-]", name.rpartition(":")[2])) + 1
     matcher = SequenceMatcher(b=typed)
-    parts = len(re.findall(r"[_.\-]", name.rpartition(":")[2])) + 1
-    scored = [(_similarity(typed, matcher, word, parts), -len(word), word) for word in known]
-    close = sorted((score for score in scored if score[0] >= _NEAR), reverse=True)
-    return [word for score, _, word in close[:_SUGGESTED] if score >= close[0][0] - _BEHIND]
-
-
-def _similarity(typed: str, matcher: SequenceMatcher[str], known: str, parts: int) -> float:
-    """The similarity, 0 to 1, of the typed name (the matcher's second sequence) to a known name or its first parts."""
-    unprefixed = known if ":" in typed else known.rpartition(":")[2]
-    start = re.match(rf"(?:[^_.\-]*[_.\-]){{{parts - 1}}}[^_.\-]*", unprefixed[unprefixed.find(":") + 1 :])
-    candidates = {known, unprefixed, *([unprefixed[: unprefixed.find(":") + 1] + start[0]] if start else [])}
-    best = _CONTAINED if len(typed) > 3 and typed in known.lower() else 0.0
-    if " " in known and typed in known.lower().split():  # "cat" of the class "tiger cat"
-        best = _WORD
-    for candidate in candidates:
-        matcher.set_seq1(candidate.lower())
-        if matcher.real_quick_ratio() >= _NEAR and matcher.quick_ratio() >= _NEAR:
-            best = max(best, matcher.ratio())
-    return best
+    scored = []
+    for word in known:
+        plain = word if ":" in typed else word.rpartition(":")[2]
+        start = "".join(re.split(r"(?<=[_.\-])", plain)[:parts]).rstrip("_.-")
+        best = _CONTAINED if len(typed) > 3 and typed in word.lower() else 0.0
+        if " " in word and typed in word.lower().split():  # "cat" of the class "tiger cat"
+            best = _WORD
+        for candidate in {word, plain, start}:
+            matcher.set_seq1(candidate.lower())
+            if matcher.real_quick_ratio() >= _NEAR and matcher.quick_ratio() >= _NEAR:
+                best = max(best, matcher.ratio())
+        if best >= _NEAR:
+            scored.append((best, -len(word), word))
+    scored.sort(reverse=True)
+    return [word for score, _, word in scored[:_SUGGESTED] if score >= scored[0][0] - _BEHIND]
 
 
 def lacks_memory(error: BaseException) -> bool:

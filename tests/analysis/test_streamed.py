@@ -75,7 +75,7 @@ FUNCTIONS = {
 def test_no_more_than_a_batch_of_a_split_is_read_at_once(name, vit, lazy, monkeypatch):
     for module in ("attention.chain", "attention.weights", "patching.public"):
         monkeypatch.setattr(f"vitlens.analysis.{module}.fitting_batch_size", lambda _: BATCH)
-    monkeypatch.setattr("vitlens.lens.places.capture._AT_ONCE", BATCH)
+    monkeypatch.setattr("vitlens.lens.capture._AT_ONCE", BATCH)
     found = FUNCTIONS[name](vit, lazy)
     assert max(lazy.source.asked) <= BATCH
     monkeypatch.undo()

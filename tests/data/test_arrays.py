@@ -48,7 +48,7 @@ class Trap:
 def test_a_pickle_inside_is_refused_and_not_run(tmp_path, key):
     arrays = {"images": GREY, "labels": LABELS, key: np.array([Trap()], dtype=object)}
     np.savez(tmp_path / "a.npz", **arrays)
-    with pytest.raises(DataError, match="found a pickle, which could run code"):
+    with pytest.raises(DataError, match="a pickle could run code"):
         load_data(str(tmp_path / "a.npz"), part="test")
 
 

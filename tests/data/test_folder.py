@@ -170,8 +170,8 @@ def test_a_folder_without_images_is_refused(tmp_path, inside):
 def test_listed_images_keep_the_order_given(tmp_path):
     put(tmp_path / "photos/cat", "b.png", "a.png")
     put(tmp_path, "z.png")
-    listing = list_images([tmp_path / "z.png", tmp_path / "photos"])
-    assert [path.name for path in listing.paths] == ["z.png", "a.png", "b.png"]
+    images = list_images([tmp_path / "z.png", tmp_path / "photos"])
+    assert [path.name for path in images] == ["z.png", "a.png", "b.png"]
 
 
 def test_listing_what_is_not_there_is_refused(tmp_path):

@@ -16,7 +16,7 @@ from tests.kit.simulated_processes import run_in_processes
 from vitlens import load
 from vitlens.analysis.ablation import bench as analysis
 from vitlens.analysis.ablation.bench import Bench
-from vitlens.analysis.patching.corruption import corrupt
+from vitlens.analysis.patching.patching import corrupt
 from vitlens.commands.ablate.measure import measure
 from vitlens.commands.ablate.options import AblateOptions
 from vitlens.commands.ablate.record import AblateRecord, fewest_images

@@ -20,7 +20,7 @@ from vitlens.analysis.ablation.importance import ablate
 from vitlens.analysis.attention.methods import maps_in_one_pass, relevance, rollout
 from vitlens.analysis.attention.registry import ATTENTION_METHODS as ATTENTION
 from vitlens.analysis.attention.registry import MethodSettings
-from vitlens.analysis.attention.weights import attention, attention_maps, key_maps, query_maps
+from vitlens.analysis.attention.weights import attention, attention_maps, patch_views
 from vitlens.analysis.attention.windows import window_layers
 from vitlens.analysis.cost.flops import flops_by_part
 from vitlens.analysis.cost.passes import inference_peak, saved_for_training
@@ -35,9 +35,8 @@ from vitlens.analysis.faithfulness.removal import Variants
 from vitlens.analysis.features.features import features, patch_tokens
 from vitlens.analysis.features.receptive_field import receptive_field
 from vitlens.analysis.heads.statistics import statistics
-from vitlens.analysis.patching.contribution import contributions, logits_by_depth
-from vitlens.analysis.patching.patching import mlp_outputs, patch_parts
-from vitlens.analysis.patching.public import direct_logit_attribution, logit_lens
+from vitlens.analysis.patching.contribution import contributions, direct_logit_attribution, logit_lens, logits_by_depth
+from vitlens.analysis.patching.patching import patch_parts
 from vitlens.analysis.robustness.inside import cosines
 from vitlens.analysis.walkthrough.public import walkthrough
 from vitlens.attacks.attack import attack
@@ -48,20 +47,16 @@ from vitlens.attribution.look import look
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.shared.explorer_measure import explorer
 from vitlens.data.split import InMemory, Split
-from vitlens.lens.capture import capture_attention, watching_outputs, watching_stream
-from vitlens.lens.intervene import intervened
-from vitlens.lens.interventions import BlockRemoved, HeadReplaced, Intervention, KnockedOut, MLPReplaced, StreamPatched
+from vitlens.lens.capture import capture, capture_attention, watching_outputs, watching_stream
+from vitlens.lens.capture import observe as public_observe
+from vitlens.lens.intervene import Change, KnockOut, intervene
 from vitlens.lens.observe import observe
-from vitlens.lens.places.capture import capture
-from vitlens.lens.places.changes import Change, KnockOut
-from vitlens.lens.places.intervene import intervene
-from vitlens.lens.places.listing import places
-from vitlens.lens.places.patch import patch
-from vitlens.lens.public import observe as public_observe
-from vitlens.lens.public import replay as public_replay
+from vitlens.lens.patch import patch
+from vitlens.lens.places import places
 from vitlens.lens.quick_passes import quick_convolutions, quick_linear, quick_mlps
+from vitlens.lens.replay import replay as public_replay
 from vitlens.lens.replay import replaying
-from vitlens.lens.replay_check import entry_of
+from vitlens.lens.replay_pass import entry_of
 from vitlens.lens.stages import stages, watching_stages
 from vitlens.models.hooks import forget
 from vitlens.models.model import Model
@@ -108,29 +103,28 @@ def split_of(model: Model, batch: Tensor) -> Split:
     return Split("made", "test", InMemory(pixels), model.input_size, model.classes, labels=torch.arange(len(batch)) % 5)
 
 
-PATCHED = StreamPatched(1, (0,))
-CHANGES: tuple[Intervention, ...] = (
-    HeadReplaced(0, 1),
-    KnockedOut(1, (0,), (1,)),
-    MLPReplaced(0),
-    BlockRemoved(1),
-    PATCHED,
-)
-DATA = {PATCHED: torch.zeros(())}
+CHANGES: dict[str, Change] = {
+    "blocks.0.head.1": "zero",
+    "blocks.1.attention.weights": KnockOut(queries=0, keys=1),
+    "blocks.0.mlp": "zero",
+    "blocks.1": "remove",
+    "blocks.1.tokens[0]": torch.zeros(()),
+}
+EACH_CHANGE = [{place: change} for place, change in CHANGES.items()]
 
 
 def run_replay(model: Model, batch: Tensor) -> None:
-    """Every kind of intervention from a kept clean pass, each alone and all together."""
-    with replaying(model, batch, chunk=2) as replay:  # one intervention a forward
-        replay.run([*CHANGES, CHANGES], replacements=DATA)
+    """Every kind of change from a kept clean pass, each alone and all together."""
+    with replaying(model, batch, chunk=2) as replay:  # one set a forward
+        replay.run([*EACH_CHANGE, CHANGES])
 
 
 def run_nested(model: Model, batch: Tensor) -> None:
     """Interventions within others, with a replay and an observation inside."""
-    with intervened(model, CHANGES[:2]), intervened(model, CHANGES, replacements=DATA):
+    with intervene(model, EACH_CHANGE[0] | EACH_CHANGE[1]), intervene(model, CHANGES):
         model(batch)
         with replaying(model, batch, budget=0) as replay:
-            replay.run(CHANGES, replacements=DATA)
+            replay.run(EACH_CHANGE)
         capture_attention(model, batch)
 
 
@@ -285,8 +279,8 @@ _LISTED = (
     Use("entry", run_entry, PLAIN),
     Use("attention", attention),
     Use("attention-maps", attention_maps),
-    Use("query-maps", lambda model, batch: query_maps(model, batch, query=(0, 0))),
-    Use("key-maps", lambda model, batch: key_maps(model, batch, key=(0, 0))),
+    Use("query-maps", lambda model, batch: patch_views(model, batch, side="query", patch=(0, 0))),
+    Use("key-maps", lambda model, batch: patch_views(model, batch, side="key", patch=(0, 0))),
     Use("rollout", rollout, PLAIN),
     Use("relevance", relevance),
     Use("gradient-rollout", partial(explain, method="gradient-rollout")),
@@ -301,7 +295,6 @@ _LISTED = (
     Use("direct_logit_attribution", direct_logit_attribution, PLAIN),
     Use("logit_lens", logit_lens, PLAIN),
     Use("logits-by-depth", logits_by_depth, PLAIN),
-    Use("mlp-outputs", mlp_outputs),
     Use("patch-parts", run_patch_parts, PLAIN),
     Use("head-gradients", lambda model, batch: head_gradients(model, batch, torch.arange(len(batch)) % 5, {0, 1})),
     Use("walkthrough", lambda model, batch: walkthrough(model, batch[:1]), PLAIN),

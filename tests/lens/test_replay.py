@@ -7,15 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.lens.test_intervention import BlockRemoved, projection_input, with_columns
+from tests.lens.test_intervention import projection_input, with_columns
 from tests.lens.tiny import CLASSES, EACH_FAMILY, images, model_of, ours, shared_model, timm_model
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.intervene import intervened
-from vitlens.lens.interventions import HeadReplaced, Intervention, KnockedOut, MLPReplaced, StreamPatched, as_set
-from vitlens.lens.layers import layers
+from vitlens.lens.intervene import Change, KnockOut, intervene
 from vitlens.lens.replay import Replay, replaying
-from vitlens.lens.replay_check import method_of
-from vitlens.lens.replay_pass import rows_read
+from vitlens.lens.replay_pass import method_of, rows_read
+from vitlens.lens.trace import layers
 from vitlens.models.attention import MultiHeadSelfAttention
 from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
@@ -27,8 +25,6 @@ TIGHT = {"atol": 2e-6, "rtol": 1e-5}  # what is really reached on these models, 
 FIRST_ROWS = {"ours": 1, "ours-unfused": 1, "vit": 1, "deit-distilled": 2, "deit3": 1, "dinov2-registers": 1}
 RUN_AGAIN = {"torchvision-swin"}  # its module puts windows back in place after the projection: attention runs again
 
-Interventions = list[Intervention | tuple[Intervention, ...]]
-
 
 @pytest.fixture(params=EACH_FAMILY)
 def name(request: pytest.FixtureRequest) -> str:
@@ -39,45 +35,46 @@ def of(model: Model) -> Tensor:
     return images(model.input_size, batch=BATCH)
 
 
-def full(model: Model, batch: Tensor, interventions: Interventions, data: dict[Intervention, Tensor]) -> Tensor:
+def full(model: Model, batch: Tensor, sets: list[dict[str, Change]]) -> Tensor:
     rows = []
-    for what in interventions:
-        with torch.no_grad(), intervened(model, what, replacements=data):
+    for changes in sets:
+        with torch.no_grad(), intervene(model, changes):
             rows.append(model(batch))
     return torch.stack(rows)
 
 
-def of_every_kind(replay: Replay) -> tuple[Interventions, dict[Intervention, Tensor]]:
-    """All that can be done at each layer, and some of it at once; with the tensors needed."""
+def of_every_kind(replay: Replay) -> list[dict[str, Change]]:
+    """All that can be done at each layer, and some of it at once."""
     known, generator = layers(replay.model), torch.Generator().manual_seed(1)
-    single: Interventions = []
-    data: dict[Intervention, Tensor] = {}
+    heads = {layer.index: replay.tensor(f"blocks.{layer.index}.heads") for layer in known}
+
+    def given(layer: int) -> Tensor:
+        """The output of one head."""
+        own = heads[layer].select(-3, 0)
+        return torch.randn(own.shape, generator=generator)
+
+    sets: list[dict[str, Change]] = []
     for layer in known:
-        mean = replay.head_mean(layer.index)
+        name, mean = f"blocks.{layer.index}", heads[layer.index].mean(0)
         for head in range(layer.heads):
-            zero, average, other, given = (
-                HeadReplaced(layer.index, head, by) for by in ("zero", "mean", "resample", "given")
-            )
-            data[average] = mean[head]
-            data[other] = torch.tensor([3, 0, 1, 2])
-            data[given] = torch.randn(BATCH, *mean.shape[1:], generator=generator)
-            single += [zero, average, other, given]
-        stream = StreamPatched(layer.index, (0,))
-        data[stream] = replay.block_input(layer.index)[:, :1].flip(0)
-        average = MLPReplaced(layer.index, "mean")
-        data[average] = replay.mlp_mean(layer.index)
-        single += [stream, average, MLPReplaced(layer.index), KnockedOut(layer.index, (0,), (1, 2))]
-        single += [BlockRemoved(layer.index)] if layer.removable else []
-    last = known[-1].index
-    several: Interventions = [
-        (HeadReplaced(0, 0), HeadReplaced(0, 1, "mean"), HeadReplaced(last, 0, "mean"), HeadReplaced(last, 1)),
-        (HeadReplaced(0, 1, "resample"), HeadReplaced(1, 0, "resample"), MLPReplaced(0)),
-        (HeadReplaced(0, 0), KnockedOut(0, None, (1,)), BlockRemoved(1), MLPReplaced(last, "mean")),
-        (StreamPatched(0, (0,)), StreamPatched(1, (0,)), HeadReplaced(0, 0, "given"), HeadReplaced(1, 1, "given")),
-        (KnockedOut(last, (0,), (1,)), HeadReplaced(last, 0, "given"), MLPReplaced(0)),
-        (),
+            for change in ("zero", mean.select(-3, head), "resample", given(layer.index)):
+                sets.append({f"{name}.head.{head}": change})
+        stream = replay.tensor(f"{name}.tokens")[:, :1].flip(0)
+        sets += [{f"{name}.tokens[0]": stream}, {f"{name}.mlp": torch.tensor(0.1)}, {f"{name}.mlp": "zero"}]
+        sets += [{f"{name}.heads": heads[layer.index].flip(0)}]
+        sets += [{f"{name}.attention.weights": KnockOut(queries=0, keys=[1, 2])}]
+        sets += [{name: "remove"}] if layer.removable else []
+    last, mean = f"blocks.{known[-1].index}", heads[0].mean(0)
+    knock = KnockOut(keys=1)
+    several: list[dict[str, Change]] = [
+        {"blocks.0.head.0": "zero", "blocks.0.head.1": mean.select(-3, 1), f"{last}.heads": "zero"},
+        {"blocks.0.head.1": "resample", "blocks.1.head.0": "resample", "blocks.0.mlp": "zero"},
+        {"blocks.0.head.0": "zero", "blocks.0.attention.weights": knock, "blocks.1": "remove", f"{last}.mlp": "zero"},
+        {"blocks.0.tokens[0]": "zero", "blocks.1.tokens[0]": "zero", "blocks.0.head.0": given(0)},
+        {f"{last}.attention.weights": KnockOut(queries=0, keys=1), f"{last}.head.0": "zero", "blocks.0.mlp": "zero"},
+        {},
     ]
-    return single + several, data
+    return sets + several
 
 
 def test_every_family_is_replayed(name):
@@ -104,14 +101,14 @@ def test_logits_are_those_of_the_full_forward(name, chunks):
     model, options = shared_model(name), CHUNKS[chunks]
     batch = of(model)
     with replaying(model, batch, **options) as replay:
-        interventions, data = of_every_kind(replay)
-        replayed = replay.run(interventions, replacements=data)
+        sets = of_every_kind(replay)
+        replayed = replay.run(sets)
         torch.testing.assert_close(replay.logits, model(batch), **TIGHT)
-    expected = full(model, batch, interventions, data)
+    expected = full(model, batch, sets)
     torch.testing.assert_close(replayed, expected, **SAME)
     torch.testing.assert_close(replayed, expected, **TIGHT)
-    touched = [what for what in range(len(interventions)) if not torch.allclose(expected[what], expected[-1])]
-    assert len(touched) > 0.6 * len(interventions)
+    touched = [what for what in range(len(sets)) if not torch.allclose(expected[what], expected[-1])]
+    assert len(touched) > 0.6 * len(sets)
 
 
 def test_heads_are_as_if_their_columns_were_cut(name):
@@ -120,8 +117,8 @@ def test_heads_are_as_if_their_columns_were_cut(name):
     batch = of(model)
     heads = [(layer, head) for layer in layers(model) for head in range(layer.heads)]
     with replaying(model, batch) as replay:
-        replayed = replay.run([HeadReplaced(layer.index, head) for layer, head in heads])
-        pair = replay.run([tuple(HeadReplaced(layer.index, 0) for layer in layers(model))])
+        replayed = replay.run([{f"blocks.{layer.index}.head.{head}": "zero"} for layer, head in heads])
+        pair = replay.run([{f"blocks.{layer.index}.head.0": "zero" for layer in layers(model)}])
     for logits, (layer, head) in zip(replayed, heads):
         torch.testing.assert_close(logits, with_columns(model, layer, head)(batch), **TIGHT)
     cut = model
@@ -137,18 +134,18 @@ def test_with_little_memory_the_rest_is_computed_again_and_said(family):
     starts = method_of(model).plan.starts
     inputs, all_of_it = (BATCH * sum(sum(start.bytes[:parts]) for start in starts) for parts in (1, 2))
     spent = []
-    for budget, cache in ((all_of_it, "everything"), (all_of_it - 1, "inputs"), (inputs, "inputs"), (0, "nothing")):
+    for budget in (all_of_it, all_of_it - 1, inputs, inputs // 2, 0):
         with replaying(model, batch, budget=budget) as replay:
-            interventions, data = of_every_kind(replay)
-            assert replay.cache == cache
-            assert replay.note == "" if cache == "everything" else f"kept of the clean pass: {cache}" in replay.note
+            sets = of_every_kind(replay)
             kept = sum(_bytes(record) for record in replay._records.values())
             assert kept <= budget
-            assert kept == {"everything": all_of_it, "inputs": inputs, "nothing": 0}[cache]
-            replayed = replay.run(interventions, replacements=data)
+            assert (replay.note == "") == (kept == all_of_it)
+            assert ("of the clean pass are kept" in replay.note) == (kept < all_of_it)
+            replayed = replay.run(sets)
             spent.append(replay.forward_equivalents)
-        torch.testing.assert_close(replayed, full(model, batch, interventions, data), **TIGHT)
-    assert spent[0] < spent[1] == spent[2] < spent[3]
+        torch.testing.assert_close(replayed, full(model, batch, sets), **TIGHT)
+    assert spent == sorted(spent)
+    assert len(set(spent)) == len(spent)
 
 
 def _bytes(record: object) -> int:
@@ -161,30 +158,25 @@ def test_what_is_kept_is_the_models_own(name):
     batch = of(model)
     with replaying(model, batch) as replay, replaying(model, batch, budget=0) as again:
         for layer in layers(model):
-            heads = replay.head_output(layer.index)
-            assert heads.shape == (BATCH, layer.heads, layer.windows * layer.queries, layer.head_dim)
+            place = f"blocks.{layer.index}.heads"
+            heads, windows = replay.tensor(place), (layer.windows,) if layer.windows > 1 else ()
+            assert heads.shape == (BATCH, *windows, layer.heads, layer.queries, layer.head_dim)
             if name not in ("torchvision-vit", "torchvision-swin"):  # whose projections are called as functions
-                seen = projection_input(model, layer, batch).unflatten(0, (BATCH, -1)).flatten(1, 2)
-                torch.testing.assert_close(heads.transpose(1, 2).flatten(2), seen, **TIGHT)
-            torch.testing.assert_close(replay.head_mean(layer.index), heads.mean(0), **TIGHT)
-            for found in (replay, again):
-                torch.testing.assert_close(found.head_output(layer.index), heads)
-                torch.testing.assert_close(found.head_mean(layer.index), replay.head_mean(layer.index))
-                torch.testing.assert_close(found.mlp_mean(layer.index), replay.mlp_mean(layer.index))
-                torch.testing.assert_close(found.block_input(layer.index), replay.block_input(layer.index))
+                seen = projection_input(model, layer, batch).flatten(1, -2)  # (calls, tokens, width)
+                torch.testing.assert_close(heads.transpose(-3, -2).flatten(-2).reshape(seen.shape), seen, **TIGHT)
+            torch.testing.assert_close(again.tensor(place), heads)
+            stream = f"blocks.{layer.index}.tokens"
+            torch.testing.assert_close(again.tensor(stream), replay.tensor(stream))
 
 
 def test_streams_and_heads_of_another_run_are_patched_in():
     """Everything that CLS reads in the last block, taken from another run, gives that run's logits."""
     model = ours()
     batch, other = of(model), images(model.input_size, batch=BATCH, seed=5)
-    everywhere = StreamPatched(1, source="other")
-    heads = [HeadReplaced(1, head, "given", "other") for head in range(2)]
-    cls = StreamPatched(1, (0,), "other")
     with replaying(model, batch) as replay, replaying(model, other) as second:
-        data = {everywhere: second.block_input(1), cls: second.block_input(1)[:, :1]}
-        data |= {head: second.head_output(1)[:, head.head] for head in heads}
-        logits = replay.run([everywhere, (cls, *heads)], replacements=data)
+        stream, heads = second.tensor("blocks.1.input"), second.tensor("blocks.1.heads")
+        cls = {"blocks.1.input[cls]": stream[:, :1], "blocks.1.heads": heads}
+        logits = replay.run([{"blocks.1.input": stream}, cls])
         torch.testing.assert_close(logits, second.logits.expand(2, -1, -1), **TIGHT)
 
 
@@ -196,12 +188,12 @@ def test_the_work_is_what_counting_says():
     first = 13 * delta + 13 * 8 * square + last
     with replaying(model, of(model)) as replay:
         assert replay.forward_equivalents == 1
-        replay.run([HeadReplaced(0, 0)])
+        replay.run([{"blocks.0.head.0": "zero"}])
         assert replay.forward_equivalents == pytest.approx(1 + first / full_forward)
-        replay.run([HeadReplaced(1, 0)])
+        replay.run([{"blocks.1.head.0": "zero"}])
         only_rows = delta + 8 * square + 16 * 5
         assert replay.forward_equivalents == pytest.approx(1 + (first + only_rows) / full_forward)
-        replay.run([()])
+        replay.run([{}])
         assert replay.forward_equivalents == pytest.approx(1 + (first + only_rows) / full_forward)
 
 
@@ -210,18 +202,26 @@ def test_counting_gives_less_than_half_of_the_loop():
     shape = {"image_size": (32, 32), "patch_size": (4, 4), "dim": 32, "depth": 12, "heads": 4}
     model = model_of(VisionTransformer(ViTConfig(**shape)))
     with replaying(model, images()) as replay:
-        replay.run([HeadReplaced(layer, head) for layer in range(12) for head in range(4)])
+        replay.run([{f"blocks.{layer}.head.{head}": "zero"} for layer in range(12) for head in range(4)])
         assert 0.4456 < (replay.forward_equivalents - 1) / 48 < 0.455
 
 
 def test_interventions_in_force_around_a_replay_stay_in_force():
     model = ours()
-    batch, kept = of(model), (HeadReplaced(0, 0), MLPReplaced(1))
-    more: Interventions = [HeadReplaced(0, 1), HeadReplaced(1, 0), KnockedOut(0, (0,), (1,))]
-    with intervened(model, kept), replaying(model, batch) as replay:
-        replayed = replay.run(more)
-    expected = full(model, batch, [(*kept, *as_set(what)) for what in more], {})
-    torch.testing.assert_close(replayed, expected, **TIGHT)
+    batch = of(model)
+    kept: dict[str, Change] = {"blocks.0.head.0": "zero", "blocks.1.mlp": "zero"}
+    more: list[dict[str, Change]] = [
+        {"blocks.0.head.1": "zero"},
+        {"blocks.1.head.0": "zero"},
+        {"blocks.0.attention.weights": KnockOut(queries=0, keys=1)},
+    ]
+    expected = full(model, batch, [{**kept, **changes} for changes in more])
+    with intervene(model, kept), replaying(model, batch) as replay:
+        torch.testing.assert_close(replay.run(more), expected, **TIGHT)
+    for budget in (1 << 30, 0):
+        with replaying(model, batch, given=kept, budget=budget) as replay:
+            torch.testing.assert_close(replay.logits, full(model, batch, [kept])[0], **TIGHT)
+            torch.testing.assert_close(replay.run(more), expected, **TIGHT)
 
 
 @pytest.mark.parametrize("family", ["ours", "swin"])
@@ -229,10 +229,10 @@ def test_in_half_precision_it_is_near_the_full_forward_in_half_precision(family)
     model = shared_model(family)
     batch = of(model)
     with torch.autocast("cpu", torch.bfloat16), replaying(model, batch) as replay:
-        interventions, data = of_every_kind(replay)
-        replayed = replay.run(interventions, replacements=data)
+        sets = of_every_kind(replay)
+        replayed = replay.run(sets)
         assert any(record.branch.dtype == torch.bfloat16 for record in replay._records.values())
-    expected = full(model, batch, interventions, data)
+    expected = full(model, batch, sets)
     torch.testing.assert_close(replayed.float(), expected, atol=0.05, rtol=0)
 
 
@@ -260,10 +260,11 @@ def test_a_family_that_cannot_be_replayed_is_run_in_full_and_says_so():
     with replaying(model, batch) as replay:
         assert not replay.exact
         assert "reaches is run by full forwards, not replayed: its logits would differ by" in replay.note
-        interventions, data = of_every_kind(replay)
-        replayed = replay.run(interventions, replacements=data)
-        assert replay.forward_equivalents == pytest.approx(1 + len(interventions) - 1)  # () is the clean pass
-    torch.testing.assert_close(replayed, full(model, batch, interventions, data), **TIGHT)
+        sets = of_every_kind(replay)
+        before = replay.forward_equivalents  # the clean pass, and what is read of it
+        replayed = replay.run(sets)
+        assert replay.forward_equivalents - before == pytest.approx(len(sets) - 1)  # {} is the clean pass
+    torch.testing.assert_close(replayed, full(model, batch, sets), **TIGHT)
 
 
 class Other(TransformerBlock):
@@ -284,7 +285,7 @@ def test_a_last_block_that_only_looks_like_ours_is_run_whole():
     assert "other's last block is run whole: its logits would differ by" in method_of(model).note
     batch = of(model)
     with replaying(model, batch) as replay:
-        replayed = replay.run([HeadReplaced(1, 0)])
+        replayed = replay.run([{"blocks.1.head.0": "zero"}])
     torch.testing.assert_close(replayed[0], with_columns(model, layers(model)[1], 0)(batch), **TIGHT)
 
 
@@ -304,7 +305,7 @@ def test_attention_that_goes_on_after_its_projection_is_run_again():
     batch = of(model)
     with replaying(model, batch) as replay:
         assert replay.exact
-        replayed = replay.run([HeadReplaced(0, 0), HeadReplaced(1, 1)])
+        replayed = replay.run([{"blocks.0.head.0": "zero"}, {"blocks.1.head.1": "zero"}])
     for logits, (layer, head) in zip(replayed, ((0, 0), (1, 1))):
         torch.testing.assert_close(logits, with_columns(model, layers(model)[layer], head)(batch), **TIGHT)
 
@@ -316,19 +317,18 @@ def test_a_model_without_attention_is_refused():
 
 
 REFUSED: dict[str, Callable[[Replay], object]] = {
-    "layer": lambda replay: replay.block_input(7),
-    "head": lambda replay: replay.run([HeadReplaced(0, 9)]),
-    "data": lambda replay: replay.run([HeadReplaced(0, 0, "mean")]),
-    "index": lambda replay: replay.run([_RESAMPLED], replacements={_RESAMPLED: torch.tensor([0])}),
-    "shape": lambda replay: replay.run([_GIVEN], replacements={_GIVEN: torch.zeros(3, 3)}),
+    "layer": lambda replay: replay.tensor("blocks.7.heads"),
+    "head": lambda replay: replay.run([{"blocks.0.head.9": "zero"}]),
+    "data": lambda replay: replay.run([{"blocks.0.head.0": "mean"}]),
+    "images": lambda replay: replay.run([{"blocks.0.head.0": torch.zeros(BATCH + 1, 13, 8)}]),
+    "shape": lambda replay: replay.run([{"blocks.0.head.0": torch.zeros(3, 3)}]),
 }
-_RESAMPLED, _GIVEN = HeadReplaced(0, 0, "resample"), HeadReplaced(0, 0, "given")
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_wrong_call_is_refused(case):
     model = ours()
-    with replaying(model, of(model)) as replay, pytest.raises(InputError, match="expected"):
+    with replaying(model, of(model)) as replay, pytest.raises(InputError):
         REFUSED[case](replay)
 
 

@@ -11,8 +11,6 @@ from torch import Tensor
 
 import vitlens
 from tests.lens.tiny import images, ours
-from vitlens.lens.intervene import intervened
-from vitlens.lens.interventions import BlockRemoved, HeadReplaced, KnockedOut, MLPReplaced
 from vitlens.lens.libra import libra_gradients
 from vitlens.lens.observe import observing
 from vitlens.models.hooks import Memo, forget, once_per_model, per_model, watching
@@ -26,8 +24,14 @@ CHANGED = {
     "mlp": lambda model: vitlens.intervene(model, {"blocks.1.mlp": lambda mlp: 0.5 * mlp}),
     "removed": lambda model: vitlens.intervene(model, {"blocks.1": "remove"}),
     "knocked out": lambda model: vitlens.intervene(model, {"blocks.*.attention.weights": vitlens.KnockOut(keys="cls")}),
-    "several": lambda model: intervened(
-        model, [HeadReplaced(0, 1), KnockedOut(0, keys=(0,)), MLPReplaced(0), BlockRemoved(1)]
+    "several": lambda model: vitlens.intervene(
+        model,
+        {
+            "blocks.0.head.1": "zero",
+            "blocks.0.attention.weights": vitlens.KnockOut(keys=0),
+            "blocks.0.mlp": "zero",
+            "blocks.1": "remove",
+        },
     ),
     "gradients": libra_gradients,
 }

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 import vitlens
 from vitlens.analysis.cost.flops import flops_by_part, vit_flops
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.intervene import intervened
-from vitlens.lens.interventions import HeadReplaced
-from vitlens.lens.replay_check import method_of
+from vitlens.lens.intervene import intervene
+from vitlens.lens.replay_pass import method_of
 from vitlens.models import saved
 from vitlens.models.anatomy import is_known_block
 from vitlens.models.configs import ViTConfig
@@ -136,7 +135,7 @@ def test_replay_is_exact_from_every_layer_and_runs_the_last_block_whole(images):
         clean = nn.functional.cross_entropy(model(images), LABELS)
         for layer in range(3):
             for head in range(2):
-                with intervened(model, [HeadReplaced(layer, head)]):
+                with intervene(model, {f"blocks.{layer}.head.{head}": "zero"}):
                     loss = nn.functional.cross_entropy(model(images), LABELS)
                 assert by_replay[layer, head].item() == pytest.approx((loss - clean).item(), abs=1e-5)
 
@@ -144,7 +143,7 @@ def test_replay_is_exact_from_every_layer_and_runs_the_last_block_whole(images):
 def test_pruned_heads_are_ablated_heads(images):
     model = ours()
     with torch.no_grad():
-        with intervened(model, [HeadReplaced(1, 0)]):
+        with intervene(model, {"blocks.1.head.0": "zero"}):
             ablated = model(images)
         torch.testing.assert_close(prune_heads(model, {1: [0]})(images), ablated, atol=1e-5, rtol=1e-5)
 

@@ -12,11 +12,10 @@ from tests.lens.tiny import FAMILIES, images, model_of, ours, shaken, timm_model
 from tests.models.test_saved import OVERRIDES, rewritten
 from vitlens.analysis.cost import passes as module
 from vitlens.errors import InputError, ModelError, UnsupportedError
-from vitlens.lens.capture import capture_attention
-from vitlens.lens.intervene import intervened
-from vitlens.lens.interventions import HeadReplaced
-from vitlens.lens.layers import layers
+from vitlens.lens.capture import capture, capture_attention
+from vitlens.lens.intervene import intervene
 from vitlens.lens.replay import replaying
+from vitlens.lens.trace import layers
 from vitlens.models.cutting import Headless, MultiheadCut, cut_heads, with_lost_heads
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
@@ -34,7 +33,7 @@ SOME = {"one": {0: (1,)}, "two": {0: (0,), 1: (1,)}, "a-layer": {0: (0, 1)}, "la
 
 @torch.no_grad()
 def masked(model: Model, heads: dict[int, tuple[int, ...]], batch: torch.Tensor) -> torch.Tensor:
-    with intervened(model, [HeadReplaced(layer, head) for layer, some in heads.items() for head in some]):
+    with intervene(model, {f"blocks.{layer}.head.{head}": "zero" for layer, some in heads.items() for head in some}):
         return model(batch)
 
 
@@ -77,10 +76,10 @@ def test_the_logits_of_masked_heads_with_fewer_parameters(name, heads):
 def test_means_go_into_the_bias(name, heads):
     whole = CUT[name]()
     batch = images(whole.input_size)
-    with replaying(whole, images(whole.input_size, batch=4, seed=3)) as replay:
-        means = {layer: replay.head_mean(layer).mean(1) for layer in heads}
-    what = {HeadReplaced(layer, head, "given"): means[layer][head] for layer, some in heads.items() for head in some}
-    with intervened(whole, what, replacements=what):
+    captured = capture(whole, images(whole.input_size, batch=4, seed=3), "blocks.*.heads")
+    means = {layer: captured[f"blocks.{layer}.heads"].mean((0, 2)) for layer in heads}
+    what = {f"blocks.{layer}.head.{head}": means[layer][head] for layer, some in heads.items() for head in some}
+    with intervene(whole, what):
         expected = whole(batch)
     torch.testing.assert_close(prune_heads(whole, heads, means=means)(batch), expected, atol=1e-5, rtol=0)
     assert (prune_heads(whole, heads)(batch) - expected).abs().max() > 1e-4
@@ -88,8 +87,7 @@ def test_means_go_into_the_bias(name, heads):
 
 def test_a_mean_for_each_token_has_no_place_in_a_bias():
     whole = ours()
-    with replaying(whole, images(whole.input_size)) as replay:
-        means = replay.head_mean(0)
+    means = capture(whole, images(whole.input_size), "blocks.0.heads")["blocks.0.heads"].mean(0)
     with pytest.raises(
         InputError, match=r"expected means \(heads, head_dim\) = \(2, 8\) for layer 0, found \(2, 13, 8"
     ):
@@ -137,8 +135,9 @@ def test_a_pruned_model_can_be_replayed(name, heads):
     batch = images(pruned.input_size)
     with replaying(pruned, batch) as replay:
         assert replay.exact
-        what = HeadReplaced(len(layers(pruned)) - 1, 0)
-        torch.testing.assert_close(replay.run([what])[0], masked(pruned, {what.layer: (0,)}, batch), atol=1e-5, rtol=0)
+        last = len(layers(pruned)) - 1
+        found = replay.run([{f"blocks.{last}.head.0": "zero"}])[0]
+        torch.testing.assert_close(found, masked(pruned, {last: (0,)}, batch), atol=1e-5, rtol=0)
 
 
 @torch.no_grad()

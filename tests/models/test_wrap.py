@@ -21,9 +21,8 @@ from tests.models.handwritten import (
     SoftmaxViT,
 )
 from vitlens.errors import InputError, ModelError, UnsupportedError
-from vitlens.lens.interventions import HeadReplaced
-from vitlens.lens.layers import layers
 from vitlens.lens.replay import replaying
+from vitlens.lens.trace import layers
 from vitlens.models.model import Model
 
 HALF = (0.5, 0.5, 0.5)
@@ -138,7 +137,7 @@ def test_a_head_at_zero_is_its_columns_at_zero(style: type[nn.Module]) -> None:
     assert projection is not None
     columns = slice(last.head_dim, 2 * last.head_dim)
     with replaying(model, images) as replay:
-        replayed = replay.run([HeadReplaced(last.index, 1)])[0]
+        replayed = replay.run([{f"blocks.{last.index}.head.1": "zero"}])[0]
         assert replay.exact == (style not in (EinsumViT, EncoderViT))  # no module is a block; tokens first
     cut = seeded(style)
     with torch.no_grad():

@@ -16,10 +16,8 @@ from tests.models import handwritten_rare as rare
 from tests.models.handwritten import GRID, SIZE, EinsumViT, EncoderViT, SmallCNN, SoftmaxViT
 from tests.models.test_wrap import HALF, noise, seeded, wrapped
 from vitlens.errors import InputError, LensError, ModelError, UnsupportedError, VitlensError
-from vitlens.lens.intervene import intervened
-from vitlens.lens.interventions import HeadReplaced, KnockedOut
-from vitlens.lens.layers import layers
 from vitlens.lens.replay import replaying
+from vitlens.lens.trace import layers
 
 OBSERVED = {  # style: heads, prefix, readout; the heads of each can be removed
     "merged": (rare.of(rare.Merged), 3, ("cls",), "cls"),
@@ -81,7 +79,7 @@ def test_rare_heads_at_zero_are_their_columns_at_zero(name: str) -> None:
     model, images = wrapped(style), noise()
     with replaying(model, images) as replay:
         assert replay.exact
-        replayed = replay.run([HeadReplaced(layer.index, 1) for layer in layers(model)])
+        replayed = replay.run([{f"blocks.{layer.index}.head.1": "zero"} for layer in layers(model)])
     for layer, logits in zip(layers(model), replayed):
         cut = seeded(style)
         projection = cut.get_submodule(model.anatomy.parts[layer.attention].projection or "")
@@ -164,8 +162,6 @@ def test_heads_that_cannot_be_removed_are_observed(style: type[nn.Module], reaso
         torch.testing.assert_close(ours, own, atol=1e-6, rtol=1e-5)
     with pytest.raises(UnsupportedError, match=reason):
         vitlens.ablate(model, noise(), torch.tensor([0, 1, 2]))
-    with pytest.raises(UnsupportedError, match=reason), intervened(model, HeadReplaced(0, 0)):
-        pass
 
 
 @pytest.mark.parametrize("style", [rare.Merged, rare.MergedFused, rare.FiveAxes])
@@ -183,13 +179,10 @@ def test_a_knock_out_reaches_attention_with_other_axes(style: type[nn.Module]) -
     with torch.no_grad():
         with vitlens.intervene(model, {"blocks.0.attention.weights": change}):
             by_place = model(images)
-        with intervened(model, KnockedOut(0, queries=(0,), keys=(1,), heads=(2,))):
-            by_layer = model(images)
         clean = model(images)
         attention.forward = masked  # type: ignore[union-attr]
         expected = model(images)
     torch.testing.assert_close(by_place, expected)
-    torch.testing.assert_close(by_layer, expected)
     assert (expected - clean).abs().max() > 1e-4
 
 

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from vitlens.analysis.patching.contribution import accuracy_by_depth, contributions, logits_by_depth
 from vitlens.data.decode import decode_file
-from vitlens.lens.intervene import intervened
-from vitlens.lens.interventions import HeadReplaced
+from vitlens.lens.intervene import intervene
 from vitlens.models import loading
 from vitlens.models.model import Model
 from vitlens.models.rebuild import prune_heads
@@ -54,7 +53,7 @@ def test_pruned_it_answers_as_with_the_heads_at_zero(deit, photos):
     heads = {layer: (layer % 3,) for layer in range(12)}
     pruned = prune_heads(deit, heads)
     with torch.no_grad():
-        with intervened(deit, [HeadReplaced(layer, head) for layer, (head,) in heads.items()]):
+        with intervene(deit, {f"blocks.{layer}.head.{head}": "zero" for layer, (head,) in heads.items()}):
             masked = deit(photos[0])
         torch.testing.assert_close(pruned(photos[0]), masked, atol=1e-4, rtol=0)
     assert pruned.parameter_count() == deit.parameter_count() - 12 * (4 * 64 * 192 + 3 * 64)

@@ -19,14 +19,14 @@ from torch import Tensor
 from vitlens.analysis.attention.chain import require_chain, without_autocast
 from vitlens.analysis.attention.gradients import differentiated
 from vitlens.analysis.attention.methods import require_start
-from vitlens.analysis.patching.contribution import read_by_depth
+from vitlens.analysis.patching.contribution import logits_by_depth
 from vitlens.analysis.patching.stream_to_logits import blocks_before_readout, logits_from
 from vitlens.attribution.registry import LAST_BLOCKS
 from vitlens.devices import evaluating
 from vitlens.errors import UnknownNameError, UnsupportedError
 from vitlens.lens.call import AttentionCall
-from vitlens.lens.layers import Layer, layers, probe_images
 from vitlens.lens.observe import observe, observing
+from vitlens.lens.trace import Layer, layers, probe_images
 from vitlens.models.hooks import Forward, Key, arguments, as_call, overridden
 from vitlens.models.language_image import has_text_tower
 from vitlens.models.model import Model
@@ -78,7 +78,7 @@ def require_legrad(model: Model) -> None:
     require_chain(model)
     blocks = blocks_before_readout(model)
     with torch.autocast(model.device.type, enabled=False):
-        read_by_depth(model, probe_images(model, 1), blocks)
+        logits_by_depth(model, probe_images(model, 1), blocks)
 
 
 def _is_averaged(model: Model, readout: Readout | None) -> bool:

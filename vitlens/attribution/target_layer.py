@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from vitlens.analysis.heads.geometry import geometry_of
 from vitlens.devices import evaluating
 from vitlens.errors import LensError, UnsupportedError
-from vitlens.lens.layers import probe_images
 from vitlens.lens.observe import survey
 from vitlens.lens.stages import stages
-from vitlens.lens.trace import trace
+from vitlens.lens.trace import probe_images, trace
 from vitlens.models.hooks import per_model
 from vitlens.models.model import Model
 from vitlens.models.recording import Shape, TracedTensor

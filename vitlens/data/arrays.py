@@ -1,7 +1,6 @@
 """An .npz of images and labels, or of MedMNIST's parts; nothing in it is ever unpickled."""
 
 import zipfile
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -24,11 +23,6 @@ _NAMES: Final = (  # of MedMNIST's sets of one label an image, 2-D
 )  # fmt: skip
 _SIZE: Final = 16 << 30  # bytes of all arrays
 _CLASSES: Final = 100_000  # most classes
-
-
-def is_arrays(path: Path) -> bool:
-    """Whether a path names an .npz."""
-    return path.suffix.lower() == ".npz"
 
 
 def is_medmnist(name: str) -> bool:
@@ -75,8 +69,11 @@ def load(request: DataRequest) -> Split:
     prefix = f"{used}_" if used else ""
     wanted = [f"{each}_labels" for each in parts] or ["labels"]
     arrays = read_archive(path, keys=[f"{prefix}images", *wanted, "classes"], most=_SIZE, error=DataError)
-    images = _images(arrays, f"{prefix}images", path)
-    every = {name: _labels(arrays, name, path) for name in wanted}
+    for key in (f"{prefix}images", *wanted):
+        if key not in arrays:
+            raise DataError(f"expected images and labels, each part's own, in {path}, found no {key!r}")
+    images = _images(arrays[f"{prefix}images"], path)
+    every = {key: _labels(arrays[key], path, columns=bool(parts)) for key in wanted}
     labels = every[f"{prefix}labels"]
     if len(images) != len(labels):
         of = f"the {used} part of {path}" if used else path
@@ -113,9 +110,8 @@ def as_pixels(images: NDArray[np.uint8]) -> torch.Tensor:
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
 
 
-def _images(arrays: Mapping[str, Array], key: str, path: Path) -> NDArray[np.uint8]:
+def _images(images: Array, path: Path) -> NDArray[np.uint8]:
     """The images, (n, height, width) or (n, height, width, 3) uint8. Raises DataError for others."""
-    images = _array(arrays, key, path)
     plain = images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
     if not plain or 0 in images.shape:
         raise DataError(
@@ -126,10 +122,9 @@ def _images(arrays: Mapping[str, Array], key: str, path: Path) -> NDArray[np.uin
     return images.astype(np.uint8, copy=False)
 
 
-def _labels(arrays: Mapping[str, Array], key: str, path: Path) -> torch.Tensor:
-    """The labels, (n,) integers from 0; of a part also (n, 1). Raises DataError for others."""
-    labels = _array(arrays, key, path)
-    if key != "labels" and labels.ndim == 2 and labels.shape[1] == 1:
+def _labels(labels: Array, path: Path, *, columns: bool) -> torch.Tensor:
+    """The labels, (n,) integers from 0; columns: or (n, 1). Raises DataError for others."""
+    if columns and labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise DataError(
@@ -139,9 +134,3 @@ def _labels(arrays: Mapping[str, Array], key: str, path: Path) -> torch.Tensor:
         if not 0 <= int(label) < _CLASSES:
             raise DataError(f"expected labels from 0 to {_CLASSES - 1:,} in {path}, found {int(label):,}")
     return torch.from_numpy(labels.astype(np.int64))
-
-
-def _array(arrays: Mapping[str, Array], key: str, path: Path) -> Array:
-    if key not in arrays:
-        raise DataError(f"expected images and labels, each part's own, in {path}, found no {key!r}")
-    return arrays[key]

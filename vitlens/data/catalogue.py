@@ -12,8 +12,8 @@ from PIL import Image
 from torch import Tensor
 
 from vitlens.data.arrays import is_medmnist
-from vitlens.data.decode import UNSTATED, Progress, UnreadableError, decode_image, quiet_pillow
-from vitlens.data.folder import holds_classes, list_images, load_listing
+from vitlens.data.decode import UNSTATED, Progress, UnreadableError, decode_image, load_files, quiet_pillow
+from vitlens.data.folder import holds_classes, list_images
 from vitlens.data.registry import LAYOUTS, SETS, DataRequest
 from vitlens.data.split import InMemory, Split
 from vitlens.errors import DataError, UnknownNameError
@@ -62,7 +62,7 @@ def _reader_of(name: str, path: Path) -> str:
     """The function that reads a path, as module:function. Raises DataError and UnknownNameError."""
     if name.strip():  # as a path, an empty one would be the current folder
         for layout in LAYOUTS:
-            if resolved(layout.recognises)(path):
+            if layout.recognises(path):
                 return layout.load
         if is_medmnist(name):
             return "vitlens.data.arrays:load_medmnist"
@@ -85,7 +85,7 @@ def load_images(
 
     Raises DataError for a path that does not exist, a folder without images, or when none can be read.
     """
-    return load_listing(list_images([Path(path).expanduser() for path in paths]), preprocessing, progress)
+    return load_files(list_images([Path(path).expanduser() for path in paths]), preprocessing, progress=progress)
 
 
 def read_split(given: object, preprocessing: Preprocessing | None = None) -> Split:

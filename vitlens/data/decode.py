@@ -7,12 +7,11 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from itertools import chain
 from os import cpu_count
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from vitlens.data.split import InMemory, Skipped, Source
+from vitlens.data.split import InMemory, Skipped, Split
 from vitlens.errors import DataError, first_line
 from vitlens.preprocessing import Interpolation, Preprocessing
 from vitlens.shapes import Pixels
@@ -41,7 +40,6 @@ _ENDS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND"}  # near the en
 
 OnePicture = UInt8[Tensor, "3 height width"]
 Progress = Callable[[int, int], None]  # called with (files done, files in all)
-Result = TypeVar("Result")
 
 
 class UnreadableError(DataError):
@@ -76,8 +74,7 @@ def decode_image(image: Image.Image, preprocessing: Preprocessing) -> OnePicture
 
     Raises UnreadableError with the reason.
     """
-    with _reasons():
-        _check_size(image)
+    with open_image(image):
         return fit(flatten(image), preprocessing)
 
 
@@ -90,18 +87,14 @@ def quiet_pillow() -> Iterator[None]:
 
 
 @contextmanager
-def open_image(path: Path) -> Iterator[Image.Image]:
-    """An open image of acceptable size; every failure inside is an UnreadableError."""
-    with _reasons(), Image.open(path, formats=FORMATS) as image:
-        _check_size(image)
-        yield image
-
-
-@contextmanager
-def _reasons() -> Iterator[None]:
-    """Inside, every failure is an UnreadableError whose message is the reason."""
+def open_image(given: Path | Image.Image) -> Iterator[Image.Image]:
+    """An open image of acceptable size; every failure inside is an UnreadableError whose message is the reason."""
+    most = f"expected at most {PIXEL_LIMIT // 1_000_000} megapixels, found "
     try:
-        yield
+        with nullcontext(given) if isinstance(given, Image.Image) else Image.open(given, formats=FORMATS) as image:
+            if image.width * image.height > PIXEL_LIMIT:
+                raise UnreadableError(f"{most}{image.width}x{image.height}; make it smaller first")
+            yield image
     except UnreadableError:
         raise
     except FileNotFoundError as error:
@@ -109,7 +102,7 @@ def _reasons() -> Iterator[None]:
     except UnidentifiedImageError as error:
         raise UnreadableError(f"expected an image ({', '.join(FORMATS)}), found something else") from error
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
-        raise UnreadableError(f"expected at most {PIXEL_LIMIT // 1_000_000} megapixels, found more") from error
+        raise UnreadableError(f"{most}more") from error
     except Exception as error:  # a damaged file makes Pillow's decoders raise nearly anything
         raise UnreadableError(first_line(error)) from error
 
@@ -160,23 +153,6 @@ def _header_of(image: Image.Image) -> Header:
     return Header((image.height, image.width), "more than one frame, of which the first is used" if animated else None)
 
 
-def _check_size(image: Image.Image) -> None:
-    if image.width * image.height > PIXEL_LIMIT:
-        raise UnreadableError(
-            f"expected at most {PIXEL_LIMIT // 1_000_000} megapixels, found {image.width}x{image.height}; make it "
-            "smaller first"
-        )
-
-
-class Loaded(NamedTuple):
-    """A source of the readable files; readable: their indices in the given list; skipped: the others, and why."""
-
-    source: Source
-    readable: tuple[int, ...]
-    skipped: tuple[Skipped, ...]
-    notes: tuple[str, ...]
-
-
 @dataclass(frozen=True)
 class Files:
     """Image files that are decoded when they are read, in parallel; safe in the workers of a DataLoader."""
@@ -197,33 +173,44 @@ class Files:
         return pixels
 
 
-def load_files(paths: Sequence[Path], preprocessing: Preprocessing, *, progress: Progress | None = None) -> Loaded:
-    """A source for image files; unreadable ones are left out and listed.
+def load_files(
+    paths: Sequence[Path], preprocessing: Preprocessing | None = None, *, progress: Progress | None = None
+) -> Split:
+    """Image files without labels; unreadable ones are left out and listed.
 
-    Up to MEMORY_LIMIT bytes of pixels are decoded now and kept as uint8. Above that, only each file's header and end
-    are checked now, and pixels are decoded on reading. Raises DataError when no file can be read.
+    preprocessing: None keeps the size that all images share, else 224x224. Up to MEMORY_LIMIT bytes of pixels are
+    decoded now and kept as uint8. Above that, only each file's header and end are checked now, and pixels are decoded
+    on reading. Raises DataError when no file can be read.
     """
+    preprocessing = preprocessing or stored_size(paths)
     height, width = preprocessing.size
     eager = len(paths) * 3 * height * width <= MEMORY_LIMIT
     pixels = _room(len(paths) if eager else 0, preprocessing)
     results = _decode_into(pixels, paths, preprocessing, progress) if eager else probe(paths, progress)
     headers = {index: header for index, header in enumerate(results) if isinstance(header, Header)}
-    skipped = tuple(
-        Skipped(str(path), str(why)) for path, why in zip(paths, results) if isinstance(why, UnreadableError)
-    )
+    faults = [(path, why) for path, why in zip(paths, results) if isinstance(why, UnreadableError)]
     if not headers:
-        first = (
-            f", found none among {len(skipped)}: {skipped[0].file}: {skipped[0].reason}" if skipped else ", found none"
-        )
+        first = f" among {len(faults)}: {faults[0][0]}: {faults[0][1]}" if faults else ""
         raise DataError(f"expected readable images, found none{first}")
-    readable = tuple(headers)
-    if eager:
-        source: Source = InMemory(pixels if not skipped else pixels[list(readable)])
-    else:
-        source = Files(tuple(paths[index] for index in readable), preprocessing)
+    readable = tuple(paths[index] for index in headers)
     counts = Counter(header.note for header in headers.values() if header.note)
-    notes = tuple(f"{count} of {len(headers)} images have {note}" for note, count in counts.items())
-    return Loaded(source, readable, skipped, notes)
+    return Split(
+        name="images",
+        title="images",
+        part="test",
+        source=InMemory(pixels if not faults else pixels[list(headers)]) if eager else Files(readable, preprocessing),
+        size=preprocessing.size,
+        classes=(),
+        files=tuple(map(str, readable)),
+        skipped=tuple(Skipped(str(path), str(why)) for path, why in faults),
+        notes=tuple(f"{count} of {len(headers)} images have {note}" for note, count in counts.items()),
+    )
+
+
+def stored_size(paths: Sequence[Path]) -> Preprocessing:
+    """The size that all images share, else 224x224."""
+    sizes = {header.size for header in probe(paths) if isinstance(header, Header)}
+    return Preprocessing(size=sizes.pop()) if len(sizes) == 1 else UNSTATED
 
 
 def probe(paths: Sequence[Path], progress: Progress | None = None) -> list[Header | UnreadableError]:
@@ -262,26 +249,26 @@ def _for_each(
 ) -> list[Header | UnreadableError]:
     """work(index, path) of every path, or its reason; one thread per core (Pillow releases the GIL as it decodes)."""
 
-    def attempt(index: int) -> Header | UnreadableError:
-        try:
-            return work(index, paths[index])
-        except UnreadableError as reason:
-            return reason
-
     def batch(start: int) -> list[Header | UnreadableError]:
-        return [attempt(index) for index in range(start, min(start + _BATCH, len(paths)))]
+        done: list[Header | UnreadableError] = []
+        for index in range(start, min(start + _BATCH, len(paths))):
+            try:
+                done.append(work(index, paths[index]))
+            except UnreadableError as reason:
+                done.append(reason)
+        return done
 
-    results: list[list[Header | UnreadableError]] = []
+    results: list[Header | UnreadableError] = []
     pool = ThreadPoolExecutor(cpu_count() or 1)
     try:
         with quiet_pillow():
             for part in pool.map(batch, range(0, len(paths), _BATCH)):
-                results.append(part)
+                results += part
                 if progress is not None:
-                    progress(min(len(results) * _BATCH, len(paths)), len(paths))
+                    progress(len(results), len(paths))
     finally:
         pool.shutdown(cancel_futures=True)
-    return list(chain.from_iterable(results))
+    return results
 
 
 def _room(count: int, preprocessing: Preprocessing) -> Pixels:

@@ -10,13 +10,11 @@ from typing import Final, NoReturn
 
 import torch
 
-from vitlens.data.decode import SUFFIXES, UNSTATED, Header, Progress, load_files, probe
-from vitlens.data.masks import has_objects, load_masked
+from vitlens.data.decode import SUFFIXES, load_files
 from vitlens.data.registry import DataRequest
 from vitlens.data.split import Split, describe_hold_out, hold_out
 from vitlens.errors import DataError, in_one_line
 from vitlens.names import Part, are_imagenet, imagenet_classes, imagenet_indices
-from vitlens.preprocessing import Preprocessing
 
 _TRAIN: Final = ("train", "training")
 _TEST: Final = ("test", "val", "valid", "validation")  # the first that exists
@@ -35,51 +33,28 @@ class Listing:
     notes: tuple[str, ...] = ()
 
 
-def is_folder(path: Path) -> bool:
-    """Whether a path is a folder."""
-    return path.is_dir() and path.suffix.lower() != ".npz"
-
-
 def load(request: DataRequest) -> Split:
-    """One part of a folder; see list_folder for its parts, classes and labels.
-
-    Images with masks/ or COCO's boxes are loaded with their masks (see load_masked). Raises DataError for a folder
-    without readable images.
-    """
-    root = request.path
-    listing = list_folder(root, part=request.part, seed=request.seed, whole=request.whole)
-    if root / "images" == listing.paths[0].parent and has_objects(root):
-        preprocessing = request.preprocessing or _stored_size(listing.paths)
-        return load_masked(root, listing.paths, replace(request, preprocessing=preprocessing))
-    return read_listing(listing, request)
+    """One part of a folder; see list_folder for its parts, classes and labels."""
+    return read_listing(list_folder(request.path, part=request.part, seed=request.seed, whole=request.whole), request)
 
 
 def read_listing(listing: Listing, request: DataRequest) -> Split:
-    """The images of a listing of files in a folder, in its order, without those that cannot be read."""
-    root = request.path
-    split = load_listing(listing, request.preprocessing, request.progress)
-    files = tuple(str(Path(file).relative_to(root)) for file in split.files or ())
-    return replace(split, name=str(root), title=root.resolve().name, part=request.part, files=files)
+    """The images of a listing of files in a folder, in its order, without those that cannot be read.
 
-
-def load_listing(listing: Listing, preprocessing: Preprocessing | None, progress: Progress | None) -> Split:
-    """The images of a listing, in its order, without those that cannot be read.
-
-    preprocessing: None keeps the size that all images share, else 224x224.
+    Raises DataError where none can be read.
     """
-    preprocessing = preprocessing or _stored_size(listing.paths)
-    loaded = load_files(listing.paths, preprocessing, progress=progress)
-    return Split(
-        name="images",
-        title="images",
-        part="test",
-        source=loaded.source,
-        size=preprocessing.size,
+    root = request.path
+    split = load_files(listing.paths, request.preprocessing, progress=request.progress)
+    labels, files = dict(zip(map(str, listing.paths), listing.labels)), split.files or ()
+    return replace(
+        split,
+        name=str(root),
+        title=root.resolve().name,
+        part=request.part,
         classes=listing.classes,
-        labels=torch.tensor([listing.labels[index] for index in loaded.readable]) if listing.labels else None,
-        files=tuple(str(listing.paths[index]) for index in loaded.readable),
-        skipped=loaded.skipped,
-        notes=listing.notes + loaded.notes,
+        labels=torch.tensor([labels[file] for file in files]) if labels else None,
+        files=tuple(str(Path(file).relative_to(root)) for file in files),
+        notes=listing.notes + split.notes,
     )
 
 
@@ -88,8 +63,7 @@ def list_folder(root: Path, *, part: Part, seed: int = 0, whole: bool = False) -
 
     train/ and test/ (or val/) are the parts. With train/ alone, or class folders at the top, a seeded fifth of each
     class is held out for test; `whole` returns all images instead (for a model that was not trained on them). Images at
-    the top, or in images/ beside masks/ or COCO's boxes, have no labels and no parts. Class folders that are all wnids
-    of ImageNet get its indices and names.
+    the top have no labels and no parts. Class folders that are all wnids of ImageNet get its indices and names.
     """
     if not root.is_dir():
         raise DataError(f"expected a folder of images, found no folder {str(root)!r}")
@@ -99,10 +73,8 @@ def list_folder(root: Path, *, part: Part, seed: int = 0, whole: bool = False) -
     if test:
         return _list_classes(train if train and part == "train" else test, [train, test] if train else [test])
     top = train or root
-    if has_objects(root) or not _class_folders(top):
-        images = root / "images" if has_objects(root) else root
-        paths = sorted(child for child in images.iterdir() if _is_image(child))
-        return Listing(tuple(paths) or _none(images))
+    if not _class_folders(top):
+        return Listing(list_top(root))
     listing = _list_classes(top, [top])
     if whole:
         return listing
@@ -117,17 +89,19 @@ def list_folder(root: Path, *, part: Part, seed: int = 0, whole: bool = False) -
     )
 
 
-def list_images(paths: Sequence[Path]) -> Listing:
-    """Images without labels: files as given, and all images in the folders given. Raises DataError for none."""
+def list_images(paths: Sequence[Path]) -> tuple[Path, ...]:
+    """Image files: those given, and all images in the folders given. Raises DataError for none."""
     images: list[Path] = []
     for path in paths:
-        if path.is_dir():
-            images += list(_images_below(path)) or _none(path)
-        elif path.exists():
-            images.append(path)
-        else:
+        if not path.exists():
             raise DataError(f"expected an image or a folder of images, found nothing at {str(path)!r}")
-    return Listing(tuple(images))
+        images += (list(_images_below(path)) or _none(path)) if path.is_dir() else [path]
+    return tuple(images)
+
+
+def list_top(folder: Path) -> tuple[Path, ...]:
+    """The images of a folder that are in no other folder. Raises DataError for none."""
+    return tuple(sorted(child for child in folder.iterdir() if _is_image(child))) or _none(folder)
 
 
 def _list_classes(folder: Path, parts: Sequence[Path]) -> Listing:
@@ -143,10 +117,15 @@ def _list_classes(folder: Path, parts: Sequence[Path]) -> Listing:
 
 
 def holds_classes(root: Path) -> bool:
-    """Whether a folder holds class folders, parts, or images beside their masks, and no images beside these."""
+    """Whether a folder holds class folders or parts, and no images beside these."""
     if any(_is_image(child) for child in root.iterdir()):
         return False
-    return bool(_inside(root, _TEST) or has_objects(root) or _class_folders(root))
+    return has_test(root) or bool(_class_folders(root))
+
+
+def has_test(root: Path) -> bool:
+    """Whether a folder has a part for test."""
+    return _inside(root, _TEST) is not None
 
 
 def _class_folders(folder: Path) -> list[Path]:
@@ -190,18 +169,8 @@ def _inside(root: Path, names: Sequence[str]) -> Path | None:
     return next((root / name for name in names if (root / name).is_dir()), None)
 
 
-def _stored_size(paths: Sequence[Path]) -> Preprocessing:
-    sizes = {header.size for header in probe(paths) if isinstance(header, Header)}
-    return Preprocessing(size=sizes.pop()) if len(sizes) == 1 else UNSTATED
-
-
 def _none(folder: Path) -> NoReturn:
     raise DataError(f"expected images ({', '.join(sorted(SUFFIXES))}) in {folder}, found none")
-
-
-def is_tiny_imagenet(root: Path) -> bool:
-    """Whether a folder has val/images/ and beside it the file with their labels."""
-    return (root / "val" / _ANNOTATIONS).is_file() and (root / "val" / "images").is_dir()
 
 
 def load_tiny_imagenet(request: DataRequest) -> Split:
@@ -224,7 +193,7 @@ def load_tiny_imagenet(request: DataRequest) -> Split:
         labelled = [(path, wnid) for wnid in train for path in _images_below(root / "train" / wnid)]
         note = "train/ is used; val/ is the test part"
     else:
-        files = list_images([root / "val" / "images"]).paths
+        files = list_images([root / "val" / "images"])
         labelled = [(path, annotated[path.name]) for path in files if path.name in annotated]
         if not labelled:
             raise DataError(f"expected the images of {root}/val/images in {_ANNOTATIONS}, found none of {len(files)}")

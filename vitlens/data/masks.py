@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitlens.data.decode import SUFFIXES, Header, UnreadableError, fit, load_files, open_image, probe, quiet_pillow
+from vitlens.data.decode import SUFFIXES, Header, UnreadableError, fit, open_image, probe, quiet_pillow, stored_size
+from vitlens.data.folder import Listing, has_test, list_top, read_listing
 from vitlens.data.registry import DataRequest
 from vitlens.data.split import Skipped, Split
 from vitlens.errors import DataError
@@ -90,40 +91,36 @@ class _Coco:
 
 @dataclass(frozen=True)
 class _Labelled:
-    """An entry of index.json."""
+    """An entry of index.json, a list."""
 
     file: str
     imagenet_class: Annotated[int, between(0, 999)]
 
 
-@dataclass(frozen=True)
-class _Index:
-    """index.json, a list."""
-
-    entries: tuple[_Labelled, ...]
-
-
 def has_objects(root: Path) -> bool:
     """Whether a folder is images/ with masks/ or with COCO's boxes (annotations.json) beside it."""
-    return (root / "images").is_dir() and ((root / "masks").is_dir() or (root / _BOXES).is_file())
+    masked = (root / "masks").is_dir() or (root / _BOXES).is_file()
+    return masked and (root / "images").is_dir() and not has_test(root)
 
 
-def load_masked(root: Path, paths: Sequence[Path], request: DataRequest) -> Split:
+def load(request: DataRequest) -> Split:
     """The images of a folder with their masks, resized and cropped as the images are.
 
-    paths: the image files. The mask of images/NAME.* is masks/NAME.*, True above half of its largest value; in a folder
-    without masks/, it is the union of the image's boxes in annotations.json (COCO's format: images, annotations, bbox
-    as x, y, width, height in px). An image without a mask, or whose mask is damaged or of another size, is left out and
-    listed in `skipped`. Where index.json has an `imagenet_class` for every image, these are the labels. Images that
-    already have the model's size are not cropped. Raises DataError when no image has a mask, and for damaged JSON.
+    The mask of images/NAME.* is masks/NAME.*, True above half of its largest value; in a folder without masks/, it is
+    the union of the image's boxes in annotations.json (COCO's format: images, annotations, bbox as x, y, width, height
+    in px). An image without a mask, or whose mask is damaged or of another size, is left out and listed in `skipped`.
+    Where index.json has an `imagenet_class` for every image, these are the labels. Images that already have the model's
+    size are not cropped. Raises DataError when no image has a mask, and for damaged JSON.
     """
-    preprocessing = request.preprocessing
-    assert preprocessing is not None
+    root = request.path
+    paths = list_top(root / "images")
+    preprocessing = request.preprocessing or stored_size(paths)
     boxed = not (root / "masks").is_dir()
     known = _boxes(root / _BOXES) if boxed else {}
     listed = [] if boxed else sorted((root / "masks").iterdir())
     files = {file.stem: file for file in listed if file.suffix.lower() in SUFFIXES}
     objects: dict[Path, Object] = {}
+    masks: dict[str, Tensor] = {}
     reasons: dict[Path, str] = {}
     with quiet_pillow():
         for path, header in zip(paths, probe(paths)):
@@ -133,10 +130,9 @@ def load_masked(root: Path, paths: Sequence[Path], request: DataRequest) -> Spli
                 reasons[path] = str(why)
         whole = preprocessing.resize is not None and {each.size for each in objects.values()} == {preprocessing.size}
         preprocessing = replace(preprocessing, resize=None) if whole else preprocessing
-        masks: dict[Path, Tensor] = {}
         for path, each in objects.items():
             try:
-                masks[path] = each.mask(preprocessing)
+                masks[path.name] = each.mask(preprocessing)
             except UnreadableError as why:
                 reasons[path] = _damaged(why)
     skipped = tuple(Skipped(path.name, reasons[path]) for path in paths if path in reasons)
@@ -145,22 +141,18 @@ def load_masked(root: Path, paths: Sequence[Path], request: DataRequest) -> Spli
             f"expected a mask or a box of the name and size of each image in {root}, found none ({skipped[0].file}: "
             f"{skipped[0].reason}); try --images {root / 'images'} to do without"
         )
-    fitting = list(masks)
-    loaded = load_files(fitting, preprocessing, progress=request.progress)
-    readable = [fitting[index] for index in loaded.readable]
-    labels = _labels(root / _INDEX, readable)
-    return Split(
-        name=str(root),
-        title=root.resolve().name,
-        part=request.part,
-        source=loaded.source,
-        size=preprocessing.size,
+    listing = Listing(tuple(path for path in paths if path.name in masks))
+    split = read_listing(listing, replace(request, preprocessing=preprocessing))
+    names = tuple(Path(file).name for file in split.files or ())
+    labels = _labels(root / _INDEX, names)
+    return replace(
+        split,
         classes=imagenet_classes() if labels is not None else (),
         labels=labels,
-        masks=torch.stack([masks[path] for path in readable]),
-        files=tuple(path.name for path in readable),
-        skipped=skipped + loaded.skipped,
-        notes=loaded.notes + ((_WHOLE,) if whole else ()) + ((_BOXED,) if boxed else ()),
+        masks=torch.stack([masks[name] for name in names]),
+        files=names,
+        skipped=skipped + split.skipped,
+        notes=split.notes + ((_WHOLE,) if whole else ()) + ((_BOXED,) if boxed else ()),
     )
 
 
@@ -201,19 +193,15 @@ def _boxes(file: Path) -> Mapping[str, Object]:
     }
 
 
-def _labels(index: Path, paths: Sequence[Path]) -> Tensor | None:
+def _labels(index: Path, names: Sequence[str]) -> Tensor | None:
     """The ImageNet class of each image, where index.json has it for all of them, else None.
 
     Without any imagenet_class, index.json is ignored. Raises DataError for a damaged file.
     """
-    if not index.is_file():
+    entries = read_json(index, error=DataError, hint=_INDEX_FORM) if index.is_file() else None
+    if not isinstance(entries, list) or not any(isinstance(row, dict) and "imagenet_class" in row for row in entries):
         return None
-    entries = read_json(index, error=DataError, hint=_INDEX_FORM)
-    if not isinstance(entries, list) or not any(
-        isinstance(entry, dict) and "imagenet_class" in entry for entry in entries
-    ):
-        return None
-    table = read_as(_Index, {"entries": entries}, source=str(index), error=DataError, hint=_INDEX_FORM)
-    classes = {entry.file: entry.imagenet_class for entry in table.entries}
-    labels = [classes.get(path.name, -1) for path in paths]
+    known = read_as(tuple[_Labelled, ...], entries, source=str(index), error=DataError, hint=_INDEX_FORM)
+    classes = {each.file: each.imagenet_class for each in known}
+    labels = [classes.get(name, -1) for name in names]
     return torch.tensor(labels) if min(labels) >= 0 else None

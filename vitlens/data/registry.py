@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 from vitlens.names import Part
 from vitlens.preprocessing import Preprocessing
+from vitlens.references import resolved
 
 Parts = Literal["train", "split", "trainval", "none"]
 
@@ -43,11 +44,11 @@ class DataSet:
 class Layout:
     """A layout of folders or files that can be read as data.
 
-    recognises: module:function, (path) -> whether the path has this layout; load: module:function, (request) -> Split;
-    usage, help: its line in `vitlens data`, empty for a layout without one.
+    recognises: whether a path has this layout; load: module:function, (request) -> Split; usage, help: its line in
+    `vitlens data`, empty for a layout without one.
     """
 
-    recognises: str
+    recognises: Callable[[Path], bool]
     load: str
     usage: str = ""
     help: str = ""
@@ -102,22 +103,26 @@ _SETS: Final = (
 SETS: Final[Mapping[str, DataSet]] = {data_set.name: data_set for data_set in _SETS}
 
 LAYOUTS: Final = (  # the first that recognises a path reads it
-    Layout("vitlens.data.folder:is_tiny_imagenet", "vitlens.data.folder:load_tiny_imagenet"),
-    Layout("vitlens.data.cue_conflict:is_cue_conflict", "vitlens.data.cue_conflict:load"),
     Layout(
-        "vitlens.data.folder:is_folder",
+        lambda path: (path / "val" / "val_annotations.txt").is_file() and (path / "val" / "images").is_dir(),
+        "vitlens.data.folder:load_tiny_imagenet",
+    ),
+    Layout(lambda path: resolved("vitlens.data.masks:has_objects")(path), "vitlens.data.masks:load"),
+    Layout(lambda path: resolved("vitlens.data.cue_conflict:is_cue_conflict")(path), "vitlens.data.cue_conflict:load"),
+    Layout(
+        lambda path: path.is_dir() and path.suffix.lower() != ".npz",
         "vitlens.data.folder:load",
         "FOLDER",
         "class folders, with train/ and test/ or val/ inside or divided by seed; or loose images",
     ),
     Layout(
-        "vitlens.data.arrays:is_arrays",
+        lambda path: path.suffix.lower() == ".npz",
         "vitlens.data.arrays:load",
         "MEDMNIST.npz",
         "MedMNIST's train_images, train_labels, val_images, ..., test_labels",
     ),
     Layout(
-        "vitlens.data.arrays:is_arrays",
+        lambda path: path.suffix.lower() == ".npz",
         "vitlens.data.arrays:load",
         "FILE.npz",
         "images (n, height, width[, 3]) uint8 and labels",

@@ -242,8 +242,7 @@ def takes_splits(function: Function) -> Function:
             if arguments.get(name) is not None:
                 model = arguments["second" if name == "second_images" else next(iter(arguments))]
                 split = resolved("vitlens.data.catalogue:read_split")(arguments[name], model.preprocessing)
-                labels = arguments.get("labels")
-                arguments[name] = split if labels is None else _labelled(split, labels, next(iter(arguments.values())))
+                arguments[name] = _labelled(split, arguments.get("labels"), next(iter(arguments.values())))
         return function(*bound.args, **bound.kwargs)
 
     return cast(Function, checked)
@@ -255,8 +254,10 @@ def as_split(images: AnyImages) -> Split:
     return images
 
 
-def _labelled(split: Split, labels: Tensor, model: Any) -> Split:
-    """The split with these labels, class indices of the model. Raises DataError for wrong ones."""
+def _labelled(split: Split, labels: Tensor | None, model: Any) -> Split:
+    """The split with these labels, class indices of the model, or its own. Raises DataError for wrong ones."""
+    if labels is None:
+        return split
     found = torch.as_tensor(labels).cpu().long()
     if found.shape != (len(split),) or bool(((found < 0) | (found >= len(model.classes))).any()):
         raise DataError(

@@ -28,7 +28,7 @@ from vitlens.demo.pictures import Picture, embedded
 from vitlens.demo.pool import OutdatedError
 from vitlens.demo.site import Asked, Here, Job, Result, Tab, Updates, pieces
 from vitlens.errors import InputError, LensError, UnsupportedError
-from vitlens.lens.places.changes import Change, Changes
+from vitlens.lens.intervene import Change, Changes
 from vitlens.models.model import Model
 from vitlens.models.support import meets, require
 

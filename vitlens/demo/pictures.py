@@ -114,7 +114,7 @@ def examples(given: Sequence[str], models: Sequence[Model]) -> tuple[Picture, ..
 
 def _of_files(paths: Sequence[Path], models: Sequence[Model]) -> tuple[Picture, ...]:
     found, reasons = [], []
-    for path in list(list_images(paths).paths)[: 2 * EXAMPLES]:
+    for path in list_images(paths)[: 2 * EXAMPLES]:
         try:
             found.append(_read(path, models))
         except UnreadableError as reason:

@@ -1,21 +1,179 @@
-"""Capture: keep the attention weights of a forward pass, or pass intermediate outputs to a reducer."""
+"""Capture: tensors of a forward pass kept, averaged over images, or handed to a reducer as they are computed."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from statistics import mode
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
+import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
+from vitlens.devices import evaluating
+from vitlens.errors import InputError, LensError, UnknownNameError
+from vitlens.lens import observe as observing
 from vitlens.lens.call import AttentionCall
-from vitlens.lens.layers import Layer
-from vitlens.lens.observe import observe
+from vitlens.lens.change import PlaceChange, in_force, reading
+from vitlens.lens.place import Place
+from vitlens.lens.places import Access, resolve_places, resolve_tokens
+from vitlens.lens.places import Tokens as Positions
 from vitlens.lens.site import Site
+from vitlens.lens.stages import stream_width
 from vitlens.models.hooks import Arguments, first_tensor, watching
 from vitlens.models.model import Model
-from vitlens.shapes import Images, Tokens
+from vitlens.pixels import AnyImages, Parts, as_images, takes_images
+from vitlens.shapes import Images, Logits, Tokens
+
+_AT_ONCE = 32  # reference images in one forward
+
+
+@dataclass(frozen=True, eq=False)  # compared by identity: == of tensors is elementwise
+class Captured(Mapping[str, Tensor]):
+    """The tensors of one forward pass by the names of their places, each (batch, *shape); logits (batch, classes).
+
+    places: what was captured, in forward order of the names that were asked for.
+    """
+
+    logits: Logits
+    places: tuple[Place, ...]
+    tensors: Mapping[str, Tensor]
+
+    def __getitem__(self, name: str) -> Tensor:
+        for known in (name, f"{name}.residual"):
+            if known in self.tensors:
+                return self.tensors[known]
+        raise UnknownNameError("captured place", name, self.tensors)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __repr__(self) -> str:
+        lines = (f"  {name}: {tuple(tensor.shape)}" for name, tensor in self.tensors.items())
+        return "\n".join((f"Captured of {len(self.logits)} images", *lines, f"  logits: {tuple(self.logits.shape)}"))
+
+
+@takes_images
+def capture(
+    model: Model,
+    images: AnyImages,
+    places: str | Sequence[str],
+    *,
+    rows: Positions | None = None,
+    graph: bool = False,
+) -> Captured:
+    """The tensors at some places in one forward pass of the images, in evaluation mode.
+
+    places: names or patterns (`model.places()`); only these are kept. rows: query tokens whose attention weights and
+    scores are kept, as positions or "cls", "register", "patch" (None: all); attention stays fused, and the cost is rows
+    x keys. graph: every tensor is part of the autograd graph of the logits, which starts at the images; else tensors
+    are detached and the logits are those of the uncaptured model, bit for bit (to 1e-5 for nn.MultiheadAttention).
+    Inside `intervene`, the tensors are those of the changed model. Raises UnknownNameError for an unknown place,
+    InputError for rows that are not there.
+
+    >>> import torch, vitlens
+    >>> model = vitlens.load("vit-digits")
+    >>> captured = vitlens.capture(model, torch.rand(2, 3, 32, 32), ["blocks.*.residual", "blocks.3.head.1[cls]"])
+    >>> captured["blocks.3.residual"].shape, captured["blocks.3.head.1[cls]"].shape
+    (torch.Size([2, 65, 128]), torch.Size([2, 1, 32]))
+    """
+    images = as_images(images).to(model.device)
+    chosen = resolve_places(model, places)
+    kept: dict[str, Tensor] = {}
+
+    def keep(name: str, tensor: Tensor) -> Tensor:
+        kept[name] = tensor if graph else tensor.detach()
+        return tensor
+
+    changes = []
+    for access in (each for each in chosen if each.part != "logits"):
+        change = PlaceChange(access, function=partial(keep, access.name), reads=not graph)
+        # a class-attention layer has one query, whose row is returned
+        if rows is not None and access.part in ("scores", "weights") and (queries := access.place.shape[-2]) > 1:
+            change = replace(change, rows=resolve_tokens(model, rows, queries))
+            if graph:
+                raise InputError(
+                    "expected either rows or graph=True, found both; take the rows of the captured weights"
+                )
+        changes.append(change)
+    if graph and not images.requires_grad:
+        images = images.detach().requires_grad_()
+    with evaluating(model), torch.set_grad_enabled(graph), in_force(model, changes):
+        logits: Tensor = model(images)
+    tensors = {access.name: logits if access.part == "logits" else kept.get(access.name) for access in chosen}
+    missing = [name for name, tensor in tensors.items() if tensor is None]
+    if missing:
+        raise LensError(f"expected a tensor at {missing[0]}, found that the forward pass did not reach it")
+    found = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    return Captured(logits, tuple(access.place for access in chosen), MappingProxyType(found))
+
+
+class Means:
+    """Running means over images of the tensors at some places; memory does not grow with the images.
+
+    images: the number of images added; sums: float64, on the CPU, by place.
+    """
+
+    def __init__(self) -> None:
+        self.images = 0
+        self.sums: dict[str, Tensor] = {}
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Add the tensor (batch, *shape) of a place."""
+        axes = sorted(range(1, tensor.dim()), key=tensor.stride, reverse=True)  # heads are a view
+        mean = tensor.detach().permute(0, *axes).mean(0)
+        total = (mean * len(tensor)).cpu().double().permute([axes.index(axis) for axis in range(1, tensor.dim())])
+        self.sums[name] = self.sums[name] + total if name in self.sums else total
+
+    def of(self, name: str) -> Tensor:
+        """The mean at a place, without the batch axis."""
+        return (self.sums[name] / self.images).float()
+
+
+def means(model: Model, images: Parts, chosen: Sequence[Access]) -> dict[str, Tensor]:
+    """The mean over images of the tensor at each place, without the batch axis."""
+    found = Means()
+    with evaluating(model), torch.no_grad(), reading(model, chosen, found.add):
+        for batch in images.split(_AT_ONCE):
+            model(batch.to(model.device))
+            found.images += len(batch)
+    return {access.name: found.of(access.name) for access in chosen}
+
+
+@takes_images
+def observe(
+    model: Model,
+    images: AnyImages,
+    reducer: Callable[[AttentionCall], None],
+    *,
+    explicit: bool = False,
+    graph: bool = False,
+) -> Logits:
+    """The logits of the images; each layer's attention is handed to the reducer as it is computed, and then released.
+
+    reducer: called with an AttentionCall for every attention layer, in forward order: `call.site` says which layer it
+    is and what attends to what, `call.weights()` gives the weights (batch, heads, query, key), in a windowed layer
+    (images x windows, heads, query, key), `call.rows([0])` those of some query rows alone, `call.inputs` queries, keys
+    and values where the model uses scaled dot-product attention, `call.output` each head's output. Memory does not
+    grow with the number of layers. explicit: the weights are in the autograd graph of the logits; graph: that graph
+    starts at the images, and attention stays fused. The logits are those of the unobserved model, bit for bit (to 1e-5
+    for nn.MultiheadAttention). The first time a model is observed, the lens checks itself on one image. Raises
+    UnsupportedError where there is no softmax attention, LensError where some of it would be missed.
+
+    >>> import torch, vitlens
+    >>> entropies = []
+    >>> def reducer(call):
+    ...     weights = call.weights()
+    ...     entropies.append(torch.special.entr(weights).sum(-1).mean((0, 2)))
+    >>> logits = vitlens.observe(vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32), reducer)
+    >>> torch.stack(entropies).shape  # nats, by layer and head
+    torch.Size([6, 4])
+    """
+    return observing.observe(model, as_images(images).to(model.device), reducer, explicit=explicit, graph=graph)
 
 
 @dataclass(frozen=True)
@@ -40,10 +198,9 @@ def capture_attention(
 
     def keep(call: AttentionCall) -> None:
         sites.append(call.site)
-        has_rows = rows is not None and call.site.queries > max(rows)
-        layers.append(call.rows(rows) if has_rows and rows is not None else call.weights())
+        layers.append(call.weights() if rows is None or call.site.queries <= max(rows) else call.rows(rows))
 
-    logits = observe(model, images, keep, explicit=explicit)
+    logits = observing.observe(model, images, keep, explicit=explicit)
     return CapturedAttention(logits, tuple(sites), tuple(layers))
 
 
@@ -56,9 +213,13 @@ def watching_stream(model: Model, reducer: Callable[[int, Tokens], None]) -> Ite
     """
 
     def after(number: int, output: Tensor) -> None:
-        tokens = _as_tokens(output, stream_width(model.module.get_submodule(model.anatomy.blocks[number])))
-        if tokens is not None:
-            reducer(number, tokens)
+        width = stream_width(model.module.get_submodule(model.anatomy.blocks[number]))
+        if output.dim() == 3:
+            reducer(number, output)
+        elif output.dim() == 4 and output.shape[3] == width:
+            reducer(number, output.flatten(1, 2))
+        elif output.dim() == 4 and output.shape[1] == width:
+            reducer(number, output.flatten(2).transpose(1, 2))
 
     with _watching_blocks(model, after):
         yield
@@ -80,23 +241,6 @@ def watching_outputs(model: Model, reducer: Callable[[int, Float[Tensor, "batch 
 
 
 @contextmanager
-def watching_mlps(model: Model, layers: Iterable[Layer]) -> Iterator[dict[int, Tokens]]:
-    """The outputs of these layers' MLPs in the latest forward pass, (batch, tokens, dim), by layer."""
-    outputs: dict[int, Tokens] = {}
-    indices: dict[str, list[int]] = {}  # several layers may share a block, and its MLP
-    for layer in layers:
-        if layer.mlp is not None:
-            indices.setdefault(layer.mlp, []).append(layer.index)
-
-    def after(name: str, _arguments: Arguments, output: Tensor) -> None:
-        tokens = (output.flatten(1, 2) if output.dim() == 4 else output).detach()
-        outputs.update(dict.fromkeys(indices[name], tokens))
-
-    with watching(model.module, indices, after):
-        yield outputs
-
-
-@contextmanager
 def _watching_blocks(model: Model, reducer: Callable[[int, Tensor], None]) -> Iterator[None]:
     numbers = {name: number for number, name in enumerate(model.anatomy.blocks)}
 
@@ -107,18 +251,3 @@ def _watching_blocks(model: Model, reducer: Callable[[int, Tensor], None]) -> It
 
     with watching(model.module, numbers, after):
         yield
-
-
-def _as_tokens(output: Tensor, width: int | None) -> Tokens | None:
-    if output.dim() != 4:
-        return output if output.dim() == 3 else None
-    if output.shape[3] == width:
-        return output.flatten(1, 2)
-    return output.flatten(2).transpose(1, 2) if output.shape[1] == width else None
-
-
-def stream_width(block: nn.Module) -> int | None:
-    """The width of the residual stream: the most frequent input width of the block's layers."""
-    widths = [module.in_features for module in block.modules() if isinstance(module, nn.Linear)]
-    widths += [module.in_channels for module in block.modules() if isinstance(module, nn.Conv2d)]
-    return mode(widths) if widths else None

@@ -1,202 +1,175 @@
-"""Intervene: run a model with heads, attention, MLPs, blocks or the residual stream changed."""
+"""Intervene: run a model with the tensors at chosen places changed, by words, tensors, functions and knock-outs."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
 
 import torch
-from jaxtyping import Bool, Int
-from torch import Tensor
+from jaxtyping import Int
+from torch import Generator, Tensor
 
-from vitlens.errors import InputError
-from vitlens.lens.attention import Tap, tapped
-from vitlens.lens.interventions import (
-    BlockRemoved,
-    HeadReplaced,
-    Intervention,
-    KnockedOut,
-    MLPReplaced,
-    PreparedIntervention,
-    Replacements,
-    StreamPatched,
-    as_set,
-    resolve,
-)
-from vitlens.lens.layers import Layer, layers
-from vitlens.models.hooks import Forward, arguments, as_call, overridden
-from vitlens.models.model import Model
+from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+from vitlens.lens.attention import TensorFunction
+from vitlens.lens.capture import means
+from vitlens.lens.change import PlaceChange, in_force
+from vitlens.lens.places import Access, Tokens, resolve_places, resolve_tokens
+from vitlens.models.model import Model, require_model
+from vitlens.pixels import AnyImages, parts_of
+
+WORDS: Final = ("zero", "mean", "resample", "remove")
+Reference: TypeAlias = AnyImages  # images over which means are taken
+
+
+@dataclass(frozen=True)
+class KnockOut:
+    """Some queries of a layer do not attend to some keys; the rest of each row is scaled to sum to 1.
+
+    A change of "blocks.3.attention.weights". keys, queries: token positions, or "cls", "register" or "patch"; heads:
+    numbers; None: all of them. The row of a query without any key left is zeros. In a windowed layer, positions are
+    those in every window.
+    """
+
+    keys: Tokens | None = None
+    queries: Tokens | None = None
+    heads: int | Sequence[int] | None = None
+
+
+Change = Literal["zero", "mean", "resample", "remove"] | Tensor | KnockOut | Callable[[Tensor], Tensor]
+Changes = Mapping[str, Change]
 
 
 @contextmanager
-def intervened(
-    model: Model,
-    interventions: Intervention | Iterable[Intervention],
-    *,
-    replacements: Replacements | None = None,
-) -> Iterator[Model]:
-    """The model with one or several interventions applied; they are undone on exit, also after an exception.
+def intervene(model: Model, changes: Changes, *, reference: Reference | None = None, seed: int = 0) -> Iterator[Model]:
+    """Inside, the model runs with the tensors at some places changed; undone on exit, also after an exception.
 
-    replacements: the tensors that interventions by mean, resample, given and patch need. Contexts may be nested;
-    `observe` inside one observes the changed model. A head's output is the part of the output projection's input that
-    belongs to it, so setting it to zero equals cutting its columns there. Raises InputError for a layer, head or token
-    that does not exist and for missing or misshapen tensors, UnsupportedError for a part that the model does not have.
+    changes: by place, a name or a pattern of `model.places()`, each of:
+    "zero"; "mean" over `reference` images, computed once; "resample": another image's of the same batch, by `seed`;
+    a tensor that broadcasts to (batch, *shape) from the right: (dim,), (tokens, dim) or (batch, tokens, dim);
+    a function of the place's tensor (batch, *shape) to one of the same shape;
+    "remove" at "blocks.3": the block's output is its input; KnockOut at attention weights.
+
+    Weights that are replaced need not sum to 1: what is given is multiplied by the values as it is. Contexts nest: of
+    two changes of one place, the outer one comes first; `observe`, `capture` and `replay` inside see the changed model.
+    Gradients pass through. A mean hides less than a zero: a zero head is far from any that the model has seen. Raises
+    UnknownNameError for an unknown place, InputError for a tensor that does not fit (in the forward pass) or a missing
+    reference, UnsupportedError for a block that cannot be removed.
+
+    >>> import torch, vitlens
+    >>> model, images = vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32)
+    >>> with vitlens.intervene(model, {"blocks.5.head.*": "zero", "blocks.2.mlp": lambda mlp: 0.5 * mlp}):
+    ...     changed = model(images)
+    >>> with vitlens.intervene(model, {"blocks.*.attention.weights": vitlens.KnockOut(keys="cls", queries="patch")}):
+    ...     row = vitlens.capture(model, images, "blocks.0.attention.weights")["blocks.0.attention.weights"][0, 0, 7]
+    >>> row[0].item(), round(row.sum().item(), 4)  # patches do not attend to CLS
+    (0.0, 1.0)
     """
-    changes = resolve(model, as_set(interventions), replacements or {})
-    with in_force(model, changes):
+    with in_force(model, prepared(model, changes, reference=reference, seed=seed)):
         yield model
 
 
-@contextmanager
-def in_force(model: Model, changes: Sequence[PreparedIntervention], *, copies: int = 1) -> Iterator[None]:
-    """The model with the changes applied; its batch is `copies` copies of the images, one after another."""
-    with ExitStack() as stack:
-        for layer in layers(model):
-            of_layer = [change for change in changes if change.intervention.layer == layer.index]
-            inner = [change for change in of_layer if isinstance(change.intervention, HeadReplaced | KnockedOut)]
-            mlp = [change for change in of_layer if isinstance(change.intervention, MLPReplaced)]
-            outer = [change for change in of_layer if isinstance(change.intervention, BlockRemoved | StreamPatched)]
-            if inner:
-                stack.enter_context(_attention_changed(model, layer, inner, copies))
-            if mlp and layer.mlp is not None:
-                wrap = _mlp_changed(mlp, copies)
-                stack.enter_context(overridden(model.module.get_submodule(layer.mlp), wrap))
-            if outer:
-                wrap = _block_changed(layer, outer, copies)
-                stack.enter_context(overridden(model.module.get_submodule(layer.unit), wrap))
-        yield
-
-
-@contextmanager
-def _attention_changed(model: Model, layer: Layer, changes: list[PreparedIntervention], copies: int) -> Iterator[None]:
-    heads = [change for change in changes if isinstance(change.intervention, HeadReplaced)]
-    knocked = [change.intervention for change in changes if isinstance(change.intervention, KnockedOut)]
-    knocked_copies = [change.copy for change in changes if isinstance(change.intervention, KnockedOut)]
-
-    def joined(outputs: Tensor) -> Tensor:
-        return change_heads(outputs, layer, heads, copies)
-
-    def keep(like: Tensor, queries: int, keys: int) -> Tensor:
-        mask = torch.ones(copies, layer.heads, queries, keys, dtype=torch.bool, device=like.device)
-        for copy, knockout in zip(knocked_copies, knocked):
-            knock_out(mask[copy], knockout.heads, knockout.queries, knockout.keys)
-        return mask if copies == 1 else mask.repeat_interleave(len(like) // copies, 0)
-
-    tap = Tap((layer.attention,), joined=joined if heads else None, keep=keep if knocked else None)
-    with tapped(model, tap):
-        yield
-
-
-def knock_out(
-    keep: Bool[Tensor, "heads query key"],
-    heads: Sequence[int] | None,
-    queries: Sequence[int] | None,
-    keys: Sequence[int] | None,
-) -> None:
-    """Set to False where these queries would attend to these keys; None: all, an empty sequence: none.
-
-    Queries that are not computed, as in a replay whose last block computes the first tokens alone, are left out.
-    """
-    given = zip((heads, queries, keys), keep.shape)
-    chosen = ([at for at in (range(count) if axis is None else axis) if at < count] for axis, count in given)
-    keep[torch.meshgrid(*(torch.tensor(axis, dtype=torch.long) for axis in chosen), indexing="ij")] = False
-
-
-def change_heads(outputs: Tensor, layer: Layer, changes: Sequence[PreparedIntervention], copies: int = 1) -> Tensor:
-    """The output projection's input, (calls, tokens, heads x head_dim), with some heads' parts replaced."""
-    per_image = outputs.unflatten(0, (copies, -1, layer.windows)).flatten(2, 3)  # (copies, batch, tokens, width)
-    changed = per_image.clone()
-    for change in changes:
-        columns = head_columns(layer, change.intervention)
-        changed[change.copy, ..., columns] = substitute(change, per_image[change.copy, ..., columns])
-    replaced: Tensor = changed.reshape(outputs.shape)
-    return replaced
-
-
-def _mlp_changed(changes: list[PreparedIntervention], copies: int) -> Callable[[Forward], Forward]:
-    def wrap(forward: Forward) -> Forward:
-        def changed(*args: Any, **kwargs: Any) -> Tensor:
-            output: Tensor = forward(*args, **kwargs)
-            parts = by_copy(output, copies).clone()
-            for change in changes:
-                parts[change.copy] = substitute(change, parts[change.copy])
-            return parts.view_as(output)
-
-        return changed
-
-    return wrap
-
-
-def _block_changed(layer: Layer, changes: list[PreparedIntervention], copies: int) -> Callable[[Forward], Forward]:
-    removed = [change.copy for change in changes if isinstance(change.intervention, BlockRemoved)]
-    patched = [change for change in changes if isinstance(change.intervention, StreamPatched)]
-    assert layer.stream is not None
-    key = layer.stream
-
-    def wrap(forward: Forward) -> Forward:
-        def changed(*args: Any, **kwargs: Any) -> Tensor:
-            values = arguments(args, kwargs)
-            if patched:
-                values[key] = _patch(values[key], patched, copies)
-            args, kwargs = as_call(values)
-            output: Tensor = forward(*args, **kwargs)
-            if not removed:
-                return output
-            parts, stream = by_copy(output, copies).clone(), by_copy(values[key], copies)
-            for copy in removed:
-                # in a replay, the last block may compute the first tokens alone
-                parts[copy] = stream[copy, :, : parts.shape[2]]
-            return parts.view_as(output)
-
-        return changed
-
-    return wrap
-
-
-def _patch(stream: Tensor, changes: list[PreparedIntervention], copies: int) -> Tensor:
-    parts = by_copy(stream, copies).clone()
-    for change in changes:
-        assert isinstance(change.intervention, StreamPatched)
-        places = change.intervention.positions
-        index = list(range(parts.shape[2]) if places is None else places)
-        parts[change.copy][:, index] = substitute(change, parts[change.copy][:, index])
-    return parts.view_as(stream)
-
-
-def by_copy(tokens: Tensor, copies: int) -> Tensor:
-    """Tokens or a map as (copies, batch, tokens, dim)."""
-    flat = tokens.flatten(1, 2) if tokens.dim() == 4 else tokens
-    parts: Tensor = flat.unflatten(0, (copies, -1))
-    return parts
-
-
-def head_columns(layer: Layer, intervention: Intervention) -> slice:
-    """The columns of the output projection that belong to the head."""
-    assert isinstance(intervention, HeadReplaced)
-    return slice(intervention.head * layer.head_dim, (intervention.head + 1) * layer.head_dim)
-
-
-def substitute(change: PreparedIntervention, clean: Tensor) -> Tensor:
-    """What replaces clean (batch, tokens, width). Raises InputError where the tensor given does not fit."""
-    by = getattr(change.intervention, "by", "given")
-    if by == "zero" or change.data is None:
-        return torch.zeros_like(clean)
-    if by == "resample":
-        return clean[other_images(change, len(clean)).to(clean.device)]
-    try:
-        return change.data.to(clean).expand(clean.shape)
-    except RuntimeError:
+def prepared(
+    model: Model, changes: Changes, *, reference: Reference | None = None, seed: int = 0
+) -> tuple[PlaceChange, ...]:
+    """Changes by place, checked against the model. Raises what `intervene` raises."""
+    require_model(model)
+    if not isinstance(changes, Mapping):  # an untyped call
+        name = type(changes).__name__  # type: ignore[unreachable]
+        raise InputError(f"expected changes as {{place: change}}, found {name}; e.g. {{'blocks.3.mlp': 'zero'}}")
+    pairs = [(access, change) for name, change in changes.items() for access in resolve_places(model, name)]
+    seen: set[str] = set()
+    for access, _ in pairs:
+        if access.name in seen:
+            raise InputError(
+                f"expected each place once, found {access.name!r} twice; nest two contexts to change it twice"
+            )
+        seen.add(access.name)
+    wanted = [access for access, change in pairs if isinstance(change, str) and change == "mean"]
+    if wanted and reference is None:
         raise InputError(
-            f"expected a tensor that fits (batch, tokens, width) = {tuple(clean.shape)} for {change.intervention}, "
-            f"found shape {tuple(change.data.shape)}"
-        ) from None
-
-
-def other_images(change: PreparedIntervention, count: int) -> Int[Tensor, " batch"]:
-    """The index of the image that replaces each of `count`. Raises InputError unless there is one for each."""
-    index = change.data
-    if index is None or index.shape != (count,) or index.is_floating_point():
-        received = "none" if index is None else f"{index.dtype} of shape {tuple(index.shape)}"
-        raise InputError(
-            f"expected one image index for each of {count} images for {change.intervention}, found {received}"
+            f"expected reference images for the mean at {wanted[0].name}, found none; pass reference=IMAGES"
         )
+    known = means(model, parts_of(model, reference), wanted) if wanted and reference is not None else {}
+    return tuple(_prepared(model, access, known.get(access.name, change), seed) for access, change in pairs)
+
+
+def _prepared(model: Model, access: Access, change: Change, seed: int) -> PlaceChange:
+    if not access.place.changeable:
+        raise UnsupportedError(f"expected a place that can be changed, found {access.name}, which is captured only")
+    if isinstance(change, Tensor):
+        _require_fit(access, change)
+        return PlaceChange(access, change)
+    if isinstance(change, KnockOut):
+        return PlaceChange(access, knocked=_knocked(model, access, change))
+    if callable(change):
+        return PlaceChange(access, function=_called(access, change))
+    if not isinstance(change, str):
+        words = ", ".join(map(repr, WORDS))  # type: ignore[unreachable]
+        raise InputError(
+            f"expected {words}, a tensor, a KnockOut or a function at {access.name}, found {type(change).__name__}"
+        )
+    if change == "zero":
+        return PlaceChange(access, torch.zeros(()))
+    if change == "resample":
+        return PlaceChange(access, function=_resampled(access, seed))
+    if change != "remove":
+        raise UnknownNameError("change of a place", change, WORDS)
+    if access.part != "output" or access.argument is None or access.tokens is not None:
+        raise UnsupportedError(
+            f"expected a block whose output has the shape of its input to remove, found {access.name}; "
+            "try 'zero' at its attention and its mlp"
+        )
+    return PlaceChange(access)
+
+
+def _require_fit(access: Access, tensor: Tensor) -> None:
+    """Raise InputError unless the tensor, its batch axis left out, broadcasts to the place's shape."""
+    shape = access.place.shape
+    of_one = tensor.shape[1:] if tensor.dim() == len(shape) + 1 else tensor.shape
+    fits = all(size in (1, wanted) for size, wanted in zip(reversed(of_one), reversed(shape)))
+    if len(of_one) > len(shape) or not fits:
+        raise InputError(
+            f"expected a tensor that broadcasts to (batch, {', '.join(map(str, shape))}) at {access.place}, "
+            f"found shape {tuple(tensor.shape)}"
+        )
+
+
+def _called(access: Access, function: Callable[[Tensor], Tensor]) -> TensorFunction:
+    def change(clean: Tensor) -> Tensor:
+        new = function(clean)
+        if not isinstance(new, Tensor) or new.shape != clean.shape:
+            found = f"shape {tuple(new.shape)}" if isinstance(new, Tensor) else type(new).__name__
+            raise InputError(
+                f"expected a tensor of shape {tuple(clean.shape)} from the function at {access.name}, found {found}"
+            )
+        return new
+
+    return change
+
+
+def _resampled(access: Access, seed: int) -> TensorFunction:
+    def change(clean: Tensor) -> Tensor:
+        if len(clean) < 2:
+            raise InputError(f"expected at least two images to resample {access.name}, found {len(clean)}")
+        return clean[another_image(len(clean), seed).to(clean.device)]
+
+    return change
+
+
+def another_image(count: int, seed: int) -> Int[Tensor, " batch"]:
+    """For each of `count` images the index of another one, each taken once: the next in a random circle."""
+    circle = torch.randperm(count, generator=Generator().manual_seed(seed))
+    index = torch.empty_like(circle)
+    index[circle] = circle.roll(-1)
     return index
+
+
+def _knocked(model: Model, access: Access, knock: KnockOut) -> tuple[tuple[int, ...], ...]:
+    """Heads, queries and keys as positions."""
+    if access.place.kind != "weights":
+        raise InputError(f"expected attention weights for a KnockOut (blocks.3.attention.weights), found {access.name}")
+    counts = dict(zip(access.place.axes, access.place.shape))
+    return tuple(
+        tuple(range(counts[axis])) if given is None else resolve_tokens(model, given, counts[axis])
+        for axis, given in (("heads", knock.heads), ("query", knock.queries), ("key", knock.keys))
+    )

@@ -1,28 +1,34 @@
 """One replayed forward: the model's own, which skips the modules before a layer and gives that layer its kept inputs.
 
-Where the classifier reads a few tokens alone, the last block computes only these.
+Where the classifier reads a few tokens alone, the last block computes only these. Whether a forward pass can start at a
+layer, or at the first block (`Entry`), is tested once for each model, on two images of noise.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from weakref import ref
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vitlens.devices import evaluating
+from vitlens.errors import LensError, UnsupportedError
 from vitlens.lens.attention import attention_module
-from vitlens.lens.intervene import head_columns, in_force, other_images, substitute
-from vitlens.lens.interventions import HeadReplaced, KnockedOut, PreparedIntervention, StreamPatched
-from vitlens.lens.layers import Layer, layers
-from vitlens.lens.replay_plan import ReplayPlan, ReplayRecord
+from vitlens.lens.change import PlaceChange, Set, in_force
+from vitlens.lens.intervene import Changes, intervene, prepared
+from vitlens.lens.places import accesses
+from vitlens.lens.replay_plan import ReplayPlan, ReplayRecord, StopForward, make_plan, recording
+from vitlens.lens.trace import Layer, layers, probe_images
 from vitlens.models.anatomy import heads_of, is_known_block
-from vitlens.models.hooks import Arguments, Forward, arguments, as_call, overridden
+from vitlens.models.hooks import Arguments, Forward, Key, arguments, as_call, once_per_model, overridden
 from vitlens.models.model import Model
-from vitlens.shapes import Tokens
+from vitlens.shapes import Images, Logits, Tokens
 
+TOLERANCE: Final = 1e-4  # fp32, on logits
 FirstTokens = Float[Tensor, "batch rows dim"]
 
 
@@ -39,75 +45,75 @@ class ReplayMethod:
     exact: bool = True
     note: str = ""
 
+    def kind(self, changes: Set) -> "PassKind":
+        """The kind of pass that some simultaneous changes need."""
+        start = min(change.access.layer or 0 for change in changes)
+        again = not self.plan.starts[start].branch
+        for change in changes:
+            before = change.access.part not in ("output", "joined") or (
+                change.access.part == "joined" and not change.is_linear
+            )
+            again = again or (before and change.access.layer == start)
+        last = (change for change in changes if change.access.layer == len(self.plan.starts) - 1)
+        return PassKind(
+            start,
+            again,
+            whole=any(change.function is not None for change in changes),
+            rows=self.rows if all(map(_fits_first_rows, last)) else None,
+        )
 
-@dataclass(frozen=True, order=True)
+
+@dataclass(frozen=True)
 class PassKind:
-    """The settings that interventions in one batch share.
+    """The settings that sets of changes in one batch share.
 
     start: the first layer that is run; attention: whether its attention is run again; whole: whether all images must be
-    in one forward, as their results depend on each other.
+    in one forward, as a function of a place may mix them; rows: tokens computed in the last block (None: all).
     """
 
     start: int
     attention: bool
-    whole: bool
+    whole: bool = False
+    rows: int | None = None
 
 
-@dataclass(frozen=True)
-class ReplayBatch:
-    """One replayed forward.
-
-    copies: how many copies of the images the batch holds, each with its own changes; part: the images of this forward;
-    images: the number of all images.
-    """
-
-    kind: PassKind
-    changes: tuple[PreparedIntervention, ...]
-    copies: int
-    part: slice
-    images: int
-
-
-def kind_of(method: ReplayMethod, changes: Sequence[PreparedIntervention]) -> PassKind:
-    """The kind of pass that some simultaneous changes need."""
-    start = min(change.intervention.layer for change in changes)
-    first = [change.intervention for change in changes if change.intervention.layer == start]
-    attention = any(isinstance(intervention, KnockedOut | StreamPatched) for intervention in first)
-    attention = attention or not method.plan.starts[start].branch
-    mixing = [change.intervention.layer for change in changes if getattr(change.intervention, "by", "") == "resample"]
-    # outputs of the first layer's heads are kept for all images
-    return PassKind(start, attention, whole=any(layer > start or attention for layer in mixing))
+def _fits_first_rows(change: PlaceChange) -> bool:
+    """Whether a change of the last block is the same where only the first tokens are computed."""
+    if change.removes or change.knocked is not None or change.access.part == "input":
+        return True
+    replaced = change.data is not None and change.access.tokens is None
+    return replaced and change.access.place.kind in ("head", "heads", "mlp")
 
 
 def replay_pass(
-    model: Model, method: ReplayMethod, record: ReplayRecord, batch: ReplayBatch
-) -> Float[Tensor, "copies part classes"]:
-    """The logits of each copy of the images under its changes."""
+    model: Model, plan: ReplayPlan, record: ReplayRecord, kind: PassKind, sets: Sequence[Set], part: slice, images: int
+) -> Float[Tensor, "sets part classes"]:
+    """The logits of some of the images under each set of changes; images: the number of all, in the record."""
     known = layers(model)
-    layer, last = known[batch.kind.start], known[-1]
-    count = batch.part.stop - batch.part.start
-    changes = [change.of_images(batch.part) for change in batch.changes]
-    rows = method.rows
-    if rows is not None:
-        changes = [change.of_rows(rows) if change.intervention.layer == last.index else change for change in changes]
-    of_layer = [change for change in changes if change.intervention.layer == layer.index]
-    replaced_heads = [change for change in of_layer if isinstance(change.intervention, HeadReplaced)]
+    layer, last = known[kind.start], known[-1].index
+    sets = [
+        [change.of_part(part, images, kind.rows if change.access.layer == last else None) for change in each]
+        for each in sets
+    ]
     with ExitStack() as stack:
-        if rows is not None:
-            stack.enter_context(first_rows(model, rows))
-        if not batch.kind.attention:
-            own_rows = rows if layer.index == last.index else None
-            output = _branch(model, layer, record, replaced_heads, batch, own_rows)
+        if kind.rows is not None:
+            stack.enter_context(_first_rows(model, kind.rows))
+        if not kind.attention:
+            heads = [[each for each in every if _is_of_heads(each, kind.start)] for every in sets]
+            sets = [[each for each in every if not _is_of_heads(each, kind.start)] for every in sets]
+            output = _branch(model, layer, record, heads, part, kind.rows if kind.start == last else None)
             attention = model.module.get_submodule(layer.attention)
             stack.enter_context(overridden(attention, _returning(output)))
-            changes = [change for change in changes if change not in replaced_heads]
-        stack.enter_context(in_force(model, changes, copies=batch.copies))
-        stack.enter_context(_started(model, method.plan, layer, record, batch))
-        height, width = model.input_size
-        blank = model.mean.new_zeros(1, 3, 1, 1).expand(batch.copies * count, 3, height, width)  # not read by any layer
-        logits = model.run(blank)
-    by_copy: Tensor = logits.unflatten(0, (batch.copies, -1))
-    return by_copy
+        stack.enter_context(in_force(model, *sets))
+        stack.enter_context(_started(model, plan, layer, record, (len(sets), part, images)))
+        count = len(sets) * (part.stop - part.start)
+        logits = model.run(model.mean.new_zeros(1, 3, 1, 1).expand(count, 3, *model.input_size))  # not read
+    by_set: Tensor = logits.unflatten(0, (len(sets), -1))
+    return by_set
+
+
+def _is_of_heads(change: PlaceChange, layer: int) -> bool:
+    return change.access.layer == layer and change.is_linear
 
 
 def _returning(output: Any) -> Callable[[Forward], Forward]:
@@ -115,55 +121,61 @@ def _returning(output: Any) -> Callable[[Forward], Forward]:
 
 
 def _branch(
-    model: Model,
-    layer: Layer,
-    record: ReplayRecord,
-    changes: Sequence[PreparedIntervention],
-    batch: ReplayBatch,
-    rows: int | None,
+    model: Model, layer: Layer, record: ReplayRecord, sets: Sequence[Set], part: slice, rows: int | None
 ) -> Any:
     """The output of the first layer's attention: the clean one plus the contribution of the replaced heads."""
     projection = attention_module(model, layer.attention).projection
     assert record.branch is not None  # the plan skips attention only where these are known
     assert record.heads is not None
     assert projection is not None
-    calls = slice(batch.part.start * layer.windows, batch.part.stop * layer.windows)
+    calls = slice(part.start * layer.windows, part.stop * layer.windows)
     branch = record.branch[calls][:, :rows]
-    every = record.heads.unflatten(0, (-1, layer.windows)).flatten(1, 2)[:, :rows]  # (batch, tokens, heads x head_dim)
-    heads = every[batch.part]
+    joined = record.heads[calls][:, :rows]
     branches = []
-    for copy in range(batch.copies):
-        of_copy = [change for change in changes if change.copy == copy]
-        if not of_copy:
+    for changes in sets:
+        given = {head: data for change in changes for head, data in _by_head(change)}
+        if not given:
             branches.append(branch)
             continue
-        columns = [head_columns(layer, change.intervention) for change in of_copy]
-        instead = [
-            every[..., at][other_images(change, batch.images)[batch.part].to(every.device)]  # also of another part
-            if getattr(change.intervention, "by", "") == "resample"
-            else substitute(change, heads[..., at])
-            for change, at in zip(of_copy, columns)
-        ]
-        difference = [new - heads[..., at] for new, at in zip(instead, columns)]
-        weight = torch.cat([projection.weight[:, at] for at in columns], dim=1)
-        added = F.linear(torch.cat(difference, dim=-1), weight)  # (part, tokens, dim)
-        branches.append(branch + added.view_as(branch))
+        clean = changes[0].access.whole(joined)  # (part, .., heads, tokens, head_dim)
+        difference = [data.to(clean) - clean[..., head, :, :] for head, data in given.items()]
+        columns = [projection.weight[:, head * layer.head_dim : (head + 1) * layer.head_dim] for head in given]
+        added = F.linear(torch.cat(difference, dim=-1), torch.cat(columns, dim=1))
+        branches.append(branch + added.reshape(branch.shape))
     output = branches[0] if len(branches) == 1 else torch.cat(branches)
     return output if record.rest is None else (output, *record.rest)
 
 
+def _by_head(change: PlaceChange) -> Iterator[tuple[int, Tensor]]:
+    """The tensors that replace single heads."""
+    data, heads = change.data, change.access.heads
+    assert data is not None
+    if change.access.head is not None:
+        yield change.access.head, data
+        return
+    each = data.expand(torch.broadcast_shapes(data.shape, (heads, 1, 1)))
+    yield from ((head, each[..., head, :, :]) for head in range(heads))
+
+
 @contextmanager
-def _started(model: Model, plan: ReplayPlan, layer: Layer, record: ReplayRecord, batch: ReplayBatch) -> Iterator[None]:
-    start = plan.starts[layer.index]
-    own_arguments = {key: _stacked(record.arguments[key], batch) for key in start.batched}
-    later: dict[str, dict[Any, Tensor]] = {layer.unit: own_arguments}
+def _started(
+    model: Model, plan: ReplayPlan, layer: Layer, record: ReplayRecord, batch: tuple[int, slice, int]
+) -> Iterator[None]:
+    """batch: copies, the images of this forward, and the number of all images."""
+    copies, part, images = batch
+    start, count = plan.starts[layer.index], copies * (part.stop - part.start)
+    own: dict[Any, Tensor] = {}
+    for key in start.batched:
+        calls = len(record.arguments[key]) // images
+        own[key] = record.arguments[key][part.start * calls : part.stop * calls]
+        if copies > 1:
+            own[key] = own[key].repeat(copies, *[1] * (own[key].dim() - 1))
+    given: dict[str, dict[Any, Any]] = {layer.unit: {**record.arguments, **own}}
     for index, there, here in start.carried:
-        later.setdefault(layers(model)[index].unit, {})[there] = own_arguments[here]
-    count = batch.copies * (batch.part.stop - batch.part.start)
+        given.setdefault(layers(model)[index].unit, {})[there] = own[here]
     with ExitStack() as stack:
-        for unit, values in later.items():
-            fixed = record.arguments if unit == layer.unit else {}
-            stack.enter_context(overridden(model.module.get_submodule(unit), _given({**fixed, **values})))
+        for unit, values in given.items():
+            stack.enter_context(overridden(model.module.get_submodule(unit), _given(values)))
         for name, shape in start.skipped:
             blank = model.mean.new_zeros(()).expand(shape[0] * count, *shape[1:])
             stack.enter_context(overridden(model.module.get_submodule(name), _returning(blank)))
@@ -181,12 +193,6 @@ def _given(values: Arguments) -> Callable[[Forward], Forward]:
     return wrap
 
 
-def _stacked(tensor: Tensor, batch: ReplayBatch) -> Tensor:
-    calls = len(tensor) // batch.images
-    part = tensor[batch.part.start * calls : batch.part.stop * calls]
-    return part if batch.copies == 1 else part.repeat(batch.copies, *[1] * (part.dim() - 1))
-
-
 def rows_read(model: Model) -> int | None:
     """How many of the first tokens the classifier reads from the last block; None: all, or a block of unknown form."""
     layout, last = model.anatomy.layout, layers(model)[-1]
@@ -199,13 +205,14 @@ def rows_read(model: Model) -> int | None:
 
 
 @contextmanager
-def first_rows(model: Model, rows: int) -> Iterator[None]:
+def _first_rows(model: Model, rows: int) -> Iterator[None]:
     """Inside, the last block computes its first tokens alone, (batch, rows, dim), from the keys and values of all."""
     last = layers(model)[-1]
     block, attention = (model.module.get_submodule(name) for name in (last.unit, last.attention))
-    with ExitStack() as stack:
-        stack.enter_context(overridden(block, lambda _forward: _block(block, rows)))
-        stack.enter_context(overridden(attention, lambda _forward: _attention(attention, rows)))
+    with (
+        overridden(block, lambda _forward: _block(block, rows)),
+        overridden(attention, lambda _forward: _attention(attention, rows)),
+    ):
         yield
 
 
@@ -236,3 +243,127 @@ def _attention(attention: Any, rows: int) -> Callable[..., FirstTokens]:
         return result
 
     return forward
+
+
+@once_per_model
+def method_of(model: Model) -> ReplayMethod:
+    """How a model is replayed: with the shortest last block that gives its logits, or by full forwards."""
+    plan, why = make_plan(model), ""
+    if any(layer.tokens_first for layer in layers(model)):
+        note = f"{model.alias} is run by full forwards, not replayed: its blocks take (tokens, batch, width)"
+        return ReplayMethod(plan, None, exact=False, note=note)
+    for rows in dict.fromkeys((rows_read(model), None)):
+        try:
+            difference = _largest_difference(model, ReplayMethod(plan, rows))
+        except (RuntimeError, TypeError, ValueError, KeyError, IndexError, AssertionError) as error:
+            # a model of another structure may raise anything when its forward starts in the middle
+            why = ": ".join((type(error).__name__, *str(error).splitlines()[:1]))  # a bare assert has no message
+            continue
+        if difference <= TOLERANCE:
+            return ReplayMethod(plan, rows, note=why and f"{model.alias}'s last block is run whole: {why}")
+        why = f"its logits would differ by {difference:.1e}"
+    return ReplayMethod(plan, None, exact=False, note=f"{model.alias} is run by full forwards, not replayed: {why}")
+
+
+def _largest_difference(model: Model, method: ReplayMethod) -> float:
+    """From the model's own logits: started at every layer, and with a head set to zero in the first and the last."""
+    images, known, plan = probe_images(model, 2), layers(model), method.plan
+    with evaluating(model), torch.no_grad(), torch.autocast(model.device.type, enabled=False):
+        with recording(model, dict.fromkeys(range(len(known)), True)) as records:
+            plain: Tensor = model(images)
+        scale = max(1.0, plain.abs().max().item())
+
+        def differs(kind: PassKind, changes: Changes) -> float:
+            with intervene(model, changes):
+                full = model(images) if changes else plain
+            sets = [prepared(model, changes)]
+            ours = replay_pass(model, plan, records[kind.start], kind, sets, slice(0, 2), 2)[0]
+            return float((ours - full).abs().max())
+
+        kinds = [PassKind(index, not start.branch, rows=method.rows) for index, start in enumerate(plan.starts)]
+        found = [differs(kind, {}) for kind in kinds]
+        for kind in (kinds[0], kinds[-1]):
+            found.append(differs(replace(kind, attention=True), {}))
+            head = f"blocks.{kind.start}.head.{known[kind.start].heads - 1}"
+            if head in accesses(model):
+                found.append(differs(kind, {head: "zero"}))
+    return max(found) / scale
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Runs a model from its first block on: tokens to logits, without the patch embedding.
+
+    Variants of an image that differ only in some tokens are embedded once and combined before the first block.
+    largest: bytes of the widest tensor of one image; only_tokens: whether the block takes tokens and nothing that
+    depends on their number or positions (no rotary embedding), so that tokens can be left out.
+    """
+
+    _model: "ref[Model]"
+    method: ReplayMethod
+    stream: Key
+    fixed: Arguments
+    largest: int
+    only_tokens: bool
+
+    def tokens(self, images: Images) -> Tokens:
+        """The residual stream before the first block, (batch, tokens, dim)."""
+        stream: Tensor = _arguments(self._owner(), images)[self.stream]
+        return stream
+
+    def logits(self, tokens: Tokens) -> Logits:
+        """The logits (batch, classes) for the stream before the first block."""
+        model, record, count = self._owner(), ReplayRecord({**self.fixed, self.stream: tokens}), len(tokens)
+        kind = PassKind(0, attention=True, rows=self.method.rows)
+        with evaluating(model):
+            return replay_pass(model, self.method.plan, record, kind, [()], slice(0, count), count)[0].float()
+
+    def _owner(self) -> Model:
+        model = self._model()
+        if model is None:
+            raise LensError("expected the model of this entry, found it deleted; keep a reference to the model")
+        return model
+
+
+@once_per_model
+@torch.no_grad()
+def entry_of(model: Model) -> Entry | None:
+    """The entry of a model in which every patch is one token; None for a CNN, windows, or a stem that mixes patches."""
+    if model.anatomy.layout is None:
+        return None
+    try:
+        first, method = layers(model)[0], method_of(model)
+    except UnsupportedError:  # a token layout, but no attention
+        return None
+    start = method.plan.starts[0]
+    whole = method.exact and first.stream is not None and first.tokens == model.layout.tokens
+    if not whole or start.batched != {first.stream} or start.carried:
+        return None
+    with evaluating(model), torch.autocast(model.device.type, enabled=False):
+        block_arguments = _arguments(model, probe_images(model, 2))
+        fixed = {key: value for key, value in block_arguments.items() if key != first.stream}
+        only = not any(isinstance(value, Tensor) for value in fixed.values())
+        entry = Entry(ref(model), method, first.stream, fixed, method.plan.largest, only)  # type: ignore[arg-type]
+        return entry if _is_exact(model, entry) else None
+
+
+def _is_exact(model: Model, entry: Entry) -> bool:
+    """Whether mixing the tokens of two images gives the logits of the images mixed patch by patch."""
+    first, second = probe_images(model, 2).split(1)
+    rows, columns = model.layout.grid
+    taken = torch.rand(rows * columns, generator=torch.Generator().manual_seed(1)).to(first.device) < 0.5
+    large = taken.view(1, 1, rows, columns).float()
+    pixels = F.interpolate(large, size=model.input_size, mode="nearest-exact") > 0.5
+    mixed = torch.where(pixels, first, second)
+    prefix = taken.new_zeros(len(model.layout.prefix))
+    tokens = torch.where(torch.cat([prefix, taken])[:, None], entry.tokens(first), entry.tokens(second))
+    plain: Tensor = model(mixed)
+    scale = max(1.0, plain.abs().max().item())
+    return (entry.logits(tokens) - plain).abs().max().item() <= TOLERANCE * scale
+
+
+def _arguments(model: Model, images: Images) -> Arguments:
+    """The arguments of the first block for these images."""
+    with suppress(StopForward), recording(model, {0: False}, stop=True) as records:
+        model(images)
+    return records[0].arguments

@@ -1,21 +1,18 @@
 """The record of a clean pass, and the plan for starting the model again at one of its layers."""
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 
-from vitlens.lens.attention import Tap, TensorFunction, tapped
-from vitlens.lens.layers import Layer, layers
-from vitlens.lens.trace import trace, traced_heads
+from vitlens.lens.attention import Tap, tapped
+from vitlens.lens.trace import Layer, layers, trace, traced_heads
 from vitlens.models.hooks import Arguments, Forward, Key, arguments, overridden
 from vitlens.models.model import Model
 from vitlens.models.recording import Shape, Trace
-
-Cache = Literal["everything", "inputs", "nothing"]
 
 
 @dataclass
@@ -31,99 +28,63 @@ class ReplayRecord:
     rest: tuple[Any, ...] | None = None
     heads: Tensor | None = None
 
+    def taking_arguments(self, forward: Forward) -> Forward:
+        """The forward of the layer's unit, which keeps its arguments."""
 
-@dataclass
-class LayerMeans:
-    """Means over the images of a clean pass, by layer: heads (tokens, heads x head_dim); mlp (tokens, dim)."""
-
-    heads: dict[int, Tensor] = field(default_factory=dict)
-    mlp: dict[int, Tensor] = field(default_factory=dict)
-
-
-class StopForward(Exception):  # noqa: N818  not an error
-    """Stops the forward pass after the last layer that is recorded."""
-
-
-@contextmanager
-def recording(
-    model: Model,
-    records: dict[int, ReplayRecord],
-    *,
-    which: Collection[int],
-    keep: Cache = "everything",
-    stop: bool = False,
-) -> Iterator[LayerMeans]:
-    """Fill records of some layers during a forward pass, and take means over the images.
-
-    keep: everything, the arguments alone, or nothing but the means. stop: raise StopForward after the last of the
-    layers.
-    """
-    means = LayerMeans()
-    with ExitStack() as stack:
-        for layer in layers(model):
-            if layer.index not in which:
-                continue
-            record = records.setdefault(layer.index, ReplayRecord())
-            attention, unit = (model.module.get_submodule(name) for name in (layer.attention, layer.unit))
-            stack.enter_context(overridden(attention, _attention(record, keep)))
-            stack.enter_context(tapped(model, Tap((layer.attention,), joined=_heads(layer, record, means, keep))))
-            if layer.mlp is not None:
-                mlp = model.module.get_submodule(layer.mlp)
-                stack.enter_context(overridden(mlp, _mlp(layer, means)))
-            last = stop and layer.index == max(which)
-            stack.enter_context(overridden(unit, _unit(record, keep, last)))
-        yield means
-
-
-def _unit(record: ReplayRecord, keep: Cache, last: bool) -> Callable[[Forward], Forward]:
-    def wrap(forward: Forward) -> Forward:
         def recorded(*args: Any, **kwargs: Any) -> Any:
-            if keep != "nothing":
-                record.arguments = arguments(args, kwargs)
-            output = forward(*args, **kwargs)
-            if last:
-                raise StopForward
-            return output
+            self.arguments = arguments(args, kwargs)
+            return forward(*args, **kwargs)
 
         return recorded
 
-    return wrap
+    def taking_branch(self, forward: Forward) -> Forward:
+        """The forward of the layer's attention, which keeps its output."""
 
-
-def _heads(layer: Layer, record: ReplayRecord, means: LayerMeans, keep: Cache) -> TensorFunction:
-    def take(heads: Tensor) -> Tensor:
-        per_image = heads.unflatten(0, (-1, layer.windows)).flatten(1, 2)  # (batch, tokens, heads x head_dim)
-        means.heads[layer.index] = per_image.mean(0)
-        if keep == "everything":
-            record.heads = heads
-        return heads
-
-    return take
-
-
-def _attention(record: ReplayRecord, keep: Cache) -> Callable[[Forward], Forward]:
-    def wrap(forward: Forward) -> Forward:
         def recorded(*args: Any, **kwargs: Any) -> Any:
             result = forward(*args, **kwargs)
-            if keep == "everything":
-                record.branch, record.rest = (result[0], result[1:]) if isinstance(result, tuple) else (result, None)
+            self.branch, self.rest = (result[0], result[1:]) if isinstance(result, tuple) else (result, None)
             return result
 
         return recorded
 
-    return wrap
+    def take_heads(self, heads: Tensor) -> Tensor:
+        """Keep the heads' outputs."""
+        self.heads = heads
+        return heads
 
 
-def _mlp(layer: Layer, means: LayerMeans) -> Callable[[Forward], Forward]:
-    def wrap(forward: Forward) -> Forward:
-        def recorded(*args: Any, **kwargs: Any) -> Tensor:
-            output: Tensor = forward(*args, **kwargs)
-            means.mlp[layer.index] = (output.flatten(1, 2) if output.dim() == 4 else output).mean(0)
-            return output
+class StopForward(Exception):  # noqa: N818  not an error
+    """Stops the forward pass after the layer that is recorded."""
 
-        return recorded
 
-    return wrap
+@contextmanager
+def recording(model: Model, keep: Mapping[int, bool], *, stop: bool = False) -> Iterator[dict[int, ReplayRecord]]:
+    """Inside, a forward pass fills the records of some layers.
+
+    keep: the layers, each with whether its attention's outputs are kept beside its unit's arguments. stop: raise
+    StopForward after the first of them.
+    """
+    records = {index: ReplayRecord() for index in keep}
+    with ExitStack() as stack:
+        for index, record in records.items():
+            layer = layers(model)[index]
+            unit = model.module.get_submodule(layer.unit)
+            if keep[index]:
+                attention = model.module.get_submodule(layer.attention)
+                stack.enter_context(overridden(attention, record.taking_branch))
+                stack.enter_context(tapped(model, Tap((layer.attention,), joined=record.take_heads)))
+            stack.enter_context(overridden(unit, record.taking_arguments))
+            if stop:
+                stack.enter_context(overridden(unit, _stopping))
+        yield records
+
+
+def _stopping(forward: Forward) -> Forward:
+    def stopped(*args: Any, **kwargs: Any) -> Any:
+        forward(*args, **kwargs)
+        raise StopForward
+
+    return stopped
 
 
 @dataclass(frozen=True)
@@ -149,6 +110,20 @@ class ReplayPlan:
 
     starts: tuple[ReplayStart, ...]
     largest: int
+
+    def kept(self, images: int, budget: int) -> dict[int, bool]:
+        """Which layers' arguments are kept of so many images, and whether their attention's outputs are, too.
+
+        budget: bytes; arguments come first, as without them all layers before run again.
+        """
+        keep: dict[int, bool] = {}
+        for outputs in (False, True):
+            for index, start in enumerate(self.starts):
+                size = start.bytes[outputs] * images
+                if size <= budget and (index in keep or not outputs):
+                    keep[index] = outputs
+                    budget -= size
+        return keep
 
 
 def make_plan(model: Model) -> ReplayPlan:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
+from statistics import mode
 from typing import Any, Final, Literal
 
 from torch import Tensor, nn
@@ -141,7 +142,7 @@ def _stages(model: Model, seen: Sequence[tuple[str, Shape]]) -> tuple[list[str],
     token_count = None if layout is None else layout.tokens
     order = {name: place for place, (name, _) in enumerate(seen)}
     blocks = [name for name in model.anatomy.blocks if name in shapes and _is_stream(shapes[name], token_count)]
-    blocks = sorted((name for name in blocks if not _holds_another(name, blocks)), key=order.__getitem__)
+    blocks = sorted((name for name in blocks if not holds_another(name, blocks)), key=order.__getitem__)
     names, kind = blocks, _BLOCK
     if model.anatomy.family == "cnn" and all(len(shapes[name]) == 4 for name in names):
         kind, groups = _STAGE, groupby(names, key=lambda name: name.rpartition(".")[0])
@@ -183,9 +184,16 @@ def _is_stream(shape: Shape, tokens: int | None) -> bool:
     return len(shape) == 4 or (shape[1] > 1 if tokens is None else shape[1] == tokens)
 
 
-def _holds_another(name: str, blocks: Sequence[str]) -> bool:
+def holds_another(name: str, blocks: Sequence[str]) -> bool:
     """Whether it contains other blocks (ConvNeXt's stages are repeated units too)."""
     return any(block.startswith(f"{name}.") for block in blocks)
+
+
+def stream_width(block: nn.Module) -> int | None:
+    """The width of the residual stream: the most frequent input width of the block's layers."""
+    widths = [module.in_features for module in block.modules() if isinstance(module, nn.Linear)]
+    widths += [module.in_channels for module in block.modules() if isinstance(module, nn.Conv2d)]
+    return mode(widths) if widths else None
 
 
 def _reads(block: nn.Module, width: int) -> bool:

@@ -19,7 +19,7 @@ from vitlens.references import resolved
 from vitlens.shapes import Images, Logits, TokenLayout
 
 if TYPE_CHECKING:
-    from vitlens.lens.places.place import Places
+    from vitlens.lens.place import Places
     from vitlens.models.structure import Told
 
 
@@ -156,7 +156,7 @@ class Model(nn.Module):
 
     def places(self) -> "Places":
         """Every place inside whose tensor can be captured or changed, with its shape: see `vitlens.places`."""
-        listed: Places = resolved("vitlens.lens.places.listing:places")(self)  # a higher layer
+        listed: Places = resolved("vitlens.lens.places:places")(self)  # a higher layer
         return listed
 
     def parameter_count(self) -> int:

@@ -87,8 +87,8 @@ def assemble(
 ) -> Model:
     """A Model around a module, whose anatomy is read from the module, or from forward passes where its source has no
     attributes to read it from, and where its user said of it what they do not show (told)."""
-    if told is not None or SOURCES[architecture.kind].traced:
-        told = told or getattr(module, "told", None)
+    told = told or getattr(module, "told", None)
+    if told is not None:
         traced: Model = resolved("vitlens.models.wrap:wrapped")(
             module, architecture, preprocessing, classes, alias, provenance, told=told
         )

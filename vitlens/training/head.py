@@ -28,7 +28,7 @@ from vitlens.models.rebuild import classifiers
 from vitlens.models.saved import fingerprint
 from vitlens.processes import accelerated
 from vitlens.shapes import Images, Logits
-from vitlens.training.feed import portions
+from vitlens.training.feed import decoding_errors, portions
 from vitlens.training.finetune import partly_trainable
 from vitlens.training.loop import Training, Updates
 from vitlens.training.metrics import Progress, TrainingResult, Watcher
@@ -90,7 +90,7 @@ def fit_head(
         on_progress=on_progress,
     )  # fmt: skip
     devices = [processes.device] if processes.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), partly_trainable(model, last=0):
+    with torch.random.fork_rng(devices=devices), partly_trainable(model, last=0), decoding_errors():
         with reading or nullcontext(lambda _: None) as advance:
             trained = cached_features(model, task, "train", chosen.precision, advance, views=views)
             tested = cached_features(model, task, "test", chosen.precision, advance)

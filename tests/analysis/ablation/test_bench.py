@@ -12,9 +12,8 @@ from vitlens.analysis.ablation.first_order import first_order
 from vitlens.analysis.ablation.importance import ablate
 from vitlens.analysis.ablation.units import Unit, units_of
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
-from vitlens.lens.intervene import intervened
-from vitlens.lens.interventions import BlockRemoved, HeadReplaced, MLPReplaced
-from vitlens.lens.replay import replaying
+from vitlens.lens.capture import capture
+from vitlens.lens.intervene import Change, intervene
 from vitlens.models.model import Model
 from vitlens.models.resnet import resnet20
 from vitlens.names import REPLACEMENTS, Replacement
@@ -30,14 +29,18 @@ def effects_of(bench: Bench, units: tuple[Unit, ...]) -> Outcomes:
     return bench.without([(unit,) for unit in units])
 
 
-def full_loss(model: Model, pictures: Tensor, labels: Tensor, *interventions: object, **tensors: object) -> Tensor:
-    with intervened(model, interventions, **tensors) as changed, torch.no_grad():
+def full_loss(model: Model, pictures: Tensor, labels: Tensor, changes: dict[str, Change]) -> Tensor:
+    with intervene(model, changes) as changed, torch.no_grad():
         return F.cross_entropy(changed(pictures), labels, reduction="none").double()
 
 
+def removed(unit: Unit) -> Change:
+    return "remove" if unit.kind == "block" else "zero"
+
+
 def read_heads(model: Model, pictures: Tensor, layer: int) -> Tensor:
-    with replaying(model, pictures) as replay:
-        return replay.head_output(layer)
+    place = f"blocks.{layer}.heads"
+    return capture(model, pictures, place)[place]
 
 
 def test_units_are_all_heads_mlps_and_blocks() -> None:
@@ -70,11 +73,8 @@ def test_pooling_of_siglip_is_no_block() -> None:
 
 
 def test_a_unit_says_what_removes_it() -> None:
-    assert Unit("head", 1, 0).intervention("zero") == HeadReplaced(1, 0, "zero")
-    assert Unit("head", 1, 0).intervention("mean") == HeadReplaced(1, 0, "mean")
-    assert Unit("head", 1, 0).intervention("resample") == HeadReplaced(1, 0, "given", "another image")
-    assert Unit("mlp", 1).intervention("resample") == MLPReplaced(1, "given", "another image")
-    assert {Unit("block", 1).intervention(by) for by in REPLACEMENTS} == {BlockRemoved(1)}
+    units = (Unit("head", 1, 0), Unit("mlp", 1), Unit("block", 1))
+    assert [unit.place for unit in units] == ["blocks.1.head.0", "blocks.1.mlp", "blocks.1"]
     with pytest.raises(InputError, match="expected a number for a head"):
         Unit("head", 1)
     with pytest.raises(InputError, match="expected a number for a head"):
@@ -89,7 +89,7 @@ def test_effects_by_zero_equal_full_forwards(family: str, budget: int) -> None:
     units = units_of(model)
     effects = effects_of(Bench(model, pictures, LABELS, "zero", budget=budget), units)
     for unit, loss, correct in zip(units, effects.loss, effects.correct):
-        with intervened(model, unit.intervention("zero")) as changed, torch.no_grad():
+        with intervene(model, {unit.place: removed(unit)}) as changed, torch.no_grad():
             logits = changed(pictures)
         torch.testing.assert_close(loss, F.cross_entropy(logits, LABELS, reduction="none").double(), atol=1e-5, rtol=0)
         assert correct.tolist() == (logits.argmax(-1) == LABELS).tolist()
@@ -134,7 +134,7 @@ def test_several_at_once_equal_a_full_forward() -> None:
     sets = [(), tuple(heads), (heads[3], Unit("mlp", 0)), (heads[3], heads[0]), (heads[3],)]
     found = Bench(model, pictures, LABELS, "zero").without(sets)
     for each, loss in zip(sets, found.loss):
-        expected = full_loss(model, pictures, LABELS, *(unit.intervention("zero") for unit in each))
+        expected = full_loss(model, pictures, LABELS, {unit.place: removed(unit) for unit in each})
         torch.testing.assert_close(loss, expected, atol=1e-5, rtol=0)
     assert torch.equal(found.loss[0], found.clean_loss)
 
@@ -163,13 +163,11 @@ def test_mean_is_that_of_the_data_at_each_token(size: int | None) -> None:
     model, pictures = ours(), seen()
     units = units_of(model, kinds=("head", "mlp"))
     effects = effects_of(Bench(model, pictures, LABELS, "mean", batch_size=size), units)
-    what = HeadReplaced(1, 1, "mean")
     mean = read_heads(model, pictures, 1)[:, 1].mean(0)  # (tokens, head_dim)
-    expected = full_loss(model, pictures, LABELS, what, replacements={what: mean})
+    expected = full_loss(model, pictures, LABELS, {"blocks.1.head.1": mean})
     torch.testing.assert_close(effects.loss[units.index(Unit("head", 1, 1))], expected, atol=1e-5, rtol=0)
-    what_mlp = MLPReplaced(0, "mean")
     mean = mlp_outputs(model, pictures, 0).mean(0)
-    expected = full_loss(model, pictures, LABELS, what_mlp, replacements={what_mlp: mean})
+    expected = full_loss(model, pictures, LABELS, {"blocks.0.mlp": mean})
     torch.testing.assert_close(effects.loss[units.index(Unit("mlp", 0))], expected, atol=1e-5, rtol=0)
 
 
@@ -179,11 +177,9 @@ def test_resample_puts_in_another_images_output(size: int | None) -> None:
     units = units_of(model, kinds=("head", "mlp"))
     effects = effects_of(Bench(model, pictures, LABELS, "resample", seed=2, batch_size=size), units)
     source = pictures[other_images(8, seed=2)]
-    head = HeadReplaced(0, 1, "given")
-    expected = full_loss(model, pictures, LABELS, head, replacements={head: read_heads(model, source, 0)[:, 1]})
+    expected = full_loss(model, pictures, LABELS, {"blocks.0.head.1": read_heads(model, source, 0)[:, 1]})
     torch.testing.assert_close(effects.loss[units.index(Unit("head", 0, 1))], expected, atol=1e-5, rtol=0)
-    mlp = MLPReplaced(1, "given")
-    expected = full_loss(model, pictures, LABELS, mlp, replacements={mlp: mlp_outputs(model, source, 1)})
+    expected = full_loss(model, pictures, LABELS, {"blocks.1.mlp": mlp_outputs(model, source, 1)})
     torch.testing.assert_close(effects.loss[units.index(Unit("mlp", 1))], expected, atol=1e-5, rtol=0)
     assert not model.module.blocks[1].mlp._forward_hooks
 
@@ -220,7 +216,7 @@ def test_what_cannot_be_measured_is_said() -> None:
         effects_of(Bench(model, seen(1), LABELS[:1], "resample"), units)
     with pytest.raises(InputError, match="from 0 to 4, found 7"):
         effects_of(Bench(model, seen(1), torch.tensor([7])), units)
-    with pytest.raises(InputError, match="expected a head from 0 to 1"):
+    with pytest.raises(InputError, match=r"no place 'blocks\.0\.head\.5'"):
         effects_of(Bench(model, seen(), LABELS, "zero"), (Unit("head", 0, 5),))
 
 
@@ -231,7 +227,7 @@ def test_a_loss_that_is_not_finite_names_unit_and_image() -> None:
     with pytest.raises(NonFiniteError, match="finite logits of ours"):
         effects_of(Bench(model, seen(), LABELS), units_of(model))
     bench = Bench(ours(), seen(), LABELS, "mean", batch_size=3)
-    bench.known_means._sums["head", 1][1] = torch.inf
+    bench.known_means.sums["blocks.1.heads"][1] = torch.inf
     with pytest.raises(NonFiniteError, match="on image 3 without head/1/1"):
         bench.without([(Unit("head", 1, 1),)], torch.tensor([3]))
     with pytest.raises(NonFiniteError, match="on image 0 without head/1/1"):
@@ -251,10 +247,8 @@ def test_first_order_is_the_slope_towards_the_replacement(by: Replacement, size:
         own = read_heads(model, pictures, unit.layer)[:, unit.head]
         source = own[other_images(8, seed=4)]
         target = {"zero": torch.zeros_like(own), "mean": own.mean(0).expand_as(own), "resample": source}[by]
-        what = HeadReplaced(unit.layer, unit.head, "given")
         forth, back = (
-            full_loss(model, pictures, LABELS, what, replacements={what: own + sign * step * (target - own)})
-            for sign in (1, -1)
+            full_loss(model, pictures, LABELS, {unit.place: own + sign * step * (target - own)}) for sign in (1, -1)
         )
         torch.testing.assert_close(estimate[row], (forth - back) / (2 * step), atol=2e-4, rtol=0)
     assert estimate[:4].abs().max() > 1e-2

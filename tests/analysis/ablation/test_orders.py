@@ -21,8 +21,7 @@ from vitlens.analysis.ablation.orders import (
 )
 from vitlens.analysis.ablation.units import Unit, units_of
 from vitlens.errors import InputError
-from vitlens.lens.intervene import intervened
-from vitlens.lens.interventions import HeadReplaced
+from vitlens.lens.intervene import intervene
 from vitlens.lens.replay import replaying
 from vitlens.models.model import Model
 from vitlens.names import REPLACEMENTS, Replacement
@@ -40,12 +39,12 @@ def loss_without(model: Model, units: tuple[Unit, ...], by: Replacement, picture
     tensors = {}
     for unit in units:
         with replaying(model, pictures) as replay:
-            own = replay.head_output(unit.layer)[:, unit.head]
+            own = replay.tensor(f"blocks.{unit.layer}.heads")[:, unit.head]
         others = other_images(len(pictures), seed=0)
-        tensors[HeadReplaced(unit.layer, unit.head or 0, "given")] = {
+        tensors[unit.place] = {
             "zero": torch.zeros_like(own), "mean": own.mean(0), "resample": own[others],
         }[by]  # fmt: skip
-    with intervened(model, tensors, replacements=tensors) as changed, torch.no_grad():
+    with intervene(model, tensors) as changed, torch.no_grad():
         return F.cross_entropy(changed(pictures), LABELS[: len(pictures)], reduction="none").double()
 
 

@@ -1,5 +1,7 @@
 """Redundancy against CKA of the full matrices; synergy against full forwards."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,14 +13,14 @@ from vitlens.analysis.ablation.pairs import (
     RedundancyStream,
     Synergy,
     pairwise,
-    redundancy,
     synergy,
 )
 from vitlens.analysis.ablation.units import Unit, units_of
 from vitlens.analysis.features.cka import CKAStream
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.intervene import intervened
-from vitlens.lens.replay import replaying
+from vitlens.lens.capture import capture
+from vitlens.lens.intervene import intervene
+from vitlens.models.model import Model
 from vitlens.models.resnet import resnet20
 from vitlens.uncertainty import bootstrap_mean, holm
 
@@ -28,6 +30,13 @@ HEADS = tuple(Unit("head", 0, head) for head in range(3))
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def redundancy(model: Model, batches: Sequence[Tensor]) -> Redundancy:
+    stream = RedundancyStream(model)
+    for batch in batches:
+        stream.add(batch)
+    return stream.result()
 
 
 def full_cka(one: Tensor, two: Tensor) -> float:
@@ -85,8 +94,8 @@ def test_redundancy_of_a_model_is_that_of_its_heads_outputs() -> None:
     found = redundancy(model, [pictures[:4], pictures[4:]])
     assert found.images == 6
     assert found.units == units_of(model, kinds=("head",))
-    with replaying(model, pictures) as replay:
-        heads = [replay.head_output(unit.layer)[:, unit.head].flatten(0, 1) for unit in found.units]
+    outputs = capture(model, pictures, "blocks.*.head.*")
+    heads = [outputs[unit.place].flatten(0, -2) for unit in found.units]
     expected = torch.tensor([[full_cka(one, two) for two in heads] for one in heads]).double()
     torch.testing.assert_close(found.matrix, expected, atol=1e-5, rtol=0)
     torch.testing.assert_close(found.matrix.diagonal(), torch.ones(4).double(), atol=1e-9, rtol=0)
@@ -181,7 +190,7 @@ def test_pairs_of_a_model_are_full_forwards() -> None:
     bench = Bench(model, pictures, LABELS, "zero")
 
     def loss(*units: Unit) -> Tensor:
-        with intervened(model, [unit.intervention("zero") for unit in units]) as changed, torch.no_grad():
+        with intervene(model, {unit.place: "zero" for unit in units}) as changed, torch.no_grad():
             return nn.functional.cross_entropy(changed(pictures), LABELS, reduction="none").double()
 
     found = pairwise(bench, heads)

@@ -9,6 +9,7 @@ from vitlens.analysis.evaluation.evaluate import (
     Evaluation,
     accuracy,
     calibration,
+    calibration_error,
     confusion,
     evaluate,
     fitting_batch_size,
@@ -144,22 +145,24 @@ def test_calibration_by_a_plain_loop() -> None:
     generator = torch.Generator().manual_seed(0)
     probabilities = (3 * torch.randn(200, 4, generator=generator)).softmax(-1)
     labels = torch.randint(0, 4, (200,), generator=generator)
-    found = calibration(probabilities, labels)
+    _, accuracies, count = calibration(probabilities, labels)
     confidence, prediction = probabilities.double().max(-1)
     error = 0.0
     for index in range(15):
         inside = (confidence > index / 15) & (confidence <= (index + 1) / 15)
-        assert found.count[index] == inside.sum()
+        assert count[index] == inside.sum()
         if inside.any():
             right = (prediction == labels)[inside].double().mean()
             error += inside.sum() / 200 * abs(confidence[inside].mean() - right)
-            assert found.accuracy[index] == pytest.approx(right.item())
-    assert found.error == pytest.approx(float(error))
+            assert accuracies[index] == pytest.approx(right.item())
+    assert calibration_error(probabilities, labels).value == pytest.approx(float(error))
 
 
 def test_calibration_at_its_ends() -> None:
     sure = torch.eye(3)
-    assert calibration(sure, torch.arange(3)).error == 0
-    assert calibration(sure, (torch.arange(3) + 1) % 3).error == 1
+    assert calibration_error(sure, torch.arange(3)).value == 0
+    assert calibration_error(sure, (torch.arange(3) + 1) % 3).value == 1
     even = torch.full((4, 4), 0.25)
-    assert math.isclose(calibration(even, torch.arange(4)).error, 0, abs_tol=1e-12)  # argmax is 0: right one in four
+    assert math.isclose(
+        calibration_error(even, torch.arange(4)).value, 0, abs_tol=1e-12
+    )  # argmax is 0: right one in four

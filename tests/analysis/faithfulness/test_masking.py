@@ -9,7 +9,7 @@ from tests.lens.tiny import images, ours, timm_model
 from vitlens.analysis.faithfulness.maps import enlarged, on_grid, removal_grid
 from vitlens.analysis.faithfulness.removal import Variants, blurred, distinct_variants, pixel_masks, substrate_images
 from vitlens.errors import UnsupportedError
-from vitlens.lens.replay_check import entry_of
+from vitlens.lens.replay_pass import entry_of
 from vitlens.models.model import Model
 
 SAME = {"atol": 2e-5, "rtol": 1e-4}

@@ -67,7 +67,7 @@ def test_heads_and_mlps_of_ours_by_hand(pooling):
     parts, before = [], read(stream)
     with replaying(model, batch) as replay:
         for layer, block in enumerate(module.blocks):
-            output, weight = replay.head_output(layer), block.attn.proj.weight
+            output, weight = replay.tensor(f"blocks.{layer}.heads"), block.attn.proj.weight
             parts += [read(output[:, head] @ weight[:, 8 * head : 8 * head + 8].T) for head in range(2)]
             stream = stream + block.attn(block.norm1(stream))
             mlp = block.mlp(block.norm2(stream))

@@ -29,7 +29,7 @@ from vitlens.commands.study.measure import measure
 from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.study.record import StudyRecord
 from vitlens.errors import DataError, InputError
-from vitlens.lens.layers import probe_images
+from vitlens.lens.trace import probe_images
 from vitlens.models.configs import VIT_PRESETS
 from vitlens.names import PRESETS
 from vitlens.training.metrics import read_metrics

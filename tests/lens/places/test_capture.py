@@ -10,10 +10,8 @@ import vitlens
 from tests.lens.places.models import ATTENTIVE, MODELS
 from tests.lens.tiny import images, ours, shared_model
 from vitlens.errors import InputError, UnknownNameError
-from vitlens.lens.capture import capture_attention
-from vitlens.lens.places.capture import capture, mean_of
-from vitlens.lens.places.listing import places
-from vitlens.lens.places.patterns import resolve_places
+from vitlens.lens.capture import capture, capture_attention, means
+from vitlens.lens.places import places, resolve_places
 from vitlens.models.model import Model
 
 SAME = {"atol": 1e-5, "rtol": 1e-4}
@@ -142,8 +140,8 @@ def test_the_mean_over_images_in_batches(name, monkeypatch):
     batch = images(model.input_size, batch=5)
     chosen = resolve_places(model, [place.name for place in places(model) if place.changeable])
     expected = capture(model, batch, [access.name for access in chosen])
-    monkeypatch.setattr("vitlens.lens.places.capture._AT_ONCE", 2)
-    for place, mean in mean_of(model, batch, chosen).items():
+    monkeypatch.setattr("vitlens.lens.capture._AT_ONCE", 2)
+    for place, mean in means(model, batch, chosen).items():
         torch.testing.assert_close(mean, expected[place].mean(0), atol=1e-5, rtol=1e-5)
 
 

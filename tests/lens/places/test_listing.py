@@ -8,10 +8,9 @@ import vitlens
 from tests.lens.places.models import EVERY, HANDWRITTEN, MODELS
 from tests.lens.tiny import images, model_of, ours, shared_model
 from vitlens.errors import InputError, UnknownNameError
-from vitlens.lens.places.capture import capture
-from vitlens.lens.places.listing import places
-from vitlens.lens.places.patterns import resolve_places
-from vitlens.lens.places.place import KIND_WORDS
+from vitlens.lens.capture import capture
+from vitlens.lens.place import KIND_WORDS
+from vitlens.lens.places import places, resolve_places
 
 BLOCK = (
     "input",

@@ -287,7 +287,7 @@ def test_many_images_among_other_files_are_data(tmp_path, monkeypatch):
     for index in range(20):
         (tmp_path / f"{index}.txt").touch()
         (tmp_path / f"{index}.png").touch()
-    assert len(folders.list_images([tmp_path]).paths) == 20
+    assert len(folders.list_images([tmp_path])) == 20
 
 
 # Warnings

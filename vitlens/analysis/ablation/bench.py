@@ -19,12 +19,12 @@ from torch.nn import functional as F
 from vitlens.analysis.ablation.units import Removal, Unit
 from vitlens.analysis.attention.gradients import check_targets
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
+from vitlens.devices import evaluating
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError
-from vitlens.lens.capture import watching_mlps
-from vitlens.lens.intervene import intervened
-from vitlens.lens.interventions import Intervention
-from vitlens.lens.layers import layer_of, layers
-from vitlens.lens.places.changes import another_image
+from vitlens.lens.capture import Means
+from vitlens.lens.change import reading
+from vitlens.lens.intervene import Change, another_image
+from vitlens.lens.places import Access, accesses, resolve_places
 from vitlens.lens.replay import DEFAULT_BUDGET, Replay, replaying
 from vitlens.models.model import Model
 from vitlens.names import FEWEST_FOR_MEAN, REPLACEMENTS, Replacement
@@ -36,7 +36,6 @@ ALONE = Processes(0, 1, torch.device("cpu"))
 
 ByImage = Float[Tensor, "sets images"]
 Some = Int[Tensor, " some"]  # indices of images
-Replacements = dict[Intervention, Tensor]
 
 
 @dataclass(frozen=True)
@@ -134,43 +133,6 @@ class Memory(Protocol):
         ...
 
 
-class MeanOutputs:
-    """Running means of every head's and MLP's output over images at each token; memory does not grow with the images.
-
-    images: the number of images added.
-    """
-
-    def __init__(self) -> None:
-        self.images = 0
-        self._sums: dict[tuple[str, int], Tensor] = {}  # float64: heads (heads, tokens, head_dim), mlp (tokens, dim)
-
-    def add(self, replay: Replay) -> None:
-        """Add the images of a clean pass."""
-        count = len(replay.images)
-        for layer in layers(replay.model):
-            if layer.head_dim:
-                self._take("head", layer.index, replay.head_mean(layer.index) * count)
-            if layer.mlp is not None:
-                self._take("mlp", layer.index, replay.mlp_mean(layer.index) * count)
-        self.images += count
-
-    def join(self, total: Callable[[Tensor], Tensor]) -> None:
-        """Add up what several processes took in; total: the sum of a tensor over all of them."""
-        self.images = round(float(total(torch.tensor([self.images], dtype=torch.float64))))
-        self._sums = {key: total(self._sums[key]) for key in sorted(self._sums)}
-
-    def of(self, unit: Unit) -> Tensor:
-        """The mean output of a head (tokens, head_dim) or an MLP (tokens, dim)."""
-        if (unit.kind, unit.layer) not in self._sums:
-            raise InputError(f"expected a layer with an MLP, found none at layer {unit.layer}")
-        mean = (self._sums[unit.kind, unit.layer] / self.images).float()
-        return mean if unit.head is None else mean[unit.head]
-
-    def _take(self, kind: str, layer: int, total: Tensor) -> None:
-        exact = total.detach().cpu().double()
-        self._sums[kind, layer] = self._sums[kind, layer] + exact if (kind, layer) in self._sums else exact
-
-
 def other_images(count: int, *, seed: int) -> Some:
     """For each of `count` images the index of another one, each used once: a seeded cycle through all of them.
 
@@ -218,29 +180,27 @@ def silent(_what: str, _total: int, _unit: str = "") -> Iterator[Callable[[int],
 
 @dataclass(frozen=True)
 class Source:
-    """Where the tensors come from that replace units' outputs on one batch; means, or a clean pass of other images."""
+    """What replaces units' outputs on one batch; read: the tensor of a place; donor: the other images' clean pass."""
 
     by: Replacement
-    means: MeanOutputs | None = None
+    read: Callable[[str], Tensor]
     donor: Replay | None = None
-    mlps: dict[int, Tensor] = field(default_factory=dict)
 
-    def tensors(self, units: Collection[Unit]) -> Replacements:
-        """The replacements of these units; none for blocks, and where units are replaced by zero."""
-        found: Replacements = {}
-        heads: dict[int, Tensor] = {}
-        for unit in units:
-            if unit.kind == "block" or self.by == "zero":
-                continue
-            if self.means is not None:
-                found[unit.intervention(self.by)] = self.means.of(unit)
-            elif self.donor is not None and unit.head is not None:
-                if unit.layer not in heads:
-                    heads[unit.layer] = self.donor.head_output(unit.layer)
-                found[unit.intervention(self.by)] = heads[unit.layer][:, unit.head]
-            else:
-                found[unit.intervention(self.by)] = self.mlps[unit.layer]
-        return found
+    def changes(self, sets: Sequence[Removal]) -> list[dict[str, Change]]:
+        """The changes, by place, that remove each of the sets."""
+        known: dict[str, Tensor] = {}
+
+        def change(unit: Unit) -> Change:
+            if unit.kind == "block":
+                return "remove"
+            if self.by == "zero":
+                return "zero"
+            place = unit.place if unit.head is None else f"blocks.{unit.layer}.heads"
+            if place not in known:
+                known[place] = self.read(place)
+            return known[place] if unit.head is None else known[place].select(-3, unit.head)  # (.., heads, tokens, dim)
+
+        return [{unit.place: change(unit) for unit in each} for each in sets]
 
 
 @dataclass(frozen=True)
@@ -264,10 +224,10 @@ class Bench:
     batch_size: int | None = None
     processes: Processes = ALONE
     budget: int = DEFAULT_BUDGET
-    means: MeanOutputs | None = None
+    means: Means | None = None
     progress: Callable[..., AbstractContextManager[Callable[[int], object]]] = silent
     memory: Callable[[str, Images, Labels], Memory] | None = None
-    _found: list[MeanOutputs] = field(default_factory=list, init=False, repr=False, compare=False)
+    _found: list[Means] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @cached_property
     def replacement(self) -> Replacement:
@@ -292,19 +252,24 @@ class Bench:
         return every[self.processes.index :: self.processes.count]
 
     @property  # no cached_property: in Python 3.11 its lock is that of all instances, and processes wait for each other
-    def known_means(self) -> MeanOutputs:
+    def known_means(self) -> Means:
         """The means over the images of all processes, from clean passes that store nothing else."""
         if self.means is not None:
             return self.means
         if self._found:
             return self._found[0]
-        found, own = MeanOutputs(), self.share()
-        with self.progress("Mean outputs", len(self.images)) as advance:
+        found, own, total = Means(), self.share(), self.processes.total
+        with (
+            self.progress("Mean outputs", len(self.images)) as advance,
+            evaluating(self.model),
+            torch.no_grad(),
+            reading(self.model, _replaced_places(self.model), found.add),
+        ):
             for rows in own.split(self.size):
-                with replaying(self.model, self.images[rows].to(self.model.device), budget=0) as replay:
-                    found.add(replay)
+                self.model(self.images[rows].to(self.model.device))
                 advance(len(rows) * self.processes.count)
-        found.join(self.processes.total)
+        found.images = round(float(total(torch.tensor([len(own)], dtype=torch.float64))))
+        found.sums = {place: total(found.sums[place]) for place in sorted(found.sums)}
         self._found.append(found)
         return found
 
@@ -353,14 +318,19 @@ class Bench:
     def source(self, rows: Some, units: Collection[Unit]) -> Iterator[Source]:
         """What replaces these units' outputs on some images, but for the means of a batch that holds all images."""
         if self.replacement != "resample":
-            yield Source(self.replacement, self.known_means if self.replacement == "mean" else None)
+            yield Source(self.replacement, self.known_means.of if self.replacement == "mean" else _nothing)
             return
-        watched = [layer_of(self.model, unit.layer) for unit in units if unit.kind == "mlp"]
+        mlps: dict[str, Tensor] = {}
+        watched = resolve_places(self.model, [unit.place for unit in units if unit.kind == "mlp"])
         others = self.images[self.donors[rows]].to(self.model.device)
         with ExitStack() as stack:
-            with watching_mlps(self.model, watched) as mlps:
+            with reading(self.model, watched, mlps.__setitem__):
                 donor = stack.enter_context(replaying(self.model, others, budget=self.budget))
-            yield Source(self.replacement, donor=donor, mlps=mlps)
+
+            def read(place: str) -> Tensor:
+                return mlps[place] if place in mlps else donor.tensor(place)
+
+            yield Source(self.replacement, read, donor)
 
     def _batch(
         self, rows: Some, sets: tuple[Removal, ...], given: Removal, name: str, advance: Callable[..., Any]
@@ -368,17 +338,17 @@ class Bench:
         images, by = self.images[rows].to(self.model.device), self.replacement
         units = tuple(dict.fromkeys(unit for each in (*sets, given) for unit in each))
         own_means = by == "mean" and self.means is None and not given and len(rows) == len(self.images)
+        averaged = Means()
         with ExitStack() as stack:
-            source = Source(by) if own_means else stack.enter_context(self.source(rows, units))
-            with ExitStack() as before:
-                if given:
-                    already = [unit.intervention(by) for unit in given]
-                    before.enter_context(intervened(self.model, already, replacements=source.tensors(given)))
-                replay = stack.enter_context(replaying(self.model, images, budget=self.budget))
-            if own_means:
-                source = Source(by, MeanOutputs())
-                assert source.means is not None
-                source.means.add(replay)
+            source = Source(by, averaged.of) if own_means else stack.enter_context(self.source(rows, units))
+            with reading(self.model, _replaced_places(self.model) if own_means else (), averaged.add):
+                before = source.changes([given])[0]
+                replay = stack.enter_context(replaying(self.model, images, given=before, budget=self.budget))
+                averaged.images = len(rows)
+
+            def spent() -> int:
+                return replay.cost + (0 if source.donor is None else source.donor.cost)
+
             truth = check_targets(self.labels[rows], replay.logits)
             memory = self.memory(name, images, truth) if self.memory is not None and name else None
             clean_loss, clean_correct = loss_and_correct(replay.logits[None], truth)
@@ -388,8 +358,10 @@ class Bench:
             recalled = 0  # the cost of the recalled outcomes in an earlier run
             for index in _by_first_layer(sets):
                 chosen = [sets[row] for row in index]
-                known = None if memory is None else memory.recall(chosen)
-                outcomes = known or _measured(replay, source, chosen, given, truth)
+                known, already = None if memory is None else memory.recall(chosen), spent()
+                outcomes = known or Stored(
+                    *loss_and_correct(replay.run(source.changes(chosen)), truth), spent() - already
+                )
                 loss[index], correct[index] = outcomes.loss, outcomes.correct
                 _require_finite(outcomes.loss, chosen, self.model.alias, rows)
                 if known is not None:
@@ -397,8 +369,7 @@ class Bench:
                 elif memory is not None:
                     memory.remember(chosen, outcomes)
                 advance(len(index) * len(rows))
-            donor_cost = 0 if source.donor is None else source.donor.cost
-            passes = (replay.cost + donor_cost + recalled) / replay.forward_cost
+            passes = (spent() + recalled) / replay.forward_cost
             return Outcomes(
                 sets, by, self.labels[rows].cpu(), clean_loss[0], clean_correct[0], loss, correct, passes, replay.note
             )
@@ -412,21 +383,13 @@ def loss_and_correct(
     return loss.view(logits.shape[:2]).cpu().double(), (logits.argmax(-1) == labels).cpu()
 
 
-def _measured(replay: Replay, source: Source, sets: Sequence[Removal], given: Removal, labels: Labels) -> Stored:
-    """The outcomes of some sets; what is given is removed again in the layers that the replay runs again."""
+def _replaced_places(model: Model) -> list[Access]:
+    """The places of all heads' and MLPs' outputs."""
+    return [access for access in accesses(model).values() if access.place.kind in ("heads", "mlp")]
 
-    def spent() -> int:
-        return replay.cost + (0 if source.donor is None else source.donor.cost)
 
-    before, kept = spent(), replay.exact and replay.cache != "nothing"
-    whole = [
-        (*each, *(unit for unit in given if not kept or unit.layer >= min(part.layer for part in each)))
-        for each in sets
-    ]
-    tensors = source.tensors(tuple(dict.fromkeys(unit for each in whole for unit in each)))
-    runs = [[unit.intervention(source.by) for unit in each] for each in whole]
-    loss, correct = loss_and_correct(replay.run(runs, replacements=tensors), labels)
-    return Stored(loss, correct, spent() - before)
+def _nothing(place: str) -> Tensor:
+    raise AssertionError(place)  # zero reads no tensor
 
 
 def _by_first_layer(sets: Sequence[Removal]) -> list[list[int]]:

@@ -3,7 +3,7 @@
 Similarity is linear CKA, exact over any number of images; see vitlens/analysis/features/cka.py.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -13,11 +13,12 @@ from torch import Tensor
 
 from vitlens.analysis.ablation.bench import Bench, Outcomes, Some
 from vitlens.analysis.ablation.importance import MeanChange, mean_changes
-from vitlens.analysis.ablation.units import Unit
+from vitlens.analysis.ablation.units import Unit, units_of
 from vitlens.analysis.features.cka import CKAStream
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.layers import Layer, layers
-from vitlens.lens.replay import replaying
+from vitlens.lens.capture import capture
+from vitlens.lens.places import accesses
+from vitlens.lens.trace import Layer, layers
 from vitlens.models.model import Model
 from vitlens.shapes import Images
 
@@ -117,7 +118,7 @@ class RedundancyStream:
         self.model, self.images = model, 0
         self._parts: dict[tuple[int, ...], tuple[list[Layer], CKAStream]] = {}
         for layer in layers(model):
-            if layer.head_dim:
+            if f"blocks.{layer.index}.heads" in accesses(model):
                 alike = (layer.queries,) if layer.windows == 1 else (layer.queries, layer.windows, layer.index)
                 self._parts.setdefault(alike, ([], CKAStream(centred=False)))[0].append(layer)
         if not self._parts:
@@ -125,13 +126,14 @@ class RedundancyStream:
 
     def add(self, images: Images) -> None:
         """Add the heads' outputs for a batch, from a clean pass."""
-        with replaying(self.model, images) as replay:
-            for group, heads in self._parts.values():
-                step = max(1, _ROWS // (group[0].queries * group[0].windows))
-                outputs = [_exact(replay.head_output(layer.index)) for layer in group]
-                for start in range(0, len(images), step):
-                    some = [each[start : start + step].transpose(0, 1).flatten(1, 2) for each in outputs]
-                    heads.add([head for layer in some for head in layer])
+        names = [f"blocks.{layer.index}.heads" for group, _ in self._parts.values() for layer in group]
+        captured = capture(self.model, images, names)
+        for group, heads in self._parts.values():
+            step = max(1, _ROWS // (group[0].queries * group[0].windows))
+            outputs = [_exact(captured[f"blocks.{layer.index}.heads"]) for layer in group]
+            for start in range(0, len(images), step):
+                some = [each[start : start + step].movedim(-3, 0).flatten(1, -2) for each in outputs]
+                heads.add([head for layer in some for head in layer])
         self.images += len(images)
 
     def join(self, total: Callable[[Tensor], Tensor]) -> None:
@@ -142,22 +144,13 @@ class RedundancyStream:
 
     def result(self) -> Redundancy:
         """The similarity so far. Raises InputError for fewer than four tokens."""
-        known = [layer for layer in layers(self.model) if layer.head_dim]
-        units = tuple(Unit("head", layer.index, head) for layer in known for head in range(layer.heads))
+        units = units_of(self.model, kinds=("head",))
         place = {unit: index for index, unit in enumerate(units)}
         matrix = torch.full((len(units), len(units)), torch.nan, dtype=torch.float64)
         for group, heads in self._parts.values():
             own = torch.tensor([place[Unit("head", layer.index, at)] for layer in group for at in range(layer.heads)])
             matrix[own[:, None], own] = heads.cka()
         return Redundancy(units, matrix, self.images)
-
-
-def redundancy(model: Model, batches: Iterable[Images]) -> Redundancy:
-    """The similarity of each pair of heads' outputs over all tokens of all images."""
-    stream = RedundancyStream(model)
-    for images in batches:
-        stream.add(images)
-    return stream.result()
 
 
 def _exact(tensor: Tensor) -> Tensor:

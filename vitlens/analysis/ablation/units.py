@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.lens.interventions import BlockRemoved, HeadReplaced, Intervention, MLPReplaced
-from vitlens.lens.layers import layers
+from vitlens.lens.places import accesses
+from vitlens.lens.trace import layers
 from vitlens.models.model import Model
-from vitlens.names import UNIT_KINDS, Replacement, UnitKind
-
-ANOTHER = "another image"  # the source of a resampled unit's tensor, in the words of a report
+from vitlens.names import UNIT_KINDS, UnitKind
 
 
 @dataclass(frozen=True)
@@ -29,17 +27,10 @@ class Unit:
         """Its name in metrics: "head/3/7", "mlp/3", "block/3"; from 0."""
         return "/".join(str(part) for part in (self.kind, self.layer, self.head) if part is not None)
 
-    def intervention(self, by: Replacement) -> Intervention:
-        """The intervention that removes it. A block is skipped with any replacement.
-
-        A resampled unit's output is replaced by its output for another image in the unchanged model.
-        """
-        if self.kind == "block":
-            return BlockRemoved(self.layer)
-        source = ANOTHER if by == "resample" else ""
-        if self.head is None:
-            return MLPReplaced(self.layer, "given" if by == "resample" else by, source)
-        return HeadReplaced(self.layer, self.head, "given" if by == "resample" else by, source)
+    @property
+    def place(self) -> str:
+        """Its place: "blocks.3.head.7", "blocks.3.mlp", "blocks.3"."""
+        return f"blocks.{self.layer}" + {"head": f".head.{self.head}", "mlp": ".mlp", "block": ""}[self.kind]
 
 
 Removal = tuple[Unit, ...]  # units that are removed at once; () is the unchanged model
@@ -54,19 +45,16 @@ def units_of(model: Model, *, kinds: Sequence[UnitKind] = UNIT_KINDS) -> Removal
     for kind in kinds:
         if kind not in UNIT_KINDS:
             raise UnknownNameError("kind of unit", kind, UNIT_KINDS)
-    known = layers(model)
-    whole = {layer.unit: layer for layer in reversed(known)}  # a block with two attentions is one block
-    own = {layer.index for layer in whole.values()}
-    by_kind: dict[UnitKind, list[Unit]] = {
-        "head": [Unit("head", layer.index, head) for layer in known if layer.head_dim for head in range(layer.heads)],
-        "mlp": [Unit("mlp", layer.index) for layer in known if layer.mlp is not None and layer.index in own],
-        "block": [
-            Unit("block", layer.index)
-            for layer in known
-            if layer.removable and layer.unit != layer.attention and layer.index in own
-        ],
-    }
-    units = tuple(unit for kind in kinds for unit in by_kind[kind])
+    known, places = layers(model), accesses(model)
+    own = {layer.unit: layer.index for layer in reversed(known)}  # a block with two attentions is one block
+    whole = [layer for layer in known if own[layer.unit] == layer.index]
+    every = [
+        *(Unit("head", layer.index, head) for layer in known for head in range(layer.heads)),
+        *(Unit("mlp", layer.index) for layer in whole),
+        *(Unit("block", layer.index) for layer in whole if layer.removable and layer.unit != layer.attention),
+    ]
+    listed = [unit for unit in every if unit.place in places or f"{unit.place}.residual" in places]
+    units = tuple(unit for kind in kinds for unit in listed if unit.kind == kind)
     if not units:
         raise UnsupportedError(
             f"expected {' or '.join(kinds)} to remove from {model.alias}, found none that can be replaced separately"

@@ -18,8 +18,8 @@ from vitlens.analysis.attention.chain import without_autocast
 from vitlens.analysis.attention.registry import REFINE_STEPS
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise
-from vitlens.lens.layers import probe_images
 from vitlens.lens.observe import observe, survey_weights
+from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Maps, TokenLayout
 

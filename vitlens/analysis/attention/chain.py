@@ -17,9 +17,9 @@ from vitlens.analysis.attention.gradients import Rules, with_gradients
 from vitlens.devices import evaluating
 from vitlens.errors import UnknownNameError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise, row_by_row, window_index
-from vitlens.lens.layers import probe_images
 from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.site import KIND_WORDS, NO_PLACE, Site
+from vitlens.lens.trace import probe_images
 from vitlens.models.hooks import watching
 from vitlens.models.model import Model
 from vitlens.models.support import require

@@ -15,9 +15,9 @@ from vitlens.analysis.attention.methods import rollouts_so_far
 from vitlens.analysis.attention.registry import WHOLE
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise
-from vitlens.lens.layers import probe_images
 from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.site import KIND_WORDS
+from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model
 from vitlens.names import Readout
 from vitlens.shapes import Images

@@ -71,20 +71,6 @@ class Evaluation(Summary):
         return self.predictions == self.labels
 
 
-@dataclass(frozen=True)
-class CalibrationBins:
-    """Confidence against accuracy in equal-width bins (low, high] of confidence.
-
-    confidence, accuracy: means over each bin's images, fractions, 0 where the bin is empty; count: images; error:
-    expected calibration error, the mean over images of |confidence - accuracy| of their bin.
-    """
-
-    confidence: Float[Tensor, " bins"]
-    accuracy: Float[Tensor, " bins"]
-    count: Int[Tensor, " bins"]
-    error: float
-
-
 @takes_splits
 def evaluate(
     model: Model,
@@ -189,15 +175,16 @@ def confusion(labels: Labels, predictions: Labels, *, count: int) -> Int[Tensor,
     return torch.bincount(labels * count + predictions, minlength=count * count).view(count, count)
 
 
-def calibration(probabilities: Logits, labels: Labels) -> CalibrationBins:
-    """Confidence (the prediction's probability) against accuracy, and the expected calibration error (Guo 2017)."""
+def calibration(
+    probabilities: Logits, labels: Labels
+) -> tuple[Float[Tensor, " bins"], Float[Tensor, " bins"], Int[Tensor, " bins"]]:
+    """Confidence against accuracy (Guo 2017) in equal-width bins (low, high] of confidence: the means of both over each
+    bin's images, fractions, 0 where the bin is empty, and the number of images."""
     confidence, right, member = _binned(probabilities, labels)
     count = torch.bincount(member, minlength=BINS)
-    share = count.clamp(min=1)
-    mean_confidence = torch.bincount(member, weights=confidence, minlength=BINS) / share
-    mean_accuracy = torch.bincount(member, weights=right, minlength=BINS) / share
-    error = (count * (mean_confidence - mean_accuracy).abs()).sum() / count.sum()
-    return CalibrationBins(mean_confidence, mean_accuracy, count, float(error))
+    sums = (torch.bincount(member, weights=each, minlength=BINS) for each in (confidence, right))
+    mean_confidence, mean_accuracy = (each / count.clamp(min=1) for each in sums)
+    return mean_confidence, mean_accuracy, count
 
 
 def _binned(probabilities: Logits, labels: Labels) -> tuple[Tensor, Tensor, Int[Tensor, " batch"]]:

@@ -25,7 +25,7 @@ from vitlens.analysis.faithfulness.maps import AnyMaps, PerImage, Size, on_grid,
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.lens.quick_passes import quick_linear, quick_mlps, quick_passes
-from vitlens.lens.replay_check import entry_of
+from vitlens.lens.replay_pass import entry_of
 from vitlens.models.model import Model
 from vitlens.names import SUBSTRATES, Substrate
 from vitlens.shapes import Images, Labels, Logits

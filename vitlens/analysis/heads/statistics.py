@@ -20,9 +20,9 @@ from vitlens.analysis.heads.rows import FUNCTIONS, PatchRows, PerHead, PerImage,
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.capture import watching_stream
-from vitlens.lens.layers import probe_images
 from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.site import Site
+from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model
 from vitlens.models.support import require
 from vitlens.pixels import AnyImages, as_parts, groups_of, takes_images

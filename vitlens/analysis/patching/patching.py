@@ -1,77 +1,57 @@
 """Activation patching: which activations of a clean run, put into a corrupted one, restore the logit difference.
 
-Heads, blocks, MLPs and single tokens are patched from the clean run into the corrupted one, one at a time; the metric
-is the difference of two logits (Wang 2023; Heimersheim and Nanda 2024).
+Heads and single tokens are patched from the clean run into the corrupted one, one at a time; the metric is the
+difference of two logits (Wang 2023; Heimersheim and Nanda 2024).
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Final, Literal
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from vitlens.analysis.attention.gradients import check_targets
-from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnknownNameError
-from vitlens.lens.capture import watching_mlps
-from vitlens.lens.interventions import HeadReplaced, Intervention, MLPReplaced, StreamPatched
-from vitlens.lens.layers import Layer, layers
-from vitlens.lens.replay import DEFAULT_BUDGET, Replay, replaying
+from vitlens.lens.replay import DEFAULT_BUDGET, replaying
+from vitlens.lens.trace import layers
 from vitlens.models.model import Model
-from vitlens.shapes import Heads, Images, Labels, Tokens
+from vitlens.references import import_without_compiler
+from vitlens.shapes import Images, Labels
 
-Part = Literal["heads", "blocks", "mlps", "positions"]
-PARTS: tuple[Part, ...] = get_args(Part)
-Runs = Float[Tensor, "places pairs classes"]
+transforms = import_without_compiler("torchvision.transforms.v2.functional")
 
 SMALLEST_GAP = 1e-3  # logits: a smaller gap would be dominated by rounding, which is about a hundredth of this
+NOISE = 0.5  # standard deviation, pixels in [0, 1]
 
 
 @dataclass(frozen=True)
 class Patching:
-    """The effect of patching each part of the clean runs into the corrupted ones.
+    """The effect of patching each head and token of the clean runs into the corrupted ones.
 
-    heads, blocks, mlps, positions: change of the logit difference (logits), positive towards the clean image's; NaN
-    where a layer has fewer heads or tokens than the widest, or no MLP; None: not patched. blocks: all heads and the MLP
-    of a block together; positions: the residual stream at a block's input, one token. clean, corrupted (pairs,): the
-    logit difference target minus other in each run; targets, others: the classes; forward_equivalents: full forward
-    passes of the pairs' images spent; note: a remark for a report, or "". All on the CPU.
+    heads, positions: change of the logit difference (logits), positive towards the clean image's; NaN where a layer has
+    fewer heads or tokens than the widest; positions: the residual stream at a block's input, one token. clean,
+    corrupted (pairs,): the logit difference target minus other in each run; targets, others: the classes. All on the
+    CPU.
     """
 
-    heads: Float[Tensor, "pairs layers heads"] | None
-    blocks: Float[Tensor, "pairs layers"] | None
-    mlps: Float[Tensor, "pairs layers"] | None
-    positions: Float[Tensor, "pairs layers tokens"] | None
+    heads: Float[Tensor, "pairs layers heads"]
+    positions: Float[Tensor, "pairs layers tokens"]
     clean: Float[Tensor, " pairs"]
     corrupted: Float[Tensor, " pairs"]
     targets: Int[Tensor, " pairs"]
     others: Int[Tensor, " pairs"]
-    forward_equivalents: float = 0.0
-    note: str = ""
 
-    def changed(self, part: Part) -> Float[Tensor, "layers *places"]:
-        """The mean change over the pairs, logits: (layers, heads), (layers,) or (layers, tokens).
-
-        Raises InputError for a part that was not patched.
-        """
-        values: Tensor | None = getattr(self, part) if part in PARTS else None
-        if values is None:
-            patched = [word for word in PARTS if getattr(self, word) is not None]
-            raise InputError(f"expected one of the parts that were patched ({', '.join(patched)}), found {part!r}")
-        return values.mean(0)
-
-    def restored(self, part: Part) -> Float[Tensor, "layers *places"]:
+    def restored(self, part: Literal["heads", "positions"]) -> Float[Tensor, "layers places"]:
         """The restored share of the gap (clean minus corrupted): 1 is all of it, 0 none.
 
         Of several pairs the mean, weighted by the size of their gaps.
         """
         gaps = self.clean - self.corrupted
-        self.changed(part)  # raises for a part that was not patched
-        signed = torch.einsum("p,p...->...", gaps.sign(), getattr(self, part))
-        return signed / gaps.abs().sum()
+        return torch.einsum("p,p...->...", gaps.sign(), getattr(self, part)) / gaps.abs().sum()
 
 
 def patch_parts(
@@ -81,139 +61,94 @@ def patch_parts(
     *,
     targets: Labels | None = None,
     others: Labels | None = None,
-    parts: Sequence[str] = PARTS,
-    tokens: Sequence[int] | None = None,
-    budget: int = DEFAULT_BUDGET,
 ) -> Patching:
-    """Patch every part of each clean image's run into its corrupted partner's, one at a time, by replay.
+    """Patch every head and token of each clean image's run into its corrupted partner's, one at a time, by replay.
 
-    clean, corrupted: pairs, in the same order (`corruption.corrupt` makes corrupted images). targets, others: the
-    classes whose logits are compared, by default the clean image's prediction and the corrupted one's. parts: what to
-    patch; tokens: which token positions (None: all; the others are NaN); budget: bytes for the stored activations of
-    both runs. Raises InputError where both runs have the same logit difference, for images that are not pairs and
-    classes that do not exist; UnsupportedError for a model without attention.
+    clean, corrupted: pairs, in the same order (`corrupt` makes corrupted images). targets, others: the classes whose
+    logits are compared, by default the clean image's prediction and the corrupted one's. Raises InputError where both
+    runs have the same logit difference, for images that are not pairs and classes that do not exist; UnsupportedError
+    for a model without attention.
     """
     if clean.shape != corrupted.shape:
         shapes = tuple(clean.shape), tuple(corrupted.shape)
         raise InputError(f"expected pairs of images of one size, found clean {shapes[0]} and corrupted {shapes[1]}")
-    for word in parts:
-        if word not in PARTS:
-            raise UnknownNameError("part to patch", word, PARTS)
     with (
-        replaying(model, clean, budget=budget // 2) as donor,
-        replaying(model, corrupted, budget=budget // 2) as receiver,
+        replaying(model, clean, budget=DEFAULT_BUDGET // 2) as donor,
+        replaying(model, corrupted, budget=DEFAULT_BUDGET // 2) as receiver,
     ):
         chosen = check_targets(targets, donor.logits), check_targets(others, receiver.logits)
         ends = [_difference(replay.logits.unsqueeze(0), *chosen)[:, 0] for replay in (donor, receiver)]
-        note = _check_gaps(model, ends[0] - ends[1], *chosen)
-        mlps = mlp_outputs(model, clean) if {"blocks", "mlps"} & set(parts) else {}
-        runs = patched_logits(donor, receiver, mlps=mlps, tokens=tokens)
-        tables = {
-            part: _table([_difference(logits, *chosen) - ends[1].unsqueeze(1) for logits in runs[part]])
-            for part in PARTS
-            if part in parts
-        }
-        notes = dict.fromkeys((note, donor.note, receiver.note))
-        spent = donor.forward_equivalents + receiver.forward_equivalents + bool(mlps)
-    single = {part: tables[part][..., 0] for part in ("blocks", "mlps") if part in tables}
-    return Patching(
-        heads=tables.get("heads"),
-        blocks=single.get("blocks"),
-        mlps=single.get("mlps"),
-        positions=tables.get("positions"),
-        clean=ends[0].cpu(),
-        corrupted=ends[1].cpu(),
-        targets=chosen[0].cpu(),
-        others=chosen[1].cpu(),
-        forward_equivalents=spent,
-        note="; ".join(filter(None, notes)),
-    )
+        small = ((ends[0] - ends[1]).abs() < SMALLEST_GAP).nonzero()
+        if len(small):
+            pair = int(small[0])
+            names = [model.classes[int(each[pair])] for each in chosen]
+            raise InputError(
+                f"expected clean and corrupted runs that differ, found the same logit difference ({names[0]} - "
+                f"{names[1]}) in both runs of pair {pair}; choose other images or classes, or a stronger corruption"
+            )
+        heads, positions = list[Tensor](), list[Tensor]()
+        for layer in layers(model):
+            name = f"blocks.{layer.index}"
+            outputs, stream = donor.tensor(f"{name}.heads"), donor.tensor(f"{name}.tokens")
+            of_heads = {f"{name}.head.{head}": outputs.select(-3, head) for head in range(layer.heads)}
+            of_tokens = {f"{name}.tokens[{at}]": stream[:, at : at + 1] for at in range(stream.shape[1])}
+            for found, patched in ((heads, of_heads), (positions, of_tokens)):
+                logits = receiver.run([{place: tensor} for place, tensor in patched.items()])
+                found.append((_difference(logits, *chosen) - ends[1].unsqueeze(1)).cpu())
+    return Patching(_table(heads), _table(positions), *(each.cpu() for each in (*ends, *chosen)))
 
 
-def _difference(logits: Runs, targets: Labels, others: Labels) -> Float[Tensor, "pairs places"]:
+def _difference(
+    logits: Float[Tensor, "places pairs classes"], targets: Labels, others: Labels
+) -> Float[Tensor, "pairs places"]:
     pairs = torch.arange(len(targets), device=logits.device)
     return (logits[:, pairs, targets] - logits[:, pairs, others]).T
-
-
-def _check_gaps(model: Model, gaps: Float[Tensor, " pairs"], targets: Labels, others: Labels) -> str:
-    """Raise InputError for a pair without a gap; a note on how many gaps are negative, or ""."""
-    small = (gaps.abs() < SMALLEST_GAP).nonzero()
-    if len(small):
-        pair = int(small[0])
-        names = [model.classes[int(each[pair])] for each in (targets, others)]
-        raise InputError(
-            f"expected clean and corrupted runs that differ, found the same logit difference ({names[0]} - {names[1]}) "
-            f"in both runs of pair {pair}; choose other images or classes, or a stronger corruption"
-        )
-    reversed_ = int((gaps < 0).sum())
-    return f"{reversed_} of {len(gaps)} pairs: the corrupted image is nearer to the target" if reversed_ else ""
 
 
 def _table(layered: list[Float[Tensor, "pairs _"]]) -> Float[Tensor, "pairs layers widest"]:
     """One table of all layers, NaN where one has fewer places than the widest."""
     widest = max(values.shape[1] for values in layered)
-    padded = [F.pad(values.cpu(), (0, widest - values.shape[1]), value=torch.nan) for values in layered]
-    return torch.stack(padded, dim=1)
+    return torch.stack([F.pad(each, (0, widest - each.shape[1]), value=torch.nan) for each in layered], dim=1)
 
 
-def patched_logits(
-    donor: Replay, receiver: Replay, *, mlps: dict[int, Tokens], tokens: Sequence[int] | None = None
-) -> dict[Part, Iterator[Runs]]:
-    """The receiver's logits with each part of the donor's run patched in, layer by layer, computed when iterated.
+def corrupt(images: Images, how: str = "noise", *, seed: int = 0) -> Images:
+    """Images with their content removed, in [0, 1].
 
-    mlps: the donor's (`mlp_outputs`), by layer; tokens: which positions (None: all; the others are NaN).
+    noise: Gaussian noise of standard deviation 0.5 added; blur: a Gaussian of an eighth of the shorter side; shuffle:
+    4 x 4 tiles (more where 4 does not divide the sides) in random order. seed: of noise and shuffle; an image's
+    corruption depends on its index in the batch, not on the other images. Raises UnknownNameError for another name.
     """
-    known = layers(receiver.model)
-    return {
-        "heads": (_patch_heads(donor, receiver, layer) for layer in known),
-        "blocks": (_patch_block(donor, receiver, layer, mlps) for layer in known),
-        "mlps": (_patch_mlp(receiver, layer, mlps) for layer in known),
-        "positions": (_patch_tokens(donor, receiver, layer, tokens) for layer in known),
-    }
+    if how not in CORRUPTIONS:
+        raise UnknownNameError("corruption", how, CORRUPTIONS)
+    generator = torch.Generator().manual_seed(seed)
+    return torch.stack([CORRUPTIONS[how](image, generator) for image in images]).clamp(0, 1)
 
 
-def _patch_heads(donor: Replay, receiver: Replay, layer: Layer) -> Runs:
-    interventions = head_interventions(layer, donor.head_output(layer.index))
-    return receiver.run([*interventions], replacements=interventions)
+def _noise(image: Tensor, generator: Generator) -> Tensor:
+    return image + NOISE * torch.randn(image.shape, generator=generator).to(image)
 
 
-def head_interventions(layer: Layer, outputs: Heads) -> dict[Intervention, Tensor]:
-    """Every head of a layer as an intervention, with the output to put in its place."""
-    return {HeadReplaced(layer.index, head, "given"): outputs[:, head] for head in range(layer.heads)}
+def _blur(image: Tensor, _generator: Generator) -> Tensor:
+    side = min(image.shape[-2:])
+    size = min(2 * (side // 4) + 1, 2 * ((side - 1) // 2) + 1)  # odd; the padding must be smaller than the image
+    blurred: Tensor = transforms.gaussian_blur(image, [size, size], [side / 8, side / 8])
+    return blurred
 
 
-def _patch_block(donor: Replay, receiver: Replay, layer: Layer, mlps: dict[int, Tokens]) -> Runs:
-    interventions = head_interventions(layer, donor.head_output(layer.index))
-    if layer.index in mlps:
-        interventions[MLPReplaced(layer.index, "given")] = mlps[layer.index]
-    return receiver.run([tuple(interventions)], replacements=interventions)
+def _shuffle(image: Tensor, generator: Generator) -> Tensor:
+    height, width = image.shape[-2:]
+    common = math.gcd(height, width)
+    parts = next((count for count in range(4, common + 1) if common % count == 0), common)
+    split = image.unflatten(1, (parts, height // parts)).unflatten(3, (parts, width // parts))
+    tiles = split.permute(1, 3, 0, 2, 4).flatten(0, 1)
+    order = torch.randperm(len(tiles), generator=generator).to(image.device)
+    laid = tiles[order].unflatten(0, (parts, parts)).permute(2, 0, 3, 1, 4)  # (3, parts, rows, parts, columns)
+    shuffled: Tensor = laid.reshape(image.shape)
+    return shuffled
 
 
-def _patch_mlp(receiver: Replay, layer: Layer, mlps: dict[int, Tokens]) -> Runs:
-    if layer.index not in mlps:
-        return torch.full_like(receiver.logits.unsqueeze(0), torch.nan)
-    intervention = MLPReplaced(layer.index, "given")
-    return receiver.run([intervention], replacements={intervention: mlps[layer.index]})
-
-
-def _patch_tokens(donor: Replay, receiver: Replay, layer: Layer, tokens: Sequence[int] | None) -> Runs:
-    stream = donor.block_input(layer.index)
-    count = stream.shape[1]
-    places = range(count) if tokens is None else [place for place in tokens if place < count or not layer.index]
-    interventions = token_interventions(layer, stream, places)
-    result = receiver.logits.new_full((count, *receiver.logits.shape), torch.nan)
-    if interventions:  # empty where patches were merged and no such token is left
-        result[list(places)] = receiver.run([*interventions], replacements=interventions)
-    return result
-
-
-def token_interventions(layer: Layer, stream: Tokens, places: Sequence[int]) -> dict[Intervention, Tensor]:
-    """Every token position at a block's input as an intervention, with the residual stream to put in its place."""
-    return {StreamPatched(layer.index, (place,)): stream[:, place : place + 1] for place in places}
-
-
-def mlp_outputs(model: Model, images: Images) -> dict[int, Tokens]:
-    """The output of each layer's MLP, (images, tokens, dim), by layer."""
-    with evaluating(model), torch.no_grad(), watching_mlps(model, layers(model)) as outputs:
-        model(images)
-    return outputs
+CORRUPTIONS: Final[dict[str, Callable[[Tensor, Generator], Tensor]]] = {
+    "noise": _noise,
+    "blur": _blur,
+    "shuffle": _shuffle,
+}

@@ -28,12 +28,9 @@ def blocks_of(model: Model) -> tuple[str, ...]:
         )
     parents = {name.rpartition(".")[0] for name in anatomy.blocks}
     if anatomy.family != "vit" or anatomy.readout in (None, "pool") or len(parents) != 1:
-        description = "attention pooling" if anatomy.readout == "pool" else f"blocks in {len(parents)} places"
-        reader = (
-            description
-            if anatomy.family == "vit"
-            else f"{'an' if anatomy.family == 'other' else 'a'} {anatomy.family} model"
-        )
+        reader = "attention pooling" if anatomy.readout == "pool" else f"blocks in {len(parents)} places"
+        if anatomy.family != "vit":
+            reader = f"{'an' if anatomy.family == 'other' else 'a'} {anatomy.family} model"
         raise UnsupportedError(
             f"expected a vision transformer whose classifier reads one residual stream (CLS or mean), found {reader} "
             f"in {model.alias}; try vitlens ablate, which needs none"
@@ -73,8 +70,9 @@ def logits_from(model: Model, stream: Tokens, *, blocks: Sequence[str] | None = 
     blank = stream.new_zeros(1, 3, 1, 1).expand(len(stream), 3, *model.input_size)
     with ExitStack() as stack:
         for name in names:
-            wrap = _returning(stream) if name == names[-1] else _identity
-            stack.enter_context(overridden(model.module.get_submodule(name), wrap))
+            block = model.module.get_submodule(name)
+            stack.enter_context(overridden(block, lambda _forward: lambda tokens, *_args, **_kwargs: tokens))
+        stack.enter_context(overridden(block, lambda _forward: lambda *_args, **_kwargs: stream))
         return model.run(blank)
 
 
@@ -88,14 +86,6 @@ def stream_weights(model: Model, stream: Tokens, targets: Labels) -> Tokens:
         logit = logits_from(model, leaf).gather(1, targets.unsqueeze(1)).sum()
         (weights,) = torch.autograd.grad(logit, leaf)
     return weights
-
-
-def _returning(stream: Tokens) -> Callable[[Callable[..., Any]], Callable[..., Tokens]]:
-    return lambda _forward: lambda *_args, **_kwargs: stream
-
-
-def _identity(_forward: Callable[..., Any]) -> Callable[..., Tokens]:
-    return lambda tokens, *_args, **_kwargs: tokens
 
 
 class _FixedScale(ScopedMode):

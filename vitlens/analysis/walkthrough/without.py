@@ -11,10 +11,9 @@ from torch import Tensor
 from vitlens.analysis.walkthrough.steps import Embedding
 from vitlens.lens.attention import TensorFunction
 from vitlens.lens.call import AttentionCall, softmax_or_zero
+from vitlens.lens.capture import capture
+from vitlens.lens.intervene import Changes, KnockOut, intervene
 from vitlens.lens.observe import observe
-from vitlens.lens.places.capture import capture
-from vitlens.lens.places.changes import Changes, KnockOut
-from vitlens.lens.places.intervene import intervene
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Logits
 

@@ -20,8 +20,7 @@ from vitlens.analysis.heads.registry import MIXED, UNLABELLED, head_words
 from vitlens.analysis.heads.specialisation import specialise
 from vitlens.analysis.heads.statistics import Stream
 from vitlens.analysis.patching.contribution import accuracy_by_depth, contributions, logits_by_depth
-from vitlens.analysis.patching.corruption import corrupt
-from vitlens.analysis.patching.patching import patch_parts
+from vitlens.analysis.patching.patching import corrupt, patch_parts
 from vitlens.archives import Form
 from vitlens.commands.ablate.options import AblateOptions
 from vitlens.commands.ablate.record import ContributionRow, LensRow, PatchingArrays, PatchingRow, PrunedRow
@@ -31,6 +30,7 @@ from vitlens.commands.run.run import Run
 from vitlens.commands.run.unseen import copy_training_images
 from vitlens.data.catalogue import load_images
 from vitlens.errors import InputError, UnsupportedError
+from vitlens.lens.capture import Means
 from vitlens.models.model import Model
 from vitlens.models.rebuild import prune_heads
 from vitlens.models.saved import WEIGHTS_FILE, save
@@ -54,7 +54,7 @@ class Bench:
     labels: Tensor
     units: tuple[Unit, ...]
     store: ProgressStore
-    means: ablation.MeanOutputs | None = None
+    means: Means | None = None
 
     @property
     def heads(self) -> tuple[Unit, ...]:
@@ -84,7 +84,7 @@ class Bench:
             self.batch_size, run.processes, means=self.means, progress=run.progress, memory=self._memory,
         )  # fmt: skip
 
-    def measured_means(self) -> ablation.MeanOutputs | None:
+    def measured_means(self) -> Means | None:
         """The mean outputs over all processes, where they are needed; None where one batch holds all images, whose
         clean pass gives them."""
         options = self.run.options
@@ -172,7 +172,7 @@ def inside(bench: Bench) -> tuple[dict[str, Any], tuple[str, ...]]:
 def _patching(bench: Bench, images: Tensor, labels: Tensor) -> dict[str, Any]:
     clean, corrupted, names, corruption = _pair(bench, images, labels)
     layout, classes = bench.run.model.anatomy.layout, bench.run.model.classes
-    patched = patch_parts(bench.run.model, clean, corrupted, parts=("heads", "positions"))
+    patched = patch_parts(bench.run.model, clean, corrupted)
     row = PatchingRow(
         *names, classes[int(patched.targets[0])], classes[int(patched.others[0])], float(patched.clean[0]),
         float(patched.corrupted[0]), corruption,

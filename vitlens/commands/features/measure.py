@@ -32,8 +32,8 @@ from vitlens.commands.run.run import Run
 from vitlens.commands.shared.comparison import compared
 from vitlens.data.split import Split
 from vitlens.errors import InputError, ModelError
-from vitlens.lens.layers import probe_images
 from vitlens.lens.stages import embedding_stage, stages
+from vitlens.lens.trace import probe_images
 from vitlens.models.language_image import PHOTO, by_template, has_text_tower, prompt_names, text_tower
 from vitlens.models.model import Model
 from vitlens.models.pretraining import pretraining_of, told_objectives

@@ -222,7 +222,7 @@ def given_images(given: Sequence[str], model: Model, run: RunOptions) -> Split:
     faults: list[str] = []
     for path in given:
         try:
-            files += list_images([Path(path).expanduser()]).paths
+            files += list_images([Path(path).expanduser()])
         except DataError as error:
             faults.append(str(error))
     tried = 0

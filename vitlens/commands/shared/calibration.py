@@ -1,6 +1,6 @@
 """Calibration of models on labelled images: rows, the judgement and the chart; free of torch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +11,7 @@ from vitlens.report.sections import Chart
 from vitlens.uncertainty import Estimate, wilson
 
 if TYPE_CHECKING:
-    from vitlens.analysis.evaluation.evaluate import CalibrationBins
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,9 @@ ENOUGH: Final = 300  # images from which on a calibration error in 15 bins is ju
 MODELS: Final = 3  # that are drawn
 
 
-def calibration_rows(model: str, bins: "CalibrationBins") -> Iterator[CalibrationRow]:
-    """The bins of one model."""
-    for confidence, accuracy, count in zip(bins.confidence.tolist(), bins.accuracy.tolist(), bins.count.tolist()):
-        yield CalibrationRow(model, confidence, accuracy, count)
+def calibration_rows(model: str, bins: Sequence["Tensor"]) -> Iterator[CalibrationRow]:
+    """The bins of one model: their confidence, accuracy and number of images."""
+    return (CalibrationRow(model, *own) for own in zip(*(each.tolist() for each in bins)))
 
 
 def calibration_claim(model: str, error: Estimate) -> Claim:

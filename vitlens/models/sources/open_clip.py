@@ -65,7 +65,9 @@ def load(request: ModelRequest) -> Model:
     model.eval().requires_grad_(False)
     preprocessing = _preprocessing(model, config)
     context = int(_of_texts(arch).get("context_length", 77))  # most tokens of a text
-    wrapped = _wrapped(model, TextTower(model, lambda: tokenizer(arch), context, request.name), preprocessing.size)
+    wrapped = _wrapped(
+        model.visual, TextTower(model, lambda: tokenizer(arch), context, request.name), preprocessing.size
+    )
     count_classes(wrapped, preprocessing.size)  # checks that it runs
     return Model(
         wrapped,
@@ -91,16 +93,12 @@ def _parsed(name: str, *, needs_tag: bool) -> tuple[str, str | None]:
     if arch not in library.list_models():
         raise UnknownNameError("open_clip architecture", arch, library.list_models(), hint=_HINT)
     tags = library.list_pretrained_tags_by_model(arch)
-    if tag and not tags:
-        raise ModelError(
-            f"no weights of {PREFIX}{arch} are known; give --weights FILE, or --random-weights for a sanity check"
-        )
-    if tag and not library.get_pretrained_cfg(arch, tag):
+    if tag and tags and not library.get_pretrained_cfg(arch, tag):
         raise UnknownNameError(f"weights of {PREFIX}{arch}", tag, tags, hint=_HINT)
-    if not tag and needs_tag:
+    if (tag and not tags) or (not tag and needs_tag):
         listed = f"write {PREFIX}{arch}/TAG (tags: {', '.join(tags[:6])}), " if tags else "give "
         raise ModelError(
-            f"expected the weights of {PREFIX}{arch}, found none; {listed}--weights FILE, or --random-weights for a "
+            f"expected known weights of {PREFIX}{arch}, found none; {listed}--weights FILE, or --random-weights for a "
             "sanity check"
         )
     return arch, tag or None
@@ -133,28 +131,27 @@ def _preprocessing(model: nn.Module, config: Mapping[str, Any]) -> Preprocessing
     return Preprocessing((height, width), None if whole else height, interpolation, *normalisation)
 
 
-def _wrapped(model: nn.Module, tower: TextTower, size: tuple[int, int]) -> LanguageImage:
-    visual: Any = model.visual
-    trunk = getattr(visual, "trunk", None)
+def _wrapped(visual: Any, tower: TextTower, size: tuple[int, int]) -> LanguageImage:
+    """The image tower with the layout of its tokens, None for a CNN."""
+    trunk, grid = getattr(visual, "trunk", None), getattr(visual, "grid_size", None)
     if trunk is not None:  # a timm model, whose attributes give the layout
         pooling = str(getattr(trunk, "global_pool", "avg"))
         return LanguageImage(visual, tower, layout=read_layout(trunk, size), pooling=pooling)
-    grid, patch = getattr(visual, "grid_size", None), getattr(visual, "patch_size", None)
-    if grid is None or patch is None:
+    if grid is None:
         return LanguageImage(visual, tower, layout=None, pooling="avg")
     pooling = {"tok": "token", "avg": "avg"}.get(visual.pool_type, "map")
-    layout = TokenLayout((int(grid[0]), int(grid[1])), (int(patch[0]), int(patch[1])), ("cls",))
-    return LanguageImage(visual, tower, layout=layout, pooling=pooling)
+    (rows, columns), (height, width) = grid, visual.patch_size
+    return LanguageImage(visual, tower, layout=TokenLayout((rows, columns), (height, width), ("cls",)), pooling=pooling)
 
 
 def _anatomy(wrapped: LanguageImage, size: tuple[int, int]) -> Anatomy:
     """The anatomy, without the image tower's attention pooling, which is not a block."""
     anatomy = read_anatomy(wrapped, image_size=size)
+    blocks = anatomy.blocks
     if anatomy.layout is None and getattr(wrapped.visual, "attnpool", None) is not None:  # CLIP's ResNets
         names = (name for name, _ in wrapped.named_modules())
         return Anatomy("cnn", tuple(name for name in names if re.fullmatch(r"visual\.layer\d\.\d+", name)))
-    inner = tuple(name for name in anatomy.blocks if not any(other.startswith(f"{name}.") for other in anatomy.blocks))
-    return replace(anatomy, blocks=inner)
+    return replace(anatomy, blocks=tuple(name for name in blocks if not any(o.startswith(f"{name}.") for o in blocks)))
 
 
 def open_clip(part: str = "") -> Any:
@@ -227,9 +224,8 @@ def tokenizer(arch: str) -> Tokenizer:
     return fetched
 
 
-def _of_texts(arch: str) -> Mapping[str, Any]:
-    config: Mapping[str, Any] = (open_clip().get_model_config(arch) or {}).get("text_cfg", {})
-    return config
+def _of_texts(arch: str) -> dict[str, Any]:
+    return dict((open_clip().get_model_config(arch) or {}).get("text_cfg", {}))
 
 
 @contextmanager

@@ -38,8 +38,7 @@ class ModelSource:
     weights: their origin without --weights: "own", the model includes its weights and accepts no others; "hub", they
     are downloaded; "none", the model must be trained first. extra: of vitlens, which its library needs; texts: whether
     its models also embed texts; own_input: whether --mean and --std are refused; any_size: whether a built model
-    accepts images of any size; resizes_weights: whether build fits the weights' shapes to the image size itself;
-    traced: whether the anatomy of its models is read from forward passes, not from attributes of their modules.
+    accepts images of any size; resizes_weights: whether build fits the weights' shapes to the image size itself.
     """
 
     kind: str
@@ -60,7 +59,6 @@ class ModelSource:
     own_input: bool = False
     any_size: bool = False
     resizes_weights: bool = False
-    traced: bool = False
 
     def has(self, name: str) -> bool:
         """Whether a name belongs to this source, by its form alone: the model itself may not exist."""
@@ -186,7 +184,6 @@ _ENTRIES: Final = (  # a name belongs to the first that recognises it; `vitlens 
         build="vitlens.models.sources.huggingface.loading:build",
         load="vitlens.models.sources.huggingface.loading:load",
         extra="hf",
-        traced=True,
     ),
     ModelSource(
         kind="code",

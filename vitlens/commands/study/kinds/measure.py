@@ -37,7 +37,7 @@ from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.train.start import compute_outputs, objective_of
 from vitlens.errors import InputError
 from vitlens.files import read_arrays, write_arrays
-from vitlens.lens.layers import probe_images
+from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model
 from vitlens.training import checkpoint
 from vitlens.training.distill import Distillation

@@ -75,11 +75,6 @@ def find(name: str, short_name: str, *, weights: bool) -> tuple[Path, str]:
     """
     path = Path(short_name).expanduser()
     if short_name and path.is_dir():
-        if (path / "adapter_config.json").exists():
-            raise ModelError(
-                f"expected a whole model in {name}, found adapter_config.json, an adapter; merge it into its model "
-                "first (merge_and_unload of peft)"
-            )
         return path, ""
     if path.exists() or short_name.startswith((".", "~", "/")) or not _REPO.fullmatch(short_name) or ".." in short_name:
         there = "a file" if path.is_file() else "nothing there"

@@ -1,6 +1,7 @@
 """Patch: activations of one run put into another, at each place apart or at several together (activation patching)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -9,16 +10,13 @@ from torch import Tensor
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.layers import layers
-from vitlens.lens.places.access import Access
-from vitlens.lens.places.capture import Captured, capture
-from vitlens.lens.places.changes import Change, prepared
-from vitlens.lens.places.intervene import in_force
-from vitlens.lens.places.patterns import resolve_places
+from vitlens.lens.capture import Captured, capture
+from vitlens.lens.intervene import Change, intervene
+from vitlens.lens.places import resolve_places
 from vitlens.lens.replay import replaying
 from vitlens.models.model import Model
 from vitlens.pixels import AnyImages, as_images, takes_images
-from vitlens.shapes import Images, Logits
+from vitlens.shapes import Logits
 from vitlens.summary import Summary
 
 
@@ -67,46 +65,23 @@ def patch(
     >>> effect = patched["blocks.5.head.0"] - patched.clean
     """
     images = as_images(images).to(model.device)
-    sets = list(_sets(model, places))
-    names = [access.name for chosen in sets for access in chosen]
-    captured = other if isinstance(other, Captured) else capture(model, other, names)
+    labels: list[tuple[str, ...]] = []
+    for each in (places,) if isinstance(places, str) else places:
+        names = tuple(access.name for access in resolve_places(model, each))
+        labels += [(name,) for name in names] if isinstance(each, str) else [names]
+    captured = (
+        other if isinstance(other, Captured) else capture(model, other, [name for each in labels for name in each])
+    )
     if len(captured.logits) != len(images):
         raise InputError(f"expected two runs of as many images, found {len(images)} and {len(captured.logits)}")
-    changes: list[dict[str, Change]] = [
-        {access.name: captured[access.name].detach() for access in chosen} for chosen in sets
-    ]
-    clean, logits, exact = _runs(model, images, changes)
-    labels = tuple(tuple(access.name for access in chosen) for chosen in sets)
-    return Patched(labels, logits, clean, captured.logits.detach(), exact)
-
-
-def _sets(model: Model, places: str | Sequence[str | tuple[str, ...]]) -> Iterator[tuple[Access, ...]]:
-    for each in (places,) if isinstance(places, str) else places:
-        chosen = resolve_places(model, each)
-        if isinstance(each, str):
-            yield from ((access,) for access in chosen)
-        else:
-            yield chosen
-
-
-def _runs(
-    model: Model, images: Images, changes: Sequence[dict[str, Change]]
-) -> tuple[Logits, Float[Tensor, "places batch classes"], bool]:
-    """The clean logits, those of each set of changes, and whether they were replayed."""
-    if _has_layers(model):
-        with replaying(model, images) as replay:
-            return replay.logits, replay.run(changes), replay.exact
-    with evaluating(model), torch.no_grad():
+    sets: list[dict[str, Change]] = [{name: captured[name].detach() for name in each} for each in labels]
+    with suppress(UnsupportedError), replaying(model, images) as replay:
+        logits = replay.run(sets)
+        return Patched(tuple(labels), logits, replay.logits, captured.logits.detach(), replay.exact)
+    with evaluating(model), torch.no_grad():  # no attention
         clean: Tensor = model(images)
-        logits = clean.new_empty(len(changes), *clean.shape)
-        for number, each in enumerate(changes):
-            with in_force(model, prepared(model, each, reference=None, seed=0)):
+        logits = clean.new_empty(len(sets), *clean.shape)
+        for number, changes in enumerate(sets):
+            with intervene(model, changes):
                 logits[number] = model(images)
-    return clean, logits, False
-
-
-def _has_layers(model: Model) -> bool:
-    try:
-        return bool(layers(model))
-    except UnsupportedError:  # no attention
-        return False
+    return Patched(tuple(labels), logits, clean, captured.logits.detach(), exact=False)

@@ -1,0 +1,212 @@
+"""Changes of places in force, and places read, in every forward pass inside a context; undone on exit."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitlens.errors import InputError
+from vitlens.lens.attention import Attended, Tap, tapped
+from vitlens.lens.places import Access
+from vitlens.models.hooks import Arguments, Forward, Replaced, arguments, as_call, first_tensor, overridden
+from vitlens.models.model import Model
+
+Before = Callable[[Arguments], Arguments]
+After = Callable[[Arguments, Any], Any]
+
+
+@dataclass(frozen=True, eq=False)  # compared by identity: == of tensors is elementwise
+class PlaceChange:
+    """One place with what is done there: one of three, or none for a block that is removed.
+
+    data: the tensor that is put there, which broadcasts to (batch, *shape); function: of its tensor (batch, *shape) to
+    one of that shape; knocked: which (heads, queries, keys) do not attend. reads: the function's value is not used, so
+    that the forward pass stays bit-equal; rows: the query rows that it reads of scores and weights (None:
+    all).
+    """
+
+    access: Access
+    data: Tensor | None = None
+    function: Callable[[Tensor], Any] | None = None
+    knocked: tuple[tuple[int, ...], ...] | None = None
+    reads: bool = False
+    rows: tuple[int, ...] | None = None
+
+    @property
+    def removes(self) -> bool:
+        """Whether it removes a block."""
+        return self.data is None and self.function is None and self.knocked is None
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether it replaces heads, so that the output projection can be applied to the difference alone."""
+        return self.access.part == "joined" and self.data is not None and self.access.tokens is None
+
+    def new(self, clean: Tensor) -> Tensor:
+        """What stands at the place instead of its tensor. Raises InputError for a tensor of other images."""
+        if self.function is not None:
+            changed: Tensor = self.function(clean)
+            return changed
+        assert self.data is not None
+        return self.of_images(slice(None), len(clean)).to(clean).expand(clean.shape)
+
+    def of_images(self, part: slice, images: int) -> Tensor:
+        """Its tensor for some of the images. Raises InputError where it is one of another number of images."""
+        assert self.data is not None
+        if self.data.dim() <= len(self.access.place.shape) or len(self.data) == 1:
+            return self.data
+        if len(self.data) != images:
+            raise InputError(
+                f"expected a tensor for 1 or {images} images at {self.access.name}, found one for {len(self.data)}"
+            )
+        return self.data[part]
+
+    def of_part(self, part: slice, images: int, rows: int | None) -> "PlaceChange":
+        """The change on some of the images; rows: where only the first tokens of its layer are computed."""
+        if self.data is None:
+            return self
+        data = self.of_images(part, images)
+        if rows is not None and self.access.part != "input" and data.dim() > 1:
+            data = data[..., :rows, :]
+        return replace(self, data=data)
+
+
+Set = Sequence[PlaceChange]  # of changes that are in force at once
+
+
+@contextmanager
+def in_force(model: Model, *sets: Set) -> Iterator[None]:
+    """Inside, every forward pass runs with the changes; its batch is a copy of the images for each set."""
+    groups: dict[tuple[str, str, bool, bool], list[tuple[int, PlaceChange]]] = {}  # of one tensor
+    for copy, changes in enumerate(sets):
+        for change in changes:
+            part: str = change.access.part if change.knocked is None else "keep"
+            key = (change.access.module, part, change.access.flat, change.reads)
+            groups.setdefault(key, []).append((copy, change))
+    with ExitStack() as stack:
+        for (module, part, *_), group in groups.items():
+            stack.enter_context(_in_force(model, module, part, group, len(sets)))
+        yield
+
+
+def reading(
+    model: Model, places: Sequence[Access], read: Callable[[str, Tensor], object]
+) -> AbstractContextManager[None]:
+    """Inside, every forward pass hands the places' tensors (batch, *shape) to `read`, by name, and stays bit-equal."""
+    return in_force(model, [PlaceChange(each, function=partial(read, each.name), reads=True) for each in places])
+
+
+def _in_force(
+    model: Model, name: str, part: str, group: Sequence[tuple[int, PlaceChange]], copies: int
+) -> AbstractContextManager[object]:
+    first, module = group[0][1], model.module.get_submodule(name)
+    access = first.access
+
+    def keep(like: Tensor, queries: int, keys: int) -> Tensor:
+        mask = torch.ones(copies, access.heads, queries, keys, dtype=torch.bool, device=like.device)
+        for copy, change in group:
+            # in a replay, the last block may compute the first queries alone
+            chosen = ([at for at in axis if at < count] for axis, count in zip(change.knocked or (), mask.shape[1:]))
+            index = torch.meshgrid(*(torch.tensor(each, dtype=torch.long) for each in chosen), indexing="ij")
+            mask[copy][index] = False
+        return mask if copies == 1 else mask.repeat_interleave(len(like) // copies, 0)
+
+    def change(raw: Tensor, values: Arguments | None = None) -> Tensor:
+        if not first.reads:
+            return _changed(raw, group, copies, values)
+        for _, each in group:
+            assert each.function is not None  # which reads
+            each.function(each.access.read(raw))
+        return raw
+
+    def read(call: Attended) -> None:
+        raw = call.at(access.part, slice(None) if first.rows is None else first.rows)  # type: ignore[arg-type]
+        if raw is not None:
+            change(raw)
+
+    def before(values: Arguments) -> Arguments:
+        return {**values, access.argument: change(values[access.argument])}  # type: ignore[index, dict-item]
+
+    def after(values: Arguments, output: Any) -> Any:
+        tensor = first_tensor(output)
+        if tensor is None:
+            return output
+        new = change(tensor, values)
+        return (new, *output[1:]) if isinstance(output, tuple) else new
+
+    if part == "input":
+        return around(module, before=before)
+    if part == "output":
+        return around(module, after=after)
+    if part == "keep":
+        tap = Tap((name,), keep=keep)
+    elif part == "joined":
+        tap = Tap((name,), joined=change)
+    else:
+        tap = Tap((name,), read=read) if first.reads else Tap((name,), changes={part: change})  # type: ignore[dict-item]
+    return tapped(model, tap)
+
+
+def _changed(
+    raw: Tensor, group: Sequence[tuple[int, PlaceChange]], copies: int, values: Arguments | None = None
+) -> Tensor:
+    """The module's tensor with the changes, in their order; values: the module's arguments, of an output."""
+    (_, first), *more = group
+    whole = first.access.whole(raw)
+    if copies == 1 and not more and not first.removes and first.access.head is None and first.access.tokens is None:
+        return first.access.raw(first.new(whole), raw)
+    parts = whole.unflatten(0, (copies, -1)).clone()
+    for copy, change in group:
+        own = parts[copy]
+        if change.removes:
+            assert values is not None
+            stream = change.access.whole(values[change.access.argument])  # type: ignore[index]
+            # in a replay, the last block may compute the first tokens alone
+            own.copy_(stream.unflatten(0, (copies, -1))[copy][:, : own.shape[1]])
+        else:
+            index = change.access.index()
+            # a function, or autograd, may keep what it was given, which must not change
+            own[index] = change.new(own[index] if change.function is None else own[index].clone()).to(own.dtype)
+    return first.access.raw(parts.flatten(0, 1), raw)
+
+
+class _AroundForward:
+    """A module's forward between changes of its arguments and of its output, each in the order of their contexts."""
+
+    def __init__(self, forward: Forward) -> None:
+        self.forward = forward
+        self.before: list[Before] = []
+        self.after: list[After] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        values = arguments(args, kwargs)
+        for before in self.before:
+            values = before(values)
+        args, kwargs = as_call(values)
+        output = self.forward(*args, **kwargs)
+        for after in self.after:
+            output = after(values, output)
+        return output
+
+
+@contextmanager
+def around(module: nn.Module, *, before: Before | None = None, after: After | None = None) -> Iterator[None]:
+    """Inside, the module's arguments and its output are changed.
+
+    Nested contexts share one replaced forward, so that an inner context reads the arguments that an outer one changed.
+    """
+    with ExitStack() as stack:
+        replaced = module.__dict__.get("forward")
+        shared = isinstance(replaced, Replaced) and replaced.in_force and isinstance(replaced.forward, _AroundForward)
+        if not shared:
+            stack.enter_context(overridden(module, _AroundForward))
+        current: _AroundForward = module.__dict__["forward"].forward
+        for changes, change in ((current.before, before), (current.after, after)):
+            if change is not None:
+                changes.append(change)  # type: ignore[arg-type]
+                stack.callback(changes.remove, change)  # type: ignore[arg-type]
+        yield

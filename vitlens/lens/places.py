@@ -1,0 +1,395 @@
+"""The places of a model: how each is reached in a forward pass, and the names and patterns that mean them.
+
+Their shapes are read in forward passes of one and of two images. Two kinds of names are known but not listed:
+"blocks.3.tokens", a block's input as a sequence also where it is a map, and the block and MLP of a layer that shares
+its block with a later one.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, get_args
+
+from torch import Tensor, nn
+
+from vitlens.errors import InputError, UnknownNameError, UnsupportedError, nearest
+from vitlens.lens.attention import Stage
+from vitlens.lens.place import Place, PlaceKind, Places
+from vitlens.lens.stages import holds_another, stages, stream_width
+from vitlens.lens.trace import Layer, layers, trace, traced_heads
+from vitlens.models.hooks import Key, once_per_model
+from vitlens.models.model import Model, require_model
+from vitlens.models.recording import Shape
+from vitlens.shapes import PrefixKind
+
+Part = Literal["input", "output", "joined", "logits"] | Stage
+Tokens = str | int | Sequence[int]
+
+_WEIGHTS: Final = ("heads", "query", "key")
+_STAGES: Final[dict[Stage, tuple[str, ...]]] = {
+    "queries": ("heads", "query", "head_dim"),
+    "keys": ("heads", "key", "head_dim"),
+    "values": ("heads", "key", "head_dim"),
+    "scores": _WEIGHTS,
+    "weights": _WEIGHTS,
+}
+_BRACES: Final = re.compile(r"\{([^{}]*)\}")
+_WORDS: Final = ("cls", "distillation", "register", "patch", "all")
+_HINT: Final = "model.places()"
+
+
+@dataclass(frozen=True)
+class Access:
+    """How a place is reached.
+
+    module: the name of the module whose call it belongs to; part: that call's input (the argument `argument`), its
+    output, the heads joined before its output projection, or a stage of its attention; layer: the first layer that must
+    run again when it changes, None where replay has none; argument, of an output: the input that it is where the block
+    is removed, None where it cannot be; heads: of the layer; windows: calls of the module an image; tokens_first:
+    whether the module's tensor is (tokens, batch, ..), not (batch, tokens, ..); head, tokens: which head and which
+    positions of the tensor are meant, None: all; flat: a map is taken as tokens, row by row; listed: by `places`.
+    """
+
+    place: Place
+    module: str
+    part: Part
+    layer: int | None = None
+    argument: Key | None = None
+    heads: int = 0
+    windows: int = 1
+    tokens_first: bool = False
+    head: int | None = None
+    tokens: tuple[int, ...] | None = None
+    flat: bool = False
+    listed: bool = True
+
+    @property
+    def name(self) -> str:
+        """The name of its place."""
+        return self.place.name
+
+    @property
+    def token_axis(self) -> int | None:
+        """The axis of the place's shape that counts tokens, if there is one."""
+        return next((index for index, axis in enumerate(self.place.axes) if axis in ("tokens", "patches")), None)
+
+    def at(self, tokens: tuple[int, ...], word: str) -> "Access":
+        """The access to some token positions alone; word: as the user typed them, the end of the place's name.
+
+        Raises InputError where the tensor has no axis of tokens, or no such positions.
+        """
+        axis = self.token_axis
+        if axis is None:
+            raise InputError(
+                f"expected a place with an axis of tokens for the positions [{word}], found {self.place}; "
+                "leave the brackets out"
+            )
+        count = self.place.shape[axis]
+        wrong = [token for token in tokens if not 0 <= token < count]
+        if wrong:
+            raise InputError(f"expected positions from 0 to {count - 1} at {self.name}, found {wrong[0]}")
+        shape = (*self.place.shape[:axis], len(tokens), *self.place.shape[axis + 1 :])
+        of_all = tokens if self.tokens is None else tuple(self.tokens[token] for token in tokens)
+        return replace(self, place=replace(self.place, name=f"{self.name}[{word}]", shape=shape), tokens=of_all)
+
+    def whole(self, raw: Tensor) -> Tensor:
+        """The module's tensor with the batch of images as first axis, windows and heads as axes of their own."""
+        tensor = raw.transpose(0, 1) if self.tokens_first else raw
+        if self.part == "joined":  # (calls, tokens, heads x head_dim)
+            tensor = raw.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        if self.flat and raw.dim() == 4:
+            tensor = tensor.flatten(1, 2)
+        return tensor.unflatten(0, (-1, self.windows)) if self.windows > 1 else tensor
+
+    def raw(self, whole: Tensor, like: Tensor) -> Tensor:
+        """The inverse of `whole`; like: the module's tensor."""
+        tensor = whole.flatten(0, 1) if self.windows > 1 else whole
+        if self.part == "joined":
+            tensor = tensor.transpose(1, 2)
+        return (tensor.transpose(0, 1) if self.tokens_first else tensor).reshape(like.shape).to(like.dtype)
+
+    def index(self) -> Any:
+        """Of the place's tensor (batch, *shape) in `whole`: slices, a number, a list of numbers."""
+        before: list[Any] = [slice(None)] * (2 if self.windows > 1 else 1)
+        if self.part == "joined":
+            before.append(slice(None) if self.head is None else self.head)
+        return (*before, slice(None) if self.tokens is None else list(self.tokens))
+
+    def read(self, raw: Tensor) -> Tensor:
+        """The place's tensor (batch, *shape) of the module's."""
+        return self.whole(raw)[self.index()]
+
+
+def places(model: Model) -> Places:
+    """Every place whose tensor `capture` gives: names, axes and sizes for one image, in forward order.
+
+    Blocks and heads count from 0, in the order of the forward pass, as the layers of `attention`; an attention pooling
+    at the end is the last of them. A place that a model does not have is not listed: windows have weights of every
+    window (an axis `windows`), attention that is computed by hand has no queries, a CNN has blocks and stages.
+
+    >>> import vitlens
+    >>> places = vitlens.places(vitlens.load("vit-digits"))
+    >>> print(places[5], len(places), sep="; ")
+    blocks.0.attention.scores (heads 4, query 65, key 65); 86
+    >>> places.names[-3:]
+    ('blocks.5.mlp', 'blocks.5.residual', 'logits')
+    """
+    require_model(model)
+    return Places(access.place for access in accesses(model).values() if access.listed)
+
+
+def resolve_places(model: Model, names: str | Sequence[str]) -> tuple[Access, ...]:
+    """The places that some names or patterns mean, each once, in the order of the names.
+
+    "*" stands for one part between dots, "{3,4}" and "{0..5}" for alternatives. "[cls]", "[register]", "[patch]",
+    "[0,5]" or "[3..8]" at the end takes some token positions, "[*]" each position as a place of its own. "blocks.3"
+    is the output of block 3, "blocks.3.residual" in a transformer. Raises UnknownNameError for a name that is none of
+    `places`, InputError for a pattern that fits none of them and for positions that are not there.
+    """
+    named = (names,) if isinstance(names, str) or not isinstance(names, Iterable) else tuple(names)
+    return tuple({access.name: access for name in named for access in _resolve(model, name)}.values())
+
+
+def resolve_tokens(model: Model, tokens: Tokens, count: int) -> tuple[int, ...]:
+    """Positions of tokens from a word ("cls", "register", "patch"), a position, or several; count: of all tokens.
+
+    Raises InputError for positions that are not there, and for a word where the tokens are not the model's sequence.
+    """
+    if not isinstance(tokens, str):
+        chosen = (tokens,) if isinstance(tokens, int) else tuple(tokens)
+        wrong = [token for token in chosen if not 0 <= token < count]
+        if wrong:
+            raise InputError(f"expected positions from 0 to {count - 1}, found {wrong[0]}")
+        return chosen
+    if tokens not in _WORDS:
+        raise UnknownNameError("kind of token", tokens, _WORDS)
+    if tokens == "all":
+        return tuple(range(count))
+    layout = model.anatomy.layout
+    if layout is None or layout.tokens != count:
+        raise InputError(
+            f"expected the model's whole sequence of tokens for {tokens!r}, found {count} tokens; give positions"
+        )
+    if tokens not in get_args(PrefixKind):
+        return tuple(range(len(layout.prefix), count))
+    positions: tuple[int, ...] = layout.positions(tokens)  # type: ignore[arg-type]
+    if not positions:
+        raise InputError(f"expected a model with a {tokens} token, found prefix {layout.prefix}; try 'patch'")
+    return positions
+
+
+def _resolve(model: Model, name: str) -> Iterator[Access]:
+    if not isinstance(name, str):
+        raise InputError(f"expected the name of a place, found {type(name).__name__}; see {_HINT}")
+    whole, bracket, inner = name.partition("[")
+    if bracket and not inner.endswith("]"):
+        raise InputError(f"expected positions such as [cls] or [0,5] at the end of a place, found {name!r}")
+    for access in dict.fromkeys(each for plain in _expanded(whole) for each in _fitting(model, plain)):
+        axis, text = access.token_axis, inner.removesuffix("]")
+        if not bracket:
+            yield access
+        elif text == "*":
+            count = access.place.shape[axis] if axis is not None else 1
+            yield from (access.at((token,), str(token)) for token in range(count))
+        elif axis is None or text not in _WORDS:
+            positions = list(_listed(text))
+            if axis is not None and not all(word.isdigit() for word in positions):
+                words = ", ".join(_WORDS)
+                raise InputError(f"expected positions ({words}, or numbers such as 0,5 or 3..8), found [{text}]")
+            yield access.at(tuple(map(int, positions)) if axis is not None else (), text)
+        else:
+            yield access.at(resolve_tokens(model, text, access.place.shape[axis]), text)
+
+
+def _fitting(model: Model, name: str) -> list[Access]:
+    """The places that a name, or a pattern without braces, means."""
+    known = accesses(model)
+    if "*" not in name:
+        access = known.get(name) or known.get(f"{name}.residual")
+        if access is None:
+            raise UnknownNameError("place", name, places(model).names, hint=_HINT)
+        return [access]
+    pattern = re.compile("[^.]+".join(map(re.escape, name.split("*"))))
+    # also "blocks.*" in a transformer: the blocks' outputs
+    found = [
+        access
+        for key, access in known.items()
+        if access.listed and (pattern.fullmatch(key) or pattern.fullmatch(key.removesuffix(".residual")))
+    ]
+    if not found:
+        near = " or ".join(map(repr, nearest(name, places(model).names)))
+        raise InputError(f"no place of {model.alias} fits {name!r}; {f'did you mean {near}? ' * bool(near)}see {_HINT}")
+    return found
+
+
+def _expanded(pattern: str) -> Iterator[str]:
+    """A pattern without braces for every combination of their alternatives."""
+    braces = _BRACES.search(pattern)
+    if braces is None:
+        yield pattern
+        return
+    for alternative in _listed(braces[1]):
+        yield from _expanded(f"{pattern[: braces.start()]}{alternative}{pattern[braces.end() :]}")
+
+
+def _listed(text: str) -> Iterator[str]:
+    """The alternatives of "3,4" or "0..5,8"."""
+    for word in text.split(","):
+        ends = re.fullmatch(r"\s*(\d+)\.\.(\d+)\s*", word)
+        yield from map(str, range(int(ends[1]), int(ends[2]) + 1)) if ends else (word.strip(),)
+
+
+@once_per_model
+def accesses(model: Model) -> dict[str, Access]:
+    """How every place of a model is reached, by its name."""
+    known: tuple[Layer, ...] = ()
+    with suppress(UnsupportedError):  # no attention
+        known = layers(model)
+    blocks: list[str] = []
+    maps: list[str] = []
+    if not known:
+        blocks = [name for name in model.anatomy.blocks if not holds_another(name, model.anatomy.blocks)]
+        with suppress(UnsupportedError):  # no map and no token
+            maps = [stage.module for stage in stages(model) if stage.kind == "stage"]
+            blocks = list(dict.fromkeys((*blocks, *(stage.module for stage in stages(model)))))
+    single, double = (_shapes(model, known, blocks, count) for count in (1, 2))
+    shapes = {
+        key: (shape, axis) for key, shape in single.items() if (axis := _batch_axis(shape, double.get(key))) is not None
+    }
+    reader = _Reader(model, known, shapes)
+    found = list(reader.layers())
+    for index, name in enumerate(name for name in blocks if name in model.anatomy.blocks):
+        found += reader.module(f"blocks.{index}", "block", name)
+    for index, name in enumerate(name for name in blocks if name in maps):
+        found += reader.module(f"stages.{index}", "stage", name)
+    logits = Place("logits", "logits", ("classes",), trace(model, 1).logits[1:], changeable=False)
+    return {access.name: access for access in (*found, Access(logits, "", "logits"))}
+
+
+def _shapes(model: Model, known: Sequence[Layer], maps: Sequence[str], count: int) -> dict[tuple[str, str], Shape]:
+    """The shapes of a forward pass, by module and what of it, where it was computed once."""
+    calls = trace(model, count).by_module
+    units = (name for layer in known for name in (layer.unit, layer.attention, layer.mlp) if name)
+    once = {name: calls[name][0] for name in (*maps, *units) if len(calls.get(name, ())) == 1}
+    found = {(name, "output"): call.output for name, call in once.items()}
+    for layer in known:
+        if layer.stream is not None and layer.unit in once:
+            found[layer.unit, "input"] = once[layer.unit].arguments[layer.stream].shape
+        heads = traced_heads(model, count)[layer.attention]
+        found |= {(layer.attention, stage): shape for stage, shape in heads.shapes.items()}
+        if len(heads.joined) == 1:
+            found[layer.attention, "joined"] = heads.joined[0]
+    return {key: shape for key, shape in found.items() if shape is not None}
+
+
+def _batch_axis(single: Shape, double: Shape | None) -> int | None:
+    """The axis that is twice as long with two images, the first or, of tokens, the second."""
+    if double is None or len(single) != len(double):
+        return None
+    longer = [axis for axis, (one, two) in enumerate(zip(single, double)) if one != two]
+    twice = len(longer) == 1 and double[longer[0]] == 2 * single[longer[0]]
+    return longer[0] if twice and (longer == [0] or (longer == [1] and len(single) == 3)) else None
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Accesses from the shapes of one image; shapes: by module and what of it, with the axis of the batch."""
+
+    model: Model
+    known: tuple[Layer, ...]
+    shapes: dict[tuple[str, str], tuple[Shape, int]]
+
+    def layers(self) -> Iterator[Access]:
+        """The places of all attention layers; several layers may share a block, whose places are listed once."""
+        units = [layer.unit for layer in self.known]
+        for layer in self.known:
+            yield from self._inputs(layer, listed=layer.unit not in units[: layer.index])
+            yield from self._attention(layer)
+            yield from self._block(layer, listed=layer.unit not in units[layer.index + 1 :])
+
+    def module(
+        self, name: str, kind: PlaceKind, module: str, *, part: Literal["input", "output"] = "output", **options: Any
+    ) -> Iterator[Access]:
+        """The input or output of a module, where it is one tensor a forward pass."""
+        shape, axis = self.shapes.get((module, part), ((), 0))
+        if not shape:
+            return
+        if axis == 1:
+            shape = (shape[1], shape[0], shape[2])
+        axes, sizes, windows = _axes(shape, self.model.module.get_submodule(module))
+        yield Access(Place(name, kind, axes, sizes), module, part, windows=windows, tokens_first=axis == 1, **options)
+
+    def _inputs(self, layer: Layer, *, listed: bool) -> Iterator[Access]:
+        if layer.stream is None:
+            return
+        name, options = f"blocks.{layer.index}", {"layer": layer.index, "argument": layer.stream}
+        for access in self.module(f"{name}.input", "input", layer.unit, part="input", **options):
+            dim, layout = access.place.shape[-1], self.model.anatomy.layout
+            if listed and self._is_block(layer):
+                if layer.index == 0 and layout is not None and access.place.shape == (layout.tokens, dim):
+                    place = Place("patches", "patches", ("patches", "dim"), (layout.patches, dim))
+                    tokens = tuple(range(len(layout.prefix), layout.tokens))
+                    yield Access(place, layer.unit, "input", 0, layer.stream, tokens=tokens)
+                yield access
+            place = Place(f"{name}.tokens", "input", ("tokens", "dim"), (layer.tokens, dim))
+            yield Access(place, layer.unit, "input", layer.index, layer.stream, flat=True, listed=False)
+
+    def _attention(self, layer: Layer) -> Iterator[Access]:
+        name = f"blocks.{layer.index}"
+        for stage, axes in _STAGES.items():
+            shape, axis = self.shapes.get((layer.attention, stage), ((), 0))
+            if len(shape) == 4 and axis == 0:
+                yield self._inside(f"{name}.attention.{stage}", stage, axes, shape, layer, stage)
+        shape, axis = self.shapes.get((layer.attention, "joined"), ((), 0))
+        if shape and axis == 0 and layer.head_dim:
+            axes, split = ("heads", "tokens", "head_dim"), (shape[0], layer.heads, shape[1], layer.head_dim)
+            yield self._inside(f"{name}.heads", "heads", axes, split, layer, "joined")
+            for head in range(layer.heads):
+                one = self._inside(f"{name}.head.{head}", "head", axes[1:], (shape[0], *split[2:]), layer, "joined")
+                yield replace(one, head=head)
+        if layer.attention != layer.unit or not (self._is_block(layer) or _holds_mlp(layer)):
+            yield from self.module(f"{name}.attention", "attention", layer.attention, layer=layer.index)
+
+    def _inside(
+        self, name: str, kind: PlaceKind, axes: tuple[str, ...], shape: Shape, layer: Layer, part: Part
+    ) -> Access:
+        windows, sizes = shape[0], shape[1:]
+        if windows > 1:
+            axes, sizes = ("windows", *axes), shape
+        place = Place(name, kind, axes, sizes)
+        return Access(place, layer.attention, part, layer.index, heads=layer.heads, windows=windows)
+
+    def _block(self, layer: Layer, *, listed: bool) -> Iterator[Access]:
+        name: str = f"blocks.{layer.index}"
+        options: dict[str, Any] = {"layer": layer.index, "listed": listed}
+        if layer.mlp is not None:
+            yield from self.module(f"{name}.mlp", "mlp", layer.mlp, **options)
+        if not (self._is_block(layer) or _holds_mlp(layer)):
+            return
+        removed = layer.stream if layer.removable else None
+        for access in self.module(f"{name}.residual", "residual", layer.unit, argument=removed, **options):
+            stream = self._is_block(layer) and access.place.axes[-1] == "dim" and len(access.place.axes) > 1
+            block = Place(name, "block", access.place.axes, access.place.shape)
+            yield access if stream else replace(access, place=block)
+
+    def _is_block(self, layer: Layer) -> bool:
+        """Whether the layer's unit is a residual block, not attention that stands alone."""
+        return layer.unit != layer.attention or layer.unit in self.model.anatomy.blocks
+
+
+def _holds_mlp(layer: Layer) -> bool:
+    """Whether the layer's unit is attention with an MLP after it (SigLIP's pooling)."""
+    return layer.mlp is not None and layer.mlp.startswith(f"{layer.unit}.")
+
+
+def _axes(shape: Shape, module: nn.Module) -> tuple[tuple[str, ...], Shape, int]:
+    """Names and sizes of the axes after the batch, and how many calls there are an image."""
+    windows, rest = shape[0], shape[1:]
+    if len(rest) == 3:
+        last = rest[2] == stream_width(module)
+        names: tuple[str, ...] = ("rows", "columns", "dim") if last else ("channels", "rows", "columns")
+    else:
+        known = {0: (), 1: ("dim",), 2: ("tokens", "dim")}
+        names = known.get(len(rest), tuple(f"axis{index}" for index in range(1, len(rest) + 1)))
+    return (names, rest, 1) if windows == 1 else (("windows", *names), (windows, *rest), windows)
