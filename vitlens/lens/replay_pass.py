@@ -99,8 +99,8 @@ def replay_pass(
         if kind.rows is not None:
             stack.enter_context(_first_rows(model, kind.rows))
         if not kind.attention:
-            heads = [[each for each in every if _is_of_heads(each, kind.start)] for every in sets]
-            sets = [[each for each in every if not _is_of_heads(each, kind.start)] for every in sets]
+            heads = [[each for each in every if each.is_linear and each.access.layer == kind.start] for every in sets]
+            sets = [[each for each in every if each not in own] for every, own in zip(sets, heads)]
             output = _branch(model, layer, record, heads, part, kind.rows if kind.start == last else None)
             attention = model.module.get_submodule(layer.attention)
             stack.enter_context(overridden(attention, _returning(output)))
@@ -110,10 +110,6 @@ def replay_pass(
         logits = model.run(model.mean.new_zeros(1, 3, 1, 1).expand(count, 3, *model.input_size))  # not read
     by_set: Tensor = logits.unflatten(0, (len(sets), -1))
     return by_set
-
-
-def _is_of_heads(change: PlaceChange, layer: int) -> bool:
-    return change.access.layer == layer and change.is_linear
 
 
 def _returning(output: Any) -> Callable[[Forward], Forward]:
