@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from vitlens.errors import InputError
 from vitlens.lens.observe import survey
 from vitlens.lens.site import Site
 from vitlens.lens.trace import probe_images as probe_images
@@ -61,14 +60,6 @@ def layers(model: Model) -> tuple[Layer, ...]:
         )
         for index, unit in enumerate(units)
     )
-
-
-def layer_of(model: Model, index: int) -> Layer:
-    """One layer. Raises InputError where there is none of that number."""
-    known = layers(model)
-    if not 0 <= index < len(known):
-        raise InputError(f"expected a layer from 0 to {len(known) - 1} of {model.alias}, found {index}")
-    return known[index]
 
 
 def _layer(

@@ -1,6 +1,6 @@
 """What maps hold, whatever method made them: information, how much of it fixed places explain, agreement of two maps.
 
-Information is in bits relative to a uniform map, as for the labels of heads (analysis/heads/scores.py).
+Information is in bits relative to a uniform map, as for the labels of heads (analysis/heads/evidence.py).
 """
 
 import torch
