@@ -49,6 +49,13 @@ def test_a_limit_is_as_balanced_as_the_data_allow(split, count, expected):
     assert sorted(found[found > 0].tolist(), reverse=True) == expected
 
 
+def test_a_limit_is_as_balanced_for_labels_of_8_bits():
+    labels = torch.tensor([0] * 900 + [1] * 100)
+    whole = Split("toy", "test", InMemory(torch.zeros(1000, 3, 1, 1, dtype=torch.uint8)), (1, 1), ("a", "b"), labels)
+    small = replace(whole, labels=labels.to(torch.uint8)).limit(600)
+    assert small.labels.bincount().tolist() == whole.limit(600).labels.bincount().tolist() == [500, 100]
+
+
 def test_a_limit_is_seeded(split):
     picks = {split.limit(4, seed=seed).files for seed in range(8)}
     assert len(picks) > 1

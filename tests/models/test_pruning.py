@@ -85,6 +85,16 @@ def test_means_go_into_the_bias(name, heads):
     assert (prune_heads(whole, heads)(batch) - expected).abs().max() > 1e-4
 
 
+@torch.no_grad()
+def test_means_keep_the_precision_of_the_model():
+    whole, batch = ours().double(), images((32, 48)).double()
+    means = torch.full((2, 8), 1 / 3, dtype=torch.float64)
+    with intervene(whole, {"blocks.0.head.1": means[1]}):
+        expected = whole(batch)
+    pruned = prune_heads(whole, {0: (1,)}, means={0: means})
+    torch.testing.assert_close(pruned(batch), expected, atol=1e-12, rtol=0)
+
+
 def test_a_mean_for_each_token_has_no_place_in_a_bias():
     whole = ours()
     means = capture(whole, images(whole.input_size), "blocks.0.heads")["blocks.0.heads"].mean(0)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tests.lens.tiny import model_of
@@ -223,6 +224,22 @@ def test_a_head_that_is_not_the_last_step_is_refused(patches: bool, match: str) 
     with pytest.raises(UnsupportedError, match=f"{match}.*--train-last 1 in place of --freeze-backbone"):
         read_features(model, torch.rand(2, 3, 32, 32))
     assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("damage", [lambda whole: whole[:, :3], lambda whole: whole[..., :5], lambda whole: whole / 0])
+def test_features_of_another_form_are_computed_again(damage: Any, tmp_path: Path) -> None:
+    def stop(progress: Progress) -> None:
+        raise InterruptedTrainingError
+
+    with pytest.raises(InterruptedTrainingError):
+        trained(tmp_path, on_progress=stop)
+    file = tmp_path / "features" / "train.safetensors"
+    with safe_open(str(file), framework="pt") as stored:
+        about, whole = stored.metadata(), stored.get_tensor("features")
+    save_file({"features": damage(whole).contiguous()}, str(file), metadata=about)
+    with pytest.raises(InterruptedTrainingError):
+        trained(tmp_path, on_progress=stop)
+    assert torch.equal(load_file(file)["features"], whole)
 
 
 def test_half_a_file_of_features_and_those_of_another_recipe_are_computed_again(tmp_path: Path) -> None:

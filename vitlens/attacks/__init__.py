@@ -1,1 +1,1 @@
-"""Adversarial attacks: registry.py lists them, attack.py runs one, sweep.py measures curves over epsilon."""
+"""Adversarial attacks: registry.py lists them, attack.py runs one, at one epsilon or over several."""

@@ -4,7 +4,6 @@ The grad-cam package's own maps are those of its public call: after its ReLU and
 """
 
 import copy
-from collections.abc import Collection
 from typing import Any, Final
 
 import torch
@@ -70,7 +69,13 @@ def explain(
     for name in (method, refinement.times):
         if name is not None:
             require_method(model, name, engine=engine)
-    require_options(method, options, engine=engine)
+    known = [name for name in attribution(method).options if name != "seed"] if engine == "vitlens" else []
+    for name in options:
+        if not known:
+            taker = method if engine == "vitlens" else f"{method} by engine={engine!r}"
+            raise InputError(f"expected no option of {taker}, which has none, found {name!r}")
+        if name not in known:
+            raise UnknownNameError(f"option of {method}", name, known)
     require_refinement(model, method, refinement)
     size = batch_size or max(1, fitting_batch_size(model) // BACKWARD)
     if targets is None:
@@ -156,17 +161,6 @@ def require_method(model: Model, method: str, *, engine: Engine = "vitlens") -> 
             f"expected a method that {model.alias} ({model.anatomy.family}) has, found {method!r}; "
             f"it has {', '.join(supported)}"
         )
-
-
-def require_options(method: str, options: Collection[str], *, engine: Engine = "vitlens") -> None:
-    """Raise UnknownNameError for an option that the method does not have, InputError for one of grad-cam's engine."""
-    known = [name for name in attribution(method).options if name != "seed"] if engine == "vitlens" else []
-    for name in options:
-        if not known:
-            taker = method if engine == "vitlens" else f"{method} by engine={engine!r}"
-            raise InputError(f"expected no option of {taker}, which has none, found {name!r}")
-        if name not in known:
-            raise UnknownNameError(f"option of {method}", name, known)
 
 
 def package_maps(model: Model, images: Images, targets: Labels, *, method: str) -> Maps:

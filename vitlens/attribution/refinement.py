@@ -26,18 +26,9 @@ MapsOf = Callable[[Images, str], AnyMaps]  # of images, by the method of this na
 _EDGES = 1e-2  # of the guided filter: variance of a colour (squared, of [0, 1]) below which a region counts as flat
 
 
-@dataclass(frozen=True)
-class View:
-    """Content moved up and left by so many half patches, then mirrored or not."""
-
-    up: int
-    left: int
-    mirrored: bool = False
-
-
-VIEWS: Final = (
-    View(0, 0), View(1, 1), View(1, 0), View(0, 1),
-    View(0, 0, True), View(1, 1, True), View(1, 0, True), View(0, 1, True),
+VIEWS: Final = (  # content moved up and left by so many half patches, then mirrored or not
+    (0, 0, False), (1, 1, False), (1, 0, False), (0, 1, False),
+    (0, 0, True), (1, 1, True), (1, 0, True), (0, 1, True),
 )  # fmt: skip
 
 
@@ -47,7 +38,7 @@ class Refinement:
 
     refine: "affinity", steps of the attention between patches (affinity.py), of layers (None: all), an even number;
     times: a method whose map is multiplied (refined in the same way; both without their negative values and divided by
-    their mean); views: shifted and mirrored views that are averaged (views.py); upsample: "image", to the image's
+    their mean); views: shifted and mirrored views that are averaged (VIEWS); upsample: "image", to the image's
     pixels by a filter that follows its edges. Raises InputError and UnknownNameError.
 
     >>> import vitlens
@@ -152,26 +143,16 @@ def over_views(maps_of: Callable[[Images], AnyMaps], images: Images, *, views: i
     half = max(1, round(height / cells[0] / 2)), max(1, round(width / cells[1] / 2))
     size = min(2 * first.shape[-2], height), min(2 * first.shape[-1], width)
     total = enlarged(first, size)
-    for view in VIEWS[1:views]:
-        shift = view.up * half[0], view.left * half[1]
-        seen = maps_of(_viewed(images, shift, mirrored=view.mirrored))
-        large = enlarged(seen.flip(-1) if view.mirrored else seen, size)
-        total = total + _moved_back(large, (round(shift[0] * size[0] / height), round(shift[1] * size[1] / width)))
+    for up, left, mirrored in VIEWS[1:views]:
+        bottom, right = up * half[0], left * half[1]  # px
+        moved = F.pad(images, (0, right, 0, bottom), mode="reflect") if up or left else images
+        moved = moved[..., bottom:, right:]
+        seen = maps_of(moved.flip(-1) if mirrored else moved)
+        large = enlarged(seen.flip(-1) if mirrored else seen, size)
+        # moved back; the first rows and columns keep their own values
+        room = (round(right * size[1] / width), 0, round(bottom * size[0] / height), 0)
+        total = total + F.pad(large.unsqueeze(1), room, mode="replicate").squeeze(1)[..., : size[0], : size[1]]
     return total / views
-
-
-def _viewed(images: Images, shift: tuple[int, int], *, mirrored: bool) -> Images:
-    """Images with their content moved up and left by so many pixels, then mirrored."""
-    up, left = shift
-    moved: Tensor = F.pad(images, (0, left, 0, up), mode="reflect")[..., up:, left:] if up or left else images
-    return moved.flip(-1) if mirrored else moved
-
-
-def _moved_back(maps: AnyMaps, shift: tuple[int, int]) -> AnyMaps:
-    """Maps moved down and right by so many cells; the first rows and columns keep their own values."""
-    down, right = shift
-    padded: Tensor = F.pad(maps.unsqueeze(1), (right, 0, down, 0), mode="replicate").squeeze(1)
-    return padded[..., : maps.shape[-2], : maps.shape[-1]]
 
 
 def product(first: AnyMaps, second: AnyMaps) -> AnyMaps:

@@ -295,7 +295,7 @@ def hold_out(labels: Labels, part: Part, *, seed: int) -> Tensor:
 def _in_turn(labels: Labels, seed: int) -> tuple[Tensor, Tensor]:
     """A seeded order of the images, and in that order the rank of each within its class, from 0."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    shuffled, ranks = labels[order], torch.empty_like(labels)
+    shuffled, ranks = labels[order], torch.empty_like(order)  # labels of 8 bits would count to 255
     for label in shuffled.unique():
         members = (shuffled == label).nonzero().squeeze(1)
         ranks[members] = torch.arange(len(members), dtype=ranks.dtype)

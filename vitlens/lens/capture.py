@@ -125,7 +125,8 @@ class Means:
     def add(self, name: str, tensor: Tensor) -> None:
         """Add the tensor (batch, *shape) of a place."""
         axes = sorted(range(1, tensor.dim()), key=tensor.stride, reverse=True)  # heads are a view
-        mean = tensor.detach().permute(0, *axes).mean(0)
+        wide = tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))  # of a model in 16 bits
+        mean = wide.permute(0, *axes).mean(0)
         total = (mean * len(tensor)).cpu().double().permute([axes.index(axis) for axis in range(1, tensor.dim())])
         self.sums[name] = self.sums[name] + total if name in self.sums else total
 

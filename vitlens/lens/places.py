@@ -198,7 +198,7 @@ def _resolve(model: Model, name: str) -> Iterator[Access]:
             yield from (access.at((token,), str(token)) for token in range(count))
         elif axis is None or text not in _WORDS:
             positions = list(_listed(text))
-            if axis is not None and not all(word.isdigit() for word in positions):
+            if axis is not None and not all(word.isdecimal() for word in positions):
                 words = ", ".join(_WORDS)
                 raise InputError(f"expected positions ({words}, or numbers such as 0,5 or 3..8), found [{text}]")
             yield access.at(tuple(map(int, positions)) if axis is not None else (), text)

@@ -168,7 +168,7 @@ def add_means(attention: nn.Module, heads: Collection[int], means: Tensor | None
         raise UnsupportedError(
             f"expected an output projection with a bias at layer {layer}, found none; leave the means out"
         )
-    only = torch.zeros(shape).index_copy(0, torch.tensor(list(heads)), means.cpu().float()[list(heads)])
+    only = torch.zeros(shape, dtype=means.dtype).index_copy(0, torch.tensor(list(heads)), means.cpu()[list(heads)])
     bias = projection.bias
     added = projection.weight @ only.flatten().to(projection.weight)
     projection.bias = nn.Parameter((bias + added).detach(), requires_grad=bias.requires_grad)

@@ -117,6 +117,7 @@ def rebuilt(
     classes = model.classes if classes is None else classes
     preprocessing = preprocessing or model.preprocessing
     made = assemble(module, architecture, preprocessing, classes, model.alias, provenance, told=model.told)
+    made.mean, made.std = made.mean.to(model.mean.dtype), made.std.to(model.std.dtype)
     return made.to(model.device)
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from jaxtyping import Float
@@ -203,6 +203,11 @@ def cached_features(
     written: Cached | None = None
     with suppress(OSError, SafetensorError), safe_open(str(file), framework="pt") as stored:
         written = stored.get_tensor("features") if (stored.metadata() or {}).get("about") == about else None
+    if written is not None:
+        heads: Any = task.model.module.heads
+        form = (views, len(split), len(heads), getattr(heads[0], "in_features", 0))
+        if written.shape != form or written.dtype != torch.float32 or not written.isfinite().all():
+            written = None  # damaged
     in_all_processes = processes.total(torch.tensor(float(written is not None))) == processes.count
     if written is not None and in_all_processes:
         return written

@@ -220,6 +220,14 @@ def test_the_mean_is_that_of_the_reference_images():
     torch.testing.assert_close(found, changed(model, batch, means), **SAME)
 
 
+def test_the_mean_of_a_model_in_16_bits_is_rounded_once():
+    model, reference = vitlens.load("vit-digits").to(torch.bfloat16), images((32, 32), batch=7, seed=3).bfloat16()
+    mean = capture(model, reference, "blocks.1.mlp")["blocks.1.mlp"].double().mean(0)
+    with intervene(model, {"blocks.1.mlp": "mean"}, reference=reference):
+        found = capture(model, reference[:1], "blocks.1.mlp")["blocks.1.mlp"][0]
+    assert (found.double() - mean).abs().le(2**-8 * mean.abs() + 1e-9).all()  # half of the last bit
+
+
 def test_another_image_is_never_the_same_and_depends_on_the_seed_alone():
     for count in (2, 3, 10):
         for seed in range(5):

@@ -124,6 +124,7 @@ def test_positions_by_word_and_by_number():
         ("blocks.{0,7}.mlp", UnknownNameError, "no place 'blocks.7.mlp'; did you mean"),
         ("blocks.0.mlp[13]", InputError, "positions from 0 to 12 at blocks.0.mlp, found 13"),
         ("blocks.0.mlp[registers]", InputError, r"expected positions \(cls.*found \[registers\]"),
+        ("blocks.0.mlp[²]", InputError, "expected positions"),
         ("blocks.0.mlp[register]", InputError, "expected a model with a register token"),
         ("blocks.0.attention.weights[cls]", InputError, "an axis of tokens.*leave the brackets out"),
         ("blocks.0.attention.weights[*]", InputError, "an axis of tokens"),
