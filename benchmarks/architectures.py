@@ -29,10 +29,9 @@ from tests.models import handwritten
 from vitlens.analysis.ablation.units import require_heads
 from vitlens.errors import ModelError, VitlensError
 from vitlens.lens.intervene import intervene
-from vitlens.lens.layers import layers
-from vitlens.lens.mixing import talking_heads
-from vitlens.lens.observe import survey
+from vitlens.lens.observe import survey, talking_heads
 from vitlens.lens.replay import replaying
+from vitlens.lens.trace import layers
 from vitlens.models.language_image import has_text_tower
 from vitlens.models.model import Model
 from vitlens.models.rebuild import for_classes

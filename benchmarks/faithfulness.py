@@ -19,9 +19,14 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.attention.methods import relevance
-from vitlens.analysis.faithfulness.deletion import both_orders, faithfulness, removal_counts
-from vitlens.analysis.faithfulness.masking import pixel_masks, substrate_images
-from vitlens.analysis.faithfulness.resampled import removal_grid
+from vitlens.analysis.faithfulness.maps import removal_grid
+from vitlens.analysis.faithfulness.removal import (
+    both_orders,
+    faithfulness,
+    pixel_masks,
+    removal_counts,
+    substrate_images,
+)
 from vitlens.models import loading
 from vitlens.models.model import Model
 

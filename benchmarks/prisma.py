@@ -19,8 +19,8 @@ from vit_prisma.configs.HookedViTConfig import HookedViTConfig
 from vit_prisma.models.base_vit import HookedViT
 from vit_prisma.prisma_tools.loading_from_pretrained import convert_timm_weights
 
-from vitlens.lens.layers import layers
 from vitlens.lens.replay import replaying
+from vitlens.lens.trace import layers
 from vitlens.models import loading
 from vitlens.models.model import Model
 

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from vitlens.devices import autocast
 from vitlens.lens.attention import attention_module
-from vitlens.lens.layers import Layer, layers
 from vitlens.lens.replay import Replay, replaying
+from vitlens.lens.trace import Layer, layers
 from vitlens.models import loading
 from vitlens.models.model import Model
 

@@ -1,6 +1,6 @@
 """Tiny models to attack: linear, with one hidden layer, a ViT, a CNN; random weights, few pixels."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,9 @@ from tests.attribution.models import cnn
 from tests.lens.tiny import ours
 from vitlens.attacks.algorithm import Setting
 from vitlens.attacks.attack import Sweep, sweep
-from vitlens.attacks.plan import AttackPlan
+from vitlens.attacks.engine import worst_case
+from vitlens.attacks.plan import AttackPlan, clean_images
+from vitlens.attacks.registry import ATTACKS
 from vitlens.models.anatomy import Anatomy
 from vitlens.models.model import Model, Provenance
 from vitlens.preprocessing import Preprocessing
@@ -91,6 +93,18 @@ def predictions(model: Model, images: Tensor) -> Tensor:
     """The predictions, one image at a time."""
     with torch.no_grad():
         return torch.cat([model(image).argmax(1) for image in images.split(1)])
+
+
+def adversarial(
+    model: Model, images: Tensor, labels: Tensor | str, attack: str, *, epsilons: Sequence[float], **given: Any
+) -> tuple[Tensor, Tensor]:
+    """The rows of the images on which an attack succeeds at one of these epsilons, and its images."""
+    levels = tuple(epsilon for epsilon in epsilons if epsilon > 0) if ATTACKS[attack].kind == "budget" else (1.0,)
+    clean = clean_images(model, images, labels)
+    found = worst_case(model, clean, ATTACKS[attack], AttackPlan(levels, keep=True, **given)).adversarial
+    rows = sorted(found)
+    images = torch.stack([found[row] for row in rows]) if rows else images[:0]
+    return torch.tensor(rows, dtype=torch.int64), images
 
 
 def swept(model: Model, images: Tensor, labels: Tensor | str, attack: str, **given: Any) -> Sweep:

@@ -16,7 +16,7 @@ def run(images: torch.Tensor, *, seed: int = 0, **options: float) -> tuple[Attac
     clean = clean_images(model, images, "predicted")
     seen: list[torch.Tensor] = []
     model.module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach().clone()))
-    plan = AttackPlan((1.0,), keep=len(images))
+    plan = AttackPlan((1.0,), keep=True)
     outcome = Engine(model, clean, carlini_wagner(setting(options.pop("steps", 100)), **options), plan).run()
     return outcome, seen
 

@@ -79,7 +79,6 @@ def test_unknown_attacks():
         ({"epsilons": (0.1, 0.05)}, r"ascending order, found 0\.1, 0\.05"),
         ({"attack": "pgd-l2", "epsilons": (1.0, 1.0)}, r"ascending order, found 1, 1"),
         ({"steps": 0}, "steps of at least 1, found 0"),
-        ({"keep": -1}, "keep of at least 0, found -1"),
         ({"indices": [1, 2]}, r"one index per image \(1\), found 2"),
     ],
 )

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.attacks.models import Flat, linear, made, perceptron, pictures, predictions, setting, swept
+from tests.attacks.models import Flat, adversarial, linear, made, perceptron, pictures, predictions, setting, swept
 from vitlens.attacks.algorithm import Jobs
 from vitlens.attacks.attack import attack
 from vitlens.attacks.descent import pgd
@@ -127,12 +127,11 @@ def test_a_model_that_is_always_wrong_gets_a_note_and_an_empty_curve():
     model, images = perceptron(), pictures(3)
     labels = (predictions(model, images) + 1) % 5
     for name in ("pgd", "cw", "auto"):
-        curves = swept(model, images, labels, attack=name, keep=3)
+        curves = swept(model, images, labels, attack=name)
         assert curves.notes == ("made misclassifies all 3 clean images: there is nothing to attack",)
         assert not curves.clean.any()
         assert curves.broken_at.tolist() == [0.0] * 3
         assert curves.distance.tolist() == [0.0] * 3
-        assert curves.kept.shape == (0, 3, 8, 8)
         assert curves.forwards == 0
     assert attack(model, images, labels).notes == curves.notes
 
@@ -210,15 +209,11 @@ def test_success_with_bf16_gradients_is_evaluated_in_fp32(name, steps):
     model, images = perceptron(seed=2), pictures(60, seed=2)
     labels = predictions(model, images)
     passes = watched(model)
-    exact, coarse = (
-        swept(
-            model, images, labels, attack=name, epsilons=(0.2, 0.4) if name == "cw" else (0.01, 0.02, 0.04),
-            steps=steps, precision=precision, keep=60,
-        )
-        for precision in ("fp32", "bf16")
-    )  # fmt: skip
+    asked = {"attack": name, "epsilons": (0.2, 0.4) if name == "cw" else (0.01, 0.02, 0.04), "steps": steps}
+    exact, coarse = (swept(model, images, labels, precision=precision, **asked) for precision in ("fp32", "bf16"))
     assert any(not gradients for _, gradients in passes)
-    assert (predictions(model, coarse.kept) != labels[coarse.rows]).all()
+    rows, kept = adversarial(model, images, labels, precision="bf16", **asked)
+    assert (predictions(model, kept) != labels[rows]).all()
     for epsilon in coarse.epsilons:
         strength = [int(curves.robust(epsilon).sum()) for curves in (exact, coarse)]
         assert abs(strength[0] - strength[1]) <= 3

@@ -8,7 +8,7 @@ from _pytest.mark import ParameterSet
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.attacks.models import MODELS, perceptron, pictures, predictions, swept
+from tests.attacks.models import MODELS, adversarial, perceptron, pictures, predictions, swept
 from vitlens.attacks.attack import attack
 from vitlens.attacks.registry import ATTACKS
 
@@ -131,7 +131,7 @@ def test_downwards_an_image_is_attacked_down_to_the_first_epsilon_at_which_it_is
     images = pictures(3, size, seed=seed)
     labels = predictions(model, images)
     asked = {"steps": 2, "seed": seed, "restarts": restarts}
-    curves = swept(model, images, labels, attack=name, epsilons=levels, keep=3, downwards=True, **asked)
+    curves = swept(model, images, labels, attack=name, epsilons=levels, downwards=True, **asked)
     falling = torch.ones(3, dtype=torch.bool)  # broken at this and every larger epsilon
     expected = torch.full((3,), torch.inf, dtype=torch.float64)
     for epsilon in reversed(levels):
@@ -139,7 +139,7 @@ def test_downwards_an_image_is_attacked_down_to_the_first_epsilon_at_which_it_is
         falling = falling & alone.success
         expected[falling] = epsilon
     assert torch.equal(curves.broken_at, expected)
-    rows, kept = curves.rows, curves.kept
+    rows, kept = adversarial(model, images, labels, name, epsilons=levels, downwards=True, **asked)
     assert rows.tolist() == expected.isfinite().nonzero()[:, 0].tolist()
     assert (predictions(model, kept) != labels[rows]).all()
     assert (perturbation_length(kept, images[rows], ATTACKS[name].norm) <= expected[rows] + 1e-6).all()
@@ -153,13 +153,13 @@ def test_a_sweep_is_the_attack_at_each_epsilon_and_never_recovers(name, made, se
     model = MODELS[kind](size, seed=number)
     images = pictures(3, size, seed=seed)
     labels = predictions(model, images)
-    curves = swept(model, images, labels, attack=name, epsilons=levels, steps=2, seed=seed, keep=3)
+    curves = swept(model, images, labels, attack=name, epsilons=levels, steps=2, seed=seed)
     robust = curves.clean
     for epsilon in levels:
         alone = attack(model, images, labels, method=name, epsilon=epsilon, steps=2, seed=seed)
         robust = robust & ~alone.success
         assert torch.equal(curves.robust(epsilon), robust)
     assert torch.equal(curves.robust(0.0), curves.clean)
-    rows, kept = curves.rows, curves.kept
+    rows, kept = adversarial(model, images, labels, name, epsilons=levels, steps=2, seed=seed)
     assert torch.equal(predictions(model, kept) != labels[rows], torch.ones(len(rows), dtype=torch.bool))
     assert rows.tolist() == curves.broken_at.isfinite().nonzero()[:, 0].tolist()

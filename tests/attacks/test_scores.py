@@ -3,10 +3,15 @@
 import torch
 
 from tests.attacks.models import perceptron, pictures
+from vitlens.attacks import scores
 from vitlens.attacks.attack import attack
 from vitlens.attacks.engine import Engine
 from vitlens.attacks.plan import AttackPlan, clean_images
-from vitlens.attacks.scores import SquareSearch, sides_of
+from vitlens.attacks.scores import SquareSearch
+
+
+def sides_of(queries: int, size: tuple[int, int]) -> list[int]:
+    return scores.sides_of(queries, size, torch.device("cpu")).tolist()
 
 
 def test_the_side_of_the_square_shrinks_as_published():

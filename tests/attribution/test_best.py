@@ -12,9 +12,9 @@ import vitlens
 import vitlens.attribution.best as best
 from tests.kit.uses import Break, BrokenError, state_of
 from tests.lens.tiny import FAMILIES, images, ours, shared_model, timm_model
-from vitlens.analysis.faithfulness.forwards import forward_equivalents
-from vitlens.analysis.faithfulness.masking import substrate_images
-from vitlens.analysis.faithfulness.resampled import enlarged
+from vitlens.analysis.faithfulness.league import forward_equivalents
+from vitlens.analysis.faithfulness.maps import enlarged
+from vitlens.analysis.faithfulness.removal import substrate_images
 from vitlens.attribution.best import best_maps
 from vitlens.attribution.explain import explain, methods_for
 from vitlens.data.digits import digits

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from tests.lens.tiny import FAMILIES, images, ours, shared_model, timm_model
 from tests.models.tiny_clip import tiny
 from vitlens.analysis.faithfulness.localisation import roc_auc
-from vitlens.attribution.defaults import LAST_BLOCKS
 from vitlens.attribution.explain import explain, methods_for, preferred_method, preferred_methods
 from vitlens.attribution.legrad import legrad, require_legrad
+from vitlens.attribution.registry import LAST_BLOCKS
 from vitlens.data.catalogue import load_data
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.models import loading

@@ -6,8 +6,8 @@ from captum.attr import Occlusion
 
 from tests.attribution.models import MODELS, linear
 from tests.lens.tiny import images
-from vitlens.analysis.faithfulness.resampled import removal_grid
-from vitlens.attribution.occlusion import occlusion
+from vitlens.analysis.faithfulness.maps import removal_grid
+from vitlens.attribution.masked import occlusion
 
 TARGETS = torch.tensor([1, 4])
 

@@ -9,9 +9,8 @@ from tests.lens.tiny import images as tiny_images
 from tests.lens.tiny import ours
 from vitlens.analysis.attention.affinity import affinity, normalised, refined
 from vitlens.analysis.faithfulness.localisation import roc_auc
-from vitlens.attribution.refinement import Refinement, along_edges, product, refinable
+from vitlens.attribution.refinement import VIEWS, Refinement, along_edges, over_views, product, refinable
 from vitlens.attribution.registry import ATTRIBUTIONS
-from vitlens.attribution.views import VIEWS, over_views
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.lens.capture import capture_attention

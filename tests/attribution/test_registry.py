@@ -13,13 +13,14 @@ from tests.attribution.models import MODELS, cnn, linear
 from tests.kit.uses import Break, BrokenError, state_of
 from tests.lens.tiny import images, ours, shared_model, timm_model
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
-from vitlens.analysis.faithfulness.resampled import removal_grid
-from vitlens.attribution import defaults
+from vitlens.analysis.faithfulness.maps import removal_grid
+from vitlens.attribution import registry as defaults
 from vitlens.attribution.explain import explain, methods_for, preferred_method, require_method
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.attribution.target_layer import target_layer
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.models.model import Family, Model
+from vitlens.models.anatomy import Family
+from vitlens.models.model import Model
 from vitlens.models.support import CHECKS
 from vitlens.references import resolved
 
@@ -88,7 +89,7 @@ def test_the_groups_that_follow_from_the_registry():
 
 def test_registries_and_defaults_import_no_torch():
     program = (
-        "import sys, vitlens.attribution.registry, vitlens.attribution.defaults\n"
+        "import sys, vitlens.attribution.registry\n"
         "import vitlens.analysis.attention.registry\n"
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from tests.attribution.models import with_layout
 from tests.lens.tiny import images, ours
-from vitlens.attribution import rise as module
-from vitlens.attribution.rise import rise
+from vitlens.attribution import masked as module
+from vitlens.attribution.masked import rise
 from vitlens.errors import InputError
 from vitlens.shapes import TokenLayout
 

@@ -8,8 +8,13 @@ from torch import Tensor
 
 from tests.attribution.models import cnn, linear
 from tests.lens.tiny import images, ours
-from vitlens.attribution.occlusion import scores_without
-from vitlens.attribution.shap import _all_coalitions, _sampled_coalitions, kernel_shap, shapley_values
+from vitlens.attribution.masked import (
+    _all_coalitions,
+    _sampled_coalitions,
+    kernel_shap,
+    scores_without,
+    shapley_values,
+)
 from vitlens.errors import InputError
 from vitlens.models.model import Model
 

@@ -1,6 +1,7 @@
 """The first page of an explanation: planted faults are named, and what was not checked is not judged."""
 
 import gc
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from tests.kit.explained import explained, report
 from tests.kit.first_page import clear_effects, states
 from tests.kit.making import digits, save
 from vitlens import Model, load
-from vitlens.analysis.faithfulness.league import Settings, league, random_maps
-from vitlens.analysis.faithfulness.randomisation import Explain
+from vitlens.analysis.faithfulness.league import Settings, league
+from vitlens.analysis.faithfulness.localisation import random_maps
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.explain.record import ExplainRecord
 from vitlens.commands.shared.maps.measure import CheckedMaps
@@ -31,7 +32,7 @@ def edges(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
     return (padded[:, 1:, 1:] - padded[:, :-1, :-1]).abs()
 
 
-def noise_of(seed: int) -> Explain:
+def noise_of(seed: int) -> Callable[[Model, Tensor, Tensor], Tensor]:
     """A method of noise that is another one for other weights of the head."""
 
     def maps(model: Model, images: Tensor, _targets: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from tests.kit.contradictions import contradictions
 from tests.kit.map_rows import FALLING, STAYING, checks
 from vitlens import load_data
 from vitlens.analysis.faithfulness import league
-from vitlens.analysis.faithfulness.steadiness import judged_steadiness
+from vitlens.analysis.faithfulness.checks import judged_stability
 from vitlens.commands.shared.maps.measure import CheckedMaps, map_rows, on_object_rows
 from vitlens.commands.shared.maps.record import (
     BASELINES,
@@ -23,8 +23,8 @@ from vitlens.commands.shared.maps.record import (
     OnObjectRow,
     judged_by,
     judged_maps,
+    map_check,
     object_check,
-    shifts_check,
 )
 from vitlens.commands.shared.maps.report import map_claims, uniform_claim
 from vitlens.report.claims import shown
@@ -33,10 +33,6 @@ from vitlens.uncertainty import Estimate, student_mean
 
 def judged(**changes: object) -> JudgedMap:
     return judged_maps(checks(**changes))[0]  # type: ignore[arg-type]
-
-
-def test_the_baselines_are_those_of_the_checks() -> None:
-    assert (RANDOM, CENTRE) == league.BASELINES
 
 
 @pytest.mark.parametrize(
@@ -125,7 +121,7 @@ def test_uniform_maps(unusable: int, images: int, said: int) -> None:
 
 def test_a_shift_is_judged_by_the_rule_of_the_analysis() -> None:
     still, jumped = Estimate(0.9, 0.85, 0.95, 16, ""), Estimate(0.0, 0.0, 0.19, 16)
-    row = shifts_check("vit", "relevance", judged_steadiness(still, jumped), jumped)
+    row = map_check("vit", "relevance", SHIFTS, judged_stability(still, jumped))
     assert (row.check, row.state, row.value) == (SHIFTS, "pass", jumped)
     assert [each.check for each in checks()] == [IMPUTED, "mean", WEIGHTS, SHIFTS]
     (randomised,) = (each for each in checks(cascade=FALLING) if each.check == WEIGHTS)

@@ -18,7 +18,7 @@ from tests.lens.tiny import images, ours
 from vitlens import names
 from vitlens.analysis.attention.methods import fused
 from vitlens.analysis.attention.registry import MethodSettings
-from vitlens.analysis.faithfulness.masking import logits_without_patches
+from vitlens.analysis.faithfulness.removal import Variants
 from vitlens.analysis.features.embedding import embed
 from vitlens.analysis.features.neighbours import Neighbours, vote
 from vitlens.devices import autocast
@@ -74,7 +74,7 @@ def substituted(substrate: Any) -> Tensor:
     model = ours()
     removed = torch.tensor([[True] + [False] * 11])
     first = torch.zeros(1, dtype=torch.int64)
-    return logits_without_patches(model, images(model.input_size), first, removed, grid=(4, 3), substrate=substrate)
+    return Variants(model, images(model.input_size), substrate=substrate).logits(first, removed)
 
 
 def voted(weighting: Any) -> Tensor:

@@ -12,7 +12,7 @@ from tests.kit.contradictions import contradictions
 from tests.kit.making import save, untrained
 from vitlens import load, load_data, rollout
 from vitlens.analysis.attention.map_checks import alike, map_bits, similarity
-from vitlens.analysis.attention.weights import key_maps, query_maps
+from vitlens.analysis.attention.weights import patch_views
 from vitlens.analysis.attention.windows import window_layers
 from vitlens.analysis.faithfulness.localisation import mass_inside, pointing_hits
 from vitlens.cli.main import run as main
@@ -110,7 +110,8 @@ def test_views_of_a_patch(tiny_vit, pictures, tmp_path):
     record = run(tiny_vit, tmp_path / "out", images=(str(pictures),), **asked)
     assert figures(tmp_path / "out") == OVERVIEW | {"query", "key"}
     model, images = load(str(tiny_vit)), pixels(record)
-    looks, seen = query_maps(model, images, query=(1, 2)), key_maps(model, images, key=(0, 3))
+    looks = patch_views(model, images, side="query", patch=(1, 2))
+    seen = patch_views(model, images, side="key", patch=(0, 3))
     for name, expected in (("query", looks), ("key", seen)):
         for layer, view in enumerate(expected):
             np.testing.assert_allclose(record.views[name].mean[layer], view.maps.mean(1), atol=1e-7)

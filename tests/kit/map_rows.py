@@ -2,17 +2,17 @@
 
 from collections.abc import Collection, Mapping
 
-from vitlens.analysis.faithfulness.cascade import RandomisedStage, judged_cascade
-from vitlens.analysis.faithfulness.steadiness import judged_steadiness
+from vitlens.analysis.faithfulness.checks import Judgement, Stage, judged_cascade, judged_stability
 from vitlens.commands.shared.maps.record import (
     CENTRE,
     IMPUTED,
     RANDOM,
+    SHIFTS,
     SHUFFLED,
+    WEIGHTS,
     MapCheckRow,
+    map_check,
     removal_check,
-    shifts_check,
-    weights_check,
 )
 from vitlens.uncertainty import Estimate
 
@@ -51,9 +51,10 @@ def checks(
             known = {name: estimate(value, n) for name, value in {**margins, **changed}.items() if name not in without}
             less = None if behind is None else estimate(behind, n)
             rows.append(removal_check(model, method, substrate, estimate(score, n), known, usable=usable, behind=less))
-    stages = [RandomisedStage(name, mean, mean - HALF, mean + HALF, kept) for name, mean in zip(STAGES, cascade or ())]
-    rows.append(weights_check(model, method, judged_cascade(stages, randomised) if cascade else None))
+    stages = [Stage(name, estimate(mean, randomised), kept) for name, mean in zip(STAGES, cascade or ())]
+    unranked = Judgement("inconclusive", lack="not finite")
+    rows.append(map_check(model, method, WEIGHTS, judged_cascade(stages) if cascade else unranked))
     if jumped is not None:
         share = Estimate(jumped, max(0.0, jumped - 0.1), jumped + 0.1, 16)
-        rows.append(shifts_check(model, method, judged_steadiness(estimate(0.9, 16), share), share))
+        rows.append(map_check(model, method, SHIFTS, judged_stability(estimate(0.9, 16), share)))
     return rows

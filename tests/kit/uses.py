@@ -20,7 +20,7 @@ from vitlens.analysis.ablation.importance import ablate
 from vitlens.analysis.attention.methods import maps_in_one_pass, relevance, rollout
 from vitlens.analysis.attention.registry import ATTENTION_METHODS as ATTENTION
 from vitlens.analysis.attention.registry import MethodSettings
-from vitlens.analysis.attention.weights import attention, attention_maps, key_maps, query_maps
+from vitlens.analysis.attention.weights import attention, attention_maps, patch_views
 from vitlens.analysis.attention.windows import window_layers
 from vitlens.analysis.cost.flops import flops_by_part
 from vitlens.analysis.cost.passes import inference_peak, saved_for_training
@@ -28,10 +28,10 @@ from vitlens.analysis.cost.profile import profile
 from vitlens.analysis.evaluation.evaluate import evaluate
 from vitlens.analysis.failures.compare import compare
 from vitlens.analysis.failures.diagnosis import failures
-from vitlens.analysis.faithfulness.masking import logits_without_patches
+from vitlens.analysis.faithfulness.maps import removal_grid
 from vitlens.analysis.faithfulness.randomisation import randomised
 from vitlens.analysis.faithfulness.randomisation import weight_groups as randomised_parts
-from vitlens.analysis.faithfulness.resampled import removal_grid
+from vitlens.analysis.faithfulness.removal import Variants
 from vitlens.analysis.features.features import features, patch_tokens
 from vitlens.analysis.features.receptive_field import receptive_field
 from vitlens.analysis.heads.statistics import statistics
@@ -94,7 +94,7 @@ def answers_with_half(model: Model, batch: Tensor) -> Tensor:
     """The logits with half of the patches removed."""
     grid = removal_grid(model)
     removed = torch.arange(grid[0] * grid[1]).expand(len(batch), -1) % 2 == 0
-    return logits_without_patches(model, batch, torch.arange(len(batch)), removed, grid=grid)
+    return Variants(model, batch).logits(torch.arange(len(batch)), removed)
 
 
 def split_of(model: Model, batch: Tensor) -> Split:
@@ -279,8 +279,8 @@ _LISTED = (
     Use("entry", run_entry, PLAIN),
     Use("attention", attention),
     Use("attention-maps", attention_maps),
-    Use("query-maps", lambda model, batch: query_maps(model, batch, query=(0, 0))),
-    Use("key-maps", lambda model, batch: key_maps(model, batch, key=(0, 0))),
+    Use("query-maps", lambda model, batch: patch_views(model, batch, side="query", patch=(0, 0))),
+    Use("key-maps", lambda model, batch: patch_views(model, batch, side="key", patch=(0, 0))),
     Use("rollout", rollout, PLAIN),
     Use("relevance", relevance),
     Use("gradient-rollout", partial(explain, method="gradient-rollout")),

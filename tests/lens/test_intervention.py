@@ -24,9 +24,9 @@ from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.attention import attention_module
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.intervene import Change, KnockOut, intervene
-from vitlens.lens.layers import Layer, layers
 from vitlens.lens.observe import observing, survey
 from vitlens.lens.places import resolve_tokens
+from vitlens.lens.trace import Layer, layers
 from vitlens.models.model import Model
 
 SAME = {"atol": 1e-5, "rtol": 1e-4}

@@ -6,8 +6,8 @@ import torch
 import vitlens
 from tests.lens.tiny import images, timm_model
 from vitlens.errors import UnsupportedError
-from vitlens.lens.layers import layers
-from vitlens.lens.mixing import require_one_softmax
+from vitlens.lens.observe import require_one_softmax
+from vitlens.lens.trace import layers
 from vitlens.models.model import Model
 
 READ = {

@@ -11,9 +11,9 @@ from tests.lens.test_intervention import projection_input, with_columns
 from tests.lens.tiny import CLASSES, EACH_FAMILY, images, model_of, ours, shared_model, timm_model
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.intervene import Change, KnockOut, intervene
-from vitlens.lens.layers import layers
 from vitlens.lens.replay import Replay, replaying
 from vitlens.lens.replay_pass import method_of, rows_read
+from vitlens.lens.trace import layers
 from vitlens.models.attention import MultiHeadSelfAttention
 from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet

@@ -10,7 +10,7 @@ from torchvision.models.maxvit import MaxVit, SwapAxes, WindowPartition
 
 from tests.lens.put_back import unwindow
 from tests.lens.tiny import images, model_of, shaken
-from vitlens.analysis.attention.weights import attention_maps, key_maps, query_maps
+from vitlens.analysis.attention.weights import attention_maps, patch_views
 from vitlens.analysis.heads.geometry import Geometry, geometry_of
 from vitlens.analysis.heads.statistics import statistics
 from vitlens.attribution.explain import explain
@@ -108,7 +108,12 @@ def test_a_patchs_row_and_column_are_those_of_the_whole_matrix(name):
     model = MAKERS[name]()
     batch = images((64, 64))
     layers = capture_attention(model, batch).layers
-    views = zip(layers, query_maps(model, batch, query=(3, 5)), key_maps(model, batch, key=(3, 5)), strict=True)
+    views = zip(
+        layers,
+        patch_views(model, batch, side="query", patch=(3, 5)),
+        patch_views(model, batch, side="key", patch=(3, 5)),
+        strict=True,
+    )
     for weights, query, key in views:
         windows = query.site.windows
         assert windows is not None

@@ -14,8 +14,8 @@ from vitlens.analysis.cost import passes as module
 from vitlens.errors import InputError, ModelError, UnsupportedError
 from vitlens.lens.capture import capture, capture_attention
 from vitlens.lens.intervene import intervene
-from vitlens.lens.layers import layers
 from vitlens.lens.replay import replaying
+from vitlens.lens.trace import layers
 from vitlens.models.cutting import Headless, MultiheadCut, cut_heads, with_lost_heads
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model

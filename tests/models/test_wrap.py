@@ -21,8 +21,8 @@ from tests.models.handwritten import (
     SoftmaxViT,
 )
 from vitlens.errors import InputError, ModelError, UnsupportedError
-from vitlens.lens.layers import layers
 from vitlens.lens.replay import replaying
+from vitlens.lens.trace import layers
 from vitlens.models.model import Model
 
 HALF = (0.5, 0.5, 0.5)

@@ -14,7 +14,7 @@ from torch import nn
 import vitlens
 from tests.lens.tiny import images, model_of, shaken
 from vitlens.lens.attention import attention_module
-from vitlens.lens.layers import layers
+from vitlens.lens.trace import layers
 from vitlens.models.model import Model
 
 SHAPE = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}

@@ -16,8 +16,8 @@ from tests.models import handwritten_rare as rare
 from tests.models.handwritten import GRID, SIZE, EinsumViT, EncoderViT, SmallCNN, SoftmaxViT
 from tests.models.test_wrap import HALF, noise, seeded, wrapped
 from vitlens.errors import InputError, LensError, ModelError, UnsupportedError, VitlensError
-from vitlens.lens.layers import layers
 from vitlens.lens.replay import replaying
+from vitlens.lens.trace import layers
 
 OBSERVED = {  # style: heads, prefix, readout; the heads of each can be removed
     "merged": (rare.of(rare.Merged), 3, ("cls",), "cls"),

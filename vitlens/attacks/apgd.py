@@ -78,7 +78,7 @@ class AutoPGD(Algorithm):
 
     def _checked(self, jobs: Jobs, state: State) -> tuple[State, Bool[Tensor, " batch"]]:
         """The state after the check, and at which jobs the step size was halved."""
-        window = _windows(self.steps, jobs.rows.device)[jobs.queries]
+        window = windows(self.steps, jobs.rows.device)[jobs.queries]
         at_check = window > 0
         unchanged = ~state["halved"] & (state["top_loss"] == state["checked"])
         back = at_check & ((state["rises"] < RHO * window) | unchanged)
@@ -98,7 +98,8 @@ def apgd(setting: Setting, *, loss: LossName = "cross-entropy", norm: NormName =
     return AutoPGD(norm=NORMS[norm], queries=queries, targets=targets, steps=setting.steps, loss=rule)
 
 
-def windows(steps: int) -> list[int]:
+@cache
+def windows(steps: int, device: torch.device) -> Int[Tensor, " queries"]:
     """For each step from 0 to the last: the steps since the previous checkpoint, 0 where it is not a checkpoint.
 
     The checkpoints: step p = 0.22 of all, then p + max(p - previous p - 0.03, 0.06), rounded up.
@@ -108,12 +109,7 @@ def windows(steps: int) -> list[int]:
         marks.append(math.ceil(share * steps - 1e-9))  # 0.22 x 50 must give 11 despite rounding errors
         before, share = share, share + max(share - before - _SHORTER, _SHORTEST)
     lengths = {after: after - previous for previous, after in pairwise(sorted(set(marks)))}
-    return [lengths.get(step, 0) for step in range(steps + 1)]
-
-
-@cache
-def _windows(steps: int, device: torch.device) -> Int[Tensor, " queries"]:
-    return torch.tensor(windows(steps), device=device)
+    return torch.tensor([lengths.get(step, 0) for step in range(steps + 1)], device=device)
 
 
 def _where(mask: Bool[Tensor, " batch"], first: Tensor, second: Tensor) -> Tensor:

@@ -199,7 +199,7 @@ def attack(
                 f"expected targets other than the labels, found {int(plan.targets[equal[0]])} for both on image "
                 f"{int(clean.indices[equal[0]])}"
             )
-    plan = replace(plan, levels=(level,) if level > 0 else (), keep=len(pixels))  # at 0 no image changes
+    plan = replace(plan, levels=(level,) if level > 0 else (), keep=True)  # at 0 no image changes
     outcome = worst_case(model, clean, entry, plan)
     success = (outcome.level >= 0) & (outcome.distance <= limit)
     adversarial = pixels.clone()
@@ -216,22 +216,18 @@ def attack(
 class Sweep(Summary):
     """The results of one attack on n images.
 
-    epsilons: of the attack, pixel units (for a patch the share of the image covered); indices: of the images in the
-    data set; clean: whether the clean image is classified correctly; broken_at: the smallest epsilon at which the
-    attack succeeds, 0 where the clean image is misclassified, infinite where it is robust; distance: of the smallest
-    perturbation found, in the attack's norm, infinite where there is none, 0 where the clean image is misclassified;
-    rows, kept: rows and adversarial images of the first successes, on the CPU; forwards, backwards: passes through the
+    epsilons: of the attack, pixel units (for a patch the share of the image covered); clean: whether the clean image is
+    classified correctly; broken_at: the smallest epsilon at which the attack succeeds, 0 where the clean image is
+    misclassified, infinite where it is robust; distance: of the smallest perturbation found, in the attack's norm,
+    infinite where there is none, 0 where the clean image is misclassified; forwards, backwards: passes through the
     model; seconds; zero_gradients: images all of whose gradients were exactly 0; notes: caveats that belong to the
     numbers.
     """
 
     epsilons: tuple[float, ...]
-    indices: Int[Tensor, " n"]
     clean: Bool[Tensor, " n"]
     broken_at: Float[Tensor, " n"]
     distance: Float[Tensor, " n"]
-    rows: Int[Tensor, " kept"]
-    kept: Float[Tensor, "kept 3 height width"]
     forwards: int
     backwards: int
     seconds: float
@@ -274,11 +270,9 @@ def sweep(
     broken = outcome.level.where(outcome.level >= 0, len(tried) - 1)
     if entry.kind == "minimum":  # the first epsilon that is not below the distance
         broken = torch.searchsorted(tried, outcome.distance.double())
-    rows, wrong = sorted(outcome.adversarial), ~clean.correct
-    kept = [outcome.adversarial[row].cpu() for row in rows]
+    wrong = ~clean.correct
     return Sweep(
-        axis, clean.indices, clean.correct, tried[broken].masked_fill(wrong, 0.0),
-        outcome.distance.masked_fill(wrong, 0.0), torch.tensor(rows, dtype=torch.int64),
-        torch.stack(kept) if rows else torch.empty(0, *clean.images.shape[1:]), int(outcome.forwards.sum()),
-        int(outcome.backwards.sum()), seconds, outcome.zero_gradients, clean.notes(model.alias),
+        axis, clean.correct, tried[broken].masked_fill(wrong, 0.0), outcome.distance.masked_fill(wrong, 0.0),
+        int(outcome.forwards.sum()), int(outcome.backwards.sum()), seconds, outcome.zero_gradients,
+        clean.notes(model.alias),
     )  # fmt: skip

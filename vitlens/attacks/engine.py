@@ -80,10 +80,6 @@ class Evaluator:
             torch.cat([part.success for part in parts])[order],
         )  # fmt: skip
 
-    def successful(self, points: Images, jobs: Jobs) -> Bool[Tensor, " batch"]:
-        """Whether these points are adversarial, in fp32."""
-        return self._success(self.exact(points), jobs)
-
     def exact(self, points: Images) -> Logits:
         """Logits in fp32, without a graph."""
         with torch.no_grad(), quick_linear(points.device):
@@ -94,7 +90,7 @@ class Evaluator:
         logits = self.exact(points)
         losses = self.algorithm.losses(logits, jobs)
         no_gradients = points.new_zeros(()).expand(losses.shape[1], *points.shape)
-        return PointEvaluation(logits, losses, no_gradients, self._success(logits, jobs))
+        return PointEvaluation(logits, losses, no_gradients, self.success(logits, jobs))
 
     def _traced(self, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"]) -> PointEvaluation:
         """With gradients; after a pass in bf16, points that might be adversarial are evaluated again in fp32."""
@@ -117,7 +113,7 @@ class Evaluator:
             ]
         gradients = gradients_of[0][None] if count == 1 else torch.stack(gradients_of)
         logits = logits.detach()
-        seen = PointEvaluation(logits, losses.detach(), gradients, self._success(logits, jobs))
+        seen = PointEvaluation(logits, losses.detach(), gradients, self.success(logits, jobs))
         return self._verified(seen, points, jobs, last) if coarse else seen
 
     def _verified(
@@ -130,10 +126,11 @@ class Evaluator:
         if not len(uncertain):
             return seen
         logits = seen.logits.index_copy(0, uncertain, self.exact(points[uncertain]))
-        success = torch.zeros_like(seen.success).index_copy(0, uncertain, self._success(logits, jobs)[uncertain])
+        success = torch.zeros_like(seen.success).index_copy(0, uncertain, self.success(logits, jobs)[uncertain])
         return replace(seen, logits=logits, success=success)
 
-    def _success(self, logits: Logits, jobs: Jobs) -> Bool[Tensor, " batch"]:
+    def success(self, logits: Logits, jobs: Jobs) -> Bool[Tensor, " batch"]:
+        """Whether the points with these logits are adversarial."""
         return is_target(logits, jobs.targets) if self.targeted else is_misclassified(logits, jobs.labels)
 
 
@@ -241,7 +238,7 @@ class Engine:
         slots = torch.tensor(hits, device=adversarial.device)
         hit_jobs = jobs.select(slots)
         nearer = line_search(
-            lambda points, rows: self.evaluator.successful(points, hit_jobs.select(rows)),
+            lambda points, rows: self.evaluator.success(self.evaluator.exact(points), hit_jobs.select(rows)),
             hit_jobs.clean, adversarial[slots],
             batch_size=self.batch_size,
         )  # fmt: skip
@@ -255,11 +252,8 @@ class Engine:
         self.outcome.level[rows] = torch.tensor([self.stages[slot] // self.jobs_per_level for slot in hits])
         self.outcome.distance[rows] = distance[hits].float()
         if self.plan.keep:
-            adversarial = self.outcome.adversarial
             kept = images[torch.tensor(hits, device=images.device)].to(self.clean.images.device)
-            adversarial.update(zip(rows.tolist(), kept))
-            for row in sorted(adversarial)[self.plan.keep :]:
-                del adversarial[row]
+            self.outcome.adversarial.update(zip(rows.tolist(), kept))
 
     def _refill(self, slots: list[int], success: Tensor, jobs: Jobs, state: State) -> tuple[Jobs, State]:
         """Fill the slots of the jobs that ended with the same image's next job, or with the next image."""
@@ -338,16 +332,15 @@ def worst_case(
                 advance(1)
 
         later = Engine(model, clean, algorithm, plan, limits, on_done).run()
-        outcome = later if outcome is None else _worse(outcome, later, plan.keep)
+        outcome = later if outcome is None else _worse(outcome, later)
         limits = torch.where(outcome.level < 0, limits, torch.minimum(outcome.level, limits))
     assert outcome is not None
     return outcome
 
 
-def _worse(first: AttackOutcome, second: AttackOutcome, keep: int) -> AttackOutcome:
+def _worse(first: AttackOutcome, second: AttackOutcome) -> AttackOutcome:
     """The smaller of two breaking epsilons; the second attack ran only below the first one's."""
     broken = second.level >= 0
-    adversarial = {**first.adversarial, **second.adversarial}
     zero = [outcome.zero_gradients | (outcome.backwards == 0) for outcome in (first, second)]
     return AttackOutcome(
         torch.where(broken, second.level, first.level),
@@ -355,7 +348,7 @@ def _worse(first: AttackOutcome, second: AttackOutcome, keep: int) -> AttackOutc
         first.forwards + second.forwards,
         first.backwards + second.backwards,
         zero[0] & zero[1] & (first.backwards + second.backwards > 0),
-        {row: adversarial[row] for row in sorted(adversarial)[:keep]},
+        {**first.adversarial, **second.adversarial},
     )
 
 

@@ -32,8 +32,8 @@ class AttackPlan:
 
     levels: epsilons above 0 in ascending order; steps: of the attack (None: its default); restarts: at each level;
     targets: the target classes (batch,), or None; batch_size: images at a time (None: as many as fit into memory);
-    precision: of the passes with gradients; side, aligned, maps: of the patch attack, as in `vitlens.attack`; keep: how
-    many of the adversarial images to keep, those of the first rows; downwards: from the largest epsilon down to the
+    precision: of the passes with gradients; side, aligned, maps: of the patch attack, as in `vitlens.attack`; keep:
+    whether the adversarial images are kept; downwards: from the largest epsilon down to the
     first at which an image is robust, which is then taken to be robust at all smaller ones, instead of from the
     smallest up to the first at which the attack succeeds: two to three times as fast where many images are robust, but
     wrong where an attack fails only at a larger epsilon.
@@ -49,11 +49,11 @@ class AttackPlan:
     side: int | None = None
     aligned: bool = True
     maps: Tensor | None = None
-    keep: int = 0
+    keep: bool = False
     downwards: bool = False
 
     def __post_init__(self) -> None:
-        counts = ("steps", self.steps, 1), ("restarts", self.restarts, 1), ("keep", self.keep, 0)
+        counts = ("steps", self.steps, 1), ("restarts", self.restarts, 1)
         for name, value, least in (*counts, ("batch size", self.batch_size, 1)):
             if value is not None and value < least:
                 raise InputError(f"expected {name} of at least {least}, found {value}")

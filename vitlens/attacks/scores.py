@@ -68,7 +68,7 @@ class SquareSearch(_ScoreBased):
         better = margins < state["least"]
         top = torch.where(better[:, None, None, None], state["points"], state["top"])
         size = (int(top.shape[2]), int(top.shape[3]))
-        sides = _sides(self.queries, size, top.device)[jobs.queries]
+        sides = sides_of(self.queries, size, top.device)[jobs.queries]
         keys = _keys_of_query(jobs, 2)
         position = uniform(keys, 2, stream=6)
         top_edge, left_edge = ((position[:, axis] * (size[axis] - sides + 1)).long() for axis in (0, 1))
@@ -88,19 +88,15 @@ def square(setting: Setting) -> SquareSearch:
     return SquareSearch(queries=QUERIES * setting.steps)
 
 
-def sides_of(queries: int, size: tuple[int, int]) -> list[int]:
+@cache
+def sides_of(queries: int, size: tuple[int, int], device: torch.device) -> Int[Tensor, " queries"]:
     """The square's side at each query, px: its share of the image is halved on the published schedule."""
     sides = []
     for query in range(queries):
         halvings = sum(query * _PUBLISHED_QUERIES // queries > mark for mark in _HALVINGS)
         side = round(math.sqrt(FIRST_SHARE / 2**halvings * size[0] * size[1]))
         sides.append(min(max(side, 1), *size))
-    return sides
-
-
-@cache
-def _sides(queries: int, size: tuple[int, int], device: torch.device) -> Int[Tensor, " queries"]:
-    return torch.tensor(sides_of(queries, size), device=device)
+    return torch.tensor(sides, device=device)
 
 
 def _keys_of_query(jobs: Jobs, stream: int) -> Int[Tensor, " batch"]:

@@ -32,8 +32,8 @@ from vitlens.analysis.attention.chain import Chain, without_autocast
 from vitlens.analysis.attention.gradients import with_module_gradients
 from vitlens.analysis.attention.methods import gradient_rollout_maps
 from vitlens.analysis.faithfulness.defaults import SUBSTRATE
-from vitlens.analysis.faithfulness.masking import logits_without_patches, substrate_images
-from vitlens.analysis.faithfulness.resampled import on_grid
+from vitlens.analysis.faithfulness.maps import on_grid
+from vitlens.analysis.faithfulness.removal import Variants, substrate_images
 from vitlens.attribution.cam import gradcam, hirescam
 from vitlens.attribution.gradients import pixel_gradients
 from vitlens.attribution.refinement import evidence
@@ -167,6 +167,6 @@ def _kept(
     ranks = candidates.flatten(2).argsort(dim=2, descending=True, stable=True).argsort(dim=2)
     removed = (ranks >= round(_KEPT * ranks.shape[2])).flatten(0, 1)
     which = torch.arange(len(images), device=images.device).repeat(count)
-    logits = logits_without_patches(model, images, which, removed, grid=model.layout.grid)
+    logits = Variants(model, images).logits(which, removed)
     found = logits.float().softmax(-1).gather(1, targets.repeat(count)[:, None].to(logits.device))
     return found.view(count, -1).to(candidates.device)

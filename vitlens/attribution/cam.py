@@ -4,7 +4,8 @@ Maps are raw and signed, before the ReLU and the scaling of the papers' figures,
 (target_layer.py). Constants that a paper leaves open are those of the grad-cam package, the tests' oracle.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import torch
 from jaxtyping import Float
@@ -14,7 +15,6 @@ from torch.nn import functional as F
 from vitlens.attribution.target_layer import ChannelMaps, hooked, layer_gradients, layer_output, target_layer
 from vitlens.devices import evaluating
 from vitlens.models.model import Model
-from vitlens.references import resolved
 from vitlens.shapes import Images, Labels, Logits, Maps
 
 ChannelWeights = Float[Tensor, "batch channels"]
@@ -68,11 +68,19 @@ def _weighted(weights: ChannelWeights, activations: ChannelMaps) -> Maps:
     return (weights[:, :, None, None] * activations).sum(1)
 
 
+RULES: Final[Mapping[str, Callable[[ChannelMaps, ChannelMaps], Maps]]] = {
+    "gradcam": gradcam,
+    "gradcam++": gradcam_plus_plus,
+    "layercam": layercam,
+    "hirescam": hirescam,
+    "xgradcam": xgradcam,
+}
+
+
 def cam_maps(model: Model, images: Images, targets: Labels, *, rule: str) -> Maps:
-    """A rule on activations and gradients, "module:function", at the target layer."""
+    """One of RULES at the target layer."""
     layer = layer_gradients(model, images, targets)
-    maps: Maps = resolved(rule)(layer.activations.float(), layer.gradients.float())
-    return maps
+    return RULES[rule](layer.activations.float(), layer.gradients.float())
 
 
 def eigencam_maps(model: Model, images: Images, _targets: Labels) -> Maps:

@@ -1,37 +1,35 @@
-"""`vitlens.choose_method`: the attribution method for a model and images, by two quick checks on the images themselves.
+"""`vitlens.choose_method`: the attribution method for a model and images, by two quick checks on the images themselves,
+chosen on one half of the images and judged on the other.
 
 One check is insertion minus deletion, the other localisation (ROC-AUC): on the objects where masks are known, else on
 2 x 2 mosaics of the images, whose classes are the model's confident predictions. Mosaics are made of images of one half
 alone, and the maps of an image in several mosaics count as one value.
+
+A method's score is the mean over the checks of its mean value, divided by the standard deviation of the methods' means
+in that check (baselines included) on the selection half. The scales stay fixed afterwards, so that a score is linear in
+the values and its paired differences have intervals.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.analysis.evaluation.classes import class_targets
 from vitlens.analysis.evaluation.evaluate import accuracy, predicted_logits
-from vitlens.analysis.faithfulness.cascade import ENOUGH
-from vitlens.analysis.faithfulness.choice import (
-    LEAST,
-    Indices,
-    MethodChoice,
-    choose,
-    groups_with,
-    halves,
-)
-from vitlens.analysis.faithfulness.composite_kinds import FEWEST, CompositeKind, composite_kind
+from vitlens.analysis.evaluation.intervals import resampled_means
+from vitlens.analysis.faithfulness.checks import ENOUGH, ChoiceMargin, ChoiceScores
 from vitlens.analysis.faithfulness.composites import Composites, confident_images, recognised
-from vitlens.analysis.faithfulness.deletion import faithfulness
-from vitlens.analysis.faithfulness.league import BASELINES, explained
+from vitlens.analysis.faithfulness.defaults import BASELINES, COMPOSITE_KINDS, FEWEST
+from vitlens.analysis.faithfulness.league import explained
 from vitlens.analysis.faithfulness.localisation import has_edge, roc_auc
-from vitlens.analysis.faithfulness.masking import resized
-from vitlens.analysis.faithfulness.randomisation import Explain
+from vitlens.analysis.faithfulness.maps import Explain
+from vitlens.analysis.faithfulness.removal import faithfulness, resized
 from vitlens.attribution.explain import explain, methods_for, preferred_method, require_method
 from vitlens.attribution.refinement import Refinement, require_refinement
 from vitlens.attribution.registry import ATTRIBUTIONS
@@ -43,7 +41,8 @@ from vitlens.models.support import needs_of, require
 from vitlens.names import DEFAULT_SEED, Engine, Substrate
 from vitlens.pixels import AnyImages, Targets
 from vitlens.shapes import Images, Labels, Logits, Maps
-from vitlens.uncertainty import Side, beyond
+from vitlens.summary import Line, Summary
+from vitlens.uncertainty import Estimate, Side, beyond
 
 MOST: Final = 6  # candidates, where none are named
 IMAGES: Final = 40  # of both halves together, at most
@@ -53,8 +52,65 @@ REPLACED: Final[Substrate] = "mean"  # what removed patches become: not the blur
 KIND: Final = "mosaic-2"  # of the composites
 REFERENCES: Final = ("relevance", "gradcam")  # with which the chosen method is compared where they are candidates
 FAITHFULNESS, LOCALISATION = "insertion_minus_deletion", "localisation"  # the checks
+SCORE: Final = "score"  # the name of the combined score beside them
+DRAWS: Final = 2000  # of the bootstrap
+_TIE: Final = 1e-9
+_SAME: Final = 1e-4  # greatest difference of any value of two methods that give the same maps up to rounding
+_CONFIRMATIONS: Final = {Side.ABOVE: "confirmed", Side.BELOW: "contradicted", Side.UNDECIDED: "not confirmed"}
 
+Indices = Int[Tensor, " half"]
 Values = Float[Tensor, "methods images"]
+
+
+@dataclass(frozen=True, repr=False)
+class MethodChoice(Summary):
+    """The method chosen for a model and images.
+
+    method: the chosen one; reason: why it is not chosen by evidence but is the default, "" where it is chosen;
+    candidates: what it is chosen from; checks: what decided; left_out: checks that could not judge, with the reason;
+    localised: where localisation was scored, "objects" (masks) or a kind of composites; certainty: share of the
+    bootstrap draws of the selection half in which it wins, None without evidence; runner_up: the second of the
+    selection half, among those with other maps; alike: candidates with the same maps up to rounding; confirmation:
+    whether the report half shows it above the runner-up (paired 95 % interval of the scores), None without a runner-up;
+    scores: of every candidate and baseline, the best of the selection half first; margins: on the report half;
+    selection, report: indices of the images in each half; seed: of the halves.
+    """
+
+    method: str
+    candidates: tuple[str, ...]
+    reason: str = ""
+    checks: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    localised: str = ""
+    certainty: float | None = None
+    runner_up: str | None = None
+    alike: tuple[str, ...] = ()
+    confirmation: Literal["confirmed", "not confirmed", "contradicted"] | None = None
+    scores: tuple[ChoiceScores, ...] = ()
+    margins: tuple[ChoiceMargin, ...] = ()
+    selection: tuple[int, ...] = ()
+    report: tuple[int, ...] = ()
+    seed: int = 0
+
+    def margin(self, against: str, check: str = SCORE) -> Estimate | None:
+        """The chosen method minus another on the report half; None where it was not compared."""
+        found = (each.difference for each in self.margins if (each.against, each.check) == (against, check))
+        return next(found, None)
+
+    def summary(self) -> Iterator[Line]:
+        """The choice, how sure it is, and the score of every method on the report half."""
+        yield Line("method", self.method)
+        if self.reason:
+            yield Line("not by evidence", self.reason)
+            return
+        yield Line("certainty", self.certainty, f"of {DRAWS} draws")
+        yield Line("runner-up", self.runner_up)
+        yield Line("report half", self.confirmation)
+        for each in self.margins:
+            if each.check == SCORE:
+                yield Line(f"score above {each.against}", each.difference)
+        for scored in self.scores:
+            yield Line(scored.method, {name: scored.report[name] for name in self.checks})
 
 
 @takes_splits
@@ -87,18 +143,10 @@ def choose_method(
     require(model, *needs_of("explain"))
     names = candidates_for(model, methods, refinement=refinement, engine=engine)
     classes = class_targets(targets, model, len(split), split=split)
+    how: dict[str, Any] = {"refinement": refinement, "engine": engine, "batch_size": batch_size, "seed": seed}
 
     def function(name: str) -> Explain:
-        return lambda model, images, targets: explain(
-            model,
-            images,
-            targets=targets,
-            method=name,
-            refinement=refinement,
-            engine=engine,
-            batch_size=batch_size,
-            seed=seed,
-        )
+        return lambda model, images, targets: explain(model, images, targets=targets, method=name, **how)
 
     functions = {name: function(name) for name in names}
     return chosen_by_evidence(model, split, classes, functions, batch_size=batch_size, seed=seed)
@@ -115,31 +163,26 @@ def candidates_for(
     model, the engine and the refinement support. Raises what `choose_method` raises."""
     model.require_classifier()
     refinement = refinement or Refinement()
+
+    def applies(name: str) -> bool:
+        try:
+            require_refinement(model, name, refinement)
+        except InputError:
+            return False
+        return True
+
     for name in methods or ():
         require_method(model, name, engine=engine)
         require_refinement(model, name, refinement)
-    names = tuple(dict.fromkeys(methods or _ranked(model, refinement, engine)))
+    supported = methods_for(model, engine=engine) if not methods else ()
+    ranked = sorted((ATTRIBUTIONS[name].candidate or 0, name) for name in supported if ATTRIBUTIONS[name].candidate)
+    names = tuple(dict.fromkeys(methods or [name for _, name in ranked if applies(name)][:MOST]))
     if len(names) < 2:
         raise InputError(
             f"expected at least 2 candidates to choose from for {model.alias}, found {', '.join(names) or 'none'}; "
             "name two methods or more, or leave out the choice"
         )
     return names
-
-
-def _ranked(model: Model, refinement: Refinement, engine: Engine) -> Iterator[str]:
-    """The registry's candidates that apply, by rank, at most MOST."""
-    supported = methods_for(model, engine=engine)
-    ranked = sorted((entry.candidate, name) for name, entry in ATTRIBUTIONS.items() if entry.candidate is not None)
-    found = 0
-    for _, name in ranked:
-        try:
-            require_refinement(model, name, refinement)
-        except InputError:
-            continue
-        if name in supported and found < MOST:
-            found += 1
-            yield name
 
 
 def chosen_by_evidence(
@@ -156,115 +199,192 @@ def chosen_by_evidence(
     the predictions; advance: called with the number of methods just done, in each of the two checks."""
     order = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))[:IMAGES].sort().values
     used = split.pick(order)
-    found = len(used) if used.groups is None else len(used.groups.unique())
-    if found < LEAST:
-        what = "images" if used.groups is None else "groups of images"
-        reason = f"expected at least {LEAST} {what} to choose by, found {found}"
-        method = preferred_method(model)
-        default = method if method in functions else next(iter(functions))
-        return MethodChoice(default, tuple(functions), reason, seed=seed)
+    groups, masks = used.groups, None if used.masks is None else used.masks.cpu()
+    found, least = len(used) if groups is None else len(groups.unique()), 2 * ENOUGH  # ENOUGH in each half
+    if found < least:
+        what = "images" if groups is None else "groups of images"
+        reason, default = f"expected at least {least} {what} to choose by, found {found}", preferred_method(model)
+        method = default if default in functions else next(iter(functions))
+        return MethodChoice(method, tuple(functions), reason, seed=seed)
     logits = predicted_logits(model, used, batch_size=batch_size).float().cpu()
-    classes = logits.argmax(-1) if targets is None else targets.cpu()[order]
+    classes = (logits.argmax(-1) if targets is None else targets.cpu()[order]).to(model.device)
     (batch,) = used.batches(len(used), device=model.device)
-    subject = _Subject(model, batch.images, classes, logits, functions, seed, advance)
-    parts = halves(len(used), used.groups, seed=seed)
-    maps = subject.maps(subject.images, classes)
-    values = {FAITHFULNESS: subject.faithfulness(maps, batch_size)}
-    located, obstacle = (_on_objects(maps, used.masks), "") if used.masks is not None else _on_mosaics(subject, parts)
-    least = min(groups_with(located, part, used.groups) for part in parts)
-    if not obstacle and least < ENOUGH:
-        what = "images with a mask" if used.masks is not None else "confidently classified images"
-        obstacle = f"expected at least {ENOUGH} {what} in each half, found {least}"
+    maps_of = partial(explained, model, functions, seed=seed, advance=advance)
+    parts, maps = halves(len(used), groups, seed=seed), maps_of(batch.images, classes)
+    removed = [own.to(model.device) for own in maps.values()]
+    curves = faithfulness(
+        model, batch.images, classes, removed, substrate=REPLACED, steps=STEPS, seed=seed, batch_size=batch_size
+    )
+    values, obstacle = {FAITHFULNESS: torch.stack([each.gaps for each in curves]).cpu()}, ""
+    if masks is None:
+        located, obstacle = _on_mosaics(model, resized(model, batch.images), logits, parts, maps_of, seed)
+    else:
+        known, located = has_edge(masks), torch.full((len(maps), len(used)), torch.nan)
+        if bool(known.any()):
+            located[:, known] = torch.stack([roc_auc(own[known], masks[known]) for own in maps.values()])
+    present = [part[located[0, part].isfinite()] for part in parts]
+    fewest = min(len(own) if groups is None else len(groups.cpu()[own].unique()) for own in present)
+    if not obstacle and fewest < ENOUGH:
+        what = "confidently classified images" if masks is None else "images with a mask"
+        obstacle = f"expected at least {ENOUGH} {what} in each half, found {fewest}"
     if not obstacle:
         values[LOCALISATION] = located
-    choice = choose(values, tuple(functions), BASELINES, parts, references=REFERENCES, groups=used.groups, seed=seed)
+    choice = choose(values, tuple(functions), BASELINES, parts, references=REFERENCES, groups=groups, seed=seed)
     return replace(
         choice,
         left_out={LOCALISATION: obstacle} if obstacle else {},
-        localised="objects" if used.masks is not None else KIND,
+        localised=KIND if masks is None else "objects",
         selection=tuple(order[parts[0]].tolist()),
         report=tuple(order[parts[1]].tolist()),
     )
 
 
-@dataclass(frozen=True)
-class _Subject:
-    """A model, its images on its device, the classes that are explained, the predictions, and the candidates."""
-
-    model: Model
-    images: Images
-    classes: Labels
-    logits: Logits
-    functions: Mapping[str, Explain]
-    seed: int
-    advance: Callable[[int], object]
-
-    def maps(self, images: Images, targets: Labels) -> dict[str, Maps]:
-        """The maps of every candidate and baseline."""
-        return explained(self.model, self.functions, images, targets, seed=self.seed, advance=self.advance)
-
-    def faithfulness(self, maps: Mapping[str, Maps], batch_size: int | None) -> Values:
-        """Insertion minus deletion of every method, image by image."""
-        curves = faithfulness(
-            self.model,
-            self.images,
-            self.classes.to(self.model.device),
-            [own.to(self.model.device) for own in maps.values()],
-            substrate=REPLACED,
-            steps=STEPS,
-            seed=self.seed,
-            batch_size=batch_size,
-        )
-        return torch.stack([each.gaps for each in curves]).cpu()
-
-
-def _on_objects(maps: Mapping[str, Maps], masks: Tensor) -> Values:
-    """ROC-AUC on the objects, NaN for an image without an object or background."""
-    known = has_edge(masks.cpu())
-    values = torch.full((len(maps), len(known)), torch.nan)
-    if bool(known.any()):
-        values[:, known] = torch.stack([roc_auc(own[known], masks.cpu()[known]) for own in maps.values()])
-    return values
-
-
-def _on_mosaics(subject: _Subject, parts: tuple[Indices, Indices]) -> tuple[Values, str]:
-    """ROC-AUC on the cell of each explained image, its mean over the mosaics of its half; and why it judges nothing."""
-    kind, images = composite_kind(KIND), resized(subject.model, subject.images)
-    values = torch.full((len(subject.functions) + len(BASELINES), len(images)), torch.nan)
+def _on_mosaics(
+    model: Model,
+    images: Images,
+    logits: Logits,
+    parts: tuple[Indices, Indices],
+    maps_of: Callable[[Images, Labels], Mapping[str, Maps]],
+    seed: int,
+) -> tuple[Values, str]:
+    """ROC-AUC on the cell of each explained image, its mean over the mosaics of its half, NaN for an image that is in
+    none; and why mosaics judge no maps, "" where the model names their classes better than by guessing."""
+    kind, nothing = COMPOSITE_KINDS[KIND], torch.full((1, len(images)), torch.nan)
     mosaics: list[tuple[Indices, Composites]] = []
     for part in parts:
-        labels = subject.logits[part].argmax(-1)
-        usable = confident_images(subject.logits[part], labels)
+        labels = logits[part].argmax(-1)
+        usable = confident_images(logits[part], labels)
         classes = len(labels[usable].unique())
         if classes < max(FEWEST, kind.classes):
-            return values, (
+            return nothing, (
                 f"expected confidently classified images of at least {kind.classes} classes in each half, found "
                 f"{len(usable)} images of {classes}"
             )
         own = images[part[usable].to(images.device)]
-        made = kind.make(own, labels[usable], count=MOSAICS, seed=subject.seed, **kind.arguments)
-        mosaics.append((part[usable], made))
-    unseen = _unseen(subject.model, [made for _, made in mosaics], kind)
-    for used, made in mosaics if not unseen else ():
-        maps = subject.maps(made.images[made.which.to(made.images.device)], made.targets)
-        scores = torch.stack([roc_auc(own, made.masks) for own in maps.values()])
-        explained = F.one_hot(made.sources.flatten(), len(used)).float()  # (maps, used): each cell is explained in turn
-        counts = explained.sum(0)
-        values[:, used] = (scores @ explained) / counts  # NaN for an image that is in no mosaic
-    return values, unseen
-
-
-def _unseen(model: Model, mosaics: Sequence[Composites], kind: CompositeKind) -> str:
-    """Why mosaics judge no maps, "" where the model names their classes better than by guessing."""
-    every = torch.cat([made.images for made in mosaics])
+        mosaics.append((part[usable], kind.make(own, labels[usable], count=MOSAICS, seed=seed)))
+    every = torch.cat([made.images for _, made in mosaics])
     with evaluating(model), torch.no_grad():
-        logits = model(every).float().cpu()
+        found = model(every).float().cpu()
     which = torch.arange(len(every)).repeat_interleave(kind.explained)
-    named = recognised(logits[which], torch.cat([made.targets for made in mosaics]), kind.classes)
+    named = recognised(found[which], torch.cat([made.targets for _, made in mosaics]), kind.classes)
     share, guessed = accuracy(named, groups=which), min(1.0, kind.classes / len(model.classes))
-    if beyond(share, guessed) is Side.ABOVE:
-        return ""
-    return (
-        f"{model.alias} names {100 * share.value:.0f} % of the classes of mosaics, not significantly more than "
-        f"by guessing ({100 * guessed:.0f} %)"
+    if beyond(share, guessed) is not Side.ABOVE:
+        return nothing, (
+            f"{model.alias} names {100 * share.value:.0f} % of the classes of mosaics, not significantly more than "
+            f"by guessing ({100 * guessed:.0f} %)"
+        )
+    columns = []
+    for used, made in mosaics:
+        maps = maps_of(made.images[made.which.to(made.images.device)], made.targets)
+        scores = torch.stack([roc_auc(own, made.masks) for own in maps.values()])
+        cells = F.one_hot(made.sources.flatten(), len(used)).float()  # (maps, used): each cell is explained in turn
+        columns.append((used, (scores @ cells) / cells.sum(0)))
+    values = nothing.repeat(len(columns[0][1]), 1)
+    for used, column in columns:
+        values[:, used] = column
+    return values, ""
+
+
+def halves(count: int, groups: Tensor | None = None, *, seed: int = 0) -> tuple[Indices, Indices]:
+    """Two disjoint halves of count images by a seeded draw; images of one group (count,) stay together."""
+    member = torch.arange(count) if groups is None else groups.cpu().unique(return_inverse=True)[1]
+    total = int(member.max()) + 1
+    first = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[: (total + 1) // 2]
+    inside = torch.isin(member, first)
+    return inside.nonzero().squeeze(1), (~inside).nonzero().squeeze(1)
+
+
+def choose(
+    values: Mapping[str, Values],
+    candidates: Sequence[str],
+    baselines: Sequence[str],
+    parts: tuple[Indices, Indices],
+    *,
+    references: Sequence[str] = (),
+    groups: Tensor | None = None,
+    seed: int = 0,
+) -> MethodChoice:
+    """The candidate of the highest score on the first half, and what the second half says of it.
+
+    values: of each check, greater is better, a row a method (candidates, then baselines), NaN in all rows of an image
+    without a value; references: candidates with which the chosen one is compared besides the runner-up and the
+    baselines. A check in which all methods are equal decides nothing.
+    """
+    names, count, rows = (*candidates, *baselines), len(candidates), (*values, SCORE)
+    table = torch.stack([each.double() for each in values.values()])
+    scales = table[..., parts[0]].nanmean(2).std(1, correction=0)
+    weights = torch.where(scales > _TIE, 1 / scales.clamp_min(_TIE), 0.0) / len(scales)
+    first, second = (_half(table, part, groups, weights, seed) for part in parts)
+    best, *others = first.means[-1, :count].argsort(descending=True, stable=True).tolist()
+    apart = (table[:, :count] - table[:, [best]]).abs().nan_to_num(0.0).amax((0, 2))
+    rivals = [place for place in others if apart[place] > _SAME]
+    scores = first.draws[:, -1, :count]
+    wins = (scores >= scores.amax(1, keepdim=True) - _TIE).double().mean(0).tolist()
+    compared = [*rivals[:1], *(each for each in rivals if names[each] in references), *range(count, len(names))]
+    margins = tuple(
+        ChoiceMargin(against=names[other], check=check, difference=second.estimate(row, best, minus=other))
+        for other in dict.fromkeys(compared)
+        for row, check in enumerate(rows)
+    )
+    confirmation: Any = _CONFIRMATIONS[beyond(margins[len(rows) - 1].difference, 0.0)] if rivals else None
+    return MethodChoice(
+        method=names[best],
+        candidates=tuple(candidates),
+        checks=tuple(values),
+        certainty=wins[best],
+        runner_up=names[rivals[0]] if rivals else None,
+        alike=tuple(names[place] for place in others if place not in rivals),
+        confirmation=confirmation,
+        scores=tuple(
+            ChoiceScores(
+                method=names[place],
+                baseline=place >= count,
+                selection={check: first.estimate(row, place) for row, check in enumerate(rows)},
+                report={check: second.estimate(row, place) for row, check in enumerate(rows)},
+                wins=wins[place] if place < count else None,
+            )
+            for place in (best, *others, *range(count, len(names)))
+        ),
+        margins=margins,
+        selection=tuple(parts[0].tolist()),
+        report=tuple(parts[1].tolist()),
+        seed=seed,
+    )
+
+
+@dataclass(frozen=True)
+class _Half:
+    """The means of all methods on one half, the checks and then the score, with those of the bootstrap draws; counts:
+    images of each row."""
+
+    means: Float[Tensor, "rows methods"]
+    draws: Float[Tensor, "draws rows methods"]
+    counts: tuple[int, ...]
+
+    def estimate(self, row: int, method: int, *, minus: int | None = None) -> Estimate:
+        """A mean, or the paired difference of two, with its percentile interval."""
+        value, draws = self.means[row, method], self.draws[:, row, method]
+        if minus is not None:
+            value, draws = value - self.means[row, minus], draws - self.draws[:, row, minus]
+        low, high = draws.quantile(torch.tensor([0.025, 0.975], dtype=draws.dtype)).tolist()
+        return Estimate(float(value), low, high, self.counts[row], "")
+
+
+def _half(
+    table: Float[Tensor, "checks methods images"], part: Indices, groups: Tensor | None, weights: Tensor, seed: int
+) -> _Half:
+    """One half. Images are drawn jointly for all checks, in whole groups; a draw without any value is left out."""
+    own = table[..., part]
+    checks, methods, images = own.shape
+    present = own[:, :1].isfinite().double()
+    filled = own.nan_to_num(0.0).reshape(-1, images)
+    grouped = None if groups is None else groups.cpu()[part]
+    drawn = resampled_means(torch.cat([filled, present[:, 0]]), groups=grouped, seed=seed, draws=DRAWS)
+    sums, shares = drawn[:, : checks * methods].reshape(-1, checks, methods), drawn[:, checks * methods :, None]
+    draws = (sums / shares)[(shares > 0).all(1).squeeze(1)]
+    means = own.nanmean(2)
+    return _Half(
+        torch.cat([means, (weights[:, None] * means).sum(0, keepdim=True)]),
+        torch.cat([draws, (weights[:, None] * draws).sum(1, keepdim=True)], 1),
+        (*(int(each) for each in present.sum((1, 2))), images),
     )

@@ -1,23 +1,28 @@
-"""`vitlens.explain`: attribution maps by any method, and the methods that a model supports."""
+"""`vitlens.explain`: attribution maps by any method, and the methods that a model supports.
 
-from collections.abc import Collection, Mapping
-from functools import partial
-from typing import Any
+The grad-cam package's own maps are those of its public call: after its ReLU and scaling, otherwise unaltered.
+"""
+
+import copy
+from typing import Any, Final
 
 import torch
+from torch import nn
 
 from vitlens.analysis.evaluation.classes import predicted_classes
 from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
-from vitlens.attribution.package import package_maps, packaged
 from vitlens.attribution.refinement import Refinement, refined_maps, require_refinement
 from vitlens.attribution.registry import ATTRIBUTIONS, Attribution, attribution
+from vitlens.attribution.target_layer import target_layer
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.models.language_image import has_text_tower
 from vitlens.models.model import Model
 from vitlens.models.support import meets, needs_of, require
 from vitlens.names import DEFAULT_SEED, ENGINES, Engine
-from vitlens.pixels import AnyImages, Parts, Targets, as_parts, as_targets, takes_images
+from vitlens.pixels import AnyImages, Targets, as_parts, as_targets, takes_images
 from vitlens.shapes import Images, Labels, Maps
+
+PROVENANCE: Final = "grad-cam package, ReLU and min-max scaled"
 
 
 @takes_images
@@ -61,30 +66,45 @@ def explain(
     images, targets = as_parts(images), as_targets(targets)
     refinement = refinement or Refinement()
     require(model, *needs_of("explain"))
-    require_method(model, method, engine=engine)
-    require_options(method, options, engine=engine)
-    if refinement.changes:
-        if refinement.times is not None:
-            require_method(model, refinement.times, engine=engine)
-        require_refinement(model, method, refinement)
+    for name in (method, refinement.times):
+        if name is not None:
+            require_method(model, name, engine=engine)
+    known = [name for name in attribution(method).options if name != "seed"] if engine == "vitlens" else []
+    for name in options:
+        if not known:
+            taker = method if engine == "vitlens" else f"{method} by engine={engine!r}"
+            raise InputError(f"expected no option of {taker}, which has none, found {name!r}")
+        if name not in known:
+            raise UnknownNameError(f"option of {method}", name, known)
+    require_refinement(model, method, refinement)
     size = batch_size or max(1, fitting_batch_size(model) // BACKWARD)
-    classes = _checked(model, images, targets) if targets is not None else predicted_classes(model, images, size)
+    if targets is None:
+        classes = predicted_classes(model, images, size)
+    else:
+        model.require_classifier()
+        if len(targets) != len(images):
+            raise InputError(f"expected one target per image ({len(images)}), found {len(targets)}")
+        wrong = targets[(targets < 0) | (targets >= len(model.classes))]  # one wait for the device
+        if len(wrong):
+            raise InputError(f"expected target classes from 0 to {len(model.classes) - 1}, found {int(wrong[0])}")
+        classes = targets
     maps = []
     for start in range(0, len(images), size):
-        part = slice(start, start + size)
-        batch, batch_targets = images[part].to(model.device), classes[part].to(model.device)
+        batch, own = (each[start : start + size].to(model.device) for each in (images, classes))
 
-        def maps_of(seen: Images, name: str, targets: Labels = batch_targets, **own: Any) -> Maps:
+        def maps_of(seen: Images, name: str, targets: Labels = own) -> Maps:
             if engine == "grad-cam":
                 return package_maps(model, seen, targets, method=name)
-            return _maps(model, seen, targets, ATTRIBUTIONS[name], seed, own)
+            entry = ATTRIBUTIONS[name]
+            given = {
+                **entry.arguments,
+                **({"seed": seed} if entry.random else {}),
+                **(options if name == method else {}),
+            }
+            found: Maps = entry.maps(model, seen, targets, **given).float()
+            return found
 
-        if not refinement.changes:
-            maps.append(maps_of(batch, method, **options))
-            continue
-        other = refinement.times
-        factor = None if other is None else partial(maps_of, name=other)
-        maps.append(refined_maps(model, batch, partial(maps_of, name=method, **options), refinement, factor=factor))
+        maps.append(refined_maps(model, batch, maps_of, method, refinement))
     return torch.cat(maps)
 
 
@@ -132,8 +152,9 @@ def require_method(model: Model, method: str, *, engine: Engine = "vitlens") -> 
         model.require_classifier()
     if engine not in ENGINES:
         raise UnknownNameError("engine", engine, ENGINES)
-    if engine == "grad-cam":
-        packaged(method)
+    if engine == "grad-cam" and ATTRIBUTIONS[method].package is None:
+        known = ", ".join(name for name, entry in ATTRIBUTIONS.items() if entry.package is not None)
+        raise UnsupportedError(f"expected a method that engine grad-cam has ({known}), found {method!r}")
     supported = methods_for(model)
     if method not in supported:
         raise UnsupportedError(
@@ -142,31 +163,24 @@ def require_method(model: Model, method: str, *, engine: Engine = "vitlens") -> 
         )
 
 
-def require_options(method: str, options: Collection[str], *, engine: Engine = "vitlens") -> None:
-    """Raise UnknownNameError for an option that the method does not have, InputError for one of grad-cam's engine."""
-    known = [name for name in attribution(method).options if name != "seed"] if engine == "vitlens" else []
-    for name in options:
-        if not known:
-            taker = method if engine == "vitlens" else f"{method} by engine={engine!r}"
-            raise InputError(f"expected no option of {taker}, which has none, found {name!r}")
-        if name not in known:
-            raise UnknownNameError(f"option of {method}", name, known)
+def package_maps(model: Model, images: Images, targets: Labels, *, method: str) -> Maps:
+    """The package's maps (batch, height, width) in [0, 1], in the size of the model's input.
 
+    The package sets modes, clears gradients and, when an exception stops it, leaves hooks. It therefore gets a frozen
+    copy of the network, which shares the memory of the weights and keeps the model's gradients out of its reach.
+    """
+    import pytorch_grad_cam  # imports OpenCV and pyplot, which no other method needs
+    from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 
-def _maps(
-    model: Model, images: Images, targets: Labels, method: Attribution, seed: int, options: Mapping[str, Any]
-) -> Maps:
-    """One batch, in float32."""
-    seeded = {"seed": seed} if method.random else {}
-    maps: Maps = method.maps(model, images, targets, **method.arguments, **seeded, **options).float()
-    return maps
-
-
-def _checked(model: Model, images: Parts, targets: Labels) -> Labels:
-    model.require_classifier()
-    if len(targets) != len(images):
-        raise InputError(f"expected one target per image ({len(images)}), found {len(targets)}")
-    wrong = targets[(targets < 0) | (targets >= len(model.classes))]  # one wait for the device, as in check_targets
-    if len(wrong):
-        raise InputError(f"expected target classes from 0 to {len(model.classes) - 1}, found {int(wrong[0])}")
-    return targets
+    layer = target_layer(model)
+    shared = {id(value): nn.Parameter(value.detach(), requires_grad=False) for value in model.module.parameters()}
+    module = copy.deepcopy(model.module, shared).eval()
+    options: dict[str, Any] = {} if layer.is_map else {"reshape_transform": layer.as_maps}
+    name = ATTRIBUTIONS[method].package or ""
+    if name == "AblationCAM" and not layer.is_map:
+        options["ablation_layer"] = pytorch_grad_cam.AblationLayerVit()
+    cam = getattr(pytorch_grad_cam, name)(model=module, target_layers=[module.get_submodule(layer.module)], **options)
+    with torch.enable_grad(), torch.autocast(model.device.type, enabled=False):
+        inputs = model.prepare(images.detach().clone()).requires_grad_()  # so that the frozen copy has gradients
+        maps = cam(input_tensor=inputs, targets=[ClassifierOutputTarget(int(target)) for target in targets])
+    return torch.from_numpy(maps).to(model.device)

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
-from vitlens.attribution.defaults import BASELINE, NOISE, SAMPLES, STEPS
+from vitlens.attribution.registry import BASELINE, NOISE, SAMPLES, STEPS
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
 from vitlens.lens.trace import trace
@@ -69,7 +69,8 @@ def smoothgrad(
     for count in _in_chunks(samples, model, images):
         draws = torch.stack([torch.randn(images.shape[1:], generator=generator) for _ in range(count)])
         copies = images + spread.view(1, -1, 1, 1, 1) * draws.to(images).unsqueeze(1)  # (count, batch, 3, ...)
-        total += _over_copies(model, copies, targets).sum(0)
+        gradients = pixel_gradients(model, copies.flatten(0, 1), targets.repeat(count))
+        total += gradients.unflatten(0, (count, -1)).sum(0)
     return (total / samples).abs().amax(1)
 
 
@@ -105,15 +106,6 @@ def logit_gain(model: Model, images: Images, targets: Labels, *, baseline: float
         logits, without = (model(batch).gather(1, targets[:, None])[:, 0].float() for batch in (images, flat))
     gain: Tensor = logits - without
     return gain
-
-
-def _over_copies(
-    model: Model, copies: Float[Tensor, "copies batch 3 height width"], targets: Labels
-) -> Float[Tensor, "copies batch 3 height width"]:
-    """The gradients for several copies of a batch, in one pass."""
-    flat = pixel_gradients(model, copies.flatten(0, 1), targets.repeat(len(copies)))
-    gradients: Tensor = flat.unflatten(0, copies.shape[:2])
-    return gradients
 
 
 def _in_chunks(total: int, model: Model, images: Images) -> Iterator[int]:

@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.analysis.attention.chain import require_chain, without_autocast
@@ -22,13 +21,13 @@ from vitlens.analysis.attention.gradients import differentiated
 from vitlens.analysis.attention.methods import require_start
 from vitlens.analysis.patching.contribution import logits_by_depth
 from vitlens.analysis.patching.stream_to_logits import blocks_before_readout, logits_from
-from vitlens.attribution.defaults import LAST_BLOCKS
+from vitlens.attribution.registry import LAST_BLOCKS
 from vitlens.devices import evaluating
 from vitlens.errors import UnknownNameError, UnsupportedError
 from vitlens.lens.call import AttentionCall
-from vitlens.lens.layers import Layer, layers, probe_images
 from vitlens.lens.observe import observe, observing
-from vitlens.models.hooks import Forward, arguments, as_call, overridden
+from vitlens.lens.trace import Layer, layers, probe_images
+from vitlens.models.hooks import Forward, Key, arguments, as_call, overridden
 from vitlens.models.language_image import has_text_tower
 from vitlens.models.model import Model
 from vitlens.names import READOUTS, Readout
@@ -47,7 +46,12 @@ def legrad(
     UnsupportedError for another readout.
     """
     blocks, averaged = blocks_before_readout(model), _is_averaged(model, readout)
-    calls, streams = _apart(model, images, _chosen(model, blocks, start_layer))
+    chosen = [layer for layer in layers(model) if layer.unit in blocks]  # a block that lost its heads has none
+    if start_layer is not None:
+        require_start(start_layer, len(chosen))
+    elif has_text_tower(model):
+        start_layer = -LAST_BLOCKS
+    calls, streams = _apart(model, images, chosen[start_layer:])
     with evaluating(model), torch.enable_grad():
         stacked = torch.cat(streams)  # (layers x batch, tokens, dim)
         if model.anatomy.readout == "pool":
@@ -60,8 +64,11 @@ def legrad(
         total = logits.gather(1, targets.repeat(len(streams))[:, None]).sum()
     layout = model.layout
     with torch.no_grad(), without_autocast(model.device):
-        rows = [_at_keys(call) for call in differentiated(total, calls)]
-        by_image = [row.unflatten(0, (-1, len(images))).sum(0)[:, -layout.patches :] for row in rows]
+        by_image = []
+        for call in differentiated(total, calls):  # at each key the mean over heads and queries of the positive part
+            gradients = (part.precise().weight_gradient() for _, part in call.parts())
+            at_keys = torch.cat([own.clamp_min(0).mean((1, 2)) for own in gradients if own is not None])
+            by_image.append(at_keys.unflatten(0, (-1, len(images))).sum(0)[:, -layout.patches :])
         maps: Maps = torch.stack(by_image).sum(0).unflatten(-1, layout.grid)
     return maps
 
@@ -86,17 +93,9 @@ def _is_averaged(model: Model, readout: Readout | None) -> bool:
     return chosen != own
 
 
-def _chosen(model: Model, blocks: Sequence[str], start_layer: int | None) -> list[Layer]:
-    """The layers that are summed. A block that lost its heads has none."""
-    known = [layer for layer in layers(model) if layer.unit in blocks]
-    if start_layer is None:
-        return known[-LAST_BLOCKS:] if has_text_tower(model) else known
-    require_start(start_layer, len(known))
-    return known[start_layer:]
-
-
 def _apart(model: Model, images: Images, chosen: Sequence[Layer]) -> tuple[list[AttentionCall], list[Tokens]]:
-    """The attention of the chosen layers and the outputs of their blocks, each block with an autograd graph of its own.
+    """The attention of the chosen layers and the outputs of their blocks, each block with an autograd graph of its own
+    from its input on.
 
     One forward pass, whose numbers are those of the plain model.
     """
@@ -104,36 +103,27 @@ def _apart(model: Model, images: Images, chosen: Sequence[Layer]) -> tuple[list[
     calls: list[AttentionCall] = []
     streams: list[Tokens] = []
 
+    def from_constant(stream: Key | None) -> Callable[[Forward], Forward]:
+        assert stream is not None  # other blocks are refused by require_legrad
+
+        def wrap(forward: Forward) -> Forward:
+            def run(*args: Any, **kwargs: Any) -> Tensor:
+                given = arguments(args, kwargs)
+                args, kwargs = as_call({**given, stream: given[stream].detach().requires_grad_()})
+                with torch.enable_grad():
+                    streams.append(forward(*args, **kwargs))
+                return streams[-1]
+
+            return run
+
+        return wrap
+
     def keep(call: AttentionCall) -> None:
         if call.site.module in names:
             calls.append(call)
 
     with ExitStack() as stack:
         for layer in chosen:
-            block = model.module.get_submodule(layer.unit)
-            stack.enter_context(overridden(block, _from_constant(layer, streams)))
+            stack.enter_context(overridden(model.module.get_submodule(layer.unit), from_constant(layer.stream)))
         observe(model, images, keep)
     return calls, streams
-
-
-def _from_constant(layer: Layer, streams: list[Tokens]) -> Callable[[Forward], Forward]:
-    """Runs a block with gradients from its input on, and keeps its output with them."""
-
-    def wrap(forward: Forward) -> Forward:
-        def run(*args: Any, **kwargs: Any) -> Tensor:
-            given = arguments(args, kwargs)
-            assert layer.stream is not None  # other blocks are refused by require_legrad
-            args, kwargs = as_call({**given, layer.stream: given[layer.stream].detach().requires_grad_()})
-            with torch.enable_grad():
-                streams.append(forward(*args, **kwargs))
-            return streams[-1]
-
-        return run
-
-    return wrap
-
-
-def _at_keys(call: AttentionCall) -> Float[Tensor, "batch keys"]:
-    """The positive part of the gradient at each key, mean over heads and queries."""
-    gradients = (part.precise().weight_gradient() for _, part in call.parts())
-    return torch.cat([gradient.clamp_min(0).mean((1, 2)) for gradient in gradients if gradient is not None])

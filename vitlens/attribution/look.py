@@ -1,7 +1,7 @@
 """`vitlens.look`: what a model predicts for single images, where the evidence lies, and which heads matter for it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -22,6 +22,7 @@ from vitlens.pixels import AnyImages, Parts, as_parts, groups_of, takes_images
 from vitlens.summary import Line, Summary
 
 TOP = 5  # classes of an image
+_SHOWN = 6  # images of a summary
 
 
 @dataclass(frozen=True)
@@ -64,35 +65,25 @@ class Look(Summary):
     def heads(self, image: int = 0, *, most: int = 3) -> tuple[HeadEffect, ...]:
         """The heads without which the loss of an image's prediction rises most, the greatest rise first."""
         order = self.delta_loss[image].argsort(descending=True, stable=True).tolist()[:most]
-        return tuple(self._effect(image, index) for index in order)
+        known = {(layer, head): own for layer, row in enumerate(self.labels) for head, own in enumerate(row)}
+        return tuple(
+            HeadEffect(
+                self.places[at][0], self.places[at][1], float(self.delta_loss[image, at]),
+                float(self.without[image, at]), known.get(self.places[at]),
+            )
+            for at in order
+        )  # fmt: skip
 
     def summary(self) -> Iterator[Line]:
         """The prediction of each image with the heads that matter most, for the first images."""
         yield Line("method", self.method)
         for image, names in enumerate(self.names[:_SHOWN]):
-            yield Line(f"prediction {image}", ", ".join(map(_said, names, self.probabilities[image].tolist())))
+            shares = zip(names, self.probabilities[image].tolist())
+            yield Line(f"prediction {image}", ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares))
             found = [f"L{each.layer}.H{each.head} {each.delta_loss:+.3g}" for each in self.heads(image)]
             if found:
                 yield Line(f"heads {image}", ", ".join(found), "nats")
         yield Line("note", self.note)
-
-    def _effect(self, image: int, index: int) -> HeadEffect:
-        layer, head = self.places[index]
-        of_layer = self.labels[layer] if layer < len(self.labels) else ()
-        return HeadEffect(
-            layer,
-            head,
-            float(self.delta_loss[image, index]),
-            float(self.without[image, index]),
-            of_layer[head] if head < len(of_layer) else None,
-        )
-
-
-_SHOWN = 6  # images of a summary
-
-
-def _said(name: str, share: float) -> str:
-    return f"{name} {100 * share:.1f} %"
 
 
 @takes_images
@@ -124,40 +115,21 @@ def look(model: Model, images: AnyImages, *, batch_size: int | None = None, seed
         for rank in range(min(2, top.indices.shape[1]))
     ]
     statistics = _statistics(model, images, size)
-    names = tuple(tuple(model.classes[place] for place in places) for places in top.indices.tolist())
     seen = Look(
-        names,
-        top.indices.clone(),
-        top.values.clone(),
-        method,
-        torch.stack(maps, 1),
-        torch.zeros(len(images), 0),
-        torch.zeros(len(images), 0),
-        labels=() if statistics is None else specialise(statistics).given,
-        statistics=statistics,
-    )
-    return _with_heads(seen, model, images, size, seed) if meets(model, "heads") else seen
-
-
-def _with_heads(seen: Look, model: Model, images: Parts, size: int, seed: int) -> Look:
-    """What a model sees, with the effects of its heads."""
+        tuple(tuple(model.classes[place] for place in places) for places in top.indices.tolist()),
+        top.indices.clone(), top.values.clone(), method, torch.stack(maps, 1),
+        torch.zeros(len(images), 0), torch.zeros(len(images), 0),
+        labels=() if statistics is None else specialise(statistics).given, statistics=statistics,
+    )  # fmt: skip
+    if not meets(model, "heads"):
+        return seen
     units = units_of(model, kinds=("head",))
     bench = Bench(model, images, seen.classes[:, 0], seed=seed, batch_size=size)
     effects = bench.without([(unit,) for unit in units])
-    return Look(
-        seen.names,
-        seen.classes,
-        seen.probabilities,
-        seen.method,
-        seen.maps,
-        effects.delta_loss.T.float(),
-        (-effects.loss.T).exp().float(),
-        tuple((unit.layer, unit.head or 0) for unit in units),
-        effects.replace,
-        effects.note,
-        seen.labels,
-        seen.statistics,
-    )
+    return replace(
+        seen, delta_loss=effects.delta_loss.T.float(), without=(-effects.loss.T).exp().float(),
+        places=tuple((unit.layer, unit.head or 0) for unit in units), replace=effects.replace, note=effects.note,
+    )  # fmt: skip
 
 
 def _statistics(model: Model, images: Parts, size: int) -> Statistics | None:

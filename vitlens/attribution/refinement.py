@@ -1,7 +1,12 @@
-"""Refinement of any method's maps: by attention between patches, by views, by another map, by the image's own edges."""
+"""Refinement of any method's maps: by attention between patches, by views, by another map, by the image's own edges.
+
+A view is the image shifted by half a patch, or mirrored: it shows the same content at another place of the patch grid,
+so the mean of the maps, each moved back, is finer than the grid: it has twice as many cells a side.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from jaxtyping import Float
@@ -10,16 +15,21 @@ from torch.nn import functional as F
 
 from vitlens.analysis.attention.affinity import affinity, refined, require_affinity, require_steps
 from vitlens.analysis.attention.registry import REFINE_STEPS
-from vitlens.analysis.faithfulness.resampled import AnyMaps, enlarged, removal_grid
+from vitlens.analysis.faithfulness.maps import AnyMaps, enlarged, removal_grid
 from vitlens.attribution.registry import ATTRIBUTIONS, attribution
-from vitlens.attribution.views import over_views, require_views
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.models.model import Model
 from vitlens.names import REFINEMENTS, UPSAMPLINGS, Refining, Upsampling
 from vitlens.shapes import Images
 
-MapsOf = Callable[[Images], AnyMaps]
+MapsOf = Callable[[Images, str], AnyMaps]  # of images, by the method of this name
 _EDGES = 1e-2  # of the guided filter: variance of a colour (squared, of [0, 1]) below which a region counts as flat
+
+
+VIEWS: Final = (  # content moved up and left by so many half patches, then mirrored or not
+    (0, 0, False), (1, 1, False), (1, 0, False), (0, 1, False),
+    (0, 0, True), (1, 1, True), (1, 0, True), (0, 1, True),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -28,7 +38,7 @@ class Refinement:
 
     refine: "affinity", steps of the attention between patches (affinity.py), of layers (None: all), an even number;
     times: a method whose map is multiplied (refined in the same way; both without their negative values and divided by
-    their mean); views: shifted and mirrored views that are averaged (views.py); upsample: "image", to the image's
+    their mean); views: shifted and mirrored views that are averaged (VIEWS); upsample: "image", to the image's
     pixels by a filter that follows its edges. Raises InputError and UnknownNameError.
 
     >>> import vitlens
@@ -53,7 +63,8 @@ class Refinement:
         if self.layers is not None and self.refine == "none":
             raise InputError("expected --refine affinity with --refine-layers, found no --refine; add it")
         require_steps(self.steps)
-        require_views(self.views)
+        if not 1 <= self.views <= len(VIEWS):
+            raise InputError(f"expected 1 to {len(VIEWS)} views, found {self.views}")
 
     @property
     def changes(self) -> bool:
@@ -103,22 +114,45 @@ def refinable(method: str) -> bool:
     return entry.resolution == "patch" and not entry.refined
 
 
-def refined_maps(
-    model: Model, images: Images, maps_of: MapsOf, refinement: Refinement, *, factor: MapsOf | None = None
-) -> AnyMaps:
-    """The maps that maps_of gives for images (or views of them), refined; factor: the maps of the method `times`."""
+def refined_maps(model: Model, images: Images, maps_of: MapsOf, method: str, refinement: Refinement) -> AnyMaps:
+    """The maps that a method gives for images (or views of them), refined."""
 
     def once(batch: Images) -> AnyMaps:
         similarity = affinity(model, batch, layers=refinement.layers) if refinement.refine == "affinity" else None
 
-        def smooth(maps: AnyMaps) -> AnyMaps:
+        def smooth(name: str) -> AnyMaps:
+            maps = maps_of(batch, name)
             return maps if similarity is None else refined(maps, similarity, steps=refinement.steps)
 
-        maps = maps_of(batch)
-        return smooth(maps) if factor is None else product(smooth(maps), smooth(factor(batch)))
+        return smooth(method) if refinement.times is None else product(smooth(method), smooth(refinement.times))
 
     maps = over_views(once, images, views=refinement.views, cells=removal_grid(model))
     return along_edges(maps, images) if refinement.upsample == "image" else maps
+
+
+def over_views(maps_of: Callable[[Images], AnyMaps], images: Images, *, views: int, cells: tuple[int, int]) -> AnyMaps:
+    """The mean of the maps of the first `views` of VIEWS, each moved back; one view: its maps as they are.
+
+    cells: rows and columns of patches, which decide the shift. The mean has twice as many cells a side as a map, or as
+    many as the image where that is fewer. What a shift moves in at the edge is the image mirrored.
+    """
+    first = maps_of(images)
+    if views == 1:
+        return first
+    height, width = images.shape[-2:]
+    half = max(1, round(height / cells[0] / 2)), max(1, round(width / cells[1] / 2))
+    size = min(2 * first.shape[-2], height), min(2 * first.shape[-1], width)
+    total = enlarged(first, size)
+    for up, left, mirrored in VIEWS[1:views]:
+        bottom, right = up * half[0], left * half[1]  # px
+        moved = F.pad(images, (0, right, 0, bottom), mode="reflect") if up or left else images
+        moved = moved[..., bottom:, right:]
+        seen = maps_of(moved.flip(-1) if mirrored else moved)
+        large = enlarged(seen.flip(-1) if mirrored else seen, size)
+        # moved back; the first rows and columns keep their own values
+        room = (round(right * size[1] / width), 0, round(bottom * size[0] / height), 0)
+        total = total + F.pad(large.unsqueeze(1), room, mode="replicate").squeeze(1)[..., : size[0], : size[1]]
+    return total / views
 
 
 def product(first: AnyMaps, second: AnyMaps) -> AnyMaps:

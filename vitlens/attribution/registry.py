@@ -8,50 +8,120 @@ grants no patent rights, whereas ours, Apache-2.0, does, so LXT cannot be a depe
 12061966 B2, EP 3271863 B1). The closest methods here are relevance (Chefer 2021) and libra-relevance.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
-from vitlens.attribution.defaults import CHANNELS, COALITIONS, MASKS, PATCHES, SAMPLES, STEPS
-from vitlens.attribution.entry import Attribution as Attribution
 from vitlens.errors import UnknownNameError
+from vitlens.references import resolved
+
+# settings of methods by default, and the sizes from which their numbers of passes are estimated
+SAMPLES: Final = 25  # noisy copies of SmoothGrad
+NOISE: Final = 0.15  # its standard deviation, as a share of each image's range of values
+STEPS: Final = 50  # of integrated gradients
+BASELINE: Final = 0.0  # value of the pixels of its baseline image: black
+MASKS: Final = 512  # of RISE
+COALITIONS: Final = 512  # of KernelSHAP; four per patch where that is more
+PATCHES: Final = 196  # that occlusion removes one by one: 14 x 14 of a ViT at 224 px
+CHANNELS: Final = 192  # of the target layer, at least: ScoreCAM and AblationCAM run one forward for each
+LAST_BLOCKS: Final = 2  # of a language-image model that LeGrad sums
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attribution:
+    """One attribution method.
+
+    title: in figures and tables; description: what its maps show, in a sentence; paper: where it is defined.
+    function: "module:function" of (model, images, targets) that gives maps (batch, rows, columns); arguments: further
+    ones that it is always called with; options: further ones that it takes by name, also through `vitlens.explain`,
+    "seed" where something is random.
+    resolution: "patch" (a ViT's patches, a CNN's last map or as many cells as a ViT would have) or "pixel" (of the
+    input images); signed: whether it has negative values, which are evidence against the target.
+    refined: whether its maps are refined by the attention between patches already.
+    needs: the requirement that the model must meet (models/support.py); families: of the models that support it.
+    needs_class: whether it explains a class, so that the model needs a classifier; complete: whether a map sums to
+    F(image) - F(black), so that its completeness error is reported.
+    forwards, backwards: about how many passes of the model one image takes.
+    default: whether `vitlens explain` runs it where no method is named; studied: whether `vitlens study` checks it;
+    preference: its rank among those of which a comparison takes the best of a model's first ones; None: not used;
+    preference_with_texts: that of a language-image model, where it is another.
+    candidate: its rank among those of which `--auto` chooses, the first few that a model supports: methods that explain
+    a class and are not slow; None: not among them.
+    package: its class in the grad-cam package, None where the package has none.
+    """
+
+    name: str
+    title: str
+    description: str
+    paper: str
+    function: str
+    resolution: Literal["patch", "pixel"]
+    signed: bool
+    forwards: int | float = 0
+    backwards: int | float = 0
+    arguments: Mapping[str, object] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    needs: Literal["chain", "maps", "cam", "depths"] | None = None
+    families: tuple[str, ...] = ("vit", "windowed", "cnn", "other")
+    needs_class: bool = True
+    complete: bool = False
+    refined: bool = False
+    default: bool = False
+    studied: bool = False
+    preference: int | None = None
+    preference_with_texts: int | None = None
+    candidate: int | None = None
+    package: str | None = None
+
+    @property
+    def gradients(self) -> bool:
+        """Whether it needs gradients."""
+        return self.backwards > 0
+
+    @property
+    def random(self) -> bool:
+        """Whether its maps depend on a seed."""
+        return "seed" in self.options
+
+    @property
+    def slow(self) -> bool:
+        """Whether it takes so many passes that a run without it is much shorter."""
+        return self.forwards + self.backwards > PATCHES / 2
+
+    @property
+    def maps(self) -> Callable[..., Any]:
+        """Its function."""
+        return resolved(self.function)  # type: ignore[no-any-return]
 
 
 def _from_attention(name: str, **fields: Any) -> Attribution:
     """An attention method as an attribution, with its default settings."""
     method = ATTENTION_METHODS[name]
     return Attribution(
-        name=name,
-        title=method.title,
-        description=method.description,
-        paper=method.paper,
-        function="vitlens.analysis.attention.methods:method_maps",
-        arguments={"method": name},
+        name=name, title=method.title, description=method.description, paper=method.paper,
+        function="vitlens.analysis.attention.methods:method_maps", arguments={"method": name},
         options=(*method.options, *(("readout",) if method.needs == "chain" else ())),
-        resolution="patch",
-        signed=False,
-        needs=method.needs,
-        families=("vit", "windowed", "other"),
-        needs_class=method.gradients,
-        forwards=method.forwards,
-        backwards=method.backwards,
-        **fields,
-    )
+        resolution="patch", signed=False, needs=method.needs, families=("vit", "windowed", "other"),
+        needs_class=method.gradients, forwards=method.forwards, backwards=method.backwards, **fields,
+    )  # fmt: skip
 
 
-def _cam(name: str, *, rule: str, **fields: Any) -> Attribution:
-    """A class activation map by a rule on activations and gradients, "module:function"."""
+def _cam(name: str, title: str, description: str, paper: str, **fields: Any) -> Attribution:
+    """A class activation map, by default one of the rules of cam.py on activations and gradients."""
+    own: dict[str, Any] = {"function": "cam_maps", "arguments": {"rule": name}, "backwards": 1} | fields
+    own["function"] = f"vitlens.attribution.cam:{own['function']}"
     return Attribution(
-        name=name,
-        function="vitlens.attribution.cam:cam_maps",
-        arguments={"rule": rule},
-        resolution="patch",
-        signed=True,
-        needs="cam",
-        backwards=1,
-        **fields,
-    )
+        name=name, title=title, description=description, paper=paper, resolution="patch", signed=True, needs="cam",
+        **own,
+    )  # fmt: skip
+
+
+def _own(name: str, function: str, title: str, description: str, paper: str, **fields: Any) -> Attribution:
+    """A method with a function of its own, "module:function" in this package."""
+    where = f"vitlens.attribution.{function}"
+    return Attribution(name=name, title=title, description=description, paper=paper, function=where, **fields)
 
 
 _ENTRIES: Final = (
@@ -60,209 +130,89 @@ _ENTRIES: Final = (
     _from_attention("libra-relevance", candidate=4),
     _from_attention("gradient-rollout", candidate=5),
     _from_attention("attention", preference=3),
-    Attribution(
-        name="legrad",
-        title="LeGrad",
-        description="the attention of each block that raises the target's logit of the block's output, over all blocks",
-        paper="Bousselham 2025",
-        function="vitlens.attribution.legrad:legrad",
-        options=("start_layer", "readout"),
-        resolution="patch",
-        signed=False,
-        needs="depths",
-        families=("vit",),
-        backwards=1,
-        preference_with_texts=-1,
-        candidate=6,
+    _own(
+        "legrad", "legrad:legrad", "LeGrad",
+        "the attention of each block that raises the target's logit of the block's output, over all blocks",
+        "Bousselham 2025",
+        options=("start_layer", "readout"), resolution="patch", signed=False, needs="depths", families=("vit",),
+        backwards=1, preference_with_texts=-1, candidate=6,
     ),
-    Attribution(
-        name="best",
-        title="combined map (best)",
-        description="where gradient-weighted rollout, GradCAM and HiResCAM agree, tested on the image",
-        paper="vitlens (docs/explain.md), from Chefer 2021, Selvaraju 2017, Draelos 2020, Mehri 2025, "
-        "Sundararajan 2017",
-        function="vitlens.attribution.best:best_maps",
-        resolution="patch",
-        refined=True,
-        signed=False,
-        needs="chain",
-        families=("vit",),
-        forwards=6,
-        backwards=3,
-        default=True,
-        studied=True,
-        preference=0,
-        preference_with_texts=2,
-        candidate=1,
+    _own(
+        "best", "best:best_maps", "combined map (best)",
+        "where gradient-weighted rollout, GradCAM and HiResCAM agree, tested on the image",
+        "vitlens (docs/explain.md), from Chefer 2021, Selvaraju 2017, Draelos 2020, Mehri 2025, Sundararajan 2017",
+        resolution="patch", refined=True, signed=False, needs="chain", families=("vit",), forwards=6, backwards=3,
+        default=True, studied=True, preference=0, preference_with_texts=2, candidate=1,
     ),
     _cam(
-        "gradcam",
-        title="GradCAM",
-        description="channels weighted by their mean gradient",
-        paper="Selvaraju 2017",
-        rule="vitlens.attribution.cam:gradcam",
-        package="GradCAM",
-        default=True,
-        studied=True,
-        preference=2,
-        candidate=3,
+        "gradcam", "GradCAM", "channels weighted by their mean gradient", "Selvaraju 2017",
+        package="GradCAM", default=True, studied=True, preference=2, candidate=3,
     ),
     _cam(
-        "gradcam++",
-        title="GradCAM++",
-        description="channels weighted by their positive gradients, rare ones more",
-        paper="Chattopadhyay 2018",
-        rule="vitlens.attribution.cam:gradcam_plus_plus",
-        package="GradCAMPlusPlus",
-        candidate=9,
+        "gradcam++", "GradCAM++", "channels weighted by their positive gradients, rare ones more", "Chattopadhyay 2018",
+        package="GradCAMPlusPlus", candidate=9,
     ),
     _cam(
-        "layercam",
-        title="LayerCAM",
-        description="activations times their positive gradients, cell by cell",
-        paper="Jiang 2021",
-        rule="vitlens.attribution.cam:layercam",
-        package="LayerCAM",
-        preference=5,
-        candidate=7,
+        "layercam", "LayerCAM", "activations times their positive gradients, cell by cell", "Jiang 2021",
+        package="LayerCAM", preference=5, candidate=7,
     ),
     _cam(
-        "hirescam",
-        title="HiResCAM",
-        description="activations times their gradients, cell by cell",
-        paper="Draelos 2020",
-        rule="vitlens.attribution.cam:hirescam",
-        package="HiResCAM",
-        candidate=8,
+        "hirescam", "HiResCAM", "activations times their gradients, cell by cell", "Draelos 2020",
+        package="HiResCAM", candidate=8,
     ),
     _cam(
-        "xgradcam",
-        title="XGradCAM",
-        description="channels weighted by the activation-weighted mean of their gradients",
-        paper="Fu 2020",
-        rule="vitlens.attribution.cam:xgradcam",
-        package="XGradCAM",
-        candidate=10,
+        "xgradcam", "XGradCAM", "channels weighted by the activation-weighted mean of their gradients", "Fu 2020",
+        package="XGradCAM", candidate=10,
     ),
-    Attribution(
-        name="eigencam",
-        title="EigenCAM",
-        description="the first principal component of the activations; the same for every class",
-        paper="Muhammad 2020",
-        function="vitlens.attribution.cam:eigencam_maps",
-        resolution="patch",
-        signed=True,
-        needs="cam",
-        package="EigenCAM",
-        needs_class=False,
-        forwards=1,
+    _cam(
+        "eigencam", "EigenCAM", "the first principal component of the activations; the same for every class",
+        "Muhammad 2020",
+        function="eigencam_maps", arguments={}, package="EigenCAM", needs_class=False, forwards=1, backwards=0,
     ),
-    Attribution(
-        name="scorecam",
-        title="ScoreCAM",
-        description="channels weighted by the target's logit for the image masked with them",
-        paper="Wang 2020",
-        function="vitlens.attribution.cam:scorecam",
-        resolution="patch",
-        signed=True,
-        needs="cam",
-        package="ScoreCAM",
-        forwards=CHANNELS,
+    _cam(
+        "scorecam", "ScoreCAM", "channels weighted by the target's logit for the image masked with them", "Wang 2020",
+        function="scorecam", arguments={}, package="ScoreCAM", forwards=CHANNELS, backwards=0,
     ),
-    Attribution(
-        name="ablationcam",
-        title="AblationCAM",
-        description="channels weighted by the fall of the target's logit without them",
-        paper="Desai 2020",
-        function="vitlens.attribution.cam:ablationcam",
-        resolution="patch",
-        signed=True,
-        needs="cam",
-        package="AblationCAM",
-        forwards=CHANNELS,
+    _cam(
+        "ablationcam", "AblationCAM", "channels weighted by the fall of the target's logit without them", "Desai 2020",
+        function="ablationcam", arguments={}, package="AblationCAM", forwards=CHANNELS, backwards=0,
     ),
-    Attribution(
-        name="saliency",
-        title="saliency",
-        description="the largest absolute gradient of the three channels",
-        paper="Simonyan 2014",
-        function="vitlens.attribution.gradients:saliency",
-        resolution="pixel",
-        signed=False,
-        backwards=1,
-        preference=6,
-        candidate=11,
+    _own(
+        "saliency", "gradients:saliency", "saliency", "the largest absolute gradient of the three channels",
+        "Simonyan 2014",
+        resolution="pixel", signed=False, backwards=1, preference=6, candidate=11,
     ),
-    Attribution(
-        name="input-x-gradient",
-        title="input x gradient",
-        description="pixel times gradient: the first-order fall of the logit if the pixel turned black",
-        paper="Shrikumar 2016",
-        function="vitlens.attribution.gradients:input_x_gradient",
-        resolution="pixel",
-        signed=True,
-        backwards=1,
+    _own(
+        "input-x-gradient", "gradients:input_x_gradient", "input x gradient",
+        "pixel times gradient: the first-order fall of the logit if the pixel turned black", "Shrikumar 2016",
+        resolution="pixel", signed=True, backwards=1,
     ),
-    Attribution(
-        name="smoothgrad",
-        title="SmoothGrad",
-        description="saliency of the mean gradient over noisy copies",
-        paper="Smilkov 2017",
-        function="vitlens.attribution.gradients:smoothgrad",
-        options=("samples", "noise", "seed"),
-        resolution="pixel",
-        signed=False,
-        backwards=SAMPLES,
+    _own(
+        "smoothgrad", "gradients:smoothgrad", "SmoothGrad", "saliency of the mean gradient over noisy copies",
+        "Smilkov 2017",
+        options=("samples", "noise", "seed"), resolution="pixel", signed=False, backwards=SAMPLES,
     ),
-    Attribution(
-        name="integrated-gradients",
-        title="integrated gradients",
-        description="gradients summed along the path from black to the image",
-        paper="Sundararajan 2017",
-        function="vitlens.attribution.gradients:integrated_gradients",
-        options=("steps", "baseline"),
-        resolution="pixel",
-        signed=True,
-        complete=True,
-        backwards=STEPS,
-        default=True,
+    _own(
+        "integrated-gradients", "gradients:integrated_gradients", "integrated gradients",
+        "gradients summed along the path from black to the image", "Sundararajan 2017",
+        options=("steps", "baseline"), resolution="pixel", signed=True, complete=True, backwards=STEPS, default=True,
     ),
-    Attribution(
-        name="occlusion",
-        title="occlusion",
-        description="the fall of the target's logit when a patch is replaced by the image's mean colour",
-        paper="Zeiler & Fergus 2014",
-        function="vitlens.attribution.occlusion:occlusion",
-        resolution="patch",
-        signed=True,
-        forwards=PATCHES,
-        default=True,
-        studied=True,
-        preference=4,
+    _own(
+        "occlusion", "masked:occlusion", "occlusion",
+        "the fall of the target's logit when a patch is replaced by the image's mean colour", "Zeiler & Fergus 2014",
+        resolution="patch", signed=True, forwards=PATCHES, default=True, studied=True, preference=4,
     ),
-    Attribution(
-        name="rise",
-        title="RISE",
-        description="the target's mean probability over random masks in which a pixel is visible",
-        paper="Petsiuk 2018",
-        function="vitlens.attribution.rise:rise",
-        options=("masks", "seed"),
-        resolution="pixel",
-        signed=False,
-        forwards=MASKS,
+    _own(
+        "rise", "masked:rise", "RISE", "the target's mean probability over random masks in which a pixel is visible",
+        "Petsiuk 2018",
+        options=("masks", "seed"), resolution="pixel", signed=False, forwards=MASKS,
     ),
-    Attribution(
-        name="kernel-shap",
-        title="KernelSHAP",
-        description="each patch's Shapley value for the target's logit",
-        paper="Lundberg & Lee 2017",
-        function="vitlens.attribution.shap:kernel_shap",
-        options=("coalitions", "seed"),
-        resolution="patch",
-        signed=True,
-        forwards=COALITIONS,
+    _own(
+        "kernel-shap", "masked:kernel_shap", "KernelSHAP", "each patch's Shapley value for the target's logit",
+        "Lundberg & Lee 2017",
+        options=("coalitions", "seed"), resolution="patch", signed=True, forwards=COALITIONS,
     ),
-)
+)  # fmt: skip
 
 ATTRIBUTIONS: Final[Mapping[str, Attribution]] = MappingProxyType({entry.name: entry for entry in _ENTRIES})
 

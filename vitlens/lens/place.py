@@ -1,7 +1,6 @@
 """Place: a tensor inside a model by a stable name, with the names and sizes of its axes. Free of torch."""
 
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -9,22 +8,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PlaceKind = Literal[
-    "patches",
-    "input",
-    "residual",
-    "block",
-    "attention",
-    "queries",
-    "keys",
-    "values",
-    "scores",
-    "weights",
-    "heads",
-    "head",
-    "mlp",
-    "stage",
-    "logits",
-]
+    "patches", "input", "residual", "block", "attention", "queries", "keys", "values", "scores", "weights", "heads",
+    "head", "mlp", "stage", "logits",
+]  # fmt: skip
 
 KIND_WORDS: dict[PlaceKind, str] = {
     "patches": "patch tokens that enter the first block",
@@ -83,21 +69,20 @@ class Places(tuple[Place, ...]):
 
     def lines(self) -> list[tuple[str, str, str]]:
         """The table's lines: pattern, axes with sizes, and what the tensor is."""
-        grouped: dict[tuple[str, Place], list[int]] = {}
-        for place in self:
-            shared, number = _without_head(place.name)
-            alike = Place(shared, place.kind, place.axes, place.shape, place.changeable)
-            grouped.setdefault((shared, alike), []).append(number)
-        by_block: dict[tuple[str, str, Place], list[int]] = {}
-        for (shared, alike), heads in grouped.items():
-            name = shared.replace("{head}", _range(heads))
-            prefix, number, rest = _block(name)
-            same = Place(rest, alike.kind, alike.axes, alike.shape, alike.changeable)
-            by_block.setdefault((prefix, rest, same), []).append(number)
-        lines = []
-        for (prefix, rest, alike), blocks in by_block.items():
-            words = KIND_WORDS[alike.kind] + ("" if alike.changeable else " (captured only)")
-            lines.append((f"{prefix}{_range(blocks)}{rest}" if prefix else rest, alike.described(), words))
+        lines = [
+            (place.name, place.described(), KIND_WORDS[place.kind] + " (captured only)" * (not place.changeable))
+            for place in self
+        ]
+        for number in (r"(.*\.head\.)(\d+)()", r"(blocks\.|stages\.)(\d+)(.*)"):
+            alike: dict[tuple[str, ...], list[str]] = {}
+            for name, *others in lines:
+                match = re.fullmatch(number, name)
+                before, found, after = match.groups() if match else (name, "", "")
+                alike.setdefault((before, after, *others), []).append(found)
+            lines = [
+                (f"{before}{_range(found)}{after}", shape, words)
+                for (before, after, shape, words), found in alike.items()
+            ]
         return lines
 
     def __str__(self) -> str:
@@ -120,28 +105,13 @@ class Places(tuple[Place, ...]):
         return table
 
 
-def _without_head(name: str) -> tuple[str, int]:
-    """A head's name with its number left open, and the number; other names as they are."""
-    match = re.fullmatch(r"(.*\.head\.)(\d+)", name)
-    return (f"{match[1]}{{head}}", int(match[2])) if match else (name, 0)
-
-
-def _block(name: str) -> tuple[str, int, str]:
-    """("blocks.", 3, ".mlp") for "blocks.3.mlp"; a name without a number is all rest."""
-    match = re.fullmatch(r"(blocks\.|stages\.)(\d+)(.*)", name)
-    return (match[1], int(match[2]), match[3]) if match else ("", 0, name)
-
-
-def _range(numbers: Iterable[int]) -> str:
-    """As a part of a pattern: "3", "{0..11}" or "{0,2..4}"."""
-    runs = list(_runs(sorted(numbers)))
-    words = [str(first) if first == last else f"{first}..{last}" for first, last in runs]
-    return words[0] if words[0].isdigit() and len(words) == 1 else f"{{{','.join(words)}}}"
-
-
-def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
-    start = numbers[0]
-    for here, there in zip(numbers, (*numbers[1:], None)):
-        if there != here + 1:
-            yield start, here
-            start = there if there is not None else start
+def _range(numbers: list[str]) -> str:
+    """As a part of a pattern: "3", "{0..11}" or "{0,2..4}"; of no number ""."""
+    runs: list[list[int]] = []
+    for number in sorted(map(int, filter(None, numbers))):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    words = [str(run[0]) if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs]
+    return "".join(words) if len(numbers) == 1 else f"{{{','.join(words)}}}"

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError, nearest
 from vitlens.lens.attention import Stage
-from vitlens.lens.layers import Layer, layers
 from vitlens.lens.place import Place, PlaceKind, Places
 from vitlens.lens.stages import holds_another, stages, stream_width
-from vitlens.lens.trace import trace, traced_heads
+from vitlens.lens.trace import Layer, layers, trace, traced_heads
 from vitlens.models.hooks import Key, once_per_model
 from vitlens.models.model import Model, require_model
 from vitlens.models.recording import Shape
@@ -149,7 +148,11 @@ def resolve_places(model: Model, names: str | Sequence[str]) -> tuple[Access, ..
     `places`, InputError for a pattern that fits none of them and for positions that are not there.
     """
     named = (names,) if isinstance(names, str) or not isinstance(names, Iterable) else tuple(names)
-    return tuple({access.name: access for name in named for access in _resolve(model, name)}.values())
+    known, found = accesses(model), dict[str, Access]()
+    for name in named:
+        listed = known.get(name) if isinstance(name, str) else None
+        found.update({each.name: each for each in ((listed,) if listed is not None else _resolve(model, name))})
+    return tuple(found.values())
 
 
 def resolve_tokens(model: Model, tokens: Tokens, count: int) -> tuple[int, ...]:

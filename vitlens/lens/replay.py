@@ -21,10 +21,10 @@ from vitlens.errors import LensError
 from vitlens.lens.attention import tapped_in_part
 from vitlens.lens.change import Set, in_force
 from vitlens.lens.intervene import Changes, Reference, prepared
-from vitlens.lens.layers import layers
 from vitlens.lens.places import resolve_places
 from vitlens.lens.replay_pass import PassKind, method_of, replay_pass
 from vitlens.lens.replay_plan import ReplayRecord, StopForward, recording
+from vitlens.lens.trace import layers
 from vitlens.models.hooks import as_call
 from vitlens.models.model import Model
 from vitlens.pixels import AnyImages, as_images, takes_images

@@ -20,9 +20,9 @@ from vitlens.errors import LensError, UnsupportedError
 from vitlens.lens.attention import attention_module
 from vitlens.lens.change import PlaceChange, Set, in_force
 from vitlens.lens.intervene import Changes, intervene, prepared
-from vitlens.lens.layers import Layer, layers, probe_images
 from vitlens.lens.places import accesses
 from vitlens.lens.replay_plan import ReplayPlan, ReplayRecord, StopForward, make_plan, recording
+from vitlens.lens.trace import Layer, layers, probe_images
 from vitlens.models.anatomy import heads_of, is_known_block
 from vitlens.models.hooks import Arguments, Forward, Key, arguments, as_call, once_per_model, overridden
 from vitlens.models.model import Model
@@ -99,8 +99,8 @@ def replay_pass(
         if kind.rows is not None:
             stack.enter_context(_first_rows(model, kind.rows))
         if not kind.attention:
-            heads = [[each for each in every if _is_of_heads(each, kind.start)] for every in sets]
-            sets = [[each for each in every if not _is_of_heads(each, kind.start)] for every in sets]
+            heads = [[each for each in every if each.is_linear and each.access.layer == kind.start] for every in sets]
+            sets = [[each for each in every if each not in own] for every, own in zip(sets, heads)]
             output = _branch(model, layer, record, heads, part, kind.rows if kind.start == last else None)
             attention = model.module.get_submodule(layer.attention)
             stack.enter_context(overridden(attention, _returning(output)))
@@ -110,10 +110,6 @@ def replay_pass(
         logits = model.run(model.mean.new_zeros(1, 3, 1, 1).expand(count, 3, *model.input_size))  # not read
     by_set: Tensor = logits.unflatten(0, (len(sets), -1))
     return by_set
-
-
-def _is_of_heads(change: PlaceChange, layer: int) -> bool:
-    return change.access.layer == layer and change.is_linear
 
 
 def _returning(output: Any) -> Callable[[Forward], Forward]:

@@ -9,8 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitlens.lens.attention import Tap, tapped
-from vitlens.lens.layers import Layer, layers
-from vitlens.lens.trace import trace, traced_heads
+from vitlens.lens.trace import Layer, layers, trace, traced_heads
 from vitlens.models.hooks import Arguments, Forward, Key, arguments, overridden
 from vitlens.models.model import Model
 from vitlens.models.recording import Shape, Trace

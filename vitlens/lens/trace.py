@@ -1,5 +1,9 @@
-"""Trace: one recorded forward pass, with one and with two images of noise: which modules ran, when, on what shapes."""
+"""Trace: one recorded forward pass, with one and with two images of noise: which modules ran, when, on what shapes.
 
+From it the layers of a model follow, as changes of places and replay address them: attention, heads, block and MLP.
+"""
+
+import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -11,7 +15,7 @@ from torch import Tensor, nn
 from vitlens.devices import evaluating
 from vitlens.lens.attention import Attended, Stage, Tap, TensorFunction, attention_module, tapped
 from vitlens.lens.observe import survey
-from vitlens.models.hooks import Arguments, first_tensor, per_model, watching
+from vitlens.models.hooks import Arguments, Key, first_tensor, once_per_model, per_model, watching
 from vitlens.models.model import Model
 from vitlens.models.recording import Recorder, Shape, Trace
 from vitlens.shapes import Images
@@ -82,6 +86,65 @@ def traced_heads(model: Model, images: int) -> Mapping[str, TracedHeads]:
     ):
         model(probe_images(model, images))
     return found
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer, counted from 0 in the order of the forward pass.
+
+    attention: module name; unit: the block that contains it, or attention itself where none does (SigLIP's pooling);
+    mlp: the block's MLP, or None; head_dim: 0 where there is no output projection over all heads; windows: calls per
+    image; queries, keys: of one call; stream: the argument of the unit that is the residual stream, or None; tokens:
+    their number in the stream; removable: whether the unit's output has the shape of that argument; tokens_first:
+    whether the stream is (tokens, batch, width), as nn.TransformerEncoderLayer's default is, and cannot be changed.
+    """
+
+    index: int
+    attention: str
+    unit: str
+    mlp: str | None
+    heads: int
+    head_dim: int
+    windows: int
+    queries: int
+    keys: int
+    stream: Key | None
+    tokens: int
+    removable: bool
+    tokens_first: bool = False
+
+
+@once_per_model
+def layers(model: Model) -> tuple[Layer, ...]:
+    """Every attention layer with its block, MLP and heads; read once per model.
+
+    Raises UnsupportedError for a model without attention (a CNN).
+    """
+    sites = {site.layer: site for site in reversed(survey(model, probe_images(model, 1)))}  # a layer's first call
+    calls, heads = trace(model, 1).by_module, traced_heads(model, 1)
+    found = []
+    for index in range(len(sites)):
+        site = sites[index]
+        blocks = [block for block in model.anatomy.blocks if site.module.startswith(f"{block}.")]
+        unit = max(blocks, key=len, default=site.module)
+        windows, _, width = ((1, 0, 0), *heads[site.module].joined)[-1]  # (calls, tokens, heads x head_dim)
+        part = model.anatomy.parts.get(site.module)
+        mlp = None if part is None else part.mlp
+        if mlp is None and isinstance(getattr(model.module.get_submodule(unit), "mlp", None), nn.Module):
+            mlp = f"{unit}.mlp"
+        if part is not None and part.heads not in (0, site.heads):
+            width = 0  # not one softmax for each head that the projection reads
+        call = calls[unit][-1]
+        same = [key for key, value in call.arguments.items() if value.shape == call.output]
+        stream = next(iter((*same, *call.arguments)), None)
+        shape = () if stream is None else call.arguments[stream].shape
+        tokens_first = len(shape) == 3 and shape[0] > 1 == shape[1]
+        tokens = 0 if stream is None else shape[0] if tokens_first else math.prod(shape[1:-1])
+        size = (site.heads, width // site.heads, windows, site.queries, site.keys)
+        if tokens_first:
+            stream, same = None, []
+        found.append(Layer(index, site.module, unit, mlp, *size, stream, tokens, bool(same), tokens_first))
+    return tuple(found)
 
 
 def _exact(device: torch.device) -> AbstractContextManager[None]:

@@ -20,7 +20,6 @@ from vitlens.models.token_order import (
     LogitsOf,
     Reordering,
     TokenOrder,
-    Unread,
     gradient_at,
     keeps_logits,
     positions_read,
@@ -270,7 +269,7 @@ def _with_tokens(
     if pooled:
         return replace(anatomy, unread=f"its attention layers have fewer keys than queries ({pooled[0]})")
     order = _order(module, trace, whole[0], lengths[0], images, told)
-    if isinstance(order, Unread):
+    if order.grid is None:
         return replace(
             anatomy, unread=f"{order.reason}; say grid=(rows, columns) and prefix=('cls', ...)", row_by_row=False
         )
@@ -302,11 +301,11 @@ def _with_tokens(
 
 def _order(
     module: nn.Module, trace: AttentionRecorder, attention: str, tokens: int, images: Tensor, told: Told
-) -> TokenOrder | Unread:
+) -> TokenOrder:
     """The order that a forward pass shows, or that is told where it shows none; a CNN that sees everywhere shows it by
     the last map before the first attention. Raises UnsupportedError where the one told is not the one read."""
     read = read_order(module, attention, images)
-    shown = read.grid if isinstance(read, TokenOrder) else None
+    shown = read.grid
     agrees = shown is not None and told.prefix is not None and len(read.special) == len(told.prefix)
     if told.grid is not None or (told.prefix is not None and not agrees):
         prefix = len(told.prefix) if told.prefix is not None else tokens - told.grid[0] * told.grid[1]  # type: ignore[index]
@@ -327,9 +326,8 @@ def _order(
                 f"expected {len(read.special)} special tokens beside patches of grid={shown}, as a forward pass of "
                 f"{type(module).__name__} shows, found {prefix} and grid={grid}; leave grid= and prefix= out"
             )
-        special = read.special if len(read.special) == prefix else _first(prefix)
-        return read if isinstance(read, TokenOrder) else TokenOrder(special, grid)
-    if isinstance(read, Unread) and read.spread:
+        return TokenOrder(read.special if len(read.special) == prefix else _first(prefix), grid)
+    if read.spread:
         begin = trace.by_module[attention][0].begin
         maps = [call for call in trace.calls if call.end < begin and call.output is not None and len(call.output) == 4]
         rows, columns = maps[-1].output[2:] if maps else (0, 0)  # type: ignore[index]

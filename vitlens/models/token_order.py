@@ -23,24 +23,21 @@ LogitsOf = Callable[[Any], Tensor]  # from what a module returns to the logits
 
 @dataclass(frozen=True)
 class TokenOrder:
-    """The order of a model's tokens: the positions of those that are no patches, and the patches' (rows, columns)."""
+    """The order of a model's tokens: the positions of those that are no patches, and the patches' (rows, columns).
+
+    grid: None where it cannot be read; reason: why; spread: whether that is as each patch depends on most of the image,
+    as behind a deep CNN.
+    """
 
     special: tuple[int, ...]
-    grid: Grid
+    grid: Grid | None
+    reason: str = ""
+    spread: bool = False
 
     @property
     def is_canonical(self) -> bool:
         """Whether the special tokens are the first ones."""
         return self.special == tuple(range(len(self.special)))
-
-
-@dataclass(frozen=True)
-class Unread:
-    """Why the order cannot be read; spread: whether each patch depends on most of the image, as behind a deep CNN."""
-
-    reason: str
-    special: tuple[int, ...] = ()
-    spread: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,8 +87,8 @@ def reordered(module: nn.Module, reordering: Reordering | None) -> Iterator[None
             handle.remove()
 
 
-def read_order(module: nn.Module, attention: str, images: Tensor) -> TokenOrder | Unread:
-    """The order of the tokens that enter an attention module, or why it cannot be read.
+def read_order(module: nn.Module, attention: str, images: Tensor) -> TokenOrder:
+    """The order of the tokens that enter an attention module.
 
     images: two or more of normalised noise. Tokens that do not differ between two images are the special ones; a pixel
     changed in each corner of an image tells which token each corner is.
@@ -102,7 +99,7 @@ def read_order(module: nn.Module, attention: str, images: Tensor) -> TokenOrder 
     probes[5] = images[1]
     tokens = _tokens_entering(module, attention, probes)
     if tokens is None:
-        return Unread(f"the input of {attention} is not (batch, tokens, width)")
+        return TokenOrder((), None, f"the input of {attention} is not (batch, tokens, width)")
     changes = (tokens - tokens[:1]).abs().amax(-1)  # (6, tokens)
     special = tuple((changes[5] == 0).nonzero().flatten().tolist())
     changes = changes[:, changes[5] > 0]  # (6, patches)
@@ -112,12 +109,12 @@ def read_order(module: nn.Module, attention: str, images: Tensor) -> TokenOrder 
     columns = top_right - top_left + 1
     rows, rest = divmod(patches, max(columns, 1))
     if columns < 1 or rest or (top_left, bottom_left, bottom_right) != (0, (rows - 1) * columns, patches - 1):
-        return Unread(
+        reason = (
             f"its {patches} patches are not row by row: the image's corners are patches {top_left}, {top_right}, "
-            f"{bottom_left} and {bottom_right}",
-            special,
-            spread=bool(((changes[1:5] > 0).sum(1) > patches / 2).all()),
+            f"{bottom_left} and {bottom_right}"
         )
+        spread = bool(((changes[1:5] > 0).sum(1) > patches / 2).all())
+        return TokenOrder(special, None, reason, spread)
     return TokenOrder(special, (rows, columns))
 
 
@@ -153,7 +150,7 @@ def keeps_logits(
             order, other = read_order(module, attention, images), logits_of(module(images)).float()
     tolerance = max(1e-4, 16 * torch.finfo(images.dtype).eps)
     close = (plain - other).abs().max().item() <= tolerance * max(1.0, plain.abs().max().item())
-    return close and isinstance(order, TokenOrder) and order.is_canonical
+    return close and order.is_canonical
 
 
 def gradient_at(module: nn.Module, attention: str, images: Tensor, logits_of: LogitsOf) -> Tensor | None:

@@ -12,9 +12,9 @@ from torch import Tensor
 from tests.kit.sign_flips import sign_flip_test
 from tests.lens.tiny import images, ours
 from vitlens.analysis.ablation.bench import Outcomes
-from vitlens.analysis.ablation.importance import ablate, spearman, summarise
+from vitlens.analysis.ablation.importance import ablate, summarise
 from vitlens.analysis.ablation.units import Unit
-from vitlens.analysis.evaluation.intervals import intervals, resampled_means, sign_flips
+from vitlens.analysis.evaluation.intervals import intervals, resampled_means, sign_flips, spearman
 from vitlens.errors import InputError
 from vitlens.uncertainty import bootstrap_difference, bootstrap_mean, holm
 
@@ -195,10 +195,11 @@ def test_a_model_that_is_never_right_is_told_of() -> None:
 
 
 def test_a_rank_correlation_of_equal_values_is_undefined() -> None:
-    assert math.isnan(spearman(torch.ones(4), torch.arange(4)))
-    assert math.isnan(spearman(torch.ones(1), torch.ones(1)))
+    assert math.isnan(spearman(torch.ones(1, 4), torch.arange(4)[None]).item())
+    assert math.isnan(spearman(torch.ones(1, 1), torch.ones(1, 1)).item())
     ties = torch.tensor([1.0, 2.0, 2.0, 5.0]), torch.tensor([3.0, 1.0, 4.0, 4.0])
-    assert spearman(*ties) == pytest.approx(stats.spearmanr(*(np.asarray(each) for each in ties)).statistic)
+    expected = stats.spearmanr(*(np.asarray(each) for each in ties)).statistic
+    assert spearman(*(each[None] for each in ties)).item() == pytest.approx(expected)
 
 
 def test_ablate_gives_a_summary_of_a_model() -> None:

@@ -1,5 +1,7 @@
 """Redundancy against CKA of the full matrices; synergy against full forwards."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,7 +13,6 @@ from vitlens.analysis.ablation.pairs import (
     RedundancyStream,
     Synergy,
     pairwise,
-    redundancy,
     synergy,
 )
 from vitlens.analysis.ablation.units import Unit, units_of
@@ -19,6 +20,7 @@ from vitlens.analysis.features.cka import CKAStream
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.capture import capture
 from vitlens.lens.intervene import intervene
+from vitlens.models.model import Model
 from vitlens.models.resnet import resnet20
 from vitlens.uncertainty import bootstrap_mean, holm
 
@@ -28,6 +30,13 @@ HEADS = tuple(Unit("head", 0, head) for head in range(3))
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def redundancy(model: Model, batches: Sequence[Tensor]) -> Redundancy:
+    stream = RedundancyStream(model)
+    for batch in batches:
+        stream.add(batch)
+    return stream.result()
 
 
 def full_cka(one: Tensor, two: Tensor) -> float:

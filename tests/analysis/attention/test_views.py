@@ -5,7 +5,7 @@ import torch
 
 from tests.lens.put_back import unwindow
 from tests.lens.tiny import FAMILIES, images, model_of, ours, shared_model, timm_model, torchvision_swin
-from vitlens.analysis.attention.weights import attention, key_maps, merged, query_maps
+from vitlens.analysis.attention.weights import attention, merged, patch_views
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens import call
 from vitlens.lens.capture import capture_attention
@@ -25,7 +25,8 @@ def check_row_and_column(model, patch):
     batch, layout = images(model.input_size), model.anatomy.layout
     token = len(layout.prefix) + patch[0] * layout.grid[1] + patch[1]
     full = [weights for weights in attention(model, batch) if weights.shape[-2:] == (layout.tokens,) * 2]
-    looks, seen = query_maps(model, batch, query=patch), key_maps(model, batch, key=patch)
+    looks = patch_views(model, batch, side="query", patch=patch)
+    seen = patch_views(model, batch, side="key", patch=patch)
     assert len(looks) == len(seen) == len(full) > 0
     for look, see, weights in zip(looks, seen, full):
         row, column = (torch.cat([view.prefix, view.maps.flatten(2)], -1) for view in (look, see))
@@ -73,7 +74,8 @@ def test_windows_against_unwindow(name, patch):
     make, size = SWINS[name]
     model, batch = make(size), images(size)
     captured = capture_attention(model, batch)
-    looks, seen = query_maps(model, batch, query=patch), key_maps(model, batch, key=patch)
+    looks = patch_views(model, batch, side="query", patch=patch)
+    seen = patch_views(model, batch, side="key", patch=patch)
     assert [look.site.layer for look in looks] == [0, 1, 2, 3]
     for site, weights, look, see in zip(captured.sites, captured.layers, looks, seen):
         where = patch if site.layer < 2 else (patch[0] // 2, patch[1] // 2)
@@ -100,26 +102,28 @@ def test_layers_without_patches_that_look_at_patches_are_left_out():
     model = timm_model("cait_xxs24_224")
     kinds = [site.kind for site in capture_attention(model, images()).sites]
     assert "class" in kinds
-    assert len(query_maps(model, images(), query=(0, 0))) == kinds.count("patch")
+    assert len(patch_views(model, images(), side="query", patch=(0, 0))) == kinds.count("patch")
 
 
 @pytest.mark.parametrize("patch", [(4, 0), (0, 3), (-1, 0), (0, -1)])
 def test_outside_the_grid(patch):
     found = rf"inside the 4x3 grid \(0,0 to 3,2\), found {patch[0]},{patch[1]}"
     with pytest.raises(InputError, match="expected --query ROW,COL " + found):
-        query_maps(ours(), images((32, 48)), query=patch)
+        patch_views(ours(), images((32, 48)), side="query", patch=patch)
     with pytest.raises(InputError, match="expected --key ROW,COL " + found):
-        key_maps(ours(), images((32, 48)), key=patch)
+        patch_views(ours(), images((32, 48)), side="key", patch=patch)
 
 
 def test_outside_the_first_layers_grid_of_a_windowed_model():
     with pytest.raises(InputError, match=r"inside the 16x16 grid \(0,0 to 15,15\), found 16,0"):
-        query_maps(torchvision_swin(), images(), query=(16, 0))
+        patch_views(torchvision_swin(), images(), side="query", patch=(16, 0))
 
 
 def test_models_without_such_layers_are_refused():
     with pytest.raises(UnsupportedError, match="softmax attention"):
-        query_maps(model_of(build_resnet("resnet20", classes=5, image_size=(32, 32))), images(), query=(0, 0))
+        patch_views(
+            model_of(build_resnet("resnet20", classes=5, image_size=(32, 32))), images(), side="query", patch=(0, 0)
+        )
     xcit = timm_model("xcit_nano_12_p16_224", img_size=32, patch_size=16, embed_dim=32)
     with pytest.raises(UnsupportedError, match="patches attend to patches, found none in tiny; leave --key out"):
-        key_maps(xcit, images(), key=(0, 0))
+        patch_views(xcit, images(), side="key", patch=(0, 0))

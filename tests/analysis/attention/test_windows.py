@@ -28,7 +28,6 @@ def test_pairs_reach_and_parts_by_loops(name) -> None:
     assert (first.pairs, first.new, first.padding) == (len(plain), None, 0) == (256 * 16, None, 0)
     assert (second.pairs, second.new) == (len(shifted), len(shifted - plain))
     assert third.new is None  # the first layer after merging
-    assert first.number.unique().tolist() == list(range(16))
     assert len(first.part.unique()) == 16
     assert len(second.part.unique()) == 25  # 3x3 whole windows, and 16 parts of those that the map's end cuts
     assert first.reach == 16.0
@@ -49,7 +48,7 @@ def test_padding_is_no_patch() -> None:
     (first, second, *_) = window_layers(our_swin(size=(18, 24)), images((18, 24)))  # maps of 9 x 12
     assert first.padding == second.padding == 12 * 12 - 9 * 12
     assert first.pairs == 16 * 16 * 6 + 4 * 4 * 3  # two rows of whole windows; one row of patches is left
-    assert first.number.shape == (9, 12)
+    assert first.part.shape == (9, 12)
 
 
 def test_a_vit_has_no_windows() -> None:

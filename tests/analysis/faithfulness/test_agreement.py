@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy import stats
 
-from vitlens.analysis.faithfulness.agreement import map_iou, spearman, top_overlap
+from vitlens.analysis.faithfulness.maps import map_iou, spearman, top_overlap
 from vitlens.errors import InputError
 
 
@@ -38,10 +38,7 @@ def test_overlap_by_hand():
     first = torch.arange(20.0).view(1, 4, 5)
     second = first.clone()
     second[0, 3, 4] = -1  # the highest of the first is the lowest of the second
-    assert top_overlap(first, second, share=0.1).tolist() == [0.5]
-    assert top_overlap(first, second, share=1.0).tolist() == [1.0]
-    with pytest.raises(InputError, match="share above 0"):
-        top_overlap(first, second, share=0.0)
+    assert top_overlap(first, second).tolist() == [0.5]
 
 
 def test_two_resolutions_meet_at_the_coarser():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.kit.map_rows import FALLING, STAGES, STAYING
-from vitlens.analysis.faithfulness.cascade import Cascade, RandomisedStage, judged_cascade, middle_of
+from vitlens.analysis.faithfulness.checks import Judgement, Stage, judged_cascade, middle_of
 from vitlens.analysis.faithfulness.randomisation import (
     Randomisation,
     predictions_kept,
@@ -14,21 +14,22 @@ from vitlens.analysis.faithfulness.randomisation import (
 )
 from vitlens.models.loading import load
 from vitlens.models.model import Model
+from vitlens.uncertainty import Estimate
 
 
-def judged(*means: float, half: float = 0.02, kept: float | None = None, n: int = 32) -> Cascade:
-    stages = [RandomisedStage(name, mean, mean - half, mean + half, kept) for name, mean in zip(STAGES, means)]
-    return judged_cascade(stages, n)
+def judged(*means: float, half: float = 0.02, kept: float | None = None, n: int = 32) -> Judgement:
+    known = [Estimate(mean, mean - half, mean + half, n, "") if n else None for mean in means]
+    return judged_cascade([Stage(name, own, kept) for name, own in zip(STAGES, known)])
 
 
 @pytest.mark.parametrize(
     ("means", "state"),
     [
-        (FALLING, "passes"),
-        (STAYING, "fails"),  # below 0.5 only in the lower half
-        ((1.0, 0.4, 0.9, 0.9, 0.2, 0.0), "passes"),
-        ((0.1, 0.1, 0.1, 0.1, 0.1, 0.6), "fails"),  # all weights random, and the maps are the old ones
-        ((1.0,) * 6, "fails"),
+        (FALLING, "pass"),
+        (STAYING, "fail"),  # below 0.5 only in the lower half
+        ((1.0, 0.4, 0.9, 0.9, 0.2, 0.0), "pass"),
+        ((0.1, 0.1, 0.1, 0.1, 0.1, 0.6), "fail"),  # all weights random, and the maps are the old ones
+        ((1.0,) * 6, "fail"),
         ((0.9, 0.8, 0.49, 0.1, 0.1, 0.0), "inconclusive"),  # its interval holds 0.5
         ((0.1, 0.1, 0.1, 0.1, 0.1, 0.49), "inconclusive"),
     ],
@@ -47,15 +48,13 @@ def test_states(means: tuple[float, ...], state: str) -> None:
 )
 def test_what_could_not_have_failed(changes: dict[str, float], obstacle: str) -> None:
     for means in (FALLING, STAYING):
-        cascade = judged(*means, **changes)  # type: ignore[arg-type]
-        assert (cascade.state, cascade.obstacle) == ("inconclusive", obstacle)
+        found = judged(*means, **changes)  # type: ignore[arg-type]
+        assert (found.state, found.lack) == ("inconclusive", obstacle)
 
 
-def test_the_decisive_stage_and_where_the_similarity_falls() -> None:
-    cascade = judged(*STAYING)
-    assert (cascade.decisive.name, cascade.first_below) == ("blocks 2 to 3", "block 0")
-    assert judged(0.1, 0.1, 0.1, 0.1, 0.1, 0.6).decisive.name == "embedding"
-    assert judged(*(1.0,) * 6).first_below is None
+def test_the_decisive_stage() -> None:
+    assert judged(*STAYING).value.value == STAYING[2]  # the least down to the middle block
+    assert judged(0.1, 0.1, 0.1, 0.1, 0.1, 0.6).value.value == 0.6
 
 
 @pytest.mark.parametrize(
@@ -72,20 +71,15 @@ def test_the_middle_block(names: tuple[str, ...], place: int) -> None:
     assert middle_of(names) == place
 
 
-def test_older_folders_have_means_alone() -> None:
-    stages = [RandomisedStage(name, mean) for name, mean in zip(STAGES, STAYING)]
-    assert judged_cascade(stages, 32).state == "fails"
-
-
 def test_a_cascade_has_the_means_and_the_share_of_predictions_that_stay() -> None:
     correlation = torch.tensor([[0.8, 0.6, torch.nan], [0.2, 0.0, torch.nan]])
     kept = torch.tensor([[True, True, False], [False, False, True]])
-    cascade = Randomisation(("head", "block 0"), correlation, kept).cascade()
-    assert [stage.similarity for stage in cascade.stages] == pytest.approx([0.7, 0.1])
-    assert [stage.kept for stage in cascade.stages] == pytest.approx([2 / 3, 1 / 3])
-    assert cascade.n == 2
-    empty = Randomisation(("head",), torch.full((1, 2), torch.nan)).cascade()
-    assert (empty.n, empty.obstacle) == (0, "uniform maps")
+    stages = Randomisation(("head", "block 0"), correlation, kept).stages()
+    assert [stage.similarity.value for stage in stages] == pytest.approx([0.7, 0.1])
+    assert [stage.kept for stage in stages] == pytest.approx([2 / 3, 1 / 3])
+    assert stages[0].similarity.n == 2
+    empty = Randomisation(("head",), torch.full((1, 2), torch.nan)).judged()
+    assert (empty.value, empty.lack) == (None, "uniform maps")
 
 
 def test_a_model_that_no_permutation_changes_is_inconclusive() -> None:
@@ -101,8 +95,8 @@ def test_a_model_that_no_permutation_changes_is_inconclusive() -> None:
     def pixels(_model: Model, batch: torch.Tensor, _targets: torch.Tensor) -> torch.Tensor:
         return batch.mean(1)
 
-    cascade = randomisation(model, images, torch.zeros(12, dtype=torch.long), pixels, kept=kept).cascade()
-    assert (cascade.state, cascade.obstacle) == ("inconclusive", "predictions unchanged")
+    found = randomisation(model, images, torch.zeros(12, dtype=torch.long), pixels, kept=kept).judged()
+    assert (found.state, found.lack) == ("inconclusive", "predictions unchanged")
 
 
 def test_predictions_kept_are_those_of_the_randomised_model_and_weights_come_back() -> None:

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from vitlens.analysis.faithfulness.composite_kinds import COMPOSITE_KINDS, composite_kind
 from vitlens.analysis.faithfulness.composites import (
     COMPOSITE_SCORES,
     Composites,
@@ -14,7 +13,8 @@ from vitlens.analysis.faithfulness.composites import (
     pasted,
     recognised,
 )
-from vitlens.errors import InputError, UnknownNameError
+from vitlens.analysis.faithfulness.defaults import COMPOSITE_KINDS
+from vitlens.errors import InputError
 
 CLASSES = 10
 HEIGHT, WIDTH = 36, 48
@@ -30,8 +30,8 @@ def given(count: int = 24) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def made(name: str, count: int = 6, seed: int = 0) -> Composites:
-    kind = composite_kind(name)
-    return kind.make(*given(), count=count, seed=seed, **kind.arguments)
+    kind = COMPOSITE_KINDS[name]
+    return kind.make(*given(), count=count, seed=seed)
 
 
 def scores(maps: torch.Tensor, composites: Composites) -> dict[str, list[float]]:
@@ -40,7 +40,7 @@ def scores(maps: torch.Tensor, composites: Composites) -> dict[str, list[float]]
 
 @pytest.mark.parametrize("name", COMPOSITE_KINDS)
 def test_the_evidence_lies_where_the_mask_says(name):
-    composites, kind = made(name), composite_kind(name)
+    composites, kind = made(name), COMPOSITE_KINDS[name]
     assert composites.images.shape == (6, 3, HEIGHT, WIDTH)
     assert composites.sources.shape == (6, kind.classes)
     assert len(composites) == 6 * kind.explained
@@ -93,8 +93,6 @@ def test_negative_values_are_no_mass():
     masks[:, :2, :2] = True
     maps = torch.tensor([[[1.0, -5.0], [-7.0, 1.0]], [[-1.0, -1.0], [-1.0, -1.0]]])
     assert cell_mass(maps, masks).tolist() == [0.5, 0.0]
-    with pytest.raises(InputError, match="2 maps, found 1"):
-        cell_mass(maps, masks[:1])
 
 
 @pytest.mark.parametrize("name", COMPOSITE_KINDS)
@@ -123,14 +121,8 @@ def test_too_few_classes():
     images, labels, masks = given(3)
     with pytest.raises(InputError, match="at least 4 distinct classes, found 3"):
         mosaics(images, labels)
-    with pytest.raises(InputError, match="found none"):
-        pasted(images, labels)
     with pytest.raises(InputError, match="at least 2 distinct classes, found 1"):
         pasted(images, labels, masks & (labels == 1)[:, None, None])
-    with pytest.raises(InputError, match=r"between 0 and 1, found 1\.5"):
-        embedded(images, labels, share=1.5)
-    with pytest.raises(UnknownNameError, match="mosaic-2"):
-        composite_kind("mosaic-22")
 
 
 def test_only_confident_correct_images_are_used():

@@ -9,13 +9,13 @@ from torch import Tensor
 from tests.analysis.linear import linear_model, worth
 from tests.lens.tiny import images, ours
 from vitlens.analysis.faithfulness.counterfactual import along_map, by_search
-from vitlens.analysis.faithfulness.masking import Variants, logits_without_patches
+from vitlens.analysis.faithfulness.removal import Variants
 from vitlens.models.model import Model
 
 
-def predictions(model: Model, image: Tensor, sets: Tensor, grid: tuple[int, int]) -> Tensor:
+def predictions(model: Model, image: Tensor, sets: Tensor) -> Tensor:
     which = torch.zeros(len(sets), dtype=torch.long)
-    return logits_without_patches(model, image[None], which, sets, grid=grid, substrate="black").argmax(-1)
+    return Variants(model, image[None], substrate="black").logits(which, sets).argmax(-1)
 
 
 def leaning(seed: int = 0) -> tuple[Model, Tensor]:
@@ -37,7 +37,7 @@ def test_along_a_map_is_the_first_length_that_turns_it():
         sets = torch.zeros(65, 64, dtype=torch.bool)
         for count in range(1, 65):
             sets[count, order[:count]] = True
-        said = predictions(model, batch[index], sets, (8, 8))
+        said = predictions(model, batch[index], sets)
         turned = (said != said[0]).nonzero().flatten()
         assert found.prediction[index] == said[0]
         if len(turned):
@@ -68,7 +68,6 @@ def test_the_true_map_needs_no_more_than_another():
 def test_search_on_a_small_model_is_near_the_smallest_set_and_minimal():
     model, batch = ours(), images((32, 48), batch=3)
     found = by_search(model, batch, substrate="black", candidates=None)
-    grid = (4, 3)
     for index in range(3):
         own = found.removed[index].flatten()
         smallest = None
@@ -76,7 +75,7 @@ def test_search_on_a_small_model_is_near_the_smallest_set_and_minimal():
             sets = torch.zeros(len(list(combinations(range(12), count))), 12, dtype=torch.bool)
             for row, chosen in enumerate(combinations(range(12), count)):
                 sets[row, list(chosen)] = True
-            if (predictions(model, batch[index], sets, grid) != found.prediction[index]).any():
+            if (predictions(model, batch[index], sets) != found.prediction[index]).any():
                 smallest = count
                 break
         if smallest is None:
@@ -84,11 +83,11 @@ def test_search_on_a_small_model_is_near_the_smallest_set_and_minimal():
             continue
         assert found.found[index]
         assert found.sizes[index] >= smallest
-        assert predictions(model, batch[index], own[None], grid)[0] == found.turned[index]
+        assert predictions(model, batch[index], own[None])[0] == found.turned[index]
         if own.sum() > 1:  # none can be put back
             fewer = own.repeat(int(own.sum()), 1)
             fewer[torch.arange(len(fewer)), own.nonzero().flatten()] = False
-            assert (predictions(model, batch[index], fewer, grid) == found.prediction[index]).all()
+            assert (predictions(model, batch[index], fewer) == found.prediction[index]).all()
 
 
 def test_an_image_does_not_depend_on_its_neighbours():

@@ -8,18 +8,18 @@ from torch import Tensor
 
 from tests.analysis.linear import GRID, linear_model, worth
 from tests.lens.tiny import images, ours
-from vitlens.analysis.faithfulness.deletion import (
+from vitlens.analysis.faithfulness.localisation import centre_maps, random_maps
+from vitlens.analysis.faithfulness.maps import map_faults
+from vitlens.analysis.faithfulness.removal import (
     Faithfulness,
     RemovalCurve,
     both_orders,
     faithfulness,
+    pixel_masks,
     removal_counts,
     removed_sets,
+    substrate_images,
 )
-from vitlens.analysis.faithfulness.league import random_maps
-from vitlens.analysis.faithfulness.localisation import centre_maps
-from vitlens.analysis.faithfulness.map_shares import map_faults
-from vitlens.analysis.faithfulness.masking import pixel_masks, substrate_images
 from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.uncertainty import bootstrap_mean
@@ -117,7 +117,7 @@ def test_a_relevance_gain_of_a_linear_model_is_that_of_its_logits():
     (found,) = faithfulness(model, batch, torch.zeros(3, dtype=torch.long), [truth], steps=None, substrate="black")
     high, low = (truth.flatten(1).sort(1, descending=order).values.cumsum(1) for order in (True, False))
     mean = (high - low)[:, :-1].sum(1) / truth[0].numel()
-    torch.testing.assert_close(found.relevance_gains, mean, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(found.values["relevance_gain"], mean, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(found.insertion.logit[:, -1], found.deletion.logit[:, 0])
 
 
@@ -129,16 +129,16 @@ def test_areas_by_hand():
         torch.tensor([[4.0, 2.0, 0.0], [4.0, 0.0, -2.0]]),
         torch.tensor([[0, 0, 1], [0, 1, 1]]),
     )
-    assert curve.logit_areas.tolist() == [2.0, 0.5]
-    assert curve.areas.tolist() == [0.5, 0.25]
-    assert curve.kept_areas.tolist() == [0.75, 0.25]
+    assert curve.area(curve.logit).tolist() == [2.0, 0.5]
+    assert curve.area(curve.probability).tolist() == [0.5, 0.25]
+    assert curve.area(curve.kept).tolist() == [0.75, 0.25]
     both = Faithfulness(
         curve, RemovalCurve(curve.shares, 1 - curve.probability, curve.kept, 1 + curve.logit, curve.predicted)
     )
     assert both.gaps.tolist() == [0.0, 0.5]
-    assert both.relevance_gains.tolist() == [1.0, 1.0]
+    assert both.values["relevance_gain"].tolist() == [1.0, 1.0]
     assert both.insertion.probability[1].tolist() == [1.0, 1.0, 0.0]
-    assert both.insertion.areas.tolist() == both.least_first.areas.tolist()
+    assert both.insertion.area(both.insertion.probability).tolist() == both.values["insertion"].tolist()
     absent = RemovalCurve(
         torch.tensor([0.0, 0.5]),
         torch.tensor([[1.0, 1.0]]),
@@ -146,7 +146,7 @@ def test_areas_by_hand():
         torch.zeros(1, 2),
         torch.zeros(1, 2, dtype=torch.long),
     )
-    assert absent.areas.tolist() == [1.0]  # over the range that there is
+    assert absent.area(absent.probability).tolist() == [1.0]  # over the range that there is
 
 
 def test_ranks_and_ties():

@@ -5,10 +5,16 @@ import torch
 from torch import Tensor
 
 from tests.lens.tiny import images, ours
-from vitlens.analysis.faithfulness.cascade import ENOUGH
-from vitlens.analysis.faithfulness.deletion import both_orders, removal_counts
-from vitlens.analysis.faithfulness.forwards import forward_equivalents
-from vitlens.analysis.faithfulness.league import COSTLY, RANDOMISED_COSTLY, MethodChecks, Settings, league
+from vitlens.analysis.faithfulness.checks import ENOUGH
+from vitlens.analysis.faithfulness.league import (
+    COSTLY,
+    RANDOMISED_COSTLY,
+    MethodChecks,
+    Settings,
+    forward_equivalents,
+    league,
+)
+from vitlens.analysis.faithfulness.removal import both_orders, removal_counts
 from vitlens.attribution.explain import explain
 from vitlens.lens.quick_passes import quick_linear, quick_mlps
 from vitlens.models.loading import load
@@ -71,10 +77,10 @@ def test_a_costly_method_is_checked_with_randomised_weights_on_fewer_images(pass
     found = league(model, batch, targets, {"mine": maps}, settings=settings)[0]
     assert found.forwards == pytest.approx(passes)
     assert found.randomisation is not None
-    assert len(found.randomisation.last) == checked
+    assert found.randomisation.usable.shape[1] == checked
     assert found.randomisation.kept is not None
     assert found.randomisation.kept.shape[1] == checked
-    assert found.randomisation.cascade().n == checked >= ENOUGH
+    assert found.randomisation.judged().value.n == checked >= ENOUGH
 
 
 @torch.no_grad()
@@ -104,7 +110,7 @@ def test_a_run_of_all_checks_passes_each_variant_through_the_model_once(monkeypa
         for image, size in enumerate(checks.counterfactuals.sizes.tolist()):
             curves |= {(image, tuple((ranks[image] < count).tolist())) for ranks in (first, last) for count in counts}
             along |= {(image, tuple((first[image] < count).tolist())) for count in range(1, size + 1)}
-    randomised = 3 * (1 + 3 * len(found[0].randomisation.stages))  # predictions, and the maps of two methods
+    randomised = 3 * (1 + 3 * len(found[0].randomisation.names))  # predictions, and the maps of two methods
     cost = 2 * 2  # of each method in forward passes: one image of its own, and one to compare with
     assert sum(passed) == len(curves | along) + randomised + cost
     assert any(checks.counterfactuals.found.any() for checks in found)

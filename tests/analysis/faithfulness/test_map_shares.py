@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from vitlens.analysis.faithfulness.map_shares import as_shares, map_overlap, map_shares, usable
+from vitlens.analysis.faithfulness.maps import as_shares, map_overlap, map_shares, usable
 from vitlens.errors import InputError
 
 SIZE, GRID = (32, 48), (4, 6)

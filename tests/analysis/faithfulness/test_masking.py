@@ -6,15 +6,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.lens.tiny import images, ours, timm_model
-from vitlens.analysis.faithfulness.masking import (
-    blurred,
-    distinct_variants,
-    logits_without_patches,
-    pixel_masks,
-    substrate_images,
-)
-from vitlens.analysis.faithfulness.resampled import enlarged, on_grid, removal_grid
-from vitlens.errors import InputError, UnsupportedError
+from vitlens.analysis.faithfulness.maps import enlarged, on_grid, removal_grid
+from vitlens.analysis.faithfulness.removal import Variants, blurred, distinct_variants, pixel_masks, substrate_images
+from vitlens.errors import UnsupportedError
 from vitlens.lens.replay_pass import entry_of
 from vitlens.models.model import Model
 
@@ -48,20 +42,10 @@ def one_by_one(model: Model, batch: Tensor, which: Tensor, removed: Tensor, subs
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("by_tokens", [True, False])
-def test_many_at_once_are_each_by_itself(name, by_tokens):
+def test_many_at_once_are_each_by_itself(name):
     model = MODELS[name]()
     batch, which, removed = variants(model)
-    found = logits_without_patches(
-        model,
-        batch,
-        which,
-        removed,
-        grid=removal_grid(model),
-        substrate="mean",
-        batch_size=4,
-        by_tokens=by_tokens,
-    )
+    found = Variants(model, batch, substrate="mean", batch_size=4).logits(which, removed)
     torch.testing.assert_close(found, one_by_one(model, batch, which, removed, "mean"), **SAME)
 
 
@@ -69,7 +53,7 @@ def test_many_at_once_are_each_by_itself(name, by_tokens):
 def test_every_substrate_is_what_stands_there(substrate):
     model = ours()
     batch, which, removed = variants(model)
-    found = logits_without_patches(model, batch, which, removed, grid=model.layout.grid, substrate=substrate)
+    found = Variants(model, batch, substrate=substrate).logits(which, removed)
     torch.testing.assert_close(found, one_by_one(model, batch, which, removed, substrate), **SAME)
 
 
@@ -87,9 +71,7 @@ def test_absent_patches_are_no_tokens():
     model = ours()
     batch, which, removed = variants(model)
     removed[1, 0] = False
-    found = logits_without_patches(
-        model, batch, which, removed, grid=model.layout.grid, substrate="absent", batch_size=2
-    )
+    found = Variants(model, batch, substrate="absent", batch_size=2).logits(which, removed)
     module = model.module
     for row, index, gone in zip(found, which, removed):
         tokens = module.tokens(model.prepare(batch[index : index + 1]))
@@ -103,7 +85,7 @@ def test_nothing_removed_and_absent_is_the_image():
     model = ours()
     batch = images(model.input_size, batch=2)
     nothing = torch.zeros(2, model.layout.patches, dtype=torch.bool)
-    found = logits_without_patches(model, batch, torch.arange(2), nothing, grid=model.layout.grid, substrate="absent")
+    found = Variants(model, batch, substrate="absent").logits(torch.arange(2), nothing)
     with torch.no_grad():
         torch.testing.assert_close(found, model(batch), **SAME)
 
@@ -113,8 +95,8 @@ def test_images_of_another_size_are_resized_first():
     batch, which, removed = variants(model)
     large = F.interpolate(batch, size=(64, 96), mode="bilinear")
     small = F.interpolate(large, size=model.input_size, mode="bilinear", antialias=True, align_corners=False)
-    found = logits_without_patches(model, large, which, removed, grid=model.layout.grid)
-    torch.testing.assert_close(found, logits_without_patches(model, small, which, removed, grid=model.layout.grid))
+    found = Variants(model, large).logits(which, removed)
+    torch.testing.assert_close(found, Variants(model, small).logits(which, removed))
 
 
 def test_a_variant_asked_for_twice_is_computed_once():
@@ -126,20 +108,9 @@ def test_a_variant_asked_for_twice_is_computed_once():
     assert torch.equal(removed[place][back], removed)
 
 
-def test_wrong_calls():
-    model = ours()
-    batch, which, removed = variants(model)
-    grid = model.layout.grid
-    with pytest.raises(InputError, match="expected removed of shape"):
-        logits_without_patches(model, batch, which, removed[:, :-1], grid=grid)
-    with pytest.raises(InputError, match="at least one patch"):
-        logits_without_patches(model, batch, which, removed, grid=grid, substrate="absent")
-    swin = MODELS["swin"]()
+def test_a_model_of_windows_needs_all_its_patches():
     with pytest.raises(UnsupportedError, match="left out of the sequence"):
-        logits_without_patches(
-            swin, images(), torch.zeros(1, dtype=torch.long), torch.zeros(1, 64, dtype=torch.bool), grid=(8, 8),
-            substrate="absent",
-        )  # fmt: skip
+        Variants(MODELS["swin"](), images(), substrate="absent")
 
 
 def test_a_blur_keeps_even_colour_and_the_mean_and_takes_detail():

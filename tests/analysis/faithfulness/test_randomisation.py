@@ -100,28 +100,27 @@ def test_a_method_that_knows_no_model_is_flagged_and_relevance_is_not():
     model = load("vit-digits")
     batch, targets = images((32, 32), batch=4), torch.tensor([0, 1, 2, 3])
     found = randomisation(model, batch, targets, edges, parts=2)
-    assert found.stages[0] == "head"
-    assert found.correlation.shape == (len(found.stages), 4)
+    assert found.names[0] == "head"
+    assert found.correlation.shape == (len(found.names), 4)
     torch.testing.assert_close(found.correlation, torch.ones_like(found.correlation))
-    assert found.flagged
+    assert float(found.values["cascade"].min()) == pytest.approx(1.0)
     other = randomisation(model, batch, targets, lambda s, i, t: relevance(s, i, targets=t), parts=2)
-    assert not other.flagged
-    estimate = other.estimate()
+    estimate = other.stages()[-1].similarity
     assert estimate.low <= estimate.value <= estimate.high < 0.5
     assert estimate.n == 4
 
 
 def test_the_whole_cascade_is_one_number():
     never = Randomisation(("head", "block 0"), torch.ones(2, 3))
-    assert never.whole().value == 1.0
+    assert never.values["cascade"].tolist() == [1.0] * 3
     half = Randomisation(("head", "block 0"), torch.tensor([[1.0, 0.5, torch.nan], [0.0, 0.1, torch.nan]]))
-    assert half.areas.tolist() == pytest.approx([0.5, 0.3])
-    assert (half.whole().value, half.whole().n) == (pytest.approx(0.4), 2)
+    assert half.values["cascade"].tolist() == pytest.approx([0.5, 0.3])
+    assert half.values["randomisation"].tolist() == pytest.approx([0.0, 0.1])
 
 
 def test_constant_maps():
     before = Randomisation(("head",), torch.tensor([[torch.nan, torch.nan]]))
-    assert before.flagged  # nothing to change
+    assert before.judged().lack == "uniform maps"
 
     state = {"calls": 0}
 

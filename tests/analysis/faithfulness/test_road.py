@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tests.analysis.linear import GRID, linear_model, worth
 from tests.lens.tiny import images, ours
-from vitlens.analysis.faithfulness.masking import pixel_masks
+from vitlens.analysis.faithfulness.removal import pixel_masks
 from vitlens.analysis.faithfulness.road import TOLERANCE, imputed, road
 from vitlens.errors import InputError
 

@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.lens.tiny import images, ours
+from vitlens.analysis.faithfulness.checks import DISTURBANCES, judged_stability
 from vitlens.analysis.faithfulness.stability import Stability, disturbed, shifted, stability
-from vitlens.analysis.faithfulness.steadiness import DISTURBANCES, judged_steadiness
 from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.uncertainty import Estimate, wilson
@@ -41,23 +41,22 @@ def test_a_map_that_moves_along_is_equal():
     assert result.correlation.shape == (len(DISTURBANCES), 12)
     torch.testing.assert_close(result.correlation, torch.ones_like(result.correlation), atol=1e-3, rtol=0)
     assert not result.jumped.any()
-    assert result.state() == "steady"
+    assert result.judged().state == "pass"
 
 
 def test_a_map_that_stays_when_its_image_is_flipped_jumps():
     result = found(stays)
-    names = [disturbance.name for disturbance in result.disturbances]
+    names = list(DISTURBANCES)
     assert result.jumped[names.index("flip")].all()  # from one side to the other
     assert (result.correlation[names.index("flip")] < 0).all()
     assert not result.jumped[:3].any()  # a pixel is not far
-    assert result.state() == "steady"  # a flip is not judged
+    assert result.judged().state == "pass"  # a flip is not judged
 
 
 def test_noise_jumps():
     result = found(noise)
-    assert result.state() == "jumps"
-    _, jumped = result.overall()
-    assert jumped.value > 0.7
+    assert result.judged().lack == "jumps"
+    assert result.judged().value.value > 0.7
 
 
 def test_known_maps_are_not_computed_again():
@@ -79,11 +78,10 @@ def test_maps_that_cannot_be_ranked_are_left_out():
         return maps
 
     result = found(some)
-    assert result.usable.tolist() == [False] * 2 + [True] * 10
-    assert [each.n for each in result.correlations()] == [10] * 4
-    assert [each.n for each in result.jumps()] == [10] * 4
+    assert result.correlation.isnan().any(0).tolist() == [True] * 2 + [False] * 10
+    assert [(own.n, jumped.n) for _, own, jumped in result.rows()] == [(10, 10)] * 5
     none = found(lambda _m, batch, _t: torch.ones(len(batch), 3, 3))
-    assert (none.overall(), none.correlations(), none.state()) == ((None, None), [], "inconclusive")
+    assert (none.rows(), none.judged().state) == ([("shifts", None, None)], "inconclusive")
     with pytest.raises(InputError, match=r"expected maps of shape \(12, 3, 3\)"):
         found(follows, maps=torch.rand(12, 3, 3))
 
@@ -109,9 +107,9 @@ def test_a_flip_twice_is_nothing():
 @pytest.mark.parametrize(
     ("correlation", "jumped", "state"),
     [
-        (Estimate(0.9, 0.8, 0.95), wilson(0, 16), "steady"),
-        (Estimate(0.9, 0.8, 0.95), wilson(12, 16), "jumps"),
-        (Estimate(0.3, 0.2, 0.4), wilson(0, 16), "jumps"),
+        (Estimate(0.9, 0.8, 0.95), wilson(0, 16), "pass"),
+        (Estimate(0.9, 0.8, 0.95), wilson(12, 16), "fail"),
+        (Estimate(0.3, 0.2, 0.4), wilson(0, 16), "fail"),
         (Estimate(0.9, 0.8, 0.95), wilson(4, 16), "inconclusive"),
         (Estimate(0.6, 0.4, 0.8), wilson(0, 16), "inconclusive"),
         (Estimate(0.9, 0.8, 0.95), wilson(9, 9), "inconclusive"),  # few images
@@ -119,4 +117,4 @@ def test_a_flip_twice_is_nothing():
     ],
 )
 def test_the_rule(correlation, jumped, state):
-    assert judged_steadiness(correlation, jumped) == state
+    assert judged_stability(correlation, jumped).state == state

@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy import stats
 
-from vitlens.analysis.faithfulness.substrates import rank_agreement
+from vitlens.analysis.faithfulness.league import rank_agreement
 from vitlens.errors import InputError
 
 
@@ -15,37 +15,36 @@ def results(means: dict[str, float], *, spread: float = 0.1, seed: int = 0, n: i
 
 def test_the_same_order_the_reverse_and_scipys_tau():
     first = results({"a": 0.1, "b": 0.5, "c": 0.9, "d": 0.3})
-    assert rank_agreement(first, first).tau == pytest.approx(1.0)
-    assert rank_agreement(first, {name: -values for name, values in first.items()}).tau == pytest.approx(-1.0)
+    assert rank_agreement(first, first)[0].value == pytest.approx(1.0)
+    assert rank_agreement(first, {name: -values for name, values in first.items()})[0].value == pytest.approx(-1.0)
     second = results({"a": 0.2, "b": 0.1, "c": 0.9, "d": 0.3}, seed=1)
     means = [[float(values.mean()) for values in own.values()] for own in (first, second)]
-    assert rank_agreement(first, second).tau == pytest.approx(stats.kendalltau(*means).statistic)
+    assert rank_agreement(first, second)[0].value == pytest.approx(stats.kendalltau(*means).statistic)
 
 
 def test_a_pair_that_swaps_is_named_with_both_differences():
     first, second = results({"a": 0.1, "b": 0.5, "c": 0.9}), results({"a": 0.6, "b": 0.2, "c": 0.9}, seed=1)
-    found = rank_agreement(first, second)
-    (pair,) = found.swapped
-    assert (pair.better, pair.worse, found.n) == ("b", "a", 40)
+    tau, (pair,) = rank_agreement(first, second)
+    assert (pair.better, pair.worse, tau.n) == ("b", "a", 40)
     assert pair.first.value == pytest.approx(0.4, abs=0.06)
     assert pair.second.value == pytest.approx(-0.4, abs=0.06)
     assert pair.first.low > 0 > pair.second.high
-    back = rank_agreement(second, first).swapped[0]
+    back = rank_agreement(second, first)[1][0]
     assert (back.better, back.worse) == ("a", "b")
     assert back.first.value == pytest.approx(-pair.second.value)
 
 
 def test_methods_that_do_not_differ_do_not_swap():
     means = dict.fromkeys("abcdefgh", 0.5)
-    assert rank_agreement(results(means), results(means, seed=1)).swapped == ()
+    assert rank_agreement(results(means), results(means, seed=1))[1] == ()
 
 
 def test_copies_of_an_image_add_no_evidence():
     first, second = results({"a": 0.45, "b": 0.55}, n=6), results({"a": 0.55, "b": 0.45}, seed=1, n=6)
     copied = [{name: values[:3].repeat(30) for name, values in own.items()} for own in (first, second)]
     groups = torch.arange(3).repeat(30)
-    assert len(rank_agreement(*copied).swapped) == 1
-    assert rank_agreement(*copied, groups=groups).tau == rank_agreement(*copied).tau
+    assert len(rank_agreement(*copied)[1]) == 1
+    assert rank_agreement(*copied, groups=groups)[0] == rank_agreement(*copied)[0]
 
 
 def test_other_methods_are_refused():

@@ -11,8 +11,8 @@ from tests.lens.tiny import FAMILIES, images, model_of, ours, shared_model, timm
 from vitlens.analysis.patching.patching import CORRUPTIONS, Patching, corrupt, patch_parts
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.lens.intervene import intervene
-from vitlens.lens.layers import layers
 from vitlens.lens.replay import replaying
+from vitlens.lens.trace import layers
 from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
 

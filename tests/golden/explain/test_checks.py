@@ -12,14 +12,13 @@ from tests.kit.explained import BRIEF, explained, report
 from tests.kit.first_page import states
 from tests.kit.making import digits
 from vitlens import Model, explain, load
-from vitlens.analysis.faithfulness.choice import DRAWS, MethodChoice
 from vitlens.analysis.faithfulness.composites import cell_mass, confident_images, mosaics
-from vitlens.analysis.faithfulness.defaults import OTHER_STEPS
-from vitlens.analysis.faithfulness.deletion import faithfulness
-from vitlens.analysis.faithfulness.league import BASELINES, Settings, league
+from vitlens.analysis.faithfulness.defaults import BASELINES, OTHER_STEPS
+from vitlens.analysis.faithfulness.league import Settings, league
 from vitlens.analysis.faithfulness.localisation import roc_auc
+from vitlens.analysis.faithfulness.removal import faithfulness
 from vitlens.analysis.faithfulness.road import road
-from vitlens.attribution.choice import FAITHFULNESS, REPLACED, candidates_for
+from vitlens.attribution.choice import DRAWS, FAITHFULNESS, REPLACED, MethodChoice, candidates_for
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.explain.checks import composite_names
 from vitlens.commands.explain.record import OVERALL, SEARCH, ExplainRecord
@@ -80,13 +79,13 @@ def test_numbers_are_the_functions_own(masked, tiny_vit):
     assert auc.low <= auc.value <= auc.high
     functions = {"relevance": lambda s, i, t: explain(s, i, targets=t, method="relevance")}
     checks, random, _ = league(model, batch.images, batch.labels, functions, masks=split.masks)
-    for column, value in (("gap", checks.fidelity.gaps), ("deletion", checks.fidelity.deletion.areas)):
+    for column, value in (("gap", checks.values["gap"]), ("deletion", checks.values["deletion"])):
         metric = masked.metric(f"faithfulness/tiny-vit/{column}/relevance")
         assert metric.value == pytest.approx(value.mean().item(), abs=1e-6)
     rows = {row.check: row for row in masked.checks if row.method == "relevance"}
     assert set(rows) == {IMPUTED, "mean", WEIGHTS, SHIFTS, ON_OBJECT}
-    assert rows[IMPUTED].value.value == pytest.approx(checks.road.gaps.mean().item(), abs=1e-6)
-    margins = [rows[IMPUTED].margin.value, (checks.road.gaps - random.road.gaps).mean().item()]
+    assert rows[IMPUTED].value.value == pytest.approx(checks.values["road"].mean().item(), abs=1e-6)
+    margins = [rows[IMPUTED].margin.value, (checks.values["road"] - random.values["road"]).mean().item()]
     assert margins[0] <= margins[1] + 1e-6  # of the hardest baseline
     assert rows[ON_OBJECT].value.value == pytest.approx(auc.value, abs=1e-6)
     assert 1.5 < masked.metric("cost/tiny-vit/forwards/relevance").value < 3  # a forward and a cheap backward pass
@@ -236,8 +235,8 @@ def test_maps_that_are_broken_are_not_randomised_and_images_without_an_object_no
     given = (model, batch.images, batch.labels, functions)
     settings = Settings(steps=2, road=False, counterfactuals=False)
     broken, even, *_ = league(*given, masks=masks, settings=settings)
-    assert (broken.faults.not_finite.all(), broken.randomisation, broken.road) == (True, None, None)
-    assert (even.faults.words, even.randomisation.flagged) == ("4 of 4 constant", True)
+    assert (broken.faults.not_finite.all(), broken.randomisation, "road" in broken.values) == (True, None, False)
+    assert (even.faults.words, even.randomisation.judged().lack) == ("4 of 4 constant", "uniform maps")
     assert even.scores["roc_auc"].tolist() == [0.5] * 3
     assert league(*given, settings=settings)[0].scores == {}
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.kit.explained import explained
 from vitlens import Refinement, load
-from vitlens.analysis.faithfulness.league import RANDOM
+from vitlens.analysis.faithfulness.defaults import RANDOM
 from vitlens.attribution.explain import methods_for
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.cli.main import run

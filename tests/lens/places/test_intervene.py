@@ -15,8 +15,8 @@ from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.lens.attention import attention_module
 from vitlens.lens.capture import capture, capture_attention
 from vitlens.lens.intervene import Change, KnockOut, another_image, intervene
-from vitlens.lens.layers import layers
 from vitlens.lens.places import places
+from vitlens.lens.trace import layers
 from vitlens.models.model import Model
 
 SAME = {"atol": 1e-5, "rtol": 1e-4}

@@ -4,7 +4,6 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as changed
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -13,7 +12,7 @@ from vitlens.analysis.ablation.bench import Bench, ByImage, Outcomes
 from vitlens.analysis.ablation.units import Unit, units_of
 from vitlens.analysis.evaluation.classes import required_labels
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
-from vitlens.analysis.evaluation.intervals import intervals, sign_flips
+from vitlens.analysis.evaluation.intervals import intervals, sign_flips, spearman
 from vitlens.models.model import Model
 from vitlens.models.support import needs_of, require
 from vitlens.names import Replacement, UnitKind
@@ -203,7 +202,7 @@ def summarise(
         float(effects.clean_loss.mean()),
         float(effects.clean_correct.double().mean()),
         estimate,
-        float("nan") if estimate is None else spearman(estimate[heads], loss.mean[heads]),
+        float("nan") if estimate is None else spearman(estimate[heads][None], loss.mean[heads][None]).item(),
         effects.forward_equivalents,
         "; ".join(filter(None, (effects.note, *_remarks(effects, groups)))),
     )
@@ -232,16 +231,6 @@ def mean_changes(
         p = sign_flips(every, groups=groups, seed=seed, draws=draws)
     parts = [slice(start, start + count) for start in range(0, len(every), count)]
     return [MeanChange(mean[part], low[part], high[part], p[part], _holm(p[part], families)) for part in parts]
-
-
-def spearman(first: Tensor, second: Tensor) -> float:
-    """Spearman's correlation; NaN where one of them is constant or has a NaN, or for fewer than 2 values."""
-    first_values, second_values = (np.asarray(each.double().numpy()) for each in (first, second))
-    if len(first_values) < 2 or not (np.ptp(first_values) > 0 and np.ptp(second_values) > 0):
-        return float("nan")
-    from scipy import stats  # half a second, which not every command needs
-
-    return float(np.corrcoef(stats.rankdata(first_values), stats.rankdata(second_values))[0, 1])
 
 
 def _holm(p: Tensor, families: Sequence[Hashable]) -> Tensor:

@@ -3,7 +3,7 @@
 Similarity is linear CKA, exact over any number of images; see vitlens/analysis/features/cka.py.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -17,8 +17,8 @@ from vitlens.analysis.ablation.units import Unit, units_of
 from vitlens.analysis.features.cka import CKAStream
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.capture import capture
-from vitlens.lens.layers import Layer, layers
 from vitlens.lens.places import accesses
+from vitlens.lens.trace import Layer, layers
 from vitlens.models.model import Model
 from vitlens.shapes import Images
 
@@ -151,14 +151,6 @@ class RedundancyStream:
             own = torch.tensor([place[Unit("head", layer.index, at)] for layer in group for at in range(layer.heads)])
             matrix[own[:, None], own] = heads.cka()
         return Redundancy(units, matrix, self.images)
-
-
-def redundancy(model: Model, batches: Iterable[Images]) -> Redundancy:
-    """The similarity of each pair of heads' outputs over all tokens of all images."""
-    stream = RedundancyStream(model)
-    for images in batches:
-        stream.add(images)
-    return stream.result()
 
 
 def _exact(tensor: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.lens.layers import layers
 from vitlens.lens.places import accesses
+from vitlens.lens.trace import layers
 from vitlens.models.model import Model
 from vitlens.names import UNIT_KINDS, UnitKind
 

@@ -1,6 +1,6 @@
-"""What maps hold, whatever method made them: information, how much of it fixed places explain, agreement of two maps.
+"""What maps hold, whatever method made them: information, and how much of it fixed places explain.
 
-Information is in bits relative to a uniform map, as for the labels of heads (analysis/heads/evidence.py).
+Information is in bits relative to a uniform map, as for the labels of heads (analysis/heads/specialisation.py).
 """
 
 import torch
@@ -36,13 +36,6 @@ def fixed_share(maps: Maps) -> PerMap:
     return (gain / map_bits(maps).clamp_min(1)).clamp(0, 1)
 
 
-def rank_agreement(first: Maps, second: Maps) -> PerMap:
-    """Spearman's correlation over the patches of two maps of each image, ties at their mean rank; 0 where one is
-    constant."""
-    one, two = (_ranks(maps) for maps in (first, second))
-    return F.cosine_similarity(one - one.mean(1, keepdim=True), two - two.mean(1, keepdim=True), dim=1)
-
-
 def alike(maps: Float[Tensor, "batch heads rows columns"]) -> PerMap:
     """The mean cosine similarity of the maps of different heads of each image; 1 for a single head."""
     unit = F.normalize(maps.flatten(2).double(), dim=-1)
@@ -63,11 +56,3 @@ def _shares(maps: Maps) -> Float[Tensor, "batch patches"]:
     total = positive.sum(1, keepdim=True)
     uniform = torch.full_like(positive, 1 / positive.shape[1])
     return torch.where(total > 0, positive / total.clamp_min(_TINY), uniform)
-
-
-def _ranks(maps: Maps) -> Float[Tensor, "batch patches"]:
-    """Ranks within each map, the mean rank where values are equal."""
-    flat = maps.flatten(1).double()
-    below = torch.stack([(row[:, None] > row).sum(1) for row in flat])
-    equal = torch.stack([(row[:, None] == row).sum(1) for row in flat])
-    return below + (equal + 1) / 2

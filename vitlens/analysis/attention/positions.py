@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
-from scipy import stats
 from torch import Tensor
 
+from vitlens.analysis.evaluation.intervals import spearman
 from vitlens.analysis.heads.geometry import Geometry, grid_pitch
 from vitlens.models.model import Model
 from vitlens.models.positions import FIXED
@@ -69,9 +69,6 @@ def rank_correlation(similarity: Similarity, layout: TokenLayout) -> RankCorrela
     above = torch.ones(layout.patches, layout.patches, dtype=torch.bool).triu(1)
     near = -Geometry(layout.grid, grid_pitch(layout)).distances()[0].double()
     alike = similarity.detach().double().cpu().round(decimals=6)  # as equal offsets differ in the last bits
-    found: list[float | None] = []
-    for pairs in (above, above & (row[:, None] == row), above & (column[:, None] == column)):
-        one, two = alike[pairs], near[pairs]
-        constant = len(one) < 2 or bool((one == one[0]).all()) or bool((two == two[0]).all())
-        found.append(None if constant else float(stats.spearmanr(one.numpy(), two.numpy()).statistic))
-    return RankCorrelation(*found)
+    chosen = (above, above & (row[:, None] == row), above & (column[:, None] == column))
+    found = [spearman(alike[pairs][None], near[pairs][None]).item() for pairs in chosen]
+    return RankCorrelation(*(None if value != value else value for value in found))

@@ -29,6 +29,7 @@ from vitlens.pixels import AnyImages, as_parts, takes_images
 from vitlens.shapes import Images, Rows
 
 RowChoice = Literal["all", "cls"]
+Side = Literal["query", "key"]
 Moved = Float[Tensor, "images heads"]  # total variation, a fraction
 _AT_ONCE = 16  # images whose weights are held at a time, of all models
 
@@ -190,27 +191,15 @@ class PatchView:
     prefix: Float[Tensor, "batch heads prefix"]
 
 
-def query_maps(model: Model, images: Images, *, query: tuple[int, int]) -> tuple[PatchView, ...]:
-    """Where one patch attends, layer by layer: its row of the weights; map and prefix sum to 1.
+def patch_views(model: Model, images: Images, *, side: Side, patch: tuple[int, int]) -> tuple[PatchView, ...]:
+    """The attention of one patch, layer by layer.
 
-    query: (row, column) from 0 in the first layer's grid; after merging (Swin), the patch that contains it. In a
-    windowed layer the map is zero outside the patch's window, without the weights on padding. Layers of pooled keys,
-    channels or a pooling query are left out. Raises InputError outside the grid, UnsupportedError where no layer has
-    patches that attend to patches.
+    side: "query", where it attends, its row of the weights (map and prefix sum to 1); "key", what attends to it, its
+    column, one number for each query patch, a share of that patch's row. patch: (row, column) from 0 in the first
+    layer's grid; after merging (Swin), the patch that contains it. In a windowed layer the map is zero outside the
+    patch's window, without the weights on padding. Layers of pooled keys, channels or a pooling query are left out.
+    Raises InputError outside the grid, UnsupportedError where no layer has patches that attend to patches.
     """
-    return _views(model, images, query, "query")
-
-
-def key_maps(model: Model, images: Images, *, key: tuple[int, int]) -> tuple[PatchView, ...]:
-    """What attends to one patch, layer by layer: its column of the weights, one number for each query patch.
-
-    Each is a share of the query patch's row; under uniform attention all are 1 / keys. key, layers and
-    errors: as for `query_maps`.
-    """
-    return _views(model, images, key, "key")
-
-
-def _views(model: Model, images: Images, patch: tuple[int, int], side: str) -> tuple[PatchView, ...]:
     places = _places(model, survey_weights(model, images), patch, side)
     layers: list[PatchView] = []
 
@@ -227,7 +216,7 @@ def _views(model: Model, images: Images, patch: tuple[int, int], side: str) -> t
 
 
 def _places(
-    model: Model, sites: tuple[Site, ...], patch: tuple[int, int], side: str
+    model: Model, sites: tuple[Site, ...], patch: tuple[int, int], side: Side
 ) -> dict[tuple[int, int], tuple[int, int]]:
     """The patch in each (layer, part) in which patches attend to patches, followed through merging."""
     places: dict[tuple[int, int], tuple[int, int]] = {}
@@ -258,13 +247,13 @@ def merged(place: int, before: int, now: int) -> int:
     return place // each if whole else (2 * place + 1) * now // (2 * before)
 
 
-def _in_map(call: AttentionCall, token: int, side: str) -> Rows:
+def _in_map(call: AttentionCall, token: int, side: Side) -> Rows:
     if side == "query":
         return call.rows([token])[:, :, 0]
     return torch.cat([part.weights()[..., token] for _, part in call.parts()])
 
 
-def _in_window(call: AttentionCall, token: int, side: str) -> Rows:
+def _in_window(call: AttentionCall, token: int, side: Side) -> Rows:
     """The row or column of a patch of a windowed layer over the whole map, without padding; other windows are zero."""
     windows = call.site.windows
     assert windows is not None

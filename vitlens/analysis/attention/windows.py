@@ -25,7 +25,7 @@ class WindowLayer:
     """One layer in windows.
 
     places: the patch (row by row) at each place of each window, -1 for padding; allowed: whether a place has any weight
-    on another, in any head; number: the window of each patch; part: of patches that attend to the same patches, counted
+    on another, in any head; part: of patches that attend to the same patches, counted
     from 0; pairs: ordered pairs of patches that meet; new: those of them that do not meet in the layer before on the
     same map (None: there is none); reach: patches of the stage's first map on which a patch depends through the
     attention of the stage's layers up to this one, mean over up to 64 patches.
@@ -35,7 +35,6 @@ class WindowLayer:
     windows: Windows
     places: Int[Tensor, "count inside"]
     allowed: Bool[Tensor, "count inside inside"]
-    number: Int[Tensor, "rows columns"]
     part: Int[Tensor, "rows columns"]
     pairs: int
     new: int | None
@@ -95,18 +94,14 @@ def _layer(site: Site, windows: Windows, allowed: Tensor, stage: Sequence[Window
     places = window_index(windows)
     real = places >= 0
     patches = windows.resolution[0] * windows.resolution[1]
-    number, part = torch.zeros(patches, dtype=torch.long), torch.zeros(patches, dtype=torch.long)
-    number[places[real]] = torch.arange(len(places))[:, None].expand_as(places)[real]
+    part = torch.zeros(patches, dtype=torch.long)
     meets = allowed & real[:, :, None] & real[:, None]
     first = places[:, None].expand_as(meets).masked_fill(~meets, patches).amin(-1)  # the first patch that it meets
     part[places[real]] = first[real]
     part = part.unique(return_inverse=True)[1]
     pairs = _pairs(places, allowed, patches)
     new = int((~torch.isin(pairs, _pairs(stage[-1].places, stage[-1].allowed, patches))).sum()) if stage else None
-    layer = WindowLayer(
-        site, windows, places, allowed, number.view(windows.resolution), part.view(windows.resolution),
-        len(pairs), new, 0.0,
-    )  # fmt: skip
+    layer = WindowLayer(site, windows, places, allowed, part.view(windows.resolution), len(pairs), new, 0.0)
     followed = torch.arange(0, patches, max(1, -(-patches // _FOLLOWED)))
     return replace(layer, reach=float(reached([*stage, layer], followed).sum(1).double().mean()))
 

@@ -72,6 +72,21 @@ def sign_flips(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, dr
     return torch.from_numpy((reached + 1) / (draws + 1))
 
 
+def spearman(first: ByRow, second: ByRow) -> Rows:
+    """Spearman's correlation of each row (cases, n) with its other, ties at their mean rank; NaN where it is undefined:
+    one of them is constant or has a NaN, or there are fewer than two values."""
+    if first.shape[1] < 2:
+        return torch.full((len(first),), torch.nan, dtype=torch.float64)
+    from scipy import stats  # half a second to import, which not every command needs
+
+    ranks = [stats.rankdata(values.detach().cpu().double().numpy(), axis=1) for values in (first, second)]
+    centred = [rank - rank.mean(1, keepdims=True) for rank in ranks]
+    norms = [np.sqrt((rank**2).sum(1)) for rank in centred]
+    product, covariance = norms[0] * norms[1], (centred[0] * centred[1]).sum(1)
+    found = np.divide(covariance, product, out=np.full(len(product), np.nan), where=product > 0)
+    return torch.from_numpy(found)
+
+
 def _steps(draws: int, size: int) -> Iterator[tuple[int, int]]:
     step = max(1, _AT_ONCE // size)
     return ((start, min(step, draws - start)) for start in range(0, draws, step))

@@ -20,7 +20,6 @@ from vitlens.uncertainty import Estimate
 FEWEST = 10  # failures, and successes, for an interval and a test
 
 Array = NDArray[np.float64]
-Ends = tuple[float | None, float | None]
 
 
 @dataclass(frozen=True)
@@ -71,9 +70,19 @@ def separation(
     else:  # DeLong's
         variances = ((own**2).sum() * len(own) / max(len(own) - 1, 1) for own in (parts[wrong], parts[~wrong]))
         error = float(np.sqrt(sum(variances)))
-    interval, p = _inference(area, error, failing, passing) if min(failing, passing) >= FEWEST else ((None, None), None)
+    ends: tuple[float | None, float | None] = (None, None)
+    p, tested = None, min(failing, passing) >= FEWEST
+    if tested and area in (0.0, 1.0):  # no interval of complete separation; p is the exact one of all orders
+        p = min(1.0, 2 / math.comb(failing + passing, failing))
+    elif tested and error == 0:
+        p = 1.0
+    elif tested:  # on the logit scale
+        slope, centre = 1 / (area * (1 - area)), math.log(area / (1 - area))
+        half = float(stats.norm.ppf(0.975)) * error * slope
+        low, high = (1 / (1 + math.exp(-end)) for end in (centre - half, centre + half))
+        ends, p = (low, high), float(2 * stats.norm.sf(abs(centre) / (error * slope)))
     medians = float(np.median(numbers[wrong])), float(np.median(numbers[~wrong]))
-    return Separation(name, Estimate(area, *interval, len(numbers), ""), failing, *medians, p)
+    return Separation(name, Estimate(area, *ends, len(numbers), ""), failing, *medians, p)
 
 
 def area_difference(
@@ -120,18 +129,3 @@ def _grouped_error(parts: Array, groups: Tensor | None) -> float:
     members = np.arange(len(parts)) if groups is None else groups.cpu().unique(return_inverse=True)[1].numpy()
     sums = np.bincount(members, weights=parts)
     return float(np.sqrt(len(sums) / max(len(sums) - 1, 1) * (sums**2).sum()))
-
-
-def _inference(area: float, error: float, failures: int, successes: int) -> tuple[Ends, float]:
-    """The 95 % interval on the logit scale, and the test against 0.5.
-
-    With complete separation there is no interval, and p is the exact one of all orders.
-    """
-    if area in (0.0, 1.0):
-        return (None, None), min(1.0, 2 / math.comb(failures + successes, failures))
-    if error == 0:
-        return (None, None), 1.0
-    slope = 1 / (area * (1 - area))
-    centre, half = math.log(area / (1 - area)), float(stats.norm.ppf(0.975)) * error * slope
-    low, high = (1 / (1 + math.exp(-end)) for end in (centre - half, centre + half))
-    return (low, high), float(2 * stats.norm.sf(abs(centre) / (error * slope)))

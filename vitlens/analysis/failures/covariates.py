@@ -20,8 +20,7 @@ from torch.nn import functional as F
 from vitlens.analysis.evaluation.evaluate import Evaluation
 from vitlens.analysis.failures.operations import blurred
 from vitlens.analysis.failures.properties import PROPERTIES
-from vitlens.analysis.faithfulness.map_shares import map_shares
-from vitlens.analysis.faithfulness.resampled import AnyMaps
+from vitlens.analysis.faithfulness.maps import AnyMaps, map_shares
 from vitlens.analysis.faithfulness.road import imputed
 from vitlens.data.scenes import LUMINANCE
 from vitlens.data.split import Split

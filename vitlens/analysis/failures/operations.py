@@ -145,10 +145,6 @@ def covered(images: Images, share: float, keys: Keys) -> Images:
     return torch.where(gone[:, None], images.mean((-2, -1), keepdim=True), images)
 
 
-def _high_pass(images: Images, cutoff: float, _keys: Keys) -> Images:
-    return (frequency_bands(images, cutoff=cutoff)[1] + images.mean((-2, -1), keepdim=True)).clamp(0, 1)
-
-
 # by their names in the table of disturbances: images, level and keys to images of about [0, 1]
 OPERATIONS: Final[Mapping[str, Callable[[Images, float, Keys], Images]]] = MappingProxyType({
     "noise": gaussian_noise,
@@ -159,7 +155,9 @@ OPERATIONS: Final[Mapping[str, Callable[[Images, float, Keys], Images]]] = Mappi
     "pixelate": pixelate,
     "occlusion": occlusion,
     "low-pass": lambda images, level, _: frequency_bands(images, cutoff=level)[0].clamp(0, 1),
-    "high-pass": _high_pass,
+    "high-pass": lambda images, level, _: (
+        frequency_bands(images, cutoff=level)[1] + images.mean((-2, -1), keepdim=True)
+    ).clamp(0, 1),
     "shuffle": shuffled,
     "cover": covered,
 })  # fmt: skip

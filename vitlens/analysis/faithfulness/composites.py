@@ -6,7 +6,7 @@ another one, and an object pasted on another background. Everything is drawn fro
 depend on how many are made.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -16,9 +16,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.faithfulness.composite_kinds import COMPOSITES, CONFIDENT
-from vitlens.analysis.faithfulness.localisation import has_edge, pointing_hits, roc_auc
-from vitlens.analysis.faithfulness.resampled import AnyMaps
+from vitlens.analysis.faithfulness.defaults import COMPOSITES, CONFIDENT
+from vitlens.analysis.faithfulness.localisation import Score, has_edge, pointing_hits, roc_auc, share_of_mass
+from vitlens.analysis.faithfulness.maps import AnyMaps, PerImage, Size
 from vitlens.analysis.faithfulness.road import imputed
 from vitlens.errors import InputError
 from vitlens.shapes import Images, Labels, Logits, Masks
@@ -51,26 +51,17 @@ class Composites:
         return float(self.masks.float().mean())
 
 
-def cell_mass(maps: AnyMaps, masks: Masks) -> Float[Tensor, " batch"]:
+def cell_mass(maps: AnyMaps, masks: Masks) -> PerImage:
     """The share of each map's positive mass in its cell; 0 where it has none. Chance is the cell's area.
 
     The mass of a patch lies evenly on its pixels, so that a map of whole patches in the cell has 1 (bilinear
-    interpolation would move mass across the cell's edge). Raises InputError for other numbers of maps and masks.
+    interpolation would move mass across the cell's edge).
     """
-    if len(maps) != len(masks):
-        raise InputError(f"expected a mask for each of {len(maps)} maps, found {len(masks)}")
-    size = (int(masks.shape[-2]), int(masks.shape[-1]))
-    positive = F.interpolate(maps.double().clamp_min(0).unsqueeze(1), size=size, mode="nearest-exact").squeeze(1)
-    total = positive.sum((1, 2))
-    inside = (positive * masks.to(positive.device)).sum((1, 2))
-    return torch.where(total > 0, inside / total.clamp_min(torch.finfo(total.dtype).tiny), 0.0).float()
+    large = F.interpolate(maps.double().unsqueeze(1), size=masks.shape[-2:], mode="nearest-exact").squeeze(1)
+    return share_of_mass(large, masks).float()
 
 
-COMPOSITE_SCORES: Final[Mapping[str, Callable[[AnyMaps, Masks], Float[Tensor, " batch"]]]] = {
-    "mass": cell_mass,
-    "pointing": pointing_hits,
-    "roc_auc": roc_auc,
-}
+COMPOSITE_SCORES: Final[Mapping[str, Score]] = {"mass": cell_mass, "pointing": pointing_hits, "roc_auc": roc_auc}
 
 
 def confident_images(logits: Logits, labels: Labels, *, least: float = CONFIDENT) -> Int[Tensor, " usable"]:
@@ -101,40 +92,30 @@ def mosaics(
     """
     cells = side * side
     drawn = _drawn(labels, count, cells, seed)
-    rows, columns = (_edges(extent, side) for extent in images.shape[-2:])
     canvas = images.new_zeros(len(drawn), *images.shape[1:])
     masks = torch.zeros(cells, *images.shape[-2:], dtype=torch.bool)
+    ends = ([round(extent * part / side) for part in range(side + 1)] for extent in images.shape[-2:])
+    rows, columns = (list(pairwise(each)) for each in ends)  # as equal as whole pixels can be
     for cell in range(cells):
-        down, across = rows[cell // side], columns[cell % side]
-        canvas[..., down, across] = _shrunk(
-            images[drawn[:, cell]], (down.stop - down.start, across.stop - across.start)
-        )
-        masks[cell, down, across] = True
+        (top, bottom), (left, right) = rows[cell // side], columns[cell % side]
+        canvas[..., top:bottom, left:right] = _shrunk(images[drawn[:, cell]], (bottom - top, right - left))
+        masks[cell, top:bottom, left:right] = True
     which = torch.arange(len(drawn)).repeat_interleave(cells)
     return Composites(canvas, which, labels.cpu()[drawn].flatten(), masks.repeat(len(drawn), 1, 1), drawn)
 
 
 def embedded(
-    images: Images,
-    labels: Labels,
-    _masks: Masks | None = None,
-    *,
-    share: float = 0.5,
-    count: int = COMPOSITES,
-    seed: int = 0,
+    images: Images, labels: Labels, _masks: Masks | None = None, *, count: int = COMPOSITES, seed: int = 0
 ) -> Composites:
-    """At most count images, shrunk to this share of their sides, each at a random place on an image of another class.
+    """At most count images, shrunk to half their sides, each at a random place on an image of another class.
 
-    Raises InputError for fewer than two classes, or a share that is not between 0 and 1.
+    Raises InputError for fewer than two classes.
     """
-    if not 0 < share < 1:
-        raise InputError(f"expected a share of the sides between 0 and 1, found {share}")
     drawn = _drawn(labels, count, 2, seed)
     height, width = (int(side) for side in images.shape[-2:])
-    size = max(1, round(share * height)), max(1, round(share * width))
-    canvas = images[drawn[:, 1]].clone()
+    size = max(1, round(height / 2)), max(1, round(width / 2))
+    canvas, small = images[drawn[:, 1]].clone(), _shrunk(images[drawn[:, 0]], size)
     masks = torch.zeros(len(drawn), height, width, dtype=torch.bool)
-    small = _shrunk(images[drawn[:, 0]], size)
     for place in range(len(drawn)):
         generator = torch.Generator().manual_seed(seed * 1_000_003 + place)
         top = int(torch.randint(height - size[0] + 1, (1,), generator=generator))
@@ -144,33 +125,21 @@ def embedded(
     return Composites(canvas, torch.arange(len(drawn)), labels.cpu()[drawn[:, 0]], masks, drawn)
 
 
-def pasted(
-    images: Images,
-    labels: Labels,
-    masks: Masks | None = None,
-    *,
-    count: int = COMPOSITES,
-    seed: int = 0,
-) -> Composites:
-    """At most count objects, each on the background of another class, from which its own object is imputed.
+def pasted(images: Images, labels: Labels, masks: Masks, *, count: int = COMPOSITES, seed: int = 0) -> Composites:
+    """At most count objects, each on the background of another class, from which its own object is imputed with a rim,
+    as a mask's edge leaves some of its object's outline.
 
-    Raises InputError without masks, and for fewer than two classes of images with an object and background.
+    Raises InputError for fewer than two classes of images with an object and background.
     """
-    if masks is None:
-        raise InputError("expected masks of the objects to paste, found none")
     known = has_edge(masks.cpu()).nonzero().squeeze(1)
     drawn = known[_drawn(labels[known.to(labels.device)], count, 2, seed)]
     objects, others = (masks.to(images.device)[drawn[:, part]] for part in (0, 1))
-    ground = imputed(images[drawn[:, 1]], _widened(others).unsqueeze(1), noise=0.0)
+    reach = -(-min(masks.shape[-2:]) // _RIM)
+    wide = F.max_pool2d(others.float().unsqueeze(1), 2 * reach + 1, stride=1, padding=reach) > 0
+    holes = torch.where(wide.flatten(1).all(1).view(-1, 1, 1, 1), others.unsqueeze(1), wide)  # something must be left
+    ground = imputed(images[drawn[:, 1]], holes, noise=0.0)
     canvas = torch.where(objects.unsqueeze(1), images[drawn[:, 0]], ground)
     return Composites(canvas, torch.arange(len(drawn)), labels.cpu()[drawn[:, 0]], objects.cpu(), drawn)
-
-
-def _widened(masks: Masks) -> Masks:
-    """Masks with a rim, as a mask's edge leaves some of its object's outline; unchanged where nothing would be left."""
-    reach = -(-min(masks.shape[-2:]) // _RIM)
-    wide = F.max_pool2d(masks.float().unsqueeze(1), 2 * reach + 1, stride=1, padding=reach).squeeze(1) > 0
-    return torch.where(wide.flatten(1).all(1)[:, None, None], masks, wide)
 
 
 def _drawn(labels: Labels, count: int, parts: int, seed: int) -> Int[Tensor, "composites parts"]:
@@ -196,13 +165,5 @@ def _drawn(labels: Labels, count: int, parts: int, seed: int) -> Int[Tensor, "co
     return torch.tensor(list(draws))
 
 
-def _edges(extent: int, side: int) -> list[slice]:
-    """As many parts of an extent as equal as whole pixels can be. Raises InputError where a part would be empty."""
-    if not 1 <= side <= extent:
-        raise InputError(f"expected 1 to {extent} cells along {extent} px, found {side}")
-    ends = [round(extent * part / side) for part in range(side + 1)]
-    return [slice(start, stop) for start, stop in pairwise(ends)]
-
-
-def _shrunk(images: Images, size: tuple[int, int]) -> Float[Tensor, "batch 3 _ _"]:
+def _shrunk(images: Images, size: Size) -> Float[Tensor, "batch 3 _ _"]:
     return F.interpolate(images, size=size, mode="bilinear", antialias=True, align_corners=False).clamp(0, 1)

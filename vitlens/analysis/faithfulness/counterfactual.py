@@ -5,7 +5,7 @@ need not be monotonic. By greedy search: the patch that lowers the margin most i
 needed in the end are restored. Neither proves that no smaller set exists.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,9 +13,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vitlens.analysis.faithfulness.defaults import SUBSTRATE
-from vitlens.analysis.faithfulness.deletion import RemovalCurve, both_orders
-from vitlens.analysis.faithfulness.masking import Cells, Variants
-from vitlens.analysis.faithfulness.resampled import AnyMaps, removal_grid
+from vitlens.analysis.faithfulness.maps import AnyMaps, removal_grid
+from vitlens.analysis.faithfulness.removal import RemovalCurve, Variants, both_orders
 from vitlens.models.model import Model
 from vitlens.names import Substrate
 from vitlens.shapes import Images, Labels
@@ -56,9 +55,8 @@ def along_map(
     images: Images,
     maps: Sequence[AnyMaps],
     *,
-    known: Sequence[RemovalCurve] | None = None,
+    known: Sequence[RemovalCurve] = (),
     substrate: Substrate = SUBSTRATE,
-    grid: Cells | None = None,
     seed: int = 0,
     batch_size: int | None = None,
 ) -> tuple[Counterfactuals, ...]:
@@ -68,26 +66,21 @@ def along_map(
     by `faithfulness` with the same arguments, whose points are not computed again. Arguments and errors as for
     `faithfulness`.
     """
-    cells = grid or removal_grid(model)
-    patches = cells[0] * cells[1]
-    most = patches - 1 if substrate == "absent" else patches
-    orders = [both_orders(own.to(images.device), cells, images=len(images), seed=seed)[0] for own in maps]
-    answers = torch.full((len(orders), len(images), most + 1), _UNKNOWN, device=images.device)
-    for own, curve in zip(answers, known or ()):
+    grid = removal_grid(model)
+    patches = grid[0] * grid[1]
+    orders = torch.stack([both_orders(own.to(images.device), grid, images=len(images), seed=seed)[0] for own in maps])
+    lengths = patches if substrate == "absent" else patches + 1  # with "absent" one patch stays
+    answers = torch.full((*orders.shape[:2], lengths), _UNKNOWN, device=images.device)
+    for own, curve in zip(answers, known):
         own[:, (curve.shares * patches).round().long().to(own.device)] = curve.predicted.to(own.device)
     parts = []
     for part in torch.arange(len(images), device=images.device).split(IMAGES_AT_ONCE):
-        variants = Variants(model, images[part], grid=cells, substrate=substrate, batch_size=batch_size)
-        ranks = torch.cat([order[part] for order in orders])
-        parts.append(_first_turned(variants, ranks, answers[:, part].flatten(0, 1), len(part)))
-    found = []
-    for place, order in enumerate(orders):
-        length, prediction, turned = (
-            torch.cat([own.unflatten(0, (len(orders), -1))[place] for own in each]) for each in zip(*parts)
-        )
-        removed = (order < length[:, None]).view(-1, *cells)
-        found.append(Counterfactuals(removed.cpu(), prediction.cpu(), turned.cpu()))
-    return tuple(found)
+        variants = Variants(model, images[part], substrate=substrate, batch_size=batch_size)
+        found = _first_turned(variants, orders[:, part].flatten(0, 1), answers[:, part].flatten(0, 1), len(part))
+        parts.append([each.unflatten(0, (len(maps), -1)) for each in found])
+    length, prediction, turned = (torch.cat(each, 1) for each in zip(*parts))
+    removed = (orders < length.unsqueeze(-1)).unflatten(-1, grid)
+    return tuple(Counterfactuals(*(each.cpu() for each in own)) for own in zip(removed, prediction, turned))
 
 
 def _first_turned(
@@ -110,14 +103,7 @@ def _first_turned(
 
 
 def by_search(
-    model: Model,
-    images: Images,
-    *,
-    substrate: Substrate = SUBSTRATE,
-    grid: Cells | None = None,
-    candidates: int | None = CANDIDATES,
-    batch_size: int | None = None,
-    advance: Callable[[int], object] = lambda _: None,
+    model: Model, images: Images, *, substrate: Substrate = SUBSTRATE, candidates: int | None = CANDIDATES
 ) -> Counterfactuals:
     """A small set of patches for each image by greedy search, of which none can be restored.
 
@@ -125,41 +111,29 @@ def by_search(
     many are tried in a step after the first, those with the lowest margin when last tried (None: all that are left).
     Then patches are restored, the last first, as long as the prediction stays changed.
     """
-    cells = grid or removal_grid(model)
-    parts = []
+    grid, parts = removal_grid(model), []
+    patches = grid[0] * grid[1]
     for part in images.split(IMAGES_AT_ONCE):
-        variants = Variants(model, part, grid=cells, substrate=substrate, batch_size=batch_size)
-        parts.append(_searched(variants, len(part), cells, substrate, candidates))
-        advance(len(part))
+        variants = Variants(model, part, substrate=substrate)
+        left = torch.arange(len(part), device=part.device)
+        nothing = torch.zeros(len(part), patches, dtype=torch.bool, device=part.device)
+        prediction = variants.logits(left, nothing).argmax(-1)
+        margins = torch.full((len(part), patches), -torch.inf, device=part.device)
+        state = _Search(nothing, margins, torch.full_like(nothing, patches, dtype=torch.long), prediction.clone())
+        for step in range(patches - 1 if substrate == "absent" else patches):
+            left = _one_step(variants, state, left, prediction, step, patches if step == 0 else candidates or patches)
+            if not len(left):
+                break
+        _restore(variants, state, prediction)
+        changed = state.turned != prediction
+        parts.append(((state.removed & changed[:, None]).view(-1, *grid), prediction, state.turned))
     return Counterfactuals(*(torch.cat(each).cpu() for each in zip(*parts)))
-
-
-def _searched(
-    variants: Variants, images: int, cells: Cells, substrate: Substrate, candidates: int | None
-) -> tuple[Bool[Tensor, "batch rows columns"], Labels, Labels]:
-    """The set, the prediction and the class after of each image."""
-    patches = cells[0] * cells[1]
-    left = torch.arange(images, device=variants.device)
-    nothing = torch.zeros(images, patches, dtype=torch.bool, device=left.device)
-    prediction = variants.logits(left, nothing).argmax(-1)
-    state = _Search(
-        nothing.clone(),
-        torch.full((images, patches), -torch.inf, device=left.device),  # margins when last tried
-        torch.full((images, patches), patches, device=left.device),
-        prediction.clone(),
-    )
-    for step in range(patches - 1 if substrate == "absent" else patches):
-        left = _one_step(variants, state, left, prediction, step, patches if step == 0 else candidates or patches)
-        if not len(left):
-            break
-    _restore(variants, state, prediction)
-    changed = state.turned != prediction
-    return (state.removed & changed[:, None]).view(-1, *cells), prediction, state.turned
 
 
 @dataclass
 class _Search:
-    """removed: the patches; margins: of each patch when last tried; when: the step in which it was removed."""
+    """removed: the patches; margins: of each patch when last tried; when: the step in which it was removed; turned: the
+    class after."""
 
     removed: Bool[Tensor, "batch patches"]
     margins: Float[Tensor, "batch patches"]
@@ -170,13 +144,15 @@ class _Search:
 def _tried(
     variants: Variants, which: Labels, removed: Bool[Tensor, "images sets patches"], prediction: Labels
 ) -> tuple[Float[Tensor, "images sets"], Int[Tensor, "images sets"]]:
-    """The margin and the predicted class without each set; the logits of a few images are held at a time."""
-    sets = removed.shape[1]
+    """Without each set the margin, the prediction's logit minus the greatest other one, and the predicted class; the
+    logits of a few images are held at a time."""
+    sets, parts = removed.shape[1], []
     size = max(1, SETS_AT_ONCE // sets)
-    parts = []
-    for few, own, classes in zip(which.split(size), removed.split(size), prediction.split(size)):
-        logits = variants.logits(few.repeat_interleave(sets), own.flatten(0, 1)).unflatten(0, (-1, sets))
-        parts.append((_margins(logits, classes), logits.argmax(-1)))
+    for few, gone, classes in zip(which.split(size), removed.split(size), prediction.split(size)):
+        logits = variants.logits(few.repeat_interleave(sets), gone.flatten(0, 1)).unflatten(0, (-1, sets))
+        own = classes[:, None, None].expand(-1, sets, 1)
+        others = logits.scatter(2, own, -torch.inf).amax(-1)
+        parts.append((logits.gather(2, own).squeeze(-1) - others, logits.argmax(-1)))
     margins, answers = (torch.cat(each) for each in zip(*parts))
     return margins, answers
 
@@ -223,10 +199,3 @@ def _restore(variants: Variants, state: _Search, prediction: Labels) -> None:
         stays = answers != prediction[images]
         state.removed[images[stays]], state.turned[images[stays]] = fewer[stays], answers[stays]
         kept[images[stays]] = False
-
-
-def _margins(answers: Float[Tensor, "images sets classes"], prediction: Labels) -> Float[Tensor, "images sets"]:
-    """The prediction's logit minus the greatest other logit."""
-    own = prediction[:, None, None].expand(-1, answers.shape[1], 1)
-    others = answers.scatter(2, own, -torch.inf)
-    return answers.gather(2, own).squeeze(-1) - others.amax(-1)

@@ -1,10 +1,61 @@
-"""Defaults that functions here share with the command line; free of torch."""
+"""What attribution maps are checked on by default, and the kinds of composite images; free of torch and numpy."""
 
-from typing import Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
 
 from vitlens.names import Substrate
+from vitlens.references import resolved
 
+RANDOM, CENTRE = "random", "centre"  # the baselines' names
+BASELINES: Final = (RANDOM, CENTRE)
 SUBSTRATE: Final[Substrate] = "blur"  # what replaces a removed patch
 OTHER_SUBSTRATES: Final[tuple[Substrate, ...]] = ("mean", "absent")  # with which rankings are compared
 OTHER_IMAGES: Final = 128  # on which they are, at most
 OTHER_STEPS: Final = 10  # of their removal curves
+CONFIDENT: Final = 0.5  # least probability of the label, for an image to be a part of a composite
+FEWEST: Final = 4  # confidently classified images of distinct classes, without which there are no composites
+COMPOSITES: Final = 25  # of each kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompositeKind:
+    """One kind of composite images, on which the place of a class is known without masks.
+
+    title: in reports; function: its name in composites.py, of (images, labels, masks), with the arguments that it is
+    always called with. classes: distinct classes in a composite; explained: the number of them that are explained in
+    turn; needs_masks: whether the images' masks must be known; default: whether `--verify` makes them without masks.
+    """
+
+    name: str
+    title: str
+    function: str
+    classes: int
+    explained: int
+    arguments: Mapping[str, object] = field(default_factory=dict)
+    needs_masks: bool = False
+    default: bool = False
+
+    @property
+    def make(self) -> Callable[..., Any]:
+        """Its function."""
+        return partial(resolved(f"vitlens.analysis.faithfulness.composites:{self.function}"), **self.arguments)
+
+
+_KINDS: Final = (
+    CompositeKind(
+        name="mosaic-2", title="2 x 2 mosaics", function="mosaics", arguments={"side": 2}, classes=4, explained=4,
+        default=True,
+    ),
+    CompositeKind(
+        name="mosaic-3", title="3 x 3 mosaics", function="mosaics", arguments={"side": 3}, classes=9, explained=9
+    ),
+    CompositeKind(
+        name="embedded", title="embedded images", function="embedded", classes=2, explained=1, default=True
+    ),
+    CompositeKind(
+        name="pasted", title="pasted objects", function="pasted", classes=2, explained=1, needs_masks=True
+    ),
+)  # fmt: skip
+COMPOSITE_KINDS: Final[Mapping[str, CompositeKind]] = {kind.name: kind for kind in _KINDS}

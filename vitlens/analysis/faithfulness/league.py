@@ -1,53 +1,39 @@
-"""All checks of explanation methods and of two model-free baselines, on the same images and targets."""
+"""All checks of explanation methods and of two model-free baselines, on the same images and targets; what a method
+costs, counted in forward passes; and whether two checks rank methods alike."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import prod
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
+from vitlens.analysis.evaluation.intervals import estimates
 from vitlens.analysis.faithfulness.counterfactual import Counterfactuals, along_map
-from vitlens.analysis.faithfulness.defaults import SUBSTRATE
-from vitlens.analysis.faithfulness.deletion import STEPS, Faithfulness, faithfulness
-from vitlens.analysis.faithfulness.forwards import forward_equivalents
-from vitlens.analysis.faithfulness.localisation import (
-    average_precision,
-    centre_maps,
-    has_edge,
-    mask_iou,
-    mass_inside,
-    pixel_accuracy,
-    pointing_hits,
-    roc_auc,
-)
-from vitlens.analysis.faithfulness.map_shares import MapFaults, map_faults
-from vitlens.analysis.faithfulness.masking import Cells
-from vitlens.analysis.faithfulness.randomisation import Explain, Randomisation, predictions_kept, randomisation
-from vitlens.analysis.faithfulness.resampled import removal_grid
+from vitlens.analysis.faithfulness.defaults import CENTRE, RANDOM, SUBSTRATE
+from vitlens.analysis.faithfulness.localisation import SCORES, centre_maps, has_edge, random_maps
+from vitlens.analysis.faithfulness.maps import Explain, MapFaults, PerImage, map_faults, removal_grid
+from vitlens.analysis.faithfulness.randomisation import Randomisation, predictions_kept, randomisation
+from vitlens.analysis.faithfulness.removal import STEPS, Faithfulness, faithfulness
 from vitlens.analysis.faithfulness.road import road
 from vitlens.devices import evaluating
+from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.names import Substrate
 from vitlens.shapes import Images, Labels, Maps, Masks
+from vitlens.uncertainty import Estimate, Side, beyond, widened
 
-RANDOM, CENTRE = "random", "centre"  # the baselines' names
-BASELINES: Final = (RANDOM, CENTRE)
 RANDOMISED = 32  # images of the randomisation check, which needs a map of each at every stage
-RANDOMISED_COSTLY = 12  # of a method of more than COSTLY forward passes: enough to be judged (cascade.ENOUGH)
+RANDOMISED_COSTLY = 12  # of a method of more than COSTLY forward passes: enough to be judged (checks.ENOUGH)
 COSTLY = 100
 COST_IMAGES = 1  # on which the cost in forward passes is counted: it is the same for every image
-
-SCORES: Final[Mapping[str, Callable[[Maps, Masks], Float[Tensor, " batch"]]]] = {
-    "roc_auc": roc_auc,
-    "average_precision": average_precision,
-    "iou": mask_iou,
-    "pixel_accuracy": pixel_accuracy,
-    "mass": mass_inside,
-    "pointing": pointing_hits,
-}
+CHECKS = 5  # steps of `league` for each method
 
 
 @dataclass(frozen=True)
@@ -68,28 +54,21 @@ class Settings:
 class MethodChecks:
     """The results of every check on one method, image by image.
 
-    maps (batch, rows, columns), raw, with zeros where they were not finite (see faults); scores: by name, (images with
-    a mask,); seconds: per image; forwards: the cost in forward passes of the model, None for a baseline.
+    maps (batch, rows, columns), raw, with zeros where they were not finite (see faults); values: one number an image
+    of every check, by its name in the league (batch,); scores: the same of localisation (images with a mask,); curves:
+    of removal; seconds: per image; forwards: the cost in forward passes of the model, None for a baseline.
     """
 
     name: str
     maps: Maps
     faults: MapFaults
-    fidelity: Faithfulness
-    road: Faithfulness | None
-    counterfactuals: Counterfactuals | None
+    values: Mapping[str, PerImage]
     scores: Mapping[str, Float[Tensor, " masked"]]
+    curves: Faithfulness
+    counterfactuals: Counterfactuals | None
     randomisation: Randomisation | None
     seconds: float
     forwards: float | None
-
-    @property
-    def judged(self) -> Float[Tensor, " batch"]:
-        """The score by which methods are judged, image by image: ROAD's LeRF minus MoRF, else insertion minus deletion.
-
-        No method chooses by ROAD; `best` chooses by insertion on a blurred image.
-        """
-        return (self.fidelity if self.road is None else self.road).gaps
 
 
 def league(
@@ -108,51 +87,57 @@ def league(
     images, targets: on the model's device, all at once; masks: of the images, None if not known; images without an
     object or without background are left out of the scores. computed: maps that are computed already, by method, with
     the seconds per image. A map that is not finite counts as constant and is flagged. advance: called with 1 for each
-    check done, `checks_in` times.
+    check done, CHECKS times for each method and baseline.
     """
-    settings = settings or Settings()
-    grid = removal_grid(model)
-    known = {
-        name: (computed or {}).get(name) or _explained(model, images, targets, explain)
-        for name, explain in methods.items()
-    }
-    known |= {name: (maps, 0.0) for name, maps in _baselines(len(images), grid, settings.seed)}
+    settings, known = settings or Settings(), dict(computed or {})
+    for name, method in methods.items():
+        if name not in known:
+            start = _now(images)
+            with evaluating(model):
+                maps = method(model, images, targets)
+            known[name] = maps, (_now(images) - start) / len(images)
+    known = {name: known[name] for name in methods}
+    known |= {name: (maps, 0.0) for name, maps in _baselines(model, len(images), settings.seed).items()}
     advance(len(known))
     faults = {name: map_faults(maps) for name, (maps, _) in known.items()}
-    sound = {name: _without_broken(maps, faults[name]).to(images.device) for name, (maps, _) in known.items()}
-    common = {"grid": grid, "seed": settings.seed, "batch_size": settings.batch_size}
-    kinds = {"substrate": settings.substrate, **common}
-    every = list(sound.values())
-    fidelity = faithfulness(model, images, targets, every, steps=settings.steps, **kinds)  # type: ignore[arg-type]
-    advance(len(every))
-    imputed = road(model, images, targets, every, **common) if settings.road else [None] * len(every)  # type: ignore[arg-type]
-    advance(len(every))
-    curves = [each.deletion for each in fidelity]
-    turned = along_map(model, images, every, known=curves, **kinds) if settings.counterfactuals else [None] * len(every)  # type: ignore[arg-type]
-    advance(len(every))
+    sound = {
+        name: torch.where(faults[name].not_finite[:, None, None], 0.0, maps.float()).to(images.device)
+        for name, (maps, _) in known.items()
+    }
+    every, given, count = list(sound.values()), (model, images, targets), len(sound)
+    common: dict[str, Any] = {"seed": settings.seed, "batch_size": settings.batch_size}
+    curves = faithfulness(*given, every, substrate=settings.substrate, steps=settings.steps, **common)
+    advance(count)
+    imputed = road(*given, every, **common) if settings.road else [None] * count
+    advance(count)
+    turned: Any = [None] * count
+    if settings.counterfactuals:
+        first = [each.deletion for each in curves]
+        turned = along_map(model, images, every, known=first, substrate=settings.substrate, **common)
+    advance(count)
+    usable = torch.zeros(len(images), dtype=torch.bool) if masks is None else has_edge(masks).cpu()
+    objects = masks[usable.to(masks.device)].cpu() if masks is not None and bool(usable.any()) else None
     kept = predictions_kept(model, images[:RANDOMISED], seed=settings.seed)
     results = []
-    for place, name in enumerate(sound):
-        explain, cost_batch = methods.get(name), (images[:COST_IMAGES], targets[:COST_IMAGES])
-        forwards = None if explain is None else forward_equivalents(model, *cost_batch, explain)
+    for place, (name, maps) in enumerate(sound.items()):
+        explain, forwards, changed, own = methods.get(name), None, None, imputed[place]
+        if explain is not None:
+            forwards = forward_equivalents(model, images[:COST_IMAGES], targets[:COST_IMAGES], explain)
+            some = min(len(images), randomised_images(forwards))
+            before = known[name][0][:some]
+            if bool(before.isfinite().all()):
+                shown = model, images[:some], targets[:some]
+                changed = randomisation(*shown, explain, seed=settings.seed, kept=kept[:, :some], before=before)
+        values = curves[place].values | ({} if own is None else {"road": own.gaps})
+        scores = {}
+        if objects is not None:
+            scores = {key: score(maps.cpu()[usable], objects) for key, score in SCORES.items()}
         results.append(
             MethodChecks(
-                name,
-                sound[name].cpu(),
-                faults[name],
-                fidelity[place],
-                imputed[place],
-                turned[place],
-                _scores(sound[name], masks),
-                None
-                if explain is None or forwards is None
-                else _randomised(
-                    model, images, targets, explain, known[name][0], settings, kept[:, : randomised_images(forwards)]
-                ),
-                known[name][1],
+                name, maps.cpu(), faults[name], values, scores, curves[place], turned[place], changed, known[name][1],
                 forwards,
             )
-        )
+        )  # fmt: skip
         advance(1)
     return tuple(results)
 
@@ -173,12 +158,7 @@ def explained(
             maps = explain(model, images, targets.to(model.device))
         found[name] = maps.detach().cpu().float().nan_to_num(0.0, 0.0, 0.0)
         advance(1)
-    return found | dict(_baselines(len(images), removal_grid(model), seed))
-
-
-def checks_in(methods: int) -> int:
-    """The number of times that `league` calls advance for this many methods."""
-    return 5 * (methods + len(BASELINES))
+    return found | _baselines(model, len(images), seed)
 
 
 def randomised_images(forwards: float) -> int:
@@ -186,55 +166,128 @@ def randomised_images(forwards: float) -> int:
     return RANDOMISED if forwards <= COSTLY else RANDOMISED_COSTLY
 
 
-def _explained(model: Model, images: Images, targets: Labels, explain: Explain) -> tuple[Maps, float]:
-    """A method's maps of all images, and the seconds per image."""
+def _now(images: Images) -> float:
     if images.device.type == "cuda":
         torch.cuda.synchronize()
-    start = time.perf_counter()
-    with evaluating(model):
-        maps = explain(model, images, targets)
-    if images.device.type == "cuda":
-        torch.cuda.synchronize()
-    return maps, (time.perf_counter() - start) / len(images)
+    return time.perf_counter()
 
 
-def _baselines(count: int, grid: Cells, seed: int) -> Iterator[tuple[str, Maps]]:
-    yield RANDOM, random_maps(count, grid, seed=seed)
-    yield CENTRE, centre_maps(count, grid)
+def _baselines(model: Model, count: int, seed: int) -> dict[str, Maps]:
+    grid = removal_grid(model)
+    return {RANDOM: random_maps(count, grid, seed=seed), CENTRE: centre_maps(count, grid)}
 
 
-def _without_broken(maps: Maps, faults: MapFaults) -> Maps:
-    return torch.where(faults.not_finite[:, None, None], 0.0, maps.float())
+@dataclass(frozen=True)
+class SwappedPair:
+    """Two methods that change places: first, second: the mean paired differences (better minus worse) with the one and
+    the other substrate; their intervals, as wide as all pairs of methods require, lie above and below 0."""
+
+    better: str
+    worse: str
+    first: Estimate
+    second: Estimate
 
 
-def _scores(maps: Maps, masks: Masks | None) -> dict[str, Float[Tensor, " masked"]]:
-    if masks is None:
-        return {}
-    usable = has_edge(masks)
-    if not bool(usable.any()):
-        return {}
-    usable_pairs = maps.cpu()[usable.cpu()], masks[usable].cpu()
-    return {name: score(*usable_pairs) for name, score in SCORES.items()}
+def rank_agreement(
+    first: Mapping[str, PerImage], second: Mapping[str, PerImage], *, groups: Tensor | None = None, seed: int = 0
+) -> tuple[Estimate, tuple[SwappedPair, ...]]:
+    """How far two checks agree about the ranking of methods: Kendall's tau-b of the mean results, 1 for the same order
+    and -1 for the reverse, 0 where one ranks nothing; and the pairs of methods that significantly change places.
+
+    first, second: the result of every method for each image (n,), greater is better. Raises InputError for other
+    methods in the second or fewer than two.
+    """
+    from scipy import stats  # takes half a second to import
+
+    names = list(first)
+    if names != list(second) or len(names) < 2:
+        raise InputError(f"expected the same two methods or more, found {names} and {list(second)}")
+    pairs, sides, differences = list(combinations(names, 2)), [], []
+    for results in (first, second):
+        own = torch.stack([results[one].double() - results[other].double() for one, other in pairs])
+        differences.append([widened(each, len(pairs)) for each in estimates(own, groups=groups, seed=seed, unit="")])
+        sides.append([beyond(each, 0.0) for each in differences[-1]])
+    swapped = []
+    for (one, other), own, changed, *both in zip(pairs, *differences, *sides):
+        if both == [Side.ABOVE, Side.BELOW]:
+            swapped.append(SwappedPair(one, other, own, changed))
+        elif both == [Side.BELOW, Side.ABOVE]:
+            swapped.append(SwappedPair(other, one, _negative(own), _negative(changed)))
+    means = ([float(results[name].double().mean()) for name in names] for results in (first, second))
+    tau = float(stats.kendalltau(*means).statistic)
+    return Estimate(tau if tau == tau else 0.0, n=len(first[names[0]]), unit=""), tuple(swapped)
 
 
-def _randomised(
-    model: Model,
-    images: Images,
-    targets: Labels,
-    explain: Explain,
-    maps: Maps,
-    settings: Settings,
-    kept: Bool[Tensor, "stages randomised"],
-) -> Randomisation | None:
-    """The randomisation check of the first images, as many as `kept` has, whose maps are known; None where they are not
-    finite."""
-    count = kept.shape[1]
-    batch, before = (images[:count], targets[:count]), maps[:count]
-    if not bool(before.isfinite().all()):
-        return None
-    return randomisation(model, *batch, explain, seed=settings.seed, kept=kept, before=before)
+def _negative(estimate: Estimate) -> Estimate:
+    low, high = (None if end is None else -end for end in (estimate.high, estimate.low))
+    return replace(estimate, value=-estimate.value, low=low, high=high)
 
 
-def random_maps(count: int, grid: tuple[int, int], *, seed: int = 0) -> Maps:
-    """A map of uniform noise for each of count images; a map does not depend on count."""
-    return torch.rand(count, *grid, generator=torch.Generator().manual_seed(seed))
+def forward_equivalents(model: Model, images: Images, targets: Labels, explain: Explain) -> float:
+    """The cost of a method's matrix products and convolutions, in forward passes of these images.
+
+    Backward passes are counted by their operations. Other operations of a method (a blur, say) are counted only if they
+    are matrix products or convolutions.
+    """
+
+    def forward() -> None:
+        with torch.no_grad(), evaluating(model):
+            model(images)
+
+    return _flops(lambda: explain(model, images, targets)) / max(1, _flops(forward))
+
+
+def _flops(work: Callable[[], object]) -> int:
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # its fused kernel cannot be counted
+    try:
+        with _Count() as counter:
+            work()
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+    return int(counter.total)
+
+
+class _Count(TorchDispatchMode):
+    """Counts the floating-point operations of everything computed inside, by torch's own formulas.
+
+    torch's FlopCounterMode also tracks modules, with hooks that do not work with torch.autograd.grad. torch has no
+    formulas for fused attention on the CPU, nor for oneDNN's linear layer (lens/quick_passes.py).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+        self.formulas = dict(flop_registry)
+        attention = "_scaled_dot_product_flash_attention_for_cpu"
+        own: dict[tuple[Any, str], Callable[..., int]] = {
+            (torch.ops.aten, attention): lambda query, key, value, *_, **__: _products(query, key, value, 1.0),
+            (torch.ops.aten, f"{attention}_backward"): lambda _, query, key, value, *__, **___: _products(
+                query, key, value, 2.5  # five products where the forward has two
+            ),
+            (torch.ops.mkldnn, "_linear_pointwise"): lambda tokens, weight, *_, **__: (
+                2 * tokens.numel() * weight.shape[0]
+            ),
+        }  # fmt: skip
+        self.formulas |= {getattr(place, name): of for (place, name), of in own.items() if hasattr(place, name)}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Count a call, by its formula or decomposed, and execute it."""
+        kwargs = kwargs or {}
+        formula = self.formulas.get(func._overloadpacket)
+        if formula is None:
+            with self:
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+        out = func(*args, **kwargs)
+        if formula is not None:
+            self.total += int(formula(*args, **kwargs, out_val=out))
+        return out
+
+
+def _products(query: Any, key: Any, value: Any, times: float) -> int:
+    *leading, queries, head_dim = query.shape
+    return int(times * 2 * prod(leading) * queries * key.shape[-2] * (head_dim + value.shape[-1]))

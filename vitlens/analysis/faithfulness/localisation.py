@@ -4,7 +4,7 @@ that ignore the image score.
 Maps are interpolated bilinearly to the masks' size; every number is per image, to be averaged over images.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import numpy as np
@@ -15,32 +15,31 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.analysis.evaluation.evaluate import accuracy
-from vitlens.analysis.faithfulness.resampled import AnyMaps, enlarged
+from vitlens.analysis.faithfulness.maps import AnyMaps, PerImage, Size, enlarged, map_faults
 from vitlens.errors import DataError, InputError
 from vitlens.shapes import Maps, Masks
 from vitlens.uncertainty import Estimate, bootstrap_mean
 
-PerImage = Float[Tensor, " batch"]
+Score = Callable[[AnyMaps, Masks], PerImage]
 
 _ROUNDING: Final = 1e-6  # of a map's greatest value; differences below it are not of the map
 _CENTRE_WIDTH: Final = 1 / 4  # standard deviation of the centre Gaussian as a share of each side
 _FINEST: Final = 32  # cells a side of the mean mask, which many images' masks at full size would not fit in memory for
 
 
-def pointing_hits(maps: Maps, masks: Masks) -> PerImage:
+def pointing_hits(maps: AnyMaps, masks: Masks) -> PerImage:
     """The pointing game (Zhang 2018): whether each map's highest point lies on its object's mask, 1 or 0.
 
-    Maps are interpolated bilinearly to the masks' size. Where several points are equally high up to rounding, the share
-    of them that lies on the mask counts: the chance that one of them, drawn at random, is a hit. So a uniform map, all
-    of whose points are equally high, scores the mask's area. Raises DataError when a mask is empty.
+    Where several points are equally high up to rounding, the share of them that lies on the mask counts: the chance
+    that one of them, drawn at random, is a hit. So a uniform map, all of whose points are equally high, scores the
+    mask's area. Raises DataError when a mask is empty.
     """
-    if not masks.flatten(1).any(1).all():
-        empty = int((~masks.flatten(1).any(1)).nonzero()[0])
-        raise DataError(f"expected an object in every mask, found an empty one (image {empty})")
-    large = F.interpolate(maps.float().unsqueeze(1), size=masks.shape[-2:], mode="bilinear", align_corners=False)
-    flat = large.flatten(1)
+    empty = (~masks.flatten(1).any(1)).nonzero()
+    if len(empty):
+        raise DataError(f"expected an object in every mask, found an empty one (image {int(empty[0])})")
+    flat = enlarged(maps.float(), (masks.shape[-2], masks.shape[-1])).flatten(1)
     highest = flat >= flat.amax(1, keepdim=True) - _ROUNDING * flat.abs().amax(1, keepdim=True)
-    highest |= _uniform(maps)[:, None]  # not what interpolation's rounding made the highest
+    highest |= map_faults(maps).constant[:, None]  # not what interpolation's rounding made the highest
     return (highest & masks.flatten(1)).sum(1) / highest.sum(1)
 
 
@@ -51,23 +50,11 @@ def pointing_rate(hits: PerImage, *, groups: Tensor | None = None, seed: int = 0
     return bootstrap_mean(hits.numpy(), groups=None if groups is None else groups.numpy(), seed=seed)
 
 
-def _uniform(maps: Maps) -> Bool[Tensor, " batch"]:
-    """Whether all values of each map are equal up to rounding, before interpolation, whose own rounding would make one
-    of them the highest."""
-    flat = maps.flatten(1).double()
-    return flat.amax(1) - flat.amin(1) <= _ROUNDING * flat.abs().amax(1)
-
-
-def mask_areas(masks: Masks) -> Float[Tensor, " batch"]:
-    """The share of each image that its mask covers: the hit rate of a random point in the pointing game."""
-    return masks.flatten(1).float().mean(1)
-
-
 def roc_auc(maps: AnyMaps, masks: Masks) -> PerImage:
     """The probability that a pixel of the object is ranked above one outside it; ties count half. 0.5 is chance."""
-    values, inside = _pixels(maps, masks)
     from scipy import stats  # takes half a second to import
 
+    values, inside = _pixels(maps, masks)
     ranks = stats.rankdata(values, axis=1)
     positive = inside.sum(1)
     above = (ranks * inside).sum(1) - positive * (positive + 1) / 2
@@ -79,9 +66,13 @@ def average_precision(maps: AnyMaps, masks: Masks) -> PerImage:
 
     Chance is the mask's area. As scikit-learn's average_precision_score.
     """
-    values, inside = _pixels(maps, masks)
-    precisions = [_precision(value, mask) for value, mask in zip(values, inside)]
-    return torch.tensor(precisions, dtype=torch.float32)
+    found = []
+    for values, inside in zip(*_pixels(maps, masks)):
+        order = np.argsort(-values, kind="stable")
+        hits = np.cumsum(inside[order])
+        last = np.flatnonzero(np.diff(values[order], append=-np.inf))  # the last of each run of equal values
+        found.append(float((np.diff(hits[last] / hits[-1], prepend=0.0) * (hits[last] / (last + 1))).sum()))
+    return torch.tensor(found, dtype=torch.float32)
 
 
 def mask_iou(maps: AnyMaps, masks: Masks) -> PerImage:
@@ -98,19 +89,29 @@ def pixel_accuracy(maps: AnyMaps, masks: Masks) -> PerImage:
 
 def mass_inside(maps: AnyMaps, masks: Masks) -> PerImage:
     """The share of the map's positive mass on the object; 0 where it has none. Chance is the mask's area."""
-    positive = enlarged(maps.float(), _size(maps, masks)).clamp_min(0).flatten(1)
+    return share_of_mass(enlarged(maps.float(), _size(maps, masks)), masks)
+
+
+def share_of_mass(values: Maps, masks: Masks) -> PerImage:
+    """The share of the positive values (batch, height, width) that lies on the mask; 0 where there are none."""
+    positive = values.clamp_min(0).flatten(1)
     total = positive.sum(1)
-    mass = (positive * masks.flatten(1)).sum(1)
+    mass = (positive * masks.to(positive.device).flatten(1)).sum(1)
     return torch.where(total > 0, mass / total.clamp_min(torch.finfo(total.dtype).tiny), 0.0)
 
 
+SCORES: Final[Mapping[str, Score]] = {
+    "roc_auc": roc_auc,
+    "average_precision": average_precision,
+    "iou": mask_iou,
+    "pixel_accuracy": pixel_accuracy,
+    "mass": mass_inside,
+    "pointing": pointing_hits,
+}
+
+
 def baseline_scores(
-    score: Callable[[AnyMaps, Masks], PerImage],
-    maps: AnyMaps,
-    masks: Masks,
-    *,
-    groups: Tensor | None = None,
-    seed: int = 0,
+    score: Score, maps: AnyMaps, masks: Masks, *, groups: Tensor | None = None, seed: int = 0
 ) -> dict[str, PerImage]:
     """The scores of maps that ignore the image, on the grid of `maps`, image by image: what a localisation must exceed.
 
@@ -123,25 +124,42 @@ def baseline_scores(
         "a map of the centre": score(centre_maps(len(maps), (rows, columns)), masks),
     }
     own = torch.arange(len(maps)) if groups is None else groups
+    other = other_images(own, seed=seed)
+    if other is None:
+        return found
     _, group = own.unique(return_inverse=True)
     sizes = group.bincount()
-    if len(sizes) < 2:
-        return found
     shapes = F.adaptive_avg_pool2d(masks[:, None].float(), (min(rows, _FINEST), min(columns, _FINEST)))[:, 0]
     sums = shapes.new_zeros(len(sizes), *shapes.shape[1:]).index_add_(0, group, shapes)
     means = (shapes.sum(0) - sums) / (len(maps) - sizes)[:, None, None]
     found["the mean mask of the other images"] = score(means[group], masks)
-    # ordered by group, then at random: the image after the end of one's own group, and as many further as drawn
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(maps), generator=generator)
-    order = order[group[order].argsort(stable=True)]
-    further = (torch.rand(len(maps), generator=generator) * (len(maps) - sizes[group])).long()
-    other = order[(sizes.cumsum(0)[group] + further) % len(maps)]
     found["the map of another image"] = score(maps[other], masks)
     return found
 
 
-def centre_maps(count: int, grid: tuple[int, int]) -> Maps:
+def other_images(groups: Tensor, *, seed: int = 0) -> Tensor | None:
+    """For each image (n,) one of another group, drawn with the seed; None where all are of one.
+
+    Images are ordered by group, then at random: the image after the end of one's own group, and as many further as
+    drawn.
+    """
+    _, group = groups.unique(return_inverse=True)
+    sizes = group.bincount()
+    if len(sizes) < 2:
+        return None
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(group), generator=generator)
+    order = order[group[order].argsort(stable=True)]
+    further = (torch.rand(len(group), generator=generator) * (len(group) - sizes[group])).long()
+    return order[(sizes.cumsum(0)[group] + further) % len(group)]
+
+
+def random_maps(count: int, grid: Size, *, seed: int = 0) -> Maps:
+    """A map of uniform noise for each of count images; a map does not depend on count."""
+    return torch.rand(count, *grid, generator=torch.Generator().manual_seed(seed))
+
+
+def centre_maps(count: int, grid: Size) -> Maps:
     """The same map for every image: a Gaussian at its centre, where the object of a photograph often is."""
     rows, columns = (torch.linspace(-0.5, 0.5, side + 1)[:-1] + 0.5 / side for side in grid)
     gaussian = torch.exp(-(rows[:, None] ** 2 + columns[None, :] ** 2) / (2 * _CENTRE_WIDTH**2))
@@ -154,27 +172,20 @@ def has_edge(masks: Masks) -> Bool[Tensor, " batch"]:
     return flat.any(1) & ~flat.all(1)
 
 
-def _precision(values: NDArray[np.float64], inside: NDArray[np.bool_]) -> float:
-    order = np.argsort(-values, kind="stable")
-    hits = np.cumsum(inside[order])
-    last = np.flatnonzero(np.diff(values[order], append=-np.inf))  # the last of each run of equal values
-    precision = hits[last] / (last + 1)
-    recall = hits[last] / hits[-1]
-    return float((np.diff(recall, prepend=0.0) * precision).sum())
-
-
 def _pixels(maps: AnyMaps, masks: Masks) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     large = enlarged(maps.float(), _size(maps, masks)).flatten(1).double()
-    values = large.masked_fill(_uniform(maps)[:, None], 0.0)  # interpolation's rounding would rank its pixels
+    values = large.masked_fill(
+        map_faults(maps).constant[:, None], 0.0
+    )  # interpolation's rounding would rank its pixels
     return values.cpu().numpy(), masks.flatten(1).cpu().numpy()
 
 
-def _marked(maps: AnyMaps, masks: Masks) -> tuple[Tensor, Tensor]:
+def _marked(maps: AnyMaps, masks: Masks) -> tuple[Float[Tensor, "batch pixels"], Bool[Tensor, "batch pixels"]]:
     large = enlarged(maps.float(), _size(maps, masks)).flatten(1)
     return large > large.mean(1, keepdim=True), masks.flatten(1)
 
 
-def _size(maps: AnyMaps, masks: Masks) -> tuple[int, int]:
+def _size(maps: AnyMaps, masks: Masks) -> Size:
     """The masks' height and width. Raises InputError for other images, DataError for a mask without an edge."""
     if len(maps) != len(masks):
         raise InputError(f"expected a mask for each of {len(maps)} maps, found {len(masks)}")

@@ -1,10 +1,10 @@
 """The randomisation check (Adebayo 2018): maps that explain a model must change when its weights are randomised.
 
 Weights are randomised cumulatively from the head down, and the maps before and after are compared by rank correlation.
-A method whose maps hardly change depends on the image, not on the model; cascade.py has the rule.
+A method whose maps hardly change depends on the image, not on the model; checks.py has the rule.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,22 +13,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitlens.analysis.evaluation.intervals import estimates
-from vitlens.analysis.faithfulness.agreement import spearman
-from vitlens.analysis.faithfulness.cascade import (
-    Cascade,
-    RandomisedStage,
-    hardly_changes,
-    judged_cascade,
-    middle_of,
-)
+from vitlens.analysis.faithfulness.checks import Judgement, Stage, judged_cascade
+from vitlens.analysis.faithfulness.maps import Explain, PerImage, spearman
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
 from vitlens.lens.quick_passes import quick_passes
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps
-from vitlens.uncertainty import Estimate, bootstrap_mean
-
-Explain = Callable[[Model, Images, Labels], Maps]
 
 PARTS = 4  # number of groups into which the blocks are divided
 
@@ -43,56 +34,36 @@ class WeightGroup:
 
 @dataclass(frozen=True)
 class Randomisation:
-    """The similarity of maps before and after. stages: from the head down, each including those before; correlation:
-    Spearman's (stages, batch), 0 where the map after is constant, NaN where the map before is; kept: which images keep
-    the prediction of the trained model, None where that was not asked."""
+    """The similarity of maps before and after. names: of the stages from the head down, each including those before;
+    correlation: Spearman's (stages, batch), 0 where the map after is constant, NaN where the map before is; kept: which
+    images keep the prediction of the trained model, None where that was not asked."""
 
-    stages: tuple[str, ...]
+    names: tuple[str, ...]
     correlation: Float[Tensor, "stages batch"]
     kept: Bool[Tensor, "stages batch"] | None = None
 
     @property
-    def last(self) -> Float[Tensor, " batch"]:
-        """The correlation with all weights randomised, of the images whose map before is not constant."""
-        final = self.correlation[-1]
-        return final[~final.isnan()]
-
-    def estimate(self, *, seed: int = 0) -> Estimate:
-        """The mean correlation with all weights randomised, with its interval."""
-        return bootstrap_mean(self.last.numpy(), seed=seed, unit="")
+    def usable(self) -> Float[Tensor, "stages usable"]:
+        """The correlation of the images whose map before is not constant."""
+        return self.correlation[:, ~self.correlation[-1].isnan()]
 
     @property
-    def areas(self) -> Float[Tensor, " batch"]:
-        """The mean correlation over all stages, of the images whose map before is not constant: 1 for maps that never
-        change, about 0 for maps that change with the head already. All stages count alike."""
-        return self.correlation.mean(0)[~self.correlation[-1].isnan()]
+    def values(self) -> dict[str, PerImage]:
+        """Every number of an image that is usable, by its name in the league. randomisation: the correlation with all
+        weights randomised; cascade: the mean over all stages, which count alike: 1 for maps that never change, about 0
+        for maps that change with the head already."""
+        return {"randomisation": self.usable[-1], "cascade": self.usable.mean(0)}
 
-    def whole(self, *, seed: int = 0) -> Estimate:
-        """The mean correlation over the whole cascade, with its interval."""
-        return bootstrap_mean(self.areas.numpy(), seed=seed, unit="")
+    def stages(self, *, seed: int = 0) -> list[Stage]:
+        """The mean correlation of every stage with its interval, and the share of predictions that stay."""
+        if not self.usable.shape[1]:
+            return [Stage(name, None) for name in self.names]
+        kept = [None] * len(self.names) if self.kept is None else self.kept.float().mean(1).tolist()
+        return [Stage(*each) for each in zip(self.names, estimates(self.usable, seed=seed, unit=""), kept)]
 
-    def cascade(self, *, seed: int = 0) -> Cascade:
-        """The mean correlation of every stage with its interval, judged."""
-        usable = ~self.correlation[-1].isnan()
-        n = int(usable.sum())
-        if not n:
-            return judged_cascade([RandomisedStage(name, None) for name in self.stages], 0)
-        means = estimates(self.correlation[:, usable], seed=seed, unit="")
-        kept = [None] * len(means) if self.kept is None else self.kept.float().mean(1).tolist()
-        stages = [
-            RandomisedStage(name, mean.value, mean.low, mean.high, share)
-            for name, mean, share in zip(self.stages, means, kept)
-        ]
-        return judged_cascade(stages, n)
-
-    @property
-    def flagged(self) -> bool:
-        """Whether the maps hardly change, by their mean correlation over the cascade, or have none that is defined."""
-        if not len(self.last):
-            return True
-        means = self.correlation.nanmean(1).tolist()
-        stages = [RandomisedStage(name, mean) for name, mean in zip(self.stages, means)]
-        return hardly_changes(stages, middle_of(self.stages))
+    def judged(self, *, seed: int = 0) -> Judgement:
+        """Whether the maps depend on the weights."""
+        return judged_cascade(self.stages(seed=seed))
 
 
 def randomisation(
@@ -105,7 +76,6 @@ def randomisation(
     seed: int = 0,
     kept: Bool[Tensor, "stages batch"] | None = None,
     before: Maps | None = None,
-    advance: Callable[[int], object] = lambda _: None,
 ) -> Randomisation:
     """Compare the maps of a method before and after the weights are randomised, stage by stage, for the same targets.
 
@@ -117,14 +87,12 @@ def randomisation(
         before = explain(model, images, targets)
     if not bool(before.isfinite().all()):
         raise InputError("expected finite maps to compare, found NaN or infinity")
-    steps, rows = weight_groups(model, parts=parts), []
-    constant = spearman(before, before).isnan()
-    for count in range(1, len(steps) + 1):
-        with randomised(model, steps[:count], seed=seed):
+    groups, rows, constant = weight_groups(model, parts=parts), [], spearman(before, before).isnan()
+    for count in range(1, len(groups) + 1):
+        with randomised(model, groups[:count], seed=seed):
             after = explain(model, images, targets)
         rows.append(spearman(before, after.nan_to_num(0.0, 0.0, 0.0)).nan_to_num(0.0).masked_fill(constant, torch.nan))
-        advance(len(images))
-    return Randomisation(tuple(step.name for step in steps), torch.stack(rows), kept)
+    return Randomisation(tuple(group.name for group in groups), torch.stack(rows), kept)
 
 
 def predictions_kept(
@@ -135,18 +103,12 @@ def predictions_kept(
     A map can be expected to change only where the model does. The weights are restored on return and after an
     exception.
     """
-
-    @torch.no_grad()
-    def predicted() -> Labels:
-        with evaluating(model), quick_passes(model):
-            answers: Labels = model(images).argmax(-1).cpu()
-        return answers
-
-    steps, rows, before = weight_groups(model, parts=parts), [], predicted()
-    for count in range(1, len(steps) + 1):
-        with randomised(model, steps[:count], seed=seed):
-            rows.append(predicted() == before)
-    return torch.stack(rows)
+    groups, predicted = weight_groups(model, parts=parts), []
+    for count in range(len(groups) + 1):
+        with torch.no_grad(), randomised(model, groups[:count], seed=seed), evaluating(model), quick_passes(model):
+            predicted.append(model(images).argmax(-1).cpu())
+    kept: Tensor = torch.stack(predicted[1:]) == predicted[0]
+    return kept
 
 
 def weight_groups(model: Model, *, parts: int = PARTS) -> tuple[WeightGroup, ...]:
@@ -156,48 +118,39 @@ def weight_groups(model: Model, *, parts: int = PARTS) -> tuple[WeightGroup, ...
     """
     blocks, names = model.anatomy.blocks, [name for name, _ in model.module.named_parameters()]
     members = {block: tuple(name for name in names if name.startswith(f"{block}.")) for block in blocks}
-    places = [index for index, name in enumerate(names) if any(name in of_block for of_block in members.values())]
-    if not places:
-        raise InputError(f"expected a model of blocks to randomise from the head down, found none in {model.alias}")
     inside = {name for of_block in members.values() for name in of_block}
-    head = tuple(name for name in names[places[-1] :] if name not in inside)
-    rest = tuple(name for name in names if name not in inside and name not in head)
-    sizes = torch.arange(len(blocks)).flip(0).tensor_split(min(parts, len(blocks)))
-    groups = [WeightGroup("head", head)]
-    for group in sizes:
+    if not inside:
+        raise InputError(f"expected a model of blocks to randomise from the head down, found none in {model.alias}")
+    last = max(index for index, name in enumerate(names) if name in inside)
+    groups = [WeightGroup("head", tuple(name for name in names[last + 1 :]))]
+    for group in torch.arange(len(blocks)).flip(0).tensor_split(min(parts, len(blocks))):
         numbers = group.tolist()
         title = f"blocks {numbers[-1]} to {numbers[0]}" if len(numbers) > 1 else f"block {numbers[0]}"
         groups.append(WeightGroup(title, tuple(name for number in numbers for name in members[blocks[number]])))
-    groups.append(WeightGroup("embedding", rest))
-    return tuple(stage for stage in groups if stage.parameters)
+    groups.append(WeightGroup("embedding", tuple(name for name in names[:last] if name not in inside)))
+    return tuple(group for group in groups if group.parameters)
 
 
 @contextmanager
-def randomised(model: Model, parts: Sequence[WeightGroup], *, seed: int = 0) -> Iterator[Model]:
+def randomised(model: Model, groups: Sequence[WeightGroup], *, seed: int = 0) -> Iterator[Model]:
     """The model with the weights of these groups randomised; they are restored exactly on exit.
 
-    The elements of each tensor are permuted, which keeps the scale of every layer.
+    The elements of each tensor are permuted, which keeps the scale of every layer. Tensors are drawn in the model's
+    order, so that a tensor's permutation does not depend on the groups.
     """
-    chosen = {name for part in parts for name in part.parameters}
-    originals: dict[str, Tensor] = {}
-    known = dict(model.module.named_parameters())
+    chosen = {name for group in groups for name in group.parameters}
+    known, originals = dict(model.module.named_parameters()), dict[str, Tensor]()
     generator = torch.Generator().manual_seed(seed)
     try:
-        for (
-            name,
-            parameter,
-        ) in known.items():  # in the model's order, so that a parameter's permutation does not depend on parts
-            order = torch.randperm(parameter.numel(), generator=generator)
-            if name in chosen:
-                originals[name] = parameter.detach().clone()
-                shuffled = originals[name].flatten()[order.to(parameter.device)].view_as(parameter)
-                _put(parameter, shuffled)
+        with torch.no_grad():
+            for name, parameter in known.items():
+                order = torch.randperm(parameter.numel(), generator=generator)
+                if name in chosen:
+                    originals[name] = parameter.detach().clone()
+                    shuffled = originals[name].flatten()[order.to(parameter.device)]
+                    parameter.copy_(shuffled.view_as(parameter))
         yield model
     finally:
-        for name, value in originals.items():
-            _put(known[name], value)
-
-
-@torch.no_grad()
-def _put(parameter: Tensor, value: Tensor) -> None:
-    parameter.copy_(value)
+        with torch.no_grad():
+            for name, value in originals.items():
+                known[name].copy_(value)

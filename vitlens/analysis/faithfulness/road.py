@@ -16,9 +16,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
-from vitlens.analysis.faithfulness.deletion import Faithfulness, RemovalPlan, curves_of
-from vitlens.analysis.faithfulness.masking import Cells, distinct_variants, pixel_masks, resized
-from vitlens.analysis.faithfulness.resampled import AnyMaps, removal_grid
+from vitlens.analysis.faithfulness.maps import AnyMaps, removal_grid
+from vitlens.analysis.faithfulness.removal import (
+    Faithfulness,
+    Removals,
+    curves_of,
+    distinct_variants,
+    pixel_masks,
+    resized,
+)
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
 from vitlens.lens.quick_passes import quick_passes
@@ -35,7 +41,6 @@ def road(
     maps: Sequence[AnyMaps],
     *,
     shares: Sequence[float] = SHARES,
-    grid: Cells | None = None,
     seed: int = 0,
     batch_size: int | None = None,
     advance: Callable[[int], object] = lambda _: None,
@@ -45,12 +50,11 @@ def road(
     Arguments as for `faithfulness`; gaps are ROAD's LeRF minus MoRF (grad-cam's combined score is half of it). Raises
     InputError for a share that is not between 0 and 1.
     """
-    cells = grid or removal_grid(model)
-    patches = cells[0] * cells[1]
+    grid = removal_grid(model)
+    patches = grid[0] * grid[1]
     counts = torch.tensor(sorted({round(share * patches) for share in shares}))
     if not len(counts) or not 0 <= int(counts[0]) <= int(counts[-1]) < patches:
         raise InputError(f"expected shares from 0 to below 1 of {patches} patches, found {list(shares)}")
-    size = batch_size or fitting_batch_size(model)
 
     @torch.no_grad()
     def answer(batch: Images, which: Tensor, removed: Tensor) -> Tensor:
@@ -58,15 +62,13 @@ def road(
         place, back = distinct_variants(which, removed)
         logits = []
         with evaluating(model), quick_passes(model):
-            for part in place.split(size):
+            for part in place.split(batch_size or fitting_batch_size(model)):
                 variants = part.to(removed.device)
-                holes = pixel_masks(removed[variants], cells, model.input_size)
+                holes = pixel_masks(removed[variants], grid, model.input_size)
                 logits.append(model(imputed(batch[which[variants]], holes, seed=seed)).float())
         return torch.cat(logits)[back.to(removed.device)]
 
-    return curves_of(
-        images, targets, maps, RemovalPlan(cells, counts, len(model.classes), seed), answer, advance=advance
-    )
+    return curves_of(model, images, targets, maps, Removals(counts, answer, seed), advance)
 
 
 NOISE = 0.01  # standard deviation, of pixels in [0, 1]
@@ -105,22 +107,18 @@ class _Level:
     inside: OneEach
     weight: Float[Tensor, "1 1 height width"]
 
-    @classmethod
-    def of(cls, inside: OneEach) -> "_Level":
-        return cls(inside, _neighbours(torch.ones_like(inside[:1])))
-
     def times(self, values: Grid) -> Grid:
         """(D - W) applied to values, in the holes; values must be 0 outside."""
         return self.inside * (self.weight * values - _neighbours(values))
 
-    def share(self, residual: Grid) -> Grid:
-        """A Jacobi step; it removes at least two thirds of the error that a coarser grid cannot represent."""
-        return residual / self.weight
-
 
 def _solved(images: Images, holes: Holes, tolerance: float) -> Images:
     """Conjugate gradients on (D - W) x = W known, in the holes only; separately for every image and channel."""
-    levels = _levels(holes.to(images.dtype))
+    # the grid and coarser ones, halved while both sides are even; a coarse cell is a hole if all of it is
+    inside = [holes.to(images.dtype)]
+    while min(size := inside[-1].shape[-2:]) > _COARSEST and not any(side % 2 for side in size):
+        inside.append((F.avg_pool2d(inside[-1], 2) == 1).to(images.dtype))
+    levels = [_Level(each, _neighbours(torch.ones_like(each[:1]))) for each in inside]
     fine = levels[0]
     x = fine.inside * _rough(images, 1 - fine.inside)
     residual = fine.inside * _neighbours(images * (1 - fine.inside)) - fine.times(x)
@@ -138,26 +136,29 @@ def _solved(images: Images, holes: Holes, tolerance: float) -> Images:
     return x
 
 
-def _levels(inside: OneEach) -> tuple[_Level, ...]:
-    """The grid and coarser ones, halved while both sides are even; a coarse cell is a hole if all of it is."""
-    levels = [_Level.of(inside)]
-    while min(size := levels[-1].inside.shape[-2:]) > _COARSEST and not any(side % 2 for side in size):
-        levels.append(_Level.of((F.avg_pool2d(levels[-1].inside, 2) == 1).to(inside.dtype)))
-    return tuple(levels)
-
-
 def _cycle(levels: Sequence[_Level], residual: Grid) -> Grid:
-    """One multigrid V-cycle for the error of a residual: symmetric, as conjugate gradients require."""
+    """One multigrid V-cycle for the error of a residual: symmetric, as conjugate gradients require.
+
+    A Jacobi step, a division by the weight, removes at least two thirds of the error that a coarser grid cannot
+    represent.
+    """
     level, coarser = levels[0], levels[1:]
-    x = level.share(residual)
+    x = residual / level.weight
     if not coarser:
         for _ in range(_SWEEPS):
-            x = x + level.share(residual - level.times(x))
+            x = x + (residual - level.times(x)) / level.weight
         return x
-    shares = _enlarged(torch.ones_like(level.inside[:1, :, ::2, ::2]))  # below 1 at the image's edge
-    left = _gathered((residual - level.times(x)) / shares) * coarser[0].inside
-    x = x + level.inside * _enlarged(_cycle(coarser, left)) / shares
-    return x + level.share(residual - level.times(x))
+    line = torch.tensor(_ENLARGE, dtype=residual.dtype, device=residual.device)
+    kernel, channels = torch.outer(line, line).expand(residual.shape[1], 1, 4, 4), residual.shape[1]
+
+    def larger(values: Grid, groups: int = channels) -> Grid:  # by 2, linearly interpolated; zero beyond the edge
+        return F.conv_transpose2d(values, kernel[:groups], stride=2, padding=1, groups=groups)
+
+    shares = larger(torch.ones_like(level.inside[:1, :, ::2, ::2]), 1)  # below 1 at the image's edge
+    left = (residual - level.times(x)) / shares
+    smaller = F.conv2d(left, kernel, stride=2, padding=1, groups=channels)  # the transpose, as symmetry requires
+    x = x + level.inside * larger(_cycle(coarser, smaller * coarser[0].inside)) / shares
+    return x + (residual - level.times(x)) / level.weight
 
 
 def _neighbours(values: Grid) -> Grid:
@@ -170,21 +171,6 @@ def _neighbours(values: Grid) -> Grid:
     down = (wide[..., :-2, :] + wide[..., 2:, :]).add_(wide[..., 1:-1, :], alpha=2)
     both = (down[..., :-2] + down[..., 2:]).add_(down[..., 1:-1], alpha=2)
     return both.sub_(values, alpha=4).div_(12)
-
-
-def _enlarged(values: Grid) -> Float[Tensor, "batch channels 2*height 2*width"]:
-    """Upsampled by 2, linearly interpolated; zero beyond the edge."""
-    return F.conv_transpose2d(values, _between(values), stride=2, padding=1, groups=values.shape[1])
-
-
-def _gathered(values: Grid) -> Float[Tensor, "batch channels height//2 width//2"]:
-    """Downsampled by 2: the transpose of _enlarged, as symmetry requires."""
-    return F.conv2d(values, _between(values), stride=2, padding=1, groups=values.shape[1])
-
-
-def _between(values: Grid) -> Float[Tensor, "channels 1 4 4"]:
-    line = torch.tensor(_ENLARGE, dtype=values.dtype, device=values.device)
-    return torch.outer(line, line).expand(values.shape[1], 1, 4, 4)
 
 
 def _dot(first: Grid, second: Grid) -> Float[Tensor, "batch channels 1 1"]:

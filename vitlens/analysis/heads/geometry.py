@@ -121,18 +121,14 @@ def geometry_of(site: Site, model: Model) -> Geometry | None:
     if layout is not None and site.keys == layout.tokens:
         others = layout.positions("register") + layout.positions("distillation")
         return Geometry(layout.grid, grid_pitch(layout), len(layout.prefix), layout.positions("cls"), others)
-    grid = assumed_grid(site, model)
+    # square patches that cover the image, where their order is not another
+    grid = square_grid(site.keys, model.input_size) if model.anatomy.row_by_row else None
     return None if grid is None else Geometry(grid, (height / grid[0], width / grid[1]))
 
 
 def grid_pitch(layout: TokenLayout) -> tuple[float, float]:
     """Pixels (height, width) from patch to patch."""
     return float(layout.patch_size[0]), float(layout.patch_size[1])
-
-
-def assumed_grid(site: Site, model: Model) -> tuple[int, int] | None:
-    """The grid of square patches that cover the image, None where there is none, or where the order is another."""
-    return square_grid(site.keys, model.input_size) if model.anatomy.row_by_row else None
 
 
 def square_grid(patches: int, size: tuple[int, int]) -> tuple[int, int] | None:

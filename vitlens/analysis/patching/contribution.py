@@ -20,7 +20,7 @@ from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
 from vitlens.lens.attention import attention_module
 from vitlens.lens.capture import capture
-from vitlens.lens.layers import layers
+from vitlens.lens.trace import layers
 from vitlens.models.anatomy import require_pre_norm
 from vitlens.models.hooks import Arguments, watching
 from vitlens.models.model import Model

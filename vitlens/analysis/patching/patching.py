@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from vitlens.analysis.attention.gradients import check_targets
 from vitlens.errors import InputError, UnknownNameError
-from vitlens.lens.layers import layers
 from vitlens.lens.replay import DEFAULT_BUDGET, replaying
+from vitlens.lens.trace import layers
 from vitlens.models.model import Model
 from vitlens.references import import_without_compiler
 from vitlens.shapes import Images, Labels

@@ -7,6 +7,7 @@ budget. Each check states what is expected of a sound attack, what was found, an
 checked by the distances of its perturbations instead (`every_image_broken`, `same_distances`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
@@ -80,14 +81,8 @@ class AttackOutput(Protocol):
         """(batch,), predicted correctly before the attack."""
 
 
-@runtime_checkable
-class Attempt(Protocol):
-    """One attack on one model, ready to run with another budget, number of steps or batch size (None: its own)."""
-
-    def __call__(
-        self, images: Images, labels: Labels, *, epsilon: float, steps: int | None = None, batch_size: int | None = None
-    ) -> AttackOutput:
-        """Attack these images."""
+# One attack on one model: takes images and labels, and by name epsilon, steps and batch size (None: its own)
+Attempt = Callable[..., AttackOutput]
 
 
 def at_epsilon_zero(attack: str, attempt: Attempt, images: Images, labels: Labels) -> Check:

@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
-from vitlens.analysis.faithfulness.agreement import spearman, top_overlap
-from vitlens.analysis.faithfulness.map_shares import usable
+from vitlens.analysis.faithfulness.maps import spearman, top_overlap, usable
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
 from vitlens.lens.capture import watching_outputs

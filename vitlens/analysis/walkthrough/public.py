@@ -29,8 +29,8 @@ from vitlens.analysis.walkthrough.without import (
 )
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.layers import Layer, layers, probe_images
 from vitlens.lens.observe import survey_weights
+from vitlens.lens.trace import Layer, layers, probe_images
 from vitlens.models.anatomy import require_pre_norm
 from vitlens.models.model import Model
 from vitlens.models.support import require

@@ -17,8 +17,8 @@ from vitlens.errors import UnsupportedError
 from vitlens.lens.attention import attention_module
 from vitlens.lens.call import AttentionCall, softmax_or_zero
 from vitlens.lens.capture import capture
-from vitlens.lens.layers import Layer
 from vitlens.lens.observe import observe
+from vitlens.lens.trace import Layer
 from vitlens.models.hooks import Arguments, watching
 from vitlens.models.model import Model
 from vitlens.names import StepName

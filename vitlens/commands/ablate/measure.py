@@ -14,10 +14,11 @@ from torch import Tensor
 from vitlens.analysis.ablation import orders as removing
 from vitlens.analysis.ablation.bench import Outcomes, replacement_for, replacement_note
 from vitlens.analysis.ablation.first_order import first_order
-from vitlens.analysis.ablation.importance import Importance, mean_changes, spearman, summarise
+from vitlens.analysis.ablation.importance import Importance, mean_changes, summarise
 from vitlens.analysis.ablation.pairs import Redundancy, RedundancyStream, pairwise
 from vitlens.analysis.ablation.units import Unit, units_of
 from vitlens.analysis.evaluation.evaluate import accuracy
+from vitlens.analysis.evaluation.intervals import spearman
 from vitlens.commands.ablate import record as rows
 from vitlens.commands.ablate.bench import Bench, head_labels, inside, name_of, pruned
 from vitlens.commands.ablate.options import AblateOptions
@@ -158,7 +159,7 @@ def _model_row(
     if removal.get("greedy") is not None:
         forwards["greedy"] = Estimate(removal["greedy"], unit="forwards")
     rhos = {
-        str(name): spearman(main.importance.loss.mean[own], each.importance.loss.mean[own])
+        str(name): spearman(main.importance.loss.mean[own][None], each.importance.loss.mean[own][None]).item()
         for name, each in measured.items() if each is not main
     } | {rows.FIRST_ORDER: main.importance.rank_correlation}  # fmt: skip
 

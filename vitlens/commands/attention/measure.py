@@ -14,7 +14,7 @@ from torch import Tensor
 from vitlens.analysis.attention.map_checks import alike, similarity
 from vitlens.analysis.attention.methods import rollout_by_layer
 from vitlens.analysis.attention.positions import distance_correlation, position_similarity, rank_correlation
-from vitlens.analysis.attention.weights import LayerMaps, PatchView, attention_maps, key_maps, query_maps
+from vitlens.analysis.attention.weights import LayerMaps, PatchView, Side, attention_maps, patch_views
 from vitlens.analysis.attention.windows import reached, window_layers
 from vitlens.analysis.features.receptive_field import receptive_field
 from vitlens.commands.attention import record as kept
@@ -30,8 +30,7 @@ from vitlens.data.identity import sources
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.mixing import talking_heads
-from vitlens.lens.observe import survey_weights
+from vitlens.lens.observe import survey_weights, talking_heads
 from vitlens.lens.site import NO_PLACE
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Maps
@@ -162,9 +161,10 @@ def _layout(model: Model, similar: Tensor | None) -> Iterator[kept.LayoutRow]:
 def _views(model: Model, images: Images, options: AttentionOptions) -> dict[str, Any]:
     """The attention of --query, and to --key, in every layer. Raises InputError for a patch that is not there."""
     found: dict[str, Any] = {"views": {}}
-    for name, patch in (("query", options.query), ("key", options.key)):
+    given: dict[Side, tuple[int, int] | None] = {"query": options.query, "key": options.key}
+    for name, patch in given.items():
         if patch is not None:
-            views = query_maps(model, images, query=patch) if name == "query" else key_maps(model, images, key=patch)
+            views = patch_views(model, images, side=name, patch=patch)
             found[name] = tuple(_patch_row(view, name) for view in views)
             found["views"][name] = kept.ViewArrays({at: as_array(view.maps.mean(1)) for at, view in enumerate(views)})
     return found

@@ -13,9 +13,10 @@ from torch import Tensor
 from vitlens.analysis.evaluation.classes import label_columns
 from vitlens.analysis.evaluation.evaluate import evaluate, predicted_logits
 from vitlens.analysis.failures.covariates import Subject
-from vitlens.analysis.faithfulness.league import BASELINES, randomised_images
+from vitlens.analysis.faithfulness.checks import DISTURBANCES, STEADY_IMAGES
+from vitlens.analysis.faithfulness.defaults import BASELINES
+from vitlens.analysis.faithfulness.league import randomised_images
 from vitlens.analysis.faithfulness.randomisation import PARTS
-from vitlens.analysis.faithfulness.steadiness import DISTURBANCES, STEADY_IMAGES
 from vitlens.attacks.algorithm import Setting, algorithm_of
 from vitlens.attacks.registry import ATTACKS, Attack, members_of
 from vitlens.attribution.explain import explain, methods_for, preferred_method

@@ -26,10 +26,9 @@ from vitlens.analysis.failures.compare import Comparison, compare_evaluations, r
 from vitlens.analysis.failures.covariates import Subject
 from vitlens.analysis.failures.disturbances import DISTURBANCES
 from vitlens.analysis.failures.operations import correct_after
-from vitlens.analysis.faithfulness.league import Settings, checks_in, league
-from vitlens.analysis.faithfulness.map_shares import MapOverlap, MapShares, map_overlap, map_shares
-from vitlens.analysis.faithfulness.randomisation import Explain
-from vitlens.analysis.faithfulness.resampled import removal_grid
+from vitlens.analysis.faithfulness.defaults import BASELINES
+from vitlens.analysis.faithfulness.league import CHECKS, Settings, league
+from vitlens.analysis.faithfulness.maps import Explain, MapOverlap, MapShares, map_overlap, map_shares, removal_grid
 from vitlens.attribution.explain import explain, preferred_methods, require_method
 from vitlens.attribution.registry import attribution
 from vitlens.commands.compare import record as rows
@@ -327,7 +326,7 @@ def checked(run: Run[CompareOptions], model: Model, split: Split, names: Sequenc
 
     functions = {name: maps_by(name) for name in names}
     settings = Settings(steps=STEPS, counterfactuals=False, seed=options.seed, batch_size=size)
-    with run.progress(f"checking maps of {model.alias}", checks_in(len(names)), "checks") as advance:
+    with run.progress(f"checking maps of {model.alias}", CHECKS * (len(names) + len(BASELINES)), "checks") as advance:
         found = league(model, images, classes.to(model.device), functions, settings=settings, advance=advance)
     given = (model, images, classes.to(model.device), functions, found, settings, part.groups, sources(part))
     return tuple(CheckedMaps(*given, quiet=options.quiet).rows())

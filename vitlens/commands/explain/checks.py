@@ -13,17 +13,14 @@ from torch.nn import functional as F
 from vitlens.analysis.evaluation.classes import label_columns
 from vitlens.analysis.evaluation.evaluate import accuracy, fitting_batch_size
 from vitlens.analysis.evaluation.intervals import estimates
-from vitlens.analysis.faithfulness.agreement import map_iou, spearman, top_overlap
-from vitlens.analysis.faithfulness.cascade import ENOUGH
-from vitlens.analysis.faithfulness.composite_kinds import COMPOSITE_KINDS, FEWEST, CompositeKind, composite_kind
+from vitlens.analysis.faithfulness.checks import ENOUGH
 from vitlens.analysis.faithfulness.composites import COMPOSITE_SCORES, Composites, confident_images, recognised
 from vitlens.analysis.faithfulness.counterfactual import Counterfactuals, by_search
-from vitlens.analysis.faithfulness.league import BASELINES, MethodChecks, Settings, checks_in, explained, league
+from vitlens.analysis.faithfulness.defaults import BASELINES, COMPOSITE_KINDS, FEWEST, CompositeKind
+from vitlens.analysis.faithfulness.league import CHECKS, MethodChecks, Settings, explained, league, rank_agreement
 from vitlens.analysis.faithfulness.localisation import has_edge, pointing_rate
-from vitlens.analysis.faithfulness.masking import resized
-from vitlens.analysis.faithfulness.randomisation import Explain
-from vitlens.analysis.faithfulness.resampled import on_grid, removal_grid
-from vitlens.analysis.faithfulness.substrates import rank_agreement
+from vitlens.analysis.faithfulness.maps import Explain, map_iou, on_grid, removal_grid, spearman, top_overlap
+from vitlens.analysis.faithfulness.removal import resized
 from vitlens.commands.explain import record as kept
 from vitlens.commands.explain.options import AUTO, NONE, ExplainOptions
 from vitlens.commands.run.progress import progress
@@ -35,7 +32,7 @@ from vitlens.devices import evaluating
 from vitlens.errors import DataError
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Logits, Maps, Masks
-from vitlens.uncertainty import Estimate, Side, beyond, power_of, widened
+from vitlens.uncertainty import Estimate, Side, beyond, bootstrap_mean, power_of, widened
 
 SEARCHED: Final = 32  # images of the greedy search, at most
 _DRAWN: Final = 5  # images whose counterfactuals are drawn
@@ -58,7 +55,8 @@ def check_methods(
     )
     images = torch.cat([batch.images for batch in split.batches(256, device=model.device)])
     targets, masks = targets.to(model.device), None if split.masks is None else split.masks.to(model.device)
-    with progress("Checking explanations", checks_in(len(functions)), unit="checks", quiet=run.quiet) as advance:
+    total = CHECKS * (len(functions) + len(BASELINES))
+    with progress("Checking explanations", total, unit="checks", quiet=run.quiet) as advance:
         results = league(
             model, images, targets, functions, masks=masks, computed=made, settings=settings, advance=advance
         )
@@ -97,24 +95,10 @@ def _on_object(checked: CheckedMaps, split: Split) -> Iterator[OnObjectRow]:
         )  # fmt: skip
 
 
-def _by_image(checks: MethodChecks) -> dict[str, Tensor]:
-    """What is averaged over images in the columns of the league."""
-    fidelity = checks.fidelity
-    return {
-        "deletion": fidelity.deletion.areas,
-        "insertion": fidelity.least_first.areas,
-        "gap": fidelity.gaps,
-        "relevance_gain": fidelity.relevance_gains,
-        "deletion_accuracy": fidelity.deletion.kept_areas,
-        "insertion_accuracy": fidelity.least_first.kept_areas,
-        **({} if checks.road is None else {"road": checks.road.gaps}),
-        **checks.scores,
-    }
-
-
 def league_rows(alias: str, results: Sequence[MethodChecks], split: Split, seed: int) -> tuple[kept.LeagueRow, ...]:
     """The means of every check with their intervals, the best method first: by ROAD, or by insertion minus deletion."""
-    by_image, means, rows = [_by_image(checks) for checks in results], dict[str, list[Estimate]](), []
+    by_image = [{**checks.values, **checks.scores} for checks in results]
+    means, rows = dict[str, list[Estimate]](), []
     for name in by_image[0]:
         groups = _masked_groups(split) if name in results[0].scores else split.groups
         values = torch.stack([own[name].float() for own in by_image])  # methods share bootstrap draws
@@ -125,9 +109,8 @@ def league_rows(alias: str, results: Sequence[MethodChecks], split: Split, seed:
         )
     for at, checks in enumerate(results):
         own = {name: every[at] for name, every in means.items()}
-        if checks.randomisation is not None and len(checks.randomisation.last):
-            own["randomisation"] = checks.randomisation.estimate(seed=seed)
-            own["cascade"] = checks.randomisation.whole(seed=seed)
+        changed = {} if checks.randomisation is None else checks.randomisation.values
+        own |= {name: bootstrap_mean(each.numpy(), seed=seed, unit="") for name, each in changed.items() if len(each)}
         own["seconds"] = Estimate(checks.seconds, n=len(checks.maps), unit="s")
         if checks.forwards is not None:
             own["forwards"] = Estimate(checks.forwards, unit="forwards")
@@ -145,11 +128,9 @@ def _masked_groups(split: Split) -> Tensor | None:
 def _stage_rows(checked: CheckedMaps) -> Iterator[kept.StageRow]:
     """The similarity of each method's maps at every stage of the randomisation."""
     for checks in checked.results:
-        found = None if checks.randomisation is None else checks.randomisation.cascade(seed=checked.settings.seed)
-        for stage in () if found is None else found.stages:
-            value = stage.similarity
-            similarity = None if value is None else Estimate(value, stage.low, stage.high, found.n, "")  # type: ignore[union-attr]
-            yield kept.StageRow(checked.model.alias, checks.name, stage.name, similarity, stage.kept)
+        found = checks.randomisation
+        for stage in () if found is None else found.stages(seed=checked.settings.seed):
+            yield kept.StageRow(checked.model.alias, checks.name, stage.name, stage.similarity, stage.kept)
 
 
 def _pair_rows(checked: CheckedMaps) -> Iterator[kept.PairRow]:
@@ -206,10 +187,10 @@ def _sets(checked: CheckedMaps, searched: Counterfactuals, split: Split) -> kept
 def _curves(results: Sequence[MethodChecks]) -> kept.CurveArrays:
     return kept.CurveArrays(
         methods=np.array([checks.name for checks in results]),
-        shares=results[0].fidelity.deletion.shares.numpy(),
-        inserted=results[0].fidelity.insertion.shares.numpy(),
-        deletion=np.stack([checks.fidelity.deletion.probability.mean(0).numpy() for checks in results]),
-        insertion=np.stack([checks.fidelity.insertion.probability.mean(0).numpy() for checks in results]),
+        shares=results[0].curves.deletion.shares.numpy(),
+        inserted=results[0].curves.insertion.shares.numpy(),
+        deletion=np.stack([checks.curves.deletion.probability.mean(0).numpy() for checks in results]),
+        insertion=np.stack([checks.curves.insertion.probability.mean(0).numpy() for checks in results]),
     )
 
 
@@ -226,12 +207,10 @@ def _substrate_rows(checked: CheckedMaps) -> dict[str, object]:
         ]
     for first, second in combinations(gaps, 2) if len(checked.methods) > 1 else ():
         both = [{name: gaps[substrate][name] for name in checked.methods} for substrate in (first, second)]
-        found = rank_agreement(*both, groups=groups, seed=seed)
-        tau = Estimate(found.tau, n=found.n, unit="")
-        rankings.append(kept.RankingRow(alias, first, second, tau, len(checked.methods), len(found.swapped)))
+        tau, pairs = rank_agreement(*both, groups=groups, seed=seed)
+        rankings.append(kept.RankingRow(alias, first, second, tau, len(checked.methods), len(pairs)))
         swapped += [
-            kept.SwappedRow(alias, first, second, pair.better, pair.worse, pair.first, pair.second)
-            for pair in found.swapped
+            kept.SwappedRow(alias, first, second, pair.better, pair.worse, pair.first, pair.second) for pair in pairs
         ]
     return {"substrates": tuple(rows), "rankings": tuple(rankings), "swapped": tuple(swapped)}
 
@@ -240,15 +219,15 @@ def _stability_rows(checked: CheckedMaps) -> Iterator[kept.StabilityRow]:
     """Whether the maps of each method follow shifts of the images, and a flip."""
     seed = checked.settings.seed
     for method, found in checked.steady.items():
-        names = [disturbance.name for disturbance in found.disturbances]
-        each = [(kept.OVERALL, *found.overall(seed=seed)), *zip(names, found.correlations(seed=seed), found.jumps())]
-        for disturbance, correlation, jumped in each:
-            yield kept.StabilityRow(checked.model.alias, method, disturbance, correlation, jumped)
+        for row in found.rows(seed=seed):
+            yield kept.StabilityRow(checked.model.alias, method, *row)
 
 
 def _power_rows(checked: CheckedMaps, split: Split) -> Iterator[kept.PowerRow]:
     """What paired comparisons of the best method with the others can see, in each check that has a value an image."""
-    by_image = {checks.name: _by_image(checks) for checks in checked.results if checks.name not in BASELINES}
+    by_image = {
+        checks.name: {**checks.values, **checks.scores} for checks in checked.results if checks.name not in BASELINES
+    }
     judge = "road" if checked.imputed else "gap"
     for check in (judge, "roc_auc", "pointing"):
         if not all(check in own for own in by_image.values()):
@@ -277,7 +256,7 @@ def _composite_rows(
     checked: CheckedMaps, split: Split, masks: Masks | None, options: ExplainOptions
 ) -> dict[str, object]:
     """Localisation without masks: composites of the given images, explained by every method."""
-    kinds = [composite_kind(name) for name in composite_names(options.composites, has_masks=masks is not None)]
+    kinds = [COMPOSITE_KINDS[name] for name in composite_names(options.composites, has_masks=masks is not None)]
     if not kinds:
         return {}
     model, seed = checked.model, checked.settings.seed
@@ -296,7 +275,7 @@ def _composite_rows(
             if not refused:
                 made = kind.make(
                     images[usable], labels[usable], None if masks is None else masks[usable],
-                    count=options.composite_count, seed=seed, **kind.arguments,
+                    count=options.composite_count, seed=seed,
                 )  # fmt: skip
                 # whether an explained class is among the most probable ones of its composite, as many as it has classes
                 named = recognised(_logits(model, made.images)[made.which], made.targets, kind.classes)

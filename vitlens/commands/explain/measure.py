@@ -12,15 +12,13 @@ from torch import Tensor
 
 from vitlens.analysis.attention.affinity import require_affinity
 from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size, predicted_logits
-from vitlens.analysis.faithfulness.choice import DRAWS, MethodChoice
-from vitlens.analysis.faithfulness.league import BASELINES
-from vitlens.analysis.faithfulness.map_shares import map_faults
-from vitlens.analysis.faithfulness.masking import require_substrate
-from vitlens.attribution.choice import FAITHFULNESS, REPLACED, candidates_for, chosen_by_evidence
+from vitlens.analysis.faithfulness.defaults import BASELINES
+from vitlens.analysis.faithfulness.maps import map_faults
+from vitlens.analysis.faithfulness.removal import require_substrate
+from vitlens.attribution.choice import DRAWS, FAITHFULNESS, REPLACED, MethodChoice, candidates_for, chosen_by_evidence
 from vitlens.attribution.choice import IMAGES as CHOICE_IMAGES
-from vitlens.attribution.explain import explain, methods_for, require_method
+from vitlens.attribution.explain import PROVENANCE, explain, methods_for, require_method
 from vitlens.attribution.gradients import logit_gain
-from vitlens.attribution.package import PROVENANCE
 from vitlens.attribution.refinement import Refinement, require_refinement
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.commands.explain import record as kept

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from vitlens.analysis.attention.registry import REFINE_STEPS
-from vitlens.analysis.faithfulness.composite_kinds import COMPOSITE_KINDS, COMPOSITES
-from vitlens.analysis.faithfulness.defaults import OTHER_SUBSTRATES, SUBSTRATE
+from vitlens.analysis.faithfulness.defaults import COMPOSITE_KINDS, COMPOSITES, OTHER_SUBSTRATES, SUBSTRATE
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.commands.run.flags import bundle, choices, option
 from vitlens.commands.run.options import SharedOptions, data_option, images_option, several_models

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from vitlens.analysis.faithfulness.chosen import ChoiceMargin, ChoiceScores
+from vitlens.analysis.faithfulness.checks import ChoiceMargin, ChoiceScores
 from vitlens.arrays import FlagStacks, IndexMatrix, Indices, Masks, Matrix, Pixels, Stack, Vector, Words
 from vitlens.commands.shared.explorer import ExplorerArrays, ExplorerRow
 from vitlens.commands.shared.maps.record import MapCheckRow, OnObjectRow

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from vitlens.analysis.faithfulness.cascade import SIMILAR
-from vitlens.analysis.faithfulness.composite_kinds import COMPOSITE_KINDS
+from vitlens.analysis.faithfulness.checks import SIMILAR
+from vitlens.analysis.faithfulness.defaults import COMPOSITE_KINDS
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.charts import Picture, images, intervals, lines, matrix
 from vitlens.charts.overlay import upsample

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlens.analysis.attention.map_checks import rank_agreement
 from vitlens.analysis.attention.methods import maps_in_one_pass, require_possible
 from vitlens.analysis.attention.registry import ATTENTION_METHODS, MethodSettings, attention_method
 from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
+from vitlens.analysis.evaluation.intervals import spearman
 from vitlens.analysis.faithfulness.localisation import pointing_hits
 from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.rollout.record import ImageRow, PairRow, RolloutArrays, RolloutRecord, RolloutRow
@@ -23,7 +23,7 @@ from vitlens.commands.shared.maps.measure import map_rows
 from vitlens.commands.shared.maps.record import MixedHeadsRow
 from vitlens.commands.shared.sheets import DRAWN, EACH, print_left_out
 from vitlens.data.split import Split
-from vitlens.lens.mixing import talking_heads
+from vitlens.lens.observe import talking_heads
 from vitlens.models.model import Model
 from vitlens.names import Readout
 from vitlens.uncertainty import bootstrap_mean, student_mean
@@ -113,7 +113,7 @@ def _pair_rows(split: Split, ways: Sequence[MethodSettings], maps: Tensor) -> It
     """The agreement of any two kinds of map."""
     groups = None if split.groups is None else split.groups.numpy()
     for one, two in combinations(range(len(ways)), 2):
-        found = rank_agreement(maps[:, one], maps[:, two]).numpy()
+        found = spearman(maps[:, one].flatten(1), maps[:, two].flatten(1)).nan_to_num(0.0).numpy()
         rho = student_mean(found, groups=groups, unit="", least=-1.0, most=1.0)
         yield PairRow(_name(ways[one]), _name(ways[two]), rho)
 

@@ -10,23 +10,22 @@ from torch import Tensor
 
 from vitlens.analysis.attention.map_checks import FEWEST, fixed_share, map_bits
 from vitlens.analysis.evaluation.intervals import estimates
-from vitlens.analysis.faithfulness.defaults import OTHER_IMAGES, OTHER_STEPS
-from vitlens.analysis.faithfulness.deletion import faithfulness
-from vitlens.analysis.faithfulness.league import BASELINES, MethodChecks, Settings
+from vitlens.analysis.faithfulness.checks import STEADY_IMAGES, Judgement
+from vitlens.analysis.faithfulness.defaults import BASELINES, OTHER_IMAGES, OTHER_STEPS
+from vitlens.analysis.faithfulness.league import MethodChecks, Settings
 from vitlens.analysis.faithfulness.localisation import (
     baseline_scores,
     has_edge,
     mass_inside,
+    other_images,
     pointing_hits,
     pointing_rate,
     roc_auc,
 )
-from vitlens.analysis.faithfulness.masking import has_substrate
-from vitlens.analysis.faithfulness.randomisation import Explain
-from vitlens.analysis.faithfulness.resampled import AnyMaps, removal_grid
+from vitlens.analysis.faithfulness.maps import AnyMaps, Explain
+from vitlens.analysis.faithfulness.removal import faithfulness, has_substrate
 from vitlens.analysis.faithfulness.road import road
 from vitlens.analysis.faithfulness.stability import Stability, stability
-from vitlens.analysis.faithfulness.steadiness import STEADY_IMAGES
 from vitlens.commands.run.progress import progress
 from vitlens.commands.shared.maps import record as kept
 from vitlens.commands.shared.maps.record import IMPUTED, MapCheckRow, MapRow, OnObjectRow, judged_by
@@ -37,6 +36,7 @@ from vitlens.shapes import Images, Labels, Maps, Masks
 from vitlens.uncertainty import Estimate, difference_of, in_points, student_mean, widened
 
 _BESIDE: Final = ("baseline", "of_baseline", "difference")  # columns of a score beside that of a baseline
+_UNRANKED: Final = Judgement("inconclusive", lack="not finite")  # maps whose weights were not randomised
 Gaps = Mapping[str, Tensor]  # insertion minus deletion of each method, or baseline, image by image
 
 
@@ -69,14 +69,14 @@ class CheckedMaps:
         judging = judged_by({own, *others, *([IMPUTED] if self.imputed else [])})
         where = self.other_images()
         moved = [] if where is None else [each[where] for name, each in zip(names, maps) if name not in BASELINES]
-        gaps: dict[str, Gaps] = {own: {checks.name: checks.fidelity.gaps for checks in self.results}}
+        gaps: dict[str, Gaps] = {own: {checks.name: checks.values["gap"] for checks in self.results}}
         total = self.count * (len(others) + (len(judging) if moved else 0))
         with progress("Checking on other substrates", total, quiet=self.quiet) as advance:
             for name in others:
                 gaps[name] = dict(zip(names, self._removed(name, maps, advance)))
             shuffled = {name: dict(zip(self.methods, self._removed(name, moved, advance))) for name in judging if moved}
         if self.imputed:
-            gaps[IMPUTED] = {checks.name: checks.road.gaps for checks in self.results if checks.road}
+            gaps[IMPUTED] = {checks.name: checks.values["road"] for checks in self.results}
         return gaps, dict(shuffled)
 
     @cached_property
@@ -105,7 +105,7 @@ class CheckedMaps:
     @property
     def imputed(self) -> bool:
         """Whether ROAD was run."""
-        return all(checks.road is not None for checks in self.results)
+        return all("road" in checks.values for checks in self.results)
 
     def means(self, values: Tensor, *, unit: str = "", seed: int = 0) -> list[Estimate]:
         """The mean of each row (cases, n) over the first n images."""
@@ -117,32 +117,23 @@ class CheckedMaps:
         settings, count = self.settings, self.count
         given = (self.model, self.images[:count], self.targets[:count], maps)
         common: dict[str, Any] = {"seed": settings.seed, "batch_size": settings.batch_size, "advance": advance}
-        grid = removal_grid(self.model)
         if substrate == IMPUTED:
-            return [each.gaps for each in road(*given, grid=grid, **common)]
+            return [each.gaps for each in road(*given, **common)]
         steps = settings.steps if substrate == settings.substrate else OTHER_STEPS
-        return [each.gaps for each in faithfulness(*given, substrate=substrate, steps=steps, grid=grid, **common)]
+        return [each.gaps for each in faithfulness(*given, substrate=substrate, steps=steps, **common)]
 
     def other_images(self) -> Tensor | None:
         """For each of the first images one of another source, drawn with the seed; None where all are of one."""
         own = torch.arange(self.count) if self.sources is None else self.sources[: self.count].cpu()
-        _, group = own.unique(return_inverse=True)
-        sizes = group.bincount()
-        if len(sizes) < 2:
-            return None
-        generator = torch.Generator().manual_seed(self.settings.seed)
-        order = torch.randperm(self.count, generator=generator)
-        order = order[group[order].argsort(stable=True)]
-        further = (torch.rand(self.count, generator=generator) * (self.count - sizes[group])).long()
-        return order[(sizes.cumsum(0)[group] + further) % self.count]
+        return other_images(own, seed=self.settings.seed)
 
     def rows(self, on_object: Sequence[OnObjectRow] = ()) -> Iterator[MapCheckRow]:
         """The row of each method in each check. on_object: where its maps lie, where masks are known."""
         alias, seed, looks = self.model.alias, self.settings.seed, len(self.methods)
         by_name = {checks.name: checks for checks in self.results}
         found = {name: by_name[name].randomisation for name in self.methods}
-        cascades = {name: None if each is None else each.cascade(seed=seed) for name, each in found.items()}
-        passing = [name for name, cascade in cascades.items() if cascade is not None and cascade.state == "passes"]
+        weights = {name: _UNRANKED if each is None else each.judged(seed=seed) for name, each in found.items()}
+        passing = [name for name, judged in weights.items() if judged.state == "pass"]
         every, shuffled = self.removals
 
         def margin(own: Tensor, other: Tensor) -> Estimate:
@@ -162,9 +153,9 @@ class CheckedMaps:
                 usable = int(by_name[name].faults.sound.sum())
                 yield kept.removal_check(alias, name, substrate, value, margins, usable=usable, behind=behind)
         for name in self.methods:
-            yield kept.weights_check(alias, name, cascades[name])
+            yield kept.map_check(alias, name, kept.WEIGHTS, weights[name])
         for name, steady in self.steady.items() if self.steadiness else ():
-            yield kept.shifts_check(alias, name, steady.state(seed=seed), steady.overall(seed=seed)[1])
+            yield kept.map_check(alias, name, kept.SHIFTS, steady.judged(seed=seed))
         yield from (kept.object_check(row) for row in on_object if row.score == "roc_auc")
 
 

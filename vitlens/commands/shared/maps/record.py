@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
-from vitlens.analysis.faithfulness.cascade import ENOUGH, KEPT, SIMILAR, Cascade
-from vitlens.analysis.faithfulness.steadiness import SteadyState
+from vitlens.analysis.faithfulness.checks import ENOUGH, KEPT, SIMILAR, Judgement
+from vitlens.analysis.faithfulness.defaults import CENTRE, RANDOM
 from vitlens.record import OfModel, by, col
 from vitlens.report.claims import above
 from vitlens.report.document import State
@@ -20,7 +20,6 @@ from vitlens.report.prose import listed, say
 from vitlens.uncertainty import Estimate, Side, beyond
 
 ATTENTION, ROLLOUT, HEAD = "attention", "rollout", "head"  # maps of a layer: its mean, the rollout up to it, a head's
-RANDOM, CENTRE = "random", "centre"  # model-free maps, as analysis/faithfulness/league.py names them (tested)
 SHUFFLED: Final = "other images"  # the method's own maps, of other images
 BASELINES: Final = {RANDOM: "a random map", CENTRE: "a map of the centre", SHUFFLED: "its maps of other images"}
 IMPUTED: Final = "imputed"  # ROAD's replacement of removed patches
@@ -243,24 +242,11 @@ def removal_check(
     return MapCheckRow(model, method, substrate, state, value, BASELINES[harder], margins[harder], lacks, behind)
 
 
-def weights_check(model: str, method: str, cascade: Cascade | None) -> MapCheckRow:
-    """Whether maps change when the weights are randomised from the head down; None where the check was not run."""
-    if cascade is None:
-        return MapCheckRow(model, method, WEIGHTS, "inconclusive", lacks=("not finite",))
-    judged: dict[str, tuple[State, tuple[Any, ...]]] = {
-        "passes": ("pass", ()), "fails": ("fail", ("ignores the weights",)),
-    }  # fmt: skip
-    state, lacks = judged.get(cascade.state, ("inconclusive", (cascade.obstacle,)))
-    return MapCheckRow(model, method, WEIGHTS, state, cascade.similarity, lacks=lacks)
-
-
-def shifts_check(model: str, method: str, steady: SteadyState, jumped: Estimate | None) -> MapCheckRow:
-    """Whether maps follow shifts of their images by at most a pixel."""
-    judged: dict[SteadyState, tuple[State, tuple[Any, ...]]] = {
-        "steady": ("pass", ()), "jumps": ("fail", ("jumps",)), "inconclusive": ("inconclusive", ("may jump",)),
-    }  # fmt: skip
-    state, lacks = judged[steady]
-    return MapCheckRow(model, method, SHIFTS, state, jumped, lacks=lacks)
+def map_check(model: str, method: str, check: str, judged: Judgement) -> MapCheckRow:
+    """Whether maps change when the weights are randomised from the head down (WEIGHTS), or follow shifts of their
+    images by at most a pixel (SHIFTS)."""
+    lacks: tuple[Any, ...] = (judged.lack,) if judged.lack else ()
+    return MapCheckRow(model, method, check, judged.state, judged.value, lacks=lacks)
 
 
 def object_check(row: OnObjectRow) -> MapCheckRow:

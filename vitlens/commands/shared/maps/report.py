@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from vitlens.analysis.faithfulness.cascade import SIMILAR
+from vitlens.analysis.faithfulness.checks import SIMILAR
 from vitlens.charts import matrix
 from vitlens.commands.shared.maps.record import WEIGHTS, MapCheckRow, judged_maps
 from vitlens.report.claims import FEWEST, Claim, below, enough, found

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitlens.analysis.faithfulness.choice import SCORE, MethodChoice, choose, halves
-from vitlens.errors import InputError
+from vitlens.attribution.choice import SCORE, MethodChoice, choose, halves
 
 CANDIDATES, BASELINES = ("one", "two", "three"), ("random", "centre")
 IMAGES = 40
@@ -126,8 +125,3 @@ def test_intervals_are_over_groups():
     alone = choose({"check": values}, CANDIDATES, BASELINES, parts)
     wide, narrow = (each.margin("random") for each in (clustered, alone))
     assert wide.high - wide.low > 1.5 * (narrow.high - narrow.low)
-
-
-def test_one_candidate_is_no_choice():
-    with pytest.raises(InputError, match="at least 2 candidates"):
-        choose({"check": noise()[:3]}, ("one",), BASELINES, halves(IMAGES))

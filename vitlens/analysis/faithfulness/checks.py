@@ -1,0 +1,133 @@
+"""The rules by which attribution maps pass the checks; free of torch.
+
+Weights are randomised cumulatively from the head down (Adebayo 2018). What counts is the whole cascade: maps that still
+agree with the trained model's when its upper half is random do not show what the model learned there, whatever becomes
+of them once the embedding is random, too. A shift by at most a pixel leaves the evidence where it is, so the map of the
+shifted image must be the shifted map. A flip is a change that most photographs are indifferent to: shown, not judged.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from vitlens.record import col
+from vitlens.uncertainty import Estimate
+
+ENOUGH: Final = 10  # images from which on a method is judged
+SIMILAR: Final = 0.5  # mean rank correlation, from which on maps count as hardly changed
+KEPT: Final = 0.9  # share of the predictions, from which on randomising counts as not having changed the model
+FAR: Final = 1 / 8  # of a side: a top point that moves further has jumped
+JUMPY: Final = 0.25  # share of the images whose top point jumps, above which a method's maps jump
+STEADY_IMAGES: Final = 16  # images of the check, which needs a map of each for every change
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a check says of a method's maps. value: the number that decides, None where it is undefined; lack: why they
+    do not pass, a word of commands/shared/maps/record.py, empty where they do."""
+
+    state: Literal["pass", "fail", "inconclusive"]
+    value: Estimate | None = None
+    lack: str = ""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The maps after one stage of the randomisation, which includes all before it. similarity: their mean rank
+    correlation with the trained model's maps, None where undefined; kept: the share of the images whose prediction is
+    still that of the trained model, None where that was not asked."""
+
+    name: str
+    similarity: Estimate | None
+    kept: float | None = None
+
+
+def judged_cascade(stages: Sequence[Stage]) -> Judgement:
+    """Whether a method passes, by the similarity of its maps at every stage from the head down.
+
+    It fails where the mean similarity is at least SIMILAR at every stage down to the one that randomises the middle
+    block, or at the last stage. It passes where the interval lies below SIMILAR at one of the former and at the latter.
+    It is inconclusive between the two, with fewer than ENOUGH images, and where the model with its upper half
+    randomised keeps KEPT of its predictions, so that no map had to change. The stage of the smallest similarity down to
+    the middle decides, the last one where that one fails alone.
+    """
+    known = [stage.similarity for stage in stages if stage.similarity is not None]
+    if len(known) < len(stages) or not stages:
+        return Judgement("inconclusive", None, "uniform maps")
+    middle, last = middle_of([stage.name for stage in stages]), known[-1]
+    upper, kept = known[: middle + 1], stages[middle].kept
+    least = min(upper, key=lambda own: own.value)
+    decisive = last if last.value >= SIMILAR > least.value else least
+    if (last.n or 0) < ENOUGH:
+        return Judgement("inconclusive", decisive, "few images")
+    if kept is not None and kept >= KEPT:
+        return Judgement("inconclusive", decisive, "predictions unchanged")
+    if least.value >= SIMILAR or last.value >= SIMILAR:
+        return Judgement("fail", decisive, "ignores the weights")
+    ends = [own.value if own.high is None else own.high for own in (*upper, last)]
+    if min(ends[:-1]) < SIMILAR and ends[-1] < SIMILAR:
+        return Judgement("pass", decisive)
+    return Judgement("inconclusive", decisive, "interval holds the threshold")
+
+
+def middle_of(names: Sequence[str]) -> int:
+    """The place of the stage that randomises the middle block: the upper half of those of blocks."""
+    blocks = [place for place, name in enumerate(names) if name.startswith("block")]
+    return blocks[(len(blocks) - 1) // 2] if blocks else len(names) - 1
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """One change of an image: shift: px, right and down, by bilinear interpolation; flip: whether left and right are
+    exchanged."""
+
+    shift: float = 0.0
+    flip: bool = False
+
+
+DISTURBANCES: Final[Mapping[str, Disturbance]] = {
+    "shift-quarter": Disturbance(0.25),
+    "shift-half": Disturbance(0.5),
+    "shift-one": Disturbance(1.0),
+    "flip": Disturbance(flip=True),
+}
+
+
+def judged_stability(correlation: Estimate | None, jumped: Estimate | None) -> Judgement:
+    """Whether a method's maps jump, by the mean rank correlation of its maps with the moved ones over the shifts and by
+    the share of images whose top point jumps (None: no image has a usable map).
+
+    They fail where the interval of the share lies above JUMPY, or that of the correlation below SIMILAR; they pass
+    where neither can be, and it is inconclusive between the two or with fewer than ENOUGH images.
+    """
+    unknown = Judgement("inconclusive", jumped, "may jump")
+    if correlation is None or jumped is None or (jumped.n or 0) < ENOUGH:
+        return unknown
+    if correlation.low is None or correlation.high is None or jumped.low is None or jumped.high is None:
+        return unknown
+    if jumped.low > JUMPY or correlation.high < SIMILAR:
+        return Judgement("fail", jumped, "jumps")
+    return Judgement("pass", jumped) if jumped.high <= JUMPY and correlation.low >= SIMILAR else unknown
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceScores:
+    """One candidate, or baseline, of a choice: its mean in each check and its score by half; wins: share of the
+    bootstrap draws of the selection half in which no candidate scores higher, None for a baseline."""
+
+    model: str = col("model", default="")
+    method: str = col("method")
+    baseline: bool = col("baseline")
+    selection: Mapping[str, Estimate] = col("selection half", metric="choice/{model}/selection/{key}/{method}")
+    report: Mapping[str, Estimate] = col("other half", metric="choice/{model}/report/{key}/{method}")
+    wins: float | None = col("wins", unit="fraction", default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceMargin:
+    """The chosen method minus another one on the report half: the mean paired difference in a check or of the score."""
+
+    model: str = col("model", default="")
+    against: str = col("method")
+    check: str = col("check")
+    difference: Estimate = col("chosen minus this")
