@@ -1,10 +1,6 @@
 """What maps hold, whatever method made them: information, and how much of it fixed places explain.
 
-<<<<<<< HEAD
-Information is in bits relative to a uniform map, as for the labels of heads (analysis/heads/specialisation.py).
-=======
 Information is in bits relative to a uniform map, as for the labels of heads (analysis/heads/evidence.py).
->>>>>>> main
 """
 
 import torch
