@@ -65,6 +65,8 @@ def read_archive(
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+            if len(entries) < len(archive.infolist()):
+                raise error(f"expected each array of {path} once, found one twice; save them with numpy.savez")
             unpacked, packed = sum(entry.file_size for entry in archive.infolist()), path.stat().st_size
             if unpacked > most:
                 raise error(f"expected arrays of at most {most / 2**30:g} GiB in {path}, found {unpacked / 2**30:,.1f}")

@@ -43,6 +43,7 @@ FORMS: dict[str, list[tuple[str, bytes]]] = {
     "complex": [("x.npy", plain(np.zeros(2, dtype=complex)))],
     "dates": [("x.npy", plain(np.zeros(2, dtype="M8[s]")))],
     "no npy": [("x", b"text")],
+    "twice": [("x.npy", GOOD), ("x.npy", GOOD)],
 }
 
 

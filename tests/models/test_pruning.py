@@ -19,7 +19,7 @@ from vitlens.lens.trace import layers
 from vitlens.models.cutting import Headless, MultiheadCut, cut_heads, with_lost_heads
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
-from vitlens.models.rebuild import prune_heads
+from vitlens.models.rebuild import prune_heads, untrained_like
 from vitlens.models.saved import WEIGHTS_FILE, save
 
 CUT = {
@@ -93,6 +93,8 @@ def test_means_keep_the_precision_of_the_model():
         expected = whole(batch)
     pruned = prune_heads(whole, {0: (1,)}, means={0: means})
     torch.testing.assert_close(pruned(batch), expected, atol=1e-12, rtol=0)
+    other = untrained_like(loaded := load("vit-digits").double(), seed=0)  # built anew, in fp32
+    assert other(images().double()).shape == loaded(images().double()).shape
 
 
 def test_a_mean_for_each_token_has_no_place_in_a_bias():

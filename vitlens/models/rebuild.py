@@ -117,7 +117,8 @@ def rebuilt(
     classes = model.classes if classes is None else classes
     preprocessing = preprocessing or model.preprocessing
     made = assemble(module, architecture, preprocessing, classes, model.alias, provenance, told=model.told)
-    made.mean, made.std = made.mean.to(model.mean.dtype), made.std.to(model.std.dtype)
+    dtype = next((each.dtype for each in module.parameters() if each.is_floating_point()), torch.float32)
+    made.mean, made.std = made.mean.to(dtype), made.std.to(dtype)
     return made.to(model.device)
 
 
