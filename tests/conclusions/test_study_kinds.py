@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.kit.contradictions import contradictions
-from vitlens.analysis.evaluation.seeds import accuracy_over_seeds
+from vitlens.analysis.evaluation.intervals import accuracy_over_seeds
 from vitlens.commands.study.kinds.kinds import KINDS
 from vitlens.commands.study.kinds.measure import compared
 from vitlens.commands.study.kinds.report import REPORT, caught_up, decision, reasons

@@ -12,8 +12,7 @@ from tests.kit.contradictions import contradictions
 from tests.kit.making import save, untrained
 from vitlens import load, load_data, rollout
 from vitlens.analysis.attention.map_checks import alike, map_bits, similarity
-from vitlens.analysis.attention.weights import patch_views
-from vitlens.analysis.attention.windows import window_layers
+from vitlens.analysis.attention.weights import patch_views, window_layers
 from vitlens.analysis.faithfulness.localisation import mass_inside, pointing_hits
 from vitlens.cli.main import run as main
 from vitlens.commands.attention.measure import measure

@@ -5,8 +5,7 @@ import pytest
 
 from vitlens import load, profile
 from vitlens.analysis.cost import passes as module
-from vitlens.analysis.cost.flops import vit_flops
-from vitlens.analysis.cost.parts import PRODUCTS, parameters_by_part
+from vitlens.analysis.cost.flops import PRODUCTS, parameters_by_part, vit_flops
 from vitlens.cli.main import run as command_line
 from vitlens.commands.profile.measure import speed_row
 from vitlens.commands.profile.record import ProfileRecord

@@ -15,13 +15,11 @@ from torch.overrides import _get_current_function_mode_stack
 
 from tests.attribution.models import cnn
 from tests.lens.tiny import handwritten, images, ours, timm_model, torchvision_swin, torchvision_vit
-from vitlens.analysis.ablation.first_order import head_gradients
-from vitlens.analysis.ablation.importance import ablate
+from vitlens.analysis.ablation.importance import ablate, head_gradients
 from vitlens.analysis.attention.methods import maps_in_one_pass, relevance, rollout
 from vitlens.analysis.attention.registry import ATTENTION_METHODS as ATTENTION
 from vitlens.analysis.attention.registry import MethodSettings
-from vitlens.analysis.attention.weights import attention, attention_maps, patch_views
-from vitlens.analysis.attention.windows import window_layers
+from vitlens.analysis.attention.weights import attention, attention_maps, patch_views, window_layers
 from vitlens.analysis.cost.flops import flops_by_part
 from vitlens.analysis.cost.passes import inference_peak, saved_for_training
 from vitlens.analysis.cost.profile import profile
@@ -37,7 +35,7 @@ from vitlens.analysis.features.receptive_field import receptive_field
 from vitlens.analysis.heads.statistics import statistics
 from vitlens.analysis.patching.contribution import contributions, direct_logit_attribution, logit_lens, logits_by_depth
 from vitlens.analysis.patching.patching import patch_parts
-from vitlens.analysis.robustness.inside import cosines
+from vitlens.analysis.robustness.curve import cosines
 from vitlens.analysis.walkthrough.public import walkthrough
 from vitlens.attacks.attack import attack
 from vitlens.attacks.registry import ATTACKS

@@ -8,8 +8,7 @@ from torch.nn import functional as F
 
 from tests.lens.tiny import images, model_of, ours, timm_model
 from vitlens.analysis.ablation.bench import Bench, Outcomes, other_images
-from vitlens.analysis.ablation.first_order import first_order
-from vitlens.analysis.ablation.importance import ablate
+from vitlens.analysis.ablation.importance import ablate, first_order
 from vitlens.analysis.ablation.units import Unit, units_of
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
 from vitlens.lens.capture import capture

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.lens.tiny import images, our_swin, ours, shared_model, torchvision_swin
-from vitlens.analysis.attention.windows import reached, window_layers
+from vitlens.analysis.attention.weights import reached, window_layers
 from vitlens.errors import UnsupportedError
 
 SWINS = ("our-swin", "swin", "torchvision-swin")

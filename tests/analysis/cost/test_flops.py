@@ -11,8 +11,18 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from tests.lens.tiny import EACH_FAMILY, FAMILIES, images, our_swin, ours, shared_model, torchvision_vit
-from vitlens.analysis.cost.flops import crossover, exponent, flops_by_part, vit_flops
-from vitlens.analysis.cost.parts import BETWEEN, EMBEDDING, HEAD, MLP, PRODUCTS, PROJECTIONS
+from vitlens.analysis.cost.flops import (
+    BETWEEN,
+    EMBEDDING,
+    HEAD,
+    MLP,
+    PRODUCTS,
+    PROJECTIONS,
+    crossover,
+    exponent,
+    flops_by_part,
+    vit_flops,
+)
 from vitlens.analysis.cost.profile import tokens_of
 from vitlens.lens.observe import observe
 from vitlens.models.loading import load

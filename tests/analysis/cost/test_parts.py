@@ -3,7 +3,7 @@
 import pytest
 
 from tests.lens.tiny import EACH_FAMILY, shared_model, timm_model
-from vitlens.analysis.cost.parts import (
+from vitlens.analysis.cost.flops import (
     BETWEEN,
     EMBEDDING,
     HEAD,

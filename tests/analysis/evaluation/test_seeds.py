@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vitlens.analysis.evaluation.seeds import accuracy_over_seeds, difference_over_seeds
+from vitlens.analysis.evaluation.intervals import accuracy_over_seeds, difference_over_seeds
 from vitlens.uncertainty import mcnemar, wilson
 
 ANSWERS = np.array([[1, 1, 0, 1, 0, 1, 1, 1], [1, 0, 0, 1, 0, 1, 1, 1], [1, 1, 1, 1, 0, 0, 1, 0]], dtype=bool)

@@ -3,7 +3,7 @@ import pytest
 import torch
 from scipy import stats
 
-from vitlens.analysis.evaluation.separation import separation, separations
+from vitlens.analysis.failures.diagnosis import separation, separations
 
 
 def made(n: int, shift: float, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,9 +8,15 @@ from torchvision.transforms.v2 import functional as transforms
 
 from tests.analysis.failures.planted import at_border, model, squares
 from vitlens.analysis.evaluation.evaluate import Evaluation, evaluate
-from vitlens.analysis.evaluation.separation import area_difference, separation
 from vitlens.analysis.failures.covariates import Subject, blur, covariates, look_alike, luminance
-from vitlens.analysis.failures.diagnosis import covariate_rows, deviance, quarter_rows, regression
+from vitlens.analysis.failures.diagnosis import (
+    area_difference,
+    covariate_rows,
+    deviance,
+    quarter_rows,
+    regression,
+    separation,
+)
 from vitlens.data.split import InMemory, Split
 
 GREY = 100

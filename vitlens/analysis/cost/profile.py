@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vitlens.analysis.cost.flops import flops_by_part, vit_flops
-from vitlens.analysis.cost.parts import parameters_by_part
+from vitlens.analysis.cost.flops import flops_by_part, parameters_by_part, vit_flops
 from vitlens.analysis.cost.passes import Latency, inference_peak, latencies, saved_for_training
 from vitlens.errors import InputError, LensError
 from vitlens.lens.trace import probe_images, trace
@@ -20,7 +19,7 @@ class Profile(Summary):
     """What a model costs at its own image size.
 
     parameters, flops (of one image, 2 for each multiplication with its addition): by part, see
-    `vitlens.analysis.cost.parts.PARTS`; by_formula: whether a formula gives the same FLOPs; tokens:
+    `vitlens.analysis.cost.flops.PARTS`; by_formula: whether a formula gives the same FLOPs; tokens:
     those of its sequence, prefix included, or the positions that its first block works on; training_bytes: what
     autograd keeps for a training step, per image; inference_bytes: the most that tensors take at once, for one image;
     latencies: by batch size.

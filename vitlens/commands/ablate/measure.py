@@ -13,8 +13,7 @@ from torch import Tensor
 
 from vitlens.analysis.ablation import orders as removing
 from vitlens.analysis.ablation.bench import Outcomes, replacement_for, replacement_note
-from vitlens.analysis.ablation.first_order import first_order
-from vitlens.analysis.ablation.importance import Importance, mean_changes, summarise
+from vitlens.analysis.ablation.importance import Importance, first_order, mean_changes, summarise
 from vitlens.analysis.ablation.pairs import Redundancy, RedundancyStream, pairwise
 from vitlens.analysis.ablation.units import Unit, units_of
 from vitlens.analysis.evaluation.evaluate import accuracy

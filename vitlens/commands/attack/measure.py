@@ -13,8 +13,7 @@ from torch import Tensor
 from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.analysis.failures.disturbances import CORRUPTIONS, SEVERITIES
 from vitlens.analysis.failures.operations import Corrupted, correct_after
-from vitlens.analysis.robustness.curve import Transfer, paired
-from vitlens.analysis.robustness.inside import cosines, halfway_block, map_agreement
+from vitlens.analysis.robustness.curve import Transfer, cosines, halfway_block, map_agreement, paired
 from vitlens.attacks.algorithm import Setting, algorithm_of
 from vitlens.attacks.registry import ATTACKS, Attack, NormName, members_of
 from vitlens.attribution.explain import explain, methods_for, preferred_method

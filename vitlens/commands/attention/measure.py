@@ -14,8 +14,15 @@ from torch import Tensor
 from vitlens.analysis.attention.map_checks import alike, similarity
 from vitlens.analysis.attention.methods import rollout_by_layer
 from vitlens.analysis.attention.positions import distance_correlation, position_similarity, rank_correlation
-from vitlens.analysis.attention.weights import LayerMaps, PatchView, Side, attention_maps, patch_views
-from vitlens.analysis.attention.windows import reached, window_layers
+from vitlens.analysis.attention.weights import (
+    LayerMaps,
+    PatchView,
+    Side,
+    attention_maps,
+    patch_views,
+    reached,
+    window_layers,
+)
 from vitlens.analysis.features.receptive_field import receptive_field
 from vitlens.commands.attention import record as kept
 from vitlens.commands.attention.options import AttentionOptions

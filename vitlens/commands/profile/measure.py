@@ -8,8 +8,7 @@ from typing import Final
 
 import torch
 
-from vitlens.analysis.cost.flops import crossover, exponent, flops_by_part
-from vitlens.analysis.cost.parts import PARTS, PRODUCTS, STAGE, in_order
+from vitlens.analysis.cost.flops import PARTS, PRODUCTS, STAGE, crossover, exponent, flops_by_part, in_order
 from vitlens.analysis.cost.passes import LONGEST, TimedBatch, latencies, process_peak
 from vitlens.analysis.cost.profile import Profile, profile, tokens_of
 from vitlens.commands.profile import record as rows

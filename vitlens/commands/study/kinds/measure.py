@@ -17,7 +17,7 @@ from vitlens.analysis.attention.positions import position_similarity, rank_corre
 from vitlens.analysis.cost.flops import flops_by_part
 from vitlens.analysis.cost.passes import saved_for_training
 from vitlens.analysis.evaluation.evaluate import evaluate
-from vitlens.analysis.evaluation.seeds import accuracy_over_seeds, difference_over_seeds
+from vitlens.analysis.evaluation.intervals import accuracy_over_seeds, difference_over_seeds
 from vitlens.analysis.features.receptive_field import receptive_field
 from vitlens.archives import Form
 from vitlens.arrays import Flags, arrays_of, as_arrays
