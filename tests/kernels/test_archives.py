@@ -2,6 +2,7 @@
 
 import io
 import tracemalloc
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -48,7 +49,8 @@ FORMS: dict[str, list[tuple[str, bytes]]] = {
 
 
 def packed(path: Path, entries: list[tuple[str, bytes]]) -> Path:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Duplicate name")  # zipfile's, of a name that is written twice
         for name, content in entries:
             archive.writestr(zipfile.ZipInfo(name), content)
     return path
