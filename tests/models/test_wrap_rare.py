@@ -265,7 +265,7 @@ def test_the_order_of_tokens_cannot_change_where_attention_depends_on_it() -> No
 
 @pytest.mark.parametrize("told", [{"prefix": 4}, {"heads": "many"}, {"grid": 4}, {"prefix": ("patch",)}, {"blocks": 2}])
 def test_what_is_said_has_its_type(told: dict[str, object]) -> None:
-    with pytest.raises(InputError, match=rf"expected what fits wrap, .*{next(iter(told))}.*e\.g\. prefix="):
+    with pytest.raises(InputError, match=rf"expected blocks as a list .* found {next(iter(told))}=.*e\.g\. prefix="):
         wrapped(SoftmaxViT, **told)
 
 

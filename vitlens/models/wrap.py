@@ -76,7 +76,14 @@ def wrap(
             raise InputError(f"expected {word} as {count} numbers, found {values!r}; e.g. {word}={example}")
     require_side_lengths(size)
     given = {"blocks": blocks, "heads": heads, "prefix": prefix, "grid": grid}
-    told = read_as(Told, given, source="wrap", hint="e.g. prefix=('cls', 'register'), grid=(14, 14), heads=3")
+    try:
+        told = read_as(Told, given, source="wrap")
+    except InputError as reason:
+        found = ", ".join(f"{word}={value!r}" for word, value in given.items() if value is not None)
+        raise InputError(
+            "expected blocks as a list of names, prefix as one of cls, distillation and register, grid as two numbers "
+            f"and heads as one, found {found[:200]}; e.g. prefix=('cls', 'register'), grid=(14, 14), heads=3"
+        ) from reason
     name = alias or type(module).__name__
     return wrapped(
         module,
