@@ -82,7 +82,7 @@ _BARE: Final[Overrides] = {
 _BLOCK: Final[Overrides] = {**_SMALL, "depth": 1, "pooling": "mean"}
 _BASE: Final = "The base is `vit-mini` at half its width: dim 64, depth 4, 4 heads, patch 4."
 _WINDOWED: Final[Overrides] = {"dim": 22, "depths": [2, 2, 2], "heads": [2, 4, 8]}
-_SHARES: Final = (5, 10, 25, 50, 100)
+_SHARES: Final = (5, 25, 100)
 _ADAPTED_SHARES: Final = (20, 50)
 _ADAPTED: Final[tuple[tuple[str, str, Literal["random", "pretrained"], Part], ...]] = (
     ("scratch", "from scratch", "random", "all"),
@@ -121,7 +121,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             "Patch size",
             tuple(
                 Point(f"patch-{side}", f"patch {side} px", shape={**_SMALL, "patch_size": [side, side]})
-                for side in (2, 4, 8, 16)
+                for side in (4, 8, 16)
             ),
             "larger images (a patch of 4 px at 32 px covers as much as one of 28 px at 224 px), objects of other "
             "sizes, a width or depth of its own for each patch size, and tasks that need fine maps",
