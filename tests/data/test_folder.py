@@ -4,10 +4,10 @@ import pytest
 import torch
 from PIL import Image
 
+from vitlens.arrays import read_arrays
 from vitlens.data.catalogue import load_data
 from vitlens.data.folder import list_folder, list_images
 from vitlens.errors import DataError
-from vitlens.files import read_arrays
 from vitlens.names import imagenet_classes
 from vitlens.preprocessing import Preprocessing
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from vitlens.analysis.robustness import checks as rules
 from vitlens.analysis.robustness.checks import AttackOutput, Attempt, Check
 from vitlens.analysis.robustness.curve import Outcome, halving_epsilon
-from vitlens.archives import Form
+from vitlens.arrays import Form
 from vitlens.attacks.attack import Sweep, attack, sweep
 from vitlens.attacks.plan import AttackPlan, fitting_batch
 from vitlens.attacks.registry import ATTACKS, Attack, comparisons
