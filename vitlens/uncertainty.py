@@ -303,7 +303,7 @@ def by_group(values: Numbers, groups: ArrayLike | None) -> tuple[Numbers, Number
         return values, np.ones(len(values))
     names = np.asarray(groups)
     if names.shape != (len(values),):
-        raise InputError(f"expected one group a value ({len(values)}), found groups of shape {names.shape}")
+        raise InputError(f"expected one group an image ({len(values)}), found groups of shape {names.shape}")
     member = np.unique(names, return_inverse=True)[1].ravel()
     counts = np.bincount(member).astype(np.float64)
     sums = np.zeros((len(counts), *values.shape[1:]))
