@@ -27,15 +27,7 @@ from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating, in_bf16
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
 from vitlens.files import write_atomically
-from vitlens.lens.stages import (
-    FeatureStage,
-    FinalNorm,
-    StageKind,
-    embedding_stage,
-    final_norm,
-    stages,
-    watching_stages,
-)
+from vitlens.lens.stages import FeatureStage, FinalNorm, StageKind, embedding_stage, final_norm, stages, watching_stages
 from vitlens.models.model import Model
 from vitlens.models.saved import model_fingerprint
 from vitlens.models.support import needs_of, require
