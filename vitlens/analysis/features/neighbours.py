@@ -130,11 +130,11 @@ def correspond(
     sources = mutual.nonzero()[:, 0]
     sources = sources[there.similarity[sources, 0].argsort(descending=True, stable=True)]
     targets = there.indices[sources, 0]
-    places = [
+    one_places, other_places = (
         torch.stack((cells // grid.shape[1], cells % grid.shape[1]), 1)
         for cells, grid in ((sources, first), (targets, second))
-    ]
-    return Correspondence(*places, there.similarity[sources, 0])
+    )
+    return Correspondence(one_places, other_places, there.similarity[sources, 0])
 
 
 def patch_neighbours(tokens: Float[Tensor, "patches dim"], images: OfPatch, *, k: int = NEIGHBOURS) -> Neighbours:
