@@ -14,11 +14,12 @@ from safetensors.torch import save_file
 from tests.lens.tiny import images
 from vitlens.errors import InputError, ModelError, UnknownNameError
 from vitlens.files import sha256
+from vitlens.models.configs import VIT_PRESETS
 from vitlens.models.loading import load, untrained
 from vitlens.models.naming import parse_model, parse_models
 from vitlens.models.resnet import build_resnet
 from vitlens.models.sources import hub
-from vitlens.models.vit import VIT_PRESETS, VisionTransformer
+from vitlens.models.vit import VisionTransformer
 from vitlens.names import PRESETS, imagenet_classes
 
 TIMM_VIT = "timm:vit_tiny_patch16_224"

@@ -10,11 +10,12 @@ from timm.layers.pos_embed_sincos import build_sincos2d_pos_embed
 
 import vitlens
 from vitlens.errors import InputError
+from vitlens.models.configs import ViTConfig
 from vitlens.models.loading import untrained
 from vitlens.models.positions import FIXED, fixed_positions
 from vitlens.models.rebuild import for_classes
 from vitlens.models.saved import save
-from vitlens.models.vit import VisionTransformer, ViTConfig
+from vitlens.models.vit import VisionTransformer
 from vitlens.typed import read_as
 
 TINY = ViTConfig(image_size=(8, 12), patch_size=(4, 2), dim=16, depth=2, heads=2, classes=5)  # 2 x 6 patches

@@ -17,14 +17,13 @@ from vitlens.errors import InputError, ModelError, UnsupportedError
 from vitlens.lens.call import window_index
 from vitlens.lens.capture import capture_attention
 from vitlens.lens.site import Windows
+from vitlens.models.configs import SWIN_PRESETS, SwinConfig
 from vitlens.models.loading import load, untrained
 from vitlens.models.rebuild import prune_heads
 from vitlens.models.saved import save
 from vitlens.models.swin import (
-    SWIN_PRESETS,
     PatchMerging,
     SwinBlock,
-    SwinConfig,
     SwinTransformer,
     from_timm,
     padded_size,

@@ -11,14 +11,9 @@ from torch.nn import functional as F
 
 from vitlens.errors import InputError
 from vitlens.models.attention import MultiHeadSelfAttention
+from vitlens.models.configs import VIT_PRESETS, ViTConfig
 from vitlens.models.positions import interpolate_positions
-from vitlens.models.vit import (
-    VIT_PRESETS,
-    PatchEmbedding,
-    TransformerBlock,
-    VisionTransformer,
-    ViTConfig,
-)
+from vitlens.models.vit import PatchEmbedding, TransformerBlock, VisionTransformer
 from vitlens.names import PRESETS
 from vitlens.shapes import PrefixKind
 

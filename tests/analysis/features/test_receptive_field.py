@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from tests.lens.tiny import images, model_of, our_swin, ours
 from vitlens.analysis.features.receptive_field import receptive_field
-from vitlens.models.resnet import resnet20
+from vitlens.models.resnet import CifarResNet
 
 
 def test_windows_without_shift_see_one_window_and_with_shift_more() -> None:
@@ -26,7 +26,7 @@ def test_a_vit_sees_everything_at_once() -> None:
 
 
 def test_three_by_three_convolutions_widen_the_field_by_one_pixel_a_side() -> None:
-    (first, *_) = receptive_field(model_of(resnet20(5).eval(), alias="cnn"), images())
+    (first, *_) = receptive_field(model_of(CifarResNet(3, 5).eval(), alias="cnn"), images())
     assert first.seen == 15 * 15 / 32**2  # the stem and six convolutions of the first stage
 
 

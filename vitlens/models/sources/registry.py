@@ -38,7 +38,7 @@ class ModelSource:
     weights: their origin without --weights: "own", the model includes its weights and accepts no others; "hub", they
     are downloaded; "none", the model must be trained first. extra: of vitlens, which its library needs; texts: whether
     its models also embed texts; own_input: whether --mean and --std are refused; any_size: whether a built model
-    accepts images of any size; resizes_weights: whether build fits the weights' shapes to the image size itself.
+    accepts images of any size.
     """
 
     kind: str
@@ -58,7 +58,6 @@ class ModelSource:
     texts: bool = False
     own_input: bool = False
     any_size: bool = False
-    resizes_weights: bool = False
 
     def has(self, name: str) -> bool:
         """Whether a name belongs to this source, by its form alone: the model itself may not exist."""
@@ -112,7 +111,7 @@ _ENTRIES: Final = (  # a name belongs to the first that recognises it; `vitlens 
         help="Trained models that come with vitlens.",
         example=BUNDLED[0],
         names=BUNDLED,
-        load="vitlens.models.sources.files:load_bundled",
+        load="vitlens.models.saved:load_bundled",
         weights="own",
     ),
     ModelSource(
@@ -122,7 +121,7 @@ _ENTRIES: Final = (  # a name belongs to the first that recognises it; `vitlens 
         example="runs/vit-micro",
         recognises=lambda name: Path(name).is_dir(),
         glob="runs/*/model.safetensors",
-        load="vitlens.models.sources.files:load_run",
+        load="vitlens.models.saved:load_run",
         weights="own",
     ),
     ModelSource(
@@ -131,7 +130,7 @@ _ENTRIES: Final = (  # a name belongs to the first that recognises it; `vitlens 
         help="A file that vitlens wrote, or with --arch a state dict as .safetensors, .pth, .pt or .bin.",
         example="weights.safetensors --arch vit-micro",
         recognises=lambda name: name.endswith(WEIGHTS_FILES),
-        load="vitlens.models.sources.files:load_weights",
+        load="vitlens.models.saved:load_weights",
         weights="own",
     ),
     ModelSource(
@@ -152,7 +151,6 @@ _ENTRIES: Final = (  # a name belongs to the first that recognises it; `vitlens 
         prefix="timm:",
         build="vitlens.models.sources.timm:build",
         list_names="vitlens.models.sources.timm:timm_names",
-        resizes_weights=True,
     ),
     ModelSource(
         kind="torchvision",

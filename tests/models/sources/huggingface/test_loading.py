@@ -317,5 +317,5 @@ def test_a_saved_file_that_is_not_what_vitlens_wrote(folders, tmp_path):
         model.architecture["overrides"] = overrides | changes
         save(model, tmp_path / "model.safetensors")
         with pytest.raises((ModelError, UnsupportedError)) as caught:
-            load_file(tmp_path / "model.safetensors", ModelRequest(SOURCES["run"], "x", "x"), weights="x")
+            load_file(tmp_path / "model.safetensors", ModelRequest(SOURCES["run"], "x", "x"), "x")
         assert "\n" not in str(caught.value)

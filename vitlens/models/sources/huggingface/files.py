@@ -109,9 +109,7 @@ def read_state(folder: Path, name: str) -> tuple[dict[str, Tensor], str]:
     digest = hashlib.sha256()
     for file in files:
         state |= read_weights(file).state
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
+        digest.update(file.read_bytes())
     return state, digest.hexdigest()
 
 

@@ -15,13 +15,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitlens.errors import ModelError, UnsupportedError, in_one_line
-from vitlens.files import read_json, sha256
+from vitlens.files import read_json
 from vitlens.models.language_image import LanguageImage, TextTower
-from vitlens.models.model import Model, Provenance
-from vitlens.models.rebuild import Architecture, count_classes, default_classes, seeded, versions
+from vitlens.models.model import Model
+from vitlens.models.rebuild import Architecture, count_classes, default_classes, provenance_of, seeded
 from vitlens.models.sources.huggingface.files import (
     CONFIG,
-    SETTINGS,
     TOKENIZERS,
     find,
     quietly,
@@ -35,7 +34,7 @@ from vitlens.models.weights import load_strictly, read_weights
 from vitlens.models.wrap import OBSERVABLE, wrapped
 from vitlens.names import imagenet_classes
 from vitlens.preprocessing import Preprocessing
-from vitlens.typed import SIZE, parse_json, short
+from vitlens.typed import parse_json, short
 
 Output = Literal["logits", "cls", "pooler", "embedding"]  # what a model gives: see TransformersModule
 Size = tuple[int, int]
@@ -299,7 +298,7 @@ def load(request: ModelRequest) -> Model:
     state, digest = read_state(folder, name) if own else (None, None)
     if file is not None:
         weights = read_weights(file)
-        state, digest = weights.state, sha256(file)
+        state = weights.state
         notes += weights.notes
     with seeded(request.seed):
         network = found.network(state, name)
@@ -319,17 +318,10 @@ def load(request: ModelRequest) -> Model:
         tower = TextTower(_TextTower(network), lambda: _Tokens(folder, context), context, name)
         module = LanguageImage(visual, tower, layout=None, pooling="map" if projection is None else "token")
     classes = (found.labels() or default_classes(outputs)) if found.output == "logits" else ()
-    source = file.name if file else "random" if request.random else "hub" if revision else "model.safetensors"
-    model = wrapped(
-        module,
-        found.architecture(request.alias, len(classes), preprocessing.size),
-        preprocessing,
-        classes,
-        request.alias,
-        Provenance(name, source, digest, versions() | {"transformers": version("transformers")}, tuple(notes)),
-        told=visual.told,
-    )
-    return model.eval()
+    hub = "hub" if revision else "model.safetensors"
+    provenance = provenance_of(request, notes, hub=hub, digest=digest, transformers=version("transformers"))
+    architecture = found.architecture(request.alias, len(classes), preprocessing.size)
+    return wrapped(module, architecture, preprocessing, classes, request.alias, provenance, told=visual.told).eval()
 
 
 class _ImageTower(nn.Module):
@@ -366,9 +358,6 @@ class _Tokens:
     """The tokenizer of a folder, never with code of its own, as `TextTower` calls it."""
 
     def __init__(self, folder: Path, context: int) -> None:
-        for file in (each for pattern in SETTINGS for each in folder.glob(pattern)):
-            if file.stat().st_size > SIZE:
-                raise ModelError(f"expected files of a tokenizer of at most {SIZE:,} bytes, found more in {file}")
         with in_one_line(f"the tokenizer's files in {folder}", "download them, too"), quietly():
             self._tokenizer: Any = transformers().AutoTokenizer.from_pretrained(
                 str(folder), trust_remote_code=False, local_files_only=True
