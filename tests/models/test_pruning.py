@@ -16,10 +16,9 @@ from vitlens.lens.capture import capture, capture_attention
 from vitlens.lens.intervene import intervene
 from vitlens.lens.replay import replaying
 from vitlens.lens.trace import layers
-from vitlens.models.cutting import Headless, MultiheadCut, cut_heads, with_lost_heads
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
-from vitlens.models.rebuild import prune_heads, untrained_like
+from vitlens.models.rebuild import Architecture, build, prune_heads, untrained_like
 from vitlens.models.saved import WEIGHTS_FILE, save
 
 CUT = {
@@ -203,21 +202,28 @@ def test_timms_comes_back_from_its_file(tmp_path):
 @pytest.mark.parametrize("removed", [[0], [0, 1]])
 @pytest.mark.parametrize("name", ["torchvision-vit", "query-and-key-norms"])
 @torch.no_grad()
-def test_lost_heads_are_put_back_as_zeros(name, removed):
+def test_a_cut_module_is_built_again_from_its_weights(monkeypatch, name, removed):
+    """By a library that builds and loads whole models only."""
     whole = CUT[name]()
+
+    def make(*_, state, **__):
+        module = copy.deepcopy(whole.module)
+        for parameter in module.parameters():
+            parameter.normal_()
+        if state is not None:
+            module.load_state_dict(state)
+        return module, whole.preprocessing
+
+    monkeypatch.setattr("vitlens.models.rebuild.resolved", lambda _: make)
+    pruned = prune_heads(whole, {0: removed}).module.state_dict()
     attention = whole.anatomy.attention_modules[0]
-    cut = copy.deepcopy(whole.module)
-    cut_heads(cut, {attention: removed})
-    made = cut.get_submodule(attention)
-    assert isinstance(made, Headless) == (len(removed) == 2)
-    assert isinstance(made, MultiheadCut) == (name == "torchvision-vit" and len(removed) == 1)
-    assert not made.training
-    again = copy.deepcopy(whole.module)
-    again.load_state_dict(with_lost_heads(cut.state_dict(), whole.module, {attention: removed}))
-    batch = images()
-    torch.testing.assert_close(again(batch), cut(batch), atol=1e-5, rtol=0)
-    cut_heads(again, {attention: removed})
-    assert torch.equal(again(batch), cut(batch))
+    module, _ = build(Architecture("timm", name, pruned={attention: removed}), state=pruned)
+    assert module.state_dict().keys() == pruned.keys()
+    assert all(torch.equal(value, pruned[key]) for key, value in module.state_dict().items())
+    with pytest.raises(ModelError, match="do not fit"):
+        build(Architecture("timm", name, pruned={attention: removed}), state=pruned | {f"{attention}.x": torch.ones(1)})
+    with pytest.raises(ModelError, match="expected heads from 0 to 1"):
+        build(Architecture("timm", name, pruned={attention: [2]}), state=pruned)
 
 
 def test_a_file_from_before_pruning_loads(tmp_path):

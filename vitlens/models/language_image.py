@@ -165,7 +165,7 @@ def with_prompts(model: Model, names: Sequence[str], prompts: Embeddings | None)
     module = LanguageImage(current.visual, tower, layout=current.layout, pooling=current.global_pool, prompts=prompts)
     prompted = Model(
         module, alias=model.alias, anatomy=replace(model.anatomy), preprocessing=model.preprocessing,
-        classes=tuple(names), provenance=model.provenance, architecture=model.architecture,
+        classes=tuple(names), provenance=model.provenance, architecture=model.architecture
     )  # fmt: skip
     return prompted.to(model.device).eval().requires_grad_(False)
 

@@ -107,7 +107,7 @@ def assemble(
     anatomy = read_anatomy(module, image_size=preprocessing.size)
     return Model(
         module, alias=alias, anatomy=anatomy, preprocessing=preprocessing, classes=classes, provenance=provenance,
-        architecture=asdict(architecture),
+        architecture=asdict(architecture)
     )  # fmt: skip
 
 

@@ -116,11 +116,7 @@ class SwinBlock(nn.Module):
         self.norm1 = nn.LayerNorm(dim)
         self.position_bias = RelativePositionBias(config.window, heads)
         self.attn = MultiHeadSelfAttention(
-            dim,
-            heads,
-            qkv_bias=config.qkv_bias,
-            dropout=config.attention_dropout,
-            projection_dropout=config.dropout,
+            dim, heads, qkv_bias=config.qkv_bias, dropout=config.attention_dropout, projection_dropout=config.dropout
         )
         self.norm2 = nn.LayerNorm(dim)
         self.mlp = MLP(dim, int(dim * config.mlp_ratio), dropout=config.dropout)

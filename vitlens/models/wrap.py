@@ -25,7 +25,7 @@ OBSERVABLE: Final = ("eager", "sdpa")  # transformers' names of the implementati
 _TOLERANCE: Final = 1e-3  # of the largest logit
 _PROBABILITIES: Final = {
     torch.softmax: "softmax", Tensor.softmax: "softmax", F.softmax: "softmax",
-    torch.sigmoid: "sigmoid", Tensor.sigmoid: "sigmoid", F.sigmoid: "sigmoid",
+    torch.sigmoid: "sigmoid", Tensor.sigmoid: "sigmoid", F.sigmoid: "sigmoid"
 }  # fmt: skip
 
 
@@ -208,7 +208,7 @@ def _output_form(module: nn.Module, images: Tensor) -> tuple[ReadOutput, int]:
         (logits, again, f"equal logits of {name} in two passes in evaluation mode",
          "pass training=self.training to F.dropout, and draw no random numbers in forward"),
         (logits[:1], alone, f"logits of {name} for an image that do not depend on its batch",
-         "normalise and pool within each image (a batch norm needs its running statistics)"),
+         "normalise and pool within each image (a batch norm needs its running statistics)")
     ):  # fmt: skip
         difference = (one.float() - other.float()).abs().max().item()
         if difference > tolerance * max(1.0, one.float().abs().max().item()):
@@ -254,8 +254,7 @@ def _buffers_kept(module: nn.Module) -> Iterator[None]:
     finally:
         for name, value in before.items():
             now = module.get_buffer(name)
-            # NaN is not equal to itself
-            if now.shape != value.shape or not bool(((now == value) | (value != value)).all()):
+            if now.shape != value.shape or not bool(((now == value) | (value != value)).all()):  # NaN is not itself
                 changed.append(name)
                 owner, _, own = name.rpartition(".")
                 module.get_submodule(owner)._buffers[own] = value

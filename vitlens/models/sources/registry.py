@@ -23,17 +23,15 @@ class ModelSource:
     """One source of models.
 
     kind: its name, also in the files that `save` writes (never change one); usage: the form of its models' names; help:
-    one sentence; example: a name that can be loaded.
-
-    Its models are recognised in one of three ways: prefix, the beginning of their names; names, all of them;
-    recognises, of paths. glob: matches a file in each folder that completion offers as a name.
+    one sentence; example: a name that can be loaded. Its models are recognised by prefix, the beginning of their names,
+    by names, all of them, or by a function (recognises), of paths. glob: matches a file in each folder that completion
+    offers as a name.
 
     The next are module:function, imported when they are first called. build: (architecture, *, state, pretrained) ->
-    module and preprocessing, with the weights of a state dict, the hub's, or random ones; empty for a source whose
-    models cannot be built from a name alone. load: (request) -> Model; by default an architecture is built and given
-    its weights. restore: (request, architecture, classes, preprocessing) -> Model, of a file that `save` wrote but for
-    its weights, where the user's code makes the module. list_names: () -> all names, without the prefix; empty where
-    they are in `names`, and where they cannot be listed (paths, the hub's repositories).
+    module and preprocessing, with the weights of a state dict, the hub's, or random ones. load: (request) -> Model; by
+    default an architecture is built and given its weights. restore: (request, architecture, classes, preprocessing) ->
+    Model, of a file that `save` wrote but for its weights, where the user's code makes the module. list_names: () ->
+    all names, without the prefix; empty where they are in `names` or cannot be listed.
 
     weights: their origin without --weights: "own", the model includes its weights and accepts no others; "hub", they
     are downloaded; "none", the model must be trained first. extra: of vitlens, which its library needs; texts: whether
@@ -207,9 +205,9 @@ def require_source(name: str) -> ModelSource:
     """The source of a name. Raises ModelError for a path that does not exist, UnknownNameError with the nearest names
     for any other name."""
     source = source_of(name)
-    if source is None and ("/" in name or name.startswith((".", "~"))):
-        raise ModelError(f"expected a run folder or weights file, found nothing at {name}; see vitlens models")
     if source is None:
+        if "/" in name or name.startswith((".", "~")):
+            raise ModelError(f"expected a run folder or weights file, found nothing at {name}; see vitlens models")
         raise unknown_model(name)
     return source
 
@@ -223,6 +221,6 @@ def unknown_model(name: str, *, hint: str = "vitlens models") -> UnknownNameErro
     return UnknownNameError("model", name, known, hint=hint)
 
 
-def describe_names(separator: str = ", ") -> str:
+def describe_names() -> str:
     """The forms of model names: the usage of every source."""
-    return separator.join(source.usage for source in SOURCES.values())
+    return ", ".join(source.usage for source in SOURCES.values())

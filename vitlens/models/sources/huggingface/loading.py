@@ -41,7 +41,7 @@ Size = tuple[int, int]
 
 _BACKBONES: Final = (  # model types whose class without a classifier is known here
     "vit", "deit", "beit", "dinov2", "dinov2_with_registers", "dinov3_vit", "dinov3_convnext", "clip_vision_model",
-    "siglip_vision_model", "swin", "swinv2", "convnext", "convnextv2",
+    "siglip_vision_model", "swin", "swinv2", "convnext", "convnextv2"
 )  # fmt: skip
 _CLS_ONLY: Final = ("vit", "deit")  # their learned pooler is not used, and many repositories lack it
 _TOWERS: Final = {"clip": "clip_vision_model", "siglip": "siglip_vision_model"}
@@ -57,7 +57,7 @@ _DROPPED: Final = (
     "auto_map", "attn_implementation", "_attn_implementation", "_attn_implementation_internal", "fusion_config",
     "transformers_weights", "distributed_config", "torchscript", "return_dict", "use_return_dict", "torch_dtype",
     "dtype", "output_attentions", "output_hidden_states", "gradient_checkpointing", "_name_or_path", "name_or_path",
-    "transformers_version", "_commit_hash", "label2id", "use_kernels", "kernel_config",
+    "transformers_version", "_commit_hash", "label2id", "use_kernels", "kernel_config"
 )  # fmt: skip
 _TOO_DEEP: Final = re.compile(r'(layers|depths)": (\[[\d, ]*?)?\d{4,}')  # in a configuration: 1,000 layers or more
 _FEATURES: Final = {  # of each output: its name in transformers' result, and what it is
@@ -110,7 +110,7 @@ class Described:
             model, info = kind.from_pretrained(
                 None, config=config, state_dict=dict(state), dtype=torch.float32, output_loading_info=True,
                 ignore_mismatched_sizes=True, local_files_only=True, use_safetensors=True, trust_remote_code=False,
-                **extra,
+                **extra
             )  # fmt: skip
         missing = sorted(key for key in info["missing_keys"] if key.rpartition(".")[2] not in _HARMLESS)
         shapes = sorted(map(str, info["mismatched_keys"]))
