@@ -62,9 +62,7 @@ class TextTower:
     def tokens(self, texts: Sequence[str]) -> Tensor:
         """Token ids (texts, context). Raises InputError for no text, an empty one, or one that would be truncated."""
         if not texts or any(not text.strip() for text in texts):
-            raise InputError(
-                "expected texts with at least a word, found an empty one; give --prompt 'a photo of a dog'"
-            )
+            raise InputError("expected texts with a word, found an empty one; give --prompt 'a photo of a dog'")
         encode = getattr(self._built, "encode", None)  # some tokenizers do not give the number of tokens
         for text in texts if encode else ():
             length = 2 + len(encode(text))  # with the start and end tokens
@@ -193,9 +191,7 @@ def by_template(
     """Normalised embeddings of every class in every template. Raises InputError for a template without {}."""
     for template in templates:
         if PLACE not in template:
-            raise InputError(
-                f"expected {PLACE} in a template, in place of the class, found {template!r}; e.g. {PHOTO[0]!r}"
-            )
+            raise InputError(f"expected {PLACE} in a template for the class, found {template!r}; e.g. {PHOTO[0]!r}")
     if not templates or not names:
         raise InputError(f"expected templates and classes, found {len(templates)} and {len(names)}")
     texts = [template.replace(PLACE, name) for template in templates for name in names]

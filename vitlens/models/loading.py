@@ -96,9 +96,7 @@ def load(
         model.require_classifier()
         count = count_classes(model, model.input_size)
         if len(classes) != count:
-            raise InputError(
-                f"expected {count} class names for {model.alias}, found {len(classes)}; check --classes FILE"
-            )
+            raise InputError(f"expected {count} class names for {model.alias}, found {len(classes)}; check --classes")
         model.classes = classes
     return model.to(device).eval().requires_grad_(False)
 

@@ -265,9 +265,7 @@ def require_replaceable(model: Model) -> None:
     for path in () if _resets_its_classifier(model.module) else classifiers(model):
         found = model.module.get_submodule(path)
         if not isinstance(found, nn.Linear):
-            raise UnsupportedError(
-                f"expected a linear layer at {path!r} of {model.alias}, found {type(found).__name__}"
-            )
+            raise UnsupportedError(f"expected a linear layer {path!r} of {model.alias}, found {type(found).__name__}")
 
 
 def _resets_its_classifier(module: Any) -> bool:

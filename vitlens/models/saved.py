@@ -74,8 +74,7 @@ def load_run(request: ModelRequest) -> Model:
         raise ModelError(f"expected a run folder, found one of transformers; write hf:{request.name}")
     if not file.is_file():
         raise ModelError(
-            f"expected a run folder with {WEIGHTS_FILE}, found none in {request.name}; "
-            "a folder that vitlens train wrote has it"
+            f"expected a run folder with {WEIGHTS_FILE}, found none in {request.name}; vitlens train writes it"
         )
     return load_file(file, request, WEIGHTS_FILE)
 
@@ -91,9 +90,7 @@ def load_weights(request: ModelRequest) -> Model:
     if _is_described(file):
         return load_file(file, request, file.name)
     if request.arch is None:
-        raise ModelError(
-            f"expected the architecture of {request.name}, found none; give --arch NAME (see vitlens models)"
-        )
+        raise ModelError(f"expected the architecture of {request.name}, found none; give --arch NAME")
     source = require_source(request.arch)
     if source.weights == "own" or request.random:
         received = f"{request.arch!r}, which has its own" if source.weights == "own" else "@random"

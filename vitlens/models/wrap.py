@@ -167,8 +167,7 @@ def _readable(module: object) -> tuple[torch.device, torch.dtype]:
         raise ModelError("expected a module with weights, found the meta device; call module.to_empty(device='cpu')")
     if any(tensor.is_inference() for tensor in tensors):
         raise ModelError(
-            "expected weights that autograd may use, found some made inside torch.inference_mode; build the module "
-            "outside it"
+            "expected weights that autograd may use, found some made inside torch.inference_mode; build it outside"
         )
     devices = sorted({str(tensor.device) for tensor in tensors})
     if len(devices) > 1:
@@ -194,9 +193,7 @@ def _output_form(module: nn.Module, images: Tensor) -> tuple[ReadOutput, int]:
         with mode:
             logits = _logits(module, images)
         if not torch.equal(images, given):
-            raise ModelError(
-                f"expected {name} to leave its input unchanged, found it changed in place; clone it in forward"
-            )
+            raise ModelError(f"expected {name} to leave its input unchanged, found it changed; clone it in forward")
         again, alone = _logits(module, images), _logits(module, images[:1])
     if mode.result is not None and mode.result.shape == logits.shape and torch.equal(mode.result, logits):
         several = " (independent labels are not supported: one label an image)" if mode.name == "sigmoid" else ""

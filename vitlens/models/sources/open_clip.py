@@ -89,8 +89,7 @@ def _require_known(arch: str, tag: str, *, needs_tag: bool) -> None:
     if (tag and not tags) or (not tag and needs_tag):
         listed = f"write {PREFIX}{arch}/TAG (tags: {', '.join(tags[:6])}), " if tags else "give "
         raise ModelError(
-            f"expected known weights of {PREFIX}{arch}, found none; {listed}--weights FILE, or --random-weights for a "
-            "sanity check"
+            f"expected known weights of {PREFIX}{arch}, found none; {listed}--weights FILE, or --random-weights"
         )
 
 

@@ -31,7 +31,7 @@ SEQUENCES = {  # family -> the prefix of its tokens, and what reads them
     "siglip": ((), "pool"),
     "siglip-classifier": ((), "mean"),  # its pooling head runs, but is not read
 }
-# the others of FAMILIES
+# and the others of FAMILIES
 OTHERS = {"swin": "windowed", "swin-features": "windowed", "swinv2": "windowed", "convnext": "cnn", "convnextv2": "cnn"}
 
 

@@ -117,10 +117,7 @@ class Described:
         faults = [f"{key} is missing" for key in missing] + [f"{shape[:120]} is of another shape" for shape in shapes]
         faults += [str(message)[:160] for message in info.get("error_msgs") or ()]
         if faults:
-            raise ModelError(
-                f"weights do not fit {self.class_name} ({name}): {len(faults)} faults, first: {faults[0]}; check the "
-                "files of the folder"
-            )
+            raise ModelError(f"weights do not fit {self.class_name} ({name}): {len(faults)} faults, first: {faults[0]}")
         return model
 
     def labels(self) -> tuple[str, ...]:
@@ -158,9 +155,7 @@ def described(fields: object, name: str, *, texts: bool = False) -> Described:
         raise ModelError(f"expected {CONFIG} of transformers in {name}, found one without a model_type")
     for key, form in (("architectures", list), ("vision_config", dict)):
         if not isinstance(fields.get(key) or form(), form):
-            raise ModelError(
-                f"expected a {form.__name__} as {key} in {CONFIG} of {name}, found {short(str(fields[key]))}"
-            )
+            raise ModelError(f"expected a {form.__name__} as {key} in {CONFIG}, found {short(str(fields[key]))}")
     wanted = str(next(iter(fields.get("architectures") or ()), ""))[:100]
     auto = transformers("models.auto.modeling_auto")
     classifiers = auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES.get(kind, ())
@@ -176,9 +171,7 @@ def described(fields: object, name: str, *, texts: bool = False) -> Described:
     if fields.get("quantization_config"):
         raise UnsupportedError(f"expected weights of floating-point numbers in {name}, found quantization_config")
     if fields.get("problem_type") in ("multi_label_classification", "regression"):
-        raise UnsupportedError(
-            f"expected logits of classes that exclude each other, found {fields['problem_type']} in {name}"
-        )
+        raise UnsupportedError(f"expected classes that exclude each other, found {fields['problem_type']} in {name}")
 
     class_name, inner = wanted, fields
     output: Output = "logits" if wanted in classifiers else "embedding"
