@@ -14,7 +14,7 @@ from vitlens.errors import InputError, NonFiniteError, UnknownNameError, Unsuppo
 from vitlens.lens.capture import capture
 from vitlens.lens.intervene import Change, intervene
 from vitlens.models.model import Model
-from vitlens.models.resnet import resnet20
+from vitlens.models.resnet import CifarResNet
 from vitlens.names import REPLACEMENTS, Replacement
 
 LABELS = torch.arange(8) % 5
@@ -61,7 +61,7 @@ def test_unknown_names_say_the_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_cnn_has_no_units() -> None:
     with pytest.raises(UnsupportedError, match="attention"):
-        units_of(model_of(resnet20(classes=5)))
+        units_of(model_of(CifarResNet(3, classes=5)))
 
 
 def test_pooling_of_siglip_is_no_block() -> None:

@@ -22,7 +22,7 @@ from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.capture import capture
 from vitlens.lens.intervene import intervene
 from vitlens.models.model import Model
-from vitlens.models.resnet import resnet20
+from vitlens.models.resnet import CifarResNet
 from vitlens.uncertainty import bootstrap_mean, holm
 
 LABELS = torch.tensor([0, 1, 2, 3, 4, 0])
@@ -136,7 +136,7 @@ def test_two_processes_join_to_one() -> None:
 
 def test_a_cnn_has_no_heads_to_compare() -> None:
     with pytest.raises(UnsupportedError, match="attention"):
-        redundancy(model_of(resnet20(classes=5)), [images()])
+        redundancy(model_of(CifarResNet(3, classes=5)), [images()])
 
 
 def made(beyond: Tensor, **options: object) -> Synergy:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.lens.tiny import model_of, ours, shared_model
+from tests.lens.tiny import images, model_of, ours, shared_model
 from vitlens.analysis.cost import passes as module
 from vitlens.analysis.cost.passes import latencies
 from vitlens.analysis.cost.profile import agrees_with_formula, profile, tokens_of
@@ -80,3 +80,23 @@ def test_models_are_timed_in_turns_and_no_larger_batch_than_is_worth_while(monke
     assert len(told) == 6
     every = latencies(pair, [8])
     assert [one.latency.median for timed in every for one in timed] == [8.0, 8.0]
+
+
+class Sleeper(nn.Module):
+    """Takes as many seconds as it is told, by a clock that only it moves."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        super().__init__()
+        self.seconds, self.now = iter(seconds), 0.0
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.now += next(self.seconds)
+        return batch.mean((2, 3))
+
+
+def test_latency_is_quartiles_after_warming_up(monkeypatch):
+    model = Sleeper([100.0, 100.0, 5.0, 1.0, 2.0, 4.0, 3.0])
+    monkeypatch.setattr(module, "perf_counter", lambda: model.now)
+    found = module.quartiles(module.passes(model_of(model), images(batch=6), 5, warm_up=2), 6)
+    assert (found.low, found.median, found.high) == (2.0, 3.0, 4.0)
+    assert (found.repeats, found.images, found.images_per_second) == (5, 6, 2.0)
