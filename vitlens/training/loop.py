@@ -28,14 +28,8 @@ from vitlens.errors import InputError, NonFiniteError
 from vitlens.models import saved
 from vitlens.models.model import Model
 from vitlens.processes import accelerated, peer_errors
-from vitlens.training.checkpoint import (
-    Facts,
-    delete_kept_after,
-    keep_weights,
-    read_checkpoint,
-    require_interval,
-    write_checkpoint,
-)
+from vitlens.training import checkpoint
+from vitlens.training.checkpoint import Facts
 from vitlens.training.distill import Objective, StandardObjective
 from vitlens.training.feed import decoding_errors, portions, process_share
 from vitlens.training.finetune import partly_trainable
@@ -96,7 +90,7 @@ def fit(
     infinite (the files keep the last good weights), StorageError when the disk is full (the previous checkpoint
     survives), RunError when another process has ended.
     """
-    require_interval(keep_every)
+    checkpoint.require_interval(keep_every)
     task = Task(
         model, train, test, recipe, directory, seed, device, precision, resume, checkpoint_every, keep_every,
         objective or StandardObjective(), train_last, compiling, recompute, watchers, on_progress,
@@ -287,29 +281,23 @@ class Training:
         assert best is not None
         assert best.test_accuracy is not None
         return TrainingResult(
-            history=self.history,
-            accuracy=last_epoch.test_accuracy,
-            best_accuracy=best.test_accuracy,
-            best_epoch=best.epoch,
-            seconds=last_epoch.seconds,
-            weights=task.directory / saved.WEIGHTS_FILE,
-            best_weights=task.directory / BEST_FILE,
-            notes=notes,
-        )
+            self.history, last_epoch.test_accuracy, best.test_accuracy, best.epoch, last_epoch.seconds,
+            weights=task.directory / saved.WEIGHTS_FILE, best_weights=task.directory / BEST_FILE, notes=notes,
+        )  # fmt: skip
 
     def _begin(self) -> None:
         """Continue from the checkpoint, or write the first one."""
         task, folder = self.task, self.task.directory
-        found = read_checkpoint(folder) if task.resume else None
+        found = checkpoint.read_checkpoint(folder) if task.resume else None
         with peer_errors():
             self.updates.accelerator.wait_for_everyone()  # no process writes before all have read
         if found is not None:
             self._resume(*found)
         if task.processes.is_first:
             write_metrics(folder, self.history)
-            delete_kept_after(folder, -1 if found is None else len(self.history))
+            checkpoint.delete_kept_after(folder, -1 if found is None else len(self.history))
             if found is None and task.keep_every:
-                keep_weights(folder, task.model, epochs=0)
+                checkpoint.keep_weights(folder, task.model, epochs=0)
         if found is None:
             self._write_checkpoint()
 
@@ -377,24 +365,17 @@ class Training:
         with self.updates.averaged():
             test_loss, test_accuracy = self.test() if due else (None, None)
             metrics = EpochMetrics(
-                epoch=epoch,
-                step=step,
-                images=step * task.batch_size,
-                learning_rate=task.learning_rate(step - 1),
-                train_loss=loss / images,
-                train_accuracy=correct / images,
-                test_loss=test_loss,
-                test_accuracy=test_accuracy,
-                seconds=self._elapsed(),
-                images_per_second=rate,
-                gradient_norm=norms / task.steps_per_epoch,
-            )
+                epoch, step, images=step * task.batch_size, learning_rate=task.learning_rate(step - 1),
+                train_loss=loss / images, train_accuracy=correct / images,
+                test_loss=test_loss, test_accuracy=test_accuracy,
+                seconds=self._elapsed(), images_per_second=rate, gradient_norm=norms / task.steps_per_epoch,
+            )  # fmt: skip
             self.history = (*self.history, metrics)
             best = best_of(self.history) is metrics
             if task.processes.is_first:
                 write_metrics(task.directory, self.history)
                 if task.keep_every and done % task.keep_every == 0:
-                    keep_weights(task.directory, task.model, epochs=done)
+                    checkpoint.keep_weights(task.directory, task.model, epochs=done)
                 for name in (saved.WEIGHTS_FILE, BEST_FILE)[: 1 + best] if task.whole is None else ():
                     saved.save(task.model, task.directory / name)
             if task.whole is not None and best:
@@ -414,7 +395,7 @@ class Training:
             self.updates.require_finite()
             best = {f"best/{name}": value for name, value in self.best.items()}
             facts = Facts(self.task.identity(), self.updates.step, self._elapsed(), self.history)
-            write_checkpoint(self.task.directory, facts, {**self.updates.tensors(), **best, "sums": sums})
+            checkpoint.write_checkpoint(self.task.directory, facts, {**self.updates.tensors(), **best, "sums": sums})
 
     def _elapsed(self) -> float:
         """Seconds of all runs of this training, tests included."""
@@ -429,16 +410,10 @@ class Training:
         self.reported = clock
         loss, correct, images, _ = self.sums.tolist()
         tests = [metrics.test_accuracy for metrics in self.history if metrics.test_accuracy is not None]
-        listener(
-            Progress(
-                epoch=epoch,
-                epochs=task.recipe.epochs,
-                step=step,
-                steps=task.steps,
-                loss=loss / max(images, 1),  # a process may have no images yet
-                accuracy=correct / max(images, 1),
-                test_accuracy=tests[-1] if tests else None,
-                images_per_second=self.images / max(self.seconds, 1e-9),
-                seconds_left=(task.steps - step) * task.batch_size * (clock - task.began) / max(self.images, 1),
-            )
-        )
+        progress = Progress(
+            epoch, task.recipe.epochs, step, task.steps,
+            loss=loss / max(images, 1), accuracy=correct / max(images, 1),  # a process may have no images yet
+            test_accuracy=tests[-1] if tests else None, images_per_second=self.images / max(self.seconds, 1e-9),
+            seconds_left=(task.steps - step) * task.batch_size * (clock - task.began) / max(self.images, 1),
+        )  # fmt: skip
+        listener(progress)
