@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from tests.attribution.models import cnn
 from tests.lens.tiny import ours
 from vitlens.attacks.algorithm import Setting
-from vitlens.attacks.attack import Sweep, sweep
+from vitlens.attacks.attack import sweep
 from vitlens.attacks.engine import worst_case
 from vitlens.attacks.plan import AttackPlan, clean_images
 from vitlens.attacks.registry import ATTACKS
+from vitlens.attacks.robustness import Outcome
 from vitlens.models.anatomy import Anatomy
 from vitlens.models.model import Model, Provenance
 from vitlens.preprocessing import Preprocessing
@@ -107,7 +108,7 @@ def adversarial(
     return torch.tensor(rows, dtype=torch.int64), images
 
 
-def swept(model: Model, images: Tensor, labels: Tensor | str, attack: str, **given: Any) -> Sweep:
+def swept(model: Model, images: Tensor, labels: Tensor | str, attack: str, **given: Any) -> Outcome:
     """A sweep of one attack; given: its options, and fields of its plan."""
     own = {name: given.pop(name) for name in ("epsilons", "indices", "on_progress") if name in given}
     return sweep(model, images, labels, AttackPlan(**given), attack=attack, **own)

@@ -5,10 +5,10 @@ import torch
 
 from tests.attacks.models import perceptron, pictures, predictions, setting
 from vitlens.attacks.attack import attack
-from vitlens.attacks.engine import Engine
+from vitlens.attacks.engine import AttackOutcome, Engine
 from vitlens.attacks.minimum_norm import carlini_wagner
 from vitlens.attacks.norms import L2
-from vitlens.attacks.plan import AttackOutcome, AttackPlan, clean_images
+from vitlens.attacks.plan import AttackPlan, clean_images
 
 
 def run(images: torch.Tensor, *, seed: int = 0, **options: float) -> tuple[AttackOutcome, list[torch.Tensor]]:

@@ -8,9 +8,9 @@ from tests.attacks.models import adversarial, linear, perceptron, pictures, pred
 from vitlens.attacks.algorithm import Algorithm
 from vitlens.attacks.attack import attack
 from vitlens.attacks.descent import fgsm, pgd
-from vitlens.attacks.engine import Engine
+from vitlens.attacks.engine import AttackOutcome, Engine
 from vitlens.attacks.norms import L2, LINF, NORMS
-from vitlens.attacks.plan import AttackOutcome, AttackPlan, clean_images
+from vitlens.attacks.plan import AttackPlan, clean_images
 from vitlens.attacks.registry import ATTACKS
 from vitlens.models.model import Model
 

@@ -5,7 +5,7 @@ queries, so that jobs which began at different times share a batch.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -39,14 +39,13 @@ class Jobs:
     epsilon: Float[Tensor, " batch"]
     queries: Int[Tensor, " batch"]
 
-    def replaced(self, slots: Int[Tensor, " slots"], new_jobs: "Jobs") -> "Jobs":
+    def replaced(self, slots: Int[Tensor, " slots"], new: "Jobs") -> "Jobs":
         """The batch with new jobs in these slots."""
-        names = [field.name for field in fields(self)]
-        return Jobs(*(getattr(self, name).index_copy(0, slots, getattr(new_jobs, name)) for name in names))
+        return Jobs(**{name: rows.index_copy(0, slots, getattr(new, name)) for name, rows in vars(self).items()})
 
     def select(self, slots: Int[Tensor, " slots"]) -> "Jobs":
         """The jobs in these slots."""
-        return Jobs(*(getattr(self, field.name)[slots] for field in fields(self)))
+        return Jobs(**{name: rows[slots] for name, rows in vars(self).items()})
 
 
 @dataclass(frozen=True)

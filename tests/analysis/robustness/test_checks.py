@@ -5,9 +5,6 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import Tensor
-
-from tests.attacks.models import perceptron, pictures, predictions
-from tests.lens.tiny import images, ours
 from vitlens.analysis.robustness import checks as checks
 from vitlens.analysis.robustness.checks import (
     CheckState,
@@ -16,6 +13,9 @@ from vitlens.analysis.robustness.checks import (
     weaker_breaks_no_more,
 )
 from vitlens.analysis.robustness.curve import Outcome
+
+from tests.attacks.models import perceptron, pictures, predictions
+from tests.lens.tiny import images, ours
 from vitlens.attacks.attack import attack
 from vitlens.errors import NonFiniteError
 from vitlens.models.model import Model

@@ -1,7 +1,7 @@
 import pytest
 import torch
-
 from vitlens.analysis.robustness.curve import Outcome, halving_epsilon, paired
+
 from vitlens.uncertainty import mcnemar
 
 INF = float("inf")

@@ -1,9 +1,9 @@
 import pytest
 import torch
 from torch import nn
+from vitlens.analysis.robustness.curve import cosines, halfway_block, map_agreement
 
 from tests.lens.tiny import images, ours, torchvision_swin
-from vitlens.analysis.robustness.curve import cosines, halfway_block, map_agreement
 from vitlens.lens.capture import watching_outputs
 from vitlens.models.loading import untrained
 

@@ -1,5 +1,4 @@
 import torch
-
 from vitlens.analysis.robustness.curve import Transfer
 
 CLEAN = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 1]]).bool()
