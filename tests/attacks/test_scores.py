@@ -1,13 +1,15 @@
 """Square's schedule and steps; noise."""
 
+from dataclasses import replace
+
 import torch
 
-from tests.attacks.models import perceptron, pictures
+from tests.attacks.models import perceptron, pictures, setting
 from vitlens.attacks import scores
 from vitlens.attacks.attack import attack
 from vitlens.attacks.engine import Engine
 from vitlens.attacks.plan import AttackPlan, clean_images
-from vitlens.attacks.scores import SquareSearch
+from vitlens.attacks.scores import square
 
 
 def sides_of(queries: int, size: tuple[int, int]) -> list[int]:
@@ -30,7 +32,7 @@ def test_the_margin_never_rises_and_every_change_is_a_square():
     seen: list[torch.Tensor] = []
     model.module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach().clone()))
     plan = AttackPlan((epsilon,))
-    outcome = Engine(model, clean, SquareSearch(queries=queries), plan).run()
+    outcome = Engine(model, clean, replace(square(setting(1)), queries=queries), plan).run()
     assert outcome.level.tolist() == [-1]
     assert outcome.forwards.tolist() == [queries]
     assert outcome.backwards.tolist() == [0]

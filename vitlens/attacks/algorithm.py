@@ -7,10 +7,11 @@ queries, so that jobs which began at different times share a batch.
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vitlens.attacks.losses import FEWEST_CLASSES
+from vitlens.attacks.losses import FEWEST_CLASSES, Loss
 from vitlens.attacks.norms import Norm
 from vitlens.attacks.registry import Attack
 from vitlens.errors import InputError, UnsupportedError
@@ -68,14 +69,15 @@ class Algorithm(ABC):
 
     norm: that bounds the perturbation, or that the attack minimises; queries: the largest number of a job, of which the
     last needs no gradient; minimum: whether it searches for the smallest perturbation (state "best" is its image,
-    "nearest" its length), otherwise a job ends with its first success; objectives: gradients per query, 0: score-based;
-    targets: number of target classes, tried one after another, 0: untargeted; random: whether another restart can give
-    another result.
+    "nearest" its length), otherwise a job ends with its first success; loss: the objective that it maximises (None:
+    score-based, or objectives of its own); objectives: gradients per query; targets: number of target classes, tried
+    one after another, 0: untargeted; random: whether another restart can give another result.
     """
 
     norm: Norm
     queries: int
     minimum: bool = False
+    loss: Loss | None = None
     objectives: int = 1
     targets: int = 0
     random: bool = True
@@ -84,9 +86,11 @@ class Algorithm(ABC):
     def start(self, jobs: Jobs) -> State:
         """The state of new jobs."""
 
-    @abstractmethod
     def losses(self, logits: Logits, jobs: Jobs) -> Float[Tensor, "batch objectives"]:
         """The objectives to maximise, differentiable."""
+        if self.loss is None:
+            return logits.new_empty(len(logits), 0)
+        return self.loss(logits, jobs.labels, jobs.targets)[:, None]
 
     @abstractmethod
     def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
@@ -127,7 +131,7 @@ def algorithm_of(attack: Attack, setting: Setting) -> Algorithm:
     """
     targets = {"targets": attack.targets} if attack.targets else {}
     algorithm: Algorithm = resolved(attack.function)(setting, **targets, **attack.options)
-    needed = FEWEST_CLASSES.get(getattr(algorithm, "loss", None), 2)  # type: ignore[arg-type]
+    needed = 2 if algorithm.loss is None else FEWEST_CLASSES.get(algorithm.loss, 2)
     if setting.classes < needed:
         raise UnsupportedError(
             f"expected a model of at least {needed} classes for {attack.name}, found {setting.classes}; "
@@ -140,3 +144,9 @@ def perturbed(jobs: Jobs, change: Tensor) -> Images:
     """The clean images plus the change, clamped to [0, 1]."""
     images: Tensor = (jobs.clean + change).clamp(0, 1)
     return images
+
+
+def updated(state: State, jobs: Bool[Tensor, " batch"], new: State) -> State:
+    """The state with new values for these jobs alone."""
+    masks = {name: jobs.view(-1, *[1] * (rows.dim() - 1)) for name, rows in new.items()}
+    return {**state, **{name: torch.where(masks[name], rows, state[name]) for name, rows in new.items()}}
