@@ -68,19 +68,15 @@ class Algorithm(ABC):
     """One attack on a whole batch at once; everything it remembers of a job is in the state's rows.
 
     norm: that bounds the perturbation, or that the attack minimises; queries: the largest number of a job, of which the
-    last needs no gradient; minimum: whether it searches for the smallest perturbation (state "best" is its image,
-    "nearest" its length), otherwise a job ends with its first success; loss: the objective that it maximises (None:
-    score-based, or objectives of its own); objectives: gradients per query; targets: number of target classes, tried
-    one after another, 0: untargeted; random: whether another restart can give another result.
+    last needs no gradient; loss: the objective that it maximises (None: it has no gradients, or objectives of its own);
+    objectives: gradients per query. Of an attack that searches for the smallest perturbation state "best" is its image,
+    "nearest" its length; of others a job ends with its first success.
     """
 
     norm: Norm
     queries: int
-    minimum: bool = False
     loss: Loss | None = None
     objectives: int = 1
-    targets: int = 0
-    random: bool = True
 
     @abstractmethod
     def start(self, jobs: Jobs) -> State:

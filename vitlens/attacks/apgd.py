@@ -78,7 +78,7 @@ def apgd(setting: Setting, *, loss: LossName = "cross-entropy", norm: NormName =
     """Auto-PGD; targets: how many of the most likely other classes it targets in turn (9 in AutoAttack); 0: none."""
     rule = (TARGETED if targets else LOSSES)[loss]
     queries = setting.steps + 1  # one at the start, one after each step
-    return AutoPGD(norm=NORMS[norm], queries=queries, targets=targets, steps=setting.steps, loss=rule)
+    return AutoPGD(norm=NORMS[norm], queries=queries, steps=setting.steps, loss=rule)
 
 
 @cache

@@ -39,7 +39,6 @@ class Region:
     fit: Callable[[Change, PerImage, State], Change]
     choose: Callable[[Jobs], State] = lambda _jobs: {}
     radius: Callable[[Jobs], PerImage] = lambda jobs: jobs.epsilon
-    random: bool = False
 
 
 def ball(norm: Norm) -> Region:
@@ -90,7 +89,6 @@ def one_square(side: int, step: tuple[int, int], ranked: Int[Tensor, "images pla
         lambda change, radius, state: PATCH.project(change * state["mask"], radius),
         choose,
         lambda jobs: torch.ones_like(jobs.epsilon),
-        random=True,
     )
 
 
@@ -164,8 +162,7 @@ def pgd(
     """
     region = region or ball(NORMS[norm])
     return Descent(
-        norm=region.norm, queries=setting.steps + 1, targets=targets, random=random_start or region.random,
-        steps=setting.steps, stride=stride, random_start=random_start,
+        norm=region.norm, queries=setting.steps + 1, steps=setting.steps, stride=stride, random_start=random_start,
         loss=(TARGETED if targets else LOSSES)[loss], region=region,
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ Gradients, with respect to pixels alone, may be computed in bf16; whether an ima
 fp32, on exactly its pixels.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -23,7 +23,7 @@ from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation, State, a
 from vitlens.attacks.losses import is_misclassified, is_target, margin
 from vitlens.attacks.norms import per_pixel
 from vitlens.attacks.plan import AttackPlan, CleanImages, fitting_batch, frozen
-from vitlens.attacks.registry import PRECISION, Attack, members_of, without_gradients
+from vitlens.attacks.registry import PRECISION, Attack, without_gradients
 from vitlens.data.draws import keys
 from vitlens.devices import autocast
 from vitlens.errors import NonFiniteError, UnsupportedError
@@ -168,38 +168,33 @@ def _padded(points: Images) -> Float[Tensor, "padded 3 height width"]:
 
 
 class Engine:
-    """Runs one algorithm over the images, batch by batch.
+    """Runs one attack without members over the images, batch by batch.
 
-    outcome: of the algorithms before it, to which this one adds: an image is attacked only below the level at which it
-    is broken already.
+    outcome: of the attacks before it, to which this one adds: an image is attacked only below the level at which it is
+    broken already. Raises what the attack's algorithm raises.
     """
 
     def __init__(
-        self,
-        model: Model,
-        clean: CleanImages,
-        algorithm: Algorithm,
-        plan: AttackPlan,
-        outcome: AttackOutcome | None = None,
-        on_done: OnDone = lambda _: None,
+        self, model: Model, clean: CleanImages, attack: Attack, plan: AttackPlan, outcome: AttackOutcome | None = None
     ) -> None:
-        self.model, self.clean, self.algorithm, self.plan, self.on_done = model, clean, algorithm, plan, on_done
-        self.evaluator = Evaluator(model, algorithm, plan.precision, targeted=plan.targets is not None)
-        self.outcome = outcome or _nothing_yet(len(clean.labels))
-        level = self.outcome.level
-        self.limits = torch.where(level < 0, len(plan.levels), level).tolist()  # of levels from the smallest
+        self.model, self.clean, self.plan, self.minimum = model, clean, plan, attack.kind == "minimum"
+        self.algorithm = algorithm_of(attack, plan.setting(attack, model, clean))
+        self.evaluator = Evaluator(model, self.algorithm, plan.precision, targeted=plan.targets is not None)
+        self.outcome = outcome or nothing_yet(len(clean.labels))
         self.batch_size = plan.batch_size or fitting_batch(model)
-        self.targets = 1 if plan.targets is not None else max(1, min(algorithm.targets, clean.runners_up.shape[1]))
-        self.jobs_per_level = self.targets * (plan.restarts if algorithm.random else 1)
-        attacked = (row for row, correct in enumerate(clean.correct.tolist()) if correct and self.limits[row])
-        self.waiting: Iterator[int] = iter(attacked)
+        self.targets = 1 if plan.targets is not None else max(1, min(attack.targets, clean.runners_up.shape[1]))
+        self.jobs_per_level = self.targets * (plan.restarts if attack.random_start else 1)
+
+    def run(self, on_done: OnDone = lambda _: None) -> AttackOutcome:
+        """Run all jobs of all images. Raises NonFiniteError naming model and image."""
+        level = self.outcome.level
+        self.limits = torch.where(level < 0, len(self.plan.levels), level).tolist()  # of levels from the smallest
+        attacked = (row for row, correct in enumerate(self.clean.correct.tolist()) if correct and self.limits[row])
+        self.waiting, self.on_done = iter(attacked), on_done
         # of each slot: image, index of the job among the image's jobs, queries of the job
         self.rows = list(islice(self.waiting, self.batch_size))
         self.stages = [self._first(row) for row in self.rows]
         self.queries = torch.zeros(len(self.rows), dtype=torch.int64)
-
-    def run(self) -> AttackOutcome:
-        """Run all jobs of all images. Raises NonFiniteError naming model and image."""
         with frozen(self.model), torch.no_grad():
             jobs = self._jobs(self.rows, self.stages)
             state = self.algorithm.start(jobs) if self.rows else {}
@@ -209,7 +204,7 @@ class Engine:
 
     def _round(self, jobs: Jobs, state: State) -> tuple[Jobs, State]:
         """One query of the model for the whole batch, and the changes that follow from it."""
-        minimum, last = self.algorithm.minimum, self.queries == self.algorithm.queries - 1
+        minimum, last = self.minimum, self.queries == self.algorithm.queries - 1
         points = state["points"]
         seen = self.evaluator.evaluate(points, jobs, last)
         state = self.algorithm.step(jobs, state, seen)
@@ -334,21 +329,16 @@ def worst_case(
 
     advance: called with the number of images just finished, all of them in sum.
     """
-    algorithms = [algorithm_of(member, plan.setting(member, model, clean)) for member in members_of(attack.name)]
-    outcome = _nothing_yet(len(clean.labels))
+    outcome = nothing_yet(len(clean.labels))
+    engines = [Engine(model, clean, part, plan, outcome) for part in attack.parts]
     advance(int((~clean.correct).sum()) if plan.levels else len(clean.labels))
-    for number, algorithm in enumerate(algorithms, 1):
-
-        def on_done(level: int, final: bool = number == len(algorithms)) -> None:
-            if final or level == 0:  # broken at the smallest epsilon: no later algorithm runs on it
-                advance(1)
-
-        Engine(model, clean, algorithm, plan, outcome, on_done).run()
-    return outcome
+    for engine in engines[:-1]:  # an image that is broken at the smallest epsilon is not attacked again
+        engine.run(lambda level: advance(1) if level == 0 else None)
+    return engines[-1].run(lambda _: advance(1))
 
 
-def _nothing_yet(count: int) -> AttackOutcome:
-    """The outcome before any algorithm has run."""
+def nothing_yet(count: int) -> AttackOutcome:
+    """The outcome before any attack."""
     zero = torch.zeros(count, dtype=torch.int64)
     distance, silent = torch.full((count,), torch.inf), torch.ones(count, dtype=torch.bool)
     return AttackOutcome(zero - 1, distance, zero.clone(), zero.clone(), silent, {})

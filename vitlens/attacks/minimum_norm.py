@@ -68,9 +68,7 @@ class DeepFool(Algorithm):
 
 def deepfool(setting: Setting) -> DeepFool:
     """DeepFool with overshoot 0.02 over the 9 most likely other classes."""
-    return DeepFool(
-        norm=L2, minimum=True, random=False, queries=setting.steps + 1, objectives=min(TARGETS, setting.classes - 1)
-    )
+    return DeepFool(norm=L2, queries=setting.steps + 1, objectives=min(TARGETS, setting.classes - 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,10 +142,8 @@ class CarliniWagner(Algorithm):
 
 def carlini_wagner(setting: Setting, *, searches: int = SEARCHES, first_c: float = FIRST_C) -> CarliniWagner:
     """C&W's L2 attack, confidence 0; steps of Adam for each of 9 values of c."""
-    return CarliniWagner(
-        norm=L2, minimum=True, random=False, queries=setting.steps * searches, steps=setting.steps, searches=searches,
-        first_c=first_c,
-    )  # fmt: skip
+    queries = setting.steps * searches
+    return CarliniWagner(norm=L2, queries=queries, steps=setting.steps, searches=searches, first_c=first_c)
 
 
 def _new_search(origin: Images) -> State:

@@ -15,7 +15,7 @@ from vitlens.analysis.failures.disturbances import CORRUPTIONS, SEVERITIES
 from vitlens.analysis.failures.operations import Corrupted, correct_after
 from vitlens.analysis.faithfulness.maps import map_overlap
 from vitlens.attacks.algorithm import Setting, algorithm_of
-from vitlens.attacks.registry import ATTACKS, Attack, NormName, members_of
+from vitlens.attacks.registry import ATTACKS, Attack, NormName
 from vitlens.attacks.robustness import cosines, halfway_block, paired, transfers
 from vitlens.attribution.explain import explain, methods_for, preferred_method
 from vitlens.commands.attack import record as rows
@@ -53,7 +53,7 @@ def measure(options: AttackOptions, models: Sequence[Model] = (), split: Split |
             )
     run.splits = [split] * len(run.models)
     for model, name in product(run.models, options.attacks):
-        for member in members_of(name):  # refused here: too few classes for an attack, too large a patch
+        for member in ATTACKS[name].parts:  # refused here: too few classes for an attack, too large a patch
             algorithm_of(member, Setting(1, len(model.classes), split.size, side=options.patch_side))
     predicted, baseline = options.predicted, options.baseline
     labels = [labels_of(each, split, predicted=predicted, doing="attack", options=run.run) for each in run.models]
