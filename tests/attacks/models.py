@@ -19,6 +19,7 @@ from vitlens.models.model import Model, Provenance
 from vitlens.preprocessing import Preprocessing
 
 Size = tuple[int, int]
+INF = float("inf")
 
 
 class Flat(nn.Module):
@@ -33,14 +34,14 @@ class Flat(nn.Module):
         return logits
 
 
-def made(module: nn.Module, size: Size, *, classes: int = 5) -> Model:
+def made(module: nn.Module, size: Size, *, classes: int | tuple[str, ...] = 5) -> Model:
     """A model around any module, without normalisation."""
     model = Model(
         module,
         alias="made",
         anatomy=Anatomy("other", ()),
         preprocessing=Preprocessing(size, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)),
-        classes=tuple("abcdefghij"[:classes]),
+        classes=tuple("abcdefghij"[:classes]) if isinstance(classes, int) else classes,
         provenance=Provenance("made", "random"),
         architecture={},
     )
@@ -112,3 +113,16 @@ def swept(model: Model, images: Tensor, labels: Tensor | str, attack: str, **giv
     """A sweep of one attack; given: its options, and fields of its plan."""
     own = {name: given.pop(name) for name in ("epsilons", "indices", "on_progress") if name in given}
     return sweep(model, images, labels, AttackPlan(**given), attack=attack, **own)
+
+
+def outcome(
+    name: str,
+    broken_at: Sequence[float],
+    *,
+    alias: str = "m",
+    epsilons: Sequence[float] = (0.1, 0.2),
+    groups: Tensor | None = None,
+) -> Outcome:
+    """An attack that broke images at these epsilons; 0: wrong before."""
+    at = torch.tensor(broken_at)
+    return Outcome(name, alias, tuple(epsilons), at > 0, at, at, at < 0, 0, 0, 0.0, groups=groups)

@@ -72,10 +72,11 @@ def test_the_smallest_change_of_a_linear_model_is_the_distance_to_its_boundary(n
 def test_one_step_of_pgd_from_the_clean_image_is_fgsm(name):
     model, images = perceptron(), pictures(20)
     clean, plan = clean_images(model, images, "predicted"), AttackPlan((0.3,), steps=1, keep=True)
+    fixed = {**ATTACKS[name].options, "random_start": False}
     one, other = (  # the other's step is longer, and projected
-        worst_case(model, clean, replace(entry, options={**entry.options, "stride": stride, "random_start": False}), plan)
-        for entry in [ATTACKS[name]] for stride in (1.0, 2.5)
-    )  # fmt: skip
+        worst_case(model, clean, replace(ATTACKS[name], options={**fixed, "stride": stride}), plan)
+        for stride in (1.0, 2.5)
+    )
     assert one.adversarial
     assert one.adversarial.keys() == other.adversarial.keys()
     for row, image in one.adversarial.items():
