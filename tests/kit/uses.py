@@ -35,10 +35,10 @@ from vitlens.analysis.features.receptive_field import receptive_field
 from vitlens.analysis.heads.statistics import statistics
 from vitlens.analysis.patching.contribution import contributions, direct_logit_attribution, logit_lens, logits_by_depth
 from vitlens.analysis.patching.patching import patch_parts
-from vitlens.analysis.robustness.curve import cosines
 from vitlens.analysis.walkthrough.public import walkthrough
 from vitlens.attacks.attack import attack
 from vitlens.attacks.registry import ATTACKS
+from vitlens.attacks.robustness import cosines
 from vitlens.attribution.choice import choose_method
 from vitlens.attribution.explain import explain
 from vitlens.attribution.look import look

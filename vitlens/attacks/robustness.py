@@ -2,11 +2,12 @@
 
 One number per image determines all of these: an image is robust at epsilon if the model predicts it correctly and no
 attempt up to epsilon changed that. So an image broken at one epsilon is broken at every larger one, and no curve rises.
-And what an attack changes inside a model: its maps, and the outputs of each block.
+And how much an attack changes the outputs of each block.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import torch
@@ -15,7 +16,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.analysis.evaluation.evaluate import accuracy, fitting_batch_size
-from vitlens.analysis.faithfulness.maps import spearman, top_overlap, usable
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
 from vitlens.lens.capture import watching_outputs
@@ -24,11 +24,9 @@ from vitlens.shapes import Images
 from vitlens.uncertainty import Estimate, accuracy_difference, holm, mcnemar, median_of
 
 ROUNDING = 1e-6  # pixel units: by how much a stored epsilon may differ from the one tried
-
-PerImage = Float[Tensor, " batch"]
-CorrectByModel = Bool[Tensor, "models batch"]
-
 HALFWAY = 0.5  # of the distance (1 - cosine) between different images
+
+CorrectByModel = Bool[Tensor, "models batch"]
 ByDepth = Float[Tensor, "depth batch"]
 
 
@@ -36,16 +34,25 @@ ByDepth = Float[Tensor, "depth batch"]
 class Outcome:
     """The outcome of one attack on one model and n images.
 
-    name: the attack with its norm ("pgd-linf"); epsilons: those tried, pixel units, ascending, without 0; clean: which
-    images the model predicts correctly before the attack; broken_at: the smallest epsilon at which each is predicted
-    wrongly, 0 where it was wrong before, infinite where all failed; groups: (n,) what images share, or None.
+    name: the attack with its norm ("pgd-linf"); epsilons: those tried, ascending, in the attack's norm, pixel units
+    (for a patch the share of the image covered); clean: which images the model predicts correctly before the attack;
+    broken_at: the smallest epsilon at which each is predicted wrongly, 0 where it was wrong before, infinite where all
+    failed; distance: of the smallest perturbation found, 0 and infinite as broken_at; zero_gradients: images all of
+    whose gradients were exactly 0; forwards, backwards: passes through the model; seconds; notes: caveats that belong
+    to the numbers; groups: (n,) what images share, or None.
     """
 
     name: str
     alias: str
     epsilons: tuple[float, ...]
     clean: Bool[Tensor, " batch"]
-    broken_at: PerImage
+    broken_at: Float[Tensor, " batch"]
+    distance: Float[Tensor, " batch"]
+    zero_gradients: Bool[Tensor, " batch"]
+    forwards: int
+    backwards: int
+    seconds: float
+    notes: tuple[str, ...] = ()
     groups: Tensor | None = None
 
     def robust(self, epsilon: float) -> Bool[Tensor, " batch"]:
@@ -113,50 +120,52 @@ def paired(outcomes: Iterable[tuple[Outcome, Outcome]], *, seed: int = 0) -> tup
 
 
 def halving_epsilon(outcomes: Sequence[Outcome]) -> float:
-    """The smallest epsilon at which the robust accuracy of every model is at most half its clean accuracy.
-
-    The largest epsilon where there is none. Raises InputError without any epsilon.
-    """
-    if not outcomes or not outcomes[0].epsilons:
-        raise InputError("expected an attack with at least one epsilon, found none")
-    for epsilon in outcomes[0].epsilons:
-        if all(2 * int(outcome.robust(epsilon).sum()) <= int(outcome.clean.sum()) for outcome in outcomes):
-            return epsilon
-    return outcomes[0].epsilons[-1]
+    """The smallest epsilon at which the robust accuracy of every model is at most half its clean accuracy; the largest
+    epsilon where there is none."""
+    epsilons = outcomes[0].epsilons
+    halved = (
+        epsilon
+        for epsilon in epsilons
+        if all(2 * int(each.robust(epsilon).sum()) <= int(each.clean.sum()) for each in outcomes)
+    )
+    return next(halved, epsilons[-1])
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """Whether each model (target) predicts the adversarial images of each model (source) correctly, by their numbers.
+    """How one model (target) predicts the images of an attack on another (source), both by their numbers.
 
-    clean: (models, n), which model predicts which clean image correctly; adversarial: for each source (models, n), the
-    same for its adversarial images; fooled: (models, n), which images fool their own source; groups: (n,) what images
-    share, or None.
+    rate: the share that fool the target, of the images that fool the source and whose clean version the target predicts
+    right; None where there is no such image; accuracy: of the target on all images of the source, clean ones where its
+    attack failed; clean: its accuracy on the clean images.
     """
 
-    clean: CorrectByModel
-    adversarial: Sequence[CorrectByModel]
-    fooled: CorrectByModel
-    groups: Tensor | None = None
+    source: int
+    target: int
+    rate: Estimate | None
+    accuracy: Estimate
+    clean: Estimate
 
-    def clean_accuracy(self, target: int, *, seed: int = 0) -> Estimate:
-        """The accuracy of one model on the clean images."""
-        return accuracy(self.clean[target], groups=self.groups, seed=seed)
 
-    def accuracy(self, source: int, target: int, *, seed: int = 0) -> Estimate:
-        """The accuracy of the target on all images of the source, clean ones where its attack failed."""
-        return accuracy(self.adversarial[source][target], groups=self.groups, seed=seed)
+def transfers(
+    clean: CorrectByModel,
+    adversarial: Sequence[CorrectByModel],
+    fooled: CorrectByModel,
+    *,
+    groups: Tensor | None = None,
+    seed: int = 0,
+) -> Iterator[Transfer]:
+    """Every model on the images of every model's attack.
 
-    def rate(self, source: int, target: int, *, seed: int = 0) -> Estimate | None:
-        """The share that fool the target, of the images that fool the source and whose clean version it predicts right.
-
-        None where there is no such image; 1 where source and target are the same model.
-        """
-        counted = self.fooled[source] & self.clean[target]
-        if not bool(counted.any()):
-            return None
-        groups = None if self.groups is None else self.groups[counted]
-        return accuracy(~self.adversarial[source][target][counted], groups=groups, seed=seed)
+    clean: (models, n), which model predicts which clean image correctly; adversarial: for each source (models, n), the
+    same for its images; fooled: (models, n), which images fool their own source; groups: (n,) what images share.
+    """
+    of_clean = [accuracy(correct, groups=groups, seed=seed) for correct in clean]
+    for source, target in product(range(len(clean)), repeat=2):
+        correct, counted = adversarial[source][target], fooled[source] & clean[target]
+        own = None if groups is None else groups[counted]
+        rate = accuracy(~correct[counted], groups=own, seed=seed) if bool(counted.any()) else None
+        yield Transfer(source, target, rate, accuracy(correct, groups=groups, seed=seed), of_clean[target])
 
 
 def cosines(
@@ -199,25 +208,6 @@ def halfway_block(changed: ByDepth, another: ByDepth) -> int | None:
     there is no such block, or where different images have equal outputs.
     """
     distance, between_images = 1 - changed.double().mean(1), 1 - another.double().mean(1)
-    share = torch.where(between_images > 1e-6, distance / between_images.clamp_min(1e-6), torch.zeros_like(distance))
+    share = torch.where(between_images > 1e-6, distance / between_images.clamp_min(1e-6), 0.0)
     blocks = (share >= HALFWAY).nonzero().flatten()
     return int(blocks[0]) if len(blocks) else None
-
-
-@dataclass(frozen=True)
-class MapAgreement:
-    """The similarity of the maps before and after. usable: (n,), whether both are (see `usable`); spearman: rank
-    correlation, -1 to 1; top: share of the top tenth of one among the top tenth of the other; 0 where unusable."""
-
-    usable: Tensor
-    spearman: Float[Tensor, " batch"]
-    top: Float[Tensor, " batch"]
-
-
-def map_agreement(before: Float[Tensor, "batch _ _"], after: Float[Tensor, "batch _ _"]) -> MapAgreement:
-    """Agreement of the maps of n images with those of the same images after a change."""
-    both = usable(before) & usable(after)
-    finite = [maps.detach().cpu().float().nan_to_num(0.0, 0.0, 0.0) for maps in (before, after)]
-    return MapAgreement(
-        both, torch.where(both, spearman(*finite).nan_to_num(0.0), 0.0), torch.where(both, top_overlap(*finite), 0.0)
-    )
