@@ -37,7 +37,6 @@ from vitlens.data.split import Split, as_split, takes_splits
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
 from vitlens.models.model import Model
-from vitlens.models.support import needs_of, require
 from vitlens.names import DEFAULT_SEED, Engine, Substrate
 from vitlens.pixels import AnyImages, Targets
 from vitlens.shapes import Images, Labels, Logits, Maps
@@ -140,7 +139,6 @@ def choose_method(
     ('relevance', 'gradcam', 10, 10)
     """
     split = as_split(images)
-    require(model, *needs_of("explain"))
     names = candidates_for(model, methods, refinement=refinement, engine=engine)
     classes = class_targets(targets, model, len(split), split=split)
     how: dict[str, Any] = {"refinement": refinement, "engine": engine, "batch_size": batch_size, "seed": seed}

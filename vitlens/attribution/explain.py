@@ -17,7 +17,7 @@ from vitlens.attribution.target_layer import target_layer
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.models.language_image import has_text_tower
 from vitlens.models.model import Model
-from vitlens.models.support import meets, needs_of, require
+from vitlens.models.support import meets
 from vitlens.names import DEFAULT_SEED, ENGINES, Engine
 from vitlens.pixels import AnyImages, Targets, as_parts, as_targets, takes_images
 from vitlens.shapes import Images, Labels, Maps
@@ -64,7 +64,6 @@ def explain(
     torch.Size([2, 16, 16])
     """
     images, targets = as_parts(images), as_targets(targets)
-    require(model, *needs_of("explain"))
     require_method(model, method, engine=engine)
     known = [name for name in ATTRIBUTIONS[method].options if name != "seed"] if engine == "vitlens" else []
     for name in options:

@@ -209,9 +209,7 @@ def _substrate_rows(checked: CheckedMaps) -> dict[str, object]:
         both = [{name: gaps[substrate][name] for name in checked.methods} for substrate in (first, second)]
         tau, pairs = rank_agreement(*both, groups=groups, seed=seed)
         rankings.append(kept.RankingRow(alias, first, second, tau, len(checked.methods), len(pairs)))
-        swapped += [
-            kept.SwappedRow(alias, first, second, pair.better, pair.worse, pair.first, pair.second) for pair in pairs
-        ]
+        swapped += [kept.SwappedRow(alias, first, second, *pair) for pair in pairs]
     return {"substrates": tuple(rows), "rankings": tuple(rankings), "swapped": tuple(swapped)}
 
 
