@@ -77,7 +77,8 @@ def test_numbers_are_the_functions_own(masked, tiny_vit):
     assert (auc.value, auc.n) == (pytest.approx(roc_auc(maps, split.masks).mean().item(), abs=1e-6), 6)
     assert auc.low <= auc.value <= auc.high
     functions = {"relevance": lambda s, i, t: explain(s, i, targets=t, method="relevance")}
-    checks, random, _ = league(model, batch.images, batch.labels, functions, masks=split.masks)
+    given = model, batch.images, batch.labels, functions
+    checks, random, _ = league(*given, masks=split.masks, settings=Settings())
     for column, value in (("gap", checks.values["gap"]), ("deletion", checks.values["deletion"])):
         metric = masked.metric(f"faithfulness/tiny-vit/{column}/relevance")
         assert metric.value == pytest.approx(value.mean().item(), abs=1e-6)
