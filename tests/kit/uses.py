@@ -27,9 +27,8 @@ from vitlens.analysis.evaluation.evaluate import evaluate
 from vitlens.analysis.failures.compare import compare
 from vitlens.analysis.failures.diagnosis import failures
 from vitlens.analysis.faithfulness.maps import removal_grid
-from vitlens.analysis.faithfulness.randomisation import randomised
-from vitlens.analysis.faithfulness.randomisation import weight_groups as randomised_parts
 from vitlens.analysis.faithfulness.removal import Variants
+from vitlens.analysis.faithfulness.sanity import cascade, randomised
 from vitlens.analysis.features.features import features, patch_tokens
 from vitlens.analysis.features.receptive_field import receptive_field
 from vitlens.analysis.heads.statistics import statistics
@@ -208,7 +207,7 @@ def choose_few(model: Model, batch: Tensor) -> object:
 
 def run_randomised(model: Model, batch: Tensor) -> None:
     """A pass with the head's weights randomised."""
-    with randomised(model, randomised_parts(model)[:2]), torch.no_grad():
+    with randomised(model, [*cascade(model).values()][1]), torch.no_grad():
         model(batch)
 
 

@@ -16,7 +16,7 @@ from vitlens.analysis.failures.covariates import Subject
 from vitlens.analysis.faithfulness.checks import DISTURBANCES, STEADY_IMAGES
 from vitlens.analysis.faithfulness.defaults import BASELINES
 from vitlens.analysis.faithfulness.league import randomised_images
-from vitlens.analysis.faithfulness.randomisation import PARTS
+from vitlens.analysis.faithfulness.sanity import PARTS
 from vitlens.attacks.algorithm import Setting, algorithm_of
 from vitlens.attacks.registry import ATTACKS, Attack
 from vitlens.attribution.explain import explain, methods_for, preferred_method
