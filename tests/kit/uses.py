@@ -15,7 +15,8 @@ from torch.overrides import _get_current_function_mode_stack
 
 from tests.attribution.models import cnn
 from tests.lens.tiny import handwritten, images, ours, timm_model, torchvision_swin, torchvision_vit
-from vitlens.analysis.ablation.importance import ablate, head_gradients
+from vitlens.analysis.ablation.bench import Bench, units_of
+from vitlens.analysis.ablation.importance import ablate, first_order
 from vitlens.analysis.attention.methods import maps_in_one_pass, relevance, rollout
 from vitlens.analysis.attention.registry import ATTENTION_METHODS as ATTENTION
 from vitlens.analysis.attention.registry import MethodSettings
@@ -226,6 +227,11 @@ def run_patch_parts(model: Model, batch: Tensor) -> None:
     patch_parts(model, batch, batch.roll(1, 0), targets=first, others=second)
 
 
+def run_first_order(model: Model, batch: Tensor) -> object:
+    """The slope of the loss towards every head's removal."""
+    return first_order(Bench(model, batch, torch.arange(len(batch)) % 5, "zero"), units_of(model, kinds=("head",)))
+
+
 def run_way(model: Model, batch: Tensor, *, method: str) -> None:
     """Attention followed to the image in one way."""
     maps_in_one_pass(model, batch, [MethodSettings(method)])
@@ -294,7 +300,7 @@ _LISTED = (
     Use("logit_lens", logit_lens, PLAIN),
     Use("logits-by-depth", logits_by_depth, PLAIN),
     Use("patch-parts", run_patch_parts, PLAIN),
-    Use("head-gradients", lambda model, batch: head_gradients(model, batch, torch.arange(len(batch)) % 5, {0, 1})),
+    Use("first-order", run_first_order),
     Use("walkthrough", lambda model, batch: walkthrough(model, batch[:1]), PLAIN),
     Use("ablate", lambda model, batch: ablate(model, batch, torch.arange(len(batch)) % 5)),
     Use("look", look, EVERYWHERE),
