@@ -34,7 +34,7 @@ from vitlens.analysis.faithfulness.removal import Variants
 from vitlens.analysis.features.features import features, patch_tokens
 from vitlens.analysis.features.receptive_field import receptive_field
 from vitlens.analysis.heads.statistics import statistics
-from vitlens.analysis.patching.contribution import contributions, direct_logit_attribution, logit_lens, logits_by_depth
+from vitlens.analysis.patching.contribution import direct_logit_attribution, logit_lens, logits_by_depth
 from vitlens.analysis.patching.patching import patch_parts
 from vitlens.analysis.robustness.curve import cosines
 from vitlens.analysis.walkthrough.public import walkthrough
@@ -295,7 +295,6 @@ _LISTED = (
     Use("cosines", lambda model, batch: cosines(model, batch, {"other": batch.flip(0)}), EVERYWHERE),
     Use("answers-without", answers_with_half, EVERYWHERE),
     Use("randomised", run_randomised, EVERYWHERE),
-    Use("contributions", contributions, PLAIN),
     Use("direct_logit_attribution", direct_logit_attribution, PLAIN),
     Use("logit_lens", logit_lens, PLAIN),
     Use("logits-by-depth", logits_by_depth, PLAIN),

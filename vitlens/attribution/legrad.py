@@ -19,8 +19,7 @@ from torch import Tensor
 from vitlens.analysis.attention.chain import require_chain, without_autocast
 from vitlens.analysis.attention.gradients import differentiated
 from vitlens.analysis.attention.methods import require_start
-from vitlens.analysis.patching.contribution import logits_by_depth
-from vitlens.analysis.patching.stream_to_logits import blocks_before_readout, logits_from
+from vitlens.analysis.patching.contribution import blocks_before_readout, logits_by_depth, logits_from
 from vitlens.attribution.registry import LAST_BLOCKS
 from vitlens.devices import evaluating
 from vitlens.errors import UnknownNameError, UnsupportedError

@@ -173,10 +173,9 @@ def layer_steps(model: Model, images: Images, layer: Layer) -> LayerSteps:
     projected = torch.einsum("bhtd,ehd->bhte", own["heads"], columns)
     attention = projected.sum(1) + (0 if projection.bias is None else projection.bias)
     unit = model.module.get_submodule(layer.unit)
-    total, scales = own["input"], [branch_scale(unit, branch) for branch in (1, 2)]  # LayerScale
-    for branch, factor in zip(("attention", "mlp"), scales):
-        total = total + (own[branch] if factor is None else own[branch] * factor)
-    scaled = "each branch is multiplied by LayerScale" if scales[0] is not None else ""
+    scales = [branch_scale(unit, branch) for branch in (1, 2)]
+    total = own["input"] + own["attention"] * scales[0] + own["mlp"] * scales[1]
+    scaled = "each branch is multiplied by LayerScale" if isinstance(scales[0], Tensor) else ""
     checks = (
         _norm_check(unit, own["input"], normed),
         _projection_check(by_hand, None if read is None else inputs),

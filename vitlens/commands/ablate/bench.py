@@ -18,7 +18,7 @@ from vitlens.analysis.evaluation.evaluate import accuracy, fitting_batch_size
 from vitlens.analysis.heads.registry import MIXED, UNLABELLED, head_words
 from vitlens.analysis.heads.specialisation import specialise
 from vitlens.analysis.heads.statistics import Stream
-from vitlens.analysis.patching.contribution import accuracy_by_depth, contributions, logits_by_depth
+from vitlens.analysis.patching.contribution import direct_logit_attribution, logits_by_depth
 from vitlens.analysis.patching.patching import corrupt, patch_parts
 from vitlens.archives import Form
 from vitlens.commands.ablate.options import AblateOptions
@@ -206,14 +206,14 @@ def _predictions(model: Model, images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _lens(bench: Bench, images: Tensor, labels: Tensor) -> dict[str, Any]:
-    right = accuracy_by_depth(logits_by_depth(bench.run.model, images).float().cpu(), labels).tolist()
-    n = len(labels)
+    predicted, n = logits_by_depth(bench.run.model, images).float().cpu().argmax(-1), len(labels)
+    right = (predicted == labels.unsqueeze(1)).float().mean(0).tolist()
     shares = [replace(wilson(round(share * n), n), value=share) for share in right]
     return {"lens": tuple(LensRow(depth, share) for depth, share in enumerate(shares))}
 
 
 def _contributions(bench: Bench, images: Tensor, labels: Tensor) -> dict[str, Any]:
-    parts = contributions(bench.run.model, images, targets=labels)
+    parts = direct_logit_attribution(bench.run.model, images, labels)
     rows = [
         ContributionRow(f"L{layer}.H{head}", "head", value, layer, head)
         for layer, values in enumerate(parts.heads.mean(0).tolist())
