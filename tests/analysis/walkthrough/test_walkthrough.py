@@ -11,7 +11,7 @@ import vitlens
 from tests.attribution.models import cnn
 from tests.lens.tiny import FAMILIES, handwritten, images, ours, shared_model, torchvision_swin
 from vitlens.analysis.walkthrough.steps import STEPS, TOLERANCE, patch_embedding
-from vitlens.analysis.walkthrough.without import entropy
+from vitlens.analysis.walkthrough.public import entropy
 from vitlens.errors import DataError, InputError, UnsupportedError
 from vitlens.models.model import Model
 
