@@ -148,7 +148,7 @@ def test_pairs_are_full_forwards_with_paired_intervals(groups: Tensor | None) ->
     model, pictures = ours(depth=3), seen()
     heads = units_of(model, kinds=("head",))[:3]
     bench, pairs = Bench(model, pictures, LABELS, "zero", groups, seed=3), list(combinations(range(3), 2))
-    found = pairwise(bench, heads, pairs, what="")
+    change, both, alone, note = pairwise(bench, heads, pairs, what="")
 
     def rise(*units: Unit) -> Tensor:
         return loss_without(model, units, "zero", pictures) - loss_without(model, (), "zero", pictures)
@@ -156,20 +156,20 @@ def test_pairs_are_full_forwards_with_paired_intervals(groups: Tensor | None) ->
     beyond = [rise(heads[one], heads[two]) - rise(heads[one]) - rise(heads[two]) for one, two in pairs]
     own, close = None if groups is None else groups.numpy(), {"rel": 1e-3, "abs": 1e-5}
     for index, each in enumerate(beyond):
-        alone = bootstrap_mean(each.numpy(), groups=own, seed=3)
-        interval = (found.change.mean[index], found.change.low[index], found.change.high[index])
-        assert [*map(float, interval)] == pytest.approx([alone.value, alone.low, alone.high], **close)
+        expected = bootstrap_mean(each.numpy(), groups=own, seed=3)
+        interval = (change.mean[index], change.low[index], change.high[index])
+        assert [*map(float, interval)] == pytest.approx([expected.value, expected.low, expected.high], **close)
     p = [sign_flip_test(each.numpy(), groups=own, seed=3) for each in beyond]
-    assert found.change.p_holm.tolist() == pytest.approx(holm(p), abs=0.01)
-    assert found.change.mean.abs().max() > 1e-4
-    torch.testing.assert_close(found.alone[1], rise(heads[1]).mean(), **CLOSE)
-    torch.testing.assert_close(found.both[2], rise(heads[1], heads[2]).mean(), **CLOSE)
-    assert (found.n, found.note) == (8, "")
-    some = pairwise(bench, heads, [(1, 2)], torch.tensor([6, 1, 5, 0]), what="")
-    assert float(some.change.mean[0]) == pytest.approx(float(beyond[2][[6, 1, 5, 0]].mean()), **close)
-    one = pairwise(bench, heads, pairs, torch.tensor([2]), what="")
-    assert one.change.low.isnan().all()
-    assert "at least 2 images" in one.note
+    assert change.p_holm.tolist() == pytest.approx(holm(p), abs=0.01)
+    assert change.mean.abs().max() > 1e-4
+    torch.testing.assert_close(alone[1], rise(heads[1]).mean(), **CLOSE)
+    torch.testing.assert_close(both[2], rise(heads[1], heads[2]).mean(), **CLOSE)
+    assert note == ""
+    some = pairwise(bench, heads, [(1, 2)], torch.tensor([6, 1, 5, 0]), what="")[0]
+    assert float(some.mean[0]) == pytest.approx(float(beyond[2][[6, 1, 5, 0]].mean()), **close)
+    one, *_, note = pairwise(bench, heads, pairs, torch.tensor([2]), what="")
+    assert one.low.isnan().all()
+    assert "at least 2 images" in note
 
 
 def test_heads_of_a_block_whose_output_is_not_read_are_independent() -> None:
@@ -177,8 +177,8 @@ def test_heads_of_a_block_whose_output_is_not_read_are_independent() -> None:
     with torch.no_grad():
         model.module.blocks[1].attn.proj.weight.zero_()
     heads = (Unit("head", 0, 0), Unit("head", 1, 0), Unit("head", 1, 1))
-    found = pairwise(Bench(model, seen(), LABELS, "mean"), heads, [(0, 1), (0, 2), (1, 2)], what="")
-    assert found.change.mean.abs().max() < 1e-6
+    change, *_ = pairwise(Bench(model, seen(), LABELS, "mean"), heads, [(0, 1), (0, 2), (1, 2)], what="")
+    assert change.mean.abs().max() < 1e-6
 
 
 def full_cka(one: Tensor, two: Tensor) -> float:

@@ -91,17 +91,6 @@ def test_tokens_of_ours_by_hand():
     assert found.positions.abs().amax((0, 2)).min() > 1e-3  # what was compared is not all zero
 
 
-@pytest.mark.parametrize("name", ["ours", "vit", "cait"])
-@torch.no_grad()
-def test_all_tokens_before_the_first_block_are_the_clean_run(name):
-    model = MADE[name]()
-    clean, corrupted = pair(model)
-    with replaying(model, clean) as donor:
-        stream = donor.tensor("blocks.0.tokens")
-        with intervene(model, {f"blocks.0.tokens[{at}]": stream[:, at : at + 1] for at in range(stream.shape[1])}):
-            torch.testing.assert_close(model(corrupted), donor.logits, atol=1e-6, rtol=0)
-
-
 def test_by_default_the_two_predictions_are_compared():
     model = ours()
     clean, corrupted = pair(model)

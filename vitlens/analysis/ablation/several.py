@@ -1,7 +1,7 @@
 """Several units removed at once: in an order, one after another, and in pairs; and how similar heads' outputs are."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -86,34 +86,16 @@ def greedy_order(
     return removed, spent
 
 
-@dataclass(frozen=True)
-class Synergy:
-    """Effect of both minus the sum of the effects, change of loss in nats, for each pair.
+def pairwise(
+    bench: Bench, units: Sequence[Unit], pairs: Sequence[tuple[int, int]], images: Some | None = None, *, what: str
+) -> tuple[MeanChange, Float[Tensor, " pairs"], Float[Tensor, " units"], str]:
+    """The synergy of pairs of units: the effect of removing both minus the sum of the effects, change of loss in nats.
 
     Positive: one compensates for the removal of the other (removing both costs more than the sum); negative: they
-    depend on each other (once one is removed, removing the other costs less).
-
-    change: mean, low, high, p, p_holm (pairs,); both (pairs,), alone (units,): mean effect of removing both, or each;
-    n: images; note: what a report must say, or "".
+    depend on each other (once one is removed, removing the other costs less). pairs: as indices of units; images: some
+    of the bench's (None: all). Returns the synergy with intervals and tests, paired over images (or groups), Holm over
+    the pairs; the mean effect of removing both of each pair; of removing each unit; and what a report must say, or "".
     """
-
-    change: MeanChange
-    both: Float[Tensor, " pairs"]
-    alone: Float[Tensor, " units"]
-    n: int
-    note: str
-
-
-def pairwise(
-    bench: Bench,
-    units: Sequence[Unit],
-    pairs: Sequence[tuple[int, int]],
-    images: Some | None = None,
-    *,
-    what: str,
-) -> Synergy:
-    """The synergy of pairs of units, as indices of units, from removing each unit and each pair; images: some of the
-    bench's (None: all). Intervals and tests are paired over images (or groups), Holm over the pairs."""
     sets = [*((unit,) for unit in units), *((units[first], units[second]) for first, second in pairs)]
     outcomes, count = bench.without(sets, images, what=what), len(units)
     effect, (first, second) = outcomes.delta_loss, map(list, zip(*pairs))
@@ -122,7 +104,7 @@ def pairwise(
     (change,) = mean_changes((beyond,), families=[0] * len(beyond), groups=groups, seed=bench.seed)
     few = "" if change.low.isfinite().all() else "no intervals and no tests: they need at least 2 images (or groups)"
     note = "; ".join(filter(None, (outcomes.note, few)))
-    return Synergy(change, effect[count:].mean(1), effect[:count].mean(1), len(outcomes), note)
+    return change, effect[count:].mean(1), effect[:count].mean(1), note
 
 
 def head_similarity(bench: Bench, heads: Sequence[Unit], images: Some | None = None) -> Float[Tensor, "heads others"]:

@@ -263,10 +263,11 @@ def _require_batch_first(model: Model) -> None:
         )
 
 
-def blocks_of(model: Model) -> tuple[str, ...]:
+def blocks_of(model: Model, *, pooled: bool = False) -> tuple[str, ...]:
     """Names of all blocks in forward order, including pruned ones without heads.
 
-    Raises UnsupportedError unless they are one sequence that the classifier reads through norms and pooling alone.
+    pooled: also where the classifier reads the stream of the patches by attention (SigLIP, CaiT), without the blocks of
+    that pooling. Raises UnsupportedError unless they are one sequence, otherwise read through norms and pooling alone.
     """
     anatomy = model.anatomy
     if anatomy.family == "vit" and not anatomy.blocks:
@@ -274,36 +275,20 @@ def blocks_of(model: Model) -> tuple[str, ...]:
             f"expected blocks that add to one residual stream, found none in {model.alias}; put each block in a module "
             "of its own, or name them with blocks="
         )
-    parents = {name.rpartition(".")[0] for name in anatomy.blocks}
-    if anatomy.family != "vit" or anatomy.readout in (None, "pool") or len(parents) != 1:
-        reader = "attention pooling" if anatomy.readout == "pool" else f"blocks in {len(parents)} places"
+    pooled = pooled and anatomy.family == "vit" and anatomy.readout == "pool"
+    names = tuple(stage.module for stage in stages(model)) if pooled else anatomy.blocks
+    parents = {name.rpartition(".")[0] for name in names}
+    if anatomy.family != "vit" or anatomy.readout is None or (anatomy.readout == "pool") != pooled or len(parents) != 1:
+        reader = f"blocks in {len(parents)} places"
         if anatomy.family != "vit":
             reader = f"{'an' if anatomy.family == 'other' else 'a'} {anatomy.family} model"
+        elif anatomy.readout == "pool" and not pooled:
+            reader = "attention pooling"
         raise UnsupportedError(
             f"expected a vision transformer whose classifier reads one residual stream (CLS or mean), found {reader} "
             f"in {model.alias}; try vitlens ablate, which needs none"
         )
-    return _with_siblings(model, parents.pop(), anatomy.blocks)
-
-
-def blocks_before_readout(model: Model) -> tuple[str, ...]:
-    """As blocks_of, also where the classifier reads the stream of the patches by attention (SigLIP, CaiT).
-
-    Blocks of the pooling itself (CaiT's class attention) are not among them.
-    """
-    if model.anatomy.family != "vit" or model.anatomy.readout != "pool":
-        return blocks_of(model)
-    names = [stage.module for stage in stages(model)]
-    parents = {name.rpartition(".")[0] for name in names}
-    if len(parents) != 1:
-        raise UnsupportedError(
-            f"expected blocks that add to one residual stream, found blocks in {len(parents)} places in {model.alias}"
-        )
-    return _with_siblings(model, parents.pop(), names)
-
-
-def _with_siblings(model: Model, parent: str, names: Sequence[str]) -> tuple[str, ...]:
-    """The children of parent that are of the named blocks' types, pruned blocks without heads included."""
+    parent = parents.pop()
     kinds = {type(model.module.get_submodule(name)) for name in names}  # not a stem or head in the same list
     children = model.module.get_submodule(parent).named_children()
     return tuple(f"{parent}.{name}" if parent else name for name, child in children if type(child) in kinds)

@@ -257,15 +257,17 @@ def _heads_in_pairs(bench: Bench, importance: Importance, similar: Tensor) -> tu
     units = tuple(dict.fromkeys(unit for pair in wanted for unit in pair))
     pairs = [(units.index(first), units.index(second)) for first, second in wanted]
     chosen = torch.arange(len(bench.run.split))[:REMOVAL_IMAGES]
-    found = pairwise(bench.by(bench.replacement), units, pairs, chosen, what="Removing pairs of heads")
+    change, both, alone, note = pairwise(
+        bench.by(bench.replacement), units, pairs, chosen, what="Removing pairs of heads"
+    )
     places, names = [*map(heads.index, units)], [*map(name_of, units)]
     return tuple(
         rows.HeadPairRow(
             names[one], names[two], f"{names[one]} and {names[two]}",
             "importance" if {units[one], units[two]} <= set(top) else "similarity",
-            float(found.alone[one]), float(found.alone[two]), float(found.both[index]),
-            found.change.estimate(index, found.n, "nats"), finite(found.change.p_holm[index]),
+            float(alone[one]), float(alone[two]), float(both[index]),
+            change.estimate(index, len(chosen), "nats"), finite(change.p_holm[index]),
             finite(similar[places[one], places[two]]),
         )
         for index, (one, two) in enumerate(pairs)
-    ), found.note  # fmt: skip
+    ), note  # fmt: skip
