@@ -255,6 +255,8 @@ def _projected(attention: nn.Module, tokens: Tokens, heads: int) -> tuple[Heads,
 
 def _three(attention: nn.Module, heads: int) -> Sequence[tuple[Tensor, Tensor | None]] | None:
     """Weight and bias of the projections to queries, keys and values."""
+    weight: Any
+    bias: Any
     if isinstance(attention, nn.MultiheadAttention):
         weight, bias = attention.in_proj_weight, attention.in_proj_bias
     else:
