@@ -7,7 +7,6 @@ block is computed for the tokens that the classifier reads.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -34,7 +33,6 @@ DEFAULT_BUDGET: Final = 2 << 30  # bytes: ViT-B/16 and 64 images need 1.4e9
 # bytes of the widest tensor in one forward: larger is slower on a CPU (most of all in bf16), smaller is slower on a GPU
 _WORKING_SET: Final = {"cpu": 24 << 20}
 _LARGE_WORKING_SET: Final = 512 << 20
-_NOTHING: Final[Changes] = MappingProxyType({})
 
 
 class Replay:
@@ -45,9 +43,9 @@ class Replay:
     or ""; forward_cost: multiply-adds of linear layers in one forward of these images.
     """
 
-    def __init__(self, model: Model, images: Images, given: Changes, *, budget: int, chunk: int | None) -> None:
+    def __init__(self, model: Model, images: Images, given: Set, *, budget: int, chunk: int | None) -> None:
         self.model, self.images = model, images
-        self._method, self._given = method_of(model), prepared(model, given)
+        self._method, self._given = method_of(model), given
         starts = self._method.plan.starts
         self._keep = self._method.plan.kept(len(images), budget)
         sizes = [sum(start.bytes) * len(images) / 1e9 for start in starts]
@@ -84,7 +82,11 @@ class Replay:
 
         reference, seed: as there. Raises what `intervene` raises.
         """
-        found = [prepared(self.model, each, reference=reference, seed=seed) for each in sets]
+        return self.run_prepared([prepared(self.model, each, reference=reference, seed=seed) for each in sets])
+
+    def run_prepared(self, sets: Sequence[Set]) -> Float[Tensor, "sets batch classes"]:
+        """As run, of changes that were prepared once for many runs."""
+        found = list(sets)
         logits = self.logits.unsqueeze(0).repeat(len(sets), 1, 1)
         kinds: dict[PassKind, list[int]] = {}
         for number, changes in enumerate(found):
@@ -184,7 +186,7 @@ def replaying(
     model: Model,
     images: Images,
     *,
-    given: Changes = _NOTHING,
+    given: Set = (),
     budget: int = DEFAULT_BUDGET,
     chunk: int | None = None,
 ) -> Iterator[Replay]:
