@@ -7,7 +7,7 @@ from torch import Tensor
 import vitlens
 from tests.lens.tiny import images as tiny_images
 from tests.lens.tiny import ours
-from vitlens.analysis.attention.affinity import affinity, normalised, refined
+from vitlens.analysis.attention.affinity import affinity, refined, similarity_of
 from vitlens.analysis.faithfulness.localisation import roc_auc
 from vitlens.attribution.refinement import VIEWS, Refinement, along_edges, over_views, product, refinable
 from vitlens.attribution.registry import ATTRIBUTIONS
@@ -44,13 +44,13 @@ def test_two_steps_never_reverse_a_contrast_and_one_may() -> None:
     """Patches 0 and 1 attend to 2 and 3 only, and these to them: one step exchanges the two groups."""
     attention = torch.zeros(1, 4, 4)
     attention[0, :2, 2:] = attention[0, 2:, :2] = 0.5
-    similarity = normalised(attention)
+    similarity = similarity_of([attention])
     maps = torch.tensor([[[1.0, 1.0], [0.0, 0.0]]])
     torch.testing.assert_close(refined(maps, similarity, steps=2), maps)
     torch.testing.assert_close((similarity @ maps.flatten(1).unsqueeze(-1)).view(1, 2, 2), 1 - maps)
     for steps in (-2, 1, 3):
         with pytest.raises(InputError, match="even number"):
-            refined(maps, similarity, steps=steps)
+            Refinement(refine="affinity", steps=steps)
 
 
 def test_the_contrast_with_any_map_is_kept_in_sign(model: Model, images: Tensor) -> None:

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlens.analysis.attention.chain import require_chain, without_autocast
-from vitlens.analysis.attention.gradients import differentiated
+from vitlens.analysis.attention.chain import differentiated, require_chain, without_autocast
 from vitlens.analysis.attention.methods import require_start
 from vitlens.analysis.patching.contribution import logits_by_depth
 from vitlens.analysis.patching.stream_to_logits import blocks_before_readout, logits_from

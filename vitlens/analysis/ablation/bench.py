@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.analysis.ablation.units import Removal, Unit
-from vitlens.analysis.attention.gradients import check_targets
+from vitlens.analysis.attention.chain import check_targets
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.attention.gradients import check_targets
+from vitlens.analysis.attention.chain import check_targets
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.lens.replay import DEFAULT_BUDGET, replaying
 from vitlens.lens.trace import layers
