@@ -8,7 +8,7 @@ from torch.nn import functional as F
 import vitlens
 from tests.lens.tiny import images as tiny_images
 from tests.lens.tiny import ours
-from vitlens.analysis.attention.affinity import affinity, normalised, refined
+from vitlens.analysis.attention.affinity import affinity, refined, similarity_of
 from vitlens.analysis.faithfulness.localisation import roc_auc
 from vitlens.attribution.refinement import VIEWS, Refinement, along_edges, over_views, product
 from vitlens.data.digits import digits
@@ -44,7 +44,7 @@ def test_two_steps_never_reverse_a_contrast_and_one_may():
     """Patches 0 and 1 attend to 2 and 3 only, and these to them: one step exchanges the two groups."""
     attention = torch.zeros(1, 4, 4)
     attention[0, :2, 2:] = attention[0, 2:, :2] = 0.5
-    similarity, maps = normalised(attention), torch.tensor([[[1.0, 1.0], [0.0, 0.0]]])
+    similarity, maps = similarity_of([attention]), torch.tensor([[[1.0, 1.0], [0.0, 0.0]]])
     torch.testing.assert_close(refined(maps, similarity, steps=2), maps)
     torch.testing.assert_close((similarity @ maps.flatten(1).unsqueeze(-1)).view(1, 2, 2), 1 - maps)
 

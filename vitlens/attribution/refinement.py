@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.attention.affinity import affinity, refined, require_affinity, require_steps
+from vitlens.analysis.attention.affinity import affinity, refined, require_affinity
 from vitlens.analysis.attention.registry import REFINE_STEPS
 from vitlens.analysis.faithfulness.maps import AnyMaps, enlarged, removal_grid
 from vitlens.attribution.registry import ATTRIBUTIONS, attribution
@@ -61,7 +61,10 @@ class Refinement:
             attribution(self.times)
         if self.layers is not None and self.refine == "none":
             raise InputError("expected --refine affinity with --refine-layers, found no --refine; add it")
-        require_steps(self.steps)
+        if self.steps < 0 or self.steps % 2:
+            raise InputError(
+                f"expected an even number of steps (an odd one may exchange object and background), found {self.steps}"
+            )
         if not 1 <= self.views <= len(VIEWS):
             raise InputError(f"expected 1 to {len(VIEWS)} views, found {self.views}")
 
