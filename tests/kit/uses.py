@@ -45,7 +45,7 @@ from vitlens.attribution.look import look
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.shared.explorer_measure import explorer
 from vitlens.data.split import InMemory, Split
-from vitlens.lens.capture import capture, capture_attention, watching_outputs, watching_stream
+from vitlens.lens.capture import capture, capture_attention
 from vitlens.lens.capture import observe as public_observe
 from vitlens.lens.intervene import Change, KnockOut, intervene
 from vitlens.lens.observe import observe
@@ -55,7 +55,7 @@ from vitlens.lens.quick_passes import quick_convolutions, quick_linear, quick_ml
 from vitlens.lens.replay import replay as public_replay
 from vitlens.lens.replay import replaying
 from vitlens.lens.replay_pass import entry_of
-from vitlens.lens.stages import stages, watching_stages
+from vitlens.lens.stages import stages, watching_blocks, watching_stages, watching_stream
 from vitlens.models.hooks import forget
 from vitlens.models.model import Model
 from vitlens.training.finetune import partly_trainable
@@ -176,7 +176,7 @@ def run_watchers(model: Model, batch: Tensor) -> None:
     seen: list[object] = []
     with (
         watching_stream(model, lambda *block: seen.append(block)),
-        watching_outputs(model, lambda *block: seen.append(block)),
+        watching_blocks(model, lambda *block: seen.append(block)),
         watching_stages(model, stages(model), lambda *stage: seen.append(stage)),
         torch.no_grad(),
     ):
@@ -217,7 +217,7 @@ def run_entry(model: Model, batch: Tensor) -> None:
     entry = entry_of(model)
     assert entry is not None
     with torch.no_grad():
-        entry.logits(entry.tokens(batch))
+        entry.logits(model, entry.tokens(model, batch))
 
 
 def run_patch_parts(model: Model, batch: Tensor) -> None:

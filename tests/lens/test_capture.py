@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from tests.kit.uses import BrokenError
 from tests.lens.tiny import EACH_FAMILY, images, model_of, ours, shared_model, timm_model
-from vitlens.lens.capture import watching_stream
+from vitlens.lens.stages import watching_stream
 from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
 

@@ -21,7 +21,7 @@ from tests.lens.tiny import (
     torchvision_vit,
 )
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.attention import attention_module
+from vitlens.lens.attention import projection_of
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.intervene import Change, KnockOut, intervene
 from vitlens.lens.observe import observing, survey
@@ -49,7 +49,7 @@ def changed(model: Model, batch: Tensor, changes: dict[str, Change]) -> Tensor:
 def with_columns(model: Model, layer: Layer, head: int, constant: Tensor | None = None) -> Model:
     """A copy whose output projection does not read the head, but (its bias) a constant instead."""
     cut = copy.deepcopy(model)
-    projection = attention_module(cut, layer.attention).projection
+    projection = projection_of(cut, layer.attention)
     assert projection is not None
     columns = slice(head * layer.head_dim, (head + 1) * layer.head_dim)
     if constant is not None:
@@ -73,7 +73,7 @@ def test_a_head_set_to_a_constant_is_its_columns_in_the_bias(model, constant):
 
 
 def projection_input(model: Model, layer: Layer, batch: Tensor) -> Tensor:
-    projection = attention_module(model, layer.attention).projection
+    projection = projection_of(model, layer.attention)
     seen: list[Tensor] = []
     handle = projection.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
     model(batch)
@@ -97,7 +97,7 @@ def test_a_head_of_another_image_token_by_token(name):
             written[..., columns] = other[..., columns]
             return written
 
-        projection = attention_module(model, layer.attention).projection
+        projection = projection_of(model, layer.attention)
         handle = projection.register_forward_pre_hook(write)
         expected = model(batch)
         handle.remove()

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.errors import InputError
-from vitlens.lens.attention import Attended, Tap, tapped
+from vitlens.lens.attention import Tap, tapped
+from vitlens.lens.call import AttentionCall
 from vitlens.lens.places import Access
 from vitlens.models.hooks import Arguments, Forward, Replaced, arguments, as_call, first_tensor, overridden
 from vitlens.models.model import Model
@@ -123,8 +124,9 @@ def _in_force(
             each.function(each.access.read(raw))
         return raw
 
-    def read(call: Attended) -> None:
-        raw = call.at(access.part, slice(None) if first.rows is None else first.rows)  # type: ignore[arg-type]
+    def read(call: AttentionCall, scored: Tensor | None) -> None:
+        rows = slice(None) if first.rows is None else first.rows
+        raw = call.at(access.part, rows, scored=scored)  # type: ignore[arg-type]
         if raw is not None:
             change(raw)
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.devices import evaluating
-from vitlens.lens.attention import Attended, Stage, Tap, TensorFunction, attention_module, tapped
+from vitlens.lens.attention import Tap, TensorFunction, projection_of, tapped
+from vitlens.lens.call import AttentionCall, Stage
 from vitlens.lens.observe import survey
 from vitlens.models.hooks import Arguments, Key, first_tensor, once_per_model, per_model, watching
 from vitlens.models.model import Model
@@ -51,10 +52,10 @@ def traced_heads(model: Model, images: int) -> Mapping[str, TracedHeads]:
     found = {name: TracedHeads() for name in names}
     latest: dict[str, Tensor] = {}
 
-    def read(call: Attended) -> None:
-        shapes = found[call.module].shapes
+    def read(call: AttentionCall, scored: Tensor | None) -> None:
+        shapes = found[call.site.module].shapes
         for stage in get_args(Stage):
-            tensor = call.at(stage)
+            tensor = call.at(stage, scored=scored)
             if tensor is not None:
                 shapes[stage] = None if stage in shapes else tuple(tensor.shape)
 
@@ -67,8 +68,7 @@ def traced_heads(model: Model, images: int) -> Mapping[str, TracedHeads]:
         return joined
 
     def leave(name: str, _values: Arguments, result: Any) -> None:
-        output = first_tensor(result)
-        heads, projection = latest.pop(name, None), attention_module(model, name).projection
+        output, heads, projection = first_tensor(result), latest.pop(name, None), projection_of(model, name)
         found[name].branch = False
         found[name].bytes = sum(each.numel() * each.element_size() for each in (heads, output) if each is not None)
         if heads is not None and output is not None and projection is not None and not output.is_meta:

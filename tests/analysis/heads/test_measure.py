@@ -20,9 +20,10 @@ from vitlens.analysis.heads.statistics import layers_of, measure
 from vitlens.data.digits import digits
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
 from vitlens.lens.call import AttentionCall
-from vitlens.lens.capture import capture_attention, watching_stream
+from vitlens.lens.capture import capture_attention
 from vitlens.lens.observe import observe
 from vitlens.lens.site import Site
+from vitlens.lens.stages import watching_stream
 from vitlens.models import loading
 from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet

@@ -4,7 +4,7 @@ from torch import nn
 
 from tests.lens.tiny import images, ours, torchvision_swin
 from vitlens.analysis.robustness.curve import cosines, halfway_block, map_agreement
-from vitlens.lens.capture import watching_outputs
+from vitlens.lens.stages import watching_blocks
 from vitlens.models.loading import untrained
 
 
@@ -32,7 +32,7 @@ def test_an_image_is_like_itself_at_every_depth_and_less_like_another(build, pic
 def test_cosines_are_of_whole_outputs(pictures):
     model = ours()
     kept: list[torch.Tensor] = []
-    with torch.no_grad(), watching_outputs(model, lambda _block, output: kept.append(output)):
+    with torch.no_grad(), watching_blocks(model, lambda _block, output: kept.append(output.flatten(1))):
         model(pictures[:2])
     expected = torch.stack([torch.dot(one[0], one[1]) / (one[0].norm() * one[1].norm()) for one in kept])
     found = cosines(model, pictures[:1], {"other": pictures[1:2]})["other"][:, 0]

@@ -12,7 +12,7 @@ from tests.kit.uses import BrokenError, state_of
 from tests.lens.places.models import ATTENTIVE, EVERY, HANDWRITTEN, MODELS, PLAIN
 from tests.lens.tiny import images, ours, shared_model, timm_model
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.lens.attention import attention_module
+from vitlens.lens.attention import projection_of
 from vitlens.lens.capture import capture, capture_attention
 from vitlens.lens.intervene import Change, KnockOut, another_image, intervene
 from vitlens.lens.places import places
@@ -52,7 +52,7 @@ def test_a_head_set_to_zero_is_its_columns_cut(name):
     for layer in layers(model):
         for head in range(layer.heads):
             cut = copy.deepcopy(model)
-            projection = attention_module(cut, layer.attention).projection
+            projection = projection_of(cut, layer.attention)
             with torch.no_grad():
                 projection.weight[:, head * layer.head_dim : (head + 1) * layer.head_dim] = 0
                 expected = cut(batch)

@@ -9,8 +9,7 @@ from tests.lens.places.models import EVERY, HANDWRITTEN, MODELS
 from tests.lens.tiny import images, model_of, ours, shared_model
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.lens.capture import capture
-from vitlens.lens.place import KIND_WORDS
-from vitlens.lens.places import places, resolve_places
+from vitlens.lens.places import KIND_WORDS, places, resolve_places
 
 BLOCK = (
     "input",

@@ -101,7 +101,7 @@ class Variants:
             kinds.append(substrate_images(kinds[0], substrate))
         if self._entry is not None:
             with evaluating(model), quick_linear(images.device), quick_mlps(model, images.device):
-                kinds = [self._entry.tokens(each) for each in kinds]
+                kinds = [self._entry.tokens(model, each) for each in kinds]
         self._kinds = torch.stack(kinds)  # (2, batch, ...): images or their tokens, clean and replaced
 
     @torch.no_grad()
@@ -133,7 +133,9 @@ class Variants:
         assert self._entry is not None
         images, tokens = self._kinds.shape[1:3]
         prefix, device = len(self._model.layout.prefix), which.device
-        most = self._batch_size or max(1, _WORKING_SET.get(device.type, _LARGE_WORKING_SET) // self._entry.largest)
+        most = self._batch_size or max(
+            1, _WORKING_SET.get(device.type, _LARGE_WORKING_SET) // self._entry.method.largest
+        )
         table, places = self._kinds.flatten(0, 2), torch.arange(tokens, device=device)
         lengths = tokens - removed.sum(1) if self._absent else torch.full_like(which, tokens)
         for length, count in zip(*(each.tolist() for each in lengths.unique_consecutive(return_counts=True))):
@@ -144,7 +146,7 @@ class Variants:
                     rows = own[:, None] * tokens + places.expand_as(masked)[~masked].view(-1, length)
                 else:
                     rows = (masked * images + own[:, None]) * tokens + places
-                yield self._entry.logits(F.embedding(rows, table))
+                yield self._entry.logits(self._model, F.embedding(rows, table))
             which, removed = which[count:], removed[count:]
 
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from vitlens.analysis.evaluation.intervals import Key
 from vitlens.analysis.heads.geometry import Geometry
 from vitlens.analysis.heads.rows import PatchRows, PerImage, ascending
-from vitlens.lens.attention import attention_module
+from vitlens.lens.attention import projection_of
 from vitlens.lens.call import AttentionCall, precise, received
 from vitlens.models.model import Model
 from vitlens.shapes import Images
@@ -81,7 +81,7 @@ class Gathering:
                 self.mask = on_grid(self.masks[:, None].to(self.images.device), place)[..., 0]
         self.sums = {}
         if call.output is not None:
-            norms = head_norms(precise(call.output), attention_module(self.model, call.site.module).projection)
+            norms = head_norms(precise(call.output), projection_of(self.model, call.site.module))
             self.sums["output"] = by_group(norms.unflatten(0, (call.images, -1)).mean(1), self.groups)
 
     def add(self, layer: PatchRows, entropy: PerImage, images: slice) -> None:

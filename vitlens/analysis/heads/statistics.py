@@ -19,9 +19,9 @@ from vitlens.analysis.heads.registry import STATISTICS, head_statistics, token_s
 from vitlens.analysis.heads.rows import FUNCTIONS, PatchRows, PerHead, PerImage, Rows, TokenNorms
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise
-from vitlens.lens.capture import watching_stream
 from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.site import Site
+from vitlens.lens.stages import watching_stream
 from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model
 from vitlens.models.support import require

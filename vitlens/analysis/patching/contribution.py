@@ -18,7 +18,7 @@ from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.patching.stream_to_logits import blocks_of, logits_from, stream_weights
 from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
-from vitlens.lens.attention import attention_module
+from vitlens.lens.attention import projection_of
 from vitlens.lens.capture import capture
 from vitlens.lens.trace import layers
 from vitlens.models.anatomy import require_pre_norm
@@ -148,7 +148,7 @@ def contributions(model: Model, images: Images, *, targets: Labels | None = None
         for layer in known:
             unit, projection = (
                 model.module.get_submodule(layer.unit),
-                attention_module(model, layer.attention).projection,
+                projection_of(model, layer.attention),
             )
             assert projection is not None  # as the layer has heads
             scales = [branch_scale(unit, branch) for branch in (1, 2)]
