@@ -51,7 +51,7 @@ from vitlens.lens.intervene import Change, KnockOut, intervene
 from vitlens.lens.observe import observe
 from vitlens.lens.patch import patch
 from vitlens.lens.places import places
-from vitlens.lens.quick_passes import quick_convolutions, quick_linear, quick_mlps
+from vitlens.lens.quick_passes import quick_convolutions, quick_layers
 from vitlens.lens.replay import replay as public_replay
 from vitlens.lens.replay import replaying
 from vitlens.lens.replay_pass import entry_of
@@ -186,8 +186,7 @@ def run_watchers(model: Model, batch: Tensor) -> None:
 
 def run_quick_layers(model: Model, batch: Tensor) -> None:
     """Layers by oneDNN, without and with gradients of the pixels."""
-    device = torch.device("cpu")
-    with quick_convolutions(model), quick_linear(device), quick_mlps(model, device):
+    with quick_convolutions(model), quick_layers(model):
         with torch.no_grad():
             model(batch)
         leaf = batch.clone().requires_grad_()

@@ -10,7 +10,7 @@ from torch.overrides import _get_current_function_mode_stack
 from tests.attacks.models import perceptron, pictures, tiny_cnn, tiny_vit
 from tests.lens.tiny import images, ours, timm_model
 from vitlens.lens import quick_passes as onednn
-from vitlens.lens.quick_passes import quick_convolutions, quick_linear, quick_mlps
+from vitlens.lens.quick_passes import quick_convolutions, quick_layers, quick_linear
 from vitlens.models.model import Model
 
 
@@ -43,7 +43,7 @@ def test_another_device_is_left_alone():
 
 @pytest.mark.parametrize("build", [ours, lambda: timm_model("deit_tiny_distilled_patch16_224")])
 def test_an_mlp_with_its_gelu_in_one_call_is_itself(build, monkeypatch):
-    model, device = build(), torch.device("cpu")
+    model = build()
     batch = images(model.input_size)
     calls: list[str] = []
     product = onednn._product
@@ -56,11 +56,11 @@ def test_an_mlp_with_its_gelu_in_one_call_is_itself(build, monkeypatch):
     with torch.no_grad():
         plain = model(batch)
         assert not calls
-        with quick_linear(device), quick_mlps(model, device):
+        with quick_layers(model):
             torch.testing.assert_close(model(batch), plain, atol=1e-5, rtol=1e-5)
         assert calls.count("gelu") == 2  # a block each
         assert torch.equal(model(batch), plain)
-    with quick_mlps(model, device):
+    with quick_layers(model):
         assert model(batch.clone().requires_grad_()).grad_fn is not None
 
 
@@ -68,11 +68,12 @@ def test_an_mlp_that_somebody_listens_to_is_left_alone():
     model, heard = ours(), []
     activation = model.module.blocks[0].mlp.activation
     handle = activation.register_forward_hook(lambda _module, _inputs, output: heard.append(output.shape))
-    with torch.no_grad(), quick_mlps(model, torch.device("cpu")):
+    with torch.no_grad(), quick_layers(model):
         model(images(model.input_size))
     handle.remove()
     assert len(heard) == 1
-    with torch.no_grad(), quick_mlps(model, torch.device("meta")):
+    model = model.to("meta")
+    with torch.no_grad(), quick_layers(model):
         assert not any("forward" in vars(module) for module in model.modules())
 
 

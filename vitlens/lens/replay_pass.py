@@ -45,53 +45,54 @@ class ReplayRecord:
     rest: tuple[Any, ...] | None = None
     heads: Tensor | None = None
 
+    def take_unit(self, values: Arguments, _output: Any) -> None:
+        """Keep the arguments of its unit."""
+        self.arguments = values
+
+    def take_attention(self, _values: Arguments, output: Any) -> None:
+        """Keep the output of its attention."""
+        self.branch, self.rest = (output[0], output[1:]) if isinstance(output, tuple) else (output, None)
+
+    def take_heads(self, heads: Tensor) -> Tensor:
+        """Keep the heads' outputs, which pass on."""
+        self.heads = heads
+        return heads
+
 
 class StopForward(Exception):  # noqa: N818  not an error
     """Stops the forward pass after the layer that is recorded."""
+
+
+def _stop(_values: Arguments, _output: Any) -> None:
+    raise StopForward
+
+
+def _noting(*notes: Callable[[Arguments, Any], None]) -> Callable[[Forward], Forward]:
+    """A forward whose arguments and output are noted."""
+
+    def wrap(forward: Forward) -> Forward:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            output = forward(*args, **kwargs)
+            for note in notes:
+                note(arguments(args, kwargs), output)
+            return output
+
+        return noted
+
+    return wrap
 
 
 @contextmanager
 def recording(model: Model, indices: Sequence[int], *, stop: bool = False) -> Iterator[dict[int, ReplayRecord]]:
     """Inside, a forward pass fills the records of some layers; stop: raise StopForward after the first of them."""
     records = {index: ReplayRecord() for index in indices}
-
-    def of_unit(record: ReplayRecord) -> Callable[[Forward], Forward]:
-        def wrap(forward: Forward) -> Forward:
-            def recorded(*args: Any, **kwargs: Any) -> Any:
-                record.arguments = arguments(args, kwargs)
-                output = forward(*args, **kwargs)
-                if stop:
-                    raise StopForward
-                return output
-
-            return recorded
-
-        return wrap
-
-    def of_attention(record: ReplayRecord) -> Callable[[Forward], Forward]:
-        def wrap(forward: Forward) -> Forward:
-            def recorded(*args: Any, **kwargs: Any) -> Any:
-                result = forward(*args, **kwargs)
-                record.branch, record.rest = (result[0], result[1:]) if isinstance(result, tuple) else (result, None)
-                return result
-
-            return recorded
-
-        return wrap
-
-    def take_heads(record: ReplayRecord) -> Callable[[Tensor], Tensor]:
-        def take(heads: Tensor) -> Tensor:
-            record.heads = heads
-            return heads
-
-        return take
-
     with ExitStack() as stack:
         for index, record in records.items():
             layer = layers(model)[index]
-            stack.enter_context(overridden(model.module.get_submodule(layer.attention), of_attention(record)))
-            stack.enter_context(tapped(model, Tap((layer.attention,), joined=take_heads(record))))
-            stack.enter_context(overridden(model.module.get_submodule(layer.unit), of_unit(record)))
+            unit, attention = (model.module.get_submodule(name) for name in (layer.unit, layer.attention))
+            stack.enter_context(overridden(attention, _noting(record.take_attention)))
+            stack.enter_context(tapped(model, Tap((layer.attention,), joined=record.take_heads)))
+            stack.enter_context(overridden(unit, _noting(record.take_unit, *[_stop] * stop)))
         yield records
 
 

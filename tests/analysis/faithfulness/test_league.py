@@ -16,7 +16,7 @@ from vitlens.analysis.faithfulness.league import (
 )
 from vitlens.analysis.faithfulness.removal import both_orders, removal_counts
 from vitlens.attribution.explain import explain
-from vitlens.lens.quick_passes import quick_linear, quick_mlps
+from vitlens.lens.quick_passes import quick_layers
 from vitlens.models.loading import load
 from vitlens.models.model import Model
 
@@ -47,7 +47,7 @@ def test_a_forward_by_onednn_is_a_forward():
     model, batch = load("vit-digits"), images((32, 32))
 
     def quick(own: Model, some: Tensor, _targets: Tensor) -> Tensor:
-        with quick_linear(some.device), quick_mlps(own.module, some.device):
+        with quick_layers(own):
             return own(some)[:, :, None]
 
     assert forward_equivalents(model, batch, torch.tensor([0, 1]), quick) == pytest.approx(1.0)

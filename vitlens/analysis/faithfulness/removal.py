@@ -24,7 +24,7 @@ from vitlens.analysis.faithfulness.defaults import SUBSTRATE
 from vitlens.analysis.faithfulness.maps import AnyMaps, PerImage, Size, on_grid, removal_grid
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.lens.quick_passes import quick_linear, quick_mlps, quick_passes
+from vitlens.lens.quick_passes import quick_layers, quick_passes
 from vitlens.lens.replay_pass import entry_of
 from vitlens.models.model import Model
 from vitlens.names import SUBSTRATES, Substrate
@@ -100,7 +100,7 @@ class Variants:
         if self._entry is None or not self._absent:
             kinds.append(substrate_images(kinds[0], substrate))
         if self._entry is not None:
-            with evaluating(model), quick_linear(images.device), quick_mlps(model, images.device):
+            with evaluating(model), quick_layers(model):
                 kinds = [self._entry.tokens(model, each) for each in kinds]
         self._kinds = torch.stack(kinds)  # (2, batch, ...): images or their tokens, clean and replaced
 
@@ -114,7 +114,7 @@ class Variants:
         place, back = distinct_variants(which, removed)
         which, removed = which[place].to(device), removed[place].to(device)
         order = removed.sum(1).argsort(stable=True) if self._absent else torch.arange(len(place), device=device)
-        with evaluating(self._model), quick_linear(device), quick_mlps(self._model, device):
+        with evaluating(self._model), quick_layers(self._model):
             parts = self._by_pixels if self._entry is None else self._by_tokens
             found = torch.cat(list(parts(which[order], removed[order])))
         logits = torch.empty_like(found)
