@@ -1,7 +1,7 @@
 """Observe: run a model once and hand each layer's attention to a reducer, after a self-check on the first image."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
 import torch
@@ -64,8 +64,7 @@ def survey(model: Model, images: Images) -> tuple[Site, ...]:
     values, only the third is checked. The tolerances of a module in bf16 or fp16 are those of its rounding. Raises
     LensError where a check fails.
     """
-    read = _sites if images.is_meta else _checked_sites
-    return SITES.get(model, lambda: read(model, images[:1]))
+    return SITES.get(model, lambda: _surveyed(model, images[:1]))
 
 
 @once_per_model
@@ -76,28 +75,23 @@ def survey_weights(model: Model, images: Images) -> tuple[Site, ...]:
     return sites
 
 
-def _sites(model: Model, image: Images) -> tuple[Site, ...]:
-    with evaluating(model), torch.no_grad(), observing(model, lambda _: None) as mode:
-        model(image)
-        mode.require_all_read()
-    return tuple(mode.sites)
-
-
-def _checked_sites(model: Model, image: Images) -> tuple[Site, ...]:
+def _surveyed(model: Model, image: Images) -> tuple[Site, ...]:
     tolerance = max(TOLERANCE, 4 * torch.finfo(model.mean.dtype).eps)
     alone: list[Tensor] = []
 
     def check(call: AttentionCall) -> None:
-        _check_call(call, tolerance)
-        alone.append(_sketch(call))
+        if not image.is_meta:
+            _check_call(call, tolerance)
+            alone.append(_sketch(call))
 
-    # the tolerances are those of fp32
-    with evaluating(model), torch.no_grad(), torch.autocast(image.device.type, enabled=False):
-        plain = model(image)
+    with evaluating(model), torch.no_grad(), exact(image.device):
         with observing(model, check) as mode:
             observed = model(image)
             mode.require_all_read()
         sites = tuple(mode.sites)
+        if image.is_meta:
+            return sites
+        plain = model(image)
         if not torch.isfinite(plain).all():
             raise NonFiniteError(f"expected finite logits of {model.alias}, found NaN or infinity; check its weights")
         largest = (plain - observed).abs().max().item()
@@ -107,6 +101,11 @@ def _checked_sites(model: Model, image: Images) -> tuple[Site, ...]:
             )
         _check_batch(model, image, alone, tolerance)
     return sites
+
+
+def exact(device: torch.device) -> AbstractContextManager[None]:
+    """Inside, no mixed precision: tolerances are those of the model's own."""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)  # no meta device
 
 
 def _sketch(call: AttentionCall) -> Tensor:

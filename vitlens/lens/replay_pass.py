@@ -229,7 +229,9 @@ def replay_pass(
     count = len(sets) * (part.stop - part.start)
     with ExitStack() as stack:
         if kind.rows is not None:
-            stack.enter_context(_first_rows(model, kind.rows))
+            block, attention = (model.module.get_submodule(name) for name in (known[-1].unit, known[-1].attention))
+            stack.enter_context(overridden(block, _first_of_block(block, kind.rows)))
+            stack.enter_context(overridden(attention, _first_of_attention(attention, kind.rows)))
         if not kind.attention:
             heads = [[each for each in every if each.is_linear and each.access.layer == kind.start] for every in sets]
             sets = [[each for each in every if each not in own] for every, own in zip(sets, heads)]
@@ -317,19 +319,10 @@ def rows_read(model: Model) -> int | None:
     return 2 if model.anatomy.readout == "cls+distillation" and read_positions == (0, 1) else None
 
 
-@contextmanager
-def _first_rows(model: Model, rows: int) -> Iterator[None]:
-    """Inside, the last block computes its first tokens alone, (batch, rows, dim), from the keys and values of all."""
-    last = layers(model)[-1]
-    block, attention = (model.module.get_submodule(name) for name in (last.unit, last.attention))
-    with (
-        overridden(block, lambda _forward: _block(block, rows)),
-        overridden(attention, lambda _forward: _attention(attention, rows)),
-    ):
-        yield
+# The last block computes its first tokens alone, (batch, rows, dim), from the keys and values of all.
 
 
-def _block(block: Any, rows: int) -> Callable[..., FirstTokens]:
+def _first_of_block(block: Any, rows: int) -> Callable[[Forward], Forward]:
     first, second = (getattr(block, name, nn.Identity()) for name in ("ls1", "ls2"))  # no drop path in evaluation
 
     def forward(tokens: Tokens, *_args: Any, **_kwargs: Any) -> FirstTokens:
@@ -337,10 +330,10 @@ def _block(block: Any, rows: int) -> Callable[..., FirstTokens]:
         result: Tensor = kept_tokens + second(block.mlp(block.norm2(kept_tokens)))
         return result
 
-    return forward
+    return lambda _forward: forward
 
 
-def _attention(attention: Any, rows: int) -> Callable[..., FirstTokens]:
+def _first_of_attention(attention: Any, rows: int) -> Callable[[Forward], Forward]:
     heads, width = heads_of(attention), attention.qkv.out_features // 3
     weight, bias = attention.qkv.weight, attention.qkv.bias
     biases = (None, None) if bias is None else (bias[:width], bias[width:])
@@ -354,7 +347,7 @@ def _attention(attention: Any, rows: int) -> Callable[..., FirstTokens]:
         result: Tensor = attention.proj(read.transpose(1, 2).flatten(2))  # (batch, rows, dim)
         return result
 
-    return forward
+    return lambda _forward: forward
 
 
 @once_per_model

@@ -5,7 +5,6 @@ From it the layers of a model follow, as changes of places and replay address th
 
 import math
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from vitlens.devices import evaluating
 from vitlens.lens.attention import Tap, TensorFunction, projection_of, tapped
 from vitlens.lens.call import AttentionCall, Stage
-from vitlens.lens.observe import survey
+from vitlens.lens.observe import exact, survey
 from vitlens.models.hooks import Arguments, Key, first_tensor, once_per_model, per_model, watching
 from vitlens.models.model import Model
 from vitlens.models.recording import Recorder, Shape, Trace
@@ -26,7 +25,7 @@ from vitlens.shapes import Images
 def trace(model: Model, images: int) -> Trace:
     """The trace of a forward pass of so many images."""
     recorder = Recorder()
-    with evaluating(model), torch.no_grad(), _exact(model.device), recorder.watching(model.module):
+    with evaluating(model), torch.no_grad(), exact(model.device), recorder.watching(model.module):
         logits: Tensor = model(probe_images(model, images))
     return Trace(tuple(recorder.calls), tuple(logits.shape))
 
@@ -80,7 +79,7 @@ def traced_heads(model: Model, images: int) -> Mapping[str, TracedHeads]:
     with (
         evaluating(model),
         torch.no_grad(),
-        _exact(model.device),
+        exact(model.device),
         tapped(model, Tap(names, read=read), *taps),
         watching(model.module, names, leave),
     ):
@@ -145,10 +144,6 @@ def layers(model: Model) -> tuple[Layer, ...]:
             stream, same = None, []
         found.append(Layer(index, site.module, unit, mlp, *size, stream, tokens, bool(same), tokens_first))
     return tuple(found)
-
-
-def _exact(device: torch.device) -> AbstractContextManager[None]:
-    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)  # no meta device
 
 
 def probe_images(model: Model, count: int) -> Images:
