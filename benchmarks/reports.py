@@ -54,7 +54,7 @@ SLOW: Final = {  # up to two hours each, in this order: the pair is trained befo
     "patch-size-digits": "study --kind patch-size --epochs 6 --batch-size 32",
     "positions-digits": "study --kind positions",
     "pooling-digits": "study --kind pooling",
-    "data-digits": "study --kind data --epochs 4",
+    "data-digits": "study --kind data --epochs 5 --batch-size 32",
     "swin-digits": "study --kind swin --epochs 4",
     "distillation-digits": "train vit-mini --data digits --epochs 8 --out reports/untaught-digits && "
     "train vit-mini --data digits --epochs 8 --distill-from cnn-digits --beside untaught=reports/untaught-digits",
