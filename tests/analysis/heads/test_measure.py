@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.analysis.heads.test_geometry import wrapped
 from tests.analysis.made import made_model, numbered, random_weights, uniform
-from tests.lens.test_call import timm_tokens, torchvision_tokens
+from tests.lens.oracles import timm_tokens, torchvision_tokens
 from tests.lens.tiny import images, model_of, ours, timm_model, torchvision_swin
 from vitlens.analysis.heads import rows
 from vitlens.analysis.heads.geometry import geometry_of
