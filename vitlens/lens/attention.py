@@ -222,7 +222,7 @@ class _Call:
         inputs = own
         for stage, part in INPUTS.items():
             changed = self._changed(stage, getattr(inputs, part))
-            inputs = inputs if changed is getattr(inputs, part) else replace(inputs, **{part: changed})
+            inputs = inputs if changed is getattr(inputs, part) else replace(inputs, **{part: changed})  # type: ignore[arg-type]
         scored, computed, keep = None, None, self._keep(inputs.query, inputs.query.shape[-2], inputs.key.shape[-2])
         if any(tap.explicit or "scores" in tap.changes or "weights" in tap.changes for tap in self.taps):
             scores = inputs.scores(slice(None))

@@ -199,7 +199,7 @@ def _around(module: nn.Module, change: Callable[..., Any], *, before: bool) -> I
     shared = isinstance(replaced, Replaced) and replaced.in_force and isinstance(replaced.forward, _AroundForward)
     with nullcontext() if shared else overridden(module, _AroundForward):
         around: _AroundForward = module.__dict__["forward"].forward
-        changes: list[Callable[..., Any]] = around.before if before else around.after  # type: ignore[assignment]
+        changes: list[Callable[..., Any]] = around.before if before else around.after
         changes.append(change)
         try:
             yield

@@ -464,7 +464,7 @@ class _Reader:
             for head in range(layer.heads):
                 yield replace(one, place=replace(one.place, name=f"{name}.head.{head}"), head=head)
         if layer.attention != layer.unit or not (self._is_block or self._holds_mlp):
-            options = {"layer": layer.index}
+            options: dict[str, Any] = {"layer": layer.index}
             yield from _of_module(self.model, self.shapes, f"{name}.attention", "attention", layer.attention, **options)
 
     def block(self, *, listed: bool) -> Iterator[Access]:
