@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -21,7 +22,7 @@ from vitlens.lens.call import INPUTS, AttentionCall, AttentionInputs, Stage, att
 from vitlens.lens.site import Caller, Site, decide_kind, windows_of
 from vitlens.models.anatomy import read_attention
 from vitlens.models.attention import SOFTMAX, multi_head_attention, positional, softmax_or_zero
-from vitlens.models.hooks import Arguments, Forward, Memo, ScopedMode, arguments, overridden, watching
+from vitlens.models.hooks import Forward, Memo, ScopedMode, overridden
 from vitlens.models.model import Model
 
 TensorFunction = Callable[[Tensor], Tensor]  # to a tensor of the same shape
@@ -131,26 +132,29 @@ class AttentionMode(ScopedMode):
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Inside, the mode is in force while the model runs, and knows which module is calling."""
-        modules = {
-            name: part
-            for name, part in self._root.named_modules()
-            if name and (name in self._heads or any(True for _ in part.children()))
-        }
-
-        def enter(name: str, values: Arguments) -> None:
-            self._running.append(Caller(name, modules[name], _shape(values)))
-            if name in self._heads:
-                self._ran.append(name)
-
-        def leave(_name: str, _values: Arguments, _output: object) -> None:
-            self._running.pop()
-
-        with watching(self._root, modules, leave, before=enter, always=True), overridden(self._root, self._around):
+        with ExitStack() as stack:
+            for name, module in self._root.named_modules():
+                if name and (name in self._heads or any(True for _ in module.children())):
+                    entered = module.register_forward_pre_hook(partial(self._enter, name), with_kwargs=True)
+                    stack.callback(entered.remove)
+                    stack.callback(module.register_forward_hook(self._leave, always_call=True).remove)
+            stack.enter_context(overridden(self._root, self._around))
             yield
+
+    def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self.in_force:
+            return
+        self._running.append(Caller(name, module, _shape(args, kwargs)))
+        if name in self._heads:
+            self._ran.append(name)
+
+    def _leave(self, _module: nn.Module, _args: object, _output: object) -> None:
+        if self.in_force:
+            self._running.pop()
 
     def _around(self, forward: Forward) -> Forward:
         def run(*args: Any, **kwargs: Any) -> Any:
-            self.images = (*_shape(arguments(args, kwargs)), 1)[0]
+            self.images = (*_shape(args, kwargs), 1)[0]
             for each in (self._running, self._ran, self.sites):
                 each.clear()
             surveyed = SITES.known(self.model) if isinstance(self.model, Model) else None
@@ -219,11 +223,11 @@ class _Call:
             query, key, value = (part.transpose(1, 2) for part in (query, key, value))
             return self.fused(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa).transpose(1, 2)
         own = attention_inputs(query, key, value, attn_mask, is_causal, scale, enable_gqa, self.heads)
-        inputs = own
-        for stage, part in INPUTS.items():
+        inputs, scored, computed = own, None, None
+        for stage, part in INPUTS.items() if any(tap.changes for tap in self.taps) else ():
             changed = self._changed(stage, getattr(inputs, part))
             inputs = inputs if changed is getattr(inputs, part) else replace(inputs, **{part: changed})  # type: ignore[arg-type]
-        scored, computed, keep = None, None, self._keep(inputs.query, inputs.query.shape[-2], inputs.key.shape[-2])
+        keep = self._keep(inputs.query, inputs.query.shape[-2], inputs.key.shape[-2])
         if any(tap.explicit or "scores" in tap.changes or "weights" in tap.changes for tap in self.taps):
             scores = inputs.scores(slice(None))
             scored = self._scores(scores, keep)
@@ -343,9 +347,9 @@ def _both(bias: Tensor | None, keep: Tensor) -> Tensor:
     return bias & keep if bias.dtype == torch.bool else bias.masked_fill(~keep, -torch.inf)
 
 
-def _shape(values: Arguments) -> tuple[int, ...]:
+def _shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
     """The shape of the first tensor among a module's arguments."""
-    return next((tuple(value.shape) for value in values.values() if isinstance(value, Tensor)), ())
+    return next((tuple(value.shape) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), ())
 
 
 def _tokens(entered: tuple[int, ...], queries: int, images: int) -> int:

@@ -85,9 +85,8 @@ class AttentionCall:
 
     def weights(self) -> Weights:
         """All weights (batch, heads, query, key); rows sum to 1."""
-        if self.computed is not None:
-            return self.computed  # not a slice: gradients are taken with respect to this tensor
-        return self.rows(slice(None))
+        # not a slice of what was computed: gradients are taken with respect to this tensor
+        return self.rows(slice(None)) if self.computed is None else self.computed
 
     def placed(self) -> Placed:
         """All weights with the queries and keys of each window row by row (see `row_by_row`)."""
