@@ -18,7 +18,7 @@ from vitlens.analysis.faithfulness.league import (
 )
 from vitlens.analysis.faithfulness.removal import SHARES, both_orders, removal_counts
 from vitlens.attribution.explain import explain
-from vitlens.lens.quick_passes import quick_linear, quick_mlps
+from vitlens.lens.quick_passes import quick_layers
 from vitlens.models.loading import load
 from vitlens.models.model import Model
 
@@ -30,7 +30,7 @@ def three(model: Model, batch: Tensor, _targets: Tensor) -> Tensor:
 
 @torch.no_grad()
 def by_onednn(model: Model, batch: Tensor, _targets: Tensor) -> Tensor:
-    with quick_linear(batch.device), quick_mlps(model.module, batch.device):
+    with quick_layers(model):
         return model(batch)[:, :, None]
 
 

@@ -27,7 +27,7 @@ from vitlens.analysis.faithfulness.maps import AnyMaps, PerImage, Size, on_grid,
 from vitlens.analysis.faithfulness.road import imputed
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.lens.quick_passes import quick_linear, quick_mlps, quick_passes
+from vitlens.lens.quick_passes import quick_layers, quick_passes
 from vitlens.lens.replay_pass import entry_of
 from vitlens.models.model import Model
 from vitlens.names import SUBSTRATES, Substrate
@@ -112,8 +112,8 @@ class Variants:
             require_substrate(model, substrate)
             kinds += [] if substrate == "absent" else [substrate_images(kinds[0], substrate)]
         if self._entry is not None:
-            with evaluating(model), quick_linear(images.device), quick_mlps(model, images.device):
-                kinds = [self._entry.tokens(each) for each in kinds]
+            with evaluating(model), quick_layers(model):
+                kinds = [self._entry.tokens(model, each) for each in kinds]
         self._kinds = torch.stack(kinds)  # (kinds, batch, ...): images or their tokens, clean and replaced
 
     @torch.no_grad()
@@ -150,10 +150,10 @@ class Variants:
         assert self._entry is not None
         images, tokens = self._kinds.shape[1:3]
         prefix, absent = len(self._model.layout.prefix), self._substrate == "absent"
-        most = self._batch_size or max(1, _WORKING_SET.get(self.device.type, _LARGE_WORKING_SET) // self._entry.largest)
+        most = self._batch_size or max(1, _WORKING_SET.get(self.device.type, _LARGE_WORKING_SET) // self._entry.method.largest)
         table, places = self._kinds.flatten(0, 2), torch.arange(tokens, device=self.device)
         lengths = tokens - removed.sum(1) if absent else torch.full_like(which, tokens)
-        with quick_linear(self.device), quick_mlps(self._model, self.device):
+        with quick_layers(self._model):
             for length, count in zip(*(each.tolist() for each in lengths.unique_consecutive(return_counts=True))):
                 size = max(1, most * tokens // length)  # the shorter the sequences, the larger the batch
                 for own, gone in zip(which[:count].split(size), removed[:count].split(size)):
@@ -162,7 +162,7 @@ class Variants:
                         rows = own[:, None] * tokens + places.expand_as(masked)[~masked].view(-1, length)
                     else:
                         rows = (masked * images + own[:, None]) * tokens + places
-                    yield self._entry.logits(F.embedding(rows, table))
+                    yield self._entry.logits(self._model, F.embedding(rows, table))
                 which, removed = which[count:], removed[count:]
 
 
