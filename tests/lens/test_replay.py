@@ -17,7 +17,6 @@ from vitlens.lens.replay import Replay, replaying
 from vitlens.lens.replay_pass import method_of, rows_read
 from vitlens.lens.trace import layers
 from vitlens.models.attention import MultiHeadSelfAttention
-from vitlens.models.configs import ViTConfig
 from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
 from vitlens.models.vit import TransformerBlock, VisionTransformer

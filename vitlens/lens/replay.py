@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.devices import evaluating
 from vitlens.errors import LensError
-from vitlens.lens.change import in_force
+from vitlens.lens.change import Set, in_force
 from vitlens.lens.intervene import Changes, Reference, prepared
 from vitlens.lens.places import resolve_places
 from vitlens.lens.replay_pass import PassKind, ReplayRecord, StopForward, method_of, recording, replay_pass
@@ -41,17 +41,7 @@ class Replay:
 
     def __init__(self, model: Model, images: Images, given: Set, *, budget: int, chunk: int | None) -> None:
         self.model, self.images = model, images
-<<<<<<< HEAD
         self._method, self._given = method_of(model), given
-        starts = self._method.plan.starts
-        self._keep = self._method.plan.kept(len(images), budget)
-        sizes = [sum(start.bytes) * len(images) / 1e9 for start in starts]
-        kept = sum(sum(starts[index].bytes[: 1 + outputs]) for index, outputs in self._keep.items()) * len(images) / 1e9
-        short = f"{kept:.2f} of {sum(sizes):.2f} GB of the clean pass are kept; the rest is computed again"
-        all_kept = len(self._keep) == len(starts) and all(self._keep.values())
-        self.note = "; ".join(filter(None, (self._method.note, "" if all_kept else short)))
-=======
-        self._method, self._given = method_of(model), prepared(model, given)
         self.exact = self._method.exact
         sizes = [start.bytes * len(images) for start in self._method.starts]
         keep: list[int] = []
@@ -61,7 +51,6 @@ class Replay:
         kept = sum(sizes[index] for index in keep)
         short = f"{kept / 1e9:.2f} of {sum(sizes) / 1e9:.2f} GB of the clean pass are kept; the rest is computed again"
         self.note = "; ".join(filter(None, (self._method.note, "" if len(keep) == len(sizes) else short)))
->>>>>>> wt-E
         working_set = _WORKING_SET.get(images.device.type, _LARGE_WORKING_SET)
         self._chunk = chunk or max(1, working_set // self._method.largest)
         self._spent = LinearCount()

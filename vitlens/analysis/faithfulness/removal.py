@@ -150,7 +150,9 @@ class Variants:
         assert self._entry is not None
         images, tokens = self._kinds.shape[1:3]
         prefix, absent = len(self._model.layout.prefix), self._substrate == "absent"
-        most = self._batch_size or max(1, _WORKING_SET.get(self.device.type, _LARGE_WORKING_SET) // self._entry.method.largest)
+        most = self._batch_size or max(
+            1, _WORKING_SET.get(self.device.type, _LARGE_WORKING_SET) // self._entry.method.largest
+        )
         table, places = self._kinds.flatten(0, 2), torch.arange(tokens, device=self.device)
         lengths = tokens - removed.sum(1) if absent else torch.full_like(which, tokens)
         with quick_layers(self._model):

@@ -18,13 +18,7 @@ from torch.nn import functional as F
 from vitlens.analysis.evaluation.intervals import Key
 from vitlens.analysis.heads.geometry import Geometry
 from vitlens.analysis.heads.rows import PatchRows, PerImage, ascending
-<<<<<<< HEAD
 from vitlens.lens.call import precise
-=======
-from vitlens.lens.attention import projection_of
-from vitlens.lens.call import AttentionCall, precise, received
-from vitlens.models.model import Model
->>>>>>> wt-E
 from vitlens.shapes import Images
 
 GROUPS: Final = 16  # of images: image i belongs to group i modulo 16
@@ -62,52 +56,10 @@ class HeadEvidence:
             self.sums[key] = total(self.sums[key])
 
 
-<<<<<<< HEAD
 def add_all(sums: dict[Key, Tensor], more: Mapping[Key, Tensor]) -> None:
     """Add tensors to those of the same key."""
     for key, value in more.items():
         sums[key] = sums[key] + value if key in sums else value
-=======
-class Gathering:
-    """Gathers the evidence of one batch, call by call, a few images at a time.
-
-    groups (images,): of each image; masks (images, height, width): True on the object, None where not known.
-    """
-
-    def __init__(self, model: Model, images: Images, groups: Int[Tensor, " images"], masks: Tensor | None) -> None:
-        self.model, self.images, self.groups, self.masks = model, images, groups, masks
-        self.evidence = HeadEvidence(by_group(torch.ones(len(images)), groups))
-        self.sums: dict[str, Tensor] = {}  # of the call
-        self.place: Geometry | None = None
-        self.similar = self.mask = torch.empty(0)
-
-    def begin(self, call: AttentionCall, place: Geometry) -> None:
-        """Prepare for a call; colours and masks are those of the call before where its patches are the same."""
-        if place != self.place:
-            self.place, self.similar = place, similar_pairs(self.images, place)
-            if self.masks is not None:
-                self.mask = on_grid(self.masks[:, None].to(self.images.device), place)[..., 0]
-        self.sums = {}
-        if call.output is not None:
-            norms = head_norms(precise(call.output), projection_of(self.model, call.site.module))
-            self.sums["output"] = by_group(norms.unflatten(0, (call.images, -1)).mean(1), self.groups)
-
-    def add(self, layer: PatchRows, entropy: PerImage, images: slice) -> None:
-        """Add some images of the call."""
-        mask = None if self.masks is None else self.mask[images]
-        for name, value in evidence_of(layer, entropy, self.similar[images], mask).items():
-            own = by_group(value, self.groups[images])
-            self.sums[name] = self.sums[name] + own if name in self.sums else own
-
-    def end(self, layer: int) -> None:
-        """Add the call's sums to the evidence: the heads of several calls of one layer stand one after another."""
-        for name, value in self.sums.items():
-            known = self.evidence.sums.get((name, layer))
-            if known is None:
-                self.evidence.sums[name, layer] = value
-            elif name not in _OF_LAYERS:
-                self.evidence.sums[name, layer] = torch.cat((known, value), 1)
->>>>>>> wt-E
 
 
 def by_group(values: Float[Tensor, "images *rest"], groups: Int[Tensor, " images"]) -> Float[Tensor, "groups *rest"]:
