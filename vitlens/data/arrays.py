@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from vitlens.arrays import read_arrays
 from vitlens.data.registry import DataRequest
-from vitlens.data.split import InMemory, Split, describe_hold_out, hold_out
+from vitlens.data.split import InMemory, Split, hold_out
 from vitlens.errors import DataError, UnknownNameError, in_one_line
 
 Array = NDArray[np.generic]
@@ -79,14 +79,11 @@ def load(request: DataRequest) -> Split:
         of = f"the {used} part of {path}" if used else path
         raise DataError(f"expected as many labels as images in {of}, found {len(labels)} and {len(images)}")
 
+    chosen, notes = hold_out(labels, part, seed=request.seed, whole=request.whole or bool(parts))
     if parts:
-        chosen = torch.arange(len(labels))
         others = [each for each in parts if each != used]
         rest = f"; its {' and '.join(others)} part{'s are' if len(others) > 1 else ' is'} not" if others else ""
-        notes: tuple[str, ...] = (f"the file's own {used} part is used{rest}",)
-    else:
-        chosen = torch.arange(len(labels)) if request.whole else hold_out(labels, part, seed=request.seed)
-        notes = (describe_hold_out(request.seed),) if len(chosen) < len(labels) else ()
+        notes = (f"the file's own {used} part is used{rest}",)
     count = int(torch.cat(list(every.values())).max()) + 1
     classes = tuple(map(str, arrays["classes"].ravel())) if "classes" in arrays else tuple(map(str, range(count)))
     if len(classes) < count:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from tests.lens.tiny import images, model_of, our_swin, ours
 from vitlens.analysis.features.receptive_field import receptive_field
-from vitlens.models.resnet import resnet20
+from vitlens.models.resnet import CifarResNet
 
 
 def test_windows_without_shift_see_one_window_and_with_shift_more() -> None:
@@ -25,7 +25,7 @@ def test_a_vit_sees_everything_at_once_and_a_convolution_one_pixel_a_side() -> N
     assert [field.seen for field in fields] == [1.0] * 3
     row, column = divmod(int(fields[0].field.argmax()), 48)  # patches of 8x16 px after the prefix
     assert (row // 8, column // 16) == (2, 1)
-    (first, *_) = receptive_field(model_of(resnet20(5).eval(), alias="cnn"), images())
+    (first, *_) = receptive_field(model_of(CifarResNet(3, 5).eval(), alias="cnn"), images())
     assert first.seen == 15 * 15 / 32**2  # the stem and six convolutions of the first stage
 
 
