@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import vitlens
-from tests.lens.put_back import unwindow
+from tests.lens.oracles import unwindow
 from tests.models.sources.huggingface.tiny import FAMILIES, TOWERS
 from vitlens.lens.capture import capture_attention
 from vitlens.lens.observe import observe
