@@ -9,13 +9,13 @@ import torch
 from PIL import Image
 
 from tests.kit.damage import refused
+from vitlens.arrays import read_arrays
 from vitlens.cli.main import run
 from vitlens.data.catalogue import load_data
 from vitlens.data.cue_conflict import cues_of, imagenet16, is_cue_conflict
 from vitlens.data.digits import digits
 from vitlens.data.folder import list_folder, list_images
 from vitlens.errors import DataError
-from vitlens.files import read_arrays
 from vitlens.names import imagenet_classes, imagenet_indices
 from vitlens.preprocessing import Preprocessing
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitlens.archives import read_archive
+from vitlens.arrays import read_arrays
 from vitlens.data.registry import DataRequest
 from vitlens.data.split import InMemory, Split, hold_out
 from vitlens.errors import DataError, UnknownNameError, in_one_line
@@ -68,7 +68,7 @@ def load(request: DataRequest) -> Split:
             )
     prefix = f"{used}_" if used else ""
     wanted = [f"{each}_labels" for each in parts] or ["labels"]
-    arrays = read_archive(path, keys=[f"{prefix}images", *wanted, "classes"], most=_SIZE, error=DataError)
+    arrays = read_arrays(path, keys=[f"{prefix}images", *wanted, "classes"], most=_SIZE, error=DataError)
     for key in (f"{prefix}images", *wanted):
         if key not in arrays:
             raise DataError(f"expected images and labels, each part's own, in {path}, found no {key!r}")

@@ -19,8 +19,7 @@ from vitlens.analysis.cost.passes import saved_for_training
 from vitlens.analysis.evaluation.evaluate import evaluate
 from vitlens.analysis.evaluation.intervals import accuracy_over_seeds, difference_over_seeds
 from vitlens.analysis.features.receptive_field import receptive_field
-from vitlens.archives import Form
-from vitlens.arrays import Flags, arrays_of, as_arrays
+from vitlens.arrays import Flags, Form, arrays_of, as_arrays, read_arrays, write_arrays
 from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.load import print_data
 from vitlens.commands.run.progress import training_progress
@@ -36,7 +35,6 @@ from vitlens.commands.study.kinds.transfer import inside
 from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.train.start import compute_outputs, objective_of
 from vitlens.errors import InputError
-from vitlens.files import read_arrays, write_arrays
 from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model
 from vitlens.training import checkpoint
