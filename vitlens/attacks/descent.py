@@ -28,11 +28,9 @@ CUTOFF = 0.5  # of Nyquist's frequency, between low and high
 
 @dataclass(frozen=True)
 class Region:
-    """The allowed changes of a batch of jobs.
-
-    norm: that bounds a change; within: the component of a change, or of a gradient, in the region, of any length;
-    choose: the state that defines each job's region; radius: the largest length of a change.
-    """
+    """The allowed changes of a batch of jobs. norm: that bounds a change; within: the component of a change, or of a
+    gradient, in the region, of any length; choose: the state that defines each job's region; radius: the largest length
+    of a change."""
 
     norm: Norm
     within: Callable[[Change, State], Change] = lambda change, _state: change
@@ -41,10 +39,8 @@ class Region:
 
 
 def band(part: Literal["low", "high"]) -> Region:
-    """Changes of only low or only high frequencies, of at most epsilon at every pixel.
-
-    A change that is too large is scaled down, which keeps its frequencies; only clamping to [0, 1] adds others.
-    """
+    """Changes of only low or only high frequencies, of at most epsilon at every pixel. A change that is too large is
+    scaled down, which keeps its frequencies; only clamping to [0, 1] adds others."""
 
     def within(change: Change, _state: State) -> Change:
         low, high = frequency_bands(change, cutoff=CUTOFF)
@@ -59,10 +55,8 @@ def band(part: Literal["low", "high"]) -> Region:
 
 def one_square(side: int, step: tuple[int, int], ranked: Int[Tensor, "images places"] | None) -> Region:
     """One square of pixels in which any change is allowed, from black to white; epsilon is the share that it covers.
-
     side: px; step: px (vertical, horizontal) between its possible positions; ranked: for each image (rows of the jobs)
-    the positions in descending order, of which each restart takes the next; None: random positions.
-    """
+    the positions in descending order, of which each restart takes the next; None: random positions."""
 
     def choose(jobs: Jobs) -> State:
         """Each job's square as a mask (batch, 1, height, width)."""
@@ -94,9 +88,7 @@ def ranked_positions(
     maps: Float[Tensor, "images rows columns"], size: tuple[int, int], *, side: int, step: Sequence[int]
 ) -> Int[Tensor, "images places"]:
     """The positions of a square for each image, by the attribution within it, largest first; ties in reading order.
-
-    Raises InputError for a constant map.
-    """
+    Raises InputError for a constant map."""
     constant = (maps.amax((1, 2)) == maps.amin((1, 2))).nonzero().flatten()
     if len(constant):
         raise InputError(f"expected maps that rank positions, found the map of image {int(constant[0])} constant")
@@ -107,10 +99,8 @@ def ranked_positions(
 
 @dataclass(frozen=True, kw_only=True)
 class Descent(Algorithm):
-    """Gradient ascent on the loss; each step is projected into the region.
-
-    stride: length of all steps together, in epsilons; random_start: whether it starts at a random point of the region.
-    """
+    """Gradient ascent on the loss; each step is projected into the region. stride: length of all steps together, in
+    epsilons; random_start: whether it starts at a random point of the region."""
 
     steps: int
     stride: float
@@ -145,11 +135,9 @@ def pgd(
     random_start: bool = True,
     region: Region | None = None,
 ) -> Descent:
-    """Projected gradient descent (Madry 2018): a random start, steps of 2.5 epsilon / steps.
-
-    targets: how many of the most likely other classes it targets in turn, 0: untargeted; region: the set of allowed
-    perturbations (None: the norm's ball).
-    """
+    """Projected gradient descent (Madry 2018): a random start, steps of 2.5 epsilon / steps. targets: how many of the
+    most likely other classes it targets in turn, 0: untargeted; region: the set of allowed perturbations (None: the
+    norm's ball)."""
     region = region or Region(NORMS[norm])
     return Descent(
         norm=region.norm, queries=setting.steps + 1, steps=setting.steps, stride=stride, random_start=random_start,

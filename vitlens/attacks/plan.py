@@ -29,10 +29,8 @@ _CPU_BATCH = 64  # images at a time on a CPU: more are no faster, and a small ba
 @dataclass(frozen=True)
 class CleanImages:
     """The images before an attack, on the device of the images passed in, or read from a Split as they are needed.
-
     correct: whether the model predicts the label; runners_up: other classes, most likely first; indices: of the images
-    in the data set; notes: caveats that a report states before its curves.
-    """
+    in the data set; notes: caveats that a report states before its curves."""
 
     images: Parts
     labels: Labels
@@ -93,9 +91,7 @@ class AttackPlan:
         self, attack: Attack, model: Model, clean: CleanImages, given: Sequence[float] | None
     ) -> tuple[float, ...]:
         """The epsilons of an attack, by default those of its norm; for a patch, the share of the image that it covers.
-
-        Raises InputError unless they are ascending, not negative, and at most 1 in L∞.
-        """
+        Raises InputError unless they are ascending, not negative, and at most 1 in L∞."""
         if not attack.takes_epsilon:
             setting = self.setting(attack, model, clean)
             return (setting.square_side**2 / math.prod(setting.size),)
@@ -117,11 +113,8 @@ def clean_images(
     indices: Sequence[int] | None = None,
     batch_size: int | None = None,
 ) -> CleanImages:
-    """The clean images, once the labels are checked and the model has been run on them.
-
-    labels: class indices, or "predicted". Raises InputError for invalid labels or indices, NonFiniteError naming model
-    and image.
-    """
+    """The clean images, once the labels are checked and the model has been run on them. labels: class indices, or
+    "predicted". Raises InputError for invalid labels or indices, NonFiniteError naming model and image."""
     model.require_classifier()
     count = len(images)
     positions = torch.arange(count) if indices is None else torch.tensor(indices, dtype=torch.int64)
@@ -158,10 +151,8 @@ def clean_images(
 
 @contextmanager
 def frozen(model: Model) -> Iterator[None]:
-    """The model in evaluation mode with frozen parameters, so that no pass stores values for their gradients.
-
-    Modes and flags are restored on exit.
-    """
+    """The model in evaluation mode with frozen parameters, so that no pass stores values for their gradients. Modes and
+    flags are restored on exit."""
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
         with evaluating(model), quick_convolutions(model):

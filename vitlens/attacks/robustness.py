@@ -65,10 +65,8 @@ class Outcome:
 
     def median_distance(self, *, unit: float = 1.0) -> Estimate | None:
         """The median, over the images predicted correctly before, of the smallest epsilon that broke each; in units.
-
         None where no image is predicted correctly, or at least half of them are never broken: the median then lies
-        beyond all epsilons tried. An upper end beyond these is left out.
-        """
+        beyond all epsilons tried. An upper end beyond these is left out."""
         distances = self.broken_at[self.clean].double().numpy()
         if not len(distances):
             return None
@@ -82,11 +80,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class PairedOutcome:
-    """Two models under one attack at one epsilon (0: before the attack).
-
-    only_first, only_second: images on which this model alone is robust; difference: robust accuracy of the first minus
-    the second's, points, paired; p: McNemar's exact test, p_holm: corrected for all tests of the call.
-    """
+    """Two models under one attack at one epsilon (0: before the attack). only_first, only_second: images on which this
+    model alone is robust; difference: robust accuracy of the first minus the second's, points, paired; p: McNemar's
+    exact test, p_holm: corrected for all tests of the call."""
 
     name: str
     epsilon: float
@@ -100,10 +96,8 @@ class PairedOutcome:
 
 
 def paired(outcomes: Iterable[tuple[Outcome, Outcome]], *, seed: int = 0) -> tuple[PairedOutcome, ...]:
-    """Paired tests of the two models of each pair at every epsilon, with Holm's correction over all of them.
-
-    A pair is two models under the same attack on the same images. The clean images are tested once for two models.
-    """
+    """Paired tests of the two models of each pair at every epsilon, with Holm's correction over all of them. A pair is
+    two models under the same attack on the same images. The clean images are tested once for two models."""
     tests: list[PairedOutcome] = []
     clean: set[tuple[str, str]] = set()
     for first, second in outcomes:
@@ -155,11 +149,9 @@ def transfers(
     groups: Tensor | None = None,
     seed: int = 0,
 ) -> Iterator[Transfer]:
-    """Every model on the images of every model's attack.
-
-    clean: (models, n), which model predicts which clean image correctly; adversarial: for each source (models, n), the
-    same for its images; fooled: (models, n), which images fool their own source; groups: (n,) what images share.
-    """
+    """Every model on the images of every model's attack. clean: (models, n), which model predicts which clean image
+    correctly; adversarial: for each source (models, n), the same for its images; fooled: (models, n), which images fool
+    their own source; groups: (n,) what images share."""
     of_clean = [accuracy(correct, groups=groups, seed=seed) for correct in clean]
     for source, target in product(range(len(clean)), repeat=2):
         correct, counted = adversarial[source][target], fooled[source] & clean[target]
@@ -172,10 +164,8 @@ def cosines(
     model: Model, images: Images, others: Mapping[str, Tensor], *, batch_size: int | None = None
 ) -> dict[str, ByDepth]:
     """The cosine between each block's output for an image and for its counterpart: (blocks, n) by name of others.
-
     images, others: (n, 3, height, width) in [0, 1], the counterparts in the same order. A block's whole output counts,
-    all tokens or the whole map. Raises InputError for a model without blocks.
-    """
+    all tokens or the whole map. Raises InputError for a model without blocks."""
     size = batch_size or max(1, fitting_batch_size(model) // 4)
     parts: dict[str, list[Tensor]] = {name: [] for name in others}
 
@@ -203,10 +193,8 @@ def cosines(
 
 def halfway_block(changed: ByDepth, another: ByDepth) -> int | None:
     """The first block whose outputs for an image and its changed version are half as far apart as for two images.
-
     changed: cosines with the changed image, another: with a different one; means over images are compared. None where
-    there is no such block, or where different images have equal outputs.
-    """
+    there is no such block, or where different images have equal outputs."""
     distance, between_images = 1 - changed.double().mean(1), 1 - another.double().mean(1)
     share = torch.where(between_images > 1e-6, distance / between_images.clamp_min(1e-6), 0.0)
     blocks = (share >= HALFWAY).nonzero().flatten()
