@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from vitlens.analysis.evaluation.evaluate import accuracy, fitting_batch_size
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
-from vitlens.lens.capture import watching_outputs
+from vitlens.lens.stages import watching_blocks
 from vitlens.models.model import Model
 from vitlens.shapes import Images
 from vitlens.uncertainty import Estimate, accuracy_difference, holm, mcnemar, median_of
@@ -174,10 +174,10 @@ def cosines(
         outputs: dict[int, Tensor] = {}
 
         def take(block: int, output: Tensor) -> None:
-            if len(output) == len(images):
-                outputs[block] = output.float()
+            if output.dim() > 1 and len(output) == len(images):
+                outputs[block] = output.flatten(1).float()
 
-        with evaluating(model), torch.no_grad(), watching_outputs(model, take):
+        with evaluating(model), torch.no_grad(), watching_blocks(model, take):
             model(images.to(model.device))
         return [outputs[block] for block in sorted(outputs)]
 

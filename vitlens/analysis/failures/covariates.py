@@ -64,9 +64,8 @@ class Subject:
             return {}
         at = torch.arange(len(self.split)) if self.indices is None else self.indices
         grid = (self.maps.shape[-2], self.maps.shape[-1])
-        height, width = (-(-side // cells) * cells for side, cells in zip(self.split.size, grid))
         masks = None if self.split.masks is None else self.split.masks[at]
-        shares = map_shares(self.maps, size=(height, width), grid=grid, masks=masks)
+        shares = map_shares(self.maps, size=self.split.size, grid=grid, masks=masks)
         found = {"row": shares.row, "column": shares.column, "half": shares.half, "outer": 1 - shares.central}
         if masks is not None and shares.inside is not None:
             found["inside"] = torch.where(masks.flatten(1).any(1), shares.inside, torch.nan)

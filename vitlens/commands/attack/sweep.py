@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.archives import Form
+from vitlens.arrays import Form
 from vitlens.attacks import checks as rules
 from vitlens.attacks.attack import AttackResult, attack, sweep
 from vitlens.attacks.checks import Check, Trial

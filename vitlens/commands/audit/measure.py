@@ -16,7 +16,7 @@ from vitlens.analysis.failures.covariates import Subject
 from vitlens.analysis.faithfulness.checks import DISTURBANCES, STEADY_IMAGES
 from vitlens.analysis.faithfulness.defaults import BASELINES
 from vitlens.analysis.faithfulness.league import randomised_images
-from vitlens.analysis.faithfulness.randomisation import PARTS
+from vitlens.analysis.faithfulness.sanity import PARTS
 from vitlens.attacks.algorithm import Setting, algorithm_of
 from vitlens.attacks.registry import ATTACKS, Attack
 from vitlens.attribution.explain import explain, methods_for, preferred_method
@@ -45,9 +45,10 @@ from vitlens.commands.shared.failures_measure import failure_fields
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.data.split import Split
 from vitlens.errors import DataError, InputError, OutputError, UnsupportedError
-from vitlens.files import read_run, write_bytes
+from vitlens.files import write_bytes
 from vitlens.models.model import Model
 from vitlens.models.naming import parse_models
+from vitlens.record import read_run
 from vitlens.report.junit import junit
 
 MAPPED: Final = 200  # images with maps for the question why the model fails

@@ -1,4 +1,5 @@
-"""The small ViT that is downloaded: from a local server that answers as Hugging Face's hub, by its own client."""
+"""The hubs: the small ViT that is downloaded, from a local server that answers as Hugging Face's, by its own client;
+which weights in the caches are taken for timm's ViTs."""
 
 import http.server
 import threading
@@ -31,7 +32,15 @@ class Hub:
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Empty caches of Hugging Face's hub and of torch.hub."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub", tmp_path / "torch" / "hub" / "checkpoints"
+
+
+@pytest.fixture
+def server(caches: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A running hub, and empty caches."""
     known = Hub()
 
@@ -64,21 +73,15 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         thread.start()
         known.address = f"http://127.0.0.1:{running.server_address[1]}"
         monkeypatch.setenv("HF_ENDPOINT", known.address)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-        monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         yield known
         running.shutdown()
 
 
-def no_bar(_: int) -> None:
-    """Shows nothing."""
-
-
 def download() -> list[str]:
     """Download it; what was said before."""
     said: list[str] = []
-    name = hub.download_small_vit(begins=said.append, progress=lambda _: nullcontext(no_bar))
+    name = hub.download_small_vit(begins=said.append, progress=lambda _: nullcontext(lambda _: None))
     assert name.name == f"timm:{hub.SMALL_VIT}"
     return said
 
@@ -112,18 +115,14 @@ def test_offline_nothing_is_asked_for(server):
         assert download() == [server.address]
 
 
-def test_a_server_that_is_not_there_is_the_reason(server, monkeypatch):
+def test_a_hub_that_is_not_there_or_refuses_is_one_line(server, monkeypatch):
+    for server.status in (404, 403):
+        with pytest.raises(ModelError, match=r"^the download from http:") as caught:
+            download()
+        assert "\n" not in str(caught.value)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(ModelError, match=r"^http://127\.0\.0\.1:9 does not answer$"):
         download()
-
-
-@pytest.mark.parametrize("status", [404, 403])
-def test_a_file_that_the_hub_refuses_is_one_line(server, status):
-    server.status = status
-    with pytest.raises(ModelError, match=r"^the download from http:") as caught:
-        download()
-    assert "\n" not in str(caught.value)
     assert vits_on_disk() == ()
 
 
@@ -147,3 +146,40 @@ def test_a_named_model_asks_nobody_offline(server):
     ):
         raise OSError("not in the cache")
     assert not server.asked
+
+
+def cached(folder: Path, name: str, file: str = "model.safetensors", snapshot: str = "0a") -> Path:
+    place = folder / f"models--timm--{name}" / "snapshots" / snapshot / file
+    place.parent.mkdir(parents=True)
+    place.write_bytes(b"weights")
+    return place
+
+
+def test_vits_of_imagenet_are_found_by_name_and_others_are_not(caches):
+    downloads, checkpoints = caches
+    assert vits_on_disk() == ()
+    assert not downloads.exists()
+    base = cached(downloads, "vit_base_patch16_224.augreg2_in21k_ft_in1k")
+    for name in (
+        "vit_small_patch14_dinov2.lvd142m", "vit_base_patch16_clip_224.openai", "vit_base_patch16_224.augreg_in21k",
+        "resnet50.a1_in1k", "swin_tiny_patch4_window7_224.ms_in1k", "vit_base_patch16_224.no_such_tag", "nonsense",
+    ):  # fmt: skip
+        cached(downloads, name)
+    cached(downloads, "deit3_small_patch16_224.fb_in1k", file="config.json")  # without weights
+    checkpoints.mkdir(parents=True)
+    tiny = checkpoints / "deit_tiny_patch16_224-a1311bcf.pth"
+    for file in (tiny, checkpoints / "resnet18-5c106cde.pth", checkpoints / "dino_deitsmall16_pretrain.pth"):
+        file.write_bytes(b"weights")
+    found = vits_on_disk()
+    assert [(model.name, model.weights) for model in found] == [
+        ("timm:deit_tiny_patch16_224", str(tiny)),
+        ("timm:vit_base_patch16_224.augreg2_in21k_ft_in1k", str(base)),
+    ]
+    assert [model.alias for model in found] == ["deit_tiny_patch16_224", "vit_base_patch16_224.augreg2_in21k_ft_in1k"]
+
+
+def test_a_link_whose_file_is_gone_is_no_weights(caches):
+    gone = cached(caches[0], "deit_tiny_patch16_224.fb_in1k")
+    gone.unlink()
+    gone.symlink_to(gone.with_name("blob"))
+    assert vits_on_disk() == ()
