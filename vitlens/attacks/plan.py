@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from vitlens.analysis.evaluation.classes import PREDICTED, required_labels
 from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
 from vitlens.attacks.algorithm import Setting
 from vitlens.attacks.registry import EPSILONS, PRECISION, RESTARTS, TARGETS, Attack
@@ -20,8 +21,6 @@ from vitlens.models.model import Model
 from vitlens.names import DEFAULT_SEED
 from vitlens.pixels import Parts
 from vitlens.shapes import Labels
-
-PREDICTED = "predicted"
 
 _CPU_BATCH = 64  # images at a time on a CPU: more are no faster, and a small batch makes resuming finer
 
@@ -117,12 +116,12 @@ def clean_images(
     "predicted". Raises InputError for invalid labels or indices, NonFiniteError naming model and image."""
     model.require_classifier()
     count = len(images)
+    size = batch_size or fitting_batch_size(model)
     positions = torch.arange(count) if indices is None else torch.tensor(indices, dtype=torch.int64)
     if len(positions) != count:
         raise InputError(f"expected one index per image ({count}), found {len(positions)}")
     with frozen(model), torch.no_grad():
-        parts = images.split(batch_size or fitting_batch_size(model))
-        logits = torch.cat([model(part.to(model.device)).cpu() for part in parts])
+        logits = torch.cat([model(part.to(model.device)).cpu() for part in images.split(size)])
     broken = (~logits.isfinite()).any(1).nonzero().flatten()
     if len(broken):
         raise NonFiniteError(
@@ -131,14 +130,9 @@ def clean_images(
     classes = logits.shape[1]
     if classes < 2:
         raise InputError(f"expected a model of at least 2 classes to attack, found {classes}")
-    if labels is None or (isinstance(labels, str) and labels != PREDICTED):
-        raise InputError(
-            f"expected a label for each image, found {'none' if labels is None else repr(labels)}; "
-            f"labels={PREDICTED!r} attacks the prediction, and a Split or a folder of class folders has labels"
-        )
-    truth = logits.argmax(1) if isinstance(labels, str) else labels.detach().cpu().long()
-    if len(truth) != count:
-        raise InputError(f"expected one label per image ({count}), found {len(truth)}")
+    truth = logits.argmax(1)
+    if not (isinstance(labels, str) and labels == PREDICTED):
+        truth = required_labels(model, images, labels, size).detach().cpu().long()
     wrong = truth[(truth < 0) | (truth >= classes)]
     if len(wrong):
         raise InputError(f"expected labels from 0 to {classes - 1}, found {int(wrong[0])}")

@@ -1,11 +1,11 @@
-"""Robust accuracy over epsilon, from the smallest epsilon that broke each image: intervals, medians, pairs, transfer.
+"""Robust accuracy over epsilon, from the smallest epsilon that broke each image: intervals, medians, transfer.
 
 One number per image determines all of these: an image is robust at epsilon if the model predicts it correctly and no
 attempt up to epsilon changed that. So an image broken at one epsilon is broken at every larger one, and no curve rises.
 And how much an attack changes the outputs of each block.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -21,7 +21,7 @@ from vitlens.errors import InputError
 from vitlens.lens.stages import watching_blocks
 from vitlens.models.model import Model
 from vitlens.shapes import Images
-from vitlens.uncertainty import Estimate, accuracy_difference, holm, mcnemar, median_of
+from vitlens.uncertainty import Estimate, median_of
 
 ROUNDING = 1e-6  # pixel units: by how much a stored epsilon may differ from the one tried
 HALFWAY = 0.5  # of the distance (1 - cosine) between different images
@@ -76,41 +76,6 @@ class Outcome:
             return None
         ends = [None if end is None or end >= beyond else end / unit for end in (middle.low, middle.high)]
         return replace(middle, value=middle.value / unit, low=ends[0], high=ends[1])
-
-
-@dataclass(frozen=True)
-class PairedOutcome:
-    """Two models under one attack at one epsilon (0: before the attack). only_first, only_second: images on which this
-    model alone is robust; difference: robust accuracy of the first minus the second's, points, paired; p: McNemar's
-    exact test, p_holm: corrected for all tests of the call."""
-
-    name: str
-    epsilon: float
-    first: str
-    second: str
-    only_first: int
-    only_second: int
-    difference: Estimate
-    p: float
-    p_holm: float
-
-
-def paired(outcomes: Iterable[tuple[Outcome, Outcome]], *, seed: int = 0) -> tuple[PairedOutcome, ...]:
-    """Paired tests of the two models of each pair at every epsilon, with Holm's correction over all of them. A pair is
-    two models under the same attack on the same images. The clean images are tested once for two models."""
-    tests: list[PairedOutcome] = []
-    clean: set[tuple[str, str]] = set()
-    for first, second in outcomes:
-        both = first.alias, second.alias
-        for epsilon in (*(() if both in clean else (0.0,)), *first.epsilons):
-            one, two = first.robust(epsilon), second.robust(epsilon)
-            counts = int((one & ~two).sum()), int((~one & two).sum())
-            difference, p = accuracy_difference(one, two, groups=first.groups, seed=seed), mcnemar(*counts)
-            name = "clean" if epsilon == 0 else first.name
-            tests.append(PairedOutcome(name, epsilon, *both, *counts, difference, p, p))
-        clean.add(both)
-    adjusted = holm([test.p for test in tests])
-    return tuple(replace(test, p_holm=p) for test, p in zip(tests, adjusted))
 
 
 def halving_epsilon(outcomes: Sequence[Outcome]) -> float:
