@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.patching.contribution import direct_logit_attribution, logits_by_depth
-from vitlens.data.decode import decode_file
+from vitlens.data.decode import decode
 from vitlens.lens.intervene import intervene
 from vitlens.models import loading
 from vitlens.models.model import Model
@@ -26,7 +26,7 @@ def photos(deit: Model, real_data: Path) -> tuple[Tensor, Tensor]:
     with np.load(real_data / "deit_tiny_reference.npz", allow_pickle=False) as stored:
         names, labels = stored["files"][::30], torch.from_numpy(stored["labels"][::30])
     files = [real_data / "photos" / str(name).removeprefix("photos/") for name in names]
-    return torch.stack([decode_file(file, deit.preprocessing).pixels for file in files]).float() / 255, labels
+    return torch.stack([decode(file, deit.preprocessing)[0] for file in files]).float() / 255, labels
 
 
 @pytest.mark.parametrize("truth", [False, True])

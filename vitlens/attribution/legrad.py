@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlens.analysis.attention.chain import require_chain, without_autocast
-from vitlens.analysis.attention.gradients import differentiated
+from vitlens.analysis.attention.chain import differentiated, require_chain, without_autocast
 from vitlens.analysis.attention.methods import require_start
 from vitlens.analysis.patching.contribution import blocks_of, logits_by_depth, logits_from
 from vitlens.attribution.registry import LAST_BLOCKS

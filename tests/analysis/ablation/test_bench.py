@@ -12,7 +12,7 @@ from vitlens.errors import InputError, NonFiniteError, UnknownNameError, Unsuppo
 from vitlens.lens.capture import capture
 from vitlens.lens.intervene import Change, another_image, intervene
 from vitlens.models.model import Model
-from vitlens.models.resnet import resnet20
+from vitlens.models.resnet import CifarResNet
 from vitlens.names import REPLACEMENTS, Replacement
 
 LABELS = torch.arange(8) % 5
@@ -67,7 +67,7 @@ def test_units_are_all_heads_mlps_and_blocks() -> None:
         ({"labels": torch.tensor([7])}, InputError, "from 0 to 4, found 7"),
         ({"replace": "resample"}, InputError, "at least 2 images"),
         ({"replace": "mean", "images": 5}, InputError, "at least 8 images.*--replace resample"),
-        ({"model": lambda: model_of(resnet20(classes=5))}, UnsupportedError, "attention"),
+        ({"model": lambda: model_of(CifarResNet(3, classes=5))}, UnsupportedError, "attention"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(options, error, message) -> None:

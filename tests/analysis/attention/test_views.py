@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.lens.put_back import unwindow
+from tests.lens.oracles import unwindow
 from tests.lens.tiny import FAMILIES, images, model_of, ours, shared_model, timm_model, torchvision_swin
 from vitlens.analysis.attention.weights import attention, merged, patch_views
 from vitlens.errors import InputError, UnsupportedError

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.attention.gradients import check_targets
+from vitlens.analysis.attention.chain import check_targets
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError

@@ -16,11 +16,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.analysis.attention.gradients import check_targets
+from vitlens.analysis.attention.chain import check_targets
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
-from vitlens.lens.attention import attention_module
+from vitlens.lens.attention import projection_of
 from vitlens.lens.call import precise
 from vitlens.lens.capture import capture
 from vitlens.lens.stages import stages
@@ -133,8 +133,7 @@ def _contributions(model: Model, images: Images, targets: Labels | None) -> Cont
         read = weights if reads is None else weights[:, reads]
         heads, mlps, biases = [], [], [torch.zeros_like(constant)]
         for layer in known:
-            unit = model.module.get_submodule(layer.unit)
-            projection = attention_module(model, layer.attention).projection
+            unit, projection = model.module.get_submodule(layer.unit), projection_of(model, layer.attention)
             assert projection is not None  # as the layer has heads
             scaled = read * branch_scale(unit, 1)
             joined = precise(captured[f"blocks.{layer.index}.heads{tokens}"]).transpose(1, 2).flatten(2)

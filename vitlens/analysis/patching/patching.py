@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from vitlens.analysis.attention.gradients import check_targets
+from vitlens.analysis.attention.chain import check_targets
 from vitlens.analysis.patching.contribution import stacked
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.lens.patch import patch

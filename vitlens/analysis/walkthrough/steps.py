@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from vitlens.analysis.patching.contribution import branch_scale
 from vitlens.errors import UnsupportedError
-from vitlens.lens.attention import attention_module
+from vitlens.lens.attention import projection_of
 from vitlens.lens.call import AttentionCall, softmax_or_zero
 from vitlens.lens.capture import capture
 from vitlens.lens.observe import observe
@@ -161,7 +161,7 @@ def layer_steps(
     if read is None and not of_scores.equal:
         raise UnsupportedError(_changed_scores(model, layer))
     weights = softmax_or_zero(scores)
-    projection = attention_module(model, layer.attention).projection
+    projection = projection_of(model, layer.attention)
     assert projection is not None  # as there is a place of its heads
     columns = projection.weight.unflatten(1, (layer.heads, -1))  # (dim, heads, head_dim)
     projected = torch.einsum("bhtd,ehd->bhte", own["heads"], columns)

@@ -20,7 +20,7 @@ from vitlens.analysis.heads.specialisation import specialise
 from vitlens.analysis.heads.statistics import Stream
 from vitlens.analysis.patching.contribution import direct_logit_attribution, logits_by_depth
 from vitlens.analysis.patching.patching import corrupt, patch_parts
-from vitlens.archives import Form
+from vitlens.arrays import Form
 from vitlens.commands.ablate.options import AblateOptions
 from vitlens.commands.ablate.record import ContributionRow, LensRow, PatchingArrays, PatchingRow, PrunedRow
 from vitlens.commands.run.progress import ProgressStore
