@@ -21,7 +21,6 @@ from vitlens.analysis.heads.specialisation import (
     OFFSETS,
     RULES,
     Specialisation,
-    compete,
     explained_by_offset,
     half_width,
     label_of,
@@ -306,10 +305,9 @@ def test_the_jackknife_of_a_mean_is_students_interval():
 
 
 def test_labels_that_contain_one_another_do_not_compete():
-    assert not compete("previous", "local")
-    assert not compete("local", "previous")
-    assert compete("previous", "next")
-    assert not compete("self", "self")
+    assert label_of(scores(previous=0.9, local=0.6)).other not in ("previous", "local")
+    assert label_of(scores(local=0.9, previous=0.6)).other not in ("previous", "local")
+    assert label_of(scores(previous=0.9, next=0.6)).other == "next"
     assert {name for label in LABELS.values() for name in label.within} <= RULES.keys()
 
 

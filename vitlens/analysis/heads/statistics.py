@@ -60,11 +60,9 @@ def layers_of(model: Model) -> tuple[Site, ...]:
 
 
 class BatchStatistics:
-    """What one forward pass tells of the heads, gathered call by call, a few images at a time.
-
-    values (images, heads): by statistic and layer; a layer of several attention calls has the heads of all of them, one
-    after another. evidence: the mass by offset, and where groups are given, all that labels of heads are decided by.
-    """
+    """What one forward pass tells of the heads, gathered call by call, a few images at a time. values (images, heads):
+    by statistic and layer, those of several calls of a layer one after another; evidence: the mass by offset, and where
+    groups are given, all that labels of heads are decided by."""
 
     def __init__(
         self, model: Model, images: Images, groups: Tensor | None, masks: Tensor | None, *, renormalise: bool
@@ -136,13 +134,11 @@ class BatchStatistics:
 def measure(
     model: Model, images: Images, *, renormalise: bool = True, groups: Tensor | None = None, masks: Tensor | None = None
 ) -> BatchStatistics:
-    """Every statistic of every head on these images, from one forward pass.
+    """Every statistic of every head on these images, from one forward pass, in fp32 at least.
 
     renormalise: distances are of the attention on patches, scaled to sum to 1; otherwise the mass on CLS and other
-    prefix tokens counts as 0 px. groups: (images,) the group of each, to gather the evidence for labels as well (None:
-    statistics only); masks: (images, height, width) True on the object, where they are known. Weights are computed in
-    fp32 at least, in any precision of the model. Raises NonFiniteError naming the layer, UnsupportedError for a model
-    without attention.
+    prefix tokens counts as 0 px. groups: (images,) the group of each, to gather the evidence for labels as well; masks:
+    (images, height, width) True on the object, where they are known.
     """
     if not len(images):
         raise InputError("expected at least one image, found none")
@@ -241,11 +237,7 @@ class Stream:
         self.moments, self.overall = Moments(clusters=clusters), Moments(clusters=clusters)
 
     def add(self, images: Images, *, numbers: Tensor | None = None, masks: Tensor | None = None) -> None:
-        """Measure a batch and add it.
-
-        numbers: (images,) of each in the data (None: in order of their addition); masks: (images, height, width) of
-        the objects, where they are known.
-        """
+        """Measure a batch and add it; numbers: (images,) of each in the data (None: in order of their addition)."""
         first = self.moments.count
         numbers = torch.arange(first, first + len(images)) if numbers is None else numbers
         own = None if self.groups is None else self.groups[numbers.cpu()]
