@@ -14,7 +14,6 @@ from tests.analysis.heads.planted import Bench, planted, scenes
 from tests.analysis.made import made_model, numbered, uniform
 from tests.lens.tiny import images as pictures
 from tests.lens.tiny import ours, timm_model, torchvision_swin
-from vitlens.analysis.heads.evidence import GROUPS
 from vitlens.analysis.heads.geometry import Geometry
 from vitlens.analysis.heads.registry import LABELS, MIXED, UNLABELLED
 from vitlens.analysis.heads.specialisation import (
@@ -27,7 +26,7 @@ from vitlens.analysis.heads.specialisation import (
     offset_bits,
     specialise,
 )
-from vitlens.analysis.heads.statistics import Statistics, Stream, statistics
+from vitlens.analysis.heads.statistics import GROUPS, Statistics, Stream, statistics
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 

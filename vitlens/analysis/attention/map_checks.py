@@ -1,5 +1,5 @@
 """What maps hold, whatever method made them: information in bits relative to a uniform map, as for the labels of heads
-(analysis/heads/evidence.py), and how much of it fixed places explain."""
+(analysis/heads/statistics.py), and how much of it fixed places explain."""
 
 import torch
 from jaxtyping import Float

@@ -26,11 +26,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.heads.evidence import bits_of_part
 from vitlens.analysis.heads.geometry import Geometry
 from vitlens.analysis.heads.registry import LABELS, MARGIN, MIXED, THRESHOLD, UNLABELLED
 from vitlens.analysis.heads.rows import PerHead
-from vitlens.analysis.heads.statistics import Statistics, per_head
+from vitlens.analysis.heads.statistics import Statistics, bits_of_part, per_head
 from vitlens.uncertainty import Estimate
 
 Samples = Float[Tensor, "samples heads"]  # over all images, then without each group of them
