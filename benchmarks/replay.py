@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from vitlens.devices import autocast
-from vitlens.lens.attention import attention_module
+from vitlens.lens.attention import projection_of
 from vitlens.lens.replay import Replay, replaying
 from vitlens.lens.trace import Layer, layers
 from vitlens.models import loading
@@ -39,7 +39,7 @@ def cut(model: Model, layer: Layer, head: int) -> Iterator[None]:
         changed[..., head * layer.head_dim : (head + 1) * layer.head_dim] = 0
         return changed
 
-    projection = attention_module(model, layer.attention).projection
+    projection = projection_of(model, layer.attention)
     assert projection is not None
     handle = projection.register_forward_pre_hook(zero)
     try:

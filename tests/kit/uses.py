@@ -15,7 +15,8 @@ from torch.overrides import _get_current_function_mode_stack
 
 from tests.attribution.models import cnn
 from tests.lens.tiny import handwritten, images, ours, timm_model, torchvision_swin, torchvision_vit
-from vitlens.analysis.ablation.importance import ablate, head_gradients
+from vitlens.analysis.ablation.bench import Bench, units_of
+from vitlens.analysis.ablation.importance import ablate, first_order
 from vitlens.analysis.attention.methods import maps_in_one_pass, relevance, rollout
 from vitlens.analysis.attention.registry import ATTENTION_METHODS as ATTENTION
 from vitlens.analysis.attention.registry import MethodSettings
@@ -27,35 +28,34 @@ from vitlens.analysis.evaluation.evaluate import evaluate
 from vitlens.analysis.failures.compare import compare
 from vitlens.analysis.failures.diagnosis import failures
 from vitlens.analysis.faithfulness.maps import removal_grid
-from vitlens.analysis.faithfulness.randomisation import randomised
-from vitlens.analysis.faithfulness.randomisation import weight_groups as randomised_parts
 from vitlens.analysis.faithfulness.removal import Variants
+from vitlens.analysis.faithfulness.sanity import cascade, randomised
 from vitlens.analysis.features.features import features, patch_tokens
 from vitlens.analysis.features.receptive_field import receptive_field
 from vitlens.analysis.heads.statistics import statistics
-from vitlens.analysis.patching.contribution import contributions, direct_logit_attribution, logit_lens, logits_by_depth
+from vitlens.analysis.patching.contribution import direct_logit_attribution, logit_lens, logits_by_depth
 from vitlens.analysis.patching.patching import patch_parts
-from vitlens.analysis.robustness.curve import cosines
 from vitlens.analysis.walkthrough.public import walkthrough
 from vitlens.attacks.attack import attack
 from vitlens.attacks.registry import ATTACKS
+from vitlens.attacks.robustness import cosines
 from vitlens.attribution.choice import choose_method
 from vitlens.attribution.explain import explain
 from vitlens.attribution.look import look
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.shared.explorer_measure import explorer
 from vitlens.data.split import InMemory, Split
-from vitlens.lens.capture import capture, capture_attention, watching_outputs, watching_stream
+from vitlens.lens.capture import capture, capture_attention
 from vitlens.lens.capture import observe as public_observe
 from vitlens.lens.intervene import Change, KnockOut, intervene
 from vitlens.lens.observe import observe
 from vitlens.lens.patch import patch
 from vitlens.lens.places import places
-from vitlens.lens.quick_passes import quick_convolutions, quick_linear, quick_mlps
+from vitlens.lens.quick_passes import quick_convolutions, quick_layers
 from vitlens.lens.replay import replay as public_replay
 from vitlens.lens.replay import replaying
 from vitlens.lens.replay_pass import entry_of
-from vitlens.lens.stages import stages, watching_stages
+from vitlens.lens.stages import stages, watching_blocks, watching_stages, watching_stream
 from vitlens.models.hooks import forget
 from vitlens.models.model import Model
 from vitlens.training.finetune import partly_trainable
@@ -176,7 +176,7 @@ def run_watchers(model: Model, batch: Tensor) -> None:
     seen: list[object] = []
     with (
         watching_stream(model, lambda *block: seen.append(block)),
-        watching_outputs(model, lambda *block: seen.append(block)),
+        watching_blocks(model, lambda *block: seen.append(block)),
         watching_stages(model, stages(model), lambda *stage: seen.append(stage)),
         torch.no_grad(),
     ):
@@ -186,8 +186,7 @@ def run_watchers(model: Model, batch: Tensor) -> None:
 
 def run_quick_layers(model: Model, batch: Tensor) -> None:
     """Layers by oneDNN, without and with gradients of the pixels."""
-    device = torch.device("cpu")
-    with quick_convolutions(model), quick_linear(device), quick_mlps(model, device):
+    with quick_convolutions(model), quick_layers(model):
         with torch.no_grad():
             model(batch)
         leaf = batch.clone().requires_grad_()
@@ -208,7 +207,7 @@ def choose_few(model: Model, batch: Tensor) -> object:
 
 def run_randomised(model: Model, batch: Tensor) -> None:
     """A pass with the head's weights randomised."""
-    with randomised(model, randomised_parts(model)[:2]), torch.no_grad():
+    with randomised(model, [*cascade(model).values()][1]), torch.no_grad():
         model(batch)
 
 
@@ -217,13 +216,18 @@ def run_entry(model: Model, batch: Tensor) -> None:
     entry = entry_of(model)
     assert entry is not None
     with torch.no_grad():
-        entry.logits(entry.tokens(batch))
+        entry.logits(model, entry.tokens(model, batch))
 
 
 def run_patch_parts(model: Model, batch: Tensor) -> None:
     """Activation patching between two orders of the images."""
     first, second = (torch.full((len(batch),), label) for label in (0, 1))
     patch_parts(model, batch, batch.roll(1, 0), targets=first, others=second)
+
+
+def run_first_order(model: Model, batch: Tensor) -> object:
+    """The slope of the loss towards every head's removal."""
+    return first_order(Bench(model, batch, torch.arange(len(batch)) % 5, "zero"), units_of(model, kinds=("head",)))
 
 
 def run_way(model: Model, batch: Tensor, *, method: str) -> None:
@@ -289,12 +293,11 @@ _LISTED = (
     Use("cosines", lambda model, batch: cosines(model, batch, {"other": batch.flip(0)}), EVERYWHERE),
     Use("answers-without", answers_with_half, EVERYWHERE),
     Use("randomised", run_randomised, EVERYWHERE),
-    Use("contributions", contributions, PLAIN),
     Use("direct_logit_attribution", direct_logit_attribution, PLAIN),
     Use("logit_lens", logit_lens, PLAIN),
     Use("logits-by-depth", logits_by_depth, PLAIN),
     Use("patch-parts", run_patch_parts, PLAIN),
-    Use("head-gradients", lambda model, batch: head_gradients(model, batch, torch.arange(len(batch)) % 5, {0, 1})),
+    Use("first-order", run_first_order),
     Use("walkthrough", lambda model, batch: walkthrough(model, batch[:1]), PLAIN),
     Use("ablate", lambda model, batch: ablate(model, batch, torch.arange(len(batch)) % 5)),
     Use("look", look, EVERYWHERE),

@@ -8,8 +8,8 @@ from timm.models.maxxvit import grid_partition
 from torch import Tensor
 from torchvision.models.maxvit import MaxVit, SwapAxes, WindowPartition
 
-from tests.lens.put_back import unwindow
-from tests.lens.tiny import images, model_of, shaken
+from tests.lens.oracles import SHAPES, timm_tokens, torchvision_tokens, unwindow
+from tests.lens.tiny import images, model_of, shaken, timm_model, torchvision_swin
 from vitlens.analysis.attention.weights import attention_maps, patch_views
 from vitlens.analysis.heads.geometry import Geometry, geometry_of
 from vitlens.analysis.heads.statistics import statistics
@@ -36,10 +36,21 @@ def torchvision_maxvit() -> Model:
 
 
 MAKERS = {"hiera": hiera, "maxvit": maxvit, "torchvision": torchvision_maxvit}
+SWIN, SWIN2 = "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"
 
 
 def numbered(rows: int, columns: int) -> Tensor:
     return torch.arange(float(rows * columns)).view(rows, columns)
+
+
+@pytest.mark.parametrize("pad_first", [False, True], ids=["timm", "torchvision"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_index_is_the_librarys_own_order(shape, pad_first):
+    resolution, window, shift = SHAPES[shape]
+    if not pad_first and shape == "one padded window":
+        shift = (0, 0)  # timm makes a window no larger than the map and shifts none
+    oracle = (torchvision_tokens if pad_first else timm_tokens)(resolution, window, shift)
+    assert torch.equal(window_index(Windows(resolution, window, shift, pad_first)), oracle.long())
 
 
 def test_a_grid_is_that_of_timm_and_of_torchvision():
@@ -51,25 +62,78 @@ def test_a_grid_is_that_of_timm_and_of_torchvision():
     assert torch.equal(square, SwapAxes(-2, -3)(blocks)[0, ..., 0].long())
 
 
-def test_unwindowed_grid_attention_by_loops():
-    windows = Windows((4, 6), (2, 3), dilated=True)  # patches 2 apart on both axes
-    weights = torch.rand(4, 2, 6, 6, generator=torch.Generator().manual_seed(0)).softmax(-1)
-    expected = torch.zeros(1, 2, 24, 24)
-    for down in range(2):
-        for across in range(2):
-            inside = [(down + 2 * row) * 6 + across + 2 * column for row in range(2) for column in range(3)]
-            for query, at in enumerate(inside):
-                for key, to in enumerate(inside):
-                    expected[0, :, at, to] = weights[2 * down + across, :, query, key]
-    assert torch.equal(unwindow(weights, windows), expected)
+WINDOWS = {
+    "grid": Windows((4, 6), (2, 3), dilated=True),
+    **{f"{name}-{first}": Windows(*shape, first) for name, shape in SHAPES.items() for first in (False, True)},
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_what_a_patch_receives_by_loops(name):
+    """The mean over the patches of its window; padding neither gives nor receives."""
+    windows = WINDOWS[name]
+    index = window_index(windows)
+    shape = (2 * len(index), 2, index.shape[1], index.shape[1])
+    weights = torch.randn(shape, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    patches = windows.resolution[0] * windows.resolution[1]
+    whole, mates = torch.zeros(2, 2, patches, patches), torch.zeros(patches)
+    for number, places in enumerate(index.tolist()):
+        for row, query in enumerate(places):
+            for column, key in enumerate(places):
+                if min(query, key) >= 0:
+                    whole[:, :, query, key] = weights[number :: len(index), :, row, column]
+                    mates[key] += 1
+    assert torch.equal(unwindow(weights, windows), whole)
+    torch.testing.assert_close(received(weights, windows).flatten(2), whole.sum(-2) / mates, atol=1e-6, rtol=1e-5)
+
+
+def timm_swin(name: str, size: tuple[int, int]) -> Model:
+    return timm_model(name, img_size=size)
+
+
+@pytest.mark.parametrize(
+    ("make", "size", "pad_first"),
+    [
+        (lambda size: timm_swin(SWIN, size), (32, 32), False),
+        (lambda size: timm_swin(SWIN, size), (20, 36), False),
+        (lambda size: timm_swin(SWIN2, size), (20, 36), False),
+        (torchvision_swin, (32, 32), True),
+        (torchvision_swin, (20, 36), True),
+        (torchvision_swin, (12, 12), True),  # second stage: 3x3 patches padded into one window of 4x4
+    ],
+    ids=["timm", "timm-padded", "timm-v2-padded", "torchvision", "torchvision-padded", "torchvision-one-window"],
+)
+def test_a_models_windows_are_read_from_it(make, size, pad_first):
+    """Put back, no weight joins patches a window apart: the mask of a shifted window keeps far corners apart."""
+    captured = capture_attention(model := make(size), images(size))
+    resolutions = [(size[0] // 2, size[1] // 2)] * 2 + [(-(-size[0] // 4), -(-size[1] // 4))] * 2
+    for site, weights, resolution in zip(captured.sites, captured.layers, resolutions):
+        assert (site.windows.resolution, site.windows.pad_first) == (resolution, pad_first)
+        index = window_index(site.windows)
+        assert len(weights) == 2 * len(index)
+        whole = unwindow(weights, site.windows)
+        assert (whole.sum(-1) <= 1 + 1e-5).all()
+        if -1 not in index:
+            torch.testing.assert_close(whole.sum(-1), torch.ones_like(whole[..., 0]))
+            place = torch.cartesian_prod(torch.arange(resolution[0]), torch.arange(resolution[1]))
+            apart = (place[:, None] - place).abs().amax(-1) >= site.windows.window[0]
+            assert whole[:, :, apart].abs().amax() < 1e-6 if apart.any() else True
+    assert [layer.maps.shape[2:] for layer in attention_maps(model, images(size))] == resolutions
+
+
+def test_even_attention_gives_an_even_map_in_a_shifted_window():
+    model = timm_model(SWIN)
+    for name, parameter in model.module.named_parameters():
+        if ".qkv." in name or "relative_position" in name:
+            parameter.zero_()
+    for layer in attention_maps(model, images()):
+        torch.testing.assert_close(layer.maps, torch.full_like(layer.maps, 1 / 16), atol=1e-6, rtol=0)
 
 
 def test_hieras_tokens_are_where_its_own_unrolling_puts_them():
-    model = hiera()
     unroll = Unroll((64, 64), (4, 4), [(2, 2)] * 3)
-    for site in survey(model, images((64, 64))):
+    for site in survey(hiera(), images((64, 64))):
         windows = site.windows
-        assert windows is not None
         rows, columns = windows.resolution
         stage = {16: 3, 8: 2, 4: 1, 2: 0}[rows]
         left = Unroll((rows, columns), (1, 1), [(2, 2)] * stage) if stage != 3 else unroll
@@ -78,8 +142,7 @@ def test_hieras_tokens_are_where_its_own_unrolling_puts_them():
         assert torch.equal(window_index(windows), tokens[keys].T)
         # a query stands at each of the 2x2 patches of which timm takes the maximum
         if site.queries < site.keys:
-            queries = torch.tensor(windows.queries).view(windows.window)
-            children = queries.unfold(0, 2, 2).unfold(1, 2, 2).flatten(2)
+            children = torch.tensor(windows.queries).view(windows.window).unfold(0, 2, 2).unfold(1, 2, 2).flatten(2)
             assert (children == children[..., :1]).all()
             assert sorted(children[..., 0].flatten().tolist()) == list(range(site.queries))
 
@@ -87,78 +150,47 @@ def test_hieras_tokens_are_where_its_own_unrolling_puts_them():
 @pytest.mark.parametrize("name", MAKERS)
 def test_uniform_and_one_hot_attention_in_image_coordinates(name):
     """Every patch attends to the first key of its window: it is where the map says, and each window has one."""
-    model = MAKERS[name]()
-    for site in survey(model, images((64, 64))):
+    for site in survey(MAKERS[name](), images((64, 64))):
         windows = site.windows
-        assert windows is not None
         uniform = torch.full((windows.count, 1, site.queries, site.keys), 1 / site.keys)
         maps = received(row_by_row(uniform, windows), windows)
         torch.testing.assert_close(maps, torch.full_like(maps, 1 / site.keys))
         one_hot = torch.zeros_like(uniform)
-        first = windows.keys[0] if windows.keys else 0
-        one_hot[..., first] = 1  # the patch of the window that is first row by row
+        one_hot[..., windows.keys[0] if windows.keys else 0] = 1  # the patch of the window that is first row by row
         corner = received(row_by_row(one_hot, windows), windows)[0, 0]
         assert set(corner.flatten().nonzero()[:, 0].tolist()) == set(window_index(windows)[:, 0].tolist())
-        whole = unwindow(row_by_row(uniform, windows), windows)
-        torch.testing.assert_close(whole.sum(-1), torch.ones_like(whole.sum(-1)))
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_patchs_row_and_column_are_those_of_the_whole_matrix(name):
-    model = MAKERS[name]()
-    batch = images((64, 64))
-    layers = capture_attention(model, batch).layers
-    views = zip(
-        layers,
-        patch_views(model, batch, side="query", patch=(3, 5)),
-        patch_views(model, batch, side="key", patch=(3, 5)),
-        strict=True,
-    )
-    for weights, query, key in views:
-        windows = query.site.windows
-        assert windows is not None
-        whole = unwindow(row_by_row(weights, windows), windows)
-        patch = query.patch[0] * windows.resolution[1] + query.patch[1]
+def test_views_and_distances_are_those_of_the_whole_matrix(name):
+    model, batch = MAKERS[name](), images((64, 64))
+    layers, table = capture_attention(model, batch).layers, statistics(model, batch)
+    views = [patch_views(model, batch, side=side, patch=(3, 5)) for side in ("query", "key")]
+    for weights, query, key in zip(layers, *views, strict=True):
+        site = query.site
+        rows, columns = site.windows.resolution
+        whole = unwindow(row_by_row(weights, site.windows), site.windows)
+        patch = query.patch[0] * columns + query.patch[1]
         torch.testing.assert_close(query.maps.flatten(2), whole[:, :, patch])
         torch.testing.assert_close(key.maps.flatten(2), whole[..., patch])
-
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_distance_is_that_of_the_whole_matrix_in_pixels(name):
-    model = MAKERS[name]()
-    batch = images((64, 64))
-    layers, table = capture_attention(model, batch).layers, statistics(model, batch)
-    for site, weights in zip(survey(model, batch), layers, strict=True):
-        assert site.windows is not None
-        whole = unwindow(row_by_row(weights, site.windows), site.windows)
-        rows, columns = site.windows.resolution
-        apart = Geometry((rows, columns), (64 / rows, 64 / columns)).distances()[0]
+        apart = Geometry((rows, columns), (64 / rows, 64 / columns)).distances()[0]  # px
         expected = (whole.double() * apart).sum(-1).mean((0, 2))
         torch.testing.assert_close(table.distance[site.layer, : site.heads], expected, rtol=1e-4, atol=1e-4)
+    maps = attention_maps(model, batch)
+    assert [layer.maps.shape[2:] for layer in maps] == [site.windows.resolution for site in survey(model, batch)]
+    for method in ("gradcam", "attention"):
+        assert explain(model, batch, method=method).shape[1:] == maps[-1].maps.shape[2:]
 
 
 def test_patches_that_lie_apart_are_no_neighbours():
     model = maxvit()
     table = statistics(model, images((64, 64)))
     for site, geometry in zip(table.sites, table.geometries, strict=True):
-        assert geometry is not None
         assert geometry == geometry_of(site, model)
         down, rows = geometry.spacing[0], geometry.span[0]
         mass = table.offset_mass[site.layer]
-        assert mass is not None
         torch.testing.assert_close(mass.sum((1, 2)), torch.ones_like(mass[:, 0, 0]), atol=1e-5, rtol=0)
         if down > 1:
             assert table.neighbour_mass[site.layer, : site.heads].tolist() == [0.0] * site.heads
             assert (mass[:, rows - 1 + down] > 0).any()
-    assert {geometry.spacing for geometry in table.geometries if geometry} == {(1, 1), (8, 8), (4, 4), (2, 2)}
-
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_maps_of_every_layer_and_cams_of_the_last(name):
-    model = MAKERS[name]()
-    batch = images((64, 64))
-    maps = attention_maps(model, batch)
-    assert [layer.maps.shape[2:] for layer in maps] == [site.windows.resolution for site in survey(model, batch)]  # type: ignore[union-attr]
-    last = maps[-1].maps.shape[2:]
-    assert explain(model, batch, method="gradcam").shape[1:] == last
-    assert explain(model, batch, method="attention").shape[1:] == last
+    assert {geometry.spacing for geometry in table.geometries} == {(1, 1), (8, 8), (4, 4), (2, 2)}

@@ -11,10 +11,11 @@ from torchvision.models.swin_transformer import SwinTransformer as TorchvisionSw
 from torchvision.models.vision_transformer import VisionTransformer as TorchvisionViT
 
 from tests.models.handwritten import SIZE, SoftmaxViT
+from vitlens.models.configs import SwinConfig, ViTConfig
 from vitlens.models.model import Model, Provenance
 from vitlens.models.rebuild import Architecture, assemble
-from vitlens.models.swin import SwinConfig, SwinTransformer
-from vitlens.models.vit import VisionTransformer, ViTConfig
+from vitlens.models.swin import SwinTransformer
+from vitlens.models.vit import VisionTransformer
 from vitlens.models.wrap import wrap
 from vitlens.preprocessing import Preprocessing
 
@@ -48,11 +49,8 @@ def ours(*, fused: bool = True, size: tuple[int, int] = (32, 48), **changes: obj
 def our_swin(*, size: tuple[int, int] = (32, 32), classes: int = 5, **changes: object) -> Model:
     """Our Swin of two stages; the second block of each shifts its windows."""
     shape: dict[str, object] = {"dim": 16, "depths": (2, 2), "heads": (2, 4), "classes": classes}
-    return model_of(
-        shaken(lambda: SwinTransformer(SwinConfig(image_size=size, **{**shape, **changes}))),
-        alias="our-swin",
-        size=size,
-    )
+    config = SwinConfig(image_size=size, **{**shape, **changes})
+    return model_of(shaken(lambda: SwinTransformer(config)), alias="our-swin", size=size)
 
 
 def shaken(build: Callable[[], nn.Module], *, seed: int = 0, scale: float = 0.1) -> nn.Module:
@@ -68,25 +66,16 @@ def shaken(build: Callable[[], nn.Module], *, seed: int = 0, scale: float = 0.1)
 
 _VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
 _SWIN = {
-    "img_size": 32,
-    "patch_size": 2,
-    "window_size": 4,
-    "embed_dim": 16,
-    "depths": (2, 2),
-    "num_heads": (2, 4),
+    "img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4),
     "num_classes": 5,
-}
+}  # fmt: skip
 
 
 def timm_model(name: str, *, alias: str = "tiny", **options: object) -> Model:
     """A timm model of this name, its own recipe kept, made tiny."""
     shape = {**(_SWIN if name.startswith("swin") else _VIT), **options}
-    size = shape["img_size"]
-    return model_of(
-        shaken(lambda: timm.create_model(name, **shape)),
-        alias=alias,
-        size=size if isinstance(size, tuple) else (32, 32),
-    )
+    size = shape["img_size"] if isinstance(shape["img_size"], tuple) else (32, 32)
+    return model_of(shaken(lambda: timm.create_model(name, **shape)), alias=alias, size=size)
 
 
 def handwritten() -> Model:
@@ -96,30 +85,13 @@ def handwritten() -> Model:
 
 
 def torchvision_vit(classes: int = 5) -> Model:
-    build = partial(
-        TorchvisionViT,
-        image_size=32,
-        patch_size=8,
-        num_layers=2,
-        num_heads=2,
-        hidden_dim=32,
-        mlp_dim=64,
-        num_classes=classes,
-    )
-    return model_of(shaken(build), alias="torchvision-vit")
+    shape = {"image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 32, "mlp_dim": 64}
+    return model_of(shaken(partial(TorchvisionViT, **shape, num_classes=classes)), alias="torchvision-vit")
 
 
 def torchvision_swin(size: tuple[int, int] = (32, 32), classes: int = 5) -> Model:
-    build = partial(
-        TorchvisionSwin,
-        patch_size=[2, 2],
-        embed_dim=16,
-        depths=[2, 2],
-        num_heads=[2, 4],
-        window_size=[4, 4],
-        num_classes=classes,
-    )
-    return model_of(shaken(build), alias="torchvision-swin", size=size)
+    shape = {"patch_size": [2, 2], "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": [4, 4]}
+    return model_of(shaken(partial(TorchvisionSwin, **shape, num_classes=classes)), alias="torchvision-swin", size=size)
 
 
 TIMM = {

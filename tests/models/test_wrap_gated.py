@@ -13,7 +13,7 @@ from torch import nn
 
 import vitlens
 from tests.lens.tiny import images, model_of, shaken
-from vitlens.lens.attention import attention_module
+from vitlens.lens.attention import projection_of
 from vitlens.lens.trace import layers
 from vitlens.models.model import Model
 
@@ -52,7 +52,7 @@ SOURCES: dict[str, Callable[[nn.Module], Model]] = {
 def test_a_head_set_to_zero_is_its_columns_cut_at_the_projection(name: str, source: str) -> None:
     model, batch = SOURCES[source](shaken(BUILDS[name])), images()
     layer = layers(model)[1]
-    projection = attention_module(model, layer.attention).projection
+    projection = projection_of(model, layer.attention)
     assert projection is not None
     with torch.no_grad():
         with vitlens.replay(model, batch) as kept:

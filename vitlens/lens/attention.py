@@ -7,66 +7,29 @@ and readers see what is used in the end.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from functools import partial
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.errors import UnsupportedError
-from vitlens.lens.call import AttentionInputs, Rows, attention_inputs, per_head
+from vitlens.errors import LensError, UnsupportedError
+from vitlens.lens.call import INPUTS, AttentionCall, AttentionInputs, Stage, attention_inputs, per_head
+from vitlens.lens.site import Caller, Site, decide_kind, windows_of
 from vitlens.models.anatomy import read_attention
 from vitlens.models.attention import SOFTMAX, multi_head_attention, positional, softmax_or_zero
-from vitlens.models.hooks import Arguments, Forward, ScopedMode, arguments, overridden, watching
+from vitlens.models.hooks import Forward, Memo, ScopedMode, overridden
 from vitlens.models.model import Model
 
-Stage = Literal["queries", "keys", "values", "scores", "weights"]
 TensorFunction = Callable[[Tensor], Tensor]  # to a tensor of the same shape
 Keep = Callable[[Tensor, int, int], Tensor]  # a tensor of the call, queries, keys -> (1 or calls, heads, query, key)
 
+SITES: Final[Memo[tuple[Site, ...]]] = Memo()  # of each model, from its survey
 _SEEN: Final = frozenset({F.scaled_dot_product_attention, F.multi_head_attention_forward, F.linear, *SOFTMAX})
-
-
-@dataclass(frozen=True)
-class AttentionModule:
-    """One attention module of a model, its number of heads, and the linear layer that reads them, if there is one."""
-
-    module: nn.Module
-    heads: int
-    projection: nn.Linear | None
-
-
-@dataclass(frozen=True, eq=False)
-class Attended:
-    """One attention call as a reader receives it, after all changes.
-
-    module: its name; inputs: queries, keys and values, None where the model computed the scores itself; output: of each
-    head, None where it was not seen; scored, computed: scores and weights where they were computed.
-    """
-
-    module: str
-    inputs: AttentionInputs | None = None
-    output: Tensor | None = None
-    scored: Tensor | None = None
-    computed: Tensor | None = None
-
-    def at(self, stage: Stage, rows: Rows = slice(None)) -> Tensor | None:
-        """The tensor of a stage, (calls, heads, ..), of scores and weights some query rows; None where there is none.
-
-        What attention that stays fused does not compute is computed for the reader.
-        """
-        if stage in ("scores", "weights"):
-            known = self.scored if stage == "scores" else self.computed
-            if known is not None or self.inputs is None:
-                return known if known is None else known[..., rows, :]
-            return self.inputs.scores(rows) if stage == "scores" else self.inputs.weights(rows)
-        return None if self.inputs is None else getattr(self.inputs, _INPUTS[stage])
-
-
-_INPUTS: Final[Mapping[Stage, str]] = {"queries": "query", "keys": "key", "values": "value"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,99 +38,158 @@ class Tap:
 
     changes: by stage, of its tensor (calls, heads, ..); keep: which keys take part (True); joined: of the heads'
     outputs concatenated, (calls, tokens, heads x head_dim), before the output projection; read: gets every call once it
-    is computed; explicit: attention as matrix products, so that the weights are in the autograd graph; begin: called
-    before each forward pass.
+    is computed, after all changes, and its scores where it was not fused; explicit: attention as matrix products, so
+    that the weights are in the autograd graph.
     """
 
     modules: Collection[str] | None = None
     changes: Mapping[Stage, TensorFunction] = field(default_factory=dict)
     keep: Keep | None = None
     joined: TensorFunction | None = None
-    read: Callable[[Attended], None] | None = None
+    read: Callable[[AttentionCall, Tensor | None], None] | None = None
     explicit: bool = False
-    begin: Callable[[], None] | None = None
-
-
-@dataclass(frozen=True)
-class Running:
-    """A module that is running: its name, itself, and the shape of its first argument."""
-
-    name: str
-    module: nn.Module
-    shape: tuple[int, ...]
 
 
 class AttentionMode(ScopedMode):
     """Sees the attention of one model (a plain module's heads are read from its attributes); use through `tapped`.
 
-    images: in the forward pass; running: the modules that are, outermost first; ran: those with heads that have run.
+    images: in the forward pass; sites: of its calls that a tap has read.
     """
 
     def __init__(self, model: Model | nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.root = model.module if isinstance(model, Model) else model
-        parts = (model.anatomy.attention or ()) if isinstance(model, Model) else read_attention(model)
-        self.heads = {part.module: part.heads for part in parts}
         self.taps: list[Tap] = []
         self.images = 0
-        self.running: list[Running] = []
-        self.ran: list[str] = []
-        self._unused = model.anatomy.unused if isinstance(model, Model) else ()
+        self.sites: list[Site] = []
+        self._root = model.module if isinstance(model, Model) else model
+        parts = (model.anatomy.attention or ()) if isinstance(model, Model) else read_attention(model)
+        self._heads = {part.module: part.heads for part in parts}
         self._projections = {part.module: part.projection for part in parts}
-
-    def caller(self) -> Running:
-        """The module whose attention is computed: the innermost with heads, else the innermost."""
-        return next((each for each in reversed(self.running) if each.name in self.heads), self.running[-1])
+        self._unused = model.anatomy.unused if isinstance(model, Model) else ()
+        self._running: list[Caller] = []  # outermost first
+        self._ran: list[str] = []  # modules with heads
+        self._known: dict[tuple[str, int], Site] = {}  # by module and part
 
     def intercept(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Change and report attention calls; pass every other call through."""
-        if func not in _SEEN or not self.running or any(each.name in self._unused for each in self.running):
+        if func not in _SEEN or not self._running or any(each.name in self._unused for each in self._running):
             return func(*args, **kwargs)
-        name = self.caller().name
+        name = self._caller().name
         taps = [tap for tap in self.taps if tap.modules is None or name in tap.modules]
-        if not taps:
-            return func(*args, **kwargs)
-        if func is F.multi_head_attention_forward:
-            with self:  # a mode is not active in its own calls, which must be intercepted here
-                return multi_head_attention(*args, **kwargs)
         if func is F.linear:
             changes = [tap.joined for tap in taps if tap.joined is not None]
             if changes and len(args) > 1 and self._projects(name, args[1]):
                 args = (self._join(name, changes, args[0]), *args[1:])
             return func(*args, **kwargs)
+        if func is F.multi_head_attention_forward and taps:
+            with self:  # a mode is not active in its own calls, which must be intercepted here
+                return multi_head_attention(*args, **kwargs)
         taps = [tap for tap in taps if tap.changes or tap.keep or tap.read or tap.explicit]
         if not taps:
             return func(*args, **kwargs)
-        call = _Call(name, self._heads(), taps)
+        heads = next((count for each in reversed(self._running) if (count := self._heads.get(each.name))), 1)
+        call = _Call(self, name, heads, taps)
         if func is F.scaled_dot_product_attention:
             return call.fused(*args, **kwargs)
         args, kwargs = positional(func, args, kwargs)
         return call.softmax(func, args, kwargs) if self._is_attention(name, args, kwargs) else func(*args, **kwargs)
 
-    def _heads(self) -> int:
-        return next((self.heads[each.name] for each in reversed(self.running) if self.heads.get(each.name)), 1)
+    def site(self, module: str, shape: torch.Size) -> Site:
+        """The place of the call that is computed, whose weights have this shape; the survey's where there was one."""
+        part = sum(site.module == module for site in self.sites)
+        batch, heads, queries, keys = shape
+        known = self._known.get((module, part))
+        if known is not None and (known.heads, known.queries, known.keys) == (heads, queries, keys):
+            self.sites.append(known)
+            return known
+        calls, entered = max(batch // self.images, 1), self._caller().shape
+        windows = windows_of(self._root, self._running, calls=calls, queries=queries, keys=keys)
+        patches = keys if windows else queries  # a pooled query stands for several
+        tokens = patches if windows else _tokens(entered, queries, self.images)
+        channels = queries * heads in entered[1:]
+        kind = decide_kind(calls=calls, queries=patches, keys=keys, tokens=tokens, channels=channels)
+        layer = len(dict.fromkeys((*(site.module for site in self.sites), module))) - 1
+        self.sites.append(Site(layer, module, part, kind, heads, queries, keys, windows))
+        return self.sites[-1]
+
+    def require_all_read(self) -> None:
+        """After a forward pass: that the weights of every attention module that ran were read.
+
+        Raises UnsupportedError for a model without softmax attention, LensError where some layers were missed.
+        """
+        seen = {site.module for site in self.sites}
+        if not seen:
+            name = self.model.alias if isinstance(self.model, Model) else "the model"
+            raise UnsupportedError(f"expected softmax attention in the forward pass of {name}, found none")
+        silent = [name for name in self._ran if not any(each == name or each.startswith(f"{name}.") for each in seen)]
+        if silent:
+            raise LensError(
+                f"expected weights from every attention layer, found none from {len(silent)} "
+                f"(first {silent[0]!r}); this family computes attention in a way that the lens does not support"
+            )
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside, the mode is in force while the model runs, and knows which module is calling."""
+        with ExitStack() as stack:
+            for name, module in self._root.named_modules():
+                if name and (name in self._heads or any(True for _ in module.children())):
+                    entered = module.register_forward_pre_hook(partial(self._enter, name), with_kwargs=True)
+                    stack.callback(entered.remove)
+                    stack.callback(module.register_forward_hook(self._leave, always_call=True).remove)
+            stack.enter_context(overridden(self._root, self._around))
+            yield
+
+    def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self.in_force:
+            return
+        self._running.append(Caller(name, module, _shape(args, kwargs)))
+        if name in self._heads:
+            self._ran.append(name)
+
+    def _leave(self, _module: nn.Module, _args: object, _output: object) -> None:
+        if self.in_force:
+            self._running.pop()
+
+    def _around(self, forward: Forward) -> Forward:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self.images = (*_shape(args, kwargs), 1)[0]
+            for each in (self._running, self._ran, self.sites):
+                each.clear()
+            surveyed = SITES.known(self.model) if isinstance(self.model, Model) else None
+            self._known = {(site.module, site.part): site for site in surveyed or ()}
+            try:
+                with self:
+                    return forward(*args, **kwargs)
+            finally:
+                self._running.clear()
+
+        return run
+
+    def _caller(self) -> Caller:
+        """The module whose attention is computed: the innermost with heads, else the innermost."""
+        return next((each for each in reversed(self._running) if each.name in self._heads), self._running[-1])
 
     def _is_attention(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a softmax in a module with heads is over the last axis of at least three."""
         dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
         scores = args[0] if args else None
-        return name in self.heads and isinstance(scores, Tensor) and scores.dim() >= 3 and dim in (-1, scores.dim() - 1)
+        return (
+            name in self._heads and isinstance(scores, Tensor) and scores.dim() >= 3 and dim in (-1, scores.dim() - 1)
+        )
 
     def _projects(self, name: str, weight: Tensor) -> bool:
         """Whether it is the weight of the output projection, which a parametrization computes again in each pass."""
-        linear = _projection(self.root, self._projections.get(name))
-        if linear is None:
-            return False
-        own = linear.weight
-        return weight is own or (
-            not isinstance(own, nn.Parameter) and weight.shape == own.shape and torch.equal(weight, own)
-        )
+        linear = _linear(self._root, self._projections.get(name))
+        if linear is None or weight is linear.weight:
+            return linear is not None
+        computed = not isinstance(linear.weight, nn.Parameter) and weight.shape == linear.weight.shape
+        return computed and torch.equal(weight, linear.weight)
 
     def _join(self, name: str, changes: Collection[TensorFunction], tokens: Tensor) -> Tensor:
-        first = isinstance(
-            self.root.get_submodule(name), nn.MultiheadAttention
-        )  # tokens, whatever its batch_first says
+        # tokens come first in torch's own attention, whatever its batch_first says
+        first = isinstance(self._root.get_submodule(name), nn.MultiheadAttention)
         outputs = tokens.transpose(0, 1) if first else tokens
         # MaxViT projects a window as (calls, rows, columns, width): its tokens row by row
         joined = outputs.reshape(len(outputs), -1, outputs.shape[-1])
@@ -175,50 +197,12 @@ class AttentionMode(ScopedMode):
             joined = change(joined)
         return joined.transpose(0, 1) if first else joined.reshape(tokens.shape)
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Inside, the mode is in force while the model runs, and knows which module is calling."""
-        modules = {
-            name: part
-            for name, part in self.root.named_modules()
-            if name and (name in self.heads or any(True for _ in part.children()))
-        }
-
-        def enter(name: str, values: Arguments) -> None:
-            self.running.append(Running(name, modules[name], _shape(values)))
-            if name in self.heads:
-                self.ran.append(name)
-
-        def leave(_name: str, _values: Arguments, _output: object) -> None:
-            self.running.pop()
-
-        with (
-            watching(self.root, modules, leave, before=enter, always=True),
-            overridden(self.root, self._around),
-        ):
-            yield
-
-    def _around(self, forward: Forward) -> Forward:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            self.images = (*_shape(arguments(args, kwargs)), 1)[0]
-            self.running.clear()
-            self.ran.clear()
-            for tap in self.taps:
-                if tap.begin is not None:
-                    tap.begin()
-            try:
-                with self:
-                    return forward(*args, **kwargs)
-            finally:
-                self.running.clear()
-
-        return run
-
 
 @dataclass(frozen=True)
 class _Call:
     """One call of an attention function, in this module, under these taps."""
 
+    mode: AttentionMode
     module: str
     heads: int
     taps: list[Tap]
@@ -239,12 +223,12 @@ class _Call:
             query, key, value = (part.transpose(1, 2) for part in (query, key, value))
             return self.fused(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa).transpose(1, 2)
         own = attention_inputs(query, key, value, attn_mask, is_causal, scale, enable_gqa, self.heads)
-        inputs = own
-        for stage, part in _INPUTS.items():
+        inputs, scored, computed = own, None, None
+        for stage, part in INPUTS.items() if any(tap.changes for tap in self.taps) else ():
             changed = self._changed(stage, getattr(inputs, part))
             inputs = inputs if changed is getattr(inputs, part) else replace(inputs, **{part: changed})  # type: ignore[arg-type]
-        scored, computed, keep = None, None, self._keep(inputs.query, inputs.query.shape[-2], inputs.key.shape[-2])
-        if self._is_late():
+        keep = self._keep(inputs.query, inputs.query.shape[-2], inputs.key.shape[-2])
+        if any(tap.explicit or "scores" in tap.changes or "weights" in tap.changes for tap in self.taps):
             scores = inputs.scores(slice(None))
             scored = self._scores(scores, keep)
             plain = scored is scores and inputs.bias is None
@@ -261,26 +245,22 @@ class _Call:
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options
             )
         output = per_head(output, self.heads)
-        self._read(Attended(self.module, inputs, output, scored, computed))
+        self._read(inputs, computed, output, scored)
         return output.reshape(*query.shape[:-1], value.shape[-1])  # the reader's tensor is in the graph of the logits
 
     def softmax(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """The model's own softmax of scores that it computed."""
         own, *rest = args
         scores = per_head(own, self.heads)
-        fits = scores.shape[1] == self.heads
-        keep = self._keep(scores, *scores.shape[-2:]) if fits else None
+        keep = self._keep(scores, *scores.shape[-2:]) if scores.shape[1] == self.heads else None
         scored = self._scores(scores, keep)
         if scored is scores:
             weights = func(own, *rest, **kwargs)
         else:
             weights = softmax_or_zero(scored.reshape(own.shape), lambda each: func(each, *rest, **kwargs))
         computed = self._weights(per_head(weights, self.heads))
-        self._read(Attended(self.module, None, None, scored, computed))
+        self._read(None, computed, None, scored)
         return computed.reshape(own.shape)  # the reader's tensor, as above
-
-    def _is_late(self) -> bool:
-        return any(tap.explicit or "scores" in tap.changes or "weights" in tap.changes for tap in self.taps)
 
     def _changed(self, stage: Stage, tensor: Tensor) -> Tensor:
         for tap in self.taps:
@@ -313,10 +293,20 @@ class _Call:
             found = each if found is None else found & each
         return found
 
-    def _read(self, call: Attended) -> None:
-        for tap in self.taps:
-            if tap.read is not None:
-                tap.read(call)
+    def _read(
+        self, inputs: AttentionInputs | None, computed: Tensor | None, output: Tensor | None, scored: Tensor | None
+    ) -> None:
+        readers = [tap.read for tap in self.taps if tap.read is not None]
+        if not readers:
+            return
+        if inputs is not None:
+            shape = torch.Size((*inputs.query.shape[:3], inputs.key.shape[2]))
+        else:
+            assert computed is not None  # a call has inputs or weights
+            shape = computed.shape
+        call = AttentionCall(self.mode.site(self.module, shape), self.mode.images, inputs, computed, output)
+        for read in readers:
+            read(call, scored)
 
 
 _MODES: Final[ContextVar[tuple[AttentionMode, ...]]] = ContextVar("modes", default=())  # of the contexts around
@@ -326,9 +316,10 @@ _MODES: Final[ContextVar[tuple[AttentionMode, ...]]] = ContextVar("modes", defau
 def tapped(model: Model | nn.Module, *taps: Tap) -> Iterator[AttentionMode]:
     """Inside, the model's attention runs under the taps; contexts nest, and are undone also after an exception."""
     with ExitStack() as stack:
-        mode = _mode_of(model)
+        around = _MODES.get()
+        mode = next((each for each in around if each.model is model and each.in_force), None)
         if mode is None:
-            mode, around = AttentionMode(model), _MODES.get()
+            mode = AttentionMode(model)
             stack.enter_context(mode.watching())
             _MODES.set((*around, mode))
             stack.callback(_MODES.set, around)
@@ -338,26 +329,13 @@ def tapped(model: Model | nn.Module, *taps: Tap) -> Iterator[AttentionMode]:
         yield mode
 
 
-@contextmanager
-def tapped_in_part(model: Model) -> Iterator[None]:
-    """Inside, the model's taps are in force where one of its modules is called alone."""
-    mode = _mode_of(model)
-    with nullcontext() if mode is None else mode:
-        yield
-
-
-def _mode_of(model: Model | nn.Module) -> AttentionMode | None:
-    return next((each for each in _MODES.get() if each.model is model and each.in_force), None)
-
-
-def attention_module(model: Model, name: str) -> AttentionModule:
-    """The attention module of this name, as the model's anatomy describes it."""
+def projection_of(model: Model, name: str) -> nn.Linear | None:
+    """The linear layer that reads the heads of an attention module, concatenated; None where there is none."""
     part = model.anatomy.parts.get(name)
-    projection = _projection(model.module, None if part is None else part.projection)
-    return AttentionModule(model.module.get_submodule(name), 1 if part is None else part.heads, projection)
+    return _linear(model.module, None if part is None else part.projection)
 
 
-def _projection(root: nn.Module, name: str | None) -> nn.Linear | None:
+def _linear(root: nn.Module, name: str | None) -> nn.Linear | None:
     linear = None if name is None else root.get_submodule(name)
     return linear if isinstance(linear, nn.Linear) else None
 
@@ -369,6 +347,16 @@ def _both(bias: Tensor | None, keep: Tensor) -> Tensor:
     return bias & keep if bias.dtype == torch.bool else bias.masked_fill(~keep, -torch.inf)
 
 
-def _shape(values: Arguments) -> tuple[int, ...]:
+def _shape(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
     """The shape of the first tensor among a module's arguments."""
-    return next((tuple(value.shape) for value in values.values() if isinstance(value, Tensor)), ())
+    return next((tuple(value.shape) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), ())
+
+
+def _tokens(entered: tuple[int, ...], queries: int, images: int) -> int:
+    """The number of tokens of an image in a module's input, from its shape."""
+    if len(entered) == 4:  # (batch, rows, columns, channels) or (batch, channels, rows, columns)
+        last, first = entered[1] * entered[2], entered[2] * entered[3]
+        return last if last == queries else first
+    if len(entered) == 3:  # (batch, tokens, width), or nn.MultiheadAttention's default, (tokens, batch, width)
+        return entered[0] if entered[:2] == (queries, images) else entered[1]
+    return queries

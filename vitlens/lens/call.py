@@ -1,7 +1,8 @@
 """AttentionCall: the inputs and outputs of one attention layer, its weights computed on request, and its windows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final, Literal
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -11,10 +12,12 @@ from vitlens.lens.site import Site, Windows
 from vitlens.models.attention import softmax_or_zero as softmax_or_zero
 from vitlens.shapes import Weights
 
+Stage = Literal["queries", "keys", "values", "scores", "weights"]
 Rows = Sequence[int] | slice
 Placed = Float[Tensor, "batch heads _ key"]
 # weights: 2 MiB in fp32, which fits a core's cache; on a card 256 MiB, or it would wait for each part's launches
 _AT_ONCE = {"cpu": 1 << 19, "other": 1 << 26}
+INPUTS: Final[Mapping[Stage, str]] = {"queries": "query", "keys": "key", "values": "value"}
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,11 @@ class AttentionInputs:
     value: Tensor
     bias: Tensor | None
     scale: float
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "AttentionInputs":
+        """The inputs with each tensor changed."""
+        bias = None if self.bias is None else change(self.bias)
+        return AttentionInputs(change(self.query), change(self.key), change(self.value), bias, self.scale)
 
     def scores(self, rows: Rows) -> Tensor:
         """q kᵀ · scale + bias of these query rows, before the softmax; -inf where a key takes no part."""
@@ -62,11 +70,23 @@ class AttentionCall:
     output: Tensor | None = None
     gradient: Tensor | None = None
 
+    def at(self, stage: Stage, rows: Rows = slice(None), *, scored: Tensor | None = None) -> Tensor | None:
+        """The tensor of a stage, (batch, heads, ..), of scores and weights some query rows; None where there is none.
+
+        What attention that stays fused does not compute is computed here. scored: the scores, where it did.
+        """
+        known = {"scores": scored, "weights": self.computed}.get(stage)
+        if known is not None:
+            return known[..., rows, :]
+        if self.inputs is None or stage in INPUTS:
+            return None if self.inputs is None else getattr(self.inputs, INPUTS[stage])
+        with torch._C.DisableTorchFunction():  # an outer observation must not count this softmax as the model's
+            return self.inputs.scores(rows) if stage == "scores" else self.inputs.weights(rows)
+
     def weights(self) -> Weights:
         """All weights (batch, heads, query, key); rows sum to 1."""
-        if self.computed is not None:
-            return self.computed  # not a slice: gradients are taken with respect to this tensor
-        return self.rows(slice(None))
+        # not a slice of what was computed: gradients are taken with respect to this tensor
+        return self.rows(slice(None)) if self.computed is None else self.computed
 
     def placed(self) -> Placed:
         """All weights with the queries and keys of each window row by row (see `row_by_row`)."""
@@ -74,11 +94,9 @@ class AttentionCall:
 
     def rows(self, rows: Rows) -> Weights:
         """The weights of some query rows alone; the cost is rows x keys instead of queries x keys."""
-        if self.computed is not None:
-            return self.computed[..., rows, :]
-        assert self.inputs is not None  # a call has inputs or weights
-        with torch._C.DisableTorchFunction():  # an outer observation must not count this softmax as the model's
-            return self.inputs.weights(rows)
+        weights = self.at("weights", rows)
+        assert weights is not None  # a call has inputs or weights
+        return weights
 
     def weight_gradient(self) -> Weights | None:
         """The gradient with respect to all weights (batch, heads, query, key), where the call has one."""
@@ -88,52 +106,43 @@ class AttentionCall:
 
     def parts(self) -> Iterator[tuple[slice, "AttentionCall"]]:
         """The call in parts of a few images, each with its slice: a part's weights fit the processor's cache."""
-        windows = self._windows_each()
-        each = windows * self.site.heads * self.site.queries * self.site.keys
-        held = self.computed if self.computed is not None else self.inputs.query  # type: ignore[union-attr]
-        step = max(1, _AT_ONCE["cpu" if held.device.type == "cpu" else "other"] // each)
+        each = len(self._held) // self.images * self.site.heads * self.site.queries * self.site.keys
+        step = max(1, _AT_ONCE["cpu" if self._held.device.type == "cpu" else "other"] // each)
         for start in range(0, self.images, step):
-            stop = min(start + step, self.images)
-            yield slice(start, stop), self._part(slice(start * windows, stop * windows), stop - start)
+            part = slice(start, min(start + step, self.images))
+            yield part, self._part(part)
 
     def precise(self) -> "AttentionCall":
         """The call with queries, keys and values in fp32 at least."""
-        inputs = self.inputs
-        if inputs is None or inputs.query.dtype in (torch.float32, torch.float64):
+        if self.inputs is None or self.inputs.query.dtype in (torch.float32, torch.float64):
             return self
-        bias = inputs.bias if inputs.bias is None or inputs.bias.dtype == torch.bool else precise(inputs.bias)
-        exact = AttentionInputs(precise(inputs.query), precise(inputs.key), precise(inputs.value), bias, inputs.scale)
-        return replace(self, inputs=exact)
+        return replace(self, inputs=self.inputs.each(precise))
 
     def detach(self) -> "AttentionCall":
         """The call with its tensors detached from the autograd graph."""
-        inputs = self.inputs
-        if inputs is not None:
-            bias = None if inputs.bias is None else inputs.bias.detach()
-            inputs = AttentionInputs(
-                inputs.query.detach(), inputs.key.detach(), inputs.value.detach(), bias, inputs.scale
-            )
-        computed, output = (None if tensor is None else tensor.detach() for tensor in (self.computed, self.output))
-        return replace(self, inputs=inputs, computed=computed, output=output)
+        return self._each(Tensor.detach, self.images)
 
     def pick(self, image: int) -> "AttentionCall":
         """The call of one image, its windows included."""
-        windows = self._windows_each()
-        return self._part(slice(image * windows, (image + 1) * windows), 1)
+        return self._part(slice(image, image + 1))
 
-    def _windows_each(self) -> int:
-        batch = len(self.computed) if self.computed is not None else len(self.inputs.query)  # type: ignore[union-attr]
-        return batch // self.images
+    @property
+    def _held(self) -> Tensor:
+        return self.computed if self.computed is not None else self.inputs.query  # type: ignore[union-attr]
 
-    def _part(self, part: slice, images: int) -> "AttentionCall":
-        inputs = self.inputs
-        if inputs is not None:
-            bias = inputs.bias
-            if bias is not None and bias.dim() == 4 and bias.shape[0] == len(inputs.query):
-                bias = bias[part]
-            inputs = AttentionInputs(inputs.query[part], inputs.key[part], inputs.value[part], bias, inputs.scale)
-        parts = (None if tensor is None else tensor[part] for tensor in (self.computed, self.output, self.gradient))
-        return AttentionCall(self.site, images, inputs, *parts)
+    def _part(self, images: slice) -> "AttentionCall":
+        calls, windows = len(self._held), len(self._held) // self.images
+        own = slice(images.start * windows, images.stop * windows)
+
+        def part(tensor: Tensor) -> Tensor:
+            return tensor[own] if tensor.dim() == 4 and len(tensor) == calls else tensor  # not of a broadcast bias
+
+        return self._each(part, images.stop - images.start)
+
+    def _each(self, change: Callable[[Tensor], Tensor], images: int) -> "AttentionCall":
+        inputs = None if self.inputs is None else self.inputs.each(change)
+        tensors = (self.computed, self.output, self.gradient)
+        return AttentionCall(self.site, images, inputs, *(None if each is None else change(each) for each in tensors))
 
 
 def attention_inputs(
@@ -159,8 +168,8 @@ def attention_inputs(
 
 
 def precise(tensor: Tensor) -> Tensor:
-    """The tensor in fp32 at least: a model may run in bf16, but analyses of its attention should not."""
-    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+    """The tensor in fp32 at least, as analyses of attention are, whatever the model runs in; a boolean one as it is."""
+    return tensor if tensor.dtype in (torch.bool, torch.float32, torch.float64) else tensor.float()
 
 
 def per_head(tensor: Tensor, heads: int = 1) -> Shaped[Tensor, "batch heads query any"]:

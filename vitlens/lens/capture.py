@@ -1,14 +1,11 @@
 """Capture: tensors of a forward pass kept, averaged over images, or handed to a reducer as they are computed."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.devices import evaluating
@@ -16,15 +13,12 @@ from vitlens.errors import InputError, LensError, UnknownNameError
 from vitlens.lens import observe as observing
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.change import PlaceChange, in_force, reading
-from vitlens.lens.place import Place
-from vitlens.lens.places import Access, resolve_places, resolve_tokens
+from vitlens.lens.places import Access, Place, resolve_places, resolve_tokens
 from vitlens.lens.places import Tokens as Positions
 from vitlens.lens.site import Site
-from vitlens.lens.stages import stream_width
-from vitlens.models.hooks import Arguments, first_tensor, watching
 from vitlens.models.model import Model
 from vitlens.pixels import AnyImages, Parts, as_images, takes_images
-from vitlens.shapes import Images, Logits, Tokens
+from vitlens.shapes import Images, Logits
 
 _AT_ONCE = 32  # reference images in one forward
 
@@ -203,52 +197,3 @@ def capture_attention(
 
     logits = observing.observe(model, images, keep, explicit=explicit)
     return CapturedAttention(logits, tuple(sites), tuple(layers))
-
-
-@contextmanager
-def watching_stream(model: Model, reducer: Callable[[int, Tokens], None]) -> Iterator[None]:
-    """Hand the residual stream after each block, (batch, tokens, dim), to the reducer with the block's number.
-
-    Maps, (batch, rows, columns, dim) or (batch, dim, rows, columns), are flattened row by row; the channel axis is the
-    one of the block's width. Blocks whose output is neither tokens nor such a map are skipped.
-    """
-
-    def after(number: int, output: Tensor) -> None:
-        width = stream_width(model.module.get_submodule(model.anatomy.blocks[number]))
-        if output.dim() == 3:
-            reducer(number, output)
-        elif output.dim() == 4 and output.shape[3] == width:
-            reducer(number, output.flatten(1, 2))
-        elif output.dim() == 4 and output.shape[1] == width:
-            reducer(number, output.flatten(2).transpose(1, 2))
-
-    with _watching_blocks(model, after):
-        yield
-
-
-@contextmanager
-def watching_outputs(model: Model, reducer: Callable[[int, Float[Tensor, "batch numbers"]], None]) -> Iterator[None]:
-    """Hand each block's output, tokens or a map, flattened per image, to the reducer with the block's number.
-
-    Blocks whose output is not a tensor are skipped.
-    """
-
-    def after(number: int, output: Tensor) -> None:
-        if output.dim() > 1:
-            reducer(number, output.flatten(1))
-
-    with _watching_blocks(model, after):
-        yield
-
-
-@contextmanager
-def _watching_blocks(model: Model, reducer: Callable[[int, Tensor], None]) -> Iterator[None]:
-    numbers = {name: number for number, name in enumerate(model.anatomy.blocks)}
-
-    def after(name: str, _arguments: Arguments, output: Any) -> None:
-        tensor = first_tensor(output)
-        if tensor is not None:
-            reducer(numbers[name], tensor)
-
-    with watching(model.module, numbers, after):
-        yield

@@ -1,7 +1,7 @@
 """Changes of places in force, and places read, in every forward pass inside a context; undone on exit."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -10,13 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.errors import InputError
-from vitlens.lens.attention import Attended, Tap, tapped
+from vitlens.lens.attention import Tap, tapped
+from vitlens.lens.call import AttentionCall
 from vitlens.lens.places import Access
 from vitlens.models.hooks import Arguments, Forward, Replaced, arguments, as_call, first_tensor, overridden
 from vitlens.models.model import Model
-
-Before = Callable[[Arguments], Arguments]
-After = Callable[[Arguments, Any], Any]
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: == of tensors is elementwise
@@ -25,8 +23,7 @@ class PlaceChange:
 
     data: the tensor that is put there, which broadcasts to (batch, *shape); function: of its tensor (batch, *shape) to
     one of that shape; knocked: which (heads, queries, keys) do not attend. reads: the function's value is not used, so
-    that the forward pass stays bit-equal; rows: the query rows that it reads of scores and weights (None:
-    all).
+    that the forward pass stays bit-equal; rows: the query rows that it reads of scores and weights (None: all).
     """
 
     access: Access
@@ -103,8 +100,7 @@ def reading(
 def _in_force(
     model: Model, name: str, part: str, group: Sequence[tuple[int, PlaceChange]], copies: int
 ) -> AbstractContextManager[object]:
-    first, module = group[0][1], model.module.get_submodule(name)
-    access = first.access
+    first, access = group[0][1], group[0][1].access
 
     def keep(like: Tensor, queries: int, keys: int) -> Tensor:
         mask = torch.ones(copies, access.heads, queries, keys, dtype=torch.bool, device=like.device)
@@ -123,8 +119,9 @@ def _in_force(
             each.function(each.access.read(raw))
         return raw
 
-    def read(call: Attended) -> None:
-        raw = call.at(access.part, slice(None) if first.rows is None else first.rows)  # type: ignore[arg-type]
+    def read(call: AttentionCall, scored: Tensor | None) -> None:
+        rows = slice(None) if first.rows is None else first.rows
+        raw = call.at(access.part, rows, scored=scored)  # type: ignore[arg-type]
         if raw is not None:
             change(raw)
 
@@ -138,10 +135,9 @@ def _in_force(
         new = change(tensor, values)
         return (new, *output[1:]) if isinstance(output, tuple) else new
 
-    if part == "input":
-        return around(module, before=before)
-    if part == "output":
-        return around(module, after=after)
+    if part in ("input", "output"):
+        module = model.module.get_submodule(name)
+        return _around(module, before if part == "input" else after, before=part == "input")
     if part == "keep":
         tap = Tap((name,), keep=keep)
     elif part == "joined":
@@ -179,8 +175,8 @@ class _AroundForward:
 
     def __init__(self, forward: Forward) -> None:
         self.forward = forward
-        self.before: list[Before] = []
-        self.after: list[After] = []
+        self.before: list[Callable[[Arguments], Arguments]] = []
+        self.after: list[Callable[[Arguments, Any], Any]] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         values = arguments(args, kwargs)
@@ -194,19 +190,18 @@ class _AroundForward:
 
 
 @contextmanager
-def around(module: nn.Module, *, before: Before | None = None, after: After | None = None) -> Iterator[None]:
-    """Inside, the module's arguments and its output are changed.
+def _around(module: nn.Module, change: Callable[..., Any], *, before: bool) -> Iterator[None]:
+    """Inside, the module's arguments, or its output, are changed.
 
     Nested contexts share one replaced forward, so that an inner context reads the arguments that an outer one changed.
     """
-    with ExitStack() as stack:
-        replaced = module.__dict__.get("forward")
-        shared = isinstance(replaced, Replaced) and replaced.in_force and isinstance(replaced.forward, _AroundForward)
-        if not shared:
-            stack.enter_context(overridden(module, _AroundForward))
-        current: _AroundForward = module.__dict__["forward"].forward
-        for changes, change in ((current.before, before), (current.after, after)):
-            if change is not None:
-                changes.append(change)  # type: ignore[arg-type]
-                stack.callback(changes.remove, change)  # type: ignore[arg-type]
-        yield
+    replaced = module.__dict__.get("forward")
+    shared = isinstance(replaced, Replaced) and replaced.in_force and isinstance(replaced.forward, _AroundForward)
+    with nullcontext() if shared else overridden(module, _AroundForward):
+        around: _AroundForward = module.__dict__["forward"].forward
+        changes: list[Callable[..., Any]] = around.before if before else around.after
+        changes.append(change)
+        try:
+            yield
+        finally:
+            changes.remove(change)

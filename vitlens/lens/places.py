@@ -1,4 +1,4 @@
-"""The places of a model: how each is reached in a forward pass, and the names and patterns that mean them.
+"""The places of a model: tensors by stable names, how each is reached in a forward pass, and patterns of names.
 
 Their shapes are read in forward passes of one and of two images. Two kinds of names are known but not listed:
 "blocks.3.tokens", a block's input as a sequence also where it is a map, and the block and MLP of a layer that shares
@@ -9,13 +9,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError, nearest
-from vitlens.lens.attention import Stage
-from vitlens.lens.place import Place, PlaceKind, Places
+from vitlens.lens.call import Stage
 from vitlens.lens.stages import holds_another, stages, stream_width
 from vitlens.lens.trace import Layer, layers, trace, traced_heads
 from vitlens.models.hooks import Key, once_per_model
@@ -23,9 +22,29 @@ from vitlens.models.model import Model, require_model
 from vitlens.models.recording import Shape
 from vitlens.shapes import PrefixKind
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 Part = Literal["input", "output", "joined", "logits"] | Stage
 Tokens = str | int | Sequence[int]
 
+KIND_WORDS: Final = {
+    "patches": "patch tokens that enter the first block",
+    "input": "residual stream before the block",
+    "residual": "residual stream after the block",
+    "block": "output of a block without a stream of tokens",
+    "attention": "output of the attention, after its output projection",
+    "queries": "queries, norms and rotary embeddings applied",
+    "keys": "keys, norms and rotary embeddings applied",
+    "values": "values",
+    "scores": "scaled query-key products with bias, before the softmax",
+    "weights": "attention weights, after the softmax",
+    "heads": "outputs of all heads, before the output projection",
+    "head": "output of one head, before the output projection",
+    "mlp": "output of the MLP, before LayerScale or a norm after it",
+    "stage": "last map of a stage",
+    "logits": "logits",
+}
 _WEIGHTS: Final = ("heads", "query", "key")
 _STAGES: Final[dict[Stage, tuple[str, ...]]] = {
     "queries": ("heads", "query", "head_dim"),
@@ -34,9 +53,94 @@ _STAGES: Final[dict[Stage, tuple[str, ...]]] = {
     "scores": _WEIGHTS,
     "weights": _WEIGHTS,
 }
-_BRACES: Final = re.compile(r"\{([^{}]*)\}")
 _WORDS: Final = ("cls", "distillation", "register", "patch", "all")
 _HINT: Final = "model.places()"
+
+
+@dataclass(frozen=True)
+class Place:
+    """One place in a model whose tensor can be captured.
+
+    name: stable, such as "blocks.3.head.7", blocks and heads counted from 0; kind: what the tensor is, a key of
+    KIND_WORDS; axes and shape: the names and sizes of its axes for one image, the batch axis left out; changeable:
+    whether `intervene` can change it.
+    """
+
+    name: str
+    kind: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    changeable: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.described()})"
+
+    def described(self) -> str:
+        """Its axes with their sizes: "tokens 197, dim 192"."""
+        return ", ".join(f"{axis} {size}" for axis, size in zip(self.axes, self.shape))
+
+
+class Places(tuple[Place, ...]):
+    """The places of a model, in forward order; printed as a table in which equal places of several blocks are one line.
+
+    A name in the table is a pattern that `capture`, `intervene` and `patch` take.
+    """
+
+    __slots__ = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(place.name for place in self)
+
+    def lines(self) -> list[tuple[str, str, str]]:
+        """The table's lines: pattern, axes with sizes, and what the tensor is."""
+        lines = [
+            (place.name, place.described(), KIND_WORDS[place.kind] + " (captured only)" * (not place.changeable))
+            for place in self
+        ]
+        for number in (r"(.*\.head\.)(\d+)()", r"(blocks\.|stages\.)(\d+)(.*)"):
+            alike: dict[tuple[str, ...], list[str]] = {}
+            for name, *others in lines:
+                match = re.fullmatch(number, name)
+                before, found, after = match.groups() if match else (name, "", "")
+                alike.setdefault((before, after, *others), []).append(found)
+            lines = [
+                (f"{before}{_range(found)}{after}", shape, words)
+                for (before, after, shape, words), found in alike.items()
+            ]
+        return lines
+
+    def __str__(self) -> str:
+        lines = [("place", "shape for one image", "tensor"), *self.lines()]
+        first, second = (max(len(line[column]) for line in lines) for column in (0, 1))
+        return "\n".join(f"{name:{first}}  {shape:{second}}  {words}" for name, shape, words in lines)
+
+    __repr__ = __str__
+
+    def __rich__(self) -> "Table":
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None)
+        table.add_column("place", no_wrap=True)
+        table.add_column("shape for one image", no_wrap=True)
+        table.add_column("tensor")
+        for line in self.lines():
+            table.add_row(*map(Text, line))
+        return table
+
+
+def _range(numbers: list[str]) -> str:
+    """As a part of a pattern: "3", "{0..11}" or "{0,2..4}"; of no number ""."""
+    runs: list[list[int]] = []
+    for number in sorted(map(int, filter(None, numbers))):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    words = [str(run[0]) if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs]
+    return "".join(words) if len(numbers) == 1 else f"{{{','.join(words)}}}"
 
 
 @dataclass(frozen=True)
@@ -69,22 +173,11 @@ class Access:
         """The name of its place."""
         return self.place.name
 
-    @property
-    def token_axis(self) -> int | None:
-        """The axis of the place's shape that counts tokens, if there is one."""
-        return next((index for index, axis in enumerate(self.place.axes) if axis in ("tokens", "patches")), None)
+    def at(self, tokens: tuple[int, ...], word: str, axis: int) -> "Access":
+        """The access to some positions on the axis of tokens alone; word: as they were typed, to end the place's name.
 
-    def at(self, tokens: tuple[int, ...], word: str) -> "Access":
-        """The access to some token positions alone; word: as the user typed them, the end of the place's name.
-
-        Raises InputError where the tensor has no axis of tokens, or no such positions.
+        Raises InputError where there are no such positions.
         """
-        axis = self.token_axis
-        if axis is None:
-            raise InputError(
-                f"expected a place with an axis of tokens for the positions [{word}], found {self.place}; "
-                "leave the brackets out"
-            )
         count = self.place.shape[axis]
         wrong = [token for token in tokens if not 0 <= token < count]
         if wrong:
@@ -189,21 +282,26 @@ def _resolve(model: Model, name: str) -> Iterator[Access]:
     whole, bracket, inner = name.partition("[")
     if bracket and not inner.endswith("]"):
         raise InputError(f"expected positions such as [cls] or [0,5] at the end of a place, found {name!r}")
+    text = inner.removesuffix("]")
     for access in dict.fromkeys(each for plain in _expanded(whole) for each in _fitting(model, plain)):
-        axis, text = access.token_axis, inner.removesuffix("]")
+        axis = next((index for index, axis in enumerate(access.place.axes) if axis in ("tokens", "patches")), None)
         if not bracket:
             yield access
+        elif axis is None:
+            raise InputError(
+                f"expected a place with an axis of tokens for the positions [{text}], found {access.place}; "
+                "leave the brackets out"
+            )
         elif text == "*":
-            count = access.place.shape[axis] if axis is not None else 1
-            yield from (access.at((token,), str(token)) for token in range(count))
-        elif axis is None or text not in _WORDS:
+            yield from (access.at((token,), str(token), axis) for token in range(access.place.shape[axis]))
+        elif text in _WORDS:
+            yield access.at(resolve_tokens(model, text, access.place.shape[axis]), text, axis)
+        else:
             positions = list(_listed(text))
-            if axis is not None and not all(word.isdecimal() for word in positions):
+            if not all(word.isdecimal() for word in positions):
                 words = ", ".join(_WORDS)
                 raise InputError(f"expected positions ({words}, or numbers such as 0,5 or 3..8), found [{text}]")
-            yield access.at(tuple(map(int, positions)) if axis is not None else (), text)
-        else:
-            yield access.at(resolve_tokens(model, text, access.place.shape[axis]), text)
+            yield access.at(tuple(map(int, positions)), text, axis)
 
 
 def _fitting(model: Model, name: str) -> list[Access]:
@@ -229,7 +327,7 @@ def _fitting(model: Model, name: str) -> list[Access]:
 
 def _expanded(pattern: str) -> Iterator[str]:
     """A pattern without braces for every combination of their alternatives."""
-    braces = _BRACES.search(pattern)
+    braces = re.search(r"\{([^{}]*)\}", pattern)
     if braces is None:
         yield pattern
         return
@@ -261,14 +359,22 @@ def accesses(model: Model) -> dict[str, Access]:
     shapes = {
         key: (shape, axis) for key, shape in single.items() if (axis := _batch_axis(shape, double.get(key))) is not None
     }
-    reader = _Reader(model, known, shapes)
-    found = list(reader.layers())
+    units = [layer.unit for layer in known]
+    found: list[Access] = []
+    for layer in known:  # several may share a block, whose places are listed once
+        reader = _Reader(model, layer, shapes)
+        found += reader.input(listed=layer.unit not in units[: layer.index])
+        found += reader.attention()
+        found += reader.block(listed=layer.unit not in units[layer.index + 1 :])
     for index, name in enumerate(name for name in blocks if name in model.anatomy.blocks):
-        found += reader.module(f"blocks.{index}", "block", name)
+        found += _of_module(model, shapes, f"blocks.{index}", "block", name)
     for index, name in enumerate(name for name in blocks if name in maps):
-        found += reader.module(f"stages.{index}", "stage", name)
+        found += _of_module(model, shapes, f"stages.{index}", "stage", name)
     logits = Place("logits", "logits", ("classes",), trace(model, 1).logits[1:], changeable=False)
     return {access.name: access for access in (*found, Access(logits, "", "logits"))}
+
+
+_Shapes = dict[tuple[str, str], tuple[Shape, int]]  # by module and what of it, for one image, with the batch's axis
 
 
 def _shapes(model: Model, known: Sequence[Layer], maps: Sequence[str], count: int) -> dict[tuple[str, str], Shape]:
@@ -296,104 +402,95 @@ def _batch_axis(single: Shape, double: Shape | None) -> int | None:
     return longer[0] if twice and (longer == [0] or (longer == [1] and len(single) == 3)) else None
 
 
+def _of_module(
+    model: Model, shapes: _Shapes, name: str, kind: str, module: str, part: Part = "output", **options: Any
+) -> Iterator[Access]:
+    """The input or output of a module, where it is one tensor a forward pass."""
+    shape, axis = shapes.get((module, part), ((), 0))
+    if not shape:
+        return
+    windows, *rest = (shape[1], shape[0], shape[2]) if axis == 1 else shape
+    known: dict[int, tuple[str, ...]] = {0: (), 1: ("dim",), 2: ("tokens", "dim"), 3: ("channels", "rows", "columns")}
+    if len(rest) == 3 and rest[2] == stream_width(model.module.get_submodule(module)):
+        known[3] = ("rows", "columns", "dim")
+    axes = known.get(len(rest), tuple(f"axis{index}" for index in range(1, len(rest) + 1)))
+    place = _place(name, kind, axes, (windows, *rest))
+    yield Access(place, module, part, windows=windows, tokens_first=axis == 1, **options)
+
+
+def _place(name: str, kind: str, axes: tuple[str, ...], sizes: Shape) -> Place:
+    """sizes: of the axes after the number of windows, which is an axis of its own where there are several."""
+    return Place(name, kind, axes, sizes[1:]) if sizes[0] == 1 else Place(name, kind, ("windows", *axes), sizes)
+
+
 @dataclass(frozen=True)
 class _Reader:
-    """Accesses from the shapes of one image; shapes: by module and what of it, with the axis of the batch."""
+    """The places of one layer."""
 
     model: Model
-    known: tuple[Layer, ...]
-    shapes: dict[tuple[str, str], tuple[Shape, int]]
+    layer: Layer
+    shapes: _Shapes
 
-    def layers(self) -> Iterator[Access]:
-        """The places of all attention layers; several layers may share a block, whose places are listed once."""
-        units = [layer.unit for layer in self.known]
-        for layer in self.known:
-            yield from self._inputs(layer, listed=layer.unit not in units[: layer.index])
-            yield from self._attention(layer)
-            yield from self._block(layer, listed=layer.unit not in units[layer.index + 1 :])
-
-    def module(
-        self, name: str, kind: PlaceKind, module: str, *, part: Literal["input", "output"] = "output", **options: Any
-    ) -> Iterator[Access]:
-        """The input or output of a module, where it is one tensor a forward pass."""
-        shape, axis = self.shapes.get((module, part), ((), 0))
-        if not shape:
-            return
-        if axis == 1:
-            shape = (shape[1], shape[0], shape[2])
-        axes, sizes, windows = _axes(shape, self.model.module.get_submodule(module))
-        yield Access(Place(name, kind, axes, sizes), module, part, windows=windows, tokens_first=axis == 1, **options)
-
-    def _inputs(self, layer: Layer, *, listed: bool) -> Iterator[Access]:
+    def input(self, *, listed: bool) -> Iterator[Access]:
+        """The residual stream that enters its block, where it has one."""
+        layer, layout, index = self.layer, self.model.anatomy.layout, self.layer.index
         if layer.stream is None:
             return
-        name, options = f"blocks.{layer.index}", {"layer": layer.index, "argument": layer.stream}
-        for access in self.module(f"{name}.input", "input", layer.unit, part="input", **options):
-            dim, layout = access.place.shape[-1], self.model.anatomy.layout
-            if listed and self._is_block(layer):
-                if layer.index == 0 and layout is not None and access.place.shape == (layout.tokens, dim):
+        name, options = f"blocks.{index}", {"layer": index, "argument": layer.stream}
+        for access in _of_module(self.model, self.shapes, f"{name}.input", "input", layer.unit, "input", **options):
+            dim = access.place.shape[-1]
+            if listed and self._is_block:
+                if index == 0 and layout is not None and access.place.shape == (layout.tokens, dim):
                     place = Place("patches", "patches", ("patches", "dim"), (layout.patches, dim))
                     tokens = tuple(range(len(layout.prefix), layout.tokens))
                     yield Access(place, layer.unit, "input", 0, layer.stream, tokens=tokens)
                 yield access
             place = Place(f"{name}.tokens", "input", ("tokens", "dim"), (layer.tokens, dim))
-            yield Access(place, layer.unit, "input", layer.index, layer.stream, flat=True, listed=False)
+            yield Access(place, layer.unit, "input", index, layer.stream, flat=True, listed=False)
 
-    def _attention(self, layer: Layer) -> Iterator[Access]:
-        name = f"blocks.{layer.index}"
+    def attention(self) -> Iterator[Access]:
+        """The stages of its attention, its heads, and its output."""
+        layer, name = self.layer, f"blocks.{self.layer.index}"
         for stage, axes in _STAGES.items():
             shape, axis = self.shapes.get((layer.attention, stage), ((), 0))
             if len(shape) == 4 and axis == 0:
-                yield self._inside(f"{name}.attention.{stage}", stage, axes, shape, layer, stage)
+                yield self._inside(f"{name}.attention.{stage}", stage, axes, shape, stage)
         shape, axis = self.shapes.get((layer.attention, "joined"), ((), 0))
         if shape and axis == 0 and layer.head_dim:
-            axes, split = ("heads", "tokens", "head_dim"), (shape[0], layer.heads, shape[1], layer.head_dim)
-            yield self._inside(f"{name}.heads", "heads", axes, split, layer, "joined")
+            axes, (windows, tokens, _) = ("heads", "tokens", "head_dim"), shape
+            whole = (windows, layer.heads, tokens, layer.head_dim)
+            yield self._inside(f"{name}.heads", "heads", axes, whole, "joined")
+            one = self._inside("", "head", axes[1:], (windows, tokens, layer.head_dim), "joined")
             for head in range(layer.heads):
-                one = self._inside(f"{name}.head.{head}", "head", axes[1:], (shape[0], *split[2:]), layer, "joined")
-                yield replace(one, head=head)
-        if layer.attention != layer.unit or not (self._is_block(layer) or _holds_mlp(layer)):
-            yield from self.module(f"{name}.attention", "attention", layer.attention, layer=layer.index)
+                yield replace(one, place=replace(one.place, name=f"{name}.head.{head}"), head=head)
+        if layer.attention != layer.unit or not (self._is_block or self._holds_mlp):
+            options: dict[str, Any] = {"layer": layer.index}
+            yield from _of_module(self.model, self.shapes, f"{name}.attention", "attention", layer.attention, **options)
 
-    def _inside(
-        self, name: str, kind: PlaceKind, axes: tuple[str, ...], shape: Shape, layer: Layer, part: Part
-    ) -> Access:
-        windows, sizes = shape[0], shape[1:]
-        if windows > 1:
-            axes, sizes = ("windows", *axes), shape
-        place = Place(name, kind, axes, sizes)
-        return Access(place, layer.attention, part, layer.index, heads=layer.heads, windows=windows)
-
-    def _block(self, layer: Layer, *, listed: bool) -> Iterator[Access]:
-        name: str = f"blocks.{layer.index}"
+    def block(self, *, listed: bool) -> Iterator[Access]:
+        """Its MLP and the output of its block, where it has them."""
+        layer, name = self.layer, f"blocks.{self.layer.index}"
         options: dict[str, Any] = {"layer": layer.index, "listed": listed}
         if layer.mlp is not None:
-            yield from self.module(f"{name}.mlp", "mlp", layer.mlp, **options)
-        if not (self._is_block(layer) or _holds_mlp(layer)):
+            yield from _of_module(self.model, self.shapes, f"{name}.mlp", "mlp", layer.mlp, **options)
+        if not (self._is_block or self._holds_mlp):
             return
-        removed = layer.stream if layer.removable else None
-        for access in self.module(f"{name}.residual", "residual", layer.unit, argument=removed, **options):
-            stream = self._is_block(layer) and access.place.axes[-1] == "dim" and len(access.place.axes) > 1
+        options["argument"] = layer.stream if layer.removable else None
+        for access in _of_module(self.model, self.shapes, f"{name}.residual", "residual", layer.unit, **options):
+            stream = self._is_block and access.place.axes[-1] == "dim" and len(access.place.axes) > 1
             block = Place(name, "block", access.place.axes, access.place.shape)
             yield access if stream else replace(access, place=block)
 
-    def _is_block(self, layer: Layer) -> bool:
+    def _inside(self, name: str, kind: str, axes: tuple[str, ...], sizes: Shape, part: Part) -> Access:
+        place, layer = _place(name, kind, axes, sizes), self.layer
+        return Access(place, layer.attention, part, layer.index, heads=layer.heads, windows=sizes[0])
+
+    @property
+    def _is_block(self) -> bool:
         """Whether the layer's unit is a residual block, not attention that stands alone."""
-        return layer.unit != layer.attention or layer.unit in self.model.anatomy.blocks
+        return self.layer.unit != self.layer.attention or self.layer.unit in self.model.anatomy.blocks
 
-
-def _holds_mlp(layer: Layer) -> bool:
-    """Whether the layer's unit is attention with an MLP after it (SigLIP's pooling)."""
-    return layer.mlp is not None and layer.mlp.startswith(f"{layer.unit}.")
-
-
-def _axes(shape: Shape, module: nn.Module) -> tuple[tuple[str, ...], Shape, int]:
-    """Names and sizes of the axes after the batch, and how many calls there are an image."""
-    windows, rest = shape[0], shape[1:]
-    if len(rest) == 3:
-        last = rest[2] == stream_width(module)
-        names: tuple[str, ...] = ("rows", "columns", "dim") if last else ("channels", "rows", "columns")
-    else:
-        known = {0: (), 1: ("dim",), 2: ("tokens", "dim")}
-        names = known.get(len(rest), tuple(f"axis{index}" for index in range(1, len(rest) + 1)))
-    return (names, rest, 1) if windows == 1 else (("windows", *names), (windows, *rest), windows)
+    @property
+    def _holds_mlp(self) -> bool:
+        """Whether the layer's unit is attention with an MLP after it (SigLIP's pooling)."""
+        return self.layer.mlp is not None and self.layer.mlp.startswith(f"{self.layer.unit}.")

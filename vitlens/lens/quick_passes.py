@@ -7,7 +7,7 @@ batches move every activation through the main memory: the bundled models take 1
 as for 64 at a time.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.lens.trace import trace
 from vitlens.models.anatomy import is_known_mlp
-from vitlens.models.hooks import overridden
+from vitlens.models.hooks import Forward, overridden
 from vitlens.models.model import Model
 
 _CACHE: Final = 12 << 20  # bytes of the widest activation of one forward pass that fit a processor's cache
@@ -57,23 +57,21 @@ def quick_convolutions(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def quick_mlps(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Inside, the first linear layer and the exact GELU of our and timm's MLPs are one call, where quick_linear works.
+def quick_layers(model: Model) -> Iterator[None]:
+    """`quick_linear`, with the first linear layer and the exact GELU of our and timm's MLPs as one call.
 
     An MLP with hooks between the two is left unchanged.
     """
-    with ExitStack() as stack:
-        if _has_onednn(device):
-            for module in model.modules():
-                if _can_fuse(module):
-                    stack.enter_context(overridden(module, _with_gelu(module)))
+    with quick_linear(model.device), ExitStack() as stack:
+        for module in model.modules() if _has_onednn(model.device) else ():
+            if _can_fuse(module):
+                stack.enter_context(overridden(module, _with_gelu(module)))
         yield
 
 
 def _has_onednn(device: torch.device) -> bool:
-    return (
-        device.type == "cpu" and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, _PRODUCT)
-    )  # fmt: skip
+    operators = torch.ops.mkldnn
+    return device.type == "cpu" and torch.backends.mkldnn.is_available() and hasattr(operators, _PRODUCT)
 
 
 class _OneDNN(TorchFunctionMode):
@@ -126,21 +124,20 @@ def _can_fuse(module: nn.Module) -> bool:
     if not is_known_mlp(module):
         return False
     children = dict(module.named_children())
-    middle = [child for name, child in children.items() if name != "fc2"]
     gelu = children.get("act", children.get("activation"))
-    exact = isinstance(gelu, nn.GELU) and gelu.approximate == "none"
-    return exact and isinstance(children["fc1"], nn.Linear) and not any(map(_has_hooks, middle))
+    exact = isinstance(gelu, nn.GELU) and gelu.approximate == "none" and isinstance(children["fc1"], nn.Linear)
+    return exact and not any(
+        child._forward_hooks or child._forward_pre_hooks or "forward" in vars(child)
+        for name, child in children.items()
+        if name != "fc2"
+    )
 
 
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
-
-
-def _with_gelu(module: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _with_gelu(module: Any) -> Callable[[Forward], Forward]:
     """The MLP's forward with its GELU fused into the first product; its own forward where oneDNN cannot compute it."""
     first = module.fc1
 
-    def wrap(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(forward: Forward) -> Forward:
         def fused(tokens: Tensor) -> Any:
             if module.training or torch.is_grad_enabled() or not _fits(tokens, first.weight, first.bias):
                 return forward(tokens)
@@ -161,9 +158,20 @@ def quick_passes(model: Model) -> Iterator[None]:
         yield
         return
     size, before = quick_batch_size(model), _replaced(model)
-    with quick_linear(model.device), quick_mlps(model, model.device), quick_convolutions(model):
+    with quick_layers(model), quick_convolutions(model):
         own = _replaced(model) - before | {model}
-        with overridden(model, _in_parts(model, size, own)):
+
+        def in_parts(forward: Forward) -> Forward:
+            def run(images: Tensor) -> Any:
+                hooked = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+                observed = hooked or not _replaced(model) <= own
+                if torch.is_grad_enabled() or len(images) <= size or observed:
+                    return forward(images)
+                return torch.cat([forward(part) for part in images.split(size)])
+
+            return run
+
+        with overridden(model, in_parts):
             yield
 
 
@@ -171,27 +179,6 @@ def quick_batch_size(model: Model) -> int:
     """How many images fit the processor's cache, by the widest activation of one image; at least 1."""
     leaves = {name for name, module in model.module.named_modules() if not any(module.children())}
     return max(1, _CACHE // max(1, *(call.bytes for call in trace(model, 1).calls if call.module in leaves)))
-
-
-def _in_parts(
-    model: Model, size: int, own: Collection[nn.Module]
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The model's forward, a few images at a time; own: modules whose forward is replaced here."""
-
-    def wrap(forward: Callable[..., Any]) -> Callable[..., Any]:
-        def parts(images: Tensor) -> Any:
-            if torch.is_grad_enabled() or len(images) <= size or _is_observed(model, own):
-                return forward(images)
-            return torch.cat([forward(part) for part in images.split(size)])
-
-        return parts
-
-    return wrap
-
-
-def _is_observed(model: Model, own: Collection[nn.Module]) -> bool:
-    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    return hooked or not _replaced(model) <= set(own)
 
 
 def _replaced(model: Model) -> set[nn.Module]:

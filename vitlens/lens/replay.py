@@ -7,7 +7,6 @@ block is computed for the tokens that the classifier reads.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -18,14 +17,10 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.devices import evaluating
 from vitlens.errors import LensError
-from vitlens.lens.attention import tapped_in_part
 from vitlens.lens.change import Set, in_force
 from vitlens.lens.intervene import Changes, Reference, prepared
 from vitlens.lens.places import resolve_places
-from vitlens.lens.replay_pass import PassKind, method_of, replay_pass
-from vitlens.lens.replay_plan import ReplayRecord, StopForward, recording
-from vitlens.lens.trace import layers
-from vitlens.models.hooks import as_call
+from vitlens.lens.replay_pass import PassKind, ReplayRecord, StopForward, method_of, recording, replay_pass
 from vitlens.models.model import Model
 from vitlens.pixels import AnyImages, as_images, takes_images
 from vitlens.shapes import Images, Logits
@@ -34,38 +29,34 @@ DEFAULT_BUDGET: Final = 2 << 30  # bytes: ViT-B/16 and 64 images need 1.4e9
 # bytes of the widest tensor in one forward: larger is slower on a CPU (most of all in bf16), smaller is slower on a GPU
 _WORKING_SET: Final = {"cpu": 24 << 20}
 _LARGE_WORKING_SET: Final = 512 << 20
-_NOTHING: Final[Changes] = MappingProxyType({})
 
 
 class Replay:
     """A clean pass of some images, from which sets of changes are run; made by `replaying`.
 
-    logits: of the clean pass (batch, classes); exact: whether it replays, or falls back to full forwards; note: why it
-    does that, and how much of the clean pass is not kept but computed again (which costs time and changes no number),
-    or ""; forward_cost: multiply-adds of linear layers in one forward of these images.
+    logits: of the clean pass (batch, classes); exact: whether changes are replayed, else each set is a full forward;
+    note: why that is, and how much of the clean pass is not kept but computed again (which costs time and changes no
+    number), or ""; forward_cost: multiply-adds of linear layers in one forward of these images.
     """
 
-    def __init__(self, model: Model, images: Images, given: Changes, *, budget: int, chunk: int | None) -> None:
+    def __init__(self, model: Model, images: Images, given: Set, *, budget: int, chunk: int | None) -> None:
         self.model, self.images = model, images
-        self._method, self._given = method_of(model), prepared(model, given)
-        starts = self._method.plan.starts
-        self._keep = self._method.plan.kept(len(images), budget)
-        sizes = [sum(start.bytes) * len(images) / 1e9 for start in starts]
-        kept = sum(sum(starts[index].bytes[: 1 + outputs]) for index, outputs in self._keep.items()) * len(images) / 1e9
-        short = f"{kept:.2f} of {sum(sizes):.2f} GB of the clean pass are kept; the rest is computed again"
-        all_kept = len(self._keep) == len(starts) and all(self._keep.values())
-        self.note = "; ".join(filter(None, (self._method.note, "" if all_kept else short)))
+        self._method, self._given = method_of(model), given
+        self.exact = self._method.exact
+        sizes = [start.bytes * len(images) for start in self._method.starts]
+        keep: list[int] = []
+        for index in reversed(range(len(sizes))):  # an early layer is soon computed again
+            if sum(sizes[each] for each in (*keep, index)) <= budget:
+                keep.append(index)
+        kept = sum(sizes[index] for index in keep)
+        short = f"{kept / 1e9:.2f} of {sum(sizes) / 1e9:.2f} GB of the clean pass are kept; the rest is computed again"
+        self.note = "; ".join(filter(None, (self._method.note, "" if len(keep) == len(sizes) else short)))
         working_set = _WORKING_SET.get(images.device.type, _LARGE_WORKING_SET)
-        self._chunk = chunk or max(1, working_set // self._method.plan.largest)
+        self._chunk = chunk or max(1, working_set // self._method.largest)
         self._spent = LinearCount()
-        with self._computing(), in_force(model, self._given), recording(model, self._keep) as self._records:
+        with self._computing(), in_force(model, self._given), recording(model, keep) as self._records:
             self.logits: Logits = model(images)
-        self.forward_cost = self._spent.total
-
-    @property
-    def exact(self) -> bool:
-        """Whether changes are replayed; otherwise each set is a full forward."""
-        return self._method.exact
+        self.forward_cost = self.cost
 
     @property
     def cost(self) -> int:
@@ -84,7 +75,11 @@ class Replay:
 
         reference, seed: as there. Raises what `intervene` raises.
         """
-        found = [prepared(self.model, each, reference=reference, seed=seed) for each in sets]
+        return self.run_prepared([prepared(self.model, each, reference=reference, seed=seed) for each in sets])
+
+    def run_prepared(self, sets: Sequence[Set]) -> Float[Tensor, "sets batch classes"]:
+        """As run, of changes that were prepared once for many runs."""
+        found = list(sets)
         logits = self.logits.unsqueeze(0).repeat(len(sets), 1, 1)
         kinds: dict[PassKind, list[int]] = {}
         for number, changes in enumerate(found):
@@ -93,16 +88,23 @@ class Replay:
                 found[number] = (*changes, *(each for each in self._given if (each.access.layer or 0) >= start))
                 kinds.setdefault(self._method.kind(found[number]), []).append(number)
         for kind in sorted(kinds, key=lambda kind: (kind.start, kind.attention, kind.whole)):
-            members = kinds[kind]
             record = self._record(kind.start) if self.exact else ReplayRecord()
-            for numbers, part in self._chunks(members, whole=kind.whole):
-                logits[numbers, part] = self._pass(kind, [found[number] for number in numbers], part, record)
+            for numbers, part in self._chunks(kinds[kind], whole=kind.whole):
+                chosen = [found[number] for number in numbers]
+                with self._computing():
+                    if self.exact:
+                        count = len(self.images)
+                        found_logits = replay_pass(self.model, self._method, record, kind, chosen, part, count)
+                    else:
+                        with in_force(self.model, *chosen):
+                            found_logits = self.model(self.images)
+                logits[numbers, part] = found_logits
         return logits
 
     def tensor(self, place: str) -> Tensor:
         """The clean pass's tensor (batch, *shape) at a block's input or its heads: "blocks.3.heads"."""
         (access,) = resolve_places(self.model, place)
-        record = self._record(access.layer or 0, outputs=access.part == "joined")
+        record = self._record(access.layer or 0)
         raw = record.heads if access.part == "joined" else record.arguments[access.argument]  # type: ignore[index]
         assert raw is not None
         return access.read(raw)
@@ -124,29 +126,13 @@ class Replay:
             for part in range(parts):  # sizes differ by one at most
                 yield [member], slice(part * count // parts, (part + 1) * count // parts)
 
-    def _pass(
-        self, kind: PassKind, sets: Sequence[Set], part: slice, record: ReplayRecord
-    ) -> Float[Tensor, "sets part classes"]:
-        with self._computing():
-            if self.exact:
-                return replay_pass(self.model, self._method.plan, record, kind, sets, part, len(self.images))
-            with in_force(self.model, *sets):
-                full: Tensor = self.model(self.images)
-            return full.unsqueeze(0)
-
-    def _record(self, index: int, *, outputs: bool = True) -> ReplayRecord:
+    def _record(self, index: int) -> ReplayRecord:
         """The record of a layer in the clean pass: kept, or computed again."""
-        kept = self._records.get(index, ReplayRecord())
-        if kept.arguments and (kept.branch is not None or not outputs):
-            return kept
-        again = recording(self.model, {index: outputs}, stop=True)
+        if index in self._records and self._records[index].arguments:
+            return self._records[index]
+        again = recording(self.model, [index], stop=True)
         with suppress(StopForward), self._computing(), in_force(self.model, self._given), again as records:
-            if kept.arguments:
-                args, kwargs = as_call(kept.arguments)
-                with tapped_in_part(self.model):
-                    self.model.module.get_submodule(layers(self.model)[index].unit)(*args, **kwargs)
-            else:
-                self.model(self.images)
+            self.model(self.images)
         if records[index].arguments:
             return records[index]
         raise LensError(f"expected layer {index} to run again, found that it did not")
@@ -184,7 +170,7 @@ def replaying(
     model: Model,
     images: Images,
     *,
-    given: Changes = _NOTHING,
+    given: Set = (),
     budget: int = DEFAULT_BUDGET,
     chunk: int | None = None,
 ) -> Iterator[Replay]:

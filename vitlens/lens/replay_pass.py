@@ -4,11 +4,11 @@ Where the classifier reads a few tokens alone, the last block computes only thes
 layer, or at the first block (`Entry`), is tested once for each model, on two images of noise.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
-from weakref import ref
 
 import torch
 from jaxtyping import Float
@@ -16,51 +16,128 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitlens.devices import evaluating
-from vitlens.errors import LensError, UnsupportedError
-from vitlens.lens.attention import attention_module
+from vitlens.errors import UnsupportedError
+from vitlens.lens.attention import Tap, projection_of, tapped
 from vitlens.lens.change import PlaceChange, Set, in_force
 from vitlens.lens.intervene import Changes, intervene, prepared
 from vitlens.lens.places import accesses
-from vitlens.lens.replay_plan import ReplayPlan, ReplayRecord, StopForward, make_plan, recording
-from vitlens.lens.trace import Layer, layers, probe_images
+from vitlens.lens.trace import Layer, layers, probe_images, trace, traced_heads
 from vitlens.models.anatomy import heads_of, is_known_block
 from vitlens.models.hooks import Arguments, Forward, Key, arguments, as_call, once_per_model, overridden
 from vitlens.models.model import Model
+from vitlens.models.recording import Shape, Trace
 from vitlens.shapes import Images, Logits, Tokens
 
 TOLERANCE: Final = 1e-4  # fp32, on logits
 FirstTokens = Float[Tensor, "batch rows dim"]
 
 
+@dataclass
+class ReplayRecord:
+    """What is kept of one layer in a clean pass.
+
+    arguments: of its unit, by position or name; branch: its attention's output, before LayerScale; rest: further return
+    values of the attention; heads: the output projection's input, (calls, tokens, heads x head_dim).
+    """
+
+    arguments: Arguments = field(default_factory=dict)
+    branch: Tensor | None = None
+    rest: tuple[Any, ...] | None = None
+    heads: Tensor | None = None
+
+    def take_unit(self, values: Arguments, _output: Any) -> None:
+        """Keep the arguments of its unit."""
+        self.arguments = values
+
+    def take_attention(self, _values: Arguments, output: Any) -> None:
+        """Keep the output of its attention."""
+        self.branch, self.rest = (output[0], output[1:]) if isinstance(output, tuple) else (output, None)
+
+    def take_heads(self, heads: Tensor) -> Tensor:
+        """Keep the heads' outputs, which pass on."""
+        self.heads = heads
+        return heads
+
+
+class StopForward(Exception):  # noqa: N818  not an error
+    """Stops the forward pass after the layer that is recorded."""
+
+
+def _stop(_values: Arguments, _output: Any) -> None:
+    raise StopForward
+
+
+def _noting(*notes: Callable[[Arguments, Any], None]) -> Callable[[Forward], Forward]:
+    """A forward whose arguments and output are noted."""
+
+    def wrap(forward: Forward) -> Forward:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            output = forward(*args, **kwargs)
+            for note in notes:
+                note(arguments(args, kwargs), output)
+            return output
+
+        return noted
+
+    return wrap
+
+
+@contextmanager
+def recording(model: Model, indices: Sequence[int], *, stop: bool = False) -> Iterator[dict[int, ReplayRecord]]:
+    """Inside, a forward pass fills the records of some layers; stop: raise StopForward after the first of them."""
+    records = {index: ReplayRecord() for index in indices}
+    with ExitStack() as stack:
+        for index, record in records.items():
+            layer = layers(model)[index]
+            unit, attention = (model.module.get_submodule(name) for name in (layer.unit, layer.attention))
+            stack.enter_context(overridden(attention, _noting(record.take_attention)))
+            stack.enter_context(tapped(model, Tap((layer.attention,), joined=record.take_heads)))
+            stack.enter_context(overridden(unit, _noting(record.take_unit, *[_stop] * stop)))
+        yield records
+
+
+@dataclass(frozen=True)
+class ReplayStart:
+    """How to start a forward pass at one layer.
+
+    skipped: modules whose calls end before it begins, and the shape of their output for one image; batched: arguments
+    of its unit whose first axis is the batch; carried: arguments that are passed unchanged to a later unit (layer, name
+    there, name here); branch: whether attention's output is that of its projection, so that changes of heads can be
+    added to it; bytes: of one image's record.
+    """
+
+    skipped: tuple[tuple[str, Shape], ...]
+    batched: frozenset[Key]
+    carried: tuple[tuple[int, Key, Key], ...]
+    branch: bool
+    bytes: int
+
+
 @dataclass(frozen=True)
 class ReplayMethod:
     """How a model is replayed.
 
-    rows: tokens computed in the last block (None: all); exact: whether replaying gives the model's logits; note: why it
-    does not, or why all tokens of the last block are computed where the classifier reads fewer.
+    starts: one per layer; largest: bytes of the largest module output for one image; rows: tokens computed in the last
+    block (None: all); exact: whether replaying gives the model's logits; note: why it does not, or why all tokens of
+    the last block are computed where the classifier reads fewer.
     """
 
-    plan: ReplayPlan
-    rows: int | None
+    starts: tuple[ReplayStart, ...]
+    largest: int
+    rows: int | None = None
     exact: bool = True
     note: str = ""
 
     def kind(self, changes: Set) -> "PassKind":
         """The kind of pass that some simultaneous changes need."""
         start = min(change.access.layer or 0 for change in changes)
-        again = not self.plan.starts[start].branch
-        for change in changes:
-            before = change.access.part not in ("output", "joined") or (
-                change.access.part == "joined" and not change.is_linear
-            )
-            again = again or (before and change.access.layer == start)
-        last = (change for change in changes if change.access.layer == len(self.plan.starts) - 1)
-        return PassKind(
-            start,
-            again,
-            whole=any(change.function is not None for change in changes),
-            rows=self.rows if all(map(_fits_first_rows, last)) else None,
+        again = not self.starts[start].branch or any(
+            change.access.layer == start and change.access.part != "output" and not change.is_linear
+            for change in changes
         )
+        last = (change for change in changes if change.access.layer == len(self.starts) - 1)
+        rows = self.rows if all(map(_fits_first_rows, last)) else None
+        return PassKind(start, again, any(change.function is not None for change in changes), rows)
 
 
 @dataclass(frozen=True)
@@ -85,8 +162,62 @@ def _fits_first_rows(change: PlaceChange) -> bool:
     return replaced and change.access.place.kind in ("head", "heads", "mlp")
 
 
+def _starts(model: Model) -> tuple[tuple[ReplayStart, ...], int]:
+    """The starts of a model, from the traces of one image and of two, and the largest output: the axis that doubles is
+    the batch."""
+    single, double = trace(model, 1), trace(model, 2)
+    starts = tuple(_start(model, layer, single, double) for layer in layers(model))
+    shapes = [shape for name in single.by_module if (shape := _batched_shape(name, single, double)) is not None]
+    return starts, max(4 * math.prod(shape) for shape in shapes)
+
+
+def _start(model: Model, layer: Layer, single: Trace, double: Trace) -> ReplayStart:
+    heads = [traced_heads(model, count)[layer.attention] for count in (1, 2)]
+    begin = double.by_module[layer.unit][0].begin
+    of_one, of_two = (each.by_module[layer.unit][-1].arguments for each in (single, double))
+    batched = frozenset(
+        key for key, value in of_two.items() if value.shape and value.shape[0] == 2 * of_one[key].shape[0]
+    )
+    carried = tuple(
+        (later.index, there, here)
+        for later in layers(model)[layer.index + 1 :]
+        for there, value in double.by_module[later.unit][-1].arguments.items()
+        for here in batched
+        if value.number == of_two[here].number
+    )
+    skipped = tuple(_skippable(model.module, "", begin, single, double))
+    branch = layer.attention != layer.unit and all(each.branch for each in heads)
+    size = sum(of_one[key].bytes for key in batched) + heads[0].bytes
+    return ReplayStart(skipped, batched, carried, branch, size)
+
+
+def _skippable(module: nn.Module, name: str, begin: int, single: Trace, double: Trace) -> Iterator[tuple[str, Shape]]:
+    """The outermost modules whose calls end before `begin` and whose outputs have the batch as their first axis."""
+    for child_name, child in module.named_children():
+        full = f"{name}.{child_name}" if name else child_name
+        shape, calls = _batched_shape(full, single, double), double.by_module.get(full, ())
+        if shape is not None and all(call.end < begin for call in calls):
+            yield full, shape
+        else:
+            yield from _skippable(child, full, begin, single, double)
+
+
+def _batched_shape(name: str, single: Trace, double: Trace) -> Shape | None:
+    """The shape of a module's output for one image where it is one tensor whose first axis is the batch, else None."""
+    one, two = (each.by_module.get(name, (None,))[-1] for each in (single, double))
+    if one is None or two is None or not (one.bytes and two.bytes and one.output and two.output):
+        return None
+    return one.output if two.output == (2 * one.output[0], *one.output[1:]) else None
+
+
 def replay_pass(
-    model: Model, plan: ReplayPlan, record: ReplayRecord, kind: PassKind, sets: Sequence[Set], part: slice, images: int
+    model: Model,
+    method: ReplayMethod,
+    record: ReplayRecord,
+    kind: PassKind,
+    sets: Sequence[Set],
+    part: slice,
+    images: int,
 ) -> Float[Tensor, "sets part classes"]:
     """The logits of some of the images under each set of changes; images: the number of all, in the record."""
     known = layers(model)
@@ -95,18 +226,32 @@ def replay_pass(
         [change.of_part(part, images, kind.rows if change.access.layer == last else None) for change in each]
         for each in sets
     ]
+    count = len(sets) * (part.stop - part.start)
     with ExitStack() as stack:
         if kind.rows is not None:
-            stack.enter_context(_first_rows(model, kind.rows))
+            block, attention = (model.module.get_submodule(name) for name in (known[-1].unit, known[-1].attention))
+            stack.enter_context(overridden(block, _first_of_block(block, kind.rows)))
+            stack.enter_context(overridden(attention, _first_of_attention(attention, kind.rows)))
         if not kind.attention:
             heads = [[each for each in every if each.is_linear and each.access.layer == kind.start] for every in sets]
             sets = [[each for each in every if each not in own] for every, own in zip(sets, heads)]
             output = _branch(model, layer, record, heads, part, kind.rows if kind.start == last else None)
-            attention = model.module.get_submodule(layer.attention)
-            stack.enter_context(overridden(attention, _returning(output)))
+            stack.enter_context(overridden(model.module.get_submodule(layer.attention), _returning(output)))
         stack.enter_context(in_force(model, *sets))
-        stack.enter_context(_started(model, plan, layer, record, (len(sets), part, images)))
-        count = len(sets) * (part.stop - part.start)
+        start, own = method.starts[layer.index], dict(record.arguments)
+        for key in start.batched:
+            calls = len(own[key]) // images
+            own[key] = own[key][part.start * calls : part.stop * calls]
+            if len(sets) > 1:
+                own[key] = own[key].repeat(len(sets), *[1] * (own[key].dim() - 1))
+        given: dict[str, Arguments] = {layer.unit: own}
+        for index, there, here in start.carried:
+            given.setdefault(known[index].unit, {})[there] = own[here]
+        for unit, values in given.items():
+            stack.enter_context(overridden(model.module.get_submodule(unit), _given(values)))
+        for name, shape in start.skipped:
+            blank = model.mean.new_zeros(()).expand(shape[0] * count, *shape[1:])
+            stack.enter_context(overridden(model.module.get_submodule(name), _returning(blank)))
         logits = model.run(model.mean.new_zeros(1, 3, 1, 1).expand(count, 3, *model.input_size))  # not read
     by_set: Tensor = logits.unflatten(0, (len(sets), -1))
     return by_set
@@ -116,17 +261,27 @@ def _returning(output: Any) -> Callable[[Forward], Forward]:
     return lambda _forward: lambda *_args, **_kwargs: output
 
 
+def _given(values: Arguments) -> Callable[[Forward], Forward]:
+    def wrap(forward: Forward) -> Forward:
+        def with_values(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = as_call({**arguments(args, kwargs), **values})
+            return forward(*args, **kwargs)
+
+        return with_values
+
+    return wrap
+
+
 def _branch(
     model: Model, layer: Layer, record: ReplayRecord, sets: Sequence[Set], part: slice, rows: int | None
 ) -> Any:
     """The output of the first layer's attention: the clean one plus the contribution of the replaced heads."""
-    projection = attention_module(model, layer.attention).projection
-    assert record.branch is not None  # the plan skips attention only where these are known
+    projection = projection_of(model, layer.attention)
+    assert record.branch is not None  # attention is run again unless all three are known
     assert record.heads is not None
     assert projection is not None
     calls = slice(part.start * layer.windows, part.stop * layer.windows)
-    branch = record.branch[calls][:, :rows]
-    joined = record.heads[calls][:, :rows]
+    branch, joined = record.branch[calls][:, :rows], record.heads[calls][:, :rows]
     branches = []
     for changes in sets:
         given = {head: data for change in changes for head, data in _by_head(change)}
@@ -153,42 +308,6 @@ def _by_head(change: PlaceChange) -> Iterator[tuple[int, Tensor]]:
     yield from ((head, each[..., head, :, :]) for head in range(heads))
 
 
-@contextmanager
-def _started(
-    model: Model, plan: ReplayPlan, layer: Layer, record: ReplayRecord, batch: tuple[int, slice, int]
-) -> Iterator[None]:
-    """batch: copies, the images of this forward, and the number of all images."""
-    copies, part, images = batch
-    start, count = plan.starts[layer.index], copies * (part.stop - part.start)
-    own: dict[Any, Tensor] = {}
-    for key in start.batched:
-        calls = len(record.arguments[key]) // images
-        own[key] = record.arguments[key][part.start * calls : part.stop * calls]
-        if copies > 1:
-            own[key] = own[key].repeat(copies, *[1] * (own[key].dim() - 1))
-    given: dict[str, dict[Any, Any]] = {layer.unit: {**record.arguments, **own}}
-    for index, there, here in start.carried:
-        given.setdefault(layers(model)[index].unit, {})[there] = own[here]
-    with ExitStack() as stack:
-        for unit, values in given.items():
-            stack.enter_context(overridden(model.module.get_submodule(unit), _given(values)))
-        for name, shape in start.skipped:
-            blank = model.mean.new_zeros(()).expand(shape[0] * count, *shape[1:])
-            stack.enter_context(overridden(model.module.get_submodule(name), _returning(blank)))
-        yield
-
-
-def _given(values: Arguments) -> Callable[[Forward], Forward]:
-    def wrap(forward: Forward) -> Forward:
-        def with_values(*args: Any, **kwargs: Any) -> Any:
-            args, kwargs = as_call({**arguments(args, kwargs), **values})
-            return forward(*args, **kwargs)
-
-        return with_values
-
-    return wrap
-
-
 def rows_read(model: Model) -> int | None:
     """How many of the first tokens the classifier reads from the last block; None: all, or a block of unknown form."""
     layout, last = model.anatomy.layout, layers(model)[-1]
@@ -200,31 +319,21 @@ def rows_read(model: Model) -> int | None:
     return 2 if model.anatomy.readout == "cls+distillation" and read_positions == (0, 1) else None
 
 
-@contextmanager
-def _first_rows(model: Model, rows: int) -> Iterator[None]:
-    """Inside, the last block computes its first tokens alone, (batch, rows, dim), from the keys and values of all."""
-    last = layers(model)[-1]
-    block, attention = (model.module.get_submodule(name) for name in (last.unit, last.attention))
-    with (
-        overridden(block, lambda _forward: _block(block, rows)),
-        overridden(attention, lambda _forward: _attention(attention, rows)),
-    ):
-        yield
+# The last block computes its first tokens alone, (batch, rows, dim), from the keys and values of all.
 
 
-def _block(block: nn.Module, rows: int) -> Callable[..., FirstTokens]:
+def _first_of_block(block: Any, rows: int) -> Callable[[Forward], Forward]:
     first, second = (getattr(block, name, nn.Identity()) for name in ("ls1", "ls2"))  # no drop path in evaluation
 
     def forward(tokens: Tokens, *_args: Any, **_kwargs: Any) -> FirstTokens:
-        kept_tokens = tokens[:, :rows]
-        kept_tokens = kept_tokens + first(block.attn(block.norm1(tokens)))  # type: ignore[operator]
-        result: Tensor = kept_tokens + second(block.mlp(block.norm2(kept_tokens)))  # type: ignore[operator]
+        kept_tokens = tokens[:, :rows] + first(block.attn(block.norm1(tokens)))
+        result: Tensor = kept_tokens + second(block.mlp(block.norm2(kept_tokens)))
         return result
 
-    return forward
+    return lambda _forward: forward
 
 
-def _attention(attention: Any, rows: int) -> Callable[..., FirstTokens]:
+def _first_of_attention(attention: Any, rows: int) -> Callable[[Forward], Forward]:
     heads, width = heads_of(attention), attention.qkv.out_features // 3
     weight, bias = attention.qkv.weight, attention.qkv.bias
     biases = (None, None) if bias is None else (bias[:width], bias[width:])
@@ -238,34 +347,37 @@ def _attention(attention: Any, rows: int) -> Callable[..., FirstTokens]:
         result: Tensor = attention.proj(read.transpose(1, 2).flatten(2))  # (batch, rows, dim)
         return result
 
-    return forward
+    return lambda _forward: forward
 
 
 @once_per_model
 def method_of(model: Model) -> ReplayMethod:
     """How a model is replayed: with the shortest last block that gives its logits, or by full forwards."""
-    plan, why = make_plan(model), ""
-    if any(layer.tokens_first for layer in layers(model)):
-        note = f"{model.alias} is run by full forwards, not replayed: its blocks take (tokens, batch, width)"
-        return ReplayMethod(plan, None, exact=False, note=note)
-    for rows in dict.fromkeys((rows_read(model), None)):
-        try:
-            difference = _largest_difference(model, ReplayMethod(plan, rows))
-        except (RuntimeError, TypeError, ValueError, KeyError, IndexError, AssertionError) as error:
-            # a model of another structure may raise anything when its forward starts in the middle
-            why = ": ".join((type(error).__name__, *str(error).splitlines()[:1]))  # a bare assert has no message
-            continue
-        if difference <= TOLERANCE:
-            return ReplayMethod(plan, rows, note=why and f"{model.alias}'s last block is run whole: {why}")
-        why = f"its logits would differ by {difference:.1e}"
-    return ReplayMethod(plan, None, exact=False, note=f"{model.alias} is run by full forwards, not replayed: {why}")
+    starts, largest = _starts(model)
+    why = "its blocks take (tokens, batch, width)"
+    if not any(layer.tokens_first for layer in layers(model)):
+        why = ""
+        for rows in dict.fromkeys((rows_read(model), None)):
+            note = why and f"{model.alias}'s last block is run whole: {why}"
+            method = ReplayMethod(starts, largest, rows, note=note)
+            try:
+                difference = _largest_difference(model, method)
+            except (RuntimeError, TypeError, ValueError, KeyError, IndexError, AssertionError) as error:
+                # a model of another structure may raise anything when its forward starts in the middle
+                why = ": ".join((type(error).__name__, *str(error).splitlines()[:1]))  # a bare assert has no message
+                continue
+            if difference <= TOLERANCE:
+                return method
+            why = f"its logits would differ by {difference:.1e}"
+    note = f"{model.alias} is run by full forwards, not replayed: {why}"
+    return ReplayMethod(starts, largest, exact=False, note=note)
 
 
 def _largest_difference(model: Model, method: ReplayMethod) -> float:
     """From the model's own logits: started at every layer, and with a head set to zero in the first and the last."""
-    images, known, plan = probe_images(model, 2), layers(model), method.plan
+    images, known = probe_images(model, 2), layers(model)
     with evaluating(model), torch.no_grad(), torch.autocast(model.device.type, enabled=False):
-        with recording(model, dict.fromkeys(range(len(known)), True)) as records:
+        with recording(model, range(len(known))) as records:
             plain: Tensor = model(images)
         scale = max(1.0, plain.abs().max().item())
 
@@ -273,10 +385,10 @@ def _largest_difference(model: Model, method: ReplayMethod) -> float:
             with intervene(model, changes):
                 full = model(images) if changes else plain
             sets = [prepared(model, changes)]
-            ours = replay_pass(model, plan, records[kind.start], kind, sets, slice(0, 2), 2)[0]
+            ours = replay_pass(model, method, records[kind.start], kind, sets, slice(0, 2), 2)[0]
             return float((ours - full).abs().max())
 
-        kinds = [PassKind(index, not start.branch, rows=method.rows) for index, start in enumerate(plan.starts)]
+        kinds = [PassKind(index, not start.branch, rows=method.rows) for index, start in enumerate(method.starts)]
         found = [differs(kind, {}) for kind in kinds]
         for kind in (kinds[0], kinds[-1]):
             found.append(differs(replace(kind, attention=True), {}))
@@ -288,37 +400,29 @@ def _largest_difference(model: Model, method: ReplayMethod) -> float:
 
 @dataclass(frozen=True)
 class Entry:
-    """Runs a model from its first block on: tokens to logits, without the patch embedding.
+    """Runs its model from its first block on: tokens to logits, without the patch embedding.
 
     Variants of an image that differ only in some tokens are embedded once and combined before the first block.
-    largest: bytes of the widest tensor of one image; only_tokens: whether the block takes tokens and nothing that
-    depends on their number or positions (no rotary embedding), so that tokens can be left out.
+    only_tokens: whether the block takes tokens and nothing that depends on their number or positions (no rotary
+    embedding), so that tokens can be left out.
     """
 
-    _model: "ref[Model]"
     method: ReplayMethod
     stream: Key
     fixed: Arguments
-    largest: int
     only_tokens: bool
 
-    def tokens(self, images: Images) -> Tokens:
+    def tokens(self, model: Model, images: Images) -> Tokens:
         """The residual stream before the first block, (batch, tokens, dim)."""
-        stream: Tensor = _arguments(self._owner(), images)[self.stream]
+        stream: Tensor = _arguments(model, images)[self.stream]
         return stream
 
-    def logits(self, tokens: Tokens) -> Logits:
+    def logits(self, model: Model, tokens: Tokens) -> Logits:
         """The logits (batch, classes) for the stream before the first block."""
-        model, record, count = self._owner(), ReplayRecord({**self.fixed, self.stream: tokens}), len(tokens)
+        record, count = ReplayRecord({**self.fixed, self.stream: tokens}), len(tokens)
         kind = PassKind(0, attention=True, rows=self.method.rows)
         with evaluating(model):
-            return replay_pass(model, self.method.plan, record, kind, [()], slice(0, count), count)[0].float()
-
-    def _owner(self) -> Model:
-        model = self._model()
-        if model is None:
-            raise LensError("expected the model of this entry, found it deleted; keep a reference to the model")
-        return model
+            return replay_pass(model, self.method, record, kind, [()], slice(0, count), count)[0].float()
 
 
 @once_per_model
@@ -331,15 +435,15 @@ def entry_of(model: Model) -> Entry | None:
         first, method = layers(model)[0], method_of(model)
     except UnsupportedError:  # a token layout, but no attention
         return None
-    start = method.plan.starts[0]
-    whole = method.exact and first.stream is not None and first.tokens == model.layout.tokens
-    if not whole or start.batched != {first.stream} or start.carried:
+    start, stream = method.starts[0], first.stream
+    whole = method.exact and first.tokens == model.layout.tokens
+    if stream is None or not whole or start.batched != {stream} or start.carried:
         return None
     with evaluating(model), torch.autocast(model.device.type, enabled=False):
-        block_arguments = _arguments(model, probe_images(model, 2))
-        fixed = {key: value for key, value in block_arguments.items() if key != first.stream}
+        given = _arguments(model, probe_images(model, 2))
+        fixed = {key: value for key, value in given.items() if key != stream}
         only = not any(isinstance(value, Tensor) for value in fixed.values())
-        entry = Entry(ref(model), method, first.stream, fixed, method.plan.largest, only)  # type: ignore[arg-type]
+        entry = Entry(method, stream, fixed, only)
         return entry if _is_exact(model, entry) else None
 
 
@@ -351,15 +455,15 @@ def _is_exact(model: Model, entry: Entry) -> bool:
     large = taken.view(1, 1, rows, columns).float()
     pixels = F.interpolate(large, size=model.input_size, mode="nearest-exact") > 0.5
     mixed = torch.where(pixels, first, second)
-    prefix = taken.new_zeros(len(model.layout.prefix))
-    tokens = torch.where(torch.cat([prefix, taken])[:, None], entry.tokens(first), entry.tokens(second))
+    taken = torch.cat([taken.new_zeros(len(model.layout.prefix)), taken])
+    tokens = torch.where(taken[:, None], entry.tokens(model, first), entry.tokens(model, second))
     plain: Tensor = model(mixed)
     scale = max(1.0, plain.abs().max().item())
-    return (entry.logits(tokens) - plain).abs().max().item() <= TOLERANCE * scale
+    return (entry.logits(model, tokens) - plain).abs().max().item() <= TOLERANCE * scale
 
 
 def _arguments(model: Model, images: Images) -> Arguments:
     """The arguments of the first block for these images."""
-    with suppress(StopForward), recording(model, {0: False}, stop=True) as records:
+    with suppress(StopForward), recording(model, [0], stop=True) as records:
         model(images)
     return records[0].arguments

@@ -1,10 +1,20 @@
-"""Site: one place in a model where attention is computed, and what kind of attention it is. Free of torch."""
+"""Site: one place in a model where attention is computed, what kind of attention it is, and its windows.
 
-from collections.abc import Mapping
+The windows, which patches of the map are in each, are read from the modules that are calling. Known are those of Swin
+and Swin v2 (also transformers'), DaViT and TinyViT, the blocks and grids of MaxViT, the mask units of Hiera, and the
+windows of SAM 2's Hiera. Of other families the windows are observed, but not where in the image they are.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
+import torch
+from torch import nn
+
+Pair = tuple[int, int]
 Kind = Literal["patch", "class", "window", "pooled", "channel"]
 
 KIND_WORDS = {
@@ -83,3 +93,133 @@ def decide_kind(*, calls: int, queries: int, keys: int, tokens: int, channels: b
     if queries == keys == tokens:
         return "patch"
     return "channel" if queries == keys and channels else "pooled"
+
+
+class Caller(NamedTuple):
+    """A module that is running: its name, itself, and the shape of its first argument."""
+
+    name: str
+    module: nn.Module
+    shape: tuple[int, ...]
+
+
+def windows_of(model: nn.Module, callers: Sequence[Caller], *, calls: int, queries: int, keys: int) -> Windows | None:
+    """The windows of a call (a single one where it covers the whole map), or None where they are not known.
+
+    callers: the modules that are calling, the innermost last; calls: windows an image; queries, keys: of one window.
+    """
+    for depth, (name, module, shape) in enumerate(reversed(callers)):
+        windows = (
+            _shifted(module, shape, pad_first=depth == 0)
+            or _partition(module, shape)
+            or _mask_units(model, name, module, shape)
+            or _pooling(module, shape)
+            or _unshifted(module, shape)
+        )
+        if windows is not None and (windows.count, math.prod(windows.window)) == (calls, keys):
+            return windows if queries == len(set(windows.queries) or range(keys)) else None
+    return None
+
+
+def _shifted(module: nn.Module, shape: tuple[int, ...], *, pad_first: bool) -> Windows | None:
+    """Swin's windows, of a map of channels last; transformers' blocks take its tokens, and know the map's size.
+
+    pad_first: whether the module pads its map before it shifts it; our block says so itself.
+    """
+    window, shift = getattr(module, "window_size", None), getattr(module, "shift_size", None)
+    if window is None or shift is None:
+        return None
+    if len(shape) == 4:
+        pad_first = pad_first or getattr(module, "pad_first", False)
+        return Windows((shape[1], shape[2]), _pair(window), _pair(shift), pad_first)
+    size: Any = getattr(module, "input_resolution", None)
+    if len(shape) != 3 or not isinstance(size, tuple | list) or len(size) != 2 or math.prod(size) != shape[1]:
+        return None
+    return Windows((int(size[0]), int(size[1])), _pair(window), _pair(shift), pad_first=True)
+
+
+def _partition(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
+    """MaxViT's blocks, and its grids: windows whose patches are spread evenly over the map."""
+    if len(shape) != 4:
+        return None
+    is_block: Any = getattr(module, "partition_block", None)
+    if isinstance(is_block, bool):  # timm
+        channels_first = isinstance(getattr(getattr(module, "attn", None), "qkv", None), nn.Conv2d)
+        rows, columns = shape[2:] if channels_first else shape[1:3]
+        return Windows((rows, columns), _pair(module.partition_size), dilated=not is_block)
+    rows, columns = shape[2:]
+    kind, size = getattr(module, "partition_type", None), getattr(module, "p", None)
+    if not isinstance(size, int):
+        return None
+    if kind == "window":  # torchvision
+        return Windows((rows, columns), (size, size))
+    return Windows((rows, columns), (rows // size, columns // size), dilated=True) if kind == "grid" else None
+
+
+def _mask_units(model: nn.Module, name: str, module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
+    """Hiera's mask units, or its whole map, whose tokens are sorted by their place within the patches of later stages.
+
+    `Unroll` sorts the tokens once; each stage then pools those that lie `queries` apart.
+    """
+    within, pooled = getattr(module, "use_mask_unit_attn", None), getattr(module, "q_stride", None)
+    unroll = _unroll(model, name)
+    if within is None or not isinstance(pooled, int) or unroll is None or len(shape) != 3 or len(unroll.size) != 2:
+        return None
+    (rows, columns), strides = unroll.size, [_pair(stride) for stride in unroll.schedule]
+    while strides and rows * columns > shape[1]:  # the stages before have pooled these
+        down, across = strides.pop(0)
+        rows, columns = rows // down, columns // across
+    if rows * columns != shape[1]:
+        return None
+    unit = math.prod(stride[0] for stride in strides), math.prod(stride[1] for stride in strides)
+    window = unit if within else (rows, columns)
+    if not strides:  # no later stage merges patches: row by row
+        return Windows((rows, columns), window) if pooled == 1 else None
+    places = _unrolled(window, strides)
+    tokens = sorted(range(len(places)), key=places.__getitem__)
+    # each query is the maximum of those of its patches, which are as many tokens apart as there are queries
+    queries = tuple(token % (len(places) // pooled) for token in tokens)
+    return Windows((rows, columns), window, queries=queries, keys=tuple(tokens))
+
+
+def _pooling(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
+    """The windows of SAM 2's Hiera, or its whole map, row by row; queries may be the maxima of 2x2 patches."""
+    if not isinstance(getattr(module, "is_windowed", None), bool) or len(shape) != 4:
+        return None
+    resolution = (shape[1], shape[2])
+    height, width = _pair(module.window_size) if module.is_windowed else resolution
+    if not module.q_stride:
+        return Windows(resolution, (height, width))
+    down, across = _pair(module.q_stride)
+    places = [(row // down) * (width // across) + column // across for row in range(height) for column in range(width)]
+    return Windows(resolution, (height, width), queries=tuple(places), keys=tuple(range(height * width)))
+
+
+def _unshifted(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
+    """The windows of timm's blocks that never shift them, padded below and on the right."""
+    first = {"TinyVitBlock": 1, "SpatialBlock": 2}.get(type(module).__name__)  # the axis of its input with the rows
+    if first is None or len(shape) != 4:
+        return None
+    window: Any = module.window_size
+    return Windows((shape[first], shape[first + 1]), _pair(window))
+
+
+def _unroll(model: nn.Module, name: str) -> Any:
+    """The `Unroll` of the Hiera that has this module, or None."""
+    parts = name.split(".")
+    owners = (model.get_submodule(".".join(parts[:count])) for count in range(len(parts)))
+    return next((owner.unroll for owner in owners if isinstance(getattr(owner, "unroll", None), nn.Module)), None)
+
+
+def _unrolled(window: Pair, strides: Sequence[Pair]) -> tuple[int, ...]:
+    """The place in the window, row by row, of each token in Hiera's order."""
+    places = torch.arange(math.prod(window)).view(1, *window)
+    for down, across in strides:
+        count, rows, columns = places.shape
+        split = places.view(count, rows // down, down, columns // across, across)
+        places = split.permute(0, 2, 4, 1, 3).reshape(-1, rows // down, columns // across)
+    return tuple(places.flatten().tolist())
+
+
+def _pair(value: Any) -> Pair:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))

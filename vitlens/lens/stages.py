@@ -15,13 +15,12 @@ from torch import Tensor, nn
 
 from vitlens.errors import UnsupportedError
 from vitlens.lens.trace import trace
-from vitlens.models.hooks import Arguments, Key, once_per_model, watching
+from vitlens.models.hooks import Arguments, Key, first_tensor, once_per_model, watching
 from vitlens.models.model import Model
-from vitlens.models.recording import Trace
+from vitlens.models.recording import Shape, Trace
 from vitlens.shapes import PrefixKind, Tokens
 
 StageKind = Literal["block", "stage", "embedding", "stem"]
-Shape = tuple[int, ...]
 _BLOCK: Final[StageKind] = "block"
 _STAGE: Final[StageKind] = "stage"
 
@@ -69,20 +68,13 @@ class FinalNorm:
     on_tokens: bool
 
 
-@dataclass(frozen=True)
-class _Places:
-    stages: tuple[FeatureStage, ...]
-    embedding: FeatureStage | None
-    norm: FinalNorm | None
-
-
 def stages(model: Model) -> tuple[FeatureStage, ...]:
     """Every layer at which features can be read, in forward order; determined once per model.
 
     Blocks with a different number of tokens (CaiT's class attention) are skipped. Raises UnsupportedError where no
     layer is left.
     """
-    return _places(model).stages
+    return _places(model)[0]
 
 
 def embedding_stage(model: Model) -> FeatureStage | None:
@@ -91,12 +83,12 @@ def embedding_stage(model: Model) -> FeatureStage | None:
     It has no number, so that block 0 stays layer 0. None for a model without blocks, and where what enters the first
     one is no sequence of all patches.
     """
-    return _places(model).embedding
+    return _places(model)[1]
 
 
 def final_norm(model: Model) -> FinalNorm | None:
     """The model's final norm; None where it has none (CNNs, post-norm transformers)."""
-    return _places(model).norm
+    return _places(model)[2]
 
 
 @contextmanager
@@ -118,8 +110,43 @@ def watching_stages(
         yield
 
 
+@contextmanager
+def watching_blocks(model: Model, reducer: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Hand each block's output, where it is a tensor, to the reducer with the block's number."""
+    numbers = {name: number for number, name in enumerate(model.anatomy.blocks)}
+
+    def after(name: str, _arguments: Arguments, output: Any) -> None:
+        tensor = first_tensor(output)
+        if tensor is not None:
+            reducer(numbers[name], tensor)
+
+    with watching(model.module, numbers, after):
+        yield
+
+
+@contextmanager
+def watching_stream(model: Model, reducer: Callable[[int, Tokens], None]) -> Iterator[None]:
+    """Hand the residual stream after each block, (batch, tokens, dim), to the reducer with the block's number.
+
+    Maps, (batch, rows, columns, dim) or (batch, dim, rows, columns), are flattened row by row; the channel axis is the
+    one of the block's width. Blocks whose output is neither tokens nor such a map are skipped.
+    """
+
+    def take(number: int, output: Tensor) -> None:
+        width = stream_width(model.module.get_submodule(model.anatomy.blocks[number]))
+        if output.dim() == 3:
+            reducer(number, output)
+        elif output.dim() == 4 and output.shape[3] == width:
+            reducer(number, output.flatten(1, 2))
+        elif output.dim() == 4 and output.shape[1] == width:
+            reducer(number, output.flatten(2).transpose(1, 2))
+
+    with watching_blocks(model, take):
+        yield
+
+
 @once_per_model
-def _places(model: Model) -> _Places:
+def _places(model: Model) -> tuple[tuple[FeatureStage, ...], FeatureStage | None, FinalNorm | None]:
     seen = trace(model, 2)
     shapes = [(call.module, call.output) for call in seen.calls if call.module and call.output is not None]
     blocks, read = _stages(model, shapes)
@@ -131,9 +158,9 @@ def _places(model: Model) -> _Places:
         )
         raise UnsupportedError(
             f"expected blocks or maps to read features from, found none in {model.alias} ({model.anatomy.family})"
-            f"{reason}{f'; {advice}' if transformer else ''}"
+            f"{reason}{advice}"
         )
-    return _Places(read, _embedding(model, blocks, read, seen), _norm(model, shapes, read[-1]))
+    return read, _embedding(model, blocks, read, seen), _norm(model, shapes, read[-1])
 
 
 def _stages(model: Model, seen: Sequence[tuple[str, Shape]]) -> tuple[list[str], tuple[FeatureStage, ...]]:
@@ -159,12 +186,11 @@ def _embedding(model: Model, blocks: Sequence[str], read: Sequence[FeatureStage]
     layout = model.anatomy.layout
     tokens = None if layout is None else layout.tokens
     arguments = seen.by_module[blocks[0]][0].arguments if blocks else {}
-    streams = {key: value.shape for key, value in arguments.items() if _is_stream(value.shape, tokens)}
-    if not streams:
-        return None
-    argument, shape = next(iter(streams.items()))
-    first = _stage(model, None, read[0].kind, blocks[0], shape)
-    return replace(first, kind="embedding" if first.kind == _BLOCK else "stem", argument=argument)
+    for argument, value in arguments.items():
+        if _is_stream(value.shape, tokens):
+            first = _stage(model, None, read[0].kind, blocks[0], value.shape)
+            return replace(first, kind="embedding" if first.kind == _BLOCK else "stem", argument=argument)
+    return None
 
 
 def _stage(model: Model, index: int | None, kind: StageKind, name: str, shape: Shape) -> FeatureStage:
@@ -172,7 +198,9 @@ def _stage(model: Model, index: int | None, kind: StageKind, name: str, shape: S
     if len(shape) == 3:
         grid = None if layout is None else layout.grid
         return FeatureStage(index, kind, name, shape[2], grid, () if layout is None else layout.prefix, 2)
-    last = kind == _BLOCK and _reads(model.module.get_submodule(name), shape[3])
+    # channels last, where the block has linear layers that read that axis
+    layers = model.module.get_submodule(name).modules() if kind == _BLOCK else ()
+    last = any(isinstance(module, nn.Linear) and module.in_features == shape[3] for module in layers)
     rows, columns, width = (shape[1], shape[2], shape[3]) if last else (shape[2], shape[3], shape[1])
     return FeatureStage(index, kind, name, width, (rows, columns), (), 3 if last else 1)
 
@@ -196,24 +224,16 @@ def stream_width(block: nn.Module) -> int | None:
     return mode(widths) if widths else None
 
 
-def _reads(block: nn.Module, width: int) -> bool:
-    """Whether the block has linear layers of this input width: then the last axis is the channels."""
-    return any(isinstance(module, nn.Linear) and module.in_features == width for module in block.modules())
-
-
 def _norm(model: Model, seen: Sequence[tuple[str, Shape]], last: FeatureStage) -> FinalNorm | None:
-    """The first norm of the stream's width that runs after the last block, outside all blocks."""
+    """The first norm of each vector, of the stream's width, that runs after the last block, outside all blocks."""
     if last.kind == _STAGE:
         return None
     behind = max(place for place, (name, _) in enumerate(seen) if name == last.module)
     for name, shape in seen[behind + 1 :]:
         inside = any(name == block or name.startswith(f"{block}.") for block in model.anatomy.blocks)
-        if not inside and shape[-1] == last.width and _is_norm(model.module.get_submodule(name)):
+        if inside or shape[-1] != last.width:
+            continue
+        kind = type(model.module.get_submodule(name)).__name__.lower()
+        if "norm" in kind and not any(word in kind for word in ("batch", "group", "instance", "2d")):
             return FinalNorm(name, last.width, on_tokens=len(shape) > 2)
     return None
-
-
-def _is_norm(module: nn.Module) -> bool:
-    """LayerNorm, RMSNorm and similar norms, which normalise each vector separately."""
-    kind = type(module).__name__.lower()
-    return "norm" in kind and not any(word in kind for word in ("batch", "group", "instance", "2d"))

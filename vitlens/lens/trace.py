@@ -5,7 +5,6 @@ From it the layers of a model follow, as changes of places and replay address th
 
 import math
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -13,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.devices import evaluating
-from vitlens.lens.attention import Attended, Stage, Tap, TensorFunction, attention_module, tapped
-from vitlens.lens.observe import survey
+from vitlens.lens.attention import Tap, TensorFunction, projection_of, tapped
+from vitlens.lens.call import AttentionCall, Stage
+from vitlens.lens.observe import exact, survey
 from vitlens.models.hooks import Arguments, Key, first_tensor, once_per_model, per_model, watching
 from vitlens.models.model import Model
 from vitlens.models.recording import Recorder, Shape, Trace
@@ -25,7 +25,7 @@ from vitlens.shapes import Images
 def trace(model: Model, images: int) -> Trace:
     """The trace of a forward pass of so many images."""
     recorder = Recorder()
-    with evaluating(model), torch.no_grad(), _exact(model.device), recorder.watching(model.module):
+    with evaluating(model), torch.no_grad(), exact(model.device), recorder.watching(model.module):
         logits: Tensor = model(probe_images(model, images))
     return Trace(tuple(recorder.calls), tuple(logits.shape))
 
@@ -51,10 +51,10 @@ def traced_heads(model: Model, images: int) -> Mapping[str, TracedHeads]:
     found = {name: TracedHeads() for name in names}
     latest: dict[str, Tensor] = {}
 
-    def read(call: Attended) -> None:
-        shapes = found[call.module].shapes
+    def read(call: AttentionCall, scored: Tensor | None) -> None:
+        shapes = found[call.site.module].shapes
         for stage in get_args(Stage):
-            tensor = call.at(stage)
+            tensor = call.at(stage, scored=scored)
             if tensor is not None:
                 shapes[stage] = None if stage in shapes else tuple(tensor.shape)
 
@@ -67,8 +67,7 @@ def traced_heads(model: Model, images: int) -> Mapping[str, TracedHeads]:
         return joined
 
     def leave(name: str, _values: Arguments, result: Any) -> None:
-        output = first_tensor(result)
-        heads, projection = latest.pop(name, None), attention_module(model, name).projection
+        output, heads, projection = first_tensor(result), latest.pop(name, None), projection_of(model, name)
         found[name].branch = False
         found[name].bytes = sum(each.numel() * each.element_size() for each in (heads, output) if each is not None)
         if heads is not None and output is not None and projection is not None and not output.is_meta:
@@ -80,7 +79,7 @@ def traced_heads(model: Model, images: int) -> Mapping[str, TracedHeads]:
     with (
         evaluating(model),
         torch.no_grad(),
-        _exact(model.device),
+        exact(model.device),
         tapped(model, Tap(names, read=read), *taps),
         watching(model.module, names, leave),
     ):
@@ -145,10 +144,6 @@ def layers(model: Model) -> tuple[Layer, ...]:
             stream, same = None, []
         found.append(Layer(index, site.module, unit, mlp, *size, stream, tokens, bool(same), tokens_first))
     return tuple(found)
-
-
-def _exact(device: torch.device) -> AbstractContextManager[None]:
-    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)  # no meta device
 
 
 def probe_images(model: Model, count: int) -> Images:

@@ -11,10 +11,10 @@ a reference to the model (weakref.ref where needed): the model would never be fr
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import update_wrapper, wraps
+from functools import wraps
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -30,15 +30,10 @@ Forward = Callable[..., Any]
 
 _DEPTH: Final = ContextVar("depth", default=0)  # of nested `unchanged` contexts
 
-_MEMOS: Final["WeakSet[Memo[Any]]"] = WeakSet()
-
 
 @contextmanager
 def unchanged() -> Iterator[None]:
-    """Inside, every model runs as if the changes and hooks of this module that were entered outside were not there.
-
-    What is entered inside has its effect; `unchanged` contexts may be nested.
-    """
+    """Inside, models run as if the changes and hooks of this module that were entered outside were not there."""
     token = _DEPTH.set(_DEPTH.get() + 1)
     try:
         yield
@@ -165,53 +160,37 @@ class Memo(Generic[T]):
     kept.
     """
 
-    def __init__(self) -> None:
-        self._values: WeakKeyDictionary[Any, dict[Hashable, T]] = WeakKeyDictionary()
-        self._lock = Lock()  # not held while a value is computed, which may need other values
-        _MEMOS.add(self)
-
     def get(self, model: "Model", compute: Callable[[], T], *, key: Hashable = None) -> T:
         """The value kept for a model and key; computed on the unchanged model where there is none."""
-        with self._lock:
-            values = self._values.setdefault(model, {})
-            if key in values:
-                return values[key]
-        with unchanged():
+        with _LOCK:
+            values: dict[tuple[Memo[T], Hashable], T] = _KEPT.setdefault(model, {})
+            if (self, key) in values:
+                return values[self, key]
+        with unchanged():  # not locked, as it may need other values
             value = compute()
-        with self._lock:
-            return values.setdefault(key, value)
+        with _LOCK:
+            return values.setdefault((self, key), value)
 
     def known(self, model: "Model", key: Hashable = None) -> T | None:
         """The value kept for a model and key, or None; nothing is computed."""
-        with self._lock:
-            return self._values.get(model, {}).get(key)
-
-    def clear(self, model: "Model | None" = None) -> None:
-        """Drop the values of a model, or of all."""
-        with self._lock:
-            if model is None:
-                self._values.clear()
-            else:
-                self._values.pop(model, None)
+        with _LOCK:
+            return _KEPT.get(model, {}).get((self, key))
 
 
-class PerModel(Generic[P, T]):
-    """A function of a model and of hashable positional arguments, called once for each; `memo` holds the values."""
-
-    def __init__(self, function: Callable[Concatenate["Model", P], T]) -> None:
-        update_wrapper(self, function)
-        self.memo: Memo[T] = Memo()
-        self._function = function
-
-    def __call__(self, model: "Model", *args: P.args, **kwargs: P.kwargs) -> T:
-        """The function's value for this model."""
-        key = (args, tuple(sorted(kwargs.items())))
-        return self.memo.get(model, lambda: self._function(model, *args, **kwargs), key=key)
+_KEPT: Final[WeakKeyDictionary[Any, dict[tuple[Memo[Any], Hashable], Any]]] = WeakKeyDictionary()  # by model
+_LOCK: Final = Lock()
 
 
-def per_model(function: Callable[Concatenate["Model", P], T]) -> PerModel[P, T]:
+def per_model(function: Callable[Concatenate["Model", P], T]) -> Callable[Concatenate["Model", P], T]:
     """Decorator: call the function once for each model (and further hashable arguments), and keep its value."""
-    return PerModel(function)
+    memo: Memo[T] = Memo()
+
+    @wraps(function)
+    def kept(model: "Model", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        key = (args, tuple(sorted(kwargs.items())))
+        return memo.get(model, lambda: function(model, *args, **kwargs), key=key)
+
+    return kept
 
 
 def once_per_model(function: Callable[Concatenate["Model", P], T]) -> Callable[Concatenate["Model", P], T]:
@@ -227,5 +206,5 @@ def once_per_model(function: Callable[Concatenate["Model", P], T]) -> Callable[C
 
 def forget(model: "Model") -> None:
     """Drop all values kept for a model; call it after changing the model's modules in place."""
-    for memo in list(_MEMOS):
-        memo.clear(model)
+    with _LOCK:
+        _KEPT.pop(model, None)

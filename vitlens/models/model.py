@@ -19,7 +19,7 @@ from vitlens.references import resolved
 from vitlens.shapes import Images, Logits, TokenLayout
 
 if TYPE_CHECKING:
-    from vitlens.lens.place import Places
+    from vitlens.lens.places import Places
     from vitlens.models.structure import Told
 
 

@@ -1,6 +1,5 @@
 """The anatomy of a module from what it computes: attention, blocks, tokens and readout, whatever their names."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, Final
@@ -14,7 +13,7 @@ from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.anatomy import Anatomy, AttentionPart, has_windows, residual_blocks
 from vitlens.models.hooks import as_call, first_tensor
-from vitlens.models.recording import AttentionRecorder, ModuleCall, Stack, TracedAttention, record_attention
+from vitlens.models.recording import ModuleCall, Stack, TracedAttention, record_attention
 from vitlens.models.token_order import (
     Grid,
     LogitsOf,
@@ -59,129 +58,272 @@ def trace_anatomy(module: nn.Module, images: Tensor, logits_of: LogitsOf, told: 
     images: three of normalised noise, of its input size; logits_of: from what the module returns to the logits. Raises
     UnsupportedError where what is told does not hold, and for attention whose heads cannot be separated.
     """
-    trace = record_attention(module, images)
-    calls = _attention(module, trace)
-    if not calls:
-        found = trace.elsewhere or "none in a forward pass"
-        if told.heads is not None or told.grid is not None:
-            raise UnsupportedError(
-                f"expected attention in {type(module).__name__}, as heads= or grid= says, found {found}; {SEEN}"
-            )
-        blocks = _told_blocks(module, trace, told.blocks) or tuple(residual_blocks(module))
-        if any(isinstance(part, nn.Conv2d) for part in module.modules()) and not trace.tokens:
+    return _Traced(module, images, logits_of, told).anatomy()
+
+
+class _Traced:
+    """A module with its recorded forward pass; calls: the first one of each module that computes attention, in forward
+    order: the innermost that computes both the attention and its output projection."""
+
+    def __init__(self, module: nn.Module, images: Tensor, logits_of: LogitsOf, told: Told) -> None:
+        self.module, self.images, self.logits_of, self.told = module, images, logits_of, told
+        self.name = type(module).__name__
+        self.trace = record_attention(module, images)
+        self.calls: dict[str, TracedAttention] = {}
+        for call in self.trace.attention:
+            if call.projection_stack:
+                name = _shared(call.stack, call.projection_stack)[-1]
+            else:  # the innermost module that is not a plain layer, such as nn.Softmax
+                own = [
+                    each for each in call.stack if not type(module.get_submodule(each)).__module__.startswith("torch")
+                ]
+                name = (*call.stack[-1:], *own)[-1]
+            if not name:
+                raise UnsupportedError(
+                    f"expected a submodule for each attention layer, found attention computed in {self.name}.forward "
+                    "itself; move each layer's attention to an nn.Module of its own"
+                )
+            self.calls.setdefault(name, call)
+            if call.layout:
+                raise UnsupportedError(f"{call.layout}, in {name}; put the batch first and the heads second")
+
+    def anatomy(self) -> Anatomy:
+        """Of the module."""
+        if not self.calls:
+            return self._without_attention()
+        parts = tuple(self._part(name, call) for name, call in self.calls.items())
+        reason = self._not_one_after_another()
+        if reason:
+            return Anatomy("other", self._told_blocks(), attention=(), unread=reason)
+        blocks_of = {name: self._block(name) for name in self.calls}
+        parts = tuple(replace(part, mlp=self._mlp(blocks_of[part.module], part.module)) for part in parts)
+        blocks = tuple(dict.fromkeys(block for block in blocks_of.values() if block))
+        if self.told.blocks is not None:
+            blocks = self._told_blocks()
+        return self._with_tokens(Anatomy("other", blocks, attention=parts))
+
+    def _without_attention(self) -> Anatomy:
+        found = self.trace.elsewhere or "none in a forward pass"
+        if self.told.heads is not None or self.told.grid is not None:
+            raise UnsupportedError(f"expected attention in {self.name}, as heads= or grid= says, found {found}; {SEEN}")
+        blocks = self._told_blocks() or tuple(residual_blocks(self.module))
+        if any(isinstance(part, nn.Conv2d) for part in self.module.modules()) and not self.trace.tokens:
             return Anatomy("cnn", blocks, attention=())
         return Anatomy("other", blocks, attention=(), unread=f"found {found}; {SEEN}")
-    parts = tuple(_part(module, name, call, told.heads) for name, call in calls.items())
-    reason = _not_one_after_another(trace, list(calls))
-    if reason:
-        return Anatomy("other", _told_blocks(module, trace, told.blocks), attention=(), unread=reason)
-    blocks_of = {name: _block(module, trace, name, calls) for name in calls}
-    parts = tuple(replace(part, mlp=_mlp(trace, blocks_of[part.module], part.module)) for part in parts)
-    blocks = tuple(dict.fromkeys(block for block in blocks_of.values() if block))
-    if told.blocks is not None:
-        blocks = _told_blocks(module, trace, told.blocks)
-    return _with_tokens(module, trace, Anatomy("other", blocks, attention=parts), calls, images, logits_of, told)
 
+    def _part(self, name: str, call: TracedAttention) -> AttentionPart:
+        """A module with heads, without its MLP. Raises UnsupportedError for another number of heads than is told."""
+        heads, told = call.heads, self.told.heads
+        if told is not None and told != heads:
+            raise UnsupportedError(f"expected {told} heads in {name}, as heads={told} says, found {heads}")
+        if call.projection is None:
+            reason = f"no linear layer reads the heads' outputs of {name}, concatenated head by head"
+            return AttentionPart(name, heads, unread=reason)
+        linear = {id(part.weight): each for each, part in self.module.named_modules() if isinstance(part, nn.Linear)}
+        owner = linear.get(id(call.projection))
+        if owner is None and isinstance(self.module.get_submodule(call.projection_stack[-1]), nn.Linear):
+            owner = call.projection_stack[-1]  # its weight is computed in each forward pass (parametrizations)
+        if owner is None:
+            reason = f"the heads' outputs of {name} are projected by a weight that is not of an nn.Linear"
+        elif call.readers > 1:
+            reason = f"{call.readers} linear layers read the heads' outputs of {name}; merge adapters into {owner}"
+        elif call.projection.shape[1] % heads:
+            reason = f"{owner} does not read {heads} heads of one width"
+        else:
+            return AttentionPart(name, heads, owner)
+        return AttentionPart(name, heads, unread=reason)
 
-def _attention(module: nn.Module, trace: AttentionRecorder) -> dict[str, TracedAttention]:
-    """The first call of each module that computes attention, in forward order: the innermost that computes both the
-    attention and its output projection. Raises UnsupportedError for attention in the outermost module."""
-    calls: dict[str, TracedAttention] = {}
-    for call in trace.attention:
-        if call.projection_stack:
-            name = _shared(call.stack, call.projection_stack)[-1]
-        else:  # the innermost module that is not a plain layer, such as nn.Softmax
-            inner = [each for each in call.stack if not _is_torchs(module.get_submodule(each))]
-            name = (*call.stack[-1:], *inner)[-1]
-        if not name:
-            raise UnsupportedError(
-                f"expected a submodule for each attention layer, found attention computed in "
-                f"{type(module).__name__}.forward itself; move each layer's attention to an nn.Module of its own"
-            )
-        calls.setdefault(name, call)
-        if call.layout:
-            raise UnsupportedError(f"{call.layout}, in {name}; put the batch first and the heads second")
-    return calls
+    def _not_one_after_another(self) -> str:
+        """Why the attention modules are no layers one after another, each called once; "" where they are."""
+        before, given = "", None
+        for name in self.calls:
+            own = self.trace.by_module[name]
+            if len(own) > 1:
+                return (
+                    f"found {name} called {len(own)} times in a forward pass, as one layer; give each call a module of "
+                    "its own (copy.deepcopy keeps the weights)"
+                )
+            count = sum(name in call.stack for call in self.trace.attention)
+            if count > 1:
+                return f"found {count} attention calls side by side in {name}; {_ONE_CALL}"
+        for name in self.calls:
+            first = next(iter(self.trace.by_module[name][0].arguments.values()), None)
+            if given is not None and first is not None and first.number == given.number:
+                return f"found {name} beside {before}, with the same tokens; {_ONE_CALL}"
+            before, given = name, first
+        return ""
 
+    def _block(self, attention: str) -> str:
+        """The residual block of an attention module: the outermost module that holds this attention alone, and that
+        adds to a residual stream; "" where there is none."""
+        stack = self.calls[attention].stack
+        for name in stack[: stack.index(attention) + 1]:
+            others = (other for other in self.calls if other != attention)
+            alone = not any(other == name or other.startswith(f"{name}.") for other in others)
+            if name and alone and self._is_residual(name, attention):
+                return name
+        return ""
 
-def _is_torchs(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch")
+    def _is_residual(self, name: str, attention: str = "") -> bool:
+        """Whether a module adds to a residual stream: its input passes through, so that it is correlated with the
+        output, where all linear layers give zero. attention: the module that computes its attention."""
+        calls = self.trace.by_module.get(name, ())
+        stream = calls[0].values.get(calls[0].stream) if len(calls) == 1 and calls[0].stream is not None else None
+        if stream is None or stream.dim() not in (3, 4):
+            return False
+        if name == attention and not self._linear_after(calls[0]):  # attention alone: its output is a branch
+            return False
+        args, kwargs = as_call(calls[0].values)
+        block = self.module.get_submodule(name)
+        try:
+            with evaluating(block), torch.no_grad(), _LinearAtZero():
+                output = first_tensor(block(*args, **kwargs))
+        except (RuntimeError, TypeError, ValueError, IndexError):  # a module that cannot be called alone
+            return False
+        if output is None or output.shape != stream.shape:
+            return False
+        one, other = (tensor.float() - tensor.float().mean(-1, keepdim=True) for tensor in (stream, output))
+        return bool(F.cosine_similarity(one, other, dim=-1).nan_to_num(0.0).mean() > _RESIDUAL)
 
+    def _linear_after(self, call: ModuleCall) -> list[Stack]:
+        """The modules that run around each linear layer that a module applies after its attention's projection."""
+        projections = [each.projection for each in self.trace.attention]
+        found, after = [], False
+        for time, stack, weight in self.trace.linear:
+            if call.begin < time < call.end:
+                found.append(stack)
+                if any(weight is each for each in projections):
+                    found, after = [], True
+        return found if after else []
 
-def _part(module: nn.Module, name: str, call: TracedAttention, told: int | None) -> AttentionPart:
-    """A module with heads, without its MLP. Raises UnsupportedError for another number of heads than is told."""
-    heads = call.heads
-    if told is not None and told != heads:
-        raise UnsupportedError(f"expected {told} heads in {name}, as heads={told} says, found {heads}")
-    if call.projection is None:
-        return AttentionPart(
-            name, heads, unread=f"no linear layer reads the heads' outputs of {name}, concatenated head by head"
+    def _mlp(self, block: str, attention: str) -> str | None:
+        """The module of a block whose output is its MLP's: that with all later linear layers, or the last of them."""
+        later = self._linear_after(self.trace.by_module[block][0]) if block else []
+        if not later:
+            return None
+        shared = later[0]
+        for stack in later[1:]:
+            shared = _shared(shared, stack)
+        name = later[-1][-1] if shared[-1] in (block, attention) else shared[-1]
+        calls = self.trace.by_module.get(name, ())
+        same = len(calls) == 1 and calls[0].output is not None
+        same = same and calls[0].output == self.trace.by_module[block][0].output
+        return name if same and name != block else None
+
+    def _told_blocks(self) -> tuple[str, ...]:
+        """The blocks that a user names. Raises InputError for a name that no module has, or that does not run."""
+        names = dict(self.module.named_modules())
+        for name in self.told.blocks or ():
+            if name not in names:
+                raise InputError(
+                    f"expected names of modules in blocks=, found {name!r}; {self.name} has "
+                    f"{', '.join(list(names)[1:5])}, ..."
+                )
+            if name not in self.trace.by_module:
+                raise InputError(f"expected modules that run in blocks=, found {name!r}, whose forward is not called")
+            if any(name in call.stack for call in self.trace.attention) and not self._is_residual(name):
+                raise UnsupportedError(
+                    f"expected residual blocks in blocks=, found {name!r}, whose input does not pass to its output; "
+                    "name modules that add to the residual stream, or leave blocks= out"
+                )
+        return self.told.blocks or ()
+
+    def _with_tokens(self, anatomy: Anatomy) -> Anatomy:
+        """The anatomy with its family and, of a model with one sequence of tokens, layout, readout and order."""
+        module, images, calls = self.module, self.images, self.calls
+        whole = [each for each, call in calls.items() if call.queries == call.keys and call.batch == self.trace.images]
+        if any(call.batch > self.trace.images for call in calls.values()):
+            if any(has_windows(module, name) for name in calls):
+                return replace(anatomy, family="windowed", readout="mean")
+            return replace(anatomy, unread="its attention is in windows whose place in the image is not known")
+        lengths = sorted({calls[name].queries for name in whole})
+        pooled = [name for name, call in calls.items() if name not in whole and call.queries > 1]
+        if len(lengths) != 1:
+            return replace(anatomy, unread=f"its attention layers have {lengths} tokens, not one number")
+        if pooled:
+            return replace(anatomy, unread=f"its attention layers have fewer keys than queries ({pooled[0]})")
+        order = self._order(whole[0], lengths[0])
+        if order.grid is None:
+            reason = f"{order.reason}; say grid=(rows, columns) and prefix=('cls', ...)"
+            return replace(anatomy, unread=reason, row_by_row=False)
+        reordering = None if order.is_canonical else self._reordering(order, lengths[0])
+        if not order.is_canonical and (
+            reordering is None or not keeps_logits(module, reordering, whole[0], images, self.logits_of)
+        ):
+            reason = f"tokens {list(order.special[:8])} do not depend on the image and are not the first ones"
+            return replace(anatomy, unread=f"{reason}; put them first", row_by_row=False)
+        names = list(calls)
+        after = names[names.index(whole[-1]) + 1 :]
+        with reordered(module, reordering):
+            unread = {name: gradient_at(module, name, images, self.logits_of) for name in after}
+            unused = tuple(name for name, gradient in unread.items() if gradient is not None and not gradient.any())
+            later = [calls[name] for name in after if name not in unused]
+            read = () if later else positions_read(gradient_at(module, whole[-1], images, self.logits_of))
+        prefix = prefix_kinds(order.special, read) if self.told.prefix is None else self.told.prefix
+        layout = TokenLayout(order.grid, self._patch_size(order.grid), prefix)
+        return replace(
+            anatomy,
+            family="vit",
+            layout=layout,
+            readout=readout_of(layout, read, pooled=any(call.queries < call.keys for call in later)),
+            attention=tuple(part for part in anatomy.attention or () if part.module not in unused),
+            unused=unused,
+            reordering=reordering,
         )
-    linear = {id(part.weight): each for each, part in module.named_modules() if isinstance(part, nn.Linear)}
-    owner = linear.get(id(call.projection))
-    if owner is None and isinstance(module.get_submodule(call.projection_stack[-1]), nn.Linear):
-        owner = call.projection_stack[-1]  # its weight is computed in each forward pass (parametrizations)
-    if owner is None:
-        reason = f"the heads' outputs of {name} are projected by a weight that is not of an nn.Linear"
-    elif call.readers > 1:
-        reason = f"{call.readers} linear layers read the heads' outputs of {name}; merge adapters into {owner}"
-    elif call.projection.shape[1] % heads:
-        reason = f"{owner} does not read {heads} heads of one width"
-    else:
-        return AttentionPart(name, heads, owner)
-    return AttentionPart(name, heads, unread=reason)
 
+    def _order(self, attention: str, tokens: int) -> TokenOrder:
+        """The order that a forward pass shows, or that is told where it shows none; a CNN that sees everywhere shows it
+        by the last map before the first attention. Raises UnsupportedError where the one told is not the one read."""
+        read, told = read_order(self.module, attention, self.images), self.told
+        agrees = read.grid is not None and told.prefix is not None and len(read.special) == len(told.prefix)
+        if told.grid is not None or (told.prefix is not None and not agrees):
+            prefix = len(told.prefix) if told.prefix is not None else tokens - told.grid[0] * told.grid[1]  # type: ignore[index]
+            side = round(max(tokens - prefix, 0) ** 0.5)
+            grid = told.grid or (side, side)
+            if prefix < 0 or prefix + grid[0] * grid[1] != tokens:
+                if told.grid is None:
+                    raise UnsupportedError(
+                        f"expected a square grid beside {prefix} special tokens, found {tokens - prefix} patches in "
+                        f"{self.name}; say grid=(rows, columns)"
+                    )
+                raise UnsupportedError(
+                    f"expected {tokens} tokens, as {self.name} has, found grid={grid} and {max(prefix, 0)} special "
+                    "tokens"
+                )
+            if read.grid is not None and (len(read.special), read.grid) != (prefix, grid):
+                raise UnsupportedError(
+                    f"expected {len(read.special)} special tokens beside patches of grid={read.grid}, as a forward "
+                    f"pass of {self.name} shows, found {prefix} and grid={grid}; leave grid= and prefix= out"
+                )
+            return TokenOrder(read.special if len(read.special) == prefix else tuple(range(prefix)), grid)
+        if read.spread:
+            begin = self.trace.by_module[attention][0].begin
+            maps = [call.output for call in self.trace.calls if call.end < begin and len(call.output or ()) == 4]
+            rows, columns = (maps[-1] or ())[2:] if maps else (0, 0)
+            if maps and 0 <= tokens - rows * columns <= _PREFIX:
+                return TokenOrder(tuple(range(tokens - rows * columns)), (rows, columns))
+        return read
 
-def _not_one_after_another(trace: AttentionRecorder, names: Sequence[str]) -> str:
-    """Why the attention modules are no layers one after another, each called once; "" where they are."""
-    for name in names:
-        calls = len(trace.by_module[name])
-        if calls > 1:
-            return (
-                f"found {name} called {calls} times in a forward pass, as one layer; give each call a module of its "
-                "own (copy.deepcopy keeps the weights)"
-            )
-        count = sum(name in call.stack for call in trace.attention)
-        if count > 1:
-            return f"found {count} attention calls side by side in {name}; {_ONE_CALL}"
-    given = [next(iter(trace.by_module[name][0].arguments.values()), None) for name in names]
-    for before, name, one, other in zip(names, names[1:], given, given[1:]):
-        if one is not None and other is not None and one.number == other.number:
-            return f"found {name} beside {before}, with the same tokens; {_ONE_CALL}"
-    return ""
+    def _reordering(self, order: TokenOrder, tokens: int) -> Reordering | None:
+        """From the first module that takes all tokens to the last one that returns them, special tokens come first."""
+        shape, calls = (self.trace.images, tokens), self.trace.calls
+        takes = [call for call in calls if any(_is_sequence(value.shape, shape) for value in call.arguments.values())]
+        returns = [call for call in calls if _is_sequence(call.output or (), shape)]
+        if not takes or not returns:
+            return None
+        patches = (position for position in range(tokens) if position not in order.special)
+        entry = min(takes, key=lambda call: call.begin)
+        return Reordering(entry.module, returns[-1].module, (*order.special, *patches))
 
-
-def _block(module: nn.Module, trace: AttentionRecorder, attention: str, calls: dict[str, TracedAttention]) -> str:
-    """The residual block of an attention module: the outermost module that holds this attention alone, and that adds to
-    a residual stream; "" where there is none."""
-    stack = calls[attention].stack
-    for name in stack[: stack.index(attention) + 1]:
-        holds_another = any(other == name or other.startswith(f"{name}.") for other in calls if other != attention)
-        if name and not holds_another and _is_residual(module, trace, name, attention):
-            return name
-    return ""
-
-
-def _is_residual(module: nn.Module, trace: AttentionRecorder, name: str, attention: str = "") -> bool:
-    """Whether a module adds to a residual stream: its input passes through, so that it is correlated with the output,
-    where all linear layers give zero. attention: the module that computes its attention."""
-    calls = trace.by_module.get(name, ())
-    stream = calls[0].values.get(calls[0].stream) if len(calls) == 1 and calls[0].stream is not None else None
-    if stream is None or stream.dim() not in (3, 4):
-        return False
-    if name == attention and not _linear_after(trace, calls[0]):  # attention alone: its output is a branch
-        return False
-    args, kwargs = as_call(calls[0].values)
-    block = module.get_submodule(name)
-    try:
-        with evaluating(block), torch.no_grad(), _LinearAtZero():
-            output = first_tensor(block(*args, **kwargs))
-    except (RuntimeError, TypeError, ValueError, IndexError):  # a module that cannot be called alone
-        return False
-    if output is None or output.shape != stream.shape:
-        return False
-    one, other = (tensor.float() - tensor.float().mean(-1, keepdim=True) for tensor in (stream, output))
-    return bool(F.cosine_similarity(one, other, dim=-1).nan_to_num(0.0).mean() > _RESIDUAL)
+    def _patch_size(self, grid: Grid) -> tuple[int, int]:
+        """Pixels of a patch: the stride of the convolution that cuts the patches, else the image's share."""
+        height, width = int(self.images.shape[2]), int(self.images.shape[3])
+        for layer in self.module.modules():
+            if isinstance(layer, nn.Conv2d) and layer.kernel_size == layer.stride and layer.in_channels == 3:
+                rows, columns = layer.kernel_size[0], layer.kernel_size[1]
+                if (height // rows, width // columns) == grid:
+                    return rows, columns
+        return height // grid[0], width // grid[1]
 
 
 class _LinearAtZero(TorchFunctionMode):
@@ -197,170 +339,9 @@ class _LinearAtZero(TorchFunctionMode):
         return torch.zeros_like(result)
 
 
-def _linear_after(trace: AttentionRecorder, call: ModuleCall) -> list[Stack]:
-    """The modules that run around each linear layer that a module applies after its attention's projection."""
-    projections = [each.projection for each in trace.attention]
-    found, after = [], False
-    for time, stack, weight in trace.linear:
-        if call.begin < time < call.end:
-            found.append(stack)
-            if any(weight is each for each in projections):
-                found, after = [], True
-    return found if after else []
-
-
-def _mlp(trace: AttentionRecorder, block: str, attention: str) -> str | None:
-    """The module of a block whose output is its MLP's: the one with all later linear layers, or the last of them."""
-    later = _linear_after(trace, trace.by_module[block][0]) if block else []
-    if not later:
-        return None
-    shared = later[0]
-    for stack in later[1:]:
-        shared = _shared(shared, stack)
-    name = later[-1][-1] if shared[-1] in (block, attention) else shared[-1]
-    calls = trace.by_module.get(name, ())
-    same = len(calls) == 1 and calls[0].output is not None and calls[0].output == trace.by_module[block][0].output
-    return name if same and name != block else None
-
-
 def _shared(one: Stack, other: Stack) -> Stack:
     return tuple(first for first, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
 
 
-def _told_blocks(module: nn.Module, trace: AttentionRecorder, told: tuple[str, ...] | None) -> tuple[str, ...]:
-    """The blocks that a user names. Raises InputError for a name that no module has, or that does not run."""
-    names = dict(module.named_modules())
-    for name in told or ():
-        if name not in names:
-            raise InputError(
-                f"expected names of modules in blocks=, found {name!r}; {type(module).__name__} has "
-                f"{', '.join(list(names)[1:5])}, ..."
-            )
-        if name not in trace.by_module:
-            raise InputError(f"expected modules that run in blocks=, found {name!r}, whose forward is not called")
-        attends = any(name in call.stack for call in trace.attention)
-        if attends and not _is_residual(module, trace, name):
-            raise UnsupportedError(
-                f"expected residual blocks in blocks=, found {name!r}, whose input does not pass to its output; name "
-                "modules that add to the residual stream, or leave blocks= out"
-            )
-    return told or ()
-
-
-def _with_tokens(
-    module: nn.Module,
-    trace: AttentionRecorder,
-    anatomy: Anatomy,
-    calls: dict[str, TracedAttention],
-    images: Tensor,
-    logits_of: LogitsOf,
-    told: Told,
-) -> Anatomy:
-    """The anatomy with its family and, of a model with one sequence of tokens, layout, readout and order."""
-    whole = [name for name, call in calls.items() if call.queries == call.keys and call.batch == trace.images]
-    if any(call.batch > trace.images for call in calls.values()):
-        if any(has_windows(module, name) for name in calls):
-            return replace(anatomy, family="windowed", readout="mean")
-        return replace(anatomy, unread="its attention is in windows whose place in the image is not known")
-    lengths = sorted({calls[name].queries for name in whole})
-    pooled = [name for name, call in calls.items() if name not in whole and call.queries > 1]
-    if len(lengths) != 1:
-        return replace(anatomy, unread=f"its attention layers have {lengths} tokens, not one number")
-    if pooled:
-        return replace(anatomy, unread=f"its attention layers have fewer keys than queries ({pooled[0]})")
-    order = _order(module, trace, whole[0], lengths[0], images, told)
-    if order.grid is None:
-        return replace(
-            anatomy, unread=f"{order.reason}; say grid=(rows, columns) and prefix=('cls', ...)", row_by_row=False
-        )
-    reordering = None if order.is_canonical else _reordering(trace, order, lengths[0])
-    if not order.is_canonical and (
-        reordering is None or not keeps_logits(module, reordering, whole[0], images, logits_of)
-    ):
-        reason = f"tokens {list(order.special[:8])} do not depend on the image and are not the first ones"
-        return replace(anatomy, unread=f"{reason}; put them first", row_by_row=False)
-    names = list(calls)
-    after = names[names.index(whole[-1]) + 1 :]
-    with reordered(module, reordering):
-        unread = {name: gradient_at(module, name, images, logits_of) for name in after}
-        unused = tuple(name for name, gradient in unread.items() if gradient is not None and not gradient.any())
-        later = [calls[name] for name in after if name not in unused]
-        read = () if later else positions_read(gradient_at(module, whole[-1], images, logits_of))
-    prefix = prefix_kinds(order.special, read) if told.prefix is None else told.prefix
-    layout = TokenLayout(order.grid, _patch_size(module, order.grid, images), prefix)
-    return replace(
-        anatomy,
-        family="vit",
-        layout=layout,
-        readout=readout_of(layout, read, pooled=any(call.queries < call.keys for call in later)),
-        attention=tuple(part for part in anatomy.attention or () if part.module not in unused),
-        unused=unused,
-        reordering=reordering,
-    )
-
-
-def _order(
-    module: nn.Module, trace: AttentionRecorder, attention: str, tokens: int, images: Tensor, told: Told
-) -> TokenOrder:
-    """The order that a forward pass shows, or that is told where it shows none; a CNN that sees everywhere shows it by
-    the last map before the first attention. Raises UnsupportedError where the one told is not the one read."""
-    read = read_order(module, attention, images)
-    shown = read.grid
-    agrees = shown is not None and told.prefix is not None and len(read.special) == len(told.prefix)
-    if told.grid is not None or (told.prefix is not None and not agrees):
-        prefix = len(told.prefix) if told.prefix is not None else tokens - told.grid[0] * told.grid[1]  # type: ignore[index]
-        side = round(max(tokens - prefix, 0) ** 0.5)
-        grid = told.grid or (side, side)
-        if prefix < 0 or prefix + grid[0] * grid[1] != tokens:
-            if told.grid is None:
-                raise UnsupportedError(
-                    f"expected a square grid beside {prefix} special tokens, found {tokens - prefix} patches in "
-                    f"{type(module).__name__}; say grid=(rows, columns)"
-                )
-            raise UnsupportedError(
-                f"expected {tokens} tokens, as {type(module).__name__} has, found grid={grid} and {max(prefix, 0)} "
-                "special tokens"
-            )
-        if shown is not None and (len(read.special), shown) != (prefix, grid):
-            raise UnsupportedError(
-                f"expected {len(read.special)} special tokens beside patches of grid={shown}, as a forward pass of "
-                f"{type(module).__name__} shows, found {prefix} and grid={grid}; leave grid= and prefix= out"
-            )
-        return TokenOrder(read.special if len(read.special) == prefix else _first(prefix), grid)
-    if read.spread:
-        begin = trace.by_module[attention][0].begin
-        maps = [call for call in trace.calls if call.end < begin and call.output is not None and len(call.output) == 4]
-        rows, columns = maps[-1].output[2:] if maps else (0, 0)  # type: ignore[index]
-        if maps and 0 <= tokens - rows * columns <= _PREFIX:
-            return TokenOrder(_first(tokens - rows * columns), (rows, columns))
-    return read
-
-
-def _first(count: int) -> tuple[int, ...]:
-    return tuple(range(count))
-
-
-def _reordering(trace: AttentionRecorder, order: TokenOrder, tokens: int) -> Reordering | None:
-    """From the first module that takes all tokens to the last one that returns them, special tokens are the first."""
-
-    def holds(shape: tuple[int, ...] | None) -> bool:
-        return shape is not None and len(shape) == 3 and shape[:2] == (trace.images, tokens)
-
-    takes = [call for call in trace.calls if any(holds(value.shape) for value in call.arguments.values())]
-    returns = [call for call in trace.calls if holds(call.output)]
-    if not takes or not returns:
-        return None
-    patches = (position for position in range(tokens) if position not in order.special)
-    entry = min(takes, key=lambda call: call.begin)
-    return Reordering(entry.module, returns[-1].module, (*order.special, *patches))
-
-
-def _patch_size(module: nn.Module, grid: Grid, images: Tensor) -> tuple[int, int]:
-    """Pixels of a patch: the stride of the convolution that cuts the patches, else the image's share."""
-    height, width = int(images.shape[2]), int(images.shape[3])
-    for layer in module.modules():
-        if isinstance(layer, nn.Conv2d) and layer.kernel_size == layer.stride and layer.in_channels == 3:
-            rows, columns = layer.kernel_size[0], layer.kernel_size[1]
-            if (height // rows, width // columns) == grid:
-                return rows, columns
-    return height // grid[0], width // grid[1]
+def _is_sequence(shape: tuple[int, ...], batch: tuple[int, int]) -> bool:
+    return len(shape) == 3 and shape[:2] == batch

@@ -9,25 +9,16 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
 
 from vitlens.errors import LensError, UnknownNameError, UnsupportedError
-from vitlens.models.hooks import per_model
+from vitlens.models.hooks import Memo
 from vitlens.models.language_image import has_text_tower
 from vitlens.models.model import Model
 from vitlens.models.sources.registry import SOURCES
 from vitlens.references import resolved
 
 Need = Literal[
-    "classifier",
-    "new head",
-    "attention",
-    "maps",
-    "chain",
-    "statistics",
-    "heads",
-    "features",
-    "cam",
-    "depths",
+    "classifier", "new head", "attention", "maps", "chain", "statistics", "heads", "features", "cam", "depths",
     "walkthrough",
-]
+]  # fmt: skip
 
 CHECKS: Final[Mapping[Need, str]] = MappingProxyType(
     {  # module:function that takes a model and raises UnsupportedError
@@ -37,7 +28,7 @@ CHECKS: Final[Mapping[Need, str]] = MappingProxyType(
         "maps": "vitlens.analysis.attention.weights:require_maps",
         "chain": "vitlens.analysis.attention.chain:require_chain",
         "statistics": "vitlens.analysis.heads.statistics:require_statistics",
-        "heads": "vitlens.analysis.ablation.units:require_heads",
+        "heads": "vitlens.analysis.ablation.bench:require_heads",
         "features": "vitlens.lens.stages:stages",
         "cam": "vitlens.attribution.target_layer:target_layer",
         "depths": "vitlens.attribution.legrad:require_legrad",
@@ -46,6 +37,7 @@ CHECKS: Final[Mapping[Need, str]] = MappingProxyType(
 )
 _CLASSES: Final = 4  # names shown in a repr
 _SUPPORTS = " supports "  # precedes the supported commands at the end of every reason
+_REASONS: Final[Memo[str]] = Memo()  # why a need is not met
 
 
 def _commands() -> Mapping[str, Any]:
@@ -106,14 +98,17 @@ def _supports(model: Model, commands: Iterable[str]) -> str:
     return f"{model.alias}{_SUPPORTS}{', '.join(commands)}"
 
 
-@per_model
 def _why_not(model: Model, need: Need) -> str:
     """Why a need is not met; "" where it is."""
-    try:
-        resolved(CHECKS[need])(model)
-    except (LensError, UnsupportedError) as error:
-        return str(error)
-    return ""
+
+    def check() -> str:
+        try:
+            resolved(CHECKS[need])(model)
+        except (LensError, UnsupportedError) as error:
+            return str(error)
+        return ""
+
+    return _REASONS.get(model, check, key=need)
 
 
 def description(model: Model) -> list[tuple[str, str]]:
@@ -141,7 +136,7 @@ def description(model: Model) -> list[tuple[str, str]]:
         down, across = anatomy.layout.grid
         prefix = f" after {', '.join(anatomy.layout.prefix)}" if anatomy.layout.prefix else ""
         rows.append(("tokens", f"{down} x {across} patches{prefix}"))
-    found = {need: _why_not.memo.known(model, ((need,), ())) for need in CHECKS}
+    found = {need: _REASONS.known(model, need) for need in CHECKS}
     met = {need: not why for need, why in found.items() if why is not None} | {"classifier": model.has_classifier}
     needs = {word: command.needs for word, command in _commands().items()}
     known = [word for word, each in needs.items() if all(met.get(need, False) for need in each)]

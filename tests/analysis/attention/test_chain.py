@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.analysis.attention.test_gradients import close, explicit_gradients
 from tests.analysis.attention.ways import flow, gradient_rollout
-from tests.lens.put_back import unwindow
+from tests.lens.oracles import unwindow
 from tests.lens.tiny import FAMILIES, images, model_of, shaken, shared_model, timm_model, torchvision_swin
 from vitlens.analysis.attention import chain as chain_module
 from vitlens.analysis.attention.chain import chain_length, chained

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from tests.lens.put_back import unwindow
+from tests.lens.oracles import unwindow
 from tests.lens.tiny import FAMILIES, images, ours, shared_model, timm_model, torchvision_swin
 from vitlens.analysis.attention.weights import attention, merged, patch_views
 from vitlens.errors import InputError, UnsupportedError

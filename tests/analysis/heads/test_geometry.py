@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.lens.test_call import SHAPES, timm_tokens, torchvision_tokens
+from tests.lens.oracles import SHAPES, timm_tokens, torchvision_tokens
 from tests.lens.tiny import images, ours, timm_model, torchvision_swin, torchvision_vit
 from vitlens.analysis.heads.geometry import Geometry, geometry_of, square_grid
 from vitlens.lens.observe import survey

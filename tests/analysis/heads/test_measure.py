@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.analysis.heads.test_geometry import wrapped
 from tests.analysis.made import made_model, numbered, random_weights, uniform
-from tests.lens.test_call import timm_tokens, torchvision_tokens
+from tests.lens.oracles import timm_tokens, torchvision_tokens
 from tests.lens.tiny import images, ours, timm_model, torchvision_swin
 from vitlens.analysis.heads import rows
 from vitlens.analysis.heads.geometry import geometry_of
@@ -19,9 +19,10 @@ from vitlens.analysis.heads.registry import token_statistics
 from vitlens.analysis.heads.statistics import BatchStatistics, measure
 from vitlens.errors import NonFiniteError
 from vitlens.lens.call import AttentionCall
-from vitlens.lens.capture import capture_attention, watching_stream
+from vitlens.lens.capture import capture_attention
 from vitlens.lens.observe import observe
 from vitlens.lens.site import Site
+from vitlens.lens.stages import watching_stream
 from vitlens.models.model import Model
 
 COUNTS = {"sinks", "sink_mass", *token_statistics()}  # compared apart

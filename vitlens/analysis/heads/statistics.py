@@ -24,11 +24,11 @@ from vitlens.analysis.heads.geometry import Geometry, geometry_of
 from vitlens.analysis.heads.registry import STATISTICS, token_statistics
 from vitlens.analysis.heads.rows import FUNCTIONS, PatchRows, PerHead, PerImage, TokenNorms, ascending, row_statistics
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
-from vitlens.lens.attention import attention_module
+from vitlens.lens.attention import projection_of
 from vitlens.lens.call import AttentionCall, precise
-from vitlens.lens.capture import watching_stream
 from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.site import Site
+from vitlens.lens.stages import watching_stream
 from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model
 from vitlens.models.support import require
@@ -219,7 +219,7 @@ class BatchStatistics:
                 own = self._evidence(layer, parts[-1]["entropy"], images)
                 add_all(sums, {(name, site.layer): by_group(each, self.groups[images]) for name, each in own.items()})
             if self.for_labels and place is not None and call.output is not None:
-                norms = head_norms(precise(call.output), attention_module(self.model, site.module).projection)
+                norms = head_norms(precise(call.output), projection_of(self.model, site.module))
                 sums["output", site.layer] = by_group(norms.unflatten(0, (call.images, -1)).mean(1), self.groups)
         values = {(name, site.layer): torch.cat([part[name] for part in parts]) for name in parts[0]}
         if not all(value.isfinite().all() for value in values.values()):
