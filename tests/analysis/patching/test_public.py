@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import vitlens
-from tests.lens.places.models import MODELS, PLAIN
+from tests.lens.oracles import MODELS, PLAIN
 from tests.lens.tiny import images, shared_model
 from vitlens.analysis.patching.stream_to_logits import logits_from
 from vitlens.errors import UnsupportedError
