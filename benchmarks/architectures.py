@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 import vitlens
 from tests.models import handwritten
-from vitlens.analysis.ablation.units import require_heads
+from vitlens.analysis.ablation.bench import require_heads
 from vitlens.errors import ModelError, VitlensError
 from vitlens.lens.intervene import intervene
 from vitlens.lens.observe import survey, talking_heads

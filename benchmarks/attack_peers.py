@@ -12,12 +12,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from vitlens.attacks.algorithm import Setting
 from vitlens.attacks.attack import sweep
-from vitlens.attacks.engine import Engine
-from vitlens.attacks.minimum_norm import carlini_wagner
+from vitlens.attacks.engine import worst_case
 from vitlens.attacks.norms import LINF
 from vitlens.attacks.plan import AttackPlan, clean_images, fitting_batch
+from vitlens.attacks.registry import ATTACKS
 from vitlens.data.catalogue import load_data
 from vitlens.data.draws import keys
 from vitlens.models import loading
@@ -206,9 +205,9 @@ def ours(case: Case, attack: str, epsilons: Sequence[float], **options: object) 
 
 def our_cw(case: Case, lengths: Sequence[float], *, searches: int, first_c: float) -> Standing:
     clean = clean_images(case.model, case.images, case.labels)
-    plan = AttackPlan((1.0,), batch_size=case.batch)
-    algorithm = carlini_wagner(Setting(CW_STEPS, 2, case.model.input_size), searches=searches, first_c=first_c)
-    distance = Engine(case.model, clean, algorithm, plan).run().distance
+    plan = AttackPlan((1.0,), steps=CW_STEPS, batch_size=case.batch)
+    entry = replace(ATTACKS["cw"], options={"searches": searches, "first_c": first_c})
+    distance = worst_case(case.model, clean, entry, plan).distance
     return [clean.correct & (distance > length) for length in lengths]
 
 

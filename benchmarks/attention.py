@@ -20,7 +20,7 @@ from attention_peers import Unfused, chefer, vit_explain
 from captum.attr import LayerActivation, LayerGradientXActivation
 from torch import Tensor
 
-from vitlens.analysis.attention.gradients import with_gradients
+from vitlens.analysis.attention.chain import chained
 from vitlens.analysis.attention.methods import relevance, rollout
 from vitlens.analysis.attention.weights import attention
 from vitlens.analysis.heads.statistics import Stream
@@ -101,7 +101,7 @@ def with_peers(model: Model, images: Tensor, repeats: int) -> None:
     row("all weights, 2 images", "captum LayerActivation on attn_drop", both, apart)
 
     def ours() -> list[Tensor]:
-        _, calls = with_gradients(model, images[:2], target)
+        calls = chained(model, images[:2], targets=target, gradient=True).calls
         return [call.weights() * gradient for call in calls if (gradient := call.weight_gradient()) is not None]
 
     theirs = product.attribute(few, target=target)

@@ -19,9 +19,10 @@ from vitlens.data.catalogue import load_data
 from vitlens.models.loading import load
 from vitlens.models.rebuild import classifiers, for_classes
 from vitlens.training.head import fit_head
-from vitlens.training.loop import fit
+from vitlens.training.loop import train_on_images
 from vitlens.training.metrics import TrainingResult
 from vitlens.training.recipe import FROZEN, override
+from vitlens.training.task import Task
 
 MUST = 20
 
@@ -52,13 +53,11 @@ def main() -> None:
     )
     print(f"{len(train)} images to train on, {len(test)} to test, {options.epochs} epochs, {recipe.batch_size} a step")
     results, heads, seconds = {}, {}, {}
-    for way, run, more in (("backbone", fit, {"train_last": 0}), ("cached", fit_head, {})):
+    for way, run in (("backbone", train_on_images), ("cached", fit_head)):
         mine = for_classes(model, train.classes)
         began = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
-            results[way] = run(
-                mine, train, test, recipe=recipe, directory=Path(folder), precision=options.precision, **more
-            )
+            results[way] = run(Task(mine, train, test, recipe, Path(folder), precision=options.precision, train_last=0))
         seconds[way] = time.perf_counter() - began
         (name,) = classifiers(mine)
         heads[way] = mine.module.get_submodule(name).weight.detach().clone()

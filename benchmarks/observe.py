@@ -16,7 +16,8 @@ from collections.abc import Callable
 
 import torch
 
-from vitlens.analysis.attention.methods import rollout, rollouts_so_far
+from vitlens.analysis.attention.methods import rollout
+from vitlens.analysis.attention.tokens import rollouts_so_far
 from vitlens.analysis.heads.rows import Rows
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.observe import observe, survey

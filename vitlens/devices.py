@@ -50,19 +50,22 @@ def multiplies_bf16(device: torch.device) -> bool:
     return False
 
 
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """Mixed precision for a device: bf16, fp32, or auto (bf16 on a CUDA device that has it, else fp32).
-
-    On a CPU, attention that requires a gradient is computed as matrix products, or stays in fp32. On a CUDA device fp32
-    means fp32 in convolutions, too, which cuDNN by default computes in TF32.
-    """
+def in_bf16(device: torch.device, precision: str) -> bool:
+    """Whether a precision (bf16, fp32, or auto: bf16 on a CUDA device that has it) is bf16 on a device."""
     if precision not in PRECISIONS:
         raise UnknownNameError("precision", precision, PRECISIONS)
     if precision == "auto":
-        precision = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
-    if precision == "fp32":
-        return _without_tf32() if device.type == "cuda" else nullcontext()
-    return _bf16_on_cpu() if device.type == "cpu" else torch.autocast(device.type, dtype=torch.bfloat16)
+        return device.type == "cuda" and torch.cuda.is_bf16_supported()
+    return precision == "bf16"
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
+    """Mixed precision, where `in_bf16`, else fp32; on a CUDA device that is fp32 in convolutions, too, which cuDNN by
+    default computes in TF32. On a CPU, attention that requires a gradient is computed as matrix products, or in fp32.
+    """
+    if in_bf16(device, precision):
+        return _bf16_on_cpu() if device.type == "cpu" else torch.autocast(device.type, dtype=torch.bfloat16)
+    return _without_tf32() if device.type == "cuda" else nullcontext()
 
 
 @contextmanager

@@ -6,26 +6,17 @@ import json
 import os
 import re
 import uuid
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
-from vitlens.archives import read_archive
 from vitlens.errors import InputError, NonFiniteError, StorageError
-from vitlens.recorded import Config, Results
-from vitlens.typed import SIZE, is_name, parse_json, read_as
+from vitlens.typed import SIZE, is_name, parse_json
 
-CONFIG: Final = "config.json"
-RESULTS: Final = "results.json"
-SCHEMAS: Final = (2, 3)  # of results.json; 3: of a record class (vitlens/record.py)
-_AGAIN: Final = "run the command again"
 _FOREIGN: Final = ("wandb",)  # folders of other programs in a run's folder, which vitlens neither reads nor writes
 
 
@@ -125,21 +116,6 @@ def read_json(path: Path, *, size: int = SIZE, error: type[InputError] = InputEr
     return parse_json(content, source=str(path), size=size, error=error, hint=hint)
 
 
-def write_arrays(path: Path, arrays: Mapping[str, ArrayLike]) -> None:
-    """Write named arrays as one compressed .npz, atomically; equal arrays give equal bytes. No object arrays."""
-    with write_atomically(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, array in arrays.items():
-            entry = zipfile.ZipInfo(f"{name}.npy")  # numpy.savez does not accept an array named "file"
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            with archive.open(entry, "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, np.asarray(array), allow_pickle=False)
-
-
-def read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
-    """The arrays of an .npz, see `archives.read_archive`. Raises InputError when it is missing or damaged."""
-    return read_archive(path)
-
-
 def sha256(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
@@ -186,48 +162,5 @@ def _require_no_link(path: Path) -> None:
 def named_file(name: str, suffix: str) -> str:
     """A file name made from a name in a file (alias, method). Raises InputError for a path."""
     if not is_name(name):
-        raise InputError(f"expected a name that can be part of a file name, found {name[:80]!r}; {_AGAIN}")
+        raise InputError(f"expected a name that can be part of a file name, found {name[:80]!r}; run the command again")
     return name + suffix
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """The output of a run: its folder, config.json and results.json."""
-
-    folder: Path
-    config: Mapping[str, object]
-    results: Mapping[str, object]
-
-    @property
-    def command(self) -> str:
-        """The command of the run ("evaluate")."""
-        return str(self.results["command"])
-
-    @property
-    def status(self) -> str:
-        """running, done, failed or interrupted."""
-        return str(self.results["status"])
-
-
-def read_run(folder: Path) -> RunRecord:
-    """The output of a run, read from its folder.
-
-    Raises InputError when it is not the folder of a vitlens run, or its content is not what a run writes.
-    """
-    if not folder.is_dir():
-        kind = "a file" if folder.exists() else "nothing there"
-        raise InputError(f"expected the folder of a run at {folder}, found {kind}; see reports/ and runs/")
-    missing = [name for name in (CONFIG, RESULTS) if not inside(folder, name).is_file()]
-    if missing:
-        raise InputError(f"expected the folder of a run at {folder}, found no {' and no '.join(missing)} in it")
-    config, results = read_json(folder / CONFIG), read_json(folder / RESULTS)
-    read_as(Config, config, source=str(folder / CONFIG), hint=_AGAIN)
-    if isinstance(results, dict) and "schema" in results and results["schema"] not in SCHEMAS:
-        line = config.get("command_line")
-        raise InputError(
-            f"expected results of schema {SCHEMAS[-1]} in {folder / RESULTS}, found schema {results['schema']!s:.40}, "
-            "which another version wrote; make them again: "
-            f"{line if isinstance(line, str) and line.startswith('vitlens ') else _AGAIN}"
-        )
-    read_as(Results, results, source=str(folder / RESULTS), hint=_AGAIN)
-    return RunRecord(folder, config, results)

@@ -9,25 +9,18 @@ from functools import cache
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-PresetName = Literal[
-    "vit-micro",
-    "vit-mini",
-    "vit-tiny",
-    "vit-tiny-224",
-    "vit-small-224",
-    "vit-base-224",
-    "resnet20",
-    "resnet18",
-    "resnet50",
-    "swin-micro",
-    "swin-tiny-224",
-]
-BundledName = Literal["vit-digits", "cnn-digits"]
+PRESETS: Final = (
+    "vit-micro", "vit-mini", "vit-tiny", "vit-tiny-224", "vit-small-224", "vit-base-224",
+    "resnet20", "resnet18", "resnet50", "swin-micro", "swin-tiny-224",
+)  # fmt: skip
+BUNDLED: Final = ("vit-digits", "cnn-digits")
+TEMPLATE_SETS: Final = ("photo", "simple", "openai")
+OPTIMISERS: Final = ("adamw", "muon")
+
 Fusion = Literal["mean", "max", "min"]
 Engine = Literal["vitlens", "grad-cam"]  # of class activation maps: our own, or the package's
 Substrate = Literal["blur", "mean", "black", "absent"]
 Readout = Literal["cls", "cls+distillation", "mean", "pool"]
-TemplateSet = Literal["photo", "simple", "openai"]
 FeaturePool = Literal["cls", "mean", "cls+mean"]  # of an image: its CLS token, the mean of its patches, both
 Pooling = Literal["cls", "mean"]  # the classifier's input: a CLS token, the mean of the patches
 Weighting = Literal["dino", "majority"]  # of the neighbours' votes in k-NN
@@ -40,7 +33,6 @@ Upsampling = Literal["none", "image"]  # of a map: along the image's edges
 UnitKind = Literal["head", "mlp", "block"]
 DistillKind = Literal["soft", "hard"]
 Precision = Literal["auto", "fp32", "bf16"]
-OptimiserName = Literal["adamw", "muon"]
 RecipeName = Literal["course", "short", "deit"]
 Compile = Literal["auto", "on", "off"]
 Part = Literal["train", "test"]
@@ -49,8 +41,6 @@ TrackerName = Literal["tensorboard", "wandb"]
 SelfChecks = Literal["all", "few"]  # of attacks
 StepName = Literal["embedding", "positions", "norm", "queries", "scores", "softmax", "values", "projection", "residual"]
 
-PRESETS: Final[tuple[str, ...]] = get_args(PresetName)
-BUNDLED: Final[tuple[str, ...]] = get_args(BundledName)
 READOUTS: Final[tuple[Readout, ...]] = get_args(Readout)
 ENGINES: Final[tuple[Engine, ...]] = get_args(Engine)
 SUBSTRATES: Final[tuple[Substrate, ...]] = get_args(Substrate)
@@ -63,10 +53,8 @@ OBJECTIVES: Final[tuple[Objective, ...]] = get_args(Objective)
 REFINEMENTS: Final[tuple[Refining, ...]] = get_args(Refining)
 UPSAMPLINGS: Final[tuple[Upsampling, ...]] = get_args(Upsampling)
 REPLACEMENTS: Final[tuple[Replacement, ...]] = get_args(Replacement)
-TEMPLATE_SETS: Final[tuple[TemplateSet, ...]] = get_args(TemplateSet)
 UNIT_KINDS: Final[tuple[UnitKind, ...]] = get_args(UnitKind)
 DISTILL_KINDS: Final[tuple[DistillKind, ...]] = get_args(DistillKind)
-OPTIMISERS: Final[tuple[str, ...]] = get_args(OptimiserName)
 RECIPE_NAMES: Final[tuple[str, ...]] = get_args(RecipeName)
 COMPILES: Final[tuple[str, ...]] = get_args(Compile)
 PRECISIONS: Final[tuple[str, ...]] = get_args(Precision)

@@ -70,16 +70,15 @@ def show(
         raise InputError(f"expected {count} names, one for each of the images, found {len(captions)}")
     if maps is None:
         return drawn()([Picture(image, below=name) for image, name in zip(pixels, captions)], title)
-    named = dict(maps) if isinstance(maps, Mapping) else {"map": maps}
-    if not named:
-        raise InputError("expected maps by name, found none; give {'rollout': vitlens.rollout(model, images)}")
     batches = {}
-    for name, value in named.items():
+    for name, value in (maps if isinstance(maps, Mapping) else {"map": maps}).items():
         values = _numbers(value, name).float()
         batches[name] = values[None] if values.ndim == 2 else values
         if batches[name].ndim != 3 or len(batches[name]) != count:
             shape = tuple(batches[name].shape)
             raise InputError(f"expected maps ({count}, rows, columns), one an image, found {name} of {shape}")
+    if not batches:
+        raise InputError("expected maps by name, found none; give {'rollout': vitlens.rollout(model, images)}")
     signed = {name: bool((value < 0).any()) for name, value in batches.items()}
     if len(batches) == 1 and not any(signed.values()):
         ((name, only),) = batches.items()
@@ -93,8 +92,7 @@ def show(
     cells = []
     for index, (row, image) in enumerate(zip(rows, pixels)):
         cells.append(Picture(image, row=row, column="image"))
-        for name, value in batches.items():
-            cells.append(Picture(image, value[index].numpy(), row, name, signed=signed[name]))
+        cells += [Picture(image, own[index].numpy(), row, name, signed=signed[name]) for name, own in batches.items()]
     return drawn()(cells, title or "Maps, each as a share of its largest value")
 
 
@@ -127,20 +125,20 @@ def show_heads(
             raise InputError("expected images with the model, found none; give show_heads(model, images)")
         model, images = attention, _pictures(images, attention)
         attention = attention_maps(model, images)
-        numbers = [each.site.layer for each in attention]
+        numbers = [each.site.layer for each in attention]  # layers without a map are left out
     if not isinstance(attention, Sequence | Tensor):
         found = _kind(attention)  # type: ignore[unreachable]  # an untyped call
         raise InputError(f"expected the attention of layers, found {found}; give vitlens.attention(model, images)")
     layers = [_head_maps(each, model) for each in attention]
     if not layers:
         raise InputError("expected the attention of at least one layer, found none")
+    for index, maps in enumerate(layers):
+        _require_finite(maps, f"the maps of layer {index}")
     if isinstance(attention[0], LayerMaps):  # whose row is shown
         query = attention[0].reading.removeprefix("the ")
     else:
         query = "CLS token" if model is None or model.layout.positions("cls") else "mean patch"
-    pictures = None if images is None else _pictures(images, model)
-    for index, maps in enumerate(layers):
-        _require_finite(maps, f"the maps of layer {index}")
+    pictures = None if images is None else _pictures(images, model).double()
     count, known = len(layers[0]), list(range(len(layers)) if numbers is None else numbers)
     if pictures is not None and len(pictures) != count:
         raise InputError(f"expected the {count} images of the attention, found {len(pictures)}")
@@ -151,21 +149,22 @@ def show_heads(
             raise InputError(
                 "expected layers of one number of heads and one grid, found several; choose one by layer=0, 1, ..."
             )
-        chosen = None if pictures is None else pictures[image].double().numpy()
         values = 100 * torch.stack([maps[image] for maps in layers]).double()
-        cells = list(of_heads(values.numpy(), known, chosen))
+        cells = list(of_heads(values.numpy(), known, None if pictures is None else pictures[image].numpy()))
         title = f"Attention of the {query} to each patch, % of its row, by layer and head"
-        return drawn(scale="joint", label="attention (%)")(cells, title)
-    if layer not in known:  # layers without a map are left out
-        among = f"from 0 to {len(layers) - 1}" if numbers is None else f"of {', '.join(map(str, numbers))}"
-        raise InputError(f"expected layer {among}, found {layer}")
-    if pictures is None:
-        raise InputError("expected images under the heads of one layer, found none; give show_heads(attention, images)")
-    own = 100 * layers[known.index(layer)].double()
-    titles = [f"head {head}" for head in range(own.shape[1])]
-    names = [f"image {index}" for index in range(len(pictures))] if len(pictures) > 1 else [""]
-    cells = list(with_maps(pictures.double().numpy(), list(own.swapaxes(0, 1).numpy()), titles, names))
-    title = f"Layer {layer}: attention of the {query} to each patch, by head"
+    else:
+        if layer not in known:
+            among = f"from 0 to {len(layers) - 1}" if numbers is None else f"of {', '.join(map(str, numbers))}"
+            raise InputError(f"expected layer {among}, found {layer}")
+        if pictures is None:
+            raise InputError(
+                "expected images under the heads of one layer, found none; give show_heads(attention, images)"
+            )
+        own = 100 * layers[known.index(layer)].double()
+        titles = [f"head {head}" for head in range(own.shape[1])]
+        names = [f"image {index}" for index in range(count)] if count > 1 else [""]
+        cells = list(with_maps(pictures.numpy(), list(own.swapaxes(0, 1).numpy()), titles, names))
+        title = f"Layer {layer}: attention of the {query} to each patch, by head"
     return drawn(scale="joint", label="attention (%)")(cells, title)
 
 
@@ -225,9 +224,8 @@ def show_board(
         for layer in range(first.shape[0]) for head in range(first.shape[1])
     ]  # fmt: skip
     signed = len(tables) == 1 and not titles and bool((first < 0).any())
-    shown = [f"values.{name}" for name in tables]
     named = {f"values.{name}": titles.get(name, name) for name in tables}
-    return board(*shown, signed=signed, titles=named.__getitem__)(cells, title or "Every head")
+    return board(*named, signed=signed, titles=named.__getitem__)(cells, title or "Every head")
 
 
 @dataclass(frozen=True)

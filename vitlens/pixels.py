@@ -118,7 +118,9 @@ def takes_images(function: Function) -> Function:
             bound = signature.bind(model, images, *args, **kwargs)
             given = bound.arguments
             if labelled and given.get("labels") is None:
-                given["labels"] = None if split is None else resolved(f"{_CLASSES}labels_of")(model, split)
+                labelled_split = split is not None and split.labels is not None
+                columns = resolved(f"{_CLASSES}label_columns")
+                given["labels"] = columns(model.classes, split) if labelled_split else None
             if targeted is not None:
                 targets = given.get("targets", targeted.default)
                 if targets is not None:

@@ -1,4 +1,4 @@
-"""What a command writes: one record class of row classes, whose columns are declared once.
+"""What a command writes: one record class of row classes, whose columns are declared once; and a run's folder, read.
 
     @dataclass(frozen=True)
     class AccuracyRow(OfModel):
@@ -17,20 +17,23 @@ import dataclasses
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from string import Formatter
-from typing import Any, Final, Literal, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_type_hints
 
 import msgspec
 
-from vitlens.arrays import arrays_of, as_arrays
+from vitlens.arrays import arrays_of, as_arrays, read_arrays
 from vitlens.errors import InputError
-from vitlens.files import CONFIG, RESULTS, RunRecord, inside, named_file, read_arrays
-from vitlens.recorded import Config
+from vitlens.files import inside, named_file, read_json
+from vitlens.names import FigureFormat
+from vitlens.typed import Count, Name, Text, between, length, read_as
 from vitlens.uncertainty import Estimate
 
-SCHEMA: Final = 3  # of the results.json of these records
+CONFIG: Final = "config.json"
+RESULTS: Final = "results.json"
+SCHEMA: Final = 3  # of results.json
 Better = Literal["higher", "lower"]
 _COLUMN: Final = "column"
 _TABLE: Final = "table"
@@ -43,6 +46,112 @@ F = TypeVar("F", bound=Callable[..., Any])
 def _once(function: F) -> F:
     """functools.cache, whose type does not take classes of rows for hashable."""
     return cast(F, cache(function))
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """One of the models in config.json, as in file names and in every report."""
+
+    alias: Name
+    name: Text = ""
+    weights: Text = ""
+    sha256: str | None = None
+    parameters: Count = 0
+    family: Text = ""
+    notes: tuple[Text, ...] = ()
+
+
+@dataclass(frozen=True)
+class SkippedEntry:
+    """An image that was left out."""
+
+    file: Text
+    reason: Text
+
+
+@dataclass(frozen=True)
+class Data:
+    """The images in config.json. size: (height, width), px."""
+
+    title: Text = ""
+    part: Text = ""
+    images: Count = 0
+    classes: Count = 0
+    skipped: tuple[SkippedEntry, ...] = ()
+    notes: tuple[Text, ...] = ()
+    size: tuple[Count, Count] = (0, 0)
+
+
+@dataclass(frozen=True)
+class Config:
+    """config.json, the part that all commands share."""
+
+    title: Text = ""
+    formats: tuple[FigureFormat, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    command_line: Text = ""
+    device: Text = ""
+    precision: Text = ""
+    seed: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    models: tuple[ModelEntry, ...] = ()
+    data: Data | None = None
+
+
+@dataclass(frozen=True)
+class _Results:
+    """results.json; the rows of its tables are declared by each command."""
+
+    schema: int
+    command: Name
+    status: Literal["running", "done", "failed", "interrupted"]
+    seconds: Annotated[float, between(0, 1e10)]
+    metrics: Mapping[str, Estimate]
+    tables: Mapping[str, tuple[Annotated[Mapping[str, Any], length(0, 1000)], ...]]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The output of a run: its folder, and config.json and results.json as they were read."""
+
+    folder: Path
+    config: Mapping[str, object]
+    results: Mapping[str, Any]
+
+    @property
+    def command(self) -> str:
+        """The command of the run ("evaluate")."""
+        return str(self.results["command"])
+
+    @property
+    def status(self) -> str:
+        """running, done, failed or interrupted."""
+        return str(self.results["status"])
+
+
+def read_run(folder: Path) -> RunRecord:
+    """The output of a run, read from its folder.
+
+    Raises InputError when it is not the folder of a vitlens run, or its content is not what a run of this version
+    writes.
+    """
+    if not folder.is_dir():
+        kind = "a file" if folder.exists() else "nothing there"
+        raise InputError(f"expected the folder of a run at {folder}, found {kind}; see reports/ and runs/")
+    missing = [name for name in (CONFIG, RESULTS) if not inside(folder, name).is_file()]
+    if missing:
+        raise InputError(f"expected the folder of a run at {folder}, found no {' and no '.join(missing)} in it")
+    config, results = read_json(folder / CONFIG), read_json(folder / RESULTS)
+    read_as(Config, config, source=str(folder / CONFIG), hint=_AGAIN)
+    if isinstance(results, dict) and results.get("schema", SCHEMA) != SCHEMA:
+        line = config.get("command_line")
+        raise InputError(
+            f"expected results of schema {SCHEMA} in {folder / RESULTS}, found schema {results['schema']!s:.40}, "
+            "which another version wrote; make them again: "
+            f"{line if isinstance(line, str) and line.startswith('vitlens ') else _AGAIN}"
+        )
+    read_as(_Results, results, source=str(folder / RESULTS), hint=_AGAIN)
+    return RunRecord(folder, config, results)
 
 
 @dataclass(frozen=True)
@@ -101,30 +210,25 @@ class MetricName:
     pattern: str
     keys: tuple[str, ...] = ()
 
-    def __call__(self, **parts: str | int) -> str:
-        """The name with its placeholders filled."""
-        return self.pattern.format(**parts)
-
-    @cached_property
-    def _expression(self) -> "re.Pattern[str]":
-        values = {"key": "|".join(map(re.escape, self.keys)) or "[^/]+"}
-        pieces = Formatter().parse(self.pattern)
-        return re.compile(
-            "".join(
-                re.escape(text) + (f"(?P<{name}>{values.get(name, '[^/]+')})" if name else "")
-                for text, name, _, _ in pieces
-            )
-        )
-
     def parts(self, name: str) -> dict[str, str] | None:
         """The values of the placeholders in a name; None for the name of another metric."""
-        match = self._expression.fullmatch(name)
+        match = _expression(self).fullmatch(name)
         return None if match is None else match.groupdict()
 
     @property
     def patterns(self) -> tuple[str, ...]:
         """The pattern with each of its keys put in."""
         return tuple(self.pattern.replace("{key}", key) for key in self.keys) or (self.pattern,)
+
+
+@cache
+def _expression(name: MetricName) -> "re.Pattern[str]":
+    values = {"key": "|".join(map(re.escape, name.keys)) or "[^/]+"}
+    pieces = Formatter().parse(name.pattern)
+    return re.compile(
+        "".join(re.escape(text) + (f"(?P<{part}>{values.get(part, '[^/]+')})" if part else "")
+                for text, part, _, _ in pieces)
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -184,7 +288,7 @@ class Record:
 
     def better(self, name: str) -> Better | None:
         """The better direction of a metric; None where neither is, or there is no such metric."""
-        declared = [each for kind in _tables(type(self)).values() for each in columns(kind).values() if each.metric]
+        declared = _declared(type(self))
         return next((each.better for each in declared if MetricName(each.metric).parts(name) is not None), None)
 
     def metric(self, name: str) -> Estimate:
@@ -197,10 +301,40 @@ class Record:
     @classmethod
     def contents(cls) -> Contents:
         """What the command writes: the patterns of its metrics, its tables and its arrays."""
-        rows = _tables(cls)
-        declared = [each for kind in rows.values() for each in columns(kind).values() if each.metric]
-        named = dict.fromkeys(MetricName(each.metric, tuple(each.keys()) if each.keys else ()) for each in declared)
-        return Contents(tuple(named), rows, dict(_array_files(cls).values()))
+        names = (MetricName(each.metric, tuple(each.keys()) if each.keys else ()) for each in _declared(cls))
+        return Contents(tuple(dict.fromkeys(names)), _tables(cls), dict(_array_files(cls).values()))
+
+
+@_once
+def _tables(kind: type[Record]) -> Mapping[str, type]:
+    """The row class of each table by the table's name, the field's."""
+    hints = get_type_hints(kind)
+    return {each.name: hints[each.name].__args__[0] for each in fields(kind) if _TABLE in each.metadata}
+
+
+def _declared(kind: type[Record]) -> list[Column]:
+    """The columns that are metrics."""
+    return [each for row in _tables(kind).values() for each in columns(row).values() if each.metric]
+
+
+@_once
+def _array_files(kind: type[Record]) -> Mapping[str, tuple[str, Any]]:
+    """The name of the file and the dataclass of arrays, by field."""
+    hints = get_type_hints(kind)
+    files = {each.name: each.metadata[_ARRAYS] for each in fields(kind) if _ARRAYS in each.metadata}
+    return {name: (file, next(filter(dataclasses.is_dataclass, hints[name].__args__))) for name, file in files.items()}
+
+
+def _metrics_of(row: Any) -> Iterator[tuple[str, Estimate]]:
+    cells = {each.name: getattr(row, each.name) for each in fields(row)}
+    for name, column in columns(type(row)).items():
+        value, kept = cells[name], None if column.keys is None else column.keys()
+        if not column.metric:
+            continue
+        for key, number in value.items() if isinstance(value, Mapping) else [("", value)]:
+            if number is not None and (kept is None or key in kept):
+                estimate = number if isinstance(number, Estimate) else Estimate(float(number), unit=column.unit)
+                yield column.metric.format(**cells, key=key), estimate
 
 
 def written(record: Record) -> tuple[dict[str, Any], dict[str, Any], dict[str, dict[str, Any]]]:
@@ -211,104 +345,11 @@ def written(record: Record) -> tuple[dict[str, Any], dict[str, Any], dict[str, d
     for each, (pattern, _) in _array_files(type(record)).items():
         value = getattr(record, each)
         if isinstance(value, Mapping):
-            files |= {_filled(pattern, key): as_arrays(part) for key, part in value.items()}
+            before, after = re.split(r"\{\w+\}", pattern)
+            files |= {f"{before}{key}{after}": as_arrays(part) for key, part in value.items()}
         elif value is not None:
             files[pattern] = as_arrays(value)
     return metrics, tables, files
-
-
-def read_record(kind: type[R], run: RunRecord) -> R:
-    """The record of a run's folder. Raises InputError, one line, at the first value that does not fit."""
-    results: Any = run.results
-    path = run.folder / RESULTS
-    if results["schema"] != SCHEMA:
-        raise InputError(
-            f"expected results of schema {SCHEMA} in {path}, found schema {results['schema']}, which another version "
-            f"wrote; {_AGAIN}"
-        )
-    tables, hints = results["tables"], get_type_hints(kind)
-    values: dict[str, Any] = {"config": _converted(run.config, Config, str(run.folder / CONFIG))}
-    for name in _tables(kind):
-        if name not in tables and run.status == "done":
-            raise InputError(f"expected a table {name!r} in {path}, found none; {_AGAIN}")
-        values[name] = _converted(tables.get(name, []), hints[name], f"table {name!r} of {path}")
-    for name, (pattern, form) in _array_files(kind).items():
-        found = {key: arrays_of(form, read_arrays(file), file) for key, file in _files(run, pattern)}
-        if "{" in pattern:
-            values[name] = found
-        elif found:
-            values[name] = found[""]
-    return kind(**values, folder=run.folder, status=run.status, seconds=float(results["seconds"]))
-
-
-def joined(parts: Sequence[R]) -> R:
-    """Several records of a command in one: the rows of all, and the arrays of all by their names."""
-    tables: dict[str, Any] = {
-        name: tuple(row for each in parts for row in each.tables[name]) for name in parts[0].tables
-    }
-    arrays: dict[str, Any] = {
-        name: {key: value for part in parts for key, value in getattr(part, name).items()}
-        for name, (pattern, _) in _array_files(type(parts[0])).items() if "{" in pattern
-    }  # fmt: skip
-    return dataclasses.replace(parts[0], **tables, **arrays)
-
-
-def _converted(value: object, kind: Any, source: str) -> Any:
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise InputError(f"expected what a run writes in {source}, found another value: {error}; {_AGAIN}") from error
-
-
-def _files(run: RunRecord, pattern: str) -> Iterator[tuple[str, Path]]:
-    """The files of a pattern, by the value of its placeholder ("" without one)."""
-    place = inside(run.folder, "arrays")
-    if "{" not in pattern:
-        path = inside(run.folder, "arrays", named_file(pattern, ".npz"))
-        yield from [("", path)] if path.is_file() else []
-        return
-    before, after = re.split(r"\{\w+\}", pattern)
-    expression = re.compile(f"{re.escape(before)}(.+){re.escape(after)}")
-    for path in sorted(place.glob("[!.]*.npz")) if place.is_dir() else ():
-        match = expression.fullmatch(path.stem)
-        if match:
-            yield match[1], inside(run.folder, "arrays", path.name)
-
-
-def _filled(pattern: str, key: str) -> str:
-    return re.sub(r"\{\w+\}", lambda _: key, pattern)
-
-
-@_once
-def _tables(kind: type[Record]) -> Mapping[str, type]:
-    """The row class of each table by the table's name, the field's."""
-    hints = get_type_hints(kind)
-    return {each.name: hints[each.name].__args__[0] for each in fields(kind) if _TABLE in each.metadata}
-
-
-@_once
-def _array_files(kind: type[Record]) -> Mapping[str, tuple[str, Any]]:
-    """The name of the file and the dataclass of arrays, by field."""
-    hints = get_type_hints(kind)
-    found = {}
-    for each in fields(kind):
-        if _ARRAYS in each.metadata:
-            kinds = [part for part in hints[each.name].__args__ if dataclasses.is_dataclass(part)]
-            found[each.name] = (each.metadata[_ARRAYS], kinds[0])
-    return found
-
-
-def _metrics_of(row: Any) -> Iterator[tuple[str, Estimate]]:
-    for name, column in columns(type(row)).items():
-        value = getattr(row, name)
-        if not column.metric or value is None:
-            continue
-        parts = {each.name: getattr(row, each.name) for each in fields(row)}
-        kept = None if column.keys is None else column.keys()
-        for key, number in value.items() if isinstance(value, Mapping) else [("", value)]:
-            if number is not None and (kept is None or key in kept):
-                estimate = number if isinstance(number, Estimate) else Estimate(float(number), unit=column.unit)
-                yield column.metric.format(**parts, key=key), estimate
 
 
 def _as_json(row: Any) -> dict[str, Any]:
@@ -323,6 +364,51 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_none(each) for key, each in value.items() if each is not None}
     return [_without_none(each) for each in value] if isinstance(value, list) else value
+
+
+def read_record(kind: type[R], run: RunRecord) -> R:
+    """The record of a run's folder. Raises InputError, one line, at the first value that does not fit."""
+    path, tables, hints = run.folder / RESULTS, run.results["tables"], get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for name in _tables(kind):
+        if name not in tables and run.status == "done":
+            raise InputError(f"expected a table {name!r} in {path}, found none; {_AGAIN}")
+        values[name] = read_as(hints[name], tables.get(name, []), source=f"table {name!r} of {path}", hint=_AGAIN)
+    for name, (pattern, form) in _array_files(kind).items():
+        found = {key: arrays_of(form, read_arrays(file), file) for key, file in _files(run.folder, pattern)}
+        if "{" in pattern:
+            values[name] = found
+        elif found:
+            values[name] = found[""]
+    config = read_as(Config, run.config, source=str(run.folder / CONFIG), hint=_AGAIN)
+    return kind(config=config, **values, folder=run.folder, status=run.status, seconds=float(run.results["seconds"]))
+
+
+def _files(folder: Path, pattern: str) -> Iterator[tuple[str, Path]]:
+    """The files of a pattern, by the value of its placeholder ("" without one)."""
+    place = inside(folder, "arrays")
+    if "{" not in pattern:
+        path = inside(folder, "arrays", named_file(pattern, ".npz"))
+        yield from [("", path)] if path.is_file() else []
+        return
+    before, after = re.split(r"\{\w+\}", pattern)
+    expression = re.compile(f"{re.escape(before)}(.+){re.escape(after)}")
+    for path in sorted(place.glob("[!.]*.npz")) if place.is_dir() else ():
+        match = expression.fullmatch(path.stem)
+        if match:
+            yield match[1], inside(folder, "arrays", path.name)
+
+
+def joined(parts: Sequence[R]) -> R:
+    """Several records of a command in one: the rows of all, and the arrays of all by their names."""
+    tables: dict[str, Any] = {
+        name: tuple(row for each in parts for row in each.tables[name]) for name in parts[0].tables
+    }
+    arrays: dict[str, Any] = {
+        name: {key: value for part in parts for key, value in getattr(part, name).items()}
+        for name, (pattern, _) in _array_files(type(parts[0])).items() if "{" in pattern
+    }  # fmt: skip
+    return dataclasses.replace(parts[0], **tables, **arrays)
 
 
 def flat(row: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Uncertainty: confidence intervals, paired tests, and the correction for multiple tests."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from statistics import NormalDist
@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from vitlens.errors import InputError
 
+Numbers = NDArray[np.float64]
 DRAWS = 10_000  # of bootstrap and sign flips
 LEVEL = 0.05  # significance level, after the correction for multiple tests
 POWER = 0.8  # probability with which a test finds the smallest effect that counts as detectable
@@ -52,10 +53,9 @@ def beyond(estimate: Estimate, value: float) -> Side:
 
 def apart(first: Estimate, second: Estimate) -> Side:
     """Whether the first interval is entirely above or below the second; UNDECIDED for numbers without intervals."""
-    if None in (first.low, first.high) or second.low is None or second.high is None:
+    if first.low is None or first.high is None or second.low is None or second.high is None:
         return Side.UNDECIDED
-    above, below = beyond(first, second.high), beyond(first, second.low)
-    return above if above is Side.ABOVE else below if below is Side.BELOW else Side.UNDECIDED
+    return Side.ABOVE if first.low > second.high else Side.BELOW if first.high < second.low else Side.UNDECIDED
 
 
 def difference_of(first: Estimate, second: Estimate) -> Estimate:
@@ -116,17 +116,29 @@ def bootstrap_mean(
 
     groups (n,): the group of each value; whole groups are drawn, as values of one group are not independent.
     """
-    sums, counts = _by_group(_vector(values), groups)
+    sums, counts = by_group(_vector(values), groups)
+    mean, n = float(sums.sum() / counts.sum()), int(counts.sum())
     if len(sums) < 2:  # all draws would be equal, and the interval of width 0 misleading
-        return Estimate(float(sums.sum() / counts.sum()), n=int(counts.sum()), unit=unit)
-    generator = np.random.default_rng(seed)
-    means = np.empty(draws)
-    step = max(1, _AT_ONCE // len(sums))
-    for start in range(0, draws, step):
-        drawn = generator.integers(0, len(sums), size=(min(step, draws - start), len(sums)))
-        means[start : start + step] = sums[drawn].sum(1) / counts[drawn].sum(1)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return Estimate(float(sums.sum() / counts.sum()), float(low), float(high), int(counts.sum()), unit)
+        return Estimate(mean, n=n, unit=unit)
+    low, high = np.quantile(resampled_means(sums, counts, seed=seed, draws=draws), [0.025, 0.975])
+    return Estimate(mean, float(low), float(high), n, unit)
+
+
+def resampled_means(sums: Numbers, counts: Numbers, *, seed: int, draws: int) -> Numbers:
+    """The means (draws, ...) over bootstrap samples of groups, of their sums (groups, ...) and sizes (groups,)."""
+    generator, size, means = np.random.default_rng(seed), len(sums), np.empty((draws, *sums.shape[1:]))
+    for start, count in steps(draws, size):
+        drawn = generator.integers(0, size, size=(count, size))
+        times = np.bincount((drawn + size * np.arange(count)[:, None]).ravel(), minlength=count * size)
+        times = times.reshape(count, size).astype(np.float64)  # how often each group was drawn
+        means[start : start + count] = ((times @ sums).T / (times @ counts)).T
+    return means
+
+
+def steps(draws: int, size: int) -> Iterator[tuple[int, int]]:
+    """Where a part of the draws of so many numbers begins, and how many it has: the parts determine the draws."""
+    step = max(1, _AT_ONCE // size)
+    return ((start, min(step, draws - start)) for start in range(0, draws, step))
 
 
 def student_mean(
@@ -142,7 +154,7 @@ def student_mean(
     groups (n,): the group of each value; the interval is that of the means of groups. least, most: that a value can be
     by definition, where the interval ends.
     """
-    sums, counts = _by_group(_vector(values), groups)
+    sums, counts = by_group(_vector(values), groups)
     mean, n, means = float(sums.sum() / counts.sum()), int(counts.sum()), sums / counts
     if len(means) < 2:
         return Estimate(mean, n=n, unit=unit)
@@ -173,10 +185,10 @@ def bootstrap_difference(
     unit: str = "fraction",
 ) -> Estimate:
     """The mean of first - second, both (n,) over the same images, with its paired 95 % bootstrap interval."""
-    first_values, second_values = _vector(first), _vector(second)
-    if len(first_values) != len(second_values):
-        raise InputError(f"expected the same images twice, found {len(first_values)} and {len(second_values)} values")
-    return bootstrap_mean(first_values - second_values, groups=groups, seed=seed, draws=draws, unit=unit)
+    one, other = _vector(first), _vector(second)
+    if len(one) != len(other):
+        raise InputError(f"expected the same images twice, found {len(one)} and {len(other)} values")
+    return bootstrap_mean(one - other, groups=groups, seed=seed, draws=draws, unit=unit)
 
 
 def accuracy_difference(
@@ -214,7 +226,7 @@ def power_of(differences: ArrayLike, *, groups: ArrayLike | None = None) -> Powe
     groups (n,): differences of one group are not independent. None for fewer than 2 values (or groups).
     """
     values = _vector(differences)
-    sums, counts = _by_group(values, groups)
+    sums, counts = by_group(values, groups)
     if len(sums) < 2:
         return None
     residuals = sums - values.mean() * counts
@@ -276,7 +288,7 @@ def calibration_test(confidences: ArrayLike, correct: int) -> float:
     return min(1.0, float(chances[np.abs(np.arange(len(chances)) - mean) >= far - 1e-9].sum()))
 
 
-def _vector(values: ArrayLike) -> NDArray[np.float64]:
+def _vector(values: ArrayLike) -> Numbers:
     vector = np.asarray(values, dtype=np.float64)
     if vector.ndim != 1 or len(vector) == 0:
         raise InputError(f"expected values of shape (n,) with n > 0, found {vector.shape}")
@@ -285,13 +297,15 @@ def _vector(values: ArrayLike) -> NDArray[np.float64]:
     return vector
 
 
-def _by_group(values: NDArray[np.float64], groups: ArrayLike | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The sum of the values and their number in each group; without groups each value is its own."""
+def by_group(values: Numbers, groups: ArrayLike | None) -> tuple[Numbers, Numbers]:
+    """The sums (groups, ...) of values (n, ...), and their number in each group; without groups each is its own."""
     if groups is None:
-        return values, np.ones_like(values)
+        return values, np.ones(len(values))
     names = np.asarray(groups)
-    if names.shape != values.shape:
-        raise InputError(f"expected one group a value ({len(values)}), found groups of shape {names.shape}")
-    member = np.unique(names, return_inverse=True)[1].astype(np.intp)
-    sums, counts = np.bincount(member, weights=values), np.bincount(member)
-    return sums.astype(np.float64), counts.astype(np.float64)
+    if names.shape != (len(values),):
+        raise InputError(f"expected one group an image ({len(values)}), found groups of shape {names.shape}")
+    member = np.unique(names, return_inverse=True)[1].ravel()
+    counts = np.bincount(member).astype(np.float64)
+    sums = np.zeros((len(counts), *values.shape[1:]))
+    np.add.at(sums, member, values)
+    return sums, counts

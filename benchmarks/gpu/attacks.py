@@ -12,9 +12,10 @@ from benchmarks.gpu.machine import computing
 from benchmarks.gpu.session import Session, Values
 from benchmarks.gpu.subjects import Subject, small, subject
 from benchmarks.gpu.timing import Timed, alternating, timed
-from vitlens.attacks.attack import Sweep, attack, sweep
+from vitlens.attacks.attack import attack, sweep
 from vitlens.attacks.plan import AttackPlan, fitting_batch
 from vitlens.attacks.registry import ATTACKS
+from vitlens.attacks.robustness import Outcome
 from vitlens.data.digits import digits
 from vitlens.models import loading
 from vitlens.models.model import Model
@@ -65,7 +66,7 @@ def _epsilons(session: Session) -> tuple[float, ...]:
     return SCENES[3:5] if session.tiny else SCENES
 
 
-def _swept(session: Session, model: Model, name: str, precision: str, images: Tensor, labels: Tensor) -> Sweep:
+def _swept(session: Session, model: Model, name: str, precision: str, images: Tensor, labels: Tensor) -> Outcome:
     return sweep(
         model, images, labels,
         AttackPlan(steps=_steps(name, session), batch_size=len(images), precision=precision),
@@ -76,7 +77,7 @@ def _swept(session: Session, model: Model, name: str, precision: str, images: Te
 def _sweep(session: Session, model: Model, name: str, precision: str, count: int, batch: int) -> Values:
     """Images in batches of `batch`; robust accuracy at every epsilon, judged in fp32 whatever the gradients are in."""
     images, labels = _scenes(model, count)
-    found: list[list[Sweep]] = []
+    found: list[list[Outcome]] = []
 
     def work() -> None:
         parts = zip(images.split(batch), labels.split(batch))
@@ -87,7 +88,7 @@ def _sweep(session: Session, model: Model, name: str, precision: str, count: int
     return {**_of(time, count), "robust": _robust(session, found[0], name)}
 
 
-def _robust(session: Session, parts: list[Sweep], name: str) -> str:
+def _robust(session: Session, parts: list[Outcome], name: str) -> str:
     """How many images are robust at each epsilon, ascending."""
     epsilons = _epsilons(session) if name == "pgd" else LENGTHS
     return " / ".join(str(sum(int(part.robust(epsilon).sum()) for part in parts)) for epsilon in epsilons)
@@ -146,7 +147,7 @@ def _every_step(session: Session, one: Subject, precision: str, batch: int) -> V
     images = one.images(batch)
     with computing(session.device, "fp32"), torch.no_grad():
         labels = one.model(images).argmax(-1)
-    found: list[Sweep] = []
+    found: list[Outcome] = []
 
     def work() -> None:
         found[:] = [

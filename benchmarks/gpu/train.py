@@ -27,7 +27,7 @@ from vitlens.files import write_json
 from vitlens.models import saved
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
-from vitlens.training.distill import Distillation, DistillationObjective, Teacher
+from vitlens.training.distill import Distillation, StandardObjective, Teacher
 from vitlens.training.loop import fit
 from vitlens.training.metrics import TrainingResult
 from vitlens.training.recipe import Recipe, override, recipe_for
@@ -200,13 +200,13 @@ def _planned(session: Session, folder: Path, name: str, train: Split) -> int:
     return epochs
 
 
-def _objective(session: Session, teacher: str, classes: tuple[str, ...]) -> DistillationObjective:
+def _objective(session: Session, teacher: str, classes: tuple[str, ...]) -> StandardObjective:
     weights = _folder(session, teacher) / saved.WEIGHTS_FILE
     known = Teacher(
         load(str(weights.parent), device=session.device), classes=classes,
         precision="fp32" if session.tiny else "bf16",
     )  # fmt: skip
-    return DistillationObjective(known, Distillation(), identity={"teacher": known.identity()})
+    return StandardObjective(known, Distillation(), {"distillation": {"teacher": known.identity()}})
 
 
 def _accuracy_of(session: Session, name: str) -> float | None:

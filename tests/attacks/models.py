@@ -9,15 +9,17 @@ from torch import Tensor, nn
 from tests.attribution.models import cnn
 from tests.lens.tiny import ours
 from vitlens.attacks.algorithm import Setting
-from vitlens.attacks.attack import Sweep, sweep
+from vitlens.attacks.attack import sweep
 from vitlens.attacks.engine import worst_case
 from vitlens.attacks.plan import AttackPlan, clean_images
 from vitlens.attacks.registry import ATTACKS
+from vitlens.attacks.robustness import Outcome
 from vitlens.models.anatomy import Anatomy
 from vitlens.models.model import Model, Provenance
 from vitlens.preprocessing import Preprocessing
 
 Size = tuple[int, int]
+INF = float("inf")
 
 
 class Flat(nn.Module):
@@ -32,14 +34,14 @@ class Flat(nn.Module):
         return logits
 
 
-def made(module: nn.Module, size: Size, *, classes: int = 5) -> Model:
+def made(module: nn.Module, size: Size, *, classes: int | tuple[str, ...] = 5) -> Model:
     """A model around any module, without normalisation."""
     model = Model(
         module,
         alias="made",
         anatomy=Anatomy("other", ()),
         preprocessing=Preprocessing(size, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)),
-        classes=tuple("abcdefghij"[:classes]),
+        classes=tuple("abcdefghij"[:classes]) if isinstance(classes, int) else classes,
         provenance=Provenance("made", "random"),
         architecture={},
     )
@@ -107,7 +109,20 @@ def adversarial(
     return torch.tensor(rows, dtype=torch.int64), images
 
 
-def swept(model: Model, images: Tensor, labels: Tensor | str, attack: str, **given: Any) -> Sweep:
+def swept(model: Model, images: Tensor, labels: Tensor | str, attack: str, **given: Any) -> Outcome:
     """A sweep of one attack; given: its options, and fields of its plan."""
     own = {name: given.pop(name) for name in ("epsilons", "indices", "on_progress") if name in given}
     return sweep(model, images, labels, AttackPlan(**given), attack=attack, **own)
+
+
+def outcome(
+    name: str,
+    broken_at: Sequence[float],
+    *,
+    alias: str = "m",
+    epsilons: Sequence[float] = (0.1, 0.2),
+    groups: Tensor | None = None,
+) -> Outcome:
+    """An attack that broke images at these epsilons; 0: wrong before."""
+    at = torch.tensor(broken_at)
+    return Outcome(name, alias, tuple(epsilons), at > 0, at, at, at < 0, 0, 0, 0.0, groups=groups)

@@ -1,17 +1,19 @@
 """APGD beside the paper's algorithm 1, written out for one image."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.attacks.models import Flat, made, pictures, seeded, setting
-from vitlens.attacks.apgd import apgd, windows
-from vitlens.attacks.engine import Engine
+from tests.attacks.models import Flat, made, pictures, seeded
+from vitlens.attacks.apgd import windows
+from vitlens.attacks.engine import worst_case
 from vitlens.attacks.losses import LossName
 from vitlens.attacks.norms import L2, LINF, Norm
 from vitlens.attacks.plan import AttackPlan, clean_images
+from vitlens.attacks.registry import ATTACKS
 from vitlens.data.draws import keys
 from vitlens.models.model import Model
 
@@ -112,8 +114,8 @@ def test_every_point_is_that_of_algorithm_1(norm, loss, seed):
     seen: list[Tensor] = []
     model.module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach().clone()))
     epsilon, steps = (0.2, 30) if norm is LINF else (2.0, 30)
-    plan = AttackPlan((epsilon,), seed=seed)
-    outcome = Engine(model, clean, apgd(setting(steps), loss=loss, norm=norm.name), plan).run()
+    entry = replace(ATTACKS["apgd-ce"], norm=norm.name, options={"loss": loss, "norm": norm.name})
+    outcome = worst_case(model, clean, entry, AttackPlan((epsilon,), steps=steps, seed=seed))
     assert outcome.level.tolist() == [-1]
     key = keys(seed, clean.indices, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
     start = (images + norm.project(norm.draw(key, images) * epsilon, torch.full((1,), epsilon).double())).clamp(0, 1)

@@ -1,14 +1,17 @@
 """C&W: the nearest of all adversarial images, image by image."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tests.attacks.models import perceptron, pictures, predictions, setting
 from vitlens.attacks.attack import attack
-from vitlens.attacks.engine import Engine
+from vitlens.attacks.engine import AttackOutcome, worst_case
 from vitlens.attacks.minimum_norm import carlini_wagner
 from vitlens.attacks.norms import L2
-from vitlens.attacks.plan import AttackOutcome, AttackPlan, clean_images
+from vitlens.attacks.plan import AttackPlan, clean_images
+from vitlens.attacks.registry import ATTACKS
 
 
 def run(images: torch.Tensor, *, seed: int = 0, **options: float) -> tuple[AttackOutcome, list[torch.Tensor]]:
@@ -16,9 +19,8 @@ def run(images: torch.Tensor, *, seed: int = 0, **options: float) -> tuple[Attac
     clean = clean_images(model, images, "predicted")
     seen: list[torch.Tensor] = []
     model.module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach().clone()))
-    plan = AttackPlan((1.0,), keep=True)
-    outcome = Engine(model, clean, carlini_wagner(setting(options.pop("steps", 100)), **options), plan).run()
-    return outcome, seen
+    plan = AttackPlan((1.0,), steps=options.pop("steps", 100), keep=True)
+    return worst_case(model, clean, replace(ATTACKS["cw"], options=options), plan), seen
 
 
 def test_the_result_is_the_nearest_adversarial_image_of_all_queries():

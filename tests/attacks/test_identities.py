@@ -1,23 +1,18 @@
 """Attacks compared with closed-form results and with each other."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from tests.attacks.models import adversarial, linear, perceptron, pictures, predictions, setting, swept
-from vitlens.attacks.algorithm import Algorithm
+from tests.attacks.models import adversarial, linear, perceptron, pictures, predictions, swept
 from vitlens.attacks.attack import attack
-from vitlens.attacks.descent import fgsm, pgd
-from vitlens.attacks.engine import Engine
-from vitlens.attacks.norms import L2, LINF, NORMS
-from vitlens.attacks.plan import AttackOutcome, AttackPlan, clean_images
+from vitlens.attacks.engine import worst_case
+from vitlens.attacks.norms import NORMS
+from vitlens.attacks.plan import AttackPlan, clean_images
 from vitlens.attacks.registry import ATTACKS
 from vitlens.models.model import Model
-
-
-def run(model: Model, images: Tensor, algorithm: Algorithm, *levels: float, **plan: object) -> AttackOutcome:
-    clean = clean_images(model, images, "predicted")
-    return Engine(model, clean, algorithm, AttackPlan(levels, keep=True, **plan)).run()
 
 
 def thresholds(model: Model, images: Tensor, power: int) -> Tensor:
@@ -73,20 +68,21 @@ def test_the_smallest_change_of_a_linear_model_is_the_distance_to_its_boundary(n
     assert (result.distance <= exact + slack).all()
 
 
-@pytest.mark.parametrize("norm", [LINF, L2], ids=lambda norm: norm.name)
-def test_one_step_of_pgd_from_the_clean_image_is_fgsm(norm):
+@pytest.mark.parametrize("name", ["pgd", "pgd-l2"])
+def test_one_step_of_pgd_from_the_clean_image_is_fgsm(name):
     model, images = perceptron(), pictures(20)
-    one = run(model, images, pgd(setting(1), norm=norm.name, stride=1.0, random_start=False), 0.3)
-    long = pgd(setting(1), norm=norm.name, stride=2.5, random_start=False)  # a longer step, projected
-    other = run(model, images, long, 0.3)
+    clean, plan = clean_images(model, images, "predicted"), AttackPlan((0.3,), steps=1, keep=True)
+    fixed = {**ATTACKS[name].options, "random_start": False}
+    one, other = (  # the other's step is longer, and projected
+        worst_case(model, clean, replace(ATTACKS[name], options={**fixed, "stride": stride}), plan)
+        for stride in (1.0, 2.5)
+    )
     assert one.adversarial
     assert one.adversarial.keys() == other.adversarial.keys()
     for row, image in one.adversarial.items():
         torch.testing.assert_close(image, other.adversarial[row], atol=1e-6, rtol=0)
-    if norm is LINF:
+    if name == "pgd":
         named = attack(model, images, "predicted", method="fgsm", epsilon=0.3)
-        once = run(model, images, fgsm(setting(1)), 0.3)
-        assert all(torch.equal(named.images[row], image) for row, image in once.adversarial.items())
         assert all(torch.equal(named.images[row], image) for row, image in one.adversarial.items())
 
 

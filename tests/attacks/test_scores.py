@@ -5,9 +5,9 @@ import torch
 from tests.attacks.models import perceptron, pictures
 from vitlens.attacks import scores
 from vitlens.attacks.attack import attack
-from vitlens.attacks.engine import Engine
+from vitlens.attacks.engine import worst_case
 from vitlens.attacks.plan import AttackPlan, clean_images
-from vitlens.attacks.scores import SquareSearch
+from vitlens.attacks.registry import ATTACKS
 
 
 def sides_of(queries: int, size: tuple[int, int]) -> list[int]:
@@ -24,13 +24,13 @@ def test_the_side_of_the_square_shrinks_as_published():
     assert min(sides_of(50, (4, 4))) == 1
 
 
-def test_the_margin_never_rises_and_every_change_is_a_square():
+def test_the_margin_never_rises_and_every_change_is_a_square(monkeypatch):
     model, images = perceptron(), pictures(1, low=0.4, high=0.6)
     clean, epsilon, queries = clean_images(model, images, "predicted"), 1e-3, 60
     seen: list[torch.Tensor] = []
     model.module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach().clone()))
-    plan = AttackPlan((epsilon,))
-    outcome = Engine(model, clean, SquareSearch(queries=queries), plan).run()
+    monkeypatch.setattr(scores, "QUERIES", queries)
+    outcome = worst_case(model, clean, ATTACKS["square"], AttackPlan((epsilon,), steps=1))
     assert outcome.level.tolist() == [-1]
     assert outcome.forwards.tolist() == [queries]
     assert outcome.backwards.tolist() == [0]

@@ -1,7 +1,5 @@
 """vitlens.look: its parts are what the functions of their own give, and a head without effect has none."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -15,10 +13,9 @@ def vit() -> Model:
     return ours()
 
 
-def test_classes_and_maps_are_those_of_the_two_most_probable(vit: Model) -> None:
+def test_classes_and_maps_are_those_of_the_two_most_probable(vit):
     batch = images(vit.input_size, batch=3)
-    seen = vitlens.look(vit, batch)
-    top = vit(batch).softmax(-1).topk(5)
+    seen, top = vitlens.look(vit, batch), vit(batch).softmax(-1).topk(5)
     assert torch.equal(seen.classes, top.indices)
     torch.testing.assert_close(seen.probabilities, top.values)
     assert seen.names == tuple(tuple(vit.classes[place] for place in row) for row in top.indices.tolist())
@@ -28,7 +25,7 @@ def test_classes_and_maps_are_those_of_the_two_most_probable(vit: Model) -> None
 
 
 @pytest.mark.parametrize(("count", "replaced"), [(1, "zero"), (3, "resample"), (8, "mean")])
-def test_heads_are_ablated_as_ablate_does(vit: Model, count: int, replaced: str) -> None:
+def test_heads_are_ablated_as_ablate_does(vit, count, replaced):
     batch = images(vit.input_size, batch=count)
     seen = vitlens.look(vit, batch)
     assert seen.replace == replaced
@@ -40,43 +37,34 @@ def test_heads_are_ablated_as_ablate_does(vit: Model, count: int, replaced: str)
     torch.testing.assert_close(seen.without, without, rtol=1e-4, atol=1e-6)
 
 
-def test_a_head_is_what_the_whole_forward_pass_without_it_says(vit: Model) -> None:
+def test_the_heads_of_an_image_come_by_effect_and_are_those_of_an_intervention(vit):
     batch = images(vit.input_size, batch=1)
     seen = vitlens.look(vit, batch)
-    for each in seen.heads(0, most=4):
+    first, *_ = effects = seen.heads(0, most=4)
+    for each in effects:
         with vitlens.intervene(vit, {f"blocks.{each.layer}.head.{each.head}": "zero"}):
             share = float(vit(batch).softmax(-1)[0, seen.classes[0, 0]])
         assert each.probability == pytest.approx(share, abs=1e-5)
-    rises = [each.delta_loss for each in seen.heads(0, most=4)]
+        assert each.given is not None
+        assert each.given == seen.labels[each.layer][each.head]
+    rises = [each.delta_loss for each in effects]
     assert rises == sorted(rises, reverse=True)
     assert len(seen.heads(0)) == 3
+    text = repr(seen)
+    assert all(part in text for part in (seen.names[0][0], "too few for a mean", f"L{first.layer}.H{first.head}"))
 
 
-def test_a_head_whose_output_is_not_read_has_no_effect() -> None:
+def test_a_head_whose_output_is_not_read_has_no_effect():
     model = ours()
     projection = model.module.get_submodule("blocks.1.attn.proj")
     with torch.no_grad():
         projection.weight[:, projection.in_features // 2 :] = 0.0  # the second of two heads
     seen = vitlens.look(model, images(model.input_size, batch=2))
-    dead = seen.places.index((1, 1))
-    assert seen.delta_loss[:, dead].abs().max() < 1e-5
-    labels = [one.label for one in seen.labels[1]]
-    assert labels[1] == "dead"
+    assert seen.delta_loss[:, seen.places.index((1, 1))].abs().max() < 1e-5
+    assert seen.labels[1][1].label == "dead"
 
 
-def test_a_cnn_has_maps_and_no_heads() -> None:
+def test_a_cnn_has_maps_and_no_heads():
     seen = vitlens.look(vitlens.load("cnn-digits"), torch.rand(2, 3, 32, 32))
-    assert seen.method == "gradcam"
-    assert seen.places == ()
-    assert seen.heads(0) == ()
+    assert (seen.method, seen.places, seen.heads(0)) == ("gradcam", (), ())
     assert seen.maps.shape == (2, 2, 8, 8)
-
-
-def test_its_text_names_prediction_heads_and_the_remark(vit: Model) -> None:
-    seen = vitlens.look(vit, images(vit.input_size, batch=1))
-    text = repr(seen)
-    assert seen.names[0][0] in text
-    assert "too few for a mean" in text
-    first = seen.heads(0)[0]
-    assert f"L{first.layer}.H{first.head}" in text
-    assert "note" in repr(replace(seen, note="another remark"))

@@ -20,7 +20,7 @@ from vitlens.commands.attack.record import (
 )
 from vitlens.commands.attack.report import REPORT, claims
 from vitlens.commands.run.publish import read_folder
-from vitlens.recorded import Config, Data, ModelEntry
+from vitlens.record import Config, Data, ModelEntry
 from vitlens.report.claims import Claim, shown
 from vitlens.report.document import Document
 from vitlens.uncertainty import Estimate, wilson

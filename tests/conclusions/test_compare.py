@@ -13,7 +13,7 @@ from vitlens.commands.compare.measure import answered
 from vitlens.commands.compare.record import AgreementRow, CompareRecord, DisturbedPairRow, HarderRow, MapRow
 from vitlens.commands.compare.report import REPORT
 from vitlens.commands.shared.maps.record import CENTRE, RANDOM, MapCheckRow
-from vitlens.recorded import Config, Data, ModelEntry
+from vitlens.record import Config, Data, ModelEntry
 from vitlens.report.claims import Claim, shown
 from vitlens.uncertainty import Estimate, mcnemar
 

@@ -14,7 +14,7 @@ from vitlens.commands.evaluate.measure import predicted_rows, recorded
 from vitlens.commands.evaluate.record import EvaluateRecord
 from vitlens.commands.evaluate.report import REPORT, misjudged
 from vitlens.commands.run.publish import read_folder
-from vitlens.recorded import Config, Data, ModelEntry
+from vitlens.record import Config, Data, ModelEntry
 from vitlens.report.claims import Claim
 from vitlens.report.document import Document
 from vitlens.report.markdown import markdown

@@ -16,8 +16,7 @@ from vitlens.commands.run.options import RunOptions
 from vitlens.commands.shared.failures import SECTIONS, FailuresRecord, claims, unknown
 from vitlens.commands.shared.failures_measure import failure_fields
 from vitlens.display import protected
-from vitlens.files import read_run
-from vitlens.record import read_record
+from vitlens.record import read_record, read_run
 from vitlens.report.claims import shown, title_of
 from vitlens.report.document import Document
 from vitlens.report.sections import Report

@@ -25,7 +25,7 @@ from vitlens.commands.features.record import (
 from vitlens.commands.features.report import REPORT
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.shared.comparison import compared
-from vitlens.recorded import Config, Data, ModelEntry
+from vitlens.record import Config, Data, ModelEntry
 from vitlens.report.claims import Claim
 from vitlens.uncertainty import Estimate, wilson
 

@@ -7,7 +7,7 @@ import pytest
 from tests.kit.first_page import states
 from vitlens.commands.profile.record import CostRow, ExponentRow, MachineRow, PartRow, ProfileRecord, SpeedRow
 from vitlens.commands.profile.report import REPORT
-from vitlens.recorded import Config, ModelEntry
+from vitlens.record import Config, ModelEntry
 from vitlens.report.claims import Claim
 from vitlens.uncertainty import Estimate
 

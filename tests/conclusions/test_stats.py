@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.analysis.heads.planted import STRONG, Bench, planted, scenes
 from tests.kit.first_page import clear_effects
 from vitlens import Model, statistics
-from vitlens.analysis.heads.specialisation import marks, sinks_off_object
+from vitlens.analysis.heads.specialisation import specialise
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import read_folder
@@ -105,7 +105,7 @@ def test_sinks_off_the_object_are_those_of_the_planted_head():
     drawn, model = scenes(GRID, 16, 0), planted([Bench(GRID, 0).heads()["background"]], GRID)
     tables = [statistics(model, drawn.images, masks=masks) for masks in (drawn.masks, drawn.masks | True, None)]
     nothing = statistics(model, drawn.images, masks=drawn.masks & False)
-    off, none, unknown, every = map(sinks_off_object, (*tables, nothing))
+    off, none, unknown, every = (specialise(table).sinks_off_object for table in (*tables, nothing))
     assert unknown is None
     assert none.value == pytest.approx(0, abs=1e-6)
     assert every.value == pytest.approx(float(nothing.sink_mass.mean()), abs=0.02)  # but for sinks in the prefix
@@ -115,8 +115,8 @@ def test_sinks_off_the_object_are_those_of_the_planted_head():
 def test_marks_are_the_most_attended_patch_and_the_norm():
     bench = Bench(GRID, 0)
     forms = [bench.places([2 + 7]), bench.heads()["self"]]
-    [(place, dead)] = marks(statistics(planted(forms, GRID, dead=(1,)), scenes(GRID, 16, 0).images))
-    assert (place.row, place.column, place.grid) == (1, 2, GRID)
+    [(place, dead)] = specialise(statistics(planted(forms, GRID, dead=(1,)), scenes(GRID, 16, 0).images)).marks
+    assert (place.row, place.column) == (1, 2)
     assert place.chance == pytest.approx(1 / 32)
     assert (dead.output.value, np.isfinite(place.mass.value)) == (0, True)
     assert place.output.value == pytest.approx(2)  # of the mean of one head of norm and one without

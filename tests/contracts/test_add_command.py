@@ -13,13 +13,13 @@ import pytest
 import vitlens
 from tests.contracts.throw_away import ENTRY, WORD
 from tests.kit.whole_folder import whole_folder
+from vitlens.arrays import read_arrays
 from vitlens.cli.main import run
 from vitlens.commands.models.measure import measure as listed_lines
 from vitlens.commands.models.options import ModelsOptions
 from vitlens.commands.registry import COMMANDS
 from vitlens.data.digits import digits
 from vitlens.errors import UnknownNameError
-from vitlens.files import read_arrays
 from vitlens.models.support import supported
 
 TESTS = Path(__file__).parents[1]

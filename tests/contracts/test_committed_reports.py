@@ -7,8 +7,7 @@ import pytest
 
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import read
-from vitlens.files import RunRecord, read_run
-from vitlens.record import SCHEMA
+from vitlens.record import SCHEMA, RunRecord, read_run
 
 REPORTS = Path(__file__).parents[2] / "reports"
 FOLDERS = sorted(path.name for path in REPORTS.iterdir() if path.is_dir())

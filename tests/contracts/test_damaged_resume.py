@@ -13,10 +13,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.kit.damage import damage_bytes, damaged, every, refused, served_or_refused
+from vitlens.arrays import read_arrays
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.progress import ProgressStore
-from vitlens.files import read_arrays
 
 STATE = "checkpoint/state.safetensors"
 

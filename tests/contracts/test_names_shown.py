@@ -13,9 +13,9 @@ from tests.kit.pages import page_problems
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 from vitlens.display import shortened, visible
-from vitlens.files import read_run
 from vitlens.models.loading import untrained
 from vitlens.models.saved import save
+from vitlens.record import read_run
 
 
 def on_disk(name: str) -> bool:

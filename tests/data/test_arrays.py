@@ -1,3 +1,7 @@
+"""An .npz of images and labels, or of MedMNIST's parts; nothing in it is ever unpickled."""
+
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -5,36 +9,70 @@ import torch
 from tests.kit.damage import refused
 from vitlens.cli.main import run
 from vitlens.data.catalogue import load_data
-from vitlens.errors import DataError
+from vitlens.errors import DataError, UnknownNameError
 
 GREY = np.arange(10 * 4 * 6, dtype=np.uint8).reshape(10, 4, 6)
 LABELS = np.arange(10) % 2
+PLAIN = {"images": GREY, "labels": LABELS}
 
 
-def test_grey_images_come_back_as_three_channels(tmp_path):
-    np.savez(tmp_path / "a.npz", images=GREY, labels=LABELS)
-    split = load_data(str(tmp_path / "a.npz"), part="test", whole=True)
-    assert split.size == (4, 6)
-    assert split.classes == ("0", "1")
-    assert torch.equal(split.source.read(torch.arange(10))[:, 2], torch.from_numpy(GREY))
+def medmnist(**changes):
+    """MedMNIST's layout: parts by name, labels (n, 1)."""
+    counts = {"train": 6, "val": 2, "test": 4}
+    arrays = {f"{part}_images": GREY[:n] + index for index, (part, n) in enumerate(counts.items())}
+    arrays |= {f"{part}_labels": (np.arange(n) % 2)[:, None].astype(np.uint8) for part, n in counts.items()}
+    arrays["train_labels"][0] = 2  # a class of the training part alone
+    return {key: value for key, value in (arrays | changes).items() if value is not None}
 
 
-def test_colour_images_and_names(tmp_path):
+def load(folder, arrays, **options):
+    np.savez(folder / "a.npz", **arrays)
+    return load_data(str(folder / "a.npz"), **options)
+
+
+def pixels(split):
+    return split.source.read(torch.arange(len(split)))
+
+
+def test_grey_and_colour_images_with_and_without_names(tmp_path):
+    grey = load(tmp_path, PLAIN, whole=True)
+    assert (grey.size, grey.classes) == ((4, 6), ("0", "1"))
+    assert torch.equal(pixels(grey)[:, 2], torch.from_numpy(GREY))
     colour = np.stack([GREY, GREY // 2, GREY // 3], axis=-1)
-    np.savez(tmp_path / "a.npz", images=colour, labels=LABELS, classes=np.array(["odd", "even"]))
-    split = load_data(str(tmp_path / "a.npz"), part="test", whole=True)
+    split = load(tmp_path, PLAIN | {"images": colour, "classes": np.array(["odd", "even"])}, whole=True)
     assert split.classes == ("odd", "even")
-    assert torch.equal(split.source.read(torch.tensor([3]))[0, 1], torch.from_numpy(GREY[3] // 2))
+    assert torch.equal(pixels(split)[3, 1], torch.from_numpy(GREY[3] // 2))
 
 
 def test_parts_are_disjoint_and_complete(tmp_path):
-    np.savez(tmp_path / "a.npz", images=GREY, labels=LABELS)
-    train, test = (load_data(str(tmp_path / "a.npz"), part=part) for part in ("train", "test"))
-    assert (len(train), len(test)) == (8, 2)
-    assert sorted(test.labels.tolist()) == [0, 1]
+    train, test = (load(tmp_path, PLAIN, part=part) for part in ("train", "test"))
+    assert (len(train), sorted(test.labels.tolist())) == (8, [0, 1])
     assert "held out" in test.notes[0]
-    seen = torch.cat([split.source.read(torch.arange(len(split)))[:, 0, 0, 0] for split in (train, test)])
-    assert sorted(seen.tolist()) == sorted(GREY[:, 0, 0].tolist())
+    found = torch.cat([pixels(split)[:, 0, 0, 0] for split in (train, test)])
+    assert sorted(found.tolist()) == sorted(GREY[:, 0, 0].tolist())
+
+
+def test_the_parts_of_medmnist_are_those_of_the_file(tmp_path):
+    train, test, whole = (load(tmp_path, medmnist(), part=part, whole=part == "") for part in ("train", "test", ""))
+    assert (len(train), len(test), len(whole)) == (6, 4, 4)  # it has parts, so it is never divided
+    assert train.classes == test.classes == ("0", "1", "2")
+    assert test.labels.tolist() == [0, 1, 0, 1]
+    assert torch.equal(pixels(test)[:, 0], torch.from_numpy(GREY[:4] + 2))
+    assert [each.notes[0].split(" is used")[0] for each in (train, test)] == [
+        "the file's own train part", "the file's own test part",
+    ]  # fmt: skip
+    assert len(load(tmp_path, medmnist(test_images=None, test_labels=None))) == 2  # without a test part val is used
+    assert len(load(tmp_path, PLAIN | {"test_images": GREY}, whole=True)) == 10  # images without a part: not MedMNIST's
+
+
+@pytest.mark.parametrize("name", ["bloodmnist", "medmnist:bloodmnist"])
+def test_a_set_is_read_by_name_from_the_data_folder(tmp_path, name):
+    with pytest.raises(DataError, match=r"expected bloodmnist\.npz of MedMNIST in .* found none; download it from"):
+        load_data(name, data_dir=tmp_path)
+    np.savez(tmp_path / "bloodmnist.npz", **medmnist())
+    assert len(load_data(name, part="train", data_dir=tmp_path)) == 6
+    with pytest.raises(UnknownNameError, match="no MedMNIST set 'bloodmist'; did you mean 'bloodmnist'"):
+        load_data("medmnist:bloodmist", data_dir=tmp_path)
 
 
 class Trap:
@@ -44,78 +82,52 @@ class Trap:
         return (pytest.fail, ("a pickle was run",))
 
 
-@pytest.mark.parametrize("key", ["images", "labels", "classes"])
-def test_a_pickle_inside_is_refused_and_not_run(tmp_path, key):
-    arrays = {"images": GREY, "labels": LABELS, key: np.array([Trap()], dtype=object)}
-    np.savez(tmp_path / "a.npz", **arrays)
-    with pytest.raises(DataError, match="a pickle could run code"):
-        load_data(str(tmp_path / "a.npz"), part="test")
+REFUSED = [
+    *((PLAIN | {key: np.array([Trap()], dtype=object)}, "a pickle could run code") for key in (*PLAIN, "classes")),
+    ({"images": GREY}, "found no 'labels'"),
+    ({"labels": LABELS}, "found no 'images'"),
+    (PLAIN | {"images": GREY / 255}, "type uint8 .* found float64"),
+    (PLAIN | {"images": GREY[0]}, r"found \(4, 6\)"),
+    (PLAIN | {"images": GREY[..., None]}, r"found \(10, 4, 6, 1\)"),
+    (PLAIN | {"images": GREY[:0], "labels": LABELS[:0]}, r"found \(0, 4, 6\)"),
+    (PLAIN | {"labels": LABELS[:3]}, "found 3 and 10"),
+    (PLAIN | {"labels": LABELS / 2}, "integer type .* float64"),
+    (PLAIN | {"labels": LABELS[:, None]}, r"found \(10, 1\)"),
+    (PLAIN | {"labels": LABELS - 1}, "labels from 0 .* found -1"),
+    *((PLAIN | {"labels": LABELS * most}, "labels from 0") for most in (100_000, 2**33, 10**12)),
+    (PLAIN | {"labels": np.full(10, 2**63 + 5, np.uint64)}, "labels from 0"),  # does not wrap
+    (PLAIN | {"classes": np.array(["one"])}, "at least 2 names"),
+    (medmnist(test_images=None, test_labels=None, val_images=None), "test_images"),
+    (medmnist(test_labels=None), "test_labels"),
+    (medmnist(test_labels=np.zeros((4, 14), np.uint8)), "labels of shape"),  # ChestMNIST: several labels each
+    (medmnist(test_images=np.zeros((4, 28, 28, 28), np.uint8)), "images of shape"),  # a volume
+    (medmnist(test_labels=np.zeros((3, 1), np.uint8)), "test part .* found 3 and 4"),
+]
 
 
-def test_a_bare_pickle_called_npz_is_refused_and_not_run(tmp_path):
-    import pickle
-
-    (tmp_path / "a.npz").write_bytes(pickle.dumps(Trap()))
-    with pytest.raises(DataError, match="not a zip file"):
-        load_data(str(tmp_path / "a.npz"), part="test")
-
-
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        ({"images": GREY}, "found no 'labels'"),
-        ({"labels": LABELS}, "found no 'images'"),
-        ({"images": GREY / 255, "labels": LABELS}, "type uint8 .* found float64"),
-        ({"images": GREY[0], "labels": LABELS}, r"found \(4, 6\)"),
-        ({"images": GREY[..., None], "labels": LABELS}, r"found \(10, 4, 6, 1\)"),
-        ({"images": GREY[:0], "labels": LABELS[:0]}, r"found \(0, 4, 6\)"),
-        ({"images": GREY, "labels": LABELS[:3]}, "found 3 and 10"),
-        ({"images": GREY, "labels": LABELS / 2}, "integer type .* float64"),
-        ({"images": GREY, "labels": LABELS[:, None]}, r"found \(10, 1\)"),
-        ({"images": GREY, "labels": LABELS - 1}, "labels from 0 .* found -1"),
-        ({"images": GREY, "labels": LABELS, "classes": np.array(["one"])}, "at least 2 names"),
-    ],
-)
+@pytest.mark.parametrize(("arrays", "message"), REFUSED, ids=[message for _, message in REFUSED])
 def test_what_does_not_fit_is_refused_in_one_line(tmp_path, arrays, message):
-    np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(DataError, match=message) as caught:
-        load_data(str(tmp_path / "a.npz"), part="test")
+        load(tmp_path, arrays)
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_no_npz_is_refused(tmp_path):
-    np.save(tmp_path / "b.npy", GREY)
-    (tmp_path / "b.npy").rename(tmp_path / "b.npz")
-    with pytest.raises(DataError, match=r"expected an \.npz"):
-        load_data(str(tmp_path / "b.npz"), part="test")
+def test_a_file_that_is_no_npz_is_refused_and_not_run(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, **PLAIN)
+    content = path.read_bytes()
+    np.save(tmp_path / "a.npy", GREY)
+    cut = [bytearray(content) for _ in range(2)]
+    for place, each in zip((100, len(content) - 250), cut):
+        each[place : place + 20] = bytes(20)
+    for text in (pickle.dumps(Trap()), (tmp_path / "a.npy").read_bytes(), *cut):
+        path.write_bytes(text)
+        with pytest.raises(DataError, match="expected"):
+            load_data(str(path))
     with pytest.raises(DataError, match="found nothing at"):
-        load_data(str(tmp_path / "none.npz"), part="test")
+        load_data(str(tmp_path / "none.npz"))
 
 
-@pytest.mark.parametrize("place", [100, -250])
-def test_a_damaged_npz_is_refused(tmp_path, place):
-    np.savez_compressed(tmp_path / "a.npz", images=GREY, labels=LABELS)
-    content = bytearray((tmp_path / "a.npz").read_bytes())
-    content[place : place + 20] = bytes(20)
-    (tmp_path / "a.npz").write_bytes(content)
-    with pytest.raises(DataError, match="expected"):
-        load_data(str(tmp_path / "a.npz"), part="test")
-
-
-@pytest.mark.parametrize("labels", [[0, 2**33], [0, 10**12], [0, -1], [0, 100_000]])
-def test_labels_beyond_all_bounds_are_refused_before_classes_are_made(tmp_path, labels):
-    np.savez(tmp_path / "a.npz", images=np.zeros((2, 8, 8), np.uint8), labels=np.array(labels))
-    with pytest.raises(DataError, match="labels from 0"):
-        load_data(str(tmp_path / "a.npz"), part="test")
-
-
-def test_unsigned_labels_do_not_wrap(tmp_path):
-    np.savez(tmp_path / "a.npz", images=np.zeros((1, 8, 8), np.uint8), labels=np.array([2**63 + 5], np.uint64))
-    with pytest.raises(DataError, match="labels from 0"):
-        load_data(str(tmp_path / "a.npz"), part="test")
-
-
-GOOD = {"images": np.zeros((2, 8, 8), np.uint8), "labels": np.array([0, 1])}
 ODD = {
     "a single number": np.array(1.0), "nothing": np.zeros(0), "complex": np.zeros((2, 8, 8), complex),
     "texts": np.array(["a", "b"]), "fractions": np.full((2, 8, 8), np.nan), "many axes": np.zeros((1,) * 6, np.uint8),
@@ -126,6 +138,6 @@ ODD = {
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("key", ["images", "labels"])
 def test_arrays_of_another_kind_are_one_line(tmp_path, capsys, odd, key):
-    np.savez(tmp_path / "a.npz", **{**GOOD, key: ODD[odd]})
+    np.savez(tmp_path / "a.npz", **{"images": np.zeros((2, 8, 8), np.uint8), "labels": np.array([0, 1]), key: ODD[odd]})
     code = run(["predict", "vit-digits", "--data", str(tmp_path / "a.npz"), "--quiet"])
     assert refused(code, capsys.readouterr().err)

@@ -1,7 +1,15 @@
+"""From a name or a path to a Split: embedded sets, torchvision's without a network, and what is none."""
+
+import socket
+import urllib.error
+
 import numpy as np
 import pytest
+import torch
+import torchvision.datasets
 from PIL import Image
 
+from vitlens.data import torchvision_sets
 from vitlens.data.catalogue import load_data, load_images
 from vitlens.data.registry import SETS
 from vitlens.errors import DataError, UnknownNameError
@@ -10,52 +18,99 @@ from vitlens.preprocessing import Preprocessing
 
 @pytest.mark.parametrize("name", [name for name, known in SETS.items() if not known.download])
 def test_the_registry_tells_the_truth_of_the_embedded_data(name):
-    known, split = SETS[name], load_data(name, part="test")
+    known, split = SETS[name], load_data(name)
     assert (known.name, known.classes, known.size) == (name, len(split.classes), split.size)
     assert (split.name, split.title) == (name, known.title)
 
 
 def test_digits_take_a_canvas_and_a_number_of_scenes():
-    split = load_data("digits", part="test", canvas=48, scenes=2)
-    assert split.size == (48, 48)
-    assert len(split) == 900
-
-
-def test_a_folder_and_an_npz_are_found_by_their_path(tmp_path):
-    (tmp_path / "cat").mkdir()
-    Image.new("RGB", (9, 9)).save(tmp_path / "cat/a.png")
-    np.savez(tmp_path / "a.npz", images=np.zeros((4, 5, 5), np.uint8), labels=np.array([0, 0, 1, 1]))
-    assert load_data(str(tmp_path), part="test", preprocessing=Preprocessing((3, 3))).size == (3, 3)
-    assert load_data(str(tmp_path / "a.npz"), part="test").size == (5, 5)
-    assert len(load_data(str(tmp_path / "a.npz"), part="test", whole=True)) == 4
-
-
-def test_an_unknown_name_says_the_nearest():
-    with pytest.raises(UnknownNameError, match="no data 'digit'; did you mean 'digits'"):
-        load_data("digit", part="test")
+    split = load_data("digits", canvas=48, scenes=2, limit=800)
+    assert (split.size, len(split)) == ((48, 48), 800)
 
 
 @pytest.mark.parametrize("name", ["./nothing", "a/b", "/nowhere", "nothing.npz"])
 def test_a_path_that_is_not_there_says_so(name):
     with pytest.raises(DataError, match="found nothing at"):
-        load_data(name, part="test")
+        load_data(name)
 
 
-def test_a_single_image_is_no_data_set(tmp_path):
-    Image.new("RGB", (9, 9)).save(tmp_path / "a.png")
-    with pytest.raises(DataError, match="try --images"):
-        load_data(str(tmp_path / "a.png"), part="test")
-
-
-def test_a_canvas_is_for_digits_alone(tmp_path):
-    with pytest.raises(DataError, match="expected --data digits"):
-        load_data(str(tmp_path), part="test", canvas=64)
-
-
-def test_images_by_path(tmp_path):
+def test_what_is_no_data_set_is_refused(tmp_path):
     Image.new("RGB", (9, 9), "red").save(tmp_path / "a.png")
     (tmp_path / "b.png").write_text("no")
+    with pytest.raises(DataError, match="try --images"):
+        load_data(str(tmp_path / "a.png"))
+    with pytest.raises(DataError, match="expected --data digits"):
+        load_data(str(tmp_path), canvas=64)
+    for name, advice in (("digit", "no data 'digit'; did you mean 'digits'"), (" ", "no data ' '")):
+        with pytest.raises(UnknownNameError, match=advice):
+            load_data(name)
     split = load_images([tmp_path / "b.png", str(tmp_path / "a.png")], preprocessing=Preprocessing((4, 4)))
-    assert split.files == (str(tmp_path / "a.png"),)
-    assert split.labels is None
+    assert (split.files, split.labels, split.size) == ((str(tmp_path / "a.png"),), None, (4, 4))
     assert split.skipped[0].file == str(tmp_path / "b.png")
+
+
+@pytest.mark.parametrize("name", [name for name, known in SETS.items() if known.torchvision])
+def test_torchvision_has_the_class_and_takes_our_options(name, tmp_path, monkeypatch):
+    """A wrong option is a TypeError or ValueError; a right one ends in our one line without a network."""
+
+    def no_network(*_, **__):
+        raise urllib.error.URLError(OSError("Name or service not known"))
+
+    monkeypatch.setattr("urllib.request.urlopen", no_network)
+    monkeypatch.setattr("urllib.request.urlretrieve", no_network)
+    for part in ("train", "test"):
+        with pytest.raises(DataError, match=rf"expected {SETS[name].title} in .* or a network .* neither") as caught:
+            load_data(name, part=part, data_dir=tmp_path / "data")
+        assert "\n" not in str(caught.value)
+
+
+def test_a_server_that_says_nothing_is_given_up_on(tmp_path, monkeypatch):
+    server = socket.create_server(("127.0.0.1", 0))  # takes connections and never answers
+    address = f"http://127.0.0.1:{server.getsockname()[1]}/x.tar.gz"
+    monkeypatch.setattr(torchvision.datasets.CIFAR10, "url", address)
+    monkeypatch.setattr(torchvision_sets, "TIMEOUT", 0.3)
+    with server, pytest.raises(DataError, match="timed out"):
+        load_data("cifar10", data_dir=tmp_path)
+    assert socket.getdefaulttimeout() is None
+
+
+class Arrays:
+    """Like CIFAR10: all pixels as one array."""
+
+    classes = ("plane", "car")
+
+    def __init__(self, root, train, download):
+        self.data = np.arange(4 * 5 * 6 * 3, dtype=np.uint8).reshape(4, 5, 6, 3)
+        self.targets = [0, 1, 1, 0] if train else [1, 1, 1, 1]
+
+
+class Photographs:
+    """Like EuroSAT, without parts, and Food101: images of many sizes, opened when asked for."""
+
+    classes = ("pie", "soup")
+
+    def __init__(self, root, download, split="none"):
+        self._labels = [0, 1, 0]
+
+    def __getitem__(self, index):
+        return Image.new("RGB", (20 + index, 30), (index, 0, 0)), self._labels[index]
+
+
+def test_arrays_keep_their_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(torchvision.datasets, "CIFAR10", Arrays)
+    split = load_data("cifar10", part="train", data_dir=tmp_path)
+    assert (split.size, split.classes, split.labels.tolist(), split.notes) == ((5, 6), Arrays.classes, [0, 1, 1, 0], ())
+    expected = Arrays(None, True, False).data[2].transpose(2, 0, 1)
+    assert np.array_equal(split.source.read(torch.tensor([2]))[0].numpy(), expected)
+
+
+@pytest.mark.parametrize("memory", [0, 1 << 30])
+def test_photographs_are_resized_now_or_later_and_sets_without_parts_divided(tmp_path, monkeypatch, memory):
+    monkeypatch.setattr(torchvision_sets, "MEMORY_LIMIT", memory)
+    for name, title in (("food101", "Food101"), ("eurosat", "EuroSAT")):
+        monkeypatch.setattr(torchvision.datasets, title, Photographs)
+        split = load_data(name, data_dir=tmp_path, preprocessing=Preprocessing((8, 8), resize=10), whole=True)
+        assert (len(split), split.size) == (3, SETS[name].size or (8, 8))
+        assert split.source.read(torch.tensor([2, 1]))[:, 0, 0, 0].tolist() == [2, 1]
+    assert [load_data(name, part=part).labels.tolist() for part in ("train", "test")] == [[0, 1], [0]]
+    assert "held out" in load_data(name).notes[0]

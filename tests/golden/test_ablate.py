@@ -24,8 +24,7 @@ from vitlens.commands.ablate.report import REPORT
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import read_folder
 from vitlens.errors import DataError, InputError, UnsupportedError
-from vitlens.files import read_run
-from vitlens.record import flat
+from vitlens.record import flat, read_run
 from vitlens.uncertainty import LEVEL
 
 RUN = RunOptions(device="cpu", limit=12, batch_size=6, quiet=True)

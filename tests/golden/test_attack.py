@@ -23,7 +23,7 @@ from vitlens.commands.attack.sweep import ModelAttack
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import read_folder
 from vitlens.errors import DataError, InputError
-from vitlens.files import read_run
+from vitlens.record import read_run
 
 PAIR = ("vit-digits", "cnn-digits")
 FEW = AttackOptions(

@@ -23,7 +23,7 @@ from vitlens.commands.run.options import ModelOptions, RunOptions
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.shared.maps.record import ATTENTION, HEAD, ROLLOUT, OnObjectRow
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.recorded import Config, Data, ModelEntry
+from vitlens.record import Config, Data, ModelEntry
 from vitlens.uncertainty import Estimate
 
 OPTIONS = RunOptions(device="cpu", quiet=True)

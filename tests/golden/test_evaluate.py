@@ -16,6 +16,7 @@ from tests.kit.first_page import check_first_page
 from tests.kit.making import save, untrained
 from tests.kit.simulated_processes import run_in_processes
 from tests.kit.waiting import HANGS
+from vitlens.arrays import read_arrays
 from vitlens.cli.main import run as vitlens
 from vitlens.commands.evaluate.measure import measure
 from vitlens.commands.evaluate.options import EvaluateOptions
@@ -24,9 +25,9 @@ from vitlens.commands.run.options import ModelOptions, RunOptions
 from vitlens.commands.run.publish import read_folder
 from vitlens.data.cue_conflict import imagenet16
 from vitlens.errors import InputError, ModelError, NonFiniteError
-from vitlens.files import read_arrays, read_run
 from vitlens.names import imagenet_classes
 from vitlens.processes import Processes
+from vitlens.record import read_run
 
 PAIR = ("vit-digits", "cnn-digits")
 RUN = RunOptions(device="cpu", limit=40, batch_size=10)

@@ -12,10 +12,11 @@ from tests.kit.making import digits
 from vitlens import features as read
 from vitlens import load, similarity
 from vitlens.analysis.evaluation.evaluate import accuracy
-from vitlens.analysis.features.embedding import embed, patch_components
+from vitlens.analysis.features.embedding import embed, patch_colours
 from vitlens.analysis.features.features import patch_tokens
 from vitlens.analysis.features.neighbours import correspond, nearest, patch_neighbours, vote
 from vitlens.analysis.features.similarity import distance_correlation
+from vitlens.arrays import read_arrays
 from vitlens.commands.features.measure import measure
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.features.record import FeaturesRecord
@@ -23,7 +24,6 @@ from vitlens.commands.features.report import REPORT
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import read_folder
 from vitlens.errors import DataError, InputError, UnsupportedError
-from vitlens.files import read_arrays
 
 RUN = RunOptions(device="cpu", limit=24, batch_size=12, quiet=True)
 FAST = FeaturesOptions((), "digits", ks=(1, 3), probe=False, tsne=False, bank=40, cache=False, run=RUN)
@@ -112,7 +112,7 @@ def test_probe_and_query(pair, pictures):
 def test_what_is_drawn_is_what_the_functions_give(pair, tiny_vit):
     model, shown = load(str(tiny_vit)), pair.shown["a"]
     (tokens,) = patch_tokens(model, torch.from_numpy(shown.pixels) / 255)
-    np.testing.assert_allclose(shown.colours, patch_components(tokens).colours(), atol=1e-5)
+    np.testing.assert_allclose(shown.colours, patch_colours(tokens)[0], atol=1e-5)
     pairs = torch.from_numpy(np.stack([shown.first[0], shown.second[0]])) / 255
     matched = correspond(*patch_tokens(model, pairs)[0])
     np.testing.assert_array_equal(shown.sources[0], matched.sources)

@@ -13,7 +13,7 @@ from rich.console import Console
 import vitlens
 from tests.kit.first_page import check_first_page, judged
 from vitlens import load
-from vitlens.analysis.heads.specialisation import HeadLabel, sinks_off_object
+from vitlens.analysis.heads.specialisation import HeadLabel, specialise
 from vitlens.cli.main import run
 from vitlens.commands.look.measure import attends_to, chosen_model, print_look
 from vitlens.commands.look.options import LookOptions
@@ -202,7 +202,9 @@ def test_sinks_are_those_of_the_statistics_and_are_said_where_they_hold_much(loo
     (row,), (arrays,) = record.explorer, record.explorer_arrays.values()
     found = list(sink_rows(row, arrays))
     if all(each.patches < 1 for each in found):  # at most one patch of 16 is kept
-        assert np.mean([each.mass for each in found]) == pytest.approx(sinks_off_object(table).value, abs=0.01)
+        assert np.mean([each.mass for each in found]) == pytest.approx(
+            specialise(table).sinks_off_object.value, abs=0.01
+        )
     # planted: every patch attends to one patch of the last layer
     weights = np.full(arrays.heads.shape, 1, np.uint8)
     weights[:, -1, :, :, 1 + 5] = 255

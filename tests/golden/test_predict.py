@@ -20,7 +20,7 @@ from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.shared.predictions import PredictionRow
 from vitlens.errors import InputError
-from vitlens.recorded import Config, ModelEntry
+from vitlens.record import Config, ModelEntry
 from vitlens.uncertainty import wilson
 
 RUN = RunOptions(device="cpu", quiet=True)

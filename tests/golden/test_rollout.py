@@ -27,7 +27,7 @@ from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.shared.maps.measure import on_object_rows
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.recorded import Config, Data, ModelEntry
+from vitlens.record import Config, Data, ModelEntry
 from vitlens.uncertainty import Estimate, Side
 
 OPTIONS = RunOptions(device="cpu", limit=12, batch_size=5, quiet=True)

@@ -10,7 +10,7 @@ import vitlens
 from tests.contracts.test_headless import NAME, RANDOM
 from tests.kit.first_page import judged, states
 from vitlens import load
-from vitlens.analysis.walkthrough.without import CHANGES
+from vitlens.analysis.walkthrough.public import CHANGES
 from vitlens.cli.main import run
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.walkthrough.record import WalkthroughRecord

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitlens.archives import Form, read_archive, require_forms
+from vitlens.arrays import Form, read_arrays, require_forms
 from vitlens.errors import DataError, InputError
 
 
@@ -61,7 +61,7 @@ def test_a_damaged_archive_is_one_line_and_no_memory(tmp_path, form):
     path = packed(tmp_path / "a.npz", FORMS[form])
     tracemalloc.start()
     with pytest.raises(DataError, match=r"a\.npz") as caught:
-        read_archive(path, error=DataError)
+        read_arrays(path, error=DataError)
     assert tracemalloc.get_traced_memory()[1] < 10 << 20
     tracemalloc.stop()
     assert len(str(caught.value)) < 500
@@ -72,7 +72,7 @@ def test_a_damaged_archive_is_one_line_and_no_memory(tmp_path, form):
 def test_what_is_no_archive(tmp_path, content):
     (tmp_path / "a.npz").write_bytes(content)
     with pytest.raises(InputError):
-        read_archive(tmp_path / "a.npz")
+        read_arrays(tmp_path / "a.npz")
 
 
 def test_a_bomb_is_refused_by_its_list_of_contents(tmp_path):
@@ -83,9 +83,9 @@ def test_a_bomb_is_refused_by_its_list_of_contents(tmp_path):
             file.write(b"\0" * (1 << 20))
     assert (tmp_path / "a.npz").stat().st_size < 1 << 20
     with pytest.raises(InputError, match="packed at most"):
-        read_archive(tmp_path / "a.npz")
+        read_arrays(tmp_path / "a.npz")
     with pytest.raises(InputError, match=r"at most 0\.125 GiB"):
-        read_archive(tmp_path / "a.npz", most=1 << 27)
+        read_arrays(tmp_path / "a.npz", most=1 << 27)
 
 
 def test_good_arrays_come_back_and_only_the_keys_asked_for(tmp_path):
@@ -95,18 +95,18 @@ def test_good_arrays_come_back_and_only_the_keys_asked_for(tmp_path):
         "g": np.array(["", ""]), "h": np.arange(4, dtype=">i4"),
     }  # fmt: skip
     np.savez(tmp_path / "a.npz", **arrays)
-    found = read_archive(tmp_path / "a.npz")
+    found = read_arrays(tmp_path / "a.npz")
     assert found.keys() == arrays.keys()
     for name, array in arrays.items():
         assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
         np.testing.assert_array_equal(found[name], array)
-    assert list(read_archive(tmp_path / "a.npz", keys=("b", "z"))) == ["b"]
+    assert list(read_arrays(tmp_path / "a.npz", keys=("b", "z"))) == ["b"]
 
 
 def test_arrays_of_another_form_are_refused():
     found = {"a": np.zeros((2, 3)), "digest": np.array("x")}
     forms = {"a": Form("f", (2, None)), "digest": Form("U")}
-    require_forms(found, forms, Path("p"))
+    require_forms(found, forms, Path("p"), hint="again")
     for name, form in (("a", Form("f", (2, 4))), ("a", Form("iu", (2, 3))), ("a", Form("f", (2,))), ("b", Form("f"))):
         with pytest.raises(InputError, match=name):
-            require_forms(found, {name: form}, Path("p"))
+            require_forms(found, {name: form}, Path("p"), hint="again")

@@ -24,8 +24,7 @@ from vitlens.display import (
     visible,
 )
 from vitlens.files import read_json, write_json
-from vitlens.record import Record, col, table
-from vitlens.recorded import Config, Data, ModelEntry, SkippedEntry
+from vitlens.record import Config, Data, ModelEntry, Record, SkippedEntry, col, table
 from vitlens.report.claims import Claim
 from vitlens.report.escape import as_code_block, as_markdown
 from vitlens.report.markdown import markdown

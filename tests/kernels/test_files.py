@@ -7,21 +7,20 @@ import numpy as np
 import pytest
 
 from vitlens import files
+from vitlens.arrays import read_arrays, write_arrays
 from vitlens.errors import InputError, NonFiniteError, StorageError
 from vitlens.files import (
     inside,
-    read_arrays,
     read_json,
-    read_run,
     require_no_links,
     sha256,
-    write_arrays,
     write_atomically,
     write_json,
     write_text,
 )
+from vitlens.record import read_run
 
-RESULTS = {"schema": 2, "command": "evaluate", "status": "done", "seconds": 1.0, "metrics": {}, "tables": {"t": []}}
+RESULTS = {"schema": 3, "command": "evaluate", "status": "done", "seconds": 1.0, "metrics": {}, "tables": {"t": []}}
 
 
 def test_the_file_appears_whole_and_alone(tmp_path: Path) -> None:
@@ -132,7 +131,7 @@ def test_what_is_no_run_is_refused_in_words(tmp_path: Path) -> None:
     write_json(tmp_path / "results.json", {**RESULTS, "schema": 4})
     with pytest.raises(InputError, match=r"schema 3 in .*, found schema 4, .*: run the command again$"):
         read_run(tmp_path)
-    write_json(tmp_path / "results.json", {"schema": 2})
+    write_json(tmp_path / "results.json", {"schema": 3})
     with pytest.raises(InputError, match=r"results\.json.*`command`"):
         read_run(tmp_path)
 

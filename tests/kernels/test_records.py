@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from vitlens.archives import Form
+from vitlens.arrays import Form, read_arrays
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.options import RunOptions
 from vitlens.errors import InputError
-from vitlens.files import read_arrays, read_run
-from vitlens.record import MetricName, Record, arrays, by, col, flat, read_record, table
+from vitlens.record import MetricName, Record, arrays, by, col, flat, read_record, read_run, table
 from vitlens.uncertainty import Estimate
 
 
@@ -75,7 +74,6 @@ def test_columns_name_the_metrics(tmp_path):
     with pytest.raises(InputError, match=r"expected a metric 'value/cnn' in .*, found none; run the command again"):
         record.metric("value/cnn")
     importance = MetricName("importance/{model}/{layer}/{head}")
-    assert importance(model="vit", layer=0, head=3) == "importance/vit/0/3"
     assert importance.parts("importance/vit/0/3") == {"model": "vit", "layer": "0", "head": "3"}
     assert importance.parts("importance/vit/0") is None
 

@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitlens.record import Record
-from vitlens.recorded import Config
+from vitlens.record import Config, Record
 from vitlens.report.document import Document, FigureSpec, FirstPage, ImagePanel, Section, Sentence, Table, Tags
 from vitlens.report.explorer import Explorer, ExplorerImage
 from vitlens.report.html import page

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 
 from tests.lens.tiny import model_of
+from vitlens.models.configs import ViTConfig
 from vitlens.models.model import Model
-from vitlens.models.vit import VisionTransformer, ViTConfig
+from vitlens.models.vit import VisionTransformer
 
 SIDE, PATCH, WIDTH = 8, 4, 4  # px, px, channels of a head
 CHANNELS = {"red": 0, "green": 1}

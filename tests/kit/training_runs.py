@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -12,6 +13,7 @@ from vitlens.commands.train import measure as module
 from vitlens.commands.train.measure import measure
 from vitlens.commands.train.options import RecipeChanges, Shape, TrainOptions
 from vitlens.training.metrics import Progress
+from vitlens.training.task import Task
 
 
 def train(
@@ -32,20 +34,19 @@ def train(
 @contextmanager
 def interrupted(when: Callable[[int, Progress], bool], module: ModuleType = module) -> Iterator[None]:
     """Inside, a training of all weights is interrupted, by its number (from 1 on) and its progress."""
-    fit, begun = module.fit, 0
+    train_on_images, begun = module.train_on_images, 0
 
-    def stopping(*args: object, on_progress: Callable[[Progress], None], **options: object) -> object:
+    def stopping(task: Task) -> object:
         nonlocal begun
         begun += 1
 
         def tell(progress: Progress) -> None:
             if when(begun, progress):
                 raise KeyboardInterrupt
-            on_progress(progress)
 
-        return fit(*args, on_progress=tell, **options)
+        return train_on_images(replace(task, on_progress=tell))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "fit", stopping)
+        patch.setattr(module, "train_on_images", stopping)
         with pytest.raises(KeyboardInterrupt):
             yield

@@ -15,7 +15,8 @@ from torch.overrides import _get_current_function_mode_stack
 
 from tests.attribution.models import cnn
 from tests.lens.tiny import handwritten, images, ours, timm_model, torchvision_swin, torchvision_vit
-from vitlens.analysis.ablation.importance import ablate, head_gradients
+from vitlens.analysis.ablation.bench import Bench, units_of
+from vitlens.analysis.ablation.importance import ablate, first_order
 from vitlens.analysis.attention.methods import maps_in_one_pass, relevance, rollout
 from vitlens.analysis.attention.registry import ATTENTION_METHODS as ATTENTION
 from vitlens.analysis.attention.registry import MethodSettings
@@ -27,18 +28,17 @@ from vitlens.analysis.evaluation.evaluate import evaluate
 from vitlens.analysis.failures.compare import compare
 from vitlens.analysis.failures.diagnosis import failures
 from vitlens.analysis.faithfulness.maps import removal_grid
-from vitlens.analysis.faithfulness.randomisation import randomised
-from vitlens.analysis.faithfulness.randomisation import weight_groups as randomised_parts
 from vitlens.analysis.faithfulness.removal import Variants
+from vitlens.analysis.faithfulness.sanity import cascade, randomised
 from vitlens.analysis.features.features import features, patch_tokens
 from vitlens.analysis.features.receptive_field import receptive_field
 from vitlens.analysis.heads.statistics import statistics
-from vitlens.analysis.patching.contribution import contributions, direct_logit_attribution, logit_lens, logits_by_depth
+from vitlens.analysis.patching.contribution import direct_logit_attribution, logit_lens, logits_by_depth
 from vitlens.analysis.patching.patching import patch_parts
-from vitlens.analysis.robustness.curve import cosines
 from vitlens.analysis.walkthrough.public import walkthrough
 from vitlens.attacks.attack import attack
 from vitlens.attacks.registry import ATTACKS
+from vitlens.attacks.robustness import cosines
 from vitlens.attribution.choice import choose_method
 from vitlens.attribution.explain import explain
 from vitlens.attribution.look import look
@@ -206,7 +206,7 @@ def choose_few(model: Model, batch: Tensor) -> object:
 
 def run_randomised(model: Model, batch: Tensor) -> None:
     """A pass with the head's weights randomised."""
-    with randomised(model, randomised_parts(model)[:2]), torch.no_grad():
+    with randomised(model, [*cascade(model).values()][1]), torch.no_grad():
         model(batch)
 
 
@@ -222,6 +222,11 @@ def run_patch_parts(model: Model, batch: Tensor) -> None:
     """Activation patching between two orders of the images."""
     first, second = (torch.full((len(batch),), label) for label in (0, 1))
     patch_parts(model, batch, batch.roll(1, 0), targets=first, others=second)
+
+
+def run_first_order(model: Model, batch: Tensor) -> object:
+    """The slope of the loss towards every head's removal."""
+    return first_order(Bench(model, batch, torch.arange(len(batch)) % 5, "zero"), units_of(model, kinds=("head",)))
 
 
 def run_way(model: Model, batch: Tensor, *, method: str) -> None:
@@ -287,12 +292,11 @@ _LISTED = (
     Use("cosines", lambda model, batch: cosines(model, batch, {"other": batch.flip(0)}), EVERYWHERE),
     Use("answers-without", answers_with_half, EVERYWHERE),
     Use("randomised", run_randomised, EVERYWHERE),
-    Use("contributions", contributions, PLAIN),
     Use("direct_logit_attribution", direct_logit_attribution, PLAIN),
     Use("logit_lens", logit_lens, PLAIN),
     Use("logits-by-depth", logits_by_depth, PLAIN),
     Use("patch-parts", run_patch_parts, PLAIN),
-    Use("head-gradients", lambda model, batch: head_gradients(model, batch, torch.arange(len(batch)) % 5, {0, 1})),
+    Use("first-order", run_first_order),
     Use("walkthrough", lambda model, batch: walkthrough(model, batch[:1]), PLAIN),
     Use("ablate", lambda model, batch: ablate(model, batch, torch.arange(len(batch)) % 5)),
     Use("look", look, EVERYWHERE),

@@ -9,8 +9,7 @@ from tests.kit.saving import saved_figures
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import read
-from vitlens.files import read_run
-from vitlens.record import SCHEMA, MetricName
+from vitlens.record import SCHEMA, MetricName, read_run
 
 
 def whole_folder(out: Path, command: str, *, drawn: bool = True, saved: bool = False) -> None:

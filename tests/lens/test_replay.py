@@ -10,7 +10,7 @@ from tests.lens.oracles import EVERY, projection_input, with_columns
 from tests.lens.tiny import CLASSES, EACH_FAMILY, images, model_of, ours, shared_model, timm_model
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.lens.capture import capture
-from vitlens.lens.intervene import Change, KnockOut, intervene
+from vitlens.lens.intervene import Change, KnockOut, intervene, prepared
 from vitlens.lens.places import places
 from vitlens.lens.replay import Replay, patch, replaying
 from vitlens.lens.replay_pass import method_of, rows_read
@@ -221,7 +221,7 @@ def test_interventions_in_force_around_a_replay_stay_in_force():
             torch.testing.assert_close(replay.run(more), expected, **TIGHT)
     expected = full(model, batch, [{**kept, **changes} for changes in more])
     for budget in (1 << 30, 0):
-        with replaying(model, batch, given=kept, budget=budget) as replay:
+        with replaying(model, batch, given=prepared(model, kept), budget=budget) as replay:
             torch.testing.assert_close(replay.logits, full(model, batch, [kept])[0], **TIGHT)
             torch.testing.assert_close(replay.run(more), expected, **TIGHT)
 

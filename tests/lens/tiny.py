@@ -11,10 +11,11 @@ from torchvision.models.swin_transformer import SwinTransformer as TorchvisionSw
 from torchvision.models.vision_transformer import VisionTransformer as TorchvisionViT
 
 from tests.models.handwritten import SIZE, SoftmaxViT
+from vitlens.models.configs import SwinConfig, ViTConfig
 from vitlens.models.model import Model, Provenance
 from vitlens.models.rebuild import Architecture, assemble
-from vitlens.models.swin import SwinConfig, SwinTransformer
-from vitlens.models.vit import VisionTransformer, ViTConfig
+from vitlens.models.swin import SwinTransformer
+from vitlens.models.vit import VisionTransformer
 from vitlens.models.wrap import wrap
 from vitlens.preprocessing import Preprocessing
 

@@ -26,7 +26,7 @@ def test_normalisation_is_the_first_step():
     torch.testing.assert_close(model(batch), model.module(expected))
 
 
-@pytest.mark.parametrize("size", [(8, 9), (20, 30), (4, 4)])
+@pytest.mark.parametrize("size", [(20, 30), (4, 4)])
 def test_other_sizes_are_resized_with_a_gradient(size):
     model = with_preprocessing(Preprocessing((8, 8)))
     batch = images(size).requires_grad_()
@@ -34,18 +34,6 @@ def test_other_sizes_are_resized_with_a_gradient(size):
     expected = F.interpolate(batch, size=(8, 8), mode="bilinear", antialias=True)
     torch.testing.assert_close(prepared, (expected - 0.5) / 0.5)
     assert torch.autograd.grad(model(batch).sum(), batch)[0].abs().sum() > 0
-
-
-def test_its_own_size_is_left_alone():
-    model = with_preprocessing(Preprocessing((8, 8), mean=(0.0,) * 3, std=(1.0,) * 3))
-    batch = images((8, 8))
-    assert torch.equal(model.prepare(batch), batch)
-
-
-def test_normalisation_is_no_part_of_the_weights():
-    model = ours()
-    assert not any("mean" in key or "std" in key for key in model.state_dict())
-    assert model.parameter_count() == sum(p.numel() for p in model.module.parameters())
 
 
 def test_a_model_without_a_sequence_of_tokens_says_so():

@@ -6,29 +6,25 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
 
-from tests.lens.tiny import FAMILIES, images, model_of, ours, shaken, timm_model
+from tests.lens.tiny import FAMILIES, images, ours, shaken, timm_model
 from tests.models.test_saved import OVERRIDES, rewritten
-from vitlens.analysis.cost import passes as module
 from vitlens.errors import InputError, ModelError, UnsupportedError
 from vitlens.lens.capture import capture, capture_attention
 from vitlens.lens.intervene import intervene
 from vitlens.lens.replay import replaying
 from vitlens.lens.trace import layers
-from vitlens.models.cutting import Headless, MultiheadCut, cut_heads, with_lost_heads
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
-from vitlens.models.rebuild import prune_heads, untrained_like
+from vitlens.models.rebuild import Architecture, build, prune_heads, untrained_like
 from vitlens.models.saved import WEIGHTS_FILE, save
 
 CUT = {
-    **{name: FAMILIES[name] for name in ("ours", "ours-unfused", "vit", "deit-distilled", "deit3", "siglip")},
-    **{name: FAMILIES[name] for name in ("dinov2-registers", "torchvision-vit")},
+    **{name: FAMILIES[name] for name in ("ours", "deit-distilled", "siglip", "dinov2-registers", "torchvision-vit")},
     "query-and-key-norms": partial(timm_model, "vit_tiny_patch16_224", qk_norm=True),
     "no-bias": partial(timm_model, "vit_tiny_patch16_224", qkv_bias=False),
 }
-SOME = {"one": {0: (1,)}, "two": {0: (0,), 1: (1,)}, "a-layer": {0: (0, 1)}, "last-layer": {1: (0, 1), 0: (1,)}}
+SOME = {"one": {0: (1,)}, "two": {0: (0,), 1: (1,)}, "a-layer": {0: (0, 1)}, "every": {1: (0, 1), 0: (1, 0)}}
 
 
 @torch.no_grad()
@@ -57,21 +53,19 @@ def test_the_logits_of_masked_heads_with_fewer_parameters(name, heads):
     with torch.no_grad():
         torch.testing.assert_close(pruned(batch), expected, atol=1e-5, rtol=0)
     assert (expected - clean).abs().max() > 1e-3
-    dim = 16 if name.startswith("ours") else 32
+    dim = 16 if name == "ours" else 32
     biases = 0 if name == "no-bias" else 3 * dim // 2
     lost = sum(map(len, heads.values())) * (4 * dim * dim // 2 + biases)
     if name == "query-and-key-norms":  # shared by a layer's heads, and lost with the last of them
         lost += sum(4 * dim // 2 for some in heads.values() if len(some) == 2)
     assert pruned.parameter_count() == whole.parameter_count() - lost
-    assert not any(parameter.requires_grad for parameter in pruned.parameters())
-    assert not pruned.training
     assert all(torch.equal(value, before[key]) for key, value in whole.module.state_dict().items())
     assert whole.architecture["pruned"] == {}
     assert pruned.provenance.notes[-1].startswith(f"removed {sum(map(len, heads.values()))} of ")
 
 
-@pytest.mark.parametrize("name", ["ours", "vit", "torchvision-vit"])
-@pytest.mark.parametrize("heads", SOME.values(), ids=SOME)
+@pytest.mark.parametrize("name", ["ours", "no-bias", "torchvision-vit"])
+@pytest.mark.parametrize("heads", [SOME["two"], SOME["a-layer"]], ids=str)
 @torch.no_grad()
 def test_means_go_into_the_bias(name, heads):
     whole = CUT[name]()
@@ -97,77 +91,53 @@ def test_means_keep_the_precision_of_the_model():
     assert other(images().double()).shape == loaded(images().double()).shape
 
 
-def test_a_mean_for_each_token_has_no_place_in_a_bias():
-    whole = ours()
-    means = capture(whole, images(whole.input_size), "blocks.0.heads")["blocks.0.heads"].mean(0)
-    with pytest.raises(
-        InputError, match=r"expected means \(heads, head_dim\) = \(2, 8\) for layer 0, found \(2, 13, 8"
-    ):
-        prune_heads(whole, {0: (1,)}, means={0: means})
-    with pytest.raises(InputError, match="for layer 1, found none"):
-        prune_heads(whole, {1: (1,)}, means={0: means.mean(1)})
-    bare = timm_model("vit_tiny_patch16_224", proj_bias=False)
-    with pytest.raises(UnsupportedError, match="expected an output projection with a bias at layer 0"):
-        prune_heads(bare, {0: (1,)}, means={0: torch.zeros(2, 16)})
-
-
 @pytest.mark.parametrize("name", ["ours", "vit", "torchvision-vit"])
 @torch.no_grad()
 def test_pruned_again_is_pruned_at_once(name):
     """What is second in a layer that lost its first head was third."""
-    whole = {"ours": partial(ours, dim=24, heads=4, depth=3), "torchvision-vit": FAMILIES[name]}.get(
-        name, partial(timm_model, "vit_tiny_patch16_224", num_heads=4, depth=3)
-    )()
     if name == "torchvision-vit":
+        whole = FAMILIES[name]()
         twice = prune_heads(prune_heads(whole, {0: (0,), 1: (1,)}), {0: (0,)})
         once = prune_heads(whole, {0: (0, 1), 1: (1,)})
     else:
+        make = ours if name == "ours" else partial(timm_model, "vit_tiny_patch16_224")
+        whole = make(depth=3, **({"dim": 24, "heads": 4} if name == "ours" else {"num_heads": 4}))
         # layer 1 is gone after the first, so that layer 2 is then layer 1
         twice = prune_heads(prune_heads(whole, {0: (0,), 1: (0, 1, 2, 3), 2: (3,)}), {0: (1,), 1: (0, 2)})
         once = prune_heads(whole, {0: (0, 2), 1: (0, 1, 2, 3), 2: (0, 2, 3)})
     assert_same(twice, once)
 
 
-@pytest.mark.parametrize("name", ["ours", "vit", "torchvision-vit"])
-def test_the_lens_sees_the_heads_that_are_left(name):
-    pruned = prune_heads(CUT[name](), {0: (1,)})
-    assert [site.heads for site in capture_attention(pruned, images(pruned.input_size)).sites] == [1, 2]
-    assert [layer.heads for layer in layers(pruned)] == [1, 2]
-    assert pruned.anatomy.layout == CUT[name]().anatomy.layout
-    without = prune_heads(CUT[name](), {0: (0, 1)})
-    assert [site.heads for site in capture_attention(without, images(without.input_size)).sites] == [2]
-    assert [layer.index for layer in layers(without)] == [0]
-    assert without.anatomy.blocks == CUT[name]().anatomy.blocks[1:]
-
-
-@pytest.mark.parametrize("heads", [{0: (1,)}, {1: (0,)}, {0: (0, 1)}, {1: (0, 1)}], ids=str)
-@pytest.mark.parametrize("name", ["ours", "vit", "torchvision-vit"])
-def test_a_pruned_model_can_be_replayed(name, heads):
-    pruned = prune_heads(CUT[name](), heads)
-    batch = images(pruned.input_size)
+@pytest.mark.parametrize("heads", [{0: (1,)}, {0: (0, 1)}, {1: (0, 1)}], ids=str)
+@pytest.mark.parametrize("name", ["ours", "no-bias", "torchvision-vit"])
+def test_the_lens_sees_the_heads_that_are_left_and_replays_them(name, heads):
+    whole = CUT[name]()
+    pruned, batch = prune_heads(whole, heads), images(whole.input_size)
+    ((layer, gone),) = heads.items()
+    left = [1, 2] if len(gone) == 1 else [2]
+    assert [site.heads for site in capture_attention(pruned, batch).sites] == left
+    assert [(each.index, each.heads) for each in layers(pruned)] == list(enumerate(left))
+    assert pruned.anatomy.layout == whole.anatomy.layout
+    kept = (
+        whole.anatomy.blocks if len(left) == 2 else tuple(b for i, b in enumerate(whole.anatomy.blocks) if i != layer)
+    )
+    assert pruned.anatomy.blocks == kept
     with replaying(pruned, batch) as replay:
         assert replay.exact
-        last = len(layers(pruned)) - 1
+        last = len(left) - 1
         found = replay.run([{f"blocks.{last}.head.0": "zero"}])[0]
         torch.testing.assert_close(found, masked(pruned, {last: (0,)}, batch), atol=1e-5, rtol=0)
 
 
-@torch.no_grad()
 def test_no_heads_at_all():
-    whole = ours()
-    every = {0: (0, 1), 1: (0, 1)}
-    pruned = prune_heads(whole, every)
-    batch = images(whole.input_size)
-    torch.testing.assert_close(pruned(batch), masked(whole, every, batch), atol=1e-5, rtol=0)
-    assert pruned.anatomy.family == "vit"
-    assert pruned.anatomy.blocks == ("blocks.0", "blocks.1")
+    pruned = prune_heads(ours(), SOME["every"])
+    assert (pruned.anatomy.family, pruned.anatomy.blocks) == ("vit", ("blocks.0", "blocks.1"))
     with pytest.raises(UnsupportedError, match="softmax attention"):
         layers(pruned)
 
 
 @pytest.mark.parametrize("heads", SOME.values(), ids=SOME)
-@pytest.mark.parametrize("image_size", [None, (64, 32)])
-def test_ours_comes_back_from_its_file(tmp_path, heads, image_size):
+def test_ours_comes_back_from_its_file(tmp_path, heads):
     whole = untrained("vit-micro", classes=("x", "y"), image_size=(32, 48), overrides=OVERRIDES, seed=1)
     shaken(lambda: whole)
     means = {layer: torch.randn(2, 8) for layer in heads}
@@ -176,17 +146,12 @@ def test_ours_comes_back_from_its_file(tmp_path, heads, image_size):
     loaded = load(str(tmp_path / "a"))
     assert_same(loaded, pruned)
     assert loaded.parameter_count() == pruned.parameter_count() < whole.parameter_count()
-    save(load(str(tmp_path / "a")), tmp_path / "b" / WEIGHTS_FILE)
+    save(loaded, tmp_path / "b" / WEIGHTS_FILE)
     first, second = ((tmp_path / part / WEIGHTS_FILE).read_bytes() for part in "ab")
     assert first == second
-    if image_size is not None:
-        other = load(str(tmp_path / "a"), image_size=image_size)
-        batch = images(image_size)
-        torch.testing.assert_close(other(batch), pruned.module((batch - pruned.mean) / pruned.std))
-    assert_same(load(str(tmp_path / "a"), mean=(0.5, 0.5, 0.5), classes=("p", "q")), pruned)
-    untaught = load(f"{tmp_path / 'a'}@random")
-    assert untaught.parameter_count() == pruned.parameter_count()
-    assert_same(prune_heads(load(str(tmp_path / "a")), {0: (0,)}), prune_heads(pruned, {0: (0,)}))
+    other, batch = load(str(tmp_path / "a"), image_size=(64, 32)), images((64, 32))
+    torch.testing.assert_close(other(batch), pruned.module((batch - pruned.mean) / pruned.std))
+    assert load(f"{tmp_path / 'a'}@random").parameter_count() == pruned.parameter_count()
 
 
 def test_timms_comes_back_from_its_file(tmp_path):
@@ -203,29 +168,28 @@ def test_timms_comes_back_from_its_file(tmp_path):
 @pytest.mark.parametrize("removed", [[0], [0, 1]])
 @pytest.mark.parametrize("name", ["torchvision-vit", "query-and-key-norms"])
 @torch.no_grad()
-def test_lost_heads_are_put_back_as_zeros(name, removed):
+def test_a_cut_module_is_built_again_from_its_weights(monkeypatch, name, removed):
+    """By a library that builds and loads whole models only."""
     whole = CUT[name]()
+
+    def make(*_, state, **__):
+        module = copy.deepcopy(whole.module)
+        for parameter in module.parameters():
+            parameter.normal_()
+        if state is not None:
+            module.load_state_dict(state)
+        return module, whole.preprocessing
+
+    monkeypatch.setattr("vitlens.models.rebuild.resolved", lambda _: make)
+    pruned = prune_heads(whole, {0: removed}).module.state_dict()
     attention = whole.anatomy.attention_modules[0]
-    cut = copy.deepcopy(whole.module)
-    cut_heads(cut, {attention: removed})
-    made = cut.get_submodule(attention)
-    assert isinstance(made, Headless) == (len(removed) == 2)
-    assert isinstance(made, MultiheadCut) == (name == "torchvision-vit" and len(removed) == 1)
-    assert not made.training
-    again = copy.deepcopy(whole.module)
-    again.load_state_dict(with_lost_heads(cut.state_dict(), whole.module, {attention: removed}))
-    batch = images()
-    torch.testing.assert_close(again(batch), cut(batch), atol=1e-5, rtol=0)
-    cut_heads(again, {attention: removed})
-    assert torch.equal(again(batch), cut(batch))
-
-
-def test_a_file_from_before_pruning_loads(tmp_path):
-    whole = untrained("vit-micro", classes=("x", "y"), image_size=(32, 48), overrides=OVERRIDES, seed=1).eval()
-    save(whole, tmp_path / WEIGHTS_FILE)
-    old = {key: value for key, value in whole.architecture.items() if key != "pruned"}
-    rewritten(tmp_path, {"architecture": json.loads(json.dumps(old))})
-    assert_same(load(str(tmp_path)), whole)
+    module, _ = build(Architecture("timm", name, pruned={attention: removed}), state=pruned)
+    assert module.state_dict().keys() == pruned.keys()
+    assert all(torch.equal(value, pruned[key]) for key, value in module.state_dict().items())
+    with pytest.raises(ModelError, match="do not fit"):
+        build(Architecture("timm", name, pruned={attention: removed}), state=pruned | {f"{attention}.x": torch.ones(1)})
+    with pytest.raises(ModelError, match="expected heads from 0 to 1"):
+        build(Architecture("timm", name, pruned={attention: [2]}), state=pruned)
 
 
 @pytest.mark.parametrize(
@@ -243,58 +207,41 @@ def test_a_record_that_does_not_fit_the_weights_is_refused(tmp_path, pruned):
 
 
 @pytest.mark.parametrize(
-    ("heads", "message"),
+    ("heads", "means", "message"),
     [
-        ({}, "expected at least one head to remove, found none"),
-        ({0: ()}, "expected at least one head to remove, found none"),
-        ({2: (0,)}, "expected a layer from 0 to 1 of ours, found 2"),
-        ({-1: (0,)}, "expected a layer from 0 to 1 of ours, found -1"),
-        ({1: (0, 2)}, "expected a head from 0 to 1 in layer 1 of ours, found 2"),
+        ({0: ()}, None, "expected at least one head to remove, found none"),
+        ({2: (0,)}, None, "expected a layer from 0 to 1 of ours, found 2"),
+        ({-1: (0,)}, None, "expected a layer from 0 to 1 of ours, found -1"),
+        ({1: (0, 2)}, None, "expected a head from 0 to 1 in layer 1 of ours, found 2"),
+        ({0: (1,)}, {0: torch.ones(2, 13, 8)}, r"expected means \(heads, head_dim\) = \(2, 8\) for layer 0, found \(2"),
+        ({1: (0,)}, {0: torch.ones(2, 8)}, "for layer 1, found none"),
     ],
 )
-def test_heads_that_are_not_there(heads, message):
+def test_heads_and_means_that_are_not_there(heads, means, message):
     with pytest.raises(InputError, match=message):
-        prune_heads(ours(), heads)
+        prune_heads(ours(), heads, means=means)
+    bare = timm_model("vit_tiny_patch16_224", proj_bias=False)
+    with pytest.raises(UnsupportedError, match="expected an output projection with a bias at layer 0"):
+        prune_heads(bare, {0: (1,)}, means={0: torch.zeros(2, 16)})
 
 
 @pytest.mark.parametrize(
-    "name", ["beit", "eva02", "dinov3", "perception-encoder", "cait", "swin", "torchvision-swin", "our-swin"]
+    ("name", "layer"),
+    [(name, 0) for name in ("beit", "eva02", "perception-encoder", "cait", "swin", "torchvision-swin", "our-swin")]
+    + [("siglip", 2)],  # its pooling; its blocks can be cut
 )
-def test_families_that_cannot_be_cut(name):
+def test_attention_that_cannot_be_cut(name, layer):
     with pytest.raises(UnsupportedError, match="expected attention that can be cut") as caught:
-        prune_heads(FAMILIES[name](), {0: (0,)})
+        prune_heads(FAMILIES[name](), {layer: (0,)})
     assert "\n" not in str(caught.value)
 
 
-def test_the_pooling_of_siglip_cannot_be_cut_but_its_blocks_can():
-    with pytest.raises(UnsupportedError, match="AttentionPoolLatent"):
-        prune_heads(FAMILIES["siglip"](), {2: (0,)})
-
-
 def test_training_mode_and_gradients_are_kept():
-    whole = ours(dropout=0.5).train().requires_grad_(True)
-    pruned = prune_heads(whole, {0: (0,)}, means={0: torch.zeros(2, 8)})
+    frozen = prune_heads(ours(), {0: (0,)})
+    assert not any(module.training for module in frozen.modules())
+    assert not any(parameter.requires_grad for parameter in frozen.parameters())
+    pruned = prune_heads(ours(dropout=0.5).train().requires_grad_(True), {0: (0,)}, means={0: torch.zeros(2, 8)})
     assert all(module.training for module in pruned.modules())
     assert all(parameter.requires_grad for parameter in pruned.parameters())
     pruned(images(pruned.input_size)).sum().backward()
     assert all(parameter.grad is not None for parameter in pruned.parameters())
-
-
-class Sleeper(nn.Module):
-    """Takes as many seconds as it is told, by a clock that only it moves."""
-
-    def __init__(self, seconds: list[float]) -> None:
-        super().__init__()
-        self.seconds, self.now = iter(seconds), 0.0
-
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        self.now += next(self.seconds)
-        return batch.mean((2, 3))
-
-
-def test_latency_is_quartiles_after_warming_up(monkeypatch):
-    model = Sleeper([100.0, 100.0, 5.0, 1.0, 2.0, 4.0, 3.0])
-    monkeypatch.setattr(module, "perf_counter", lambda: model.now)
-    found = module.quartiles(module.passes(model_of(model), images(batch=6), 5, warm_up=2), 6)
-    assert (found.low, found.median, found.high) == (2.0, 3.0, 4.0)
-    assert (found.repeats, found.images, found.images_per_second) == (5, 6, 2.0)

@@ -13,18 +13,16 @@ from timm.models.swin_transformer import window_reverse as timm_reverse
 from torch import Tensor, nn
 
 from tests.lens.tiny import model_of, our_swin, shaken
-from vitlens.errors import InputError, ModelError, UnsupportedError
+from vitlens.errors import InputError, ModelError
 from vitlens.lens.call import window_index
 from vitlens.lens.capture import capture_attention
 from vitlens.lens.site import Windows
+from vitlens.models.configs import SWIN_PRESETS, SwinConfig
 from vitlens.models.loading import load, untrained
-from vitlens.models.rebuild import prune_heads
 from vitlens.models.saved import save
 from vitlens.models.swin import (
-    SWIN_PRESETS,
     PatchMerging,
     SwinBlock,
-    SwinConfig,
     SwinTransformer,
     from_timm,
     padded_size,
@@ -35,7 +33,6 @@ from vitlens.models.swin import (
     window_reverse,
     window_shift,
 )
-from vitlens.names import PRESETS
 from vitlens.training.optimiser import Optimiser, decay_groups
 from vitlens.training.recipe import Recipe
 
@@ -70,10 +67,6 @@ def with_weights(config: SwinConfig, theirs: nn.Module) -> SwinTransformer:
 # ---- timm's weights
 
 
-def test_presets_are_the_names() -> None:
-    assert tuple(SWIN_PRESETS) == tuple(name for name in PRESETS if name.startswith("swin"))
-
-
 def expected_parameters(config: SwinConfig) -> int:
     """12 d² + 13 d a block and its table of offsets; patches, merging (8 d² + 8 d), final norm and head."""
     offsets = (2 * config.window[0] - 1) * (2 * config.window[1] - 1)
@@ -93,30 +86,18 @@ def test_a_preset_has_its_parameters(name: str, stated: int) -> None:
     assert sum(value.numel() for value in model.parameters()) == stated == expected_parameters(SWIN_PRESETS[name])
 
 
-def test_swin_micro_has_about_the_parameters_of_vit_micro() -> None:
-    assert 1.0 < 1_267_670 / untrained("vit-micro", classes=("a",) * 10).parameter_count() < 1.06
+TWINS: dict[str, tuple[dict[str, object], dict[str, object]]] = {
+    "tiny": ({}, {}),
+    "no qkv bias": ({"qkv_bias": False}, {"qkv_bias": False}),
+    "oblong windows": ({"window": (2, 4)}, {"window_size": (2, 4)}),
+    "odd depths": ({"depths": (1, 3)}, {"depths": (1, 3)}),
+    "oblong image": ({"image_size": (16, 48)}, {"img_size": (16, 48)}),
+}
 
 
-def test_swin_tiny_equals_timms() -> None:
-    theirs = shaken(lambda: timm.create_model(TIMM), scale=0.05)
-    ours = with_weights(SWIN_PRESETS["swin-tiny-224"], theirs)
-    images = pictures(224, 224)
-    with torch.no_grad():
-        torch.testing.assert_close(ours(images), theirs(images), atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("change", "options"),
-    [
-        ({}, {}),
-        ({"qkv_bias": False}, {"qkv_bias": False}),
-        ({"window": (2, 4)}, {"window_size": (2, 4)}),
-        ({"depths": (1, 3)}, {"depths": (1, 3)}),
-        ({"image_size": (16, 48)}, {"img_size": (16, 48)}),
-    ],
-    ids=["tiny", "no qkv bias", "oblong windows", "odd depths", "oblong image"],
-)
-def test_a_tiny_model_equals_timms(change: dict[str, object], options: dict[str, object]) -> None:
+@pytest.mark.parametrize("name", TWINS)
+def test_a_tiny_model_equals_timms(name: str) -> None:
+    change, options = TWINS[name]
     theirs = tiny_twin(**options)
     ours = with_weights(replace(TINY, **change), theirs)
     images = pictures(*ours.config.image_size)
@@ -194,19 +175,7 @@ def test_patches_attend_iff_they_share_a_window_and_were_neighbours(size, window
     assert (mask is None) == (shift == (0, 0) and -1 not in index)
 
 
-@settings(deadline=None, max_examples=50)
-@given(count=PAIRS, window=PAIRS, batch=st.integers(1, 3))
-def test_partition_and_reverse_undo_each_other(count, window, batch) -> None:
-    size = count[0] * window[0], count[1] * window[1]
-    maps = numbered(*size, batch=batch)
-    windows = window_partition(maps, window)
-    assert windows.shape == (batch * count[0] * count[1], window[0] * window[1], 1)
-    assert torch.equal(window_reverse(windows, window, size), maps)
-    inside = windows.view(batch, *count, *window)
-    assert torch.equal(inside[-1, -1, -1], maps[-1, -window[0] :, -window[1] :, 0])  # the last window is the corner
-
-
-@pytest.mark.parametrize("size", [(8, 8), (7, 9), (3, 12), (4, 4)])
+@pytest.mark.parametrize("size", [(8, 8), (7, 9), (3, 12)])
 @pytest.mark.parametrize("shifted", [False, True])
 def test_a_patch_depends_on_the_patches_that_it_may_attend_to(size, shifted) -> None:
     """By gradients of the whole branch: pad, shift, cut, attend and back."""
@@ -221,13 +190,6 @@ def test_a_patch_depends_on_the_patches_that_it_may_attend_to(size, shifted) -> 
         depends |= {(query, int(key)) for key in gradient.abs().sum(-1).flatten().nonzero()}
     shift = window_shift(size, (4, 4), (2, 2) if shifted else (0, 0))
     assert depends == patches_that_meet(size, (4, 4), shift)
-
-
-@pytest.mark.parametrize("size", [(8, 8), (7, 9)])
-def test_an_image_does_not_depend_on_its_batch_mates(size) -> None:
-    model = our_swin(size=(2 * size[0], 2 * size[1]))
-    images = pictures(*model.input_size, batch=3)
-    torch.testing.assert_close(model(images)[1:2], model(images[1:2]), atol=1e-6, rtol=0)
 
 
 def test_padding_changes_no_patch() -> None:
@@ -264,7 +226,7 @@ def test_merging_halves_the_map_and_pads_odd_sides() -> None:
 # ---- sizes, training, what cannot be built
 
 
-@pytest.mark.parametrize("size", [(32, 32), (33, 47), (5, 9), (64, 16)])
+@pytest.mark.parametrize("size", [(33, 47), (64, 16)])
 def test_any_image_size(size) -> None:
     model = our_swin(size=size)
     captured = capture_attention(model, pictures(*size))  # the lens checks weights @ values, and the logits
@@ -282,21 +244,6 @@ def test_padding_is_said() -> None:
         assert words in note
 
 
-def test_the_kernels_agree() -> None:
-    fused, by_hand = our_swin(), our_swin()
-    for module in by_hand.modules():
-        if hasattr(module, "fused"):
-            module.fused = False
-    torch.testing.assert_close(fused(pictures()), by_hand(pictures()), atol=1e-5, rtol=0)
-
-
-def test_bfloat16_runs() -> None:
-    model = our_swin()
-    with torch.autocast("cpu", torch.bfloat16):
-        logits = model(pictures())
-    torch.testing.assert_close(logits.float(), model(pictures()), atol=0.2, rtol=0.1)
-
-
 def test_position_biases_are_not_decayed_and_not_orthogonalised() -> None:
     module = our_swin().requires_grad_(True).module
     tables = {name for name, _ in module.named_parameters() if name.endswith("bias_table")}
@@ -307,43 +254,41 @@ def test_position_biases_are_not_decayed_and_not_orthogonalised() -> None:
     assert not any(f"{name}/momentum_buffer" in state for name in tables)
 
 
-def test_heads_in_windows_are_not_cut(tmp_path) -> None:
-    with pytest.raises(UnsupportedError, match="windows"):
-        prune_heads(our_swin(), {0: [0]})
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"window": (0, 4)}, "window"),
-        ({"window": (4, -1)}, "window"),
-        ({"patch_size": (0, 2)}, "patch_size"),
-        ({"depths": (2, 0), "heads": (2, 4)}, "at least 1 block in stage 1"),
-        ({"depths": ()}, "depths"),
-        ({"heads": (2, 4)}, "heads"),
-        ({"heads": (2, 5, 8)}, "try 4"),
-        ({"dim": 0}, "dim"),
-        ({"mlp_ratio": 0.0}, "mlp_ratio"),
-        ({"drop_path": 1.0}, "drop_path"),
-        ({"classes": 0}, "classes"),
+        ({"window": (4, -1)}, "window of at least 1 patches a side, found 4x-1"),
+        ({"patch_size": (0, 2)}, "patch_size of at least 1 px a side, found 0x2"),
+        ({"depths": (2, 0), "heads": (2, 4)}, "at least 1 block in stage 1, found 0"),
+        ({"depths": ()}, "depths and heads of one number of stages"),
+        ({"heads": (2, 4)}, "depths and heads of one number of stages"),
+        ({"heads": (2, 5, 8)}, "divide the width 96 of stage 1, found 5; try 4"),
+        ({"dim": 0}, "dim of at least 1"),
+        ({"mlp_ratio": 0.0}, "mlp_ratio of at least 1/dim"),
+        ({"drop_path": 1.0}, r"drop_path in \[0, 1\), found 1"),
     ],
 )
 def test_what_cannot_be_built(change: dict[str, object], words: str) -> None:
-    with pytest.raises(InputError, match=words) as error:
+    with pytest.raises(InputError, match=words):
         SwinConfig(**change)  # type: ignore[arg-type]
-    assert "\n" not in str(error.value)
 
 
-def test_unknown_fields_and_other_weights_are_refused(tmp_path) -> None:
-    with pytest.raises(InputError, match="fields of a Swin, found 'residual'"):
-        untrained("swin-micro", classes=("a", "b"), overrides={"residual": False})
-    with pytest.raises(InputError, match="no --pooling for swin-micro"):
-        untrained("swin-micro", classes=("a", "b"), overrides={"pooling": "cls"})
-    for name in ("depth", "heads"):
-        with pytest.raises(InputError, match=f"no --{name} for swin-micro, whose stages have their own"):
-            untrained("swin-micro", classes=("a", "b"), overrides={name: 3})
-    with pytest.raises(InputError, match="one number of stages"):
-        untrained("swin-micro", classes=("a", "b"), overrides={"heads": [3, 6]})
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"residual": False}, "fields of a Swin, found 'residual'"),
+        ({"pooling": "cls"}, "no --pooling for swin-micro"),
+        ({"depth": 3}, "no --depth for swin-micro, whose stages have their own"),
+        ({"heads": 3}, "no --heads for swin-micro, whose stages have their own"),
+        ({"heads": [3, 6]}, "one number of stages"),
+    ],
+)
+def test_options_of_other_models_are_refused(overrides, words) -> None:
+    with pytest.raises(InputError, match=words):
+        untrained("swin-micro", classes=("a", "b"), overrides=overrides)
+
+
+def test_other_weights_are_refused(tmp_path) -> None:
     torch.save(timm.create_model("vit_tiny_patch16_224").state_dict(), tmp_path / "vit.pth")
     with pytest.raises(ModelError, match="do not fit"):
         load("swin-tiny-224", weights=str(tmp_path / "vit.pth"))

@@ -15,6 +15,7 @@ from tests.models.handwritten import (
     TRANSFORMERS,
     EinsumViT,
     EncoderViT,
+    InlineBlock,
     InlineViT,
     MultiheadViT,
     SmallCNN,
@@ -90,31 +91,26 @@ def test_the_module_is_neither_changed_nor_slowed(style: type[nn.Module]) -> Non
 def by_hand(style: type[nn.Module], module: nn.Module, images: Tensor) -> list[Tensor]:
     """The attention weights of each layer, by hooks on what that style happens to have."""
     kept: list[Tensor] = []
-    if style is EinsumViT:
-        for layer in module.layers:  # type: ignore[union-attr]
-            layer[0].attend.register_forward_hook(lambda _m, _i, weights: kept.append(weights))
-    elif style is SoftmaxViT:
-        for block in module.encoder:  # type: ignore[union-attr]
-            block.sa.drop.register_forward_hook(lambda _m, _i, weights: kept.append(weights))
-    elif style is InlineViT:
 
-        def hook(block: nn.Module, inputs: tuple[Tensor], _output: Tensor) -> None:
-            y = block.a(inputs[0])  # type: ignore[operator]
-            q, k = (layer(y).unflatten(-1, (block.h, -1)).transpose(1, 2) for layer in (block.q, block.k))  # type: ignore[operator]
-            kept.append((q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1))
+    def output(_module: nn.Module, _inputs: object, weights: Tensor) -> None:
+        kept.append(weights)
 
-        for block in module.trunk:  # type: ignore[union-attr]
-            block.register_forward_hook(hook)
-    else:
+    def inline(block: nn.Module, inputs: tuple[Tensor], _output: Tensor) -> None:
+        y = block.a(inputs[0])  # type: ignore[operator]
+        q, k = (layer(y).unflatten(-1, (block.h, -1)).transpose(1, 2) for layer in (block.q, block.k))  # type: ignore[operator]
+        kept.append((q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1))
 
-        def given(attention: nn.MultiheadAttention, inputs: tuple[Tensor, ...], named: dict, _output: object) -> None:
-            query = inputs[0] if inputs else named["query"]
-            forward = nn.MultiheadAttention.forward
-            kept.append(forward(attention, query, query, query, average_attn_weights=False)[1])
+    def multihead(attention: nn.MultiheadAttention, inputs: tuple[Tensor, ...], named: dict, _output: object) -> None:
+        query = inputs[0] if inputs else named["query"]
+        kept.append(nn.MultiheadAttention.forward(attention, query, query, query, average_attn_weights=False)[1])
 
-        for part in module.modules():
-            if isinstance(part, nn.MultiheadAttention):
-                part.register_forward_hook(given, with_kwargs=True)
+    for part in module.modules():
+        if isinstance(part, nn.Softmax) or (style is SoftmaxViT and isinstance(part, nn.Dropout)):
+            part.register_forward_hook(output)
+        elif isinstance(part, InlineBlock):
+            part.register_forward_hook(inline)
+        elif isinstance(part, nn.MultiheadAttention):
+            part.register_forward_hook(multihead, with_kwargs=True)
     with torch.no_grad():
         module((images - 0.5) / 0.5)
     return kept
@@ -147,25 +143,9 @@ def test_a_head_at_zero_is_its_columns_at_zero(style: type[nn.Module]) -> None:
     assert (expected - model(images)).abs().max() > 1e-4  # the head matters
 
 
-@pytest.mark.parametrize("style", TRANSFORMERS)
-def test_public_functions_work_on_it(style: type[nn.Module]) -> None:
-    model, images, labels = wrapped(style), noise(), torch.tensor([0, 1, 2])
-    assert vitlens.rollout(model, images).shape == (3, *GRID)
-    assert vitlens.relevance(model, images, targets=labels).shape == (3, *GRID)
-    assert vitlens.statistics(model, images).distance.shape[1] == EXPECTED[style][1]
-    assert torch.isfinite(vitlens.ablate(model, images, labels).delta_loss).all()
-    assert vitlens.attack(model, images, labels, epsilon=8 / 255).images.shape == images.shape
-    assert vitlens.explain(model, images, targets=labels, method="integrated-gradients").shape == (3, *SIZE)
-
-
-class OneLogit(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 1))
-
-
 def test_one_logit_is_two_classes_by_its_sigmoid() -> None:
-    model = wrapped(OneLogit, classes=("no", "yes"))
-    images = noise()
+    layers = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 1)
+    model, images = wrapped(lambda: nn.Sequential(*layers), classes=("no", "yes")), noise()
     expected = model.module((images - 0.5) / 0.5).sigmoid()[:, 0]
     torch.testing.assert_close(model(images).softmax(1)[:, 1], expected)
     assert model.classes == ("no", "yes")
@@ -272,8 +252,3 @@ def test_scripted_and_compiled_modules_are_refused() -> None:
         vitlens.wrap(cnn, image_size=SIZE, mean=HALF, std=HALF)
     with pytest.raises(ModelError, match=r"torch\.nn\.Module, found function"):
         vitlens.wrap(seeded, image_size=SIZE, mean=HALF, std=HALF)  # type: ignore[arg-type]
-
-
-def test_images_outside_the_range_are_refused() -> None:
-    with pytest.raises(InputError, match=r"in \[0, 1\]"):
-        vitlens.rollout(wrapped(SoftmaxViT), noise() * 3)

@@ -9,7 +9,7 @@ from captum.attr import LayerActivation, LayerGradientXActivation
 from torch import Tensor, nn
 
 from tests.lens.tiny import TIMM, images, timm_model
-from vitlens.analysis.attention.gradients import with_gradients
+from vitlens.analysis.attention.chain import chained
 from vitlens.analysis.attention.methods import gradient_weighted
 from vitlens.models.model import Model
 
@@ -48,7 +48,7 @@ def captums(family: str, *, dtype: torch.dtype) -> tuple[Model, Tensor, list[str
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weights_and_their_gradients(family, dtype):
     model, batch, names, weights, products = captums(family, dtype=dtype)
-    _, calls = with_gradients(model, batch, torch.tensor(TARGETS))
+    calls = chained(model, batch, targets=torch.tensor(TARGETS), gradient=True).calls
     ours = [call for call in calls if call.site.module in names]  # SigLIP's pooling has no attn_drop
     assert [call.site.module for call in ours] == names
     assert len(ours) == 2
@@ -65,5 +65,5 @@ def test_weights_and_their_gradients(family, dtype):
 def test_the_oracle_can_tell():
     """Another class's gradient is far from captum's: the comparison is not empty."""
     model, batch, _, _, products = captums("vit", dtype=torch.float32)
-    _, calls = with_gradients(model, batch, torch.tensor([2, 2, 2]))
+    calls = chained(model, batch, targets=torch.tensor([2, 2, 2]), gradient=True).calls
     assert largest([call.weights() * call.weight_gradient() for call in calls], products) > 0.1

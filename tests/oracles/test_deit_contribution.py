@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitlens.analysis.patching.contribution import accuracy_by_depth, contributions, logits_by_depth
-from vitlens.data.decode import decode_file
+from vitlens.analysis.patching.contribution import direct_logit_attribution, logits_by_depth
+from vitlens.data.decode import decode
 from vitlens.lens.intervene import intervene
 from vitlens.models import loading
 from vitlens.models.model import Model
@@ -26,12 +26,12 @@ def photos(deit: Model, real_data: Path) -> tuple[Tensor, Tensor]:
     with np.load(real_data / "deit_tiny_reference.npz", allow_pickle=False) as stored:
         names, labels = stored["files"][::30], torch.from_numpy(stored["labels"][::30])
     files = [real_data / "photos" / str(name).removeprefix("photos/") for name in names]
-    return torch.stack([decode_file(file, deit.preprocessing).pixels for file in files]).float() / 255, labels
+    return torch.stack([decode(file, deit.preprocessing)[0] for file in files]).float() / 255, labels
 
 
 @pytest.mark.parametrize("truth", [False, True])
 def test_heads_and_the_rest_sum_to_the_logit(deit, photos, truth):
-    found = contributions(deit, photos[0], targets=photos[1] if truth else None)
+    found = direct_logit_attribution(deit, photos[0], photos[1] if truth else "predicted")
     assert found.heads.shape == (10, 12, 3)
     assert found.logit.abs().max() > 5
     torch.testing.assert_close(found.total(), found.logit, atol=1e-4, rtol=0)
@@ -44,7 +44,7 @@ def test_the_answer_is_made_in_the_last_layers(deit, photos):
     lens = logits_by_depth(deit, photos[0])
     with torch.no_grad():
         torch.testing.assert_close(lens[:, -1], deit(photos[0]), atol=1e-4, rtol=0)
-    accuracy = accuracy_by_depth(lens, photos[1])
+    accuracy = (lens.argmax(-1) == photos[1].unsqueeze(1)).float().mean(0)
     assert accuracy[:6].max() <= 0.2
     assert accuracy[-1] >= 0.6
 

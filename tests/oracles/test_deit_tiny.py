@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.oracles.test_timm_attention import compare
 from vitlens.analysis.attention.methods import relevance, rollout
 from vitlens.analysis.attention.weights import attention, attention_maps
-from vitlens.data.decode import decode_file
+from vitlens.data.decode import decode
 from vitlens.lens.capture import capture_attention
 from vitlens.models import loading
 from vitlens.models.model import Model
@@ -36,7 +36,7 @@ def reference(real_data: Path) -> dict[str, np.ndarray]:
 
 
 def pictures(model: Model, paths: list[Path]) -> Tensor:
-    return torch.stack([decode_file(path, model.preprocessing).pixels for path in paths]).float() / 255
+    return torch.stack([decode(path, model.preprocessing)[0] for path in paths]).float() / 255
 
 
 def logits_of(model: Model, paths: list[Path]) -> Tensor:
@@ -102,7 +102,7 @@ def mapped(
     chosen = list(range(0, len(paths), 8 if part == "some" else 1))
     # these are 224 px already and were taken whole, so that the masks fit
     whole = replace(model.preprocessing, resize=None)
-    batch = torch.stack([decode_file(paths[index], whole).pixels for index in chosen]).float() / 255
+    batch = torch.stack([decode(paths[index], whole)[0] for index in chosen]).float() / 255
     return chosen, [paths[index] for index in chosen], batch
 
 

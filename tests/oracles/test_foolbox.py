@@ -1,15 +1,16 @@
 """Robust accuracy beside foolbox's on the bundled pair: same images, step, steps and start."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from tests.attacks.models import swept
 from tests.oracles import peer_foolbox
-from vitlens.attacks.algorithm import Setting
-from vitlens.attacks.engine import Engine
-from vitlens.attacks.minimum_norm import carlini_wagner
+from vitlens.attacks.engine import worst_case
 from vitlens.attacks.plan import AttackPlan, clean_images
+from vitlens.attacks.registry import ATTACKS
 from vitlens.data.digits import digits
 from vitlens.models import loading
 from vitlens.models.model import Model
@@ -61,9 +62,8 @@ def compare_carlini_wagner(model: Model, count: int, *, searches: int, steps: in
     attack = peer_foolbox.carlini_wagner(searches=searches, steps=steps)
     theirs = peer_foolbox.standing(model, images, labels, attack, LENGTHS)
     clean = clean_images(model, images, labels)
-    plan = AttackPlan((1.0,), batch_size=count)
-    algorithm = carlini_wagner(Setting(steps, len(model.classes), model.input_size), searches=searches)
-    distance = Engine(model, clean, algorithm, plan).run().distance
+    entry = replace(ATTACKS["cw"], options={"searches": searches})
+    distance = worst_case(model, clean, entry, AttackPlan((1.0,), steps=steps, batch_size=count)).distance
     no_weaker([clean.correct & (distance > length) for length in LENGTHS], theirs)
 
 

@@ -64,7 +64,7 @@ TAKES: dict[str, Callable[[Model, object, Tensor | None], Tensor]] = {
 }
 ELSEWHERE = {
     "choose_method": "takes 20 images or more: tests/attribution/test_choice.py",
-    "shape_bias": "needs files of cue conflicts: tests/analysis/failures/test_shape_bias.py",
+    "shape_bias": "needs files of cue conflicts: tests/analysis/failures/test_compare.py",
     "show": "tests/public/test_notebook.py",
     "show_heads": "tests/public/test_notebook.py",
     "walkthrough": "takes one image: tests/analysis/walkthrough/test_walkthrough.py",

@@ -14,7 +14,7 @@ from tests.contracts.test_committed_reports import is_older
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import report
 from vitlens.errors import InputError, UnknownNameError
-from vitlens.files import read_run
+from vitlens.record import read_run
 
 REPORTS = Path(__file__).parents[2] / "reports"
 FOLDERS = sorted(path.parent.name for path in REPORTS.glob("*/results.json") if not is_older(read_run(path.parent)))

@@ -8,8 +8,7 @@ from tests.training.tiny import CLASSES, tiny_model
 from vitlens.errors import InputError
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
-from vitlens.training.finetune import partly_trainable, require_learned, trained_names, trained_share
-from vitlens.training.optimiser import rate_shares
+from vitlens.training.finetune import partly_trainable, require_last, require_learned, trained_names, trained_share
 
 
 def cnn() -> Model:
@@ -70,33 +69,10 @@ def test_frozen_batch_statistics_stay() -> None:
         assert torch.equal(after[name], value) == (not name.startswith("layer3.")), name
 
 
-@pytest.mark.parametrize("last", [3, -1])
-def test_more_blocks_than_there_are(last: int) -> None:
-    with (
-        pytest.raises(InputError, match=f"--train-last from 1 to 2, the blocks of vit-mini, found {last}"),
-        partly_trainable(tiny_model(), last=last),
-    ):
-        pass
-
-
-def test_random_weights_are_not_frozen() -> None:
+def test_more_blocks_than_there_are_and_random_weights_are_refused() -> None:
+    for last in (3, -1):
+        with pytest.raises(InputError, match=f"--train-last from 1 to 2, the blocks of vit-mini, found {last}"):
+            require_last(tiny_model(), last)
     with pytest.raises(InputError, match="found vit-mini with random weights; give timm:"):
         require_learned(tiny_model(), option="--freeze-backbone")
-    with pytest.raises(InputError, match="trained model with --train-last"):
-        require_learned(load("vit-mini", random_weights=True), option="--train-last")
     require_learned(load("vit-digits"), option="--freeze-backbone")
-
-
-def test_rates_by_depth_by_hand() -> None:
-    """BEiT's convention: rate x decay^(depth + 1 - layer), embeddings layer 0, block i layer i + 1, head depth + 1."""
-    model = tiny_model()  # two blocks
-    shares = rate_shares(model.module, model.anatomy.blocks, decay=0.5)
-    by_hand = {
-        "cls_token": 1 / 8,
-        "pos_embed": 1 / 8,
-        "patch_embed.proj.weight": 1 / 8,
-        "blocks.0.attn.qkv.weight": 1 / 4,
-    }
-    by_hand |= {"blocks.1.mlp.fc2.bias": 1 / 2, "norm.weight": 1.0, "head.weight": 1.0, "head.bias": 1.0}
-    assert {name: shares[name] for name in by_hand} == by_hand
-    assert set(shares.values()) == {1 / 8, 1 / 4, 1 / 2, 1.0}

@@ -1,26 +1,32 @@
-"""Trainings in processes of their own: killed ones, and distributed ones."""
+"""Trainings in processes of their own, killed or distributed; and shares of a batch give the gradient of the whole."""
 
 import os
 import signal
 import subprocess
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
 import torch
+from accelerate import Accelerator
 from safetensors.torch import load_file
 
 from tests.kit.waiting import HANGS
-from tests.training.tiny import tiny_model, tiny_recipe, tiny_split
-from vitlens.errors import InputError
+from tests.training.tiny import same, state, tiny_model, tiny_recipe, tiny_split, trained
+from vitlens.errors import InputError, NonFiniteError
 from vitlens.models.saved import WEIGHTS_FILE
 from vitlens.processes import Processes
 from vitlens.training import loop
-from vitlens.training.loop import fit
+from vitlens.training.feed import process_share
+from vitlens.training.loop import Updates
 from vitlens.training.metrics import read_metrics
+from vitlens.training.task import Task
 
 ROOT = Path(__file__).parents[2]
 JOB = ("-m", "tests.training.job")
+TWO = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+SPLIT = tiny_split("train", 7)
 
 
 def run(*arguments: str | Path) -> int:
@@ -30,26 +36,19 @@ def run(*arguments: str | Path) -> int:
     return subprocess.run(command, cwd=ROOT, env=environment, timeout=HANGS, check=False).returncode
 
 
-def same(first: Path, second: Path) -> bool:
-    one, other = load_file(first / WEIGHTS_FILE), load_file(second / WEIGHTS_FILE)
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
 @pytest.mark.parametrize(
     "kill", [("--kill-writing", "4"), pytest.param(("--kill-at", "8"), marks=pytest.mark.slow)], ids=["writing", "step"]
 )
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path, kill: tuple[str, str]) -> None:
-    train, test = tiny_split("train", 40), tiny_split("test", 12)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        fit(tiny_model(), train, test, recipe=tiny_recipe(), directory=tmp_path / "whole")
+        trained(tmp_path / "whole")
         assert run(*JOB, tmp_path / "killed", *kill) == -signal.SIGKILL
-        assert not list((tmp_path / "killed").glob("results.json"))
-        fit(tiny_model(seed=7), train, test, recipe=tiny_recipe(), directory=tmp_path / "killed", resume=True)
+        trained(tmp_path / "killed", tiny_model(seed=7), resume=True)
     finally:
         torch.set_num_threads(threads)
-    assert same(tmp_path / "killed", tmp_path / "whole")
+    assert same(*(load_file(tmp_path / name / WEIGHTS_FILE) for name in ("killed", "whole")))
     assert len(read_metrics(tmp_path / "killed")) == 3
     assert not list((tmp_path / "killed" / "checkpoint").glob(".*"))
 
@@ -58,8 +57,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path, kill: tuple[str, 
 @pytest.mark.parametrize(("batch", "accumulate"), [("8", "1"), ("7", "3")], ids=["even", "uneven and accumulated"])
 def test_two_processes_have_the_loss_of_one(batch: str, accumulate: str, tmp_path: Path) -> None:
     """Shares of 4 and 4 at once; shares of 4 and 3 in two and three parts, against 7 at once."""
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *JOB)
-    assert run(*launch, tmp_path / "two", "--steady", "--batch", batch, "--accumulate", accumulate) == 0
+    assert run(*TWO, *JOB, tmp_path / "two", "--steady", "--batch", batch, "--accumulate", accumulate) == 0
     assert run(*JOB, tmp_path / "one", "--steady", "--batch", batch) == 0
     two, one = read_metrics(tmp_path / "two"), read_metrics(tmp_path / "one")
     assert [metrics.step for metrics in two] == list(range(1, 21))
@@ -73,15 +71,13 @@ def test_two_processes_have_the_loss_of_one(batch: str, accumulate: str, tmp_pat
 
 @pytest.mark.slow  # torchrun and two processes
 def test_a_head_in_two_processes_has_the_numbers_of_one(tmp_path: Path) -> None:
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "vitlens")
     options = "train vit-digits --data digits --limit 40 --batch-size 20 --epochs 1 --freeze-backbone --device cpu"
-    for command, name in ((launch, "two"), (("-m", "vitlens"), "one")):
-        assert run(*command, *options.split(), "--quiet", "--out", tmp_path / name) == 0
+    for launch, name in ((TWO, "two"), ((), "one")):
+        assert run(*launch, "-m", "vitlens", *options.split(), "--quiet", "--out", tmp_path / name) == 0
     (two,), (one,) = read_metrics(tmp_path / "two"), read_metrics(tmp_path / "one")
     assert two.step == one.step == 2
-    assert two.gradient_norm == pytest.approx(one.gradient_norm, rel=1e-6)
-    assert two.train_loss == pytest.approx(one.train_loss, rel=1e-6)
-    assert two.test_loss == pytest.approx(one.test_loss, rel=1e-6)
+    for name in ("gradient_norm", "train_loss", "test_loss"):
+        assert getattr(two, name) == pytest.approx(getattr(one, name), rel=1e-6)
     assert (two.train_accuracy, two.test_accuracy) == (one.train_accuracy, one.test_accuracy)
 
 
@@ -89,17 +85,10 @@ def test_a_head_in_two_processes_has_the_numbers_of_one(tmp_path: Path) -> None:
 def test_accumulated_gradients_train_as_the_whole_batch_does(parts: int, tmp_path: Path) -> None:
     runs = []
     for accumulate in (1, parts):
-        model = tiny_model(drop_path=0.0, dropout=0.0)
         recipe = tiny_recipe(batch_size=7, accumulate=accumulate)
-        fit(
-            model,
-            tiny_split("train", 40),
-            tiny_split("test", 12),
-            recipe=recipe,
-            directory=tmp_path / str(accumulate),
-            precision="fp32",
-        )
-        runs.append((read_metrics(tmp_path / str(accumulate)), model.module.state_dict()))
+        model = tiny_model(drop_path=0.0, dropout=0.0)
+        _, result = trained(tmp_path / str(accumulate), model, recipe=recipe, precision="fp32")
+        runs.append((result.history, state(model)))
     (whole, weights), (cut, others) = runs
     for one, other in zip(whole, cut, strict=True):
         assert other.train_loss == pytest.approx(one.train_loss, rel=1e-5)
@@ -111,11 +100,74 @@ def test_accumulated_gradients_train_as_the_whole_batch_does(parts: int, tmp_pat
 def test_a_batch_has_an_image_for_each_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "accelerated", lambda device: (None, Processes(0, 3, device)))
     with pytest.raises(InputError, match="--batch-size of at least 3, one per process, found 2"):
-        fit(
-            tiny_model(),
-            tiny_split("train", 8),
-            tiny_split("test", 4),
-            recipe=tiny_recipe(batch_size=2),
-            directory=tmp_path,
-        )
+        trained(tmp_path, recipe=tiny_recipe(batch_size=2))
     assert not list(tmp_path.iterdir())
+
+
+class OneOfSeveral(Accelerator):
+    """One of several processes for accelerate; it keeps the gradients that would be averaged."""
+
+    num_processes = 1
+    process_index = 0
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+        self.gradients: dict[str, torch.Tensor] = {}
+
+    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+        named = self.model.named_parameters()
+        self.gradients = {name: value.grad.clone() for name, value in named if value.grad is not None}
+
+
+def begun(**changes: object) -> tuple[Task, Updates, OneOfSeveral]:
+    """A training of a batch of seven before its first step."""
+    model = tiny_model(drop_path=0.0, dropout=0.0)
+    model.train().requires_grad_(True)
+    task = Task(model, SPLIT, SPLIT, tiny_recipe(batch_size=7, **changes), Path("run"))
+    accelerator = OneOfSeveral(model)
+    return task, Updates(task, accelerator), accelerator
+
+
+def learned(processes: int = 1, process: int = 0, **changes: object) -> tuple[dict[str, torch.Tensor], float, float]:
+    """One process's gradients, loss and number of correct predictions."""
+    task, updates, accelerator = begun(**changes)
+    accelerator.num_processes, accelerator.process_index = processes, process
+    mine = process_share(torch.arange(7), process, processes)
+    loss, right, norm = updates.apply(SPLIT.source.read(mine).float() / 255, task.labels(mine), whole=7)
+    own = torch.cat([gradient.flatten() for gradient in accelerator.gradients.values()]).norm()
+    assert processes > 1 or norm == pytest.approx(float(own), rel=1e-5)
+    return accelerator.gradients, loss, right
+
+
+@pytest.mark.parametrize("processes", [2, 3, 7])
+def test_averaged_shares_are_the_whole(processes: int) -> None:
+    whole, loss, right = learned()
+    parts = [learned(processes, process) for process in range(processes)]
+    for name, expected in whole.items():
+        mean = torch.stack([part[0][name] for part in parts]).mean(0)
+        assert torch.allclose(mean, expected, rtol=1e-4, atol=1e-6), name
+    assert sum(part[1] for part in parts) == pytest.approx(loss, rel=1e-5)
+    assert sum(part[2] for part in parts) == right
+
+
+@pytest.mark.parametrize("parts", [2, 9])
+def test_gradients_of_parts_add_up_to_the_whole_batch(parts: int) -> None:
+    """Nine parts of seven images: no more than there are."""
+    (whole, loss, right), (accumulated, again, correct) = learned(), learned(accumulate=parts)
+    assert all(torch.allclose(accumulated[name], expected, rtol=1e-4, atol=1e-6) for name, expected in whole.items())
+    assert (again, correct) == (pytest.approx(loss, rel=1e-5), right)
+
+
+def test_a_number_that_is_not_finite_is_refused_before_the_weights_change() -> None:
+    task, updates, _ = begun()
+    before, images = state(task.model), SPLIT.source.read(torch.arange(7)).float()
+    with pytest.raises(NonFiniteError, match="epoch 1, step 1; run keeps the last good weights"):
+        updates.apply(images * float("nan"), task.labels(torch.arange(7)), whole=7)
+    assert same(state(task.model), before)
+    task.model.module.get_parameter("head.bias").data.fill_(float("inf"))
+    with pytest.raises(NonFiniteError, match=r"NaN or infinity in model/head\.bias"):
+        updates.require_finite()

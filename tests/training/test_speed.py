@@ -1,10 +1,11 @@
+import shutil
+
 import pytest
 import torch
 
 from tests.training.tiny import tiny_model
-from vitlens.errors import UnknownNameError
 from vitlens.training import speed
-from vitlens.training.speed import choose, fast_attention, gradient_checkpointing
+from vitlens.training.speed import choose_compiling, choose_precision, fast_attention, gradient_checkpointing
 
 CPU = torch.device("cpu")
 
@@ -12,29 +13,26 @@ CPU = torch.device("cpu")
 def test_auto_is_bf16_where_the_device_supports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for able, precision in ((True, "bf16"), (False, "fp32")):
         monkeypatch.setattr(speed, "multiplies_bf16", lambda _, able=able: able)
-        computation = choose(CPU, steps=10)
-        assert computation.precision == precision
-        assert f"precision {precision} (chosen)" in computation.notes
-    assert choose(CPU, precision="fp32", steps=10).notes[0] == "precision fp32 (given)"
+        assert choose_precision(CPU, "auto") == (precision, f"precision {precision} (chosen)")
+    assert choose_precision(CPU, "fp32") == ("fp32", "precision fp32 (given)")
 
 
-def test_auto_compiles_long_trainings_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "_can_compile", lambda _: True)
-    many = speed.COMPILE_FROM["cpu"]
-    assert choose(CPU, steps=many).compiled
-    assert not choose(CPU, steps=many - 1).compiled
-    assert not choose(CPU, steps=many, compiling="off").compiled
-    assert choose(CPU, steps=1, compiling="on").compiled
-    monkeypatch.setattr(speed, "_can_compile", lambda _: False)
-    computation = choose(CPU, steps=many)
-    assert not computation.compiled
-    assert "no compiler found" in computation.notes[1]
-
-
-@pytest.mark.parametrize("words", [{"precision": "fp8"}, {"compiling": "maybe"}])
-def test_unknown_words_are_refused(words: dict[str, str]) -> None:
-    with pytest.raises(UnknownNameError):
-        choose(CPU, steps=1, **words)
+@pytest.mark.parametrize(
+    ("asked", "steps", "compiler", "compiled", "note"),
+    [
+        ("auto", 2000, "g++", True, "compile on (2000 steps)"),
+        ("auto", 1999, "g++", False, "compile off (1999 steps)"),
+        ("auto", 2000, "clang++", True, "compile on (2000 steps)"),
+        ("auto", 2000, "", False, "compile off (no compiler found)"),
+        ("off", 2000, "g++", False, "compile off (given)"),
+        ("on", 1, "", True, "compile on (given)"),
+    ],
+)
+def test_auto_compiles_long_trainings_where_it_can(
+    asked: str, steps: int, compiler: str, compiled: bool, note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: name if name == compiler else None)
+    assert choose_compiling(CPU, asked, steps=steps) == (compiled, note)
 
 
 def test_recomputed_blocks_give_the_same_gradients_from_fewer_saved_tensors() -> None:

@@ -5,12 +5,13 @@ queries, so that jobs which began at different times share a batch.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vitlens.attacks.losses import FEWEST_CLASSES
+from vitlens.attacks.losses import FEWEST_CLASSES, Loss
 from vitlens.attacks.norms import Norm
 from vitlens.attacks.registry import Attack
 from vitlens.errors import InputError, UnsupportedError
@@ -39,14 +40,13 @@ class Jobs:
     epsilon: Float[Tensor, " batch"]
     queries: Int[Tensor, " batch"]
 
-    def replaced(self, slots: Int[Tensor, " slots"], new_jobs: "Jobs") -> "Jobs":
+    def replaced(self, slots: Int[Tensor, " slots"], new: "Jobs") -> "Jobs":
         """The batch with new jobs in these slots."""
-        names = [field.name for field in fields(self)]
-        return Jobs(*(getattr(self, name).index_copy(0, slots, getattr(new_jobs, name)) for name in names))
+        return Jobs(**{name: rows.index_copy(0, slots, getattr(new, name)) for name, rows in vars(self).items()})
 
     def select(self, slots: Int[Tensor, " slots"]) -> "Jobs":
         """The jobs in these slots."""
-        return Jobs(*(getattr(self, field.name)[slots] for field in fields(self)))
+        return Jobs(**{name: rows[slots] for name, rows in vars(self).items()})
 
 
 @dataclass(frozen=True)
@@ -68,26 +68,25 @@ class Algorithm(ABC):
     """One attack on a whole batch at once; everything it remembers of a job is in the state's rows.
 
     norm: that bounds the perturbation, or that the attack minimises; queries: the largest number of a job, of which the
-    last needs no gradient; minimum: whether it searches for the smallest perturbation (state "best" is its image,
-    "nearest" its length), otherwise a job ends with its first success; objectives: gradients per query, 0: score-based;
-    targets: number of target classes, tried one after another, 0: untargeted; random: whether another restart can give
-    another result.
+    last needs no gradient; loss: the objective that it maximises (None: it has no gradients, or objectives of its own);
+    objectives: gradients per query. Of an attack that searches for the smallest perturbation state "best" is its image,
+    "nearest" its length; of others a job ends with its first success.
     """
 
     norm: Norm
     queries: int
-    minimum: bool = False
+    loss: Loss | None = None
     objectives: int = 1
-    targets: int = 0
-    random: bool = True
 
     @abstractmethod
     def start(self, jobs: Jobs) -> State:
         """The state of new jobs."""
 
-    @abstractmethod
     def losses(self, logits: Logits, jobs: Jobs) -> Float[Tensor, "batch objectives"]:
         """The objectives to maximise, differentiable."""
+        if self.loss is None:
+            return logits.new_empty(len(logits), 0)
+        return self.loss(logits, jobs.labels, jobs.targets)[:, None]
 
     @abstractmethod
     def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
@@ -128,7 +127,7 @@ def algorithm_of(attack: Attack, setting: Setting) -> Algorithm:
     """
     targets = {"targets": attack.targets} if attack.targets else {}
     algorithm: Algorithm = resolved(attack.function)(setting, **targets, **attack.options)
-    needed = FEWEST_CLASSES.get(getattr(algorithm, "loss", None), 2)  # type: ignore[arg-type]
+    needed = 2 if algorithm.loss is None else FEWEST_CLASSES.get(algorithm.loss, 2)
     if setting.classes < needed:
         raise UnsupportedError(
             f"expected a model of at least {needed} classes for {attack.name}, found {setting.classes}; "
@@ -141,3 +140,9 @@ def perturbed(jobs: Jobs, change: Tensor) -> Images:
     """The clean images plus the change, clamped to [0, 1]."""
     images: Tensor = (jobs.clean + change).clamp(0, 1)
     return images
+
+
+def updated(state: State, jobs: Bool[Tensor, " batch"], new: State) -> State:
+    """The state with new values for these jobs alone."""
+    masks = {name: jobs.view(-1, *[1] * (rows.dim() - 1)) for name, rows in new.items()}
+    return {**state, **{name: torch.where(masks[name], rows, state[name]) for name, rows in new.items()}}

@@ -6,14 +6,13 @@ from functools import cache
 from itertools import pairwise
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
-from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation, Setting, State, perturbed
-from vitlens.attacks.losses import LOSSES, TARGETED, Loss, LossName
+from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation, Setting, State, perturbed, updated
+from vitlens.attacks.losses import LOSSES, TARGETED, LossName
 from vitlens.attacks.norms import NORMS, per_pixel
 from vitlens.attacks.registry import NormName
-from vitlens.shapes import Logits
 
 RHO = 0.75  # share of the steps between two checkpoints that must raise the loss
 MOMENTUM = 0.75  # alpha: weight of the new step; 1 - alpha is that of the last one
@@ -26,7 +25,6 @@ class AutoPGD(Algorithm):
     too few steps raised the loss, or if neither step size nor best loss changed since the last checkpoint."""
 
     steps: int
-    loss: Loss
 
     def start(self, jobs: Jobs) -> State:
         """A random point in the ball."""
@@ -46,28 +44,18 @@ class AutoPGD(Algorithm):
             "step": 2 * jobs.epsilon,
         }
 
-    def losses(self, logits: Logits, jobs: Jobs) -> Float[Tensor, "batch 1"]:
-        """Its loss."""
-        return self.loss(logits, jobs.labels, jobs.targets)[:, None]
-
     def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
         """Record the loss, check the step size, take the next step."""
-        loss, gradient, points = seen.losses[:, 0], seen.gradients[0], state["points"]
-        better = loss > state["top_loss"]
-        first = jobs.queries == 0
-        top_loss = torch.where(better, loss, state["top_loss"])
-        recorded = {
-            **state,
-            "top": _where(better, points, state["top"]),
-            "top_gradient": _where(better, gradient, state["top_gradient"]),
-            "top_loss": top_loss,
-            "rises": state["rises"] + (~first & (loss > state["loss"])),
-            "checked": torch.where(first, top_loss, state["checked"]),
-            "loss": loss,
-        }
-        state, back = self._checked(jobs, recorded)
-        here = _where(back, state["top"], points)
-        ascent = _where(back, state["top_gradient"], gradient)
+        loss, gradient, points, first = seen.losses[:, 0], seen.gradients[0], state["points"], jobs.queries == 0
+        state = {**state, "rises": state["rises"] + (~first & (loss > state["loss"])), "loss": loss}
+        top = {"top": points, "top_gradient": gradient, "top_loss": loss}
+        state = updated(state, loss > state["top_loss"], top)
+        state = updated(state, first, {"checked": state["top_loss"]})
+        state, back = self._checked(jobs, state)
+        here, ascent = (
+            torch.where(per_pixel(back), state[of_best], own)
+            for of_best, own in (("top", points), ("top_gradient", gradient))
+        )
         # one step with momentum, projected before and after it is combined with the last
         step = here + per_pixel(state["step"]) * self.norm.steepest(ascent)
         step = perturbed(jobs, self.norm.project(step - jobs.clean, jobs.epsilon))
@@ -82,20 +70,15 @@ class AutoPGD(Algorithm):
         at_check = window > 0
         unchanged = ~state["halved"] & (state["top_loss"] == state["checked"])
         back = at_check & ((state["rises"] < RHO * window) | unchanged)
-        return {
-            **state,
-            "step": torch.where(back, state["step"] / 2, state["step"]),
-            "halved": torch.where(at_check, back, state["halved"]),
-            "checked": torch.where(at_check, state["top_loss"], state["checked"]),
-            "rises": torch.where(at_check, 0, state["rises"]),
-        }, back
+        since = {"halved": back, "checked": state["top_loss"], "rises": torch.zeros_like(state["rises"])}
+        return updated(updated(state, at_check, since), back, {"step": state["step"] / 2}), back
 
 
 def apgd(setting: Setting, *, loss: LossName = "cross-entropy", norm: NormName = "linf", targets: int = 0) -> AutoPGD:
     """Auto-PGD; targets: how many of the most likely other classes it targets in turn (9 in AutoAttack); 0: none."""
     rule = (TARGETED if targets else LOSSES)[loss]
     queries = setting.steps + 1  # one at the start, one after each step
-    return AutoPGD(norm=NORMS[norm], queries=queries, targets=targets, steps=setting.steps, loss=rule)
+    return AutoPGD(norm=NORMS[norm], queries=queries, steps=setting.steps, loss=rule)
 
 
 @cache
@@ -110,7 +93,3 @@ def windows(steps: int, device: torch.device) -> Int[Tensor, " queries"]:
         before, share = share, share + max(share - before - _SHORTER, _SHORTEST)
     lengths = {after: after - previous for previous, after in pairwise(sorted(set(marks)))}
     return torch.tensor([lengths.get(step, 0) for step in range(steps + 1)], device=device)
-
-
-def _where(mask: Bool[Tensor, " batch"], first: Tensor, second: Tensor) -> Tensor:
-    return torch.where(mask[:, None, None, None], first, second)

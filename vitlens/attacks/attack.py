@@ -16,11 +16,12 @@ from torch import Tensor
 from vitlens.attacks.engine import worst_case
 from vitlens.attacks.plan import AttackPlan, clean_images
 from vitlens.attacks.registry import ATTACK, ATTACKS, EPSILON, PRECISION, RESTARTS, attack_named
+from vitlens.attacks.robustness import Outcome
 from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.models.support import needs_of, require
 from vitlens.names import DEFAULT_SEED
-from vitlens.pixels import AnyImages, Targets, as_images, as_parts, as_targets, takes_images
+from vitlens.pixels import AnyImages, Parts, Targets, as_images, as_parts, as_targets, takes_images
 from vitlens.shapes import Images
 from vitlens.summary import Line, Summary
 
@@ -80,39 +81,19 @@ class AttackCurve(Summary):
 
 @overload
 def attack(
-    model: Model,
-    images: AnyImages,
-    labels: Tensor | str | None = None,
-    *,
-    method: str = ATTACK,
-    epsilon: float | None = None,
-    epsilons: None = None,
-    steps: int | None = None,
-    restarts: int = RESTARTS,
-    targets: Targets = None,
-    seed: int = DEFAULT_SEED,
-    batch_size: int | None = None,
-    precision: str = PRECISION,
-    side: int | None = None,
-    aligned: bool = True,
-    maps: Tensor | None = None,
-) -> AttackResult: ...
+    model: Model, images: AnyImages, labels: Tensor | str | None = None, *, method: str = ATTACK,
+    epsilon: float | None = None, epsilons: None = None, steps: int | None = None, restarts: int = RESTARTS,
+    targets: Targets = None, seed: int = DEFAULT_SEED, batch_size: int | None = None, precision: str = PRECISION,
+    side: int | None = None, aligned: bool = True, maps: Tensor | None = None,
+) -> AttackResult: ...  # fmt: skip
 
 
 @overload
 def attack(
-    model: Model,
-    images: AnyImages,
-    labels: Tensor | str | None = None,
-    *,
-    epsilons: Sequence[float],
-    method: str = ATTACK,
-    steps: int | None = None,
-    restarts: int = RESTARTS,
-    seed: int = DEFAULT_SEED,
-    batch_size: int | None = None,
-    precision: str = PRECISION,
-) -> AttackCurve: ...
+    model: Model, images: AnyImages, labels: Tensor | str | None = None, *, epsilons: Sequence[float],
+    method: str = ATTACK, steps: int | None = None, restarts: int = RESTARTS, seed: int = DEFAULT_SEED,
+    batch_size: int | None = None, precision: str = PRECISION,
+) -> AttackCurve: ...  # fmt: skip
 
 
 @takes_images
@@ -174,19 +155,20 @@ def attack(
             raise InputError(f"expected an attack bounded by epsilon for epsilons, found {method!r}; give side instead")
         if not levels:
             raise InputError("expected at least one epsilon, found none; e.g. epsilons=[1 / 255, 2 / 255, 4 / 255]")
-        found = sweep(model, as_parts(images), labels, plan, attack=method, epsilons=levels)
-        robust = torch.stack([found.robust(epsilon) for epsilon in found.epsilons])
+        curve = sweep(model, as_parts(images), labels, plan, attack=method, epsilons=levels)
+        at = torch.tensor(levels, dtype=torch.float64)
+        robust = curve.clean & (curve.broken_at > at[:, None])
         return AttackCurve(
-            torch.tensor(found.epsilons, dtype=torch.float64), robust.double().mean(1), found.clean & ~robust,
-            found.clean, found.broken_at, found.distance, found.notes,
+            at, robust.double().mean(1), curve.clean & ~robust, curve.clean, curve.broken_at, curve.distance,
+            curve.notes,
         )  # fmt: skip
     require(model, *needs_of("attack"))
     if epsilon is not None and not entry.takes_epsilon:
         raise InputError(f"expected no epsilon for a patch, whose size is its side in px, found {epsilon:g}")
     pixels = as_images(images).detach()
     clean = clean_images(model, pixels, labels, batch_size=batch_size)
-    given = [EPSILON.get(entry.norm, 0.0)] if epsilon is None else [epsilon]
-    (level,), limit = plan.epsilons(entry, model, clean, given), torch.inf
+    given = EPSILON.get(entry.norm, 0.0) if epsilon is None else epsilon
+    (level,), limit = plan.epsilons(entry, model, clean, [given]), torch.inf
     if entry.kind == "minimum":  # it searches without an epsilon, and what it finds counts within this distance
         level, limit = 1.0, torch.inf if epsilon is None else epsilon
     if plan.targets is not None:
@@ -208,41 +190,13 @@ def attack(
     return AttackResult(
         adversarial, success, torch.where(success, outcome.distance, 0.0), clean.correct,
         torch.zeros_like(success) if plan.targets is None else success, outcome.forwards, outcome.backwards,
-        clean.notes(model.alias),
+        clean.notes,
     )  # fmt: skip
 
 
-@dataclass(frozen=True, repr=False)
-class Sweep(Summary):
-    """The results of one attack on n images.
-
-    epsilons: of the attack, pixel units (for a patch the share of the image covered); clean: whether the clean image is
-    classified correctly; broken_at: the smallest epsilon at which the attack succeeds, 0 where the clean image is
-    misclassified, infinite where it is robust; distance: of the smallest perturbation found, in the attack's norm,
-    infinite where there is none, 0 where the clean image is misclassified; forwards, backwards: passes through the
-    model; seconds; zero_gradients: images all of whose gradients were exactly 0; notes: caveats that belong to the
-    numbers.
-    """
-
-    epsilons: tuple[float, ...]
-    clean: Bool[Tensor, " n"]
-    broken_at: Float[Tensor, " n"]
-    distance: Float[Tensor, " n"]
-    forwards: int
-    backwards: int
-    seconds: float
-    zero_gradients: Bool[Tensor, " n"]
-    notes: tuple[str, ...] = ()
-
-    def robust(self, epsilon: float) -> Bool[Tensor, " n"]:
-        """Which images are classified correctly within this epsilon (one of `epsilons`, or slightly more)."""
-        return self.clean & (self.broken_at > epsilon)
-
-
-@takes_images
 def sweep(
     model: Model,
-    images: AnyImages,
+    images: Parts,
     labels: Tensor | str | None = None,
     plan: AttackPlan = _PLAN,
     *,
@@ -250,7 +204,7 @@ def sweep(
     epsilons: Sequence[float] | None = None,
     indices: Sequence[int] | None = None,
     on_progress: Callable[[int], object] = lambda _: None,
-) -> Sweep:
+) -> Outcome:
     """Attack every image at every epsilon, up to the first at which the attack succeeds.
 
     epsilons: in pixel units, ascending, 0 allowed (None: the defaults of the attack's norm; a patch has its own);
@@ -259,20 +213,20 @@ def sweep(
     `vitlens.attack`.
     """
     entry = attack_named(attack)
-    clean = clean_images(model, as_parts(images), labels, indices=indices, batch_size=plan.batch_size)
+    clean = clean_images(model, images, labels, indices=indices, batch_size=plan.batch_size)
     axis = plan.epsilons(entry, model, clean, epsilons)
     above_0 = tuple(epsilon for epsilon in axis if epsilon > 0)  # at 0 no image changes
-    start = time.perf_counter()
     levels = above_0 if entry.kind == "budget" else (1.0,)  # a search for the smallest perturbation runs once
-    outcome = worst_case(model, clean, entry, replace(plan, levels=levels), advance=on_progress)
+    start = time.perf_counter()
+    found = worst_case(model, clean, entry, replace(plan, levels=levels), advance=on_progress)
     seconds = time.perf_counter() - start
     tried = torch.tensor([*above_0, torch.inf], dtype=torch.float64)
-    broken = outcome.level.where(outcome.level >= 0, len(tried) - 1)
+    broken = found.level.where(found.level >= 0, len(tried) - 1)
     if entry.kind == "minimum":  # the first epsilon that is not below the distance
-        broken = torch.searchsorted(tried, outcome.distance.double())
+        broken = torch.searchsorted(tried, found.distance.double())
     wrong = ~clean.correct
-    return Sweep(
-        axis, clean.correct, tried[broken].masked_fill(wrong, 0.0), outcome.distance.masked_fill(wrong, 0.0),
-        int(outcome.forwards.sum()), int(outcome.backwards.sum()), seconds, outcome.zero_gradients,
-        clean.notes(model.alias),
+    return Outcome(
+        entry.slug, model.alias, axis, clean.correct, tried[broken].masked_fill(wrong, 0.0),
+        found.distance.masked_fill(wrong, 0.0), found.zero_gradients, int(found.forwards.sum()),
+        int(found.backwards.sum()), seconds, clean.notes,
     )  # fmt: skip

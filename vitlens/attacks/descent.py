@@ -14,12 +14,11 @@ from torch.nn import functional as F
 
 from vitlens.analysis.failures.operations import frequency_bands
 from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation, Setting, State, perturbed
-from vitlens.attacks.losses import LOSSES, TARGETED, Loss, LossName
+from vitlens.attacks.losses import LOSSES, TARGETED, LossName
 from vitlens.attacks.norms import LINF, NORMS, PATCH, Change, Norm, PerImage, per_pixel
 from vitlens.attacks.registry import NormName
 from vitlens.data.draws import uniform
 from vitlens.errors import InputError
-from vitlens.shapes import Logits
 
 PGD_STRIDE = 2.5  # length of all steps together, in epsilons, as in Madry 2018
 BIM_STRIDE = 1.25  # Kurakin 2017: steps of 1/255, 1.25 epsilon / (1/255) of them
@@ -40,7 +39,6 @@ class Region:
     fit: Callable[[Change, PerImage, State], Change]
     choose: Callable[[Jobs], State] = lambda _jobs: {}
     radius: Callable[[Jobs], PerImage] = lambda jobs: jobs.epsilon
-    random: bool = False
 
 
 def ball(norm: Norm) -> Region:
@@ -91,7 +89,6 @@ def one_square(side: int, step: tuple[int, int], ranked: Int[Tensor, "images pla
         lambda change, radius, state: PATCH.project(change * state["mask"], radius),
         choose,
         lambda jobs: torch.ones_like(jobs.epsilon),
-        random=True,
     )
 
 
@@ -129,7 +126,6 @@ class Descent(Algorithm):
     steps: int
     stride: float
     random_start: bool
-    loss: Loss
     region: Region
 
     def start(self, jobs: Jobs) -> State:
@@ -140,10 +136,6 @@ class Descent(Algorithm):
         radius = self.region.radius(jobs)
         draw = self.norm.draw(jobs.keys, jobs.clean) * per_pixel(radius)
         return {"points": perturbed(jobs, self.region.fit(draw, radius, extra)), **extra}
-
-    def losses(self, logits: Logits, jobs: Jobs) -> Float[Tensor, "batch 1"]:
-        """Its loss."""
-        return self.loss(logits, jobs.labels, jobs.targets)[:, None]
 
     def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
         """One step, projected into the region and clamped to [0, 1]."""
@@ -170,8 +162,7 @@ def pgd(
     """
     region = region or ball(NORMS[norm])
     return Descent(
-        norm=region.norm, queries=setting.steps + 1, targets=targets, random=random_start or region.random,
-        steps=setting.steps, stride=stride, random_start=random_start,
+        norm=region.norm, queries=setting.steps + 1, steps=setting.steps, stride=stride, random_start=random_start,
         loss=(TARGETED if targets else LOSSES)[loss], region=region,
     )  # fmt: skip
 

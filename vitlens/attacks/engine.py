@@ -11,7 +11,7 @@ Gradients, with respect to pixels alone, may be computed in bf16; whether an ima
 fp32, on exactly its pixels.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -22,8 +22,8 @@ from torch import Tensor
 from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation, State, algorithm_of
 from vitlens.attacks.losses import is_misclassified, is_target, margin
 from vitlens.attacks.norms import per_pixel
-from vitlens.attacks.plan import AttackOutcome, AttackPlan, CleanImages, fitting_batch, frozen
-from vitlens.attacks.registry import PRECISION, Attack, members_of, without_gradients
+from vitlens.attacks.plan import AttackPlan, CleanImages, fitting_batch, frozen
+from vitlens.attacks.registry import PRECISION, Attack, without_gradients
 from vitlens.data.draws import keys
 from vitlens.devices import autocast
 from vitlens.errors import NonFiniteError, UnsupportedError
@@ -41,6 +41,28 @@ _BF16_ERROR = 2.0**-6  # of the largest logit
 _CPU_CHUNK = 32  # images per pass on a CPU, whose activations fit into its caches
 _SEPARATE = 4  # jobs that need no gradient get a pass of their own where they are at least 1/4 of the batch
 _MULTIPLE = 8  # to which batches on a CPU are padded
+
+
+@dataclass(frozen=True)
+class AttackOutcome:
+    """The outcome for each image, of all algorithms that have run so far.
+
+    level: index of the epsilon at which the attack succeeded, -1 where the image is robust or was not attacked;
+    distance: of the adversarial image, infinite where there is none; forwards, backwards: passes; silent: whether no
+    gradient was other than exactly 0; adversarial: images by row.
+    """
+
+    level: Int[Tensor, " batch"]
+    distance: Float[Tensor, " batch"]
+    forwards: Int[Tensor, " batch"]
+    backwards: Int[Tensor, " batch"]
+    silent: Bool[Tensor, " batch"]
+    adversarial: dict[int, Tensor]
+
+    @property
+    def zero_gradients(self) -> Bool[Tensor, " batch"]:
+        """Whether gradients were computed and all of them exactly 0."""
+        return self.silent & (self.backwards > 0)
 
 
 @dataclass(frozen=True)
@@ -86,6 +108,10 @@ class Evaluator:
             logits: Tensor = self.model(_padded(points))
         return logits[: len(points)]
 
+    def success(self, logits: Logits, jobs: Jobs) -> Bool[Tensor, " batch"]:
+        """Whether the points with these logits are adversarial."""
+        return is_target(logits, jobs.targets) if self.targeted else is_misclassified(logits, jobs.labels)
+
     def _plain(self, points: Images, jobs: Jobs) -> PointEvaluation:
         logits = self.exact(points)
         losses = self.algorithm.losses(logits, jobs)
@@ -93,7 +119,8 @@ class Evaluator:
         return PointEvaluation(logits, losses, no_gradients, self.success(logits, jobs))
 
     def _traced(self, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"]) -> PointEvaluation:
-        """With gradients; after a pass in bf16, points that might be adversarial are evaluated again in fp32."""
+        """With gradients; after a pass in bf16, points that are nearly adversarial, or the last of their job, are
+        evaluated again in fp32."""
         count = self.algorithm.objectives
         with torch.enable_grad(), autocast(points.device, self.precision), quick_linear(points.device):
             coarse = torch.is_autocast_enabled(points.device.type)
@@ -107,31 +134,25 @@ class Evaluator:
         with torch.enable_grad():
             logits = outputs.to(points.dtype)
             losses = self.algorithm.losses(logits, jobs)
-            gradients_of = [
+            gradients = [
                 torch.autograd.grad(losses[:, index].sum(), leaf, retain_graph=index + 1 < count)[0]
                 for index in range(count)
             ]
-        gradients = gradients_of[0][None] if count == 1 else torch.stack(gradients_of)
         logits = logits.detach()
-        seen = PointEvaluation(logits, losses.detach(), gradients, self.success(logits, jobs))
-        return self._verified(seen, points, jobs, last) if coarse else seen
-
-    def _verified(
-        self, seen: PointEvaluation, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"]
-    ) -> PointEvaluation:
-        """With fp32 logits for the points that are nearly adversarial, or are the last of their job."""
-        slack = _BF16_ERROR * seen.logits.abs().amax(1)
-        lead = -margin(seen.logits, jobs.targets) if self.targeted else margin(seen.logits, jobs.labels)
+        seen = PointEvaluation(
+            logits, losses.detach(), gradients[0][None] if count == 1 else torch.stack(gradients),
+            self.success(logits, jobs),
+        )  # fmt: skip
+        if not coarse:
+            return seen
+        slack = _BF16_ERROR * logits.abs().amax(1)
+        lead = -margin(logits, jobs.targets) if self.targeted else margin(logits, jobs.labels)
         uncertain = ((lead < slack) | last).nonzero()[:, 0]
         if not len(uncertain):
             return seen
-        logits = seen.logits.index_copy(0, uncertain, self.exact(points[uncertain]))
+        logits = logits.index_copy(0, uncertain, self.exact(points[uncertain]))
         success = torch.zeros_like(seen.success).index_copy(0, uncertain, self.success(logits, jobs)[uncertain])
         return replace(seen, logits=logits, success=success)
-
-    def success(self, logits: Logits, jobs: Jobs) -> Bool[Tensor, " batch"]:
-        """Whether the points with these logits are adversarial."""
-        return is_target(logits, jobs.targets) if self.targeted else is_misclassified(logits, jobs.labels)
 
 
 def _padded(points: Images) -> Float[Tensor, "padded 3 height width"]:
@@ -147,52 +168,43 @@ def _padded(points: Images) -> Float[Tensor, "padded 3 height width"]:
 
 
 class Engine:
-    """Runs one algorithm over the images, batch by batch.
+    """Runs one attack without members over the images, batch by batch.
 
-    limits: for each image how many of the plan's levels, from the smallest (None: all).
+    outcome: of the attacks before it, to which this one adds: an image is attacked only below the level at which it is
+    broken already. Raises what the attack's algorithm raises.
     """
 
     def __init__(
-        self,
-        model: Model,
-        clean: CleanImages,
-        algorithm: Algorithm,
-        plan: AttackPlan,
-        limits: Int[Tensor, " batch"] | None = None,
-        on_done: OnDone = lambda _: None,
+        self, model: Model, clean: CleanImages, attack: Attack, plan: AttackPlan, outcome: AttackOutcome | None = None
     ) -> None:
-        self.model, self.clean, self.algorithm, self.plan, self.on_done = model, clean, algorithm, plan, on_done
-        self.evaluator = Evaluator(model, algorithm, plan.precision, targeted=plan.targets is not None)
-        count = len(clean.labels)
-        self.limits = [len(plan.levels)] * count if limits is None else limits.tolist()
+        self.model, self.clean, self.plan, self.minimum = model, clean, plan, attack.kind == "minimum"
+        self.algorithm = algorithm_of(attack, plan.setting(attack, model, clean))
+        self.evaluator = Evaluator(model, self.algorithm, plan.precision, targeted=plan.targets is not None)
+        self.outcome = outcome or nothing_yet(len(clean.labels))
         self.batch_size = plan.batch_size or fitting_batch(model)
-        self.targets = 1 if plan.targets is not None else max(1, min(algorithm.targets, clean.runners_up.shape[1]))
-        self.jobs_per_level = self.targets * (plan.restarts if algorithm.random else 1)
-        none = torch.zeros(count, dtype=torch.int64)
-        distance, silent = torch.full((count,), torch.inf), torch.ones(count, dtype=torch.bool)
-        self.outcome = AttackOutcome(none - 1, distance, none.clone(), none.clone(), silent, {})
-        attacked = (row for row, correct in enumerate(clean.correct.tolist()) if correct and self.limits[row])
-        self.waiting: Iterator[int] = iter(attacked)
-        self.rows: list[int] = []  # of each slot: image, index of the job among the image's jobs, queries of the job
-        self.stages: list[int] = []
-        self.queries = torch.zeros(0, dtype=torch.int64)
+        self.targets = 1 if plan.targets is not None else max(1, min(attack.targets, clean.runners_up.shape[1]))
+        self.jobs_per_level = self.targets * (plan.restarts if attack.random_start else 1)
 
-    def run(self) -> AttackOutcome:
+    def run(self, on_done: OnDone = lambda _: None) -> AttackOutcome:
         """Run all jobs of all images. Raises NonFiniteError naming model and image."""
+        level = self.outcome.level
+        self.limits = torch.where(level < 0, len(self.plan.levels), level).tolist()  # of levels from the smallest
+        attacked = (row for row, correct in enumerate(self.clean.correct.tolist()) if correct and self.limits[row])
+        self.waiting, self.on_done = iter(attacked), on_done
+        # of each slot: image, index of the job among the image's jobs, queries of the job
+        self.rows = list(islice(self.waiting, self.batch_size))
+        self.stages = [self._first(row) for row in self.rows]
+        self.queries = torch.zeros(len(self.rows), dtype=torch.int64)
         with frozen(self.model), torch.no_grad():
-            self.rows = list(islice(self.waiting, self.batch_size))
-            self.stages = [self._first(row) for row in self.rows]
-            self.queries = torch.zeros(len(self.rows), dtype=torch.int64)
             jobs = self._jobs(self.rows, self.stages)
             state = self.algorithm.start(jobs) if self.rows else {}
             while self.rows:
                 jobs, state = self._round(jobs, state)
-        self.outcome.zero_gradients.logical_and_(self.outcome.backwards > 0)
         return self.outcome
 
     def _round(self, jobs: Jobs, state: State) -> tuple[Jobs, State]:
         """One query of the model for the whole batch, and the changes that follow from it."""
-        minimum, last = self.algorithm.minimum, self.queries == self.algorithm.queries - 1
+        minimum, last = self.minimum, self.queries == self.algorithm.queries - 1
         points = state["points"]
         seen = self.evaluator.evaluate(points, jobs, last)
         state = self.algorithm.step(jobs, state, seen)
@@ -210,13 +222,17 @@ class Engine:
         ended = ended if minimum else ended | success
         self.queries += 1
         jobs = replace(jobs, queries=jobs.queries + 1)
-        slots = ended.nonzero()[:, 0].tolist()
-        hits = [slot for slot in slots if success[slot]]
-        if hits:
+        hits = success.nonzero()[:, 0]
+        if len(hits):
             if minimum:
                 points, distance = self._shortened(hits, jobs, state["best"], distance)
-            self._record(hits, distance, points)
-        return self._refill(slots, success, jobs, state)
+            rows = torch.tensor(self.rows)[hits]
+            self.outcome.level[rows] = torch.tensor(self.stages)[hits] // self.jobs_per_level
+            self.outcome.distance[rows] = distance[hits].float()
+            if self.plan.keep:
+                kept = points[hits.to(points.device)].to(self.clean.images.device)
+                self.outcome.adversarial.update(zip(rows.tolist(), kept))
+        return self._refill(ended.nonzero()[:, 0].tolist(), success, jobs, state)
 
     def _count(self, last: Bool[Tensor, " batch"], finite: Tensor, steepest: Tensor) -> None:
         """Count each image's passes, and note whether all its gradients were 0. Raises NonFiniteError."""
@@ -231,31 +247,24 @@ class Engine:
         rows = torch.tensor(self.rows)
         self.outcome.forwards[rows] += 1
         self.outcome.backwards[rows] += self.algorithm.objectives * (~last)
-        self.outcome.zero_gradients[rows] &= last | (steepest == 0)
+        self.outcome.silent[rows] &= last | (steepest == 0)
 
-    def _shortened(self, hits: list[int], jobs: Jobs, adversarial: Tensor, distance: Tensor) -> tuple[Tensor, Tensor]:
+    def _shortened(
+        self, hits: Int[Tensor, " hits"], jobs: Jobs, adversarial: Tensor, distance: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """The adversarial images and their distances, those in these slots shortened by the line search."""
-        slots = torch.tensor(hits, device=adversarial.device)
+        slots = hits.to(adversarial.device)
         hit_jobs = jobs.select(slots)
         nearer = line_search(
             lambda points, rows: self.evaluator.success(self.evaluator.exact(points), hit_jobs.select(rows)),
             hit_jobs.clean, adversarial[slots],
             batch_size=self.batch_size,
         )  # fmt: skip
-        self.outcome.forwards[torch.tensor([self.rows[slot] for slot in hits])] += ROUNDS * POINTS
+        self.outcome.forwards[torch.tensor(self.rows)[hits]] += ROUNDS * POINTS
         lengths = self.algorithm.norm.length(nearer - hit_jobs.clean).to(distance)
-        return adversarial.index_copy(0, slots, nearer), distance.index_copy(0, slots.cpu(), lengths)
+        return adversarial.index_copy(0, slots, nearer), distance.index_copy(0, hits, lengths)
 
-    def _record(self, hits: list[int], distance: Tensor, images: Tensor) -> None:
-        """Record the successes of these slots."""
-        rows = torch.tensor([self.rows[slot] for slot in hits])
-        self.outcome.level[rows] = torch.tensor([self.stages[slot] // self.jobs_per_level for slot in hits])
-        self.outcome.distance[rows] = distance[hits].float()
-        if self.plan.keep:
-            kept = images[torch.tensor(hits, device=images.device)].to(self.clean.images.device)
-            self.outcome.adversarial.update(zip(rows.tolist(), kept))
-
-    def _refill(self, slots: list[int], success: Tensor, jobs: Jobs, state: State) -> tuple[Jobs, State]:
+    def _refill(self, slots: Sequence[int], success: Tensor, jobs: Jobs, state: State) -> tuple[Jobs, State]:
         """Fill the slots of the jobs that ended with the same image's next job, or with the next image."""
         filled = []
         for slot in slots:
@@ -318,38 +327,21 @@ def worst_case(
 ) -> AttackOutcome:
     """The attack, or its members in turn, on each image only at the epsilons at which it is still robust.
 
-    advance: called with the number of images just finished, all of them in sum. Passes are summed; zero_gradients holds
-    where it does for every algorithm that computed gradients of the image.
+    advance: called with the number of images just finished, all of them in sum.
     """
-    algorithms = [algorithm_of(member, plan.setting(member, model, clean)) for member in members_of(attack.name)]
-    limits = torch.full((len(clean.labels),), len(plan.levels))
-    outcome: AttackOutcome | None = None
-    advance(len(clean.labels) - int((clean.correct & (limits > 0)).sum()))
-    for number, algorithm in enumerate(algorithms, 1):
-
-        def on_done(level: int, final: bool = number == len(algorithms)) -> None:
-            if final or level == 0:  # broken at the smallest epsilon: no later algorithm runs on it
-                advance(1)
-
-        later = Engine(model, clean, algorithm, plan, limits, on_done).run()
-        outcome = later if outcome is None else _worse(outcome, later)
-        limits = torch.where(outcome.level < 0, limits, torch.minimum(outcome.level, limits))
-    assert outcome is not None
-    return outcome
+    outcome = nothing_yet(len(clean.labels))
+    engines = [Engine(model, clean, part, plan, outcome) for part in attack.parts]
+    advance(int((~clean.correct).sum()) if plan.levels else len(clean.labels))
+    for engine in engines[:-1]:  # an image that is broken at the smallest epsilon is not attacked again
+        engine.run(lambda level: advance(1) if level == 0 else None)
+    return engines[-1].run(lambda _: advance(1))
 
 
-def _worse(first: AttackOutcome, second: AttackOutcome) -> AttackOutcome:
-    """The smaller of two breaking epsilons; the second attack ran only below the first one's."""
-    broken = second.level >= 0
-    zero = [outcome.zero_gradients | (outcome.backwards == 0) for outcome in (first, second)]
-    return AttackOutcome(
-        torch.where(broken, second.level, first.level),
-        torch.where(broken, second.distance, first.distance),
-        first.forwards + second.forwards,
-        first.backwards + second.backwards,
-        zero[0] & zero[1] & (first.backwards + second.backwards > 0),
-        {**first.adversarial, **second.adversarial},
-    )
+def nothing_yet(count: int) -> AttackOutcome:
+    """The outcome before any attack."""
+    zero = torch.zeros(count, dtype=torch.int64)
+    distance, silent = torch.full((count,), torch.inf), torch.ones(count, dtype=torch.bool)
+    return AttackOutcome(zero - 1, distance, zero.clone(), zero.clone(), silent, {})
 
 
 def line_search(is_adversarial: SuccessTest, clean: Images, adversarial: Images, *, batch_size: int) -> Images:
@@ -365,7 +357,7 @@ def line_search(is_adversarial: SuccessTest, clean: Images, adversarial: Images,
         points: Points = (clean[rows] + per_pixel(shares) * change[rows]).clamp(0, 1)
         return points
 
-    ends = torch.stack((torch.zeros_like(clean[:, 0, 0, 0]), torch.ones_like(clean[:, 0, 0, 0])), 1)
+    ends = torch.tensor([0.0, 1.0], dtype=clean.dtype, device=clean.device).repeat(len(clean), 1)
     steps = torch.arange(1, POINTS + 1, device=ends.device, dtype=ends.dtype) / (POINTS + 1)
     for _ in range(ROUNDS):
         between = ends[:, :1] + (ends[:, 1:] - ends[:, :1]) * steps

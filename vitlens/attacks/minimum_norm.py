@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation, Setting, State, perturbed
+from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation, Setting, State, perturbed, updated
 from vitlens.attacks.losses import margin, rounding_error
-from vitlens.attacks.norms import L2, Norm, per_pixel
+from vitlens.attacks.norms import L2, per_pixel
 from vitlens.attacks.registry import SEARCHES, TARGETS
 from vitlens.shapes import Images, Logits
 
@@ -31,16 +31,7 @@ _FALL = 0.9999
 _PATIENCE = 2  # consecutive checks without a fall: a single image's loss oscillates more than the sum over a batch
 
 
-@dataclass(frozen=True, kw_only=True)
-class _MinimumNorm(Algorithm):
-    """An attack that searches for the smallest perturbation."""
-
-    norm: Norm = L2
-    minimum: bool = True
-    random: bool = False
-
-
-class DeepFool(_MinimumNorm):
+class DeepFool(Algorithm):
     """objectives: how many of the most likely other classes are considered."""
 
     def start(self, jobs: Jobs) -> State:
@@ -69,24 +60,19 @@ class DeepFool(_MinimumNorm):
         gradient = seen.gradients[chosen, torch.arange(len(chosen), device=chosen.device)]
         length = torch.where(nearest.isfinite(), nearest + _PUSH, 0)  # no step where all gradients are 0
         total = state["total"] + per_pixel(length) * L2.steepest(gradient)
-        success, here = seen.success, state["points"]
-        per_image = success[:, None, None, None]
-        return {
-            "points": perturbed(jobs, (1 + OVERSHOOT) * total),
-            "total": total,
-            "best": torch.where(per_image, here, state["best"]),
-            "nearest": torch.where(success, L2.length(here - jobs.clean), state["nearest"]),
-            "over": success,
-        }
+        here = state["points"]
+        found = {"best": here, "nearest": L2.length(here - jobs.clean)}
+        moved = {"points": perturbed(jobs, (1 + OVERSHOOT) * total), "total": total, "over": seen.success}
+        return {**updated(state, seen.success, found), **moved}
 
 
 def deepfool(setting: Setting) -> DeepFool:
     """DeepFool with overshoot 0.02 over the 9 most likely other classes."""
-    return DeepFool(queries=setting.steps + 1, objectives=min(TARGETS, setting.classes - 1))
+    return DeepFool(norm=L2, queries=setting.steps + 1, objectives=min(TARGETS, setting.classes - 1))
 
 
 @dataclass(frozen=True, kw_only=True)
-class CarliniWagner(_MinimumNorm):
+class CarliniWagner(Algorithm):
     """steps: of Adam in each search; searches: values of c; first_c: initial c."""
 
     steps: int
@@ -98,7 +84,6 @@ class CarliniWagner(_MinimumNorm):
         origin = torch.atanh((2 * jobs.clean - 1) * _SHRUNK)
         none = torch.full_like(jobs.epsilon, torch.inf)
         return {
-            "points": _as_image(origin),
             "origin": origin,
             "c": torch.full_like(none, self.first_c),
             "low": torch.zeros_like(none),
@@ -118,7 +103,10 @@ class CarliniWagner(_MinimumNorm):
         points, change = state["points"], state["points"] - _as_image(state["origin"])
         loss = change.flatten(1).square().sum(1) - state["c"] * seen.losses[:, 0]
         gradient = (2 * change - per_pixel(state["c"]) * seen.gradients[0]) * 2 * points * (1 - points)  # d tanh
-        state = self._adam_step(_with_nearest(jobs, state, seen), gradient)
+        length = L2.length(points - jobs.clean)
+        nearer = seen.success & (length < state["nearest"])
+        state = updated(state, nearer, {"best": points, "nearest": length})
+        state = self._adam_step({**state, "success": state["success"] | seen.success}, gradient)
         state = self._checked(state, loss)
         return self._next_search(state, (state["ticks"] == self.steps) | (state["still"] == _PATIENCE))
 
@@ -126,11 +114,7 @@ class CarliniWagner(_MinimumNorm):
         """Ten times in each search: whether the loss has fallen since the last check."""
         check = (state["ticks"] - 1) % math.ceil(self.steps / _CHECKS) == 0
         still = torch.where(loss > _FALL * state["checked"], state["still"] + 1, 0)
-        return {
-            **state,
-            "still": torch.where(check, still, state["still"]),
-            "checked": torch.where(check, loss, state["checked"]),
-        }
+        return updated(state, check, {"still": still, "checked": loss})
 
     def _adam_step(self, state: State, gradient: Images) -> State:
         """Adam (Kingma & Ba 2015)."""
@@ -144,35 +128,30 @@ class CarliniWagner(_MinimumNorm):
 
     def _next_search(self, state: State, end: Bool[Tensor, " batch"]) -> State:
         """The next c and a new search for the jobs whose search has ended."""
-        success = state["success"]
-        high = torch.where(end & success, state["c"], state["high"])
-        low = torch.where(end & ~success, state["c"], state["low"])
-        search = state["search"] + end
-        between = torch.where(high.isinf(), state["c"] * 10, (low + high) / 2)
+        c, success, search = state["c"], state["success"], state["search"] + end
+        state = updated(updated(state, end & success, {"high": c}), end & ~success, {"low": c})
+        between = torch.where(state["high"].isinf(), c * 10, (state["low"] + state["high"]) / 2)
         if self.searches >= SEARCHES + 1:  # as published: the last search uses the smallest c that succeeded
-            between = torch.where(search == self.searches - 1, high.clamp_max(LARGEST_C), between)
-        over = search == self.searches
-        restarted = {
-            name: torch.where(end.view(-1, *[1] * (value.dim() - 1)), value, state[name])
-            for name, value in _new_search(state["origin"]).items()
+            between = torch.where(search == self.searches - 1, state["high"].clamp_max(LARGEST_C), between)
+        return {
+            **updated(state, end, {**_new_search(state["origin"]), "c": between}),
+            "search": search,
+            "over": search == self.searches,
         }
-        points = torch.where(end[:, None, None, None], _as_image(state["origin"]), state["points"])
-        c = torch.where(end, between, state["c"])
-        moved = {"points": points, "c": c, "high": high, "low": low, "search": search, "over": over}
-        return {**state, **restarted, **moved}
 
 
 def carlini_wagner(setting: Setting, *, searches: int = SEARCHES, first_c: float = FIRST_C) -> CarliniWagner:
     """C&W's L2 attack, confidence 0; steps of Adam for each of 9 values of c."""
     queries = setting.steps * searches
-    return CarliniWagner(queries=queries, steps=setting.steps, searches=searches, first_c=first_c)
+    return CarliniWagner(norm=L2, queries=queries, steps=setting.steps, searches=searches, first_c=first_c)
 
 
 def _new_search(origin: Images) -> State:
-    """The state at the start of a search: Adam's moments are 0."""
+    """The state at the start of a search: the clean image; Adam's moments are 0."""
     zeros = torch.zeros_like(origin)
     none = torch.full_like(origin[:, 0, 0, 0], torch.inf)
     return {
+        "points": _as_image(origin),
         "shift": zeros,
         "mean": zeros.clone(),
         "power": zeros.clone(),
@@ -180,18 +159,6 @@ def _new_search(origin: Images) -> State:
         "checked": none,
         "still": torch.zeros_like(none, dtype=torch.int64),
         "success": torch.zeros_like(none, dtype=torch.bool),
-    }
-
-
-def _with_nearest(jobs: Jobs, state: State, seen: PointEvaluation) -> State:
-    """The nearest adversarial image so far."""
-    length = L2.length(state["points"] - jobs.clean)
-    nearer = seen.success & (length < state["nearest"])
-    return {
-        **state,
-        "best": torch.where(nearer[:, None, None, None], state["points"], state["best"]),
-        "nearest": torch.where(nearer, length, state["nearest"]),
-        "success": state["success"] | seen.success,
     }
 
 

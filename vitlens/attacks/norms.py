@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from vitlens.attacks.registry import NormName
@@ -32,15 +32,14 @@ class Norm:
     """
 
     name: NormName
-    title: str
     length: Callable[[Change], PerImage]
     steepest: Callable[[Change], Change]
     project: Callable[[Change, PerImage], Change]
     draw: Callable[[Int[Tensor, " batch"], Change], Change]
 
 
-def per_pixel(values: PerImage) -> Float[Tensor, "batch 1 1 1"]:
-    """One number per image, shaped to broadcast over pixels."""
+def per_pixel(values: Shaped[Tensor, " batch"]) -> Shaped[Tensor, "batch 1 1 1"]:
+    """One value per image, shaped to broadcast over pixels."""
     return values[:, None, None, None]
 
 
@@ -70,7 +69,6 @@ def _scaled_down(change: Change, epsilon: PerImage) -> Change:
 
 
 def _uniform_in_cube(keys: Int[Tensor, " batch"], like: Change) -> Change:
-    """Uniform in the cube."""
     draws: Tensor = (2 * uniform(keys, like[0].numel(), stream=1) - 1).view(like.shape)
     return draws.to(like.dtype)
 
@@ -90,9 +88,7 @@ def _share_changed(change: Change) -> PerImage:
     return share
 
 
-LINF: Final = Norm("linf", "L∞", _largest, torch.sign, _clamped, _uniform_in_cube)
-L2: Final = Norm("l2", "L2", _euclidean, _unit, _scaled_down, _uniform_in_ball)
-PATCH: Final = Norm(
-    "patch", "share of pixels", _share_changed, torch.sign, lambda change, _: change.clamp(-1, 1), _uniform_in_cube
-)
+LINF: Final = Norm("linf", _largest, torch.sign, _clamped, _uniform_in_cube)
+L2: Final = Norm("l2", _euclidean, _unit, _scaled_down, _uniform_in_ball)
+PATCH: Final = Norm("patch", _share_changed, torch.sign, lambda change, _: change.clamp(-1, 1), _uniform_in_cube)
 NORMS: Final[Mapping[NormName, Norm]] = MappingProxyType({norm.name: norm for norm in (LINF, L2, PATCH)})

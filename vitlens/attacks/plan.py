@@ -1,4 +1,4 @@
-"""What the engine runs (a plan, on clean images), and its outcome for each image."""
+"""What the engine runs: a plan, on clean images."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
@@ -27,16 +27,32 @@ _CPU_BATCH = 64  # images at a time on a CPU: more are no faster, and a small ba
 
 
 @dataclass(frozen=True)
+class CleanImages:
+    """The images before an attack, on the device of the images passed in, or read from a Split as they are needed.
+
+    correct: whether the model predicts the label; runners_up: other classes, most likely first; indices: of the images
+    in the data set; notes: caveats that a report states before its curves.
+    """
+
+    images: Parts
+    labels: Labels
+    correct: Bool[Tensor, " batch"]
+    runners_up: Int[Tensor, "batch others"]
+    indices: Int[Tensor, " batch"]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class AttackPlan:
     """How images are attacked. Raises InputError for counts that are too small and for maps that are not finite.
 
     levels: epsilons above 0 in ascending order; steps: of the attack (None: its default); restarts: at each level;
     targets: the target classes (batch,), or None; batch_size: images at a time (None: as many as fit into memory);
     precision: of the passes with gradients; side, aligned, maps: of the patch attack, as in `vitlens.attack`; keep:
-    whether the adversarial images are kept; downwards: from the largest epsilon down to the
-    first at which an image is robust, which is then taken to be robust at all smaller ones, instead of from the
-    smallest up to the first at which the attack succeeds: two to three times as fast where many images are robust, but
-    wrong where an attack fails only at a larger epsilon.
+    whether the adversarial images are kept; downwards: from the largest epsilon down to the first at which an image is
+    robust, which is then taken to be robust at all smaller ones, instead of from the smallest up to the first at which
+    the attack succeeds: two to three times as fast where many images are robust, but wrong where an attack fails only
+    at a larger epsilon.
     """
 
     levels: Sequence[float] = ()
@@ -53,14 +69,13 @@ class AttackPlan:
     downwards: bool = False
 
     def __post_init__(self) -> None:
-        counts = ("steps", self.steps, 1), ("restarts", self.restarts, 1)
-        for name, value, least in (*counts, ("batch size", self.batch_size, 1)):
-            if value is not None and value < least:
-                raise InputError(f"expected {name} of at least {least}, found {value}")
+        for name, value in (("steps", self.steps), ("restarts", self.restarts), ("batch size", self.batch_size)):
+            if value is not None and value < 1:
+                raise InputError(f"expected {name} of at least 1, found {value}")
         if self.maps is not None and not torch.isfinite(self.maps).all():
             raise InputError("expected finite maps, found NaN or infinity")
 
-    def setting(self, attack: Attack, model: Model, clean: "CleanImages") -> Setting:
+    def setting(self, attack: Attack, model: Model, clean: CleanImages) -> Setting:
         """The setting of the attack's algorithm for this model and images of this size."""
         count, (height, width) = len(clean.labels), clean.images.shape[2:]
         if self.maps is not None and (self.maps.ndim != 3 or len(self.maps) != count):
@@ -75,7 +90,7 @@ class AttackPlan:
         )  # fmt: skip
 
     def epsilons(
-        self, attack: Attack, model: Model, clean: "CleanImages", given: Sequence[float] | None
+        self, attack: Attack, model: Model, clean: CleanImages, given: Sequence[float] | None
     ) -> tuple[float, ...]:
         """The epsilons of an attack, by default those of its norm; for a patch, the share of the image that it covers.
 
@@ -94,44 +109,6 @@ class AttackPlan:
         return values
 
 
-@dataclass(frozen=True)
-class AttackOutcome:
-    """The outcome for each image.
-
-    level: index of the epsilon at which the attack succeeded, -1 where the image is robust or was not attacked;
-    distance: of the adversarial image, infinite where there is none; forwards, backwards: passes; zero_gradients:
-    whether gradients were computed and all of them exactly 0; adversarial: images by row.
-    """
-
-    level: Int[Tensor, " batch"]
-    distance: Float[Tensor, " batch"]
-    forwards: Int[Tensor, " batch"]
-    backwards: Int[Tensor, " batch"]
-    zero_gradients: Bool[Tensor, " batch"]
-    adversarial: dict[int, Tensor]
-
-
-@dataclass(frozen=True)
-class CleanImages:
-    """The images before an attack, on the device of the images passed in, or read from a Split as they are needed.
-
-    correct: whether the model predicts the label; runners_up: other classes, most likely first; indices: of the images
-    in the data set.
-    """
-
-    images: Parts
-    labels: Labels
-    correct: Bool[Tensor, " batch"]
-    runners_up: Int[Tensor, "batch others"]
-    indices: Int[Tensor, " batch"]
-
-    def notes(self, alias: str) -> tuple[str, ...]:
-        """Caveats that a report states before its curves."""
-        if self.correct.any():
-            return ()
-        return (f"{alias} misclassifies all {len(self.labels)} clean images: there is nothing to attack",)
-
-
 def clean_images(
     model: Model,
     images: Parts,
@@ -146,9 +123,10 @@ def clean_images(
     and image.
     """
     model.require_classifier()
-    positions = torch.arange(len(images)) if indices is None else torch.tensor(indices, dtype=torch.int64)
-    if len(positions) != len(images):
-        raise InputError(f"expected one index per image ({len(images)}), found {len(positions)}")
+    count = len(images)
+    positions = torch.arange(count) if indices is None else torch.tensor(indices, dtype=torch.int64)
+    if len(positions) != count:
+        raise InputError(f"expected one index per image ({count}), found {len(positions)}")
     with frozen(model), torch.no_grad():
         parts = images.split(batch_size or fitting_batch_size(model))
         logits = torch.cat([model(part.to(model.device)).cpu() for part in parts])
@@ -160,24 +138,22 @@ def clean_images(
     classes = logits.shape[1]
     if classes < 2:
         raise InputError(f"expected a model of at least 2 classes to attack, found {classes}")
-    if isinstance(labels, str) and labels == PREDICTED:
-        truth = logits.argmax(1)
-    elif labels is None or isinstance(labels, str):
-        value = "none" if labels is None else repr(labels)
+    if labels is None or (isinstance(labels, str) and labels != PREDICTED):
         raise InputError(
-            f"expected a label for each image, found {value}; labels={PREDICTED!r} attacks the prediction, and a Split "
-            "or a folder of class folders has labels"
+            f"expected a label for each image, found {'none' if labels is None else repr(labels)}; "
+            f"labels={PREDICTED!r} attacks the prediction, and a Split or a folder of class folders has labels"
         )
-    else:
-        if len(labels) != len(images):
-            raise InputError(f"expected one label per image ({len(images)}), found {len(labels)}")
-        wrong = labels[(labels < 0) | (labels >= classes)]
-        if len(wrong):
-            raise InputError(f"expected labels from 0 to {classes - 1}, found {int(wrong[0])}")
-        truth = labels.detach().cpu().long()
+    truth = logits.argmax(1) if isinstance(labels, str) else labels.detach().cpu().long()
+    if len(truth) != count:
+        raise InputError(f"expected one label per image ({count}), found {len(truth)}")
+    wrong = truth[(truth < 0) | (truth >= classes)]
+    if len(wrong):
+        raise InputError(f"expected labels from 0 to {classes - 1}, found {int(wrong[0])}")
+    correct = logits.argmax(1) == truth
     others = logits.scatter(1, truth[:, None], -torch.inf)
     runners_up = others.topk(min(TARGETS, classes - 1), dim=1).indices
-    return CleanImages(images, truth, logits.argmax(1) == truth, runners_up, positions)
+    note = f"{model.alias} misclassifies all {count} clean images: there is nothing to attack"
+    return CleanImages(images, truth, correct, runners_up, positions, () if correct.any() else (note,))
 
 
 @contextmanager
@@ -186,14 +162,14 @@ def frozen(model: Model) -> Iterator[None]:
 
     Modes and flags are restored on exit.
     """
-    flags = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
         with evaluating(model), quick_convolutions(model):
             model.requires_grad_(False)
             yield
     finally:
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(flags[name])
+        for parameter, flag in flags:
+            parameter.requires_grad_(flag)
 
 
 def fitting_batch(model: Model) -> int:

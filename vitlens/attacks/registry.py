@@ -58,23 +58,28 @@ class Attack:
     paper: str
     description: str
     function: str = ""
-    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    options: Mapping[str, Any] = field(default_factory=dict)
     members: tuple[str, ...] = ()
     gradients: bool = True
-    random_start: bool = False
+    random_start: bool = True
     targets: int = 0
-    steps: int = 0
-    iterative: bool = False
+    steps: int = STEPS
+    iterative: bool = True
     restricted: bool = False
     passes_a_step: int = 1
     strong: bool = False
-    stronger_than: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    stronger_than: Mapping[str, str] = field(default_factory=dict)
     examples: int = 0
 
     @property
     def slug(self) -> str:
         """Its name in metrics: pgd-linf, cw-l2."""
         return self.name if self.name.endswith(self.norm) else f"{self.name}-{self.norm}"
+
+    @property
+    def parts(self) -> "tuple[Attack, ...]":
+        """Its members, or the attack itself where it has none."""
+        return tuple(ATTACKS[member] for member in self.members) or (self,)
 
     @property
     def takes_epsilon(self) -> bool:
@@ -84,7 +89,7 @@ class Attack:
     @property
     def slow(self) -> bool:
         """Whether it takes more than 1,000 passes per image and epsilon."""
-        return sum(member.passes() for member in members_of(self.name)) > _SLOW
+        return sum(part.passes() for part in self.parts) > _SLOW
 
     @property
     def takes_more_steps(self) -> bool:
@@ -107,12 +112,6 @@ def attack_named(name: str) -> Attack:
     return ATTACKS[name]
 
 
-def members_of(name: str) -> tuple[Attack, ...]:
-    """The attack of this name, or its members where it has some. Raises UnknownNameError."""
-    attack = attack_named(name)
-    return tuple(ATTACKS[member] for member in attack.members) or (attack,)
-
-
 def without_gradients() -> str:
     """The names of the attacks that need no gradients, as a message lists them."""
     return ", ".join(attack.name for attack in ATTACKS.values() if not attack.gradients)
@@ -124,87 +123,81 @@ _ENTRIES: Final = (
     Attack(
         "noise", "uniform noise", "linf", "budget", "the worst of 20 draws",
         "uniform noise, the worst of several draws: the baseline",
-        function="vitlens.attacks.scores:noise", gradients=False, random_start=True, steps=STEPS,
+        function="vitlens.attacks.scores:noise", gradients=False, iterative=False,
     ),
     Attack(
         "fgsm", "FGSM", "linf", "budget", "Goodfellow 2015", "one step along the gradient's sign",
-        function="vitlens.attacks.descent:fgsm", examples=7,
+        function="vitlens.attacks.descent:fgsm", random_start=False, steps=0, iterative=False, examples=7,
     ),
     Attack(
         "bim", "BIM", "linf", "budget", "Kurakin 2017", "many steps from the clean image",
-        function="vitlens.attacks.descent:bim", steps=STEPS, iterative=True, strong=True, examples=4,
+        function="vitlens.attacks.descent:bim", random_start=False, strong=True, examples=4,
     ),
     Attack(
         "pgd", "PGD", "linf", "budget", "Madry 2018", "many steps from a random start",
-        function=_PGD, random_start=True, steps=STEPS, iterative=True, strong=True, examples=1,
+        function=_PGD, strong=True, examples=1,
     ),
     Attack(
         "pgd-l2", "PGD (L2)", "l2", "budget", "Madry 2018", "many steps from a random start, in L2",
-        function=_PGD, options={"norm": "l2"}, random_start=True, steps=STEPS, iterative=True, examples=6,
+        function=_PGD, options={"norm": "l2"}, examples=6,
     ),
     Attack(
         "pgd-dlr", "PGD with DLR", "linf", "budget", "Madry 2018; loss of Croce & Hein 2020",
-        "PGD on the difference of logits ratio",
-        function=_PGD, options={"loss": "dlr"}, random_start=True, steps=STEPS, iterative=True, examples=5,
+        "PGD on the difference of logits ratio", function=_PGD, options={"loss": "dlr"}, examples=5,
     ),
     Attack(
         "pgd-targeted", "targeted PGD", "linf", "budget", "Madry 2018; Gowal 2019", "PGD towards other classes in turn",
-        function=_PGD, random_start=True, targets=TARGETS, steps=STEPS, iterative=True,
+        function=_PGD, targets=TARGETS,
     ),
     Attack(
         "apgd-ce", "APGD-CE", "linf", "budget", "Croce & Hein 2020, algorithm 1",
         "momentum, and a step size that is halved when progress stops",
-        function=_APGD, random_start=True, steps=100, iterative=True, strong=True,
-        stronger_than={"pgd": "fixed step against adaptive"}, examples=2,
+        function=_APGD, steps=100, strong=True, stronger_than={"pgd": "fixed step against adaptive"}, examples=2,
     ),
     Attack(
         "apgd-dlr", "APGD-DLR", "linf", "budget", "Croce & Hein 2020, algorithm 1",
         "APGD on the difference of logits ratio",
-        function=_APGD, options={"loss": "dlr"}, random_start=True, steps=100, iterative=True, strong=True, examples=3,
+        function=_APGD, options={"loss": "dlr"}, steps=100, strong=True, examples=3,
     ),
     Attack(
         "apgd-targeted", "targeted APGD-DLR", "linf", "budget", "Croce & Hein 2020, algorithm 1",
-        "APGD towards other classes in turn",
-        function=_APGD, options={"loss": "dlr"}, random_start=True, targets=TARGETS, steps=100,
-        iterative=True,
+        "APGD towards other classes in turn", function=_APGD, options={"loss": "dlr"}, targets=TARGETS, steps=100,
     ),
     Attack(
         "cw", "C&W", "l2", "minimum", "Carlini & Wagner 2017", "searches for the smallest perturbation in tanh space",
-        function="vitlens.attacks.minimum_norm:carlini_wagner", steps=100, iterative=True, passes_a_step=SEARCHES,
+        function="vitlens.attacks.minimum_norm:carlini_wagner", random_start=False, steps=100, passes_a_step=SEARCHES,
         examples=9,
     ),
     Attack(
         "deepfool", "DeepFool", "l2", "minimum", "Moosavi-Dezfooli 2016",
         "steps to the nearest class boundary, as if the model were linear",
-        function="vitlens.attacks.minimum_norm:deepfool", steps=50, iterative=True, passes_a_step=TARGETS, examples=10,
+        function="vitlens.attacks.minimum_norm:deepfool", random_start=False, steps=50, passes_a_step=TARGETS,
+        examples=10,
     ),
     Attack(
         "square", "Square", "linf", "budget", "Andriushchenko 2020; 50 queries a step",
         "random squares, kept where the margin falls",
-        function="vitlens.attacks.scores:square", gradients=False, random_start=True, steps=100, iterative=True,
-        passes_a_step=QUERIES,
+        function="vitlens.attacks.scores:square", gradients=False, steps=100, passes_a_step=QUERIES,
     ),
     Attack(
         "patch", "patch", "patch", "budget", "Brown 2017, one patch an image",
         "one square of the image, any pixels within it",
-        function="vitlens.attacks.descent:patch", random_start=True, steps=50, iterative=True, restricted=True,
+        function="vitlens.attacks.descent:patch", steps=50, restricted=True,
     ),
     Attack(
         "low-frequency", "low-frequency PGD", "linf", "budget", "Sharma 2019; up to half of Nyquist's frequency",
         "PGD within the lower half of the spectrum",
-        function="vitlens.attacks.descent:frequency", options={"part": "low"}, random_start=True, steps=STEPS,
-        iterative=True, restricted=True,
+        function="vitlens.attacks.descent:frequency", options={"part": "low"}, restricted=True,
     ),
     Attack(
         "high-frequency", "high-frequency PGD", "linf", "budget", "Sharma 2019; above half of Nyquist's frequency",
         "PGD within the upper half of the spectrum",
-        function="vitlens.attacks.descent:frequency", options={"part": "high"}, random_start=True, steps=STEPS,
-        iterative=True, restricted=True,
+        function="vitlens.attacks.descent:frequency", options={"part": "high"}, restricted=True,
     ),
     Attack(
         "auto", "auto (APGD-CE, targeted APGD-DLR, Square)", "linf", "budget", "Croce & Hein 2020, without FAB",
         "APGD-CE, targeted APGD-DLR, Square, each on the images still robust: the worst case",
-        members=("apgd-ce", "apgd-targeted", "square"), random_start=True, steps=100, iterative=True, strong=True,
+        members=("apgd-ce", "apgd-targeted", "square"), steps=100, strong=True,
         stronger_than={"pgd": "one attack against the worst case of three"}, examples=8,
     ),
 )  # fmt: skip

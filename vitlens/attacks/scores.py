@@ -4,39 +4,26 @@ Gradient masking does not affect them.
 """
 
 import math
-from dataclasses import dataclass
 from functools import cache
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation, Setting, State, perturbed
+from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation, Setting, State, perturbed, updated
 from vitlens.attacks.descent import squares
 from vitlens.attacks.losses import margin
-from vitlens.attacks.norms import LINF, Norm, per_pixel
+from vitlens.attacks.norms import LINF, per_pixel
 from vitlens.attacks.registry import QUERIES
 from vitlens.data.draws import mix, uniform
-from vitlens.shapes import Images, Logits
+from vitlens.shapes import Images
 
 FIRST_SHARE = 0.8  # of the image, covered by the first square
 _HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # of 10,000 queries; the schedule is scaled to fewer
 _PUBLISHED_QUERIES = 10_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class _ScoreBased(Algorithm):
-    """An attack without gradients."""
-
-    norm: Norm = LINF
-    objectives: int = 0
-
-    def losses(self, logits: Logits, _jobs: Jobs) -> Float[Tensor, "batch 0"]:
-        """None."""
-        return torch.empty(len(logits), 0, dtype=logits.dtype, device=logits.device)
-
-
-class Noise(_ScoreBased):
+class Noise(Algorithm):
     """Uniform noise within epsilon, the baseline of every attack; queries: number of draws."""
 
     def start(self, jobs: Jobs) -> State:
@@ -52,7 +39,7 @@ class Noise(_ScoreBased):
         return perturbed(jobs, self.norm.project(change, jobs.epsilon))
 
 
-class SquareSearch(_ScoreBased):
+class SquareSearch(Algorithm):
     """Square, L∞: random squares of plus or minus 2 epsilon, kept where the margin falls; queries: squares tried."""
 
     def start(self, jobs: Jobs) -> State:
@@ -65,8 +52,8 @@ class SquareSearch(_ScoreBased):
     def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
         """Keep the points whose margin fell, and change one more square of the best points."""
         margins = margin(seen.logits, jobs.labels)
-        better = margins < state["least"]
-        top = torch.where(better[:, None, None, None], state["points"], state["top"])
+        state = updated(state, margins < state["least"], {"top": state["points"], "least": margins})
+        top = state["top"]
         size = (int(top.shape[2]), int(top.shape[3]))
         sides = sides_of(self.queries, size, top.device)[jobs.queries]
         keys = _keys_of_query(jobs, 2)
@@ -74,18 +61,17 @@ class SquareSearch(_ScoreBased):
         top_edge, left_edge = ((position[:, axis] * (size[axis] - sides + 1)).long() for axis in (0, 1))
         signs = _signs(keys, 3, stream=7).to(top.dtype)[:, :, None, None]
         change = top - jobs.clean + 2 * per_pixel(jobs.epsilon) * signs * squares(size, top_edge, left_edge, sides)
-        points = perturbed(jobs, self.norm.project(change, jobs.epsilon))
-        return {"points": points, "top": top, "least": torch.where(better, margins, state["least"])}
+        return {**state, "points": perturbed(jobs, self.norm.project(change, jobs.epsilon))}
 
 
 def noise(setting: Setting) -> Noise:
     """The worst of several draws of uniform noise, one per step."""
-    return Noise(queries=setting.steps)
+    return Noise(norm=LINF, objectives=0, queries=setting.steps)
 
 
 def square(setting: Setting) -> SquareSearch:
     """Square with 50 queries per step."""
-    return SquareSearch(queries=QUERIES * setting.steps)
+    return SquareSearch(norm=LINF, objectives=0, queries=QUERIES * setting.steps)
 
 
 @cache

@@ -27,9 +27,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.attention.affinity import Affinity, normalised, patch_attention, refined
-from vitlens.analysis.attention.chain import Chain, without_autocast
-from vitlens.analysis.attention.gradients import with_module_gradients
+from vitlens.analysis.attention.affinity import Affinity, patch_attention, refined, similarity_of
+from vitlens.analysis.attention.chain import chained, without_autocast
 from vitlens.analysis.attention.methods import gradient_rollout_maps
 from vitlens.analysis.faithfulness.defaults import SUBSTRATE
 from vitlens.analysis.faithfulness.maps import on_grid
@@ -85,14 +84,15 @@ def best_maps(model: Model, images: Images, targets: Labels) -> Maps:
 
 def _parts(model: Model, images: Images, targets: Labels) -> _Parts:
     layer = target_layer(model)
-    calls, output, gradient = with_module_gradients(model, images, targets, layer.module)
+    chain = chained(model, images, targets=targets, gradient=True, module=layer.module)
+    assert chain.seen is not None  # of the target layer, which ran
+    output, gradient = chain.seen
     with libra_gradients(model):
         libra = layer_gradients(model, images, targets)
-    chain = Chain(model, libra.logits, calls, model.anatomy.readout or "mean")
     with torch.no_grad(), without_autocast(model.device):
-        patch = [call for call in calls if call.site.kind == "patch"]
+        patch = [call for call in chain.calls if call.site.kind == "patch"]
         upper = patch[len(patch) // 3 :]  # the lower ones see what any image has; a map must change with the upper
-        similarity = normalised(torch.stack([patch_attention(call, model.layout) for call in upper]).sum(0)).float()
+        similarity = similarity_of([patch_attention(call, model.layout) for call in upper]).float()
         rollout = gradient_rollout_maps(chain).clamp_min(0).float()
         cams = (
             gradcam(layer.as_maps(output).float(), layer.as_maps(gradient).float()).clamp_min(0),

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.attribution.target_layer import ChannelMaps, hooked, layer_gradients, layer_output, target_layer
+from vitlens.attribution.target_layer import ChannelMaps, layer_gradients, layer_output, target_layer
 from vitlens.devices import evaluating
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Logits, Maps
@@ -119,7 +119,7 @@ def ablationcam(model: Model, images: Images, targets: Labels) -> Maps:
     def without(image: int, channels: Tensor) -> Logits:
         copies = output[image].expand(len(channels), *output.shape[1:]).clone()
         copies.movedim(layer.channel_axis, 1)[torch.arange(len(channels)), channels] = 0
-        with hooked(module, lambda *_: copies):
+        with module.register_forward_hook(lambda *_: copies):
             return model.run(prepared[image].expand(len(channels), -1, -1, -1))
 
     activations = layer.as_maps(output).float()

@@ -31,13 +31,12 @@ from vitlens.analysis.faithfulness.localisation import has_edge, roc_auc
 from vitlens.analysis.faithfulness.maps import Explain
 from vitlens.analysis.faithfulness.removal import faithfulness, resized
 from vitlens.attribution.explain import explain, methods_for, preferred_method, require_method
-from vitlens.attribution.refinement import Refinement, require_refinement
+from vitlens.attribution.refinement import Refinement, applies, require_refinement
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.data.split import Split, as_split, takes_splits
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
 from vitlens.models.model import Model
-from vitlens.models.support import needs_of, require
 from vitlens.names import DEFAULT_SEED, Engine, Substrate
 from vitlens.pixels import AnyImages, Targets
 from vitlens.shapes import Images, Labels, Logits, Maps
@@ -140,7 +139,6 @@ def choose_method(
     ('relevance', 'gradcam', 10, 10)
     """
     split = as_split(images)
-    require(model, *needs_of("explain"))
     names = candidates_for(model, methods, refinement=refinement, engine=engine)
     classes = class_targets(targets, model, len(split), split=split)
     how: dict[str, Any] = {"refinement": refinement, "engine": engine, "batch_size": batch_size, "seed": seed}
@@ -163,20 +161,14 @@ def candidates_for(
     model, the engine and the refinement support. Raises what `choose_method` raises."""
     model.require_classifier()
     refinement = refinement or Refinement()
-
-    def applies(name: str) -> bool:
-        try:
-            require_refinement(model, name, refinement)
-        except InputError:
-            return False
-        return True
-
     for name in methods or ():
         require_method(model, name, engine=engine)
         require_refinement(model, name, refinement)
-    supported = methods_for(model, engine=engine) if not methods else ()
-    ranked = sorted((ATTRIBUTIONS[name].candidate or 0, name) for name in supported if ATTRIBUTIONS[name].candidate)
-    names = tuple(dict.fromkeys(methods or [name for _, name in ranked if applies(name)][:MOST]))
+    if not methods:
+        ranks = {name: entry.candidate for name, entry in ATTRIBUTIONS.items() if entry.candidate}
+        ranked = sorted(ranks.keys() & methods_for(model, engine=engine), key=lambda name: ranks[name])
+        methods = [name for name in ranked if applies(model, name, refinement)][:MOST]
+    names = tuple(dict.fromkeys(methods))
     if len(names) < 2:
         raise InputError(
             f"expected at least 2 candidates to choose from for {model.alias}, found {', '.join(names) or 'none'}; "
@@ -199,10 +191,10 @@ def chosen_by_evidence(
     the predictions; advance: called with the number of methods just done, in each of the two checks."""
     order = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))[:IMAGES].sort().values
     used = split.pick(order)
-    groups, masks = used.groups, None if used.masks is None else used.masks.cpu()
-    found, least = len(used) if groups is None else len(groups.unique()), 2 * ENOUGH  # ENOUGH in each half
+    groups = torch.arange(len(used)) if used.groups is None else used.groups.cpu()
+    found, least = len(groups.unique()), 2 * ENOUGH  # ENOUGH in each half
     if found < least:
-        what = "images" if groups is None else "groups of images"
+        what = "images" if used.groups is None else "groups of images"
         reason, default = f"expected at least {least} {what} to choose by, found {found}", preferred_method(model)
         method = default if default in functions else next(iter(functions))
         return MethodChoice(method, tuple(functions), reason, seed=seed)
@@ -210,30 +202,29 @@ def chosen_by_evidence(
     classes = (logits.argmax(-1) if targets is None else targets.cpu()[order]).to(model.device)
     (batch,) = used.batches(len(used), device=model.device)
     maps_of = partial(explained, model, functions, seed=seed, advance=advance)
-    parts, maps = halves(len(used), groups, seed=seed), maps_of(batch.images, classes)
+    parts, maps = halves(groups, seed=seed), maps_of(batch.images, classes)
     removed = [own.to(model.device) for own in maps.values()]
     curves = faithfulness(
         model, batch.images, classes, removed, substrate=REPLACED, steps=STEPS, seed=seed, batch_size=batch_size
     )
     values, obstacle = {FAITHFULNESS: torch.stack([each.gaps for each in curves]).cpu()}, ""
-    if masks is None:
+    if used.masks is None:
+        what = "confidently classified images"
         located, obstacle = _on_mosaics(model, resized(model, batch.images), logits, parts, maps_of, seed)
     else:
+        what, masks = "images with a mask", used.masks.cpu()
         known, located = has_edge(masks), torch.full((len(maps), len(used)), torch.nan)
         if bool(known.any()):
             located[:, known] = torch.stack([roc_auc(own[known], masks[known]) for own in maps.values()])
-    present = [part[located[0, part].isfinite()] for part in parts]
-    fewest = min(len(own) if groups is None else len(groups.cpu()[own].unique()) for own in present)
+    fewest = min(len(groups[part[located[0, part].isfinite()]].unique()) for part in parts)
     if not obstacle and fewest < ENOUGH:
-        what = "confidently classified images" if masks is None else "images with a mask"
         obstacle = f"expected at least {ENOUGH} {what} in each half, found {fewest}"
     if not obstacle:
         values[LOCALISATION] = located
-    choice = choose(values, tuple(functions), BASELINES, parts, references=REFERENCES, groups=groups, seed=seed)
     return replace(
-        choice,
+        choose(values, tuple(functions), BASELINES, parts, groups, references=REFERENCES, seed=seed),
         left_out={LOCALISATION: obstacle} if obstacle else {},
-        localised=KIND if masks is None else "objects",
+        localised=KIND if used.masks is None else "objects",
         selection=tuple(order[parts[0]].tolist()),
         report=tuple(order[parts[1]].tolist()),
     )
@@ -273,21 +264,19 @@ def _on_mosaics(
             f"{model.alias} names {100 * share.value:.0f} % of the classes of mosaics, not significantly more than "
             f"by guessing ({100 * guessed:.0f} %)"
         )
-    columns = []
+    values = nothing
     for used, made in mosaics:
         maps = maps_of(made.images[made.which.to(made.images.device)], made.targets)
         scores = torch.stack([roc_auc(own, made.masks) for own in maps.values()])
         cells = F.one_hot(made.sources.flatten(), len(used)).float()  # (maps, used): each cell is explained in turn
-        columns.append((used, (scores @ cells) / cells.sum(0)))
-    values = nothing.repeat(len(columns[0][1]), 1)
-    for used, column in columns:
-        values[:, used] = column
+        values = values.expand(len(maps), -1).clone()
+        values[:, used] = (scores @ cells) / cells.sum(0)
     return values, ""
 
 
-def halves(count: int, groups: Tensor | None = None, *, seed: int = 0) -> tuple[Indices, Indices]:
-    """Two disjoint halves of count images by a seeded draw; images of one group (count,) stay together."""
-    member = torch.arange(count) if groups is None else groups.cpu().unique(return_inverse=True)[1]
+def halves(groups: Int[Tensor, " images"], *, seed: int = 0) -> tuple[Indices, Indices]:
+    """Two disjoint halves of the images by a seeded draw; images of one group stay together."""
+    member = groups.unique(return_inverse=True)[1]
     total = int(member.max()) + 1
     first = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[: (total + 1) // 2]
     inside = torch.isin(member, first)
@@ -299,9 +288,9 @@ def choose(
     candidates: Sequence[str],
     baselines: Sequence[str],
     parts: tuple[Indices, Indices],
+    groups: Int[Tensor, " images"],
     *,
     references: Sequence[str] = (),
-    groups: Tensor | None = None,
     seed: int = 0,
 ) -> MethodChoice:
     """The candidate of the highest score on the first half, and what the second half says of it.
@@ -314,7 +303,7 @@ def choose(
     table = torch.stack([each.double() for each in values.values()])
     scales = table[..., parts[0]].nanmean(2).std(1, correction=0)
     weights = torch.where(scales > _TIE, 1 / scales.clamp_min(_TIE), 0.0) / len(scales)
-    first, second = (_half(table, part, groups, weights, seed) for part in parts)
+    first, second = (_half(table[..., part], groups[part], weights, seed) for part in parts)
     best, *others = first.means[-1, :count].argsort(descending=True, stable=True).tolist()
     apart = (table[:, :count] - table[:, [best]]).abs().nan_to_num(0.0).amax((0, 2))
     rivals = [place for place in others if apart[place] > _SAME]
@@ -370,21 +359,16 @@ class _Half:
         return Estimate(float(value), low, high, self.counts[row], "")
 
 
-def _half(
-    table: Float[Tensor, "checks methods images"], part: Indices, groups: Tensor | None, weights: Tensor, seed: int
-) -> _Half:
-    """One half. Images are drawn jointly for all checks, in whole groups; a draw without any value is left out."""
-    own = table[..., part]
+def _half(own: Float[Tensor, "checks methods images"], groups: Tensor, weights: Tensor, seed: int) -> _Half:
+    """Images are drawn jointly for all checks, in whole groups; a draw without any value is left out."""
     checks, methods, images = own.shape
-    present = own[:, :1].isfinite().double()
-    filled = own.nan_to_num(0.0).reshape(-1, images)
-    grouped = None if groups is None else groups.cpu()[part]
-    drawn = resampled_means(torch.cat([filled, present[:, 0]]), groups=grouped, seed=seed, draws=DRAWS)
-    sums, shares = drawn[:, : checks * methods].reshape(-1, checks, methods), drawn[:, checks * methods :, None]
-    draws = (sums / shares)[(shares > 0).all(1).squeeze(1)]
-    means = own.nanmean(2)
+    present = own[:, 0].isfinite().double()
+    rows = torch.cat([own.nan_to_num(0.0).flatten(0, 1), present])
+    drawn = resampled_means(rows, groups=groups, seed=seed, draws=DRAWS)
+    sums, shares = drawn[:, :-checks].unflatten(1, (checks, methods)), drawn[:, -checks:, None]
+    draws, means = (sums / shares)[(shares > 0).all(1).squeeze(1)], own.nanmean(2)
     return _Half(
         torch.cat([means, (weights[:, None] * means).sum(0, keepdim=True)]),
         torch.cat([draws, (weights[:, None] * draws).sum(1, keepdim=True)], 1),
-        (*(int(each) for each in present.sum((1, 2))), images),
+        (*(int(each) for each in present.sum(1)), images),
     )

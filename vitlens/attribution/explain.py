@@ -12,12 +12,12 @@ from torch import nn
 from vitlens.analysis.evaluation.classes import predicted_classes
 from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
 from vitlens.attribution.refinement import Refinement, refined_maps, require_refinement
-from vitlens.attribution.registry import ATTRIBUTIONS, Attribution, attribution
+from vitlens.attribution.registry import ATTRIBUTIONS, attribution
 from vitlens.attribution.target_layer import target_layer
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.models.language_image import has_text_tower
 from vitlens.models.model import Model
-from vitlens.models.support import meets, needs_of, require
+from vitlens.models.support import meets
 from vitlens.names import DEFAULT_SEED, ENGINES, Engine
 from vitlens.pixels import AnyImages, Targets, as_parts, as_targets, takes_images
 from vitlens.shapes import Images, Labels, Maps
@@ -64,30 +64,20 @@ def explain(
     torch.Size([2, 16, 16])
     """
     images, targets = as_parts(images), as_targets(targets)
-    refinement = refinement or Refinement()
-    require(model, *needs_of("explain"))
-    for name in (method, refinement.times):
-        if name is not None:
-            require_method(model, name, engine=engine)
-    known = [name for name in attribution(method).options if name != "seed"] if engine == "vitlens" else []
+    require_method(model, method, engine=engine)
+    known = [name for name in ATTRIBUTIONS[method].options if name != "seed"] if engine == "vitlens" else []
     for name in options:
         if not known:
             taker = method if engine == "vitlens" else f"{method} by engine={engine!r}"
             raise InputError(f"expected no option of {taker}, which has none, found {name!r}")
         if name not in known:
             raise UnknownNameError(f"option of {method}", name, known)
-    require_refinement(model, method, refinement)
+    if refinement is not None:
+        if refinement.times is not None:
+            require_method(model, refinement.times, engine=engine)
+        require_refinement(model, method, refinement)
     size = batch_size or max(1, fitting_batch_size(model) // BACKWARD)
-    if targets is None:
-        classes = predicted_classes(model, images, size)
-    else:
-        model.require_classifier()
-        if len(targets) != len(images):
-            raise InputError(f"expected one target per image ({len(images)}), found {len(targets)}")
-        wrong = targets[(targets < 0) | (targets >= len(model.classes))]  # one wait for the device
-        if len(wrong):
-            raise InputError(f"expected target classes from 0 to {len(model.classes) - 1}, found {int(wrong[0])}")
-        classes = targets
+    classes = predicted_classes(model, images, size) if targets is None else targets
     maps = []
     for start in range(0, len(images), size):
         batch, own = (each[start : start + size].to(model.device) for each in (images, classes))
@@ -104,23 +94,20 @@ def explain(
             found: Maps = entry.maps(model, seen, targets, **given).float()
             return found
 
-        maps.append(refined_maps(model, batch, maps_of, method, refinement))
+        maps.append(refined_maps(model, batch, maps_of, method, refinement) if refinement else maps_of(batch, method))
     return torch.cat(maps)
 
 
 def methods_for(model: Model, *, engine: Engine = "vitlens") -> tuple[str, ...]:
     """Names of the methods that this model supports with this engine, in the registry's order."""
-    return tuple(
-        name
-        for name, method in ATTRIBUTIONS.items()
-        if _supports(model, method) and (engine == "vitlens" or method.package is not None)
-    )
+    return tuple(name for name in ATTRIBUTIONS if _supports(model, name, engine))
 
 
-def _supports(model: Model, method: Attribution) -> bool:
-    """Whether a method is defined for a model."""
+def _supports(model: Model, name: str, engine: Engine = "vitlens") -> bool:
+    method = ATTRIBUTIONS[name]
     return (
-        model.anatomy.family in method.families
+        (engine == "vitlens" or method.package is not None)
+        and model.anatomy.family in method.families
         and (model.has_classifier or not method.needs_class)
         and (method.needs is None or meets(model, method.needs))
     )
@@ -137,10 +124,10 @@ def preferred_methods(model: Model, most: int) -> tuple[str, ...]:
     if has_text_tower(model):
         own = {name: entry.preference_with_texts for name, entry in ATTRIBUTIONS.items()}
         ranks.update({name: rank for name, rank in own.items() if rank is not None})
-    ranked = sorted((rank, name) for name, rank in ranks.items() if rank is not None)
     found: list[str] = []
-    for _, name in ranked:  # each is checked as late as possible: a check may take passes of the model
-        if len(found) < most and not (found and ATTRIBUTIONS[name].slow) and _supports(model, ATTRIBUTIONS[name]):
+    for _, name in sorted((rank, name) for name, rank in ranks.items() if rank is not None):
+        # each is checked as late as possible: a check may take passes of the model
+        if len(found) < most and not (found and ATTRIBUTIONS[name].slow) and _supports(model, name):
             found.append(name)
     return tuple(found) or methods_for(model)[:1]
 
@@ -155,11 +142,10 @@ def require_method(model: Model, method: str, *, engine: Engine = "vitlens") -> 
     if engine == "grad-cam" and ATTRIBUTIONS[method].package is None:
         known = ", ".join(name for name, entry in ATTRIBUTIONS.items() if entry.package is not None)
         raise UnsupportedError(f"expected a method that engine grad-cam has ({known}), found {method!r}")
-    supported = methods_for(model)
-    if method not in supported:
+    if not _supports(model, method):
         raise UnsupportedError(
             f"expected a method that {model.alias} ({model.anatomy.family}) has, found {method!r}; "
-            f"it has {', '.join(supported)}"
+            f"it has {', '.join(methods_for(model))}"
         )
 
 

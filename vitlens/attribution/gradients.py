@@ -85,7 +85,7 @@ def integrated_gradients(
     if steps < 1:
         raise InputError(f"expected steps of at least 1, found {steps}")
     nodes, weights = (torch.from_numpy(part).float().to(images) / 2 for part in np.polynomial.legendre.leggauss(steps))
-    stem, done = stem_of(model), 0
+    stem, done = Stem(model, stem_name(model)), 0
     with torch.no_grad():
         start, end = stem.output(torch.full_like(images, baseline)), stem.output(images)
     total = torch.zeros_like(end)
@@ -139,7 +139,7 @@ class Stem:
                 logits = self.model(leaf)
             else:
                 placeholder = like[:1].expand(len(leaf), -1, -1, -1)  # only its size matters
-                with _output_replaced(self._module(), leaf):
+                with self.given(leaf):
                     logits = self.model(placeholder)
             (gradient,) = torch.autograd.grad(logits.gather(1, targets[:, None]).sum(), leaf)
         return gradient
@@ -156,14 +156,14 @@ class Stem:
     def _module(self) -> nn.Module:
         return self.model.module.get_submodule(self.name or "")
 
-
-def stem_of(model: Model) -> Stem:
-    """The model's stem, where a trial shows that the logits depend on the pixels through its output alone."""
-    return Stem(model, _stem_name(model))
+    def given(self, output: Tensor) -> AbstractContextManager[None]:
+        """Inside, the stem returns this output for any input, without computing."""
+        return overridden(self._module(), lambda _forward: lambda *_: output)
 
 
 @per_model
-def _stem_name(model: Model) -> str | None:
+def stem_name(model: Model) -> str | None:
+    """The model's stem, where a trial shows that the logits depend on the pixels through its output alone."""
     calls = trace(model, 1).calls
     prepared = calls[-1].arguments[0].number
     readers = [
@@ -179,15 +179,10 @@ def _stem_name(model: Model) -> str | None:
     exact = torch.autocast(model.device.type, enabled=False)
     with torch.no_grad(), evaluating(model), exact:
         logits = model(first)
-    with torch.no_grad(), evaluating(model), exact, _output_replaced(stem._module(), stem.output(first)):
+    with torch.no_grad(), evaluating(model), exact, stem.given(stem.output(first)):
         replaced = model(second)
     close = (replaced - logits).abs().max() <= _TOLERANCE * max(1.0, logits.abs().max().item())
     return readers[0] if close else None
-
-
-def _output_replaced(module: nn.Module, output: Tensor) -> AbstractContextManager[None]:
-    """The module returns this output for any input, without computing."""
-    return overridden(module, lambda _forward: lambda *_: output)
 
 
 def _leaf(model: Model, values: Tensor) -> Tensor:

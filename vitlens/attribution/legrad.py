@@ -16,11 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlens.analysis.attention.chain import require_chain, without_autocast
-from vitlens.analysis.attention.gradients import differentiated
+from vitlens.analysis.attention.chain import differentiated, require_chain, without_autocast
 from vitlens.analysis.attention.methods import require_start
-from vitlens.analysis.patching.contribution import logits_by_depth
-from vitlens.analysis.patching.stream_to_logits import blocks_before_readout, logits_from
+from vitlens.analysis.patching.contribution import blocks_of, logits_by_depth, logits_from
 from vitlens.attribution.registry import LAST_BLOCKS
 from vitlens.devices import evaluating
 from vitlens.errors import UnknownNameError, UnsupportedError
@@ -45,7 +43,7 @@ def legrad(
     authors' code), else for the model's own. Raises InputError for a layer that does not exist, UnknownNameError or
     UnsupportedError for another readout.
     """
-    blocks, averaged = blocks_before_readout(model), _is_averaged(model, readout)
+    blocks, averaged = blocks_of(model, pooled=True), _is_averaged(model, readout)
     chosen = [layer for layer in layers(model) if layer.unit in blocks]  # a block that lost its heads has none
     if start_layer is not None:
         require_start(start_layer, len(chosen))
@@ -76,7 +74,7 @@ def legrad(
 def require_legrad(model: Model) -> None:
     """Raise UnsupportedError unless the classifier reads the output of every block as it reads that of the last one."""
     require_chain(model)
-    blocks = blocks_before_readout(model)
+    blocks = blocks_of(model, pooled=True)
     with torch.autocast(model.device.type, enabled=False):
         logits_by_depth(model, probe_images(model, 1), blocks)
 

@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitlens.analysis.ablation.bench import Bench
-from vitlens.analysis.ablation.units import units_of
+from vitlens.analysis.ablation.bench import Bench, units_of
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.heads.specialisation import HeadLabel, specialise
 from vitlens.analysis.heads.statistics import Statistics, Stream

@@ -5,6 +5,7 @@ so the mean of the maps, each moved back, is finer than the grid: it has twice a
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.attention.affinity import affinity, refined, require_affinity, require_steps
+from vitlens.analysis.attention.affinity import affinity, refined, require_affinity
 from vitlens.analysis.attention.registry import REFINE_STEPS
 from vitlens.analysis.faithfulness.maps import AnyMaps, enlarged, removal_grid
 from vitlens.attribution.registry import ATTRIBUTIONS, attribution
@@ -24,8 +25,6 @@ from vitlens.shapes import Images
 
 MapsOf = Callable[[Images, str], AnyMaps]  # of images, by the method of this name
 _EDGES = 1e-2  # of the guided filter: variance of a colour (squared, of [0, 1]) below which a region counts as flat
-
-
 VIEWS: Final = (  # content moved up and left by so many half patches, then mirrored or not
     (0, 0, False), (1, 1, False), (1, 0, False), (0, 1, False),
     (0, 0, True), (1, 1, True), (1, 0, True), (0, 1, True),
@@ -62,7 +61,10 @@ class Refinement:
             attribution(self.times)
         if self.layers is not None and self.refine == "none":
             raise InputError("expected --refine affinity with --refine-layers, found no --refine; add it")
-        require_steps(self.steps)
+        if self.steps < 0 or self.steps % 2:
+            raise InputError(
+                f"expected an even number of steps (an odd one may exchange object and background), found {self.steps}"
+            )
         if not 1 <= self.views <= len(VIEWS):
             raise InputError(f"expected 1 to {len(VIEWS)} views, found {self.views}")
 
@@ -97,21 +99,25 @@ def require_refinement(model: Model, method: str, refinement: Refinement) -> Non
     require_affinity(model, refinement.layers)
     for name in (method, *((refinement.times,) if refinement.times else ())):
         if not refinable(name):
-            found = (
-                "a map of pixels; use --views"
-                if attribution(name).resolution == "pixel"
-                else "refined already; use it as it is"
-            )
+            of_pixels = ATTRIBUTIONS[name].resolution == "pixel"
+            found = "a map of pixels; use --views" if of_pixels else "refined already; use it as it is"
             raise UnsupportedError(
                 f"expected a map of patches for --refine affinity, found {name}, {found}, or one of "
                 f"{', '.join(filter(refinable, ATTRIBUTIONS))}"
             )
 
 
+def applies(model: Model, method: str, refinement: Refinement) -> bool:
+    """Whether this model and this method's maps can be refined so."""
+    with suppress(InputError):
+        require_refinement(model, method, refinement)
+        return True
+    return False
+
+
 def refinable(method: str) -> bool:
     """Whether a method's maps have one value a patch, which the attention between patches can refine."""
-    entry = attribution(method)
-    return entry.resolution == "patch" and not entry.refined
+    return ATTRIBUTIONS[method].resolution == "patch" and not ATTRIBUTIONS[method].refined
 
 
 def refined_maps(model: Model, images: Images, maps_of: MapsOf, method: str, refinement: Refinement) -> AnyMaps:

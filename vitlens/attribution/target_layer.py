@@ -6,8 +6,6 @@ before the pooling; for a hierarchy of stages its last norm (Swin) or its last b
 forward pass, which also covers post-norm blocks, registers and grids of any shape.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -89,7 +87,7 @@ def layer_gradients(model: Model, images: Images, targets: Labels) -> LayerGradi
         return leaves[-1].clone()  # an in-place ReLU after the layer must not change the leaf
 
     with evaluating(model), torch.no_grad():
-        with hooked(model.module.get_submodule(layer.module), start_graph):
+        with model.module.get_submodule(layer.module).register_forward_hook(start_graph):
             logits = model(images)
         total = logits.gather(1, targets[:, None]).sum()
         (gradient,) = torch.autograd.grad(total, leaves[-1])
@@ -98,34 +96,23 @@ def layer_gradients(model: Model, images: Images, targets: Labels) -> LayerGradi
 
 def layer_output(model: Model, images: Images) -> tuple[Logits, Tensor]:
     """Logits, and the output of the target layer's module, without gradients."""
-    layer, outputs = target_layer(model), []
+    outputs: list[Tensor] = []
 
     def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
         outputs.append(output.clone())
 
-    with evaluating(model), torch.no_grad(), hooked(model.module.get_submodule(layer.module), keep):
+    module = model.module.get_submodule(target_layer(model).module)
+    with evaluating(model), torch.no_grad(), module.register_forward_hook(keep):
         logits = model(images)
     return logits, outputs[-1]
-
-
-@contextmanager
-def hooked(module: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
-    """The module with a forward hook, which is removed on exit."""
-    handle = module.register_forward_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _attention_inputs(model: Model) -> dict[str, tuple[str | None, Shape]]:
     """Attention module -> the module that computed the tokens that it reads (None where none did), and their shape."""
     calls, found = trace(model, 1).calls, {}
-    names = set(model.anatomy.attention_modules)
-    for call in sorted((each for each in calls if each.module in names), key=lambda each: each.begin):
-        tokens = next(iter(call.arguments.values()), None)
-        if tokens is None:
-            continue
+    attention = [call for call in calls if call.module in model.anatomy.attention_modules and call.arguments]
+    for call in sorted(attention, key=lambda each: each.begin):
+        tokens = next(iter(call.arguments.values()))
         before = [each.module for each in calls if each.end < call.begin and each.number == tokens.number]
         found[call.module] = ((None, *before)[-1], tokens.shape)
         for each in calls:  # attention that norms its input itself

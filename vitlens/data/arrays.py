@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitlens.archives import read_archive
+from vitlens.arrays import read_arrays
 from vitlens.data.registry import DataRequest
-from vitlens.data.split import InMemory, Split, describe_hold_out, hold_out
+from vitlens.data.split import InMemory, Split, hold_out
 from vitlens.errors import DataError, UnknownNameError, in_one_line
 
 Array = NDArray[np.generic]
@@ -68,7 +68,7 @@ def load(request: DataRequest) -> Split:
             )
     prefix = f"{used}_" if used else ""
     wanted = [f"{each}_labels" for each in parts] or ["labels"]
-    arrays = read_archive(path, keys=[f"{prefix}images", *wanted, "classes"], most=_SIZE, error=DataError)
+    arrays = read_arrays(path, keys=[f"{prefix}images", *wanted, "classes"], most=_SIZE, error=DataError)
     for key in (f"{prefix}images", *wanted):
         if key not in arrays:
             raise DataError(f"expected images and labels, each part's own, in {path}, found no {key!r}")
@@ -79,14 +79,11 @@ def load(request: DataRequest) -> Split:
         of = f"the {used} part of {path}" if used else path
         raise DataError(f"expected as many labels as images in {of}, found {len(labels)} and {len(images)}")
 
+    chosen, notes = hold_out(labels, part, seed=request.seed, whole=request.whole or bool(parts))
     if parts:
-        chosen = torch.arange(len(labels))
         others = [each for each in parts if each != used]
         rest = f"; its {' and '.join(others)} part{'s are' if len(others) > 1 else ' is'} not" if others else ""
-        notes: tuple[str, ...] = (f"the file's own {used} part is used{rest}",)
-    else:
-        chosen = torch.arange(len(labels)) if request.whole else hold_out(labels, part, seed=request.seed)
-        notes = (describe_hold_out(request.seed),) if len(chosen) < len(labels) else ()
+        notes = (f"the file's own {used} part is used{rest}",)
     count = int(torch.cat(list(every.values())).max()) + 1
     classes = tuple(map(str, arrays["classes"].ravel())) if "classes" in arrays else tuple(map(str, range(count)))
     if len(classes) < count:

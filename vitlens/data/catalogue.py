@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitlens.data.arrays import is_medmnist
-from vitlens.data.decode import UNSTATED, Progress, UnreadableError, decode_image, load_files, quiet_pillow
+from vitlens.data.decode import UNSTATED, Progress, UnreadableError, decode, load_files, quiet_pillow
 from vitlens.data.folder import holds_classes, list_images
 from vitlens.data.registry import LAYOUTS, SETS, DataRequest
 from vitlens.data.split import InMemory, Split
@@ -158,15 +158,16 @@ def _decoded(opened: Sequence[Image.Image], preprocessing: Preprocessing | None)
     """Pixels of PIL images, in order."""
     sizes = {(image.height, image.width) for image in opened}
     fitted = preprocessing or (Preprocessing(size=sizes.pop()) if len(sizes) == 1 else UNSTATED)
-    pixels = []
-    for image in opened:
-        try:
-            with quiet_pillow():
-                pixels.append(decode_image(image, fitted))
-        except UnreadableError as reason:
-            name = getattr(image, "filename", "") or f"a picture of {image.width}x{image.height} px"
-            raise DataError(f"cannot read {name}: {reason}") from reason
-    return torch.stack(pixels)
+    with quiet_pillow():
+        return torch.stack([_pixels(image, fitted) for image in opened])
+
+
+def _pixels(image: Image.Image, preprocessing: Preprocessing) -> Tensor:
+    try:
+        return decode(image, preprocessing)[0]
+    except UnreadableError as reason:
+        name = getattr(image, "filename", "") or f"a picture of {image.width}x{image.height} px"
+        raise DataError(f"cannot read {name}: {reason}") from reason
 
 
 def _opened(picture: object) -> list[Image.Image]:

@@ -53,29 +53,13 @@ class Header(NamedTuple):
     note: str | None
 
 
-class Decoded(NamedTuple):
-    """pixels (3, height, width) uint8, preprocessed for a model, and the file's header."""
-
-    pixels: OnePicture
-    header: Header
-
-
-def decode_file(path: Path, preprocessing: Preprocessing) -> Decoded:
-    """Pixels of one image file, resized and cropped for a model; call it inside `quiet_pillow`.
+def decode(given: Path | Image.Image, preprocessing: Preprocessing) -> tuple[OnePicture, Header]:
+    """Pixels of one image, resized and cropped for a model, and its header; call it inside `quiet_pillow`.
 
     Raises UnreadableError with the reason: missing, no image, truncated, too large.
     """
-    with open_image(path) as image:
-        return Decoded(fit(flatten(image), preprocessing), _header_of(image))
-
-
-def decode_image(image: Image.Image, preprocessing: Preprocessing) -> OnePicture:
-    """Pixels of an open image, as `decode_file` returns them; call it inside `quiet_pillow`.
-
-    Raises UnreadableError with the reason.
-    """
-    with open_image(image):
-        return fit(flatten(image), preprocessing)
+    with open_image(given) as image:
+        return fit(flatten(image), preprocessing), _header_of(image)
 
 
 @contextmanager
@@ -237,11 +221,11 @@ def _decode_into(
 ) -> list[Header | UnreadableError]:
     """Decode file i into pixels[i]."""
 
-    def decode(index: int, path: Path) -> Header:
-        pixels[index], header = decode_file(path, preprocessing)
+    def into(index: int, path: Path) -> Header:
+        pixels[index], header = decode(path, preprocessing)
         return header
 
-    return _for_each(decode, paths, progress)
+    return _for_each(into, paths, progress)
 
 
 def _for_each(

@@ -4,77 +4,27 @@ Source: Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI (C
 Train and test share no source digit, but they share writers, who are not identified in the set.
 """
 
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import Literal
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from vitlens.data.draws import keys, mix
-from vitlens.data.registry import SETS, DataRequest
-from vitlens.data.scenes import Drawn, SceneStyle, render
-from vitlens.data.split import InMemory, Split
+from vitlens.data.registry import DataRequest
+from vitlens.data.scenes import REFERENCE, drawn_split, render, require_canvas
+from vitlens.data.split import Drawings, Drawn, Split
 from vitlens.errors import DataError
 from vitlens.names import Part
-from vitlens.shapes import Pixels
 
 TEST_PER_CLASS = 45  # 450 source digits that training never sees
 TRAIN_SCENES = 4  # scenes a source digit in one epoch of training
-CANVAS = 32
 CLASSES = tuple("0123456789")
-_STYLE = SceneStyle()
 
 
-@dataclass(frozen=True)
-class DigitScenes:
-    """Scenes that are drawn when they are read: image i is scene number repetitions[i] of digit sources[i].
-
-    A scene depends on its source digit, its number, the seed and the style, not on the other scenes.
-    """
-
-    sources: Int[Tensor, " images"]
-    repetitions: Int[Tensor, " images"]
-    seed: int = 0
-    style: SceneStyle = _STYLE
-
-    def __len__(self) -> int:
-        return len(self.sources)
-
-    def read(self, indices: Tensor) -> Pixels:
-        """Pixels of these scenes."""
-        return self.draw(indices).pixels
-
-    def draw(self, indices: Tensor) -> Drawn:
-        """Pixels and masks of these scenes."""
-        sources = self.sources[indices]
-        glyphs, _ = _load()
-        return render(glyphs[sources], keys(self.seed, sources, self.repetitions[indices]), self.style)
-
-    def redrawn(self, change: Literal["without distractors", "other ground"]) -> Pixels:
-        """Pixels of the same digits on the same grounds without strokes, or on other grounds with the same strokes."""
-        plain = change == "without distractors"
-        style = replace(self.style, strokes=0) if plain else replace(self.style, ground=1)
-        return replace(self, style=style).read(torch.arange(len(self)))
-
-    def pick(self, indices: Tensor) -> "DigitScenes":
-        """These scenes alone, in this order."""
-        return replace(self, sources=self.sources[indices], repetitions=self.repetitions[indices])
-
-    def epoch(self, number: int) -> "DigitScenes":
-        """The same digits in other scenes, those of an epoch (from 0); no two epochs share a scene."""
-        stride = int(self.repetitions.max()) + 1
-        return replace(self, repetitions=self.repetitions + number * stride)
-
-
-def digits(
-    part: Part,
-    *,
-    canvas: int = CANVAS,
-    scenes: int | None = None,
-    seed: int = 0,
-) -> Split:
+def digits(part: Part, *, canvas: int = REFERENCE, scenes: int | None = None, seed: int = 0) -> Split:
     """The embedded scenes: class = digit, masks = its ink, groups = source digit.
 
     canvas: px; scenes: number per source digit (default 1 for test, 4 for train); the first scenes do not depend on
@@ -82,33 +32,25 @@ def digits(
     new scenes) and has no masks. Raises DataError for sizes that cannot be drawn.
     """
     scenes = scenes if scenes is not None else (TRAIN_SCENES if part == "train" else 1)
-    if not 16 <= canvas <= 1024:
-        raise DataError(f"expected a canvas of 16 to 1024 px, found {canvas}; try 32")
+    require_canvas(canvas)
     if scenes < 1:
         raise DataError(f"expected at least 1 scene a digit, found {scenes}")
     sources = source_digits(part)
-    repeated_sources = sources.repeat(scenes)
+    repeated = sources.repeat(scenes)
     numbers = torch.arange(scenes).repeat_interleave(len(sources))
-    drawn = DigitScenes(repeated_sources, numbers, seed, SceneStyle(canvas))
-    split = Split(
-        name="digits",
-        title=SETS["digits"].title,
-        part=part,
-        source=drawn,
-        size=(canvas, canvas),
-        classes=CLASSES,
-        labels=_load()[1][repeated_sources],
-        groups=repeated_sources,
-    )
-    if part == "train":
-        return split
-    rendered = drawn.draw(torch.arange(len(drawn)))
-    return replace(split, source=InMemory(rendered.pixels), masks=rendered.masks, scenes=drawn)
+    drawings = Drawings(partial(_scenes, seed=seed, canvas=canvas), repeated, numbers)
+    split = drawn_split("digits", part, drawings, canvas, _load()[1][repeated], classes=CLASSES, groups=repeated)
+    return split if part == "train" else replace(split, scenes=drawings)
+
+
+def _scenes(sources: Tensor, numbers: Tensor, *, seed: int, **style: Any) -> Drawn:
+    """A scene depends on its source digit, its number, the seed and the style, not on the other scenes."""
+    return render(_load()[0][sources], keys(seed, sources, numbers), **style)
 
 
 def load(request: DataRequest) -> Split:
     """The requested part."""
-    canvas = CANVAS if request.canvas is None else request.canvas
+    canvas = REFERENCE if request.canvas is None else request.canvas
     return digits(request.part, canvas=canvas, scenes=request.scenes, seed=request.seed)
 
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 
 from vitlens.data.decode import SUFFIXES, load_files
 from vitlens.data.registry import DataRequest
-from vitlens.data.split import Split, describe_hold_out, hold_out
+from vitlens.data.split import Split, hold_out
 from vitlens.errors import DataError, in_one_line
 from vitlens.names import Part, are_imagenet, imagenet_classes, imagenet_indices
 
@@ -75,18 +74,10 @@ def list_folder(root: Path, *, part: Part, seed: int = 0, whole: bool = False) -
     top = train or root
     if not _class_folders(top):
         return Listing(list_top(root))
-    listing = _list_classes(top, [top])
-    if whole:
-        return listing
-    chosen = hold_out(torch.tensor(listing.labels), part, seed=seed).tolist()
-    if len(chosen) == len(listing.paths):
-        return listing
-    return replace(
-        listing,
-        paths=tuple(listing.paths[index] for index in chosen),
-        labels=tuple(listing.labels[index] for index in chosen),
-        notes=(*listing.notes, describe_hold_out(seed)),
-    )
+    every = _list_classes(top, [top])
+    chosen, notes = hold_out(torch.tensor(every.labels), part, seed=seed, whole=whole)
+    paths, labels = (tuple(each[index] for index in chosen.tolist()) for each in (every.paths, every.labels))
+    return Listing(paths, labels, every.classes, every.notes + notes)
 
 
 def list_images(paths: Sequence[Path]) -> tuple[Path, ...]:
@@ -186,7 +177,6 @@ def load_tiny_imagenet(request: DataRequest) -> Split:
     listed = [row[0] for row in _table(root / "wnids.txt", wnid=0)]
     folders = _class_folders(root / "train") if (root / "train").is_dir() else []
     train = [folder.name for folder in folders if _WNID.fullmatch(folder.name)]
-    wnids = sorted({*listed, *train, *annotated.values()})
     if request.part == "train":
         if not train:
             raise DataError(f"expected train/<wnid>/images/ in {root} to train on, found none")
@@ -203,12 +193,12 @@ def load_tiny_imagenet(request: DataRequest) -> Split:
 
     words = {row[0]: row[1].split(",")[0].strip() for row in _table(root / "words.txt") if len(row) > 1}
     imagenet = {wnid: imagenet_classes()[index] for wnid, index in imagenet_indices().items()}
+    wnids = sorted({*listed, *train, *annotated.values()})
     names = [words.get(wnid) or imagenet.get(wnid, wnid) for wnid in wnids]
-    times = Counter(names)
-    classes = tuple(name if times[name] == 1 else f"{name} ({wnid})" for name, wnid in zip(names, wnids))
+    classes = [name if names.count(name) == 1 else f"{name} ({wnid})" for name, wnid in zip(names, wnids)]
     number = {wnid: index for index, wnid in enumerate(wnids)}
     paths, labels = tuple(path for path, _ in labelled), tuple(number[wnid] for _, wnid in labelled)
-    return read_listing(Listing(paths, labels, classes, (note,)), request)
+    return read_listing(Listing(paths, labels, tuple(classes), (note,)), request)
 
 
 def _table(file: Path, wnid: int | None = None) -> list[list[str]]:

@@ -1,7 +1,7 @@
 """Hashes of a split's images, together and one by one, independent of file names."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from os import cpu_count
 from pathlib import Path
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitlens.data.decode import Files
-from vitlens.data.split import Split
+from vitlens.data.split import Source, Split
 from vitlens.files import sha256
 
 _AT_ONCE = 256  # images read at a time
@@ -27,13 +27,11 @@ def split_fingerprint(split: Split) -> str:
     digest = hashlib.sha256(str((len(split), split.size)).encode())
     if isinstance(source, Files):
         digest.update(repr(source.preprocessing).encode())
-        paths = [source.paths[index] for index in indices.tolist()]
-        with ThreadPoolExecutor(cpu_count() or 1) as threads:
-            for file_digest in threads.map(sha256, paths):
-                digest.update(file_digest.encode())
+        for file_digest in _file_digests([source.paths[index] for index in indices.tolist()]):
+            digest.update(file_digest.encode())
     else:
-        for part in indices.split(_AT_ONCE):
-            digest.update(source.read(part).contiguous().numpy().tobytes())
+        for pixels in _pixels(source, indices):
+            digest.update(pixels.tobytes())
     return digest.hexdigest()
 
 
@@ -42,11 +40,12 @@ def image_numbers(split: Split) -> np.ndarray[tuple[int, ...], np.dtype[np.uint6
 
     Copied, moved or renamed files keep their number, with any preprocessing; changed files do not.
     """
-    if split.files is not None:
-        with ThreadPoolExecutor(cpu_count() or 1) as threads:
-            digests = list(threads.map(sha256, (_path(split, file) for file in split.files)))
-        return np.array([int(digest[:16], 16) for digest in digests], np.uint64)
-    return np.array([int.from_bytes(digest[:8], "big") for digest in _pixel_digests(split)], np.uint64)
+    if split.files is None:
+        digests = _pixel_digests(split)
+    else:  # in its folder, or in its images/ where it has masks
+        places = [(Path(split.name, file), Path(split.name, "images", file)) for file in split.files]
+        digests = _file_digests([path if path.exists() else other for path, other in places])
+    return np.array([int(digest[:16], 16) for digest in digests], np.uint64)
 
 
 def sources(split: Split) -> Tensor:
@@ -54,17 +53,21 @@ def sources(split: Split) -> Tensor:
     photograph may be stored twice, for two of its objects."""
     if split.groups is not None:
         return split.groups
-    numbers: dict[bytes, int] = {}
+    numbers: dict[str, int] = {}
     return torch.tensor([numbers.setdefault(digest, len(numbers)) for digest in _pixel_digests(split)])
 
 
-def _pixel_digests(split: Split) -> Iterator[bytes]:
-    for part in torch.arange(len(split)).split(_AT_ONCE):
-        for pixels in split.source.read(part).cpu().contiguous().numpy():
-            yield hashlib.sha256(str(pixels.shape).encode() + pixels.tobytes()).digest()
+def _file_digests(paths: Sequence[Path]) -> Iterator[str]:
+    with ThreadPoolExecutor(cpu_count() or 1) as threads:
+        yield from threads.map(sha256, paths)
 
 
-def _path(split: Split, file: str) -> Path:
-    """The path of a split's file: in its folder, or in its images/ where it has masks."""
-    path = Path(split.name, file)
-    return path if path.exists() else Path(split.name, "images", file)
+def _pixel_digests(split: Split) -> Iterator[str]:
+    for part in _pixels(split.source, torch.arange(len(split))):
+        for pixels in part:
+            yield hashlib.sha256(str(pixels.shape).encode() + pixels.tobytes()).hexdigest()
+
+
+def _pixels(source: Source, indices: Tensor) -> Iterator[np.ndarray]:
+    for part in indices.split(_AT_ONCE):
+        yield source.read(part).cpu().contiguous().numpy()

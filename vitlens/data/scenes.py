@@ -1,10 +1,13 @@
-"""Scenes: a handwritten digit at a random place, size and colour, on a textured canvas among distractor strokes."""
+"""Scenes: a handwritten digit at a random place, size and colour, on a textured canvas among distractor strokes.
+
+And what all drawn sets share.
+"""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -12,7 +15,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.data.draws import uniform
-from vitlens.shapes import Masks, Pixels
+from vitlens.data.registry import SETS
+from vitlens.data.split import Drawings, Drawn, InMemory, Split
+from vitlens.errors import DataError
+from vitlens.names import Part
+from vitlens.shapes import Labels, Masks
 
 Plane = Float[Tensor, "batch height width"]
 Colours = Float[Tensor, "batch 3"]
@@ -28,24 +35,24 @@ _OTHER = 100  # added to a stream for the draws of another ground
 _CHUNK = 1 << 18  # canvas pixels drawn at a time, to bound the memory
 
 
-@dataclass(frozen=True)
-class SceneStyle:
-    """Settings of the scenes.
+def drawn_split(name: str, part: Part, drawings: Drawings, canvas: int, labels: Labels, **more: Any) -> Split:
+    """One part of a drawn set, on canvases of so many px. more: other fields of the Split.
 
-    canvas: px, square; strokes: their number, at most STROKES; ground: 0 for the scene's own texture, 1 for another one
-    of the same luminance.
+    The test part is held in memory with its masks; the training part is drawn when it is read.
     """
+    split = Split(
+        name=name, title=SETS[name].title, part=part, source=drawings, size=(canvas, canvas), labels=labels, **more
+    )
+    if part == "train":
+        return split
+    drawn = drawings.draw(torch.arange(len(drawings)))
+    return replace(split, source=InMemory(drawn.pixels), masks=drawn.masks)
 
-    canvas: int = REFERENCE
-    strokes: int = STROKES
-    ground: int = 0
 
-
-class Drawn(NamedTuple):
-    """pixels (batch, 3, height, width) uint8; masks (batch, height, width), True on the object."""
-
-    pixels: Pixels
-    masks: Masks
+def require_canvas(canvas: int) -> None:
+    """Raise DataError for a canvas (px) on which nothing can be drawn."""
+    if not 16 <= canvas <= 1024:
+        raise DataError(f"expected a canvas of 16 to 1024 px, found {canvas}; try {REFERENCE}")
 
 
 def in_chunks(draw: Callable[..., Drawn], canvas: int, *rows: Tensor) -> Drawn:
@@ -56,14 +63,24 @@ def in_chunks(draw: Callable[..., Drawn], canvas: int, *rows: Tensor) -> Drawn:
     return Drawn(torch.cat([part.pixels for part in parts]), torch.cat([part.masks for part in parts]))
 
 
-def render(glyphs: Float[Tensor, "batch 8 8"], keys: Int[Tensor, " batch"], style: SceneStyle) -> Drawn:
-    """Draw one scene for each glyph (fraction of ink); it depends only on its key."""
-    return in_chunks(partial(_draw, style=style), style.canvas, glyphs, keys)
+def render(
+    glyphs: Float[Tensor, "batch 8 8"],
+    keys: Int[Tensor, " batch"],
+    canvas: int = REFERENCE,
+    strokes: int = STROKES,
+    ground: int = 0,
+) -> Drawn:
+    """Draw one scene for each glyph (fraction of ink); it depends only on its key.
+
+    canvas: px, square; strokes: their number, at most STROKES; ground: 0 for the scene's own texture, 1 for another one
+    of the same luminance.
+    """
+    return in_chunks(partial(_draw, size=canvas, strokes=strokes, ground=ground), canvas, glyphs, keys)
 
 
-def _draw(glyphs: Tensor, keys: Tensor, *, style: SceneStyle) -> Drawn:
+def _draw(glyphs: Tensor, keys: Tensor, *, size: int, strokes: int, ground: int) -> Drawn:
     """The background, then strokes that do not touch the digit, then the digit."""
-    ink_share, cell = _place(glyphs, uniform(keys, 4, stream=1), style.canvas)
+    ink_share, cell = _place(glyphs, uniform(keys, 4, stream=1), size)
     alpha = ((ink_share - _EDGE) * (cell / _SLOPE) + 0.5).clamp(0, 1)  # outline smoothed over one or two pixels
     clear = 1 - (ink_share * 8).clamp(0, 1)  # no stroke touches the ink, which could change the class
     tone = uniform(keys, 2 + 3 * (3 + STROKES), stream=2)
@@ -73,14 +90,14 @@ def _draw(glyphs: Tensor, keys: Tensor, *, style: SceneStyle) -> Drawn:
     ink_tone = ground_tone + _CONTRAST + (0.92 - _CONTRAST - ground_tone) * tone[:, 1]
     hues = tone[:, 2:].reshape(-1, 3 + STROKES, 3)
 
-    canvas = _ground(keys, ground_tone, hues, style)
+    canvas = _ground(keys, ground_tone, hues, size, other=_OTHER * ground)
     shape = uniform(keys, 6 * STROKES, stream=3).reshape(-1, STROKES, 6)
-    for index in range(style.strokes):
+    for index in range(strokes):
         between = ground_tone + (0.3 + 0.7 * shape[:, index, 5]) * (ink_tone - ground_tone)
-        cover = _stroke(shape[:, index], style.canvas) * clear
+        cover = _stroke(shape[:, index], size) * clear
         canvas = paint(canvas, colour(hues[:, 3 + index], between), cover)
     canvas = paint(canvas, colour(hues[:, 2], ink_tone), alpha)
-    return finished(canvas, keys, alpha >= 0.5, stream=4 + _OTHER * style.ground)
+    return finished(canvas, keys, alpha >= 0.5, stream=4 + _OTHER * ground)
 
 
 def finished(image: Float[Tensor, "batch 3 height width"], keys: Tensor, masks: Masks, *, stream: int) -> Drawn:
@@ -124,9 +141,10 @@ def colour(hue: Colours, luminance: Tensor) -> Colours:
     return target + chroma * room.amin(1, keepdim=True).clamp(max=1.0)
 
 
-def _ground(keys: Tensor, tone: Tensor, hues: Tensor, style: SceneStyle) -> Float[Tensor, "batch 3 height width"]:
+def _ground(
+    keys: Tensor, tone: Tensor, hues: Tensor, canvas: int, *, other: int
+) -> Float[Tensor, "batch 3 height width"]:
     """A gradient between two colours of one luminance, with clouds and stripes of luminance (at most 0.07)."""
-    canvas, other = style.canvas, _OTHER * style.ground
     draws = uniform(keys, 5, stream=5 + other)[:, :, None, None]
     y, x = _axes(canvas, keys.device)
     colours = gradient(colour(hues[:, 0], tone), colour(hues[:, 1], tone), draws[:, 0, 0, 0], canvas)

@@ -8,7 +8,6 @@ from -1 to 1 over pixels; both are rotated at random, so that neither position n
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Final, Literal
@@ -19,17 +18,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.data.draws import keys, uniform
-from vitlens.data.registry import SETS, DataRequest
-from vitlens.data.scenes import REFERENCE, Drawn, colour, finished, gradient, in_chunks
-from vitlens.data.split import InMemory, Split
-from vitlens.errors import DataError
+from vitlens.data.registry import DataRequest
+from vitlens.data.scenes import REFERENCE, colour, drawn_split, finished, gradient, in_chunks, require_canvas
+from vitlens.data.split import Drawings, Drawn, Split
 from vitlens.names import Part
-from vitlens.shapes import Labels, Pixels
 
 Cue = Literal["agree", "conflict"]
 Plane = Float[Tensor, "batch height width"]
 
-CANVAS: Final = 32
 PER_CLASS: Final = {"train": 560, "test": 70}  # multiples of the 7 other textures, so that each is used equally often
 _PART: Final = {"train": 1, "test": 2}  # part of the keys, so that no image is in both parts
 _PERIOD: Final = 5.0  # px of the textures on a canvas of REFERENCE px
@@ -79,11 +75,6 @@ TEXTURES: Final[Mapping[str, Callable[[Plane, Plane, Plane], Plane]]] = MappingP
     }
 )
 CLASSES: Final = tuple(SHAPES)
-
-
-def render(shapes: Labels, textures: Labels, keys: Tensor, canvas: int) -> Drawn:
-    """One image for each pair of shape and texture (indices into SHAPES); its key alone decides the rest."""
-    return in_chunks(partial(_draw, canvas=canvas), canvas, shapes, textures, keys)
 
 
 def _draw(shapes: Tensor, textures: Tensor, keys: Tensor, *, canvas: int) -> Drawn:
@@ -137,40 +128,8 @@ def _chosen(functions: list[Callable[..., Plane]], which: Tensor, *planes: Plane
     return result
 
 
-@dataclass(frozen=True)
-class ShapeImages:
-    """Images that are drawn when they are read: image i shows shapes[i] with the texture of class textures[i].
-
-    An image depends on its key, the seed and the canvas, not on the other images.
-    """
-
-    shapes: Labels
-    textures: Labels
-    numbers: Tensor
-    part: Part
-    seed: int = 0
-    canvas: int = CANVAS
-
-    def __len__(self) -> int:
-        return len(self.shapes)
-
-    def read(self, indices: Tensor) -> Pixels:
-        """Pixels of these images."""
-        return self.draw(indices).pixels
-
-    def draw(self, indices: Tensor) -> Drawn:
-        """Pixels and masks of these images."""
-        part = torch.full_like(indices, _PART[self.part])
-        drawn = keys(self.seed, part, self.shapes[indices], self.numbers[indices])
-        return render(self.shapes[indices], self.textures[indices], drawn, self.canvas)
-
-    def epoch(self, number: int) -> "ShapeImages":
-        """Other images of the same shapes and textures, those of an epoch (from 0)."""
-        return replace(self, numbers=self.numbers + number * (int(self.numbers.max()) + 1))
-
-
 def shapes(
-    part: Part, *, cue: Cue = "agree", seed: int = 0, canvas: int = CANVAS, per_class: int | None = None
+    part: Part, *, cue: Cue = "agree", seed: int = 0, canvas: int = REFERENCE, per_class: int | None = None
 ) -> Split:
     """One part of the set; class = shape, masks = its silhouette (test part).
 
@@ -178,32 +137,28 @@ def shapes(
     file names contain shape and texture (`circle/circle3-star3.png`), as in folders of cue conflicts. The test part is
     held in memory; the training part is drawn when read, with new images every epoch. canvas: px. Raises DataError.
     """
-    if not 16 <= canvas <= 1024:
-        raise DataError(f"expected a canvas of 16 to 1024 px, found {canvas}; try {CANVAS}")
+    require_canvas(canvas)
     each = PER_CLASS[part] if per_class is None else per_class
     count = len(CLASSES)
     order = torch.arange(each * count)
     shown, numbers = order % count, order // count
     textures = shown if cue == "agree" else (shown + 1 + numbers % (count - 1)) % count
-    drawn = ShapeImages(shown, textures, numbers, part, seed, canvas)
-    name = "shapes" if cue == "agree" else "shapes-conflict"
-    split = Split(
-        name=name,
-        title=SETS[name].title,
-        part=part,
-        source=drawn,
-        size=(canvas, canvas),
-        classes=CLASSES,
-        labels=shown,
-        files=tuple(
-            f"{CLASSES[shape]}/{CLASSES[shape]}{number + 1}-{CLASSES[texture]}{number + 1}.png"
-            for shape, texture, number in zip(shown.tolist(), textures.tolist(), numbers.tolist())
-        ),
+    drawings = Drawings(
+        partial(_images, part=part, seed=seed, canvas=canvas), torch.stack((shown, textures), 1), numbers
     )
-    if part == "train":
-        return split
-    rendered = drawn.draw(torch.arange(len(drawn)))
-    return replace(split, source=InMemory(rendered.pixels), masks=rendered.masks)
+    files = tuple(
+        f"{CLASSES[shape]}/{CLASSES[shape]}{number + 1}-{CLASSES[texture]}{number + 1}.png"
+        for shape, texture, number in zip(shown.tolist(), textures.tolist(), numbers.tolist())
+    )
+    name = "shapes" if cue == "agree" else "shapes-conflict"
+    return drawn_split(name, part, drawings, canvas, shown, classes=CLASSES, files=files)
+
+
+def _images(subjects: Tensor, numbers: Tensor, *, part: Part, seed: int, canvas: int) -> Drawn:
+    """An image depends on its shape and texture (indices into SHAPES), its number, part, seed and canvas alone."""
+    shapes, textures = subjects.unbind(1)
+    drawn = keys(seed, torch.full_like(numbers, _PART[part]), shapes, numbers)
+    return in_chunks(partial(_draw, canvas=canvas), canvas, shapes, textures, drawn)
 
 
 def load(request: DataRequest) -> Split:

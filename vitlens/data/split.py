@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import PurePath
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
@@ -14,7 +14,7 @@ from vitlens.errors import DataError, InputError
 from vitlens.names import Part
 from vitlens.pixels import AnyImages
 from vitlens.references import resolved
-from vitlens.shapes import Images, Labels
+from vitlens.shapes import Images, Labels, Masks, Pixels
 from vitlens.summary import Line, Summary
 
 TEST_SHARE: Final = 0.2  # of each class, where data have no test part
@@ -30,27 +30,6 @@ class Source(Protocol):
 
     def read(self, indices: Tensor) -> Tensor:
         """Pixels (batch, 3, height, width) of these images: uint8, or floats in [0, 1] where they are given so."""
-        ...
-
-
-@runtime_checkable
-class Renewable(Protocol):
-    """A source that draws new images of the same subjects for every epoch."""
-
-    def epoch(self, number: int) -> Source:
-        """The source of epoch `number` (from 0)."""
-        ...
-
-
-class Redrawable(Protocol):
-    """Scenes that can be drawn again, each with the same object at its place."""
-
-    def redrawn(self, change: Literal["without distractors", "other ground"]) -> Tensor:
-        """Pixels (n, 3, height, width) uint8 without the distractors, or with them on another ground."""
-        ...
-
-    def pick(self, indices: Tensor) -> "Redrawable":
-        """These scenes alone, in this order."""
         ...
 
 
@@ -81,6 +60,49 @@ class Subset:
     def read(self, indices: Tensor) -> Tensor:
         """Pixels of these images."""
         return self.source.read(self.indices[indices])
+
+
+class Drawn(NamedTuple):
+    """pixels (batch, 3, height, width) uint8; masks (batch, height, width), True on the object."""
+
+    pixels: Pixels
+    masks: Masks
+
+
+@dataclass(frozen=True)
+class Drawings:
+    """Images that are drawn when they are read: drawing number numbers[i] of subjects[i], which decide all of it.
+
+    render: subjects and numbers -> Drawn.
+    """
+
+    render: Callable[..., Drawn]
+    subjects: Tensor
+    numbers: Tensor
+
+    def __len__(self) -> int:
+        return len(self.subjects)
+
+    def draw(self, indices: Tensor) -> Drawn:
+        """Pixels and masks of these images."""
+        return self.render(self.subjects[indices], self.numbers[indices])
+
+    def read(self, indices: Tensor) -> Tensor:
+        """Pixels of these images."""
+        return self.draw(indices).pixels
+
+    def pick(self, indices: Tensor) -> "Drawings":
+        """These images alone, in this order."""
+        return replace(self, subjects=self.subjects[indices], numbers=self.numbers[indices])
+
+    def epoch(self, number: int) -> "Drawings":
+        """Other drawings of the same subjects, those of an epoch (from 0); no two epochs share one."""
+        return replace(self, numbers=self.numbers + number * (int(self.numbers.max()) + 1))
+
+    def redrawn(self, change: Literal["without distractors", "other ground"]) -> Tensor:
+        """Pixels of the same digits on the same grounds without distractors, or with them on another ground."""
+        changed = {"strokes": 0} if change == "without distractors" else {"ground": 1}
+        return replace(self, render=partial(self.render, **changed)).read(torch.arange(len(self)))
 
 
 @dataclass(frozen=True)
@@ -122,7 +144,7 @@ class Split(Summary):
     skipped: tuple[Skipped, ...] = ()
     title: str = ""
     notes: tuple[str, ...] = ()
-    scenes: Redrawable | None = None
+    scenes: Drawings | None = None
 
     def __len__(self) -> int:
         return len(self.source)
@@ -200,7 +222,7 @@ class Split(Summary):
         Labels and order stay. Masks belong to the images of epoch 0, so later splits have none.
         """
         inner = self.subset
-        if not number or not isinstance(inner.source, Renewable):
+        if not number or not isinstance(inner.source, Drawings):
             return self
         return replace(self, source=Subset(inner.source.epoch(number), inner.indices), masks=None, scenes=None)
 
@@ -269,37 +291,30 @@ def _labelled(split: Split, labels: Tensor | None, model: Any) -> Split:
 
 def balanced(total: int, labels: Tensor | None, count: int, seed: int) -> Tensor:
     """Seeded indices, sorted, drawn from the classes in turn until count is reached; all where they are fewer."""
-    order, ranks = _in_turn(torch.zeros(total, dtype=torch.long) if labels is None else labels.cpu(), seed)
-    return order[ranks.argsort(stable=True)[:count]].sort().values
+    order, _ = in_turn(torch.zeros(total, dtype=torch.long) if labels is None else labels.cpu(), seed)
+    return order[:count].sort().values
 
 
-def hold_out(labels: Labels, part: Part, *, seed: int) -> Tensor:
-    """The sorted indices of a part's images: a fifth of every class, at least one, is for test.
+def hold_out(labels: Labels, part: Part, *, seed: int, whole: bool = False) -> tuple[Tensor, tuple[str, ...]]:
+    """The sorted indices of a part of data without a test part, and the note about the division.
 
-    A class with a single image is in the training part. Where no class has two images, all are for test, and requesting
-    the training part raises DataError.
+    A fifth of every class, at least one image, is for test; a class with a single image is in the training part. Where
+    no class has two images, all are for test, and requesting the training part raises DataError. whole: all images.
     """
-    order, ranks = _in_turn(labels, seed)
+    if whole:
+        return torch.arange(len(labels)), ()
+    order, ranks = in_turn(labels, seed)
     sizes = labels.bincount()
     held = (TEST_SHARE * sizes.double()).round().clamp(min=1) * (sizes > 1)
     test = torch.empty(len(labels), dtype=torch.bool)
     test[order] = ranks < held[labels[order]]
-    if not test.any() and part == "train":
-        raise DataError(
-            "expected at least two images of a class to train on some and test on others, found one of each"
-        )
-    test |= ~test.any()
-    return (test if part == "test" else ~test).nonzero().squeeze(1)
-
-
-def _in_turn(labels: Labels, seed: int) -> tuple[Tensor, Tensor]:
-    """A seeded order of the images, and in that order the rank of each within its class, from 0."""
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    shuffled, ranks = labels[order], torch.empty_like(order)  # labels of 8 bits would count to 255
-    for label in shuffled.unique():
-        members = (shuffled == label).nonzero().squeeze(1)
-        ranks[members] = torch.arange(len(members), dtype=ranks.dtype)
-    return order, ranks
+    if not test.any():
+        if part == "train":
+            raise DataError(
+                "expected at least two images of a class to train on some and test on others, found one of each"
+            )
+        return torch.arange(len(labels)), ()
+    return (test if part == "test" else ~test).nonzero().squeeze(1), (describe_hold_out(seed),)
 
 
 def describe_hold_out(seed: int) -> str:
@@ -308,6 +323,17 @@ def describe_hold_out(seed: int) -> str:
         f"no test part was given: a fifth of each class, drawn with seed {seed}, is held out for test, as a model is "
         "better on images that it was trained on"
     )
+
+
+def in_turn(labels: Labels, seed: int) -> tuple[Tensor, Tensor]:
+    """A seeded order of the images that takes the classes in turn, and the turn of each, from 0."""
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    shuffled, turns = labels[order], torch.empty_like(order)  # labels of 8 bits would count to 255
+    for label in shuffled.unique():
+        members = (shuffled == label).nonzero().squeeze(1)
+        turns[members] = torch.arange(len(members), dtype=turns.dtype)
+    by_turn = turns.argsort(stable=True)
+    return order[by_turn], turns[by_turn]
 
 
 def share_of(split: Split, share: float, *, seed: int) -> Split:

@@ -14,7 +14,7 @@ from torch import Tensor
 from vitlens.data.arrays import as_pixels
 from vitlens.data.decode import MEMORY_LIMIT, UNSTATED, fit, flatten
 from vitlens.data.registry import SETS, DataRequest, DataSet
-from vitlens.data.split import InMemory, Source, Split, describe_hold_out, hold_out
+from vitlens.data.split import InMemory, Source, Split, hold_out
 from vitlens.errors import DataError, first_line
 from vitlens.names import Part
 from vitlens.preprocessing import Preprocessing
@@ -35,8 +35,8 @@ def load(request: DataRequest) -> Split:
     dataset = _open(data_set, request.part, request.data_dir)
     stored = (getattr(dataset, name) for name in ("targets", "labels", "_labels") if hasattr(dataset, name))
     labels = torch.as_tensor(np.asarray(next(stored)), dtype=torch.long)  # the name differs by set
-    undivided = request.whole or data_set.parts != "none"
-    chosen = torch.arange(len(labels)) if undivided else hold_out(labels, request.part, seed=request.seed)
+    whole = request.whole or data_set.parts != "none"
+    chosen, notes = hold_out(labels, request.part, seed=request.seed, whole=whole)
     preprocessing = request.preprocessing or UNSTATED
     source: Source
     if hasattr(dataset, "data"):  # all pixels, which fit in memory
@@ -57,17 +57,8 @@ def load(request: DataRequest) -> Split:
         size=size,
         classes=tuple(getattr(dataset, "classes", None) or (str(index) for index in range(data_set.classes))),
         labels=labels[chosen],
-        notes=() if undivided else (describe_hold_out(request.seed),),
+        notes=notes,
     )
-
-
-def options_of(data_set: DataSet, part: Part) -> dict[str, object]:
-    """The arguments of torchvision's class for a part."""
-    if data_set.parts == "none":
-        return {}
-    if data_set.parts == "train":
-        return {"train": part == "train"}
-    return {"split": "trainval" if data_set.parts == "trainval" and part == "train" else part}
 
 
 @dataclass(frozen=True)
@@ -91,7 +82,11 @@ class Decoding:
 def _open(data_set: DataSet, part: Part, data_dir: Path) -> Dataset:
     """The torchvision object: from data_dir, else downloaded into it."""
     make = getattr(import_without_compiler("torchvision.datasets"), data_set.torchvision)
-    options = options_of(data_set, part)
+    options: dict[str, object] = {} if data_set.parts == "none" else {"split": part}
+    if data_set.parts == "train":
+        options = {"train": part == "train"}
+    elif data_set.parts == "trainval" and part == "train":
+        options = {"split": "trainval"}
     with contextlib.suppress(RuntimeError, OSError):  # torchvision raises these where the files are missing
         return make(str(data_dir), download=False, **options)
     before = socket.getdefaulttimeout()

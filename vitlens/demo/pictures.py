@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitlens.data.catalogue import load_data
-from vitlens.data.decode import UnreadableError, decode_file, decode_image
+from vitlens.data.decode import UnreadableError, decode
 from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.folder import list_images
 from vitlens.data.split import InMemory, Split
@@ -82,9 +82,9 @@ def require_size(size: int) -> None:
 
 def _read(path: Path, models: Sequence[Model], name: str = "") -> Picture:
     """The picture in a file. Raises UnreadableError."""
-    decoded = {model.alias: decode_file(path, model.preprocessing) for model in models}
-    note = next(iter(decoded.values())).header.note or ""
-    return Picture(uuid4().hex, name or path.name, note, {alias: each.pixels[None] for alias, each in decoded.items()})
+    decoded = {model.alias: decode(path, model.preprocessing) for model in models}
+    note = next(iter(decoded.values()))[1].note or ""
+    return Picture(uuid4().hex, name or path.name, note, {alias: each[0][None] for alias, each in decoded.items()})
 
 
 def examples(given: Sequence[str], models: Sequence[Model]) -> tuple[Picture, ...]:
@@ -101,7 +101,7 @@ def examples(given: Sequence[str], models: Sequence[Model]) -> tuple[Picture, ..
         assert split.labels is not None
         for number, (batch, label) in enumerate(zip(split.batches(1), split.labels.tolist())):
             scene = Image.fromarray((batch.images[0] * 255).round().byte().permute(1, 2, 0).numpy())
-            pixels = {model.alias: decode_image(scene, model.preprocessing)[None] for model in models}
+            pixels = {model.alias: decode(scene, model.preprocessing)[0][None] for model in models}
             found.append(Picture(uuid4().hex, f"scene {number} of a {label}", "", pixels))
     if any(model.classes != DIGITS for model in models):
         from sklearn import datasets

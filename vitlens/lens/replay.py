@@ -8,7 +8,6 @@ block is computed for the tokens that the classifier reads. `patch` runs one pas
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -20,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, LensError, UnsupportedError
 from vitlens.lens.capture import Captured, capture
-from vitlens.lens.change import in_force
+from vitlens.lens.change import Set, in_force
 from vitlens.lens.intervene import Change, Changes, Reference, intervene, prepared
 from vitlens.lens.places import resolve_places
 from vitlens.lens.replay_pass import PassKind, ReplayRecord, StopForward, method_of, recording, replay_pass
@@ -33,7 +32,6 @@ DEFAULT_BUDGET: Final = 2 << 30  # bytes: ViT-B/16 and 64 images need 1.4e9
 # bytes of the widest tensor in one forward: larger is slower on a CPU (most of all in bf16), smaller is slower on a GPU
 _WORKING_SET: Final = {"cpu": 24 << 20}
 _LARGE_WORKING_SET: Final = 512 << 20
-_NOTHING: Final[Changes] = MappingProxyType({})
 
 
 class Replay:
@@ -44,9 +42,9 @@ class Replay:
     number), or ""; forward_cost: multiply-adds of linear layers in one forward of these images.
     """
 
-    def __init__(self, model: Model, images: Images, given: Changes, *, budget: int, chunk: int | None) -> None:
+    def __init__(self, model: Model, images: Images, given: Set, *, budget: int, chunk: int | None) -> None:
         self.model, self.images = model, images
-        self._method, self._given = method_of(model), prepared(model, given)
+        self._method, self._given = method_of(model), given
         self.exact = self._method.exact
         sizes = [start.bytes * len(images) for start in self._method.starts]
         keep: list[int] = []
@@ -80,7 +78,11 @@ class Replay:
 
         reference, seed: as there. Raises what `intervene` raises.
         """
-        found = [prepared(self.model, each, reference=reference, seed=seed) for each in sets]
+        return self.run_prepared([prepared(self.model, each, reference=reference, seed=seed) for each in sets])
+
+    def run_prepared(self, sets: Sequence[Set]) -> Float[Tensor, "sets batch classes"]:
+        """As run, of changes that were prepared once for many runs."""
+        found = list(sets)
         logits = self.logits.unsqueeze(0).repeat(len(sets), 1, 1)
         kinds: dict[PassKind, list[int]] = {}
         for number, changes in enumerate(found):
@@ -171,7 +173,7 @@ def replaying(
     model: Model,
     images: Images,
     *,
-    given: Changes = _NOTHING,
+    given: Set = (),
     budget: int = DEFAULT_BUDGET,
     chunk: int | None = None,
 ) -> Iterator[Replay]:

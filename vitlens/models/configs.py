@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Annotated, Final, Literal, TypeAlias, get_args
 
 from vitlens.errors import InputError
@@ -32,11 +31,9 @@ class ViTConfig:
     for a teacher (Touvron 2021). dropout: on tokens, projections and MLP; attention_dropout: on the weights; drop_path:
     of the last block, growing linearly from 0 in the first. positions: of the patches, "learned" (one vector each),
     "sine" (fixed sines and cosines of the patch's number, Vaswani 2017) or "sine-2d" (of its column and its row, as in
-    MAE, He 2022), or "none"; True and False, which earlier files have, are
-    "learned" and "none". attention, mlp,
-    residual, norm: False removes that part.
-    norm_first: the norm stands before each branch (pre-norm, Dosovitskiy 2021); False: after each addition (post-norm,
-    Vaswani 2017), with no final norm.
+    MAE, He 2022), or "none"; True and False, which earlier files have, are "learned" and "none". attention, mlp,
+    residual, norm: False removes that part. norm_first: the norm stands before each branch (pre-norm, Dosovitskiy
+    2021); False: after each addition (post-norm, Vaswani 2017), with no final norm.
     """
 
     image_size: tuple[_Side, _Side] = (32, 32)
@@ -63,7 +60,8 @@ class ViTConfig:
     def __post_init__(self) -> None:
         if isinstance(self.positions, bool):
             object.__setattr__(self, "positions", "learned" if self.positions else "none")
-        _refuse(_faults_of_vit(self))
+        for fault in _faults_of_vit(self):
+            raise InputError(f"expected {fault}")
 
     @property
     def layout(self) -> TokenLayout:
@@ -82,10 +80,7 @@ class ViTConfig:
 
 def _faults_of_vit(config: ViTConfig) -> Iterator[str]:
     """What cannot be built: sizes, rates, and parts that exclude each other."""
-    yield from _small(config, 1, "dim", "depth", "heads", "classes")
-    yield from _small(config, 0, "registers")
-    if config.hidden < 1:
-        yield f"mlp_ratio of at least 1/dim, found {config.mlp_ratio}"
+    yield from _faults_of_both(config)
     if config.dim % config.heads:
         yield (
             f"dim divisible by heads, found dim {config.dim} and {config.heads} heads; try "
@@ -95,7 +90,6 @@ def _faults_of_vit(config: ViTConfig) -> Iterator[str]:
         if patch < 1 or image < patch or image % patch:
             pixels = max(image // max(patch, 1), 1) * max(patch, 1)
             yield f"an image {axis} divisible by the patch's, found {image} and {patch} px; try {pixels} px"
-    yield from _rates(config)
     if config.positions not in POSITIONS:
         yield f"positions of {', '.join(POSITIONS)}, found {config.positions!r}"
     step = {"sine": 2, "sine-2d": 4}.get(str(config.positions), 1)
@@ -141,7 +135,8 @@ class SwinConfig:
     drop_path: float = 0.0
 
     def __post_init__(self) -> None:
-        _refuse(_faults_of_swin(self))
+        for fault in _faults_of_swin(self):
+            raise InputError(f"expected {fault}")
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -160,13 +155,11 @@ class SwinConfig:
 
 def _faults_of_swin(config: SwinConfig) -> Iterator[str]:
     """What cannot be built: sizes, stages without blocks, widths that the heads do not divide, rates."""
-    yield from _small(config, 1, "dim", "classes")
+    yield from _faults_of_both(config)
     for name, unit in (("image_size", "px"), ("patch_size", "px"), ("window", "patches")):
         rows, columns = getattr(config, name)
         if min(rows, columns) < 1:
             yield f"{name} of at least 1 {unit} a side, found {rows}x{columns}"
-    if int(config.dim * config.mlp_ratio) < 1:
-        yield f"mlp_ratio of at least 1/dim, found {config.mlp_ratio}"
     if not config.depths or len(config.depths) != len(config.heads):
         yield f"depths and heads of one number of stages, found {list(config.depths)} and {list(config.heads)}"
     for stage, (depth, heads, width) in enumerate(zip(config.depths, config.heads, config.widths)):
@@ -177,46 +170,36 @@ def _faults_of_swin(config: SwinConfig) -> Iterator[str]:
                 f"heads that divide the width {width} of stage {stage}, found {heads}; try "
                 f"{_nearest_divisor(width, heads)}"
             )
-    yield from _rates(config)
 
 
-def _refuse(faults: Iterator[str]) -> None:
-    """Raise InputError for the first of these, of what is expected and what was found."""
-    fault = next(faults, None)
-    if fault is not None:
-        raise InputError(f"expected {fault}")
-
-
-def _small(config: ViTConfig | SwinConfig, low: int, *names: str) -> Iterator[str]:
-    values = ((name, getattr(config, name)) for name in names)
-    return (f"{name} of at least {low}, found {value}" for name, value in values if value < low)
-
-
-def _rates(config: ViTConfig | SwinConfig) -> Iterator[str]:
-    values = ((name, getattr(config, name)) for name in ("dropout", "attention_dropout", "drop_path"))
-    return (f"{name} in [0, 1), found {value}" for name, value in values if not 0 <= value < 1)
+def _faults_of_both(config: ViTConfig | SwinConfig) -> Iterator[str]:
+    for name, low in {"dim": 1, "depth": 1, "heads": 1, "classes": 1, "registers": 0}.items():
+        value = getattr(config, name, low)
+        if isinstance(value, int) and value < low:
+            yield f"{name} of at least {low}, found {value}"
+    if int(config.dim * config.mlp_ratio) < 1:
+        yield f"mlp_ratio of at least 1/dim, found {config.mlp_ratio}"
+    for name in ("dropout", "attention_dropout", "drop_path"):
+        if not 0 <= getattr(config, name) < 1:
+            yield f"{name} in [0, 1), found {getattr(config, name)}"
 
 
 def _nearest_divisor(width: int, heads: int) -> int:
     return min((n for n in range(1, width + 1) if width % n == 0), key=lambda n: abs(n - heads))
 
 
-VIT_PRESETS: Final[Mapping[str, ViTConfig]] = MappingProxyType(
-    {
-        "vit-micro": ViTConfig(dim=128, depth=6, heads=4),
-        "vit-mini": ViTConfig(dim=128, depth=4, heads=4),
-        "vit-tiny": ViTConfig(dim=192, depth=6, heads=3),
-        "vit-tiny-224": ViTConfig((224, 224), (16, 16), dim=192, depth=12, heads=3, classes=1000),
-        "vit-small-224": ViTConfig((224, 224), (16, 16), dim=384, depth=12, heads=6, classes=1000),
-        "vit-base-224": ViTConfig((224, 224), (16, 16), dim=768, depth=12, heads=12, classes=1000),
-    }
-)
+VIT_PRESETS: Final[Mapping[str, ViTConfig]] = {
+    "vit-micro": ViTConfig(dim=128, depth=6, heads=4),
+    "vit-mini": ViTConfig(dim=128, depth=4, heads=4),
+    "vit-tiny": ViTConfig(dim=192, depth=6, heads=3),
+    "vit-tiny-224": ViTConfig((224, 224), (16, 16), dim=192, depth=12, heads=3, classes=1000),
+    "vit-small-224": ViTConfig((224, 224), (16, 16), dim=384, depth=12, heads=6, classes=1000),
+    "vit-base-224": ViTConfig((224, 224), (16, 16), dim=768, depth=12, heads=12, classes=1000),
+}
 
-SWIN_PRESETS: Final[Mapping[str, SwinConfig]] = MappingProxyType(
-    {
-        "swin-micro": SwinConfig(),
-        "swin-tiny-224": SwinConfig(
-            (224, 224), (4, 4), dim=96, depths=(2, 2, 6, 2), heads=(3, 6, 12, 24), window=(7, 7), classes=1000
-        ),
-    }
-)
+SWIN_PRESETS: Final[Mapping[str, SwinConfig]] = {
+    "swin-micro": SwinConfig(),
+    "swin-tiny-224": SwinConfig(
+        (224, 224), (4, 4), dim=96, depths=(2, 2, 6, 2), heads=(3, 6, 12, 24), window=(7, 7), classes=1000
+    ),
+}

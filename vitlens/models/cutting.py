@@ -1,20 +1,18 @@
 """Attention modules without some of their heads: fewer rows of the qkv projection, fewer columns of the output's."""
 
 from collections.abc import Collection, Mapping, Sequence
-from copy import deepcopy
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.errors import InputError, ModelError, UnsupportedError, first_line
+from vitlens.errors import InputError, ModelError, UnsupportedError
 from vitlens.models.anatomy import heads_of, is_known_attention
 from vitlens.models.attention import MultiHeadSelfAttention
 from vitlens.shapes import Tokens
 
 Pruned = Mapping[str, Sequence[int]]  # attention module -> its removed heads, as numbered in the whole model
-HeadMeans = Mapping[int, Tensor]  # layer -> (heads, head_dim)
 UNCUT: Final = "vitlens ablate removes its heads by setting them to zero"
 
 
@@ -75,35 +73,41 @@ def output_projection(attention: nn.Module) -> tuple[str, nn.Linear]:
 
 
 def cut_heads(model: nn.Module, pruned: Pruned) -> None:
-    """Remove the heads from a model, in place."""
+    """Remove heads from a model, in place. Raises ModelError for heads that it does not have."""
     for name, removed in pruned.items():
-        parent_name, _, leaf = name.rpartition(".")
-        parent, whole = model.get_submodule(parent_name), model.get_submodule(name)
-        replacement = _cut(whole, removed).train(whole.training)
-        setattr(parent, leaf, replacement)
-        if isinstance(replacement, Headless):  # torchvision's blocks have the number of heads as well
-            vars(parent).pop("num_heads", None)
+        attention = model.get_submodule(name)
+        _, projection = output_projection(attention)
+        heads = heads_of(attention) or 0
+        if not set(removed) <= set(range(heads)):
+            raise ModelError(f"expected heads from 0 to {heads - 1} of {name}, found {list(removed)}")
+        parent = model.get_submodule(name.rpartition(".")[0])
+        kept = [head for head in range(heads) if head not in removed]
+        if kept:
+            cut = _with_heads(attention, kept, projection.in_features // heads)
+        else:
+            pair = isinstance(attention, nn.MultiheadAttention | MultiheadCut)
+            cut = Headless(projection, "out_proj" if pair else "proj", pair=pair)
+            vars(parent).pop("num_heads", None)  # torchvision's blocks have the number of heads as well
+        setattr(parent, name.rpartition(".")[2], cut.train(attention.training))
 
 
-def _cut(attention: nn.Module, removed: Collection[int]) -> nn.Module:
-    """The attention module without these heads (in its own numbering)."""
-    name, projection = output_projection(attention)
-    heads = heads_of(attention) or 0
-    kept = [head for head in range(heads) if head not in removed]
-    pair = isinstance(attention, nn.MultiheadAttention | MultiheadCut)
-    if not kept:
-        return Headless(projection, name, pair=pair)
+def _with_heads(attention: nn.Module, kept: list[int], head_dim: int) -> nn.Module:
+    """The attention module with these heads alone."""
     if isinstance(attention, nn.MultiheadAttention):
         attention = MultiheadCut(attention)
-    head_dim = projection.in_features // heads
+    name, projection = output_projection(attention)
     columns = (torch.tensor(kept)[:, None] * head_dim + torch.arange(head_dim)).flatten()
-    rows = (torch.arange(3)[:, None] * heads * head_dim + columns).flatten()
-    joint: Any = attention if pair else attention.qkv
-    for word in ("in_proj_weight", "in_proj_bias") if pair else ("weight", "bias"):
+    rows = (torch.arange(3)[:, None] * projection.in_features + columns).flatten()
+    if isinstance(attention, MultiheadCut):
+        joint: Any = attention
+        weight, bias = "in_proj_weight", "in_proj_bias"
+    else:
+        joint = attention.qkv
+        weight, bias = "weight", "bias"
+        joint.out_features = len(rows)
+    for word in (weight, bias):
         if getattr(joint, word) is not None:
             setattr(joint, word, _part(getattr(joint, word), 0, rows))
-    if not pair:
-        joint.out_features = len(rows)
     setattr(attention, name, _without_columns(projection, columns))
     for word, value in (("heads", len(kept)), ("num_heads", len(kept)), ("attn_dim", len(columns))):
         if hasattr(attention, word):
@@ -120,36 +124,6 @@ def _without_columns(linear: nn.Linear, columns: Tensor) -> nn.Linear:
     linear.weight = _part(linear.weight, 1, columns)
     linear.in_features = len(columns)
     return linear
-
-
-def with_lost_heads(state: Mapping[str, Tensor], whole: nn.Module, pruned: Pruned) -> dict[str, Tensor]:
-    """The weights of a pruned model for the whole model: zeros where heads were removed.
-
-    Raises ModelError where they do not fit.
-    """
-    filled = dict(state)
-    try:
-        for name, removed in pruned.items():
-            attention = whole.get_submodule(name)
-            heads = heads_of(attention) or 0
-            if not set(removed) <= set(range(heads)):
-                raise IndexError(f"expected heads from 0 to {heads - 1} of {name}")
-            numbered = deepcopy(attention).double()  # its numbers are their own places
-            for parameter in numbered.parameters():
-                parameter.data = torch.arange(parameter.numel(), dtype=torch.double).view_as(parameter)
-            places = _cut(numbered, removed).state_dict()
-            for key, tensor in attention.state_dict().items():
-                full, known = f"{name}.{key}", places.get(key)
-                if known is None:
-                    filled[full] = torch.zeros_like(tensor)
-                elif known.shape != tensor.shape:
-                    zeros = torch.zeros_like(tensor).flatten()
-                    filled[full] = zeros.index_copy(0, known.flatten().long(), state[full].flatten()).view_as(tensor)
-    except (UnsupportedError, AttributeError, KeyError, IndexError, RuntimeError) as error:
-        raise ModelError(
-            f"expected weights without the heads {dict(pruned)}, found others: {first_line(error)}"
-        ) from error
-    return filled
 
 
 def add_means(attention: nn.Module, heads: Collection[int], means: Tensor | None, *, layer: int) -> None:
@@ -169,6 +143,6 @@ def add_means(attention: nn.Module, heads: Collection[int], means: Tensor | None
             f"expected an output projection with a bias at layer {layer}, found none; leave the means out"
         )
     only = torch.zeros(shape, dtype=means.dtype).index_copy(0, torch.tensor(list(heads)), means.cpu()[list(heads)])
-    bias = projection.bias
     added = projection.weight @ only.flatten().to(projection.weight)
+    bias = projection.bias
     projection.bias = nn.Parameter((bias + added).detach(), requires_grad=bias.requires_grad)

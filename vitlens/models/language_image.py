@@ -7,7 +7,8 @@ template, normalised again (Radford 2021, section 3.1.4).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 import torch
@@ -42,7 +43,10 @@ class TextTower:
     tokenizer: Callable[[], Tokenizer]
     context: int
     name: str
-    _tokenizers: list[Tokenizer] = field(default_factory=list)
+
+    @cached_property
+    def _built(self) -> Tokenizer:
+        return self.tokenizer()
 
     @property
     def scale(self) -> float:
@@ -58,21 +62,15 @@ class TextTower:
     def tokens(self, texts: Sequence[str]) -> Tensor:
         """Token ids (texts, context). Raises InputError for no text, an empty one, or one that would be truncated."""
         if not texts or any(not text.strip() for text in texts):
-            raise InputError(
-                "expected texts with at least a word, found an empty one; give --prompt 'a photo of a dog'"
-            )
-        if not self._tokenizers:
-            self._tokenizers.append(self.tokenizer())
-        encode = getattr(self._tokenizers[0], "encode", None)
-        for text in texts:
-            if encode is None:  # this tokenizer does not give the number of tokens
-                break
+            raise InputError("expected texts with a word, found an empty one; give --prompt 'a photo of a dog'")
+        encode = getattr(self._built, "encode", None)  # some tokenizers do not give the number of tokens
+        for text in texts if encode else ():
             length = 2 + len(encode(text))  # with the start and end tokens
             if length > self.context:
                 raise InputError(
                     f"expected texts of at most {self.context} tokens for {self.name}, found {length}: {text!r}"
                 )
-        return self._tokenizers[0](list(texts))
+        return self._built(list(texts))
 
     def embed(self, texts: Sequence[str], *, device: torch.device | str = "cpu") -> Embeddings:
         """Normalised embeddings (texts, dim) on a device, to which the towers are moved. Raises like `tokens`."""
@@ -158,30 +156,20 @@ def with_prompts(model: Model, names: Sequence[str], prompts: Embeddings | None)
 
     Raises UnsupportedError for a model without a text tower, InputError unless there is one name a prompt, each once.
     """
-    tower = text_tower(model)
-    current = model.module
-    assert isinstance(current, LanguageImage)  # text_tower raises for any other module
     if len(set(names)) != len(names) or (prompts is not None and len(prompts) != len(names)):
         raise InputError(f"expected {0 if prompts is None else len(prompts)} names, each once, found {list(names)[:5]}")
+    tower, current = text_tower(model), model.module
+    assert isinstance(current, LanguageImage)  # text_tower raises for any other module
     module = LanguageImage(current.visual, tower, layout=current.layout, pooling=current.global_pool, prompts=prompts)
     prompted = Model(
-        module,
-        alias=model.alias,
-        anatomy=replace(model.anatomy),
-        preprocessing=model.preprocessing,
-        classes=tuple(names),
-        provenance=model.provenance,
-        architecture=model.architecture,
-    )
+        module, alias=model.alias, anatomy=replace(model.anatomy), preprocessing=model.preprocessing,
+        classes=tuple(names), provenance=model.provenance, architecture=model.architecture
+    )  # fmt: skip
     return prompted.to(model.device).eval().requires_grad_(False)
 
 
 def zero_shot(
-    model: Model,
-    classes: Sequence[str],
-    *,
-    templates: Sequence[str] = PHOTO,
-    names: Sequence[str] | None = None,
+    model: Model, classes: Sequence[str], *, templates: Sequence[str] = PHOTO, names: Sequence[str] | None = None
 ) -> Model:
     """A language-image model as a classifier of these classes, without training; usable wherever a model is.
 
@@ -203,9 +191,7 @@ def by_template(
     """Normalised embeddings of every class in every template. Raises InputError for a template without {}."""
     for template in templates:
         if PLACE not in template:
-            raise InputError(
-                f"expected {PLACE} in a template, in place of the class, found {template!r}; e.g. {PHOTO[0]!r}"
-            )
+            raise InputError(f"expected {PLACE} in a template for the class, found {template!r}; e.g. {PHOTO[0]!r}")
     if not templates or not names:
         raise InputError(f"expected templates and classes, found {len(templates)} and {len(names)}")
     texts = [template.replace(PLACE, name) for template in templates for name in names]

@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from vitlens.errors import InputError, ModelError, UnknownNameError, in_one_line
-from vitlens.files import sha256
 from vitlens.models.anatomy import is_headless
 from vitlens.models.language_image import has_text_tower, zero_shot
 from vitlens.models.model import Model, Provenance
@@ -19,6 +18,7 @@ from vitlens.models.rebuild import (
     build,
     count_classes,
     default_classes,
+    provenance_of,
     seeded,
     versions,
 )
@@ -96,9 +96,7 @@ def load(
         model.require_classifier()
         count = count_classes(model, model.input_size)
         if len(classes) != count:
-            raise InputError(
-                f"expected {count} class names for {model.alias}, found {len(classes)}; check --classes FILE"
-            )
+            raise InputError(f"expected {count} class names for {model.alias}, found {len(classes)}; check --classes")
         model.classes = classes
     return model.to(device).eval().requires_grad_(False)
 
@@ -115,7 +113,7 @@ def load_built(request: ModelRequest) -> Model:
             f"vitlens train {name} --data digits"
         )
     weights = read_weights(file) if file else None
-    state = weights.state if weights else None
+    state, notes = (weights.state, list(weights.notes)) if weights else (None, [])
     architecture = Architecture(request.source.kind, request.short, None, request.image_size)
     size = "its own size" if request.image_size is None else "{}x{} px".format(*request.image_size)
     with in_one_line(f"{name} at {size} to run", "check --image-size"):
@@ -123,25 +121,11 @@ def load_built(request: ModelRequest) -> Model:
             module, preprocessing = build(architecture, state=state, pretrained=not (request.random or file))
         outputs = count_classes(module, preprocessing.size)
     classes = () if is_headless(module) else default_classes(outputs)
-    notes = list(weights.notes) if weights else []
     for key, value in module.state_dict().items():  # positions, for another image size
-        stored = None if state is None else state.get(key)
-        if stored is not None and stored.shape != value.shape:
-            notes.append(f"resized {key!r} from {tuple(stored.shape)} to {tuple(value.shape)}")
-    return assemble(
-        module,
-        replace(architecture, classes=len(classes)),
-        preprocessing,
-        classes,
-        request.alias,
-        Provenance(
-            name,
-            file.name if file else "random" if request.random else "hub",
-            sha256(file) if file else None,
-            versions(),
-            tuple(notes),
-        ),
-    )
+        if state is not None and key in state and state[key].shape != value.shape:
+            notes.append(f"resized {key!r} from {tuple(state[key].shape)} to {tuple(value.shape)}")
+    architecture = replace(architecture, classes=len(classes))
+    return assemble(module, architecture, preprocessing, classes, request.alias, provenance_of(request, notes))
 
 
 def untrained(
@@ -160,8 +144,6 @@ def untrained(
     architecture = Architecture("preset", name, len(classes), image_size, overrides or {})
     with seeded(seed):
         module, preprocessing = build(architecture)
-    # the size is recorded, in case the preset's changes
-    architecture = replace(architecture, image_size=preprocessing.size)
-    return assemble(
-        module, architecture, preprocessing, classes, alias or name, Provenance(name, "training", None, versions())
-    )
+    architecture = replace(architecture, image_size=preprocessing.size)  # recorded, in case the preset's changes
+    provenance = Provenance(name, "training", None, versions())
+    return assemble(module, architecture, preprocessing, classes, alias or name, provenance)

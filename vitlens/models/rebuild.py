@@ -1,7 +1,7 @@
 """From an architecture, as data, to a model; and models made from a model: without some of its heads, for other
 classes, with random weights, for another size."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
@@ -12,16 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.devices import evaluating
-from vitlens.errors import InputError, ModelError, UnsupportedError, first_line, lacks_memory
+from vitlens.errors import InputError, ModelError, UnsupportedError, in_one_line
+from vitlens.files import sha256
 from vitlens.models.anatomy import read_anatomy
 from vitlens.models.configs import CLASSES
-from vitlens.models.cutting import UNCUT, HeadMeans, add_means, cut_heads, output_projection, with_lost_heads
-from vitlens.models.hooks import Arguments, per_model, watching
+from vitlens.models.cutting import UNCUT, add_means, cut_heads, output_projection
+from vitlens.models.hooks import per_model, watching
 from vitlens.models.language_image import LanguageImage
 from vitlens.models.model import Model, Provenance, first_output
-from vitlens.models.sources.registry import SOURCES
+from vitlens.models.sources.registry import SOURCES, ModelRequest
 from vitlens.models.swin import SwinTransformer, padding_note
 from vitlens.models.vit import VisionTransformer
+from vitlens.models.weights import load_strictly
 from vitlens.names import imagenet_classes
 from vitlens.preprocessing import Preprocessing, Side, require_side_lengths
 from vitlens.references import resolved
@@ -67,11 +69,17 @@ def build(
     """The module of an architecture, without its removed heads, and its preprocessing: with these weights, with the
     hub's, or random. Raises ModelError for weights that do not fit."""
     make = resolved(SOURCES[architecture.kind].build)
-    if architecture.pruned and state is not None:
-        # libraries load whole models only: removed heads are filled with zeros, and cut out again afterwards
-        state = with_lost_heads(state, make(architecture, state=None, pretrained=False)[0], architecture.pruned)
-    built: tuple[nn.Module, Preprocessing] = make(architecture, state=state, pretrained=pretrained)
-    cut_heads(built[0], architecture.pruned)
+    cut, weights = architecture.pruned, state
+    if cut and state is not None:  # libraries load whole models only: lost heads are random, and cut out again
+        whole, inside = make(architecture, state=None, pretrained=False)[0], tuple(f"{name}." for name in cut)
+        weights = {key: value for key, value in state.items() if not key.startswith(inside)}
+        weights |= {key: value for key, value in whole.state_dict().items() if key.startswith(inside)}
+    built: tuple[nn.Module, Preprocessing] = make(architecture, state=weights, pretrained=pretrained)
+    cut_heads(built[0], cut)
+    for name in () if state is None else cut:
+        start = f"{name}."
+        own = {key.removeprefix(start): value for key, value in state.items() if key.startswith(start)}
+        load_strictly(built[0].get_submodule(name), own, where=f"{name} of {architecture.name}")
     return built
 
 
@@ -99,7 +107,7 @@ def assemble(
     anatomy = read_anatomy(module, image_size=preprocessing.size)
     return Model(
         module, alias=alias, anatomy=anatomy, preprocessing=preprocessing, classes=classes, provenance=provenance,
-        architecture=asdict(architecture),
+        architecture=asdict(architecture)
     )  # fmt: skip
 
 
@@ -125,6 +133,18 @@ def rebuilt(
 def versions() -> dict[str, str]:
     """The versions of the libraries that determine a model's outputs."""
     return {"vitlens": __version__} | {name: version(name) for name in ("torch", "torchvision", "timm")}
+
+
+def provenance_of(
+    request: ModelRequest, notes: Sequence[str], *, hub: str = "hub", digest: str | None = None, **libraries: str
+) -> Provenance:
+    """The provenance of a requested model: of its weights file, of random weights, or of what it was loaded from (hub).
+
+    digest: the SHA-256 of weights that are in no file of the request; libraries: further versions.
+    """
+    file = request.file
+    weights = file.name if file else "random" if request.random else hub
+    return Provenance(request.name, weights, sha256(file) if file else digest, versions() | libraries, tuple(notes))
 
 
 @contextmanager
@@ -169,17 +189,10 @@ def untrained_like(model: Model, *, seed: int, size: tuple[int, int] | None = No
         preprocessing = replace(preprocessing, size=size, resize=None)
         if not source.any_size or model.anatomy.layout is not None:
             built_for = size  # but for a ResNet, which accepts any size, and has another stem below 64 px
-    try:
-        with seeded(seed):
-            module, _ = build(replace(architecture, image_size=built_for))
+    at = "{}x{} px".format(*preprocessing.size)
+    with in_one_line(f"{model.alias} to run at {at}", "check --sizes"), seeded(seed):
+        module, _ = build(replace(architecture, image_size=built_for))
         count_classes(module, preprocessing.size)
-    except (AssertionError, RuntimeError, ValueError) as error:
-        if lacks_memory(error):
-            raise
-        at = "x".join(map(str, preprocessing.size))
-        raise ModelError(
-            f"expected {model.alias} to run at {at} px, found: {first_line(error)}; check --sizes"
-        ) from error
     provenance = Provenance(model.provenance.name, "random", None, versions())
     made = rebuilt(model, module, architecture, provenance, preprocessing=preprocessing)
     return made.eval().requires_grad_(False)
@@ -196,24 +209,20 @@ def for_classes(model: Model, classes: tuple[str, ...]) -> Model:
     if isinstance(module, VisionTransformer) and module.config.image_size != model.input_size:
         notes.append(_resize_positions(module, model.input_size))
     if model.classes != classes:
-        known = len(model.classes)
         _zero_head(model, module, len(classes))
+        known = len(model.classes)
         change = f"replaced the head of {known} classes by one of" if known else "added a head for"
         notes.append(f"{change} the data's {len(classes)}{'' if known else ' classes'}, all zeros")
     architecture = Architecture.from_json(model.architecture)
     architecture = replace(architecture, classes=len(classes), image_size=model.input_size)
-    provenance, wanted = (
-        replace(model.provenance, notes=tuple(notes)),
-        f"expected {len(classes)} logits of {model.alias}",
-    )
+    wanted = f"expected {len(classes)} logits of {model.alias} with a new head"
     try:
-        adapted = rebuilt(model, module, architecture, provenance, classes=classes)
+        made = rebuilt(model, module, architecture, replace(model.provenance, notes=tuple(notes)), classes=classes)
     except InputError as error:  # of a traced module that has another number of logits
-        raise UnsupportedError(f"{wanted} with a new head: {error}") from error
-    outputs = count_classes(adapted, model.input_size)
-    if outputs != len(classes):
-        raise UnsupportedError(f"{wanted} with a new head, found {outputs}")
-    return adapted.eval().requires_grad_(False)
+        raise UnsupportedError(f"{wanted}: {error}") from error
+    if (outputs := count_classes(made, model.input_size)) != len(classes):
+        raise UnsupportedError(f"{wanted}, found {outputs}")
+    return made.eval().requires_grad_(False)
 
 
 def _resize_positions(module: VisionTransformer, size: tuple[int, int]) -> str:
@@ -231,11 +240,11 @@ def _resize_positions(module: VisionTransformer, size: tuple[int, int]) -> str:
 
 def _zero_head(model: Model, module: Any, classes: int) -> None:
     """Give a copy of the model's module a zero-initialised classifier for this number of classes."""
+    require_replaceable(model)
     if _resets_its_classifier(module):
         module.reset_classifier(classes)
         paths = named_classifiers(module)
     else:
-        require_replaceable(model)
         paths = classifiers(model)
         for path in paths:
             old = module.get_submodule(path)
@@ -256,9 +265,7 @@ def require_replaceable(model: Model) -> None:
     for path in () if _resets_its_classifier(model.module) else classifiers(model):
         found = model.module.get_submodule(path)
         if not isinstance(found, nn.Linear):
-            raise UnsupportedError(
-                f"expected a linear layer at {path!r} of {model.alias}, found {type(found).__name__}"
-            )
+            raise UnsupportedError(f"expected a linear layer {path!r} of {model.alias}, found {type(found).__name__}")
 
 
 def _resets_its_classifier(module: Any) -> bool:
@@ -279,8 +286,7 @@ def classifiers(model: Model) -> tuple[str, ...]:
 def named_classifiers(model: nn.Module) -> tuple[str, ...]:
     """Names of the modules that compute the logits, by timm's pretrained_cfg or by their names and order."""
     config = getattr(model, "pretrained_cfg", None)
-    named = config.get("classifier") if isinstance(config, dict) else None
-    if named:
+    if named := config.get("classifier") if isinstance(config, dict) else None:
         return (named,) if isinstance(named, str) else tuple(named)
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not linear:
@@ -292,13 +298,10 @@ def named_classifiers(model: nn.Module) -> tuple[str, ...]:
 def _observed_classifier(model: Model) -> tuple[str, ...]:
     """The linear layer whose outputs are what the module returns as logits, in a forward pass of noise."""
     outputs: dict[str, Tensor] = {}
-
-    def keep(name: str, _arguments: Arguments, output: Tensor) -> None:
-        outputs[name] = output
-
     linear = [name for name, layer in model.module.named_modules() if isinstance(layer, nn.Linear)]
     noise = torch.rand(2, 3, *model.input_size, generator=torch.Generator().manual_seed(0)).to(model.device)
-    with evaluating(model), torch.no_grad(), watching(model.module, linear, keep):
+    keep = watching(model.module, linear, lambda name, _arguments, output: outputs.update({name: output}))
+    with evaluating(model), torch.no_grad(), keep:
         logits = first_output(model.module(model.prepare(noise)))
     last = [name for name, output in outputs.items() if torch.equal(output, logits)]
     if not last:
@@ -309,7 +312,9 @@ def _observed_classifier(model: Model) -> tuple[str, ...]:
     return (last[-1],)
 
 
-def prune_heads(model: Model, heads: Mapping[int, Collection[int]], *, means: HeadMeans | None = None) -> Model:
+def prune_heads(
+    model: Model, heads: Mapping[int, Collection[int]], *, means: Mapping[int, Tensor] | None = None
+) -> Model:
     """A copy of the model without these heads: without their rows of the qkv and columns of the output projection.
 
     heads: by layer, both counted from 0. The logits are those of the model with the heads set to zero; with means

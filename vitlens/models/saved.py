@@ -1,4 +1,4 @@
-"""A model as one safetensors file, whose metadata describes the model, and as a hash."""
+"""A model as one safetensors file, whose metadata describes the model; and as a hash."""
 
 import hashlib
 import json
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as as_bytes
 from torch import Tensor, nn
 
@@ -16,9 +17,9 @@ from vitlens.files import sha256, write_bytes
 from vitlens.models.configs import CLASSES
 from vitlens.models.model import Model, Provenance
 from vitlens.models.rebuild import Architecture, assemble, build, seeded, versions
-from vitlens.models.sources.registry import SOURCES, ModelRequest
+from vitlens.models.sources.registry import SOURCES, ModelRequest, require_source
 from vitlens.models.vit import VisionTransformer
-from vitlens.models.weights import read_weights, require_fitting, to_save
+from vitlens.models.weights import load_strictly, read_weights, to_save
 from vitlens.preprocessing import Preprocessing
 from vitlens.references import resolved
 from vitlens.typed import length, parse_json, read_as
@@ -61,11 +62,57 @@ def save(model: Model, path: Path, *, half: bool = False, state: Mapping[str, Te
     write_bytes(path, as_bytes(tensors, metadata={"vitlens": json.dumps(about, sort_keys=True)}))
 
 
-def load_file(file: Path, request: ModelRequest, *, weights: str) -> Model:
+def load_bundled(request: ModelRequest) -> Model:
+    """The requested model that comes with vitlens."""
+    return load_file(Path(__file__).parent / "bundled" / request.name / WEIGHTS_FILE, request, "bundled")
+
+
+def load_run(request: ModelRequest) -> Model:
+    """The model in a run folder. Raises ModelError for a folder without a model of ours."""
+    file = Path(request.name) / WEIGHTS_FILE
+    if file.with_name("preprocessor_config.json").is_file() and not _is_described(file):
+        raise ModelError(f"expected a run folder, found one of transformers; write hf:{request.name}")
+    if not file.is_file():
+        raise ModelError(
+            f"expected a run folder with {WEIGHTS_FILE}, found none in {request.name}; vitlens train writes it"
+        )
+    return load_file(file, request, WEIGHTS_FILE)
+
+
+def load_weights(request: ModelRequest) -> Model:
+    """The model that a file describes, else request.arch with the state dict in the file.
+
+    Raises ModelError for a file that does not exist or has no architecture.
+    """
+    file = Path(request.name)
+    if not file.is_file():
+        raise ModelError(f"expected a weights file, found nothing at {request.name}; see vitlens models")
+    if _is_described(file):
+        return load_file(file, request, file.name)
+    if request.arch is None:
+        raise ModelError(f"expected the architecture of {request.name}, found none; give --arch NAME")
+    source = require_source(request.arch)
+    if source.weights == "own" or request.random:
+        received = f"{request.arch!r}, which has its own" if source.weights == "own" else "@random"
+        raise InputError(f"expected an architecture for the weights in {request.name}, found {received}")
+    model: Model = resolved(source.load)(replace(request, source=source, name=request.arch, file=file, arch=None))
+    return model
+
+
+def _is_described(file: Path) -> bool:
+    try:
+        with safe_open(str(file), framework="pt") as stored:
+            return "vitlens" in (stored.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
+
+
+def load_file(file: Path, request: ModelRequest, weights: str) -> Model:
     """The model in a file that `save` wrote, with its weights, or seeded random ones where they were asked for.
 
     request.image_size: (height, width) other than that of its training; weights: the file's name in the provenance.
-    Raises ModelError for a file that `save` did not write, or whose weights do not fit its description.
+    Raises ModelError for a file that `save` did not write, or whose weights do not fit its description, before a model
+    is allocated that needs far more memory than they do.
     """
     stored = read_weights(file)
     if "vitlens" not in stored.metadata:
@@ -74,14 +121,14 @@ def load_file(file: Path, request: ModelRequest, *, weights: str) -> Model:
     description = parse_json(stored.metadata["vitlens"], source=source, error=ModelError, hint=_HINT)
     about = read_as(About, description, source=source, error=ModelError, hint=_HINT)
     architecture, preprocessing = replace(about.architecture, classes=len(about.classes)), about.preprocessing
-    kind, digest = SOURCES[architecture.kind], sha256(file)
+    kind = SOURCES[architecture.kind]
+    provenance = Provenance(request.name, weights, sha256(file), versions(), stored.notes)
     if kind.restore:  # the user's code makes the module
         model: Model = resolved(kind.restore)(request, architecture, about.classes, preprocessing)
-        require_fitting(model.module, stored.state, where=f"the model of {architecture.name}")
-        model.module.load_state_dict(dict(stored.state))
-        notes = (*model.provenance.notes, *stored.notes)
-        model.provenance = Provenance(request.name, weights, digest, versions(), notes)
+        load_strictly(model.module, stored.state, where=f"the model of {architecture.name}")
+        model.provenance = replace(provenance, notes=(*model.provenance.notes, *stored.notes))
         return model
+    shown = f"{architecture.kind}:{architecture.name}"
     if request.random and kind.prefix:  # other libraries' models have a name of their own for that
         raise ModelError(
             f"expected a preset's architecture in {file} for random weights, found {architecture.kind}; write "
@@ -90,41 +137,27 @@ def load_file(file: Path, request: ModelRequest, *, weights: str) -> Model:
     if not request.random and request.image_size not in (None, preprocessing.size):
         preprocessing = replace(preprocessing, size=request.image_size, resize=None)
     whole = architecture if kind.any_size else replace(architecture, image_size=preprocessing.size)
-    built = f"to build {architecture.kind}:{architecture.name} as {file} says"
     try:
         # the initial weights are overwritten; the caller's random state is kept
-        with seeded(0), in_one_line(built, _HINT):
-            module = _with_weights(whole, stored.state, preprocessing.size)
+        with seeded(0), in_one_line(f"to build {shown} as {file} says", _HINT):
+            with torch.device("meta"):
+                needed = sum(tensor.numel() for tensor in build(whole)[0].state_dict().values())
+            count = sum(tensor.numel() for tensor in stored.state.values())
+            if needed > 2 * count + _ROOM:
+                raise ModelError(f"expected weights of {shown}, {needed:,} numbers, found {count:,}; {_HINT}")
+            state = {key: value.float() if value.is_floating_point() else value for key, value in stored.state.items()}
+            module, _ = build(whole, state=state)
+            if isinstance(module, VisionTransformer):
+                replace(module.config, image_size=preprocessing.size)  # raises unless patches divide it
+    except ModelError:
+        raise
     except InputError as error:
-        if isinstance(error, ModelError):
-            raise
         raise ModelError(f"{error} (in {file}); {_HINT}") from error
-    provenance = Provenance(request.name, weights, digest, versions(), stored.notes)
     if request.random:
         with seeded(request.seed):
             module = build(architecture)[0]
         provenance = Provenance(request.name, "random", None, versions())
     return assemble(module, architecture, preprocessing, about.classes, request.alias, provenance)
-
-
-def _with_weights(architecture: Architecture, stored: Mapping[str, Tensor], size: tuple[int, int]) -> nn.Module:
-    """The model that a file describes, with its weights. Raises ModelError where they do not fit, before a model is
-    allocated that needs far more memory than they do."""
-    with torch.device("meta"):
-        model, _ = build(architecture)
-    if not SOURCES[architecture.kind].resizes_weights:
-        require_fitting(model, stored, where=architecture.name)
-    needed = sum(tensor.numel() for tensor in model.state_dict().values())
-    count = sum(tensor.numel() for tensor in stored.values())
-    if needed > 2 * count + _ROOM:
-        raise ModelError(
-            f"expected weights of {architecture.kind}:{architecture.name}, {needed:,} numbers, found {count:,}; {_HINT}"
-        )
-    state = {key: value.float() if value.is_floating_point() else value for key, value in stored.items()}
-    made, _ = build(architecture, state=state)
-    if isinstance(made, VisionTransformer):
-        replace(made.config, image_size=size)  # raises for a size that is not divisible by the patch size
-    return made
 
 
 def model_fingerprint(model: Model) -> str:

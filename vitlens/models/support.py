@@ -28,7 +28,7 @@ CHECKS: Final[Mapping[Need, str]] = MappingProxyType(
         "maps": "vitlens.analysis.attention.weights:require_maps",
         "chain": "vitlens.analysis.attention.chain:require_chain",
         "statistics": "vitlens.analysis.heads.statistics:require_statistics",
-        "heads": "vitlens.analysis.ablation.units:require_heads",
+        "heads": "vitlens.analysis.ablation.bench:require_heads",
         "features": "vitlens.lens.stages:stages",
         "cam": "vitlens.attribution.target_layer:target_layer",
         "depths": "vitlens.attribution.legrad:require_legrad",

@@ -14,15 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitlens.models.attention import MultiHeadSelfAttention
-from vitlens.models.configs import SWIN_PRESETS, SwinConfig
-from vitlens.models.vit import MLP
+from vitlens.models.configs import SwinConfig
+from vitlens.models.vit import MLP, initialise
 from vitlens.references import import_without_compiler
 from vitlens.shapes import Images, Logits
 
 import_without_compiler("torchvision")
 from torchvision.ops import StochasticDepth  # noqa: E402
-
-__all__ = ["SWIN_PRESETS", "SwinConfig", "SwinTransformer"]
 
 Pair = tuple[int, int]
 Maps = Float[Tensor, "batch rows columns dim"]
@@ -118,11 +116,7 @@ class SwinBlock(nn.Module):
         self.norm1 = nn.LayerNorm(dim)
         self.position_bias = RelativePositionBias(config.window, heads)
         self.attn = MultiHeadSelfAttention(
-            dim,
-            heads,
-            qkv_bias=config.qkv_bias,
-            dropout=config.attention_dropout,
-            projection_dropout=config.dropout,
+            dim, heads, qkv_bias=config.qkv_bias, dropout=config.attention_dropout, projection_dropout=config.dropout
         )
         self.norm2 = nn.LayerNorm(dim)
         self.mlp = MLP(dim, int(dim * config.mlp_ratio), dropout=config.dropout)
@@ -231,7 +225,7 @@ class SwinTransformer(nn.Module):
         )
         self.norm = nn.LayerNorm(config.widths[-1])
         self.head = nn.Linear(config.widths[-1], config.classes)
-        self.apply(_initialise)
+        self.apply(initialise)
 
     def forward_features(self, images: Images) -> Maps:
         """The last stage's map, after the final norm."""
@@ -264,13 +258,3 @@ def from_timm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             name = name.replace(theirs, ours)
         renamed[name] = value
     return renamed
-
-
-def _initialise(module: nn.Module) -> None:
-    """Truncated normal weights of standard deviation 0.02, zero biases; patch embeddings by their fan-in."""
-    if isinstance(module, nn.Linear):
-        nn.init.trunc_normal_(module.weight, std=0.02)
-    elif isinstance(module, nn.Conv2d):
-        nn.init.trunc_normal_(module.weight, std=module.weight[0].numel() ** -0.5)
-    if isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
-        nn.init.zeros_(module.bias)

@@ -6,15 +6,13 @@ from torch import Tensor, nn
 
 from vitlens.errors import InputError
 from vitlens.models.attention import MultiHeadSelfAttention
-from vitlens.models.configs import VIT_PRESETS, ViTConfig
+from vitlens.models.configs import ViTConfig
 from vitlens.models.positions import FIXED, fixed_positions, interpolate_positions
 from vitlens.references import import_without_compiler
 from vitlens.shapes import Images, Logits, TokenLayout, Tokens
 
 import_without_compiler("torchvision")
 from torchvision.ops import StochasticDepth  # noqa: E402
-
-__all__ = ["VIT_PRESETS", "PatchEmbedding", "TransformerBlock", "ViTConfig", "VisionTransformer"]
 
 NORM_EPSILON = 1e-6  # timm's, and the paper's JAX code; torch's own default is 1e-5
 
@@ -137,7 +135,7 @@ class VisionTransformer(nn.Module):
         self.fc_norm = _norm(config) if final == "mean" else nn.Identity()
         self.head = nn.Linear(dim, config.classes)
         self.head_dist = nn.Linear(dim, config.classes) if config.distillation else None
-        self.apply(_initialise)
+        self.apply(initialise)
 
     @property
     def layout(self) -> TokenLayout:
@@ -222,7 +220,7 @@ def _positions(config: ViTConfig) -> Tensor | None:
     return _token(prefix + config.layout.patches, config.dim) if learned else None
 
 
-def _initialise(module: nn.Module) -> None:
+def initialise(module: nn.Module) -> None:
     """Truncated normal weights of standard deviation 0.02 and zero biases."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)

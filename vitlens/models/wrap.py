@@ -25,7 +25,7 @@ OBSERVABLE: Final = ("eager", "sdpa")  # transformers' names of the implementati
 _TOLERANCE: Final = 1e-3  # of the largest logit
 _PROBABILITIES: Final = {
     torch.softmax: "softmax", Tensor.softmax: "softmax", F.softmax: "softmax",
-    torch.sigmoid: "sigmoid", Tensor.sigmoid: "sigmoid", F.sigmoid: "sigmoid",
+    torch.sigmoid: "sigmoid", Tensor.sigmoid: "sigmoid", F.sigmoid: "sigmoid"
 }  # fmt: skip
 
 
@@ -167,8 +167,7 @@ def _readable(module: object) -> tuple[torch.device, torch.dtype]:
         raise ModelError("expected a module with weights, found the meta device; call module.to_empty(device='cpu')")
     if any(tensor.is_inference() for tensor in tensors):
         raise ModelError(
-            "expected weights that autograd may use, found some made inside torch.inference_mode; build the module "
-            "outside it"
+            "expected weights that autograd may use, found some made inside torch.inference_mode; build it outside"
         )
     devices = sorted({str(tensor.device) for tensor in tensors})
     if len(devices) > 1:
@@ -194,9 +193,7 @@ def _output_form(module: nn.Module, images: Tensor) -> tuple[ReadOutput, int]:
         with mode:
             logits = _logits(module, images)
         if not torch.equal(images, given):
-            raise ModelError(
-                f"expected {name} to leave its input unchanged, found it changed in place; clone it in forward"
-            )
+            raise ModelError(f"expected {name} to leave its input unchanged, found it changed; clone it in forward")
         again, alone = _logits(module, images), _logits(module, images[:1])
     if mode.result is not None and mode.result.shape == logits.shape and torch.equal(mode.result, logits):
         several = " (independent labels are not supported: one label an image)" if mode.name == "sigmoid" else ""
@@ -208,7 +205,7 @@ def _output_form(module: nn.Module, images: Tensor) -> tuple[ReadOutput, int]:
         (logits, again, f"equal logits of {name} in two passes in evaluation mode",
          "pass training=self.training to F.dropout, and draw no random numbers in forward"),
         (logits[:1], alone, f"logits of {name} for an image that do not depend on its batch",
-         "normalise and pool within each image (a batch norm needs its running statistics)"),
+         "normalise and pool within each image (a batch norm needs its running statistics)")
     ):  # fmt: skip
         difference = (one.float() - other.float()).abs().max().item()
         if difference > tolerance * max(1.0, one.float().abs().max().item()):
@@ -254,8 +251,7 @@ def _buffers_kept(module: nn.Module) -> Iterator[None]:
     finally:
         for name, value in before.items():
             now = module.get_buffer(name)
-            # NaN is not equal to itself
-            if now.shape != value.shape or not bool(((now == value) | (value != value)).all()):
+            if now.shape != value.shape or not bool(((now == value) | (value != value)).all()):  # NaN is not itself
                 changed.append(name)
                 owner, _, own = name.rpartition(".")
                 module.get_submodule(owner)._buffers[own] = value

@@ -6,8 +6,7 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 from vitlens.display import protected, visible
-from vitlens.record import Record
-from vitlens.recorded import ModelEntry
+from vitlens.record import ModelEntry, Record
 from vitlens.report.document import Document, FigureSpec, FirstPage, Section, Sentence, Table
 from vitlens.report.escape import as_alternative, as_cell, as_code, as_code_block, as_markdown
 from vitlens.report.numbers import in_time, in_words

@@ -7,6 +7,7 @@ image's index in its split, plus the split's size times the number of the view. 
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import torch
@@ -23,7 +24,10 @@ from vitlens.training.recipe import Recipe
 BINS: Final = 31  # magnitudes of RandAugment, from 0 to 30
 AREA: Final = (0.02, 1 / 3)  # of an erased rectangle, as a share of the image
 ASPECT: Final = (0.3, 1 / 0.3)  # height over width
-_RAND_AUGMENT, _ERASE = 1, 2  # streams of random numbers
+_SHIFT, _RAND_AUGMENT, _ERASE, _NOISE = range(4)  # streams of random numbers
+
+Draw = Callable[[int, int], Float[Tensor, "batch count"]]  # so many numbers in [0, 1) for each view, of a stream
+Operation = Callable[[Tensor, float], Tensor]
 
 
 def augment(pixels: Pixels, keys: Tensor, recipe: Recipe, *, seed: int, epoch: int) -> Images:
@@ -31,15 +35,19 @@ def augment(pixels: Pixels, keys: Tensor, recipe: Recipe, *, seed: int, epoch: i
 
     keys: (batch,) of the views; a view is shifted by at most crop_padding pixels, filled with black.
     """
-    keys, padding = keys.to(pixels.device), recipe.crop_padding
-    if padding or recipe.flip:
-        pixels = _shift_and_flip(pixels, uniforms(keys, 3, seed=seed, epoch=epoch), padding, recipe.flip)
+    draw = partial(uniforms, keys.to(pixels.device), seed=seed, epoch=epoch)
+    if recipe.crop_padding or recipe.flip:
+        pixels = _shift_and_flip(pixels, draw(3, _SHIFT), recipe.crop_padding, recipe.flip)
     if recipe.randaugment:
-        pixels = rand_augment(
-            pixels, keys, seed=seed, epoch=epoch, operations=recipe.randaugment, magnitude=recipe.magnitude
-        )
+        pixels = rand_augment(pixels, draw, operations=recipe.randaugment, magnitude=recipe.magnitude)
     images = pixels.float().div_(255)
-    return erase(images, keys, seed=seed, epoch=epoch, chance=recipe.erasing) if recipe.erasing else images
+    return erase(images, draw, chance=recipe.erasing) if recipe.erasing else images
+
+
+def uniforms(keys: Tensor, count: int, stream: int, *, seed: int, epoch: int) -> Float[Tensor, "batch count"]:
+    """Numbers in [0, 1) for each view, which depend only on (seed, epoch, key, stream, index); 24 bits each."""
+    views = draws.keys(seed, torch.full_like(keys, seed >> 32), torch.full_like(keys, epoch), keys)
+    return draws.uniform(views, count, stream=stream)
 
 
 def _shift_and_flip(pixels: Pixels, draw: Tensor, crop_padding: int, flip: bool) -> Pixels:
@@ -54,18 +62,6 @@ def _shift_and_flip(pixels: Pixels, draw: Tensor, crop_padding: int, flip: bool)
     image = torch.arange(len(pixels), device=pixels.device)[:, None, None]
     shifted = padded[image, :, rows[:, :, None], columns[:, None, :]]  # (batch, height, width, 3)
     return shifted.permute(0, 3, 1, 2).contiguous()
-
-
-def uniforms(keys: Tensor, count: int, *, seed: int, epoch: int, stream: int = 0) -> Float[Tensor, "batch count"]:
-    """Numbers in [0, 1) for each view, which depend only on (seed, epoch, key, stream, index); 24 bits each.
-
-    stream: of the caller, so that two callers get independent numbers for the same view.
-    """
-    views = draws.keys(seed, torch.full_like(keys, seed >> 32), torch.full_like(keys, epoch), keys)
-    return draws.uniform(views, count, stream=stream)
-
-
-Operation = Callable[[Tensor, float], Tensor]
 
 
 def _affine(
@@ -103,16 +99,13 @@ def strength(top: float, magnitude: int) -> float:
     return float(torch.linspace(0.0, top, BINS)[magnitude])
 
 
-def rand_augment(pixels: Pixels, keys: Tensor, *, seed: int, epoch: int, operations: int, magnitude: int) -> Pixels:
-    """Each image changed by random operations of one strength, drawn for each view (Cubuk 2020, RandAugment).
-
-    pixels: uint8; keys: (batch,) of the views; magnitude: 0 to 30 of 30.
-    """
-    draw = uniforms(keys, 2 * operations, seed=seed, epoch=epoch, stream=_RAND_AUGMENT).to("cpu")
+def rand_augment(pixels: Pixels, draw: Draw, *, operations: int, magnitude: int) -> Pixels:
+    """Each image changed by random operations of one strength, 0 to 30 of 30 (Cubuk 2020, RandAugment)."""
+    drawn = draw(2 * operations, _RAND_AUGMENT).cpu()
     table = list(OPERATIONS.values())
     for turn in range(operations):
-        chosen = (draw[:, 2 * turn] * len(table)).long()
-        negative = draw[:, 2 * turn + 1] < 0.5
+        chosen = (drawn[:, 2 * turn] * len(table)).long()
+        negative = drawn[:, 2 * turn + 1] < 0.5
         changed = pixels.clone()
         for index, (top, signed, operation) in enumerate(table[1:], start=1):
             for sign in (1, -1) if signed else (1,):
@@ -124,22 +117,22 @@ def rand_augment(pixels: Pixels, keys: Tensor, *, seed: int, epoch: int, operati
     return pixels
 
 
-def erase(images: Images, keys: Tensor, *, seed: int, epoch: int, chance: float) -> Images:
+def erase(images: Images, draw: Draw, *, chance: float) -> Images:
     """The images, each with the given chance one rectangle of uniform noise in it (Zhong 2020; noise as in timm).
 
-    images: in [0, 1]; keys: (batch,) of the views. Area and log aspect ratio are uniform; sides are clamped.
+    Area and log aspect ratio are uniform; sides are clamped.
     """
     height, width = images.shape[-2:]
-    draw = uniforms(keys, 5, seed=seed, epoch=epoch, stream=_ERASE)
-    area = (AREA[0] + draw[:, 1] * (AREA[1] - AREA[0])) * height * width
-    aspect = torch.exp(math.log(ASPECT[0]) + draw[:, 2] * math.log(ASPECT[1] / ASPECT[0]))
+    drawn = draw(5, _ERASE)
+    area = (AREA[0] + drawn[:, 1] * (AREA[1] - AREA[0])) * height * width
+    aspect = torch.exp(math.log(ASPECT[0]) + drawn[:, 2] * math.log(ASPECT[1] / ASPECT[0]))
     tall = (area * aspect).sqrt().round().clamp(1, height)
     wide = (area / aspect).sqrt().round().clamp(1, width)
-    top = (draw[:, 3] * (height - tall + 1)).floor()
-    left = (draw[:, 4] * (width - wide + 1)).floor()
+    top = (drawn[:, 3] * (height - tall + 1)).floor()
+    left = (drawn[:, 4] * (width - wide + 1)).floor()
     inside = _between(top, tall, height)[:, :, None] & _between(left, wide, width)[:, None, :]
-    inside &= (draw[:, 0] < chance)[:, None, None]
-    noise = uniforms(keys, images[0].numel(), seed=seed, epoch=epoch, stream=_ERASE + 1).view_as(images)
+    inside &= (drawn[:, 0] < chance)[:, None, None]
+    noise = draw(images[0].numel(), _NOISE).view_as(images)
     return torch.where(inside[:, None], noise, images)
 
 
@@ -152,9 +145,9 @@ def _between(start: Tensor, length: Tensor, size: int) -> Tensor:
 def mix(images: Images, labels: Tensor, recipe: Recipe, *, classes: int) -> tuple[Images, Tensor]:
     """The images, each mixed with another one of the batch, and their targets (batch, classes).
 
-    mixup, cutmix: parameters of the Beta distribution of the mixing share (Zhang 2018; Yun 2019), 0: disabled; where
-    both are enabled, one is drawn per batch, which is mixed with a probability of mix_chance. Random numbers come from
-    torch's generator. A batch that is not mixed keeps its labels (batch,).
+    By mixup (Zhang 2018) or cutmix (Yun 2019); where the recipe has both, one is drawn per batch, which is mixed with
+    a probability of mix_chance. Random numbers come from torch's generator. A batch that is not mixed keeps its labels
+    (batch,).
     """
     kinds = [(kind, alpha) for kind, alpha in ((v2.MixUp, recipe.mixup), (v2.CutMix, recipe.cutmix)) if alpha]
     if not kinds or len(images) < 2 or torch.rand(()).item() >= recipe.mix_chance:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.data.split import Split, takes_splits
+from vitlens.data.split import Split, in_turn, takes_splits
 from vitlens.devices import autocast
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels
 from vitlens.training.finetune import partly_trainable
-from vitlens.training.optimiser import Optimiser
+from vitlens.training.optimiser import Optimiser, copy_into, copy_of
 from vitlens.training.recipe import Recipe
 from vitlens.training.task import require_fitting
 
@@ -33,6 +33,7 @@ _STEADY: Final = 0.97  # of the loss a quarter of the steps before, below which 
 _STILL: Final = 1e-3  # relative change of the weights below which a learning rate is low rather than high
 _ERRATIC: Final = 1.5  # times the first loss, above which a loss on the way shows a high rate
 _RATES: Final = (1e-5, 1e-4, 1e-3, 1e-2)  # tried where the recipe's does not fit; both optimisers take the same
+_FALLS: Final = "a loss on one batch that falls at the recipe's rate"
 
 
 @dataclass(frozen=True)
@@ -84,27 +85,26 @@ def check_training(
                 if "Drop" in type(module).__name__ or type(module).__name__ == "StochasticDepth":
                     module.eval()
             runs = _trainings(model, images[:_IMAGES], labels[:_IMAGES], recipe)
-    return (*findings, one_batch(runs), learning_rate(runs))
+    if runs and runs[0].constant:
+        return (*findings, one_batch(runs), learning_rate(runs))
+    found, advice = "a loss that is not finite", "Correct the initial loss first."
+    if runs:
+        found, advice = "images of one class", "Give images of two classes."
+    not_made = (("one batch", "a small batch that is learned by heart"), ("learning rate", _FALLS))
+    return (*findings, *(Finding(name, "inconclusive", expected, found, advice) for name, expected in not_made))
 
 
 @contextmanager
 def _restored(model: Model) -> Iterator[None]:
     """Without gradients inside; on exit weights, buffers and gradients as they were."""
-    state = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    gradients = [parameter.grad for parameter in model.parameters()]
+    state, gradients = copy_of(model), [parameter.grad for parameter in model.parameters()]
     model.zero_grad(set_to_none=True)
     try:
         yield
     finally:
-        _put_back(model, state)
+        copy_into(model, state)
         for parameter, gradient in zip(model.parameters(), gradients):
             parameter.grad = gradient
-
-
-@torch.no_grad()
-def _put_back(module: nn.Module, state: dict[str, Tensor]) -> None:
-    for name, value in module.state_dict().items():
-        value.copy_(state[name])
 
 
 def _batch(model: Model, split: Split, *, seed: int) -> tuple[Images, Labels]:
@@ -113,13 +113,7 @@ def _batch(model: Model, split: Split, *, seed: int) -> tuple[Images, Labels]:
     assert some.labels is not None
     labels = some.labels.cpu().long()
     count = next(images for most, images in _SIDES if max(model.input_size) <= most)
-    turns: dict[int, int] = {}
-    ranked = []
-    for index in torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).tolist():
-        label = int(labels[index])
-        ranked.append((turns.setdefault(label, 0), index))
-        turns[label] += 1
-    chosen = torch.tensor([index for _, index in sorted(ranked, key=lambda each: each[0])[:count]])
+    chosen = in_turn(labels, seed)[0][:count]
     (batch,) = some.pick(chosen).batches(count)
     return batch.images.to(model.device), labels[chosen].to(model.device)
 
@@ -189,7 +183,7 @@ class Fitted:
 
     @property
     def fits(self) -> bool:
-        """Whether the batch was learned."""
+        """The batch was learned."""
         return self.losses[-1] <= _FITTED * self.constant
 
     @property
@@ -235,7 +229,7 @@ def _trainings(model: Model, images: Images, labels: Labels, recipe: Recipe) -> 
 
 def _fit_batch(model: Model, images: Images, labels: Labels, recipe: Recipe, *, rate: float) -> Fitted:
     """Train on the batch, until it is learned or the loss is not finite; the weights are put back."""
-    start = {name: value.detach().clone() for name, value in model.module.state_dict().items()}
+    start = copy_of(model.module)
     optimiser = Optimiser(model.module, recipe, blocks=model.anatomy.blocks)
     constant = float(torch.special.entr(torch.bincount(labels).float() / len(labels)).sum())
     losses: list[float] = []
@@ -254,14 +248,12 @@ def _fit_batch(model: Model, images: Images, labels: Labels, recipe: Recipe, *, 
     trained = {name: each.detach() for name, each in model.module.named_parameters() if each.requires_grad}
     change = math.fsum((each - start[name]).double().square().sum().item() for name, each in trained.items())
     whole = math.fsum(start[name].double().square().sum().item() for name in trained)
-    _put_back(model.module, start)
+    copy_into(model.module, start)
     return Fitted(rate, tuple(losses), constant, math.sqrt(change / whole) if whole else math.inf, len(images))
 
 
 def one_batch(runs: Sequence[Fitted]) -> Finding:
     """The model learns the labels of one small batch, at one of the learning rates."""
-    if not runs or not runs[0].constant:
-        return _not_made("one batch", "a small batch that is learned by heart", runs)
     expected = f"a loss below {_FITTED * runs[0].constant:.3f} nats on {runs[0].images} images within {_STEPS} steps"
     best = min(runs, key=lambda run: run.losses[-1] if math.isfinite(run.losses[-1]) else math.inf)
     if best.fits:
@@ -278,27 +270,18 @@ def one_batch(runs: Sequence[Fitted]) -> Finding:
 
 def learning_rate(runs: Sequence[Fitted]) -> Finding:
     """The loss on one batch falls at the recipe's learning rate, without rising on the way."""
-    expected = "a loss on one batch that falls at the recipe's rate"
-    if not runs or not runs[0].constant:
-        return _not_made("learning rate", expected, runs)
     first, found = runs[0], runs[0].words
     if first.erratic:
         found += f", up to {max(loss for loss in first.losses if math.isfinite(loss)):.4g} on the way"
     learned = any(run.fits for run in runs)  # else a loss may fall by the classes' frequencies alone
     steady = not first.erratic and (first.falls or (learned and first.is_falling))
     if first.fits or steady:
-        return Finding("learning rate", "pass", expected, found, value=first.rate)
+        return Finding("learning rate", "pass", _FALLS, found, value=first.rate)
     better = [run for run in runs[1:] if run.falls and not run.losses[-1] >= first.losses[-1]]
     if not better:
         advice = "No learning rate fits, so the rate is not the cause: correct what failed above."
-        return Finding("learning rate", "inconclusive", expected, found, advice, first.rate)
+        return Finding("learning rate", "inconclusive", _FALLS, found, advice, first.rate)
     best = min(better, key=lambda run: run.losses[-1])
     word = "low" if best.rate > first.rate else "high"
     advice = f"The rate is too {word}: try --learning-rate {best.rate:.1g}."
-    return Finding("learning rate", "fail", expected, f"{found}; {best.words}", advice, first.rate)
-
-
-def _not_made(name: str, expected: str, runs: Sequence[Fitted]) -> Finding:
-    if runs:
-        return Finding(name, "inconclusive", expected, "images of one class", "Give images of two classes.")
-    return Finding(name, "inconclusive", expected, "a loss that is not finite", "Correct the initial loss first.")
+    return Finding("learning rate", "fail", _FALLS, f"{found}; {best.words}", advice, first.rate)

@@ -38,27 +38,40 @@ class Facts:
     seconds: Annotated[float, between(0, 1e10)]
     history: tuple[EpochMetrics, ...]
 
+    def require_same(self, now: Mapping[str, object], folder: Path) -> None:
+        """Raise InputError for another model, data or recipe than the checkpoint's; names the first difference."""
+        before, after = _flat(self.identity), _flat(json.loads(json.dumps(now)))
+        for name in sorted(before.keys() | after.keys()):
+            if before.get(name) != after.get(name):
+                raise InputError(
+                    f"expected to resume {folder} with its {name} = {before.get(name)}, found {after.get(name)}; "
+                    f"resume with the options it began with, or {_AGAIN}"
+                )
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """Tensors by name (model/..., average/..., optimiser/..., best/..., sums), and facts that are stored as JSON."""
 
-    tensors: Mapping[str, Tensor]
-    facts: Facts
+def _flat(value: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """A nested mapping as one level of dotted names."""
+    flat: dict[str, object] = {}
+    for name, item in value.items():
+        flat |= _flat(item, f"{prefix}{name}.") if isinstance(item, Mapping) else {prefix + name: item}
+    return flat
 
 
-def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Replace the folder's checkpoint, all or nothing. Raises StorageError; the previous one then survives."""
+def write_checkpoint(folder: Path, facts: Facts, tensors: Mapping[str, Tensor]) -> None:
+    """Replace the folder's checkpoint, all or nothing. Raises StorageError; the previous one then survives.
+
+    tensors: by name: model/..., average/..., optimiser/..., best/..., sums.
+    """
     path = folder / FOLDER / _FILE
-    tensors, metadata = to_save(checkpoint.tensors), {"vitlens": json.dumps(asdict(checkpoint.facts))}
+    stored, metadata = to_save(tensors), {"vitlens": json.dumps(asdict(facts))}
     try:
         with write_atomically(path) as temporary:
-            save_file(tensors, str(temporary), metadata=metadata)
+            save_file(stored, str(temporary), metadata=metadata)
     except SafetensorError as error:
         raise StorageError(f"expected room on the disk for {path}, found: {error}; free some, then resume") from error
 
 
-def read_checkpoint(folder: Path) -> Checkpoint | None:
+def read_checkpoint(folder: Path) -> tuple[Facts, dict[str, Tensor]] | None:
     """The folder's checkpoint, or None where none was written yet. Raises InputError when it is broken."""
     path = folder / FOLDER / _FILE
     if not path.exists():
@@ -72,31 +85,7 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"expected a checkpoint in {path}, found: {error}; {_AGAIN}") from error
-    return Checkpoint(tensors, read_as(Facts, stored, source=str(path), hint=_AGAIN))
-
-
-def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin with a prefix, without it."""
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-
-def require_same(then: Mapping[str, object], now: Mapping[str, object], *, folder: Path) -> None:
-    """Raise InputError for another model, data or recipe than the checkpoint's; names the first difference."""
-    before, after = _flat(then), _flat(json.loads(json.dumps(now)))
-    for name in sorted(before.keys() | after.keys()):
-        if before.get(name) != after.get(name):
-            raise InputError(
-                f"expected to resume {folder} with its {name} = {before.get(name)}, found {after.get(name)}; "
-                f"resume with the options it began with, or {_AGAIN}"
-            )
-
-
-def _flat(value: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """A nested mapping as one level of dotted names."""
-    flat: dict[str, object] = {}
-    for name, item in value.items():
-        flat |= _flat(item, f"{prefix}{name}.") if isinstance(item, Mapping) else {prefix + name: item}
-    return flat
+    return read_as(Facts, stored, source=str(path), hint=_AGAIN), tensors
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
-"""Distillation (Touvron 2021, DeiT): a student learns from labels and from a teacher's logits on the same pixels."""
+"""What a training minimises: the cross-entropy with the labels and, in a distillation (Touvron 2021, DeiT), the
+distance from a teacher's logits on the same pixels."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -22,28 +23,11 @@ from vitlens.shapes import Images, Logits
 from vitlens.training.feed import portions
 from vitlens.training.recipe import Recipe
 
-PerImage = Float[Tensor, " batch"]
-Loss = Callable[..., PerImage]  # (*, student, teacher, temperature) -> nats
-
-
-def soft(*, student: Logits, teacher: Logits, temperature: float) -> PerImage:
-    """KL divergence of the student's softened prediction from the teacher's, times temperature^2, in nats.
-
-    KL(softmax(teacher / temperature) || softmax(student / temperature)): Hinton 2015; Touvron 2021, eq. 2, second term.
-    """
-    target, predicted = ((logits / temperature).log_softmax(-1) for logits in (teacher, student))
-    return temperature**2 * (target.exp() * (target - predicted)).sum(-1)
-
-
-def hard(*, student: Logits, teacher: Logits, temperature: float = 1.0) -> PerImage:  # noqa: ARG001  unused
-    """Cross-entropy with the teacher's prediction as the label, in nats: Touvron 2021, eq. 3, second term."""
-    return F.cross_entropy(student, teacher.argmax(-1), reduction="none")
-
-
-LOSSES: Final[Mapping[str, Loss]] = MappingProxyType({"soft": soft, "hard": hard})
 # Touvron 2021: eq. 3 halves the two terms; for the soft form section 5 takes tau = 3 and lambda = 0.1
 WEIGHTS: Final[Mapping[str, float]] = MappingProxyType({"soft": 0.1, "hard": 0.5})
 TEMPERATURE: Final = 3.0
+MAX_CACHED_LOGITS: Final = 100_000_000  # numbers: 400 MB
+_AUGMENTATIONS = ("crop_padding", "randaugment", "erasing", "mixup", "cutmix")  # each makes every view different
 
 
 @dataclass(frozen=True)
@@ -60,12 +44,78 @@ class Distillation:
     token: bool = True
 
     def __post_init__(self) -> None:
-        if self.kind not in LOSSES:
+        if self.kind not in DISTILL_KINDS:
             raise UnknownNameError("--distill value", self.kind, DISTILL_KINDS)
         if not 0 < self.weight <= 1:
             raise InputError(f"expected --distill-weight above 0 and at most 1, found {self.weight}")
         if not 0 < self.temperature < float("inf"):
             raise InputError(f"expected --temperature above 0, found {self.temperature}")
+
+    def loss(self, student: Logits, teacher: Logits) -> Float[Tensor, " batch"]:
+        """Each image's distance of the student's prediction from the teacher's, in nats.
+
+        soft: KL(softmax(teacher / temperature) || softmax(student / temperature)) x temperature^2 (Hinton 2015;
+        Touvron 2021, eq. 2, second term); hard: cross-entropy with the teacher's prediction (eq. 3, second term).
+        """
+        if self.kind == "hard":
+            return F.cross_entropy(student, teacher.argmax(-1), reduction="none")
+        target, predicted = ((logits / self.temperature).log_softmax(-1) for logits in (teacher, student))
+        return self.temperature**2 * (target.exp() * (target - predicted)).sum(-1)
+
+
+@runtime_checkable
+class Objective(Protocol):
+    """The objective of a training: the module that is run, and the loss of its output."""
+
+    def module(self, model: Model) -> nn.Module:
+        """The module that is run (wrapped for several processes): images -> outputs."""
+        ...
+
+    def logits(self, outputs: Any) -> Tensor:
+        """The logits (batch, classes), for the accuracy."""
+        ...
+
+    def loss(self, outputs: Any, targets: Tensor, images: Tensor, *, smoothing: float) -> Tensor:
+        """Loss summed over the images; targets: labels (batch,) or shares of the classes (batch, classes)."""
+        ...
+
+    def identity(self) -> Mapping[str, object]:
+        """What must be the same in a resumed run, besides model, data and recipe."""
+        ...
+
+
+@dataclass(frozen=True)
+class StandardObjective:
+    """The cross-entropy with the labels, and a teacher's share of the loss where there is one.
+
+    teacher: images -> logits, of the same augmented (and mixed) images, None: the labels alone; how: it is learned
+    from; about: what must be the same in a resumed run, besides model, data and recipe.
+    """
+
+    teacher: Callable[[Images], Logits] | None = None
+    how: Distillation = field(default_factory=Distillation)
+    about: Mapping[str, object] = field(default_factory=dict)
+
+    def module(self, model: Model) -> nn.Module:
+        """The model, or the student with both outputs."""
+        return model if self.teacher is None else Student(model, token=self.how.token)
+
+    def logits(self, outputs: Any) -> Logits:
+        """The outputs; of two heads their mean, as in the model itself."""
+        return outputs if self.teacher is None else torch.stack(outputs).mean(0)
+
+    def loss(self, outputs: Any, targets: Tensor, images: Tensor, *, smoothing: float) -> Tensor:
+        """(1 - weight) x label loss + weight x distillation loss, in nats; the teacher's logits are not smoothed."""
+        if self.teacher is None:
+            return F.cross_entropy(outputs.float(), targets, label_smoothing=smoothing, reduction="sum")
+        for_labels, for_teacher = (logits.float() for logits in outputs)
+        labelled = F.cross_entropy(for_labels, targets, label_smoothing=smoothing, reduction="none")
+        taught = self.how.loss(for_teacher, self.teacher(images))
+        return ((1 - self.how.weight) * labelled + self.how.weight * taught).sum()
+
+    def identity(self) -> Mapping[str, object]:
+        """What it was told."""
+        return self.about
 
 
 class Student(nn.Module):
@@ -99,39 +149,11 @@ def has_distillation_token(model: Model) -> bool:
     return layout is not None and "distillation" in layout.prefix and hasattr(model.module, "head_dist")
 
 
-class DistillationObjective:
-    """The objective of a distillation: labels and a teacher, which sees the same augmented (and mixed) images."""
-
-    def __init__(self, teacher: Callable[[Images], Logits], how: Distillation, *, identity: Mapping[str, object]):
-        self.teacher, self.how, self._identity = teacher, how, identity
-
-    def module(self, model: Model) -> nn.Module:
-        """The student with both outputs."""
-        return Student(model, token=self.how.token)
-
-    def logits(self, outputs: tuple[Logits, Logits]) -> Logits:
-        """The mean of both heads, as in the model itself."""
-        return torch.stack(outputs).mean(0)
-
-    def loss(self, outputs: tuple[Logits, Logits], targets: Tensor, images: Images, *, smoothing: float) -> Tensor:
-        """(1 - weight) x label loss + weight x distillation loss, summed over the images, in nats.
-
-        The labels are smoothed, the teacher's logits are not.
-        """
-        (for_labels, for_teacher), how = (logits.float() for logits in outputs), self.how
-        labelled = F.cross_entropy(for_labels, targets, label_smoothing=smoothing, reduction="none")
-        taught = LOSSES[how.kind](student=for_teacher, teacher=self.teacher(images), temperature=how.temperature)
-        return ((1 - how.weight) * labelled + how.weight * taught).sum()
-
-    def identity(self) -> Mapping[str, object]:
-        """The teacher, and the settings of the loss."""
-        return {"distillation": self._identity}
-
-
 class Teacher:
     """A trained model's logits for a student's images, in the order of the data's classes; images are resized.
 
-    classes: the data's; precision: "fp32" or "bf16". Raises InputError when the model has other classes.
+    Those of images that it was told to remember come from memory. classes: the data's; precision: "fp32" or "bf16".
+    Raises InputError when the model has other classes.
     """
 
     def __init__(self, model: Model, *, classes: Sequence[str], precision: str = "fp32") -> None:
@@ -148,10 +170,23 @@ class Teacher:
                 f"expected a teacher of the data's {len(classes)} classes, found {model.alias} with {len(union)}; only "
                 f"in the teacher: {named}; train one on this data first: vitlens train {model.alias} --data DATA"
             )
+        self._multipliers = torch.zeros(0, dtype=torch.int64)  # of the hash
+        self._hashes = torch.zeros(0, dtype=torch.int64)  # of the remembered images, sorted
+        self._logits = torch.zeros(0, 0)
 
-    @torch.no_grad()
     def __call__(self, images: Images) -> Logits:
         """Logits (batch, classes) in fp32. Raises NonFiniteError for a NaN or an infinity."""
+        if not len(self._hashes):
+            return self._run(images)
+        hashes = self._hash(images)
+        index = torch.searchsorted(self._hashes, hashes).clamp_max(len(self._hashes) - 1)
+        logits, new = self._logits[index], self._hashes[index] != hashes
+        if new.any():
+            logits[new] = self._run(images[new])
+        return logits
+
+    @torch.no_grad()
+    def _run(self, images: Images) -> Logits:
         with evaluating(self.model), autocast(images.device, self.precision):
             logits: Tensor = self.model(images).float()[:, self.columns]
         if not logits.isfinite().all():
@@ -161,17 +196,35 @@ class Teacher:
             )
         return logits
 
+    def remember(self, split: Split, *, mirrored: bool, advance: Callable[[int], object] = lambda _: None) -> None:
+        """Compute the logits of every image and, where mirrored, of its mirror image, in a fixed order.
+
+        advance: called with the number of images just done.
+        """
+        hashes, logits, device = [], [], self.model.device
+        batches = torch.arange(len(split)).split(fitting_batch_size(self.model))
+        for pixels, _ in portions(split.source, batches, pin=device.type == "cuda"):
+            images = pixels.to(device, non_blocking=True).float().div_(255)
+            for view in (images, images.flip(-1))[: 1 + mirrored]:
+                hashes.append(self._hash(view))
+                logits.append(self._run(view))
+                advance(len(view))
+        order = torch.cat(hashes).argsort()
+        self._hashes, self._logits = torch.cat(hashes)[order], torch.cat(logits)[order]
+
+    def _hash(self, images: Images) -> Int[Tensor, " batch"]:
+        """The bits of each image times fixed random numbers, summed modulo 2^64 (multilinear hashing)."""
+        bits = images.contiguous().view(torch.int32).flatten(1)
+        if len(self._multipliers) != bits.shape[1] or self._multipliers.device != bits.device:
+            generator = torch.Generator().manual_seed(0)
+            drawn = torch.randint(-(2**63), 2**63 - 1, (bits.shape[1],), generator=generator)
+            self._multipliers = drawn.to(bits.device)
+        return (bits.long() * self._multipliers).sum(1)
+
     def identity(self) -> dict[str, object]:
         """What determines its logits."""
-        return {
-            "architecture": self.model.architecture,
-            "input": list(self.model.input_size),
-            "sha256": fingerprint(self.model.module),
-        }
-
-
-MAX_CACHED_LOGITS: Final = 100_000_000  # numbers: 400 MB
-_AUGMENTATIONS = ("crop_padding", "randaugment", "erasing", "mixup", "cutmix")  # each makes every view different
+        architecture, size = self.model.architecture, list(self.model.input_size)
+        return {"architecture": architecture, "input": size, "sha256": fingerprint(self.model.module)}
 
 
 def cacheable_views(recipe: Recipe, split: Split) -> int:
@@ -184,53 +237,3 @@ def cacheable_views(recipe: Recipe, split: Split) -> int:
     augmented = any(getattr(recipe, name) for name in _AUGMENTATIONS) or split.epoch(1).source is not split.source
     fits = views * len(split) * len(split.classes) <= MAX_CACHED_LOGITS
     return views if not augmented and recipe.epochs > views and fits else 0
-
-
-class CachedTeacher:
-    """A teacher's logits, from memory where they are cached.
-
-    An image is identified by a 64-bit hash of all its bits; for an image that is not cached the teacher is run.
-    """
-
-    def __init__(self, teacher: Teacher) -> None:
-        self.teacher = teacher
-        self.computed = 0  # images on which the teacher was run since `remember`
-        self._weights: Tensor | None = None
-        self._hashes = torch.zeros(0, dtype=torch.int64)  # sorted
-        self._logits = torch.zeros(0, 0)
-
-    def remember(
-        self, split: Split, *, mirrored: bool, device: torch.device, advance: Callable[[int], object] = lambda _: None
-    ) -> None:
-        """Cache the logits of every image and, where mirrored, of its mirror image, in a fixed order."""
-        hashes, logits = [], []
-        batches = torch.arange(len(split)).split(fitting_batch_size(self.teacher.model))
-        for portion in portions(split.source, batches, pin=device.type == "cuda"):
-            images = portion.pixels.to(device, non_blocking=True).float().div_(255)
-            for view in (images, images.flip(-1))[: 1 + mirrored]:
-                hashes.append(self._hash(view))
-                logits.append(self.teacher(view))
-                advance(len(view))
-        order = torch.cat(hashes).argsort()
-        self._hashes, self._logits, self.computed = torch.cat(hashes)[order], torch.cat(logits)[order], 0
-
-    def __call__(self, images: Images) -> Logits:
-        """Logits (batch, classes) in fp32."""
-        if not len(self._hashes):
-            return self.teacher(images)
-        hashes = self._hash(images)
-        index = torch.searchsorted(self._hashes, hashes).clamp_max(len(self._hashes) - 1)
-        logits, new = self._logits[index], self._hashes[index] != hashes
-        if new.any():
-            logits[new] = self.teacher(images[new])
-            self.computed += int(new.sum())
-        return logits
-
-    def _hash(self, images: Images) -> Int[Tensor, " batch"]:
-        """The bits of each image times fixed random numbers, summed modulo 2^64 (multilinear hashing)."""
-        bits = images.contiguous().view(torch.int32).flatten(1)
-        if self._weights is None or self._weights.shape[0] != bits.shape[1] or self._weights.device != bits.device:
-            generator = torch.Generator().manual_seed(0)
-            weights = torch.randint(-(2**63), 2**63 - 1, (bits.shape[1],), generator=generator)
-            self._weights = weights.to(bits.device)
-        return (bits.long() * self._weights).sum(1)

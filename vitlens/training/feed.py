@@ -1,31 +1,24 @@
-"""The order of the training images and how they are read: seeded permutations, process shares, memory or workers."""
+"""The order of the training images and how they are read: seeded permutations, process shares, memory or workers.
+
+An image is named by its key, which seeds its augmentation: its index within the split, plus the split's size times the
+number of the view.
+"""
 
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from vitlens.data.split import InMemory, Renewable, Source, Subset
+from vitlens.data.split import Drawings, InMemory, Source, Subset
 from vitlens.errors import RunError
 from vitlens.shapes import Pixels
 
 _MOST_WORKERS = 8  # more speed up decoding little
 _KILLED = ("is killed by signal", "exited unexpectedly")  # PyTorch's messages, at once or at the next batch
-
-
-class Portion(NamedTuple):
-    """pixels (batch, 3, height, width) uint8, their indices (batch,) within the split, and the views' keys (batch,).
-
-    A key is the image's index plus the split's size times the number of the view; it seeds the augmentation.
-    """
-
-    pixels: Pixels
-    indices: Tensor
-    keys: Tensor
 
 
 def derive_seed(*numbers: int) -> int:
@@ -50,7 +43,7 @@ def epoch_batches(count: int, batch_size: int, *, seed: int, epoch: int, views: 
     if views > 1:
         order = (order[:, None] + count * torch.arange(views)).flatten()[:count]
     size = min(batch_size, count)
-    return tuple(order[start : start + size] for start in range(0, count - size + 1, size))
+    return tuple(order[: count // size * size].split(size))
 
 
 def process_share(batch: Tensor, process: int, processes: int) -> Tensor:
@@ -60,7 +53,7 @@ def process_share(batch: Tensor, process: int, processes: int) -> Tensor:
 
 def needs_no_workers(source: Source) -> bool:
     """Whether its pixels are in memory or rendered, so that no worker has to decode files in advance."""
-    return isinstance(source, InMemory | Renewable) or (isinstance(source, Subset) and needs_no_workers(source.source))
+    return isinstance(source, InMemory | Drawings) or (isinstance(source, Subset) and needs_no_workers(source.source))
 
 
 def resident(source: Source, device: torch.device) -> Source:
@@ -75,27 +68,30 @@ def resident(source: Source, device: torch.device) -> Source:
     return source
 
 
-def portions(source: Source, batches: Sequence[Tensor], *, pin: bool) -> Iterator[Portion]:
-    """The batches' pixels in order: read directly where they are in memory, else in advance by worker processes.
+def portions(source: Source, batches: Sequence[Tensor], *, pin: bool) -> Iterator[tuple[Pixels, Tensor]]:
+    """The batches' pixels (batch, 3, height, width) uint8 and keys (batch,), in order.
 
-    batches: keys; pin: use page-locked memory, from which a CUDA device copies asynchronously. Pixels given as floats
-    in [0, 1] are rounded to 8 bits, on which augmentation works: they change by 1/510 at most.
+    Pixels are read directly where they are in memory, else in advance by worker processes. batches: keys; pin: use
+    page-locked memory, from which a CUDA device copies asynchronously.
     """
-    count = len(source)
     if needs_no_workers(source):
         for keys in batches:
-            yield Portion(_in_8_bits(source.read(keys % count)), keys % count, keys)
+            yield _read(source, keys)
         return
     # a container often has fewer cores than the machine
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = min(_MOST_WORKERS, len(batches), cores)
-    loader = DataLoader(_Batches(source), batch_size=None, sampler=list(batches), num_workers=workers, pin_memory=pin)
-    for pixels, keys in loader:
-        yield Portion(_in_8_bits(pixels), keys % count, keys)
+    loader: DataLoader[Tensor] = DataLoader(
+        batches,  # type: ignore[arg-type]  # a sequence is a data set
+        batch_size=None, collate_fn=partial(_read, source), num_workers=workers, pin_memory=pin,
+    )  # fmt: skip
+    yield from loader
 
 
-def _in_8_bits(pixels: Tensor) -> Pixels:
-    return pixels.mul(255).round().to(torch.uint8) if pixels.is_floating_point() else pixels
+def _read(source: Source, keys: Tensor) -> tuple[Pixels, Tensor]:
+    """Pixels given as floats in [0, 1] are rounded to 8 bits, on which augmentation works: by 1/510 at most."""
+    pixels = source.read(keys % len(source))
+    return (pixels.mul(255).round().to(torch.uint8) if pixels.is_floating_point() else pixels), keys
 
 
 @contextmanager
@@ -110,13 +106,3 @@ def decoding_errors() -> Iterator[None]:
             "expected the processes that decode images to keep running, found one that was killed (perhaps for its "
             "memory); continue with vitlens train --resume FOLDER"
         ) from error
-
-
-class _Batches(Dataset[tuple[Tensor, Tensor]]):
-    """A source as a data set of whole batches, for DataLoader."""
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-
-    def __getitem__(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        return self.source.read(keys % len(self.source)), keys

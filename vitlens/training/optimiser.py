@@ -16,8 +16,6 @@ UNDECAYED = (
     "bias_table", "relative_position_bias_table",
 )  # fmt: skip
 MOMENTUM: Final = 0.95  # Muon's
-_ADAM: Final = ("exp_avg", "exp_avg_sq", "step")  # the state of a parameter
-_MUON: Final = ("momentum_buffer",)
 
 
 def decay_groups(module: nn.Module) -> tuple[list[str], list[str]]:
@@ -48,7 +46,6 @@ def rate_shares(module: nn.Module, blocks: Sequence[str], *, decay: float) -> di
 
 
 def _block_of(name: str, blocks: Sequence[str]) -> int | None:
-    """The block that contains a parameter, or None."""
     return next((index for index, block in enumerate(blocks) if name.startswith(f"{block}.")), None)
 
 
@@ -65,32 +62,31 @@ class Optimiser:
             raise InputError(f"expected torch 2.9 or later for --optimiser muon, found {torch.__version__}; try adamw")
         named = dict(module.named_parameters())
         shares = rate_shares(module, blocks, decay=recipe.layer_decay)
-        # parameters with the same settings: whether Muon updates them, weight decay, share of the learning rate
-        groups: dict[tuple[bool, float, float], list[str]] = {}
+        # of AdamW and of Muon: parameters with the same weight decay and share of the learning rate
+        groups: tuple[dict[tuple[float, float], list[str]], ...] = ({}, {})
         for names, decay in zip(decay_groups(module), (recipe.weight_decay, 0.0)):
             for name in names:
                 # a table of positions is no map between features
                 matrix = named[name].ndim == 2 and name.rpartition(".")[2] not in UNDECAYED
                 muon = recipe.optimiser == "muon" and matrix and _block_of(name, blocks) is not None
-                groups.setdefault((muon, decay, shares[name]), []).append(name)
-        if not groups:
+                groups[muon].setdefault((decay, shares[name]), []).append(name)
+        if not any(groups):
             raise InputError("expected a model with parameters to train, found none")
-        self._parts: list[tuple[torch.optim.Optimizer, list[str]]] = []
-        for muon in (False, True):
-            own = {settings: names for settings, names in groups.items() if settings[0] == muon}
-            parameters = [
+        adamw, matrices = (
+            [
                 {"params": [named[name] for name in names], "weight_decay": decay, "share": share}
-                for (_, decay, share), names in own.items()
+                for (decay, share), names in own.items()
             ]
-            if parameters:
-                optimizer: torch.optim.Optimizer = (
-                    torch.optim.Muon(
-                        parameters, lr=1.0, momentum=MOMENTUM, nesterov=True, adjust_lr_fn="match_rms_adamw"
-                    )
-                    if muon
-                    else torch.optim.AdamW(parameters, lr=1.0, betas=recipe.betas)
-                )
-                self._parts.append((optimizer, [name for names in own.values() for name in names]))
+            for own in groups
+        )
+        optimisers: list[torch.optim.Optimizer] = []
+        if adamw:
+            optimisers.append(torch.optim.AdamW(adamw, lr=1.0, betas=recipe.betas))
+        if matrices:
+            muons = torch.optim.Muon(matrices, lr=1.0, momentum=MOMENTUM, nesterov=True, adjust_lr_fn="match_rms_adamw")
+            optimisers.append(muons)
+        order = [[name for names in own.values() for name in names] for own in groups if own]
+        self._parts = list(zip(optimisers, order))
 
     def set_rate(self, rate: float) -> None:
         """Set the learning rate of the next step; each group takes its share of it."""
@@ -115,12 +111,14 @@ class Optimiser:
 
     def expected(self) -> dict[str, Tensor]:
         """Tensors with the names and shapes of the state after the first step."""
-        state = {}
+        state: dict[str, Tensor] = {}
         for optimizer, names in self._parts:
+            keys = (
+                ("exp_avg", "exp_avg_sq", "step") if isinstance(optimizer, torch.optim.AdamW) else ("momentum_buffer",)
+            )
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             for name, parameter in zip(names, parameters):
-                for key in _ADAM if isinstance(optimizer, torch.optim.AdamW) else _MUON:
-                    state[f"{name}/{key}"] = torch.zeros(()) if key == "step" else parameter.detach()
+                state |= {f"{name}/{key}": torch.zeros(()) if key == "step" else parameter.detach() for key in keys}
         return state
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
@@ -154,9 +152,7 @@ class Average:
     """
 
     def __init__(self, module: nn.Module, *, decay: float) -> None:
-        self.decay = decay
-        self.updates = 0
-        self.tensors = {name: value.detach().clone() for name, value in module.state_dict().items()}
+        self.decay, self.updates, self.tensors = decay, 0, copy_of(module)
 
     @torch.no_grad()
     def update(self, module: nn.Module) -> None:
@@ -172,12 +168,17 @@ class Average:
     @contextmanager
     def applied(self, module: nn.Module) -> Iterator[None]:
         """The module with the averaged weights; its own are restored on exit."""
-        own = {name: value.detach().clone() for name, value in module.state_dict().items()}
+        own = copy_of(module)
         copy_into(module, self.tensors)
         try:
             yield
         finally:
             copy_into(module, own)
+
+
+def copy_of(module: nn.Module) -> dict[str, Tensor]:
+    """Copies of all parameters and buffers of a module."""
+    return {name: value.detach().clone() for name, value in module.state_dict().items()}
 
 
 @torch.no_grad()

@@ -1,24 +1,25 @@
-"""Task: the model, data, recipe and objective of a training, the images of its steps, and the order of those."""
+"""Task: the settings of a training, the images of its steps, and the order of those."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Final, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from jaxtyping import Float
+from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.data.split import Source, Split
 from vitlens.errors import DataError, InputError
 from vitlens.models.model import Model
 from vitlens.processes import Processes
-from vitlens.shapes import Images, Pixels
+from vitlens.shapes import Images, Labels, Pixels
 from vitlens.training.augment import augment, mix
-from vitlens.training.feed import Portion, derive_seed, epoch_batches, portions, process_share, resident
+from vitlens.training.distill import Objective, StandardObjective
+from vitlens.training.feed import derive_seed, epoch_batches, portions, process_share, resident
 from vitlens.training.metrics import Progress, Watcher
 from vitlens.training.optimiser import learning_rate
 from vitlens.training.recipe import Recipe
@@ -27,53 +28,13 @@ SHOWN: Final = 12  # images of the first batch
 _ALONE: Final = Processes(0, 1, torch.device("cpu"))
 
 
-@runtime_checkable
-class Objective(Protocol):
-    """The objective of a training: the module that is run, and the loss of its output."""
-
-    def module(self, model: Model) -> nn.Module:
-        """The module that is run (wrapped for several processes): images -> outputs."""
-        ...
-
-    def logits(self, outputs: Any) -> Tensor:
-        """The logits (batch, classes), for the accuracy."""
-        ...
-
-    def loss(self, outputs: Any, targets: Tensor, images: Tensor, *, smoothing: float) -> Tensor:
-        """Loss summed over the images; targets: labels (batch,) or shares of the classes (batch, classes)."""
-        ...
-
-    def identity(self) -> Mapping[str, object]:
-        """What must be the same in a resumed run, besides model, data and recipe."""
-        ...
-
-
-class LabelObjective:
-    """Cross-entropy of the logits with the labels. frozen: of a head on features, which backbone and how many views."""
-
-    def __init__(self, frozen: Mapping[str, object] | None = None) -> None:
-        self.frozen = frozen
-
-    def module(self, model: Model) -> nn.Module:
-        """The model itself; of a head, its network, which takes features."""
-        return model if self.frozen is None else model.module
-
-    def logits(self, outputs: Tensor) -> Tensor:
-        """The outputs."""
-        return outputs
-
-    def loss(self, outputs: Tensor, targets: Tensor, images: Tensor, *, smoothing: float) -> Tensor:  # noqa: ARG002 - for a teacher
-        """Cross-entropy in nats, summed over the images."""
-        return F.cross_entropy(outputs.float(), targets, label_smoothing=smoothing, reduction="sum")
-
-    def identity(self) -> Mapping[str, object]:
-        """The frozen backbone, if any."""
-        return {} if self.frozen is None else {"frozen": self.frozen}
-
-
 @dataclass(frozen=True)
 class Task:
-    """The settings of a training, and what follows from them; began: when the run began, of time.perf_counter."""
+    """The settings of a training, see loop.fit, and what follows from them.
+
+    device: that was asked for, processes.device: that of this process; whole: the model that `model` is the head of,
+    where the head alone is trained, on features; began: when the run began, of time.perf_counter.
+    """
 
     model: Model
     train: Split
@@ -81,25 +42,20 @@ class Task:
     recipe: Recipe
     directory: Path = Path()
     seed: int = 0
-    processes: Processes = _ALONE
-    precision: str = "fp32"
+    device: torch.device | str = "cpu"
+    precision: str = "auto"
+    resume: bool = False
     checkpoint_every: int | None = None  # steps
     keep_every: int | None = None  # epochs
+    objective: Objective = field(default_factory=StandardObjective)
     train_last: int | None = None  # blocks, with the layers after them; None: everything
-    objective: Objective = field(default_factory=LabelObjective)
+    compiling: str = "auto"
+    recompute: bool = False
     watchers: Sequence[Watcher] = ()
     on_progress: Callable[[Progress], None] | None = None
+    processes: Processes = _ALONE
+    whole: Model | None = None
     began: float = field(default_factory=time.perf_counter)
-
-    def __post_init__(self) -> None:
-        count = self.processes.count
-        if self.batch_size < count:
-            raise InputError(f"expected --batch-size of at least {count}, one per process, found {self.batch_size}")
-
-    @property
-    def device(self) -> torch.device:
-        """The device of this process."""
-        return self.processes.device
 
     @property
     def batch_size(self) -> int:
@@ -122,7 +78,7 @@ class Task:
 
     @cached_property
     def _stored(self) -> Source:
-        return resident(self.train.source, self.device)
+        return resident(self.train.source, self.processes.device)
 
     def source(self, epoch: int) -> Source:
         """The source of an epoch's pixels: newly rendered where the data is generated, on the device where they fit."""
@@ -136,10 +92,10 @@ class Task:
         )
         return [process_share(batch, self.processes.index, self.processes.count) for batch in batches]
 
-    def augmented(self, portion: Portion, epoch: int) -> Images:
-        """A portion's images on the device, augmented."""
-        pixels = portion.pixels.to(self.device, non_blocking=True)
-        return augment(pixels, portion.keys, self.recipe, seed=self.seed, epoch=epoch)
+    def augmented(self, pixels: Pixels, keys: Tensor, epoch: int) -> Images:
+        """The images on the device, augmented."""
+        pixels = pixels.to(self.processes.device, non_blocking=True)
+        return augment(pixels, keys, self.recipe, seed=self.seed, epoch=epoch)
 
     def mixed(self, images: Tensor, labels: Tensor, *, step: int) -> tuple[Tensor, Tensor]:
         """Images mixed by the recipe's mixup and cutmix, and their targets.
@@ -149,10 +105,11 @@ class Task:
         torch.manual_seed(derive_seed(self.seed, step, self.processes.index))
         return mix(images, labels, self.recipe, classes=len(self.model.classes))
 
-    def labels(self, indices: Tensor) -> Tensor:
+    def labels(self, keys: Tensor) -> Tensor:
         """The labels of these images, on the device."""
         assert self.train.labels is not None
-        return self.train.labels[indices.to(self.train.labels.device)].to(self.device)
+        indices = keys % len(self.train)
+        return self.train.labels[indices.to(self.train.labels.device)].to(self.processes.device)
 
     def identity(self) -> dict[str, object]:
         """What must be the same in a resumed run."""
@@ -174,10 +131,10 @@ class Task:
 
 def require_fitting(model: Model, train: Split, test: Split) -> None:
     """Raise InputError or DataError for data on which this model cannot be trained or tested."""
-    if len(model.classes) < 2:
+    count = len(model.classes)
+    if count < 2:
         raise DataError(
-            f"expected at least 2 classes in {train.name}, found {len(model.classes)}; "
-            "give a folder with a subfolder for each class"
+            f"expected at least 2 classes in {train.name}, found {count}; give a folder with a subfolder for each class"
         )
     present = []
     for split in (train, test):
@@ -186,13 +143,13 @@ def require_fitting(model: Model, train: Split, test: Split) -> None:
             raise DataError(f"expected labelled {split.part} images in {split.name}, found {problem}; see vitlens data")
         if split.classes != model.classes:
             raise InputError(
-                f"expected a model of {split.name}'s {len(split.classes)} classes, found {model.alias} with "
-                f"{len(model.classes)} (or other names)"
+                f"expected a model of {split.name}'s {len(split.classes)} classes, found {model.alias} with {count} "
+                "(or other names)"
             )
         present.append(set(split.labels.tolist()))
-        low, high, last = min(present[-1]), max(present[-1]), len(model.classes) - 1
-        if low < 0 or high > last:
-            raise DataError(f"expected labels from 0 to {last} in {split.name}, found {low} to {high}")
+        low, high = min(present[-1]), max(present[-1])
+        if low < 0 or high >= count:
+            raise DataError(f"expected labels from 0 to {count - 1} in {split.name}, found {low} to {high}")
     missing = sorted(present[1] - present[0])
     if missing:
         names = ", ".join(test.classes[label] for label in missing[:5]) + (" ..." if len(missing) > 5 else "")
@@ -202,14 +159,13 @@ def require_fitting(model: Model, train: Split, test: Split) -> None:
         )
 
 
-@dataclass(frozen=True)
-class FirstBatch:
-    """The first images of the first batch. given: their pixels; trained: in [0, 1], after augmentation and mixing;
-    labels: of the images as given; targets: shares of the classes, before label smoothing."""
+class FirstBatch(NamedTuple):
+    """The first images of the first batch: their pixels as given; trained on, after augmentation and mixing; their
+    labels as given; and their shares of the classes, before label smoothing."""
 
     given: Pixels
     trained: Images
-    labels: Int[Tensor, " batch"]
+    labels: Labels
     targets: Float[Tensor, "batch classes"]
 
 
@@ -219,14 +175,13 @@ def first_batch(model: Model, train: Split, recipe: Recipe, *, seed: int, proces
     Torch's random state is left as it was. Mixing pairs each image with the one before it, so that only one more has to
     be read: the batch's last.
     """
-    cpu = Processes(0, processes, torch.device("cpu"))
-    task = Task(model, train, train, recipe, seed=seed, processes=cpu)
+    task = Task(model, train, train, recipe, seed=seed, processes=Processes(0, processes, torch.device("cpu")))
     share = task.shares(0)[0]
     whole = len(share) <= SHOWN + 1
-    (portion,) = portions(train.source, [share if whole else torch.cat((share[-1:], share[:SHOWN]))], pin=False)
-    labels = task.labels(portion.indices)
+    ((pixels, keys),) = portions(train.source, [share if whole else torch.cat((share[-1:], share[:SHOWN]))], pin=False)
+    labels = task.labels(keys)
     with torch.random.fork_rng(devices=[]):
-        trained, targets = task.mixed(task.augmented(portion, 0), labels, step=0)
+        trained, targets = task.mixed(task.augmented(pixels, keys, 0), labels, step=0)
     shares = F.one_hot(targets.long(), len(model.classes)).float() if targets.ndim == 1 else targets
     shown = slice(0, SHOWN) if whole else slice(1, None)
-    return FirstBatch(portion.pixels[shown].cpu(), trained[shown], labels[shown], shares[shown])
+    return FirstBatch(pixels[shown].cpu(), trained[shown], labels[shown], shares[shown])

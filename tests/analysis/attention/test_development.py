@@ -5,7 +5,7 @@ import torch
 
 import vitlens
 from tests.analysis.attention.ways import product_by_matrices
-from vitlens.analysis.attention.methods import rollout_by_layer
+from vitlens.analysis.attention.tokens import rollout_by_layer
 from vitlens.errors import UnsupportedError
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tests.kit.uses import state_of
 from tests.lens.tiny import EACH_FAMILY, FAMILIES, images, ours, shared_model
-from vitlens.analysis.attention.gradients import check_targets, with_gradients
+from vitlens.analysis.attention.chain import chained, check_targets
 from vitlens.analysis.attention.methods import relevance
 from vitlens.errors import InputError, LensError
 from vitlens.lens.capture import capture_attention
@@ -35,7 +35,8 @@ def close(found: Tensor, expected: Tensor, *, rtol: float = 1e-4) -> None:
 def test_fused_gradients_are_autograds_of_explicit_attention(name):
     model = shared_model(name)
     batch, targets = images(model.input_size, batch=3), torch.tensor([4, 0, 2])
-    logits, calls = with_gradients(model, batch, targets)
+    chain = chained(model, batch, targets=targets, gradient=True)
+    logits, calls = chain.logits, chain.calls
     weights, gradients = explicit_gradients(model, batch, targets)
     assert [call.site.layer for call in calls] == list(range(len(weights)))
     for call, own, expected in zip(calls, weights, gradients):
@@ -53,7 +54,7 @@ def test_fused_gradients_are_autograds_of_explicit_attention(name):
 def test_in_double_precision_nothing_is_left_of_the_difference(name):
     model = FAMILIES[name]().double()
     batch = images(model.input_size).double()
-    _, calls = with_gradients(model, batch)
+    calls = chained(model, batch, gradient=True).calls
     for call, expected in zip(calls, explicit_gradients(model, batch)[1]):
         found = call.weight_gradient()
         assert found is not None
@@ -64,7 +65,7 @@ def test_the_gradient_says_how_the_logit_changes():
     """A finite difference: one weight of one head a little larger, its row no longer of sum 1."""
     model = ours().double()
     batch, targets, step = images((32, 48), batch=1).double(), torch.tensor([3]), 1e-5
-    _, calls = with_gradients(model, batch, targets)
+    calls = chained(model, batch, targets=targets, gradient=True).calls
     gradient = calls[1].weight_gradient()
     assert gradient is not None
     attention, output = model.module.blocks[1].attn, []
@@ -106,5 +107,5 @@ def test_a_layer_that_has_no_part_in_the_logit_is_named():
     model.requires_grad_(True)
     before = state_of(model)
     with pytest.raises(LensError, match=r"found none in 'blocks.0.attn'"):
-        with_gradients(model, images((32, 48)))
+        chained(model, images((32, 48)), gradient=True)
     assert state_of(model) == before

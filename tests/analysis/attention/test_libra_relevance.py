@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.analysis.attention.test_gradients import close, explicit_gradients
 from tests.lens.tiny import EACH_FAMILY, images, ours, shared_model
-from vitlens.analysis.attention.gradients import with_gradients
+from vitlens.analysis.attention.chain import chained
 from vitlens.analysis.faithfulness.localisation import roc_auc
 from vitlens.attribution.explain import explain
 from vitlens.data.catalogue import load_data
@@ -97,7 +97,7 @@ def test_the_gradients_are_autograds_of_explicit_attention_under_the_same_rules(
     """∂logit/∂output · valueᵀ against autograd's own, the weights a leaf of the graph."""
     model = shared_model(name)
     batch = images(model.input_size, batch=3)
-    _, calls = with_gradients(model, batch, TARGETS, rules="libra")
+    calls = chained(model, batch, targets=TARGETS, gradient=True, rules="libra").calls
     with libra_gradients(model):
         weights, expected = explicit_gradients(model, batch, TARGETS)
     plain = explicit_gradients(model, batch, TARGETS)[1]
@@ -115,8 +115,8 @@ def test_the_gradients_are_autograds_of_explicit_attention_under_the_same_rules(
 def test_the_forward_is_bit_equal(name):
     model = shared_model(name)
     batch = images(model.input_size, batch=3)
-    plain, _ = with_gradients(model, batch, TARGETS)
-    libra, _ = with_gradients(model, batch, TARGETS, rules="libra")
+    plain = chained(model, batch, targets=TARGETS, gradient=True).logits
+    libra = chained(model, batch, targets=TARGETS, gradient=True, rules="libra").logits
     assert torch.equal(libra, plain)
     with LibraMode():
         assert torch.equal(model(batch.clone().requires_grad_()).detach(), model(batch))

@@ -11,7 +11,6 @@ from tests.kit.uses import batch_of, state_of, unsettled
 from tests.lens.tiny import CHAINED, EACH_FAMILY, FAMILIES, TIMM, images, ours, shared_model, timm_model
 from vitlens.analysis.attention import methods
 from vitlens.analysis.attention.chain import chained
-from vitlens.analysis.attention.gradients import with_gradients
 from vitlens.analysis.attention.methods import gradient_rollout_maps, gradient_weighted, relevance, rollout
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.hooks import watching
@@ -122,7 +121,7 @@ def test_what_every_layer_is_asked_for(name):
     model = shared_model(name)
     batch = images(model.input_size)
     expected = asked_for(model, batch)
-    _, calls = with_gradients(model, batch)
+    calls = chained(model, batch, gradient=True).calls
     assert len(calls) == len(expected)
     for call, own in zip(calls, expected):
         gradient = call.weight_gradient()

@@ -13,12 +13,11 @@ from vitlens.analysis.attention.methods import (
     discard_lowest,
     fused,
     rollout,
-    rollout_by_layer,
     rollout_maps,
-    rollouts_so_far,
     scaled_step,
 )
 from vitlens.analysis.attention.registry import MethodSettings
+from vitlens.analysis.attention.tokens import rollout_by_layer, rollouts_so_far
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.lens.capture import capture_attention
 from vitlens.models.hooks import watching
@@ -124,9 +123,9 @@ def test_a_row_is_the_row_of_the_matrix(depth, tokens, alpha, query, seed):
     matrix = product_by_matrices(layers, alpha)
     torch.testing.assert_close(of_row(layers, start, alpha), matrix[:, query % tokens], atol=1e-12, rtol=1e-9)
     exact = [layer / layer.sum(-1, keepdim=True) for layer in layers]  # a softmax in fp32 sums to 1 to 1e-7 only
-    so_far = rollouts_so_far(reversed(exact), start, alpha=alpha)
+    so_far = rollouts_so_far(reversed(exact), start)
     for layer in range(depth):
-        expected = product_by_matrices(exact[: layer + 1], alpha)[:, query % tokens]
+        expected = product_by_matrices(exact[: layer + 1])[:, query % tokens]
         torch.testing.assert_close(so_far[:, layer], expected, atol=1e-12, rtol=1e-9)
 
 

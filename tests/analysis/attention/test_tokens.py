@@ -5,8 +5,7 @@ import torch
 
 import vitlens
 from tests.lens.tiny import images, ours, timm_model, torchvision_swin
-from vitlens.analysis.attention.methods import rollout_by_layer
-from vitlens.analysis.attention.tokens import require_token_attention, token_attention
+from vitlens.analysis.attention.tokens import require_token_attention, rollout_by_layer, token_attention
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.model import Model
 

@@ -1,4 +1,4 @@
-"""FLOPs: the counter equals the formula on our ViT, and an independent sum over layers on everything else."""
+"""FLOPs and parameters by part: the counter equals the formula on our models, a sum over layers on all others."""
 
 from dataclasses import replace
 from math import prod
@@ -10,19 +10,27 @@ from scipy import stats
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from tests.lens.tiny import EACH_FAMILY, FAMILIES, images, our_swin, ours, shared_model, torchvision_vit
+from tests.lens.tiny import EACH_FAMILY, FAMILIES, images, our_swin, ours, shared_model, timm_model, torchvision_vit
 from vitlens.analysis.cost.flops import (
     BETWEEN,
     EMBEDDING,
     HEAD,
     MLP,
+    NORMS,
+    OTHER,
+    PARTS,
+    POSITIONS,
     PRODUCTS,
     PROJECTIONS,
+    STEM,
+    Parts,
     crossover,
     exponent,
     flops_by_part,
+    in_order,
+    parameters_by_part,
     vit_flops,
-)
+)  # fmt: skip
 from vitlens.analysis.cost.profile import tokens_of
 from vitlens.lens.observe import observe
 from vitlens.models.loading import load
@@ -36,6 +44,7 @@ SHAPES = {
     "without MLP": {"mlp": False, "depth": 3},
     "square": {"patch_size": (4, 4), "heads": 4, "dim": 32},
 }
+TOKENS = [17, 37, 65, 145, 257]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -45,7 +54,7 @@ def test_the_counter_equals_the_formula(shape, fused):
     assert flops_by_part(model) == vit_flops(model.module.config)
 
 
-def test_the_formula_is_that_of_the_papers():
+def test_the_formula_is_that_of_the_papers_and_products_overtake_the_rest_at_the_crossover():
     """8 N d² + 4 N² d for attention, 16 N d² for an MLP of four times the width (twice what counts as one MAC)."""
     config = load("vit-tiny", random_weights=True).module.config
     tokens, dim = 65, 192
@@ -53,6 +62,12 @@ def test_the_formula_is_that_of_the_papers():
     assert found[PROJECTIONS] == 6 * 8 * tokens * dim**2
     assert found[PRODUCTS] == 6 * 4 * tokens**2 * dim
     assert found[MLP] == 6 * 16 * tokens * dim**2
+    # 2 d + h tokens: where 4 N² d = 8 N d² + 4 N d h
+    assert crossover(found, tokens) == pytest.approx(2 * 192 + 768)
+    large = replace(config, image_size=(4 * 34, 4 * 34))
+    found = vit_flops(large)
+    assert found[PRODUCTS] > found[PROJECTIONS] + found[MLP]
+    assert large.layout.tokens > 2 * 192 + 768
 
 
 class Weighted(TorchFunctionMode):
@@ -70,12 +85,11 @@ class Weighted(TorchFunctionMode):
         return found
 
 
-def by_hand(model, *, width: int) -> int:
-    """Products with weights as they are called, and products of tokens as the lens sees them.
-
-    width: of a head, for models that make their weights themselves.
-    """
-    batch, products = images(model.input_size, batch=1), []
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "torchvision-vit"])
+def test_other_families_count_what_a_sum_over_their_layers_gives(family):
+    """Products with weights as they are called, and products of tokens as the lens sees them."""
+    model, products = shared_model(family), []
+    batch, width = images(model.input_size, batch=1), 16 if family == "cait" else 8  # of a head that is not seen
 
     def add(call) -> None:
         seen = width if call.output is None else call.output.shape[-1]
@@ -84,23 +98,9 @@ def by_hand(model, *, width: int) -> int:
     with torch.no_grad(), Weighted() as mode:
         model(batch)
     observe(model, batch, add)
-    return mode.flops + sum(products)
-
-
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "torchvision-vit"])
-def test_other_families_count_what_a_sum_over_their_layers_gives(family):
-    model = shared_model(family)
     found = flops_by_part(model)
-    assert sum(found.values()) == by_hand(model, width=16 if family == "cait" else 8)
+    assert sum(found.values()) == mode.flops + sum(products)
     assert found[PRODUCTS] > 0
-
-
-@pytest.mark.parametrize("family", EACH_FAMILY)
-def test_no_family_loses_its_products(family):
-    model, seen = shared_model(family), []
-    observe(model, images(model.input_size, batch=1), lambda call: seen.append(call.weights().shape))
-    least = sum(2 * prod(shape) for shape in seen)  # a head is at least one number wide, and there are two products
-    assert flops_by_part(model)[PRODUCTS] >= least
 
 
 def test_torch_s_multihead_attention_is_seen_into():
@@ -121,48 +121,6 @@ def test_a_resnet_has_the_flops_of_its_paper():
     assert found["head"] == 2 * 512 * 1000
 
 
-def test_products_overtake_the_rest_at_the_crossover():
-    """2 d + h tokens: where 4 N² d = 8 N d² + 4 N d h."""
-    config = load("vit-tiny", random_weights=True).module.config
-    tokens = crossover(vit_flops(config), config.layout.tokens)
-    assert tokens == pytest.approx(2 * 192 + 768)
-    large = replace(config, image_size=(4 * 34, 4 * 34))
-    found = vit_flops(large)
-    assert (found[PRODUCTS] > found[PROJECTIONS] + found[MLP]) == (large.layout.tokens > tokens) is True
-
-
-TOKENS = [17, 37, 65, 145, 257]
-
-
-@pytest.mark.parametrize("power", [-1.0, 0.0, 1.0, 1.5, 2.0])
-def test_a_power_law_gives_its_exponent_without_width(power):
-    found = exponent(TOKENS, [3 * tokens**power for tokens in TOKENS])
-    assert (found.value, found.low, found.high) == pytest.approx((power, power, power), abs=1e-9)
-    assert found.n == 5
-
-
-def test_a_mixture_lies_between_its_powers_and_is_no_power_law():
-    found = exponent(TOKENS, [100 * tokens + tokens**2 for tokens in TOKENS])
-    assert 1 < found.low < found.value < found.high < 2
-    assert found.high - found.low > 0.1
-
-
-def test_the_interval_is_that_of_least_squares():
-    noise = np.random.default_rng(0).normal(size=5)
-    x, y = np.log(TOKENS), 1.3 * np.log(TOKENS) + 0.1 * noise
-    found = exponent(TOKENS, np.exp(y).tolist())
-    slope, intercept = np.polyfit(x, y, 1)
-    residual = y - slope * x - intercept
-    half = stats.t.ppf(0.975, 3) * np.sqrt((residual**2).sum() / 3 / ((x - x.mean()) ** 2).sum())
-    assert (found.value, found.low, found.high) == pytest.approx((slope, slope - half, slope + half))
-
-
-def test_the_products_of_attention_grow_with_the_square_of_the_tokens():
-    configs = [ours(size=(side, side)).module.config for side in (16, 32, 64)]
-    products = [vit_flops(config)[PRODUCTS] for config in configs]
-    assert exponent([config.layout.tokens for config in configs], products).value == pytest.approx(2)
-
-
 def swin_flops(model: Model) -> dict[str, int]:
     """FLOPs of our Swin by formula: in each window of n places 4 n² d for the two products; places include padding."""
     config, (height, width) = model.module.config, model.input_size
@@ -180,25 +138,96 @@ def swin_flops(model: Model) -> dict[str, int]:
     return {**found, BETWEEN: sum(merging), HEAD: 2 * config.widths[-1] * config.classes}
 
 
-@pytest.mark.parametrize("size", [(32, 32), (33, 47), (8, 20)])
-@pytest.mark.parametrize("shift", [True, False])
+@pytest.mark.parametrize(("size", "shift"), [((32, 32), False), ((33, 47), True), ((8, 20), True)])
 def test_our_swin_by_counter_and_by_formula(size, shift):
     model = our_swin(size=size, shift=shift)
     assert flops_by_part(model) == swin_flops(model)
 
 
-def test_in_windows_the_products_of_attention_grow_with_the_tokens():
-    """The ViT's with their square: the exponents, fitted to counted FLOPs, leave no room between."""
-    sides = (32, 64, 96, 128)
-    vits, swins = ([make(size=(side, side)) for side in sides] for make in (ours, our_swin))
-    fits = [
-        exponent([tokens_of(model) for model in models], [flops_by_part(model)[PRODUCTS] for model in models])
-        for models in (vits, swins)
-    ]
-    for fit, power in zip(fits, (2.0, 1.0)):
+def test_products_grow_with_the_square_of_the_tokens_and_in_windows_with_the_tokens():
+    """The exponents, fitted to counted FLOPs, leave no room between."""
+    for make, power in ((ours, 2.0), (our_swin, 1.0)):
+        models = [make(size=(side, side)) for side in (32, 64, 96, 128)]
+        fit = exponent([tokens_of(model) for model in models], [flops_by_part(model)[PRODUCTS] for model in models])
         assert (fit.value, fit.low, fit.high) == pytest.approx((power, power, power), abs=1e-6)
 
 
-def test_two_points_have_no_interval():
-    found = exponent([10, 100], [1, 10])
-    assert (found.value, found.low, found.high, found.n) == (pytest.approx(1.0), None, None, 2)
+@pytest.mark.parametrize("power", [-1.0, 0.0, 1.5])
+def test_a_power_law_gives_its_exponent_without_width(power):
+    found = exponent(TOKENS, [3 * tokens**power for tokens in TOKENS])
+    assert (found.value, found.low, found.high) == pytest.approx((power, power, power), abs=1e-9)
+    two = exponent([10, 100], [1, 10**power])
+    assert (found.n, two.n, two.value, two.low, two.high) == (5, 2, pytest.approx(power), None, None)
+
+
+def test_the_interval_is_that_of_least_squares():
+    noise = np.random.default_rng(0).normal(size=5)
+    x, y = np.log(TOKENS), 1.3 * np.log(TOKENS) + 0.1 * noise
+    found = exponent(TOKENS, np.exp(y).tolist())
+    slope, intercept = np.polyfit(x, y, 1)
+    residual = y - slope * x - intercept
+    half = stats.t.ppf(0.975, 3) * np.sqrt((residual**2).sum() / 3 / ((x - x.mean()) ** 2).sum())
+    assert (found.value, found.low, found.high) == pytest.approx((slope, slope - half, slope + half))
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("vit-micro", 1_205_898), ("vit-tiny", 2_693_578), ("vit-mini", 809_354), ("resnet20", 269_722)]
+)
+def test_the_parameters_of_the_presets_follow_from_their_shapes(name, count):
+    model = load(name, random_weights=True)
+    assert sum(parameters_by_part(model).values()) == model.parameter_count() == count
+
+
+def test_every_part_of_our_vit_and_of_a_cnn_has_what_its_shape_says():
+    dim, depth, hidden, tokens = 128, 6, 512, 65
+    assert parameters_by_part(load("vit-micro", random_weights=True)) == {
+        EMBEDDING: 3 * 4 * 4 * dim + dim,
+        POSITIONS: tokens * dim + dim,  # and the CLS token
+        PROJECTIONS: depth * (4 * dim * dim + 4 * dim),
+        MLP: depth * (2 * dim * hidden + hidden + dim),
+        NORMS: (2 * depth + 1) * 2 * dim,
+        HEAD: 10 * dim + 10,
+    }
+    blocks = [6 * (9 * 16 * 16 + 2 * 16)]
+    for channels in (32, 64):  # the first convolution of a stage comes from half the channels
+        blocks.append(9 * channels * channels // 2 + 5 * 9 * channels * channels + 6 * 2 * channels)
+    stages = {f"stage {index}": count for index, count in enumerate(blocks)}
+    found = parameters_by_part(load("resnet20", random_weights=True))
+    assert found == {STEM: 27 * 16 + 2 * 16, **stages, HEAD: 650}
+
+
+@pytest.mark.parametrize("family", EACH_FAMILY)
+def test_every_parameter_of_every_family_has_a_known_part(family):
+    model = shared_model(family)
+    found = parameters_by_part(model)
+    assert sum(found.values()) == model.parameter_count()
+    assert set(found) <= set(PARTS) - {OTHER}
+    assert {EMBEDDING, PROJECTIONS, MLP, NORMS, HEAD} <= set(found)
+
+
+def test_what_stands_between_the_stages_of_swin_is_its_patch_merging():
+    found = parameters_by_part(timm_model("swin_tiny_patch4_window7_224"))
+    assert found[BETWEEN] == 4 * 16 * 32  # without its norm
+
+
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [
+        ("torchvision-vit", ("encoder.pos_embedding", "class_token")),
+        ("torchvision-swin", ("features.1.0.attn.relative_position_bias_table",)),
+        ("beit", ("cls_token", "blocks.0.attn.relative_position_bias_table")),
+        ("swinv2", ("layers.0.blocks.0.attn.cpb_mlp.0.weight",)),
+        ("siglip", ("pos_embed", "attn_pool.latent")),
+    ],
+)
+def test_positions_are_found_under_every_library_s_names(family, names):
+    parts = Parts(shared_model(family))
+    assert {parts.of_parameter(name) for name in names} == {POSITIONS}
+
+
+def test_downsampling_is_counted_with_the_stage_that_it_leads_to_and_parts_stand_in_order():
+    parts = Parts(load("torchvision:convnext_tiny", random_weights=True))
+    places = {"features.0.0": STEM, "features.1.2.block.0": "stage 0", "features.2.1": "stage 1", "classifier.2": HEAD}
+    assert {name: parts.of_module(name) for name in places} == places
+    shuffled = [HEAD, "stage 10", MLP, "stage 2", STEM, MLP]
+    assert in_order(shuffled) == [STEM, MLP, "stage 2", "stage 10", HEAD]

@@ -1,10 +1,8 @@
-import math
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from vitlens.analysis.evaluation.classes import match_classes
+from vitlens.analysis.evaluation.classes import match_classes, reading, require_shared
 from vitlens.analysis.evaluation.evaluate import (
     Evaluation,
     accuracy,
@@ -16,10 +14,12 @@ from vitlens.analysis.evaluation.evaluate import (
     per_class,
     predicted_logits,
 )
+from vitlens.data.cue_conflict import imagenet16
 from vitlens.data.split import InMemory, Split
 from vitlens.errors import DataError, InputError, NonFiniteError
 from vitlens.models.anatomy import Anatomy
 from vitlens.models.model import Model, Provenance
+from vitlens.names import imagenet_classes
 from vitlens.preprocessing import Preprocessing
 from vitlens.uncertainty import Estimate, wilson
 
@@ -69,30 +69,47 @@ def test_answers_come_in_order_whatever_the_batch_and_nothing_stays() -> None:
     assert module.module.drop.training
     assert not result.logits.is_inference()
     assert torch.allclose(result.probabilities.sum(-1), torch.ones(4))
+    assert fitting_batch_size(module) == 512
 
 
-def test_classes_are_matched_by_name() -> None:
+def test_classes_are_matched_by_name_or_where_they_are_only_numbered_by_position() -> None:
     shuffled = evaluate(model(("c", "a", "b")), split([0, 10, 20], [2, 0, 1]))
     assert shuffled.classes == ("a", "b", "c")
     assert shuffled.correct.all()
     some = evaluate(model(("x", "b", "y", "a")), split([30, 10], [0, 1], classes=("a", "b")))
     assert some.classes == ("a", "b", "x", "y")
     assert some.correct.all()
-
-
-def test_classes_that_are_only_numbered_are_taken_by_position() -> None:
     assert match_classes(("0", "1"), ("cat", "dog")) == ([0, 1], ("cat", "dog"))
-    with pytest.raises(InputError):
-        match_classes(("0", "1", "2"), ("cat", "dog"))
-    with pytest.raises(InputError):
-        match_classes(("1", "0"), ("cat", "dog"))
 
 
-def test_classes_that_do_not_match_are_listed() -> None:
-    with pytest.raises(InputError, match=r"only in the data: 'eel'; only in the model: 'a', 'b'; .*--classes"):
-        match_classes(("a", "b", "c"), ("c", "eel"))
-    with pytest.raises(InputError, match="'5', '6', '7', '8', '9' and 2 more"):
-        match_classes(("a",), [str(index) for index in range(5, 12)])
+MISMATCHED = [
+    (("0", "1", "2"), ("cat", "dog"), "only in the data: 'cat', 'dog'"),
+    (("1", "0"), ("cat", "dog"), "only in the model: '1', '0'"),
+    (("a", "b", "c"), ("c", "eel"), r"only in the data: 'eel'; only in the model: 'a', 'b'; .*--classes"),
+    (("a",), [str(index) for index in range(5, 12)], "'5', '6', '7', '8', '9' and 2 more"),
+]
+
+
+@pytest.mark.parametrize(("model_classes", "data", "words"), MISMATCHED)
+def test_classes_that_do_not_match_are_listed(model_classes, data, words) -> None:
+    with pytest.raises(InputError, match=words):
+        match_classes(model_classes, data)
+
+
+def test_the_model_that_does_not_know_the_classes_is_named():
+    with pytest.raises(InputError, match=r"the second model .* only in the data: 'b'; only in the model: 'c'"):
+        require_shared(("a", "b"), ("a", "c"), ("a", "b"))
+
+
+def test_imagenet_answers_for_the_sixteen():
+    data = ("cat", "knife", "dog")
+    found = reading(imagenet_classes(), data)
+    assert found.classes[:3] == data
+    assert set(found.classes) == set(imagenet16())
+    logits = torch.randn(4, 1000, generator=torch.Generator().manual_seed(0))
+    expected = torch.stack([logits.softmax(1)[:, list(imagenet16()[name])].mean(1) for name in found.classes], 1)
+    torch.testing.assert_close(found.read(logits).exp(), expected)
+    assert "mean probability" in found.note
 
 
 def test_what_cannot_be_evaluated_is_refused() -> None:
@@ -107,10 +124,6 @@ def test_a_nan_names_model_and_image() -> None:
         evaluate(model(), split([0, 10, 255], [0, 1, 2]), batch_size=2)
     with pytest.raises(NonFiniteError, match=r"reader on b\.png"):
         predicted_logits(model(), split([0, 255], None, files=("a.png", "b.png")))
-
-
-def test_the_batch_fits_the_pixels() -> None:
-    assert fitting_batch_size(model()) == 512
 
 
 def test_accuracy_is_wilsons_unless_images_share_a_source() -> None:
@@ -159,10 +172,10 @@ def test_calibration_by_a_plain_loop() -> None:
 
 
 def test_calibration_at_its_ends() -> None:
-    sure = torch.eye(3)
-    assert calibration_error(sure, torch.arange(3)).value == 0
-    assert calibration_error(sure, (torch.arange(3) + 1) % 3).value == 1
-    even = torch.full((4, 4), 0.25)
-    assert math.isclose(
-        calibration_error(even, torch.arange(4)).value, 0, abs_tol=1e-12
-    )  # argmax is 0: right one in four
+    sure, even = torch.eye(3), torch.full((4, 4), 0.25)  # argmax is 0: right one in four
+    found = [
+        calibration_error(sure, torch.arange(3)),
+        calibration_error(sure, (torch.arange(3) + 1) % 3),
+        calibration_error(even, torch.arange(4)),
+    ]
+    assert [each.value for each in found] == pytest.approx([0, 1, 0], abs=1e-12)

@@ -1,5 +1,9 @@
 """Properties of images against their definitions, and their statistics against independent computation."""
 
+import math
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,13 +12,13 @@ from torchvision.transforms.v2 import functional as transforms
 
 from tests.analysis.failures.planted import at_border, model, squares
 from vitlens.analysis.evaluation.evaluate import Evaluation, evaluate
-from vitlens.analysis.failures.covariates import Subject, blur, covariates, look_alike, luminance
+from vitlens.analysis.failures.covariates import Subject, blur, look_alike, luminance
 from vitlens.analysis.failures.diagnosis import (
     area_difference,
     covariate_rows,
     deviance,
+    difference_rows,
     quarter_rows,
-    regression,
     separation,
 )
 from vitlens.data.split import InMemory, Split
@@ -35,21 +39,18 @@ def scene(*boxes: tuple[int, int, int, int], side: int = 16) -> Split:
 
 def values_of(split: Split, maps: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
     logits = torch.randn(len(split), 2, generator=torch.Generator().manual_seed(0))
-    evaluation = Evaluation("m", split.classes, logits, split.labels)
-    return covariates(Subject(model(at_border), split, evaluation, maps))
+    return Subject(model(at_border), split, Evaluation("m", split.classes, logits, split.labels), maps).values
 
 
 def test_properties_of_an_object():
-    split = scene((6, 6, 4, 4), (0, 6, 4, 4), (4, 12, 8, 4))
-    found = values_of(split)
+    found = values_of(scene((6, 6, 4, 4), (0, 6, 4, 4), (4, 12, 8, 4)))
     assert found["off_centre"].tolist() == pytest.approx([0, 6 / 8, 6 / 8])
     assert found["size"].tolist() == pytest.approx([16 / 256, 16 / 256, 32 / 256])
     assert found["border"].tolist() == [0, 1, 1]
-    assert "object_contrast" not in found, "it is equal in all"
-    assert "clutter" not in found, "the ground is plain"
     mean = (16 * 200 + 240 * GREY) / 256 / 255
     assert found["brightness"][0].item() == pytest.approx(mean, abs=1e-5)
-    assert not {"contrast", "map_on_object", "map_size"} & found.keys()
+    equal = {"object_contrast", "clutter"}  # the ground is plain
+    assert not (equal | {"contrast", "map_on_object", "map_size"}) & found.keys()
 
 
 def test_contrast_and_clutter_of_the_surroundings():
@@ -58,8 +59,7 @@ def test_contrast_and_clutter_of_the_surroundings():
     split.source.pixels[1, :, 0, 0] = 255
     found = values_of(split)
     assert found["object_contrast"][0].item() == pytest.approx((200 - GREY) / 255, abs=1e-5)
-    assert found["clutter"][0].item() == pytest.approx(0, abs=1e-6)
-    assert found["clutter"][1].item() == pytest.approx(2 * 155 / 255 / (256 - 64), rel=1e-3)
+    assert found["clutter"].tolist() == pytest.approx([0, 2 * 155 / 255 / (256 - 64)], rel=1e-3, abs=1e-6)
 
 
 def test_properties_of_a_photograph_are_read_off_pixels_and_map():
@@ -68,29 +68,21 @@ def test_properties_of_a_photograph_are_read_off_pixels_and_map():
     maps = torch.zeros(2, 4, 4)
     maps[0, 1:3, 1:3], maps[1, 0, 0] = 1.0, 1.0
     found = values_of(bare, maps)
-    assert found.keys() >= {
-        "contrast",
-        "brightness",
-        "sharpness",
-        "clutter",
-        "map_off_centre",
-        "map_size",
-        "map_outer",
-    }
+    of_pixels = {"contrast", "brightness", "sharpness", "clutter", "confidence"}
+    assert found.keys() == of_pixels | {"map_off_centre", "map_size", "map_outer"}
+    corner = math.hypot(6, 6) / 8  # the centre of the first of four cells, 16 px
     assert found["map_off_centre"][0].item() == pytest.approx(0, abs=1e-6)
-    assert found["map_off_centre"][1].item() > 0.8
+    assert found["map_off_centre"][1].item() == pytest.approx(corner, rel=0.1)
     assert found["map_outer"][1] > 0.5 > found["map_outer"][0]
+    assert found["map_size"][0] > found["map_size"][1]
     assert found["contrast"][0].item() == pytest.approx(float(split.source.pixels[0].double().std(correction=0)) / 255)
-    assert "off_centre" not in found
 
 
 def test_maps_of_some_images_are_unknown_for_the_others():
-    split = squares(40)
-    own = model(at_border)
+    split, own = squares(40), model(at_border)
     maps = torch.rand(10, 8, 8, generator=torch.Generator().manual_seed(1))
-    found = covariates(Subject(own, split, evaluate(own, split), maps, torch.arange(0, 40, 4)))
-    known = found["map_on_object"].isfinite()
-    assert known.nonzero().flatten().tolist() == list(range(0, 40, 4))
+    found = Subject(own, split, evaluate(own, split), maps, torch.arange(0, 40, 4)).values
+    assert found["map_on_object"].isfinite().nonzero().flatten().tolist() == list(range(0, 40, 4))
 
 
 def test_look_alike_by_the_logits_of_other_images():
@@ -99,102 +91,10 @@ def test_look_alike_by_the_logits_of_other_images():
     logits[:, 1] = logits[:, 0] + 0.1 * torch.randn(200, generator=draw)
     found = look_alike(logits, labels)
     rivals = logits.scatter(1, labels[:, None], -torch.inf).argmax(1)
-    assert torch.equal(found[labels == 0], (rivals[labels == 0] == 1).float())
-    assert torch.equal(found[labels == 1], (rivals[labels == 1] == 0).float())
+    for label, other in ((0, 1), (1, 0)):
+        assert torch.equal(found[labels == label], (rivals[labels == label] == other).float())
     assert look_alike(logits[:, :2], labels.clamp(max=1)).isnan().all()
     assert look_alike(logits[:10], labels[:10]).isnan().all()
-
-
-def random_values(count: int = 400, seed: int = 0) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    draw = np.random.default_rng(seed)
-    x = draw.normal(size=(count, 3))
-    x[:, 1] = 0.8 * x[:, 0] + 0.6 * x[:, 1]
-    wrong = draw.random(count) < 1 / (1 + np.exp(1 - 1.2 * x[:, 0]))
-    names = ("off_centre", "size", "clutter")
-    return {name: torch.from_numpy(x[:, at]) for at, name in enumerate(names)}, torch.from_numpy(~wrong)
-
-
-def test_likelihood_ratios_as_another_optimiser_finds():
-    values, correct = random_values()
-    x, wrong = np.stack([each.numpy() for each in values.values()], 1), ~correct.numpy()
-
-    def fitted(columns: np.ndarray) -> float:
-        design = np.column_stack([np.ones(len(x)), columns])
-        signs = np.where(wrong, 1, -1)[:, None] * design
-        return 2 * optimize.minimize(lambda at: np.logaddexp(0, -signs @ at).sum(), np.zeros(design.shape[1])).fun
-
-    found = regression(values, correct)
-    assert found.keys() == values.keys()
-    for at, name in enumerate(values):
-        ratio = fitted(np.delete(x, at, 1)) - fitted(x)
-        assert found[name][0] == pytest.approx(ratio, abs=2e-3)
-        assert found[name][1] == pytest.approx(stats.chi2.sf(ratio, 1), rel=0.02)
-    assert max(found, key=lambda name: found[name][0]) == "off_centre"
-
-
-def test_regression_where_a_property_separates_completely():
-    x = np.linspace(-1, 1, 60)[:, None]
-    assert deviance(x, x[:, 0] > 0) < 1.0
-    assert deviance(x[:, :0], x[:, 0] > 0) == pytest.approx(120 * np.log(2))
-
-
-def test_regression_takes_what_few_errors_allow():
-    values, correct = random_values(60)
-    assert len(regression(values, correct)) == min(3, int((~correct).sum()) // 5)
-    few = torch.ones(60, dtype=torch.bool)
-    few[:9] = False
-    assert regression(values, few) == {}
-    partly = {**values, "size": values["size"].clone()}
-    partly["size"][0] = torch.nan
-    assert "size" not in regression(partly, correct)
-    twice = {name: each.repeat(2) for name, each in values.items()}
-    groups = torch.arange(60).repeat(2)
-    assert regression(twice, correct.repeat(2), groups=groups) == regression(values, correct)
-
-
-def test_difference_of_areas_as_by_the_bootstrap():
-    values, correct = random_values()
-    other = torch.where(torch.arange(len(correct)) % 5 == 0, random_values(seed=5)[1], correct)
-    gap, p = area_difference(values["off_centre"], values["off_centre"], correct, other)
-    draw = np.random.default_rng(0)
-    gaps = []
-    for _ in range(400):
-        at = torch.from_numpy(draw.integers(0, len(correct), len(correct)))
-        own = values["off_centre"][at]
-        gaps.append(separation(own, correct[at]).area.value - separation(own, other[at]).area.value)
-    assert gap.value == pytest.approx(np.mean(gaps), abs=0.01)
-    assert (gap.high - gap.low) / 2 / 1.96 == pytest.approx(np.std(gaps), rel=0.12)
-    assert 0 < p < 0.05
-    same, nothing = area_difference(values["size"], values["size"], correct, correct)
-    assert (same.value, nothing) == (0, 1)
-    assert area_difference(values["size"][:12], values["size"][:12], correct[:12], other[:12]) is None
-
-
-def test_rows_and_quarters_are_those_of_the_values():
-    split = squares(seed=3)
-    own = model(at_border)
-    subject = Subject(own, split, evaluate(own, split))
-    values = covariates(subject)
-    rows = {row.covariate: row for row in covariate_rows([(subject, values)])}
-    correct = subject.evaluation.correct
-    for name, row in rows.items():
-        assert row.area.value == pytest.approx(
-            stats.mannwhitneyu(values[name][~correct], values[name][correct]).statistic
-            / int((~correct).sum()) / int(correct.sum())
-        )  # fmt: skip
-        assert row.errors == int((~correct).sum())
-    assert rows["border"].where == "objects at the border"
-    assert rows["confidence"].likelihood_ratio is None
-    quarters = list(quarter_rows([(subject, values)]))
-    off = [row for row in quarters if row.covariate == "off_centre"]
-    assert [row.quarter for row in off] == [1, 2, 3, 4]
-    assert sum(row.accuracy.n for row in off) == len(split)
-    for row in off:
-        inside = (values["off_centre"] >= row.low) & (values["off_centre"] <= row.high)
-        assert row.accuracy.value == pytest.approx(float(correct[inside].double().mean()))
-    assert [row.accuracy.n for row in quarters if row.covariate == "border"] == [
-        int((values["border"] == touches).sum()) for touches in (0, 1)
-    ]
 
 
 def test_the_luminance_of_grey_is_its_value():
@@ -221,3 +121,113 @@ def test_sharpness_is_cretes():
     assert blur(plane).item() == pytest.approx(max(ratios), rel=1e-4)
     assert blur(plane) < blur(transforms.gaussian_blur(plane, [9, 9], [1.0, 1.0]))
     assert blur(torch.full((1, 8, 8), 0.4)).item() == 1
+
+
+def drawn(count: int = 400, seed: int = 0) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Three properties, the first two correlated, and errors that depend on the first."""
+    draw = np.random.default_rng(seed)
+    x = draw.normal(size=(count, 3))
+    x[:, 1] = 0.8 * x[:, 0] + 0.6 * x[:, 1]
+    wrong = draw.random(count) < 1 / (1 + np.exp(1 - 1.2 * x[:, 0]))
+    names = ("off_centre", "size", "clutter")
+    return {name: torch.from_numpy(x[:, at]) for at, name in enumerate(names)}, torch.from_numpy(~wrong)
+
+
+def of_values(
+    values: dict[str, torch.Tensor], correct: torch.Tensor, groups: torch.Tensor | None = None, alias: str = "m"
+) -> Any:
+    """A subject with these properties and errors."""
+    evaluation = SimpleNamespace(alias=alias, correct=correct, groups=groups)
+    return SimpleNamespace(values=values, evaluation=evaluation, split=range(len(correct)), seed=0)
+
+
+def ratios(subject: Any) -> dict[str, tuple[float, float]]:
+    """The likelihood ratio and p of every property in the regression."""
+    rows = [row for row in covariate_rows([subject]) if row.likelihood_ratio is not None]
+    return {row.covariate: (row.likelihood_ratio, row.p_joint) for row in rows}
+
+
+def test_likelihood_ratios_as_another_optimiser_finds():
+    values, correct = drawn()
+    x, wrong = np.stack([each.numpy() for each in values.values()], 1), ~correct.numpy()
+
+    def fitted(columns: np.ndarray) -> float:
+        design = np.column_stack([np.ones(len(x)), columns])
+        signs = np.where(wrong, 1, -1)[:, None] * design
+        return 2 * optimize.minimize(lambda at: np.logaddexp(0, -signs @ at).sum(), np.zeros(design.shape[1])).fun
+
+    found = ratios(of_values(values, correct))
+    assert found.keys() == values.keys()
+    for at, name in enumerate(values):
+        ratio = fitted(np.delete(x, at, 1)) - fitted(x)
+        assert found[name] == (pytest.approx(ratio, abs=2e-3), pytest.approx(stats.chi2.sf(ratio, 1), rel=0.02))
+    assert max(found, key=lambda name: found[name][0]) == "off_centre"
+
+
+def test_regression_where_a_property_separates_completely():
+    x = np.linspace(-1, 1, 60)[:, None]
+    assert deviance(x, x[:, 0] > 0) < 1.0
+    assert deviance(x[:, :0], x[:, 0] > 0) == pytest.approx(120 * np.log(2))
+
+
+def test_regression_takes_what_few_errors_allow():
+    values, correct = drawn(60)
+    assert len(ratios(of_values(values, correct))) == min(3, int((~correct).sum()) // 5)
+    assert not ratios(of_values(values, torch.arange(60) >= 9))
+    partly = {**values, "size": torch.where(torch.arange(60) == 0, torch.nan, values["size"])}
+    assert "size" not in ratios(of_values(partly, correct))
+    assert not covariate_rows([of_values(values, correct | True)]), "without errors"
+    twice, groups = {name: each.repeat(2) for name, each in values.items()}, torch.arange(60).repeat(2)
+    assert ratios(of_values(twice, correct.repeat(2), groups)) == ratios(of_values(values, correct))
+
+
+def test_p_values_are_corrected_over_all_properties_and_models():
+    subjects = [of_values(*drawn(seed=seed), alias=str(seed)) for seed in (0, 1)]
+    rows = covariate_rows(subjects)
+    for plain, corrected in (("p", "p_holm"), ("p_joint", "p_joint_holm")):
+        least = min(rows, key=lambda row: getattr(row, plain))
+        assert getattr(least, corrected) == pytest.approx(6 * getattr(least, plain))
+
+
+def test_difference_of_areas_as_by_the_bootstrap():
+    values, correct = drawn()
+    other = torch.where(torch.arange(len(correct)) % 5 == 0, drawn(seed=5)[1], correct)
+    numbers, wrong = np.stack([values["off_centre"].numpy()] * 2), np.stack([~correct.numpy(), ~other.numpy()])
+    gap, p = area_difference(numbers, wrong)
+    draw, gaps = np.random.default_rng(0), []
+    for _ in range(400):
+        at = draw.integers(0, len(correct), len(correct))
+        areas = [separation(numbers[0][at], own[at])[0].value for own in wrong]
+        gaps.append(areas[0] - areas[1])
+    assert gap.value == pytest.approx(np.mean(gaps), abs=0.01)
+    assert (gap.high - gap.low) / 2 / 1.96 == pytest.approx(np.std(gaps), rel=0.12)
+    assert 0 < p < 0.05
+    first, second = of_values(values, correct), of_values(values, other)
+    rows = {row.covariate: row for row in difference_rows(first, second)}
+    assert rows["off_centre"].difference == gap
+    assert [row.difference.value for row in difference_rows(first, first)] == [0, 0, 0]
+    few = {"size": values["size"][:12]}
+    assert not difference_rows(of_values(few, correct[:12]), of_values(few, other[:12]))
+
+
+def test_rows_and_quarters_are_those_of_the_values():
+    split, own = squares(seed=3), model(at_border)
+    subject = Subject(own, split, evaluate(own, split))
+    values, correct = subject.values, subject.evaluation.correct
+    rows = {row.covariate: row for row in covariate_rows([subject])}
+    for name, row in rows.items():
+        failed, passed = values[name][~correct].numpy(), values[name][correct].numpy()
+        assert row.area.value == pytest.approx(stats.mannwhitneyu(failed, passed).statistic / len(failed) / len(passed))
+        medians = row.median_errors, row.median_correct
+        assert (row.errors, medians) == (len(failed), (np.median(failed), np.median(passed)))
+    assert rows["border"].where == "objects at the border"
+    assert rows["confidence"].likelihood_ratio is None
+    quarters = list(quarter_rows([subject]))
+    off = [row for row in quarters if row.covariate == "off_centre"]
+    assert [row.quarter for row in off] == [1, 2, 3, 4]
+    assert sum(row.accuracy.n for row in off) == len(split)
+    for row in off:
+        inside = (values["off_centre"] >= row.low) & (values["off_centre"] <= row.high)
+        assert row.accuracy.value == pytest.approx(float(correct[inside].double().mean()))
+    at_edge = [row.accuracy.n for row in quarters if row.covariate == "border"]
+    assert at_edge == [int((values["border"] == touches).sum()) for touches in (0, 1)]

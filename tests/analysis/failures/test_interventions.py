@@ -8,7 +8,7 @@ from torchvision.transforms.v2 import functional as transforms
 
 from tests.analysis.failures.planted import SIDE, squares
 from vitlens.analysis.evaluation.evaluate import Evaluation
-from vitlens.analysis.failures.covariates import CHANGES, Edited, Pictures, Subject, centroids, covariates, luminance
+from vitlens.analysis.failures.covariates import CHANGES, Edited, Pictures, Subject, centroids, luminance
 from vitlens.analysis.failures.properties import PROPERTIES
 from vitlens.data.digits import digits
 from vitlens.data.split import InMemory, Split
@@ -23,11 +23,17 @@ def edited(split: Split, name: str, sign: int, maps: torch.Tensor | None = None)
     return CHANGES[name](pictures_of(split, maps), sign)
 
 
-def measured(split: Split, images: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Properties of pixels alone."""
-    bare = Split("x", "test", InMemory((255 * images).round().byte()), split.size, split.classes, labels=split.labels)
+def measured(split: Split, images: torch.Tensor, **more: object) -> dict[str, torch.Tensor]:
+    """Properties of pixels."""
+    source = InMemory((255 * images).round().byte())
+    bare = Split("x", "test", source, split.size, split.classes, labels=split.labels, **more)
     logits = torch.randn(len(split), 2, generator=torch.Generator().manual_seed(0))
-    return covariates(Subject(None, bare, Evaluation("m", split.classes, logits, split.labels)))
+    return Subject(None, bare, Evaluation("m", split.classes, logits, split.labels)).values
+
+
+def border(planes: torch.Tensor) -> torch.Tensor:
+    """Whether any pixel at the border is true."""
+    return torch.cat([planes[:, 0], planes[:, -1], planes[:, :, 0], planes[:, :, -1]], 1).any(1)
 
 
 def object_at(images: torch.Tensor, split: Split) -> torch.Tensor:
@@ -63,13 +69,9 @@ def test_moved_to_and_from_the_centre_with_a_control_around_it(scenes, sign):
 def test_moved_off_the_border_with_a_control_along_it(scenes):
     pictures = pictures_of(scenes)
     changed, control = CHANGES["border"](pictures, -1)
-    masks = scenes.masks
-    touching = torch.cat([masks[:, 0], masks[:, -1], masks[:, :, 0], masks[:, :, -1]], 1).any(1)
+    touching = border(scenes.masks)
     assert 5 < int(touching.sum()) < 35
-    edges = []
-    for images in (changed, control):
-        bright = (luminance(images) - 0.3).abs() > 0.07
-        edges.append(torch.cat([bright[:, 0], bright[:, -1], bright[:, :, 0], bright[:, :, -1]], 1).any(1))
+    edges = [border((luminance(images) - 0.3).abs() > 0.07) for images in (changed, control)]
     assert not edges[0].any()
     assert edges[1].sum() > 0.8 * touching.sum(), "but where the stripe at the border is a dark one"
     assert torch.allclose(changed[~touching], pictures.images[~touching], atol=1e-5)
@@ -110,29 +112,20 @@ def test_pixels_change_as_much_as_their_control_which_keeps_luminance(masks, nam
     assert float(control.max()) <= 1
 
 
-def test_scenes_are_drawn_again_without_clutter():
-    split = digits("test").limit(12)
-    changed, control = edited(split, "clutter", -1)
-    for images, how in ((changed, "without distractors"), (control, "other ground")):
-        assert torch.equal(images, split.scenes.redrawn(how).float() / 255)
-
-
-def test_clutter_is_blurred_and_the_control_is_as_cluttered():
+def test_scenes_are_drawn_again_without_clutter_or_blurred_and_the_control_is_as_cluttered():
+    drawn = digits("test").limit(12)
+    for images, how in zip(edited(drawn, "clutter", -1), ("without distractors", "other ground")):
+        assert torch.equal(images, drawn.scenes.redrawn(how).float() / 255)
     split = squares(30, seed=1)
     pictures = pictures_of(split)
     changed, control = CHANGES["clutter"](pictures, -1)
-    before, after, same = (covariates_of(split, images) for images in (pictures.images, changed, control))
+    before, after, same = (
+        measured(split, images, masks=split.masks)["clutter"] for images in (pictures.images, changed, control)
+    )
     assert after.mean() < 0.3 * before.mean()
     assert float(same.mean()) == pytest.approx(float(before.mean()), rel=0.15)
     kept = split.masks[:, None].expand_as(changed)
     assert torch.equal(changed[kept], pictures.images[kept])
-
-
-def covariates_of(split: Split, images: torch.Tensor) -> torch.Tensor:
-    source = InMemory((255 * images).round().byte())
-    bare = Split("x", "test", source, split.size, split.classes, labels=split.labels, masks=split.masks)
-    logits = torch.randn(len(split), 2, generator=torch.Generator().manual_seed(0))
-    return covariates(Subject(None, bare, Evaluation("m", split.classes, logits, split.labels)))["clutter"]
 
 
 def test_a_photograph_is_shifted_so_that_its_map_is_centred():

@@ -6,7 +6,6 @@ import torch
 from vitlens.analysis.faithfulness.composites import (
     COMPOSITE_SCORES,
     Composites,
-    cell_mass,
     confident_images,
     embedded,
     mosaics,
@@ -30,8 +29,7 @@ def given(count: int = 24) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def made(name: str, count: int = 6, seed: int = 0) -> Composites:
-    kind = COMPOSITE_KINDS[name]
-    return kind.make(*given(), count=count, seed=seed)
+    return COMPOSITE_KINDS[name].make(*given(), count=count, seed=seed)
 
 
 def scores(maps: torch.Tensor, composites: Composites) -> dict[str, list[float]]:
@@ -39,7 +37,7 @@ def scores(maps: torch.Tensor, composites: Composites) -> dict[str, list[float]]
 
 
 @pytest.mark.parametrize("name", COMPOSITE_KINDS)
-def test_the_evidence_lies_where_the_mask_says(name):
+def test_the_evidence_lies_where_the_mask_says_and_depends_on_the_seed_alone(name):
     composites, kind = made(name), COMPOSITE_KINDS[name]
     assert composites.images.shape == (6, 3, HEIGHT, WIDTH)
     assert composites.sources.shape == (6, kind.classes)
@@ -48,33 +46,28 @@ def test_the_evidence_lies_where_the_mask_says(name):
         here = composites.images[which, 0]
         torch.testing.assert_close(here[mask], torch.full_like(here[mask], int(target) / CLASSES))
         assert (here[~mask] - int(target) / CLASSES).abs().min() > 0.05  # another class everywhere else
+    few, other = made(name, 3), made(name, 6, seed=1)
+    assert torch.equal(few.images, composites.images[:3])
+    assert torch.equal(few.sources, composites.sources[:3])
+    assert not torch.equal(other.images, composites.images)
 
 
 @pytest.mark.parametrize("name", COMPOSITE_KINDS)
-def test_an_ideal_an_empty_and_an_opposite_map(name):
+def test_an_ideal_a_uniform_and_an_opposite_map(name):
     composites = made(name)
-    count = len(composites)
-    ideal = composites.masks.float()
+    count, ideal = len(composites), composites.masks.float()
     assert scores(ideal, composites) == {key: [1.0] * count for key in COMPOSITE_SCORES}
-    assert scores(-ideal, composites) == {key: [0.0] * count for key in COMPOSITE_SCORES}
-    uniform = scores(torch.ones(count, 6, 6), composites)
+    assert scores(-ideal, composites) == {key: [0.0] * count for key in COMPOSITE_SCORES}  # negative is no mass
+    uniform, areas = scores(torch.ones(count, 6, 6), composites), composites.masks.flatten(1).float().mean(1)
     assert uniform["roc_auc"] == [0.5] * count
-    areas = composites.masks.flatten(1).float().mean(1)
     assert uniform["pointing"] == pytest.approx(areas.tolist())  # all points tie
     assert uniform["mass"] == pytest.approx(areas.tolist())
     assert composites.chance == pytest.approx(float(areas.mean()))
 
 
-@pytest.mark.parametrize("side", [1, 2, 3])
-def test_chance_in_a_mosaic_is_one_over_the_cells(side):
-    images, labels, _ = given()
-    composites = mosaics(images, labels, side=side, count=4)
-    assert composites.chance == pytest.approx(1 / side**2)
-    assert torch.equal(composites.masks.view(4, side**2, HEIGHT, WIDTH).sum(1), torch.ones(4, HEIGHT, WIDTH))
-
-
 def test_patches_in_the_cell_have_all_the_mass():
     composites = made("mosaic-2", 1)
+    assert torch.equal(composites.masks.sum(0), torch.ones(HEIGHT, WIDTH).long())
     maps = torch.zeros(4, 6, 8)
     for cell in range(4):
         maps[cell, 3 * (cell // 2) : 3 * (cell // 2) + 3, 4 * (cell % 2) : 4 * (cell % 2) + 4] = 1 + cell
@@ -88,36 +81,18 @@ def test_patches_in_the_cell_have_all_the_mass():
     assert scores(maps, composites)["mass"][0] == pytest.approx(12 / 13)
 
 
-def test_negative_values_are_no_mass():
-    masks = torch.zeros(2, 4, 4, dtype=torch.bool)
-    masks[:, :2, :2] = True
-    maps = torch.tensor([[[1.0, -5.0], [-7.0, 1.0]], [[-1.0, -1.0], [-1.0, -1.0]]])
-    assert cell_mass(maps, masks).tolist() == [0.5, 0.0]
-
-
-@pytest.mark.parametrize("name", COMPOSITE_KINDS)
-def test_a_composite_depends_on_its_seed_alone(name):
-    few, many, other = made(name, 3), made(name, 6), made(name, 6, seed=1)
-    torch.testing.assert_close(few.images, many.images[:3], rtol=0, atol=0)
-    assert torch.equal(few.sources, many.sources[:3])
-    assert not torch.equal(other.images, many.images)
-
-
-def test_classes_are_distinct_and_images_used_evenly():
+def test_classes_are_distinct_and_images_used_evenly_and_no_composite_is_made_twice():
     images, labels, _ = given(CLASSES * 2)
     composites = mosaics(images, labels, side=2, count=10)
     assert all(len(set(labels[row].tolist())) == 4 for row in composites.sources)
     times = composites.sources.flatten().bincount(minlength=len(labels))
     assert int(times.max() - times.min()) <= 2  # the last few may be of one class
-
-
-def test_no_composite_is_made_twice():
     images, labels, _ = given(2)
-    composites = embedded(images, labels, count=50)  # two images, either on the other
-    assert sorted(composites.sources.tolist()) == [[0, 1], [1, 0]]
+    both = embedded(images, labels, count=50)  # two images, either on the other
+    assert sorted(both.sources.tolist()) == [[0, 1], [1, 0]]
 
 
-def test_too_few_classes():
+def test_too_few_classes_are_refused():
     images, labels, masks = given(3)
     with pytest.raises(InputError, match="at least 4 distinct classes, found 3"):
         mosaics(images, labels)
@@ -125,13 +100,10 @@ def test_too_few_classes():
         pasted(images, labels, masks & (labels == 1)[:, None, None])
 
 
-def test_only_confident_correct_images_are_used():
-    logits = torch.tensor([[4.0, 0.0], [0.1, 0.0], [4.0, 0.0], [0.0, 4.0]])
-    assert confident_images(logits, torch.tensor([0, 0, 1, 1])).tolist() == [0, 1, 3]
-    assert confident_images(logits, torch.tensor([0, 0, 1, 1]), least=0.9).tolist() == [0, 3]
-
-
-def test_recognised_among_as_many_as_there_are_parts():
-    logits = torch.tensor([[4.0, 3.0, 2.0, 1.0]]).expand(4, 4)
-    assert recognised(logits, torch.arange(4), 2).tolist() == [True, True, False, False]
-    assert recognised(logits, torch.arange(4), 9).all()
+def test_confident_correct_images_and_recognised_classes():
+    logits, labels = torch.tensor([[4.0, 0.0], [0.1, 0.0], [4.0, 0.0], [0.0, 4.0]]), torch.tensor([0, 0, 1, 1])
+    assert confident_images(logits, labels).tolist() == [0, 1, 3]
+    assert confident_images(logits, labels, least=0.9).tolist() == [0, 3]
+    ranked = torch.tensor([[4.0, 3.0, 2.0, 1.0]]).expand(4, 4)
+    assert recognised(ranked, torch.arange(4), 2).tolist() == [True, True, False, False]
+    assert recognised(ranked, torch.arange(4), 9).all()

@@ -1,17 +1,20 @@
 """Features of a split: the same from memory, from disk, from several processes; read once, known by their content."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from tests.kit.simulated_processes import run_in_processes
 from tests.lens.tiny import images, model_of, ours
 from vitlens.analysis.features import features as module
-from vitlens.analysis.features.features import Features, extract, features
+from vitlens.analysis.features.features import FeatureCache, Features, extract, features
 from vitlens.data.decode import Files
 from vitlens.data.identity import split_fingerprint
 from vitlens.data.split import InMemory, Split
+from vitlens.errors import InputError
 from vitlens.lens.stages import stages
 from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
@@ -20,6 +23,7 @@ from vitlens.preprocessing import Preprocessing
 from vitlens.processes import Processes
 
 SIZE = (32, 48)
+IGNORED = "ignored and built again: incomplete, damaged or of another version"
 
 
 def split(count: int = 7, *, seed: int = 0) -> Split:
@@ -41,38 +45,31 @@ def assert_same(one: Features, other: Features, *, within: float = 0.0) -> None:
         torch.testing.assert_close(found, expected, atol=within, rtol=within)
 
 
-def test_as_features_of_the_images_themselves(tmp_path):
-    model, data = ours(), split()
+def test_as_features_of_the_images_themselves_and_a_second_run_reads_nothing_again(tmp_path):
+    model, data, done = ours(), split(), list[int]()
     expected = features(model, data.source.read(torch.arange(7)) / 255, batch_size=3)
     assert_same(extract(model, data, batch_size=3), expected)
     assert_same(extract(model, data, batch_size=3, cache=tmp_path), expected)
-
-
-def test_a_second_run_reads_nothing_again(tmp_path):
-    model, data, done = ours(), split(), list[int]()
-    first = extract(model, data, cache=tmp_path)
     seen = runs_of(model)
     again = extract(model, data, cache=tmp_path, advance=done.append)
-    assert seen == []
-    assert sum(done) == 7
-    assert again.notes == ()
-    assert_same(again, first)
+    assert (seen, sum(done), again.notes) == ([], 7, ())
+    assert_same(again, expected)
+    again.values[0].add_(1)  # does not reach the file
+    assert_same(extract(model, data, cache=tmp_path), expected)
 
 
 def test_layers_that_are_missing_are_read_alone(tmp_path):
+    """A cache without the embedding is completed; the blocks' files stay as they are."""
     model, data = ours(), split()
-    extract(model, data, cache=tmp_path, layer=0)
+    extract(model, data, cache=tmp_path)
     files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.npy")}
-    both = extract(model, data, cache=tmp_path)
-    assert_same(both, extract(model, data), within=1e-6)
+    both = extract(model, data, cache=tmp_path, embedding=True, batch_size=3)
+    assert_same(both, extract(model, data, embedding=True), within=1e-6)
     assert {path: path.stat().st_mtime_ns for path in files} == files
+    assert {path.stem for path in tmp_path.rglob("*.npy")} == {"embedding", "block-0", "block-1", "logits"}
 
 
-CHANGES = {
-    "pool": {"pool": "mean"},
-    "norm": {"norm": False},
-    "precision": {"precision": "bf16"},
-}
+CHANGES = {"pool": {"pool": "mean"}, "norm": {"norm": False}, "precision": {"precision": "bf16"}}
 
 
 @pytest.mark.parametrize("change", [*CHANGES, "weights", "data", "order"])
@@ -102,33 +99,70 @@ def test_what_changes_no_feature_is_not_read_anew(tmp_path):
     assert seen == []
 
 
-def test_a_damaged_or_old_cache_is_noted_and_built_again(tmp_path, monkeypatch):
+def test_an_old_cache_is_noted_and_built_again(tmp_path, monkeypatch):
     model, data = ours(), split()
     first = extract(model, data, cache=tmp_path)
-    (file,) = tmp_path.rglob("block-1.npy")
-    whole = file.read_bytes()
-    file.unlink()  # what is mapped stays as it is
-    file.write_bytes(whole[:-20])
-    found = extract(model, data, cache=tmp_path)
-    assert_same(found, first)
-    (note,) = found.notes
-    assert note.endswith("block-1.npy ignored and built again: incomplete, damaged or of another version")
-    assert str(tmp_path) not in note  # what a report keeps names no place of this machine
     monkeypatch.setattr(module, "VERSION", 3)
     old = extract(model, data, cache=tmp_path)
+    assert_same(old, first)
     assert len(old.notes) == 3
+    assert old.notes[1].endswith(f"block-1.npy {IGNORED}")
+    assert str(tmp_path) not in old.notes[1]  # what a report keeps names no place of this machine
     assert extract(model, data, cache=tmp_path).notes == ()
 
 
-def test_an_interrupted_run_leaves_nothing_that_could_be_taken_for_features(tmp_path):
-    model, data = ours(), split()
+VALUES = torch.randn(10, 6, generator=torch.Generator().manual_seed(0))
+ABOUT = {"model": "a", "data": "b", "pool": "cls", "norm": True}
 
+
+def written_cache(folder: Path, *, about: dict[str, object] = ABOUT, name: str = "block-0") -> FeatureCache:
+    shelf = FeatureCache(folder, about)
+    with shelf.writing(name, (10, 6)) as file:
+        for part in VALUES.split(4):
+            file.write(part.numpy().tobytes())
+    return shelf
+
+
+@pytest.mark.parametrize("fault", [0, 5, 300, "first", "last", "about", "name"])
+def test_a_half_written_damaged_or_foreign_file_is_ignored(tmp_path, fault):
+    shelf = written_cache(tmp_path)
+    file = shelf.file("block-0")
+    whole = bytearray(file.read_bytes())
+    assert np.array_equal(np.load(file, mmap_mode="r"), VALUES.numpy())  # numpy itself reads it
+    if isinstance(fault, int):
+        whole = whole[:fault]
+    elif fault in ("first", "last"):
+        whole[20 if fault == "first" else -40] ^= 1
+    else:
+        other = {"about": {**ABOUT, "model": "c"}} if fault == "about" else {"name": "block-1"}
+        whole = written_cache(tmp_path, **other).file(other.get("name", "block-0")).read_bytes()
+    file.write_bytes(whole)
+    found, (note,) = shelf.recall(["block-0"])
+    assert found == {}
+    assert note.endswith(f"block-0.npy {IGNORED}")
+
+
+def test_an_interrupted_run_leaves_nothing_that_could_be_taken_for_features(tmp_path):
     def stop(_images: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        extract(model, data, cache=tmp_path, batch_size=2, advance=stop)
+        extract(ours(), split(), cache=tmp_path, batch_size=2, advance=stop)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    (tmp_path / "cache").write_text("")
+    with pytest.raises(InputError, match=r"expected a folder for cached features at .*cache, found a file"):
+        FeatureCache(tmp_path / "cache", ABOUT)
+
+
+def test_two_that_write_the_same_do_not_disturb_a_third(tmp_path):
+    shelf = written_cache(tmp_path)
+    with ThreadPoolExecutor(2) as threads:
+        writers = [threads.submit(lambda: [written_cache(tmp_path) for _ in range(5)]) for _ in range(2)]
+        while not all(writer.done() for writer in writers):
+            found, notes = shelf.recall(["block-0", "block-1"])
+            assert torch.equal(found["block-0"], VALUES)
+            assert notes == []
+    assert all(len(writer.result()) == 5 for writer in writers)
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -152,13 +186,6 @@ def test_several_processes_read_what_one_reads(tmp_path, monkeypatch, count, cac
     assert [features for features, _ in results[1:]] == [None] * (count - 1)
     shares = [len(range(index, 7, count)) for index in range(count)]
     assert [seen for _, seen in results] == [[share, 0 if cached else share] for share in shares]
-
-
-def test_the_identity_of_data_is_what_it_shows(tmp_path):
-    data = split()
-    assert split_fingerprint(data) == split_fingerprint(data.pick(torch.arange(7)))
-    assert split_fingerprint(data) != split_fingerprint(data.pick(torch.arange(6)))
-    assert split_fingerprint(data) != split_fingerprint(split(seed=1))
 
 
 def test_files_are_known_by_their_content_and_never_decoded(tmp_path, pictures, monkeypatch):

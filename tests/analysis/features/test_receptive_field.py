@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from tests.lens.tiny import images, model_of, our_swin, ours
 from vitlens.analysis.features.receptive_field import receptive_field
-from vitlens.models.resnet import resnet20
+from vitlens.models.resnet import CifarResNet
 
 
 def test_windows_without_shift_see_one_window_and_with_shift_more() -> None:
@@ -20,13 +20,12 @@ def test_windows_without_shift_see_one_window_and_with_shift_more() -> None:
     assert moving[1].distance.value > still[1].distance.value
 
 
-def test_a_vit_sees_everything_at_once() -> None:
-    fields = receptive_field(ours(depth=3), images((32, 48)))
+def test_a_vit_sees_everything_at_once_and_a_convolution_one_pixel_a_side() -> None:
+    fields = receptive_field(ours(depth=3, registers=3), images((32, 48)))
     assert [field.seen for field in fields] == [1.0] * 3
-
-
-def test_three_by_three_convolutions_widen_the_field_by_one_pixel_a_side() -> None:
-    (first, *_) = receptive_field(model_of(resnet20(5).eval(), alias="cnn"), images())
+    row, column = divmod(int(fields[0].field.argmax()), 48)  # patches of 8x16 px after the prefix
+    assert (row // 8, column // 16) == (2, 1)
+    (first, *_) = receptive_field(model_of(CifarResNet(3, 5).eval(), alias="cnn"), images())
     assert first.seen == 15 * 15 / 32**2  # the stem and six convolutions of the first stage
 
 
@@ -44,7 +43,11 @@ class Weighted(nn.Module):
 
 
 def test_numbers_of_an_even_field() -> None:
-    (field,) = receptive_field(model_of(Weighted().eval(), alias="sums", size=(9, 9)), images((9, 9)), draws=2)
+    """4 channels and 3 colours, each gradient 2 (pixels are scaled to [-1, 1]): the norm is the root of 4 x 3 x 2²."""
+    model = model_of(Weighted().eval(), alias="sums", size=(9, 9))
+    (field,) = receptive_field(model, images((9, 9)), draws=2000)
+    assert field.field[4, 4] == pytest.approx(48**0.5, rel=0.08)
+    (field,) = receptive_field(model, images((9, 9)), draws=2)
     box = torch.zeros(9, 9, dtype=torch.bool)
     box[2:7, 2:7] = True
     assert torch.equal(field.field > 0, box)
@@ -55,32 +58,14 @@ def test_numbers_of_an_even_field() -> None:
     assert field.distance.n == 2
 
 
-def test_each_image_by_itself_and_the_seed() -> None:
-    batch = images(batch=3)
-    together, again = (receptive_field(our_swin(), batch, seed=1) for _ in range(2))
+def test_each_image_by_itself_and_the_seed_and_nothing_is_left_behind() -> None:
+    model, batch = our_swin(), images(batch=3)
+    before = batch.clone()
+    together, again = (receptive_field(model, batch, seed=1) for _ in range(2))
     assert all(torch.equal(one.field, other.field) for one, other in zip(together, again))
     alone = receptive_field(our_swin(), batch[:1], seed=1)
     assert alone[0].distance.low is None
     assert not torch.equal(alone[-1].field, together[-1].field)
-
-
-def test_nothing_is_left_behind() -> None:
-    model, batch = our_swin(), images()
-    before = batch.clone()
-    receptive_field(model, batch)
     assert torch.equal(batch, before)
     assert batch.grad is None
     assert not any(module._forward_hooks for module in model.modules())
-
-
-def test_the_field_is_the_norm_of_the_patchs_gradients() -> None:
-    """4 channels and 3 colours, each gradient 2 (pixels are scaled to [-1, 1]): the root of 4 x 3 x 2²."""
-    model = model_of(Weighted().eval(), alias="sums", size=(9, 9))
-    (field,) = receptive_field(model, images((9, 9)), draws=2000)
-    assert field.field[4, 4] == pytest.approx(48**0.5, rel=0.08)
-
-
-def test_the_middle_patch_is_that_after_the_prefix() -> None:
-    first, *_ = receptive_field(ours(registers=3), images((32, 48)))  # patches of 8x16 px, the middle one in row 2
-    row, column = divmod(int(first.field.argmax()), 48)
-    assert (row // 8, column // 16) == (2, 1)

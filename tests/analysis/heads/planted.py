@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from tests.lens.tiny import model_of
+from vitlens.models.configs import ViTConfig
 from vitlens.models.model import Model
-from vitlens.models.vit import VisionTransformer, ViTConfig
+from vitlens.models.vit import VisionTransformer
 
 PATCH = 4  # px
 STRONG = 7.0  # nats: a key in a pattern has e^7 times the weight of one outside it

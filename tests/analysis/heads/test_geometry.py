@@ -10,18 +10,9 @@ from torch import Tensor
 
 from tests.lens.oracles import SHAPES, timm_tokens, torchvision_tokens
 from tests.lens.tiny import images, ours, timm_model, torchvision_swin, torchvision_vit
-from vitlens.analysis.heads.geometry import Geometry, geometry_of, offset_sums, square_grid
-from vitlens.lens.capture import capture_attention
+from vitlens.analysis.heads.geometry import Geometry, geometry_of, square_grid
 from vitlens.lens.observe import survey
 from vitlens.lens.site import Site, Windows
-
-PUBLISHED = [(224, 16, 116.492), (224, 32, 115.503), (224, 14, 116.565), (384, 16, 200.048), (32, 4, 16.546)]
-
-
-@pytest.mark.parametrize(("size", "patch", "expected"), PUBLISHED)
-def test_uniform_attention_has_the_published_distance(size, patch, expected):
-    place = Geometry((size // patch, size // patch), (float(patch), float(patch)))
-    assert place.uniform_distance() == pytest.approx(expected, abs=5e-4)
 
 
 @pytest.mark.parametrize("grid", [(3, 5), (1, 4), (4, 1), (1, 1)])
@@ -36,7 +27,7 @@ def test_all_pairs_by_hand(grid):
             assert found[query, key].item() == pytest.approx(pixels, abs=1e-12)
             total += pixels
     assert place.pairs().all()
-    assert place.uniform_distance() == pytest.approx(total / place.patches**2, abs=1e-12)
+    assert place.uniform().distance == pytest.approx(total / place.patches**2, abs=1e-12)
     assert place.places().tolist() == [list(range(place.patches))]
 
 
@@ -88,7 +79,7 @@ def test_windows_pair_by_pair(shape, pad_first):
                     seen += [pixels] if near else []
             rows += [sum(seen) / len(seen)] if query >= 0 else []
     assert len(rows) == resolution[0] * resolution[1]
-    assert place.uniform_distance() == pytest.approx(sum(rows) / len(rows), abs=1e-12)
+    assert place.uniform().distance == pytest.approx(sum(rows) / len(rows), abs=1e-12)
 
 
 SQUARES = {  # patches and image: grid of square patches
@@ -124,10 +115,10 @@ PREFIXES = {  # grid, pitch, prefix, cls, registers
 def test_where_a_familys_tokens_lie(case):
     make, grid, pitch, prefix, cls, registers = PREFIXES[case]
     model = make()
-    captured = capture_attention(model, images(model.input_size))
-    found = [geometry_of(site, model) for site in captured.sites]
+    sites = survey(model, images(model.input_size))
+    found = [geometry_of(site, model) for site in sites]
     assert found[0] == Geometry(grid, pitch, prefix, cls, registers)
-    for site, place in zip(captured.sites, found):
+    for site, place in zip(sites, found):
         assert (place is None) == (site.kind == "class")  # a pooling query has no place
         assert place is None or place.prefix + place.patches == site.keys
 
@@ -149,10 +140,8 @@ def test_patches_that_are_not_square_before_the_prefix_comes_in():
 @pytest.mark.parametrize("make", [lambda: timm_model("swin_tiny_patch4_window7_224"), torchvision_swin])
 def test_swins_stages_are_coarser_and_coarser(make):
     model = make()
-    captured = capture_attention(model, images())
-    found = [geometry_of(site, model) for site in captured.sites]
-    assert [place.pitch for place in found] == [(2.0, 2.0)] * 2 + [(4.0, 4.0)] * 2
-    assert {place.grid for place in found} == {(4, 4)}
+    found = [geometry_of(site, model) for site in survey(model, images())]
+    assert [(place.pitch, place.grid) for place in found] == [((2.0, 2.0), (4, 4))] * 2 + [((4.0, 4.0), (4, 4))] * 2
 
 
 @pytest.mark.parametrize("kind", ["pooled", "class", "channel"])
@@ -160,37 +149,15 @@ def test_what_is_no_patch_looking_at_patches_has_no_place(kind):
     assert geometry_of(Site(0, "any", 0, kind, 2, 13, 13), ours()) is None
 
 
-def by_loops(weights: Tensor, grid: tuple[int, int]) -> Tensor:
-    """(query, key) summed by key minus query."""
-    rows, columns = grid
-    sums = torch.zeros(2 * rows - 1, 2 * columns - 1, dtype=torch.float64)
-    for query in range(rows * columns):
-        for key in range(rows * columns):
-            down, across = key // columns - query // columns, key % columns - query % columns
-            sums[down + rows - 1, across + columns - 1] += float(weights[query, key])
-    return sums
-
-
 @settings(max_examples=40, deadline=None)
 @given(rows=st.integers(1, 5), columns=st.integers(1, 6), seed=st.integers(0, 2**16))
-def test_is_the_loop_over_all_pairs(rows, columns, seed):
-    grid, patches = (rows, columns), rows * columns
+def test_sums_by_offset_are_the_loop_over_all_pairs(rows, columns, seed):
+    patches = rows * columns
     weights = torch.randn(2, 3, patches, patches, generator=torch.Generator().manual_seed(seed)).double()
-    found = offset_sums(weights, grid)
-    assert found.shape == (2, 3, 2 * rows - 1, 2 * columns - 1)
-    for image in range(2):
-        for head in range(3):
-            torch.testing.assert_close(found[image, head], by_loops(weights[image, head], grid), atol=1e-12, rtol=1e-12)
-    torch.testing.assert_close(found.sum((-2, -1)), weights.sum((-2, -1)), atol=1e-11, rtol=1e-11)
-
-
-def test_one_pair_is_one_offset_key_minus_query():
-    weights = torch.zeros(15, 15)
-    weights[0 * 5 + 1, 2 * 5 + 4] = 1  # from row 0, column 1 of 3x5 to row 2, column 4
-    found = offset_sums(weights, (3, 5))
-    assert found[2 + 2, 4 + 3] == found.sum() == 1
-
-
-def test_the_middle_is_the_diagonal():
-    weights = torch.rand(12, 12)
-    torch.testing.assert_close(offset_sums(weights, (3, 4))[2, 3], weights.diagonal().sum())
+    sums = torch.zeros(2, 3, 2 * rows - 1, 2 * columns - 1, dtype=torch.float64)
+    for query in range(patches):
+        for key in range(patches):
+            down, across = key // columns - query // columns, key % columns - query % columns
+            sums[..., down + rows - 1, across + columns - 1] += weights[..., query, key]
+    found = Geometry((rows, columns), (1.0, 1.0)).by_offset(weights)
+    torch.testing.assert_close(found, sums, atol=1e-12, rtol=1e-12)

@@ -9,11 +9,10 @@ from torch.nn import functional as F
 
 import vitlens
 from tests.attribution.models import cnn
-from tests.lens.tiny import FAMILIES, handwritten, images, ours, shared_model, torchvision_swin
+from tests.lens.tiny import FAMILIES, handwritten, images, ours, torchvision_swin
+from vitlens.analysis.walkthrough.public import entropy
 from vitlens.analysis.walkthrough.steps import STEPS, TOLERANCE, patch_embedding
-from vitlens.analysis.walkthrough.without import entropy
-from vitlens.errors import DataError, InputError, UnsupportedError
-from vitlens.models.model import Model
+from vitlens.errors import InputError, UnsupportedError
 
 WINDOWED = {"our-swin", "swin", "swinv2", "torchvision-swin"}
 WALKED = {name: build for name, build in FAMILIES.items() if name not in WINDOWED | {"cait"}} | {"wrapped": handwritten}
@@ -45,6 +44,8 @@ def test_every_step_equals_the_models_own(walked):
         known[step].difference is not None for step in ("embedding", "scores", "softmax", "values", "projection")
     )
     assert ("rotated" in known["queries"].note) == (name in ROTARY)
+    assert ("bias" in known["scores"].note) == (name == "beit")
+    assert ("nothing is added" in known["positions"].note) == (name in ("beit", "dinov3"))
 
 
 def test_the_weights_are_those_of_attention(walked):
@@ -96,25 +97,22 @@ def test_the_entropies_are_those_of_the_weights(walked):
     torch.testing.assert_close(walk.entropies.unscaled[1, 1], entropy(walk.unscaled).mean(), rtol=1e-3, atol=1e-4)
     assert bool((walk.entropies.unscaled <= walk.entropies.scaled + 1e-6).all())
     assert bool((walk.entropies.scaled <= math.log(walk.weights.shape[-1]) + 1e-5).all())
+    assert float(entropy(torch.full((7,), 1 / 7))) == pytest.approx(math.log(7))
+    assert float(entropy(F.one_hot(torch.tensor(3), 7).float())) == 0
 
 
-def test_unscaled_scores_are_the_products_and_the_changed_model_uses_them():
-    model = ours()
-    walk = vitlens.walkthrough(model, images((32, 48), batch=1), layer=0, head=0)
+def test_the_changed_models_are_ones_without_positions_or_scaling():
+    model, batch = ours(), images((32, 48), batch=1)
+    walk = vitlens.walkthrough(model, batch, layer=0, head=0)
     torch.testing.assert_close(walk.unscaled, (walk.queries @ walk.keys.T).softmax(-1))
     changed = {each.change: each.logits for each in walk.changed}
     for block in model.module.blocks:  # the same model with queries that are larger by sqrt(head_dim)
         block.attn.qkv.weight[:16] *= 8**0.5
         block.attn.qkv.bias[:16] *= 8**0.5
-    torch.testing.assert_close(changed["unscaled"], model(images((32, 48), batch=1)), rtol=1e-4, atol=1e-5)
-
-
-def test_the_changed_model_without_positions_is_one_that_has_none():
-    model = ours()
-    batch = images((32, 48), batch=1)
-    changed = {each.change: each.logits for each in vitlens.walkthrough(model, batch).changed}
-    model.module.pos_embed[:, 1:] = 0
-    torch.testing.assert_close(changed["no-positions"], model(batch), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(changed["unscaled"], model(batch), rtol=1e-4, atol=1e-5)
+    other = ours()
+    other.module.pos_embed[:, 1:] = 0
+    torch.testing.assert_close(changed["no-positions"], other(batch), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("patch", [(8, 16), (16, 16)])
@@ -149,70 +147,31 @@ def test_by_default_the_layer_in_the_middle_and_its_sharpest_head():
     weights = vitlens.attention(model, batch)[2][0]
     assert (walk.layer, walk.head, walk.heads, walk.layers) == (2, int(entropy(weights).mean(-1).argmin()), 4, 4)
     assert walk.query == 0  # CLS
-
-
-def test_without_cls_the_patch_in_the_middle_is_followed():
-    model = ours(pooling="mean")
-    walk = vitlens.walkthrough(model, images((32, 48), batch=1))
-    assert model.layout.prefix == ()
+    orders = [walk.order, *(vitlens.walkthrough(model, batch, seed=seed).order for seed in (0, 1))]
+    assert torch.equal(orders[0], orders[1])
+    assert not torch.equal(orders[0], orders[2])
+    assert sorted(orders[2].tolist()) == list(range(model.layout.patches))
+    model = ours(pooling="mean")  # without CLS the patch in the middle is followed
+    walk = vitlens.walkthrough(model, batch)
     assert walk.query == model.layout.grid[0] // 2 * model.layout.grid[1] + model.layout.grid[1] // 2
     assert {each.change for each in walk.changed} == {"none", "no-positions", "unscaled", "patches-zero"}
 
 
-def test_a_seed_is_a_permutation():
-    model, batch = ours(), images((32, 48), batch=1)
-    orders = [vitlens.walkthrough(model, batch, seed=seed).order for seed in (0, 0, 1)]
-    assert torch.equal(orders[0], orders[1])
-    assert not torch.equal(orders[0], orders[2])
-    assert sorted(orders[2].tolist()) == list(range(model.layout.patches))
-
-
-@pytest.mark.parametrize("options", [{"layer": 2}, {"layer": -1}, {"head": 2}, {"head": -1}])
-def test_a_layer_or_head_that_is_not_there(options):
-    with pytest.raises(InputError, match="from 0 to 1"):
-        vitlens.walkthrough(ours(), images((32, 48), batch=1), **options)
-
-
-def test_one_image_at_a_time():
-    with pytest.raises(InputError, match="expected one image, found 2"):
-        vitlens.walkthrough(ours(), images((32, 48)))
-
-
-def test_pixels_are_checked_and_clamped():
-    model, batch = ours(), images((32, 48), batch=1)
-    batch[0, 0, 0, 0] = 1.0
-    rounded = batch.clone()
-    rounded[0, 0, 0, 0] += 5e-5
-    torch.testing.assert_close(vitlens.walkthrough(model, rounded).weights, vitlens.walkthrough(model, batch).weights)
-    with pytest.raises(DataError, match=r"in \[0, 1\]"):
-        vitlens.walkthrough(model, 2 * batch)
-
-
 @pytest.mark.parametrize(
-    ("build", "said"),
+    ("build", "options", "error", "said"),
     [
-        (torchvision_swin, "windows.*the same steps hold within each window"),
-        (FAMILIES["cait"], "talking heads"),
-        (lambda: cnn((16, 24)), "expected softmax attention"),
+        (torchvision_swin, {}, UnsupportedError, "windows.*the same steps hold within each window"),
+        (FAMILIES["cait"], {}, UnsupportedError, "talking heads"),
+        (lambda: cnn((16, 24)), {}, UnsupportedError, "expected softmax attention"),
+        *((ours, {name: value}, InputError, "from 0 to 1") for name in ("layer", "head") for value in (-1, 2)),
+        (ours, {"batch": 2}, InputError, "expected one image, found 2"),
     ],
 )
-def test_other_models_are_refused_with_what_applies(build, said):
-    model: Model = build()
-    with pytest.raises(UnsupportedError, match=said):
-        vitlens.walkthrough(model, images(model.input_size, batch=1))
-    assert model.supports("walkthrough") is not None
-
-
-def test_a_bias_on_the_scores_is_said():
-    model = shared_model("beit")
-    walk = vitlens.walkthrough(model, images(model.input_size, batch=1))
-    assert "bias" in by_step(walk)["scores"].note
-    assert "nothing is added" in by_step(walk)["positions"].note
-
-
-def test_uniform_weights_have_the_greatest_entropy():
-    assert float(entropy(torch.full((7,), 1 / 7))) == pytest.approx(math.log(7))
-    assert float(entropy(F.one_hot(torch.tensor(3), 7).float())) == 0
+def test_what_cannot_be_walked_through_is_refused(build, options, error, said):
+    model = build()
+    batch = images(model.input_size, batch=options.get("batch", 1))
+    with pytest.raises(error, match=said):
+        vitlens.walkthrough(model, batch, **{name: options[name] for name in options if name != "batch"})
 
 
 def test_a_user_s_module_of_other_names_is_walked_through():

@@ -7,7 +7,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.archives import Form
+from vitlens.arrays import Form
 from vitlens.record import Record, arrays, col, table
 from vitlens.uncertainty import Estimate
 

@@ -17,7 +17,6 @@ from vitlens.analysis.faithfulness.defaults import BASELINES, OTHER_STEPS
 from vitlens.analysis.faithfulness.league import Settings, league
 from vitlens.analysis.faithfulness.localisation import roc_auc
 from vitlens.analysis.faithfulness.removal import faithfulness
-from vitlens.analysis.faithfulness.road import road
 from vitlens.attribution.choice import DRAWS, FAITHFULNESS, REPLACED, MethodChoice, candidates_for
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.explain.checks import composite_names
@@ -78,7 +77,8 @@ def test_numbers_are_the_functions_own(masked, tiny_vit):
     assert (auc.value, auc.n) == (pytest.approx(roc_auc(maps, split.masks).mean().item(), abs=1e-6), 6)
     assert auc.low <= auc.value <= auc.high
     functions = {"relevance": lambda s, i, t: explain(s, i, targets=t, method="relevance")}
-    checks, random, _ = league(model, batch.images, batch.labels, functions, masks=split.masks)
+    given = model, batch.images, batch.labels, functions
+    checks, random, _ = league(*given, masks=split.masks, settings=Settings())
     for column, value in (("gap", checks.values["gap"]), ("deletion", checks.values["deletion"])):
         metric = masked.metric(f"faithfulness/tiny-vit/{column}/relevance")
         assert metric.value == pytest.approx(value.mean().item(), abs=1e-6)
@@ -151,7 +151,7 @@ def test_power_is_that_of_the_paired_differences(record, given):
     model, images, targets = given
     (row,) = record.power  # no masks, so no localisation
     maps = [explain(model, images, targets=targets, method=name) for name in METHODS]
-    first, second = road(model, images, targets, maps)
+    first, second = faithfulness(model, images, targets, maps, substrate="imputed")
     expected = power_of((first.gaps - second.gaps).numpy())
     assert (row.check, row.detectable.n) == ("road", IMAGES)
     assert record.metric("detectable/vit-digits/road").value == pytest.approx(expected.detectable, rel=1e-3)
@@ -233,9 +233,9 @@ def test_maps_that_are_broken_are_not_randomised_and_images_without_an_object_no
     masks = split.masks.clone()
     masks[0] = False
     given = (model, batch.images, batch.labels, functions)
-    settings = Settings(steps=2, road=False, counterfactuals=False)
+    settings = Settings(steps=2, counterfactuals=False)
     broken, even, *_ = league(*given, masks=masks, settings=settings)
-    assert (broken.faults.not_finite.all(), broken.randomisation, "road" in broken.values) == (True, None, False)
+    assert (broken.faults.not_finite.all(), broken.randomisation) == (True, None)
     assert (even.faults.words, even.randomisation.judged().lack) == ("4 of 4 constant", "uniform maps")
     assert even.scores["roc_auc"].tolist() == [0.5] * 3
     assert league(*given, settings=settings)[0].scores == {}

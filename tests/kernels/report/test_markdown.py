@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from tests.kit.pages import record
-from vitlens.recorded import ModelEntry
+from vitlens.record import ModelEntry
 from vitlens.report.document import Document, FigureSpec, FirstPage, Section, Sentence, Table
 from vitlens.report.markdown import figures_shown, markdown, summary_lines
 from vitlens.uncertainty import Estimate

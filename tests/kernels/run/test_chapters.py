@@ -10,7 +10,7 @@ from vitlens.commands.run.chapter_runs import ChapterCache, files_digest
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.stats.options import StatsOptions
-from vitlens.files import read_run
+from vitlens.record import read_run
 
 NAME = "mine=runs/a"
 OPTIONS = StatsOptions(NAME, data="digits", run=RunOptions(limit=4, command="vitlens stats"))

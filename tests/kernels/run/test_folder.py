@@ -12,12 +12,12 @@ import pytest
 from numpy.typing import NDArray
 
 from vitlens import files
-from vitlens.archives import Form
+from vitlens.arrays import Form, read_arrays
 from vitlens.commands.run.folder import RunFolder, versions
 from vitlens.commands.run.options import RunOptions
 from vitlens.errors import InputError, NonFiniteError, OutputError, StorageError
-from vitlens.files import read_arrays, read_json, read_run, write_text
-from vitlens.record import Record, arrays, col, table
+from vitlens.files import read_json, write_text
+from vitlens.record import Record, arrays, col, read_run, table
 from vitlens.uncertainty import Estimate
 
 

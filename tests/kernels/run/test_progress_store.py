@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vitlens.archives import Form
+from vitlens.arrays import Form
 from vitlens.commands.run.progress import ProgressStore
 from vitlens.errors import InputError
 

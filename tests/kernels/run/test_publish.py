@@ -20,7 +20,7 @@ from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import publish, report, shown_in
 from vitlens.errors import InputError, StorageError, UnknownNameError
-from vitlens.files import read_run
+from vitlens.record import read_run
 from vitlens.report.document import Document
 from vitlens.uncertainty import Estimate
 

@@ -1,7 +1,6 @@
 """Language-image models as models: the numbers of open_clip itself, their own settings, errors of one line."""
 
 import sys
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -17,15 +16,15 @@ from tests.models.tiny_clip import registered, tiny  # noqa: E402
 from vitlens.analysis.attention.methods import relevance  # noqa: E402
 from vitlens.analysis.features.zero_shot import prompted  # noqa: E402
 from vitlens.lens.capture import capture_attention  # noqa: E402
-from vitlens.models.language_image import (  # noqa: E402
-    text_tower,
-    with_prompts,
-    zero_shot,
-)
+from vitlens.models.language_image import text_tower, with_prompts, zero_shot  # noqa: E402
 from vitlens.models.loading import load  # noqa: E402
 from vitlens.models.sources.open_clip import configuration, open_clip_names, template_sets, tokenizer  # noqa: E402
 
-ARCHS = ("tiny-clip", "tiny-sigmoid", "tiny-resnet")
+ARCHS = {  # family, prefix, readout, number of blocks
+    "tiny-clip": ("vit", ("cls",), "cls", 2),
+    "tiny-sigmoid": ("vit", ("cls",), "pool", 6),
+    "tiny-resnet": ("cnn", None, None, 4),
+}
 PROMPTS = ["a photo of a cat.", "a photo of a dog.", "grass"]
 
 
@@ -38,30 +37,18 @@ def pictures(model, count=2):
     return torch.rand(count, 3, *model.input_size, generator=torch.Generator().manual_seed(1))
 
 
-def refused(kind: type[Exception], call: Callable[[], object], says: str) -> None:
-    with pytest.raises(kind, match=says) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-
-
-# ---- numbers
-
-
-def test_without_prompts_the_answer_is_the_librarys_embedding(model):
-    module, images = text_tower(model).model, pictures(model)
+def test_embeddings_and_logits_are_the_librarys(model):
+    tower, images = text_tower(model), pictures(model)
     with torch.no_grad():
-        expected = module.encode_image(model.prepare(images))
-    torch.testing.assert_close(model(images), expected)
+        embedded = tower.model.encode_image(model.prepare(images))
+        logits, _ = tower.model.get_logits(model.prepare(images), tower.tokens(PROMPTS))
+    torch.testing.assert_close(model(images), embedded)
     assert model.classes == ()  # the axes of an embedding are no classes
-
-
-def test_logits_for_texts_are_the_librarys(model):
-    module, images = text_tower(model).model, pictures(model)
-    with torch.no_grad():
-        expected, _ = module.get_logits(model.prepare(images), text_tower(model).tokens(PROMPTS))
     found = prompted(model, PROMPTS)
-    torch.testing.assert_close(found(images), expected, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(found(images), logits, atol=1e-4, rtol=1e-5)
     assert found.classes == tuple(PROMPTS)
+    texts = tower.embed(PROMPTS)
+    torch.testing.assert_close(texts, F.normalize(texts, dim=-1))
 
 
 def test_an_ensemble_of_templates_is_the_librarys(model):
@@ -74,36 +61,20 @@ def test_an_ensemble_of_templates_is_the_librarys(model):
 
 def test_the_text_tower_is_beside_the_model_and_not_in_it(model):
     visual = sum(part.numel() for part in model.module.visual.parameters())
-    whole = sum(part.numel() for part in text_tower(model).model.parameters())
-    assert model.parameter_count() == visual < whole
-    assert not any(part.requires_grad for part in text_tower(model).model.parameters())
+    whole = text_tower(model).model
+    assert model.parameter_count() == visual < sum(part.numel() for part in whole.parameters())
+    assert not any(part.requires_grad for part in whole.parameters())
 
 
-# ---- what it is made of
-
-
-@pytest.mark.parametrize(
-    ("arch", "family", "prefix", "readout", "blocks"),
-    [
-        ("tiny-clip", "vit", ("cls",), "cls", 2),
-        ("tiny-sigmoid", "vit", ("cls",), "pool", 6),
-        ("tiny-resnet", "cnn", None, None, 4),
-    ],
-)
-def test_anatomy(arch, family, prefix, readout, blocks):
-    anatomy = tiny(arch).anatomy
+@pytest.mark.parametrize("arch", ARCHS)
+def test_anatomy_and_attention(arch):
+    model = tiny(arch)
+    anatomy, (family, prefix, readout, blocks) = model.anatomy, ARCHS[arch]
     assert (anatomy.family, anatomy.readout, len(anatomy.blocks)) == (family, readout, blocks)
     assert (anatomy.layout.prefix if anatomy.layout else None) == prefix
-
-
-@pytest.mark.parametrize("arch", ["tiny-clip", "tiny-sigmoid"])
-def test_the_lens_sees_every_layer(arch):
-    model = tiny(arch)
-    found = capture_attention(model, pictures(model))
-    pooled = arch == "tiny-sigmoid"
-    assert len(found.layers) == len(model.anatomy.blocks) + pooled
-    for weights in found.layers:
-        torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights.sum(-1)))
+    if family == "vit":
+        found = capture_attention(model, pictures(model))
+        assert len(found.layers) == blocks + (readout == "pool")
 
 
 @pytest.mark.parametrize("arch", ["tiny-clip", "tiny-sigmoid"])
@@ -120,45 +91,58 @@ def test_relevance_for_a_text_is_that_of_its_similarity(arch):
     assert not torch.allclose(alone, other, rtol=1e-2)
 
 
-def test_quick_gelu_is_the_weights_own():
-    assert configuration("ViT-B-32", "openai")[0]["quick_gelu"] is True
-    assert "QuickGELU" in configuration("ViT-B-32", "openai")[1][0]
-    assert configuration("ViT-B-32", "laion2b_s34b_b79k")[0]["quick_gelu"] is False
-    assert configuration("ViT-B-32", None)[0]["quick_gelu"] is False
-    assert configuration("ViT-B-32-quickgelu", None)[0]["quick_gelu"] is True
-    kinds = {type(part).__name__ for part in tiny("tiny-clip").modules()}
-    assert "QuickGELU" in kinds
-    assert "QuickGELU" not in {type(part).__name__ for part in tiny("tiny-sigmoid").modules()}
+@pytest.mark.parametrize(
+    ("arch", "tag", "quick", "note"),
+    [
+        ("ViT-B-32", "openai", True, "QuickGELU, as the weights 'openai'"),
+        ("ViT-B-32", "laion2b_s34b_b79k", False, ""),
+        ("ViT-B-32", None, False, ""),
+        ("ViT-B-32-quickgelu", None, True, ""),
+        ("ViT-B-16-SigLIP", None, False, ""),
+    ],
+)
+def test_settings_are_the_weights_own(arch, tag, quick, note):
+    found, notes = configuration(arch, tag)
+    assert found["quick_gelu"] is quick
+    assert len(notes) == bool(note)
+    assert note in "".join(notes)
+    if arch == "ViT-B-16-SigLIP":
+        assert (found["resize_mode"], tuple(found["mean"])) == ("squash", (0.5, 0.5, 0.5))
+    if tag == "openai":
+        assert found["mean"] == pytest.approx((0.48145466, 0.4578275, 0.40821073))
 
 
-def test_preprocessing_is_the_weights_own():
-    shared, notes = configuration("ViT-B-16-SigLIP", None)
-    assert (shared["resize_mode"], tuple(shared["mean"]), notes) == ("squash", (0.5, 0.5, 0.5), ())
-    assert configuration("ViT-B-32", "openai")[0]["mean"] == pytest.approx((0.48145466, 0.4578275, 0.40821073))
+def test_a_model_has_these_settings():
     model = tiny()
     assert model.preprocessing.mean == pytest.approx((0.48145466, 0.4578275, 0.40821073))
     assert (model.preprocessing.resize, model.preprocessing.interpolation) == (32, "bicubic")
     assert "preprocessing by open_clip's default" in model.provenance.notes[0]
+    assert "QuickGELU" in {type(part).__name__ for part in model.modules()}
+    assert "QuickGELU" not in {type(part).__name__ for part in tiny("tiny-sigmoid").modules()}
 
 
-# ---- names, files, what is missing
-
-
-def test_weights_of_a_file_through_the_door_to_all_models(tmp_path):
+def test_weights_of_a_file(tmp_path):
     model, images = tiny(seed=5), torch.rand(2, 3, 32, 32)
-    file = tmp_path / "clip.safetensors"
-    save_file({key: value.contiguous() for key, value in text_tower(model).model.state_dict().items()}, file)
-    found = load(f"mine=open-clip:tiny-clip@{file}")
+    state = text_tower(model).model.state_dict()
+    save_file({key: value.contiguous() for key, value in state.items()}, tmp_path / "clip.safetensors")
+    found = load(f"mine=open-clip:tiny-clip@{tmp_path / 'clip.safetensors'}")
     torch.testing.assert_close(found(images), model(images))
     assert (found.alias, found.provenance.weights) == ("mine", "clip.safetensors")
-    torch.save(text_tower(model).model.state_dict(), tmp_path / "clip.pt")
+    torch.save(state, tmp_path / "clip.pt")
     again = load("open-clip:tiny-clip", weights=tmp_path / "clip.pt", classes=("cat", "dog"))
     assert again.classes == ("cat", "dog")
     torch.testing.assert_close(again(images), zero_shot(model, ("cat", "dog"))(images))
-    refused(ModelError, lambda: load(f"open-clip:tiny-resnet@{file}"), "do not fit open-clip:tiny-resnet")
-    refused(ModelError, lambda: load("open-clip:tiny-clip@no.pt"), "found nothing at no.pt")
+    torch.save(state | {"logit_scale": torch.tensor(float("nan"))}, tmp_path / "nan.pt")
     (tmp_path / "bad.pt").write_bytes(b"no weights")
-    refused(ModelError, lambda: load(f"open-clip:tiny-clip@{tmp_path / 'bad.pt'}"), "do not fit")
+    for name, says in {
+        f"open-clip:tiny-resnet@{tmp_path / 'clip.pt'}": "do not fit open-clip:tiny-resnet",
+        "open-clip:tiny-clip@no.pt": "found nothing at no.pt",
+        f"open-clip:tiny-clip@{tmp_path / 'bad.pt'}": "do not fit",
+        f"open-clip:tiny-clip@{tmp_path / 'nan.pt'}": "found NaN in 'logit_scale'",
+    }.items():
+        with pytest.raises(ModelError, match=says) as caught:
+            load(name)
+        assert "\n" not in str(caught.value)
 
 
 def test_random_weights_are_those_of_the_seed():
@@ -170,47 +154,44 @@ def test_random_weights_are_those_of_the_seed():
     assert one.provenance.weights == "random"
 
 
-def test_names_that_are_not_there():
-    refused(UnknownNameError, lambda: load("open-clip:ViT-B-33/openai"), "did you mean .*'ViT-B-32'")
-    refused(UnknownNameError, lambda: load("open-clip:ViT-B-32/opnai"), "did you mean 'openai'")
-    refused(ModelError, lambda: load("open-clip:ViT-B-32"), r"write open-clip:ViT-B-32/TAG \(tags: .*openai")
-    assert "ViT-B-32/openai" in open_clip_names()
+REFUSED = {
+    "an unknown architecture": (UnknownNameError, lambda: load("open-clip:ViT-B-33/openai"), "mean .*'ViT-B-32'"),
+    "unknown weights": (UnknownNameError, lambda: load("open-clip:ViT-B-32/opnai"), "did you mean 'openai'"),
+    "no weights": (ModelError, lambda: load("open-clip:ViT-B-32"), r"write open-clip:ViT-B-32/TAG \(tags: .*openai"),
+    "nothing like it": (UnknownNameError, lambda: load("open-clip:nothing@random"), "open_clip"),
+    "no weights known": (ModelError, lambda: load("open-clip:tiny-clip/tag"), "expected known weights of"),
+    "an empty text": (InputError, lambda: prompted(tiny(), ["", "dog"]), "found an empty one"),
+    "a long text": (InputError, lambda: prompted(tiny(), ["dog " * 40]), "at most 24 tokens for open-clip:tiny-clip"),
+    "a text twice": (InputError, lambda: prompted(tiny(), ["dog", "dog"]), "each once"),
+    "no place": (InputError, lambda: zero_shot(tiny(), ["dog"], templates=["a photo"]), r"expected \{\} in a template"),
+    "no classes": (InputError, lambda: zero_shot(tiny(), []), "expected templates and classes, found 1 and 0"),
+    "names": (InputError, lambda: with_prompts(tiny(), ["a"], torch.zeros(2, 16)), "expected 2 names"),
+    "no tower": (UnsupportedError, lambda: zero_shot(load("vit-digits"), ["a"]), "vit-digits.*open-clip:ViT-B-32/open"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case):
+    kind, call, says = REFUSED[case]
+    with pytest.raises(kind, match=says) as caught:
+        call()
+    assert "\n" not in str(caught.value)
 
 
 def test_without_open_clip_it_is_said_what_to_type(monkeypatch):
+    assert "ViT-B-32/openai" in open_clip_names()
     monkeypatch.setitem(sys.modules, "open_clip", None)
-    refused(ModelError, lambda: load("open-clip:ViT-B-32/openai"), r"pip install 'vitlens\[clip\]'")
+    with pytest.raises(ModelError, match=r"pip install 'vitlens\[clip\]'"):
+        load("open-clip:ViT-B-32/openai")
     assert open_clip_names() == []
 
 
 def test_without_a_network_it_is_one_line(monkeypatch, tmp_path):
     monkeypatch.setattr(hub, "_answers", lambda _address: False)
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    refused(ModelError, lambda: load("open-clip:ViT-S-32/nowhere"), "no weights of|did you mean|known")
-    refused(ModelError, lambda: tokenizer("ViT-B-16-SigLIP"), "the tokenizer of open-clip:ViT-B-16-SigLIP")
-
-
-# ---- texts
-
-
-def test_texts_that_cannot_be_read_are_refused():
-    model = tiny()
-    refused(InputError, lambda: prompted(model, ["", "dog"]), "found an empty one")
-    refused(InputError, lambda: prompted(model, ["dog " * 40]), "at most 24 tokens for open-clip:tiny-clip")
-    refused(InputError, lambda: prompted(model, ["dog", "dog"]), "each once")
-    refused(InputError, lambda: zero_shot(model, ["dog"], templates=["a photo"]), r"expected \{\} in a template")
-    refused(InputError, lambda: with_prompts(model, ["a"], torch.zeros(2, 16)), "expected 2 names")
-
-
-def test_a_model_without_a_text_tower_is_refused_with_those_that_have_one():
-    vit = load("vit-digits")
-    refused(UnsupportedError, lambda: zero_shot(vit, ["a"]), "vit-digits.*open-clip:ViT-B-32/openai")
-
-
-def test_embeddings_have_length_one():
-    found = text_tower(tiny()).embed(PROMPTS)
-    torch.testing.assert_close(found, F.normalize(found, dim=-1))
+    with pytest.raises(ModelError, match="the tokenizer of open-clip:ViT-B-16-SigLIP") as caught:
+        tokenizer("ViT-B-16-SigLIP")
+    assert "\n" not in str(caught.value)
 
 
 def test_the_sets_of_templates():
@@ -218,7 +199,3 @@ def test_the_sets_of_templates():
     assert (len(sets["simple"]), len(sets["openai"])) == (7, 80)
     assert all(template.count("{}") == 1 for found in sets.values() for template in found)
     assert "a photo of a {}." in sets["openai"]
-
-
-def test_names_of_an_unknown_hub_model_are_unknown():
-    refused(UnknownNameError, lambda: load("open-clip:nothing@random"), "open_clip")

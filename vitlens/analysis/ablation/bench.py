@@ -5,29 +5,29 @@ another image's. Everything else in this folder is a function of the `Outcomes` 
 units takes one replay from its first layer on.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.ablation.units import Removal, Unit
-from vitlens.analysis.attention.gradients import check_targets
+from vitlens.analysis.attention.chain import check_targets
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.devices import evaluating
-from vitlens.errors import InputError, NonFiniteError, UnknownNameError
-from vitlens.lens.capture import Means
-from vitlens.lens.change import reading
-from vitlens.lens.intervene import Change, another_image
+from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
+from vitlens.lens.capture import Means, capture
+from vitlens.lens.change import PlaceChange, Set, reading
+from vitlens.lens.intervene import another_image
 from vitlens.lens.places import Access, accesses, resolve_places
 from vitlens.lens.replay import DEFAULT_BUDGET, Replay, replaying
+from vitlens.lens.trace import layers
 from vitlens.models.model import Model
-from vitlens.names import FEWEST_FOR_MEAN, REPLACEMENTS, Replacement
+from vitlens.names import FEWEST_FOR_MEAN, REPLACEMENTS, UNIT_KINDS, Replacement, UnitKind
 from vitlens.pixels import Parts
 from vitlens.processes import Processes
 from vitlens.shapes import Images, Labels
@@ -36,6 +36,64 @@ ALONE = Processes(0, 1, torch.device("cpu"))
 
 ByImage = Float[Tensor, "sets images"]
 Some = Int[Tensor, " some"]  # indices of images
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A head, an MLP or a whole block. layer, head: from 0; head: None unless it is one."""
+
+    kind: UnitKind
+    layer: int
+    head: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name in metrics: "head/3/7", "mlp/3", "block/3"; from 0."""
+        return "/".join(str(part) for part in (self.kind, self.layer, self.head) if part is not None)
+
+    @property
+    def place(self) -> str:
+        """Its place: "blocks.3.head.7", "blocks.3.mlp", "blocks.3"."""
+        return f"blocks.{self.layer}" + {"head": f".head.{self.head}", "mlp": ".mlp", "block": ""}[self.kind]
+
+
+Removal: TypeAlias = tuple[Unit, ...]  # units that are removed at once; () is the unchanged model
+
+
+def units_of(model: Model, *, kinds: Sequence[UnitKind] = UNIT_KINDS) -> Removal:
+    """All heads, MLPs and blocks that can be removed, by kind, then by layer.
+
+    Heads of a layer without an output projection that reads their concatenation are left out. Raises UnsupportedError
+    for a model without attention (a CNN) or without such units.
+    """
+    for kind in kinds:
+        if kind not in UNIT_KINDS:
+            raise UnknownNameError("kind of unit", kind, UNIT_KINDS)
+    known, places = layers(model), accesses(model)
+    own = {layer.unit: layer.index for layer in reversed(known)}  # a block with two attentions is one block
+    whole = [layer for layer in known if own[layer.unit] == layer.index]
+    every = [
+        *(Unit("head", layer.index, head) for layer in known for head in range(layer.heads)),
+        *(Unit("mlp", layer.index) for layer in whole),
+        *(Unit("block", layer.index) for layer in whole if layer.removable and layer.unit != layer.attention),
+    ]
+    listed = [unit for unit in every if unit.place in places or f"{unit.place}.residual" in places]
+    units = tuple(unit for kind in kinds for unit in listed if unit.kind == kind)
+    if not units:
+        raise UnsupportedError(
+            f"expected {' or '.join(kinds)} to remove from {model.alias}, found none that can be replaced separately"
+        )
+    return units
+
+
+def require_heads(model: Model) -> None:
+    """Raise UnsupportedError for a model without a head whose output can be replaced separately."""
+    if not any(layer.head_dim for layer in layers(model)):
+        reasons = (part.unread for part in model.anatomy.attention or () if part.unread)
+        raise UnsupportedError(
+            f"expected heads whose outputs are concatenated before an output projection in {model.alias}, found "
+            f"none: {next(reasons, 'no head can be replaced separately')}"
+        )
 
 
 @dataclass(frozen=True)
@@ -77,39 +135,27 @@ class Outcomes:
         """Accuracy lost on each image, points: 100 where removal makes the prediction wrong, -100 where right."""
         return 100 * (self.clean_correct.double() - self.correct.double())
 
-    def rows(self, index: Sequence[int]) -> "Outcomes":
+    def rows(self, index: list[int]) -> "Outcomes":
         """The outcomes of some of the sets."""
-        chosen = list(index)
-        return replace(
-            self, sets=tuple(self.sets[row] for row in chosen), loss=self.loss[chosen], correct=self.correct[chosen]
-        )
+        sets = tuple(self.sets[row] for row in index)
+        return replace(self, sets=sets, loss=self.loss[index], correct=self.correct[index])
 
     @classmethod
-    def join(cls, parts: "Sequence[Outcomes]") -> "Outcomes":
-        """The outcomes of the same sets on several batches, in their order."""
-        images = sum(len(part) for part in parts)
+    def join(cls, parts: "Sequence[Outcomes]", processes: Processes) -> "Outcomes":
+        """The outcomes of the same sets on all batches of all processes, in the order of the images; a collective."""
+
+        def whole(name: str) -> Any:
+            own = torch.cat([getattr(part, name).movedim(-1, 0) for part in parts])  # images first
+            return processes.gathered(own).movedim(0, -1)
+
+        names = ("labels", "clean_loss", "clean_correct", "loss", "correct")
+        spent = [sum(part.forward_equivalents * len(part) for part in parts), sum(map(len, parts))]
+        passes, images = processes.total(torch.tensor(spent, dtype=torch.float64)).tolist()
         return replace(
             parts[0],
-            labels=torch.cat([part.labels for part in parts]),
-            clean_loss=torch.cat([part.clean_loss for part in parts]),
-            clean_correct=torch.cat([part.clean_correct for part in parts]),
-            loss=torch.cat([part.loss for part in parts], dim=1),
-            correct=torch.cat([part.correct for part in parts], dim=1),
-            forward_equivalents=sum(part.forward_equivalents * len(part) for part in parts) / images,
+            **{name: whole(name) for name in names},
+            forward_equivalents=passes / images,
             note="; ".join(dict.fromkeys(part.note for part in parts if part.note)),
-        )
-
-    def gathered(self, processes: Processes) -> "Outcomes":
-        """The outcomes of all processes' shares of the images, in the order of the images; called by every process."""
-        spent = processes.total(torch.tensor([self.forward_equivalents * len(self), len(self)], dtype=torch.float64))
-        return replace(
-            self,
-            labels=processes.gathered(self.labels),
-            clean_loss=processes.gathered(self.clean_loss),
-            clean_correct=processes.gathered(self.clean_correct),
-            loss=processes.gathered(self.loss.T.contiguous()).T,
-            correct=processes.gathered(self.correct.T.contiguous()).T,
-            forward_equivalents=float(spent[0] / spent[1]),
         )
 
 
@@ -121,26 +167,8 @@ class Stored(NamedTuple):
     cost: int
 
 
-class Memory(Protocol):
-    """A store of the outcomes of a batch, from which an interrupted run resumes."""
-
-    def recall(self, sets: Sequence[Removal]) -> Stored | None:
-        """The stored outcomes of these sets, or None."""
-        ...
-
-    def remember(self, sets: Sequence[Removal], outcomes: Stored) -> None:
-        """Store the outcomes of these sets."""
-        ...
-
-
-def other_images(count: int, *, seed: int) -> Some:
-    """For each of `count` images the index of another one, each used once: a seeded cycle through all of them.
-
-    Raises InputError for fewer than two.
-    """
-    if count < 2:
-        raise InputError(f"expected at least 2 images to resample from, found {count}; try --replace zero")
-    return another_image(count, seed)
+# gives the stored outcomes of sets on one batch, or measures and stores them, so that an interrupted run resumes
+Memory: TypeAlias = Callable[[Sequence[Removal], Callable[[], Stored]], Stored]
 
 
 def replacement_for(images: int, requested: Replacement | None) -> Replacement:
@@ -160,8 +188,8 @@ def replacement_for(images: int, requested: Replacement | None) -> Replacement:
             f"expected at least {FEWEST_FOR_MEAN} images to replace by their mean, found {images}; give more, or "
             f"--replace {fallback}"
         )
-    if requested == "resample":
-        other_images(images, seed=0)  # raises for a single image
+    if requested == "resample" and images < 2:
+        raise InputError(f"expected at least 2 images to resample from, found {images}; try --replace zero")
     return requested
 
 
@@ -172,35 +200,9 @@ def replacement_note(images: int, by: Replacement) -> str:
     return f"{many} too few for a mean over the data (at least {FEWEST_FOR_MEAN}), so units are replaced by {instead}"
 
 
-@contextmanager
-def silent(_what: str, _total: int, _unit: str = "") -> Iterator[Callable[[int], object]]:
+def silent(*_: object) -> AbstractContextManager[Callable[[int], object]]:
     """The progress of a loop, shown nowhere."""
-    yield lambda _done: None
-
-
-@dataclass(frozen=True)
-class Source:
-    """What replaces units' outputs on one batch; read: the tensor of a place; donor: the other images' clean pass."""
-
-    by: Replacement
-    read: Callable[[str], Tensor]
-    donor: Replay | None = None
-
-    def changes(self, sets: Sequence[Removal]) -> list[dict[str, Change]]:
-        """The changes, by place, that remove each of the sets."""
-        known: dict[str, Tensor] = {}
-
-        def change(unit: Unit) -> Change:
-            if unit.kind == "block":
-                return "remove"
-            if self.by == "zero":
-                return "zero"
-            place = unit.place if unit.head is None else f"blocks.{unit.layer}.heads"
-            if place not in known:
-                known[place] = self.read(place)
-            return known[place] if unit.head is None else known[place].select(-3, unit.head)  # (.., heads, tokens, dim)
-
-        return [{unit.place: change(unit) for unit in each} for each in sets]
+    return nullcontext(lambda _done: None)
 
 
 @dataclass(frozen=True)
@@ -209,10 +211,10 @@ class Bench:
 
     labels (n,): columns of the model's logits; by: "mean" over the images, "zero", or "resample", the output for
     another of the images (None: the mean, with 2 to 7 images resampling, with one zero; the outcomes' note says so);
-    groups (n,): of images that share a source; budget: bytes that a replay may store; images and labels are those of
-    all processes, of which each measures its share; means: of other images (None: of these); progress: of a loop
-    (words, total, unit); memory: that of a batch, from its name, images and labels. Raises InputError for too few
-    images.
+    groups (n,): of images that share a source; images and labels are those of all processes, of which each measures
+    its share; budget: bytes that a replay may store; means: known mean outputs (None: measured where they are needed);
+    progress: of a loop (words, total, unit); memory: that of a batch, from its name, images and labels. Raises
+    InputError for too few images.
     """
 
     model: Model
@@ -227,16 +229,13 @@ class Bench:
     means: Means | None = None
     progress: Callable[..., AbstractContextManager[Callable[[int], object]]] = silent
     memory: Callable[[str, Images, Labels], Memory] | None = None
-    _found: list[Means] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @cached_property
     def replacement(self) -> Replacement:
         """What replaces a unit's output."""
-        if self.by == "mean" and self.means is not None:
-            return self.by
         return replacement_for(len(self.images), self.by)
 
-    @cached_property
+    @property
     def size(self) -> int:
         """Images at a time."""
         return self.batch_size or fitting_batch_size(self.model)
@@ -251,41 +250,50 @@ class Bench:
         every = torch.arange(len(self.images)) if images is None else images
         return every[self.processes.index :: self.processes.count]
 
-    @property  # no cached_property: in Python 3.11 its lock is that of all instances, and processes wait for each other
-    def known_means(self) -> Means:
-        """The means over the images of all processes, from clean passes that store nothing else."""
-        if self.means is not None:
-            return self.means
-        if self._found:
-            return self._found[0]
-        found, own, total = Means(), self.share(), self.processes.total
+    def with_means(self, units: Iterable[Unit]) -> "Bench":
+        """This bench with the mean outputs of units over the images of all processes, from passes that store nothing
+        else; itself where means are known, or replace nothing."""
+        if self.means is not None or self.replacement != "mean":
+            return self
+        found, total = Means(), self.processes.total
         with (
             self.progress("Mean outputs", len(self.images)) as advance,
             evaluating(self.model),
             torch.no_grad(),
-            reading(self.model, _replaced_places(self.model), found.add),
+            reading(self.model, self._outputs(units), found.add),
         ):
-            for rows in own.split(self.size):
+            for rows in self.share().split(self.size):
                 self.model(self.images[rows].to(self.model.device))
                 advance(len(rows) * self.processes.count)
-        found.images = round(float(total(torch.tensor([len(own)], dtype=torch.float64))))
-        found.sums = {place: total(found.sums[place]) for place in sorted(found.sums)}
-        self._found.append(found)
+        found.images, found.sums = len(self.images), {place: total(found.sums[place]) for place in sorted(found.sums)}
+        return replace(self, means=found)
+
+    def _outputs(self, units: Iterable[Unit]) -> tuple[Access, ...]:
+        """The places of the outputs of heads and MLPs, those of all heads of a layer together."""
+        inner = (unit for unit in units if unit.kind != "block")
+        return resolve_places(
+            self.model, [f"blocks.{unit.layer}.{'mlp' if unit.head is None else 'heads'}" for unit in inner]
+        )
+
+    def changes(self, rows: Some, units: Collection[Unit]) -> dict[Unit, PlaceChange]:
+        """What is put in the place of each unit on some images; means are known where they are needed."""
+        tensors: dict[str, Tensor] = {}
+        if self.replacement == "resample":  # by another of all images, whatever the batches
+            others = self.images[another_image(len(self.images), self.seed)[rows]]
+            tensors = dict(capture(self.model, others, [each.name for each in self._outputs(units)]))
+        elif self.replacement == "mean" and self.means is not None:
+            tensors = {each.name: self.means.of(each.name) for each in self._outputs(units)}
+        found = {}
+        for unit, access in zip(units, resolve_places(self.model, [unit.place for unit in units])):
+            if unit.kind == "block":
+                found[unit] = PlaceChange(access)
+            elif self.replacement == "zero":
+                found[unit] = PlaceChange(access, torch.zeros(()))
+            elif unit.head is None:
+                found[unit] = PlaceChange(access, tensors[unit.place])
+            else:
+                found[unit] = PlaceChange(access, tensors[f"blocks.{unit.layer}.heads"].select(-3, unit.head))
         return found
-
-    @cached_property
-    def donors(self) -> Some:
-        """For each image the one whose outputs replace its own; drawn from all, whatever the batches."""
-        return other_images(len(self.images), seed=self.seed)
-
-    def on(self, images: Some) -> "Bench":
-        """A bench of these images alone, of one process, with the means of all."""
-        means = self.known_means if self.replacement == "mean" else None
-        groups = None if self.groups is None else self.groups[images]
-        return replace(
-            self, images=self.images[images], labels=self.labels[images], groups=groups, by=self.replacement,
-            processes=ALONE, means=means, progress=silent, memory=None,
-        )  # fmt: skip
 
     def without(
         self,
@@ -300,79 +308,55 @@ class Bench:
         Of all images they are stored in `memory`. given: units that are removed from the model before, also for its
         clean pass; what: the title of the progress. Raises NonFiniteError naming units and image.
         """
-        if self.replacement == "mean" and not self.one_batch:
-            _ = self.known_means  # before the progress of the removals
-        own, parts = self.share(images), []
+        own_means = self.one_batch and images is None and not given
+        every = dict.fromkeys(unit for each in (*sets, given) for unit in each)
+        bench, own, parts = self if own_means else self.with_means(every), self.share(images), []
         with self.progress(what, len(sets) * len(own), "removals") as advance:
             for offset in range(0, len(own), self.size):
                 rows = own[offset : offset + self.size]
-                name = f"{self.replacement}-{offset}" if images is None else ""
-                parts.append(self._batch(rows, tuple(sets), given, name, advance))
-        found = Outcomes.join(parts).gathered(self.processes)
-        if self.by is None and self.replacement != "mean":
-            note = "; ".join(filter(None, (found.note, replacement_note(len(self.images), self.replacement))))
-            found = replace(found, note=note)
-        return found
-
-    @contextmanager
-    def source(self, rows: Some, units: Collection[Unit]) -> Iterator[Source]:
-        """What replaces these units' outputs on some images, but for the means of a batch that holds all images."""
-        if self.replacement != "resample":
-            yield Source(self.replacement, self.known_means.of if self.replacement == "mean" else _nothing)
-            return
-        mlps: dict[str, Tensor] = {}
-        watched = resolve_places(self.model, [unit.place for unit in units if unit.kind == "mlp"])
-        others = self.images[self.donors[rows]].to(self.model.device)
-        with ExitStack() as stack:
-            with reading(self.model, watched, mlps.__setitem__):
-                donor = stack.enter_context(replaying(self.model, others, budget=self.budget))
-
-            def read(place: str) -> Tensor:
-                return mlps[place] if place in mlps else donor.tensor(place)
-
-            yield Source(self.replacement, read, donor)
+                name = "" if given or images is not None else f"{self.replacement}-{offset}"
+                parts.append(bench._batch(rows, tuple(sets), given, name, advance))
+        found = Outcomes.join(parts, self.processes)
+        passes = found.forward_equivalents + (bench is not self)  # a pass for the means
+        default = self.by is None and self.replacement != "mean"
+        note = replacement_note(len(self.images), self.replacement) if default else ""
+        return replace(found, forward_equivalents=passes, note="; ".join(filter(None, (found.note, note))))
 
     def _batch(
-        self, rows: Some, sets: tuple[Removal, ...], given: Removal, name: str, advance: Callable[..., Any]
+        self, rows: Some, sets: tuple[Removal, ...], given: Removal, name: str, advance: Callable[[int], object]
     ) -> Outcomes:
-        images, by = self.images[rows].to(self.model.device), self.replacement
-        units = tuple(dict.fromkeys(unit for each in (*sets, given) for unit in each))
-        own_means = by == "mean" and self.means is None and not given and len(rows) == len(self.images)
-        averaged = Means()
+        images, model = self.images[rows].to(self.model.device), self.model
+        units = list(dict.fromkeys(unit for each in (*sets, given) for unit in each))
+        averaged, own_means = Means(), self.replacement == "mean" and self.means is None
+        changes = {} if own_means else self.changes(rows, units)
         with ExitStack() as stack:
-            source = Source(by, averaged.of) if own_means else stack.enter_context(self.source(rows, units))
-            with reading(self.model, _replaced_places(self.model) if own_means else (), averaged.add):
-                before = source.changes([given])[0]
-                replay = stack.enter_context(replaying(self.model, images, given=before, budget=self.budget))
+            with reading(model, self._outputs(units) if own_means else (), averaged.add):
+                before = [changes[unit] for unit in given]
+                replay = stack.enter_context(replaying(model, images, given=before, budget=self.budget))
+            if own_means:
                 averaged.images = len(rows)
-
-            def spent() -> int:
-                return replay.cost + (0 if source.donor is None else source.donor.cost)
-
+                changes = replace(self, means=averaged).changes(rows, units)
             truth = check_targets(self.labels[rows], replay.logits)
             memory = self.memory(name, images, truth) if self.memory is not None and name else None
             clean_loss, clean_correct = loss_and_correct(replay.logits[None], truth)
-            _require_finite(clean_loss, [()], self.model.alias, rows)
+            _require_finite(clean_loss, [()], model.alias, rows)
             loss = clean_loss.new_zeros(len(sets), len(rows))
-            correct = clean_correct.new_zeros(loss.shape)
-            recalled = 0  # the cost of the recalled outcomes in an earlier run
+            correct, spent = clean_correct.new_zeros(loss.shape), replay.cost
             for index in _by_first_layer(sets):
                 chosen = [sets[row] for row in index]
-                known, already = None if memory is None else memory.recall(chosen), spent()
-                outcomes = known or Stored(
-                    *loss_and_correct(replay.run(source.changes(chosen)), truth), spent() - already
-                )
-                loss[index], correct[index] = outcomes.loss, outcomes.correct
-                _require_finite(outcomes.loss, chosen, self.model.alias, rows)
-                if known is not None:
-                    recalled += known.cost
-                elif memory is not None:
-                    memory.remember(chosen, outcomes)
+                measure = partial(_measured, replay, [[changes[unit] for unit in each] for each in chosen], truth)
+                outcomes = measure() if memory is None else memory(chosen, measure)
+                loss[index], correct[index], spent = outcomes.loss, outcomes.correct, spent + outcomes.cost
+                _require_finite(outcomes.loss, chosen, model.alias, rows)
                 advance(len(index) * len(rows))
-            passes = (spent() + recalled) / replay.forward_cost
-            return Outcomes(
-                sets, by, self.labels[rows].cpu(), clean_loss[0], clean_correct[0], loss, correct, passes, replay.note
-            )
+            passes = spent / replay.forward_cost + (self.replacement == "resample")  # the other images' pass
+            labels, note = self.labels[rows].cpu(), replay.note
+        return Outcomes(sets, self.replacement, labels, clean_loss[0], clean_correct[0], loss, correct, passes, note)
+
+
+def _measured(replay: Replay, removed: Sequence[Set], labels: Labels) -> Stored:
+    before = replay.cost
+    return Stored(*loss_and_correct(replay.run_prepared(removed), labels), replay.cost - before)
 
 
 def loss_and_correct(
@@ -381,15 +365,6 @@ def loss_and_correct(
     """Cross-entropy (sets, batch) in nats, float64, and whether the prediction is the label; on the CPU."""
     loss = F.cross_entropy(logits.float().flatten(0, 1), labels.repeat(len(logits)), reduction="none")
     return loss.view(logits.shape[:2]).cpu().double(), (logits.argmax(-1) == labels).cpu()
-
-
-def _replaced_places(model: Model) -> list[Access]:
-    """The places of all heads' and MLPs' outputs."""
-    return [access for access in accesses(model).values() if access.place.kind in ("heads", "mlp")]
-
-
-def _nothing(place: str) -> Tensor:
-    raise AssertionError(place)  # zero reads no tensor
 
 
 def _by_first_layer(sets: Sequence[Removal]) -> list[list[int]]:

@@ -5,24 +5,21 @@ The first-order estimate of a head's effect, gradient times change of output, ta
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from dataclasses import replace as changed
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.ablation.bench import Bench, ByImage, Outcomes
-from vitlens.analysis.ablation.units import Unit, units_of
+from vitlens.analysis.ablation.bench import Bench, ByImage, Outcomes, Unit, units_of
 from vitlens.analysis.evaluation.classes import required_labels
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.evaluation.intervals import intervals, sign_flips, spearman
 from vitlens.lens.capture import capture
 from vitlens.models.model import Model
-from vitlens.models.support import needs_of, require
+from vitlens.models.support import require
 from vitlens.names import Replacement, UnitKind
 from vitlens.pixels import AnyImages, as_parts, groups_of, takes_images
-from vitlens.shapes import Images, Labels
 from vitlens.summary import HeadBoard, Line, Summary
 from vitlens.uncertainty import DRAWS, Estimate, finite, holm
 
@@ -170,24 +167,16 @@ def ablate(
     >>> effect.delta_loss.shape == effect.low.shape  # (layers, heads), nats
     True
     """
-    model.require_classifier()
-    images = as_parts(images)
+    images, kinds = as_parts(images), (kinds,) if isinstance(kinds, str) else kinds
+    require(model, "classifier", "heads" if "head" in kinds else "attention")
     labels = required_labels(model, images, labels, batch_size or fitting_batch_size(model))
-    kinds = (kinds,) if isinstance(kinds, str) else kinds
-    require(model, *(needs_of("ablate") if "head" in kinds else ("classifier", "attention")))
     bench = Bench(model, images, labels, replace, groups_of(images), seed, batch_size)
-    found = summarise(bench.without([(unit,) for unit in units_of(model, kinds=kinds)]), groups=bench.groups, seed=seed)
-    if bench.replacement == "mean" and not bench.one_batch:  # a pass more, for the means
-        found = changed(found, forward_equivalents=found.forward_equivalents + 1)
-    return found
+    effects = bench.without([(unit,) for unit in units_of(model, kinds=kinds)])
+    return summarise(effects, groups=bench.groups, seed=seed)
 
 
 def summarise(
-    effects: Outcomes,
-    *,
-    groups: Tensor | None = None,
-    first: ByImage | None = None,
-    seed: int = 0,
+    effects: Outcomes, *, groups: Tensor | None = None, first: ByImage | None = None, seed: int = 0
 ) -> Importance:
     """Means, intervals and tests of effects on all images.
 
@@ -199,6 +188,12 @@ def summarise(
         groups=groups,
         seed=seed,
     )
+    clusters, sampled = (len(effects), "images") if groups is None else (len(groups.unique()), "groups of images")
+    few = f"no intervals and no tests: they need at least 2 {sampled}, found {clusters}" if clusters < 2 else ""
+    never = "" if effects.clean_correct.any() else (
+        f"the unchanged model classifies none of the {len(effects)} images correctly, so accuracy can only rise; "
+        "read the change of loss, and check that labels and classes match"
+    )  # fmt: skip
     estimate = None if first is None else first.mean(1)
     heads = [index for index, unit in enumerate(effects.units) if unit.kind == "head"]
     return Importance(
@@ -212,7 +207,7 @@ def summarise(
         estimate,
         float("nan") if estimate is None else spearman(estimate[heads][None], loss.mean[heads][None]).item(),
         effects.forward_equivalents,
-        "; ".join(filter(None, (effects.note, *_remarks(effects, groups)))),
+        "; ".join(filter(None, (effects.note, few, never))),
     )
 
 
@@ -227,43 +222,20 @@ def mean_changes(
 
     All metrics share their draws. Intervals and p-values are NaN for fewer than 2 images or groups.
     """
-    count = len(families)
     every = torch.cat([each.double() for each in values])
-    mean = every.mean(1)
-    undefined = torch.full_like(mean, torch.nan)
-    low = high = p = undefined
-    if _clusters(every.shape[1], groups) > 1:
-        low, high = intervals(every, groups=groups, seed=seed)
+    low, high = intervals(every, groups=groups, seed=seed)
+    p = torch.full_like(low, torch.nan)
+    if low.isfinite().all():
         largest = max(families.count(family) for family in set(families))
         draws = max(DRAWS, 2 * round(largest / LEVEL))  # with fewer no p-value could pass Holm's correction
         p = sign_flips(every, groups=groups, seed=seed, draws=draws)
-    parts = [slice(start, start + count) for start in range(0, len(every), count)]
-    return [MeanChange(mean[part], low[part], high[part], p[part], _holm(p[part], families)) for part in parts]
-
-
-def _holm(p: Tensor, families: Sequence[Hashable]) -> Tensor:
-    adjusted = torch.full_like(p, torch.nan)
-    for family in dict.fromkeys(families):
-        own = [index for index, each in enumerate(families) if each == family]
+    adjusted = p.clone()
+    rows = [(number, family) for number in range(len(values)) for family in families]  # of one metric and family
+    for each in set(rows) if p.isfinite().all() else ():
+        own = [index for index, row in enumerate(rows) if row == each]
         adjusted[own] = torch.tensor(holm(p[own].tolist()), dtype=p.dtype)
-    return adjusted.where(p.isfinite(), p)
-
-
-def _clusters(images: int, groups: Tensor | None) -> int:
-    return images if groups is None else len(groups.unique())
-
-
-def _remarks(effects: Outcomes, groups: Tensor | None) -> list[str]:
-    notes = []
-    clusters, sampled = _clusters(len(effects), groups), "images" if groups is None else "groups of images"
-    if clusters < 2:
-        notes.append(f"no intervals and no tests: they need at least 2 {sampled}, found {clusters}")
-    if not effects.clean_correct.any():
-        notes.append(
-            f"the unchanged model classifies none of the {len(effects)} images correctly, so accuracy can only rise; "
-            "read the change of loss, and check that labels and classes match"
-        )
-    return notes
+    metrics = zip(*(column.split(len(families)) for column in (every.mean(1), low, high, p, adjusted)))
+    return [MeanChange(*columns) for columns in metrics]
 
 
 def first_order(bench: Bench, units: Sequence[Unit]) -> ByImage:
@@ -272,37 +244,22 @@ def first_order(bench: Bench, units: Sequence[Unit]) -> ByImage:
     (units, images), signed, float64 on the CPU; NaN for MLPs and blocks. With "zero" this is the estimate of Michel
     2019 before the absolute value.
     """
-    own, rows = bench.share(), {unit: row for row, unit in enumerate(units) if unit.kind == "head"}
-    result = torch.full((len(units), len(own)), torch.nan, dtype=torch.float64)
-    size = max(1, fitting_batch_size(bench.model) // GRAPH)
-    for start in range(0, len(own) if rows else 0, bench.size):
-        batch = own[start : start + bench.size]
-        images, labels = (each[batch].to(bench.model.device) for each in (bench.images, bench.labels))
-        with bench.source(batch, tuple(rows)) as source:
-            changes = source.changes([tuple(rows)])[0]
-        for first in range(0, len(batch), size):
-            part = slice(first, first + size)
-            where = slice(start + first, min(start + first + size, start + len(batch)))
-            outputs = head_gradients(bench.model, images[part], labels[part], {unit.layer for unit in rows})
-            for unit, row in rows.items():
-                output, gradient = (heads.select(-3, unit.head or 0) for heads in outputs[unit.layer])
-                new = changes[unit.place]
-                if isinstance(new, Tensor):
-                    change = (new[part] if new.dim() == output.dim() else new).to(output) - output
-                else:  # zero
-                    change = 0.0 - output
-                result[row, where] = (gradient * change).flatten(1).cpu().double().sum(1)
-    return bench.processes.gathered(result.T.contiguous()).T
-
-
-def head_gradients(model: Model, images: Images, labels: Labels, which: set[int]) -> dict[int, tuple[Tensor, Tensor]]:
-    """By layer: each head's output before the output projection, and the gradient of each image's loss at it.
-
-    Both (batch, heads, tokens, head_dim), with windows after the batch where there are windows.
-    """
-    captured = capture(model, images, [f"blocks.{index}.heads" for index in sorted(which)], graph=True)
-    # each image's gradient is that of its own loss
-    loss = F.cross_entropy(captured.logits, labels, reduction="sum")
-    outputs = list(captured.values())
-    gradients = torch.autograd.grad(loss, outputs, allow_unused=True, materialize_grads=True)
-    return {index: (each.detach(), own) for index, each, own in zip(sorted(which), outputs, gradients)}
+    heads, bench = {unit: row for row, unit in enumerate(units) if unit.kind == "head"}, bench.with_means(units)
+    own, model = bench.share(), bench.model
+    estimate = torch.full((len(units), len(own)), torch.nan, dtype=torch.float64)
+    size = max(1, min(bench.size, fitting_batch_size(model) // GRAPH))
+    for start in range(0, len(own) if heads else 0, size):
+        rows = own[start : start + size]
+        images, labels = (each[rows].to(model.device) for each in (bench.images, bench.labels))
+        instead = bench.changes(rows, heads)
+        captured = capture(model, images, sorted({f"blocks.{unit.layer}.heads" for unit in heads}), graph=True)
+        # each image's gradient is that of its own loss
+        loss, outputs = F.cross_entropy(captured.logits, labels, reduction="sum"), list(captured.values())
+        gradients = torch.autograd.grad(loss, outputs, allow_unused=True, materialize_grads=True)
+        of_layer = dict(zip(captured, zip(outputs, gradients)))
+        for unit, row in heads.items():
+            both = (each.detach().select(-3, unit.head or 0) for each in of_layer[f"blocks.{unit.layer}.heads"])
+            output, gradient = both
+            change = instead[unit].new(output) - output
+            estimate[row, start : start + size] = (gradient * change).flatten(1).cpu().double().sum(1)
+    return bench.processes.gathered(estimate.T.contiguous()).T

@@ -29,10 +29,10 @@ Affinity = Float[Tensor, "batch patches patches"]
 def affinity(model: Model, images: Images, *, layers: Sequence[int] | None = None) -> Affinity:
     """S of each image (module docstring), from one forward pass; layers: used ones, from 0 (None: all).
 
-    Raises UnsupportedError as `require_affinity`, InputError for a layer that has no such attention.
+    Raises UnsupportedError for a model without attention between the patches of one grid, InputError for a layer that
+    has none.
     """
-    require_affinity(model, layers)
-    chosen = _layers_between_patches(model) if layers is None else layers
+    chosen = require_affinity(model, layers)
     parts: list[Affinity] = []
 
     def take(call: AttentionCall) -> None:
@@ -40,7 +40,7 @@ def affinity(model: Model, images: Images, *, layers: Sequence[int] | None = Non
             parts.append(patch_attention(call, model.layout))
 
     observe(model, images, take)
-    return normalised(torch.stack(parts).sum(0))
+    return similarity_of(parts)
 
 
 def patch_attention(call: AttentionCall, layout: TokenLayout) -> Affinity:
@@ -52,18 +52,16 @@ def patch_attention(call: AttentionCall, layout: TokenLayout) -> Affinity:
         return torch.cat([each[:, :, first:, first:].mean(1) for each in weights]).detach()
 
 
-def normalised(attention: Affinity) -> Affinity:
-    """S of attention between patches: plus its transpose, rows scaled to sum to 1."""
+def similarity_of(layers: Sequence[Affinity]) -> Affinity:
+    """S of some layers' attention between patches."""
+    attention = torch.stack(list(layers)).sum(0)
     both = attention + attention.transpose(1, 2)
     return both / both.sum(-1, keepdim=True).clamp_min(torch.finfo(both.dtype).tiny)
 
 
 def refined(maps: Maps, similarity: Affinity, *, steps: int = REFINE_STEPS) -> Maps:
-    """Maps (batch, rows, columns) after some steps of S. Linear: signs and constants are kept.
-
-    steps: an even number, 0 for none. Raises InputError for another one, and for maps of another grid.
-    """
-    require_steps(steps)
+    """Maps (batch, rows, columns) after some steps of S, an even number, 0 for none. Linear: signs and constants are
+    kept. Raises InputError for maps of another grid."""
     patches = similarity.shape[-1]
     if maps.shape[1] * maps.shape[2] != patches:
         raise InputError(f"expected a map of {patches} patches to refine, found {maps.shape[1]}x{maps.shape[2]} cells")
@@ -74,39 +72,25 @@ def refined(maps: Maps, similarity: Affinity, *, steps: int = REFINE_STEPS) -> M
     return smoothed
 
 
-def require_steps(steps: int) -> None:
-    """Raise InputError unless the number of steps is even: an odd one may exchange object and background."""
-    if steps < 0 or steps % 2:
-        raise InputError(
-            f"expected an even number of steps (an odd one may exchange object and background), found {steps}"
-        )
+def require_affinity(model: Model, layers: Sequence[int] | None = None) -> Sequence[int]:
+    """The layers in which all tokens of one grid attend to each other, or these of them.
 
-
-def require_affinity(model: Model, layers: Sequence[int] | None = None) -> None:
-    """Raise UnsupportedError for a model without attention between the patches of one grid, InputError for a layer
-    without it."""
-    known = _layers_between_patches(model)
+    Raises UnsupportedError for a model without any, InputError for a layer that is none.
+    """
+    layout, known = model.anatomy.layout, list[int]()
+    if layout is not None and model.anatomy.attention_modules:
+        sites = survey_weights(model, probe_images(model, 1))
+        whole = (site for site in sites if site.kind == "patch" and site.windows is None)
+        known = [site.layer for site in whole if site.queries == site.keys == layout.tokens]
     if not known:
         raise UnsupportedError(
             f"expected attention between the patches of one grid for --refine affinity, found none in {model.alias} "
             f"({model.anatomy.family}); use --views, which any model has"
         )
-    wrong = [] if layers is None else [layer for layer in layers if layer not in known]
+    wrong = [layer for layer in layers or () if layer not in known]
     if wrong or (layers is not None and not layers):
         found = f"layer {wrong[0]}" if wrong else "no layer"
         raise InputError(
             f"expected layers from {min(known)} to {max(known)} of {model.alias} to refine with, found {found}"
         )
-
-
-def _layers_between_patches(model: Model) -> set[int]:
-    """The layers in which all tokens of one grid attend to each other."""
-    layout = model.anatomy.layout
-    if layout is None or not model.anatomy.attention_modules:
-        return set()
-    sites = survey_weights(model, probe_images(model, 1))
-    return {
-        site.layer
-        for site in sites
-        if site.kind == "patch" and site.queries == site.keys == layout.tokens and site.windows is None
-    }
+    return known if layers is None else layers

@@ -1,22 +1,28 @@
-"""The chain of attention layers: propagates a row over the tokens from the readout back to the image.
+"""The chain of attention layers: one pass of the lens, with or without gradients, and the propagation of a row over the
+tokens from the readout back to the image.
 
 Rollout, relevance and similar methods differ only in the step that propagates the row through one layer. The parts
 that they share are here: windows, the merging of patches between the stages of a Swin, the readout.
+
+Where the model uses the fused kernel, autograd sees only the heads' outputs: the gradient of the weights is
+∂logit/∂output · valueᵀ, computed on demand, so no N x N matrix is stored for the backward pass.
 """
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.analysis.attention.gradients import Rules, with_gradients
 from vitlens.devices import evaluating
-from vitlens.errors import UnknownNameError, UnsupportedError
+from vitlens.errors import InputError, LensError, UnknownNameError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise, row_by_row, window_index
+from vitlens.lens.libra import libra_gradients
 from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.site import KIND_WORDS, NO_PLACE, Site
 from vitlens.lens.trace import probe_images
@@ -26,6 +32,7 @@ from vitlens.models.support import require
 from vitlens.names import READOUTS, Readout
 from vitlens.shapes import Images, Labels, Logits, Maps, TokenLayout, Weights
 
+Rules = Literal["plain", "libra"]  # of the backward pass
 Vector = Float[Tensor, "batch tokens"]
 # Propagates a row (batch, tokens) through one layer, towards the input. Given are the weights (batch, heads, query,
 # key), the gradient of a target with respect to them or None, and whether the rows of the weights sum to 1 (they do not
@@ -35,12 +42,16 @@ Step = Callable[[Vector, Weights, Weights | None, bool], Vector]
 
 @dataclass(frozen=True)
 class Chain:
-    """One forward pass: its logits (batch, classes) and its attention calls in order, with gradients or without."""
+    """One forward pass: its logits (batch, classes) and its attention calls in order, with gradients or without.
+
+    seen: the output of one module and its gradient, where it was asked for.
+    """
 
     model: Model
     logits: Logits
     calls: tuple[AttentionCall, ...]
     readout: Readout
+    seen: tuple[Tensor, Tensor] | None = None
 
     def start(
         self,
@@ -80,13 +91,10 @@ class Chain:
             return rows[-1] if alpha is None else _scaled(rows[-1])
         own, row = torch.ones_like(rows[-1][:, :1]), torch.zeros_like(rows[-1][:, 1:])
         for weights in reversed(rows):
-            if alpha is None:
-                row, own = row + own * weights[:, 1:], own + own * weights[:, :1]
-            else:
-                mixed = (1 - alpha) * weights
-                mixed[:, :1] += alpha
-                passed = own * _scaled(mixed)
-                row, own = row + passed[:, 1:], passed[:, :1]
+            mixed = weights.clone() if alpha is None else (1 - alpha) * weights
+            mixed[:, :1] += 1 if alpha is None else alpha
+            passed = own * (mixed if alpha is None else _scaled(mixed))
+            row, own = row + passed[:, 1:], passed[:, :1]
         return row if alpha is None else _scaled(row)
 
     def follow(self, row: Vector, step: Step, *, start_layer: int = 0) -> Float[Tensor, "batch first_tokens"]:
@@ -105,10 +113,9 @@ class Chain:
 
     def as_map(self, row: Vector) -> Maps:
         """A propagated row as a map over the patches, without the prefix."""
-        if self.model.anatomy.layout is not None:
-            return self.model.layout.as_map(row)
         windows = self.calls[0].site.windows
-        assert windows is not None  # other models are refused by chain_length
+        if self.model.anatomy.layout is not None or windows is None:
+            return self.model.layout.as_map(row)
         maps: Maps = row.unflatten(-1, windows.resolution)
         return maps
 
@@ -121,12 +128,15 @@ def chained(
     gradient: bool = False,
     rules: Rules = "plain",
     readout: Readout | None = None,
+    module: str | None = None,
 ) -> Chain:
     """The chain of a batch of images; gradient: with gradients of the targets' logits (None: predicted classes).
 
-    Queries and keys of all layers are stored (tokens x dim each, not heads x tokens²). Raises UnknownNameError for an
-    unknown readout, InputError for a target that is no class, UnsupportedError for gradients of a model without a
-    classifier.
+    rules: of the backward pass, "libra" for LibraGrad's (lens/libra.py); module: one whose output is kept with its
+    gradient. Neither the model nor the images keep a gradient. Queries and keys of all layers are stored (tokens x dim
+    each, not heads x tokens²). Raises UnknownNameError for an unknown readout, InputError for a target that is no
+    class, UnsupportedError for gradients of a model without a classifier, LensError where a layer does not affect the
+    logit.
     """
     chosen = readout or model.anatomy.readout or "mean"
     if chosen not in READOUTS:
@@ -135,13 +145,46 @@ def chained(
         raise UnsupportedError(
             f"expected the readout mean for {model.alias}, which has no one sequence of tokens, found {chosen}"
         )
-    if gradient:
-        model.require_classifier()
-        logits, calls = with_gradients(model, images, targets, rules=rules)
-        return Chain(model, logits, calls, chosen)
-    observed: list[AttentionCall] = []
-    logits = observe(model, images, observed.append)
-    return Chain(model, logits, tuple(observed), chosen)
+    calls: list[AttentionCall] = []
+    outputs: list[Tensor] = []
+    if not gradient:
+        logits = observe(model, images, calls.append)
+        return Chain(model, logits, tuple(calls), chosen)
+    model.require_classifier()
+    watched = watching(model.module, [] if module is None else [module], lambda _name, _, out: outputs.append(out))
+    with libra_gradients(model) if rules == "libra" else nullcontext(), watched:
+        logits = observe(model, images, calls.append, graph=True)
+    with torch.enable_grad():
+        total = logits.gather(1, check_targets(targets, logits)[:, None]).sum()
+    gradients = torch.autograd.grad(total, outputs, retain_graph=True) if outputs else ()
+    seen = (outputs[0].detach(), gradients[0]) if outputs else None
+    return Chain(model, logits.detach(), differentiated(total, calls), chosen, seen)
+
+
+def differentiated(total: Tensor, calls: Sequence[AttentionCall]) -> tuple[AttentionCall, ...]:
+    """The calls, detached, each with its gradient of a number computed from them.
+
+    Raises LensError where a call does not affect the number.
+    """
+    traced = [call.computed if call.inputs is None else call.output for call in calls]
+    gradients = torch.autograd.grad(total, traced, allow_unused=True)  # type: ignore[arg-type]
+    without_gradient = [call.site.module for call, gradient in zip(calls, gradients) if gradient is None]
+    if without_gradient:
+        raise LensError(f"expected a gradient in every attention layer, found none in {without_gradient[0]!r}")
+    return tuple(replace(call.detach(), gradient=gradient, output=None) for call, gradient in zip(calls, gradients))
+
+
+def check_targets(targets: Labels | None, logits: Logits) -> Labels:
+    """The targets, or the predicted classes. Raises InputError unless there is an existing class for each image."""
+    if targets is None:
+        return logits.argmax(-1)
+    classes = logits.shape[-1]
+    if len(targets) != len(logits):
+        raise InputError(f"expected one target per image ({len(logits)}), found {len(targets)}")
+    wrong = targets[(targets < 0) | (targets >= classes)]  # on a GPU one wait for the device, not one an image
+    if len(wrong):
+        raise InputError(f"expected target classes from 0 to {classes - 1}, found {int(wrong[0])}")
+    return targets.to(logits.device)
 
 
 def readout_row(layout: TokenLayout, readout: Readout, *, batch: int, like: Tensor) -> Vector:
@@ -210,8 +253,7 @@ def _require_no_convolution(model: Model, attention: Collection[str]) -> None:
     mixing = [
         name
         for name, module in model.module.named_modules()
-        if isinstance(module, nn.Conv2d)
-        and any(size > step for size, step in zip(module.kernel_size, module.stride, strict=True))
+        if isinstance(module, nn.Conv2d) and any(size > step for size, step in zip(module.kernel_size, module.stride))
     ]
     order: list[str] = []
     seen = watching(model.module, [*mixing, *attention], lambda name, *_: order.append(name))

@@ -8,8 +8,9 @@ last layer back: O(layers N²), not O(layers N³). A method is a step of the cha
 registry.py.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -104,12 +105,10 @@ def maps_of(
 
 
 def method_maps(
-    model: Model, images: Images, targets: Labels, *, method: str, readout: Readout | None = None, **options: object
+    model: Model, images: Images, targets: Labels, *, method: str, readout: Readout | None = None, **options: Any
 ) -> Maps:
     """The maps of one method for one batch; options: its settings. A method without gradients ignores the targets."""
-    way = MethodSettings(method, **options)  # type: ignore[arg-type]
-    require_possible(model, images, [way])
-    return maps_in_one_pass(model, images, [way], targets=targets, readout=readout).maps[0]
+    return maps_of(model, images, MethodSettings(method, **options), targets=targets, readout=readout)
 
 
 @dataclass(frozen=True)
@@ -203,11 +202,8 @@ def relevance_maps(chain: Chain, *, start_layer: int = 0) -> Maps:
 
 
 def gradient_rollout_maps(chain: Chain, *, alpha: float = ALPHA, start_layer: int = 0) -> Maps:
-    """Rollout with Ā in place of the heads' mean, of a chain with gradients.
-
-    A row without any positive gradient becomes that of the identity; 0 for a pooling query without any, which has no
-    token of its own.
-    """
+    """Rollout with Ā in place of the heads' mean, of a chain with gradients. A row without any positive gradient
+    becomes that of the identity, of a pooling query, which has no token of its own, 0."""
 
     def step(row: Vector, weights: Weights, gradient: Weights | None, whole: bool) -> Vector:  # noqa: ARG001
         return scaled_step(row, gradient_weighted(weights, gradient), alpha)
@@ -254,50 +250,9 @@ def _gradient_weighted_query(call: AttentionCall) -> Float[Tensor, "batch keys"]
     return gradient_weighted(precise(exact.weights()), exact.weight_gradient())[:, 0]
 
 
-def rollouts_so_far(
-    layers: Iterable[Fused | None], start: Vector, *, alpha: float = ALPHA
-) -> Float[Tensor, "batch layers tokens"]:
-    """The rollout from the same row through the layers up to each layer, in forward order.
-
-    layers: weights averaged over heads, whose rows sum to 1, from the last layer back; None: a layer that leaves the
-    tokens as they are. All rows are propagated together, so each layer is read once.
-    """
-    rows = start[:, None][:, :0]
-    for weights in layers:
-        rows = torch.cat((start[:, None], rows), 1)
-        if weights is not None:
-            rows = torch.baddbmm(rows, rows, weights, beta=alpha, alpha=1 - alpha)
-    return rows
-
-
-def rollout_by_layer(model: Model, images: Images) -> Float[Tensor, "batch layers rows columns"]:
-    """The rollout of each image up to each layer: the map that a classifier behind that layer would read.
-
-    images: (batch, 3, height, width) in [0, 1]. Where a model reads its classes by attention pooling, the mean over the
-    patches is read in its place. Raises UnsupportedError as `rollout`, and for windows, whose stages have maps of
-    several sizes.
-    """
-    if model.anatomy.layout is None:
-        raise UnsupportedError(f"expected one sequence of tokens in all layers, found windows in {model.alias}")
-    chain_length(model, images[:1])
-    readout: Readout = "mean" if model.anatomy.readout in (None, "pool") else model.anatomy.readout
-    parts = []
-    for batch in images.split(fitting_batch_size(model)):
-        chain = chained(model, batch.to(model.device), readout=readout)
-        with without_autocast(model.device):
-            means = (_mean(call) if call.site.kind == "patch" else None for call in reversed(chain.calls))
-            rows = rollouts_so_far(means, chain.start(_mean_query, alpha=ALPHA))
-        parts.append(model.layout.as_map(rows))
-    return torch.cat(parts)
-
-
 def _mean(call: AttentionCall) -> Fused:
     """The weights averaged over heads."""
     return precise(call.precise().weights()).mean(1)
-
-
-def _mean_query(call: AttentionCall) -> Float[Tensor, "batch keys"]:
-    return _mean(call)[:, 0]
 
 
 def require_flow(model: Model, images: Images) -> None:
@@ -322,7 +277,7 @@ def flow_maps(chain: Chain, *, alpha: float = ALPHA) -> Maps:
     alpha I. One maximum flow for each patch and image: 0.1 s an image for 65 tokens, seconds for 197.
     """
     layout = chain.model.layout
-    start = chain.start(_mean_query, alpha=alpha)
+    start = chain.start(lambda call: _mean(call)[:, 0], alpha=alpha)
     layers = [_mean(call).double().cpu().numpy() for call in chain.calls if call.site.kind == "patch"]
     capacities = [(1 - alpha) * weights + alpha * np.eye(layout.tokens) for weights in layers]
     patches = range(len(layout.prefix), layout.tokens)
@@ -337,8 +292,7 @@ def maximum_flows(
 ) -> NDArray[np.float64]:
     """The maximum flow from a source to each target token of the input; 0 for the other tokens.
 
-    start: (tokens,), capacities from the source to the tokens after the last layer; layers: (query, key) capacities in
-    forward order.
+    start: (tokens,), capacities from the source to the last layer's tokens; layers: (query, key), in forward order.
     """
     from scipy.sparse import csr_matrix  # takes 0.2 s to import
     from scipy.sparse.csgraph import maximum_flow

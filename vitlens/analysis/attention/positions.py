@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.analysis.evaluation.intervals import spearman
-from vitlens.analysis.heads.geometry import Geometry, grid_pitch
+from vitlens.analysis.heads.geometry import of_layout
 from vitlens.models.model import Model
 from vitlens.models.positions import FIXED
 from vitlens.models.vit import VisionTransformer
@@ -39,7 +39,7 @@ def distance_correlation(similarity: Similarity, layout: TokenLayout) -> float |
     Negative where near positions are more similar than far ones; 0 without such structure. None where either is
     constant.
     """
-    distances = Geometry(layout.grid, grid_pitch(layout)).distances()[0]
+    distances = of_layout(layout).distances()[0]
     above = torch.ones_like(distances, dtype=torch.bool).triu(1)
     pairs = torch.stack((similarity.detach().double().cpu()[above], distances[above]))
     if pairs.shape[1] < 2 or bool((pairs.std(1) < 1e-9).any()):
@@ -67,7 +67,7 @@ def rank_correlation(similarity: Similarity, layout: TokenLayout) -> RankCorrela
     numbers = torch.arange(layout.patches)
     row, column = numbers // layout.grid[1], numbers % layout.grid[1]
     above = torch.ones(layout.patches, layout.patches, dtype=torch.bool).triu(1)
-    near = -Geometry(layout.grid, grid_pitch(layout)).distances()[0].double()
+    near = -of_layout(layout).distances()[0]
     alike = similarity.detach().double().cpu().round(decimals=6)  # as equal offsets differ in the last bits
     chosen = (above, above & (row[:, None] == row), above & (column[:, None] == column))
     found = [spearman(alike[pairs][None], near[pairs][None]).item() for pairs in chosen]

@@ -3,24 +3,23 @@
 For a viewer that a reader points at patches with, of few images.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.attention.chain import readout_row, without_autocast
-from vitlens.analysis.attention.methods import rollouts_so_far
-from vitlens.analysis.attention.registry import WHOLE
+from vitlens.analysis.attention.chain import Vector, chain_length, readout_row, without_autocast
+from vitlens.analysis.attention.registry import ALPHA, WHOLE
+from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.site import KIND_WORDS
 from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model
-from vitlens.names import Readout
-from vitlens.shapes import Images
+from vitlens.shapes import Fused, Images
 
 _BYTES = 1 << 28  # of the layers' means over heads, in single precision, that are held at a time
 
@@ -70,8 +69,6 @@ def token_attention(
     require_token_attention(model)
     if not len(images):
         raise InputError("expected at least one image, found none")
-    layout, readout = model.layout, model.anatomy.readout
-    chosen: Readout = "mean" if readout in (None, "pool") else readout
 
     def of_batch(batch: Images, whole: int) -> tuple[Tensor, Tensor, Tensor]:
         heads: list[Tensor] = []
@@ -90,11 +87,56 @@ def token_attention(
             means.append(torch.cat(mean).float())
 
         observe(model, batch, take)
-        row = readout_row(layout, chosen, batch=len(batch), like=means[0])
-        rollouts = rollouts_so_far(reversed(means), row).cpu()
+        rollouts = rollouts_so_far(reversed(means), _readout(model, means[0])).cpu()
         return torch.stack(heads, 1), torch.stack([pool(mean.cpu()) for mean in means], 1), rollouts
 
     depth = sum(site.kind == "patch" for site in survey_weights(model, images[:1].to(model.device)))
-    size = max(1, _BYTES // (4 * depth * layout.tokens**2))
+    size = max(1, _BYTES // (4 * depth * model.layout.tokens**2))
     batches = ((images[at : at + size].to(model.device), max(0, whole - at)) for at in range(0, len(images), size))
     return TokenAttention(*(torch.cat(each) for each in zip(*(of_batch(*each) for each in batches), strict=True)))
+
+
+def rollout_by_layer(model: Model, images: Images) -> Float[Tensor, "batch layers rows columns"]:
+    """The rollout of each image up to each layer: the map that a classifier behind that layer would read.
+
+    images: (batch, 3, height, width) in [0, 1]. Where a model reads its classes by attention pooling, the mean over the
+    patches is read in its place. Raises UnsupportedError as `rollout`, and for windows, whose stages have maps of
+    several sizes.
+    """
+    if model.anatomy.layout is None:
+        raise UnsupportedError(f"expected one sequence of tokens in all layers, found windows in {model.alias}")
+    chain_length(model, images[:1])
+    parts = []
+    for batch in images.split(fitting_batch_size(model)):
+        means: list[Fused | None] = []  # None: class attention, which leaves the patches as they are
+
+        def take(call: AttentionCall, means: list[Fused | None] = means) -> None:
+            with without_autocast(model.device):
+                means.append(precise(call.precise().weights()).mean(1) if call.site.kind == "patch" else None)
+
+        observe(model, batch.to(model.device), take)
+        with without_autocast(model.device):
+            like = next(mean for mean in means if mean is not None)
+            rows = rollouts_so_far(reversed(means), _readout(model, like))
+        parts.append(model.layout.as_map(rows))
+    return torch.cat(parts)
+
+
+def rollouts_so_far(layers: Iterable[Fused | None], start: Vector) -> Float[Tensor, "batch layers tokens"]:
+    """The rollout from the same row through the layers up to each layer, in forward order.
+
+    layers: weights averaged over heads, whose rows sum to 1, from the last layer back; None: a layer that leaves the
+    tokens as they are. All rows are propagated together, so each layer is read once.
+    """
+    rows = start[:, None][:, :0]
+    for weights in layers:
+        rows = torch.cat((start[:, None], rows), 1)
+        if weights is not None:
+            rows = torch.baddbmm(rows, rows, weights, beta=ALPHA, alpha=1 - ALPHA)
+    return rows
+
+
+def _readout(model: Model, like: Fused) -> Vector:
+    """What the classifier reads, as a row over the tokens; with attention pooling the mean over patches."""
+    known = model.anatomy.readout
+    return readout_row(model.layout, "mean" if known in (None, "pool") else known, batch=len(like), like=like)

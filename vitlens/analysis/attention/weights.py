@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitlens.analysis.attention.chain import Chain
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
-from vitlens.analysis.heads.geometry import geometry_of
+from vitlens.analysis.heads.geometry import Geometry, geometry_of
 from vitlens.data.split import Split
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise, received, window_index
@@ -63,15 +63,18 @@ def attention(model: Model, images: AnyImages, *, rows: RowChoice = "all") -> tu
 
 @dataclass(frozen=True)
 class LayerMaps:
-    """The attention of one layer's heads from the readout's query: maps (batch, heads, rows, columns), not scaled.
+    """The attention of one layer's heads from the readout's query, or from or to one patch, as maps (batch, heads,
+    rows, columns), not scaled.
 
-    prefix: mass (batch, heads) on CLS and other prefix tokens, which is not in the map; reading: the name of the query.
+    prefix: (batch, heads, tokens), the weights of CLS and other prefix tokens in their order, which are not in the map;
+    reading: the name of the query; patch: (row, column) in this layer's grid, from 0.
     """
 
     site: Site
     maps: Float[Tensor, "batch heads rows columns"]
-    prefix: Float[Tensor, "batch heads"]
-    reading: str
+    prefix: Float[Tensor, "batch heads prefix"]
+    reading: str = ""
+    patch: tuple[int, int] = (0, 0)
 
 
 def attention_maps(model: Model, images: Images) -> tuple[LayerMaps, ...]:
@@ -82,9 +85,8 @@ def attention_maps(model: Model, images: Images) -> tuple[LayerMaps, ...]:
     layers: list[LayerMaps] = []
 
     def keep(call: AttentionCall) -> None:
-        read = layer_map(call, model)
-        if read is not None:
-            layers.append(read)
+        if map_grid(call.site, model) is not None:
+            layers.append(layer_map(call, model))
 
     observe(model, images, keep)
     return tuple(layers)
@@ -98,7 +100,7 @@ def require_attention(model: Model) -> None:
 def require_maps(model: Model) -> None:
     """Raise UnsupportedError unless the attention of some layer is a map of the image."""
     sites = survey_weights(model, probe_images(model, 1))
-    if not any(has_map(site, model) for site in sites):
+    if not any(map_grid(site, model) for site in sites):
         kinds = Counter(site.kind for site in sites)
         listed = ", ".join(f"{count} of kind {kind} ({NO_PLACE[kind]})" for kind, count in kinds.items())
         raise UnsupportedError(
@@ -106,39 +108,29 @@ def require_maps(model: Model) -> None:
         )
 
 
-def key_grid(site: Site, model: Model) -> tuple[tuple[int, int] | None, int]:
-    """The grid of the patches of a layer in which patches attend to patches, None for another layer, and the number of
-    tokens before them."""
+def map_grid(site: Site, model: Model) -> tuple[int, int] | None:
+    """The grid of the patches that a layer's heads attend to; None where its attention is no map of the image."""
+    if site.kind == "class" and site.windows is None and model.anatomy.layout is not None:
+        return model.layout.grid
     place = geometry_of(site, model)
-    return (None, 0) if place is None else (place.map_grid, place.prefix)
+    return None if place is None else place.map_grid
 
 
-def has_map(site: Site, model: Model) -> bool:
-    """Whether the attention of a layer's heads is a map of the image."""
-    pooling = site.kind == "class" and site.windows is None and model.anatomy.layout is not None
-    return pooling or key_grid(site, model)[0] is not None
-
-
-def layer_map(call: AttentionCall, model: Model) -> LayerMaps | None:
-    """The attention maps of one layer's heads, or None for a layer whose queries or keys are no patches."""
-    site, layout = call.site, model.anatomy.layout
-    grid, prefix = key_grid(site, model)
+def layer_map(call: AttentionCall, model: Model) -> LayerMaps:
+    """The attention maps of the heads of a layer that has a `map_grid`."""
+    site, grid, layout = call.site, map_grid(call.site, model), model.anatomy.layout
+    assert grid is not None
     if site.windows is not None:
         maps = received(call.placed(), site.windows)
-        return LayerMaps(site, maps, maps.new_zeros(maps.shape[:2]), "mean over the patches of a window")
-    if site.kind == "class" and layout is not None:
-        grid, row, reading = layout.grid, call.weights()[:, :, 0], "the pooling query"
-    elif grid is None:
-        return None
-    elif layout is not None and site.keys == layout.tokens:
-        if model.anatomy.readout in ("cls", "cls+distillation"):
-            row, reading = call.rows(layout.positions("cls"))[:, :, 0], "the CLS token"
-        else:
-            row, reading = call.rows(range(prefix, layout.tokens)).mean(2), "mean over all patches"
-    else:
-        row, reading = call.weights().mean(2), "mean over all patches"
+        return LayerMaps(site, maps, maps.new_zeros(*maps.shape[:2], 0), "mean over the patches of a window")
     patches = grid[0] * grid[1]
-    return LayerMaps(site, row[..., -patches:].unflatten(-1, grid), row[..., :-patches].sum(-1), reading)
+    if site.kind == "class":
+        row, reading = call.weights()[:, :, 0], "the pooling query"
+    elif layout is not None and site.keys == layout.tokens and model.anatomy.readout in ("cls", "cls+distillation"):
+        row, reading = call.rows(layout.positions("cls"))[:, :, 0], "the CLS token"
+    else:
+        row, reading = call.rows(slice(site.keys - patches, None)).mean(2), "mean over all patches"
+    return LayerMaps(site, row[..., -patches:].unflatten(-1, grid), row[..., :-patches], reading)
 
 
 def layer_maps(chain: Chain, *, layer: int | None = None) -> Float[Tensor, "batch rows columns"]:
@@ -146,15 +138,15 @@ def layer_maps(chain: Chain, *, layer: int | None = None) -> Float[Tensor, "batc
 
     Raises UnsupportedError for a layer without a map.
     """
-    placed = [call.site.layer for call in chain.calls if has_map(call.site, chain.model)]
-    chosen = (placed or [chain.calls[-1].site.layer])[-1] if layer is None else layer
-    read = layer_map(next(call for call in reversed(chain.calls) if call.site.layer == chosen), chain.model)
-    if read is None:
+    placed = [call for call in chain.calls if map_grid(call.site, chain.model) is not None]
+    chosen = [call for call in placed if layer in (None, call.site.layer)]
+    if not chosen:
+        number = chain.calls[-1].site.layer if layer is None else layer
         raise UnsupportedError(
-            f"expected a layer in which patches attend to patches, found pooled keys or channels in layer {chosen} of "
+            f"expected a layer in which patches attend to patches, found pooled keys or channels in layer {number} of "
             f"{chain.model.alias}; choose another --layer"
         )
-    maps: Tensor = read.maps.mean(1)
+    maps: Tensor = layer_map(chosen[-1], chain.model).maps.mean(1)
     return maps
 
 
@@ -182,21 +174,7 @@ def attention_moved(before: Model, after: Sequence[Model], images: Split) -> tup
     return tuple(tuple(torch.cat(layer) for layer in zip(*batches)) for batches in parts)
 
 
-@dataclass(frozen=True)
-class PatchView:
-    """One layer's attention from or to one patch: maps (batch, heads, rows, columns), not scaled.
-
-    patch: (row, column) in this layer's grid, from 0; prefix: (batch, heads, tokens), the weights of CLS and other
-    prefix tokens in their order, which are not in the map.
-    """
-
-    site: Site
-    patch: tuple[int, int]
-    maps: Float[Tensor, "batch heads rows columns"]
-    prefix: Float[Tensor, "batch heads prefix"]
-
-
-def patch_views(model: Model, images: Images, *, side: Side, patch: tuple[int, int]) -> tuple[PatchView, ...]:
+def patch_views(model: Model, images: Images, *, side: Side, patch: tuple[int, int]) -> tuple[LayerMaps, ...]:
     """The attention of one patch, layer by layer.
 
     side: "query", where it attends, its row of the weights (map and prefix sum to 1); "key", what attends to it, its
@@ -205,31 +183,13 @@ def patch_views(model: Model, images: Images, *, side: Side, patch: tuple[int, i
     patch's window, without the weights on padding. Layers of pooled keys, channels or a pooling query are left out.
     Raises InputError outside the grid, UnsupportedError where no layer has patches that attend to patches.
     """
-    places = _places(model, survey_weights(model, images), patch, side)
-    layers: list[PatchView] = []
-
-    def keep(call: AttentionCall) -> None:
-        grid, prefix = key_grid(call.site, model)
-        place = places.get((call.site.layer, call.site.part))
-        if place is not None and grid is not None:
-            token = prefix + place[0] * grid[1] + place[1]
-            line = _in_map(call, token, side) if call.site.windows is None else _in_window(call, token, side)
-            layers.append(PatchView(call.site, place, line[..., prefix:].unflatten(-1, grid), line[..., :prefix]))
-
-    observe(model, images, keep)
-    return tuple(layers)
-
-
-def _places(
-    model: Model, sites: tuple[Site, ...], patch: tuple[int, int], side: Side
-) -> dict[tuple[int, int], tuple[int, int]]:
-    """The patch in each (layer, part) in which patches attend to patches, followed through merging."""
-    places: dict[tuple[int, int], tuple[int, int]] = {}
+    places: dict[tuple[int, int], tuple[Geometry, tuple[int, int]]] = {}  # by layer and part: the patch, after merging
     before: tuple[int, int] | None = None
-    for site in sites:
-        grid, _ = key_grid(site, model)
-        if grid is None:
+    for site in survey_weights(model, images):
+        geometry = geometry_of(site, model)
+        if geometry is None:
             continue
+        grid = geometry.map_grid
         if before is not None:
             patch = (merged(patch[0], before[0], grid[0]), merged(patch[1], before[1], grid[1]))
         elif not (0 <= patch[0] < grid[0] and 0 <= patch[1] < grid[1]):
@@ -237,12 +197,25 @@ def _places(
                 f"expected --{side} ROW,COL inside the {grid[0]}x{grid[1]} grid (0,0 to {grid[0] - 1},{grid[1] - 1}), "
                 f"found {patch[0]},{patch[1]}"
             )
-        places[site.layer, site.part], before = patch, grid
+        places[site.layer, site.part], before = (geometry, patch), grid
     if not places:
         raise UnsupportedError(
             f"expected layers in which patches attend to patches, found none in {model.alias}; leave --{side} out"
         )
-    return places
+    layers: list[LayerMaps] = []
+
+    def keep(call: AttentionCall) -> None:
+        if (call.site.layer, call.site.part) not in places:
+            return
+        geometry, (row, column) = places[call.site.layer, call.site.part]
+        grid, prefix = geometry.map_grid, geometry.prefix
+        token = prefix + row * grid[1] + column
+        line = _in_map(call, token, side) if call.site.windows is None else _in_window(call, token, side)
+        maps = line[..., prefix:].unflatten(-1, grid)
+        layers.append(LayerMaps(call.site, maps, line[..., :prefix], patch=(row, column)))
+
+    observe(model, images, keep)
+    return tuple(layers)
 
 
 def merged(place: int, before: int, now: int) -> int:
@@ -318,9 +291,22 @@ def window_layers(model: Model, images: Images) -> tuple[WindowLayer, ...]:
 
     def keep(call: AttentionCall) -> None:
         windows = call.site.windows
-        if windows is not None:  # with the layers just before, as far back as their maps have this layer's size
-            same = takewhile(lambda layer: layer.windows.resolution == windows.resolution, reversed(layers))
-            layers.append(_layer(call.site, windows, (call.placed() > MASKED).any(1).cpu(), list(same)[::-1]))
+        if windows is None:
+            return
+        allowed, places = (call.placed() > MASKED).any(1).cpu(), window_index(windows)
+        patches, real = windows.resolution[0] * windows.resolution[1], places >= 0
+        meets = allowed & real[:, :, None] & real[:, None]
+        first = places[:, None].expand_as(meets).masked_fill(~meets, patches).amin(-1)  # the first patch that it meets
+        part = torch.zeros(patches, dtype=torch.long)
+        part[places[real]] = first[real]
+        part = part.unique(return_inverse=True)[1].view(windows.resolution)
+        # with the layers just before, as far back as their maps have this layer's size
+        same = takewhile(lambda layer: layer.windows.resolution == windows.resolution, reversed(layers))
+        stage, pairs = list(same)[::-1], _pairs(places, allowed, patches)
+        new = int((~torch.isin(pairs, _pairs(stage[-1].places, stage[-1].allowed, patches))).sum()) if stage else None
+        layer = WindowLayer(call.site, windows, places, allowed, part, len(pairs), new, 0.0)
+        followed = torch.arange(0, patches, max(1, -(-patches // _FOLLOWED)))
+        layers.append(replace(layer, reach=float(reached([*stage, layer], followed).sum(1).double().mean())))
 
     observe(model, images[:1], keep)
     if not layers:
@@ -343,23 +329,6 @@ def reached(layers: Sequence[WindowLayer], patches: Int[Tensor, " some"]) -> Boo
         depends[places.flatten()] |= keys.flatten(0, 1)  # and each itself, by the residual stream
         depends[-1] = False
     return depends[:-1].T
-
-
-def _layer(site: Site, windows: Windows, allowed: Tensor, stage: Sequence[WindowLayer]) -> WindowLayer:
-    """stage: the layers before on the same map."""
-    places = window_index(windows)
-    real = places >= 0
-    patches = windows.resolution[0] * windows.resolution[1]
-    part = torch.zeros(patches, dtype=torch.long)
-    meets = allowed & real[:, :, None] & real[:, None]
-    first = places[:, None].expand_as(meets).masked_fill(~meets, patches).amin(-1)  # the first patch that it meets
-    part[places[real]] = first[real]
-    part = part.unique(return_inverse=True)[1]
-    pairs = _pairs(places, allowed, patches)
-    new = int((~torch.isin(pairs, _pairs(stage[-1].places, stage[-1].allowed, patches))).sum()) if stage else None
-    layer = WindowLayer(site, windows, places, allowed, part.view(windows.resolution), len(pairs), new, 0.0)
-    followed = torch.arange(0, patches, max(1, -(-patches // _FOLLOWED)))
-    return replace(layer, reach=float(reached([*stage, layer], followed).sum(1).double().mean()))
 
 
 def _pairs(places: Tensor, allowed: Tensor, patches: int) -> Int[Tensor, " pairs"]:

@@ -71,21 +71,18 @@ def match_classes(model: Sequence[str], data: Sequence[str]) -> tuple[list[int],
     place = {name: index for index, name in enumerate(model)}
     missing = [name for name in data if name not in place]
     if missing or len(place) != len(model):
-        only = [name for name in model if name not in set(data)]
+        known = set(data)
+        in_data, in_model = (
+            (", ".join(map(repr, names[:5])) or "none") + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            for names in (missing, [name for name in model if name not in known])
+        )
         raise InputError(
             f"expected the model's {len(model)} classes to include the data's {len(data)}; only in the data: "
-            f"{_first_few(missing)}; only in the model: {_first_few(only)}; name the model's with --classes FILE"
+            f"{in_data}; only in the model: {in_model}; name the model's with --classes FILE"
         )
-    columns = [place[name] for name in data]
-    taken = set(columns)
-    columns += [index for index in range(len(model)) if index not in taken]
+    first = [place[name] for name in data]
+    columns = [*first, *sorted(set(range(len(model))) - set(first))]
     return columns, tuple(model[index] for index in columns)
-
-
-def _first_few(names: Sequence[str]) -> str:
-    """The first five names, and how many more there are."""
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return (", ".join(repr(name) for name in names[:5]) or "none") + more
 
 
 def label_columns(model: Sequence[str], split: Split) -> Labels:
@@ -171,11 +168,6 @@ def class_index(target: str | int, classes: tuple[str, ...], *, words: tuple[str
     if target.lower() in folded:
         return folded.index(target.lower())
     raise UnknownNameError("class", target, (PREDICTED, label, *classes))
-
-
-def labels_of(model: Model, split: Split) -> Labels | None:
-    """The label of each image as a column of the model's logits (n,), or None where the split has no labels."""
-    return None if split.labels is None else label_columns(model.classes, split)
 
 
 def required_labels(model: Model, images: Parts, labels: Tensor | str | None, size: int) -> Labels:

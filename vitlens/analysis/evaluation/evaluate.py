@@ -1,15 +1,11 @@
 """Pictures as input, and a model's predictions on a split: accuracy, accuracy by class, confusion, calibration."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
 from vitlens.analysis.evaluation.classes import reading
@@ -27,8 +23,6 @@ from vitlens.uncertainty import Estimate, bootstrap_mean, wilson
 BACKWARD = 3  # a backward pass needs about this many times the memory of a forward pass
 _DRAWS = 1_000  # of the interval of the calibration error
 BINS = 15  # of the expected calibration error, of equal width
-
-Picture: TypeAlias = str | Path | Image.Image | NDArray[Any] | Tensor | Split
 
 
 @dataclass(frozen=True, repr=False)
@@ -149,13 +143,13 @@ def accuracy(correct: Bool[Tensor, " batch"], *, groups: Tensor | None = None, s
     or none are correct its width would be 0, and Wilson's over the number of groups is used.
     """
     n, right = len(correct), int(correct.sum())
-    if groups is None or len(groups.unique()) == n:
+    clusters = n if groups is None else len(groups.unique())
+    if groups is None or clusters == n:
         return wilson(right, n)
     if right in (0, n):
-        clusters = len(groups.unique())
         bound = wilson(clusters if right else 0, clusters)
         return Estimate(right / n, bound.low, bound.high, n)
-    if len(groups.unique()) == 1:
+    if clusters == 1:
         return Estimate(right / n, 0.0, 1.0, n)  # one group, partly correct: nothing is known about other groups
     return bootstrap_mean(correct.cpu().numpy(), groups=groups.cpu().numpy(), seed=seed)
 
@@ -226,7 +220,7 @@ def calibration_error(
     return Estimate(error, max(0.0, lower), max(error, upper), len(labels))
 
 
-def images(pictures: Picture | Sequence[Picture], model: Model) -> Images:
+def images(pictures: AnyImages, model: Model) -> Images:
     """Pictures as input of a model: (n, 3, height, width) in [0, 1], on the model's device.
 
     pictures: one or a list of files, folders (all images below, sorted), patterns of paths, PIL images, uint8 arrays

@@ -12,21 +12,20 @@ degrees of freedom. An interval over seeds alone would ignore the sampling of te
 would treat three predictions for one image as three images.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import stats
 from torch import Tensor
 
+from vitlens import uncertainty
 from vitlens.errors import InputError
-from vitlens.uncertainty import DRAWS, LEVEL, POWER, Estimate, accuracy_difference, mcnemar, wilson
-
-_AT_ONCE = 4_000_000  # numbers drawn at once, as in uncertainty: it determines the draws
+from vitlens.uncertainty import DRAWS, LEVEL, POWER, Estimate, Numbers, accuracy_difference, mcnemar, wilson
 
 ByRow = Float[Tensor, "cases batch"]
 Rows = Float[Tensor, " cases"]
@@ -38,16 +37,7 @@ def resampled_means(
     values: ByRow, *, groups: Tensor | None = None, seed: int = 0, draws: int = DRAWS
 ) -> Float[Tensor, "draws cases"]:
     """The means of values (cases, n) over bootstrap samples of the images, or of whole groups (n,)."""
-    sums, counts = _by_group(values, groups)
-    generator = np.random.default_rng(seed)
-    means = np.empty((draws, sums.shape[1]))
-    size = len(sums)
-    for start, count in _steps(draws, size):
-        drawn = generator.integers(0, size, size=(count, size))
-        times = np.bincount((drawn + size * np.arange(count)[:, None]).ravel(), minlength=count * size)
-        times = times.reshape(count, size).astype(np.float64)  # how often each group was drawn
-        means[start : start + count] = (times @ sums) / (times @ counts)[:, None]
-    return torch.from_numpy(means)
+    return torch.from_numpy(uncertainty.resampled_means(*_by_group(values, groups), seed=seed, draws=draws))
 
 
 def intervals(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, draws: int = DRAWS) -> tuple[Rows, Rows]:
@@ -75,7 +65,7 @@ def sign_flips(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, dr
     observed = np.abs(sums.sum(0)) * (1 - 1e-12)  # so that rounding of the same sum in another order does not matter
     generator = np.random.default_rng(seed)
     reached = np.zeros(sums.shape[1])
-    for _, count in _steps(draws, len(sums)):
+    for _, count in uncertainty.steps(draws, len(sums)):
         signs = generator.integers(0, 2, size=(count, len(sums)), dtype=np.int8) * 2 - 1
         reached += (np.abs(signs @ sums) >= observed).sum(0)
     return torch.from_numpy((reached + 1) / (draws + 1))
@@ -86,8 +76,6 @@ def spearman(first: ByRow, second: ByRow) -> Rows:
     one of them is constant or has a NaN, or there are fewer than two values."""
     if first.shape[1] < 2:
         return torch.full((len(first),), torch.nan, dtype=torch.float64)
-    from scipy import stats  # half a second to import, which not every command needs
-
     ranks = [stats.rankdata(values.detach().cpu().double().numpy(), axis=1) for values in (first, second)]
     centred = [rank - rank.mean(1, keepdims=True) for rank in ranks]
     norms = [np.sqrt((rank**2).sum(1)) for rank in centred]
@@ -96,25 +84,12 @@ def spearman(first: ByRow, second: ByRow) -> Rows:
     return torch.from_numpy(found)
 
 
-def _steps(draws: int, size: int) -> Iterator[tuple[int, int]]:
-    step = max(1, _AT_ONCE // size)
-    return ((start, min(step, draws - start)) for start in range(0, draws, step))
-
-
-def _by_group(values: ByRow, groups: Tensor | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _by_group(values: ByRow, groups: Tensor | None) -> tuple[Numbers, Numbers]:
     """Sums (groups, cases) and numbers of images (groups,); without groups each image is its own group."""
     columns = values.detach().cpu().double().numpy().T
     if not len(columns) or not np.isfinite(columns).all():
         raise InputError("expected finite values of at least one image, found NaN, infinity or none")
-    if groups is None:
-        return columns, np.ones(len(columns))
-    if groups.shape != (len(columns),):
-        raise InputError(f"expected one group an image ({len(columns)}), found groups of shape {tuple(groups.shape)}")
-    member = np.unique(groups.cpu().numpy(), return_inverse=True)[1].astype(np.intp).ravel()
-    counts = np.bincount(member).astype(np.float64)
-    sums = np.zeros((len(counts), columns.shape[1]))
-    np.add.at(sums, member, columns)
-    return sums, counts
+    return uncertainty.by_group(columns, None if groups is None else groups.cpu().numpy())
 
 
 @dataclass
@@ -151,8 +126,6 @@ class Moments:
 
     def half_width(self, key: Key) -> Tensor:
         """Half the width of Student's 95 % interval of the mean, (heads,); NaN for one image or one group."""
-        from scipy import stats  # half a second, which not every command needs
-
         members = self.cluster_sums[_MEMBERS][:, 0] if self.clusters else torch.zeros(0)
         n = int((members > 0).sum()) if self.clusters else self.count
         if n < 2:

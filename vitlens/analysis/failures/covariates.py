@@ -64,9 +64,8 @@ class Subject:
             return {}
         at = torch.arange(len(self.split)) if self.indices is None else self.indices
         grid = (self.maps.shape[-2], self.maps.shape[-1])
-        height, width = (-(-side // cells) * cells for side, cells in zip(self.split.size, grid))
         masks = None if self.split.masks is None else self.split.masks[at]
-        shares = map_shares(self.maps, size=(height, width), grid=grid, masks=masks)
+        shares = map_shares(self.maps, size=self.split.size, grid=grid, masks=masks)
         found = {"row": shares.row, "column": shares.column, "half": shares.half, "outer": 1 - shares.central}
         if masks is not None and shares.inside is not None:
             found["inside"] = torch.where(masks.flatten(1).any(1), shares.inside, torch.nan)
@@ -75,33 +74,27 @@ class Subject:
             found[name][at] = torch.where(shares.usable, values, torch.nan).float()
         return found
 
+    @cached_property
+    def values(self) -> Mapping[str, PerImage]:
+        """Every property (n,) that differs between these images, NaN where it is not known.
 
-def covariates(subject: Subject) -> dict[str, PerImage]:
-    """Every property (n,) that differs between these images, NaN where it is not known.
-
-    Of maps: where the objects are known, how much of each lies on them, else the place and size of what it marks.
-    """
-    split, evaluation = subject.split, subject.evaluation
-    parts: dict[str, list[Tensor]] = {}
-    for batch in split.batches(_BATCH):
-        masks = None if split.masks is None else split.masks[batch.indices.to(split.masks.device)].cpu()
-        for name, values in _of_pixels(luminance(batch.images).cpu(), masks).items():
-            parts.setdefault(name, []).append(values.float())
-    found = {name: torch.cat(values) for name, values in parts.items()}
-    maps, sides = subject.mapped, torch.tensor(split.size)
-    if "inside" in maps:
-        found["map_on_object"] = maps["inside"]
-    elif maps:
-        off = (torch.stack([maps["row"], maps["column"]], 1) - 0.5) * sides
-        found |= {"map_off_centre": off.norm(dim=1) / (min(split.size) / 2)}
-        found |= {"map_size": maps["half"], "map_outer": maps["outer"]}
-    found["look_alike"] = look_alike(evaluation.logits, evaluation.labels)
-    found["confidence"] = evaluation.confidence
-    return {
-        name: found[name]
-        for name in PROPERTIES
-        if name in found and found[name].nan_to_num(0.0).std(correction=0) > 1e-6
-    }
+        Of maps: where the objects are known, how much of each lies on them, else the place and size of what it marks.
+        """
+        split, maps, parts = self.split, self.mapped, list[dict[str, Tensor]]()
+        for batch in split.batches(_BATCH):
+            masks = None if split.masks is None else split.masks[batch.indices.to(split.masks.device)].cpu()
+            parts.append(_of_pixels(luminance(batch.images).cpu(), masks))
+        found = {name: torch.cat([part[name].float() for part in parts]) for name in parts[0]}
+        if "inside" in maps:
+            found["map_on_object"] = maps["inside"]
+        elif maps:
+            off = (torch.stack([maps["row"], maps["column"]], 1) - 0.5) * torch.tensor(split.size)
+            found |= {"map_off_centre": off.norm(dim=1) / (min(split.size) / 2)}
+            found |= {"map_size": maps["half"], "map_outer": maps["outer"]}
+        found["look_alike"] = look_alike(self.evaluation.logits, self.evaluation.labels)
+        found["confidence"] = self.evaluation.confidence
+        varied = [name for name, each in found.items() if each.nan_to_num(0.0).std(correction=0) > 1e-6]
+        return {name: found[name] for name in PROPERTIES if name in varied}
 
 
 def _of_pixels(planes: Plane, masks: Masks | None) -> dict[str, Tensor]:
@@ -150,7 +143,6 @@ def blur(planes: Plane) -> PerImage:
 
 
 def _mean(planes: Tensor, weights: Tensor) -> PerImage:
-    """The weighted mean of each plane; NaN without weights."""
     total = weights.sum((1, 2))
     return torch.where(total > 0, (planes * weights).sum((1, 2)) / total.clamp_min(1e-9), torch.nan)
 
@@ -323,20 +315,21 @@ def without_clutter(pictures: Pictures, _sign: int) -> Edited:
     """The ground without distractors, or blurred; control: another ground, or its mirror image."""
     scenes = pictures.split.scenes
     if scenes is not None:
-        plain, control = (scenes.redrawn(how).float() / 255 for how in ("without distractors", "other ground"))
-        return plain, control
-    smooth = blurred(pictures.ground, _GROUND_BLUR * min(pictures.images.shape[-2:]))
-    plain, control = (
-        torch.where(pictures.layer > 0, pictures.images, ground) for ground in (smooth, pictures.ground.flip(3))
-    )
-    return plain, control
+        return scenes.redrawn("without distractors").float() / 255, scenes.redrawn("other ground").float() / 255
+    smooth, on_object = blurred(pictures.ground, _GROUND_BLUR * min(pictures.images.shape[-2:])), pictures.layer > 0
+    mirrored = pictures.ground.flip(3)
+    return torch.where(on_object, pictures.images, smooth), torch.where(on_object, pictures.images, mirrored)
 
 
 def _beside_tint(images: Images, changed: Images, where: Tensor) -> Edited:
     """The change, and the images tinted there by as much (root mean square): of eight tints of unchanged luminance the
     one that comes nearest to that once it is kept within the range of colours."""
+
+    def size(change: Images) -> Float[Tensor, "batch 1 1 1"]:
+        return change.square().mean((1, 2, 3), keepdim=True).sqrt()
+
     changed = changed.clamp(0, 1)
-    wanted = _size(changed - images)
+    wanted = size(changed - images)
     weights = torch.tensor(LUMINANCE)
     first = torch.linalg.cross(weights, torch.tensor([1.0, 0.0, 0.0]))
     second = torch.linalg.cross(weights, first)
@@ -347,27 +340,13 @@ def _beside_tint(images: Images, changed: Images, where: Tensor) -> Edited:
         tint = math.cos(at * math.pi / 4) * first + math.sin(at * math.pi / 4) * second
         strength = wanted * math.sqrt(3) / share.sqrt()
         tinted = (images + strength * tint[None, :, None, None] * where).clamp(0, 1)
-        off = (_size(tinted - images) - wanted).abs()
+        off = (size(tinted - images) - wanted).abs()
         best, miss = torch.where(off < miss, tinted, best), torch.minimum(off, miss)
     return changed, best
 
 
-def _size(change: Images) -> Float[Tensor, "batch 1 1 1"]:
-    """The root mean square of each change."""
-    return change.square().mean((1, 2, 3), keepdim=True).sqrt()
-
-
-CHANGES: Final[Mapping[str, Callable[[Pictures, int], Edited]]] = MappingProxyType(
-    {
-        "off_centre": around_centre,
-        "size": scaled,
-        "object_contrast": with_contrast,
-        "border": off_border,
-        "contrast": with_contrast,
-        "brightness": with_brightness,
-        "sharpness": with_sharpness,
-        "clutter": without_clutter,
-        "map_off_centre": around_centre,
-        "map_size": scaled,
-    }
-)
+CHANGES: Final[Mapping[str, Callable[[Pictures, int], Edited]]] = MappingProxyType({
+    "off_centre": around_centre, "size": scaled, "object_contrast": with_contrast, "border": off_border,
+    "contrast": with_contrast, "brightness": with_brightness, "sharpness": with_sharpness, "clutter": without_clutter,
+    "map_off_centre": around_centre, "map_size": scaled,
+})  # fmt: skip

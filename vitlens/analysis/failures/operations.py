@@ -1,9 +1,9 @@
 """Disturbed images: the operations of the table of disturbances, and which images are classified correctly after them.
 
-Random numbers depend on an
-image's own key, not on its index in a batch; a square that is covered at one level is also covered at higher levels.
-Each corruption is one operation of torchvision (JPEG: of Pillow). Frequencies are shares of Nyquist's (half a cycle a
-pixel): 1 is the highest along an axis, sqrt(2) the highest of all; the image is treated as periodic.
+Random numbers depend on an image's own key, not on its index in a batch; a square that is covered at one level is also
+covered at higher levels. Each corruption is one operation of torchvision (JPEG: of Pillow). Frequencies are shares of
+Nyquist's (half a cycle a pixel): 1 is the highest along an axis, sqrt(2) the highest of all; the image is treated as
+periodic.
 """
 
 import math
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from PIL import Image
 from torch import Tensor
 
@@ -41,8 +41,7 @@ def _torchvision() -> Any:
     return import_without_compiler("torchvision.transforms.v2.functional")
 
 
-def gaussian_noise(images: Images, strength: float, keys: Keys) -> Images:
-    """Gaussian noise of this standard deviation, drawn by each image's key."""
+def _noise(images: Images, strength: float, keys: Keys) -> Images:
     count = images[0].numel()
     first, second = (uniform(keys.to(images.device), count, stream=stream).double() for stream in (3, 4))
     normal = (-2 * (1 - first).log()).sqrt() * (2 * torch.pi * second).cos()  # Box and Muller
@@ -57,8 +56,7 @@ def blurred(images: Images, sigma: float) -> Images:
     return smooth
 
 
-def jpeg(images: Images, strength: float, _keys: Keys) -> Images:
-    """Compressed as JPEG of this quality."""
+def _jpeg(images: Images, strength: float, _keys: Keys) -> Images:
     read = []
     for pixels in (images.cpu() * 255).round().clamp(0, 255).byte().permute(0, 2, 3, 1).numpy():
         file = BytesIO()
@@ -67,8 +65,7 @@ def jpeg(images: Images, strength: float, _keys: Keys) -> Images:
     return torch.stack(read).permute(0, 3, 1, 2).to(images.device, images.dtype) / 255
 
 
-def pixelate(images: Images, strength: float, _keys: Keys) -> Images:
-    """Downsampled to this share of each side and enlarged again."""
+def _pixelated(images: Images, strength: float, _keys: Keys) -> Images:
     transforms, sides = _torchvision(), list(images.shape[-2:])
     small, modes = [max(1, round(side * strength)) for side in sides], transforms.InterpolationMode
     coarse = transforms.resize(images, small, interpolation=modes.BILINEAR, antialias=True)
@@ -76,8 +73,7 @@ def pixelate(images: Images, strength: float, _keys: Keys) -> Images:
     return large
 
 
-def occlusion(images: Images, strength: float, keys: Keys) -> Images:
-    """A square of this share of the shorter side filled with the mean colour, at a random place by each image's key."""
+def _occluded(images: Images, strength: float, keys: Keys) -> Images:
     height, width = images.shape[-2:]
     side, erased = max(1, round(strength * min(height, width))), images.clone()
     places = uniform(keys.to(images.device), 2, stream=5).cpu()
@@ -92,21 +88,13 @@ def frequency_bands(images: Images, *, cutoff: float) -> tuple[Images, Images]:
 
     cutoff: share of Nyquist's frequency, 0 or more. Values are not clipped; the high part has mean 0.
     """
-    size = images.shape[-2], images.shape[-1]
-    inside = radius(size, device=images.device) <= cutoff + 1e-6  # also components on the circle, despite rounding
-    low: Tensor = torch.fft.irfft2(torch.fft.rfft2(images.float()) * inside, s=size)
+    height, width = images.shape[-2:]
+    down = 2 * torch.fft.fftfreq(height, device=images.device)
+    across = 2 * torch.fft.rfftfreq(width, device=images.device)
+    radius = (down[:, None].square() + across[None].square()).sqrt()  # of each component, alike in all directions
+    inside = radius <= cutoff + 1e-6  # also components on the circle, despite rounding
+    low: Tensor = torch.fft.irfft2(torch.fft.rfft2(images.float()) * inside, s=(height, width))
     return low, images - low
-
-
-def radius(size: tuple[int, int], *, device: torch.device | None = None) -> Float[Tensor, "height half_width"]:
-    """The frequency of each of rfft2's components for images of this size (height, width), a share of Nyquist's.
-
-    The same number of cycles a pixel has the same radius along and across, also where the image is not square.
-    """
-    down = 2 * torch.fft.fftfreq(size[0], device=device)
-    across = 2 * torch.fft.rfftfreq(size[1], device=device)
-    fine: Tensor = (down[:, None].square() + across[None].square()).sqrt()
-    return fine
 
 
 def shuffled(images: Images, level: float, keys: Keys) -> Images:
@@ -145,15 +133,16 @@ def covered(images: Images, share: float, keys: Keys) -> Images:
     return torch.where(gone[:, None], images.mean((-2, -1), keepdim=True), images)
 
 
-# by their names in the table of disturbances: images, level and keys to images of about [0, 1]
+# by their names in the table of disturbances, which says what the level is: images, level and keys to images of about
+# [0, 1], drawn by each image's key
 OPERATIONS: Final[Mapping[str, Callable[[Images, float, Keys], Images]]] = MappingProxyType({
-    "noise": gaussian_noise,
+    "noise": _noise,
     "blur": lambda images, level, _: blurred(images, max(level * min(images.shape[-2:]), 1e-3)),
     "brightness": lambda images, level, _: _torchvision().adjust_brightness(images, 1 + level),
     "contrast": lambda images, level, _: _torchvision().adjust_contrast(images, level),
-    "jpeg": jpeg,
-    "pixelate": pixelate,
-    "occlusion": occlusion,
+    "jpeg": _jpeg,
+    "pixelate": _pixelated,
+    "occlusion": _occluded,
     "low-pass": lambda images, level, _: frequency_bands(images, cutoff=level)[0].clamp(0, 1),
     "high-pass": lambda images, level, _: (
         frequency_bands(images, cutoff=level)[1] + images.mean((-2, -1), keepdim=True)
@@ -206,16 +195,13 @@ class Corrupted:
 
     def mean_error(self, *, seed: int = 0) -> Estimate:
         """The mean of the errors of all kinds and severities, a fraction, with its bootstrap interval over images."""
-        return self._mean(1 - self.correct.double().mean((0, 1)), "fraction", seed)
+        return bootstrap_mean(1 - self.correct.double().mean((0, 1)), groups=self.groups, seed=seed)
 
     def lost(self, clean: Bool[Tensor, " batch"], *, seed: int = 0) -> Estimate:
         """Clean accuracy minus the mean accuracy of all kinds and severities, points, with its interval paired over
         images; clean: which clean images are classified correctly."""
-        return self._mean(100.0 * (clean.double() - self.correct.double().mean((0, 1))), "points", seed)
-
-    def _mean(self, values: Tensor, unit: str, seed: int) -> Estimate:
-        groups = None if self.groups is None else self.groups.numpy()
-        return bootstrap_mean(values.numpy(), groups=groups, seed=seed, unit=unit)
+        lost = 100.0 * (clean.double() - self.correct.double().mean((0, 1)))
+        return bootstrap_mean(lost, groups=self.groups, seed=seed, unit="points")
 
     def relative_error(self, baseline: "Corrupted", *, seed: int = 0) -> Estimate | None:
         """Mean corruption error: for each kind the errors summed over severities, divided by the baseline's, averaged

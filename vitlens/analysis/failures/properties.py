@@ -1,11 +1,14 @@
-"""Properties of images on which errors may depend, with the change that tests each, and the rows recorded; no torch."""
+"""Properties of images on which errors may depend, with the change that tests each, and the rows recorded; no torch.
+
+A new one is an entry here, its measure and, where it can be changed, its change beside a control in covariates.py.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from vitlens.record import col
+from vitlens.record import OfModel, col
 from vitlens.uncertainty import LEVEL, Estimate
 
 
@@ -85,12 +88,11 @@ PROPERTIES: Final[Mapping[str, Property]] = MappingProxyType({
 
 
 @dataclass(frozen=True)
-class CovariateRow:
+class CovariateRow(OfModel):
     """One property of all images and one model's errors. likelihood_ratio: of the logistic regression of errors on all
     properties that are not outcomes without this one, None where it is not in it; p_holm, p_joint_holm: over all rows
     of the run."""
 
-    model: str = col("model")
     covariate: str = col("property")
     title: str = col("property")
     area: Estimate = col(
@@ -155,10 +157,9 @@ class DifferenceRow:
 
 
 @dataclass(frozen=True)
-class QuarterRow:
+class QuarterRow(OfModel):
     """Accuracy in a quarter of the images by a property; fewer than four where many values are equal."""
 
-    model: str = col("model")
     covariate: str = col("property")
     title: str = col("property")
     quarter: int = col("quarter, from least to most")
@@ -168,7 +169,7 @@ class QuarterRow:
 
 
 @dataclass(frozen=True)
-class InterventionRow:
+class InterventionRow(OfModel):
     """All images after a change of one property, towards what correct predictions have, and after its control.
 
     mended, control_mended: errors that are then classified correctly; broken, control_broken: correct predictions that
@@ -176,7 +177,6 @@ class InterventionRow:
     all images, p_holm: over all rows; p_errors: of the same test on the errors alone.
     """
 
-    model: str = col("model")
     covariate: str = col("property")
     change: str = col("change")
     control: str = col("control")

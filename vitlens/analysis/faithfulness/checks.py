@@ -19,6 +19,10 @@ KEPT: Final = 0.9  # share of the predictions, from which on randomising counts 
 FAR: Final = 1 / 8  # of a side: a top point that moves further has jumped
 JUMPY: Final = 0.25  # share of the images whose top point jumps, above which a method's maps jump
 STEADY_IMAGES: Final = 16  # images of the check, which needs a map of each for every change
+FLIP: Final = "flip"  # left and right exchanged
+DISTURBANCES: Final[Mapping[str, float]] = {  # px that the image is shifted right and down
+    "shift-quarter": 0.25, "shift-half": 0.5, "shift-one": 1.0, FLIP: 0.0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Judgement:
 class Stage:
     """The maps after one stage of the randomisation, which includes all before it. similarity: their mean rank
     correlation with the trained model's maps, None where undefined; kept: the share of the images whose prediction is
-    still that of the trained model, None where that was not asked."""
+    still that of the trained model."""
 
     name: str
     similarity: Estimate | None
@@ -54,8 +58,9 @@ def judged_cascade(stages: Sequence[Stage]) -> Judgement:
     known = [stage.similarity for stage in stages if stage.similarity is not None]
     if len(known) < len(stages) or not stages:
         return Judgement("inconclusive", None, "uniform maps")
-    middle, last = middle_of([stage.name for stage in stages]), known[-1]
-    upper, kept = known[: middle + 1], stages[middle].kept
+    blocks = [place for place, stage in enumerate(stages) if stage.name.startswith("block")]
+    middle = blocks[(len(blocks) - 1) // 2] if blocks else len(stages) - 1
+    upper, kept, last = known[: middle + 1], stages[middle].kept, known[-1]
     least = min(upper, key=lambda own: own.value)
     decisive = last if last.value >= SIMILAR > least.value else least
     if (last.n or 0) < ENOUGH:
@@ -68,29 +73,6 @@ def judged_cascade(stages: Sequence[Stage]) -> Judgement:
     if min(ends[:-1]) < SIMILAR and ends[-1] < SIMILAR:
         return Judgement("pass", decisive)
     return Judgement("inconclusive", decisive, "interval holds the threshold")
-
-
-def middle_of(names: Sequence[str]) -> int:
-    """The place of the stage that randomises the middle block: the upper half of those of blocks."""
-    blocks = [place for place, name in enumerate(names) if name.startswith("block")]
-    return blocks[(len(blocks) - 1) // 2] if blocks else len(names) - 1
-
-
-@dataclass(frozen=True)
-class Disturbance:
-    """One change of an image: shift: px, right and down, by bilinear interpolation; flip: whether left and right are
-    exchanged."""
-
-    shift: float = 0.0
-    flip: bool = False
-
-
-DISTURBANCES: Final[Mapping[str, Disturbance]] = {
-    "shift-quarter": Disturbance(0.25),
-    "shift-half": Disturbance(0.5),
-    "shift-one": Disturbance(1.0),
-    "flip": Disturbance(flip=True),
-}
 
 
 def judged_stability(correlation: Estimate | None, jumped: Estimate | None) -> Judgement:

@@ -57,8 +57,8 @@ def cell_mass(maps: AnyMaps, masks: Masks) -> PerImage:
     The mass of a patch lies evenly on its pixels, so that a map of whole patches in the cell has 1 (bilinear
     interpolation would move mass across the cell's edge).
     """
-    large = F.interpolate(maps.double().unsqueeze(1), size=masks.shape[-2:], mode="nearest-exact").squeeze(1)
-    return share_of_mass(large, masks).float()
+    large = F.interpolate(maps.double().unsqueeze(1), size=masks.shape[-2:], mode="nearest-exact").flatten(1)
+    return share_of_mass(large, masks.flatten(1)).float()
 
 
 COMPOSITE_SCORES: Final[Mapping[str, Score]] = {"mass": cell_mass, "pointing": pointing_hits, "roc_auc": roc_auc}

@@ -22,8 +22,8 @@ from vitlens.shapes import Images, Labels
 IMAGES_AT_ONCE = 64  # of which all tokens are held
 LENGTHS_AT_ONCE = 8  # numbers of patches tried in one batch, at most: few are computed beyond the first that succeeds
 SETS_AT_ONCE = 256  # variants whose logits are held
-_UNKNOWN = -1
 CANDIDATES = 16  # patches tried in a greedy step: those with the lowest margin when last tried
+_UNKNOWN = -1
 
 
 @dataclass(frozen=True)
@@ -103,99 +103,88 @@ def _first_turned(
 
 
 def by_search(
-    model: Model, images: Images, *, substrate: Substrate = SUBSTRATE, candidates: int | None = CANDIDATES
+    model: Model, images: Images, *, substrate: Substrate = SUBSTRATE, candidates: int = CANDIDATES
 ) -> Counterfactuals:
     """A small set of patches for each image by greedy search, of which none can be restored.
 
     Each step removes the patch that lowers the margin (the prediction's logit minus the next) most; candidates: how
-    many are tried in a step after the first, those with the lowest margin when last tried (None: all that are left).
-    Then patches are restored, the last first, as long as the prediction stays changed.
+    many are tried in a step after the first, those with the lowest margin when last tried. Then patches are restored,
+    the last first, as long as the prediction stays changed.
     """
     grid, parts = removal_grid(model), []
-    patches = grid[0] * grid[1]
     for part in images.split(IMAGES_AT_ONCE):
-        variants = Variants(model, part, substrate=substrate)
-        left = torch.arange(len(part), device=part.device)
-        nothing = torch.zeros(len(part), patches, dtype=torch.bool, device=part.device)
-        prediction = variants.logits(left, nothing).argmax(-1)
-        margins = torch.full((len(part), patches), -torch.inf, device=part.device)
-        state = _Search(nothing, margins, torch.full_like(nothing, patches, dtype=torch.long), prediction.clone())
-        for step in range(patches - 1 if substrate == "absent" else patches):
-            left = _one_step(variants, state, left, prediction, step, patches if step == 0 else candidates or patches)
-            if not len(left):
-                break
-        _restore(variants, state, prediction)
-        changed = state.turned != prediction
-        parts.append(((state.removed & changed[:, None]).view(-1, *grid), prediction, state.turned))
+        search = _Search(Variants(model, part, substrate=substrate), len(part), grid[0] * grid[1])
+        search.remove(candidates, keep_one=substrate == "absent")
+        search.restore()
+        changed = search.turned != search.prediction
+        parts.append(((search.removed & changed[:, None]).view(-1, *grid), search.prediction, search.turned))
     return Counterfactuals(*(torch.cat(each).cpu() for each in zip(*parts)))
 
 
-@dataclass
 class _Search:
-    """removed: the patches; margins: of each patch when last tried; when: the step in which it was removed; turned: the
-    class after."""
+    """The greedy search of a few images. removed: the patches; when: the step in which each was removed, the number of
+    patches for the others; prediction, turned: the class before and after."""
 
-    removed: Bool[Tensor, "batch patches"]
-    margins: Float[Tensor, "batch patches"]
-    when: Int[Tensor, "batch patches"]
-    turned: Labels
+    def __init__(self, variants: Variants, images: int, patches: int) -> None:
+        every = torch.arange(images, device=variants.device)
+        self._variants, self._patches = variants, patches
+        self.removed = torch.zeros(images, patches, dtype=torch.bool, device=variants.device)
+        self.when = torch.full_like(self.removed, patches, dtype=torch.long)
+        self.prediction = variants.logits(every, self.removed).argmax(-1)
+        self.turned = self.prediction.clone()
 
+    def remove(self, candidates: int, *, keep_one: bool) -> None:
+        """Remove one patch after the other from each image until its prediction changes."""
+        left = torch.arange(len(self.turned), device=self.turned.device)
+        margins = torch.full_like(self.when, -torch.inf, dtype=torch.float)  # of each patch when last tried
+        for step in range(self._patches - keep_one):
+            count = min(candidates if step else self._patches, self._patches - step)
+            tried = margins[left].masked_fill(self.removed[left], torch.inf).topk(count, dim=1, largest=False).indices
+            sets = self.removed[left].unsqueeze(1).repeat(1, count, 1).scatter_(2, tried.unsqueeze(-1), True)
+            found, answers = self._tried(left, sets)
+            margins[left[:, None], tried] = found
+            best = found.argmin(1, keepdim=True)
+            chosen = tried.gather(1, best).squeeze(1)
+            self.removed[left, chosen], self.when[left, chosen] = True, step
+            self.turned[left] = answers.gather(1, best).squeeze(1)
+            left = left[self.turned[left] == self.prediction[left]]
+            if not len(left):
+                break
 
-def _tried(
-    variants: Variants, which: Labels, removed: Bool[Tensor, "images sets patches"], prediction: Labels
-) -> tuple[Float[Tensor, "images sets"], Int[Tensor, "images sets"]]:
-    """Without each set the margin, the prediction's logit minus the greatest other one, and the predicted class; the
-    logits of a few images are held at a time."""
-    sets, parts = removed.shape[1], []
-    size = max(1, SETS_AT_ONCE // sets)
-    for few, gone, classes in zip(which.split(size), removed.split(size), prediction.split(size)):
-        logits = variants.logits(few.repeat_interleave(sets), gone.flatten(0, 1)).unflatten(0, (-1, sets))
-        own = classes[:, None, None].expand(-1, sets, 1)
-        others = logits.scatter(2, own, -torch.inf).amax(-1)
-        parts.append((logits.gather(2, own).squeeze(-1) - others, logits.argmax(-1)))
-    margins, answers = (torch.cat(each) for each in zip(*parts))
-    return margins, answers
+    def _tried(
+        self, which: Labels, removed: Bool[Tensor, "images sets patches"]
+    ) -> tuple[Float[Tensor, "images sets"], Int[Tensor, "images sets"]]:
+        """Without each set the margin, the prediction's logit minus the greatest other one, and the predicted class;
+        the logits of a few images are held at a time."""
+        sets, parts = removed.shape[1], []
+        size = max(1, SETS_AT_ONCE // sets)
+        for few, gone in zip(which.split(size), removed.split(size)):
+            logits = self._variants.logits(few.repeat_interleave(sets), gone.flatten(0, 1)).unflatten(0, (-1, sets))
+            own = self.prediction[few][:, None, None].expand(-1, sets, 1)
+            others = logits.scatter(2, own, -torch.inf).amax(-1)
+            parts.append((logits.gather(2, own).squeeze(-1) - others, logits.argmax(-1)))
+        margins, answers = (torch.cat(each) for each in zip(*parts))
+        return margins, answers
 
+    def restore(self) -> None:
+        """Restore patches one at a time, the last first and over and over, as long as the prediction stays changed.
 
-def _one_step(
-    variants: Variants, state: _Search, left: Int[Tensor, " left"], prediction: Labels, step: int, candidates: int
-) -> Int[Tensor, " fewer"]:
-    """Remove one more patch of each of the remaining images; returns the images that remain after it."""
-    tried = state.margins[left].masked_fill(state.removed[left], torch.inf)
-    count = min(candidates, state.removed.shape[1] - step)
-    tried_next = tried.topk(count, dim=1, largest=False).indices  # those with the lowest margins
-    sets = state.removed[left].unsqueeze(1).repeat(1, count, 1)
-    sets.scatter_(2, tried_next.unsqueeze(-1), torch.ones_like(tried_next, dtype=torch.bool).unsqueeze(-1))
-    margins, predicted = _tried(variants, left, sets, prediction[left])
-    best = margins.argmin(1)
-    state.margins[left[:, None], tried_next] = margins
-    chosen = tried_next.gather(1, best[:, None]).squeeze(1)
-    state.removed[left, chosen] = True
-    state.when[left, chosen] = step
-    now = predicted.gather(1, best[:, None]).squeeze(1)
-    state.turned[left] = now
-    return left[now == prediction[left]]
-
-
-def _restore(variants: Variants, state: _Search, prediction: Labels) -> None:
-    """Restore patches one at a time, the last first and over and over, as long as the prediction stays changed.
-
-    A patch that could not be restored is tried again only after another was; at first that is the last one, without
-    which the prediction was not changed.
-    """
-    patches = state.removed.shape[1]
-    cursor = state.when.masked_fill(~state.removed, -1).amax(1)
-    kept = state.when == cursor[:, None]
-    while True:
-        loose = state.removed & ~kept & (state.turned != prediction)[:, None] & (state.removed.sum(1) > 1)[:, None]
-        images = loose.any(1).nonzero().squeeze(1)
-        if not len(images):
-            return
-        later = state.when >= cursor[:, None]
-        patch = (state.when - patches * later).masked_fill(~loose, -2 * patches)[images].argmax(1)
-        fewer = state.removed[images].scatter(1, patch[:, None], False)
-        answers = variants.logits(images, fewer).argmax(-1)
-        kept[images, patch], cursor[images] = True, state.when[images, patch]
-        stays = answers != prediction[images]
-        state.removed[images[stays]], state.turned[images[stays]] = fewer[stays], answers[stays]
-        kept[images[stays]] = False
+        A patch that could not be restored is tried again only after another was; at first that is the last one, without
+        which the prediction was not changed.
+        """
+        cursor = self.when.masked_fill(~self.removed, -1).amax(1)
+        kept = self.when == cursor[:, None]
+        while True:
+            several = (self.turned != self.prediction) & (self.removed.sum(1) > 1)
+            loose = self.removed & ~kept & several[:, None]
+            images = loose.any(1).nonzero().squeeze(1)
+            if not len(images):
+                return
+            later = self.when >= cursor[:, None]
+            patch = (self.when - self._patches * later).masked_fill(~loose, -2 * self._patches)[images].argmax(1)
+            fewer = self.removed[images].scatter(1, patch[:, None], False)
+            answers = self._variants.logits(images, fewer).argmax(-1)
+            kept[images, patch], cursor[images] = True, self.when[images, patch]
+            stays = answers != self.prediction[images]
+            self.removed[images[stays]], self.turned[images[stays]] = fewer[stays], answers[stays]
+            kept[images[stays]] = False

@@ -19,11 +19,9 @@ from vitlens.analysis.faithfulness.counterfactual import Counterfactuals, along_
 from vitlens.analysis.faithfulness.defaults import CENTRE, RANDOM, SUBSTRATE
 from vitlens.analysis.faithfulness.localisation import SCORES, centre_maps, has_edge, random_maps
 from vitlens.analysis.faithfulness.maps import Explain, MapFaults, PerImage, map_faults, removal_grid
-from vitlens.analysis.faithfulness.randomisation import Randomisation, predictions_kept, randomisation
 from vitlens.analysis.faithfulness.removal import STEPS, Faithfulness, faithfulness
-from vitlens.analysis.faithfulness.road import road
+from vitlens.analysis.faithfulness.sanity import Randomisation, predictions_kept, randomisation
 from vitlens.devices import evaluating
-from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.names import Substrate
 from vitlens.shapes import Images, Labels, Maps, Masks
@@ -38,13 +36,11 @@ CHECKS = 5  # steps of `league` for each method
 
 @dataclass(frozen=True)
 class Settings:
-    """substrate: what replaces a removed patch; steps: of the removal curves; road: whether to run ROAD;
-    counterfactuals: whether to search sets that change the prediction; seed: of ties, baselines, randomised weights.
-    """
+    """substrate: what replaces a removed patch; steps: of the removal curves; counterfactuals: whether to search sets
+    that change the prediction; seed: of ties, baselines, randomised weights."""
 
     substrate: Substrate = SUBSTRATE
-    steps: int | None = STEPS
-    road: bool = True
+    steps: int = STEPS
     counterfactuals: bool = True
     seed: int = 0
     batch_size: int | None = None
@@ -79,7 +75,7 @@ def league(
     *,
     masks: Masks | None = None,
     computed: Mapping[str, tuple[Maps, float]] | None = None,
-    settings: Settings | None = None,
+    settings: Settings,
     advance: Callable[[int], object] = lambda _: None,
 ) -> tuple[MethodChecks, ...]:
     """The results of all checks for every method, followed by the baselines random and centre.
@@ -89,26 +85,21 @@ def league(
     the seconds per image. A map that is not finite counts as constant and is flagged. advance: called with 1 for each
     check done, CHECKS times for each method and baseline.
     """
-    settings, known = settings or Settings(), dict(computed or {})
+    known, given = dict[str, tuple[Maps, float]](), (model, images, targets)
     for name, method in methods.items():
-        if name not in known:
-            start = _now(images)
-            with evaluating(model):
-                maps = method(model, images, targets)
-            known[name] = maps, (_now(images) - start) / len(images)
-    known = {name: known[name] for name in methods}
-    known |= {name: (maps, 0.0) for name, maps in _baselines(model, len(images), settings.seed).items()}
+        known[name] = computed[name] if computed else _timed(method, *given)
+    known |= {name: (maps, 0.0) for name, maps in baselines(model, len(images), settings.seed).items()}
     advance(len(known))
     faults = {name: map_faults(maps) for name, (maps, _) in known.items()}
     sound = {
         name: torch.where(faults[name].not_finite[:, None, None], 0.0, maps.float()).to(images.device)
         for name, (maps, _) in known.items()
     }
-    every, given, count = list(sound.values()), (model, images, targets), len(sound)
+    every, count = list(sound.values()), len(sound)
     common: dict[str, Any] = {"seed": settings.seed, "batch_size": settings.batch_size}
     curves = faithfulness(*given, every, substrate=settings.substrate, steps=settings.steps, **common)
     advance(count)
-    imputed = road(*given, every, **common) if settings.road else [None] * count
+    imputed = faithfulness(*given, every, substrate="imputed", **common)
     advance(count)
     turned: Any = [None] * count
     if settings.counterfactuals:
@@ -117,29 +108,41 @@ def league(
     advance(count)
     usable = torch.zeros(len(images), dtype=torch.bool) if masks is None else has_edge(masks).cpu()
     objects = masks[usable.to(masks.device)].cpu() if masks is not None and bool(usable.any()) else None
-    kept = predictions_kept(model, images[:RANDOMISED], seed=settings.seed)
-    results = []
+    kept, results = predictions_kept(model, images[:RANDOMISED], seed=settings.seed), []
     for place, (name, maps) in enumerate(sound.items()):
-        explain, forwards, changed, own = methods.get(name), None, None, imputed[place]
-        if explain is not None:
-            forwards = forward_equivalents(model, images[:COST_IMAGES], targets[:COST_IMAGES], explain)
+        forwards, changed, scores = None, None, {}
+        if name in methods:
+            one = images[:COST_IMAGES], targets[:COST_IMAGES]
+            forwards = forward_equivalents(model, *one, methods[name])
             some = min(len(images), randomised_images(forwards))
             before = known[name][0][:some]
             if bool(before.isfinite().all()):
-                shown = model, images[:some], targets[:some]
-                changed = randomisation(*shown, explain, seed=settings.seed, kept=kept[:, :some], before=before)
-        values = curves[place].values | ({} if own is None else {"road": own.gaps})
-        scores = {}
+                shown = model, images[:some], targets[:some], methods[name], kept[:, :some]
+                changed = randomisation(*shown, before=before, seed=settings.seed)
         if objects is not None:
             scores = {key: score(maps.cpu()[usable], objects) for key, score in SCORES.items()}
         results.append(
             MethodChecks(
-                name, maps.cpu(), faults[name], values, scores, curves[place], turned[place], changed, known[name][1],
-                forwards,
+                name, maps.cpu(), faults[name], curves[place].values | {"road": imputed[place].gaps}, scores,
+                curves[place], turned[place], changed, known[name][1], forwards,
             )
         )  # fmt: skip
         advance(1)
     return tuple(results)
+
+
+def _timed(method: Explain, model: Model, images: Images, targets: Labels) -> tuple[Maps, float]:
+    """The maps of a method, and the seconds per image."""
+    start = _now(images)
+    with evaluating(model):
+        maps = method(model, images, targets)
+    return maps, (_now(images) - start) / len(images)
+
+
+def _now(images: Images) -> float:
+    if images.device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def explained(
@@ -158,7 +161,13 @@ def explained(
             maps = explain(model, images, targets.to(model.device))
         found[name] = maps.detach().cpu().float().nan_to_num(0.0, 0.0, 0.0)
         advance(1)
-    return found | _baselines(model, len(images), seed)
+    return found | baselines(model, len(images), seed)
+
+
+def baselines(model: Model, count: int, seed: int) -> dict[str, Maps]:
+    """The maps of the baselines, which ignore the image, on the grid of the removed patches."""
+    grid = removal_grid(model)
+    return {RANDOM: random_maps(count, grid, seed=seed), CENTRE: centre_maps(count, grid)}
 
 
 def randomised_images(forwards: float) -> int:
@@ -166,42 +175,18 @@ def randomised_images(forwards: float) -> int:
     return RANDOMISED if forwards <= COSTLY else RANDOMISED_COSTLY
 
 
-def _now(images: Images) -> float:
-    if images.device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-def _baselines(model: Model, count: int, seed: int) -> dict[str, Maps]:
-    grid = removal_grid(model)
-    return {RANDOM: random_maps(count, grid, seed=seed), CENTRE: centre_maps(count, grid)}
-
-
-@dataclass(frozen=True)
-class SwappedPair:
-    """Two methods that change places: first, second: the mean paired differences (better minus worse) with the one and
-    the other substrate; their intervals, as wide as all pairs of methods require, lie above and below 0."""
-
-    better: str
-    worse: str
-    first: Estimate
-    second: Estimate
-
-
 def rank_agreement(
     first: Mapping[str, PerImage], second: Mapping[str, PerImage], *, groups: Tensor | None = None, seed: int = 0
-) -> tuple[Estimate, tuple[SwappedPair, ...]]:
+) -> tuple[Estimate, list[tuple[str, str, Estimate, Estimate]]]:
     """How far two checks agree about the ranking of methods: Kendall's tau-b of the mean results, 1 for the same order
-    and -1 for the reverse, 0 where one ranks nothing; and the pairs of methods that significantly change places.
+    and -1 for the reverse, 0 where one ranks nothing; and the pairs of methods (better, worse) that change places, with
+    the mean paired differences by either check: their intervals, as wide as all pairs require, lie above and below 0.
 
-    first, second: the result of every method for each image (n,), greater is better. Raises InputError for other
-    methods in the second or fewer than two.
+    first, second: the result of the same two methods or more for each image (n,), greater is better.
     """
     from scipy import stats  # takes half a second to import
 
     names = list(first)
-    if names != list(second) or len(names) < 2:
-        raise InputError(f"expected the same two methods or more, found {names} and {list(second)}")
     pairs, sides, differences = list(combinations(names, 2)), [], []
     for results in (first, second):
         own = torch.stack([results[one].double() - results[other].double() for one, other in pairs])
@@ -210,12 +195,12 @@ def rank_agreement(
     swapped = []
     for (one, other), own, changed, *both in zip(pairs, *differences, *sides):
         if both == [Side.ABOVE, Side.BELOW]:
-            swapped.append(SwappedPair(one, other, own, changed))
+            swapped.append((one, other, own, changed))
         elif both == [Side.BELOW, Side.ABOVE]:
-            swapped.append(SwappedPair(other, one, _negative(own), _negative(changed)))
+            swapped.append((other, one, _negative(own), _negative(changed)))
     means = ([float(results[name].double().mean()) for name in names] for results in (first, second))
     tau = float(stats.kendalltau(*means).statistic)
-    return Estimate(tau if tau == tau else 0.0, n=len(first[names[0]]), unit=""), tuple(swapped)
+    return Estimate(tau if tau == tau else 0.0, n=len(first[names[0]]), unit=""), swapped
 
 
 def _negative(estimate: Estimate) -> Estimate:

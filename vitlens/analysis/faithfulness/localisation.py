@@ -1,7 +1,8 @@
 """Localisation of maps on objects with known masks: pointing game, ROC AUC, average precision, IoU, mass, and what maps
 that ignore the image score.
 
-Maps are interpolated bilinearly to the masks' size; every number is per image, to be averaged over images.
+Maps are interpolated bilinearly to the masks' size; every number is per image, to be averaged over images. But for the
+pointing game, a mask must have both an object and background (`has_edge`).
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 
 from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.analysis.faithfulness.maps import AnyMaps, PerImage, Size, enlarged, map_faults
-from vitlens.errors import DataError, InputError
+from vitlens.errors import DataError
 from vitlens.shapes import Maps, Masks
 from vitlens.uncertainty import Estimate, bootstrap_mean
 
@@ -37,10 +38,20 @@ def pointing_hits(maps: AnyMaps, masks: Masks) -> PerImage:
     empty = (~masks.flatten(1).any(1)).nonzero()
     if len(empty):
         raise DataError(f"expected an object in every mask, found an empty one (image {int(empty[0])})")
-    flat = enlarged(maps.float(), (masks.shape[-2], masks.shape[-1])).flatten(1)
+    flat = _in_pixels(maps, masks)
     highest = flat >= flat.amax(1, keepdim=True) - _ROUNDING * flat.abs().amax(1, keepdim=True)
     highest |= map_faults(maps).constant[:, None]  # not what interpolation's rounding made the highest
     return (highest & masks.flatten(1)).sum(1) / highest.sum(1)
+
+
+def _in_pixels(maps: AnyMaps, masks: Masks) -> Float[Tensor, "batch pixels"]:
+    return enlarged(maps.float(), (masks.shape[-2], masks.shape[-1])).flatten(1)
+
+
+def _ranked(maps: AnyMaps, masks: Masks) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """The pixels of each map, equal where it is constant (interpolation's rounding would rank them), and the masks."""
+    values = _in_pixels(maps, masks).double().masked_fill(map_faults(maps).constant[:, None], 0.0)
+    return values.cpu().numpy(), masks.flatten(1).cpu().numpy()
 
 
 def pointing_rate(hits: PerImage, *, groups: Tensor | None = None, seed: int = 0) -> Estimate:
@@ -54,7 +65,7 @@ def roc_auc(maps: AnyMaps, masks: Masks) -> PerImage:
     """The probability that a pixel of the object is ranked above one outside it; ties count half. 0.5 is chance."""
     from scipy import stats  # takes half a second to import
 
-    values, inside = _pixels(maps, masks)
+    values, inside = _ranked(maps, masks)
     ranks = stats.rankdata(values, axis=1)
     positive = inside.sum(1)
     above = (ranks * inside).sum(1) - positive * (positive + 1) / 2
@@ -67,7 +78,7 @@ def average_precision(maps: AnyMaps, masks: Masks) -> PerImage:
     Chance is the mask's area. As scikit-learn's average_precision_score.
     """
     found = []
-    for values, inside in zip(*_pixels(maps, masks)):
+    for values, inside in zip(*_ranked(maps, masks)):
         order = np.argsort(-values, kind="stable")
         hits = np.cumsum(inside[order])
         last = np.flatnonzero(np.diff(values[order], append=-np.inf))  # the last of each run of equal values
@@ -77,26 +88,30 @@ def average_precision(maps: AnyMaps, masks: Masks) -> PerImage:
 
 def mask_iou(maps: AnyMaps, masks: Masks) -> PerImage:
     """Intersection over union of the mask and the pixels above the map's own mean."""
-    marked, inside = _marked(maps, masks)
+    marked, inside = _above_mean(maps, masks), masks.flatten(1)
     return (marked & inside).sum(1).float() / (marked | inside).sum(1).float()
 
 
 def pixel_accuracy(maps: AnyMaps, masks: Masks) -> PerImage:
     """The share of pixels that are above the map's mean inside the mask, or not above it outside."""
-    marked, inside = _marked(maps, masks)
-    return (marked == inside).float().mean(1)
+    return (_above_mean(maps, masks) == masks.flatten(1)).float().mean(1)
+
+
+def _above_mean(maps: AnyMaps, masks: Masks) -> Bool[Tensor, "batch pixels"]:
+    large = _in_pixels(maps, masks)
+    return large > large.mean(1, keepdim=True)
 
 
 def mass_inside(maps: AnyMaps, masks: Masks) -> PerImage:
     """The share of the map's positive mass on the object; 0 where it has none. Chance is the mask's area."""
-    return share_of_mass(enlarged(maps.float(), _size(maps, masks)), masks)
+    return share_of_mass(_in_pixels(maps, masks), masks.flatten(1))
 
 
-def share_of_mass(values: Maps, masks: Masks) -> PerImage:
-    """The share of the positive values (batch, height, width) that lies on the mask; 0 where there are none."""
-    positive = values.clamp_min(0).flatten(1)
+def share_of_mass(values: Float[Tensor, "batch pixels"], masks: Bool[Tensor, "batch pixels"]) -> PerImage:
+    """The share of the positive values that lies on the mask; 0 where there are none."""
+    positive = values.clamp_min(0)
     total = positive.sum(1)
-    mass = (positive * masks.to(positive.device).flatten(1)).sum(1)
+    mass = (positive * masks.to(positive.device)).sum(1)
     return torch.where(total > 0, mass / total.clamp_min(torch.finfo(total.dtype).tiny), 0.0)
 
 
@@ -170,29 +185,3 @@ def has_edge(masks: Masks) -> Bool[Tensor, " batch"]:
     """Whether a mask has both an object and background; localisation is not defined otherwise."""
     flat = masks.flatten(1)
     return flat.any(1) & ~flat.all(1)
-
-
-def _pixels(maps: AnyMaps, masks: Masks) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    large = enlarged(maps.float(), _size(maps, masks)).flatten(1).double()
-    values = large.masked_fill(
-        map_faults(maps).constant[:, None], 0.0
-    )  # interpolation's rounding would rank its pixels
-    return values.cpu().numpy(), masks.flatten(1).cpu().numpy()
-
-
-def _marked(maps: AnyMaps, masks: Masks) -> tuple[Float[Tensor, "batch pixels"], Bool[Tensor, "batch pixels"]]:
-    large = enlarged(maps.float(), _size(maps, masks)).flatten(1)
-    return large > large.mean(1, keepdim=True), masks.flatten(1)
-
-
-def _size(maps: AnyMaps, masks: Masks) -> Size:
-    """The masks' height and width. Raises InputError for other images, DataError for a mask without an edge."""
-    if len(maps) != len(masks):
-        raise InputError(f"expected a mask for each of {len(maps)} maps, found {len(masks)}")
-    blank = (~has_edge(masks)).nonzero().flatten().tolist()
-    if blank:
-        raise DataError(
-            f"expected masks with an object and background, found {len(blank)} without (image {blank[0]}, "
-            "...); leave these images out"
-        )
-    return masks.shape[-2], masks.shape[-1]

@@ -1,8 +1,4 @@
-"""What attribution maps are before any check: their resolution, their faults, where their mass lies, how two agree.
-
-Shares: maps of any resolution on one grid of cells. The positive part is interpolated bilinearly to the image, then
-summed over each cell, as a share of the total. Negative values (evidence against the target) are left out.
-"""
+"""What attribution maps are before any check: their resolution, their faults, where their mass lies, how two agree."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.analysis.evaluation import intervals
-from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps, Masks
 
@@ -91,7 +86,7 @@ def spearman(first: AnyMaps, second: AnyMaps) -> PerImage:
 
     Maps of different resolutions are compared at the coarser one along each axis. Ties have their mean rank.
     """
-    return intervals.spearman(*(maps.flatten(1) for maps in _on_one_grid(first, second))).float()
+    return intervals.spearman(*_on_one_grid(first, second)).float()
 
 
 def top_overlap(first: AnyMaps, second: AnyMaps) -> PerImage:
@@ -99,27 +94,22 @@ def top_overlap(first: AnyMaps, second: AnyMaps) -> PerImage:
 
     Of equal values at the threshold, the first in reading order are taken.
     """
-    flat = [maps.flatten(1) for maps in _on_one_grid(first, second)]
+    flat = _on_one_grid(first, second)
     count = max(1, round(TOP * flat[0].shape[1]))
-    orders = (maps.argsort(dim=1, descending=True, stable=True)[:, :count] for maps in flat)
-    marked = [
-        torch.zeros_like(maps, dtype=torch.bool).scatter_(1, order, torch.ones_like(order, dtype=torch.bool))
-        for maps, order in zip(flat, orders)
-    ]
-    return (marked[0] & marked[1]).sum(1).float() / count
+    tops = [maps.argsort(dim=1, descending=True, stable=True)[:, :count] for maps in flat]
+    marked, other = (torch.zeros_like(flat[0], dtype=torch.bool).scatter_(1, top, True) for top in tops)
+    return (marked & other).sum(1).float() / count
 
 
 def map_iou(first: AnyMaps, second: AnyMaps) -> PerImage:
     """Intersection over union of the places above each map's own mean; NaN where there are none in either."""
-    above, other = (maps.flatten(1) > maps.flatten(1).mean(1, keepdim=True) for maps in _on_one_grid(first, second))
+    above, other = (maps > maps.mean(1, keepdim=True) for maps in _on_one_grid(first, second))
     return (above & other).sum(1).float() / (above | other).sum(1).float()
 
 
-def _on_one_grid(first: AnyMaps, second: AnyMaps) -> tuple[AnyMaps, AnyMaps]:
-    if len(first) != len(second):
-        raise InputError(f"expected maps of the same images, found {len(first)} and {len(second)}")
+def _on_one_grid(first: AnyMaps, second: AnyMaps) -> list[Float[Tensor, "batch places"]]:
     grid = min(first.shape[1], second.shape[1]), min(first.shape[2], second.shape[2])
-    return on_grid(first.float(), grid), on_grid(second.float(), grid)
+    return [on_grid(maps.float(), grid).flatten(1) for maps in (first, second)]
 
 
 @dataclass(frozen=True)
@@ -158,11 +148,10 @@ class MapOverlap:
 def as_shares(maps: AnyMaps, *, size: Size, grid: Size) -> Maps:
     """Maps of any resolution on a grid of cells: positive part, shares that sum to 1; all 0 where nothing is positive.
 
-    size: px (height, width) to which maps are enlarged; grid: (rows, columns) that divide it. A value that is not
-    finite counts as 0 here; see `usable`.
+    The positive part is interpolated bilinearly to the image, then averaged over each cell. Negative values are
+    evidence against the target. size: of the image, px (height, width), a multiple of the grid (rows, columns). A value
+    that is not finite counts as 0; see `usable`.
     """
-    if size[0] % grid[0] or size[1] % grid[1]:
-        raise InputError(f"expected a grid that divides images of {size[0]}x{size[1]} px, found {grid[0]}x{grid[1]}")
     positive = maps.detach().cpu().double().nan_to_num(0.0, 0.0, 0.0).clamp_min(0)[:, None]
     large = F.interpolate(positive, size=size, mode="bilinear", align_corners=False)
     cells = F.adaptive_avg_pool2d(large, grid)[:, 0]
@@ -170,9 +159,16 @@ def as_shares(maps: AnyMaps, *, size: Size, grid: Size) -> Maps:
     return torch.where(whole > 0, cells / whole.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
 
 
+def _multiple(size: Size, grid: Size) -> Size:
+    """The size, rounded up to whole cells."""
+    return grid[0] * -(-size[0] // grid[0]), grid[1] * -(-size[1] // grid[1])
+
+
 def map_shares(maps: AnyMaps, *, size: Size, grid: Size, masks: Masks | None = None) -> MapShares:
-    """Position and concentration of n maps, and the share of each on its object where masks are known."""
-    cells, known, inside = as_shares(maps, size=size, grid=grid), usable(maps), None
+    """Position and concentration of n maps of images of this size (px) on a grid of cells, and the share of each on its
+    object where masks are known."""
+    size, inside = _multiple(size, grid), None
+    cells, known = as_shares(maps, size=size, grid=grid), usable(maps)
     if masks is not None:
         pixels = (masks.shape[-2], masks.shape[-1])  # the resolution of the masks
         inside = (as_shares(maps, size=pixels, grid=pixels) * masks.cpu()).sum((1, 2)) * known
@@ -184,16 +180,15 @@ def map_shares(maps: AnyMaps, *, size: Size, grid: Size, masks: Masks | None = N
     edges = (torch.linspace(0, 1, count + 1, dtype=torch.float64).clamp(0.25, 0.75) for count in cells.shape[-2:])
     middle = [own.diff() * (len(own) - 1) for own in edges]  # of each row and column, the share in the middle half
     central = torch.einsum("brc,r,c->b", cells, *middle)
-    return MapShares(
-        known, row * known, column * known, spread * known, _half(cells) * known, central * known, inside
-    )  # fmt: skip
+    numbers = {"row": row, "column": column, "spread": spread, "half": _half(cells), "central": central}
+    return MapShares(known, inside=inside, **{name: each * known for name, each in numbers.items()})
 
 
 def map_overlap(first: AnyMaps, second: AnyMaps, *, size: Size, grid: Size) -> MapOverlap:
     """The similarity of two models' maps of the same n images; each may have its own resolution."""
     raw = [maps.detach().cpu().float().nan_to_num(0.0, 0.0, 0.0) for maps in (first, second)]
     ranked, both = spearman(*raw).double(), usable(first) & usable(second)
-    shares = [as_shares(maps, size=size, grid=grid).flatten(1) for maps in (first, second)]
+    shares = [as_shares(maps, size=_multiple(size, grid), grid=grid).flatten(1) for maps in (first, second)]
     ranked = torch.where(both, ranked.nan_to_num(0.0), 0.0)
     return MapOverlap(both, ranked, top_overlap(*raw).double() * both, torch.minimum(*shares).sum(1) * both)
 

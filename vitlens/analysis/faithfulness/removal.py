@@ -2,7 +2,8 @@
 
 Patches are removed by rank, most relevant first (deletion, MoRF) and least relevant first (LeRF). Removing the least
 relevant patches is the same as inserting the most relevant ones into the substrate, so insertion is LeRF in reverse,
-and its area is the same (Petsiuk 2018; Tomsett 2020; Blücher 2024 for the difference of the two).
+and its area is the same (Petsiuk 2018; Tomsett 2020; Blücher 2024 for the difference of the two). With imputed patches
+it is ROAD (Rong 2022).
 
 Many variants of many images are computed in one batch, each once. Where a model embeds each patch separately, clean and
 replaced patches are embedded once and the variants are assembled from tokens; the last block is computed only for the
@@ -12,6 +13,7 @@ logits.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -22,6 +24,7 @@ from torch.nn import functional as F
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.faithfulness.defaults import SUBSTRATE
 from vitlens.analysis.faithfulness.maps import AnyMaps, PerImage, Size, on_grid, removal_grid
+from vitlens.analysis.faithfulness.road import imputed
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.lens.quick_passes import quick_layers, quick_passes
@@ -30,7 +33,10 @@ from vitlens.models.model import Model
 from vitlens.names import SUBSTRATES, Substrate
 from vitlens.shapes import Images, Labels, Logits
 
+Replaced = Substrate | Literal["imputed"]  # "imputed": from the surrounding pixels
+
 STEPS = 20  # from no patch to all, about 5 % of the patches each
+SHARES = (0.2, 0.4, 0.6, 0.8)  # of the patches removed, in ROAD
 BLUR = 1 / 8  # standard deviation of the blur as a share of the image's shorter side
 _LOGITS = 20_000_000  # held at a time
 _WORKING_SET = {"cpu": 12 << 20}  # bytes of the widest tensor of one forward pass that fit a processor's cache
@@ -42,10 +48,8 @@ Removed = Bool[Tensor, "variants patches"]  # row by row of the grid
 
 
 def substrate_images(images: Images, substrate: Substrate) -> Images:
-    """The images that replace removed patches: blurred, of the mean colour, or black.
-
-    The blur is Gaussian with a standard deviation of an eighth of the shorter side, the image mirrored at its edges.
-    """
+    """The images that replace removed patches: blurred (by an eighth of the shorter side), of the mean colour, or
+    black."""
     if substrate == "blur":
         return blurred(images, BLUR * min(images.shape[-2:]))
     return images.mean((2, 3), keepdim=True).expand_as(images) if substrate == "mean" else torch.zeros_like(images)
@@ -85,24 +89,32 @@ class Variants:
     """Images whose patches can be removed: what does not depend on which are removed is computed once.
 
     substrate: what replaces a removed patch; "absent": nothing, its token is left out (a variant needs at least one
-    patch). batch_size: variants in one forward pass (None: chosen to fit). Raises UnknownNameError or UnsupportedError.
+    patch). batch_size: variants in one forward pass (None: chosen to fit); seed: of the noise of imputed patches.
+    Raises UnknownNameError or UnsupportedError.
     """
 
     @torch.no_grad()
     def __init__(
-        self, model: Model, images: Images, *, substrate: Substrate = SUBSTRATE, batch_size: int | None = None
+        self,
+        model: Model,
+        images: Images,
+        *,
+        substrate: Replaced = SUBSTRATE,
+        batch_size: int | None = None,
+        seed: int = 0,
     ) -> None:
-        require_substrate(model, substrate)
-        self._model, self._absent, self._batch_size = model, substrate == "absent", batch_size
+        self._model, self._substrate, self._batch_size, self._seed = model, substrate, batch_size, seed
         self._grid, self.device = removal_grid(model), images.device
-        self._entry = None if model.anatomy.layout is None else entry_of(model)
+        by_tokens = substrate != "imputed" and model.anatomy.layout is not None
+        self._entry = entry_of(model) if by_tokens else None
         kinds = [resized(model, images)]
-        if self._entry is None or not self._absent:
-            kinds.append(substrate_images(kinds[0], substrate))
+        if substrate != "imputed":
+            require_substrate(model, substrate)
+            kinds += [] if substrate == "absent" else [substrate_images(kinds[0], substrate)]
         if self._entry is not None:
             with evaluating(model), quick_layers(model):
                 kinds = [self._entry.tokens(model, each) for each in kinds]
-        self._kinds = torch.stack(kinds)  # (2, batch, ...): images or their tokens, clean and replaced
+        self._kinds = torch.stack(kinds)  # (kinds, batch, ...): images or their tokens, clean and replaced
 
     @torch.no_grad()
     def logits(self, which: Which, removed: Removed) -> Float[Tensor, "variants classes"]:
@@ -110,44 +122,50 @@ class Variants:
 
         A variant that occurs twice is computed once.
         """
-        device = self.device
         place, back = distinct_variants(which, removed)
-        which, removed = which[place].to(device), removed[place].to(device)
-        order = removed.sum(1).argsort(stable=True) if self._absent else torch.arange(len(place), device=device)
-        with evaluating(self._model), quick_layers(self._model):
-            parts = self._by_pixels if self._entry is None else self._by_tokens
+        which, removed = which[place].to(self.device), removed[place].to(self.device)
+        order = torch.arange(len(place), device=self.device)
+        if self._substrate == "absent":
+            order = removed.sum(1).argsort(stable=True)
+        parts = self._by_pixels if self._entry is None else self._by_tokens
+        with evaluating(self._model):
             found = torch.cat(list(parts(which[order], removed[order])))
         logits = torch.empty_like(found)
         logits[order] = found
-        return logits[back.to(device)]
+        return logits[back.to(self.device)]
 
     def _by_pixels(self, which: Which, removed: Removed) -> Iterator[Logits]:
-        (clean, other), size = self._kinds, self._batch_size or fitting_batch_size(self._model)
+        size = self._batch_size or fitting_batch_size(self._model)
+        clean, other = self._kinds[0], self._kinds[-1]
         with quick_passes(self._model):
             for own, gone in zip(which.split(size), removed.split(size)):
-                masked = pixel_masks(gone, self._grid, self._model.input_size)
-                yield self._model(torch.where(masked, other[own], clean[own])).float()
+                masks = pixel_masks(gone, self._grid, self._model.input_size)
+                if self._substrate == "imputed":
+                    yield self._model(imputed(clean[own], masks, seed=self._seed)).float()
+                else:
+                    yield self._model(torch.where(masks, other[own], clean[own])).float()
 
     def _by_tokens(self, which: Which, removed: Removed) -> Iterator[Logits]:
         """With absent patches in batches of one sequence length, from the longest on."""
         assert self._entry is not None
         images, tokens = self._kinds.shape[1:3]
-        prefix, device = len(self._model.layout.prefix), which.device
+        prefix, absent = len(self._model.layout.prefix), self._substrate == "absent"
         most = self._batch_size or max(
-            1, _WORKING_SET.get(device.type, _LARGE_WORKING_SET) // self._entry.method.largest
+            1, _WORKING_SET.get(self.device.type, _LARGE_WORKING_SET) // self._entry.method.largest
         )
-        table, places = self._kinds.flatten(0, 2), torch.arange(tokens, device=device)
-        lengths = tokens - removed.sum(1) if self._absent else torch.full_like(which, tokens)
-        for length, count in zip(*(each.tolist() for each in lengths.unique_consecutive(return_counts=True))):
-            size = max(1, most * tokens // length)  # the shorter the sequences, the larger the batch
-            for own, gone in zip(which[:count].split(size), removed[:count].split(size)):
-                masked = F.pad(gone, (prefix, 0))
-                if self._absent:
-                    rows = own[:, None] * tokens + places.expand_as(masked)[~masked].view(-1, length)
-                else:
-                    rows = (masked * images + own[:, None]) * tokens + places
-                yield self._entry.logits(self._model, F.embedding(rows, table))
-            which, removed = which[count:], removed[count:]
+        table, places = self._kinds.flatten(0, 2), torch.arange(tokens, device=self.device)
+        lengths = tokens - removed.sum(1) if absent else torch.full_like(which, tokens)
+        with quick_layers(self._model):
+            for length, count in zip(*(each.tolist() for each in lengths.unique_consecutive(return_counts=True))):
+                size = max(1, most * tokens // length)  # the shorter the sequences, the larger the batch
+                for own, gone in zip(which[:count].split(size), removed[:count].split(size)):
+                    masked = F.pad(gone, (prefix, 0))
+                    if absent:
+                        rows = own[:, None] * tokens + places.expand_as(masked)[~masked].view(-1, length)
+                    else:
+                        rows = (masked * images + own[:, None]) * tokens + places
+                    yield self._entry.logits(self._model, F.embedding(rows, table))
+                which, removed = which[count:], removed[count:]
 
 
 def resized(model: Model, images: Images) -> Float[Tensor, "batch 3 _ _"]:
@@ -210,7 +228,8 @@ class Faithfulness:
 
     @property
     def gaps(self) -> PerImage:
-        """Area of insertion minus area of deletion, per image: 0 for a random order, greater is better."""
+        """Area of insertion minus area of deletion, per image: 0 for a random order, greater is better; of ROAD, LeRF
+        minus MoRF (grad-cam's combined score is half of it)."""
         return self.least_first.area(self.least_first.probability) - self.deletion.area(self.deletion.probability)
 
     @property
@@ -236,7 +255,7 @@ def faithfulness(
     targets: Labels,
     maps: Sequence[AnyMaps],
     *,
-    substrate: Substrate = SUBSTRATE,
+    substrate: Replaced = SUBSTRATE,
     steps: int | None = STEPS,
     seed: int = 0,
     batch_size: int | None = None,
@@ -244,60 +263,36 @@ def faithfulness(
 ) -> tuple[Faithfulness, ...]:
     """The curves of several methods' maps (batch, rows, columns), raw, of the same images and targets.
 
-    Variants that several curves share (the whole image, the empty one, the same patches removed) are computed once.
-    steps: from no patch to all (None: patch by patch). Maps of another resolution than `removal_grid` are resampled to
-    it. advance: called with the number of images just done. Raises InputError for maps that do not fit or are not
+    Images are processed a few at a time, all orders of an image together, so that variants that several curves share
+    (the whole image, the empty one, the same patches removed) are computed once. steps: from no patch to all (None:
+    patch by patch); imputed patches are removed by SHARES. Maps of another resolution than `removal_grid` are resampled
+    to it. advance: called with the number of images just done. Raises InputError for maps that do not fit or are not
     finite.
     """
-    rows, columns = removal_grid(model)
-    counts = removal_counts(rows * columns, steps, keep_one=substrate == "absent")
-
-    def answer(batch: Images, which: Which, removed: Removed) -> Tensor:
-        return Variants(model, batch, substrate=substrate, batch_size=batch_size).logits(which, removed)
-
-    return curves_of(model, images, targets, maps, Removals(counts, answer, seed), advance)
-
-
-@dataclass(frozen=True)
-class Removals:
-    """How patches are removed. counts: of removed ones (points,); logits: of images[which] without their removed
-    patches; seed: of ties."""
-
-    counts: Int[Tensor, " points"]
-    logits: Callable[[Images, Which, Removed], Tensor]
-    seed: int = 0
-
-
-def curves_of(
-    model: Model,
-    images: Images,
-    targets: Labels,
-    maps: Sequence[AnyMaps],
-    how: Removals,
-    advance: Callable[[int], object],
-) -> tuple[Faithfulness, ...]:
-    """The curves of several methods' maps for any replacement of the removed patches.
-
-    Images are processed a few at a time, all orders of an image together, so that shared sets are computed once.
-    """
     grid = removal_grid(model)
+    patches = grid[0] * grid[1]
+    if substrate == "imputed":
+        counts = torch.tensor(sorted({round(share * patches) for share in SHARES}))
+    else:
+        counts = removal_counts(patches, steps, keep_one=substrate == "absent")
     orders = [
-        order for own in maps for order in both_orders(own.to(images.device), grid, images=len(images), seed=how.seed)
+        order for own in maps for order in both_orders(own.to(images.device), grid, images=len(images), seed=seed)
     ]
-    points, shares = len(how.counts), (how.counts / (grid[0] * grid[1])).float().cpu()
+    points, below = len(counts), counts.to(images.device)[:, None]
     parts: list[list[tuple[Tensor, ...]]] = [[] for _ in orders]
     at_once = max(1, _LOGITS // (points * max(1, len(orders)) * len(model.classes)))
     for batch in torch.arange(len(images), device=images.device).split(at_once):
-        # (orders x images, points, patches)
-        removed = torch.cat([removed_sets(order[batch], how.counts) for order in orders])
+        removed = torch.cat([order[batch].unsqueeze(1) < below for order in orders])  # orders x images, points, patches
         which = torch.arange(len(batch), device=images.device).repeat(len(orders)).repeat_interleave(points)
-        logits = how.logits(images[batch], which, removed.flatten(0, 1))
+        variants = Variants(model, images[batch], substrate=substrate, batch_size=batch_size, seed=seed)
+        logits = variants.logits(which, removed.flatten(0, 1))
         own = targets[batch.to(targets.device)].to(logits.device)[:, None]
         for found, answers in zip(parts, logits.view(len(orders), len(batch), points, -1)):
             index, predicted = own.unsqueeze(-1).expand(-1, points, -1), answers.argmax(-1)
             chosen, logit = (each.gather(2, index).squeeze(-1) for each in (answers.softmax(-1), answers))
             found.append(tuple(each.cpu() for each in (chosen, predicted == own, logit, predicted)))
         advance(len(batch))
+    shares = (counts / patches).float()
     curves = [RemovalCurve(shares, *map(torch.cat, zip(*found))) for found in parts]
     return tuple(Faithfulness(first, last) for first, last in zip(curves[::2], curves[1::2]))
 
@@ -316,8 +311,7 @@ def both_orders(maps: AnyMaps, grid: Size, *, images: int, seed: int = 0) -> tup
     values = on_grid(maps.float(), grid).flatten(1)
     shuffled = torch.randperm(values.shape[1], generator=torch.Generator().manual_seed(seed)).to(values.device)
     order = shuffled[values[:, shuffled].argsort(dim=1, descending=True, stable=True)]
-    ranks = torch.empty_like(order)
-    ranks.scatter_(1, order, torch.arange(values.shape[1], device=values.device).expand_as(order))
+    ranks = order.argsort(1)
     return ranks, values.shape[1] - 1 - ranks
 
 
@@ -329,8 +323,3 @@ def removal_counts(patches: int, steps: int | None, *, keep_one: bool = False) -
     half = [round(patches * step / steps) for step in range(steps + 1)]
     counts = sorted({*half, *(patches - count for count in half)})  # symmetric despite rounding
     return torch.tensor(counts[:-1] if keep_one else counts)
-
-
-def removed_sets(ranks: Ranks, counts: Int[Tensor, " points"]) -> Bool[Tensor, "batch points patches"]:
-    """Which patches are removed at each point."""
-    return ranks.unsqueeze(1) < counts.to(ranks.device)[:, None]

@@ -1,4 +1,4 @@
-"""ROAD (Rong 2022): removed patches are imputed from their surroundings, so that the mask reveals nothing by its shape.
+"""ROAD's imputation (Rong 2022): removed pixels follow from their surroundings, so that a mask's shape reveals nothing.
 
 Noisy linear imputation: each removed pixel is the weighted mean of its eight neighbours (1/6 for the four adjacent,
 1/12 for the four diagonal ones; at the image's edge, of those that exist), plus a little noise. The linear system of
@@ -7,7 +7,7 @@ known. Each iteration is preconditioned by one multigrid cycle, so that the numb
 size of the holes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,61 +15,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.analysis.evaluation.evaluate import fitting_batch_size
-from vitlens.analysis.faithfulness.maps import AnyMaps, removal_grid
-from vitlens.analysis.faithfulness.removal import (
-    Faithfulness,
-    Removals,
-    curves_of,
-    distinct_variants,
-    pixel_masks,
-    resized,
-)
-from vitlens.devices import evaluating
 from vitlens.errors import InputError
-from vitlens.lens.quick_passes import quick_passes
-from vitlens.models.model import Model
-from vitlens.shapes import Images, Labels
-
-SHARES = (0.2, 0.4, 0.6, 0.8)  # of the patches removed
-
-
-def road(
-    model: Model,
-    images: Images,
-    targets: Labels,
-    maps: Sequence[AnyMaps],
-    *,
-    shares: Sequence[float] = SHARES,
-    seed: int = 0,
-    batch_size: int | None = None,
-    advance: Callable[[int], object] = lambda _: None,
-) -> tuple[Faithfulness, ...]:
-    """The removal curves of several methods' maps with imputation, at these shares of the patches removed.
-
-    Arguments as for `faithfulness`; gaps are ROAD's LeRF minus MoRF (grad-cam's combined score is half of it). Raises
-    InputError for a share that is not between 0 and 1.
-    """
-    grid = removal_grid(model)
-    patches = grid[0] * grid[1]
-    counts = torch.tensor(sorted({round(share * patches) for share in shares}))
-    if not len(counts) or not 0 <= int(counts[0]) <= int(counts[-1]) < patches:
-        raise InputError(f"expected shares from 0 to below 1 of {patches} patches, found {list(shares)}")
-
-    @torch.no_grad()
-    def answer(batch: Images, which: Tensor, removed: Tensor) -> Tensor:
-        batch = resized(model, batch)
-        place, back = distinct_variants(which, removed)
-        logits = []
-        with evaluating(model), quick_passes(model):
-            for part in place.split(batch_size or fitting_batch_size(model)):
-                variants = part.to(removed.device)
-                holes = pixel_masks(removed[variants], grid, model.input_size)
-                logits.append(model(imputed(batch[which[variants]], holes, seed=seed)).float())
-        return torch.cat(logits)[back.to(removed.device)]
-
-    return curves_of(model, images, targets, maps, Removals(counts, answer, seed), advance)
-
+from vitlens.shapes import Images
 
 NOISE = 0.01  # standard deviation, of pixels in [0, 1]
 TOLERANCE = 1e-3  # of pixels in [0, 1]: a quarter of one step of an 8-bit image
@@ -84,18 +31,16 @@ Grid = Float[Tensor, "batch channels height width"]
 OneEach = Float[Tensor, "batch 1 height width"]
 
 
-def imputed(
-    images: Images, holes: Holes, *, noise: float = NOISE, seed: int = 0, tolerance: float = TOLERANCE
-) -> Images:
-    """Images with their holes imputed from the surrounding pixels, and noise of this standard deviation in the holes.
+def imputed(images: Images, holes: Holes, *, noise: float = NOISE, seed: int = 0) -> Images:
+    """Images with their holes imputed from the surrounding pixels to TOLERANCE, and noise of this standard deviation in
+    the holes, the same for every image, so that results do not depend on the batch.
 
-    The noise is the same for every image, so that results do not depend on the batch. tolerance: of an imputed pixel,
-    as estimated by the last cycle. Raises InputError for an image without any pixel left.
+    Raises InputError for an image without any pixel left.
     """
     if bool(holes.flatten(1).all(1).any()):
         raise InputError("expected images with some pixels left, found one without any")
     at_once = max(1, _AT_ONCE // images[0].numel()) if images.device.type == "cpu" else len(images)
-    filled = torch.cat([_solved(*part, tolerance / 2) for part in zip(images.split(at_once), holes.split(at_once))])
+    filled = torch.cat([_solved(*part) for part in zip(images.split(at_once), holes.split(at_once))])
     grain = torch.randn(1, *images.shape[1:], generator=torch.Generator().manual_seed(seed)).to(images)
     return torch.where(holes, (filled + noise * grain).clamp(0, 1), images)
 
@@ -112,7 +57,7 @@ class _Level:
         return self.inside * (self.weight * values - _neighbours(values))
 
 
-def _solved(images: Images, holes: Holes, tolerance: float) -> Images:
+def _solved(images: Images, holes: Holes) -> Images:
     """Conjugate gradients on (D - W) x = W known, in the holes only; separately for every image and channel."""
     # the grid and coarser ones, halved while both sides are even; a coarse cell is a hole if all of it is
     inside = [holes.to(images.dtype)]
@@ -125,7 +70,7 @@ def _solved(images: Images, holes: Holes, tolerance: float) -> Images:
     better = _cycle(levels, residual)
     step, square = better, _dot(residual, better)
     for _ in range(_ROUNDS):
-        if better.abs().max() <= tolerance:  # the change by a cycle estimates the error
+        if better.abs().max() <= TOLERANCE / 2:  # the change by a cycle estimates the error
             break
         image = fine.times(step)
         length = square / _dot(step, image).clamp_min(1e-30)

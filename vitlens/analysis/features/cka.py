@@ -19,7 +19,7 @@ batch is subtracted, to avoid cancellation where means are large. The biased est
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -30,8 +30,7 @@ Matrix = Float[Tensor, "layers others"]
 FEWEST = 4  # images: with fewer the unbiased estimator is not defined
 
 
-@dataclass(frozen=True)
-class Sums:
+class Sums(NamedTuple):
     """The sums over n images of a layer X (n, dim) and several layers Y side by side (n, widths), float64; see the
     module's notation.
 
@@ -50,12 +49,12 @@ class Sums:
 
     def plus(self, other: "Sums", *, sign: int = 1) -> "Sums":
         """The sums over the images of both; sign -1: over this one's images without the other's."""
-        return Sums(*(getattr(self, part.name) + sign * getattr(other, part.name) for part in fields(self)))
+        return Sums(*(own + sign * another for own, another in zip(self, other)))
 
     def hsic(self, widths: Sequence[int], *, biased: bool = False) -> Float[Tensor, " others"]:
         """HSIC with linear kernels of X and of each Y."""
 
-        def by_other(values: Float[Tensor, " widths"]) -> Float[Tensor, " others"]:
+        def by_other(values: Tensor) -> Tensor:
             return torch.stack([part.sum() for part in values.split(list(widths))])
 
         n, s, t = self.n.to(self.x.device), self.x, self.y
@@ -110,7 +109,7 @@ class CKAStream:
 
     def join(self, total: Callable[[Tensor], Tensor]) -> None:
         """Add up what the streams of several processes took in; total: the sum of a tensor over all of them."""
-        self.sums = [Sums(*(total(getattr(sums, part.name)) for part in fields(sums))) for sums in self.sums]
+        self.sums = [Sums(*map(total, sums)) for sums in self.sums]
 
     def cka(self, *, biased: bool = False) -> Matrix:
         """CKA (layers, others), float64, on the CPU; NaN for a layer that does not vary, and below 4 images."""

@@ -9,8 +9,9 @@ share a folder.
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final, Literal
 
@@ -23,18 +24,10 @@ from torch import Tensor
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.data.identity import split_fingerprint
 from vitlens.data.split import Split
-from vitlens.devices import autocast, evaluating
+from vitlens.devices import autocast, evaluating, in_bf16
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
 from vitlens.files import write_atomically
-from vitlens.lens.stages import (
-    FeatureStage,
-    FinalNorm,
-    StageKind,
-    embedding_stage,
-    final_norm,
-    stages,
-    watching_stages,
-)
+from vitlens.lens.stages import FeatureStage, FinalNorm, StageKind, embedding_stage, final_norm, stages, watching_stages
 from vitlens.models.model import Model
 from vitlens.models.saved import model_fingerprint
 from vitlens.models.support import needs_of, require
@@ -44,7 +37,6 @@ from vitlens.processes import Processes
 from vitlens.shapes import Images, Logits, Tokens
 from vitlens.summary import Summary
 
-PatchTokens = Float[Tensor, "images rows columns dim"]
 LayerChoice = int | Literal["embedding"]
 EMBEDDING: Final = "embedding"
 VERSION = 2  # of the files and of how features are read: raise it with any change of either
@@ -140,7 +132,6 @@ def extract(
     model: Model,
     split: Split,
     *,
-    layer: int | Sequence[int] | None = None,
     pool: FeaturePool | None = None,
     norm: bool = True,
     embedding: bool = False,
@@ -150,26 +141,25 @@ def extract(
     processes: Processes | None = None,
     advance: Callable[[int], object] = lambda _: None,
 ) -> Features | None:
-    """The features of every image of a split, as `features` reads them; cached layers are not computed again.
+    """The features of every image of a split at every layer, as `features` reads them.
 
     cache: a folder, created if missing, which runs may share: every layer is written to it batch by batch and then
-    memory-mapped, so that memory does not grow with the images; None: all is held in memory. processes: each is given
-    the whole split and reads its share; all but the first return None. advance: called with the number of images just
-    done. The result's notes have one line for every cached file that was ignored. Raises what `features` raises.
+    memory-mapped, so that memory does not grow with the images, and read from it the next time; None: all is held in
+    memory. processes: each is given the whole split and reads its share; all but the first return None. advance: called
+    with the number of images just done. The result's notes have one line for every cached file that was ignored.
     """
     workers = processes or Processes(0, 1, model.device)
-    reader = _Reader(model, _chosen(model, layer, embedding=embedding), pool, norm=norm)
+    reader = _Reader(model, _chosen(model, None, embedding=embedding), pool, norm=norm)
     size = batch_size or fitting_batch_size(model)
+    chunks = partial(_chunks, split=split, workers=workers, size=size, precision=precision, advance=advance)
     if cache is None:
-        chunks = _chunks(reader, split, workers, size, precision, advance)
-        read = [parts for parts in chunks if workers.is_first]
+        read = [parts for parts in chunks(reader) if workers.is_first]
         return reader.joined(read) if read else None
     store, known, notes = None, dict[str, Tensor](), list[str]()
     if workers.is_first:
-        exact = isinstance(autocast(model.device, precision), nullcontext)
         store = FeatureCache(cache, {
             "model": model_fingerprint(model), "data": split_fingerprint(split), "pool": reader.pool, "norm": norm,
-            "precision": "fp32" if exact else "bf16",
+            "precision": "bf16" if in_bf16(model.device, precision) else "fp32",
         })  # fmt: skip
         known, notes = store.recall(reader.names)
     lacking = torch.tensor([float(workers.is_first and name not in known) for name in reader.names])
@@ -177,11 +167,10 @@ def extract(
     if not any(absent):
         advance(len(range(workers.index, len(split), workers.count)))
     else:
-        lacked = [stage for stage, lacks in zip(reader.stages, absent) if lacks]
-        missing = _Reader(model, lacked, reader.pool, norm=norm)
+        missing = _Reader(model, [each for each, lacks in zip(reader.stages, absent) if lacks], reader.pool, norm=norm)
         files = dict[str, BinaryIO]()
         with ExitStack() as stack:
-            for parts in _chunks(missing, split, workers, size, precision, advance):
+            for parts in chunks(missing):
                 for name, part in zip(missing.names, parts):
                     if store is None or name in known:
                         continue
@@ -195,6 +184,23 @@ def extract(
     return Features(model.alias, reader.layers, tuple(values), logits, reader.pool, tuple(notes))
 
 
+def _chunks(
+    reader: "_Reader", *, split: Split, workers: Processes, size: int, precision: str, advance: Callable[[int], object]
+) -> Iterator[Sequence[Tensor]]:
+    """What all processes read, chunk by chunk in the images' order; size: images at a time in each process."""
+    device, widths = reader.model.device, [0]
+    for chunk in torch.arange(len(split)).split(size * workers.count):
+        share = chunk[workers.index :: workers.count]
+        joined = torch.zeros(0, sum(widths))  # the last chunk may have no image for this process
+        for batch in split.pick(share).batches(size, device=device) if len(share) else ():
+            with autocast(device, precision):
+                read = reader.read(batch.images)
+            widths, joined = [part.shape[1] for part in read], torch.cat(read, 1)
+        whole = workers.gathered(joined)
+        advance(len(share))
+        yield whole.split(widths, 1)
+
+
 def patch_tokens(
     model: Model,
     images: Images,
@@ -202,7 +208,7 @@ def patch_tokens(
     *,
     norm: bool = True,
     batch_size: int | None = None,
-) -> tuple[PatchTokens, ...]:
+) -> tuple[Float[Tensor, "images rows columns dim"], ...]:
     """The tokens of layers' patches (a CNN's cells) on their grid, without prefix tokens, fp32 on the CPU, in one pass.
 
     layers, norm: as in `features`, and "embedding" for the patches that enter block 0, without a norm; a norm that the
@@ -240,8 +246,7 @@ class _Reader:
         self.names = [*(stage.title.replace(" ", "-") for stage in read), "logits"]
         layers = []
         for stage in read:
-            dim = stage.width * (2 if self._pool_of(stage) == "cls+mean" else 1)
-            own = self._norm_of(stage)
+            dim, own = stage.width * (2 if self._pool_of(stage) == "cls+mean" else 1), self._norm_of(stage)
             named = own.module if own else None
             layers.append(FeatureLayer(stage.index, stage.title, stage.kind, stage.module, dim, named))
         self.layers = tuple(layers)
@@ -276,11 +281,11 @@ class _Reader:
         return Features(self.model.alias, self.layers, tuple(values), logits, self.pool)
 
     def _pool_of(self, stage: FeatureStage) -> FeaturePool:
-        """The pooling of one layer; the CLS token of the embedding is the same for every image, and is left out."""
+        """The CLS token of the embedding is the same for every image, and is left out."""
         return "mean" if stage.index is None else self.pool
 
     def _norm_of(self, stage: FeatureStage) -> FinalNorm | None:
-        """The norm that is applied to a layer: it is of its width, and the layer is not the embedding."""
+        """The final norm where it is of the layer's width, and the layer is not the embedding."""
         known = self._norm
         return known if known is not None and known.width == stage.width and stage.index is not None else None
 
@@ -309,41 +314,21 @@ def resolve_pool(model: Model, pool: FeaturePool | None) -> FeaturePool:
 def _chosen(
     model: Model, layer: LayerChoice | Sequence[int] | None, *, embedding: bool = False
 ) -> tuple[FeatureStage, ...]:
-    """Layers by index from 0 (-1: the last), None: all; with the embedding first, or alone for "embedding". Raises
-    InputError for an index that does not exist."""
+    """Layers by index from 0 (-1: the last), None: all; with the embedding first, or alone for "embedding"."""
     known, first = stages(model), embedding_stage(model) if embedding or layer == EMBEDDING else None
     if first is None and (embedding or layer == EMBEDDING):
         raise UnsupportedError(
             f"expected a model whose first block is given the embedding of all patches, found {model.alias} "
             f"({model.anatomy.family}); read its layers without embedding=True"
         )
-    indices: Sequence[int] = range(len(known))
-    if isinstance(layer, int):
-        indices = [layer]
-    elif layer is not None:
-        indices = () if isinstance(layer, str) else layer
+    if isinstance(layer, str):
+        layer = ()
+    indices = range(len(known)) if layer is None else [layer] if isinstance(layer, int) else layer
     for index in indices:
         if not -len(known) <= index < len(known):
             raise InputError(f"expected a layer from 0 to {len(known) - 1} of {model.alias}, found {index}")
     numbered = (known[index] for index in sorted({index % len(known) for index in indices}))
     return (*numbered,) if first is None else (first, *numbered)
-
-
-def _chunks(
-    reader: _Reader, split: Split, workers: Processes, size: int, precision: str, advance: Callable[[int], object]
-) -> Iterator[Sequence[Tensor]]:
-    """What all processes read, chunk by chunk in the images' order; size: images at a time in each process."""
-    device, widths = reader.model.device, [0]
-    for chunk in torch.arange(len(split)).split(size * workers.count):
-        share = chunk[workers.index :: workers.count]
-        joined = torch.zeros(0, sum(widths))  # the last chunk may have no image for this process
-        for batch in split.pick(share).batches(size, device=device) if len(share) else ():
-            with autocast(device, precision):
-                read = reader.read(batch.images)
-            widths, joined = [part.shape[1] for part in read], torch.cat(read, 1)
-        whole = workers.gathered(joined)
-        advance(len(share))
-        yield whole.split(widths, 1)
 
 
 class FeatureCache:

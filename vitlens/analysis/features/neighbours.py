@@ -23,8 +23,6 @@ _NUMBERS: Final = 1 << 22  # similarities held at once
 _BANK: Final = 1 << 16  # vectors of the bank in a chunk
 _UNIT: Final = 1e12  # similarities are whole numbers of 1 / _UNIT
 
-Queries = Float[Tensor, "queries dim"]
-Bank = Float[Tensor, "bank _"]
 OfPatch = Int[Tensor, " _"]  # one number a patch
 Pairs = Bool[Tensor, "patches others"]
 
@@ -42,8 +40,8 @@ class Neighbours:
 
 
 def nearest(
-    queries: Queries,
-    bank: Bank,
+    queries: Float[Tensor, "queries dim"],
+    bank: Float[Tensor, "bank _"],
     *,
     k: int,
     leave_out: Int[Tensor, " left"] | None = None,
@@ -132,18 +130,16 @@ def correspond(
     sources = mutual.nonzero()[:, 0]
     sources = sources[there.similarity[sources, 0].argsort(descending=True, stable=True)]
     targets = there.indices[sources, 0]
-    rows, columns = sources // first.shape[1], sources % first.shape[1]
-    there_rows, there_columns = targets // second.shape[1], targets % second.shape[1]
-    pairs = torch.stack((rows, columns), 1), torch.stack((there_rows, there_columns), 1)
-    return Correspondence(*pairs, there.similarity[sources, 0])
+    places = [
+        torch.stack((cells // grid.shape[1], cells % grid.shape[1]), 1)
+        for cells, grid in ((sources, first), (targets, second))
+    ]
+    return Correspondence(*places, there.similarity[sources, 0])
 
 
 def patch_neighbours(tokens: Float[Tensor, "patches dim"], images: OfPatch, *, k: int = NEIGHBOURS) -> Neighbours:
-    """The k most similar patches of other images by cosine, most similar first, equal ones by lowest index.
-
-    Patches of one image resemble each other whatever the features. tokens: (patches, dim); images: the image of each
-    patch. Raises DataError where an image has fewer than k patches outside it.
-    """
+    """The k patches of other images most similar to each patch: those of one image resemble each other whatever the
+    features. images: the image of each patch. Raises DataError where an image has fewer than k patches outside it."""
     fewest = len(images) - int(torch.bincount(images).max()) if len(images) else 0
     if fewest < k:
         raise DataError(f"expected at least {k} patches in other images, found {fewest}; give more images")

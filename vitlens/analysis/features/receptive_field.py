@@ -52,7 +52,7 @@ def receptive_field(model: Model, images: Images, *, draws: int = DRAWS, seed: i
     for stage in placed:
         assert stage.grid is not None
         assert stage.index is not None  # not the embedding
-        (rows, columns), (_, _, height, width) = stage.grid, pixels.shape  # as given, which a model may resize
+        (rows, columns), (height, width) = stage.grid, pixels.shape[2:]  # as given, which a model may resize
         middle = (rows // 2) * columns + columns // 2
         patch = tokens[stage][:, len(stage.prefix) + middle]  # (batch, width)
         square = torch.zeros_like(pixels[:, 0])
@@ -68,15 +68,8 @@ def receptive_field(model: Model, images: Images, *, draws: int = DRAWS, seed: i
         distances = (weights * apart).sum((1, 2)) / totals
         held = weights.flatten(1).sort(descending=True).values.cumsum(1)
         half = (held < totals[:, None] / 2).sum(1).add(1).double() / apart.numel()
-        found.append(
-            ReceptiveField(
-                stage.index,
-                stage.title,
-                norms.mean(0),
-                student_mean(distances.numpy(), unit="px", least=0.0),
-                float(apart.mean()),
-                student_mean(half.numpy(), least=0.0),
-                float((norms > 0).any(0).double().mean()),
-            )
-        )
+        found.append(ReceptiveField(
+            stage.index, stage.title, norms.mean(0), student_mean(distances.numpy(), unit="px", least=0.0),
+            float(apart.mean()), student_mean(half.numpy(), least=0.0), float((norms > 0).any(0).double().mean()),
+        ))  # fmt: skip
     return tuple(found)

@@ -95,16 +95,19 @@ def _ranks(values: Tensor) -> Tensor:
 
 def _take(stream: CKAStream, first: Features, second: Features | None, images: Tensor) -> None:
     for batch in images.split(_AT_ONCE):
-        first_batch = [values[batch] for values in first.values]
-        stream.add(first_batch, None if second is None else [values[batch] for values in second.values])
+        sides = [None if each is None else [values[batch] for values in each.values] for each in (first, second)]
+        stream.add(*sides)
 
 
 def _require_same(first: Features, second: Features | None) -> None:
-    wrong = [each for each in (first, second) if each is not None and not isinstance(each, Features)]
-    if wrong:  # an untyped call
-        name = type(wrong[0]).__name__
-        raise InputError(f"expected what vitlens.features(model, images) gives, found {name}; call it for each model")
-    if second is not None and len(first) != len(second):
-        raise InputError(f"expected the same images of both models, found {len(first)} and {len(second)}")
+    other = first if second is None else second
+    for each in (first, other):
+        if not isinstance(each, Features):  # an untyped call
+            name = type(each).__name__
+            raise InputError(
+                f"expected what vitlens.features(model, images) gives, found {name}; call it for each model"
+            )
+    if len(first) != len(other):
+        raise InputError(f"expected the same images of both models, found {len(first)} and {len(other)}")
     if len(first) < FEWEST:
         raise InputError(f"expected at least {FEWEST} images to compare layers on, found {len(first)}; give more")

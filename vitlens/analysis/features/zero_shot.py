@@ -9,14 +9,7 @@ from torch.nn import functional as F
 
 from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.errors import InputError
-from vitlens.models.language_image import (
-    PHOTO,
-    PLACE,
-    ByTemplate,
-    ensemble,
-    text_tower,
-    with_prompts,
-)
+from vitlens.models.language_image import PHOTO, PLACE, ByTemplate, ensemble, text_tower, with_prompts
 from vitlens.models.model import Model
 from vitlens.shapes import Labels
 from vitlens.uncertainty import Estimate, accuracy_difference, holm, mcnemar
@@ -75,15 +68,10 @@ def chosen_templates(words: Sequence[str], sets: Mapping[str, Sequence[str]]) ->
 
     Raises InputError for a word that is neither.
     """
-    templates: dict[str, None] = {}
     for word in words:
-        if word in sets:
-            templates |= dict.fromkeys(sets[word])
-        elif PLACE in word:
-            templates[word] = None
-        else:
+        if word not in sets and PLACE not in word:
             raise InputError(
                 f"expected a template with {PLACE} in place of the class, a file of such lines, or one of "
                 f"{', '.join(sets)}, found {word!r}; e.g. --clip-templates {PHOTO[0]!r}"
             )
-    return tuple(templates)
+    return tuple(dict.fromkeys(template for word in words for template in sets.get(word, (word,))))

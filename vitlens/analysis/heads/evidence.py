@@ -6,9 +6,8 @@ bits relative to uniform attention over the keys that a query can attend to.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Final
 
 import torch
@@ -19,15 +18,13 @@ from torch.nn import functional as F
 from vitlens.analysis.evaluation.intervals import Key
 from vitlens.analysis.heads.geometry import Geometry
 from vitlens.analysis.heads.rows import PatchRows, PerImage, ascending
-from vitlens.lens.attention import projection_of
-from vitlens.lens.call import AttentionCall, precise, received
-from vitlens.models.model import Model
+from vitlens.lens.call import precise
 from vitlens.shapes import Images
 
 GROUPS: Final = 16  # of images: image i belongs to group i modulo 16
 FEW: Final = 0.1  # of the patches: more keys that all queries share are an object or a region, not sinks
 SIMILAR: Final = 0.1  # of the patches: those nearest in colour to the query patch
-_OF_LAYERS: Final = ("object_share", "similar_chance", "similar_offsets")  # the same for all heads
+OF_LAYERS: Final = ("object_share", "similar_chance", "similar_offsets")  # the same for all heads
 _ALIKE: Final = 1e-4  # of the range of pixels: colours this near differ by rounding
 _TINY: Final = 1e-30
 
@@ -50,8 +47,7 @@ class HeadEvidence:
     def add(self, other: "HeadEvidence") -> None:
         """Add the sums of other images."""
         self.counts = self.counts + other.counts
-        for key, value in other.sums.items():
-            self.sums[key] = self.sums[key] + value if key in self.sums else value
+        add_all(self.sums, other.sums)
 
     def join(self, total: Callable[[Tensor], Tensor]) -> None:
         """Combine the sums of several processes; total: the sum of a tensor over all of them."""
@@ -60,45 +56,10 @@ class HeadEvidence:
             self.sums[key] = total(self.sums[key])
 
 
-class Gathering:
-    """Gathers the evidence of one batch, call by call, a few images at a time.
-
-    groups (images,): of each image; masks (images, height, width): True on the object, None where not known.
-    """
-
-    def __init__(self, model: Model, images: Images, groups: Int[Tensor, " images"], masks: Tensor | None) -> None:
-        self.model, self.images, self.groups, self.masks = model, images, groups, masks
-        self.evidence = HeadEvidence(by_group(torch.ones(len(images)), groups))
-        self.sums: dict[str, Tensor] = {}  # of the call
-        self.place: Geometry | None = None
-        self.similar = self.mask = torch.empty(0)
-
-    def begin(self, call: AttentionCall, place: Geometry) -> None:
-        """Prepare for a call; colours and masks are those of the call before where its patches are the same."""
-        if place != self.place:
-            self.place, self.similar = place, similar_pairs(self.images, place)
-            if self.masks is not None:
-                self.mask = on_grid(self.masks[:, None].to(self.images.device), place)[..., 0]
-        self.sums = {}
-        if call.output is not None:
-            norms = head_norms(precise(call.output), projection_of(self.model, call.site.module))
-            self.sums["output"] = by_group(norms.unflatten(0, (call.images, -1)).mean(1), self.groups)
-
-    def add(self, layer: PatchRows, entropy: PerImage, images: slice) -> None:
-        """Add some images of the call."""
-        mask = None if self.masks is None else self.mask[images]
-        for name, value in evidence_of(layer, entropy, self.similar[images], mask).items():
-            own = by_group(value, self.groups[images])
-            self.sums[name] = self.sums[name] + own if name in self.sums else own
-
-    def end(self, layer: int) -> None:
-        """Add the call's sums to the evidence: the heads of several calls of one layer stand one after another."""
-        for name, value in self.sums.items():
-            known = self.evidence.sums.get((name, layer))
-            if known is None:
-                self.evidence.sums[name, layer] = value
-            elif name not in _OF_LAYERS:
-                self.evidence.sums[name, layer] = torch.cat((known, value), 1)
+def add_all(sums: dict[Key, Tensor], more: Mapping[Key, Tensor]) -> None:
+    """Add tensors to those of the same key."""
+    for key, value in more.items():
+        sums[key] = sums[key] + value if key in sums else value
 
 
 def by_group(values: Float[Tensor, "images *rest"], groups: Int[Tensor, " images"]) -> Float[Tensor, "groups *rest"]:
@@ -109,18 +70,16 @@ def by_group(values: Float[Tensor, "images *rest"], groups: Int[Tensor, " images
 
 def evidence_of(layer: PatchRows, entropy: PerImage, similar: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
     """The evidence of some images of one layer, by name (images, ..); similar: see similar_pairs; mask: (images,
-    patches) or None."""
-    place = layer.geometry
-    got = layer.received * layer.share_of_queries
+    patches), the share of each patch on the object, or None."""
+    place, got = layer.geometry, layer.received_of_all
     on_patches = got[..., place.prefix :]
     pairs = similar.to(layer.weights)  # (images, calls, query, key)
     weights = layer.on_neighbours.unflatten(0, (layer.images, -1))  # (images, calls, heads, query, key)
     mean_row = weights.sum(-2) / layer.real.sum(-1)[:, None, None].clamp_min(1)
     keys = place.pairs().sum(-1).add(place.prefix).clamp_min(1).to(layer.weights)
     found = {
-        "offsets": layer.offsets,
         "received": got,
-        "bits": bits_of_choice(place) - entropy / math.log(2),
+        "bits": place.uniform().keys - entropy / math.log(2),
         "sinks": sink_bits(on_patches),
         "similar": torch.einsum("ichqk,icqk->ih", weights, pairs) / layer.count,
         "popular": torch.einsum("ichk,ick->ih", mean_row, pairs.sum(-2)) / layer.count,
@@ -132,7 +91,7 @@ def evidence_of(layer: PatchRows, entropy: PerImage, similar: Tensor, mask: Tens
         off = layer.sinks[..., place.prefix :] * (1 - shares[:, None])
         found["object"] = (on_patches * shares[:, None]).sum(-1)
         found["sinks_off"] = (on_patches * off).sum(-1)
-        found["object_share"] = (uniform_received(place).to(layer.weights)[place.prefix :] * shares).sum(-1)
+        found["object_share"] = (place.uniform().received.to(layer.weights)[place.prefix :] * shares).sum(-1)
     return found
 
 
@@ -168,28 +127,6 @@ def similar_pairs(images: Images, place: Geometry) -> Bool[Tensor, "images calls
         apart = torch.cdist(colour, colour, compute_mode="donot_use_mm_for_euclid_dist").masked_fill(~pairs, torch.inf)
         found.append((apart <= apart.kthvalue(nearest, -1, keepdim=True).values + _ALIKE) & pairs)
     return torch.stack(found)
-
-
-@lru_cache(maxsize=32)
-def uniform_received(place: Geometry) -> Float[Tensor, " keys"]:
-    """The mean mass of each key under uniform attention of the patches; sums to 1."""
-    pairs = place.pairs().double()
-    if place.windows is None:
-        return torch.full((place.patches + place.prefix,), 1 / (place.patches + place.prefix), dtype=torch.float64)
-    uniform = pairs / pairs.sum(-1, keepdim=True).clamp_min(1)
-    queries = pairs.any(-1).double()
-    share = queries.new_zeros(place.windows.resolution[0] * place.windows.resolution[1] + 1)
-    places = place.places()
-    share[places] = (queries.sum(-1, keepdim=True) / queries.sum()).expand(places.shape)
-    return received(uniform[:, None], place.windows).flatten() * share[:-1]
-
-
-@lru_cache(maxsize=32)
-def bits_of_choice(place: Geometry) -> float:
-    """The mean over patches of log2 of the number of keys that each can attend to."""
-    pairs = place.pairs()
-    keys = pairs.sum(-1)[pairs.any(-1)] + place.prefix
-    return float(keys.double().log2().mean())
 
 
 def head_norms(output: Float[Tensor, "calls heads tokens head_dim"], projection: nn.Linear | None) -> Tensor:

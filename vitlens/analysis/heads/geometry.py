@@ -14,10 +14,28 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.lens.call import window_index
+from vitlens.lens.call import received, window_index
 from vitlens.lens.site import Site, Windows
 from vitlens.models.model import Model
 from vitlens.shapes import TokenLayout
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Uniform attention of patches on the keys that they can attend to.
+
+    distance: mean over patches, px; keys: log2 of the number of keys of a patch, mean over patches; received: mean mass
+    of each key, prefix first, summing to 1. Of the patches among the keys alone, all rows of equal weight: offsets, the
+    mass at each offset, summing to 1; energy, the mean over rows of the sum of squared weights; pairs, the mean number
+    of keys at each offset.
+    """
+
+    distance: float
+    keys: float
+    received: Float[Tensor, " keys"]
+    offsets: Float[Tensor, "down across"]
+    energy: float
+    pairs: Float[Tensor, "down across"]
 
 
 @dataclass(frozen=True)
@@ -60,15 +78,15 @@ class Geometry:
         return (rows - 1) * down + 1, (columns - 1) * across + 1
 
     def by_offset(self, weights: Float[Tensor, "*leading query key"]) -> Float[Tensor, "*leading down across"]:
-        """The weights summed by offset in the image (.., 2 rows - 1, 2 columns - 1), rows and columns being the span.
-
-        0 at offsets that no two patches of a window have.
-        """
-        sums, (down, across) = offset_sums(weights, self.grid), self.spacing
-        if (down, across) == (1, 1):
+        """The weights between patches summed by offset in the image, key minus query: (.., 2 rows - 1, 2 columns - 1),
+        rows and columns being the span; offset 0 is in the middle, and 0 where no two patches of a window have it."""
+        apart = weights.unflatten(-1, self.grid).unflatten(-3, self.grid)  # (.., rows, columns, rows, columns)
+        across = _by_difference(apart.transpose(-3, -2))  # (.., rows, rows, 2 columns - 1)
+        sums = _by_difference(across.movedim(-1, -3)).transpose(-2, -1)
+        if self.spacing == (1, 1):
             return sums
         spread = sums.new_zeros(*sums.shape[:-2], *(2 * side - 1 for side in self.span))
-        spread[..., ::down, ::across] = sums
+        spread[..., :: self.spacing[0], :: self.spacing[1]] = sums
         return spread
 
     @lru_cache(maxsize=32)  # noqa: B019
@@ -100,12 +118,39 @@ class Geometry:
             pairs = pairs & (at[:, :, None] - at[:, None] == step * (within[:, None] - within))
         return pairs
 
-    def uniform_distance(self) -> float:
-        """The mean distance in px under uniform attention on the patches that each patch can attend to."""
-        pairs = self.pairs()
-        queries = pairs.any(-1)  # all but padding
-        rows = (pairs * self.distances()).sum(-1) / pairs.sum(-1).clamp_min(1)
-        return float((rows * queries).sum() / queries.sum())
+    @lru_cache(maxsize=32)  # noqa: B019
+    def share_of_queries(self) -> Float[Tensor, " keys"]:
+        """The share of all patches that can attend to each key: all of them, or those of its window."""
+        places = self.places()
+        if self.windows is None:
+            return torch.ones(self.prefix + self.patches, dtype=torch.float64)
+        real = (places >= 0).double()
+        share = real.new_zeros(self.map_grid[0] * self.map_grid[1] + 1)  # the last is for padding
+        share[places] = (real.sum(-1, keepdim=True) / real.sum()).expand(places.shape)
+        return share[:-1]
+
+    @lru_cache(maxsize=32)  # noqa: B019
+    def uniform(self) -> Uniform:
+        """Uniform attention in this layer."""
+        pairs = self.pairs().double()
+        count = pairs.sum(-1)  # patches that each can attend to
+        queries = count > 0  # all but padding
+        rows = pairs / count.clamp_min(1)[..., None]
+        if self.windows is None:
+            keys = self.prefix + self.patches
+            got = torch.full((keys,), 1 / keys, dtype=torch.float64)
+        else:
+            got = received(rows[:, None], self.windows).flatten() * self.share_of_queries()
+        distance = (pairs * self.distances()).sum(-1) / count.clamp_min(1)
+        number = queries.sum()
+        return Uniform(
+            float((distance * queries).sum() / number),
+            float((count[queries] + self.prefix).log2().mean()),
+            got,
+            self.by_offset(rows.sum(0)) / number,
+            float(rows.square().sum() / number),
+            self.by_offset(pairs.sum(0)) / number,
+        )
 
 
 def geometry_of(site: Site, model: Model) -> Geometry | None:
@@ -119,16 +164,17 @@ def geometry_of(site: Site, model: Model) -> Geometry | None:
     if layout is not None and site.keys == layout.patches:  # the prefix is added in a later layer
         layout = replace(layout, prefix=())
     if layout is not None and site.keys == layout.tokens:
-        others = layout.positions("register") + layout.positions("distillation")
-        return Geometry(layout.grid, grid_pitch(layout), len(layout.prefix), layout.positions("cls"), others)
+        return of_layout(layout)
     # square patches that cover the image, where their order is not another
     grid = square_grid(site.keys, model.input_size) if model.anatomy.row_by_row else None
     return None if grid is None else Geometry(grid, (height / grid[0], width / grid[1]))
 
 
-def grid_pitch(layout: TokenLayout) -> tuple[float, float]:
-    """Pixels (height, width) from patch to patch."""
-    return float(layout.patch_size[0]), float(layout.patch_size[1])
+def of_layout(layout: TokenLayout) -> Geometry:
+    """The geometry of a layer in which the tokens of one grid attend to each other."""
+    (down, across), others = layout.patch_size, layout.positions("register") + layout.positions("distillation")
+    pitch = float(down), float(across)
+    return Geometry(layout.grid, pitch, len(layout.prefix), layout.positions("cls"), others)
 
 
 def square_grid(patches: int, size: tuple[int, int]) -> tuple[int, int] | None:
@@ -136,18 +182,6 @@ def square_grid(patches: int, size: tuple[int, int]) -> tuple[int, int] | None:
     rows = round((patches * size[0] / size[1]) ** 0.5)
     columns = patches // max(rows, 1)
     return (rows, columns) if rows * columns == patches and rows * size[1] == columns * size[0] else None
-
-
-def offset_sums(
-    weights: Float[Tensor, "*leading query key"], grid: tuple[int, int]
-) -> Float[Tensor, "*leading down across"]:
-    """The weights between patches summed by offset, key minus query: (.., 2 rows - 1, 2 columns - 1).
-
-    Patches are ordered row by row; offset 0 is in the middle. The sum over all offsets is that over all weights.
-    """
-    apart = weights.unflatten(-1, grid).unflatten(-3, grid)  # (.., rows, columns, rows, columns)
-    across = _by_difference(apart.transpose(-3, -2))  # (.., rows, rows, 2 columns - 1)
-    return _by_difference(across.movedim(-1, -3)).transpose(-2, -1)
 
 
 def _by_difference(pairs: Float[Tensor, "*leading query key"]) -> Float[Tensor, "*leading offset"]:

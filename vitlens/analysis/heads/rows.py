@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -65,23 +65,15 @@ class PatchRows:
 
     def statistics(self) -> dict[str, PerImage]:
         """Every registered statistic that this layer has, by name."""
-        rows, place = Rows(self.weights), self.geometry
+        place = self.geometry
+        found = {name: self.mean(values) for name, values in row_statistics(self.queries, "patches").items()}
+        if place.cls:
+            found |= row_statistics(self.cls_row, "CLS")
         has = {"grid": True, "prefix": place.prefix > 0, "cls": bool(place.cls)}
-        of_rows: dict[Callable[[Any], Tensor], Tensor] = {}  # computed once for the rows of patches and of CLS
-        measured: dict[str, PerImage] = {}
         for name, statistic in head_statistics().items():
-            if not all(has[need] for need in statistic.needs):
-                continue
-            function = FUNCTIONS[statistic.function or name]
-            if statistic.input == "layer":
-                measured[name] = function(self)
-                continue
-            if function not in of_rows:
-                of_rows[function] = function(rows)
-            values = of_rows[function]
-            of_patches = statistic.rows == "patches"
-            measured[name] = self.mean(values[..., place.prefix :]) if of_patches else values[..., place.cls[0]]
-        return measured
+            if statistic.input == "layer" and all(has[need] for need in statistic.needs):
+                found[name] = FUNCTIONS[name](self)
+        return found
 
     def mean(self, values: Float[Tensor, "calls heads query"]) -> PerImage:
         """The mean over the patch queries."""
@@ -89,19 +81,27 @@ class PatchRows:
         means: PerImage = each.sum((1, 3)) / self.count
         return means
 
-    @cached_property
-    def offsets(self) -> Float[Tensor, "images heads down across"]:
-        """The mass by offset, averaged over queries."""
-        sums = self.geometry.by_offset(self.on_neighbours)
-        means: Tensor = sums.unflatten(0, (self.images, -1)).sum(1) / self.count
+    def mean_sum(self, values: Float[Tensor, "calls heads *rest"]) -> Float[Tensor, "images heads *rest"]:
+        """Sums over a window's queries as means over all queries of an image."""
+        means: Tensor = values.unflatten(0, (self.images, -1)).sum(1) / self.count
         return means
 
     @cached_property
+    def offsets(self) -> Float[Tensor, "images heads down across"]:
+        """The mass by offset, averaged over queries."""
+        return self.mean_sum(self.geometry.by_offset(self.on_neighbours))
+
+    @cached_property
     def received(self) -> Float[Tensor, "images heads key"]:
-        """The mean weight that each key receives from the patches."""
+        """The mean weight that each key receives from the patches that can attend to it."""
         if self.geometry.windows is None:
             return self.queries.mean(-2)
         return received(self.weights, self.geometry.windows).flatten(2)
+
+    @cached_property
+    def received_of_all(self) -> Float[Tensor, "images heads key"]:
+        """The mean weight that each key receives from all patches."""
+        return self.received * self.geometry.share_of_queries().to(self.weights)
 
     @cached_property
     def sinks(self) -> Bool[Tensor, "images heads key"]:
@@ -112,16 +112,6 @@ class PatchRows:
     def cls_row(self) -> Float[Tensor, "images heads key"]:
         """The row of the CLS token."""
         return self.weights[..., self.geometry.cls[0], :]
-
-    @cached_property
-    def share_of_queries(self) -> Float[Tensor, " key"]:
-        """The share of all patches that can attend to each key: all of them, or those of its window."""
-        windows, places = self.geometry.windows, self.geometry.places().to(self.weights.device)
-        if windows is None:
-            return self.real.new_ones(self.weights.shape[-1])
-        share = self.real.new_zeros(windows.resolution[0] * windows.resolution[1] + 1)  # the last is for padding
-        share[places] = (self.real.sum(-1, keepdim=True) / self.count).expand(places.shape)
-        return share[:-1]
 
 
 @dataclass(frozen=True)
@@ -135,6 +125,16 @@ class TokenNorms:
     def high(self) -> Float[Tensor, "images tokens"]:
         """1 where a norm exceeds its image's median + 5 median absolute deviations, else 0."""
         return outliers(self.norms).float()
+
+
+def row_statistics(weights: Row, of: Literal["patches", "CLS"]) -> dict[str, Number]:
+    """The registered statistics of the rows of patches, or of CLS and pooling queries, one number per row."""
+    rows = Rows(weights)
+    return {
+        name: FUNCTIONS[statistic.function or name](rows)
+        for name, statistic in head_statistics().items()
+        if statistic.input == "row" and statistic.rows == of
+    }
 
 
 def hoyer(rows: Rows) -> Number:
@@ -191,12 +191,6 @@ def median(values: Float[Tensor, "*leading token"]) -> Float[Tensor, "*leading"]
     return (ordered[..., (size - 1) // 2] + ordered[..., size // 2]) / 2
 
 
-def energy(layer: PatchRows) -> PerImage:
-    """The sum of a row's squared weights on patches, averaged over rows."""
-    squares: Tensor = layer.on_neighbours.square().sum((-2, -1)).unflatten(0, (layer.images, -1)).sum(1)
-    return squares / layer.count
-
-
 # By name of the statistic: of Rows one number per row, of PatchRows per image and head, of TokenNorms per image.
 FUNCTIONS: Final[dict[str, Callable[[Any], Tensor]]] = {
     "entropy": lambda rows: rows.entropy,
@@ -211,8 +205,8 @@ FUNCTIONS: Final[dict[str, Callable[[Any], Tensor]]] = {
     "register_mass": lambda layer: layer.received[..., list(layer.geometry.registers)].sum(-1),
     "prefix_mass": lambda layer: layer.received[..., : layer.geometry.prefix].sum(-1),
     "sinks": lambda layer: layer.sinks.sum(-1).to(layer.received.dtype),
-    "sink_mass": lambda layer: (layer.received * layer.sinks * layer.share_of_queries).sum(-1),
-    "energy": energy,
+    "sink_mass": lambda layer: (layer.received_of_all * layer.sinks).sum(-1),
+    "energy": lambda layer: layer.mean_sum(layer.on_neighbours.square().sum((-2, -1))),
     "cls_self_mass": lambda layer: layer.cls_row[..., layer.geometry.cls[0]],
     "cls_register_mass": lambda layer: layer.cls_row[..., list(layer.geometry.registers)].sum(-1),
     "token_norm": lambda tokens: median(tokens.norms),

@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.heads.evidence import bits_of_part, uniform_received
+from vitlens.analysis.heads.evidence import bits_of_part
 from vitlens.analysis.heads.geometry import Geometry
 from vitlens.analysis.heads.registry import LABELS, MARGIN, MIXED, THRESHOLD, UNLABELLED
 from vitlens.analysis.heads.rows import PerHead
@@ -67,15 +67,15 @@ OFFSETS: Final[Mapping[str, Callable[[Tensor, Tensor], Tensor]]] = {
 
 @dataclass(frozen=True)
 class LayerEvidence:
-    """The evidence on one layer's heads. means: by name (samples, ..); groups, counts: sums and numbers of images by
-    group; output: norm of what each head adds to the residual stream, as a share of the mean of the model's heads, None
-    where it is not known."""
+    """The evidence on one layer's heads. means: by name (samples, ..), see HeadEvidence; received, counts: sums of what
+    each key receives and numbers of images by group; output: mean over the model's heads of the norm of what each adds
+    to the residual stream (samples, 1), None where it is not known."""
 
     place: Geometry
     means: Mapping[str, Tensor]
-    groups: Mapping[str, Tensor]
-    counts: Tensor
-    output: Samples | None
+    received: Float[Tensor, "groups heads keys"]
+    counts: Float[Tensor, " groups"]
+    output: Tensor | None
 
     @cached_property
     def bits(self) -> Samples:
@@ -85,6 +85,12 @@ class LayerEvidence:
     def share(self, bits: Samples) -> Samples:
         """These bits as a share of the information in each head, of at least one bit."""
         return (bits / self.bits.clamp_min(1)).clamp(0, 1)
+
+    def of_dead(self) -> Samples:
+        """1 minus the norm of the head's output, in units of 1 % of the mean of the model's heads."""
+        if self.output is None or "output" not in self.means:
+            return torch.zeros_like(self.bits)
+        return (1 - self.means["output"] / self.output[0].clamp_min(_TINY) / DEAD).clamp_min(0).nan_to_num()
 
     def of_offsets(self, name: str) -> Samples:
         """The bits that one of OFFSETS explains."""
@@ -101,9 +107,7 @@ class LayerEvidence:
 
     def of_tokens(self, tokens: tuple[int, ...]) -> Samples:
         """The bits that each of these prefix tokens' mass explains, 0 where together they have less than by chance."""
-        if not tokens:
-            return torch.zeros_like(self.bits)
-        mass, chance = self.means["received"][..., list(tokens)], uniform_received(self.place)[0]
+        mass, chance = self.means["received"][..., list(tokens)], self.place.uniform().received[0]
         rest, expected = (1 - mass.sum(-1)).clamp_min(0), 1 - len(tokens) * chance
         bits = (torch.xlogy(mass, mass / chance).sum(-1) + torch.xlogy(rest, rest / expected)) / math.log(2)
         return bits.where(mass.sum(-1) > 1 - expected, torch.zeros_like(bits))
@@ -115,18 +119,17 @@ class LayerEvidence:
         The prediction is mixed with uniform attention, with the weight of one image, as an unseen place is not
         impossible. A single group is predicted from itself: its places cannot be told from sinks.
         """
-        used = [group for group in range(len(self.counts)) if self.counts[group] > 0]
-        uniform = uniform_received(self.place)[self.place.prefix :]
+        uniform = self.place.uniform().received[self.place.prefix :]
         uniform = uniform / uniform.sum().clamp_min(_TINY)
-        sums, numbers = self.groups["received"][used][..., self.place.prefix :], self.counts[used]
-        left = [list(range(len(used)))] + [[g for g in range(len(used)) if g != out] for out in range(len(used))]
-        samples = []
-        for chosen in left if len(used) > 1 else left[:1]:
+        used = self.counts > 0
+        sums, numbers = self.received[used][..., self.place.prefix :], self.counts[used]
+        every, samples = torch.ones(len(sums), dtype=torch.bool), []
+        left = [every, *~torch.eye(len(sums), dtype=torch.bool)] if len(sums) > 1 else [every]
+        for chosen in left:
             total, images = sums[chosen].sum(0), numbers[chosen].sum()
-            alone = len(chosen) == 1
-            own = 0 if alone else sums[chosen]
+            alone = int(chosen.sum()) == 1
             others = (_CERTAIN * images if alone else images - numbers[chosen]).reshape(-1, 1, 1)
-            known = (total - own).expand(len(chosen), -1, -1)
+            known = total[None] if alone else total - sums[chosen]
             known = known / known.sum(-1, keepdim=True).clamp_min(_TINY)
             mixed = (others * known + uniform) / (others + 1)
             gain = (sums[chosen] * (mixed / uniform).log2()).sum((0, -1)) / images
@@ -141,7 +144,7 @@ class LayerEvidence:
         if background:
             prefix = self.place.prefix
             mass = self.means["received"][..., prefix:].sum(-1) - mass
-            chance = uniform_received(self.place)[prefix:].sum() - chance
+            chance = self.place.uniform().received[prefix:].sum() - chance
         return bits_of_part(mass, chance)
 
     def of_sinks(self) -> Samples:
@@ -153,7 +156,7 @@ class LayerEvidence:
 
     def of_similar(self) -> Samples:
         """The bits that similar colour explains, beyond the offset and how much each key receives."""
-        pattern = self.means["offsets"] / uniform_offsets(self.place)[2].clamp_min(_TINY)
+        pattern = self.means["offsets"] / self.place.uniform().pairs.clamp_min(_TINY)
         rows, columns = self.place.span
         pattern[..., rows - 1, columns - 1] = 0  # a patch is similar to itself: this is no part of what offsets explain
         by_offset = (pattern * self.means["similar_offsets"][:, None]).sum((-2, -1))
@@ -161,20 +164,27 @@ class LayerEvidence:
         expected = torch.stack((by_offset, self.means["popular"], chance.expand_as(by_offset))).amax(0)
         return bits_of_part(self.means["similar"], expected)
 
+    def marks(self, images: int) -> tuple["Marks", ...]:
+        """What the labels of the heads rest on, from so many images."""
+        prefix, columns = self.place.prefix, self.place.map_grid[1]
+        mass, chance = self.means["received"][..., prefix:], self.place.uniform().received[prefix:]
+        norms = None
+        if self.output is not None and "output" in self.means:
+            norms = self.means["output"] / self.output.clamp_min(_TINY)
+        found = []
+        for head, most in enumerate(mass[0].argmax(-1).tolist()):
+            row, column = divmod(most, columns)
+            norm = None if norms is None else _estimate(norms[:, head], images)
+            found.append(Marks(row, column, _estimate(mass[:, head, most], images), float(chance[most]), norm))
+        return tuple(found)
+
 
 def _on_offsets(name: str, layer: LayerEvidence) -> Samples:
     return layer.share(layer.of_offsets(name))
 
 
-def _dead(layer: LayerEvidence) -> Samples:
-    """1 minus the norm of the head's output, in units of 1 % of the mean of the model's heads."""
-    if layer.output is None:
-        return torch.zeros_like(layer.bits)
-    return (1 - layer.output / DEAD).clamp_min(0).nan_to_num()
-
-
 RULES: Final[dict[str, Callable[[LayerEvidence], Samples]]] = {
-    "dead": _dead,
+    "dead": LayerEvidence.of_dead,
     "uniform": lambda layer: (1 - layer.bits).clamp_min(0),
     "CLS": lambda layer: layer.share(layer.of_tokens(layer.place.cls)),
     "register": lambda layer: layer.share(layer.of_tokens(layer.place.registers)),
@@ -204,16 +214,33 @@ class HeadLabel:
 
 
 @dataclass(frozen=True)
+class Marks:
+    """What the label of one head rests on, in numbers that a reader can check. row, column: the patch that receives
+    most attention, in the mean over images; mass: the share of the patches' attention that it receives; chance: that of
+    uniform attention; output: norm of what the head adds to the residual stream, a share of the mean of the model's
+    heads (None: not known). Intervals are those of the labels."""
+
+    row: int
+    column: int
+    mass: Estimate
+    chance: float
+    output: Estimate | None
+
+
+@dataclass(frozen=True)
 class Specialisation:
-    """given: the label of every head by layer, empty for a layer whose attention has no place in the image; all_scores:
-    (layers, heads) of every label; explained: (layers, heads), see explained_by_offset; ratios: by layer (heads, 2 rows
-    - 1, 2 columns - 1), the mean weight at an offset divided by uniform attention's, NaN where no pair of patches has
-    the offset."""
+    """given, marks: the label of every head by layer and what it rests on, empty for a layer whose attention has no
+    place in the image; all_scores: (layers, heads) of every label; explained: (layers, heads), see explained_by_offset;
+    ratios: by layer (heads, 2 rows - 1, 2 columns - 1), the mean weight at an offset divided by uniform attention's,
+    NaN where no pair of patches has the offset; sinks_off_object: the share of the patches' attention on sinks that lie
+    off the object, the mean over heads, None without masks."""
 
     given: tuple[tuple[HeadLabel, ...], ...]
+    marks: tuple[tuple[Marks, ...], ...]
     all_scores: Mapping[str, PerHead]
     explained: PerHead
     ratios: tuple[Tensor | None, ...]
+    sinks_off_object: Estimate | None
 
     @property
     def labels(self) -> tuple[tuple[str, ...], ...]:
@@ -224,40 +251,42 @@ class Specialisation:
 def specialise(table: Statistics) -> Specialisation:
     """Label every head by the information in its attention that each label explains; the statistics must hold the
     evidence for labels, as those of `Stream` do unless it is told otherwise."""
+    sums, counts = table.evidence.sums, table.evidence.counts
+
+    def over_heads(name: str) -> Float[Tensor, "samples 1"] | None:
+        found = [value for (each, _), value in sorted(sums.items()) if each == name]
+        return left_out(torch.cat(found, 1), counts).mean(1, keepdim=True) if found else None
+
+    output, off = over_heads("output"), over_heads("sinks_off")
     given: list[tuple[HeadLabel, ...]] = []
+    marks: list[tuple[Marks, ...]] = []
     ratios: list[Tensor | None] = []
     explained: dict[int, Tensor] = {}
     every: dict[str, dict[int, Tensor]] = {name: {} for name in LABELS if name in RULES}
     for layer, (mass, place) in enumerate(zip(table.offset_mass, table.geometries)):
-        if mass is None or place is None or ("bits", layer) not in table.evidence.sums:
+        if mass is None or place is None or ("bits", layer) not in sums:
             given.append(())
+            marks.append(())
             ratios.append(None)
             continue
-        evidence = layer_evidence(table, layer, place)
+        means = {name: left_out(value, counts) for (name, at), value in sums.items() if at == layer}
+        evidence = LayerEvidence(place, means, sums["received", layer], counts, output)
         scores = {name: RULES[name](evidence) for name in every}
         for name, score in scores.items():
             every[name][layer] = score[0]
-        heads = range(len(mass))
-        given.append(tuple(label_of({name: score[:, head] for name, score in scores.items()}) for head in heads))
+        given.append(
+            tuple(label_of({name: score[:, head] for name, score in scores.items()}) for head in range(len(mass)))
+        )
+        marks.append(evidence.marks(table.images))
         explained[layer] = explained_by_offset(mass, table.moments.mean(("energy", layer)), place)
-        uniform = uniform_offsets(place)[0]
+        uniform = place.uniform().offsets
         ratio = mass / mass.sum((1, 2), keepdim=True).clamp_min(_TINY) / uniform
         ratios.append(ratio.masked_fill(uniform == 0, torch.nan))
     as_table = partial(per_head, layers=len(table.sites), heads=table.heads)
-    tables = {name: as_table(rows) for name, rows in every.items()}
-    return Specialisation(tuple(given), tables, as_table(explained), tuple(ratios))
-
-
-def layer_evidence(table: Statistics, layer: int, place: Geometry) -> LayerEvidence:
-    """The evidence on the heads of one layer."""
-    counts, sums = table.evidence.counts, table.evidence.sums
-    own = {name: value for (name, at), value in sums.items() if at == layer}
-    means = {name: left_out(value, counts) for name, value in own.items()}
-    norms = [value.sum(0) for (name, _), value in sums.items() if name == "output"]
-    output = None
-    if "output" in means:
-        output = means["output"] / max(float(torch.cat(norms).mean() / counts.sum()), _TINY)
-    return LayerEvidence(place, means, own, counts, output)
+    return Specialisation(
+        tuple(given), tuple(marks), {name: as_table(rows) for name, rows in every.items()}, as_table(explained),
+        tuple(ratios), None if off is None else _estimate(off[:, 0], table.images),
+    )  # fmt: skip
 
 
 def label_of(scores: Mapping[str, Float[Tensor, " samples"]]) -> HeadLabel:
@@ -340,18 +369,6 @@ def half_width(samples: Float[Tensor, " samples"]) -> float:
     return float(stats.t.ppf(0.975, groups - 1) * error)
 
 
-@lru_cache(maxsize=32)
-def uniform_offsets(place: Geometry) -> tuple[Tensor, float, Tensor]:
-    """Of uniform attention of patches on the patches that they can attend to, all rows of equal weight: the mass at
-    each offset, summing to 1; the mean over rows of the sum of squared weights; the mean number of keys at each
-    offset."""
-    pairs = place.pairs().double()
-    uniform = pairs / pairs.sum(-1, keepdim=True).clamp_min(1)
-    queries = pairs.any(-1).sum()
-    mass, keys = (place.by_offset(counted.sum(0)) / queries for counted in (uniform, pairs))
-    return mass, float(uniform.square().sum() / queries), keys
-
-
 def explained_by_offset(
     mass: Float[Tensor, "heads down across"], energy: Float[Tensor, " heads"], place: Geometry
 ) -> Float[Tensor, " heads"]:
@@ -360,65 +377,16 @@ def explained_by_offset(
     mass: mean attention by offset; energy: the mean over queries of the sum of squared weights on patches. The variance
     is around uniform attention, which in incomplete windows differs between queries. 1 where attention is uniform.
     """
-    uniform, of_uniform, keys = uniform_offsets(place)
-    whole = mass.sum((1, 2))
-    fitted = ((mass - whole[:, None, None] * uniform).square() / keys.clamp_min(_TINY)).sum((1, 2))
-    total = energy - whole.square() * of_uniform
+    uniform, whole = place.uniform(), mass.sum((1, 2))
+    fitted = ((mass - whole[:, None, None] * uniform.offsets).square() / uniform.pairs.clamp_min(_TINY)).sum((1, 2))
+    total = energy - whole.square() * uniform.energy
     explained: Tensor = torch.where(total <= 1e-6 * energy, 1.0, (fitted / total).clamp_max(1.0))
     return explained
-
-
-@dataclass(frozen=True)
-class Marks:
-    """What the label of one head rests on, in numbers that a reader can check. row, column: the patch that receives
-    most attention, in the mean over images; grid: patches of the image; mass: the share of the patches' attention that
-    it receives; chance: that of uniform attention; output: norm of what the head adds to the residual stream, a share
-    of the mean of the model's heads (None: not known). Intervals are those of the labels."""
-
-    row: int
-    column: int
-    grid: tuple[int, int]
-    mass: Estimate
-    chance: float
-    output: Estimate | None
-
-
-def marks(table: Statistics) -> tuple[tuple[Marks, ...], ...]:
-    """The marks of every head by layer, empty for a layer whose attention has no place in the image; the statistics
-    must hold the evidence for labels."""
-    sums, counts = table.evidence.sums, table.evidence.counts
-    known = [value for (name, _), value in sums.items() if name == "output"]
-    mean = left_out(torch.cat(known, 1), counts).mean(1, keepdim=True) if known else None
-    found: list[tuple[Marks, ...]] = []
-    for layer, place in enumerate(table.geometries):
-        of_layer: list[Marks] = []
-        if place is not None and ("received", layer) in sums:
-            received = left_out(sums["received", layer], counts)[..., place.prefix :]  # (samples, heads, patches)
-            chance = uniform_received(place)[place.prefix :]
-            grid = place.map_grid
-            outputs = None
-            if mean is not None and ("output", layer) in sums:
-                outputs = left_out(sums["output", layer], counts) / mean.clamp_min(torch.finfo(torch.float64).tiny)
-            for head, most in enumerate(received[0].argmax(-1).tolist()):
-                mass = _estimate(received[:, head, most], table.images)
-                output = None if outputs is None else _estimate(outputs[:, head], table.images)
-                row, column = divmod(most, grid[1])
-                of_layer.append(Marks(row, column, grid, mass, float(chance[most]), output))
-        found.append(tuple(of_layer))
-    return tuple(found)
-
-
-def sinks_off_object(table: Statistics) -> Estimate | None:
-    """The share of the patches' attention on sinks that lie off the object, the mean over heads; None without masks."""
-    sums = [value for (name, _), value in sorted(table.evidence.sums.items()) if name == "sinks_off"]
-    if not sums:
-        return None
-    return _estimate(left_out(torch.cat(sums, 1).mean(1), table.evidence.counts), table.images)
 
 
 def _estimate(samples: Float[Tensor, " samples"], images: int) -> Estimate:
     """The value with its interval; without one for a single group of images."""
     value, half = float(samples[0]), half_width(samples)
-    return (
-        Estimate(value, n=images) if math.isnan(half) else Estimate(value, max(0.0, value - half), value + half, images)
-    )
+    if math.isnan(half):
+        return Estimate(value, n=images)
+    return Estimate(value, max(0.0, value - half), value + half, images)

@@ -4,7 +4,7 @@ Every number is a mean over the queries of an image, then over images. Attention
 at a time and not stored.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -13,11 +13,22 @@ from torch import Tensor
 
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.evaluation.intervals import Key, Moments
-from vitlens.analysis.heads.evidence import GROUPS, Gathering, HeadEvidence
+from vitlens.analysis.heads.evidence import (
+    GROUPS,
+    OF_LAYERS,
+    HeadEvidence,
+    add_all,
+    by_group,
+    evidence_of,
+    head_norms,
+    on_grid,
+    similar_pairs,
+)
 from vitlens.analysis.heads.geometry import Geometry, geometry_of
-from vitlens.analysis.heads.registry import STATISTICS, head_statistics, token_statistics
-from vitlens.analysis.heads.rows import FUNCTIONS, PatchRows, PerHead, PerImage, Rows, TokenNorms
+from vitlens.analysis.heads.registry import STATISTICS, token_statistics
+from vitlens.analysis.heads.rows import FUNCTIONS, PatchRows, PerHead, PerImage, TokenNorms, row_statistics
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
+from vitlens.lens.attention import projection_of
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.site import Site
@@ -30,24 +41,11 @@ from vitlens.shapes import Images, Tokens
 from vitlens.summary import HeadBoard, Line, Summary
 
 
-@dataclass
-class BatchStatistics:
-    """A batch of images: sites: the layers; values (images, heads) by statistic and layer; offsets: attention mass by
-    offset, key minus query, summed over the images (heads, 2 rows - 1, 2 columns - 1). A layer of several attention
-    calls has the heads of all of them, one after another. evidence: for the labels of heads, where it was asked for."""
-
-    images: int
-    sites: tuple[Site, ...]
-    values: dict[Key, PerImage] = field(default_factory=dict)
-    offsets: dict[int, Tensor] = field(default_factory=dict)
-    evidence: HeadEvidence = field(default_factory=HeadEvidence)
-
-
-def layers_of(sites: Sequence[Site]) -> tuple[Site, ...]:
+def layers_of(model: Model) -> tuple[Site, ...]:
     """One site for each layer, with the heads of all of its calls. Raises UnsupportedError where the numbers of tokens
-    of these differ."""
+    of these differ, or there is no attention."""
     layers: list[Site] = []
-    for site in sites:
+    for site in survey_weights(model, probe_images(model, 1)):
         if site.part == 0:
             layers.append(site)
             continue
@@ -59,6 +57,80 @@ def layers_of(sites: Sequence[Site]) -> tuple[Site, ...]:
             )
         layers[site.layer] = replace(first, heads=first.heads + site.heads)
     return tuple(layers)
+
+
+class BatchStatistics:
+    """What one forward pass tells of the heads, gathered call by call, a few images at a time.
+
+    values (images, heads): by statistic and layer; a layer of several attention calls has the heads of all of them, one
+    after another. evidence: the mass by offset, and where groups are given, all that labels of heads are decided by.
+    """
+
+    def __init__(
+        self, model: Model, images: Images, groups: Tensor | None, masks: Tensor | None, *, renormalise: bool
+    ) -> None:
+        self.model, self.images, self.masks, self.renormalise = model, images, masks, renormalise
+        self.for_labels = groups is not None
+        self.groups = torch.zeros(len(images), dtype=torch.long) if groups is None else groups
+        self.values: dict[Key, PerImage] = {}
+        self.evidence = HeadEvidence(by_group(torch.ones(len(images)), self.groups))
+        self._seen: dict[Geometry, tuple[Tensor, Tensor | None]] = {}
+
+    def take_norms(self, block: int, tokens: Tokens) -> None:
+        """Add the residual stream after a block."""
+        layout = self.model.anatomy.layout
+        prefix = len(layout.prefix) if layout is not None and tokens.shape[1] == layout.tokens else 0
+        if len(tokens) == len(self.images) and tokens.shape[1] > max(prefix, 1):  # neither windows nor CLS only
+            norms = TokenNorms(tokens.float().norm(dim=-1), prefix)
+            for name in token_statistics():
+                self.values[name, block] = FUNCTIONS[name](norms)[:, None]
+
+    def take(self, call: AttentionCall) -> None:
+        """Add an attention call. Raises NonFiniteError naming the layer."""
+        site, place = call.site, geometry_of(call.site, self.model)
+        if site.kind == "channel":  # rows of channels have no place in the image
+            return
+        parts: list[dict[str, PerImage]] = []
+        sums: dict[Key, Tensor] = {}
+        with torch.autocast(self.images.device.type, enabled=False):
+            for images, part in call.parts():
+                weights = precise(part.precise().placed())
+                if place is None:  # a pooling or CLS query's row, or rows over pooled keys
+                    rows = row_statistics(weights, "CLS" if site.kind == "class" else "patches")
+                    windows = {name: each.mean(-1).unflatten(0, (part.images, -1)) for name, each in rows.items()}
+                    parts.append({name: each.mean(1) for name, each in windows.items()})
+                    continue
+                layer = PatchRows(weights, part.images, place, renormalise=self.renormalise)
+                parts.append(layer.statistics())
+                own = self._evidence(layer, parts[-1]["entropy"], images)
+                add_all(sums, {(name, site.layer): by_group(each, self.groups[images]) for name, each in own.items()})
+            if self.for_labels and place is not None and call.output is not None:
+                norms = head_norms(precise(call.output), projection_of(self.model, site.module))
+                sums["output", site.layer] = by_group(norms.unflatten(0, (call.images, -1)).mean(1), self.groups)
+        values = {(name, site.layer): torch.cat([part[name] for part in parts]) for name in parts[0]}
+        if not all(value.isfinite().all() for value in values.values()):
+            raise NonFiniteError(
+                f"expected finite attention weights, found NaN or infinity in layer {site.layer} ({site.module}); "
+                "check the weights of the model, or run with --precision fp32"
+            )
+        for found, known in ((values, self.values), (sums, self.evidence.sums)):
+            for key, value in found.items():
+                if key not in known:
+                    known[key] = value
+                elif key[0] not in OF_LAYERS:  # after the heads of the layer's earlier calls
+                    known[key] = torch.cat((known[key], value), 1)
+
+    def _evidence(self, layer: PatchRows, entropy: PerImage, images: slice) -> dict[str, Tensor]:
+        """The evidence of some images of one layer, by name (images, ..)."""
+        place = layer.geometry
+        if not self.for_labels:
+            return {"offsets": layer.offsets}
+        if place not in self._seen:  # which patches are of similar colour, and each patch's share on the object
+            mask = None if self.masks is None else on_grid(self.masks[:, None].to(self.images.device), place)[..., 0]
+            self._seen[place] = similar_pairs(self.images, place), mask
+        similar, mask = self._seen[place]
+        mask = None if mask is None else mask[images]
+        return {"offsets": layer.offsets, **evidence_of(layer, entropy, similar[images], mask)}
 
 
 def measure(
@@ -74,74 +146,11 @@ def measure(
     """
     if not len(images):
         raise InputError("expected at least one image, found none")
-    # the passes of one and two images that survey the layers are not part of the batch
-    batch = BatchStatistics(len(images), layers_of(survey_weights(model, images)))
-    gathering = None if groups is None else Gathering(model, images, groups, masks)
-
-    def take(call: AttentionCall) -> None:
-        if call.site.kind == "channel":  # rows of channels have no place in the image
-            return
-        with torch.autocast(images.device.type, enabled=False):
-            _add_call(batch, call, model, gathering, renormalise=renormalise)
-
-    def take_norms(block: int, tokens: Tokens) -> None:
-        layout = model.anatomy.layout
-        prefix = len(layout.prefix) if layout is not None and tokens.shape[1] == layout.tokens else 0
-        if len(tokens) == len(images) and tokens.shape[1] > max(prefix, 1):  # neither windows nor CLS only
-            norms = TokenNorms(tokens.float().norm(dim=-1), prefix)
-            for name in token_statistics():
-                batch.values[name, block] = FUNCTIONS[name](norms)[:, None]
-
-    with watching_stream(model, take_norms):
-        observe(model, images, take)
-    if gathering is not None:
-        batch.evidence = gathering.evidence
+    layers_of(model)  # the passes that survey the layers are not part of the batch
+    batch = BatchStatistics(model, images, groups, masks, renormalise=renormalise)
+    with watching_stream(model, batch.take_norms):
+        observe(model, images, batch.take)
     return batch
-
-
-def _add_call(
-    batch: BatchStatistics, call: AttentionCall, model: Model, gathering: Gathering | None, *, renormalise: bool
-) -> None:
-    """Add the statistics of one attention call, a few images at a time."""
-    site, geometry = call.site, geometry_of(call.site, model)
-    parts: list[dict[str, Tensor]] = []
-    offsets: list[Tensor] = []
-    if gathering is not None and geometry is not None:
-        gathering.begin(call, geometry)
-    for images, part in call.parts():
-        weights = precise(part.precise().placed())
-        if geometry is None:
-            parts.append(_of_rows_only(weights, part))
-            continue
-        layer = PatchRows(weights, part.images, geometry, renormalise=renormalise)
-        parts.append(layer.statistics())
-        offsets.append(layer.offsets.sum(0, dtype=torch.float64).cpu())
-        if gathering is not None:
-            gathering.add(layer, parts[-1]["entropy"], images)
-    if gathering is not None and geometry is not None:
-        gathering.end(site.layer)
-    values = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    if not all(value.isfinite().all() for value in values.values()):
-        raise NonFiniteError(
-            f"expected finite attention weights, found NaN or infinity in layer {site.layer} ({site.module}); "
-            "check the weights of the model, or run with --precision fp32"
-        )
-    for name, value in values.items():  # after the heads of the layer's earlier calls
-        known = batch.values.get((name, site.layer), value[:, :0])
-        batch.values[name, site.layer] = torch.cat((known, value), 1)
-    if offsets:
-        known = batch.offsets.get(site.layer, offsets[0][:0])
-        batch.offsets[site.layer] = torch.cat((known, sum(offsets[1:], offsets[0])))
-
-
-def _of_rows_only(weights: Tensor, call: AttentionCall) -> dict[str, Tensor]:
-    """The statistics of a pooling or CLS query's row, or of rows over pooled keys, which have no place in the image."""
-    query_rows, rows = "CLS" if call.site.kind == "class" else "patches", Rows(weights)
-    return {
-        name: FUNCTIONS[statistic.function or name](rows).mean(-1).unflatten(0, (call.images, -1)).mean(1)
-        for name, statistic in head_statistics().items()
-        if statistic.input == "row" and statistic.rows == query_rows
-    }
 
 
 @dataclass(frozen=True, repr=False)
@@ -201,7 +210,7 @@ class Statistics(Summary):
 
     def uniform_distance(self) -> Float[Tensor, " layers"]:
         """The distance under uniform attention over patches in each layer, px; NaN where not defined."""
-        pixels = [torch.nan if place is None else place.uniform_distance() for place in self.geometries]
+        pixels = [torch.nan if place is None else place.uniform().distance for place in self.geometries]
         return torch.tensor(pixels, dtype=torch.float64)
 
     def _table(self, name: str, read: Callable[[tuple[str, int]], Tensor]) -> PerHead:
@@ -209,21 +218,12 @@ class Statistics(Summary):
         return per_head(rows, len(self.sites), heads=1 if STATISTICS[name].rows == "tokens" else self.heads)
 
 
-def per_head(rows: Mapping[int, Tensor], layers: int, *, heads: int = 1) -> PerHead:
+def per_head(rows: Mapping[int, Tensor], layers: int, *, heads: int) -> PerHead:
     """A table of rows (heads,) by layer, of at least `heads` columns; NaN where a layer has no row or fewer heads."""
-    widest = max((len(row) for row in rows.values()), default=1)
-    table = torch.full((layers, max(widest, heads)), torch.nan, dtype=torch.float64)
+    table = torch.full((layers, max(heads, *map(len, rows.values()), 0)), torch.nan, dtype=torch.float64)
     for layer, row in rows.items():
         table[layer, : len(row)] = row
     return table
-
-
-def over_heads(values: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-    """The mean over all heads of all layers, (images, 1) by (statistic, 0), of values (images, heads) by layer."""
-    rows: dict[str, list[Tensor]] = {}
-    for (name, _), value in values.items():
-        rows.setdefault(name, []).append(value)
-    return {(name, 0): torch.cat(layers, 1).double().mean(1, keepdim=True) for name, layers in rows.items()}
 
 
 class Stream:
@@ -239,11 +239,9 @@ class Stream:
         self.groups = None if groups is None else groups.cpu().unique(return_inverse=True)[1]
         clusters = 0 if self.groups is None else int(self.groups.max()) + 1
         self.moments, self.overall = Moments(clusters=clusters), Moments(clusters=clusters)
-        self.offsets: dict[int, Tensor] = {}
-        self._sites: tuple[Site, ...] = ()
 
-    def add(self, images: Images, *, numbers: Tensor | None = None, masks: Tensor | None = None) -> BatchStatistics:
-        """Measure a batch and add it; returns its statistics image by image.
+    def add(self, images: Images, *, numbers: Tensor | None = None, masks: Tensor | None = None) -> None:
+        """Measure a batch and add it.
 
         numbers: (images,) of each in the data (None: in order of their addition); masks: (images, height, width) of
         the objects, where they are known.
@@ -254,42 +252,44 @@ class Stream:
         parts = (numbers if own is None else own) % GROUPS if self.has_evidence else None
         batch = measure(self.model, images, renormalise=self.renormalise, groups=parts, masks=masks)
         self.evidence.add(batch.evidence)
-        self.moments.add(batch.values, batch.images, groups=own)
-        self.overall.add(over_heads(batch.values), batch.images, groups=own)
-        for layer, mass in batch.offsets.items():
-            self.offsets[layer] = self.offsets[layer] + mass if layer in self.offsets else mass
-        self._sites = batch.sites
-        return batch
+        self.moments.add(batch.values, len(images), groups=own)
+        rows: dict[str, list[Tensor]] = {}  # of all layers: heads weigh alike, not layers
+        for (name, _), value in batch.values.items():
+            rows.setdefault(name, []).append(value)
+        means = {(name, 0): torch.cat(layers, 1).double().mean(1, keepdim=True) for name, layers in rows.items()}
+        self.overall.add(means, len(images), groups=own)
 
     def join(self, total: Callable[[Tensor], Tensor]) -> None:
         """Combine the sums of several processes; total: the sum of a tensor over all of them."""
         self.moments.join(total)
         self.overall.join(total)
         self.evidence.join(total)
-        self.offsets = {layer: total(self.offsets[layer]) for layer in sorted(self.offsets)}
 
     def result(self) -> Statistics:
         """The statistics so far. Raises InputError before the first image."""
-        count = self.moments.count
+        count, sites = self.moments.count, layers_of(self.model)
         if not count:
             raise InputError("expected at least one image, found none")
-        geometries = tuple(geometry_of(site, self.model) for site in self._sites)
-        offsets = (self.offsets.get(layer) for layer in range(len(self._sites)))
-        masses = tuple(None if mass is None else mass / count for mass in offsets)
+        offsets = (self.evidence.sums.get(("offsets", site.layer)) for site in sites)
         return Statistics(
-            count, self._sites, geometries, masses, self.moments, self.overall, self.renormalise, self.evidence
+            count,
+            sites,
+            tuple(geometry_of(site, self.model) for site in sites),
+            tuple(None if mass is None else mass.sum(0) / count for mass in offsets),
+            self.moments,
+            self.overall,
+            self.renormalise,
+            self.evidence,
         )
 
 
 def require_statistics(model: Model) -> None:
     """Raise UnsupportedError unless some layer has attention between tokens and the heads of a layer have one shape."""
-    sites = survey_weights(model, probe_images(model, 1))
-    if all(site.kind == "channel" for site in sites):
+    if all(site.kind == "channel" for site in layers_of(model)):
         raise UnsupportedError(
             f"expected layers in which tokens attend to tokens, found only channels that attend to channels in "
             f"{model.alias}"
         )
-    layers_of(sites)
 
 
 @takes_images

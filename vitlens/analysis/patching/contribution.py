@@ -1,10 +1,13 @@
 """Direct logit attribution and the logit lens: each head's direct contribution to a logit, and logits by layer.
 
 The residual stream is the sum of the embedding and the outputs of all heads and MLPs. With the final norm's scale
-fixed, a logit is linear in it (Elhage 2021; nostalgebraist 2020).
+fixed, a logit is linear in it (Elhage 2021; nostalgebraist 2020): the model's own final norm, pooling and classifier
+are run without its blocks, which give the logits of any stream and, by their gradient, the weights of its numbers.
 """
 
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,19 +16,20 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.analysis.attention.gradients import check_targets
+from vitlens.analysis.attention.chain import check_targets
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
-from vitlens.analysis.patching.stream_to_logits import blocks_of, logits_from, stream_weights
 from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
 from vitlens.lens.attention import projection_of
+from vitlens.lens.call import precise
 from vitlens.lens.capture import capture
+from vitlens.lens.stages import stages
 from vitlens.lens.trace import layers
 from vitlens.models.anatomy import require_pre_norm
-from vitlens.models.hooks import Arguments, watching
+from vitlens.models.hooks import Arguments, ScopedMode, overridden, watching
 from vitlens.models.model import Model
-from vitlens.pixels import AnyImages, Parts, Targets, as_parts, as_targets, takes_images
-from vitlens.shapes import Images, Labels, Tokens
+from vitlens.pixels import AnyImages, Targets, as_parts, as_targets, takes_images
+from vitlens.shapes import Images, Labels, Logits, Tokens
 from vitlens.summary import Summary
 
 TOLERANCE = 1e-3  # fp32, of the largest logit: the greatest error of the sum of the contributions
@@ -53,7 +57,7 @@ class Contributions(Summary):
 
     heads: NaN where a layer has fewer heads than the widest; mlps: one per layer, 0 where it has none; embedding: of
     patches, positions and prefix tokens; bias: of the output projections, the final norm and the classifier; rest: of
-    blocks without heads; logit: the model's own, of the classes in targets. All on the CPU.
+    blocks without heads; logit: the model's own, of the classes in targets. All on the CPU, in fp32 at least.
     """
 
     heads: Float[Tensor, "batch layers heads"]
@@ -82,7 +86,8 @@ def logit_lens(model: Model, images: AnyImages) -> LogitLens:
     >>> lens.logits.shape, lens.places[0], lens.places[-1]
     (torch.Size([2, 7, 10]), 'blocks.0.input', 'blocks.5.residual')
     """
-    logits = torch.cat([logits_by_depth(model, batch) for batch in _batches(model, as_parts(images))])
+    batches = as_parts(images).split(fitting_batch_size(model))
+    logits = torch.cat([logits_by_depth(model, batch.to(model.device)) for batch in batches])
     indices = {layer.unit: layer.index for layer in layers(model)}
     after = (f"blocks.{indices[name]}.residual" if name in indices else name for name in blocks_of(model))
     return LogitLens(logits, ("blocks.0.input", *after))
@@ -106,81 +111,76 @@ def direct_logit_attribution(model: Model, images: AnyImages, targets: Targets =
     """
     parts, classes, size = as_parts(images), as_targets(targets), fitting_batch_size(model)
     of_batches = []
-    for number, batch in enumerate(_batches(model, parts)):
-        own = None if classes is None else classes[size * number :][:size].to(model.device)
-        of_batches.append(contributions(model, batch, targets=own))
+    for start in range(0, len(parts), size):
+        own = None if classes is None else classes[start : start + size].to(model.device)
+        of_batches.append(_contributions(model, parts[start : start + size].to(model.device), own))
     fields = zip(*(vars(each).values() for each in of_batches), strict=True)
     return Contributions(*(torch.cat(field) for field in fields))
 
 
-def _batches(model: Model, images: Parts) -> Iterator[Images]:
-    return (batch.to(model.device) for batch in images.split(fitting_batch_size(model)))
-
-
-def contributions(model: Model, images: Images, *, targets: Labels | None = None) -> Contributions:
-    """As direct_logit_attribution, of one batch; targets: a class for each image (None: the prediction)."""
+def _contributions(model: Model, images: Images, targets: Labels | None) -> Contributions:
     blocks, known, reads = blocks_of(model), layers(model), _reads(model)
-    units = {layer.unit for layer in known}
-    ends: dict[str, Tokens] = {}  # the residual stream before the first and after the last block
-    others: list[Tokens] = []  # outputs of blocks without heads
-
-    def record(name: str, arguments: Arguments, output: Any) -> None:
-        _require_stream(model, name, output)
-        if name == blocks[0]:
-            ends["before"] = arguments[0]
-        if name == blocks[-1]:
-            ends["after"] = output
-        if name not in units:
-            others.append(output - arguments[0])
-
     tokens = "" if reads is None else f"[{','.join(map(str, reads))}]"
     places = [f"blocks.{layer.index}.heads{tokens}" for layer in known]
     places += [f"blocks.{layer.index}.mlp{tokens}" for layer in known if layer.mlp is not None]
     with torch.no_grad(), torch.autocast(model.device.type, enabled=False):
-        with watching(model.module, blocks, record):
+        with _watching_stream(model, blocks) as streams:
             captured = capture(model, images, places)
         targets = check_targets(targets, captured.logits)
         with evaluating(model):
-            weights = stream_weights(model, ends["after"], targets)  # (batch, tokens, dim)
-            constant = logits_from(model, torch.zeros_like(ends["after"][:1]))[0, targets]
+            weights = precise(_stream_weights(model, streams[-1], targets))  # (batch, tokens, dim)
+            constant = precise(logits_from(model, torch.zeros_like(streams[-1][:1]))[0, targets])
         read = weights if reads is None else weights[:, reads]
         heads, mlps, biases = [], [], [torch.zeros_like(constant)]
         for layer in known:
-            unit, projection = (
-                model.module.get_submodule(layer.unit),
-                projection_of(model, layer.attention),
-            )
+            unit, projection = model.module.get_submodule(layer.unit), projection_of(model, layer.attention)
             assert projection is not None  # as the layer has heads
-            scales = [branch_scale(unit, branch) for branch in (1, 2)]
-            scaled = read if scales[0] is None else read * scales[0]
-            joined = captured[f"blocks.{layer.index}.heads{tokens}"].transpose(1, 2).flatten(2)
-            heads.append((scaled @ projection.weight * joined).unflatten(-1, (layer.heads, -1)).sum((1, 3)))
+            scaled = read * branch_scale(unit, 1)
+            joined = precise(captured[f"blocks.{layer.index}.heads{tokens}"]).transpose(1, 2).flatten(2)
+            heads.append((scaled @ precise(projection.weight) * joined).unflatten(-1, (layer.heads, -1)).sum((1, 3)))
             if projection.bias is not None:
-                biases.append((scaled @ projection.bias).sum(1))
-            if layer.mlp is None:
-                mlps.append(weights.new_zeros(len(weights)))
-            else:
-                output = captured[f"blocks.{layer.index}.mlp{tokens}"]
-                mlps.append((read * (output if scales[1] is None else output * scales[1])).sum((1, 2)))
-        widest = max(layer.heads for layer in known)
+                biases.append((scaled @ precise(projection.bias)).sum(1))
+            mlp = captured[f"blocks.{layer.index}.mlp{tokens}"] if layer.mlp is not None else torch.zeros_like(read)
+            mlps.append((read * (precise(mlp) * branch_scale(unit, 2))).sum((1, 2)))
+        rest = weights.new_zeros(len(weights))
+        for name, before, after in zip(blocks, streams, streams[1:]):
+            if name not in {layer.unit for layer in known}:
+                rest = rest + (weights * (precise(after) - precise(before))).sum((1, 2))
         parts = (
-            torch.stack([F.pad(each, (0, widest - each.shape[1]), value=torch.nan) for each in heads], dim=1),
+            stacked(heads),
             torch.stack(mlps, dim=1),
-            (weights * ends["before"]).sum((1, 2)),
+            (weights * streams[0]).sum((1, 2)),
             torch.stack(biases).sum(0) + constant,
-            sum(((weights * added).sum((1, 2)) for added in others), weights.new_zeros(len(weights))),
-            captured.logits.gather(1, targets.unsqueeze(1))[:, 0],
+            rest,
+            precise(captured.logits.gather(1, targets.unsqueeze(1))[:, 0]),
             targets,
         )
+        allowed = _tolerance(model, weights, streams, captured.logits).cpu()
     result = Contributions(*(part.cpu() for part in parts))
     missed = (result.total() - result.logit).abs()
-    if not bool((missed <= _tolerance(model) * max(1.0, captured.logits.abs().max().item())).all()):
-        worst = int(missed.argmax())
+    if not bool((missed <= allowed).all()):
+        worst = int((missed - allowed).argmax())
         raise UnsupportedError(
             f"expected blocks that add heads and an MLP to one residual stream, found others in {model.alias}: the "
             f"parts of image {worst} sum to {result.total()[worst]:.4f}, its logit is {result.logit[worst]:.4f}"
         )
     return result
+
+
+def _tolerance(model: Model, weights: Tokens, streams: Sequence[Tokens], logits: Logits) -> Float[Tensor, " batch"]:
+    """How far the sum of the contributions may be from the logit: in fp32 TOLERANCE of the largest logit.
+
+    A module in 16 bits rounds the two branches and the two sums of a block, each number of the stream s by up to
+    u = eps / 2 of it, up or down. Of such independent errors a logit with the weights w has a standard deviation of at
+    most 2u |w s| a block; the norm and the weights are rounded about as one more block is. Allowed are four of these
+    deviations, and u of the largest logit for the logit and for the constant.
+    """
+    eps, largest = torch.finfo(model.mean.dtype).eps, max(1.0, logits.abs().max().item())
+    allowed = weights.new_full((len(weights),), largest * max(TOLERANCE, eps))
+    if model.mean.dtype in (torch.float32, torch.float64):
+        return allowed
+    variances = [(weights * stream).square().sum((1, 2)) for stream in (*streams[1:], streams[-1])]
+    return allowed + 4 * eps * torch.stack(variances).sum(0).sqrt()
 
 
 def logits_by_depth(
@@ -191,20 +191,15 @@ def logits_by_depth(
     Raises UnsupportedError where it is not.
     """
     blocks = blocks_of(model) if blocks is None else blocks
-    streams: list[Tokens] = []
     if model.anatomy.attention:
         _require_batch_first(model)
-
-    def after(name: str, arguments: Arguments, output: Any) -> None:
-        _require_stream(model, name, output)
-        streams.extend((arguments[0], output) if name == blocks[0] else (output,))
-
     with evaluating(model), torch.no_grad():
-        with watching(model.module, blocks, after):
+        with _watching_stream(model, blocks) as streams:
             logits = model(images)
         lens = torch.stack([logits_from(model, stream, blocks=blocks) for stream in streams], dim=1)
-    difference = (lens[:, -1] - logits).abs().max().item()
-    if not difference <= _tolerance(model) * max(1.0, logits.abs().max().item()):
+    difference, scale = (lens[:, -1] - logits).abs().max().item(), max(1.0, logits.abs().max().item())
+    # the same norm and classifier on the same stream: in 16 bits a few roundings of the logits
+    if not difference <= max(TOLERANCE, 4 * torch.finfo(model.mean.dtype).eps) * scale:
         raise UnsupportedError(
             f"expected a classifier that reads the output of the last block, {blocks[-1]}, found logits of "
             f"{model.alias} that differ by {difference:.1e}; try vitlens ablate, which needs none"
@@ -212,16 +207,34 @@ def logits_by_depth(
     return lens
 
 
-def accuracy_by_depth(lens: Float[Tensor, "batch depths classes"], labels: Labels) -> Float[Tensor, " depths"]:
-    """The fraction of images whose label has the highest logit, at each depth of a logit lens."""
-    return (lens.argmax(-1) == labels.to(lens.device).unsqueeze(1)).float().mean(0)
+@contextmanager
+def _watching_stream(model: Model, blocks: Sequence[str]) -> Iterator[list[Tokens]]:
+    """Inside, a forward pass fills the list with the residual stream before the first block and after each one."""
+    found: list[Tokens] = []
+
+    def after(name: str, arguments: Arguments, output: Any) -> None:
+        if not isinstance(output, Tensor):
+            raise UnsupportedError(
+                f"expected blocks of {model.alias} that return the residual stream, found {type(output).__name__} of "
+                f"{name}; return the tensor alone"
+            )
+        found.extend((arguments[0], output) if name == blocks[0] else (output,))
+
+    with watching(model.module, blocks, after):
+        yield found
 
 
-def branch_scale(block: nn.Module, branch: int) -> Tensor | None:
-    """LayerScale of a block's first (attention) or second (MLP) branch, (dim,), under timm's names, or None."""
+def branch_scale(block: nn.Module, branch: int) -> Tensor | float:
+    """LayerScale of a block's first (attention) or second (MLP) branch, (dim,), under timm's names; 1 where none is."""
     inside = getattr(getattr(block, f"ls{branch}", None), "gamma", None)
     scale = inside if isinstance(inside, Tensor) else getattr(block, f"gamma_{branch}", None)
-    return scale if isinstance(scale, Tensor) else None
+    return scale if isinstance(scale, Tensor) else 1.0
+
+
+def stacked(by_layer: Sequence[Float[Tensor, "batch _"]]) -> Float[Tensor, "batch layers widest"]:
+    """One table of all layers, NaN where one has fewer numbers than the widest."""
+    widest = max(values.shape[1] for values in by_layer)
+    return torch.stack([F.pad(each, (0, widest - each.shape[1]), value=torch.nan) for each in by_layer], dim=1)
 
 
 def _reads(model: Model) -> list[int] | None:
@@ -249,14 +262,77 @@ def _require_batch_first(model: Model) -> None:
         )
 
 
-def _require_stream(model: Model, block: str, output: object) -> None:
-    if not isinstance(output, Tensor):
+def blocks_of(model: Model, *, pooled: bool = False) -> tuple[str, ...]:
+    """Names of all blocks in forward order, including pruned ones without heads.
+
+    pooled: also where the classifier reads the stream of the patches by attention (SigLIP, CaiT), without the blocks of
+    that pooling. Raises UnsupportedError unless they are one sequence, otherwise read through norms and pooling alone.
+    """
+    anatomy = model.anatomy
+    if anatomy.family == "vit" and not anatomy.blocks:
         raise UnsupportedError(
-            f"expected blocks of {model.alias} that return the residual stream, found {type(output).__name__} of "
-            f"{block}; return the tensor alone"
+            f"expected blocks that add to one residual stream, found none in {model.alias}; put each block in a module "
+            "of its own, or name them with blocks="
         )
+    pooled = pooled and anatomy.family == "vit" and anatomy.readout == "pool"
+    names = tuple(stage.module for stage in stages(model)) if pooled else anatomy.blocks
+    parents = {name.rpartition(".")[0] for name in names}
+    if anatomy.family != "vit" or anatomy.readout is None or (anatomy.readout == "pool") != pooled or len(parents) != 1:
+        reader = f"blocks in {len(parents)} places"
+        if anatomy.family != "vit":
+            reader = f"{'an' if anatomy.family == 'other' else 'a'} {anatomy.family} model"
+        elif anatomy.readout == "pool" and not pooled:
+            reader = "attention pooling"
+        raise UnsupportedError(
+            f"expected a vision transformer whose classifier reads one residual stream (CLS or mean), found {reader} "
+            f"in {model.alias}; try vitlens ablate, which needs none"
+        )
+    parent = parents.pop()
+    kinds = {type(model.module.get_submodule(name)) for name in names}  # not a stem or head in the same list
+    children = model.module.get_submodule(parent).named_children()
+    return tuple(f"{parent}.{name}" if parent else name for name, child in children if type(child) in kinds)
 
 
-def _tolerance(model: Model) -> float:
-    """Of the largest logit; of a module in bf16 or fp16 that of its rounding, as `survey` has it."""
-    return max(TOLERANCE, 4 * float(torch.finfo(model.mean.dtype).eps))
+def logits_from(model: Model, stream: Tokens, *, blocks: Sequence[str] | None = None) -> Logits:
+    """The logits of a residual stream after the last block; the model's own blocks do not run.
+
+    blocks: their names in forward order (None: blocks_of).
+    """
+    names = blocks_of(model) if blocks is None else blocks
+    blank = stream.new_zeros(1, 3, 1, 1).expand(len(stream), 3, *model.input_size)
+    with ExitStack() as stack:
+        for name in names:
+            block = model.module.get_submodule(name)
+            stack.enter_context(overridden(block, lambda _forward: lambda tokens, *_args, **_kwargs: tokens))
+        stack.enter_context(overridden(block, lambda _forward: lambda *_args, **_kwargs: stream))
+        return model.run(blank)
+
+
+def _stream_weights(model: Model, stream: Tokens, targets: Labels) -> Tokens:
+    """The weight of each number of the last residual stream in a logit, with the final norm's scale fixed.
+
+    targets: a class for each image. The logit is then the sum of weights times stream plus a constant.
+    """
+    with torch.enable_grad(), _FixedScale():
+        leaf = stream.detach().requires_grad_()
+        logit = logits_from(model, leaf).gather(1, targets.unsqueeze(1)).sum()
+        (weights,) = torch.autograd.grad(logit, leaf)
+    return weights
+
+
+class _FixedScale(ScopedMode):
+    """Makes the scale of norms a constant for autograd; their outputs are unchanged."""
+
+    def intercept(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute norms by their formula; pass every other call on."""
+        if func not in (F.layer_norm, F.rms_norm):
+            return func(*args, **kwargs)
+        given = inspect.signature(func).bind(*args, **kwargs)
+        given.apply_defaults()
+        tokens, shape, weight, *bias, eps = given.arguments.values()
+        axes = tuple(range(-len(shape), 0))
+        centred = tokens - tokens.mean(axes, keepdim=True) if func is F.layer_norm else tokens
+        eps = torch.finfo(tokens.dtype).eps if eps is None else eps
+        result = centred * (centred.detach().square().mean(axes, keepdim=True) + eps).rsqrt()
+        result = result if weight is None else result * weight
+        return result if bias in ([], [None]) else result + bias[0]

@@ -12,9 +12,9 @@ from typing import Final, Literal
 import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
-from torch.nn import functional as F
 
-from vitlens.analysis.attention.gradients import check_targets
+from vitlens.analysis.attention.chain import check_targets
+from vitlens.analysis.patching.contribution import stacked
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.lens.replay import DEFAULT_BUDGET, replaying
 from vitlens.lens.trace import layers
@@ -95,7 +95,7 @@ def patch_parts(
             for found, patched in ((heads, of_heads), (positions, of_tokens)):
                 logits = receiver.run([{place: tensor} for place, tensor in patched.items()])
                 found.append((_difference(logits, *chosen) - ends[1].unsqueeze(1)).cpu())
-    return Patching(_table(heads), _table(positions), *(each.cpu() for each in (*ends, *chosen)))
+    return Patching(stacked(heads), stacked(positions), *(each.cpu() for each in (*ends, *chosen)))
 
 
 def _difference(
@@ -103,12 +103,6 @@ def _difference(
 ) -> Float[Tensor, "pairs places"]:
     pairs = torch.arange(len(targets), device=logits.device)
     return (logits[:, pairs, targets] - logits[:, pairs, others]).T
-
-
-def _table(layered: list[Float[Tensor, "pairs _"]]) -> Float[Tensor, "pairs layers widest"]:
-    """One table of all layers, NaN where one has fewer places than the widest."""
-    widest = max(values.shape[1] for values in layered)
-    return torch.stack([F.pad(each, (0, widest - each.shape[1]), value=torch.nan) for each in layered], dim=1)
 
 
 def corrupt(images: Images, how: str = "noise", *, seed: int = 0) -> Images:

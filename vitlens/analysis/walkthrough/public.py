@@ -1,7 +1,10 @@
-"""`vitlens.walkthrough`: one head of one layer, step by step, on one image."""
+"""`vitlens.walkthrough`: one head of one layer, step by step, on one image; and what happens without scaling, positions
+and CLS, measured on the model itself."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -18,25 +21,64 @@ from vitlens.analysis.walkthrough.steps import (
     patch_embedding,
     require_steps,
 )
-from vitlens.analysis.walkthrough.without import (
-    Changed,
-    Entropies,
-    Permutation,
-    changed_models,
-    entropies,
-    entropy,
-    permutations,
-)
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.observe import survey_weights
+from vitlens.lens.call import AttentionCall, softmax_or_zero
+from vitlens.lens.capture import capture
+from vitlens.lens.intervene import Changes, KnockOut, intervene
+from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.trace import Layer, layers, probe_images
 from vitlens.models.anatomy import require_pre_norm
 from vitlens.models.model import Model
 from vitlens.models.support import require
 from vitlens.pixels import AnyImages, as_parts, takes_images
-from vitlens.shapes import Images
+from vitlens.shapes import Images, Logits
 from vitlens.summary import Line, Summary
+
+Change = Literal["none", "no-positions", "unscaled", "patches-zero", "prefix-zero", "prefix-unread", "mean-read"]
+CHANGES: Final[dict[Change, str]] = {
+    "none": "as it is",
+    "no-positions": "patches without positions",
+    "unscaled": "scores not scaled",
+    "patches-zero": "last block: patches zero",
+    "prefix-zero": "last block: prefix tokens zero",
+    "prefix-unread": "patches do not attend to CLS",
+    "mean-read": "mean of patches read as CLS",
+}
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """The patches in another order, with or without positions, which stay where they are.
+
+    difference: the largest between the permuted run's patches, after the last block, and the same permutation of the
+    plain run's; logits: the largest between both runs' logits; largest: the largest value of the patches; permuted:
+    the permuted run's logits.
+    """
+
+    positions: bool
+    difference: float
+    logits: float
+    largest: float
+    permuted: Logits
+
+
+@dataclass(frozen=True)
+class Changed:
+    """The model with one change; logits: (batch, classes); difference: from the model's own, at most."""
+
+    change: Change
+    logits: Logits
+    difference: float
+
+
+@dataclass(frozen=True)
+class Entropies:
+    """Entropy of the attention weights in nats, mean over queries and images, of every head (layers, heads); NaN where
+    there is none. unscaled: without the division by sqrt(head_dim)."""
+
+    scaled: Float[Tensor, "layers heads"]
+    unscaled: Float[Tensor, "layers heads"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,8 +94,8 @@ class Walkthrough(Summary):
     head; products: q kᵀ; scores: scaled; weights: after the softmax; unscaled: the weights without scaling; outputs: of
     the head; projected: its part of the output projection; head_norms: the norm of each head's part, by token;
     attention, mlp, after: outputs of the attention, the MLP and the block.
-    checks: each step against the model's own; entropies: of all heads; permutations, changed: what happens without
-    (without.py); order: of the permuted patches; logits: the model's own.
+    checks: each step against the model's own; entropies: of all heads; permutations, changed: what happens without;
+    order: of the permuted patches; logits: the model's own.
     """
 
     layer: int
@@ -155,21 +197,21 @@ def _chosen_layer(model: Model, layer: int | None) -> Layer:
 
 
 def _walked(model: Model, image: Images, layer: Layer, head: int | None, seed: int) -> Walkthrough:
-    steps, logits = layer_steps(model, image, layer), model(image)
-    embedding = patch_embedding(model, image)
-    positions, checks = before_blocks(model, image, embedding)
+    (heads, whole, scale, checks), logits = layer_steps(model, image, layer), model(image)
+    embedding, layout, prefix = patch_embedding(model, image), model.layout, len(model.layout.prefix)
+    positions, before = before_blocks(model, image, embedding)
     if head is None:
-        head = int(entropy(steps.heads["weights"]).mean((0, 2)).argmin())
-    order = torch.randperm(model.layout.patches, generator=torch.Generator().manual_seed(seed)).to(image.device)
+        head = int(entropy(heads["weights"]).mean((0, 2)).argmin())
+    order = torch.randperm(layout.patches, generator=torch.Generator().manual_seed(seed)).to(image.device)
+    last = _last_residual(model)
     permuted: tuple[Permutation, ...] = ()
     if embedding is not None and positions is not None:
-        permuted = tuple(permutations(model, image, embedding, positions, order))
-    of_heads, scales = entropies(model, image)
-    changed = changed_models(model, image, logits, embedding if permuted else None, scales)
-    tensors = {name: values[:, head] for name, values in steps.heads.items()} | steps.whole
-    tensors["head_norms"] = steps.heads["projected"].norm(dim=-1)
+        permuted = tuple(_permutations(model, image, last, embedding.convolved, positions, order))
+    of_heads, scales = _entropies(model, image)
+    changes = _changes(model, last, embedding.convolved if embedding is not None and permuted else None, scales)
+    tensors = {name: values[:, head] for name, values in heads.items()} | whole
+    tensors["head_norms"] = heads["projected"].norm(dim=-1)
     parts = {name: values[0].float().cpu() for name, values in tensors.items()}
-    layout, prefix = model.layout, len(model.layout.prefix)
     middle = prefix + layout.grid[0] // 2 * layout.grid[1] + layout.grid[1] // 2
     query = next(iter(layout.positions("cls")), middle)
     return Walkthrough(
@@ -177,16 +219,110 @@ def _walked(model: Model, image: Images, layer: Layer, head: int | None, seed: i
         head=head,
         layers=len(layers(model)),
         heads=layer.heads,
-        scale=steps.scale,
+        scale=scale,
         query=query,
         key=prefix + int(parts["weights"][query, prefix:].argmax()),
         embedding=embedding,
         positions=None if positions is None else positions.cpu(),
-        checks=(*checks, *steps.checks),
+        checks=(*before, *checks),
         entropies=of_heads,
         order=order.cpu(),
         permutations=permuted,
-        changed=tuple(changed),
+        changed=tuple(_changed(model, image, logits, changes)),
         logits=logits[0].cpu(),
         **parts,
     )
+
+
+def entropy(weights: Float[Tensor, "*leading key"]) -> Float[Tensor, "*leading"]:
+    """Entropy of each row of weights, in nats."""
+    summed: Tensor = torch.special.entr(weights).sum(-1)
+    return summed
+
+
+def _entropies(model: Model, images: Images) -> tuple[Entropies, dict[str, float]]:
+    """The entropy of every head that attends from all tokens to all tokens, with and without scaling; and the scale of
+    each such layer, by the place of its scores."""
+    rows: list[tuple[Tensor, Tensor]] = []
+    scales: dict[str, float] = {}
+
+    def reducer(call: AttentionCall) -> None:
+        if call.site.kind != "patch" or call.inputs is None:
+            return
+        scales[f"blocks.{call.site.layer}.attention.scores"] = call.inputs.scale
+        pairs = []
+        for _, part in call.parts():
+            assert part.inputs is not None  # as the call has them
+            bias = part.inputs.bias
+            added: Tensor | float = 0.0 if bias is None or bias.dtype == torch.bool else bias
+            raw = softmax_or_zero((part.inputs.scores(slice(None)) - added) / part.inputs.scale + added)
+            pairs.append((entropy(part.weights()).mean(-1), entropy(raw).mean(-1)))
+        scaled, unscaled = (torch.cat(each).mean(0).float().cpu() for each in zip(*pairs))
+        rows.append((scaled, unscaled))
+
+    observe(model, images, reducer)
+    table = torch.full((2, len(rows), max((len(row[0]) for row in rows), default=0)), torch.nan)
+    for layer, row in enumerate(rows):
+        table[:, layer, : len(row[0])] = torch.stack(row)
+    return Entropies(*table), scales
+
+
+def _last_residual(model: Model) -> str:
+    """The place of the residual stream after the last block of all tokens."""
+    tokens = (model.layout.tokens,)
+    return [place.name for place in model.places() if place.kind == "residual" and place.shape[:1] == tokens][-1]
+
+
+def _permutations(
+    model: Model,
+    images: Images,
+    last: str,
+    patches: Float[Tensor, "batch patches dim"],
+    added: Float[Tensor, "patches dim"],
+    order: Int[Tensor, " patches"],
+) -> Iterator[Permutation]:
+    """Embedded patches in another order, with what is added to them and without it."""
+    prefix = len(model.layout.prefix)
+    for positions in (True, False):
+        runs = []
+        for each in (patches, patches[:, order]):
+            with intervene(model, {"patches": each + added if positions else each}):
+                runs.append(capture(model, images, last))
+        plain, permuted = runs
+        expected = plain[last][:, prefix:][:, order]
+        difference = float((permuted[last][:, prefix:] - expected).abs().max())
+        logits = float((permuted.logits - plain.logits).abs().max())
+        yield Permutation(positions, difference, logits, float(expected.abs().max()), permuted.logits.cpu())
+
+
+def _changes(
+    model: Model, last: str, patches: Float[Tensor, "batch patches dim"] | None, scales: dict[str, float]
+) -> dict[Change, Changes]:
+    """Each change that the model has the parts for; patches: without positions; scales: by the place of the scores."""
+    layout, prefix = model.layout, len(model.layout.prefix)
+    found: dict[Change, Changes] = {} if patches is None else {"no-positions": {"patches": patches}}
+    if scales:
+        found["unscaled"] = {place: partial(torch.div, other=scale) for place, scale in scales.items()}
+    found["patches-zero"] = {f"{last}[patch]": "zero"}
+    if prefix:
+        found["prefix-zero"] = {f"{last}[{','.join(map(str, range(prefix)))}]": "zero"}
+        unread, whole = KnockOut(keys=range(prefix), queries=range(prefix, layout.tokens)), (layout.tokens,) * 2
+        places = [place for place in model.places() if place.kind == "weights" and place.shape[-2:] == whole]
+        found["prefix-unread"] = {place.name: unread for place in places}
+    if layout.positions("cls") and model.anatomy.readout in ("cls", "cls+distillation"):
+
+        def mean_read(tokens: Tensor) -> Tensor:
+            changed = tokens.clone()
+            changed[:, layout.positions("cls")[0]] = tokens[:, prefix:].mean(1)
+            return changed
+
+        found["mean-read"] = {last: mean_read}
+    return found
+
+
+def _changed(model: Model, images: Images, logits: Logits, changes: dict[Change, Changes]) -> Iterator[Changed]:
+    yield Changed("none", logits.cpu(), 0.0)
+    for change, places in changes.items():
+        with intervene(model, places):
+            answer = model(images)
+        yield Changed(change, answer.cpu(), float((answer - logits).abs().max()))

@@ -26,8 +26,7 @@ from vitlens.shapes import Heads, Images, Tokens
 
 
 class Step(NamedTuple):
-    """One step that is computed again by hand. title: in words; formula: what is computed; compared: with what of the
-    model's own forward pass."""
+    """One step that is computed again by hand. compared: with what of the model's own forward pass."""
 
     title: str
     formula: str
@@ -48,7 +47,6 @@ STEPS: Final[dict[StepName, Step]] = {
 TOLERANCE: Final = 1e-4  # of the largest value of a step: greater differences are not rounding
 _PARTS: Final = ("input", "heads", "attention", "mlp", "residual")  # places of a block
 _SEPARATE: Final = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("to_q", "to_k", "to_v"))
-_UNCUT: Final = "patches are not cut by one convolution"
 
 
 @dataclass(frozen=True)
@@ -84,27 +82,26 @@ class Embedding:
 def patch_embedding(model: Model, images: Images) -> Embedding | None:
     """The patch embedding as unfold and a linear map; None for a model whose patches are not cut by one convolution:
     one whose stride is its kernel, the size of a patch, and which reads three channels."""
-    found = (
+    size = model.layout.patch_size
+    found = [
         (name, module)
         for name, module in model.module.named_modules()
         if isinstance(module, nn.Conv2d)
-        and module.kernel_size == module.stride == model.layout.patch_size
+        and module.kernel_size == module.stride == size
         and (module.in_channels, module.groups, module.dilation) == (3, 1, (1, 1))
         and module.padding in (0, (0, 0), "valid")
-    )
-    name, convolution = next(found, ("", None))
+    ]
     seen: list[tuple[Tensor, Tensor]] = []
-    if convolution is not None:
+    for name, _ in found[:1]:
         with watching(model.module, [name], lambda _name, arguments, output: seen.append((arguments[0], output))):
             model(images)
-    if convolution is None or len(seen) != 1:
+    if len(seen) != 1:
         return None
-    ((pixels, output),), size = seen, model.layout.patch_size
+    ((pixels, output),), convolution = seen, found[0][1]
     patches = F.unfold(pixels, size, stride=size).transpose(1, 2)  # (batch, patches, 3 x height x width)
     filters = convolution.weight.flatten(1)
     embedded = patches @ filters.T
-    if convolution.bias is not None:
-        embedded = embedded + convolution.bias
+    embedded = embedded if convolution.bias is None else embedded + convolution.bias
     return Embedding(patches, filters, embedded, output.flatten(2).transpose(1, 2))
 
 
@@ -114,7 +111,8 @@ def before_blocks(
     """What is added to the embeddings of the patches, and the checks of embedding and positions; None where it is no
     fixed vector a patch. Position embeddings do not depend on the image, so another image's differ by rounding."""
     if embedding is None:
-        return None, [StepCheck("embedding", None, 0.0, _UNCUT), StepCheck("positions", None, 0.0, _UNCUT)]
+        note = "patches are not cut by one convolution"
+        return None, [StepCheck("embedding", None, 0.0, note), StepCheck("positions", None, 0.0, note)]
     first = _check("embedding", embedding.embedded, embedding.convolved)
     if "patches" not in model.places().names:
         return None, [first, StepCheck("positions", None, 0.0, "the patches cannot be read before the first block")]
@@ -131,25 +129,21 @@ def before_blocks(
     return added, [first, StepCheck("positions", differs, largest, note)]
 
 
-class LayerSteps(NamedTuple):
-    """One layer, step by step, under the names of a Walkthrough's fields. heads: tensors (batch, heads, ...); whole:
-    (batch, tokens, dim); scale: of the scores; checks: of each step against the model's own."""
+def layer_steps(
+    model: Model, images: Images, layer: Layer
+) -> tuple[dict[str, Tensor], dict[str, Tensor], float, tuple[StepCheck, ...]]:
+    """One layer step by step, under the names of a Walkthrough's fields: tensors of its heads (batch, heads, ...),
+    others (batch, tokens, dim), the scale of the scores, and the check of each step against the model's own.
 
-    heads: dict[str, Tensor]
-    whole: dict[str, Tensor]
-    scale: float
-    checks: tuple[StepCheck, ...]
-
-
-def layer_steps(model: Model, images: Images, layer: Layer) -> LayerSteps:
-    """The steps of all heads of a layer, each checked. Raises UnsupportedError where queries or keys are not seen."""
-    name, module = f"blocks.{layer.index}", model.module.get_submodule(layer.attention)
+    Raises UnsupportedError where queries or keys are not seen.
+    """
     require_steps(model, layer)
-    stages = ("attention.scores", "attention.weights")
-    captured = capture(model, images, [f"{name}.{part}" for part in (*stages, *_PARTS)])
-    own = {part: captured[f"{name}.{part}"] for part in (*stages, *_PARTS)}
+    name, attention = f"blocks.{layer.index}", model.module.get_submodule(layer.attention)
+    parts = ("attention.scores", "attention.weights", *_PARTS)
+    captured = capture(model, images, [f"{name}.{part}" for part in parts])
+    own = {part: captured[f"{name}.{part}"] for part in parts}
     call, normed = _seen(model, images, layer)
-    by_hand, read = _projected(module, normed, layer.heads), call.inputs
+    by_hand, read = _projected(attention, normed, layer.heads), call.inputs
     inputs = by_hand if read is None else (read.query, read.key, read.value)
     assert inputs is not None  # see require_steps
     queries, keys, values = inputs
@@ -171,19 +165,18 @@ def layer_steps(model: Model, images: Images, layer: Layer) -> LayerSteps:
     assert projection is not None  # as there is a place of its heads
     columns = projection.weight.unflatten(1, (layer.heads, -1))  # (dim, heads, head_dim)
     projected = torch.einsum("bhtd,ehd->bhte", own["heads"], columns)
-    attention = projected.sum(1) + (0 if projection.bias is None else projection.bias)
+    summed = projected.sum(1) + (0 if projection.bias is None else projection.bias)
     unit = model.module.get_submodule(layer.unit)
-    total, scales = own["input"], [branch_scale(unit, branch) for branch in (1, 2)]  # LayerScale
-    for branch, factor in zip(("attention", "mlp"), scales):
-        total = total + (own[branch] if factor is None else own[branch] * factor)
-    scaled = "each branch is multiplied by LayerScale" if scales[0] is not None else ""
+    scales = [branch_scale(unit, branch) for branch in (1, 2)]
+    total = own["input"] + own["attention"] * scales[0] + own["mlp"] * scales[1]
+    scaled = "each branch is multiplied by LayerScale" if isinstance(scales[0], Tensor) else ""
     checks = (
         _norm_check(unit, own["input"], normed),
         _projection_check(by_hand, None if read is None else inputs),
         of_scores,
         _check("softmax", weights, own["attention.weights"]),
         _check("values", own["attention.weights"] @ values, own["heads"]),
-        _check("projection", attention, own["attention"]),
+        _check("projection", summed, own["attention"]),
         _check("residual", total, own["residual"], scaled),
     )
     heads = {
@@ -191,7 +184,7 @@ def layer_steps(model: Model, images: Images, layer: Layer) -> LayerSteps:
         "unscaled": softmax_or_zero(biased(products)), "outputs": own["heads"], "projected": projected,
     }  # fmt: skip
     whole = {"normed": normed, "after": own["residual"], **{part: own[part] for part in ("input", "attention", "mlp")}}
-    return LayerSteps(heads, whole, scale, checks)
+    return heads, whole, scale, checks
 
 
 def require_steps(model: Model, layer: Layer) -> None:
@@ -262,13 +255,15 @@ def _projected(attention: nn.Module, tokens: Tokens, heads: int) -> tuple[Heads,
 
 def _three(attention: nn.Module, heads: int) -> Sequence[tuple[Tensor, Tensor | None]] | None:
     """Weight and bias of the projections to queries, keys and values."""
-    joint: Any = getattr(attention, "qkv", None)
-    for module in attention.children() if joint is None else ():  # in a user's own attention
-        if isinstance(module, nn.Linear) and module.out_features == 3 * module.in_features:
-            joint = joint or module
-    weight, bias = getattr(joint, "weight", None), getattr(joint, "bias", None)
+    weight: Any
+    bias: Any
     if isinstance(attention, nn.MultiheadAttention):
         weight, bias = attention.in_proj_weight, attention.in_proj_bias
+    else:
+        linear = [module for module in attention.children() if isinstance(module, nn.Linear)]  # of a user's own
+        wide = (module for module in linear if module.out_features == 3 * module.in_features)
+        joint: Any = getattr(attention, "qkv", None) or next(wide, None)
+        weight, bias = getattr(joint, "weight", None), getattr(joint, "bias", None)
     if isinstance(weight, Tensor):
         own: list[Any] = [getattr(attention, name, None) for name in ("q_bias", "v_bias")]
         if bias is None and all(isinstance(each, Tensor) for each in own):  # BEiT: keys have no bias
@@ -276,9 +271,9 @@ def _three(attention: nn.Module, heads: int) -> Sequence[tuple[Tensor, Tensor | 
         biases = (None, None, None) if bias is None else bias.chunk(3)
         return None if weight.shape[0] % (3 * heads) else list(zip(weight.chunk(3), biases))
     for names in _SEPARATE:
-        linear = [getattr(attention, name, None) for name in names]
-        if all(isinstance(each, nn.Linear) and not each.out_features % heads for each in linear):
-            return [(each.weight, each.bias) for each in linear if isinstance(each, nn.Linear)]
+        known: list[Any] = [getattr(attention, name, None) for name in names]
+        if all(isinstance(each, nn.Linear) and not each.out_features % heads for each in known):
+            return [(each.weight, each.bias) for each in known]
     return None
 
 

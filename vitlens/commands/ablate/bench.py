@@ -11,17 +11,16 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.ablation import bench as ablation
-from vitlens.analysis.ablation.bench import Stored
+from vitlens.analysis.ablation.bench import Memory, Removal, Stored, Unit
 from vitlens.analysis.ablation.importance import Importance
-from vitlens.analysis.ablation.units import Removal, Unit
 from vitlens.analysis.cost.passes import passes, quartiles
 from vitlens.analysis.evaluation.evaluate import accuracy, fitting_batch_size
 from vitlens.analysis.heads.registry import MIXED, UNLABELLED, head_words
 from vitlens.analysis.heads.specialisation import specialise
 from vitlens.analysis.heads.statistics import Stream
-from vitlens.analysis.patching.contribution import accuracy_by_depth, contributions, logits_by_depth
+from vitlens.analysis.patching.contribution import direct_logit_attribution, logits_by_depth
 from vitlens.analysis.patching.patching import corrupt, patch_parts
-from vitlens.archives import Form
+from vitlens.arrays import Form
 from vitlens.commands.ablate.options import AblateOptions
 from vitlens.commands.ablate.record import ContributionRow, LensRow, PatchingArrays, PatchingRow, PrunedRow
 from vitlens.commands.run.progress import ProgressStore
@@ -91,40 +90,29 @@ class Bench:
         if "mean" not in options.replace:
             return None
         bench = self.by("mean")
-        return None if bench.one_batch and not options.curves and not options.pairs else bench.known_means
+        return (
+            None if bench.one_batch and not options.curves and not options.pairs else bench.with_means(self.units).means
+        )
 
-    def _memory(self, key: str, images: Tensor, labels: Tensor) -> "BatchMemory":
-        return BatchMemory(self.store, key, batch_digest(images, labels), len(labels))
+    def _memory(self, name: str, images: Tensor, labels: Tensor) -> Memory:
+        """The stored outcomes of one batch, in parts for the units of one layer. It raises InputError where they are of
+        other images, or damaged."""
+        digest = batch_digest(images, labels)
 
+        def remembered(sets: Sequence[Removal], measure: Callable[[], Stored]) -> Stored:
+            units = ",".join("+".join(unit.name for unit in each) for each in sets)
+            key, sides = f"{name}-{hashlib.sha256(units.encode()).hexdigest()[:16]}", (len(sets), len(labels))
+            forms = {"loss": Form("f", sides), "correct": Form("b", sides), "cost": Form("iu")}
+            arrays = self.store.recall(key, digest, forms)
+            if arrays is not None:
+                loss, correct = (torch.from_numpy(np.asarray(arrays[name])) for name in ("loss", "correct"))
+                return Stored(loss, correct, int(arrays["cost"]))
+            found = measure()
+            stored = {"loss": found.loss.numpy(), "correct": found.correct.numpy(), "cost": np.array(found.cost)}
+            self.store.remember(key, digest, stored)
+            return found
 
-@dataclass(frozen=True)
-class BatchMemory:
-    """The stored outcomes of one batch, in parts for the units of one layer; digest: of its images and labels; count:
-    their number."""
-
-    store: ProgressStore
-    key: str
-    digest: str
-    count: int
-
-    def recall(self, sets: Sequence[Removal]) -> Stored | None:
-        """The stored outcomes, or None. Raises InputError when they are of other images, or damaged."""
-        sides = (len(sets), self.count)
-        forms = {"loss": Form("f", sides), "correct": Form("b", sides), "cost": Form("iu")}
-        arrays = self.store.recall(self._key(sets), self.digest, forms)
-        if arrays is None:
-            return None
-        loss, correct = (torch.from_numpy(np.asarray(arrays[name])) for name in ("loss", "correct"))
-        return Stored(loss, correct, int(arrays["cost"]))
-
-    def remember(self, sets: Sequence[Removal], outcomes: Stored) -> None:
-        """Store outcomes, completely or not at all."""
-        arrays = {"loss": outcomes.loss.numpy(), "correct": outcomes.correct.numpy(), "cost": np.array(outcomes.cost)}
-        self.store.remember(self._key(sets), self.digest, arrays)
-
-    def _key(self, sets: Sequence[Removal]) -> str:
-        names = ",".join("+".join(unit.name for unit in each) for each in sets)
-        return f"{self.key}-{hashlib.sha256(names.encode()).hexdigest()[:16]}"
+        return remembered
 
 
 def name_of(unit: Unit) -> str:
@@ -218,14 +206,14 @@ def _predictions(model: Model, images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _lens(bench: Bench, images: Tensor, labels: Tensor) -> dict[str, Any]:
-    right = accuracy_by_depth(logits_by_depth(bench.run.model, images).float().cpu(), labels).tolist()
-    n = len(labels)
+    predicted, n = logits_by_depth(bench.run.model, images).float().cpu().argmax(-1), len(labels)
+    right = (predicted == labels.unsqueeze(1)).float().mean(0).tolist()
     shares = [replace(wilson(round(share * n), n), value=share) for share in right]
     return {"lens": tuple(LensRow(depth, share) for depth, share in enumerate(shares))}
 
 
 def _contributions(bench: Bench, images: Tensor, labels: Tensor) -> dict[str, Any]:
-    parts = contributions(bench.run.model, images, targets=labels)
+    parts = direct_logit_attribution(bench.run.model, images, labels)
     rows = [
         ContributionRow(f"L{layer}.H{head}", "head", value, layer, head)
         for layer, values in enumerate(parts.heads.mean(0).tolist())

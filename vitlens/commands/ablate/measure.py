@@ -11,11 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlens.analysis.ablation import orders as removing
-from vitlens.analysis.ablation.bench import Outcomes, replacement_for, replacement_note
+from vitlens.analysis.ablation.bench import Outcomes, Unit, replacement_for, replacement_note, units_of
 from vitlens.analysis.ablation.importance import Importance, first_order, mean_changes, summarise
-from vitlens.analysis.ablation.pairs import Redundancy, RedundancyStream, pairwise
-from vitlens.analysis.ablation.units import Unit, units_of
+from vitlens.analysis.ablation.several import (
+    greedy_order,
+    head_similarity,
+    pairwise,
+    removal_curves,
+    share_removable,
+)
 from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.analysis.evaluation.intervals import spearman
 from vitlens.commands.ablate import record as rows
@@ -74,8 +78,9 @@ def measure(options: AblateOptions) -> Path | None:
             main, several = measured[bench.replacement], len(bench.heads) > 1
             ranked = several and main.importance.is_ranked("head")  # without a ranking there is no order of removal
             removal = _heads_in_order(bench, main) if options.curves and ranked else {}
-            redundancy = _head_redundancy(bench) if options.pairs and several else None
-            pairs, remark = _heads_in_pairs(bench, main.importance, redundancy) if redundancy else ((), "")
+            by, first = bench.by(bench.replacement), torch.arange(images)[:REMOVAL_IMAGES]
+            similar = head_similarity(by, bench.heads, first) if options.pairs and several else None
+            pairs, remark = _heads_in_pairs(bench, main.importance, similar) if similar is not None else ((), "")
             known = head_labels(bench) if run.first and bench.heads else {}
 
         def record() -> rows.AblateRecord:
@@ -192,24 +197,26 @@ def _heads_in_order(bench: Bench, measured: UnitEffects) -> dict[str, Any]:
     """Heads removed in the orders of the importance, ranked on one half of the images and measured on the other: the
     points of the curves; removable, the share of heads that can be removed at a cost of one point of accuracy, None
     where the accuracy without any head is not shown to be lower; greedy, the forward passes an image of --greedy."""
-    every = torch.arange(len(bench.run.split))
-    ranked, tested = (every[0::2], every[1::2]) if len(every) >= 2 * _FEWEST else (every, every)
+    images = torch.arange(len(bench.run.split))
+    ranked, tested = (images[0::2], images[1::2]) if len(images) >= 2 * _FEWEST else (images, images)
     tested = tested[:REMOVAL_IMAGES]
-    orders, spent = dict(_orders(bench, measured, ranked)), None
+    by, orders, spent = bench.by(bench.replacement), dict(_orders(bench, measured, ranked)), None
     if bench.run.options.greedy:
-        orders["greedy"], spent = _greedy(bench, ranked[:REMOVAL_IMAGES])
-    curves = removing.removal_curves(
-        bench.by(bench.replacement), orders, points=POINTS, images=tested, what="Removing heads in order"
-    )
+        some = ranked[:REMOVAL_IMAGES]
+        chosen = replace(by, images=by.images[some], labels=by.labels[some], groups=None)
+        with bench.run.progress("Ranking heads again", len(bench.heads), "heads") as advance:
+            every = max(1, len(bench.heads) // RERANKINGS)
+            orders["greedy"], spent = greedy_order(chosen, bench.heads, every=every, advance=advance)
+    curves = removal_curves(by, orders, points=POINTS, images=tested, what="Removing heads in order")
     points = tuple(
-        rows.RemovalRow(name, count, count / len(curve.order), right, loss)
+        rows.RemovalRow(name, len(removed), len(removed) / len(bench.heads), accuracy(right), float(loss.mean()))
         for name, curve in curves.items()
-        for count, right, loss in zip(curve.removed, curve.accuracy(), curve.loss.tolist())
+        for removed, right, loss in zip(curve.sets, curve.correct, curve.loss)
     )
-    groups, least = bench.groups(tested), next(iter(curves.values()))
-    matters = removing.removal_matters(least, groups=groups)
-    removable = removing.share_removable(least, groups=groups, seed=bench.run.run.seed) if matters else None
-    return {"curves": points, "removable": removable, "greedy": spent}
+    least, seed = next(iter(curves.values())), bench.run.run.seed
+    return {
+        "curves": points, "removable": share_removable(least, groups=bench.groups(tested), seed=seed), "greedy": spent,
+    }  # fmt: skip
 
 
 def _orders(bench: Bench, measured: UnitEffects, ranked: Tensor) -> Iterator[tuple[str, tuple[Unit, ...]]]:
@@ -224,58 +231,43 @@ def _orders(bench: Bench, measured: UnitEffects, ranked: Tensor) -> Iterator[tup
     if not estimates[heads].isnan().any():
         yield rows.FIRST_ORDER, order(estimates)
     for number in range(RANDOM_ORDERS):
-        yield f"random {number}", removing.random_order(bench.heads, seed=bench.run.run.seed + number)
+        generator = torch.Generator().manual_seed(bench.run.run.seed + number)
+        yield (
+            f"random {number}",
+            tuple(bench.heads[at] for at in torch.randperm(len(heads), generator=generator).tolist()),
+        )
 
 
-def _greedy(bench: Bench, chosen: Tensor) -> tuple[tuple[Unit, ...], float]:
-    """The order, ranked again after some removals, and the forward passes an image that it took."""
-    heads, every = bench.heads, max(1, len(bench.heads) // RERANKINGS)
-    chosen_images = replace(bench.by(bench.replacement).on(chosen), batch_size=None)
-    with bench.run.progress("Ranking heads again", len(heads), "heads") as advance:
-        found = removing.greedy_order(chosen_images, heads, every=every, advance=advance)
-    return found.order, found.forward_equivalents
-
-
-def _head_redundancy(bench: Bench) -> Redundancy:
-    """The similarity of the outputs of each pair of heads."""
-    stream = RedundancyStream(bench.run.model)
-    by = bench.by(bench.replacement)
-    for rows_of_batch in by.share(torch.arange(len(by.images))[:REMOVAL_IMAGES]).split(by.size):
-        stream.add(by.images[rows_of_batch].to(bench.run.model.device))
-    stream.join(bench.run.processes.total)
-    return stream.result()
-
-
-def _heads_in_pairs(
-    bench: Bench, importance: Importance, redundancy: Redundancy
-) -> tuple[tuple[rows.HeadPairRow, ...], str]:
+def _heads_in_pairs(bench: Bench, importance: Importance, similar: Tensor) -> tuple[tuple[rows.HeadPairRow, ...], str]:
     """The most important heads removed in pairs, where heads are ranked, and those of the most similar outputs, which
     may each do the work of the other, where there are enough images for a test of these to be significant; and a
-    remark."""
-    most = bench.run.options.pairs
+    remark. similar: (heads, others), as head_similarity gives it."""
+    most, heads = bench.run.options.pairs, bench.heads
     top = importance.ranking("head")[: max(2, most)] if importance.is_ranked("head") else ()
-    similar = redundancy.matrix.triu(1).nan_to_num(nan=0.0)
-    order = similar.flatten().argsort(descending=True, stable=True)[:most].tolist()
-    known = [divmod(index, len(redundancy.units)) for index in order]
+    above = similar.triu(1).nan_to_num(nan=0.0)
+    order = above.flatten().argsort(descending=True, stable=True)[:most].tolist()
+    known = [divmod(index, len(heads)) for index in order]
     alike = [
-        (redundancy.units[one], redundancy.units[two]) for one, two in known
-        if float(similar[one, two]) >= SIMILAR and len(bench.run.split) >= rows.fewest_images(max(most, 1))
+        (heads[one], heads[two]) for one, two in known
+        if float(above[one, two]) >= SIMILAR and len(bench.run.split) >= rows.fewest_images(max(most, 1))
     ]  # fmt: skip
-    wanted = dict.fromkeys(tuple(sorted(pair, key=bench.heads.index)) for pair in (*combinations(top, 2), *alike))
+    wanted = dict.fromkeys(tuple(sorted(pair, key=heads.index)) for pair in (*combinations(top, 2), *alike))
     if not wanted:
         return (), ""
     units = tuple(dict.fromkeys(unit for pair in wanted for unit in pair))
     pairs = [(units.index(first), units.index(second)) for first, second in wanted]
     chosen = torch.arange(len(bench.run.split))[:REMOVAL_IMAGES]
-    found = pairwise(bench.by(bench.replacement), units, pairs=pairs, images=chosen, what="Removing pairs of heads")
-    places, names = {unit: place for place, unit in enumerate(redundancy.units)}, [*map(name_of, units)]
+    change, both, alone, note = pairwise(
+        bench.by(bench.replacement), units, pairs, chosen, what="Removing pairs of heads"
+    )
+    places, names = [*map(heads.index, units)], [*map(name_of, units)]
     return tuple(
         rows.HeadPairRow(
             names[one], names[two], f"{names[one]} and {names[two]}",
             "importance" if {units[one], units[two]} <= set(top) else "similarity",
-            float(found.alone[one]), float(found.alone[two]), float(found.both[index]),
-            found.change.estimate(index, found.n, "nats"), finite(found.change.p_holm[index]),
-            finite(redundancy.matrix[places[units[one]], places[units[two]]]),
+            float(alone[one]), float(alone[two]), float(both[index]),
+            change.estimate(index, len(chosen), "nats"), finite(change.p_holm[index]),
+            finite(similar[places[one], places[two]]),
         )
         for index, (one, two) in enumerate(pairs)
-    ), found.note  # fmt: skip
+    ), note  # fmt: skip

@@ -13,9 +13,10 @@ from torch import Tensor
 from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.analysis.failures.disturbances import CORRUPTIONS, SEVERITIES
 from vitlens.analysis.failures.operations import Corrupted, correct_after
-from vitlens.analysis.robustness.curve import Transfer, cosines, halfway_block, map_agreement, paired
+from vitlens.analysis.faithfulness.maps import map_overlap
 from vitlens.attacks.algorithm import Setting, algorithm_of
-from vitlens.attacks.registry import ATTACKS, Attack, NormName, members_of
+from vitlens.attacks.registry import ATTACKS, Attack, NormName
+from vitlens.attacks.robustness import cosines, halfway_block, paired, transfers
 from vitlens.attribution.explain import explain, methods_for, preferred_method
 from vitlens.commands.attack import record as rows
 from vitlens.commands.attack.options import AttackOptions
@@ -52,7 +53,7 @@ def measure(options: AttackOptions, models: Sequence[Model] = (), split: Split |
             )
     run.splits = [split] * len(run.models)
     for model, name in product(run.models, options.attacks):
-        for member in members_of(name):  # refused here: too few classes for an attack, too large a patch
+        for member in ATTACKS[name].parts:  # refused here: too few classes for an attack, too large a patch
             algorithm_of(member, Setting(1, len(model.classes), split.size, side=options.patch_side))
     predicted, baseline = options.predicted, options.baseline
     labels = [labels_of(each, split, predicted=predicted, doing="attack", options=run.run) for each in run.models]
@@ -96,11 +97,7 @@ def _record(works: Sequence[ModelAttack], corrupted: Sequence[Corrupted], baseli
     insides = [_inside(work, sample, index) for index, work in enumerate(works)]
     curves = tuple(row for work in works for row in _curve_rows(work))
     checks = tuple(
-        rows.AttackCheckRow(
-            work.model.alias, check.name, check.attack, check.expected, check.found, check.state.value, check.against,
-            check.of,
-        )
-        for work in works for check in checked(work)
+        rows.AttackCheckRow(work.model.alias, **vars(check)) for work in works for check in checked(work)
     )  # fmt: skip
     of_corrupted, overall = {each.alias: each for each in corrupted}, []
     for work, inside, fooled in zip(works, insides, sample.fooled):
@@ -137,8 +134,8 @@ def _record(works: Sequence[ModelAttack], corrupted: Sequence[Corrupted], baseli
         attacked={
             work.model.alias: rows.AttackedArrays(
                 work.clean.numpy(),
-                {result.outcome.name: result.outcome.broken_at.numpy() for result in work.swept},
-                {result.outcome.name: result.distance.numpy() for result in work.swept},
+                {outcome.name: outcome.broken_at.numpy() for outcome in work.swept.values()},
+                {outcome.name: outcome.distance.numpy() for outcome in work.swept.values()},
             )
             for work in works
         },
@@ -155,8 +152,8 @@ def title_of(entry: Attack) -> str:
 def _curve_rows(work: ModelAttack) -> Iterator[rows.AttackCurveRow]:
     """Clean accuracy and accuracy at each epsilon."""
     seed = work.run.run.seed
-    for swept in work.swept:
-        entry, outcome = ATTACKS[swept.attack], swept.outcome
+    for name, outcome in work.swept.items():
+        entry = ATTACKS[name]
         clean = accuracy(outcome.clean, groups=outcome.groups, seed=seed)
         for pixels, estimate in zip((0.0, *outcome.epsilons), (clean, *outcome.accuracies(seed=seed))):
             epsilon = rows.typed_epsilon(pixels, entry.norm)
@@ -164,26 +161,24 @@ def _curve_rows(work: ModelAttack) -> Iterator[rows.AttackCurveRow]:
 
 
 def _attack_rows(work: ModelAttack) -> Iterator[rows.AttackRow]:
-    for swept in work.swept:
-        entry, outcome = ATTACKS[swept.attack], swept.outcome
+    for name, outcome in work.swept.items():
+        entry = ATTACKS[name]
         yield rows.AttackRow(
-            work.model.alias, outcome.name, swept.attack, title_of(entry), entry.norm, entry.kind, entry.paper,
+            work.model.alias, outcome.name, name, title_of(entry), entry.norm, entry.kind, entry.paper,
             work.steps_of(entry), work.run.options.restarts if entry.random_start else 1,
             right=int(outcome.clean.sum()),
             broken=int((outcome.clean & outcome.broken_at.isfinite()).sum()),
             median=outcome.median_distance(unit=1 / rows.scale_of(entry.norm)),
-            forwards=swept.forwards, backwards=swept.backwards, seconds=round(swept.seconds, 3),
+            forwards=outcome.forwards, backwards=outcome.backwards, seconds=round(outcome.seconds, 3),
         )  # fmt: skip
 
 
 def _pair_rows(works: Sequence[ModelAttack]) -> Iterator[rows.RobustPairRow]:
     """Paired tests of the models under every attack at every epsilon, all corrected together."""
-    matched = [
-        (result.outcome, other.outcome)
-        for first, second in combinations(works, 2) for result, other in zip(first.swept, second.swept)
-    ]  # fmt: skip
-    entries = {result.outcome.name: ATTACKS[result.attack] for result in works[0].swept}
-    for test in paired(matched, seed=works[0].run.run.seed) if matched else ():
+    both = ((first.swept, second.swept) for first, second in combinations(works, 2))
+    matched = [(first[name], second[name]) for first, second in both for name in first]
+    entries = {outcome.name: ATTACKS[name] for name, outcome in works[0].swept.items()}
+    for test in paired(matched, seed=works[0].run.run.seed):
         entry = entries.get(test.name)
         norm: NormName = "linf" if entry is None else entry.norm
         yield rows.RobustPairRow(
@@ -203,15 +198,11 @@ def _transfer_rows(works: Sequence[ModelAttack], sample: AttackSample) -> Iterat
         return torch.stack([work.logits(images).argmax(-1) == own for work, own in zip(works, labels)])
 
     groups, seed = run.split.groups, run.run.seed
-    matrix = Transfer(
+    for one in transfers(
         correct(sample.clean), [correct(images) for images in sample.adversarial], torch.stack(sample.fooled),
-        None if groups is None else groups[sample.indices],
-    )  # fmt: skip
-    for source, target in product(range(len(works)), repeat=2):
-        yield rows.TransferRow(
-            run.aliases[source], run.aliases[target], matrix.rate(source, target, seed=seed),
-            matrix.accuracy(source, target, seed=seed), matrix.clean_accuracy(target, seed=seed),
-        )  # fmt: skip
+        groups=None if groups is None else groups[sample.indices], seed=seed,
+    ):  # fmt: skip
+        yield rows.TransferRow(run.aliases[one.source], run.aliases[one.target], one.rate, one.accuracy, one.clean)
 
 
 def _inside(work: ModelAttack, sample: AttackSample, index: int) -> dict[str, Any]:
@@ -256,7 +247,8 @@ def _agreement_rows(
     alias: str, pairs: Mapping[str, tuple[Tensor, Tensor]], seed: int
 ) -> Iterator[rows.MapAgreementRow]:
     for title, both in pairs.items():
-        agreement = map_agreement(*both)
+        grid = (both[0].shape[-2], both[0].shape[-1])
+        agreement = map_overlap(*both, size=grid, grid=grid)
         if bool(agreement.usable.any()):
             spearman, top = (
                 bootstrap_mean(values[agreement.usable].double().numpy(), seed=seed, unit=unit)

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.archives import Form
-from vitlens.arrays import Flags, Images, Indices, Pixels, Stack, Vector
+from vitlens.arrays import Flags, Form, Images, Indices, Pixels, Stack, Vector
 from vitlens.attacks.registry import UNIT, NormName
 from vitlens.record import OfModel, Record, arrays, col, table
 from vitlens.uncertainty import Estimate, wilson

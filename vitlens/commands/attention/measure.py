@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.attention.map_checks import alike, similarity
-from vitlens.analysis.attention.methods import rollout_by_layer
 from vitlens.analysis.attention.positions import distance_correlation, position_similarity, rank_correlation
+from vitlens.analysis.attention.tokens import rollout_by_layer
 from vitlens.analysis.attention.weights import (
     LayerMaps,
-    PatchView,
     Side,
     attention_maps,
     patch_views,
@@ -117,7 +116,7 @@ def _layer_rows(
         yield kept.LayerRow(
             **vars(row), layer=site.layer, module=site.module, kind=site.kind, heads=site.heads,
             map=(layer.maps.shape[-2], layer.maps.shape[-1]), reading=layer.reading,
-            prefix_mass=float(layer.prefix.mean()), alike=cosine(alike(layer.maps).numpy()),
+            prefix_mass=float(layer.prefix.sum(-1).mean()), alike=cosine(alike(layer.maps).numpy()),
             previous=cosine(similarity(means[index], means[index - 1]).numpy()) if same else None,
             **beside,
         )  # fmt: skip
@@ -177,7 +176,7 @@ def _views(model: Model, images: Images, options: AttentionOptions) -> dict[str,
     return found
 
 
-def _patch_row(view: PatchView, name: str) -> kept.PatchRow:
+def _patch_row(view: LayerMaps, name: str) -> kept.PatchRow:
     """One layer of a view."""
     (row, column), received = view.patch, view.maps.sum((2, 3))
     prefix = view.prefix.sum(-1) if name == "query" else view.prefix.mean(-1)

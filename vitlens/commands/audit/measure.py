@@ -16,9 +16,9 @@ from vitlens.analysis.failures.covariates import Subject
 from vitlens.analysis.faithfulness.checks import DISTURBANCES, STEADY_IMAGES
 from vitlens.analysis.faithfulness.defaults import BASELINES
 from vitlens.analysis.faithfulness.league import randomised_images
-from vitlens.analysis.faithfulness.randomisation import PARTS
+from vitlens.analysis.faithfulness.sanity import PARTS
 from vitlens.attacks.algorithm import Setting, algorithm_of
-from vitlens.attacks.registry import ATTACKS, Attack, members_of
+from vitlens.attacks.registry import ATTACKS, Attack
 from vitlens.attribution.explain import explain, methods_for, preferred_method
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.attack.options import AttackOptions
@@ -45,9 +45,10 @@ from vitlens.commands.shared.failures_measure import failure_fields
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.data.split import Split
 from vitlens.errors import DataError, InputError, OutputError, UnsupportedError
-from vitlens.files import read_run, write_bytes
+from vitlens.files import write_bytes
 from vitlens.models.model import Model
 from vitlens.models.naming import parse_models
+from vitlens.record import read_run
 from vitlens.report.junit import junit
 
 MAPPED: Final = 200  # images with maps for the question why the model fails
@@ -229,7 +230,7 @@ def considered(
     rows: list[CandidateRow] = []
     later: CandidateState = "too long"  # once one is chosen, all others are weaker
     for candidate in dict.fromkeys(replace(each, images=min(each.images, images)) for each in candidates):
-        if not all(defined(member) for name in candidate.attacks for member in members_of(name)):
+        if not all(defined(member) for name in candidate.attacks for member in ATTACKS[name].parts):
             rows.append(replace(candidate, state="undefined"))
             continue
         takes = budget.pass_seconds * passes_of(candidate, shares)
@@ -251,7 +252,7 @@ def passes_of(candidate: CandidateRow, shares: Mapping[float, float]) -> float:
     for name in candidate.attacks:
         checked = 0 if ATTACKS[name].slow else _RUNS * min(CHECKED, candidate.images)  # slow ones have few steps there
         checked += min(SAMPLED, candidate.images) if name == example_attack((*FEWEST, *candidate.attacks)) else 0
-        for index, member in enumerate(members_of(name)):
+        for index, member in enumerate(ATTACKS[name].parts):
             swept = sum(
                 shares.get(before if index == 0 else epsilon, shares.get(0.0, 1.0))
                 for before, epsilon in zip((0.0, *candidate.epsilons), candidate.epsilons)

@@ -355,8 +355,7 @@ def maps_of_both(run: Run[CompareOptions], methods: Sequence[str], indices: Tens
                 advance(len(found))
         both.append(torch.cat(parts))
     reference = next((model for model in run.models if model.anatomy.layout is not None), run.model)
-    grid, (height, width) = removal_grid(reference), reference.input_size
-    size = (grid[0] * -(-height // grid[0]), grid[1] * -(-width // grid[1]))
+    grid, size = removal_grid(reference), reference.input_size
     masks = None if run.split.masks is None else run.split.masks[indices]
     shares = tuple(map_shares(values, size=size, grid=grid, masks=masks) for values in both)
     overlap = map_overlap(*both, size=size, grid=grid)

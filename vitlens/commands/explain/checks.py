@@ -96,7 +96,7 @@ def _on_object(checked: CheckedMaps, split: Split) -> Iterator[OnObjectRow]:
 
 
 def league_rows(alias: str, results: Sequence[MethodChecks], split: Split, seed: int) -> tuple[kept.LeagueRow, ...]:
-    """The means of every check with their intervals, the best method first: by ROAD, or by insertion minus deletion."""
+    """The means of every check with their intervals, the best method first, by ROAD."""
     by_image = [{**checks.values, **checks.scores} for checks in results]
     means, rows = dict[str, list[Estimate]](), []
     for name in by_image[0]:
@@ -115,7 +115,7 @@ def league_rows(alias: str, results: Sequence[MethodChecks], split: Split, seed:
         if checks.forwards is not None:
             own["forwards"] = Estimate(checks.forwards, unit="forwards")
         rows.append(kept.LeagueRow(alias, checks.name, checks.name in BASELINES, faults=checks.faults.words, **own))
-    return tuple(sorted(rows, key=lambda row: -(row.gap if row.road is None else row.road).value))
+    return tuple(sorted(rows, key=lambda row: -(row.road or row.gap).value))
 
 
 def _masked_groups(split: Split) -> Tensor | None:
@@ -209,9 +209,7 @@ def _substrate_rows(checked: CheckedMaps) -> dict[str, object]:
         both = [{name: gaps[substrate][name] for name in checked.methods} for substrate in (first, second)]
         tau, pairs = rank_agreement(*both, groups=groups, seed=seed)
         rankings.append(kept.RankingRow(alias, first, second, tau, len(checked.methods), len(pairs)))
-        swapped += [
-            kept.SwappedRow(alias, first, second, pair.better, pair.worse, pair.first, pair.second) for pair in pairs
-        ]
+        swapped += [kept.SwappedRow(alias, first, second, *pair) for pair in pairs]
     return {"substrates": tuple(rows), "rankings": tuple(rankings), "swapped": tuple(swapped)}
 
 
@@ -228,12 +226,11 @@ def _power_rows(checked: CheckedMaps, split: Split) -> Iterator[kept.PowerRow]:
     by_image = {
         checks.name: {**checks.values, **checks.scores} for checks in checked.results if checks.name not in BASELINES
     }
-    judge = "road" if checked.imputed else "gap"
-    for check in (judge, "roc_auc", "pointing"):
+    for check in ("road", "roc_auc", "pointing"):
         if not all(check in own for own in by_image.values()):
             continue
         values = {name: own[check] for name, own in by_image.items()}
-        own_groups = checked.groups if check == judge else _masked_groups(split)
+        own_groups = checked.groups if check == "road" else _masked_groups(split)
         best = max(values, key=lambda name: float(values[name].mean()))
         others = [values[best].double() - values[name].double() for name in values if name != best]
         known = [power_of(other, groups=own_groups) for other in others]

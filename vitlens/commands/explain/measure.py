@@ -19,7 +19,7 @@ from vitlens.attribution.choice import DRAWS, FAITHFULNESS, REPLACED, MethodChoi
 from vitlens.attribution.choice import IMAGES as CHOICE_IMAGES
 from vitlens.attribution.explain import PROVENANCE, explain, methods_for, require_method
 from vitlens.attribution.gradients import logit_gain
-from vitlens.attribution.refinement import Refinement, require_refinement
+from vitlens.attribution.refinement import Refinement, applies, require_refinement
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.commands.explain import record as kept
 from vitlens.commands.explain.checks import check_methods
@@ -33,7 +33,7 @@ from vitlens.commands.shared.maps.record import removal_check
 from vitlens.commands.shared.sheets import DRAWN, EACH, file_names, print_left_out
 from vitlens.data.split import Split
 from vitlens.devices import autocast
-from vitlens.errors import InputError, UnknownNameError
+from vitlens.errors import UnknownNameError
 from vitlens.lens.quick_passes import quick_passes
 from vitlens.models.model import Model
 from vitlens.names import Engine
@@ -244,8 +244,10 @@ def chosen_methods(
     model that has none of them, and for a refinement that does not apply.
     """
     refinement = refinement or Refinement()
+    for model in models if refinement.refine == "affinity" else ():
+        require_affinity(model, refinement.layers)
     defined = [
-        tuple(name for name in methods_for(model, engine=engine) if name in method or _applies(model, name, refinement))
+        tuple(name for name in methods_for(model, engine=engine) if name in method or applies(model, name, refinement))
         for model in models
     ]
     for model, own in zip(models, defined):
@@ -267,18 +269,6 @@ def chosen_methods(
         if not own:
             require_method(model, names[0], engine=engine)
     return chosen
-
-
-def _applies(model: Model, method: str, refinement: Refinement) -> bool:
-    """Whether the refinement applies to the method's maps. Raises UnsupportedError where it applies to no method, and
-    InputError for a layer that the model does not have."""
-    if refinement.refine == "affinity":
-        require_affinity(model, refinement.layers)
-    try:
-        require_refinement(model, method, refinement)
-    except InputError:
-        return False
-    return True
 
 
 def as_function(name: str, options: ExplainOptions) -> Callable[[Model, Images, Labels | None], MapsOf]:

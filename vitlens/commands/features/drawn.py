@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlens.analysis.features.embedding import embed, patch_components
+from vitlens.analysis.features.embedding import embed, patch_colours
 from vitlens.analysis.features.features import EMBEDDING, Features, LayerChoice, patch_tokens
 from vitlens.analysis.features.neighbours import (
     NEIGHBOURS,
@@ -222,9 +222,9 @@ def draw(own: FeatureSets, read: Mapping[str, Features]) -> tuple[ShownArrays, d
         }
     if _cells(stages(model)[-1]) >= _FEWEST and stages(model)[-1].width >= 3:
         (tokens,) = patch_tokens(model, batch_of(images, chosen, model))
-        components = patch_components(tokens)
-        arrays["colours"] = components.colours().numpy().astype(np.float32)
-        columns["colours"] = float(components.explained.sum())
+        colours, explained = patch_colours(tokens)
+        arrays["colours"] = colours.numpy().astype(np.float32)
+        columns["colours"] = float(explained.sum())
         if count > 0:
             pairs = list(map(correspond, tokens, *patch_tokens(model, batch_of(among, theirs, model))))
             arrays |= {"first": pixels(images, chosen[:_PAIRS]).numpy(), "second": pixels(among, theirs).numpy()}

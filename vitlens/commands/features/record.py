@@ -7,8 +7,7 @@ from typing import Annotated, Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.archives import Form
-from vitlens.arrays import FlagMatrix, Flags, Indices, Matrix, Pixels, Stacks, Vector, Words
+from vitlens.arrays import FlagMatrix, Flags, Form, Indices, Matrix, Pixels, Stacks, Vector, Words
 from vitlens.commands.shared.comparison import signed
 from vitlens.names import FeaturePool, KnownObjective, Projection, Weighting
 from vitlens.record import OfModel, Record, arrays, col, table

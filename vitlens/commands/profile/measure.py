@@ -1,7 +1,6 @@
 """The cost of models: parameters, FLOPs, memory, latency, and their growth with tokens."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -16,7 +15,7 @@ from vitlens.commands.profile.options import ProfileOptions
 from vitlens.commands.run.load import load_models
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.run import Run
-from vitlens.devices import autocast, device_name, resolve_device
+from vitlens.devices import device_name, in_bf16, resolve_device
 from vitlens.errors import InputError
 from vitlens.models.configs import VIT_PRESETS
 from vitlens.models.loading import untrained
@@ -47,7 +46,7 @@ def measure(options: ProfileOptions) -> Path | None:
     requested = options.batch_sizes or (() if run.run.batch_size is None else (run.run.batch_size,))
     batches = requested or tuple(2**power for power in range(_LARGEST[device.type == "cpu"].bit_length()))
     longest = None if requested else LONGEST
-    arithmetic = "fp32" if isinstance(autocast(device, run.run.precision), nullcontext) else "bf16"
+    arithmetic = "bf16" if in_bf16(device, run.run.precision) else "fp32"
     with run.folder("Cost of") as folder:
         steps = len(run.models) * (1 + len(batches))
         with run.progress("Measuring", steps, "measurements") as advance:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from vitlens import files
+from vitlens.arrays import read_arrays, write_arrays
 from vitlens.commands.report.options import ReportOptions
 from vitlens.commands.report.report import REPORT, compared_runs
 from vitlens.commands.run.conclusion import Conclusion
@@ -15,6 +16,7 @@ from vitlens.commands.run.folder import make_folder, require_plain
 from vitlens.commands.run.publish import PAGE, read_folder, report
 from vitlens.errors import InputError
 from vitlens.files import inside
+from vitlens.record import CONFIG, RESULTS, read_run
 from vitlens.report.escape import without_machine_paths
 from vitlens.report.markdown import markdown, summary_lines
 
@@ -63,7 +65,7 @@ def share(folder: Path, copy: Path) -> Path:
     be written. Raises InputError where the folder is no run or the copy lies within it, OutputError where the copy
     cannot be made.
     """
-    files.read_run(folder)
+    read_run(folder)
     require_plain(folder)
     if folder.resolve() in (copy.resolve(), *copy.resolve().parents):
         raise InputError(f"expected --share with a folder outside {folder}, found {copy}")
@@ -77,13 +79,13 @@ def share(folder: Path, copy: Path) -> Path:
 
 
 def _copy(folder: Path, copy: Path) -> None:
-    for name in (files.CONFIG, files.RESULTS):
+    for name in (CONFIG, RESULTS):
         files.write_json(copy / name, _shortened(files.read_json(inside(folder, name))))
     for path in _within(folder, "arrays"):
         if path.suffix == ".npz":
-            files.write_arrays(inside(copy, "arrays", path.name), _shortened(dict(files.read_arrays(path))))
+            write_arrays(inside(copy, "arrays", path.name), _shortened(dict(read_arrays(path))))
     for path in _within(folder, "chapters"):
-        if (path / files.RESULTS).is_file():
+        if (path / RESULTS).is_file():
             inside(copy, "chapters", path.name).mkdir(parents=True)
             _copy(path, inside(copy, "chapters", path.name))
 

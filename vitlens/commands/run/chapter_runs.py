@@ -16,8 +16,8 @@ from vitlens.commands.run.flags import typed
 from vitlens.commands.run.folder import versions
 from vitlens.commands.run.options import DECIDING, RunOptions
 from vitlens.errors import InputError
-from vitlens.files import read_run
 from vitlens.models.naming import ModelName
+from vitlens.record import read_run
 
 MOST: Final = 2 << 30  # bytes of the whole cache; the chapters used longest ago are dropped first
 _PLACE: Final = "VITLENS_CACHE"  # environment variable: the folder of the cache

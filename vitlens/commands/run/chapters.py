@@ -8,8 +8,8 @@ from typing import Any, Final
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import read
 from vitlens.errors import UnknownNameError
-from vitlens.files import inside, read_run
-from vitlens.record import Better, Contents, Record, col, table
+from vitlens.files import inside
+from vitlens.record import Better, Contents, Record, col, read_run, table
 from vitlens.report.claims import Claim
 from vitlens.report.document import Cell, Document, Section, Sentence
 from vitlens.report.sections import ORDER, SAID

@@ -35,7 +35,7 @@ def conclusion_of(outcome: Path, requirements: Sequence["Requirement"], *, quiet
     from vitlens.commands.registry import COMMANDS
     from vitlens.commands.run.publish import read_folder
     from vitlens.commands.run.requirements import outcomes
-    from vitlens.files import RESULTS
+    from vitlens.record import RESULTS
     from vitlens.report.markdown import summary_lines
 
     folder = outcome if outcome.is_dir() else outcome.parent

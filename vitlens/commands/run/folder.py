@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from numpy.typing import ArrayLike
 
 from vitlens import files
+from vitlens.arrays import write_arrays
 from vitlens.commands.run.options import RunOptions
 from vitlens.errors import InputError, OutputError, VitlensError
 from vitlens.files import inside, require_no_links
-from vitlens.record import SCHEMA, Record, written
+from vitlens.record import CONFIG, RESULTS, SCHEMA, Record, RunRecord, read_run, written
 from vitlens.version import __version__
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ _OURS = (
 )  # fmt: skip
 # the files and folders at its top, which must be no links
 _NAMED = (pattern.partition("/")[0] for pattern in _OURS if "/" in pattern or "*" not in pattern)
-_TOP = tuple(dict.fromkeys((files.CONFIG, files.RESULTS, *_NAMED)))
+_TOP = tuple(dict.fromkeys((CONFIG, RESULTS, *_NAMED)))
 _BEGAN = time.time()  # of this process: temporary files that are older were left by a killed one
 _PARTS = ("chapters", "pruned")  # runs, and a model, within a run
 
@@ -89,7 +90,7 @@ class RunFolder:
             "versions": versions(),
             **(config or {}),
         }
-        files.write_json(path / files.CONFIG, whole)
+        files.write_json(path / CONFIG, whole)
         folder = cls(path, command, whole)
         folder._write("running")
         return folder
@@ -105,7 +106,7 @@ class RunFolder:
         of what was read, but for the command line. Raises InputError for links, and for a config.json that says less or
         another thing.
         """
-        record = files.read_run(path)
+        record = read_run(path)
         require_plain(path)
         own = {name: value for name, value in (config or {}).items() if name != "command_line"}
         folder = cls(path, record.command, {**record.config, **own}, record.results)
@@ -113,12 +114,12 @@ class RunFolder:
         for name, value in needed.items():
             if name not in record.config or value not in (None, record.config[name]):
                 raise InputError(
-                    f"expected the {name} that the run began with in {path / files.CONFIG}, found something else; "
+                    f"expected the {name} that the run began with in {path / CONFIG}, found something else; "
                     "begin anew without --resume"
                 )
         remove_unfinished(path)
         if own:
-            files.write_json(path / files.CONFIG, folder.config)
+            files.write_json(path / CONFIG, folder.config)
         folder._write("running")
         return folder
 
@@ -147,16 +148,16 @@ class RunFolder:
 
     def arrays(self, name: str, **arrays: ArrayLike) -> None:
         """Write arrays/<name>.npz, from which figures are drawn again."""
-        files.write_arrays(self.place("arrays", files.named_file(name, ".npz")), arrays)
+        write_arrays(self.place("arrays", files.named_file(name, ".npz")), arrays)
 
     def place(self, *parts: str) -> Path:
         """Where something is written in this folder. Raises InputError for a link, and for what leads out of it."""
         return inside(self.path, *parts)
 
-    def record(self) -> files.RunRecord:
+    def record(self) -> RunRecord:
         """Write what is known so far, and return it as read back from the folder."""
         self._write("running")
-        return files.read_run(self.path)
+        return read_run(self.path)
 
     def stop(self) -> float:
         """Stop the clock; how many seconds the run took."""
@@ -177,7 +178,7 @@ class RunFolder:
             "metrics": self._metrics,
             "tables": self._tables,
         }
-        files.write_json(self.place(files.RESULTS), content)
+        files.write_json(self.place(RESULTS), content)
 
 
 def versions() -> dict[str, str]:
@@ -276,10 +277,10 @@ def _clear(path: Path, *, overwrite: bool) -> None:
         raise OutputError(f"expected a new folder for --out, found a file at {path}; choose another --out")
     if not overwrite and not _holds_no_results(path):
         raise OutputError(f"expected a new folder for --out, found {path}; choose another, or add --overwrite")
-    if any(path.iterdir()) and not all((path / name).is_file() for name in (files.CONFIG, files.RESULTS)):
+    if any(path.iterdir()) and not all((path / name).is_file() for name in (CONFIG, RESULTS)):
         raise OutputError(f"expected --overwrite of an earlier run, found other files in {path}; choose another --out")
     require_plain(path)
-    for pattern in (files.RESULTS, files.CONFIG, *_OURS):
+    for pattern in (RESULTS, CONFIG, *_OURS):
         for file in path.glob(pattern):
             if not file.is_dir():
                 file.unlink()
@@ -291,10 +292,10 @@ def _holds_no_results(path: Path) -> bool:
     A new run may use such a folder. It must hold nothing else: no metric, figure, checkpoint or file of the user's.
     """
     kept = [file for file in path.rglob("*") if file.is_symlink() or not file.is_dir()]
-    if not (path / files.RESULTS).is_file() or any(file.name not in (files.CONFIG, files.RESULTS) for file in kept):
+    if not (path / RESULTS).is_file() or any(file.name not in (CONFIG, RESULTS) for file in kept):
         return False
     try:
-        records = [files.read_run(file.parent) for file in kept if file.name == files.RESULTS]
+        records = [read_run(file.parent) for file in kept if file.name == RESULTS]
     except VitlensError:
         return False
     results: list[Any] = [record.results for record in records if record.status in ("failed", "interrupted")]

@@ -13,11 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from vitlens.archives import Form, require_forms
+from vitlens.arrays import Form, read_arrays, require_forms, write_arrays
 from vitlens.commands.run.deadline import require_time
 from vitlens.display import for_terminal
 from vitlens.errors import InputError
-from vitlens.files import read_arrays, write_arrays
 from vitlens.report.numbers import number
 from vitlens.training.metrics import Progress
 
@@ -124,13 +123,13 @@ class ProgressStore:
         if path is None or not path.is_file():
             return None
         stored = read_arrays(path)
-        require_forms(stored, {"digest": Form("U")}, path)
+        require_forms(stored, {"digest": Form("U")}, path, hint="start again without --resume")
         if str(stored["digest"]) != digest:
             raise InputError(
                 f"expected the images that the run in {path.parent.parent} began with, found others; give the same "
                 "--data, --limit, --seed and --batch-size, or begin anew without --resume"
             )
-        require_forms(stored, forms, path)
+        require_forms(stored, forms, path, hint="start again without --resume")
         return {name: stored[name] for name in forms}
 
     def remember(self, key: str, digest: str, arrays: Mapping[str, ArrayLike]) -> None:

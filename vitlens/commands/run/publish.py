@@ -14,9 +14,9 @@ from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.deadline import require_time
 from vitlens.commands.run.folder import RunFolder, require_plain
 from vitlens.errors import InputError, RunError, StorageError, UnknownNameError
-from vitlens.files import RunRecord, inside, named_file, read_run, write_atomically, write_text
+from vitlens.files import inside, named_file, write_atomically, write_text
 from vitlens.names import FigureFormat
-from vitlens.record import Record, flat, read_record
+from vitlens.record import Record, RunRecord, flat, read_record, read_run
 from vitlens.report.document import Document
 from vitlens.report.markdown import figures_shown, markdown
 

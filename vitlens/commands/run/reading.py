@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vitlens.arrays import read_arrays
 from vitlens.commands.run.publish import REPORT, read_folder
 from vitlens.errors import InputError, UnknownNameError
-from vitlens.files import inside, named_file, read_arrays
-from vitlens.record import flat
-from vitlens.recorded import Config
+from vitlens.files import inside, named_file
+from vitlens.record import Config, flat
 from vitlens.summary import Line, Summary, as_text
 from vitlens.uncertainty import Estimate
 

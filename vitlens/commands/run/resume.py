@@ -15,8 +15,8 @@ from vitlens.commands.run.options import DECIDING
 from vitlens.commands.run.progress import PROGRESS, ProgressStore
 from vitlens.commands.run.run import Run, Writing
 from vitlens.errors import InputError
-from vitlens.files import CONFIG, read_run
 from vitlens.models.model import Model
+from vitlens.record import CONFIG, read_run
 from vitlens.typed import read_as
 
 

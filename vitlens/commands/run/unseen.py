@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from vitlens.arrays import read_arrays, write_arrays
 from vitlens.commands.shared.trainings import TRAINING_IMAGES, training_run
 from vitlens.data.identity import image_numbers
 from vitlens.data.registry import SETS
 from vitlens.data.split import Split, describe_hold_out
 from vitlens.errors import InputError
-from vitlens.files import read_arrays, write_arrays
 from vitlens.models.model import Model
 from vitlens.names import BUNDLED
 

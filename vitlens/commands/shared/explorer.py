@@ -8,8 +8,7 @@ from typing import Annotated, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.archives import Form
-from vitlens.arrays import Stack
+from vitlens.arrays import Form, Stack
 from vitlens.display import protected, unprotected, visible
 from vitlens.record import OfModel
 from vitlens.report.claims import Claim

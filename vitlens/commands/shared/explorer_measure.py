@@ -18,7 +18,7 @@ from vitlens.analysis.attention.registry import WHOLE
 from vitlens.analysis.attention.tokens import require_token_attention, token_attention
 from vitlens.analysis.heads.specialisation import specialise
 from vitlens.analysis.heads.statistics import Statistics
-from vitlens.archives import SIZE
+from vitlens.arrays import SIZE
 from vitlens.commands.shared.explorer import LEVELS, ExplorerArrays, ExplorerRow, Shown
 from vitlens.commands.shared.explorer import explorer as explorer_of_arrays
 from vitlens.commands.shared.sheets import DRAWN

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.analysis.failures.properties import CovariateRow, DifferenceRow, InterventionRow, QuarterRow, causes
-from vitlens.archives import Form
-from vitlens.arrays import Indices, Pixels, Words
+from vitlens.arrays import Form, Indices, Pixels, Words
 from vitlens.charts import Picture, images, intervals, lines
 from vitlens.charts.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL, shortened
 from vitlens.commands.shared.comparison import signed

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from vitlens.arrays import Digests
 from vitlens.errors import InputError
-from vitlens.files import RunRecord, read_run
 from vitlens.names import BUNDLED, PRESETS
-from vitlens.record import OfModel, col
+from vitlens.record import OfModel, RunRecord, col, read_run
 from vitlens.report.prose import Marked, listed, say
 from vitlens.training.recipe import Recipe
 

@@ -9,7 +9,7 @@ import numpy as np
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.evaluation.intervals import Moments
 from vitlens.analysis.heads.registry import FAULTY, STATISTICS, head_statistics, shown_in, token_statistics
-from vitlens.analysis.heads.specialisation import Specialisation, marks, sinks_off_object, specialise
+from vitlens.analysis.heads.specialisation import Specialisation, specialise
 from vitlens.analysis.heads.statistics import Statistics, Stream
 from vitlens.commands.run.run import Run
 from vitlens.commands.stats import record as rows
@@ -51,7 +51,7 @@ def measure(options: StatsOptions) -> Path | None:
             return rows.StatsRecord(
                 heads=heads,
                 layers=layers,
-                means=(heads_row(alias, found, heads),),
+                means=(heads_row(alias, found, roles, heads),),
                 local=tuple(local_rows(heads, layers)),
                 offsets={} if offsets is None else {alias: offsets},
                 **learned,
@@ -73,21 +73,21 @@ def numbers_of(moments: Moments, layer: int, index: int, names: Sequence[str]) -
 
 def head_rows(alias: str, found: Statistics, roles: Specialisation) -> Iterator[rows.HeadRow]:
     """Every head with its statistics, its label, and what that rests on."""
-    known, names = marks(found), list(head_statistics())
-    for site in found.sites:
+    names = list(head_statistics())
+    for site, place in zip(found.sites, found.geometries):
         for head in range(site.heads):
             values = numbers_of(found.moments, site.layer, head, names)
-            if head >= len(roles.given[site.layer]):
+            if place is None or head >= len(roles.given[site.layer]):
                 yield rows.HeadRow(alias, site.layer, head, values)
                 continue
-            given, seen = roles.given[site.layer][head], known[site.layer][head]
+            given, seen = roles.given[site.layer][head], roles.marks[site.layer][head]
             low, high = finite(given.low), finite(given.high)
             unsure = finite(given.score) is None
             yield rows.HeadRow(
                 alias, site.layer, head, values, given.label,
                 None if unsure else Estimate(float(given.score), low, high, found.images, ""), given.best,
                 given.other or None, finite(given.other_score), finite(roles.explained[site.layer, head]),
-                (seen.row, seen.column), seen.grid, seen.mass, seen.chance, seen.output,
+                (seen.row, seen.column), place.map_grid, seen.mass, seen.chance, seen.output,
             )  # fmt: skip
 
 
@@ -105,7 +105,7 @@ def layer_rows(alias: str, found: Statistics) -> Iterator[rows.LayerRow]:
         )  # fmt: skip
 
 
-def heads_row(alias: str, found: Statistics, heads: Sequence[rows.HeadRow]) -> rows.HeadsRow:
+def heads_row(alias: str, found: Statistics, roles: Specialisation, heads: Sequence[rows.HeadRow]) -> rows.HeadsRow:
     """All heads of a model: labels, means of statistics, faults."""
     labels = [row.label for row in heads if row.label is not None]
     counts = {label: labels.count(label) for label in dict.fromkeys(labels)}
@@ -115,7 +115,7 @@ def heads_row(alias: str, found: Statistics, heads: Sequence[rows.HeadRow]) -> r
         len(labels),
         counts,
         numbers_of(found.overall, 0, 0, list(head_statistics())),
-        sinks_off_object(found),
+        roles.sinks_off_object,
         Estimate(faulty / len(labels), n=len(labels)) if labels else None,
     )
 

@@ -28,11 +28,11 @@ from vitlens.commands.shared.maps.record import judged_maps
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.train.options import RecipeChanges, TrainOptions
-from vitlens.files import read_run
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName
 from vitlens.models.support import meets
 from vitlens.names import FEWEST_FOR_MEAN, PRESETS, Replacement
+from vitlens.record import read_run
 
 PROFILED: Final = 32  # batch size
 _STUDIED: Final = tuple(name for name, entry in ATTRIBUTIONS.items() if entry.studied)

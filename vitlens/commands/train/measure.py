@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from vitlens.analysis.evaluation.evaluate import Evaluation, accuracy, confusion, evaluate, per_class
 from vitlens.commands.run.conclusion import Conclusion
@@ -27,12 +27,12 @@ from vitlens.commands.train.start import Start, base_recipe, compute_outputs, pa
 from vitlens.processes import Processes
 from vitlens.training.check import check_training
 from vitlens.training.checkpoint import require_interval
-from vitlens.training.distill import Distillation, cacheable_views
+from vitlens.training.distill import Distillation, StandardObjective, cacheable_views
 from vitlens.training.finetune import trained_share
 from vitlens.training.head import fit_head
-from vitlens.training.loop import fit
+from vitlens.training.loop import train_on_images
 from vitlens.training.metrics import EpochMetrics, TrainingResult
-from vitlens.training.task import first_batch
+from vitlens.training.task import Task, first_batch
 from vitlens.uncertainty import Estimate, difference_of, wilson
 
 FAILED: Final = 1  # exit code of --check
@@ -59,7 +59,8 @@ def _train(options: TrainOptions, processes: Processes) -> Path | None:
     with processes.main_process_first():
         start = taught(prepare(options, processes.count))
     if start.objective is not None:
-        compute_outputs(start.objective, start.train, start.recipe, quiet=start.run.quiet)
+        views = cacheable_views(start.recipe, start.train)
+        compute_outputs(start.objective, start.train, views=views, quiet=start.run.quiet)
     if not processes.is_first:  # the others train without writing
         _fit(replace(start, options=replace(options, track=())), options.resume or Path("runs"))
         return None
@@ -118,21 +119,18 @@ def _fit(start: Start, directory: Path) -> TrainingResult:
     logged = {**asdict(options), "recipe": recipe.numbers(), "seed": run.seed}
     watchers = [TrackerWatcher(each, directory, start.test, config=logged, seed=run.seed) for each in options.track]
     with training_progress(f"training {model.alias}", quiet=run.quiet) as on_progress:
-        common: dict[str, Any] = {
-            "recipe": recipe, "directory": directory, "seed": run.seed, "device": model.device,
-            "precision": run.precision, "resume": options.resume is not None, "watchers": watchers,
-            "on_progress": on_progress,
-        }  # fmt: skip
-        if options.tuning.freeze:
-            views = options.tuning.views or 1
-            images = views * len(start.train) + len(start.test)
-            reading = progress(f"{model.alias}: features of each image, once", images, quiet=run.quiet)
-            return fit_head(model, start.train, start.test, **common, views=views, reading=reading)
-        return fit(
-            model, start.train, start.test, **common,
-            keep_every=options.keep_every, objective=start.objective, train_last=options.tuning.trained,
-            compiling=options.compiling, recompute=options.recompute,
+        task = Task(
+            model, start.train, start.test, recipe, directory, run.seed, model.device, run.precision,
+            resume=options.resume is not None, keep_every=options.keep_every,
+            objective=start.objective or StandardObjective(), train_last=options.tuning.trained,
+            compiling=options.compiling, recompute=options.recompute, watchers=watchers, on_progress=on_progress,
         )  # fmt: skip
+        if not options.tuning.freeze:
+            return train_on_images(task)
+        views = options.tuning.views or 1
+        images = views * len(start.train) + len(start.test)
+        reading = progress(f"{model.alias}: features of each image, once", images, quiet=run.quiet)
+        return fit_head(task, views=views, reading=reading)
 
 
 def _recorded(start: Start, result: TrainingResult) -> TrainRecord:

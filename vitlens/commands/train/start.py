@@ -23,18 +23,16 @@ from vitlens.preprocessing import Preprocessing
 from vitlens.training.distill import (
     TEMPERATURE,
     WEIGHTS,
-    CachedTeacher,
     Distillation,
-    DistillationObjective,
+    StandardObjective,
     Student,
     Teacher,
-    cacheable_views,
     has_distillation_token,
 )
 from vitlens.training.finetune import require_last, require_learned
 from vitlens.training.head import require_cacheable
 from vitlens.training.recipe import FINE_TUNING, FROZEN, Recipe, fitted, override, recipe_for
-from vitlens.training.speed import choose
+from vitlens.training.speed import choose_precision
 
 OF_DIGITS: Final = ("digits", "mnist", "svhn")  # data sets of digits, which mirroring would change
 
@@ -51,7 +49,7 @@ class Start:
     train: Split
     test: Split
     recipe: Recipe
-    objective: DistillationObjective | None = None
+    objective: StandardObjective | None = None
     others: tuple[Model, ...] = ()
 
     @property
@@ -156,28 +154,24 @@ def taught(start: Start) -> Start:
     Student(student, token=how.token)  # refuses a token that the student does not have
     names = [name for name in (teaching.teacher, teaching.beside) if name is not None]
     others = tuple(load(name, device=student.device, code_files=code_files) for name in names)
-    objective = objective_of(others[0], how, start.train, start.recipe, start.run.precision)
+    objective = objective_of(others[0], how, start.train.classes, start.run.precision)
     for plain in others[1:]:
         plain.require_classifier()
         match_classes(plain.classes, student.classes)
     return replace(start, objective=objective, others=others)
 
 
-def objective_of(
-    model: Model, how: Distillation, images: Split, recipe: Recipe, precision: Precision
-) -> DistillationObjective:
-    """Learning from the labels and from a trained model, whose outputs are computed once where that is worth it."""
-    chosen = choose(model.device, precision=precision, compiling="off", steps=1).precision
-    teacher = Teacher(model, classes=images.classes, precision=chosen)
-    cached = cacheable_views(recipe, images)
-    identity = {**asdict(how), "teacher": teacher.identity()}
-    return DistillationObjective(CachedTeacher(teacher) if cached else teacher, how, identity=identity)
+def objective_of(model: Model, how: Distillation, classes: tuple[str, ...], precision: Precision) -> StandardObjective:
+    """Learning from the labels and from a trained model."""
+    chosen, _ = choose_precision(model.device, precision)
+    teacher = Teacher(model, classes=classes, precision=chosen)
+    return StandardObjective(teacher, how, {"distillation": {**asdict(how), "teacher": teacher.identity()}})
 
 
-def compute_outputs(objective: DistillationObjective, images: Split, recipe: Recipe, *, quiet: bool) -> None:
-    """Compute a teacher's outputs on the training images, where they are computed once."""
-    cached, views = objective.teacher, cacheable_views(recipe, images)
-    if isinstance(cached, CachedTeacher):
-        model = cached.teacher.model
-        with progress(f"{model.alias}: outputs on each image, once", views * len(images), quiet=quiet) as advance:
-            cached.remember(images, mirrored=views == 2, device=model.device, advance=advance)
+def compute_outputs(objective: StandardObjective, images: Split, *, views: int, quiet: bool) -> None:
+    """Let a teacher remember its outputs on so many views of each training image, where it is worth it."""
+    teacher = objective.teacher
+    if views and isinstance(teacher, Teacher):
+        name, count = teacher.model.alias, views * len(images)
+        with progress(f"{name}: outputs on each image, once", count, quiet=quiet) as advance:
+            teacher.remember(images, mirrored=views == 2, advance=advance)

@@ -9,9 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.analysis.walkthrough.public import Walkthrough, walkthrough
+from vitlens.analysis.walkthrough.public import CHANGES, Walkthrough, walkthrough
 from vitlens.analysis.walkthrough.steps import STEPS
-from vitlens.analysis.walkthrough.without import CHANGES
 from vitlens.commands.run.run import Run
 from vitlens.commands.shared.sheets import left_out_words, print_left_out
 from vitlens.commands.walkthrough import record as rows

@@ -36,8 +36,7 @@ def load(request: ModelRequest) -> Model:
         raise ModelError(f"expected FILE.py:FUNCTION, found {shown!r}; name the function that returns the model")
     if os.path.normpath(shown) not in map(os.path.normpath, _allowed(request)):
         raise InputError(
-            f"expected --model-file {shown} for {shown}, as the code of that file is run; add it where you trust the "
-            "file"
+            f"expected --model-file {shown} for {shown}, whose code is run; add it where you trust the file"
         )
     if request.file is not None or request.random or request.image_size is not None:
         raise InputError(

@@ -18,11 +18,10 @@ import torch
 from torch import nn
 
 from vitlens.errors import ModelError, UnknownNameError, in_one_line
-from vitlens.files import sha256
 from vitlens.models.anatomy import Anatomy, read_anatomy, read_layout
 from vitlens.models.language_image import LanguageImage, TextTower, Tokenizer
-from vitlens.models.model import Model, Provenance
-from vitlens.models.rebuild import count_classes, seeded, versions
+from vitlens.models.model import Model
+from vitlens.models.rebuild import count_classes, provenance_of, seeded
 from vitlens.models.sources.hub import pretrained_download
 from vitlens.models.sources.registry import ModelRequest
 from vitlens.models.weights import require_finite, require_unpacked
@@ -32,7 +31,7 @@ from vitlens.shapes import TokenLayout
 PREFIX: Final = "open-clip:"
 _ADDRESS: Final = "https://huggingface.co"
 _HINT: Final = f"vitlens models '{PREFIX}*'"
-_TRAINED = ("mean", "std", "interpolation", "resize_mode")
+_TRAINED: Final = ("mean", "std", "interpolation", "resize_mode")
 
 
 def load(request: ModelRequest) -> Model:
@@ -43,10 +42,11 @@ def load(request: ModelRequest) -> Model:
     ModelError where open_clip is not installed, the hub is not reachable or weights do not fit, UnknownNameError for a
     name that is not in open_clip's lists.
     """
-    file, pretrained = request.file, not (request.file or request.random)
-    arch, tag = _parsed(request.name, needs_tag=pretrained)
-    config, notes = configuration(arch, tag)
-    full, library = f"{PREFIX}{arch}" + (f"/{tag}" if tag and pretrained else ""), open_clip()
+    library, file, pretrained = open_clip(), request.file, not (request.file or request.random)
+    arch, _, tag = request.short.partition("/")
+    _require_known(arch, tag, needs_tag=pretrained)
+    config, notes = configuration(arch, tag or None)
+    full = f"{PREFIX}{arch}" + (f"/{tag}" if tag and pretrained else "")
     options: dict[str, Any] = {
         "quick_gelu": config["quick_gelu"],
         "force_image_size": request.image_size,
@@ -65,9 +65,8 @@ def load(request: ModelRequest) -> Model:
     model.eval().requires_grad_(False)
     preprocessing = _preprocessing(model, config)
     context = int(_of_texts(arch).get("context_length", 77))  # most tokens of a text
-    wrapped = _wrapped(
-        model.visual, TextTower(model, lambda: tokenizer(arch), context, request.name), preprocessing.size
-    )
+    tower = TextTower(model, lambda: tokenizer(arch), context, request.name)
+    wrapped = _wrapped(model.visual, tower, preprocessing.size)
     count_classes(wrapped, preprocessing.size)  # checks that it runs
     return Model(
         wrapped,
@@ -75,21 +74,13 @@ def load(request: ModelRequest) -> Model:
         anatomy=_anatomy(wrapped, preprocessing.size),
         preprocessing=preprocessing,
         classes=(),  # none without prompts
-        provenance=Provenance(
-            request.name,
-            file.name if file else "random" if request.random else "hub",
-            sha256(file) if file else None,
-            versions() | {"open_clip": version("open_clip_torch")},
-            notes,
-        ),
+        provenance=provenance_of(request, notes, open_clip=version("open_clip_torch")),
         architecture={"kind": request.source.kind, "name": f"{arch}/{tag}" if tag else arch},
     ).eval()
 
 
-def _parsed(name: str, *, needs_tag: bool) -> tuple[str, str | None]:
-    """ARCH and TAG. Raises UnknownNameError and ModelError for unknown ones."""
+def _require_known(arch: str, tag: str, *, needs_tag: bool) -> None:
     library = open_clip()
-    arch, _, tag = name.removeprefix(PREFIX).partition("/")
     if arch not in library.list_models():
         raise UnknownNameError("open_clip architecture", arch, library.list_models(), hint=_HINT)
     tags = library.list_pretrained_tags_by_model(arch)
@@ -98,10 +89,8 @@ def _parsed(name: str, *, needs_tag: bool) -> tuple[str, str | None]:
     if (tag and not tags) or (not tag and needs_tag):
         listed = f"write {PREFIX}{arch}/TAG (tags: {', '.join(tags[:6])}), " if tags else "give "
         raise ModelError(
-            f"expected known weights of {PREFIX}{arch}, found none; {listed}--weights FILE, or --random-weights for a "
-            "sanity check"
+            f"expected known weights of {PREFIX}{arch}, found none; {listed}--weights FILE, or --random-weights"
         )
-    return arch, tag or None
 
 
 def _load_file(model: nn.Module, file: Path, arch: str) -> None:
@@ -116,8 +105,7 @@ def _load_file(model: nn.Module, file: Path, arch: str) -> None:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         reason = next((line for line in lines if "key(s)" in line or "size mismatch" in line), lines[0])
         raise ModelError(f"weights in {file} do not fit {PREFIX}{arch}: {reason[:160]}; check ARCH") from error
-    for name, value in model.state_dict().items():
-        require_finite(name, value, file)
+    require_finite(model.state_dict(), file)
 
 
 def _preprocessing(model: nn.Module, config: Mapping[str, Any]) -> Preprocessing:
@@ -133,15 +121,14 @@ def _preprocessing(model: nn.Module, config: Mapping[str, Any]) -> Preprocessing
 
 def _wrapped(visual: Any, tower: TextTower, size: tuple[int, int]) -> LanguageImage:
     """The image tower with the layout of its tokens, None for a CNN."""
-    trunk, grid = getattr(visual, "trunk", None), getattr(visual, "grid_size", None)
+    trunk, layout, pooling = getattr(visual, "trunk", None), None, "avg"
     if trunk is not None:  # a timm model, whose attributes give the layout
-        pooling = str(getattr(trunk, "global_pool", "avg"))
-        return LanguageImage(visual, tower, layout=read_layout(trunk, size), pooling=pooling)
-    if grid is None:
-        return LanguageImage(visual, tower, layout=None, pooling="avg")
-    pooling = {"tok": "token", "avg": "avg"}.get(visual.pool_type, "map")
-    (rows, columns), (height, width) = grid, visual.patch_size
-    return LanguageImage(visual, tower, layout=TokenLayout((rows, columns), (height, width), ("cls",)), pooling=pooling)
+        layout, pooling = read_layout(trunk, size), str(getattr(trunk, "global_pool", "avg"))
+    elif getattr(visual, "grid_size", None) is not None:
+        (rows, columns), (height, width) = visual.grid_size, visual.patch_size
+        layout = TokenLayout((rows, columns), (height, width), ("cls",))
+        pooling = {"tok": "token", "avg": "avg"}.get(visual.pool_type, "map")
+    return LanguageImage(visual, tower, layout=layout, pooling=pooling)
 
 
 def _anatomy(wrapped: LanguageImage, size: tuple[int, int]) -> Anatomy:
@@ -169,10 +156,9 @@ def open_clip(part: str = "") -> Any:
 def open_clip_names() -> list[str]:
     """Every ARCH/TAG that open_clip has weights of; none where the extra is not installed."""
     try:
-        library = open_clip()
+        return sorted(f"{arch}/{tag}" for arch, tag in open_clip().list_pretrained())
     except ModelError:
         return []
-    return sorted(f"{arch}/{tag}" for arch, tag in library.list_pretrained())
 
 
 def template_sets() -> Mapping[str, tuple[str, ...]]:
@@ -194,18 +180,17 @@ def configuration(arch: str, tag: str | None) -> tuple[dict[str, Any], tuple[str
     """
     library = open_clip()
     default_quick = bool((library.get_model_config(arch) or {}).get("quick_gelu", False))
-    if tag is not None:
-        known = library.get_pretrained_cfg(arch, tag)
-        quick = bool(known.get("quick_gelu", False))
-        says = f"{'QuickGELU' if quick else 'GELU'}, as the weights {tag!r} were trained with"
-        notes = (says,) if quick != default_quick else ()
-        return {"quick_gelu": quick, **{key: known[key] for key in _TRAINED if key in known}}, notes
-    configs = [library.get_pretrained_cfg(arch, known_tag) for known_tag in library.list_pretrained_tags_by_model(arch)]
-    first = configs[0] if configs else {}
-    agreed = (key for key in _TRAINED if all(config.get(key) == first.get(key) for config in configs))
-    shared = {key: first[key] for key in agreed if key in first}
-    notes = () if len(shared) == len(_TRAINED) else ("preprocessing by open_clip's default: no weights specify it",)
-    return {"quick_gelu": default_quick, **shared}, notes
+    tags = [tag] if tag else library.list_pretrained_tags_by_model(arch)
+    configs = [library.get_pretrained_cfg(arch, known) for known in tags] or [{}]
+    quick = bool(configs[0].get("quick_gelu", False)) if tag else default_quick
+    first = configs[0]
+    agreed = [key for key in _TRAINED if key in first and all(each.get(key) == first[key] for each in configs)]
+    notes = []
+    if quick != default_quick:
+        notes.append(f"{'QuickGELU' if quick else 'GELU'}, as the weights {tag!r} were trained with")
+    if not tag and len(agreed) < len(_TRAINED):
+        notes.append("preprocessing by open_clip's default: no weights specify it")
+    return {"quick_gelu": quick, **{key: first[key] for key in agreed}}, tuple(notes)
 
 
 def tokenizer(arch: str) -> Tokenizer:

@@ -23,22 +23,20 @@ class ModelSource:
     """One source of models.
 
     kind: its name, also in the files that `save` writes (never change one); usage: the form of its models' names; help:
-    one sentence; example: a name that can be loaded.
-
-    Its models are recognised in one of three ways: prefix, the beginning of their names; names, all of them;
-    recognises, of paths. glob: matches a file in each folder that completion offers as a name.
+    one sentence; example: a name that can be loaded. Its models are recognised by prefix, the beginning of their names,
+    by names, all of them, or by a function (recognises), of paths. glob: matches a file in each folder that completion
+    offers as a name.
 
     The next are module:function, imported when they are first called. build: (architecture, *, state, pretrained) ->
-    module and preprocessing, with the weights of a state dict, the hub's, or random ones; empty for a source whose
-    models cannot be built from a name alone. load: (request) -> Model; by default an architecture is built and given
-    its weights. restore: (request, architecture, classes, preprocessing) -> Model, of a file that `save` wrote but for
-    its weights, where the user's code makes the module. list_names: () -> all names, without the prefix; empty where
-    they are in `names`, and where they cannot be listed (paths, the hub's repositories).
+    module and preprocessing, with the weights of a state dict, the hub's, or random ones. load: (request) -> Model; by
+    default an architecture is built and given its weights. restore: (request, architecture, classes, preprocessing) ->
+    Model, of a file that `save` wrote but for its weights, where the user's code makes the module. list_names: () ->
+    all names, without the prefix; empty where they are in `names` or cannot be listed.
 
     weights: their origin without --weights: "own", the model includes its weights and accepts no others; "hub", they
     are downloaded; "none", the model must be trained first. extra: of vitlens, which its library needs; texts: whether
     its models also embed texts; own_input: whether --mean and --std are refused; any_size: whether a built model
-    accepts images of any size; resizes_weights: whether build fits the weights' shapes to the image size itself.
+    accepts images of any size.
     """
 
     kind: str
@@ -58,7 +56,6 @@ class ModelSource:
     texts: bool = False
     own_input: bool = False
     any_size: bool = False
-    resizes_weights: bool = False
 
     def has(self, name: str) -> bool:
         """Whether a name belongs to this source, by its form alone: the model itself may not exist."""
@@ -112,7 +109,7 @@ _ENTRIES: Final = (  # a name belongs to the first that recognises it; `vitlens 
         help="Trained models that come with vitlens.",
         example=BUNDLED[0],
         names=BUNDLED,
-        load="vitlens.models.sources.files:load_bundled",
+        load="vitlens.models.saved:load_bundled",
         weights="own",
     ),
     ModelSource(
@@ -122,7 +119,7 @@ _ENTRIES: Final = (  # a name belongs to the first that recognises it; `vitlens 
         example="runs/vit-micro",
         recognises=lambda name: Path(name).is_dir(),
         glob="runs/*/model.safetensors",
-        load="vitlens.models.sources.files:load_run",
+        load="vitlens.models.saved:load_run",
         weights="own",
     ),
     ModelSource(
@@ -131,7 +128,7 @@ _ENTRIES: Final = (  # a name belongs to the first that recognises it; `vitlens 
         help="A file that vitlens wrote, or with --arch a state dict as .safetensors, .pth, .pt or .bin.",
         example="weights.safetensors --arch vit-micro",
         recognises=lambda name: name.endswith(WEIGHTS_FILES),
-        load="vitlens.models.sources.files:load_weights",
+        load="vitlens.models.saved:load_weights",
         weights="own",
     ),
     ModelSource(
@@ -152,7 +149,6 @@ _ENTRIES: Final = (  # a name belongs to the first that recognises it; `vitlens 
         prefix="timm:",
         build="vitlens.models.sources.timm:build",
         list_names="vitlens.models.sources.timm:timm_names",
-        resizes_weights=True,
     ),
     ModelSource(
         kind="torchvision",
@@ -209,9 +205,9 @@ def require_source(name: str) -> ModelSource:
     """The source of a name. Raises ModelError for a path that does not exist, UnknownNameError with the nearest names
     for any other name."""
     source = source_of(name)
-    if source is None and ("/" in name or name.startswith((".", "~"))):
-        raise ModelError(f"expected a run folder or weights file, found nothing at {name}; see vitlens models")
     if source is None:
+        if "/" in name or name.startswith((".", "~")):
+            raise ModelError(f"expected a run folder or weights file, found nothing at {name}; see vitlens models")
         raise unknown_model(name)
     return source
 
@@ -225,6 +221,6 @@ def unknown_model(name: str, *, hint: str = "vitlens models") -> UnknownNameErro
     return UnknownNameError("model", name, known, hint=hint)
 
 
-def describe_names(separator: str = ", ") -> str:
+def describe_names() -> str:
     """The forms of model names: the usage of every source."""
-    return separator.join(source.usage for source in SOURCES.values())
+    return ", ".join(source.usage for source in SOURCES.values())

@@ -38,45 +38,34 @@ def pixels(seed=0, size=32):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_outputs_are_those_of_transformers_on_pixels_normalised_by_its_processor(folders, name):
+def test_outputs_are_those_of_transformers_on_pixels_normalised_by_its_processor(folders, name, tmp_path):
+    """And those of the model that is saved and loaded again without the folder; another image size is taken, too."""
     folder, own = folders(name)
-    model = vitlens.load(f"hf:{folder}")
+    model, images = vitlens.load(f"hf:{folder}"), pixels()
     processor = transformers.AutoImageProcessor.from_pretrained(folder)
-    images = pixels()
     inputs = processor(list(images), do_rescale=False, do_resize=False, return_tensors="pt")["pixel_values"]
+    save(model, tmp_path / "model.safetensors")
+    again, larger = vitlens.load(str(tmp_path / "model.safetensors")), vitlens.load(f"hf:{folder}", image_size=48)
     with torch.no_grad():
         theirs = TOWERS.get(name, lambda whole: whole)(own)(pixel_values=inputs)
         expected = FEATURES[name](theirs) if name in FEATURES else theirs.get("logits", theirs.get("pooler_output"))
         ours = model(images)
-    assert model.input_size == (32, 32)
+        assert torch.equal(again(images), ours)
+        assert larger(pixels(size=48)).shape == ours.shape
     torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
     classifier = "Classification" in FAMILIES[name][1]
-    assert model.classes == (LABELS if classifier else ())
+    assert (model.input_size, larger.input_size) == ((32, 32), (48, 48))
+    assert model.classes == again.classes == (LABELS if classifier else ())
+    assert again.preprocessing == model.preprocessing
     assert any("features:" in note for note in model.provenance.notes) != classifier
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_saved_and_loaded_again_without_the_folder(folders, name, tmp_path):
-    model = vitlens.load(f"hf:{folders(name)[0]}")
-    save(model, tmp_path / "model.safetensors")
-    again = vitlens.load(str(tmp_path / "model.safetensors"))
-    assert again.classes == model.classes
-    assert again.preprocessing == model.preprocessing
-    with torch.no_grad():
-        assert torch.equal(again(pixels()), model(pixels()))
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_another_image_size_interpolates_positions(folders, name):
-    folder, own = folders(name)
+def test_another_image_size_interpolates_positions(folders):
+    folder, own = folders("vit")
     model = vitlens.load(f"hf:{folder}", image_size=(48, 48))
-    assert model.input_size == (48, 48)
     with torch.no_grad():
-        assert model(pixels(size=48)).shape == vitlens.load(f"hf:{folder}")(pixels()).shape
-    if name == "vit":
-        inputs = (pixels(size=48) - 0.5) / 0.5
-        expected = own(pixel_values=inputs, interpolate_pos_encoding=True).logits
-        torch.testing.assert_close(model(pixels(size=48)), expected.detach(), rtol=1e-5, atol=1e-5)
+        expected = own(pixel_values=(pixels(size=48) - 0.5) / 0.5, interpolate_pos_encoding=True).logits
+        torch.testing.assert_close(model(pixels(size=48)), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -108,21 +97,17 @@ def test_provenance_has_the_sha256_of_one_file_and_of_several(folders, tmp_path)
         assert torch.equal(model(pixels()), vitlens.load(f"hf:{folder}")(pixels()))
 
 
-def test_random_weights_are_seeded_and_need_no_weights_file(folders, changed):
-    folder = changed()
+def test_random_weights_are_seeded_and_need_no_file_and_weights_are_taken_from_another(folders, changed):
+    folder, images = changed(), pixels()
     (folder / "model.safetensors").unlink()
     first, second = (vitlens.load(f"hf:{folder}", random_weights=True, seed=seed) for seed in (0, 1))
     again = vitlens.load(f"hf:{folder}@random", seed=0)
+    whole = folders("vit")[0]
+    taken = vitlens.load(f"hf:{folder}@{whole / 'model.safetensors'}")
     with torch.no_grad():
-        assert torch.equal(first(pixels()), again(pixels()))
-        assert not torch.equal(first(pixels()), second(pixels()))
-
-
-def test_weights_from_a_file(folders):
-    folder, _ = folders("vit")
-    file = folder / "model.safetensors"
-    with torch.no_grad():
-        assert torch.equal(vitlens.load(f"hf:{folder}@{file}")(pixels()), vitlens.load(f"hf:{folder}")(pixels()))
+        assert torch.equal(first(images), again(images))
+        assert not torch.equal(first(images), second(images))
+        assert torch.equal(taken(images), vitlens.load(f"hf:{whole}")(images))
 
 
 def test_labels(changed):
@@ -132,9 +117,6 @@ def test_labels(changed):
         vitlens.load(f"hf:{changed(id2label={'0': 'one'})}")
     with pytest.raises(ModelError, match="id2label from 0 to 4"):
         vitlens.load(f"hf:{changed(id2label={number: number for number in '01235'})}")
-
-
-def test_imagenet_labels_get_the_names_of_every_other_model(changed):
     longer = {str(index): f"{name}, another name" for index, name in enumerate(imagenet_classes())}
     folder = changed(id2label=longer | {"999": "toilet tissue, toilet paper"})
     assert vitlens.load(f"hf:{folder}", random_weights=True).classes == imagenet_classes()
@@ -242,36 +224,36 @@ def test_configurations_that_are_refused(changed, case):
     assert "\n" not in str(caught.value)
 
 
-def test_folders_that_are_refused(changed, tmp_path):
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    with pytest.raises(ModelError, match=r"expected a JSON file at .*config\.json.*save_pretrained"):
-        vitlens.load(f"hf:{empty}")
-    pickled = changed()
-    (pickled / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"expected model\.safetensors .* found none"):
-        vitlens.load(f"hf:{pickled}")
-    torch.save({}, pickled / "pytorch_model.bin")
-    with pytest.raises(ModelError, match=r"pytorch_model\.bin alone.*save_pretrained"):
-        vitlens.load(f"hf:{pickled}")
-    adapted = changed()
-    (adapted / "adapter_config.json").write_text("{}")
-    with pytest.raises(ModelError, match=r"found adapter_config\.json.*merge_and_unload"):
-        vitlens.load(f"hf:{adapted}")
-    index = changed()
-    (index / "model.safetensors").unlink()
-    (index / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../vit/model.safetensors"}}))
-    with pytest.raises(ModelError, match=r"expected model\.safetensors .* found none"):
-        vitlens.load(f"hf:{index}")
-    (index / "config.json").write_text("{" * 100)
-    with pytest.raises(ModelError, match="JSON"):
-        vitlens.load(f"hf:{index}")
+FOLDERS = {  # files written into a folder (None: removed), and the message
+    "no configuration": ({"config.json": None}, r"expected a JSON file at .*config\.json.*save_pretrained"),
+    "no JSON": ({"config.json": "{" * 100}, "JSON"),
+    "no weights": ({"model.safetensors": None}, r"expected model\.safetensors .* found none"),
+    "a pickle": (
+        {"model.safetensors": None, "pytorch_model.bin": "x"}, r"pytorch_model\.bin alone.*save_pretrained"
+    ),
+    "an adapter": ({"adapter_config.json": "{}"}, r"found adapter_config\.json.*merge_and_unload"),
+    "an index of other files": (
+        {"model.safetensors": None, "model.safetensors.index.json": '{"weight_map": {"a": "../vit/w.safetensors"}}'},
+        r"expected model\.safetensors .* found none",
+    ),
+}  # fmt: skip
 
 
-def test_names_that_are_refused(tmp_path):
-    for name in ("hf:", "hf:owner/..", "hf:./nothing", "hf:a/b/c", "hf:a b", f"hf:{tmp_path}/none"):
-        with pytest.raises(ModelError, match=r"hf:FOLDER, or hf:REPO"):
-            vitlens.load(name)
+@pytest.mark.parametrize("case", FOLDERS)
+def test_folders_that_are_refused(changed, case):
+    files, text = FOLDERS[case]
+    folder = changed()
+    for name, content in files.items():
+        (folder / name).unlink() if content is None else (folder / name).write_text(content)
+    with pytest.raises(ModelError, match=text) as caught:
+        vitlens.load(f"hf:{folder}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["hf:", "hf:owner/..", "hf:./nothing", "hf:a/b/c", "hf:a b"])
+def test_names_that_are_refused(name):
+    with pytest.raises(ModelError, match=r"hf:FOLDER, or hf:REPO"):
+        vitlens.load(name)
 
 
 def test_a_repository_without_a_network(monkeypatch, tmp_path):
@@ -283,16 +265,14 @@ def test_a_repository_without_a_network(monkeypatch, tmp_path):
         vitlens.load("hf:google/vit-base-patch16-224")
 
 
-def test_remote_code_beside_a_class_of_transformers_is_not_run(changed):
-    folder = changed(auto_map={"AutoModelForImageClassification": "evil.Model"})
+def test_what_a_configuration_cannot_choose_is_said(changed):
+    folder = changed(
+        auto_map={"AutoModelForImageClassification": "evil.Model"}, attn_implementation="flash_attention_2"
+    )
     (folder / "evil.py").write_text("raise SystemExit('ran')")
     model = vitlens.load(f"hf:{folder}")
-    assert any("was not run" in note for note in model.provenance.notes)
-
-
-def test_flash_attention_in_a_configuration_is_replaced_and_said(changed):
-    model = vitlens.load(f"hf:{changed(attn_implementation='flash_attention_2')}")
-    assert any("flash_attention_2" in note for note in model.provenance.notes)
+    for words in ("was not run", "flash_attention_2"):
+        assert any(words in note for note in model.provenance.notes)
     assert {part.config._attn_implementation for part in model.modules() if hasattr(part, "config")} == {"sdpa"}
 
 
@@ -317,5 +297,5 @@ def test_a_saved_file_that_is_not_what_vitlens_wrote(folders, tmp_path):
         model.architecture["overrides"] = overrides | changes
         save(model, tmp_path / "model.safetensors")
         with pytest.raises((ModelError, UnsupportedError)) as caught:
-            load_file(tmp_path / "model.safetensors", ModelRequest(SOURCES["run"], "x", "x"), weights="x")
+            load_file(tmp_path / "model.safetensors", ModelRequest(SOURCES["run"], "x", "x"), "x")
         assert "\n" not in str(caught.value)

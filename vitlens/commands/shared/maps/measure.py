@@ -24,8 +24,7 @@ from vitlens.analysis.faithfulness.localisation import (
 )
 from vitlens.analysis.faithfulness.maps import AnyMaps, Explain
 from vitlens.analysis.faithfulness.removal import faithfulness, has_substrate
-from vitlens.analysis.faithfulness.road import road
-from vitlens.analysis.faithfulness.stability import Stability, stability
+from vitlens.analysis.faithfulness.sanity import Stability, stability
 from vitlens.commands.run.progress import progress
 from vitlens.commands.shared.maps import record as kept
 from vitlens.commands.shared.maps.record import IMPUTED, MapCheckRow, MapRow, OnObjectRow, judged_by
@@ -66,7 +65,7 @@ class CheckedMaps:
         names, maps = [checks.name for checks in self.results], [checks.maps[: self.count] for checks in self.results]
         own = self.settings.substrate
         others = [name for name in dict.fromkeys(self.substrates) if name != own and has_substrate(self.model, name)]
-        judging = judged_by({own, *others, *([IMPUTED] if self.imputed else [])})
+        judging = judged_by({own, *others, IMPUTED})
         where = self.other_images()
         moved = [] if where is None else [each[where] for name, each in zip(names, maps) if name not in BASELINES]
         gaps: dict[str, Gaps] = {own: {checks.name: checks.values["gap"] for checks in self.results}}
@@ -75,8 +74,7 @@ class CheckedMaps:
             for name in others:
                 gaps[name] = dict(zip(names, self._removed(name, maps, advance)))
             shuffled = {name: dict(zip(self.methods, self._removed(name, moved, advance))) for name in judging if moved}
-        if self.imputed:
-            gaps[IMPUTED] = {checks.name: checks.values["road"] for checks in self.results}
+        gaps[IMPUTED] = {checks.name: checks.values["road"] for checks in self.results}
         return gaps, dict(shuffled)
 
     @cached_property
@@ -102,11 +100,6 @@ class CheckedMaps:
         """The methods without the baselines."""
         return [checks.name for checks in self.results if checks.name not in BASELINES]
 
-    @property
-    def imputed(self) -> bool:
-        """Whether ROAD was run."""
-        return all("road" in checks.values for checks in self.results)
-
     def means(self, values: Tensor, *, unit: str = "", seed: int = 0) -> list[Estimate]:
         """The mean of each row (cases, n) over the first n images."""
         groups = None if self.groups is None else self.groups[: values.shape[1]]
@@ -117,8 +110,6 @@ class CheckedMaps:
         settings, count = self.settings, self.count
         given = (self.model, self.images[:count], self.targets[:count], maps)
         common: dict[str, Any] = {"seed": settings.seed, "batch_size": settings.batch_size, "advance": advance}
-        if substrate == IMPUTED:
-            return [each.gaps for each in road(*given, **common)]
         steps = settings.steps if substrate == settings.substrate else OTHER_STEPS
         return [each.gaps for each in faithfulness(*given, substrate=substrate, steps=steps, **common)]
 

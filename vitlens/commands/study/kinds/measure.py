@@ -19,8 +19,7 @@ from vitlens.analysis.cost.passes import saved_for_training
 from vitlens.analysis.evaluation.evaluate import evaluate
 from vitlens.analysis.evaluation.intervals import accuracy_over_seeds, difference_over_seeds
 from vitlens.analysis.features.receptive_field import receptive_field
-from vitlens.archives import Form
-from vitlens.arrays import Flags, arrays_of, as_arrays
+from vitlens.arrays import Flags, Form, arrays_of, as_arrays, read_arrays, write_arrays
 from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.load import print_data
 from vitlens.commands.run.progress import training_progress
@@ -36,15 +35,15 @@ from vitlens.commands.study.kinds.transfer import inside
 from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.train.start import compute_outputs, objective_of
 from vitlens.errors import InputError
-from vitlens.files import read_arrays, write_arrays
 from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model
 from vitlens.training import checkpoint
-from vitlens.training.distill import Distillation
+from vitlens.training.distill import Distillation, StandardObjective, cacheable_views
 from vitlens.training.finetune import trained_share
 from vitlens.training.head import fit_head
-from vitlens.training.loop import BEST_FILE, fit
+from vitlens.training.loop import BEST_FILE, train_on_images
 from vitlens.training.recipe import Recipe
+from vitlens.training.task import Task
 from vitlens.uncertainty import LEVEL, Estimate, holm, student_mean
 
 _STEP: Final = 2  # images in the training step whose memory is measured: batch norm needs more than one
@@ -158,17 +157,18 @@ def _trained(setup: Setup, point: Point, told: str, *, seed: int) -> Trial:
     images, recipe = setup.images(point, seed=seed), setup.recipe(point)
     folder = setup.place(point.label, seed)
     folder.mkdir(parents=True, exist_ok=True)
-    objective = None
+    objective = StandardObjective()
     if point.teacher:
         teacher = setup.trained(point.teacher, seed=seed)
-        objective = objective_of(teacher, _TAUGHT, images, recipe, setup.run.precision)
-        compute_outputs(objective, images, recipe, quiet=setup.run.quiet)
-    train: Any = partial(fit, objective=objective, train_last=setup.trained_last(point))
+        objective = objective_of(teacher, _TAUGHT, images.classes, setup.run.precision)
+        compute_outputs(objective, images, views=cacheable_views(recipe, images), quiet=setup.run.quiet)
     with training_progress(told, quiet=setup.run.quiet) as on_progress:
-        result = (fit_head if point.trained == "head" else train)(
-            model, images, setup.test, recipe=recipe, directory=folder, seed=seed, device=setup.device,
-            precision=setup.run.precision, resume=setup.options.resume is not None, on_progress=on_progress,
+        task = Task(
+            model, images, setup.test, recipe, folder, seed, setup.device, setup.run.precision,
+            resume=setup.options.resume is not None, objective=objective, train_last=setup.trained_last(point),
+            on_progress=on_progress,
         )  # fmt: skip
+        result = (fit_head if point.trained == "head" else train_on_images)(task)
     return Trial(
         correct=evaluate(model, setup.test, batch_size=setup.run.batch_size).correct.numpy(),
         seconds=np.array(float(result.seconds)),

@@ -15,13 +15,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitlens.errors import ModelError, UnsupportedError, in_one_line
-from vitlens.files import read_json, sha256
+from vitlens.files import read_json
 from vitlens.models.language_image import LanguageImage, TextTower
-from vitlens.models.model import Model, Provenance
-from vitlens.models.rebuild import Architecture, count_classes, default_classes, seeded, versions
+from vitlens.models.model import Model
+from vitlens.models.rebuild import Architecture, count_classes, default_classes, provenance_of, seeded
 from vitlens.models.sources.huggingface.files import (
     CONFIG,
-    SETTINGS,
     TOKENIZERS,
     find,
     quietly,
@@ -35,14 +34,14 @@ from vitlens.models.weights import load_strictly, read_weights
 from vitlens.models.wrap import OBSERVABLE, wrapped
 from vitlens.names import imagenet_classes
 from vitlens.preprocessing import Preprocessing
-from vitlens.typed import SIZE, parse_json, short
+from vitlens.typed import parse_json, short
 
 Output = Literal["logits", "cls", "pooler", "embedding"]  # what a model gives: see TransformersModule
 Size = tuple[int, int]
 
 _BACKBONES: Final = (  # model types whose class without a classifier is known here
     "vit", "deit", "beit", "dinov2", "dinov2_with_registers", "dinov3_vit", "dinov3_convnext", "clip_vision_model",
-    "siglip_vision_model", "swin", "swinv2", "convnext", "convnextv2",
+    "siglip_vision_model", "swin", "swinv2", "convnext", "convnextv2"
 )  # fmt: skip
 _CLS_ONLY: Final = ("vit", "deit")  # their learned pooler is not used, and many repositories lack it
 _TOWERS: Final = {"clip": "clip_vision_model", "siglip": "siglip_vision_model"}
@@ -58,7 +57,7 @@ _DROPPED: Final = (
     "auto_map", "attn_implementation", "_attn_implementation", "_attn_implementation_internal", "fusion_config",
     "transformers_weights", "distributed_config", "torchscript", "return_dict", "use_return_dict", "torch_dtype",
     "dtype", "output_attentions", "output_hidden_states", "gradient_checkpointing", "_name_or_path", "name_or_path",
-    "transformers_version", "_commit_hash", "label2id", "use_kernels", "kernel_config",
+    "transformers_version", "_commit_hash", "label2id", "use_kernels", "kernel_config"
 )  # fmt: skip
 _TOO_DEEP: Final = re.compile(r'(layers|depths)": (\[[\d, ]*?)?\d{4,}')  # in a configuration: 1,000 layers or more
 _FEATURES: Final = {  # of each output: its name in transformers' result, and what it is
@@ -111,17 +110,14 @@ class Described:
             model, info = kind.from_pretrained(
                 None, config=config, state_dict=dict(state), dtype=torch.float32, output_loading_info=True,
                 ignore_mismatched_sizes=True, local_files_only=True, use_safetensors=True, trust_remote_code=False,
-                **extra,
+                **extra
             )  # fmt: skip
         missing = sorted(key for key in info["missing_keys"] if key.rpartition(".")[2] not in _HARMLESS)
         shapes = sorted(map(str, info["mismatched_keys"]))
         faults = [f"{key} is missing" for key in missing] + [f"{shape[:120]} is of another shape" for shape in shapes]
         faults += [str(message)[:160] for message in info.get("error_msgs") or ()]
         if faults:
-            raise ModelError(
-                f"weights do not fit {self.class_name} ({name}): {len(faults)} faults, first: {faults[0]}; check the "
-                "files of the folder"
-            )
+            raise ModelError(f"weights do not fit {self.class_name} ({name}): {len(faults)} faults, first: {faults[0]}")
         return model
 
     def labels(self) -> tuple[str, ...]:
@@ -159,9 +155,7 @@ def described(fields: object, name: str, *, texts: bool = False) -> Described:
         raise ModelError(f"expected {CONFIG} of transformers in {name}, found one without a model_type")
     for key, form in (("architectures", list), ("vision_config", dict)):
         if not isinstance(fields.get(key) or form(), form):
-            raise ModelError(
-                f"expected a {form.__name__} as {key} in {CONFIG} of {name}, found {short(str(fields[key]))}"
-            )
+            raise ModelError(f"expected a {form.__name__} as {key} in {CONFIG}, found {short(str(fields[key]))}")
     wanted = str(next(iter(fields.get("architectures") or ()), ""))[:100]
     auto = transformers("models.auto.modeling_auto")
     classifiers = auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES.get(kind, ())
@@ -177,9 +171,7 @@ def described(fields: object, name: str, *, texts: bool = False) -> Described:
     if fields.get("quantization_config"):
         raise UnsupportedError(f"expected weights of floating-point numbers in {name}, found quantization_config")
     if fields.get("problem_type") in ("multi_label_classification", "regression"):
-        raise UnsupportedError(
-            f"expected logits of classes that exclude each other, found {fields['problem_type']} in {name}"
-        )
+        raise UnsupportedError(f"expected classes that exclude each other, found {fields['problem_type']} in {name}")
 
     class_name, inner = wanted, fields
     output: Output = "logits" if wanted in classifiers else "embedding"
@@ -299,7 +291,7 @@ def load(request: ModelRequest) -> Model:
     state, digest = read_state(folder, name) if own else (None, None)
     if file is not None:
         weights = read_weights(file)
-        state, digest = weights.state, sha256(file)
+        state = weights.state
         notes += weights.notes
     with seeded(request.seed):
         network = found.network(state, name)
@@ -319,17 +311,10 @@ def load(request: ModelRequest) -> Model:
         tower = TextTower(_TextTower(network), lambda: _Tokens(folder, context), context, name)
         module = LanguageImage(visual, tower, layout=None, pooling="map" if projection is None else "token")
     classes = (found.labels() or default_classes(outputs)) if found.output == "logits" else ()
-    source = file.name if file else "random" if request.random else "hub" if revision else "model.safetensors"
-    model = wrapped(
-        module,
-        found.architecture(request.alias, len(classes), preprocessing.size),
-        preprocessing,
-        classes,
-        request.alias,
-        Provenance(name, source, digest, versions() | {"transformers": version("transformers")}, tuple(notes)),
-        told=visual.told,
-    )
-    return model.eval()
+    hub = "hub" if revision else "model.safetensors"
+    provenance = provenance_of(request, notes, hub=hub, digest=digest, transformers=version("transformers"))
+    architecture = found.architecture(request.alias, len(classes), preprocessing.size)
+    return wrapped(module, architecture, preprocessing, classes, request.alias, provenance, told=visual.told).eval()
 
 
 class _ImageTower(nn.Module):
@@ -366,9 +351,6 @@ class _Tokens:
     """The tokenizer of a folder, never with code of its own, as `TextTower` calls it."""
 
     def __init__(self, folder: Path, context: int) -> None:
-        for file in (each for pattern in SETTINGS for each in folder.glob(pattern)):
-            if file.stat().st_size > SIZE:
-                raise ModelError(f"expected files of a tokenizer of at most {SIZE:,} bytes, found more in {file}")
         with in_one_line(f"the tokenizer's files in {folder}", "download them, too"), quietly():
             self._tokenizer: Any = transformers().AutoTokenizer.from_pretrained(
                 str(folder), trust_remote_code=False, local_files_only=True

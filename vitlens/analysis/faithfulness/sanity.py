@@ -1,0 +1,240 @@
+"""Two sanity checks of a method: its maps must change with the model's weights, and move with the image.
+
+Randomisation (Adebayo 2018): weights are randomised cumulatively from the head down, and the maps before and after are
+compared by rank correlation. A method whose maps hardly change depends on the image, not on the model.
+
+Stability: the map of an image shifted by at most a pixel, or flipped, is compared with the map of the image, changed in
+the same way: for a method that follows the change exactly the two are equal, also where a shift interpolates.
+checks.py has the rules.
+"""
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from vitlens.analysis.evaluation.intervals import estimates
+from vitlens.analysis.faithfulness.checks import (
+    DISTURBANCES,
+    FAR,
+    FLIP,
+    Judgement,
+    Stage,
+    judged_cascade,
+    judged_stability,
+)
+from vitlens.analysis.faithfulness.maps import AnyMaps, Explain, PerImage, map_faults, spearman
+from vitlens.devices import evaluating
+from vitlens.errors import InputError
+from vitlens.lens.quick_passes import quick_passes
+from vitlens.models.model import Model
+from vitlens.shapes import Images, Labels, Maps
+from vitlens.uncertainty import Estimate, bootstrap_mean, wilson
+
+PARTS = 4  # number of groups into which the blocks are divided
+OVERALL = "shifts"  # all shifts together
+_JUDGED = [name != FLIP for name in DISTURBANCES]
+
+
+@dataclass(frozen=True)
+class Randomisation:
+    """The similarity of maps before and after. names: of the stages from the head down, each including those before;
+    correlation: Spearman's (stages, batch), 0 where the map after is constant, NaN where the map before is; kept: which
+    images keep the prediction of the trained model."""
+
+    names: tuple[str, ...]
+    correlation: Float[Tensor, "stages batch"]
+    kept: Bool[Tensor, "stages batch"]
+
+    @property
+    def usable(self) -> Float[Tensor, "stages usable"]:
+        """The correlation of the images whose map before is not constant."""
+        return self.correlation[:, ~self.correlation[-1].isnan()]
+
+    @property
+    def values(self) -> dict[str, PerImage]:
+        """Every number of an image that is usable, by its name in the league. randomisation: the correlation with all
+        weights randomised; cascade: the mean over all stages, which count alike: 1 for maps that never change, about 0
+        for maps that change with the head already."""
+        return {"randomisation": self.usable[-1], "cascade": self.usable.mean(0)}
+
+    def stages(self, *, seed: int = 0) -> list[Stage]:
+        """The mean correlation of every stage with its interval, and the share of predictions that stay."""
+        if not self.usable.shape[1]:
+            return [Stage(name, None) for name in self.names]
+        shares = self.kept.float().mean(1).tolist()
+        return [Stage(*each) for each in zip(self.names, estimates(self.usable, seed=seed, unit=""), shares)]
+
+    def judged(self, *, seed: int = 0) -> Judgement:
+        """Whether the maps depend on the weights."""
+        return judged_cascade(self.stages(seed=seed))
+
+
+def randomisation(
+    model: Model,
+    images: Images,
+    targets: Labels,
+    explain: Explain,
+    kept: Bool[Tensor, "stages batch"],
+    *,
+    before: Maps | None = None,
+    seed: int = 0,
+) -> Randomisation:
+    """Compare the maps of a method before and after the weights are randomised, stage by stage, for the same targets.
+
+    kept: of `predictions_kept`, the same for every method; before: the maps of the trained model, where they are known.
+    The weights are restored on return and after an exception. Raises InputError where the method's maps of the model
+    are not finite.
+    """
+    before = explain(model, images, targets) if before is None else before
+    if not bool(before.isfinite().all()):
+        raise InputError("expected finite maps to compare, found NaN or infinity")
+    stages, rows, constant = cascade(model), [], spearman(before, before).isnan()
+    for names in stages.values():
+        with randomised(model, names, seed=seed):
+            after = explain(model, images, targets)
+        rows.append(spearman(before, after.nan_to_num(0.0, 0.0, 0.0)).nan_to_num(0.0).masked_fill(constant, torch.nan))
+    return Randomisation(tuple(stages), torch.stack(rows), kept)
+
+
+@torch.no_grad()
+def predictions_kept(model: Model, images: Images, *, seed: int = 0) -> Bool[Tensor, "stages batch"]:
+    """Which images keep their predicted class when the weights are randomised, by the stages of `randomisation`: a map
+    can be expected to change only where the model does."""
+    predicted = []
+    for names in ((), *cascade(model).values()):
+        with randomised(model, names, seed=seed), evaluating(model), quick_passes(model):
+            predicted.append(model(images).argmax(-1).cpu())
+    kept: Tensor = torch.stack(predicted[1:]) == predicted[0]
+    return kept
+
+
+def cascade(model: Model) -> dict[str, tuple[str, ...]]:
+    """The parameters that are randomised at each stage, which includes all before it: those after the blocks, the
+    blocks in PARTS from the last on, those before the blocks.
+
+    By the order of the model's parameters. Raises InputError for a model without blocks.
+    """
+    blocks, names = model.anatomy.blocks, [name for name, _ in model.module.named_parameters()]
+    members = {block: tuple(name for name in names if name.startswith(f"{block}.")) for block in blocks}
+    inside = {name for of_block in members.values() for name in of_block}
+    if not inside:
+        raise InputError(f"expected a model of blocks to randomise from the head down, found none in {model.alias}")
+    last = max(index for index, name in enumerate(names) if name in inside)
+    groups = {"head": tuple(names[last + 1 :])}
+    for numbers in torch.arange(len(blocks)).flip(0).tensor_split(min(PARTS, len(blocks))):
+        low, high = int(numbers[-1]), int(numbers[0])
+        title = f"blocks {low} to {high}" if len(numbers) > 1 else f"block {low}"
+        groups[title] = tuple(name for block in blocks[low : high + 1] for name in members[block])
+    groups["embedding"] = tuple(name for name in names[:last] if name not in inside)
+    stages, so_far = dict[str, tuple[str, ...]](), tuple[str, ...]()
+    for title, own in groups.items():
+        so_far += own
+        stages |= {title: so_far} if own else {}
+    return stages
+
+
+@contextmanager
+def randomised(model: Model, names: Collection[str], *, seed: int = 0) -> Iterator[Model]:
+    """The model with these parameters randomised; they are restored exactly on exit.
+
+    The elements of each tensor are permuted, which keeps the scale of every layer. Tensors are drawn in the model's
+    order, so that a tensor's permutation does not depend on the others that are randomised.
+    """
+    known, originals = dict(model.module.named_parameters()), dict[str, Tensor]()
+    generator = torch.Generator().manual_seed(seed)
+    try:
+        with torch.no_grad():
+            for name, parameter in known.items():
+                order = torch.randperm(parameter.numel(), generator=generator)
+                if name in names:
+                    originals[name] = parameter.detach().clone()
+                    shuffled = originals[name].flatten()[order.to(parameter.device)]
+                    parameter.copy_(shuffled.view_as(parameter))
+        yield model
+    finally:
+        with torch.no_grad():
+            for name, value in originals.items():
+                known[name].copy_(value)
+
+
+@dataclass(frozen=True)
+class Stability:
+    """The maps under every disturbance. correlation: Spearman's, of the map of the changed image with the map that is
+    changed in the same way (disturbances, batch), NaN where either is constant or not finite; jumped: whether the top
+    point lies further than FAR from its place, False where the correlation is NaN."""
+
+    correlation: Float[Tensor, "disturbances batch"]
+    jumped: Bool[Tensor, "disturbances batch"]
+
+    def rows(self, *, seed: int = 0) -> list[tuple[str, Estimate | None, Estimate | None]]:
+        """The mean correlation, and the share of images whose top point jumps: over all shifts (under any of them),
+        then under each disturbance, on the images whose maps are usable under all; without any, the first with None."""
+        usable = ~self.correlation.isnan().any(0)
+        correlation, jumped = self.correlation[:, usable], self.jumped[:, usable]
+        if not usable.any():
+            return [(OVERALL, None, None)]
+        n = int(usable.sum())
+        mean = bootstrap_mean(correlation[_JUDGED].mean(0).numpy(), seed=seed, unit="")
+        each = zip(DISTURBANCES, estimates(correlation, seed=seed, unit=""), jumped.sum(1).tolist())
+        return [
+            (OVERALL, mean, wilson(int(jumped[_JUDGED].any(0).sum()), n)),
+            *((name, own, wilson(count, n)) for name, own, count in each),
+        ]
+
+    def judged(self, *, seed: int = 0) -> Judgement:
+        """Whether the maps jump."""
+        return judged_stability(*self.rows(seed=seed)[0][1:])
+
+
+def stability(
+    model: Model, images: Images, targets: Labels, explain: Explain, *, maps: AnyMaps | None = None
+) -> Stability:
+    """The maps of a method under each disturbance of the images, for the same targets.
+
+    maps: those of the images, where they are known. A map that is constant or not finite is not compared. Raises
+    InputError for a method that gives maps of another size for a disturbed image.
+    """
+    correlations, jumps, (height, width) = [], [], images.shape[-2:]
+    with evaluating(model):
+        known = explain(model, images, targets).cpu() if maps is None else maps.cpu()
+        rows, columns = known.shape[-2:]
+        for name, shift in DISTURBANCES.items():
+            found = explain(model, disturbed(images, name), targets).cpu()
+            if found.shape != known.shape:
+                raise InputError(f"expected maps of shape {tuple(known.shape)}, found {tuple(found.shape)}")
+            moved = shifted(known.float().unsqueeze(1), shift * rows / height, shift * columns / width).squeeze(1)
+            expected = moved.flip(-1) if name == FLIP else moved
+            sound = map_faults(expected).sound & map_faults(found).sound
+            both = [torch.where(sound[:, None, None], each.float(), 0.0) for each in (expected, found)]
+            correlations.append(spearman(*both).masked_fill(~sound, torch.nan))
+            tops = [each.flatten(1).argmax(1) for each in both]
+            places = [torch.stack((top // columns / rows, top % columns / columns), 1) for top in tops]
+            jumps.append(((places[0] - places[1]).abs().amax(1) > FAR) & ~correlations[-1].isnan())
+    return Stability(torch.stack(correlations), torch.stack(jumps))
+
+
+def disturbed(images: Images, name: str) -> Images:
+    """The images under one of DISTURBANCES, their edges repeated."""
+    moved = shifted(images, DISTURBANCES[name], DISTURBANCES[name])
+    return moved.flip(-1) if name == FLIP else moved
+
+
+def shifted(
+    values: Float[Tensor, "batch channels height width"], down: float, right: float
+) -> Float[Tensor, "batch channels height width"]:
+    """Values moved by numbers of pixels that need not be whole: linear between the pixels, the edge repeated."""
+    for axis, amount in ((-2, down), (-1, right)):
+        if not amount:
+            continue
+        places = torch.arange(values.shape[axis], dtype=torch.float64) - amount
+        low, most = places.floor(), values.shape[axis] - 1
+        share = (places - low).to(values).view((-1, 1) if axis == -2 else (-1,))
+        below, above = (
+            values.index_select(axis, (low + step).long().clamp(0, most).to(values.device)) for step in (0, 1)
+        )
+        values = below + share * (above - below)
+    return values

@@ -1,0 +1,237 @@
+"""Self-checks of attacks: whether a robust accuracy is plausible, and signs of masked gradients.
+
+A model looks robust when the attack is broken: gradients of zero, a step that is too small, examples outside the
+budget. Each check states what is expected of a sound attack, what was found, and whether that is suspicious (Athalye
+2018, "Obfuscated gradients"; Carlini 2019, "On evaluating adversarial robustness"). An attack that searches for the
+smallest perturbation has no budget that could be made larger; it is checked by the distances of its perturbations
+instead (`every_image_broken`, `same_distances`).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitlens.attacks.attack import AttackResult
+from vitlens.attacks.norms import NORMS
+from vitlens.attacks.registry import NormName
+from vitlens.attacks.robustness import Outcome
+from vitlens.devices import evaluating
+from vitlens.errors import NonFiniteError
+from vitlens.models.model import Model
+from vitlens.shapes import Images, Labels
+from vitlens.uncertainty import mcnemar
+
+SIGNIFICANT = 0.05  # p-value up to which a difference is not noise
+NEAR = 0.05  # relative difference of the distances that a longer search may make
+ROUNDING = 1e-6  # by how much a perturbation may exceed its budget
+UNLIMITED_EPSILON = 1.0  # L-infinity epsilon within which any image can become any other
+
+State: TypeAlias = Literal["passed", "inconclusive", "failed"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One self-check of an attack. attack: its name; expected, found: in words; state: inconclusive where it is as
+    expected but could not have failed, as nothing was fooled; against, of: how many of so many images contradict the
+    expectation (None where that is no count of images)."""
+
+    name: str
+    attack: str
+    expected: str
+    found: str
+    state: State
+    against: int | None = None
+    of: int | None = None
+
+
+def state_of(passed: bool, conclusive: bool = True) -> State:
+    """The result of a check."""
+    return "failed" if not passed else "passed" if conclusive else "inconclusive"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """An attack, by name, and the correctly classified images on which it is checked.
+
+    attempt: takes images and labels, and by name epsilon, steps and batch size (None: its own).
+    """
+
+    attack: str
+    attempt: Callable[..., AttackResult]
+    images: Images
+    labels: Labels
+
+    def at(self, **options: float) -> AttackResult:
+        """The result with these options."""
+        return self.attempt(self.images, self.labels, **options)
+
+    def at_epsilon_zero(self) -> Check:
+        """With epsilon 0 the model is fooled on no image and no pixel changes: robust accuracy is clean accuracy."""
+        result = self.at(epsilon=0.0)
+        fooled = int(result.success.sum())
+        moved = float((result.images.cpu() - self.images.cpu()).abs().max())
+        return Check(
+            "epsilon 0", self.attack, "no image fooled, no pixel changed",
+            f"{fooled} of {len(self.images)} fooled, largest change {moved:.1e}",
+            state_of(fooled == 0 and moved <= ROUNDING),
+        )  # fmt: skip
+
+    def within_budget(self, model: Model, result: AttackResult, *, epsilon: float, norm: NormName) -> Check:
+        """Examples lie within epsilon and in [0, 1]; each success was predicted correctly before and is wrong now. Of a
+        patch, only the range of pixels is checked."""
+        adversarial, clean, limit, reach, longest = result.images.cpu(), self.images.cpu(), "", "", 0.0
+        if norm != "patch":
+            longest = float(NORMS[norm].length((adversarial - clean).double()).max())
+            limit, reach = f"perturbations up to {epsilon:.4g}, ", f"longest {longest:.6f}, "
+        low, high = float(adversarial.min()), float(adversarial.max())
+        with evaluating(model), torch.no_grad():
+            after, before = (model(each.to(model.device).float()).argmax(-1).cpu() for each in (adversarial, clean))
+        truth, success = self.labels.cpu(), result.success
+        false = int((success & ((after == truth) | (before != truth))).sum())
+        return Check(
+            "within the budget", self.attack, f"{limit}pixels in [0, 1], every success wrong now and right before",
+            f"{reach}pixels {low:.3g} to {high:.3g}, {false} false successes of {int(success.sum())}",
+            state_of(longest <= epsilon + ROUNDING and low >= 0 and high <= 1 and false == 0, bool(success.any())),
+        )  # fmt: skip
+
+    def unlimited_budget(self, *, epsilon: float = UNLIMITED_EPSILON, steps: int = 50) -> Check:
+        """Within an unlimited budget every image can become any other, so the attack succeeds on every image."""
+        result = self.at(epsilon=epsilon, steps=steps)
+        left, tried = int((result.tried & ~result.success).sum()), int(result.tried.sum())
+        return Check(
+            "no limit", self.attack, "0 % robust when any image may become any other",
+            f"{left} of {tried} right images left after {steps} steps", state_of(left == 0, tried > 0), left, tried,
+        )  # fmt: skip
+
+    def more_steps(self, *, epsilon: float, steps: int, times: int = 4) -> Check:
+        """More steps break as many images, but for chance; if they break more, the attack had too few steps."""
+        fewer, more = (self.at(epsilon=epsilon, steps=count).success for count in (steps, times * steps))
+        lost, gained = int((fewer & ~more).sum()), int((~fewer & more).sum())
+        differs = mcnemar(lost, gained) <= SIGNIFICANT
+        reason = "; more steps break fewer" if lost > gained else "; too few steps, raise --steps"
+        return Check(
+            "more steps", self.attack, f"{times} times the steps break as many images, but for chance",
+            f"{int(fewer.sum())} fooled with {steps} steps, {int(more.sum())} with {times * steps}"
+            f"{reason if differs else ''}",
+            state_of(not differs, bool((fewer | more).any())), max(lost, gained), lost + gained,
+        )  # fmt: skip
+
+    def same_distances(self, *, epsilon: float, steps: int, times: int = 2) -> Check:
+        """A longer search succeeds on the same images with perturbations about as large; otherwise it was too short.
+
+        epsilon: L2, pixel units, greater than any perturbation.
+        """
+        fewer, more = (self.at(epsilon=epsilon, steps=count) for count in (steps, times * steps))
+        short, long = (NORMS["l2"].length((each.images.cpu() - self.images.cpu()).double()) for each in (fewer, more))
+        sooner, later = fewer.success, more.success
+        both, lost, gained = sooner & later, int((sooner & ~later).sum()), int((~sooner & later).sum())
+        name, expected = "more steps", f"{times} times the steps find changes as small, within {100 * NEAR:.0f} %"
+        if not bool(both.any()):
+            return Check(name, self.attack, expected, f"no change found for any of {len(both)} images", "failed")
+        change = float(torch.median(long[both] / short[both])) - 1
+        reason = "; too few steps, raise --steps" if change < -NEAR or gained else ""
+        return Check(
+            name, self.attack, expected,
+            f"{100 * change:+.1f} % (median of {int(both.sum())} images), {lost} lost, {gained} gained{reason}",
+            state_of(abs(change) <= NEAR and lost == gained == 0),
+        )  # fmt: skip
+
+
+def same_in_any_batch(attack: str, whole: AttackResult, parts: AttackResult) -> Check:
+    """The result of an image does not depend on the batch size.
+
+    whole, parts: of the same images, attacked in one batch and in smaller ones.
+    """
+    other = int((whole.success != parts.success).sum())
+    # kernels round differently for other batch sizes; a gradient whose sign flips by that changes a pixel
+    return Check(
+        "batch size", attack, "the same images fooled, whatever the batch size (rounding may decide one)",
+        f"{other} of {len(whole.success)} differ", state_of(other <= 1, bool((whole.success | parts.success).any())),
+    )  # fmt: skip
+
+
+def gradients_not_zero(model: Model, images: Images, labels: Labels) -> Check:
+    """The gradient of the cross-entropy with respect to the pixels is not all zero for at least 9 images in 10.
+
+    Raises NonFiniteError, naming model and image, for a NaN or infinite gradient.
+    """
+    inputs = images.detach().to(model.device).requires_grad_()
+    with evaluating(model), torch.enable_grad():
+        loss = F.cross_entropy(model(inputs), labels.to(model.device), reduction="sum")
+        (gradient,) = torch.autograd.grad(loss, inputs)
+    flat = gradient.flatten(1)
+    broken = (~flat.isfinite()).any(1).nonzero().flatten()
+    if len(broken):
+        raise NonFiniteError(
+            f"expected finite gradients, found NaN or infinity from {model.alias} on image {int(broken[0])}"
+        )
+    return gradients_read("gradients", "gradients", int((flat == 0).all(1).sum()), len(images))
+
+
+def gradients_read(name: str, attack: str, zero: int, count: int) -> Check:
+    """Of all images, so many had gradients of exactly zero: at most one in ten."""
+    return Check(
+        name, attack, "not all zero, for at least 9 images in 10", f"all zero for {zero} of {count}",
+        state_of(10 * zero <= count), zero, count,
+    )  # fmt: skip
+
+
+def every_image_broken(outcome: Outcome) -> Check:
+    """A search without a budget found a perturbation that fools the model for every image."""
+    right, missed = int(outcome.clean.sum()), int((outcome.clean & outcome.broken_at.isinf()).sum())
+    return Check(
+        "no limit", outcome.name, "a change found for every right image", f"none found for {missed} of {right}",
+        state_of(missed == 0, right > 0), missed, right,
+    )  # fmt: skip
+
+
+def weaker_breaks_no_more(weaker: Outcome, stronger: Outcome, *, reason: str) -> Check:
+    """The weaker of two attacks breaks no more images than the stronger at any epsilon, but for chance.
+
+    reason: why it is the weaker one ("one step against many"). Only the epsilons that both tried are compared.
+    """
+    least_p, found, against, of, any_broken = 1.0, "nowhere weaker", 0, 0, False
+    both = [epsilon for epsilon in weaker.epsilons if epsilon in stronger.epsilons]
+    for epsilon in both:
+        left, also_left = weaker.robust(epsilon), stronger.robust(epsilon)
+        any_broken |= bool((weaker.clean & ~left).any() or (stronger.clean & ~also_left).any())
+        only_weaker, only_stronger = int((~left & also_left).sum()), int((left & ~also_left).sum())
+        p = min(1.0, len(both) * mcnemar(only_weaker, only_stronger))  # Bonferroni, as the least is taken
+        if only_weaker > only_stronger and p < least_p:
+            least_p, against, of = p, only_weaker, only_weaker + only_stronger
+            found = (
+                f"at {epsilon:.3g}, {only_weaker} broken by {weaker.name} alone, {only_stronger} by {stronger.name} "
+                f"alone (p = {p:.2g})"
+            )
+    return Check(
+        reason, f"{weaker.name}, {stronger.name}", f"{stronger.name} breaks at least what {weaker.name} does", found,
+        state_of(least_p > SIGNIFICANT, any_broken), against, of,
+    )  # fmt: skip
+
+
+def never_rises(outcome: Outcome) -> Check:
+    """Robust accuracy falls or stays as epsilon grows."""
+    counts = [int(outcome.robust(epsilon).sum()) for epsilon in (0.0, *outcome.epsilons)]
+    falls = all(after <= before for before, after in pairwise(counts))
+    return Check(
+        "curve", outcome.name, "never rises", f"{' '.join(map(str, counts))} images right",
+        state_of(falls, len(set(counts)) > 1),
+    )  # fmt: skip
+
+
+def same_in_ascending_order(attack: str, above: Float[Tensor, " batch"], below: Float[Tensor, " batch"]) -> Check:
+    """An image that is robust at one epsilon is robust at all smaller ones, as a sweep from the largest assumes.
+
+    above, below: the smallest epsilon that breaks each image, tried in descending and in ascending order.
+    """
+    sooner = int((below < above).sum())
+    return Check(
+        "from below", attack, "tried from the smallest epsilon up, no image breaks at a smaller one",
+        f"{sooner} of {len(below)} do", state_of(sooner == 0, bool((above.isfinite() | below.isfinite()).any())),
+    )  # fmt: skip
