@@ -6,7 +6,7 @@ import torch
 from tests.attacks.models import INF, outcome
 from tests.lens.tiny import images, ours, torchvision_swin
 from vitlens.attacks.robustness import cosines, halfway_block, halving_epsilon, paired, transfers
-from vitlens.lens.capture import watching_outputs
+from vitlens.lens.stages import watching_blocks
 from vitlens.models.loading import untrained
 from vitlens.uncertainty import mcnemar
 
@@ -83,7 +83,7 @@ def test_an_image_is_like_itself_at_every_depth_and_less_like_another(build):
     torch.testing.assert_close(found["same"], torch.ones_like(found["same"]), atol=1e-5, rtol=0)
     assert (found["another"] < 1 - 1e-4).all()
     kept: list[torch.Tensor] = []
-    with torch.no_grad(), watching_outputs(model, lambda _block, output: kept.append(output)):
+    with torch.no_grad(), watching_blocks(model, lambda _block, output: kept.append(output.flatten(1))):
         model.eval()(pictures)
     expected = [torch.nn.functional.cosine_similarity(outputs, outputs.roll(1, 0)) for outputs in kept]
     torch.testing.assert_close(found["another"], torch.stack(expected), atol=1e-5, rtol=0)
