@@ -30,7 +30,6 @@ from vitlens.uncertainty import Estimate, Side, beyond, widened
 RANDOMISED = 32  # images of the randomisation check, which needs a map of each at every stage
 RANDOMISED_COSTLY = 12  # of a method of more than COSTLY forward passes: enough to be judged (checks.ENOUGH)
 COSTLY = 100
-COST_IMAGES = 1  # on which the cost in forward passes is counted: it is the same for every image
 CHECKS = 5  # steps of `league` for each method
 
 
@@ -103,8 +102,8 @@ def league(
     advance(count)
     turned: Any = [None] * count
     if settings.counterfactuals:
-        first = [each.deletion for each in curves]
-        turned = along_map(model, images, every, known=first, substrate=settings.substrate, **common)
+        known_points = [each.deletion for each in curves]
+        turned = along_map(model, images, every, known=known_points, substrate=settings.substrate, **common)
     advance(count)
     usable = torch.zeros(len(images), dtype=torch.bool) if masks is None else has_edge(masks).cpu()
     objects = masks[usable.to(masks.device)].cpu() if masks is not None and bool(usable.any()) else None
@@ -112,8 +111,7 @@ def league(
     for place, (name, maps) in enumerate(sound.items()):
         forwards, changed, scores = None, None, {}
         if name in methods:
-            one = images[:COST_IMAGES], targets[:COST_IMAGES]
-            forwards = forward_equivalents(model, *one, methods[name])
+            forwards = forward_equivalents(model, images[:1], targets[:1], methods[name])  # the same for every image
             some = min(len(images), randomised_images(forwards))
             before = known[name][0][:some]
             if bool(before.isfinite().all()):
