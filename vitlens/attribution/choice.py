@@ -331,12 +331,11 @@ def choose(
 
 @dataclass(frozen=True)
 class _Half:
-    """The means of all methods on one half, the checks and then the score, with those of the bootstrap draws; counts:
-    images of each row."""
+    """All methods on one half. Rows are the checks, then the score."""
 
     means: Float[Tensor, "rows methods"]
-    draws: Float[Tensor, "draws rows methods"]
-    counts: tuple[int, ...]
+    draws: Float[Tensor, "draws rows methods"]  # of the bootstrap
+    counts: tuple[int, ...]  # of images
 
     def estimate(self, row: int, method: int, *, minus: int | None = None) -> Estimate:
         """A mean, or the paired difference of two, with its percentile interval."""

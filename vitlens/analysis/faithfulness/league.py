@@ -35,35 +35,29 @@ CHECKS = 5  # steps of `league` for each method
 
 @dataclass(frozen=True)
 class Settings:
-    """substrate: what replaces a removed patch; steps: of the removal curves; counterfactuals: whether to search sets
-    that change the prediction; seed: of ties, baselines, randomised weights."""
+    """How methods are checked."""
 
-    substrate: Substrate = SUBSTRATE
-    steps: int = STEPS
-    counterfactuals: bool = True
-    seed: int = 0
+    substrate: Substrate = SUBSTRATE  # what replaces a removed patch
+    steps: int = STEPS  # of the removal curves
+    counterfactuals: bool = True  # whether to search sets of patches that change the prediction
+    seed: int = 0  # of ties, baselines, randomised weights
     batch_size: int | None = None
 
 
 @dataclass(frozen=True)
 class MethodChecks:
-    """The results of every check on one method, image by image.
-
-    maps (batch, rows, columns), raw, with zeros where they were not finite (see faults); values: one number an image
-    of every check, by its name in the league (batch,); scores: the same of localisation (images with a mask,); curves:
-    of removal; seconds: per image; forwards: the cost in forward passes of the model, None for a baseline.
-    """
+    """The results of every check on one method, image by image."""
 
     name: str
-    maps: Maps
+    maps: Maps  # raw, with zeros where they were not finite
     faults: MapFaults
-    values: Mapping[str, PerImage]
-    scores: Mapping[str, Float[Tensor, " masked"]]
+    values: Mapping[str, PerImage]  # of every check, by its name in the league
+    scores: Mapping[str, Float[Tensor, " masked"]]  # the same of localisation, of the images with a mask
     curves: Faithfulness
     counterfactuals: Counterfactuals | None
     randomisation: Randomisation | None
-    seconds: float
-    forwards: float | None
+    seconds: float  # per image
+    forwards: float | None  # the cost in forward passes of the model, None for a baseline
 
 
 def league(
