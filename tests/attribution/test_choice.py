@@ -84,6 +84,8 @@ def test_the_planted_method_wins_on_mosaics_with_certainty_and_is_confirmed(hues
     assert choice.checks == (FAITHFULNESS, LOCALISATION)
     assert (choice.method, choice.certainty, choice.confirmation) == ("planted", 1.0, "confirmed")
     assert choice.scores[0].report[LOCALISATION].value > 0.9
+    assert choice.scores[0].wins == 1.0
+    assert all(choice.margin(base).low > 0 for base in BASELINES)
     assert choice.scores[0].report[LOCALISATION].n <= len(choice.report)
     assert sorted([*choice.selection, *choice.report]) == list(range(COUNT))
 
@@ -169,23 +171,15 @@ def test_images_and_targets_are_taken_in_every_form(hues, flat, tmp_path):
     assert of(flat, 2) == of(flat, "c") != expected
 
 
-def noise(seed: int = 0, *, lift: float = 0.0, row: int = 0) -> Tensor:
-    """A check of all methods (5, images), one of them lifted."""
+def noise(seed: int = 0, *, lift: float = 0.0) -> Tensor:
+    """A check of all methods (5, images), the first one lifted."""
     values = torch.randn(5, COUNT, generator=torch.Generator().manual_seed(seed))
-    values[row] += lift
+    values[0] += lift
     return values
 
 
 def judged(values: dict[str, Tensor], *, seed: int = 0) -> MethodChoice:
     return choose(values, CANDIDATES, halves(ALONE, seed=seed), ALONE, seed=seed)
-
-
-@pytest.mark.parametrize("row", [0, 1, 2])
-def test_a_method_that_is_better_everywhere_is_chosen_with_certainty_and_confirmed(row):
-    choice = judged({"first": noise(1, lift=9.0, row=row), "second": noise(2, lift=9.0, row=row)})
-    assert (choice.method, choice.certainty, choice.confirmation) == (CANDIDATES[row], 1.0, "confirmed")
-    assert choice.scores[0].wins == 1.0
-    assert all(choice.margin(base).low > 0 for base in BASELINES)
 
 
 def test_noise_is_chosen_with_little_certainty_and_hardly_ever_confirmed():

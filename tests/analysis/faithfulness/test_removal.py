@@ -203,9 +203,8 @@ def test_areas_by_hand():
         "insertion_accuracy": [0.25, 0.75],
     }
     assert both.insertion.probability[1].tolist() == [1.0, 1.0, 0.0]
-    for points, areas in ((1, [1.0, 1.0]), (2, [0.75, 0.5])):  # over the range that there is
-        part = replace(curve, shares=curve.shares[:points])
-        assert part.area(curve.probability[:, :points]).tolist() == areas
+    part = replace(curve, shares=curve.shares[:2])
+    assert part.area(curve.probability[:, :2]).tolist() == [0.75, 0.5]  # over the range that there is
 
 
 def test_ranks_and_ties():

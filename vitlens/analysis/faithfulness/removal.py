@@ -200,8 +200,6 @@ class RemovalCurve:
 
     def area(self, values: Tensor) -> PerImage:
         """The area under one of the curves (batch, points) of each image (trapezoidal), over the range of shares."""
-        if len(self.shares) == 1:
-            return values[:, 0].float()
         return torch.trapezoid(values.float(), self.shares, dim=1) / (self.shares[-1] - self.shares[0])
 
 
