@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 from vitlens.analysis.attention.chain import check_targets
 from vitlens.analysis.patching.contribution import stacked
 from vitlens.errors import InputError, UnknownNameError
-from vitlens.lens.patch import patch
+from vitlens.lens.replay import patch
 from vitlens.lens.trace import layers
 from vitlens.models.model import Model
 from vitlens.references import import_without_compiler
