@@ -5,10 +5,9 @@ import torch
 
 from tests.attacks.models import INF, outcome
 from tests.lens.tiny import images, ours, torchvision_swin
-from vitlens.attacks.robustness import cosines, halfway_block, halving_epsilon, paired, transfers
+from vitlens.attacks.robustness import cosines, halfway_block, halving_epsilon, transfers
 from vitlens.lens.stages import watching_blocks
 from vitlens.models.loading import untrained
-from vitlens.uncertainty import mcnemar
 
 EPSILONS = (1.0, 2.0, 4.0)
 
@@ -40,17 +39,6 @@ def test_the_median_is_of_the_images_that_were_right():
     assert (wide.value, wide.low, wide.high) == (2, 1, None), "an upper end beyond all that was tried is left out"
     for none in ((1, 2, INF, INF), (1, INF, INF), (0, 0)):  # half survive, or nothing is right
         assert broken(*none).median_distance() is None
-
-
-def test_pairs_are_mcnemars_tests_corrected_together():
-    first, second = broken(*[INF] * 12, *[1] * 4), broken(*[1] * 12, *[INF] * 4, alias="cnn")
-    tests = paired([(first, second)])
-    assert [test.name for test in tests] == ["clean", "pgd-linf", "pgd-linf", "pgd-linf"]
-    assert (tests[0].only_first, tests[0].only_second, tests[0].p) == (0, 0, 1.0)
-    assert (tests[1].only_first, tests[1].only_second, tests[1].p) == (12, 4, mcnemar(12, 4))
-    assert tests[1].p_holm == pytest.approx(min(1.0, 4 * tests[1].p))
-    assert (tests[1].difference.value, tests[1].difference.unit) == (50.0, "points")
-    assert len(paired([(first, second), (first, second)])) == 7  # clean images are tested once
 
 
 def test_the_epsilon_that_halves_every_model():
