@@ -135,6 +135,7 @@ def test_another_backbone_is_not_resumed(tmp_path: Path) -> None:
     [
         (Recipe(flip=True, crop_padding=2), 1, "crop_padding, flip; add --cached-views 4"),
         (Recipe(mixup=0.8), 4, "with mixup 0.8; add --set mixup=0, or train with --train-last 1"),
+        (Recipe(cutmix=1.0), 4, "with cutmix 1.0; add --set cutmix=0"),
         (Recipe(views=3), 4, "with views 3; add --set views=1"),
         (Recipe(), 0, "--cached-views at least 1, found 0"),
         (Recipe(), 1, None),

@@ -36,15 +36,13 @@ def run(*arguments: str | Path) -> int:
     return subprocess.run(command, cwd=ROOT, env=environment, timeout=HANGS, check=False).returncode
 
 
-@pytest.mark.parametrize(
-    "kill", [("--kill-writing", "4"), pytest.param(("--kill-at", "8"), marks=pytest.mark.slow)], ids=["writing", "step"]
-)
+@pytest.mark.parametrize("kill", [("writing", "4"), pytest.param(("at", "8"), marks=pytest.mark.slow)], ids=" ".join)
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path, kill: tuple[str, str]) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         trained(tmp_path / "whole")
-        assert run(*JOB, tmp_path / "killed", *kill) == -signal.SIGKILL
+        assert run(*JOB, tmp_path / "killed", "0", "1", *kill) == -signal.SIGKILL
         trained(tmp_path / "killed", tiny_model(seed=7), resume=True)
     finally:
         torch.set_num_threads(threads)
@@ -57,8 +55,8 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path, kill: tuple[str, 
 @pytest.mark.parametrize(("batch", "accumulate"), [("8", "1"), ("7", "3")], ids=["even", "uneven and accumulated"])
 def test_two_processes_have_the_loss_of_one(batch: str, accumulate: str, tmp_path: Path) -> None:
     """Shares of 4 and 4 at once; shares of 4 and 3 in two and three parts, against 7 at once."""
-    assert run(*TWO, *JOB, tmp_path / "two", "--steady", "--batch", batch, "--accumulate", accumulate) == 0
-    assert run(*JOB, tmp_path / "one", "--steady", "--batch", batch) == 0
+    assert run(*TWO, *JOB, tmp_path / "two", batch, accumulate) == 0
+    assert run(*JOB, tmp_path / "one", batch, "1") == 0
     two, one = read_metrics(tmp_path / "two"), read_metrics(tmp_path / "one")
     assert [metrics.step for metrics in two] == list(range(1, 21))
     for first, second in zip(two, one, strict=True):

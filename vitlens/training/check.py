@@ -145,8 +145,7 @@ def gradient_norms(module: nn.Module) -> Finding:
     for name, part in module.named_modules():
         own = dict(part.named_parameters(recurse=False))
         for title, group in ({name: [*own.values()]} if name else {each: [own[each]] for each in own}).items():
-            gradients = [each.grad for each in group if each.grad is not None]
-            gradient, weight = _norm(gradients), _norm(group)
+            gradient, weight = _norm([each.grad for each in group if each.grad is not None]), _norm(group)
             if gradient and weight:
                 ratios[title] = gradient / weight
     infinite = [name for name, value in ratios.items() if not math.isfinite(value)]

@@ -1,7 +1,7 @@
 """Recipe: all settings of a training."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from math import inf
 from types import MappingProxyType
 from typing import Any, Final
@@ -9,7 +9,6 @@ from typing import Any, Final
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.names import OPTIMISERS, PRESETS, RECIPE_NAMES
 
-_NOTES = ("source",)  # about the recipe, without effect on training
 LEAST_STEPS: Final = 10  # batches in an epoch, where the batch size comes from the recipe
 LEAST_BATCH: Final = 8  # images: the statistics of a smaller batch are too noisy for batch normalisation
 _AUGMENTATION = (
@@ -81,24 +80,23 @@ class Recipe:
 
     def numbers(self) -> dict[str, object]:
         """The settings that determine the result, as JSON values."""
-        values = {name: value for name, value in asdict(self).items() if name not in _NOTES}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        values = asdict(self) | {"betas": list(self.betas)}
+        return {name: value for name, value in values.items() if name != "source"}
 
 
 def override(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
     """The recipe with some fields changed. Raises InputError for unknown fields."""
-    known = [field.name for field in fields(Recipe) if field.name not in _NOTES]
-    changes = {name: tuple(value) if isinstance(value, list) else value for name, value in changes.items()}
-    for name in changes:
+    known, changed = recipe.numbers(), dict[str, Any]()
+    for name, given in changes.items():
         if name not in known:
             raise InputError(f"expected a field of the recipe ({', '.join(known)}), found {name!r}")
-        kind = type(getattr(recipe, name))
-        if not isinstance(changes[name], (int, float) if kind is float else kind) or (
-            isinstance(changes[name], bool) != (kind is bool)
-        ):
-            raise InputError(f"expected {name} as {_KINDS[kind]}, found {changes[name]!r}")
-        changes[name] = float(changes[name]) if kind is float else changes[name]  # type: ignore[arg-type]
-    return replace(recipe, **changes)  # type: ignore[arg-type]
+        kind, value = type(getattr(recipe, name)), tuple(given) if isinstance(given, list) else given
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind:
+            raise InputError(f"expected {name} as {_KINDS[kind]}, found {value!r}")
+        changed[name] = value
+    return replace(recipe, **changed)
 
 
 def recipe_for(preset: str, data: str, *, named: str | None = None) -> Recipe:
