@@ -32,9 +32,9 @@ from vitlens.lens.capture import capture as capture
 from vitlens.lens.capture import observe as observe
 from vitlens.lens.intervene import KnockOut as KnockOut
 from vitlens.lens.intervene import intervene as intervene
-from vitlens.lens.patch import patch as patch
 from vitlens.lens.places import Place as Place
 from vitlens.lens.places import places as places
+from vitlens.lens.replay import patch as patch
 from vitlens.lens.replay import replay as replay
 from vitlens.lists import list_attacks as list_attacks
 from vitlens.lists import list_methods as list_methods

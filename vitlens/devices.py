@@ -19,10 +19,7 @@ _KEYS = 5  # most keys per dimension of a head for attention as matrix products
 
 
 def resolve_device(name: str = "auto") -> torch.device:
-    """The device for a name: auto (cuda, then mps, then cpu), cpu, cuda, cuda:N or mps.
-
-    Raises InputError for another name or a device that is not available.
-    """
+    """The device for a name: auto (cuda, then mps, then cpu), cpu, cuda, cuda:N or mps. Raises InputError."""
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -64,8 +61,15 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
     default computes in TF32. On a CPU, attention that requires a gradient is computed as matrix products, or in fp32.
     """
     if in_bf16(device, precision):
-        return _bf16_on_cpu() if device.type == "cpu" else torch.autocast(device.type, dtype=torch.bfloat16)
+        return _bf16(device)
     return _without_tf32() if device.type == "cuda" else nullcontext()
+
+
+@contextmanager
+def _bf16(device: torch.device) -> Iterator[None]:
+    attention = _AttentionWithGradient() if device.type == "cpu" else nullcontext()
+    with torch.autocast(device.type, dtype=torch.bfloat16), attention:
+        yield
 
 
 @contextmanager
@@ -76,12 +80,6 @@ def _without_tf32() -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.allow_tf32 = before
-
-
-@contextmanager
-def _bf16_on_cpu() -> Iterator[None]:
-    with torch.autocast("cpu", dtype=torch.bfloat16), _AttentionWithGradient():
-        yield
 
 
 class _AttentionWithGradient(TorchFunctionMode):
@@ -127,10 +125,7 @@ def evaluating(module: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Inside, torch computes on one thread of the processor: many small passes wait longer for threads than they take.
-
-    The number of threads is restored on exit.
-    """
+    """Inside, torch computes on one thread: many small passes wait longer for threads than they take."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -61,9 +61,8 @@ class UnknownNameError(InputError):
 def nearest(name: str, known: Iterable[str]) -> list[str]:
     """The known names most similar to an unknown one, best first, at most three.
 
-    A name is compared with each known name and, as long model names are often abbreviated ("deit_tny" for
-    "deit_tiny_patch16_224"), with its first parts, with and without a prefix such as "timm:". Names much less similar
-    than the first are left out.
+    It is compared with each name and, as long model names are often abbreviated ("deit_tny" for
+    "deit_tiny_patch16_224"), with its first parts, with and without a prefix such as "timm:".
     """
     typed, parts = name.lower(), len(re.findall(r"[_.\-]", name.rpartition(":")[2])) + 1
     matcher = SequenceMatcher(b=typed)

@@ -73,18 +73,11 @@ def list_methods() -> NameList:
     >>> vitlens.list_methods()[0].name
     'relevance'
     """
-    return NameList(
-        "methods",
-        [
-            Named(
-                name,
-                f"{method.title}: {method.description}",
-                _needs(method.needs, *(("gradients",) if method.gradients else ())),
-                ", ".join(method.families),
-            )
-            for name, method in ATTRIBUTIONS.items()
-        ],
-    )
+    entries = []
+    for name, method in ATTRIBUTIONS.items():
+        needs = _needs(method.needs, "gradients" if method.gradients else None)
+        entries.append(Named(name, f"{method.title}: {method.description}", needs, ", ".join(method.families)))
+    return NameList("methods", entries)
 
 
 def list_attacks() -> NameList:
@@ -108,15 +101,10 @@ def list_statistics() -> NameList:
     >>> vitlens.list_statistics()[1].help
     'spread of a row over all keys, ln(keys) when uniform (nats)'
     """
-    entries = [
-        Named(
-            name,
-            f"{statistic.meaning} ({statistic.unit})" if statistic.unit else statistic.meaning,
-            _needs(*statistic.needs),
-            statistic.rows,
-        )
-        for name, statistic in STATISTICS.items()
-    ]
+    entries = []
+    for name, statistic in STATISTICS.items():
+        unit = f" ({statistic.unit})" if statistic.unit else ""
+        entries.append(Named(name, statistic.meaning + unit, _needs(*statistic.needs), statistic.rows))
     return NameList("statistics", entries)
 
 

@@ -47,11 +47,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Streamed:
-    """The images of a Split, read from it part by part, so that no more than a batch is in memory.
-
-    Parts are checked as they are read, and are as `require_images` gives them: `images[start:stop]`, `images[indices]`
-    and `images.split(size)`, as of a tensor.
-    """
+    """The images of a Split, read part by part as of a tensor: `images[start:stop]`, `images[indices]` and
+    `images.split(size)`, each as `require_images` gives it."""
 
     given: "Split"
     dtype: torch.dtype
@@ -147,10 +144,8 @@ def _read(model: Any, images: Any) -> tuple[Any, Any]:
 
 
 def as_images(images: AnyImages) -> Images:
-    """The images within a function that `takes_images` decorates, as one tensor.
-
-    Raises DataError, before it reads any, for images of a Split that would take more than MOST_BYTES.
-    """
+    """The images within a function that `takes_images` decorates, as one tensor. Raises DataError, before it reads any,
+    for more than MOST_BYTES."""
     parts = as_parts(images)
     if isinstance(parts, Tensor):
         return parts
@@ -182,10 +177,7 @@ def as_targets(targets: Targets) -> Labels | None:
 
 
 def require_images(images: object, *, dtype: torch.dtype = torch.float32) -> Images:
-    """Images (batch, 3, height, width) in [0, 1] of this dtype; values up to TOLERANCE outside are clamped.
-
-    Raises DataError for anything else.
-    """
+    """Images (batch, 3, height, width) in [0, 1] of this dtype; values up to TOLERANCE outside are clamped."""
     if not isinstance(images, Tensor):
         raise DataError(f"expected a tensor of images in [0, 1], found {type(images).__name__}; {_LOADER}")
     shape = tuple(images.shape)
@@ -199,8 +191,8 @@ def require_images(images: object, *, dtype: torch.dtype = torch.float32) -> Ima
             advice = "put the channels first and add the batch with images.permute(2, 0, 1)[None]"
         raise DataError(f"expected images (batch, 3, height, width) with batch > 0, found {shape}; {advice}")
     if not images.is_floating_point():
-        dtype_name = str(images.dtype).removeprefix("torch.")
-        raise DataError(f"expected floating-point images in [0, 1], found {dtype_name}; divide by 255, or {_LOADER}")
+        found = str(images.dtype).removeprefix("torch.")
+        raise DataError(f"expected floating-point images in [0, 1], found {found}; divide by 255, or {_LOADER}")
     low, high = (bound.item() for bound in images.detach().aminmax())
     if not (abs(low) < torch.inf and abs(high) < torch.inf):
         raise DataError(f"expected images in [0, 1], found NaN or infinity; {_LOADER}")

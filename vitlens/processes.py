@@ -22,9 +22,8 @@ _GONE = ("gloo", "Connection", "NCCL", "Broken pipe", "Timed out", "timed out")
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among those of a distributed run.
+    """This process among those of a distributed run. index: rank, from 0; count: world size; device: its own.
 
-    index: rank, from 0; count: world size; device: its own. Each process has the results for its share_of the images;
     total, gathered and main_process_first are collective: all processes must call them, in the same order. They raise
     RunError when another process has ended.
     """
@@ -49,11 +48,8 @@ class Processes:
         return summed.cpu()
 
     def gathered(self, values: Tensor) -> Tensor:
-        """The results of all processes for their share_of the images, (n of this process, ...) to (n of all, ...).
-
-        In the original order of the images, bit for bit, on the CPU, in all processes. Raises RunError when the numbers
-        of images are not those of the shares.
-        """
+        """The results of all processes for their share_of the images, (n of this process, ...) to (n of all, ...), in
+        the order of the images, bit for bit, on the CPU, in all processes."""
         if self.count == 1:
             return values.detach().cpu()
         sizes = [int(size) for size in self._all(torch.tensor([len(values)]))]
@@ -73,14 +69,14 @@ class Processes:
         """The main process runs the block before the others, also when it raises, so that it alone downloads."""
         if not self.is_first:
             self.total(torch.zeros(1))  # waits for all processes
+            yield
+            return
         try:
             yield
         except Exception:  # on an interruption, the other processes end as well
-            if self.is_first:
-                self.total(torch.zeros(1))
-            raise
-        if self.is_first:
             self.total(torch.zeros(1))
+            raise
+        self.total(torch.zeros(1))
 
     def _all(self, values: Tensor) -> list[Tensor]:
         """The tensor of each process, on the CPU; all have one shape."""
@@ -108,17 +104,14 @@ def peer_errors() -> Iterator[None]:
 def join(device: torch.device) -> Processes:
     """This process among those of a distributed run, each of which must call this; no cost for a single process.
 
-    device: the requested one; several processes on one CUDA machine get a device each. Raises InputError when the
-    processes were started for other devices.
+    device: the requested one; several processes on one CUDA machine get a device each.
     """
     return Processes(0, 1, device) if _started() == 1 else accelerated(device)[1]
 
 
 def accelerated(device: torch.device) -> tuple["Accelerator", Processes]:
-    """As join, with the Accelerator that training needs, also in a single process.
-
-    Mixed precision is not accelerate's, which fixes it once per process; a library must not.
-    """
+    """As join, with the Accelerator that training needs, also in a single process. Mixed precision is not its own,
+    which it fixes once per process; a library must not."""
     from accelerate import Accelerator
 
     several, on_cpu = _started() > 1, device.type == "cpu"
@@ -137,10 +130,7 @@ def accelerated(device: torch.device) -> tuple["Accelerator", Processes]:
 
 
 def share_of(split: "Split", processes: Processes) -> "Split":
-    """The images of one process: every count-th, beginning at its index; `gathered` restores the order.
-
-    Raises InputError, in all processes, when there are fewer images than processes.
-    """
+    """The images of one process: every count-th, beginning at its index; `gathered` restores the order."""
     if len(split) < processes.count:
         raise InputError(
             f"expected an image for each of {processes.count} processes, found {len(split)}; start fewer processes"

@@ -202,10 +202,8 @@ def arrays(name: str) -> Any:
 
 @dataclass(frozen=True)
 class MetricName:
-    """The name of a metric, a path with placeholders: "accuracy/{model}". The model's alias follows the first word.
-
-    keys: what {key} can be; empty where that is not known before the run.
-    """
+    """The name of a metric, a path with placeholders: "accuracy/{model}", the model's alias after the first word; keys:
+    what {key} can be, empty where that is not known before the run."""
 
     pattern: str
     keys: tuple[str, ...] = ()
@@ -213,7 +211,7 @@ class MetricName:
     def parts(self, name: str) -> dict[str, str] | None:
         """The values of the placeholders in a name; None for the name of another metric."""
         match = _expression(self).fullmatch(name)
-        return None if match is None else match.groupdict()
+        return match and match.groupdict()
 
     @property
     def patterns(self) -> tuple[str, ...]:

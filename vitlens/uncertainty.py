@@ -176,29 +176,23 @@ def student_test(values: ArrayLike) -> float:
 
 
 def bootstrap_difference(
-    first: ArrayLike,
-    second: ArrayLike,
-    *,
-    groups: ArrayLike | None = None,
-    seed: int = 0,
-    draws: int = DRAWS,
-    unit: str = "fraction",
+    first: ArrayLike, second: ArrayLike, *, groups: ArrayLike | None = None, seed: int = 0, unit: str = "fraction"
 ) -> Estimate:
     """The mean of first - second, both (n,) over the same images, with its paired 95 % bootstrap interval."""
     one, other = _vector(first), _vector(second)
     if len(one) != len(other):
         raise InputError(f"expected the same images twice, found {len(one)} and {len(other)} values")
-    return bootstrap_mean(one - other, groups=groups, seed=seed, draws=draws, unit=unit)
+    return bootstrap_mean(one - other, groups=groups, seed=seed, unit=unit)
 
 
 def accuracy_difference(
     first: ArrayLike, second: ArrayLike, *, groups: ArrayLike | None = None, seed: int = 0
 ) -> Estimate:
-    """The accuracy of the first minus the second's in points, with its paired 95 % bootstrap interval.
+    """The accuracy of the first minus the second's in points, with its paired 95 % bootstrap interval; (n,), whether
+    each of the same images is correct.
 
-    first, second: (n,), whether each of the same images is correct. Where the two never differ, the interval's width
-    would be 0: it is then plus and minus the upper end of Wilson's interval for the share of images (or of groups) on
-    which they do.
+    Where the two never differ, the interval's width would be 0: it is then plus and minus the upper end of Wilson's
+    interval for the share of images (or of groups) on which they do.
     """
     one, other = (100 * np.asarray(correct, dtype=np.float64) for correct in (first, second))
     difference = bootstrap_difference(one, other, groups=groups, seed=seed, unit="points")
@@ -221,10 +215,8 @@ class Power:
 
 
 def power_of(differences: ArrayLike, *, groups: ArrayLike | None = None) -> Power | None:
-    """The minimal detectable effect of paired differences (n,), by the normal approximation (Cohen 1988).
-
-    groups (n,): differences of one group are not independent. None for fewer than 2 values (or groups).
-    """
+    """The minimal detectable effect of paired differences (n,), by the normal approximation (Cohen 1988); groups (n,).
+    None for fewer than 2 values (or groups)."""
     values = _vector(differences)
     sums, counts = by_group(values, groups)
     if len(sums) < 2:
@@ -235,10 +227,8 @@ def power_of(differences: ArrayLike, *, groups: ArrayLike | None = None) -> Powe
 
 
 def median_of(values: ArrayLike, *, unit: str = "fraction") -> Estimate:
-    """The median of values (n,) with the 95 % interval of its order statistics (Conover 1999, section 3.2).
-
-    It is distribution-free; fewer than 6 values have no such interval.
-    """
+    """The median of values (n,) with the distribution-free 95 % interval of its order statistics (Conover 1999, section
+    3.2), which fewer than 6 values do not have."""
     from scipy import stats  # imported late: it takes half a second, and few runs need it
 
     ordered = np.sort(_vector(values))
@@ -261,10 +251,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
-    """Exact two-sided p-value of the hypothesis that two models have equal accuracy (McNemar 1947).
-
-    only_first, only_second: number of images that only this model classifies correctly.
-    """
+    """Exact two-sided p-value of the hypothesis that two models have equal accuracy (McNemar 1947), from the numbers of
+    images that only the first, and only the second, classifies correctly."""
     from scipy import stats
 
     discordant = only_first + only_second

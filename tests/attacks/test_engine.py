@@ -1,10 +1,12 @@
 """The engine: which images leave and enter the batch, the passes counted, and the errors."""
 
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.attacks.models import Flat, adversarial, linear, made, perceptron, pictures, predictions, setting, swept
+from tests.attacks.models import adversarial, linear, made, perceptron, pictures, predictions, setting, swept
 from vitlens.attacks.algorithm import Jobs
 from vitlens.attacks.attack import attack
 from vitlens.attacks.descent import pgd
@@ -38,7 +40,7 @@ def test_the_batch_is_refilled_as_images_leave():
     assert rounds < sum(int(group.max()) for group in result.backwards.split(4))  # the passes without refilling
 
 
-def test_a_misclassified_image_takes_no_more_passes():
+def test_an_image_leaves_once_broken_and_downwards_once_robust():
     model, images = linear(classes=2), pictures(6, low=0.4, high=0.6)
     result = attack(model, images, "predicted", method="pgd", epsilon=0.3, steps=20)
     assert result.success.all()
@@ -46,42 +48,14 @@ def test_a_misclassified_image_takes_no_more_passes():
     broken = swept(model, images, "predicted", attack="pgd", epsilons=(0.3, 0.4, 0.5), steps=20)
     assert broken.forwards == int(result.forwards.sum())  # larger epsilons are not tried
     assert (broken.broken_at == 0.3).all()
-
-
-def test_downwards_images_robust_at_the_largest_epsilon_are_attacked_only_there():
-    model, images = linear(classes=2), pictures(6, low=0.4, high=0.6)
     asked = {"attack": "pgd", "epsilons": (1e-5, 2e-5, 3e-5), "steps": 20}
-    up = swept(model, images, "predicted", **asked)
-    down = swept(model, images, "predicted", **asked, downwards=True)
+    up, down, often = (
+        swept(model, images, "predicted", **asked, **more)
+        for more in ({}, {"downwards": True}, {"downwards": True, "restarts": 2})
+    )
     assert torch.isinf(down.broken_at).all()
-    assert torch.equal(up.broken_at, down.broken_at)
     assert up.forwards == 3 * down.forwards == 3 * 6 * 21
-    often = swept(model, images, "predicted", **asked, downwards=True, restarts=2)
     assert often.forwards == 2 * down.forwards
-
-
-@pytest.mark.parametrize("restarts", [1, 3])
-def test_downwards_ends_where_a_linear_model_breaks(restarts):
-    """All epsilons and restarts, for images that break at different epsilons."""
-    model, images = linear(classes=2), pictures(12, low=0.4, high=0.6)
-    asked = {"attack": "pgd", "epsilons": tuple(epsilon / 1000 for epsilon in (2, 5, 10, 20, 40, 80)), "steps": 10}
-    up = swept(model, images, "predicted", **asked)
-    down = swept(model, images, "predicted", **asked, downwards=True, restarts=restarts)
-    assert torch.equal(up.broken_at, down.broken_at)
-    assert len(up.broken_at.unique()) > 3
-
-
-def test_downwards_several_attacks_share_the_images_still_robust():
-    """Worst case over three: a later attack starts below the epsilon of the first, and its successes count."""
-    model, images = perceptron(seed=1), pictures(12, seed=1)
-    levels = (0.01, 0.02, 0.04, 0.08)
-    asked = {"epsilons": levels, "steps": 2}
-    broken_at = swept(model, images, "predicted", attack="auto", downwards=True, **asked).broken_at
-    alone = swept(model, images, "predicted", attack="apgd-ce", downwards=True, **asked).broken_at
-    above = swept(model, images, "predicted", attack="auto", **asked).broken_at
-    assert (broken_at <= alone).all()
-    assert (above <= broken_at).all()
-    assert ((broken_at > 0.01) & broken_at.isfinite()).any()
 
 
 def test_fgsm_takes_two_forwards_and_one_backward():
@@ -113,36 +87,25 @@ def test_a_cpu_runs_few_shapes_and_every_image_gets_its_own_result(count, sizes)
     assert not mixed.gradients[:, every_other].any()
 
 
-def test_misclassified_images_are_not_attacked():
-    model, images = perceptron(), pictures(6)
-    labels = predictions(model, images)
-    labels[[1, 4]] = (labels[[1, 4]] + 1) % 5
-    result = attack(model, images, labels, method="apgd-ce", epsilon=0.5)
-    assert result.tried.tolist() == [True, False, True, True, False, True]
-    assert torch.equal(result.images[[1, 4]], images[[1, 4]])
-    assert result.forwards[[1, 4]].tolist() == [0, 0]
-
-
 def test_a_model_that_is_always_wrong_gets_a_note_and_an_empty_curve():
     model, images = perceptron(), pictures(3)
     labels = (predictions(model, images) + 1) % 5
+    note = "made misclassifies all 3 clean images: there is nothing to attack"
     for name in ("pgd", "cw", "auto"):
-        curves = swept(model, images, labels, attack=name)
-        assert curves.notes == ("made misclassifies all 3 clean images: there is nothing to attack",)
-        assert not curves.clean.any()
-        assert curves.broken_at.tolist() == [0.0] * 3
-        assert curves.distance.tolist() == [0.0] * 3
-        assert curves.forwards == 0
-    assert attack(model, images, labels).notes == curves.notes
+        found = swept(model, images, labels, attack=name)
+        assert found.notes == (note,)
+        assert found.broken_at.tolist() == found.distance.tolist() == [0.0] * 3
+        assert found.forwards == 0
+    assert attack(model, images, labels).notes == (note,)
 
 
 def test_progress_adds_up_to_the_images(few_queries):
     model, images = perceptron(), pictures(7)
     labels = predictions(model, images)
     labels[2] = (labels[2] + 1) % 5
-    for name in ("pgd", "fgsm", "auto", "cw"):
+    for name, epsilons in product(("pgd", "fgsm", "auto", "cw"), ((0.0, 0.01, 0.1), (0.0,))):
         done: list[int] = []
-        swept(model, images, labels, attack=name, epsilons=(0.0, 0.01, 0.1), steps=2, on_progress=done.append)
+        swept(model, images, labels, attack=name, epsilons=epsilons, steps=2, on_progress=done.append)
         assert sum(done) == 7
 
 
@@ -217,15 +180,3 @@ def test_success_with_bf16_gradients_is_evaluated_in_fp32(name, steps):
     for epsilon in coarse.epsilons:
         strength = [int(curves.robust(epsilon).sum()) for curves in (exact, coarse)]
         assert abs(strength[0] - strength[1]) <= 3
-
-
-def test_the_parts_of_a_batch_are_joined_in_order():
-    """Jobs at their last query get a pass of their own; each gets its own results."""
-    model, images = made(Flat(nn.Linear(192, 5)), (8, 8)), pictures(9)
-    alone = [
-        swept(model, images[row : row + 1], "predicted", attack="pgd", epsilons=(0.01, 0.03), steps=3,
-              indices=[row]).broken_at
-        for row in range(9)
-    ]  # fmt: skip
-    batched = swept(model, images, "predicted", attack="pgd", epsilons=(0.01, 0.03), steps=3, batch_size=3)
-    assert torch.equal(torch.cat(alone), batched.broken_at)

@@ -39,24 +39,6 @@ def test_a_linear_model_of_two_classes_breaks_at_its_margin(name):
     assert (broken_at <= expected + 0.0041).all()
 
 
-def test_square_is_near_the_bound_and_never_below():
-    model, images = linear(classes=2), pictures(10, low=0.4, high=0.6)
-    exact = thresholds(model, images, 1)
-    levels = tuple(epsilon / 1000 for epsilon in (5, 50, 100, 200, 400))
-    broken_at = swept(model, images, "predicted", attack="square", epsilons=levels, steps=4).broken_at
-    assert (broken_at >= exact).all()
-    assert (broken_at < 6 * exact + 0.03).all()
-
-
-def test_noise_is_much_weaker_than_gradients():
-    model, images = linear(classes=2), pictures(20, low=0.4, high=0.6)
-    levels = tuple(epsilon / 100 for epsilon in range(2, 41, 2))
-    noise, fgsm = (
-        swept(model, images, "predicted", attack=name, epsilons=levels, steps=3).broken_at for name in ("noise", "fgsm")
-    )
-    assert noise.clamp_max(0.4).mean() > 3 * fgsm.mean()
-
-
 @pytest.mark.parametrize("name", ["cw", "deepfool"])
 def test_the_smallest_change_of_a_linear_model_is_the_distance_to_its_boundary(name):
     model, images = linear(classes=2), pictures(8, low=0.4, high=0.6)
@@ -99,14 +81,6 @@ def test_fgsm_is_the_sign_of_the_gradient_of_cross_entropy():
     torch.testing.assert_close(result.images[result.success], expected[result.success], atol=1e-6, rtol=0)
 
 
-def test_apgd_is_at_least_as_strong_as_pgd_with_the_same_steps():
-    model, images = perceptron(seed=3), pictures(120, seed=3)
-    asked = {"epsilons": (0.01, 0.02, 0.03), "steps": 10}
-    pgd_, apgd_ = (swept(model, images, "predicted", attack=name, **asked) for name in ("pgd", "apgd-ce"))
-    for epsilon in pgd_.epsilons:
-        assert 0 < apgd_.robust(epsilon).sum() <= pgd_.robust(epsilon).sum()
-
-
 def test_auto_is_the_worst_case_of_its_members():
     model, images = perceptron(seed=1), pictures(16, seed=1)
     members = ATTACKS["auto"].members
@@ -122,17 +96,6 @@ def test_auto_is_the_worst_case_of_its_members():
     assert (lengths <= whole.broken_at[rows] + 1e-6).all()
 
 
-@pytest.mark.parametrize("name", ["noise", "pgd", "square"])
-def test_parts_of_the_data_give_the_results_of_the_whole(name):
-    model, images = perceptron(), pictures(10)
-    asked = {"attack": name, "epsilons": (0.02, 0.1), "steps": 2, "seed": 9}
-    whole = swept(model, images, "predicted", **asked)
-    joined = torch.empty_like(whole.broken_at)
-    for part in (range(1, 10, 2), range(0, 10, 2)):
-        joined[list(part)] = swept(model, images[part], "predicted", indices=part, **asked).broken_at
-    assert torch.equal(joined, whole.broken_at)
-
-
 @pytest.mark.parametrize("name", ["pgd-targeted", "apgd-targeted"])
 def test_targets_are_reached(name):
     model, images = perceptron(), pictures(10)
@@ -143,10 +106,3 @@ def test_targets_are_reached(name):
     assert torch.equal(predictions(model, result.images), targets)
     close = attack(model, images, "predicted", method=name, epsilon=1e-5, targets=targets, steps=2)
     assert not close.reached.any()
-
-
-def test_images_of_another_size_are_attacked_at_theirs():
-    model, images = perceptron((8, 8)), pictures(3, (12, 16))
-    result = attack(model, images, "predicted", method="pgd", epsilon=1.0)
-    assert result.images.shape == images.shape
-    assert result.success.any()

@@ -5,10 +5,9 @@ import torch
 
 from tests.attacks.models import INF, outcome
 from tests.lens.tiny import images, ours, torchvision_swin
-from vitlens.attacks.robustness import cosines, halfway_block, halving_epsilon, paired, transfers
-from vitlens.lens.capture import watching_outputs
+from vitlens.attacks.robustness import cosines, halfway_block, halving_epsilon, transfers
+from vitlens.lens.stages import watching_blocks
 from vitlens.models.loading import untrained
-from vitlens.uncertainty import mcnemar
 
 EPSILONS = (1.0, 2.0, 4.0)
 
@@ -42,17 +41,6 @@ def test_the_median_is_of_the_images_that_were_right():
         assert broken(*none).median_distance() is None
 
 
-def test_pairs_are_mcnemars_tests_corrected_together():
-    first, second = broken(*[INF] * 12, *[1] * 4), broken(*[1] * 12, *[INF] * 4, alias="cnn")
-    tests = paired([(first, second)])
-    assert [test.name for test in tests] == ["clean", "pgd-linf", "pgd-linf", "pgd-linf"]
-    assert (tests[0].only_first, tests[0].only_second, tests[0].p) == (0, 0, 1.0)
-    assert (tests[1].only_first, tests[1].only_second, tests[1].p) == (12, 4, mcnemar(12, 4))
-    assert tests[1].p_holm == pytest.approx(min(1.0, 4 * tests[1].p))
-    assert (tests[1].difference.value, tests[1].difference.unit) == (50.0, "points")
-    assert len(paired([(first, second), (first, second)])) == 7  # clean images are tested once
-
-
 def test_the_epsilon_that_halves_every_model():
     weak, strong = broken(1, 1, 1, INF), broken(2, 4, INF, INF)
     assert halving_epsilon([weak]) == 1.0
@@ -83,7 +71,7 @@ def test_an_image_is_like_itself_at_every_depth_and_less_like_another(build):
     torch.testing.assert_close(found["same"], torch.ones_like(found["same"]), atol=1e-5, rtol=0)
     assert (found["another"] < 1 - 1e-4).all()
     kept: list[torch.Tensor] = []
-    with torch.no_grad(), watching_outputs(model, lambda _block, output: kept.append(output)):
+    with torch.no_grad(), watching_blocks(model, lambda _block, output: kept.append(output.flatten(1))):
         model.eval()(pictures)
     expected = [torch.nn.functional.cosine_similarity(outputs, outputs.roll(1, 0)) for outputs in kept]
     torch.testing.assert_close(found["another"], torch.stack(expected), atol=1e-5, rtol=0)

@@ -53,21 +53,14 @@ def test_the_margin_never_rises_and_every_change_is_a_square(monkeypatch):
     assert best > 0
 
 
-def test_square_finds_more_with_more_queries_and_more_than_noise():
+def test_square_finds_more_with_more_queries_and_more_than_noise_whose_draws_differ():
     model, images = perceptron(seed=5), pictures(30, seed=5)
-    successes = [
+    few, many, noise = (
         int(attack(model, images, "predicted", method=method, epsilon=0.03, steps=steps).success.sum())
         for method, steps in (("square", 1), ("square", 4), ("noise", 200))
-    ]
-    assert successes[0] < successes[1]
-    assert successes[2] < successes[1]
-
-
-def test_all_draws_of_noise_differ():
-    model, images = perceptron(), pictures(2)
+    )
+    assert max(few, noise) < many
     seen: list[torch.Tensor] = []
     model.module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach().clone()))
-    attack(model, images, "predicted", method="noise", epsilon=1e-3, steps=4)
-    draws = torch.cat(seen[1:]).flatten(1)
-    assert len(draws) == 8
-    assert len(torch.unique(draws, dim=0)) == 8
+    attack(model, images[:2], "predicted", method="noise", epsilon=1e-3, steps=4)
+    assert len(torch.unique(torch.cat(seen[1:]).flatten(1), dim=0)) == 8

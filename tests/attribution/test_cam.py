@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from tests.attribution.models import MODELS, Linear, cnn
 from tests.lens.tiny import images, model_of, ours, shaken, shared_model, timm_model
 from vitlens.attribution import cam as rules
+from vitlens.attribution.cam import layer_gradients, target_layer
 from vitlens.attribution.explain import explain
 from vitlens.attribution.registry import ATTRIBUTIONS
-from vitlens.attribution.target_layer import layer_gradients, target_layer
 from vitlens.errors import UnsupportedError
 from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet

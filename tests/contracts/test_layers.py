@@ -12,7 +12,7 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 SEAMS = re.compile(
-    r"vitlens(\.(errors|names|version|uncertainty|record|recorded|cli\.main|report\.(claims|document)|.*registry"
+    r"vitlens(\.(errors|names|version|uncertainty|record|cli\.main|report\.(claims|document)|.*registry"
     r"|commands\.[a-z]+(\.kinds)?\.(options|record|report)|commands\.run\.(options|publish|reading)))?"
 )
 EXCEPTIONS = Path(__file__).with_name("internals.txt")

@@ -11,7 +11,7 @@ import vitlens
 from tests.kit.contradictions import contradictions
 from tests.kit.making import save, untrained
 from vitlens import load, load_data, rollout
-from vitlens.analysis.attention.map_checks import alike, map_bits, similarity
+from vitlens.analysis.attention.map_checks import alike, map_bits
 from vitlens.analysis.attention.weights import patch_views, window_layers
 from vitlens.analysis.faithfulness.localisation import mass_inside, pointing_hits
 from vitlens.cli.main import run as main
@@ -86,8 +86,8 @@ def test_numbers_are_those_of_the_functions(tmp_path):
         assert row.alike.value == pytest.approx(alike(maps[row.layer]).mean().item(), rel=1e-5)
         hits = pointing_hits(means[row.layer], masks).float().mean().item()
         assert record.metric(f"localisation/three/pointing/{row.layer}").value == pytest.approx(hits)
-    before = [similarity(means[at], means[at - 1]).mean().item() for at in (1, 2)]
-    assert abs(before[1] - similarity(means[2], means[0]).mean().item()) > 1e-3
+    before = [alike(torch.stack(means[at - 1 : at + 1], 1)).mean().item() for at in (1, 2)]
+    assert abs(before[1] - alike(torch.stack(means[::2], 1)).mean().item()) > 1e-3
     assert record.layers[0].previous is None
     assert [row.previous.value for row in record.layers[1:]] == pytest.approx(before, rel=1e-5)
 

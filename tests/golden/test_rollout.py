@@ -67,8 +67,8 @@ def test_every_method_is_the_function_of_its_name(tiny_vit, tmp_path):
     record = run(tiny_vit, tmp_path / "out", data="digits", fusion=("min",), method=methods, target="true")
     split, model = digits("test").limit(12), load(str(tiny_vit))
     ways = [MethodSettings(name, "min" if name == "rollout" else "mean") for name in methods]
-    (found,) = [maps_in_one_pass(model, batch.images, ways, targets=batch.labels) for batch in split.batches(12)]
-    for index, maps in enumerate(found.maps):
+    (found,) = [maps_in_one_pass(model, batch.images, ways, targets=batch.labels)[1] for batch in split.batches(12)]
+    for index, maps in enumerate(found):
         torch.testing.assert_close(torch.from_numpy(record.maps.maps[:, index]), maps.float(), atol=1e-6, rtol=1e-4)
     assert [row.maps for row in record.methods] == ["rollout-min", *methods[1:]]
     assert [row.target for row in record.shown] == [str(int(label)) for label in split.labels]

@@ -1,9 +1,7 @@
 """Whatever a name is, it is read and nothing more: in markdown, in figures, on terminals."""
 
-import json
 import os
 import string
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,15 +12,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from tests.kit.nasty import NASTY, cells, parsed, problems, read
-from vitlens.display import (
-    LINE_LENGTH,
-    NAME_LENGTH,
-    PATH_LENGTH,
-    for_terminal,
-    protected,
-    shortened,
-    visible,
-)
+from vitlens.display import LINE_LENGTH, NAME_LENGTH, PATH_LENGTH, for_terminal, protected, shortened, visible
 from vitlens.files import read_json, write_json
 from vitlens.record import Config, Data, ModelEntry, Record, SkippedEntry, col, table
 from vitlens.report.claims import Claim
@@ -98,17 +88,11 @@ PLAIN = [(block.type, block.tag) for block in parsed(report_of("name"))]
 
 
 @pytest.mark.parametrize("name", NASTY, ids=ascii)
-def test_a_name_in_a_report_is_only_read(name):
+def test_a_name_in_a_report_is_only_read_letter_by_letter(name):
     text = report_of(name)
     assert problems(text) == []
     assert os.fsencode(text).decode("utf-8") == text
-    # no block more, none less
-    assert [(block.type, block.tag) for block in parsed(text)] == PLAIN
-
-
-@pytest.mark.parametrize("name", NASTY, ids=ascii)
-def test_a_name_is_read_letter_by_letter(name):
-    text = report_of(name)
+    assert [(block.type, block.tag) for block in parsed(text)] == PLAIN  # no block more, none less
     shown = shortened(visible(name))
     expected = shown.strip()
     assert cells(text)[1][0] == expected
@@ -162,17 +146,8 @@ def test_what_is_shown_has_no_hidden_character_and_a_stated_length(name):
     assert visible(visible(name)) == visible(name)
 
 
-def test_what_is_plain_is_shown_as_it_is():
+def test_what_is_plain_is_shown_as_it_is_and_json_keeps_every_name(tmp_path):
     for name in ("golden retriever", "köter", "猫", "👩\u200d🔬", "c++", "100%", "/a/b c/d.png"):
         assert shortened(visible(name)) == name
-
-
-def test_json_keeps_every_name(tmp_path):
     write_json(tmp_path / "a.json", {"names": list(NASTY)})
     assert read_json(tmp_path / "a.json") == {"names": list(NASTY)}
-    assert json.loads((tmp_path / "a.json").read_bytes()) == {"names": list(NASTY)}
-
-
-def test_the_table_of_names_is_one():
-    assert len(set(NASTY)) > 150
-    assert len({unicodedata.category(one) for name in NASTY for one in name}) > 15

@@ -76,25 +76,18 @@ def test_each_process_has_a_cuda_device_of_its_own(device: str, message: str, mo
         join(torch.device(device))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_shares_are_every_count_th_image(count: int) -> None:
+def test_shares_are_every_count_th_image_and_none_may_be_empty() -> None:
     split = tiny_split("test", 7)
-    shares = [share_of(split, Processes(index, count, CPU)) for index in range(count)]
-    for index, share in enumerate(shares):
-        indices = torch.arange(len(share))
-        assert torch.equal(share.source.read(indices), split.source.read(torch.arange(7)[index::count]))
-        assert torch.equal(share.labels, split.labels[index::count])
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
-
-
-def test_fewer_images_than_processes_is_refused_in_all_of_them() -> None:
     for index in range(3):
+        share = share_of(split, Processes(index, 3, CPU))
+        assert torch.equal(share.source.read(torch.arange(len(share))), split.source.read(torch.arange(7)[index::3]))
+        assert torch.equal(share.labels, split.labels[index::3])
         with pytest.raises(InputError, match="image for each of 3 processes, found 2; start fewer processes"):
             share_of(tiny_split("test", 2), Processes(index, 3, CPU))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool])
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])
 def test_gathered_results_are_in_the_order_of_the_images(
     count: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,31 +101,23 @@ def test_gathered_results_are_in_the_order_of_the_images(
         assert torch.equal(values.view(torch.uint8), whole.view(torch.uint8))
 
 
-def test_results_of_other_images_than_the_share_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = run_in_processes(2, lambda processes: processes.gathered(torch.zeros(1 + processes.index)), monkeypatch)
-    assert all(isinstance(error, RunError) for error in found)
-    assert str(found[0]) == "expected results of [2, 1] images from 2 processes, found [1, 2]"
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_totals_are_exact_in_float64(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("count", [1, 3])
+def test_totals_are_exact_in_float64_and_a_copy(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [torch.tensor([2**24 + 1.0 + index, 0.1], dtype=torch.float64) for index in range(count)]
     kept = [part.clone() for part in parts]
     for total in run_in_processes(count, lambda processes: processes.total(parts[processes.index]), monkeypatch):
         assert isinstance(total, torch.Tensor)
         assert total.dtype == torch.float64
-        assert total[0] == sum(2**24 + 1 + index for index in range(count))
         assert torch.equal(total, torch.stack(kept).sum(0))
+        total.zero_()
     assert all(torch.equal(part, before) for part, before in zip(parts, kept, strict=True))
 
 
-def test_alone_the_total_is_a_copy() -> None:
-    values = torch.ones(2, dtype=torch.float64)
-    ALONE.total(values).zero_()
-    assert values.sum() == 2
+def test_other_images_than_the_share_and_a_process_that_ended_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = run_in_processes(2, lambda processes: processes.gathered(torch.zeros(1 + processes.index)), monkeypatch)
+    assert all(isinstance(error, RunError) for error in found)
+    assert str(found[0]) == "expected results of [2, 1] images from 2 processes, found [1, 2]"
 
-
-def test_a_process_that_ended_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(processes: Processes) -> None:
         if processes.is_first:
             raise InputError("a folder that exists")
@@ -140,9 +125,7 @@ def test_a_process_that_ended_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
     first, *others = run_in_processes(3, work, monkeypatch)
     assert isinstance(first, InputError)
-    for error in others:
-        assert isinstance(error, RunError)
-        assert "found one that has ended" in str(error)
+    assert all(isinstance(error, RunError) and "found one that has ended" in str(error) for error in others)
 
 
 @pytest.mark.parametrize("broken", [False, True])

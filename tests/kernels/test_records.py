@@ -78,14 +78,11 @@ def test_columns_name_the_metrics(tmp_path):
     assert importance.parts("importance/vit/0") is None
 
 
-def test_contents_are_what_is_declared():
+def test_contents_rows_as_cells_and_by_the_value_of_a_field():
     contents = PointsRecord.contents()
     assert [metric.pattern for metric in contents.metrics] == ["value/{name}", "share/{name}/{key}"]
     assert dict(contents.tables) == {"points": Point}
     assert dict(contents.arrays) == {"grid-{model}": Grid, "several": Several}
-
-
-def test_rows_as_cells_and_by_the_value_of_a_field():
     assert flat(ROWS[0]) == {
         "name": "cat\n*1*", "value": 1.0, "shares_b": None,
         **{f"shares_{key}{end}": value for key in "ac" for end, value in
@@ -121,23 +118,34 @@ def test_arrays_of_another_form_are_refused(tmp_path):
         back(tmp_path / "run", grid={"vit": Grid(np.ones((3, 5)))})
 
 
-def test_a_table_that_a_finished_run_has_not_is_said_and_an_unfinished_run_has_empty_ones(tmp_path):
-    with RunFolder.opened("rollout", RunOptions(out=tmp_path / "done")) as folder:
-        folder.keep(PointsRecord())
-    results = json.loads((tmp_path / "done" / "results.json").read_text())
-    for status in ("done", "interrupted"):
-        (tmp_path / "done" / "results.json").write_text(json.dumps({**results, "tables": {}, "status": status}))
-        if status == "done":
-            with pytest.raises(InputError, match="expected a table 'points'"):
-                read_record(PointsRecord, read_run(tmp_path / "done"))
-        else:
-            assert read_record(PointsRecord, read_run(tmp_path / "done")).points == ()
+def changed(folder: Path, **parts: object) -> PointsRecord:
+    """The record of a folder whose results.json says something else."""
+    results = json.loads((folder / "results.json").read_text())
+    (folder / "results.json").write_text(json.dumps({**results, **parts}))
+    return read_record(PointsRecord, read_run(folder))
 
 
-def test_a_row_that_does_not_fit_is_one_line(tmp_path):
-    back(tmp_path / "run", points=ROWS[:1])
-    file = tmp_path / "run" / "results.json"
-    file.write_text(file.read_text().replace('"value": 1.0,\n        "shares"', '"value": "much",\n        "shares"'))
-    with pytest.raises(InputError, match=r"`float \| null`, got `str` - at `\$\[0\]\.value`") as caught:
-        read_record(PointsRecord, read_run(tmp_path / "run"))
-    assert "\n" not in str(caught.value)
+def test_what_does_not_fit_is_one_line_and_an_unfinished_run_has_empty_tables(tmp_path):
+    folder = tmp_path / "run"
+    back(folder, points=ROWS[:1])
+    assert changed(folder, tables={}, status="interrupted").points == ()
+    row = {"name": "a", "value": "much", "shares": {}}
+    for parts, words in (
+        ({"tables": {}, "status": "done"}, "expected a table 'points'"),
+        ({"tables": {"points": [row]}}, r"`float \| null`, got `str` - at `\$\[0\]\.value`"),
+        ({"schema": 4}, r"schema 3 in .*, found schema 4, .*: run the command again$"),
+        ({"schema": 3, "command": 5}, r"results\.json.*command"),
+    ):
+        with pytest.raises(InputError, match=words) as caught:
+            changed(folder, **parts)
+        assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_run_is_refused_in_words(tmp_path):
+    with pytest.raises(InputError, match="nothing there"):
+        read_run(tmp_path / "none")
+    with pytest.raises(InputError, match=r"no config\.json and no results\.json"):
+        read_run(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InputError, match="a file"):
+        read_run(tmp_path / "config.json")

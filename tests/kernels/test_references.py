@@ -19,8 +19,7 @@ from vitlens.references import import_without_compiler
 for name in ("torchvision", "torchvision.transforms.v2.functional", "timm"):
     assert import_without_compiler(name) is sys.modules[name]
 assert not [name for name in sys.modules if name.startswith(("torch._dynamo", "sympy"))]
-import torch, torchvision
-import torch._dynamo.utils
+import torch, torchvision, torch._dynamo.utils
 assert torch._dynamo.utils.counters is not None and torch._dynamo.__file__
 box = torchvision.ops.roi_align(torch.ones(1, 1, 4, 4), [torch.tensor([[0.0, 0.0, 4.0, 4.0]])], 2)
 assert box.shape == (1, 1, 2, 2)

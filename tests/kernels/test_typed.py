@@ -29,42 +29,33 @@ class Outer:
     place: Path | None = None
     lists: Mapping[str, list[int]] = field(default_factory=dict)
     few: Annotated[tuple[float, ...], length(1, 3)] = (1.0,)
-    named: Mapping[str, Inner] = field(default_factory=dict)
-    some: tuple[Inner, ...] | None = None
-
-
-GOOD = {"name": "n", "kind": "a", "inner": {"size": [1, 2]}}
 
 
 def read(**changes: object) -> Outer:
-    return read_as(Outer, GOOD | changes, source="f.json", error=ModelError, hint="do this")
+    content = {"name": "n", "kind": "a", "inner": {"size": [1, 2]}} | changes
+    return read_as(Outer, content, source="f.json", error=ModelError, hint="do this")
 
 
 def test_what_fits_is_read_as_its_types():
-    size = {"size": [1, 2]}
-    found = read(other=1, rate=1, place="x/y", lists={"k": [1]}, few=[1, 2.5], named={"any": size}, some=[size])
-    inner = Inner((1, 2))
-    assert found == Outer("n", "a", inner, 1.0, Path("x/y"), {"k": [1]}, (1.0, 2.5), {"any": inner}, (inner,))
+    found = read(other=1, rate=1, place="x/y", lists={"k": [1]}, few=[1, 2.5])
+    assert found == Outer("n", "a", Inner((1, 2)), 1.0, Path("x/y"), {"k": [1]}, (1.0, 2.5))
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "words"),
     [
-        {"name": 1}, {"name": "../x"}, {"name": ""}, {"name": ".x"}, {"kind": "c"}, {"inner": []},
-        {"inner": {"size": [1]}}, {"inner": {"size": [0, 0]}}, {"inner": {}}, {"rate": 2}, {"rate": "1"}, {"place": 3},
-        {"lists": {"k": [1.5]}}, {"few": []}, {"few": [1, 2, 3, 4]},
+        ({"name": 1}, "name"), ({"name": "../x"}, "part of a file name"), ({"kind": "c"}, "expected 'a' or 'b', found"),
+        ({"inner": []}, "inner"), ({"inner": {"size": [0, 0]}}, "a size, found none"), ({"rate": 2}, "rate"),
+        ({"place": 3}, "place"), ({"lists": {"k": [1.5]}}, "lists"), ({"few": []}, "few"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_one_line(changes):
-    with pytest.raises(ModelError) as raised:
+def test_what_does_not_fit_is_one_line(changes, words):
+    with pytest.raises(ModelError, match=rf"{words}.*; do this$") as raised:
         read(**changes)
-    text = str(raised.value)
-    assert "f.json" in text
-    assert text.endswith("; do this")
-    assert "\n" not in text
+    assert "f.json" in str(raised.value)
 
 
-@pytest.mark.parametrize("text", ["", "{", "NaN", "[Infinity]", b"\xff", "[" * 100_000, "nul"])
+@pytest.mark.parametrize("text", ["", "{", "NaN", "[Infinity]", b"\xff", "[" * 100_000])
 def test_what_is_not_json_is_one_line(text):
     with pytest.raises(InputError, match=r"expected JSON in f\.json"):
         parse_json(text, source="f.json")
@@ -74,8 +65,7 @@ def test_what_is_not_json_is_one_line(text):
 
 @pytest.mark.parametrize(
     ("text", "fits"),
-    [("vit", True), ("é", True), ("", False), (".x", False), ("a/b", False), ("a\\b", False), ("~", False),
-     ("a\nb", False), ("a" * 201, False), ("\u202e", False)],
-)  # fmt: skip
+    [("é", True), ("", False), (".x", False), ("a/b", False), ("a\nb", False), ("a" * 201, False), ("\u202e", False)],
+)
 def test_names_in_paths(text, fits):
     assert is_name(text) == fits

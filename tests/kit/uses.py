@@ -49,11 +49,10 @@ from vitlens.lens.capture import capture, capture_attention
 from vitlens.lens.capture import observe as public_observe
 from vitlens.lens.intervene import Change, KnockOut, intervene
 from vitlens.lens.observe import observe
-from vitlens.lens.patch import patch
 from vitlens.lens.places import places
 from vitlens.lens.quick_passes import quick_convolutions, quick_layers
+from vitlens.lens.replay import patch, replaying
 from vitlens.lens.replay import replay as public_replay
-from vitlens.lens.replay import replaying
 from vitlens.lens.replay_pass import entry_of
 from vitlens.lens.stages import stages, watching_blocks, watching_stages, watching_stream
 from vitlens.models.hooks import forget

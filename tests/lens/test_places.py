@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 
@@ -62,6 +63,8 @@ def test_what_a_model_does_not_have_is_not_listed():
     assert windows["blocks.0.residual"].axes == ("rows", "columns", "dim")
     without = model_of(nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 5)))
     assert places(without).names == ("logits",)
+    convnext = model_of(timm.create_model("convnext_atto", num_classes=5).eval(), alias="convnext")
+    assert sum(name.startswith("blocks.") for name in places(convnext).names) == 2 + 2 + 6 + 2  # its stages are none
     # attention in no block has its output alone; attention and MLP in one module are a block; tokens may be first
     assert "blocks.0.attention" in names["einsum"]
     assert not {"blocks.0", "blocks.0.residual", "blocks.0.input"} & names["einsum"]

@@ -11,9 +11,8 @@ from tests.lens.tiny import CLASSES, EACH_FAMILY, images, model_of, ours, shared
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.lens.capture import capture
 from vitlens.lens.intervene import Change, KnockOut, intervene, prepared
-from vitlens.lens.patch import patch
 from vitlens.lens.places import places
-from vitlens.lens.replay import Replay, replaying
+from vitlens.lens.replay import Replay, patch, replaying
 from vitlens.lens.replay_pass import method_of, rows_read
 from vitlens.lens.trace import layers
 from vitlens.models.attention import MultiHeadSelfAttention

@@ -5,7 +5,7 @@ import timm
 import torch
 from timm.models.hiera import Unroll
 from timm.models.maxxvit import grid_partition
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.models.maxvit import MaxVit, SwapAxes, WindowPartition
 
 from tests.lens.oracles import SHAPES, timm_tokens, torchvision_tokens, unwindow
@@ -17,7 +17,7 @@ from vitlens.attribution.explain import explain
 from vitlens.lens.call import received, row_by_row, window_index
 from vitlens.lens.capture import capture_attention
 from vitlens.lens.observe import survey
-from vitlens.lens.site import Windows
+from vitlens.lens.site import Caller, Windows, windows_of
 from vitlens.models.model import Model
 
 
@@ -128,6 +128,22 @@ def test_even_attention_gives_an_even_map_in_a_shifted_window():
             parameter.zero_()
     for layer in attention_maps(model, images()):
         torch.testing.assert_close(layer.maps, torch.full_like(layer.maps, 1 / 16), atol=1e-6, rtol=0)
+
+
+class TinyVitBlock(nn.Module):
+    """As timm's, of a map with channels last; of DaViT's SpatialBlock channels come first."""
+
+    window_size = (4, 2)
+
+
+SpatialBlock = type("SpatialBlock", (TinyVitBlock,), {})
+
+
+def test_windows_that_are_never_shifted_are_padded_below_and_on_the_right():
+    for kind, shape in ((TinyVitBlock, (2, 6, 10, 8)), (SpatialBlock, (2, 8, 6, 10))):
+        found = windows_of(nn.Module(), [Caller("block", kind(), shape)], calls=10, queries=8, keys=8)
+        assert found == Windows((6, 10), (4, 2))
+        assert windows_of(nn.Module(), [Caller("block", kind(), (2, 60, 8))], calls=10, queries=8, keys=8) is None
 
 
 def test_hieras_tokens_are_where_its_own_unrolling_puts_them():

@@ -263,15 +263,6 @@ class Sigmoid(Attention):
         return self.o((weights @ v).transpose(1, 2).flatten(2))
 
 
-class Exponential(Attention):
-    """Softmax written as exponentials over their sum."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.split(x)
-        scores = (q @ k.mT / q.shape[-1] ** 0.5).exp()
-        return self.o((scores / scores.sum(-1, keepdim=True) @ v).transpose(1, 2).flatten(2))
-
-
 class Block(nn.Module):
     """Pre-norm, attention of a style and an MLP, LayerScale."""
 
@@ -452,20 +443,6 @@ class Shared(RareViT):
         return self.out(self.ln(x)[:, 0])
 
 
-class InDict(RareViT):
-    """Blocks in an nn.ModuleDict."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleDict({"first": Block(Attention), "second": Block(Attention)})
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.tokens(x)
-        for name in ("first", "second"):
-            x = self.layers[name](x)
-        return self.out(self.ln(x)[:, 0])
-
-
 class Halves(Attention):
     """Attention in two windows, the left and the right half of the map, cut by hand."""
 
@@ -496,17 +473,6 @@ class Windowed(RareViT):
         for layer in self.layers:
             x = layer(x)
         return self.out(self.ln(x).mean(1))
-
-
-class Sized(RareViT):
-    """Positions resized to the grid of the images: any size in patches of 8 px."""
-
-    def tokens(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        pos = self.pos[:, 1:].mT.unflatten(-1, GRID)
-        pos = F.interpolate(pos, size=x.shape[2:], mode="bilinear", align_corners=False)
-        x = (x + pos).flatten(2).transpose(1, 2)
-        return torch.cat([(self.extra + self.pos[:, :1]).expand(len(x), -1, -1), x], 1)
 
 
 class Optional(RareViT):

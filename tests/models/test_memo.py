@@ -69,11 +69,6 @@ def test_a_value_is_found_once_for_each_model_and_argument():
     assert len(CALLS) == 3
 
 
-def test_it_keeps_the_functions_name_and_documentation():
-    assert counted.__name__ == "counted"
-    assert counted.__doc__ == "How often it was called, times a factor."
-
-
 def test_none_is_a_value_too():
     memo, model, found = Memo[None](), ours(), []
     for _ in range(2):
@@ -104,12 +99,6 @@ def test_forgetting_a_model_leaves_the_others():
     forget(one)
     counted(one), counted(two)
     assert len(CALLS) == 3
-
-
-def test_finding_one_value_may_ask_for_another():
-    memo, model = Memo[int](), ours()
-    assert memo.get(model, lambda: memo.get(model, lambda: 2, key="inner") + 1) == 3
-    assert memo.get(model, lambda: pytest.fail("found again"), key="inner") == 2
 
 
 def test_threads_that_ask_at_once_get_the_same_value():
@@ -143,22 +132,6 @@ def test_once_per_model_takes_the_first_arguments():
     del first
     gc.collect()
     assert gone() is None
-
-
-def test_once_per_model_does_not_keep_a_call_that_raised():
-    tries: list[Model] = []
-
-    @once_per_model
-    def fact(model: Model) -> int:
-        tries.append(model)
-        if len(tries) == 1:
-            raise ValueError
-        return len(tries)
-
-    model = ours()
-    with pytest.raises(ValueError):
-        fact(model)
-    assert fact(model) == fact(model) == 2
 
 
 @pytest.mark.parametrize("change", CHANGED)

@@ -7,9 +7,10 @@ import timm
 
 import vitlens
 from tests.lens.tiny import timm_model
-from vitlens.errors import InputError, UnknownNameError
+from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.models.pretraining import Pretraining, pretraining_of, read_name, told_objectives
+from vitlens.models.saved import save
 
 NAMES = {  # name -> objective, recipe, data, labels afterwards
     "vit_small_patch16_224.dino": ("self-supervised", "DINO", "", ""),
@@ -77,6 +78,13 @@ def test_the_source_tells():
     assert pretraining_of(from_hub(dino, "torchvision:vit_b_16", "mine.pth")) == Pretraining("not known")
 
 
+def test_a_run_folder_is_known_where_it_holds_a_preset(tmp_path):
+    for name, objective in (("vit-micro@random", "supervised"), ("timm:vit_tiny_patch16_224@random", "not known")):
+        save(vitlens.load(name, image_size=32), tmp_path / "model.safetensors")
+        assert pretraining_of(vitlens.load(str(tmp_path))).objective == objective
+        assert pretraining_of(vitlens.load(str(tmp_path / "model.safetensors"))).objective == objective
+
+
 def test_the_user_knows_better_but_not_of_random_weights():
     model = timm_model("vit_tiny_patch16_224")
     assert pretraining_of(model, told="self-supervised").objective == "random weights"
@@ -101,9 +109,10 @@ def test_a_text_tower_tells():
 
 def test_what_is_told_is_checked():
     assert told_objectives(["a=supervised"], ["a", "b"]) == {"a": "supervised"}
-    with pytest.raises(InputError, match=r"ALIAS=OBJECTIVE, found 'dino'; e.g. --objective a=self-supervised"):
-        told_objectives(["dino"], ["a"])
-    with pytest.raises(UnknownNameError, match="no objective 'self'"):
-        told_objectives(["a=self"], ["a"])
-    with pytest.raises(UnknownNameError, match="no model of --objective 'c'"):
-        told_objectives(["c=supervised"], ["a"])
+    for text, says in {
+        "dino": r"ALIAS=OBJECTIVE, found 'dino'; e.g. --objective a=self-supervised",
+        "a=self": "no objective 'self'",
+        "c=supervised": "no model of --objective 'c'",
+    }.items():
+        with pytest.raises(InputError, match=says):
+            told_objectives([text], ["a"])

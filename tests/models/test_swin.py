@@ -180,7 +180,7 @@ def test_patches_attend_iff_they_share_a_window_and_were_neighbours(size, window
 def test_a_patch_depends_on_the_patches_that_it_may_attend_to(size, shifted) -> None:
     """By gradients of the whole branch: pad, shift, cut, attend and back."""
     torch.manual_seed(0)
-    block = SwinBlock(SwinConfig(dim=8, depths=(1,), heads=(2,)), stage=0, shifted=shifted).eval()
+    block = SwinBlock(SwinConfig(dim=8, depths=(1,), heads=(1,)), stage=0, shifted=shifted).eval()
     maps = torch.randn(1, *size, 8, requires_grad=True)
     depends = set()
     output = block.attend(maps)

@@ -171,18 +171,21 @@ def test_what_cannot_be_read_is_named_and_can_be_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "error", "reason"),
+    ("style", "told", "error", "reason"),
     [
-        ({"heads": 4}, UnsupportedError, r"expected 4 heads in encoder\.0\.sa, as heads=4 says, found 3"),
-        ({"grid": (4, 4)}, UnsupportedError, r"expected 13 tokens"),
-        ({"blocks": ("encoder.9",)}, InputError, r"names of modules in blocks=, found 'encoder\.9'"),
-        ({"blocks": ("encoder",)}, InputError, r"modules that run in blocks=, found 'encoder'"),
-        ({"classes": ("a", "b")}, InputError, r"expected 5 class names for SoftmaxViT, found 2"),
+        (SoftmaxViT, {"heads": 4}, UnsupportedError, r"expected 4 heads in encoder\.0\.sa, as heads=4 says, found 3"),
+        (SoftmaxViT, {"grid": (4, 4)}, UnsupportedError, r"expected 13 tokens"),
+        (SoftmaxViT, {"grid": (4, 3)}, UnsupportedError, r"1 special tokens .* grid=\(3, 4\), .* and grid=\(4, 3"),
+        (SoftmaxViT, {"blocks": ("encoder.9",)}, InputError, r"names of modules in blocks=, found 'encoder\.9'"),
+        (SoftmaxViT, {"blocks": ("encoder",)}, InputError, r"modules that run in blocks=, found 'encoder'"),
+        (SoftmaxViT, {"blocks": ("encoder.0.sa",)}, UnsupportedError, r"residual blocks in blocks=, found 'encoder\.0"),
+        (EinsumViT, {"blocks": ("layers.0.0",)}, UnsupportedError, r"residual blocks in blocks=, found 'layers\.0\.0'"),
+        (SoftmaxViT, {"classes": ("a", "b")}, InputError, r"expected 5 class names for SoftmaxViT, found 2"),
     ],
 )
-def test_what_is_said_is_checked(told: dict[str, object], error: type[Exception], reason: str) -> None:
+def test_what_is_said_is_checked(style, told: dict[str, object], error: type[Exception], reason: str) -> None:
     with pytest.raises(error, match=reason):
-        wrapped(SoftmaxViT, **told)
+        wrapped(style, **told)
 
 
 class Failing(nn.Module):

@@ -51,11 +51,9 @@ class Jobs:
 
 @dataclass(frozen=True)
 class PointEvaluation:
-    """The model's outputs on each job's points.
-
-    logits: fp32; losses: the algorithm's objectives; gradients: of the losses with respect to the points, 0 where none
-    are computed; success: whether these points are adversarial (in a targeted attack: are predicted as the target).
-    """
+    """The model's outputs on each job's points. logits: fp32; losses: the algorithm's objectives; gradients: of the
+    losses with respect to the points, 0 where none are computed; success: whether these points are adversarial (in a
+    targeted attack: are predicted as the target)."""
 
     logits: Logits
     losses: Float[Tensor, "batch objectives"]
@@ -121,10 +119,8 @@ class Setting:
 
 
 def algorithm_of(attack: Attack, setting: Setting) -> Algorithm:
-    """The algorithm of an attack without members.
-
-    Raises UnsupportedError where the model has too few classes for its loss.
-    """
+    """The algorithm of an attack without members. Raises UnsupportedError where the model has too few classes for its
+    loss."""
     targets = {"targets": attack.targets} if attack.targets else {}
     algorithm: Algorithm = resolved(attack.function)(setting, **targets, **attack.options)
     needed = 2 if algorithm.loss is None else FEWEST_CLASSES.get(algorithm.loss, 2)

@@ -83,10 +83,8 @@ def apgd(setting: Setting, *, loss: LossName = "cross-entropy", norm: NormName =
 
 @cache
 def windows(steps: int, device: torch.device) -> Int[Tensor, " queries"]:
-    """For each step from 0 to the last: the steps since the previous checkpoint, 0 where it is not a checkpoint.
-
-    The checkpoints: step p = 0.22 of all, then p + max(p - previous p - 0.03, 0.06), rounded up.
-    """
+    """For each step from 0 to the last: the steps since the previous checkpoint, 0 where it is not a checkpoint. The
+    checkpoints: step p = 0.22 of all, then p + max(p - previous p - 0.03, 0.06), rounded up."""
     before, share, marks = 0.0, _FIRST, [0]
     while share <= 1:
         marks.append(math.ceil(share * steps - 1e-9))  # 0.22 x 50 must give 11 despite rounding errors

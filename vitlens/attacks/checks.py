@@ -57,10 +57,8 @@ def state_of(passed: bool, conclusive: bool = True) -> State:
 
 @dataclass(frozen=True)
 class Trial:
-    """An attack, by name, and the correctly classified images on which it is checked.
-
-    attempt: takes images and labels, and by name epsilon, steps and batch size (None: its own).
-    """
+    """An attack, by name, and the correctly classified images on which it is checked. attempt: takes images and labels,
+    and by name epsilon, steps and batch size (None: its own)."""
 
     attack: str
     attempt: Callable[..., AttackResult]
@@ -124,9 +122,7 @@ class Trial:
 
     def same_distances(self, *, epsilon: float, steps: int, times: int = 2) -> Check:
         """A longer search succeeds on the same images with perturbations about as large; otherwise it was too short.
-
-        epsilon: L2, pixel units, greater than any perturbation.
-        """
+        epsilon: L2, pixel units, greater than any perturbation."""
         fewer, more = (self.at(epsilon=epsilon, steps=count) for count in (steps, times * steps))
         short, long = (NORMS["l2"].length((each.images.cpu() - self.images.cpu()).double()) for each in (fewer, more))
         sooner, later = fewer.success, more.success
@@ -144,10 +140,8 @@ class Trial:
 
 
 def same_in_any_batch(attack: str, whole: AttackResult, parts: AttackResult) -> Check:
-    """The result of an image does not depend on the batch size.
-
-    whole, parts: of the same images, attacked in one batch and in smaller ones.
-    """
+    """The result of an image does not depend on the batch size. whole, parts: of the same images, attacked in one batch
+    and in smaller ones."""
     other = int((whole.success != parts.success).sum())
     # kernels round differently for other batch sizes; a gradient whose sign flips by that changes a pixel
     return Check(
@@ -157,10 +151,8 @@ def same_in_any_batch(attack: str, whole: AttackResult, parts: AttackResult) -> 
 
 
 def gradients_not_zero(model: Model, images: Images, labels: Labels) -> Check:
-    """The gradient of the cross-entropy with respect to the pixels is not all zero for at least 9 images in 10.
-
-    Raises NonFiniteError, naming model and image, for a NaN or infinite gradient.
-    """
+    """The gradient of the cross-entropy with respect to the pixels is not all zero for at least 9 images in 10. Raises
+    NonFiniteError, naming model and image, for a NaN or infinite gradient."""
     inputs = images.detach().to(model.device).requires_grad_()
     with evaluating(model), torch.enable_grad():
         loss = F.cross_entropy(model(inputs), labels.to(model.device), reduction="sum")
@@ -192,10 +184,8 @@ def every_image_broken(outcome: Outcome) -> Check:
 
 
 def weaker_breaks_no_more(weaker: Outcome, stronger: Outcome, *, reason: str) -> Check:
-    """The weaker of two attacks breaks no more images than the stronger at any epsilon, but for chance.
-
-    reason: why it is the weaker one ("one step against many"). Only the epsilons that both tried are compared.
-    """
+    """The weaker of two attacks breaks no more images than the stronger at any epsilon, but for chance. reason: why it
+    is the weaker one ("one step against many"). Only the epsilons that both tried are compared."""
     least_p, found, against, of, any_broken = 1.0, "nowhere weaker", 0, 0, False
     both = [epsilon for epsilon in weaker.epsilons if epsilon in stronger.epsilons]
     for epsilon in both:
@@ -226,10 +216,8 @@ def never_rises(outcome: Outcome) -> Check:
 
 
 def same_in_ascending_order(attack: str, above: Float[Tensor, " batch"], below: Float[Tensor, " batch"]) -> Check:
-    """An image that is robust at one epsilon is robust at all smaller ones, as a sweep from the largest assumes.
-
-    above, below: the smallest epsilon that breaks each image, tried in descending and in ascending order.
-    """
+    """An image that is robust at one epsilon is robust at all smaller ones, as a sweep from the largest assumes. above,
+    below: the smallest epsilon that breaks each image, tried in descending and in ascending order."""
     sooner = int((below < above).sum())
     return Check(
         "from below", attack, "tried from the smallest epsilon up, no image breaks at a smaller one",

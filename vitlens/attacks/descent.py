@@ -19,6 +19,7 @@ from vitlens.attacks.norms import LINF, NORMS, PATCH, Change, Norm, PerImage, pe
 from vitlens.attacks.registry import NormName
 from vitlens.data.draws import uniform
 from vitlens.errors import InputError
+from vitlens.shapes import Images
 
 PGD_STRIDE = 2.5  # length of all steps together, in epsilons, as in Madry 2018
 BIM_STRIDE = 1.25  # Kurakin 2017: steps of 1/255, 1.25 epsilon / (1/255) of them
@@ -27,49 +28,35 @@ CUTOFF = 0.5  # of Nyquist's frequency, between low and high
 
 @dataclass(frozen=True)
 class Region:
-    """The allowed changes of a batch of jobs.
-
-    norm: that bounds a change; within: the component of a change, or of a gradient, in the region, of any length; fit:
-    a change in the region that is at most as long as the radius; choose: the state that defines each job's region, one
-    of its own where `random`; radius: the largest length of a change.
-    """
+    """The allowed changes of a batch of jobs. norm: that bounds a change; within: the component of a change, or of a
+    gradient, in the region, of any length; choose: the state that defines each job's region; radius: the largest length
+    of a change."""
 
     norm: Norm
-    within: Callable[[Change, State], Change]
-    fit: Callable[[Change, PerImage, State], Change]
+    within: Callable[[Change, State], Change] = lambda change, _state: change
     choose: Callable[[Jobs], State] = lambda _jobs: {}
     radius: Callable[[Jobs], PerImage] = lambda jobs: jobs.epsilon
 
 
-def ball(norm: Norm) -> Region:
-    """Any change of at most epsilon."""
-    return Region(norm, lambda change, _: change, lambda change, radius, _: norm.project(change, radius))
-
-
 def band(part: Literal["low", "high"]) -> Region:
-    """Changes of only low or only high frequencies, of at most epsilon at every pixel.
-
-    A change that is too large is scaled down, which keeps its frequencies; only clamping to [0, 1] adds others.
-    """
+    """Changes of only low or only high frequencies, of at most epsilon at every pixel. A change that is too large is
+    scaled down, which keeps its frequencies; only clamping to [0, 1] adds others."""
 
     def within(change: Change, _state: State) -> Change:
         low, high = frequency_bands(change, cutoff=CUTOFF)
         return (low if part == "low" else high).to(change.dtype)
 
-    def fit(change: Change, radius: PerImage, state: State) -> Change:
-        inside = within(change, state)
-        length = LINF.length(inside).clamp_min(torch.finfo(change.dtype).tiny)
-        return inside * per_pixel((radius / length).clamp_max(1))
+    def scaled_down(change: Change, epsilon: PerImage) -> Change:
+        length = LINF.length(change).clamp_min(torch.finfo(change.dtype).tiny)
+        return change * per_pixel((epsilon / length).clamp_max(1))
 
-    return Region(LINF, within, fit)
+    return Region(replace(LINF, project=scaled_down), within)
 
 
 def one_square(side: int, step: tuple[int, int], ranked: Int[Tensor, "images places"] | None) -> Region:
     """One square of pixels in which any change is allowed, from black to white; epsilon is the share that it covers.
-
     side: px; step: px (vertical, horizontal) between its possible positions; ranked: for each image (rows of the jobs)
-    the positions in descending order, of which each restart takes the next; None: random positions.
-    """
+    the positions in descending order, of which each restart takes the next; None: random positions."""
 
     def choose(jobs: Jobs) -> State:
         """Each job's square as a mask (batch, 1, height, width)."""
@@ -84,11 +71,7 @@ def one_square(side: int, step: tuple[int, int], ranked: Int[Tensor, "images pla
         return {"mask": squares((height, width), top, left, torch.full_like(top, side))}
 
     return Region(
-        PATCH,
-        lambda change, state: change * state["mask"],
-        lambda change, radius, state: PATCH.project(change * state["mask"], radius),
-        choose,
-        lambda jobs: torch.ones_like(jobs.epsilon),
+        PATCH, lambda change, state: change * state["mask"], choose, lambda jobs: torch.ones_like(jobs.epsilon)
     )
 
 
@@ -105,9 +88,7 @@ def ranked_positions(
     maps: Float[Tensor, "images rows columns"], size: tuple[int, int], *, side: int, step: Sequence[int]
 ) -> Int[Tensor, "images places"]:
     """The positions of a square for each image, by the attribution within it, largest first; ties in reading order.
-
-    Raises InputError for a constant map.
-    """
+    Raises InputError for a constant map."""
     constant = (maps.amax((1, 2)) == maps.amin((1, 2))).nonzero().flatten()
     if len(constant):
         raise InputError(f"expected maps that rank positions, found the map of image {int(constant[0])} constant")
@@ -118,10 +99,8 @@ def ranked_positions(
 
 @dataclass(frozen=True, kw_only=True)
 class Descent(Algorithm):
-    """Gradient ascent on the loss; each step is projected into the region.
-
-    stride: length of all steps together, in epsilons; random_start: whether it starts at a random point of the region.
-    """
+    """Gradient ascent on the loss; each step is projected into the region. stride: length of all steps together, in
+    epsilons; random_start: whether it starts at a random point of the region."""
 
     steps: int
     stride: float
@@ -130,19 +109,20 @@ class Descent(Algorithm):
 
     def start(self, jobs: Jobs) -> State:
         """The clean image, or a random point of the region."""
-        extra = self.region.choose(jobs)
+        state = self.region.choose(jobs)
         if not self.random_start:
-            return {"points": jobs.clean.clone(), **extra}
-        radius = self.region.radius(jobs)
-        draw = self.norm.draw(jobs.keys, jobs.clean) * per_pixel(radius)
-        return {"points": perturbed(jobs, self.region.fit(draw, radius, extra)), **extra}
+            return {**state, "points": jobs.clean.clone()}
+        draw = self.norm.draw(jobs.keys, jobs.clean) * per_pixel(self.region.radius(jobs))
+        return {**state, "points": self._inside(jobs, state, draw)}
 
     def step(self, jobs: Jobs, state: State, seen: PointEvaluation) -> State:
         """One step, projected into the region and clamped to [0, 1]."""
-        radius = self.region.radius(jobs)
         ascent = self.norm.steepest(self.region.within(seen.gradients[0], state))
-        change = state["points"] - jobs.clean + per_pixel(self.stride / self.steps * radius) * ascent
-        return {**state, "points": perturbed(jobs, self.region.fit(change, radius, state))}
+        change = per_pixel(self.stride / self.steps * self.region.radius(jobs)) * ascent
+        return {**state, "points": self._inside(jobs, state, state["points"] - jobs.clean + change)}
+
+    def _inside(self, jobs: Jobs, state: State, change: Change) -> Images:
+        return perturbed(jobs, self.norm.project(self.region.within(change, state), self.region.radius(jobs)))
 
 
 def pgd(
@@ -155,12 +135,10 @@ def pgd(
     random_start: bool = True,
     region: Region | None = None,
 ) -> Descent:
-    """Projected gradient descent (Madry 2018): a random start, steps of 2.5 epsilon / steps.
-
-    targets: how many of the most likely other classes it targets in turn, 0: untargeted; region: the set of allowed
-    perturbations (None: the norm's ball).
-    """
-    region = region or ball(NORMS[norm])
+    """Projected gradient descent (Madry 2018): a random start, steps of 2.5 epsilon / steps. targets: how many of the
+    most likely other classes it targets in turn, 0: untargeted; region: the set of allowed perturbations (None: the
+    norm's ball)."""
+    region = region or Region(NORMS[norm])
     return Descent(
         norm=region.norm, queries=setting.steps + 1, steps=setting.steps, stride=stride, random_start=random_start,
         loss=(TARGETED if targets else LOSSES)[loss], region=region,

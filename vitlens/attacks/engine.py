@@ -67,11 +67,8 @@ class AttackOutcome:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Runs the model for one algorithm.
-
-    precision: of the passes with gradients; targeted: whether success means predicting the target (else: any wrong
-    class).
-    """
+    """Runs the model for one algorithm. precision: of the passes with gradients; targeted: whether success means
+    predicting the target (else: any wrong class)."""
 
     model: Model
     algorithm: Algorithm
@@ -156,10 +153,8 @@ class Evaluator:
 
 
 def _padded(points: Images) -> Float[Tensor, "padded 3 height width"]:
-    """On a CPU, padded with copies of the last image to 1, 2, 4 or a multiple of 8.
-
-    oneDNN caches code and memory for every shape, and a shrinking batch would produce all of them.
-    """
+    """On a CPU, padded with copies of the last image to 1, 2, 4 or a multiple of 8. oneDNN caches code and memory for
+    every shape, and a shrinking batch would produce all of them."""
     count = len(points)
     size = -(-count // _MULTIPLE) * _MULTIPLE if count > _MULTIPLE // 2 else 1 << (count - 1).bit_length()
     if points.device.type != "cpu" or size == count:
@@ -168,11 +163,9 @@ def _padded(points: Images) -> Float[Tensor, "padded 3 height width"]:
 
 
 class Engine:
-    """Runs one attack without members over the images, batch by batch.
-
-    outcome: of the attacks before it, to which this one adds: an image is attacked only below the level at which it is
-    broken already. Raises what the attack's algorithm raises.
-    """
+    """Runs one attack without members over the images, batch by batch. outcome: of the attacks before it, to which this
+    one adds: an image is attacked only below the level at which it is broken already. Raises what the attack's
+    algorithm raises."""
 
     def __init__(
         self, model: Model, clean: CleanImages, attack: Attack, plan: AttackPlan, outcome: AttackOutcome | None = None
@@ -325,10 +318,8 @@ def worst_case(
     *,
     advance: Callable[[int], object] = lambda _: None,
 ) -> AttackOutcome:
-    """The attack, or its members in turn, on each image only at the epsilons at which it is still robust.
-
-    advance: called with the number of images just finished, all of them in sum.
-    """
+    """The attack, or its members in turn, on each image only at the epsilons at which it is still robust. advance:
+    called with the number of images just finished, all of them in sum."""
     outcome = nothing_yet(len(clean.labels))
     engines = [Engine(model, clean, part, plan, outcome) for part in attack.parts]
     advance(int((~clean.correct).sum()) if plan.levels else len(clean.labels))
@@ -346,10 +337,8 @@ def nothing_yet(count: int) -> AttackOutcome:
 
 def line_search(is_adversarial: SuccessTest, clean: Images, adversarial: Images, *, batch_size: int) -> Images:
     """The nearest adversarial images that a grid search finds on the lines from the clean to the adversarial ones.
-
     is_adversarial: of points, given the rows of the images that they belong to; batch_size: points per call. Where no
-    nearer point is adversarial, the adversarial image is returned unchanged, bit for bit.
-    """
+    nearer point is adversarial, the adversarial image is returned unchanged, bit for bit."""
     change, rows = adversarial - clean, torch.arange(len(clean), device=clean.device)
 
     def points_at(rows: Int[Tensor, " points"], shares: Float[Tensor, " points"]) -> Points:

@@ -23,11 +23,9 @@ _TINY: Final = 1e-12
 
 
 def cross_entropy(logits: Logits, labels: Labels, _targets: Labels) -> PerImage:
-    """Cross-entropy as the log odds against the label, log(1 - p) - log p.
-
-    Cross-entropy is softplus of it: both have the same gradient direction and the same order, on which normalised steps
-    and comparisons depend, but the gradient of the log odds does not vanish where the model is confident.
-    """
+    """Cross-entropy as the log odds against the label, log(1 - p) - log p. Cross-entropy is softplus of it: both have
+    the same gradient direction and the same order, on which normalised steps and comparisons depend, but the gradient
+    of the log odds does not vanish where the model is confident."""
     odds: Tensor = _without(logits, labels).logsumexp(1) - _of(logits, labels)
     return odds
 

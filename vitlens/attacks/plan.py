@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from vitlens.analysis.evaluation.classes import PREDICTED, required_labels
 from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
 from vitlens.attacks.algorithm import Setting
 from vitlens.attacks.registry import EPSILONS, PRECISION, RESTARTS, TARGETS, Attack
@@ -21,18 +22,14 @@ from vitlens.names import DEFAULT_SEED
 from vitlens.pixels import Parts
 from vitlens.shapes import Labels
 
-PREDICTED = "predicted"
-
 _CPU_BATCH = 64  # images at a time on a CPU: more are no faster, and a small batch makes resuming finer
 
 
 @dataclass(frozen=True)
 class CleanImages:
     """The images before an attack, on the device of the images passed in, or read from a Split as they are needed.
-
     correct: whether the model predicts the label; runners_up: other classes, most likely first; indices: of the images
-    in the data set; notes: caveats that a report states before its curves.
-    """
+    in the data set; notes: caveats that a report states before its curves."""
 
     images: Parts
     labels: Labels
@@ -93,9 +90,7 @@ class AttackPlan:
         self, attack: Attack, model: Model, clean: CleanImages, given: Sequence[float] | None
     ) -> tuple[float, ...]:
         """The epsilons of an attack, by default those of its norm; for a patch, the share of the image that it covers.
-
-        Raises InputError unless they are ascending, not negative, and at most 1 in L∞.
-        """
+        Raises InputError unless they are ascending, not negative, and at most 1 in L∞."""
         if not attack.takes_epsilon:
             setting = self.setting(attack, model, clean)
             return (setting.square_side**2 / math.prod(setting.size),)
@@ -117,19 +112,16 @@ def clean_images(
     indices: Sequence[int] | None = None,
     batch_size: int | None = None,
 ) -> CleanImages:
-    """The clean images, once the labels are checked and the model has been run on them.
-
-    labels: class indices, or "predicted". Raises InputError for invalid labels or indices, NonFiniteError naming model
-    and image.
-    """
+    """The clean images, once the labels are checked and the model has been run on them. labels: class indices, or
+    "predicted". Raises InputError for invalid labels or indices, NonFiniteError naming model and image."""
     model.require_classifier()
     count = len(images)
+    size = batch_size or fitting_batch_size(model)
     positions = torch.arange(count) if indices is None else torch.tensor(indices, dtype=torch.int64)
     if len(positions) != count:
         raise InputError(f"expected one index per image ({count}), found {len(positions)}")
     with frozen(model), torch.no_grad():
-        parts = images.split(batch_size or fitting_batch_size(model))
-        logits = torch.cat([model(part.to(model.device)).cpu() for part in parts])
+        logits = torch.cat([model(part.to(model.device)).cpu() for part in images.split(size)])
     broken = (~logits.isfinite()).any(1).nonzero().flatten()
     if len(broken):
         raise NonFiniteError(
@@ -138,14 +130,9 @@ def clean_images(
     classes = logits.shape[1]
     if classes < 2:
         raise InputError(f"expected a model of at least 2 classes to attack, found {classes}")
-    if labels is None or (isinstance(labels, str) and labels != PREDICTED):
-        raise InputError(
-            f"expected a label for each image, found {'none' if labels is None else repr(labels)}; "
-            f"labels={PREDICTED!r} attacks the prediction, and a Split or a folder of class folders has labels"
-        )
-    truth = logits.argmax(1) if isinstance(labels, str) else labels.detach().cpu().long()
-    if len(truth) != count:
-        raise InputError(f"expected one label per image ({count}), found {len(truth)}")
+    truth = logits.argmax(1)
+    if not (isinstance(labels, str) and labels == PREDICTED):
+        truth = required_labels(model, images, labels, size).detach().cpu().long()
     wrong = truth[(truth < 0) | (truth >= classes)]
     if len(wrong):
         raise InputError(f"expected labels from 0 to {classes - 1}, found {int(wrong[0])}")
@@ -158,10 +145,8 @@ def clean_images(
 
 @contextmanager
 def frozen(model: Model) -> Iterator[None]:
-    """The model in evaluation mode with frozen parameters, so that no pass stores values for their gradients.
-
-    Modes and flags are restored on exit.
-    """
+    """The model in evaluation mode with frozen parameters, so that no pass stores values for their gradients. Modes and
+    flags are restored on exit."""
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
         with evaluating(model), quick_convolutions(model):

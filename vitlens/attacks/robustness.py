@@ -1,11 +1,11 @@
-"""Robust accuracy over epsilon, from the smallest epsilon that broke each image: intervals, medians, pairs, transfer.
+"""Robust accuracy over epsilon, from the smallest epsilon that broke each image: intervals, medians, transfer.
 
 One number per image determines all of these: an image is robust at epsilon if the model predicts it correctly and no
 attempt up to epsilon changed that. So an image broken at one epsilon is broken at every larger one, and no curve rises.
 And how much an attack changes the outputs of each block.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -21,7 +21,7 @@ from vitlens.errors import InputError
 from vitlens.lens.stages import watching_blocks
 from vitlens.models.model import Model
 from vitlens.shapes import Images
-from vitlens.uncertainty import Estimate, accuracy_difference, holm, mcnemar, median_of
+from vitlens.uncertainty import Estimate, median_of
 
 ROUNDING = 1e-6  # pixel units: by how much a stored epsilon may differ from the one tried
 HALFWAY = 0.5  # of the distance (1 - cosine) between different images
@@ -65,10 +65,8 @@ class Outcome:
 
     def median_distance(self, *, unit: float = 1.0) -> Estimate | None:
         """The median, over the images predicted correctly before, of the smallest epsilon that broke each; in units.
-
         None where no image is predicted correctly, or at least half of them are never broken: the median then lies
-        beyond all epsilons tried. An upper end beyond these is left out.
-        """
+        beyond all epsilons tried. An upper end beyond these is left out."""
         distances = self.broken_at[self.clean].double().numpy()
         if not len(distances):
             return None
@@ -78,45 +76,6 @@ class Outcome:
             return None
         ends = [None if end is None or end >= beyond else end / unit for end in (middle.low, middle.high)]
         return replace(middle, value=middle.value / unit, low=ends[0], high=ends[1])
-
-
-@dataclass(frozen=True)
-class PairedOutcome:
-    """Two models under one attack at one epsilon (0: before the attack).
-
-    only_first, only_second: images on which this model alone is robust; difference: robust accuracy of the first minus
-    the second's, points, paired; p: McNemar's exact test, p_holm: corrected for all tests of the call.
-    """
-
-    name: str
-    epsilon: float
-    first: str
-    second: str
-    only_first: int
-    only_second: int
-    difference: Estimate
-    p: float
-    p_holm: float
-
-
-def paired(outcomes: Iterable[tuple[Outcome, Outcome]], *, seed: int = 0) -> tuple[PairedOutcome, ...]:
-    """Paired tests of the two models of each pair at every epsilon, with Holm's correction over all of them.
-
-    A pair is two models under the same attack on the same images. The clean images are tested once for two models.
-    """
-    tests: list[PairedOutcome] = []
-    clean: set[tuple[str, str]] = set()
-    for first, second in outcomes:
-        both = first.alias, second.alias
-        for epsilon in (*(() if both in clean else (0.0,)), *first.epsilons):
-            one, two = first.robust(epsilon), second.robust(epsilon)
-            counts = int((one & ~two).sum()), int((~one & two).sum())
-            difference, p = accuracy_difference(one, two, groups=first.groups, seed=seed), mcnemar(*counts)
-            name = "clean" if epsilon == 0 else first.name
-            tests.append(PairedOutcome(name, epsilon, *both, *counts, difference, p, p))
-        clean.add(both)
-    adjusted = holm([test.p for test in tests])
-    return tuple(replace(test, p_holm=p) for test, p in zip(tests, adjusted))
 
 
 def halving_epsilon(outcomes: Sequence[Outcome]) -> float:
@@ -155,11 +114,9 @@ def transfers(
     groups: Tensor | None = None,
     seed: int = 0,
 ) -> Iterator[Transfer]:
-    """Every model on the images of every model's attack.
-
-    clean: (models, n), which model predicts which clean image correctly; adversarial: for each source (models, n), the
-    same for its images; fooled: (models, n), which images fool their own source; groups: (n,) what images share.
-    """
+    """Every model on the images of every model's attack. clean: (models, n), which model predicts which clean image
+    correctly; adversarial: for each source (models, n), the same for its images; fooled: (models, n), which images fool
+    their own source; groups: (n,) what images share."""
     of_clean = [accuracy(correct, groups=groups, seed=seed) for correct in clean]
     for source, target in product(range(len(clean)), repeat=2):
         correct, counted = adversarial[source][target], fooled[source] & clean[target]
@@ -172,10 +129,8 @@ def cosines(
     model: Model, images: Images, others: Mapping[str, Tensor], *, batch_size: int | None = None
 ) -> dict[str, ByDepth]:
     """The cosine between each block's output for an image and for its counterpart: (blocks, n) by name of others.
-
     images, others: (n, 3, height, width) in [0, 1], the counterparts in the same order. A block's whole output counts,
-    all tokens or the whole map. Raises InputError for a model without blocks.
-    """
+    all tokens or the whole map. Raises InputError for a model without blocks."""
     size = batch_size or max(1, fitting_batch_size(model) // 4)
     parts: dict[str, list[Tensor]] = {name: [] for name in others}
 
@@ -203,10 +158,8 @@ def cosines(
 
 def halfway_block(changed: ByDepth, another: ByDepth) -> int | None:
     """The first block whose outputs for an image and its changed version are half as far apart as for two images.
-
     changed: cosines with the changed image, another: with a different one; means over images are compared. None where
-    there is no such block, or where different images have equal outputs.
-    """
+    there is no such block, or where different images have equal outputs."""
     distance, between_images = 1 - changed.double().mean(1), 1 - another.double().mean(1)
     share = torch.where(between_images > 1e-6, distance / between_images.clamp_min(1e-6), 0.0)
     blocks = (share >= HALFWAY).nonzero().flatten()

@@ -33,10 +33,9 @@ from vitlens.analysis.attention.methods import gradient_rollout_maps
 from vitlens.analysis.faithfulness.defaults import SUBSTRATE
 from vitlens.analysis.faithfulness.maps import on_grid
 from vitlens.analysis.faithfulness.removal import Variants, substrate_images
-from vitlens.attribution.cam import gradcam, hirescam
+from vitlens.attribution.cam import ChannelMaps, gradcam, hirescam, layer_gradients, target_layer
 from vitlens.attribution.gradients import pixel_gradients
 from vitlens.attribution.refinement import evidence
-from vitlens.attribution.target_layer import ChannelMaps, layer_gradients, target_layer
 from vitlens.lens.libra import libra_gradients
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps
@@ -56,13 +55,12 @@ _KEPT: Final = 0.5  # the share of the patches that are kept
 
 @dataclass(frozen=True)
 class _Parts:
-    """On the grid of patches: where (V), and the maps that are not smoothed: rollout (G), and agreed (C⁺ + N⁺), each
-    divided by its mean; alike: T (batch, patches, patches)."""
+    """On the grid of patches; all but V and T are divided by their means."""
 
-    where: Maps
-    rollout: Maps
-    agreed: Maps
-    alike: Affinity
+    where: Maps  # V
+    rollout: Maps  # G, not smoothed, as the next
+    agreed: Maps  # C⁺ + N⁺
+    alike: Affinity  # T
 
 
 def best_maps(model: Model, images: Images, targets: Labels) -> Maps:

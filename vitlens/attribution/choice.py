@@ -49,7 +49,7 @@ STEPS: Final = 6  # of the removal curves, which take most of the time
 MOSAICS: Final = 12  # of each half, at most
 REPLACED: Final[Substrate] = "mean"  # what removed patches become: not the blur by which `best` itself chooses
 KIND: Final = "mosaic-2"  # of the composites
-REFERENCES: Final = ("relevance", "gradcam")  # with which the chosen method is compared where they are candidates
+REFERENCES: Final = ("relevance", "gradcam")  # with which the chosen one is compared, too, where they are candidates
 FAITHFULNESS, LOCALISATION = "insertion_minus_deletion", "localisation"  # the checks
 SCORE: Final = "score"  # the name of the combined score beside them
 DRAWS: Final = 2000  # of the bootstrap
@@ -222,7 +222,7 @@ def chosen_by_evidence(
     if not obstacle:
         values[LOCALISATION] = located
     return replace(
-        choose(values, tuple(functions), BASELINES, parts, groups, references=REFERENCES, seed=seed),
+        choose(values, tuple(functions), parts, groups, seed=seed),
         left_out={LOCALISATION: obstacle} if obstacle else {},
         localised=KIND if used.masks is None else "objects",
         selection=tuple(order[parts[0]].tolist()),
@@ -286,20 +286,17 @@ def halves(groups: Int[Tensor, " images"], *, seed: int = 0) -> tuple[Indices, I
 def choose(
     values: Mapping[str, Values],
     candidates: Sequence[str],
-    baselines: Sequence[str],
     parts: tuple[Indices, Indices],
     groups: Int[Tensor, " images"],
     *,
-    references: Sequence[str] = (),
     seed: int = 0,
 ) -> MethodChoice:
     """The candidate of the highest score on the first half, and what the second half says of it.
 
-    values: of each check, greater is better, a row a method (candidates, then baselines), NaN in all rows of an image
-    without a value; references: candidates with which the chosen one is compared besides the runner-up and the
-    baselines. A check in which all methods are equal decides nothing.
+    values: of each check, greater is better, a row a method (candidates, then BASELINES), NaN in all rows of an image
+    without a value. A check in which all methods are equal decides nothing.
     """
-    names, count, rows = (*candidates, *baselines), len(candidates), (*values, SCORE)
+    names, count, rows = (*candidates, *BASELINES), len(candidates), (*values, SCORE)
     table = torch.stack([each.double() for each in values.values()])
     scales = table[..., parts[0]].nanmean(2).std(1, correction=0)
     weights = torch.where(scales > _TIE, 1 / scales.clamp_min(_TIE), 0.0) / len(scales)
@@ -307,48 +304,38 @@ def choose(
     best, *others = first.means[-1, :count].argsort(descending=True, stable=True).tolist()
     apart = (table[:, :count] - table[:, [best]]).abs().nan_to_num(0.0).amax((0, 2))
     rivals = [place for place in others if apart[place] > _SAME]
-    scores = first.draws[:, -1, :count]
-    wins = (scores >= scores.amax(1, keepdim=True) - _TIE).double().mean(0).tolist()
-    compared = [*rivals[:1], *(each for each in rivals if names[each] in references), *range(count, len(names))]
+    drawn = first.draws[:, -1, :count]
+    wins = (drawn >= drawn.amax(1, keepdim=True) - _TIE).double().mean(0).tolist()
+    compared = [*rivals[:1], *(each for each in rivals if names[each] in REFERENCES), *range(count, len(names))]
     margins = tuple(
         ChoiceMargin(against=names[other], check=check, difference=second.estimate(row, best, minus=other))
         for other in dict.fromkeys(compared)
         for row, check in enumerate(rows)
     )
     confirmation: Any = _CONFIRMATIONS[beyond(margins[len(rows) - 1].difference, 0.0)] if rivals else None
+    scores = tuple(
+        ChoiceScores(
+            method=names[place], baseline=place >= count, wins=wins[place] if place < count else None,
+            selection={check: first.estimate(row, place) for row, check in enumerate(rows)},
+            report={check: second.estimate(row, place) for row, check in enumerate(rows)},
+        )
+        for place in (best, *others, *range(count, len(names)))
+    )  # fmt: skip
     return MethodChoice(
-        method=names[best],
-        candidates=tuple(candidates),
-        checks=tuple(values),
-        certainty=wins[best],
+        names[best], tuple(candidates), checks=tuple(values), certainty=wins[best],
         runner_up=names[rivals[0]] if rivals else None,
-        alike=tuple(names[place] for place in others if place not in rivals),
-        confirmation=confirmation,
-        scores=tuple(
-            ChoiceScores(
-                method=names[place],
-                baseline=place >= count,
-                selection={check: first.estimate(row, place) for row, check in enumerate(rows)},
-                report={check: second.estimate(row, place) for row, check in enumerate(rows)},
-                wins=wins[place] if place < count else None,
-            )
-            for place in (best, *others, *range(count, len(names)))
-        ),
-        margins=margins,
-        selection=tuple(parts[0].tolist()),
-        report=tuple(parts[1].tolist()),
-        seed=seed,
-    )
+        alike=tuple(names[place] for place in others if place not in rivals), confirmation=confirmation,
+        scores=scores, margins=margins, selection=tuple(parts[0].tolist()), report=tuple(parts[1].tolist()), seed=seed,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _Half:
-    """The means of all methods on one half, the checks and then the score, with those of the bootstrap draws; counts:
-    images of each row."""
+    """All methods on one half. Rows are the checks, then the score."""
 
     means: Float[Tensor, "rows methods"]
-    draws: Float[Tensor, "draws rows methods"]
-    counts: tuple[int, ...]
+    draws: Float[Tensor, "draws rows methods"]  # of the bootstrap
+    counts: tuple[int, ...]  # of images
 
     def estimate(self, row: int, method: int, *, minus: int | None = None) -> Estimate:
         """A mean, or the paired difference of two, with its percentile interval."""

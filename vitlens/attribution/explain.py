@@ -11,9 +11,9 @@ from torch import nn
 
 from vitlens.analysis.evaluation.classes import predicted_classes
 from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
+from vitlens.attribution.cam import target_layer
 from vitlens.attribution.refinement import Refinement, refined_maps, require_refinement
 from vitlens.attribution.registry import ATTRIBUTIONS, attribution
-from vitlens.attribution.target_layer import target_layer
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.models.language_image import has_text_tower
 from vitlens.models.model import Model

@@ -1,6 +1,7 @@
 """`vitlens.look`: what a model predicts for single images, where the evidence lies, and which heads matter for it."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,14 +11,14 @@ from torch import Tensor
 from vitlens.analysis.ablation.bench import Bench, units_of
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.heads.specialisation import HeadLabel, specialise
-from vitlens.analysis.heads.statistics import Statistics, Stream
+from vitlens.analysis.heads.statistics import Statistics, statistics
 from vitlens.attribution.explain import explain, preferred_method
 from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
 from vitlens.models.model import Model
 from vitlens.models.support import meets
 from vitlens.names import Replacement
-from vitlens.pixels import AnyImages, Parts, as_parts, groups_of, takes_images
+from vitlens.pixels import AnyImages, as_parts, takes_images
 from vitlens.summary import Line, Summary
 
 TOP = 5  # classes of an image
@@ -26,14 +27,13 @@ _SHOWN = 6  # images of a summary
 
 @dataclass(frozen=True)
 class HeadEffect:
-    """One head for one prediction: the rise of its loss without the head (nats; positive: the head supports the
-    prediction), the prediction's probability then, and what the head attends to (None where it has no label)."""
+    """One head for one prediction."""
 
     layer: int
     head: int
-    delta_loss: float
-    probability: float
-    given: HeadLabel | None
+    delta_loss: float  # the rise of the prediction's loss without the head, nats; positive: it supports the prediction
+    probability: float  # of the prediction without the head
+    given: HeadLabel | None  # what the head attends to, None where it has no label
 
 
 @dataclass(frozen=True, repr=False)
@@ -113,12 +113,14 @@ def look(model: Model, images: AnyImages, *, batch_size: int | None = None, seed
         explain(model, images, targets=top.indices[:, rank].clone(), method=method, batch_size=size, seed=seed).cpu()
         for rank in range(min(2, top.indices.shape[1]))
     ]
-    statistics = _statistics(model, images, size)
+    known = None
+    with suppress(UnsupportedError):  # no attention has a place in the image, or a layer has heads of several shapes
+        known = statistics(model, images, batch_size=size)
     seen = Look(
         tuple(tuple(model.classes[place] for place in places) for places in top.indices.tolist()),
         top.indices.clone(), top.values.clone(), method, torch.stack(maps, 1),
         torch.zeros(len(images), 0), torch.zeros(len(images), 0),
-        labels=() if statistics is None else specialise(statistics).given, statistics=statistics,
+        labels=() if known is None else specialise(known).given, statistics=known,
     )  # fmt: skip
     if not meets(model, "heads"):
         return seen
@@ -129,16 +131,3 @@ def look(model: Model, images: AnyImages, *, batch_size: int | None = None, seed
         seen, delta_loss=effects.delta_loss.T.float(), without=(-effects.loss.T).exp().float(),
         places=tuple((unit.layer, unit.head or 0) for unit in units), replace=effects.replace, note=effects.note,
     )  # fmt: skip
-
-
-def _statistics(model: Model, images: Parts, size: int) -> Statistics | None:
-    """The statistics of the heads on these images; None where no attention has a place in the image."""
-    if not meets(model, "statistics"):
-        return None
-    stream = Stream(model, groups=groups_of(images))
-    try:
-        for batch in images.split(size):
-            stream.add(batch.to(model.device))
-    except UnsupportedError:  # heads of several shapes in one layer
-        return None
-    return stream.result()

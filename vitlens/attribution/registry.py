@@ -31,49 +31,30 @@ LAST_BLOCKS: Final = 2  # of a language-image model that LeGrad sums
 
 @dataclass(frozen=True, kw_only=True)
 class Attribution:
-    """One attribution method.
-
-    title: in figures and tables; description: what its maps show, in a sentence; paper: where it is defined.
-    function: "module:function" of (model, images, targets) that gives maps (batch, rows, columns); arguments: further
-    ones that it is always called with; options: further ones that it takes by name, also through `vitlens.explain`,
-    "seed" where something is random.
-    resolution: "patch" (a ViT's patches, a CNN's last map or as many cells as a ViT would have) or "pixel" (of the
-    input images); signed: whether it has negative values, which are evidence against the target.
-    refined: whether its maps are refined by the attention between patches already.
-    needs: the requirement that the model must meet (models/support.py); families: of the models that support it.
-    needs_class: whether it explains a class, so that the model needs a classifier; complete: whether a map sums to
-    F(image) - F(black), so that its completeness error is reported.
-    forwards, backwards: about how many passes of the model one image takes.
-    default: whether `vitlens explain` runs it where no method is named; studied: whether `vitlens study` checks it;
-    preference: its rank among those of which a comparison takes the best of a model's first ones; None: not used;
-    preference_with_texts: that of a language-image model, where it is another.
-    candidate: its rank among those of which `--auto` chooses, the first few that a model supports: methods that explain
-    a class and are not slow; None: not among them.
-    package: its class in the grad-cam package, None where the package has none.
-    """
+    """One attribution method."""
 
     name: str
-    title: str
-    description: str
-    paper: str
-    function: str
-    resolution: Literal["patch", "pixel"]
-    signed: bool
-    forwards: int | float = 0
+    title: str  # in figures and tables
+    description: str  # of its maps, in a sentence
+    paper: str  # in which it is defined
+    function: str  # "module:function" of (model, images, targets) that gives maps (batch, rows, columns)
+    resolution: Literal["patch", "pixel"]  # a ViT's patches, a CNN's last map or a ViT's cells; or the input's pixels
+    signed: bool  # whether it has negative values, which are evidence against the target
+    forwards: int | float = 0  # about how many passes of the model one image takes
     backwards: int | float = 0
-    arguments: Mapping[str, object] = field(default_factory=dict)
-    options: tuple[str, ...] = ()
-    needs: Literal["chain", "maps", "cam", "depths"] | None = None
-    families: tuple[str, ...] = ("vit", "windowed", "cnn", "other")
-    needs_class: bool = True
-    complete: bool = False
-    refined: bool = False
-    default: bool = False
-    studied: bool = False
-    preference: int | None = None
-    preference_with_texts: int | None = None
-    candidate: int | None = None
-    package: str | None = None
+    arguments: Mapping[str, object] = field(default_factory=dict)  # further ones of every call
+    options: tuple[str, ...] = ()  # further ones by name, of `vitlens.explain`, too; "seed" where something is random
+    needs: Literal["chain", "maps", "cam", "depths"] | None = None  # the requirement of the model (models/support.py)
+    families: tuple[str, ...] = ("vit", "windowed", "cnn", "other")  # of the models that support it
+    needs_class: bool = True  # whether it explains a class, so that the model needs a classifier
+    complete: bool = False  # whether a map sums to F(image) - F(black), so that its completeness error is reported
+    refined: bool = False  # whether its maps are refined by the attention between patches already
+    default: bool = False  # whether `vitlens explain` runs it where no method is named
+    studied: bool = False  # whether `vitlens study` checks it
+    preference: int | None = None  # its rank in comparisons, which take a model's first ones; None: not used
+    preference_with_texts: int | None = None  # that of a language-image model, where it is another
+    candidate: int | None = None  # its rank for `--auto`; only of methods that explain a class and are not slow
+    package: str | None = None  # its class in the grad-cam package, None where the package has none
 
     @property
     def gradients(self) -> bool:

@@ -162,16 +162,8 @@ def _fits_first_rows(change: PlaceChange) -> bool:
     return replaced and change.access.place.kind in ("head", "heads", "mlp")
 
 
-def _starts(model: Model) -> tuple[tuple[ReplayStart, ...], int]:
-    """The starts of a model, from the traces of one image and of two, and the largest output: the axis that doubles is
-    the batch."""
-    single, double = trace(model, 1), trace(model, 2)
-    starts = tuple(_start(model, layer, single, double) for layer in layers(model))
-    shapes = [shape for name in single.by_module if (shape := _batched_shape(name, single, double)) is not None]
-    return starts, max(4 * math.prod(shape) for shape in shapes)
-
-
 def _start(model: Model, layer: Layer, single: Trace, double: Trace) -> ReplayStart:
+    """From the traces of one image and of two: the axis that doubles is the batch."""
     heads = [traced_heads(model, count)[layer.attention] for count in (1, 2)]
     begin = double.by_module[layer.unit][0].begin
     of_one, of_two = (each.by_module[layer.unit][-1].arguments for each in (single, double))
@@ -353,7 +345,10 @@ def _first_of_attention(attention: Any, rows: int) -> Callable[[Forward], Forwar
 @once_per_model
 def method_of(model: Model) -> ReplayMethod:
     """How a model is replayed: with the shortest last block that gives its logits, or by full forwards."""
-    starts, largest = _starts(model)
+    single, double = trace(model, 1), trace(model, 2)
+    starts = tuple(_start(model, layer, single, double) for layer in layers(model))
+    shapes = [shape for name in single.by_module if (shape := _batched_shape(name, single, double)) is not None]
+    largest = max(4 * math.prod(shape) for shape in shapes)
     why = "its blocks take (tokens, batch, width)"
     if not any(layer.tokens_first for layer in layers(model)):
         why = ""

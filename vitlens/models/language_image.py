@@ -64,8 +64,8 @@ class TextTower:
         if not texts or any(not text.strip() for text in texts):
             raise InputError("expected texts with a word, found an empty one; give --prompt 'a photo of a dog'")
         encode = getattr(self._built, "encode", None)  # some tokenizers do not give the number of tokens
-        for text in texts if encode else ():
-            length = 2 + len(encode(text))  # with the start and end tokens
+        lengths = [] if encode is None else [2 + len(encode(text)) for text in texts]  # with the start and end tokens
+        for text, length in zip(texts, lengths):
             if length > self.context:
                 raise InputError(
                     f"expected texts of at most {self.context} tokens for {self.name}, found {length}: {text!r}"

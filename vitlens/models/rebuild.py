@@ -76,9 +76,9 @@ def build(
         weights |= {key: value for key, value in whole.state_dict().items() if key.startswith(inside)}
     built: tuple[nn.Module, Preprocessing] = make(architecture, state=weights, pretrained=pretrained)
     cut_heads(built[0], cut)
-    for name in () if state is None else cut:
+    for name in cut if state is not None else ():
         start = f"{name}."
-        own = {key.removeprefix(start): value for key, value in state.items() if key.startswith(start)}
+        own = {key.removeprefix(start): value for key, value in (state or {}).items() if key.startswith(start)}
         load_strictly(built[0].get_submodule(name), own, where=f"{name} of {architecture.name}")
     return built
 

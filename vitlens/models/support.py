@@ -30,7 +30,7 @@ CHECKS: Final[Mapping[Need, str]] = MappingProxyType(
         "statistics": "vitlens.analysis.heads.statistics:require_statistics",
         "heads": "vitlens.analysis.ablation.bench:require_heads",
         "features": "vitlens.lens.stages:stages",
-        "cam": "vitlens.attribution.target_layer:target_layer",
+        "cam": "vitlens.attribution.cam:target_layer",
         "depths": "vitlens.attribution.legrad:require_legrad",
         "walkthrough": "vitlens.analysis.walkthrough.public:require_walkthrough",
     }

@@ -152,6 +152,19 @@ def test_units_given_before_are_removed_with_each(by: Replacement) -> None:
     torch.testing.assert_close(found.loss, together.loss, **CLOSE)
 
 
+@pytest.mark.parametrize(
+    ("count", "by", "words"), [(8, "mean", ""), (5, "resample", "another image's"), (1, "zero", "zero")]
+)
+def test_few_images_take_another_replacement_than_their_mean_and_say_so(count: int, by: str, words: str) -> None:
+    model = ours()
+    found, same = (ablate(model, seen(count), LABELS[:count], replace=each) for each in (None, by))
+    assert found.replace == by
+    assert words in found.note
+    assert torch.equal(found.delta_loss, same.delta_loss)
+    zero = ablate(model, seen(count), LABELS[:count], replace="zero")  # resampling takes the other images' pass
+    assert found.forward_equivalents == pytest.approx(zero.forward_equivalents + (by == "resample"))
+
+
 def test_a_loss_that_is_not_finite_names_unit_and_image() -> None:
     model = ours()
     with torch.no_grad():

@@ -21,7 +21,6 @@ from vitlens.analysis.ablation.several import (
     removal_curves,
     share_removable,
 )
-from vitlens.analysis.features.cka import CKAStream
 from vitlens.lens.capture import capture
 from vitlens.lens.intervene import another_image, intervene
 from vitlens.models.model import Model
@@ -34,10 +33,6 @@ CLOSE = {"atol": 1e-5, "rtol": 0.0}
 
 def seen() -> Tensor:
     return images((32, 48), batch=8)  # the mean takes at least 8
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def loss_without(model: Model, units: tuple[Unit, ...], by: Replacement, pictures: Tensor) -> Tensor:
@@ -192,31 +187,6 @@ def full_cka(one: Tensor, two: Tensor) -> float:
 
     k, m = (each.double() @ each.double().T for each in (one, two))
     return float(hsic(k, m) / (hsic(k, k) * hsic(m, m)).sqrt())
-
-
-def streamed(*heads: Tensor, parts: int = 1) -> Tensor:
-    """CKA of heads (samples, head_dim), taken in by parts."""
-    stream = CKAStream(centred=False)
-    for some in zip(*(head.chunk(parts) for head in heads)):
-        stream.add(some)
-    return stream.cka()
-
-
-@pytest.mark.parametrize(("parts", "centre"), [(1, 0.0), (3, 50.0)])
-def test_streamed_cka_is_that_of_the_full_matrices(parts: int, centre: float) -> None:
-    base = noise(30, 4)
-    heads = [base + centre, base[:, :3] + 0.5 * noise(30, 3, seed=1), noise(30, 3, seed=2)]
-    expected = torch.tensor([[full_cka(one, two) for two in heads] for one in heads]).double()
-    torch.testing.assert_close(streamed(*heads, parts=parts), expected, **CLOSE)
-    assert 0.3 < float(expected[0, 1]) < 0.99
-
-
-def test_cka_of_the_same_is_one_and_knows_no_rotation_shift_or_scale() -> None:
-    own, rotation = noise(40, 5), torch.linalg.qr(noise(5, 5, seed=3))[0]
-    torch.testing.assert_close(streamed(own, 7 * own @ rotation - 3), torch.ones(2, 2).double(), atol=1e-9, rtol=0)
-    assert abs(float(streamed(noise(4000, 3), noise(4000, 3, seed=1))[0, 1])) < 0.01  # unlike heads: about 0
-    assert streamed(noise(3, 2)).isnan().all()  # too few samples
-    assert streamed(noise(9, 2), torch.ones(9, 2).double()).isnan().tolist() == [[False, True], [True, True]]
 
 
 def test_similarity_is_that_of_the_heads_outputs_also_of_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:

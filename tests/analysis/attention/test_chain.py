@@ -9,22 +9,20 @@ import jaxtyping
 import pytest
 import timm
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tests.analysis.attention.test_gradients import close, explicit_gradients
 from tests.analysis.attention.ways import flow, gradient_rollout
 from tests.lens.oracles import unwindow
-from tests.lens.tiny import EACH_FAMILY, FAMILIES, images, model_of, shaken, shared_model, timm_model, torchvision_swin
+from tests.lens.tiny import FAMILIES, images, model_of, shaken, shared_model, timm_model, torchvision_swin
 from vitlens.analysis.attention import chain as chain_module
 from vitlens.analysis.attention.chain import chain_length, chained
-from vitlens.analysis.attention.methods import gradient_rollout_maps, relevance, rollout, rollout_maps
+from vitlens.analysis.attention.methods import relevance, rollout
 from vitlens.errors import UnknownNameError, UnsupportedError
 from vitlens.lens import call as call_module
 from vitlens.lens.call import row_by_row
-from vitlens.lens.capture import capture_attention
 from vitlens.lens.observe import survey
 from vitlens.models.model import Model
-from vitlens.models.resnet import build_resnet
 
 SWIN, SWIN2 = "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"
 THREE = {"depths": (1, 2, 1), "num_heads": (2, 4, 4)}
@@ -59,11 +57,8 @@ MODELS: dict[str, Callable[[], Model]] = {  # patches of 2x2 pixels, windows of 
     "swin, patches merged out of fewer than four": lambda: timm_model(SWIN, img_size=(18, 28)),
     "swin, three stages": lambda: timm_model(SWIN, img_size=(36, 20), **THREE),  # 9 x 5 patches become 5 x 3
     "swin, fused": lambda: fused(timm_model(SWIN, img_size=(20, 36))),
-    "swinv2": FAMILIES["swinv2"],
     "swinv2, windows padded": lambda: timm_model(SWIN2, img_size=(20, 36)),
-    "torchvision": FAMILIES["torchvision-swin"],
     "torchvision, windows padded": lambda: torchvision_swin((20, 36)),
-    "torchvision, one window": lambda: torchvision_swin((12, 12)),
     "torchvision, patches merged out of fewer than four": lambda: torchvision_swin((18, 28)),
     "hiera": hiera,
     "sam2's hiera, windows padded": sam2_hiera,
@@ -171,20 +166,6 @@ def test_gradient_rollout_is_the_product_of_whole_matrices(model):
         torch.testing.assert_close(found.sum((1, 2)), torch.ones(2), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("size", [(32, 32), (18, 28)])
-def test_alpha_one_is_the_merging_alone(size):
-    model = timm_model(SWIN, img_size=size)
-    found = rollout(model, images(size), alpha=1.0)
-    rows, columns = size[0] // 2, size[1] // 2
-    last = -(-rows // 2) * -(-columns // 2)
-    expected = torch.full((rows, columns), 1 / last / 4)
-    if rows % 2:
-        expected[-1] *= 2  # a merged patch with half its children shares among these
-    if columns % 2:
-        expected[:, -1] *= 2
-    torch.testing.assert_close(found, expected.expand(2, -1, -1))
-
-
 @pytest.mark.parametrize("make", [lambda: torchvision_swin((20, 36)), MODELS["swin, fused"]], ids=["made", "fused"])
 def test_a_few_images_at_a_time_is_all_at_once(monkeypatch, make):
     model = make()
@@ -196,49 +177,29 @@ def test_a_few_images_at_a_time_is_all_at_once(monkeypatch, make):
         close(method(model, batch[1:2])[0], expected[1])
 
 
-def test_other_readouts_of_windows_are_refused():
-    for readout in ("cls", "pool", "cls+distillation"):
-        with pytest.raises(UnsupportedError, match="expected the readout mean for swin"):
-            rollout(shared_model("swin"), images(), readout=readout)
-    model = shared_model("swin")
-    torch.testing.assert_close(rollout(model, images(), readout="mean"), rollout(model, images()))
-
-
 def test_an_unknown_readout_names_the_known(monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the tests' own check of types would be first
     with pytest.raises(UnknownNameError, match="no readout 'clss'; did you mean 'cls'"):
         chained(shared_model("ours"), images((32, 48)), readout="clss")
 
 
-def made(name: str, *, size: int = 32, **options: object) -> Callable[[], Model]:
-    return lambda: model_of(
-        shaken(lambda: timm.create_model(name, num_classes=5, **options)), alias=name, size=(size, size)
-    )
-
-
-def cnn() -> nn.Module:
-    return build_resnet("resnet20", classes=5, image_size=(32, 32))
+def made(name: str, *, size: int = 32, **options: object) -> Model:
+    return model_of(shaken(partial(timm.create_model, name, num_classes=5, **options)), alias=name, size=(size, size))
 
 
 PVT = {"depths": (1, 1, 1, 1), "embed_dims": (16, 16, 16, 16), "num_heads": (1, 1, 1, 1)}
-REFUSED: dict[str, tuple[Callable[[], Model], str, str]] = {  # model, its layer, what that does
-    "xcit": (
-        made("xcit_nano_12_p16_224", img_size=32, patch_size=16, embed_dim=32, depth=1),
-        "'blocks.0.attn'",
-        "channels attend to channels",
-    ),
-    "pvt": (made("pvt_v2_b0", **PVT), "'stages.0.blocks.0.attn'", "fewer, pooled keys"),
-    "nest": (made("nest_tiny", size=64, img_size=64), "'levels.0.transformer_encoder.0.attn'", "their window"),
+XCIT = {"img_size": 32, "patch_size": 16, "embed_dim": 32, "depth": 1}
+VISFORMER = {"img_size": 32, "embed_dim": 32, "depth": (1, 1, 1), "num_heads": 2}
+REFUSED = {  # model, its layer, what that does
+    "xcit": (partial(made, "xcit_nano_12_p16_224", **XCIT), "blocks.0.attn", "channels attend to channels"),
+    "pvt": (partial(made, "pvt_v2_b0", **PVT), "stages.0.blocks.0.attn", "fewer, pooled keys"),
+    "nest": (partial(made, "nest_tiny", size=64, img_size=64), "levels.0.transformer_encoder.0.attn", "their window"),
     "maxvit": (
-        made("maxvit_rmlp_pico_rw_256", size=64, img_size=64),
-        "'stages.0.blocks.1.conv.conv2_kxk'",
+        partial(made, "maxvit_rmlp_pico_rw_256", size=64, img_size=64),
+        "stages.0.blocks.1.conv.conv2_kxk",
         "nothing between them that mixes patches",
     ),
-    "visformer": (
-        made("visformer_tiny", img_size=32, embed_dim=32, depth=(1, 1, 1), num_heads=2),
-        "'stage2.0.attn'",
-        "a stage with 4 tokens of its own",
-    ),
+    "visformer": (partial(made, "visformer_tiny", **VISFORMER), "stage2.0.attn", "a stage with 4 tokens of its own"),
 }
 
 
@@ -251,21 +212,10 @@ def test_refused_in_one_line_that_names_the_layer_and_what_it_does(name):
         with pytest.raises(UnsupportedError) as refusal:
             method(model, batch)
         message = str(refusal.value)
-        assert layer in message
+        assert f"'{layer}'" in message
         assert does in message
-        assert name.split("_")[0] in message
         assert message == model.supports("rollout")
-        assert ("attention" in message.partition(" supports ")[2].split(", ")) == (model.supports("attention") is None)
         assert "\n" not in message
-
-
-@pytest.mark.parametrize("method", [rollout, relevance, gradient_rollout, flow])
-def test_a_cnn_is_refused(method):
-    with pytest.raises(UnsupportedError) as refusal:
-        method(model_of(cnn(), alias="cnn"), images(batch=1))
-    told = "expected softmax attention in the forward pass of cnn, found none; cnn supports look, audit, predict"
-    assert told in str(refusal.value)
-    assert "\n" not in str(refusal.value)
 
 
 def test_stages_that_merge_otherwise_are_refused(monkeypatch):
@@ -275,17 +225,3 @@ def test_stages_that_merge_otherwise_are_refused(monkeypatch):
     monkeypatch.setattr(chain_module, "survey_weights", lambda _model, _images: far)
     with pytest.raises(UnsupportedError, match=r"merge 2x2 patches, found \(16, 16\) before \(4, 4\) in swin"):
         chain_length(model, images())
-
-
-@pytest.mark.parametrize("name", EACH_FAMILY)
-def test_how_many_layers(name):
-    model = shared_model(name)
-    batch = images(model.input_size)
-    assert chain_length(model, batch) == len(capture_attention(model, batch).layers)
-
-
-def test_one_pass_serves_all_that_is_asked_of_it():
-    model = shared_model("swin")
-    chain = chained(model, images(), gradient=True)
-    close(rollout_maps(chain), rollout(model, images()), rtol=1e-5)
-    close(gradient_rollout_maps(chain), gradient_rollout(model, images()), rtol=1e-5)

@@ -3,17 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 from torch import Tensor
 
 from tests.analysis.attention.ways import flow
 from tests.lens.tiny import FAMILIES, images, ours, shared_model
-from vitlens.analysis.attention import methods
 from vitlens.analysis.attention.methods import maximum_flows, require_flow
-from vitlens.errors import InputError, UnsupportedError
+from vitlens.errors import UnsupportedError
 from vitlens.lens.capture import capture_attention
 from vitlens.models.model import Model
 
@@ -49,7 +46,7 @@ def random_network(seed: int, *, tokens: int = 4, depth: int = 3) -> tuple[NDArr
     return random.dirichlet(np.ones(tokens)), layers
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_equal_to_a_linear_program(seed):
     start, layers = random_network(seed)
     found = maximum_flows(start, layers, range(4))
@@ -60,61 +57,20 @@ def test_equal_to_a_linear_program(seed):
     assert (maximum_flows(start, layers, [2, 3])[:2] == 0).all()  # not asked for
 
 
-@settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**16), tokens=st.integers(2, 7), depth=st.integers(1, 4))
-def test_bounds_and_the_order_of_tokens(seed, tokens, depth):
-    start, layers = random_network(seed, tokens=tokens, depth=depth)
-    found = maximum_flows(start, layers, range(tokens))
-    assert (found >= 0).all()
-    assert (found <= np.minimum(start.sum(), layers[0].sum(0)) + PRECISION).all()
-    along = start.copy()  # what a walk brings to a token can flow there
-    for weights in reversed(layers):
-        along = along @ weights
-    assert (found >= along - PRECISION).all()
-    order = np.random.default_rng(seed).permutation(tokens)
-    turned = maximum_flows(start[order], [layer[np.ix_(order, order)] for layer in layers], range(tokens))
-    np.testing.assert_allclose(turned, found[order], atol=PRECISION)
-
-
-def test_identity_attention_leaves_everything_where_it_is():
-    start = np.array([0.5, 0.25, 0.25, 0.0])
-    assert np.array_equal(maximum_flows(start, [np.eye(4)] * 3, range(4)), start)
-
-
-def test_one_narrow_pipe():
-    """By hand: of 1 at token 0, 0.3 can go on to token 1 in the upper layer, of which 0.2 arrive; and 0.1 directly."""
-    upper, lower = np.array([[0.7, 0.3], [0.0, 1.0]]), np.array([[0.9, 0.1], [0.8, 0.2]])
-    found = maximum_flows(np.array([1.0, 0.0]), [lower, upper], [0, 1])
-    np.testing.assert_allclose(found, [0.7 + 0.3, 0.1 + 0.2], atol=1e-6)
-
-
 def heads_mean(layer: Tensor) -> NDArray[np.float64]:
     return layer[0].double().mean(0).numpy()
 
 
-def cls_row(_last: Tensor) -> NDArray[np.float64]:
-    return np.eye(13)[0]
-
-
-def mean_row(_last: Tensor) -> NDArray[np.float64]:
-    return np.full(12, 1 / 12)
-
-
-def pooling_row(last: Tensor) -> NDArray[np.float64]:
-    return heads_mean(last)[0]
-
-
-READOUTS = {
-    "cls": (ours, cls_row, 1),
-    "mean": (lambda: ours(pooling="mean"), mean_row, 0),
-    "pooling query": (FAMILIES["siglip"], pooling_row, 0),
+READOUTS = {  # the row of the readout, of the last layer
+    "cls": (ours, lambda _: np.eye(13)[0], 1, 0.5),
+    "mean": (lambda: ours(pooling="mean"), lambda _: np.full(12, 1 / 12), 0, 0.1),
+    "pooling query": (FAMILIES["siglip"], lambda last: heads_mean(last)[0], 0, 0.1),
 }
 
 
-@pytest.mark.parametrize("alpha", [0.5, 0.1])
 @pytest.mark.parametrize("case", READOUTS)
-def test_a_model_by_a_linear_program(case, alpha):
-    make, row, prefix = READOUTS[case]
+def test_a_model_by_a_linear_program(case):
+    make, row, prefix, alpha = READOUTS[case]
     model: Model = make()
     for parameter in model.module.parameters():
         parameter.mul_(2)  # weights that are not nearly even
@@ -130,58 +86,13 @@ def test_a_model_by_a_linear_program(case, alpha):
     assert found.std() > 1e-4
 
 
-@pytest.mark.parametrize("name", ["ours", "deit-distilled", "dinov2-registers", "beit", "siglip", "cait"])
-def test_maps_are_between_nothing_and_everything(name):
-    model = shared_model(name)
-    batch = images(model.input_size, batch=3)
-    maps = flow(model, batch)
-    assert maps.shape == (3, *model.layout.grid)
-    assert (maps > 0).all()
-    assert (maps <= 1 + 1e-6).all()
-    torch.testing.assert_close(flow(model, batch[1:2])[0], maps[1], atol=PRECISION, rtol=0)
-
-
 def test_with_the_identity_alone_a_mean_stays_a_mean():
     torch.testing.assert_close(flow(ours(pooling="mean"), images((32, 48)), alpha=1.0), torch.full((2, 4, 3), 1 / 12))
     assert (flow(ours(), images((32, 48)), alpha=1.0) == 0).all()  # what stays on CLS is in no map
 
 
-def test_too_many_tokens_are_refused_before_any_work():
-    """17 x 17 patches and CLS; 16 x 16 without CLS are the most that go."""
-    model = ours(size=(136, 272))
-
-    def run(_module: object, _inputs: object) -> None:
-        raise AssertionError("a forward pass was made")
-
-    model.module.register_forward_pre_hook(run)
-    with pytest.raises(UnsupportedError) as refusal:
-        flow(model, images((136, 272)))
-    message = str(refusal.value)
-    assert "at most 256 tokens" in message
-    assert "found 290 in ours" in message
-    assert "try --method rollout" in message
-    assert "\n" not in message
-
-
-@pytest.mark.slow
-def test_dinov2_at_its_own_size_is_refused():
-    from vitlens.models import loading
-
-    model = loading.load("timm:vit_small_patch14_dinov2", random_weights=True)
-    with pytest.raises(UnsupportedError, match="at most 256 tokens for attention flow, found 1370"):
-        flow(model, images((518, 518), batch=1))
-
-
-def test_256_tokens_are_not_too_many():
+def test_256_tokens_are_not_too_many_and_windows_are():
     model = ours(size=(128, 256), pooling="mean", dim=4, depth=1, heads=1)
     require_flow(model, images((128, 256), batch=1))
-
-
-def test_refusals(monkeypatch):
     with pytest.raises(UnsupportedError, match="one sequence of tokens for attention flow, found windows in swin"):
         flow(shared_model("swin"), images())
-    for alpha in (-0.5, 1.5, float("nan")):
-        with pytest.raises(InputError, match="alpha in"):
-            flow(ours(), images((32, 48)), alpha=alpha)
-    monkeypatch.setattr(methods, "fitting_batch_size", lambda _model: 2)
-    assert flow(ours(), images((32, 48), batch=3)).shape == (3, 4, 3)

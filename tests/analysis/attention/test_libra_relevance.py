@@ -15,9 +15,8 @@ from vitlens.analysis.attention.chain import chained
 from vitlens.analysis.faithfulness.localisation import roc_auc
 from vitlens.attribution.explain import explain
 from vitlens.data.catalogue import load_data
-from vitlens.lens.libra import LibraMode, libra_gradients
+from vitlens.lens.libra import libra_gradients
 from vitlens.models import loading
-from vitlens.models.model import Model
 
 TARGETS = torch.tensor([3, 0, 4])
 Layer = tuple[Tensor, Tensor, Tensor]  # of each head: weights (query, key), output (query, dim), value (key, dim)
@@ -101,7 +100,6 @@ def test_the_gradients_are_autograds_of_explicit_attention_under_the_same_rules(
     with libra_gradients(model):
         weights, expected = explicit_gradients(model, batch, TARGETS)
     plain = explicit_gradients(model, batch, TARGETS)[1]
-    assert len(calls) == len(expected)
     for call, own, gradient in zip(calls, weights, expected, strict=True):
         found = call.weight_gradient()
         assert found is not None
@@ -111,29 +109,13 @@ def test_the_gradients_are_autograds_of_explicit_attention_under_the_same_rules(
     assert first.abs().max() > 1e-2 * plain[0].abs().max(), "plain gradients would be the same"
 
 
-@pytest.mark.parametrize("name", ["ours", "vit", "vit-mean", "beit", "eva02", "dinov2-registers", "siglip", "cait"])
-def test_the_forward_is_bit_equal(name):
-    model = shared_model(name)
-    batch = images(model.input_size, batch=3)
-    plain = chained(model, batch, targets=TARGETS, gradient=True).logits
-    libra = chained(model, batch, targets=TARGETS, gradient=True, rules="libra").logits
-    assert torch.equal(libra, plain)
-    with LibraMode():
-        assert torch.equal(model(batch.clone().requires_grad_()).detach(), model(batch))
-
-
-def localisation(model: Model, root: Path, method: str) -> float:
-    """The mean ROC-AUC on the photographs with object masks."""
-    split = load_data(str(root), preprocessing=model.preprocessing)
-    (batch,) = split.batches(56)
-    maps = explain(model, batch.images, targets=batch.labels, method=method)
-    return roc_auc(maps, split.masks).mean().item()
-
-
-# what was measured apart from this project on the same pairs: Chefer's rule on LibraGrad's gradients 0.884, on plain
-# ones 0.872
 @pytest.mark.slow
 def test_localisation_on_the_coco_masks(real_data: Path):
+    """Mean ROC-AUC, measured apart from this project on the same pairs: Chefer's rule on LibraGrad's gradients 0.884,
+    on plain ones 0.872."""
     model = loading.load(f"timm:deit_tiny_patch16_224@{real_data / 'weights' / 'deit_tiny_patch16_224.safetensors'}")
-    assert localisation(model, real_data / "coco_masks", "libra-relevance") == pytest.approx(0.884, abs=5e-3)
-    assert localisation(model, real_data / "coco_masks", "relevance") == pytest.approx(0.872, abs=5e-3)
+    split = load_data(str(real_data / "coco_masks"), preprocessing=model.preprocessing)
+    (batch,) = split.batches(56)
+    for method, expected in (("libra-relevance", 0.884), ("relevance", 0.872)):
+        maps = explain(model, batch.images, targets=batch.labels, method=method)
+        assert roc_auc(maps, split.masks).mean().item() == pytest.approx(expected, abs=5e-3)

@@ -6,13 +6,11 @@ import torch
 from torch import Tensor
 
 from tests.analysis.attention.test_gradients import close, explicit_gradients
-from tests.analysis.attention.ways import followed, gradient_rollout
-from tests.kit.uses import batch_of, state_of, unsettled
-from tests.lens.tiny import CHAINED, EACH_FAMILY, FAMILIES, TIMM, images, ours, shared_model, timm_model
+from tests.analysis.attention.ways import gradient_rollout
+from tests.lens.tiny import FAMILIES, TIMM, images, ours, timm_model
 from vitlens.analysis.attention import methods
-from vitlens.analysis.attention.chain import chained
-from vitlens.analysis.attention.methods import gradient_rollout_maps, gradient_weighted, relevance, rollout
-from vitlens.errors import InputError, UnsupportedError
+from vitlens.analysis.attention.methods import gradient_weighted, relevance, rollout
+from vitlens.errors import InputError
 from vitlens.models.hooks import watching
 from vitlens.models.model import Model
 
@@ -63,20 +61,13 @@ def by_rollout(layers: list[Tensor], tokens: int, alpha: float) -> Tensor:
 READER = None  # the readout is the reader's row
 READOUTS = {  # the readout over the tokens by hand: prefix, then 12, 16 or another number of patches
     "cls": (lambda: ours(depth=3), [1.0] + [0.0] * 12),
-    "one head": (lambda: ours(heads=1), [1.0] + [0.0] * 12),
-    "one block": (lambda: ours(depth=1), [1.0] + [0.0] * 12),
-    "registers": (lambda: ours(registers=4, depth=3), [1.0] + [0.0] * 16),
-    "distillation": (lambda: ours(distillation=True, depth=3), [0.5, 0.5] + [0.0] * 12),
+    "one head": (lambda: ours(heads=1, depth=1), [1.0] + [0.0] * 12),
     "mean, prefix 0": (lambda: ours(pooling="mean", depth=3), [1 / 12] * 12),
     "mean, prefix 2": (lambda: ours(pooling="mean", registers=2, depth=3), [0.0] * 2 + [1 / 12] * 12),
-    "another size": (lambda: ours(size=(48, 80)), [1.0] + [0.0] * 30),
     "timm distilled": (lambda: timm_model(TIMM["deit-distilled"]), [0.5, 0.5] + [0.0] * 16),
     "timm registers": (lambda: timm_model(TIMM["dinov2-registers"]), [1.0] + [0.0] * 20),
-    "timm mean of patches": (lambda: timm_model(TIMM["dinov3"]), [0.0] * 5 + [1 / 16] * 16),
-    "timm not square": (lambda: timm_model(TIMM["vit"], img_size=(32, 48)), [1.0] + [0.0] * 24),
     "torchvision": (FAMILIES["torchvision-vit"], [1.0] + [0.0] * 16),
     "siglip": (lambda: timm_model(TIMM["siglip"]), READER),
-    "siglip, not square": (lambda: timm_model(TIMM["siglip"], img_size=(48, 32)), READER),
     "pooling beside cls": (lambda: timm_model(TIMM["perception-encoder"]), READER),
     "cait": (lambda: timm_model(TIMM["cait"]), READER),
     "cait, not square": (lambda: timm_model(TIMM["cait"], img_size=(32, 48)), READER),
@@ -116,19 +107,6 @@ def test_gradient_rollout_from_every_layer_on(case):
             close(gradient_rollout(model, batch, start_layer=start, alpha=alpha), expected)
 
 
-@pytest.mark.parametrize("name", EACH_FAMILY)
-def test_what_every_layer_is_asked_for(name):
-    model = shared_model(name)
-    batch = images(model.input_size)
-    expected = asked_for(model, batch)
-    calls = chained(model, batch, gradient=True).calls
-    assert len(calls) == len(expected)
-    for call, own in zip(calls, expected):
-        gradient = call.weight_gradient()
-        assert gradient is not None
-        close(gradient_weighted(call.weights(), gradient), own)
-
-
 def test_in_double_precision_nothing_is_left_of_the_difference():
     for name in ("ours", "siglip", "cait"):
         model = FAMILIES[name]().double()
@@ -155,15 +133,6 @@ def test_another_readout_than_the_models_own():
         layers = [layer for layer in asked_for(model, batch) if layer.shape[1] > 1]
         expected = read(by_equation_six(layers, model.layout.tokens), row, model)
         close(relevance(model, batch, readout=readout), expected)
-    for readout, message in (("pool", "attention pooling"), ("cls+distillation", "try --readout mean")):
-        with pytest.raises(UnsupportedError, match=message):
-            relevance(ours(), images((32, 48)), readout=readout)
-
-
-def test_images_of_another_size_are_resized():
-    model, batch = ours(), images((17, 90))
-    expected = read(by_equation_six(asked_for(model, batch), 13), [1.0] + [0.0] * 12, model)
-    close(relevance(model, batch), expected)
 
 
 def test_targets_predicted_and_given():
@@ -176,19 +145,10 @@ def test_targets_predicted_and_given():
     found = relevance(model, batch, targets=given_targets)
     expected = read(by_equation_six(asked_for(model, batch, given_targets), 13), [1.0] + [0.0] * 12, model)
     close(found, expected)
-    one_by_one = [
-        relevance(model, batch[i : i + 1], targets=given_targets[i : i + 1].to(torch.int32)) for i in range(4)
-    ]
-    close(torch.cat(one_by_one), found)
+    alone = relevance(model, batch[1:2], targets=given_targets[1:2].to(torch.int32))
+    close(alone, found[1:2])
     other = given_targets != predicted
     assert ((found - own).abs().amax((1, 2))[other] > 0.01 * own.max()).all()
-
-
-@pytest.mark.parametrize("method", [relevance, gradient_rollout])
-def test_a_class_that_is_not_there(method):
-    for wrong in (-1, 5):
-        with pytest.raises(InputError, match=f"(targets|target classes) from 0 to 4, found {wrong}"):
-            method(ours(), images((32, 48)), targets=torch.tensor([0, wrong]))
 
 
 def test_targets_go_with_their_images_through_several_batches(monkeypatch):
@@ -197,9 +157,10 @@ def test_targets_go_with_their_images_through_several_batches(monkeypatch):
     monkeypatch.setattr(methods, "fitting_batch_size", lambda _model: 2)
     close(relevance(model, batch, targets=targets), together)
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the tests' own check of shapes would be first
-    for count in (4, 6):
-        with pytest.raises(InputError, match=rf"one target (an|per) image \(5\), found {count}"):
-            relevance(model, batch, targets=torch.zeros(count, dtype=torch.long))
+    wrong = {"one target (an|per) image": torch.zeros(4, dtype=torch.long), "from 0 to 4, found 5": 1 + targets}
+    for words, given in wrong.items():
+        with pytest.raises(InputError, match=words):
+            relevance(model, batch, targets=given)
 
 
 def without_gradient(model: Model) -> Model:
@@ -210,7 +171,7 @@ def without_gradient(model: Model) -> Model:
     return model
 
 
-@pytest.mark.parametrize("name", EACH_FAMILY)
+@pytest.mark.parametrize("name", ["ours", "vit-mean", "siglip", "cait", "swin"])
 def test_no_gradient_gives_the_identity(name):
     model = without_gradient(FAMILIES[name]())
     batch = images(model.input_size)
@@ -220,66 +181,6 @@ def test_no_gradient_gives_the_identity(name):
         torch.testing.assert_close(maps, torch.full_like(maps, 1 / maps[0].numel()))
     else:
         assert (maps == 0).all()
-
-
-@pytest.mark.parametrize("name", CHAINED)
-def test_gradient_rollout_of_all_tokens_sums_to_one(name):
-    model = shared_model(name)
-    batch = images(model.input_size)
-    with followed() as rows:
-        gradient_rollout_maps(chained(model, batch, gradient=True))
-    (row,) = rows
-    torch.testing.assert_close(row.sum(-1), torch.ones(2), atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("name", EACH_FAMILY)
-def test_an_image_does_not_depend_on_its_batch_mates(name):
-    model = shared_model(name)
-    batch = images(model.input_size, batch=3)
-    for method in (relevance, gradient_rollout):
-        close(method(model, batch[1:2])[0], method(model, batch)[1])
-
-
-@pytest.mark.parametrize("name", EACH_FAMILY)
-def test_mixed_precision_gives_finite_maps_and_exact_chains(name):
-    model = shared_model(name)
-    batch = images(model.input_size)
-    plain = {method: method(model, batch) for method in (relevance, gradient_rollout)}
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        for method, expected in plain.items():
-            maps = method(model, batch)
-            assert maps.dtype == torch.float32
-            assert torch.isfinite(maps).all()
-            assert (maps - expected).abs().max() < 0.1 * expected.max()
-        layout = model.anatomy.layout
-        if layout is None or not layout.prefix:  # no prefix that keeps some of the mass
-            maps = gradient_rollout(model, batch)
-            torch.testing.assert_close(maps.sum((1, 2)), torch.ones(2), atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("way", [{"start_layer": 2}, {"start_layer": -1}])
-@pytest.mark.parametrize("method", [relevance, gradient_rollout])
-def test_a_layer_that_is_not_there(method, way):
-    with pytest.raises(InputError, match="start-layer of at least 0 and below 2 layers"):
-        method(ours(), images((32, 48)), **way)
-
-
-@pytest.mark.parametrize("alpha", [-0.1, 1.1, float("nan")])
-def test_an_alpha_that_cannot_be(alpha):
-    with pytest.raises(InputError, match="alpha in"):
-        gradient_rollout(ours(), images((32, 48)), alpha=alpha)
-
-
-def test_nothing_is_left_behind_by_a_wrong_target():
-    model = unsettled("ours")
-    batch = batch_of(model)
-    before = state_of(model)
-    with pytest.raises(InputError):
-        relevance(model, batch, targets=torch.tensor([0, 9, 0]))
-    assert state_of(model) == before
-    with torch.no_grad():  # as in a command
-        assert relevance(model, batch).sum() > 0
-        assert not torch.is_grad_enabled()
 
 
 def test_passes_with_gradients_take_a_third_of_the_images(monkeypatch):

@@ -44,13 +44,6 @@ def test_without_shift_nothing_new_is_connected() -> None:
     assert [layer.reach for layer in layers] == [16.0] * 4
 
 
-def test_padding_is_no_patch() -> None:
-    (first, second, *_) = window_layers(our_swin(size=(18, 24)), images((18, 24)))  # maps of 9 x 12
-    assert first.padding == second.padding == 12 * 12 - 9 * 12
-    assert first.pairs == 16 * 16 * 6 + 4 * 4 * 3  # two rows of whole windows; one row of patches is left
-    assert first.part.shape == (9, 12)
-
-
 def test_a_vit_has_no_windows() -> None:
     with pytest.raises(UnsupportedError, match="windows"):
         window_layers(ours(), images((32, 48)))

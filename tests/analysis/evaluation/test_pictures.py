@@ -94,6 +94,8 @@ def test_the_pixels_are_those_that_predict_writes(tiny_vit, folder, tmp_path):
 
 WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "nothing": (lambda _: [], "at least one picture"),
+    "a number": (lambda _: 3, "PIL images or uint8 arrays, found int"),
+    "bytes": (lambda _: b"cat.jpg", "PIL images or uint8 arrays, found bytes"),
     "an empty name": (lambda _: "", "found ''"),
     "no such file": (lambda _: "no.jpg", "no.jpg"),
     "no image": (lambda path: path / "text.png", "text.png"),
@@ -125,11 +127,5 @@ def test_what_is_no_picture_is_refused_on_one_line(tmp_path, wrong):
     (tmp_path / "text.png").write_text("no image")
     make, message = WRONG[wrong]
     with pytest.raises(DataError, match=message) as told:
-        vitlens.images(make(tmp_path), model)
+        getattr(vitlens.images, "__wrapped__", vitlens.images)(make(tmp_path), model)  # past beartype, as in a notebook
     assert "\n" not in str(told.value)
-
-
-@pytest.mark.parametrize("given", [3, None, b"cat.jpg", {"cat.jpg"}])
-def test_what_is_neither_file_nor_image_is_refused(given):
-    with pytest.raises(DataError, match=f"PIL images or uint8 arrays, found {type(given).__name__}"):
-        getattr(vitlens.images, "__wrapped__", vitlens.images)(given, ours())  # past beartype, as in a notebook

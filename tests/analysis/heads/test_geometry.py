@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.lens.oracles import SHAPES, timm_tokens, torchvision_tokens
-from tests.lens.tiny import images, ours, timm_model, torchvision_swin, torchvision_vit
+from tests.lens.tiny import images, ours, timm_model, torchvision_swin
 from vitlens.analysis.heads.geometry import Geometry, geometry_of, square_grid
 from vitlens.lens.observe import survey
 from vitlens.lens.site import Site, Windows
@@ -101,12 +101,9 @@ def test_grids_of_square_patches(case):
 PREFIXES = {  # grid, pitch, prefix, cls, registers
     "ours": (ours, (4, 3), (8.0, 16.0), 1, (0,), ()),
     "registers": (lambda: ours(registers=4), (4, 3), (8.0, 16.0), 5, (0,), (1, 2, 3, 4)),
-    "mean": (lambda: ours(pooling="mean"), (4, 3), (8.0, 16.0), 0, (), ()),
     "mean, registers": (lambda: ours(pooling="mean", registers=2), (4, 3), (8.0, 16.0), 2, (), (0, 1)),
     "distilled": (lambda: timm_model("deit_tiny_distilled_patch16_224"), (4, 4), (8.0, 8.0), 2, (0,), (1,)),
     "dinov2": (lambda: timm_model("vit_small_patch14_reg4_dinov2"), (4, 4), (8.0, 8.0), 5, (0,), (1, 2, 3, 4)),
-    "torchvision": (torchvision_vit, (4, 4), (8.0, 8.0), 1, (0,), ()),
-    "siglip": (lambda: timm_model("vit_base_patch16_siglip_224"), (4, 4), (8.0, 8.0), 0, (), ()),
     "cait": (lambda: timm_model("cait_xxs24_224"), (4, 4), (8.0, 8.0), 0, (), ()),
 }
 

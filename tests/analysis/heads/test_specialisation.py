@@ -14,21 +14,18 @@ from tests.analysis.heads.planted import Bench, planted, scenes
 from tests.analysis.made import made_model, numbered, uniform
 from tests.lens.tiny import images as pictures
 from tests.lens.tiny import ours, timm_model, torchvision_swin
-from vitlens.analysis.heads.evidence import GROUPS
 from vitlens.analysis.heads.geometry import Geometry
 from vitlens.analysis.heads.registry import LABELS, MIXED, UNLABELLED
 from vitlens.analysis.heads.specialisation import (
     OFFSETS,
     RULES,
     Specialisation,
-    compete,
-    explained_by_offset,
     half_width,
     label_of,
     offset_bits,
     specialise,
 )
-from vitlens.analysis.heads.statistics import Statistics, Stream, statistics
+from vitlens.analysis.heads.statistics import GROUPS, Statistics, Stream, statistics
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 
@@ -191,15 +188,6 @@ def test_made_attention_gets_its_label_on_any_layout(grid, prefix):
             assert found.given[0][head].score == score(found, name, head)
 
 
-@pytest.mark.parametrize(("grid", "prefix"), LAYOUTS)
-def test_uniform_attention_scores_nothing_but_uniform(grid, prefix):
-    found = specialise(streamed([uniform(IMAGES, 1, Maker(grid, prefix).tokens)[:, 0]], grid, prefix))
-    for rule in RULES:
-        assert score(found, rule) == pytest.approx(1 if rule == "uniform" else 0, abs=1e-4), rule
-    ratios = found.ratios[0][0]
-    torch.testing.assert_close(ratios, torch.ones_like(ratios), atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
 def test_scores_by_hand(share):
     """A share of the attention on the row, the rest even over all keys: two weights, both of the pattern."""
@@ -306,10 +294,9 @@ def test_the_jackknife_of_a_mean_is_students_interval():
 
 
 def test_labels_that_contain_one_another_do_not_compete():
-    assert not compete("previous", "local")
-    assert not compete("local", "previous")
-    assert compete("previous", "next")
-    assert not compete("self", "self")
+    assert label_of(scores(previous=0.9, local=0.6)).other not in ("previous", "local")
+    assert label_of(scores(local=0.9, previous=0.6)).other not in ("previous", "local")
+    assert label_of(scores(previous=0.9, next=0.6)).other == "next"
     assert {name for label in LABELS.values() for name in label.within} <= RULES.keys()
 
 
@@ -336,20 +323,6 @@ def test_what_offsets_explain_is_the_share_of_variance(name, grid, prefix):
     found = specialise(streamed([weights], grid, prefix))
     expected = explained_by_hand(weights[:, prefix:, prefix:], grid)
     assert found.explained[0, 0].item() == pytest.approx(expected, abs=1e-4)
-
-
-def test_weights_that_depend_on_the_offset_alone_are_explained():
-    place = Geometry((4, 5), (2.0, 3.0))
-    even = place.uniform()
-    share = even.pairs
-    torch.testing.assert_close(share, place.by_offset(torch.ones(20, 20).double()) / 20)
-    torch.testing.assert_close(even.offsets, share / 20)
-    assert even.energy == pytest.approx(1 / 20)
-    weight = torch.rand(7, 9, generator=torch.Generator().manual_seed(0)).double()  # of each offset
-    energies = torch.stack([(weight**2 * share).sum(), *torch.tensor([1 / 20, 1.0, 0.0]).double()])
-    masses = torch.stack([weight * share, share / 20, share / 20, 0 * share])
-    expected = torch.tensor([1.0, 1.0, 0.0, 1.0]).double()  # uniform and nothing on patches: nothing to explain
-    torch.testing.assert_close(explained_by_offset(masses, energies, place), expected)
 
 
 def test_ratios_by_hand():

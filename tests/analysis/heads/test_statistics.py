@@ -101,13 +101,6 @@ def test_intervals_of_a_split_with_groups_are_over_groups():
     np.testing.assert_allclose(found.numpy(), half, rtol=1e-4)
 
 
-def test_one_image_has_no_interval():
-    table = statistics(ours(), images((32, 48), batch=1))
-    assert table.distance.isfinite().all()
-    assert table.low("distance").isnan().all()
-    assert table.high("distance").isnan().all()
-
-
 def test_means_over_heads_are_of_all_layers():
     model = ours()
     batch = images((32, 48), batch=4)
@@ -161,6 +154,7 @@ def test_a_model_that_looks_evenly_has_the_published_distance(size, patch, expec
     assert table.uniform_distance().item() == pytest.approx(expected, abs=5e-4)
     assert table.normalised_entropy.item() == pytest.approx(1, abs=1e-5)
     assert table.hoyer.item() == pytest.approx(0, abs=1e-6)
+    assert table.low("distance").isnan().all()  # one image has no interval
     if (size, patch) == (224, 16):
         assert [table.entropy.item(), table.cls_entropy.item()] == pytest.approx([5.2832] * 2, abs=5e-5)
         assert table.effective_keys.item() == pytest.approx(197, rel=1e-5)
@@ -239,10 +233,3 @@ def test_calls_of_one_layer_have_all_heads_or_are_refused(monkeypatch):
     sites.append(Site(0, "attn", 2, "pooled", 2, 12, 3))
     with pytest.raises(UnsupportedError, match="12 queries and 12 keys, then 12 and 3"):
         layers_of(ours())
-
-
-def test_the_public_name_is_this_function():
-    assert vitlens.statistics is statistics
-    table = vitlens.statistics(ours(), images((32, 48)), renormalise=False)
-    assert not table.renormalised
-    assert (table.distance < statistics(ours(), images((32, 48))).distance).all()

@@ -9,8 +9,8 @@ from torch import Tensor
 from tests.lens.tiny import FAMILIES, images, model_of, ours, shared_model, timm_model
 from vitlens.analysis.patching.patching import CORRUPTIONS, Patching, corrupt, patch_parts
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+from vitlens.lens.capture import capture
 from vitlens.lens.intervene import intervene
-from vitlens.lens.replay import replaying
 from vitlens.lens.trace import layers
 from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
@@ -37,28 +37,21 @@ def gap(model: Model) -> tuple[Tensor, Tensor]:
     return difference(model(clean)), difference(model(corrupted))
 
 
-@pytest.mark.parametrize("name", ["ours", "vit-mean", "deit-distilled", "eva02", "siglip", "swin", "torchvision-vit"])
+@pytest.mark.parametrize("name", ["ours", "siglip", "swin"])
 @torch.no_grad()
 def test_every_number_is_that_of_a_full_forward(name):
     model = MADE[name]()
     clean, corrupted = pair(model)
     found = patch_parts(model, clean, corrupted, targets=TARGETS, others=OTHERS)
-    assert [found.heads.shape[1], found.positions.shape[1]] == [len(layers(model))] * 2
-    with replaying(model, clean) as donor:
-        for layer in layers(model):
-            name = f"blocks.{layer.index}"
-            outputs, stream = donor.tensor(f"{name}.heads"), donor.tensor(f"{name}.tokens")
-            sets = [
-                ({f"{name}.head.{head}": outputs.select(-3, head)}, found.heads[:, layer.index, head])
-                for head in range(layer.heads)
-            ]
-            sets += [
-                ({f"{name}.tokens[{at}]": stream[:, at : at + 1]}, found.positions[:, layer.index, at]) for at in (0, 3)
-            ]
-            for what, change in sets:
-                with intervene(model, what):
-                    full = difference(model(corrupted)) - found.corrupted
-                torch.testing.assert_close(change, full, atol=1e-5, rtol=0)
+    for layer in layers(model):
+        heads = [f"blocks.{layer.index}.head.{head}" for head in range(layer.heads)]
+        tokens = [f"blocks.{layer.index}.tokens[{at}]" for at in (0, 3)]
+        numbers = *found.heads[:, layer.index].T[: layer.heads], *found.positions[:, layer.index, [0, 3]].T
+        put = capture(model, clean, [*heads, *tokens])
+        for place, change in zip(put, numbers, strict=True):
+            with intervene(model, {place: put[place]}):
+                full = difference(model(corrupted)) - found.corrupted
+            torch.testing.assert_close(change, full, atol=1e-5, rtol=0)
 
 
 @torch.no_grad()
@@ -133,11 +126,7 @@ def test_the_share_of_several_pairs():
             r"same logit difference \(a - a\) in both runs of pair 0; choose other images",
         ),
         ({"targets": torch.tensor([0, 9])}, InputError, "expected target classes from 0 to 4, found 9"),
-        (
-            {"corrupted": images((32, 48), batch=1)},
-            InputError,
-            r"clean \(2, 3, 32, 48\) and corrupted \(1, 3, 32, 48\)",
-        ),
+        ({"corrupted": images((32, 48), batch=1)}, InputError, "as many images, found 1 and 2"),
         ({"corrupted": images((32, 48))}, InputError, "expected clean and corrupted runs that differ"),
         ({"model": model_of(build_resnet("resnet20", classes=5, image_size=(32, 48)))}, UnsupportedError, "softmax"),
     ],

@@ -31,21 +31,14 @@ def test_classes_are_named_and_errors_marked():
     assert {"cat", "dog", "t-SNE", "PCA", "misclassified by the model"} <= set(texts(figure))
     points, crosses = figure.axes[0].collections
     assert (len(points.get_offsets()), len(crosses.get_offsets())) == (60, 5)
-    assert len({tuple(colour) for colour in points.get_facecolors()}) == 3
-
-
-def test_a_class_has_one_colour_in_all_panels_and_a_place_in_the_list():
     some = cloud(2, points=np.ones((2, 2)), labels=np.array([2, 2]), wrong=None)
-    figure = feature_space([cloud(6, wrong=None), some], "space")
+    figure = feature_space([cloud(6, wrong=None), some], "space")  # a class has one colour in all panels and the list
     whole, part = (axes.collections[0].get_facecolors() for axes in figure.axes)
     np.testing.assert_array_equal(part, np.stack([whole[2], whole[5]]))
     [listed] = figure.legends
     assert [text.get_text() for text in listed.get_texts()] == ["cat", "dog", "owl"]
     assert to_rgb(listed.legend_handles[2].get_color()) == tuple(whole[2][:3])
-
-
-def test_names_that_would_lie_on_each_other_are_left_to_the_list():
-    apart = np.array([[0.0, 0.0], [0.01, 0.0], [1.0, 1.0]])
+    apart = np.array([[0.0, 0.0], [0.01, 0.0], [1.0, 1.0]])  # names that would lie on each other are left to the list
     figure = feature_space([cloud(3, points=apart, wrong=None)], "space")
     assert [text.get_text() for text in figure.axes[0].texts] == ["cat", "owl"]
 
@@ -84,39 +77,26 @@ def test_arcs_from_patch_to_patch(image, pairs):
     assert any("0.50 (dark) to 0.90 (light)" in " ".join(text.split()) for text in texts(figure))
 
 
-def patches(**changes: object) -> PatchMap:
-    points = np.random.default_rng(0).normal(size=(6, 2))
-    places = np.array([[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]])
-    pictures = np.zeros((2, 3, 8, 8))
-    pictures[:, 2] = 1  # blue
-    shown = {"points": points, "content": points[::-1], "places": places, "grid": (2, 3), "captions": ("one", "two")}
-    return PatchMap(**{"model": "m", **shown, "cut": np.array([1, 4]), "pixels": pictures, **changes})
-
-
 def test_patches_are_coloured_by_place_and_drawn_as_pictures():
-    shown = patches()
+    places = np.array([[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]])
+    points = np.array([[0, 0], [1, 1], [0.95, 0.95], [0, 1], [0.02, 0.98], [0.5, 0.5]])
+    blue = np.zeros((2, 3, 8, 8))
+    blue[:, 2] = 1
+    shown = PatchMap(model="m", points=points, content=points[::-1], places=places, grid=(2, 3),
+                     captions=("one", "two"), cut=np.array([1, 4]), pixels=blue)  # fmt: skip
     figure = patch_map([shown], "The patch embeddings of a-vision-transformer, before any attention")
     left, right = figure.axes[:2]
     colours = left.collections[0].get_facecolors()[:, :3]
-    np.testing.assert_allclose(colours, place_colours(shown.places, (2, 3)))
+    np.testing.assert_allclose(colours, place_colours(places, (2, 3)))
     assert len({tuple(colour) for colour in colours}) == 6
     np.testing.assert_allclose(right.collections[0].get_offsets(), shown.content)
     drawn(figure)  # lays it out
     at = right.transAxes.inverted().transform(right.transData.transform(shown.content[1]))
     np.testing.assert_allclose(colour_at(figure, right, at[0], 1 - at[1]), [0, 0, 1], atol=0.05)
-    key = left.child_axes[0].images[0].get_array()
-    np.testing.assert_allclose(key[1, 2], place_colours(np.array([[1, 2]]), (2, 3))[0])
+    (key,) = left.child_axes
+    np.testing.assert_allclose(key.images[0].get_array()[1, 2], place_colours(np.array([[1, 2]]), (2, 3))[0])
+    box, whole = key.get_window_extent(), left.get_window_extent()
+    assert max(abs(box.x1 - whole.x1), abs(box.y0 - whole.y0)) < 2  # lower right: the only corner without a point
     assert "without the mean of each place; 2 as pictures" in texts(figure)
     assert not cut_off(figure)
     assert not overlapping(figure)
-    assert "without the mean of each place" in texts(patch_map([patches(cut=None, pixels=None)], "Patches"))
-
-
-def test_the_key_of_places_lies_where_it_hides_no_patch():
-    points = np.array([[0, 0], [1, 1], [0.95, 0.95], [0, 1], [0.02, 0.98], [0.5, 0.5]])
-    left = patch_map([patches(points=points)], "Patches").axes[0]
-    (key,) = left.child_axes
-    drawn(left.figure)
-    box, whole = key.get_window_extent(), left.get_window_extent()
-    assert abs(box.x1 - whole.x1) < 2  # lower right: the only corner without a point
-    assert abs(box.y0 - whole.y0) < 2

@@ -53,19 +53,11 @@ def test_long_names_fit_and_pictures_keep_their_shape(shape, random):
     assert figure.get_figwidth() <= 7.21
 
 
-def test_rows_of_pictures_without_columns_stand_beside_one_another(pictures):
-    rows = [Picture(pictures[0], row="a"), Picture(pictures[1], row="b"), Picture(pictures[2], row="b", below="last")]
-    left = [axes.get_position().x0 for axes in images()(rows, "a title").axes]
-    assert left[0] == pytest.approx(left[1])
-    assert left[1] < left[2]
-
-
 @pytest.mark.parametrize(("count", "maps", "under"), [(1, 1, False), (1, 12, True), (6, 3, True), (3, 13, False)])
-@pytest.mark.parametrize("shape", [(32, 48), (48, 16)])
-def test_a_page_holds_every_row_and_column(count, maps, under, shape, random):
+def test_a_page_holds_every_row_and_column(count, maps, under, random):
     rows = []
     for index in range(count):
-        image, row = random.uniform(size=(3, *shape)), f"{index}: golden retriever (97 %)"
+        image, row = random.uniform(size=(3, 48, 16)), f"{index}: golden retriever (97 %)"
         rows.append(Picture(image, row=row, column="image"))
         every = random.uniform(size=(maps, 4, 6))
         rows += [Picture(image, own, row, f"map {k}", signed=under or None) for k, own in enumerate(every)]
@@ -105,14 +97,6 @@ def test_one_value_has_one_colour_in_all_panels():
         assert bool(np.abs(other).max() < 0.02) is same
 
 
-def test_images_are_drawn_in_their_own_colours():
-    image = np.zeros((3, 16, 16))
-    image[0, :, 8:] = 1  # the right half red
-    figure = images()([Picture(image)], "")
-    np.testing.assert_allclose(colour_at(figure, figure.axes[0], 0.75, 0.5), [1, 0, 0])
-    np.testing.assert_allclose(colour_at(figure, figure.axes[0], 0.25, 0.5), [0, 0, 0])
-
-
 def test_the_object_is_outlined_and_the_highest_point_marked():
     image, mask, values = np.full((3, 32, 32), 0.2), np.zeros((32, 32), bool), np.zeros((2, 4, 4))
     mask[:16, :16] = True
@@ -137,24 +121,19 @@ def test_a_patch_is_outlined_in_each_maps_own_grid():
 
 
 @pytest.mark.parametrize("signed", [None, True])
-@pytest.mark.parametrize(("value", "words"), [(0.0, "uniform"), (2.5, "uniform"), (np.nan, "not finite")])
-def test_a_map_that_says_nothing_is_not_drawn(pictures, value, words, signed):
-    maps = [halves(), np.full((4, 4), value)]
-    cells = [Picture(pictures[0], own, column=name, signed=signed) for own, name in zip(maps, "ab")]
+@pytest.mark.parametrize(("value", "words"), [(2.5, "uniform"), (np.nan, "not finite")])
+def test_a_map_that_says_nothing_is_not_drawn_and_a_reason_crosses_one_out_that_stays(pictures, value, words, signed):
+    cells = [
+        Picture(pictures[0], halves(), column="a", signed=signed),
+        Picture(pictures[0], np.full((4, 4), value), column="b", signed=signed),
+        Picture(pictures[0], halves(), column="c", crossed="failed", signed=signed),
+    ]
     figure = images()(cells, "Maps")
-    assert [len(crosses(axes)) for axes in shown(figure)] == [0, 2]
-    assert texts(figure).count(words) == 1
-    grey, colour = (np.asarray(axes.images[0].get_array()) for axes in reversed(shown(figure)))
-    assert np.ptp(grey, axis=2).max() < 1e-9
-    assert np.ptp(colour, axis=2).max() > 0.1
-
-
-def test_a_reason_crosses_a_map_out_that_stays_visible(pictures):
-    figure = images()([Picture(pictures[0], halves(), crossed="failed", signed=True)], "Maps")
-    (axes,) = shown(figure)
-    assert len(crosses(axes)) == 2
-    assert "failed" in texts(figure)
-    assert np.ptp(np.asarray(axes.images[0].get_array()), axis=2).max() > 0.1
+    assert [len(crosses(axes)) for axes in shown(figure)] == [0, 2, 2]
+    assert [texts(figure).count(word) for word in (words, "failed")] == [1, 1]
+    spread = [np.ptp(np.asarray(axes.images[0].get_array()), axis=2).max() for axes in shown(figure)]
+    assert spread[1] < 1e-9
+    assert min(spread[0], spread[2]) > 0.1
 
 
 def test_red_is_positive_and_blue_negative():
@@ -169,13 +148,14 @@ def test_red_is_positive_and_blue_negative():
         np.testing.assert_allclose(colour_at(figure, axes, 0.5, 0.5), 0.5, atol=0.06)  # the grey image
 
 
-def test_maps_drawn_as_shares_have_no_unit_and_start_where_their_signs_say(pictures):
-    def drawn(values, *, signed):
-        return shown(images()([Picture(pictures[0], values, signed=signed)], ""))[0].images[0].get_array()
-
-    np.testing.assert_allclose(drawn(halves(), signed=True), drawn(1000 * halves(), signed=True))
-    least = np.abs(halves())
-    np.testing.assert_allclose(drawn(least, signed=False), drawn(least + 100, signed=False), atol=1e-9)
+@pytest.mark.parametrize(("signed", "factor", "offset"), [(True, 1000, 0), (False, 1, 100)])
+def test_maps_drawn_as_shares_have_no_unit_and_start_where_their_signs_say(pictures, signed, factor, offset):
+    values = halves() if signed else np.abs(halves())
+    one, other = (
+        shown(images()([Picture(pictures[0], each, signed=signed)], ""))[0].images[0].get_array()
+        for each in (values, factor * values + offset)
+    )
+    np.testing.assert_allclose(one, other, atol=1e-9)
 
 
 def test_maps_alone_have_the_colours_of_their_numbers():
@@ -189,7 +169,7 @@ def test_maps_alone_have_the_colours_of_their_numbers():
     np.testing.assert_allclose(colour_at(figure, figure.axes[0], 0.75, 0.5), colormaps[MAGNITUDE](1.0)[:3], atol=0.02)
 
 
-@pytest.mark.parametrize(("layers", "heads"), [(3, 2), (5, 2), (12, 12), (24, 16)])
+@pytest.mark.parametrize(("layers", "heads"), [(3, 2), (5, 2), (24, 16)])
 def test_heads_stand_where_the_labels_say(layers, heads, image):
     maps = np.full((layers, heads, 2, 2), 0.1)
     maps[..., 0, 0] = 10.0 * np.arange(layers)[:, None] + np.arange(heads)
@@ -217,8 +197,6 @@ def test_a_mosaic_holds_every_map_at_its_place():
     assert (found[1, 2], found[3, 8]) == (0.5, 0.5)
     assert found[0, 0] == found[4, 10] == 0.5  # with itself: as the greatest of two different
     assert np.nansum(found) == 0.5 * 8
-    assert mosaic(np.eye(196), (14, 14)).shape == (7 * 15 - 1, 7 * 15 - 1)
-    assert mosaic(np.eye(1), (1, 1)).shape == (1, 1)
 
 
 def test_an_image_is_cut_between_its_patches(image):

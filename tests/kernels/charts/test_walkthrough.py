@@ -13,6 +13,7 @@ from vitlens.charts.walkthrough import (
     weighted_values,
     weights_with_row,
 )
+from vitlens.charts.windows import windows_and_shift
 from vitlens.commands.walkthrough.report import in_order
 
 TOKENS, DIM, GRID = 25, 12, (4, 6)
@@ -25,21 +26,15 @@ def weights(random):
 
 def test_a_matrix_has_the_colours_of_its_numbers():
     scores = np.zeros((10, 10))
-    scores[2, 7], scores[8, 1] = 3.0, -3.0
+    scores[2, 7], scores[8, 1], scores[:, 9] = 3.0, -3.0, -np.inf
     figure = head_matrices(scores=scores, weights=np.full((10, 10), 0.1), prefix=("cls",), title="t")
     left = figure.axes[0]
     for (row, column), share in (((2, 7), 1.0), ((8, 1), 0.0), ((5, 5), 0.5)):
         seen = colour_at(figure, left, (column + 0.5) / 10, (row + 0.5) / 10)
         np.testing.assert_allclose(seen, colormaps[SIGNED](share)[:3], atol=0.05)
+    np.testing.assert_allclose(colour_at(figure, left, 0.95, 0.5), (1, 1, 1), atol=0.01)  # masked
     assert figure.axes[1].images[0].get_array().max() == pytest.approx(10)  # in %
     assert cut_off(figure) == []
-
-
-def test_masked_scores_are_white(weights, random):
-    scores = random.normal(size=(TOKENS, TOKENS))
-    scores[:, 20:] = -np.inf
-    figure = head_matrices(scores=scores, weights=weights, prefix=(), title="t")
-    np.testing.assert_allclose(colour_at(figure, figure.axes[0], 0.95, 0.5), (1, 1, 1), atol=0.01)
 
 
 def test_a_row_over_the_image_is_the_querys(image, weights):
@@ -80,3 +75,19 @@ def test_every_figure_is_drawn_whole(random, image, weights):
     for figure in drawn:
         assert cut_off(figure) == [], texts(figure)
         assert pixels(figure).std() > 0.01
+
+
+def test_windows_side_by_side_have_different_colours_and_the_panels_say_their_numbers():
+    plain = np.arange(16).reshape(4, 4) // 8 * 2 + np.arange(4) // 2  # four windows of 2x2
+    shifted = np.array([[0, 1, 1, 2], [3, 4, 4, 5], [3, 4, 4, 5], [6, 7, 7, 8]])
+    figure = windows_and_shift(
+        image=np.zeros((3, 16, 16)), parts=(plain, shifted), reach=(plain == 0, plain < 2), mask=np.eye(4),
+        patch=(1, 1), layers=(4, 5), title="Windows",
+    )  # fmt: skip
+    words = " ".join(texts(figure))
+    assert all(word in words for word in ("layer 4: 4 parts", "layer 5: 9 parts", "(1, 1)", "4, then 8"))
+    assert not cut_off(figure)
+    first, second, _, mask = figure.axes[:4]
+    assert np.abs(colour_at(figure, first, 0.3, 0.2) - colour_at(figure, first, 0.7, 0.2)).max() > 0.1
+    assert np.abs(colour_at(figure, second, 0.1, 0.1) - colour_at(figure, second, 0.35, 0.1)).max() > 0.1
+    assert colour_at(figure, mask, 0.12, 0.88).max() < 0.3 or colour_at(figure, mask, 0.12, 0.12).max() < 0.3

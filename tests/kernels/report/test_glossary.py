@@ -34,8 +34,3 @@ def test_no_spelling_is_of_two_terms():
 )
 def test_terms_are_found_as_whole_words(text, names):
     assert [term.name for _, _, term in found(text)] == names
-
-
-def test_places_are_those_of_the_text():
-    text = "of rollout, of a sink"
-    assert [text[start:end] for start, end, _ in found(text)] == ["rollout", "sink"]

@@ -3,14 +3,12 @@
 import json
 import re
 
-import numpy as np
 import pytest
 
 from tests.kit.nasty import NASTY
 from tests.kit.pages import Elements, document, explorer, page_problems, record, written
 from vitlens.display import protected, visible
 from vitlens.report.document import Document, FirstPage
-from vitlens.report.explorer import Explorer, ExplorerImage
 from vitlens.report.html import explorer_fragment, page
 
 
@@ -34,19 +32,14 @@ def test_every_part_stands_in_it(tmp_path):
     assert "/home/me" not in text
 
 
-def test_panels_carry_what_they_are_found_by(tmp_path):
-    text = written(tmp_path, document())
-    found = [found for tag, found in Elements(text).found if tag == "figure"]
-    assert [each["id"] for each in found if "id" in each] == ["figure-1"]
-    panels = [each for each in found if each.get("class") == "panel"]
+def test_panels_carry_what_they_are_found_by_and_a_long_table_is_closed(tmp_path):
+    elements = Elements(written(tmp_path, document())).found
+    figures = [found for tag, found in elements if tag == "figure"]
+    assert [each["id"] for each in figures if "id" in each] == ["figure-1"]
+    panels = [each for each in figures if each.get("class") == "panel"]
     assert len(panels) == 6
-    assert panels[1]["data-outcome"] == "both wrong"
-    assert panels[1]["data-class"] == "tabby 1"
-
-
-def test_a_long_table_is_closed_and_a_short_one_open(tmp_path):
-    long = [found for tag, found in Elements(written(tmp_path, document())).found if found.get("class") == "table"]
-    assert ["open" in each for each in long] == [False]
+    assert (panels[1]["data-outcome"], panels[1]["data-class"]) == ("both wrong", "tabby 1")
+    assert ["open" in found for _, found in elements if found.get("class") == "table"] == [False]
 
 
 @pytest.mark.parametrize("escaped", [True, False])
@@ -71,21 +64,9 @@ def test_json_of_the_explorer_is_read_back_with_its_names():
     assert given["images"][1]["weights"]["heads"] == 0
 
 
-@pytest.mark.parametrize("size", [(1, 1), (10_000, 3)])
-def test_images_of_one_pixel_and_of_many(size):
-    picture = np.zeros((*size, 3), np.uint8)
-    weights = np.full((1, 1, 4, 4), 0.25, np.float32)
-    text = explorer_fragment(Explorer("m", (ExplorerImage("x", picture, weights),), (2, 2), (), (2, 2)))
-    assert len(text) < 100_000
-    assert page_problems(text) == []
-
-
-def test_an_empty_document_is_a_page(tmp_path):
-    text = written(tmp_path, Document("Nothing", (), FirstPage(())))
+def test_an_empty_document_is_a_page_and_an_unfinished_run_says_so(tmp_path):
+    empty = Document("Nothing", (), FirstPage(()))
+    text = written(tmp_path, empty)
     assert page_problems(text) == []
     assert "vl-explorer" not in re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
-
-
-def test_an_unfinished_run_says_so(tmp_path):
-    unfinished = record(tmp_path, status="interrupted")
-    assert "This run was interrupted" in page(Document("Half", (), FirstPage(())), unfinished)
+    assert "This run was interrupted" in page(empty, record(tmp_path, status="interrupted"))

@@ -11,10 +11,6 @@ from vitlens.report.html.fragment import as_json
 from vitlens.report.html.text import Words, command_without_paths, name, plain
 
 
-def test_bold_and_code():
-    assert Words().bare("**a** is `b<c>` & d") == "<strong>a</strong> is <code>b&lt;c&gt;</code> &amp; d"
-
-
 @pytest.mark.parametrize("odd", NASTY)
 def test_a_name_only_shows_itself(odd):
     text = Words().bare(f"before {protected(visible(odd))} after")
@@ -44,12 +40,10 @@ def test_a_term_is_explained_once_in_a_part_for_keyboard_and_mouse():
     assert unescape(Words().bare("The ECE.")) == "The ECE."
 
 
-def test_plain_text_has_no_marks():
+def test_marks_are_elements_and_plain_text_has_none():
+    assert Words().bare("**a** is `b<c>` & d") == "<strong>a</strong> is <code>b&lt;c&gt;</code> &amp; d"
     assert plain("**a** `b` <c>") == "a b <c>"
     assert unprotected(plain(protected("*a*"))) == "*a*"
-
-
-def test_absolute_paths_are_shortened():
     assert plain("in `/home/me/photos/cat.jpg` there, at 8/255") == "in photos/cat.jpg there, at 8/255"
     assert name("/home/me/my photos/cat.jpg") == "my photos/cat.jpg"
 

@@ -14,30 +14,21 @@ from vitlens.uncertainty import Estimate
         (Estimate(0.5), "50.0 %"),
         (Estimate(0.0312, n=1200), "3.1 % (n = 1,200)"),
         (Estimate(-1.25, -2.0, -0.01, 9, "points"), "-1.2 points (-2.0 to 0.0, n = 9)"),
-        (Estimate(1.23456, unit="nats"), "1.23 nats"),
         # of an interval all three have the decimals that the largest needs
         (Estimate(0.0366, 8.86e-5, 0.102, 200, "nats"), "0.037 nats (0.000 to 0.102, n = 200)"),
         (Estimate(7.45, 7.3, 7.55, unit="ms"), "7.45 ms (7.30 to 7.55)"),
         (Estimate(1710.4, 1698, 1737, unit="images/s"), "1,710 images/s (1,698 to 1,737)"),
         (Estimate(3e-6, 1e-6, 4e-6, unit=""), "3e-06 (1e-06 to 4e-06)"),
-        (Estimate(116.492, unit="px"), "116 px"),
-        (Estimate(58.94, unit="s"), "58.9 s"),
         (Estimate(6091, unit="s"), "1 h 41 min"),
         (Estimate(12345.6, unit=""), "12,346"),
         (None, "–"),
         (0.12345, "0.123"),
-        (999.4, "999"),
         (-999.6, "-1,000"),
-        (12345, "12,345"),
         ("a b", "a b"),
     ],
 )
 def test_values_in_words(cell: Cell, text: str) -> None:
     assert in_words(cell) == text
-
-
-def test_n_can_be_said_elsewhere() -> None:
-    assert in_words(Estimate(0.5, 0.4, 0.6, 10), with_n=False) == "50.0 % (40.0 to 60.0)"
 
 
 @pytest.mark.parametrize(
@@ -55,7 +46,8 @@ def test_ranges_in_words(numbers: list[int], text: str) -> None:
     assert in_ranges(numbers) == text
 
 
-def test_shares_in_percent() -> None:
+def test_shares_in_percent_and_n_can_be_said_elsewhere() -> None:
+    assert in_words(Estimate(0.5, 0.4, 0.6, 10), with_n=False) == "50.0 % (40.0 to 60.0)"
     assert (percent(0.125), percent(0.125, 1), percent(-0.0001)) == ("12 %", "12.5 %", "0 %")
 
 

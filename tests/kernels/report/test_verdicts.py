@@ -30,9 +30,3 @@ def test_states(value: Estimate, limit: str, state: str) -> None:
 )
 def test_a_difference_is_judged_by_both_ends(low: float, high: float, state: str) -> None:
     assert LIMITS["accuracy"].judge_difference(Estimate((low + high) / 2, low, high, unit="points")) == state
-
-
-def test_limits_are_printed() -> None:
-    assert LIMITS["robustness"].words == "pass from 50 %, warn from 10 %"
-    assert LIMITS["calibration"].words == "pass to 3 %, warn to 8 %"
-    assert LIMITS["accuracy"].words == "pass from -1 points, warn from -5 points"

@@ -25,15 +25,10 @@ def test_more_scenes_than_digits(count, rounds):
     assert f"in {rounds - 1} to {rounds} scenes" in split.notes[-1]
 
 
-def test_as_many_as_there_are_is_one_scene_each():
-    for count in (20, 450):
-        split = scenes_of_digits(count, seed=1)
-        expected = digits("test", seed=1).limit(count, seed=1)
-        assert torch.equal(split.groups, expected.groups)
-        assert not split.notes
-
-
-def test_only_who_asks_gets_more(tiny_vit):
+def test_as_many_as_there_are_is_one_scene_each_and_only_who_asks_gets_more(tiny_vit):
+    split, expected = scenes_of_digits(450, seed=1), digits("test", seed=1).limit(450, seed=1)
+    assert torch.equal(split.groups, expected.groups)
+    assert not split.notes
     model, options = load(str(tiny_vit)), RunOptions(device="cpu", quiet=True, limit=460)
     assert len(load_split(model, options=options)) == 450
     assert len(load_split(model, options=options, repeat=True)) == 460

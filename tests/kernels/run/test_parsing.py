@@ -41,12 +41,6 @@ REFUSED: dict[Callable[..., object], tuple[str, ...]] = {
 @pytest.mark.parametrize(("read", "text"), [(read, text) for read, texts in REFUSED.items() for text in texts])
 def test_what_cannot_be_read_is_refused_by_the_name_of_its_option(read, text):
     with pytest.raises(InputError, match="expected --option"):
-        read(
-            "--option",
-            text,
-        )
-
-
-def test_an_unknown_word_names_the_nearest():
+        read("--option", text)
     with pytest.raises(UnknownNameError, match="'max'"):
         one_of("--fusion", "mean,mex", FUSIONS)

@@ -19,18 +19,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.devices import evaluating
 from vitlens.errors import InputError, LensError, UnknownNameError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise, row_by_row, window_index
 from vitlens.lens.libra import libra_gradients
 from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.site import KIND_WORDS, NO_PLACE, Site
-from vitlens.lens.trace import probe_images
+from vitlens.lens.trace import probe_images, trace
 from vitlens.models.hooks import watching
 from vitlens.models.model import Model
 from vitlens.models.support import require
 from vitlens.names import READOUTS, Readout
-from vitlens.shapes import Images, Labels, Logits, Maps, TokenLayout, Weights
+from vitlens.shapes import Fused, Images, Labels, Logits, Maps, TokenLayout, Weights
 
 Rules = Literal["plain", "libra"]  # of the backward pass
 Vector = Float[Tensor, "batch tokens"]
@@ -38,6 +37,7 @@ Vector = Float[Tensor, "batch tokens"]
 # key), the gradient of a target with respect to them or None, and whether the rows of the weights sum to 1 (they do not
 # where padding is left out)
 Step = Callable[[Vector, Weights, Weights | None, bool], Vector]
+Pooling = Callable[[AttentionCall], Float[Tensor, "batch keys"]]  # the weights of a pooling query with the heads fused
 
 
 @dataclass(frozen=True)
@@ -53,20 +53,13 @@ class Chain:
     readout: Readout
     seen: tuple[Tensor, Tensor] | None = None
 
-    def start(
-        self,
-        pooling: Callable[[AttentionCall], Float[Tensor, "batch keys"]],
-        *,
-        alpha: float | None,
-        start_layer: int = 0,
-    ) -> Vector:
+    def start(self, pooling: Pooling, *, alpha: float | None, start_layer: int = 0) -> Vector:
         """The readout as a row over the tokens of the last layer.
 
-        pooling: the weights of a pooling query with the heads fused; alpha: of rollout, whose rows are mixed with the
-        identity by alpha and scaled to sum to 1; None: of relevance, R ← R + Ā R. A pooling query (SigLIP) has all
-        tokens as keys: its last row is the readout. Class attention (CaiT) has keys (CLS, patches), with CLS as the one
-        row that changes; the mass that rollout leaves on CLS has no place in the image and is distributed over the
-        patches. Rows of zeros stay zeros.
+        alpha: of rollout, whose rows are mixed with the identity by alpha and scaled to sum to 1; None: of relevance,
+        R ← R + Ā R. A pooling query (SigLIP) has all tokens as keys: its last row is the readout. Class attention
+        (CaiT) has keys (CLS, patches), with CLS as the one row that changes; the mass that rollout leaves on CLS has no
+        place in the image and is distributed over the patches. Rows of zeros stay zeros.
         """
         first, layout = self.calls[0], self.model.anatomy.layout
         like = precise(first.rows((0,)))
@@ -82,11 +75,8 @@ class Chain:
             raise UnsupportedError(
                 "expected attention pooling for --readout pool, found none; try --readout cls or mean"
             )
-        # 0 on the prefix where the keys are the patches only (timm's default)
-        rows = [
-            F.pad(row, (len(layout.prefix), 0)) if row.shape[-1] == layout.patches else row
-            for row in map(pooling, calls)
-        ]
+        prefix = len(layout.prefix)  # with weights of 0 where the keys are the patches only (timm's default)
+        rows = [F.pad(row, (prefix, 0)) if row.shape[-1] == layout.patches else row for row in map(pooling, calls)]
         if rows[-1].shape[-1] == layout.tokens:
             return rows[-1] if alpha is None else _scaled(rows[-1])
         own, row = torch.ones_like(rows[-1][:, :1]), torch.zeros_like(rows[-1][:, 1:])
@@ -133,10 +123,9 @@ def chained(
     """The chain of a batch of images; gradient: with gradients of the targets' logits (None: predicted classes).
 
     rules: of the backward pass, "libra" for LibraGrad's (lens/libra.py); module: one whose output is kept with its
-    gradient. Neither the model nor the images keep a gradient. Queries and keys of all layers are stored (tokens x dim
-    each, not heads x tokens²). Raises UnknownNameError for an unknown readout, InputError for a target that is no
-    class, UnsupportedError for gradients of a model without a classifier, LensError where a layer does not affect the
-    logit.
+    gradient. Queries and keys of all layers are stored (tokens x dim each, not heads x tokens²). Raises
+    UnknownNameError, InputError for a target that is no class, UnsupportedError for gradients of a model without a
+    classifier, LensError where a layer does not affect the logit.
     """
     chosen = readout or model.anatomy.readout or "mean"
     if chosen not in READOUTS:
@@ -162,10 +151,7 @@ def chained(
 
 
 def differentiated(total: Tensor, calls: Sequence[AttentionCall]) -> tuple[AttentionCall, ...]:
-    """The calls, detached, each with its gradient of a number computed from them.
-
-    Raises LensError where a call does not affect the number.
-    """
+    """The calls, detached, each with its gradient of a number. Raises LensError where one does not affect it."""
     traced = [call.computed if call.inputs is None else call.output for call in calls]
     gradients = torch.autograd.grad(total, traced, allow_unused=True)  # type: ignore[arg-type]
     without_gradient = [call.site.module for call, gradient in zip(calls, gradients) if gradient is None]
@@ -204,6 +190,11 @@ def readout_row(layout: TokenLayout, readout: Readout, *, batch: int, like: Tens
 
 def _scaled(row: Float[Tensor, "batch any"]) -> Float[Tensor, "batch any"]:
     return row / row.sum(-1, keepdim=True).clamp_min(torch.finfo(row.dtype).tiny)
+
+
+def mean_of_heads(call: AttentionCall) -> Fused:
+    """All weights of a call, averaged over heads."""
+    return precise(call.precise().weights()).mean(1)
 
 
 def without_autocast(device: torch.device) -> torch.autocast:
@@ -249,16 +240,13 @@ def require_chain(model: Model) -> None:
 
 
 def _require_no_convolution(model: Model, attention: Collection[str]) -> None:
-    """Raise UnsupportedError where a convolution mixes patches between two attention layers (MaxViT)."""
+    """Raise UnsupportedError where a convolution mixes patches between two of these modules (MaxViT)."""
     mixing = [
         name
         for name, module in model.module.named_modules()
         if isinstance(module, nn.Conv2d) and any(size > step for size, step in zip(module.kernel_size, module.stride))
     ]
-    order: list[str] = []
-    seen = watching(model.module, [*mixing, *attention], lambda name, *_: order.append(name))
-    with seen, evaluating(model), torch.no_grad():
-        model(probe_images(model, 1))
+    order = [call.module for call in trace(model, 1).calls if call.module in {*mixing, *attention}]
     places = [place for place, name in enumerate(order) if name in attention]
     between = [name for name in order[places[0] : places[-1]] if name not in attention]
     if between:

@@ -1,7 +1,5 @@
-"""What maps hold, whatever method made them: information, and how much of it fixed places explain.
-
-Information is in bits relative to a uniform map, as for the labels of heads (analysis/heads/evidence.py).
-"""
+"""What maps hold, whatever method made them: information in bits relative to a uniform map, as for the labels of heads
+(analysis/heads/statistics.py), and how much of it fixed places explain."""
 
 import torch
 from jaxtyping import Float
@@ -23,13 +21,9 @@ def map_bits(maps: Maps) -> PerMap:
 
 
 def fixed_share(maps: Maps) -> PerMap:
-    """The share of each map's information, at least one bit, that the mean of the other images' maps explains: its gain
-    in log-likelihood over a uniform map. The mean is mixed with a uniform map with the weight of one image.
-
-    Raises ValueError for a single image.
-    """
-    if len(maps) < 2:
-        raise ValueError(f"expected at least 2 maps, found {len(maps)}")
+    """The share of each map's information, at least one bit, that the mean of the maps of other images, of which there
+    is one, explains: its gain in log-likelihood over a uniform map. The mean is mixed with a uniform map with the
+    weight of one image."""
     shares = _shares(maps)
     others = (shares.sum(0) - shares + 1 / shares.shape[1]) / len(maps)
     gain = (shares * (others * shares.shape[1]).log2()).sum(1)
@@ -43,11 +37,6 @@ def alike(maps: Float[Tensor, "batch heads rows columns"]) -> PerMap:
     if heads == 1:
         return torch.ones(len(unit), dtype=torch.float64)
     return ((unit.sum(1).square().sum(-1) - unit.square().sum((1, 2))) / (heads * (heads - 1))).clamp(-1, 1)
-
-
-def similarity(first: Maps, second: Maps) -> PerMap:
-    """The cosine similarity of two maps of each image."""
-    return F.cosine_similarity(first.flatten(1).double(), second.flatten(1).double(), dim=1)
 
 
 def _shares(maps: Maps) -> Float[Tensor, "batch patches"]:

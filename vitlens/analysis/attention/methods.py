@@ -9,7 +9,6 @@ registry.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.analysis.attention.chain import Chain, Vector, chain_length, chained, without_autocast
+from vitlens.analysis.attention.chain import Chain, Vector, chain_length, chained, mean_of_heads, without_autocast
 from vitlens.analysis.attention.registry import ALPHA, MethodSettings, attention_method
 from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
 from vitlens.errors import InputError, UnsupportedError
@@ -30,7 +29,8 @@ from vitlens.pixels import AnyImages, Parts, Targets, as_parts, as_targets, take
 from vitlens.references import resolved
 from vitlens.shapes import Fused, Images, Labels, Logits, Maps, Weights
 
-MOST_TOKENS = 256  # of attention flow: each needs a maximum flow through layers x tokens² edges
+# of attention flow: each needs a maximum flow through layers x tokens² edges; 0.1 s an image for 65, seconds for 197
+MOST_TOKENS = 256
 _UNIT = 1 << 24  # the integer for a capacity of 1, as scipy's flows are 32-bit integers: precision 6e-8
 
 
@@ -100,7 +100,7 @@ def maps_of(
     for start in range(0, len(images), size):
         own = None if targets is None else targets[start : start + size]
         batch = images[start : start + size].to(model.device)
-        parts.extend(maps_in_one_pass(model, batch, [way], targets=own, readout=readout).maps)
+        parts.extend(maps_in_one_pass(model, batch, [way], targets=own, readout=readout)[1])
     return torch.cat(parts)
 
 
@@ -111,15 +111,6 @@ def method_maps(
     return maps_of(model, images, MethodSettings(method, **options), targets=targets, readout=readout)
 
 
-@dataclass(frozen=True)
-class MethodMaps:
-    """logits (batch, classes); maps: of each method in order (batch, rows, columns), raw; for a windowed model, those
-    of one layer's attention have the resolution of its stage."""
-
-    logits: Logits
-    maps: tuple[Float[Tensor, "batch _ _"], ...]
-
-
 def maps_in_one_pass(
     model: Model,
     images: Images,
@@ -127,11 +118,12 @@ def maps_in_one_pass(
     *,
     targets: Labels | None = None,
     readout: Readout | None = None,
-) -> MethodMaps:
-    """The maps of several methods, at least one, that the model supports (`require_possible`).
+) -> tuple[Logits, tuple[Float[Tensor, "batch _ _"], ...]]:
+    """Logits, and the maps of each method (batch, rows, columns), at least one, that the model supports.
 
     One pass serves all methods of one kind of backward pass (plain gradients or LibraGrad's); it has gradients where
-    one of them needs them. targets: class indices (batch,), None: the predicted classes.
+    one of them needs them. targets: class indices (batch,), None: the predicted classes. For a windowed model, the maps
+    of one layer's attention have the resolution of its stage.
     """
     found = [attention_method(way.method) for way in methods]
     maps: dict[int, Maps] = {}
@@ -141,7 +133,7 @@ def maps_in_one_pass(
         chain = chained(model, images, targets=targets, gradient=gradient, rules=rules, readout=readout)
         with torch.no_grad(), without_autocast(model.device):
             maps |= {place: resolved(found[place].function)(chain, **methods[place].settings) for place in own}
-    return MethodMaps(chain.logits, tuple(maps[place] for place in range(len(methods))))
+    return chain.logits, tuple(maps[place] for place in range(len(methods)))
 
 
 def require_possible(model: Model, images: Parts, methods: Sequence[MethodSettings]) -> None:
@@ -191,7 +183,7 @@ def rollout_maps(
 def relevance_maps(chain: Chain, *, start_layer: int = 0) -> Maps:
     """The relevance maps of a chain with gradients: the readout's row of R - I."""
 
-    def step(row: Vector, weights: Weights, gradient: Weights | None, whole: bool) -> Vector:  # noqa: ARG001
+    def step(row: Vector, weights: Weights, gradient: Weights | None, _whole: bool) -> Vector:
         return row + (row.unsqueeze(1) @ gradient_weighted(weights, gradient)).squeeze(1)
 
     start = chain.start(_gradient_weighted_query, alpha=None, start_layer=start_layer)
@@ -205,7 +197,7 @@ def gradient_rollout_maps(chain: Chain, *, alpha: float = ALPHA, start_layer: in
     """Rollout with Ā in place of the heads' mean, of a chain with gradients. A row without any positive gradient
     becomes that of the identity, of a pooling query, which has no token of its own, 0."""
 
-    def step(row: Vector, weights: Weights, gradient: Weights | None, whole: bool) -> Vector:  # noqa: ARG001
+    def step(row: Vector, weights: Weights, gradient: Weights | None, _whole: bool) -> Vector:
         return scaled_step(row, gradient_weighted(weights, gradient), alpha)
 
     start = chain.start(_gradient_weighted_query, alpha=alpha, start_layer=start_layer)
@@ -250,11 +242,6 @@ def _gradient_weighted_query(call: AttentionCall) -> Float[Tensor, "batch keys"]
     return gradient_weighted(precise(exact.weights()), exact.weight_gradient())[:, 0]
 
 
-def _mean(call: AttentionCall) -> Fused:
-    """The weights averaged over heads."""
-    return precise(call.precise().weights()).mean(1)
-
-
 def require_flow(model: Model, images: Images) -> None:
     """Raise UnsupportedError where attention flow would take too long, or is not defined."""
     layout = model.anatomy.layout
@@ -271,14 +258,11 @@ def require_flow(model: Model, images: Images) -> None:
 
 
 def flow_maps(chain: Chain, *, alpha: float = ALPHA) -> Maps:
-    """The maximum flow from the readout of a chain to each patch (Abnar & Zuidema 2020, section 3), from 0 to 1.
-
-    The layers form a flow network whose capacities are the weights with the residual connection, (1 - alpha) A +
-    alpha I. One maximum flow for each patch and image: 0.1 s an image for 65 tokens, seconds for 197.
-    """
+    """The maximum flow from the readout of a chain to each patch (Abnar & Zuidema 2020, section 3), from 0 to 1, in a
+    network whose capacities are the weights with the residual connection, (1 - alpha) A + alpha I."""
     layout = chain.model.layout
-    start = chain.start(lambda call: _mean(call)[:, 0], alpha=alpha)
-    layers = [_mean(call).double().cpu().numpy() for call in chain.calls if call.site.kind == "patch"]
+    start = chain.start(lambda call: mean_of_heads(call)[:, 0], alpha=alpha)
+    layers = [mean_of_heads(call).double().cpu().numpy() for call in chain.calls if call.site.kind == "patch"]
     capacities = [(1 - alpha) * weights + alpha * np.eye(layout.tokens) for weights in layers]
     patches = range(len(layout.prefix), layout.tokens)
     flows = [

@@ -1,6 +1,6 @@
 """How similar a model's position embeddings are, and how well their similarity follows the distance of the patches."""
 
-from typing import NamedTuple
+import math
 
 import torch
 from jaxtyping import Float
@@ -47,28 +47,21 @@ def distance_correlation(similarity: Similarity, layout: TokenLayout) -> float |
     return float(torch.corrcoef(pairs)[0, 1])
 
 
-class RankCorrelation(NamedTuple):
-    """How well similarity falls with distance: of all pairs of patches, of pairs in one row, of pairs in one column.
+def rank_correlation(similarity: Similarity, layout: TokenLayout) -> tuple[float | None, float | None, float | None]:
+    """Spearman's correlation of the similarity of position embeddings with minus the Euclidean distance of the patches
+    in pixels: of all pairs, of pairs in one row, of pairs in one column; the pairs of all rows are ranked together.
 
-    None where there are fewer than two pairs, or all are equally far apart or similar.
-    """
-
-    all: float | None
-    rows: float | None
-    columns: float | None
-
-
-def rank_correlation(similarity: Similarity, layout: TokenLayout) -> RankCorrelation:
-    """Spearman's correlation of the similarity of position embeddings with minus the Euclidean distance of the patches.
-
-    1 where nearer patches are always more similar, 0 without such order; ties have their mean rank. Distances are in
-    pixels; the pairs of all rows (or columns) are ranked together.
+    1 where nearer patches are always more similar, 0 without such order; ties have their mean rank. None where there
+    are fewer than two pairs, or all are equally far apart or similar.
     """
     numbers = torch.arange(layout.patches)
     row, column = numbers // layout.grid[1], numbers % layout.grid[1]
     above = torch.ones(layout.patches, layout.patches, dtype=torch.bool).triu(1)
     near = -of_layout(layout).distances()[0]
     alike = similarity.detach().double().cpu().round(decimals=6)  # as equal offsets differ in the last bits
-    chosen = (above, above & (row[:, None] == row), above & (column[:, None] == column))
-    found = [spearman(alike[pairs][None], near[pairs][None]).item() for pairs in chosen]
-    return RankCorrelation(*(None if value != value else value for value in found))
+
+    def of(pairs: Tensor) -> float | None:
+        found = spearman(alike[pairs][None], near[pairs][None]).item()
+        return None if math.isnan(found) else found
+
+    return of(above), of(above & (row[:, None] == row)), of(above & (column[:, None] == column))

@@ -1,7 +1,4 @@
-"""What looks where in single images: the attention of every head between all tokens, and the rollout by layer.
-
-For a viewer that a reader points at patches with, of few images.
-"""
+"""What looks where in few images: the attention of every head between all tokens, and the rollout by layer."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.attention.chain import Vector, chain_length, readout_row, without_autocast
+from vitlens.analysis.attention.chain import Vector, chain_length, chained, mean_of_heads, readout_row, without_autocast
 from vitlens.analysis.attention.registry import ALPHA, WHOLE
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.errors import InputError, UnsupportedError
@@ -38,10 +35,8 @@ class TokenAttention:
 
 
 def require_token_attention(model: Model) -> None:
-    """Raise UnsupportedError unless the tokens of one grid attend to each other in all layers, with as many heads each.
-
-    A last layer with one query (class attention, attention pooling) is accepted: it is left out.
-    """
+    """Raise UnsupportedError unless the tokens of one grid attend to each other in all layers, with as many heads each;
+    a last layer with one query (class attention, attention pooling) is left out."""
     layout = model.anatomy.layout
     sites = survey_weights(model, probe_images(model, 1))
     for site in sites:
@@ -108,35 +103,27 @@ def rollout_by_layer(model: Model, images: Images) -> Float[Tensor, "batch layer
     chain_length(model, images[:1])
     parts = []
     for batch in images.split(fitting_batch_size(model)):
-        means: list[Fused | None] = []  # None: class attention, which leaves the patches as they are
-
-        def take(call: AttentionCall, means: list[Fused | None] = means) -> None:
-            with without_autocast(model.device):
-                means.append(precise(call.precise().weights()).mean(1) if call.site.kind == "patch" else None)
-
-        observe(model, batch.to(model.device), take)
+        chain = chained(model, batch.to(model.device))
         with without_autocast(model.device):
-            like = next(mean for mean in means if mean is not None)
-            rows = rollouts_so_far(reversed(means), _readout(model, like))
+            # class attention leaves the patches as they are
+            means = (mean_of_heads(call) if call.site.kind == "patch" else None for call in reversed(chain.calls))
+            rows = rollouts_so_far(means, _readout(model, precise(chain.calls[0].rows((0,)))))
         parts.append(model.layout.as_map(rows))
     return torch.cat(parts)
 
 
 def rollouts_so_far(layers: Iterable[Fused | None], start: Vector) -> Float[Tensor, "batch layers tokens"]:
-    """The rollout from the same row through the layers up to each layer, in forward order.
-
-    layers: weights averaged over heads, whose rows sum to 1, from the last layer back; None: a layer that leaves the
-    tokens as they are. All rows are propagated together, so each layer is read once.
-    """
+    """The rollout from the same row through the layers up to each layer, in forward order; layers: weights averaged
+    over heads, whose rows sum to 1, from the last layer back, None for one that leaves the tokens as they are."""
     rows = start[:, None][:, :0]
-    for weights in layers:
+    for weights in layers:  # all rows are propagated together, so each layer is read once
         rows = torch.cat((start[:, None], rows), 1)
         if weights is not None:
             rows = torch.baddbmm(rows, rows, weights, beta=ALPHA, alpha=1 - ALPHA)
     return rows
 
 
-def _readout(model: Model, like: Fused) -> Vector:
+def _readout(model: Model, like: Tensor) -> Vector:
     """What the classifier reads, as a row over the tokens; with attention pooling the mean over patches."""
     known = model.anatomy.readout
     return readout_row(model.layout, "mean" if known in (None, "pool") else known, batch=len(like), like=like)

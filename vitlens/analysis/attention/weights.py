@@ -63,11 +63,10 @@ def attention(model: Model, images: AnyImages, *, rows: RowChoice = "all") -> tu
 
 @dataclass(frozen=True)
 class LayerMaps:
-    """The attention of one layer's heads from the readout's query, or from or to one patch, as maps (batch, heads,
-    rows, columns), not scaled.
+    """The attention of one layer's heads from the readout's query, or from or to one patch, as maps, not scaled.
 
-    prefix: (batch, heads, tokens), the weights of CLS and other prefix tokens in their order, which are not in the map;
-    reading: the name of the query; patch: (row, column) in this layer's grid, from 0.
+    prefix: the weights of CLS and other prefix tokens in their order, which are not in the map; reading: the name of
+    the query; patch: (row, column) in this layer's grid, from 0.
     """
 
     site: Site

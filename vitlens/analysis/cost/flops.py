@@ -63,15 +63,33 @@ _NORM = re.compile(r"norm|layerscale|affine", re.IGNORECASE)
 def flops_by_part(model: Model) -> dict[str, int]:
     """FLOPs of each part for one image of the model's own size, counted in a forward pass.
 
-    In attention, the projections multiply tokens by parameters, the products multiply tokens by tokens.
+    In attention, the projections multiply tokens by parameters, the products multiply tokens by tokens. A module's own
+    are the difference of the counter between entry and exit of its call, without what its children took.
     """
     images, parts, flops = probe_images(model, 1), Parts(model), Counter[str]()
     counter = FlopCounterMode(display=False, custom_mapping=dict.fromkeys(_FUSED, _attention_flops))
-    with evaluating(model), _countable(model), torch.no_grad(), counter, _by_module(model.module, counter) as own:
+    stack: list[tuple[Counter[Any], Counter[Any]]] = []  # of each running module: the total at entry, its children's
+
+    def enter(_name: str, _arguments: Arguments) -> None:
+        stack.append((Counter(counter.flop_counts["Global"]), Counter()))
+
+    def leave(name: str, _arguments: Arguments, _output: Any) -> None:
+        before, inside = stack.pop()
+        taken, part = Counter(counter.flop_counts["Global"]) - before, parts.of_module(name)
+        for operation, count in (taken - inside).items():
+            flops[PRODUCTS if part == PROJECTIONS and operation in _BETWEEN_TOKENS else part] += count
+        if stack:
+            stack[-1][1].update(taken)
+
+    names = [name for name, _ in model.module.named_modules()]
+    with (
+        evaluating(model),
+        _countable(model),
+        torch.no_grad(),
+        counter,
+        watching(model.module, names, leave, before=enter),
+    ):
         model(images)
-    for (name, operation), count in own.items():
-        part = parts.of_module(name)
-        flops[PRODUCTS if part == PROJECTIONS and operation in _BETWEEN_TOKENS else part] += count
     return {part: flops[part] for part in in_order(flops) if flops[part]}
 
 
@@ -109,11 +127,8 @@ def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> in
 
 @contextmanager
 def _countable(model: nn.Module) -> Iterator[None]:
-    """Inside, torch's counter sees every product.
-
-    It fails on a view of a parameter that requires a gradient and is a module's argument, and does not see into the
-    fused inference kernel of nn.MultiheadAttention.
-    """
+    """Inside, torch's counter sees every product: it fails on a view of a parameter that requires a gradient, and does
+    not see into the fused inference kernel of nn.MultiheadAttention."""
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -127,36 +142,10 @@ def _countable(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-@contextmanager
-def _by_module(model: nn.Module, counter: FlopCounterMode) -> Iterator[Counter[tuple[str, Any]]]:
-    """The FLOPs of each module without those of its children, by (name, operation), filled during the forward pass.
-
-    They are differences of the counter's total between entry and exit of each call, so nothing is counted twice or
-    lost, in whatever order modules call each other.
-    """
-    own: Counter[tuple[str, Any]] = Counter()
-    stack: list[tuple[Counter[Any], Counter[Any]]] = []  # total at entry, FLOPs of its children
-
-    def enter(_name: str, _arguments: Arguments) -> None:
-        stack.append((Counter(counter.flop_counts["Global"]), Counter()))
-
-    def leave(name: str, _arguments: Arguments, _output: Any) -> None:
-        before, inside = stack.pop()
-        taken = Counter(counter.flop_counts["Global"]) - before
-        for operation, count in (taken - inside).items():
-            own[name, operation] += count
-        if stack:
-            stack[-1][1].update(taken)
-
-    with watching(model, [name for name, _ in model.named_modules()], leave, before=enter):
-        yield own
-
-
 def exponent(tokens: ArrayLike, costs: ArrayLike) -> Estimate:
     """k of cost = c · tokensᵏ, least squares on logarithms, with Student's 95 % interval; n is the number of points.
 
-    Two points have no interval. For exact costs (FLOPs) the interval says how far the points are from one straight
-    line, not how uncertain they are. tokens, costs: above 0, at two or more numbers of tokens.
+    Two points have no interval. Of exact costs (FLOPs) it says how far the points are from one straight line.
     """
     x, y = np.log(np.asarray(tokens, dtype=np.float64)), np.log(np.asarray(costs, dtype=np.float64))
     across, up = x - x.mean(), y - y.mean()

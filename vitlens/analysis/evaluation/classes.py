@@ -32,11 +32,8 @@ class ClassMapping:
 
 
 def reading(model: Sequence[str], data: Sequence[str]) -> ClassMapping:
-    """The mapping from the logits of a model of these classes to the classes of the data.
-
-    ImageNet's 1000 classes are mapped to Geirhos's 16 by the mean probability of each group; otherwise classes are
-    matched by name. Raises InputError listing the differences.
-    """
+    """The mapping from the logits of a model of these classes to the classes of the data: of ImageNet's 1000 classes to
+    Geirhos's 16 by the mean probability of each group, else by name, as `match_classes`."""
     groups = imagenet16()
     if tuple(model) != imagenet_classes() or not set(data) <= groups.keys():
         columns, classes = match_classes(model, data)
@@ -45,10 +42,9 @@ def reading(model: Sequence[str], data: Sequence[str]) -> ClassMapping:
     members = [list(groups[name]) for name in names]
 
     def grouped(logits: Logits) -> Logits:
-        """The logarithm of the mean probability of each group (Geirhos 2019)."""
         logarithms = logits.float().log_softmax(-1)
         columns = [logarithms[:, own].logsumexp(-1) - torch.tensor(float(len(own))).log() for own in members]
-        return torch.stack(columns, 1)
+        return torch.stack(columns, 1)  # the logarithm of the mean probability of each group
 
     sizes = ", ".join(f"{name}: {len(groups[name])}" for name in data[:3]) + (", ..." if len(data) > 3 else "")
     return ClassMapping(
@@ -86,11 +82,8 @@ def match_classes(model: Sequence[str], data: Sequence[str]) -> tuple[list[int],
 
 
 def label_columns(model: Sequence[str], split: Split) -> Labels:
-    """The label of each image as a column of the logits of a model of these classes: (n,), on the CPU.
-
-    Labels are converted only here; functions that take the result must not match names again. Raises DataError
-    for a split without labels, InputError where a class of the data is none of the model's.
-    """
+    """The label of each image as a column of the logits of a model of these classes: (n,), on the CPU. Labels are
+    converted only here; functions that take the result must not match names again."""
     if split.labels is None:
         raise DataError(f"expected labelled images, found images without labels in {split.name}")
     columns, _ = match_classes(model, split.classes)
@@ -171,10 +164,7 @@ def class_index(target: str | int, classes: tuple[str, ...], *, words: tuple[str
 
 
 def required_labels(model: Model, images: Parts, labels: Tensor | str | None, size: int) -> Labels:
-    """Labels as class indices (n,): those given, or what the model predicts for "predicted", `size` images at a time.
-
-    Raises InputError for none, and for another number than of images.
-    """
+    """Labels as class indices (n,): those given, or for "predicted" what the model predicts."""
     if isinstance(labels, str) and labels == PREDICTED:
         return predicted_classes(model, images, size)
     if labels is None or isinstance(labels, str):

@@ -182,7 +182,7 @@ def calibration(
 
 
 def _binned(probabilities: Logits, labels: Labels) -> tuple[Tensor, Tensor, Int[Tensor, " batch"]]:
-    """Confidence of each prediction, whether it is the label (both float64), and its bin."""
+    """Of each prediction the confidence, whether it is the label (both float64), and its bin."""
     confidence, predictions = probabilities.double().max(-1)
     member = (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
     return confidence, (predictions == labels).double(), member

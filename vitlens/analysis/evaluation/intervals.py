@@ -162,10 +162,8 @@ class AccuracyDifference(NamedTuple):
     spread: tuple[float, float] | None = None
 
     def detectable(self, level: float = LEVEL) -> float | None:
-        """The smallest true difference, in points, that a two-sided test at this level finds with probability POWER.
-
-        By Student's t with the spread that was found (Cohen 1988): the quantiles of level and power add.
-        """
+        """The smallest true difference, in points, that a two-sided test at this level finds with probability POWER, by
+        Student's t with the spread that was found (Cohen 1988): the quantiles of level and power add."""
         if self.spread is None:
             return None
         error, freedom = self.spread
@@ -198,8 +196,7 @@ def accuracy_over_seeds(correct: ArrayLike) -> Estimate:
 
 
 def difference_over_seeds(first: ArrayLike, second: ArrayLike) -> AccuracyDifference:
-    """The accuracy of the first minus the second's, both (seeds, images) of the same seeds and images: Welch's interval
-    and test over seeds (Welch 1947).
+    """The accuracy of the first minus the second's, both (seeds, images): Welch's interval and test over seeds (1947).
 
     With one seed, where no seed differs from another of its model, and where no prediction differs: the paired
     bootstrap over images and McNemar's exact test, of the first seed.
@@ -213,9 +210,7 @@ def difference_over_seeds(first: ArrayLike, second: ArrayLike) -> AccuracyDiffer
         return AccuracyDifference(accuracy_difference(both[0][0], both[1][0]), p)
     variance = float(variances.sum())
     error, freedom = float(np.sqrt(variance)), variance**2 / float(np.sum(variances**2) / (len(table) - 1))
-    half, p = (
-        100 * error * float(stats.t.ppf(0.975, freedom)),
-        2 * float(stats.t.sf(abs(value) / (100 * error), freedom)),
-    )
+    half = 100 * error * float(stats.t.ppf(0.975, freedom))
+    p = 2 * float(stats.t.sf(abs(value) / (100 * error), freedom))
     estimate = Estimate(value, max(value - half, -100.0), min(value + half, 100.0), images, "points")
     return AccuracyDifference(estimate, p, (error, freedom))

@@ -100,10 +100,7 @@ def compare(
 
 def compare_evaluations(first: Evaluation, second: Evaluation) -> Comparison:
     """The comparison of two evaluations on the same labelled images; classes are matched by name, with a logit of minus
-    infinity for those that a model does not have.
-
-    Raises InputError where the labels differ, by number or by name.
-    """
+    infinity for those that a model does not have. Raises InputError where the labels differ, by number or by name."""
     classes = tuple(dict.fromkeys((*first.classes, *second.classes)))
     both = []
     for each in (first, second):

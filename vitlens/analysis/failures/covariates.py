@@ -76,10 +76,8 @@ class Subject:
 
     @cached_property
     def values(self) -> Mapping[str, PerImage]:
-        """Every property (n,) that differs between these images, NaN where it is not known.
-
-        Of maps: where the objects are known, how much of each lies on them, else the place and size of what it marks.
-        """
+        """Every property (n,) that differs between these images, NaN where it is not known. Of maps: where the objects
+        are known, how much of each lies on them, else the place and size of what it marks."""
         split, maps, parts = self.split, self.mapped, list[dict[str, Tensor]]()
         for batch in split.batches(_BATCH):
             masks = None if split.masks is None else split.masks[batch.indices.to(split.masks.device)].cpu()
@@ -126,11 +124,9 @@ def luminance(images: Images) -> Plane:
 
 
 def blur(planes: Plane) -> PerImage:
-    """How blurred an image is, 0 (sharp) to 1, by how little it changes when it is blurred again (Crete 2007).
-
-    Along each axis: the share of the differences between neighbouring pixels that remains after a mean over 9 pixels;
-    the larger of the two axes. An image that is constant along an axis counts as blurred along it.
-    """
+    """How blurred an image is, 0 (sharp) to 1, by how little it changes when it is blurred again (Crete 2007). Along
+    each axis: the share of the differences between neighbouring pixels that remains after a mean over 9 pixels; the
+    larger of the two axes. An image that is constant along an axis counts as blurred along it."""
     axes = []
     for rows in (planes, planes.transpose(1, 2)):
         window = min(_WINDOW, 2 * ((rows.shape[-1] - 1) // 2) + 1)
@@ -155,11 +151,9 @@ def centroids(masks: Masks) -> Float[Tensor, "batch 2"]:
 
 
 def look_alike(logits: Logits, labels: Labels) -> PerImage:
-    """Whether the most probable class other than the label is one of those that resemble the label most, 1 or 0.
-
-    Two classes resemble each other if their logits are correlated over the images of other classes than the label; the
-    nearest hundredth of the classes counts, at least one. NaN with fewer than 3 classes or 20 other images.
-    """
+    """Whether the most probable class other than the label is one of those that resemble the label most, 1 or 0. Two
+    classes resemble each other if their logits are correlated over the images of other classes than the label; the
+    nearest hundredth of the classes counts, at least one. NaN with fewer than 3 classes or 20 other images."""
     found = torch.full((len(labels),), torch.nan)
     classes = logits.shape[1]
     rivals = logits.scatter(1, labels[:, None], -torch.inf).argmax(1)

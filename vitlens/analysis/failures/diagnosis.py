@@ -123,11 +123,9 @@ def diagnose(
     *,
     progress: Callable[[int], AbstractContextManager[Advance]] = lambda _: nullcontext(lambda _: None),
 ) -> Diagnosis:
-    """The diagnosis of one or two models. progress: of this number of passes over a changed image.
-
-    All images are changed in those properties that separate errors before any correction, as no others can be shown to
-    be a cause, towards what correct predictions have.
-    """
+    """The diagnosis of one or two models. progress: of this number of passes over a changed image. All images are
+    changed in those properties that separate errors before any correction, as no others can be shown to be a cause,
+    towards what correct predictions have."""
     rows, plans, tested = covariate_rows(subjects), [], list[InterventionRow]()
     for subject in subjects:
         known = subject.split.masks is not None or subject.split.scenes is not None  # where clutter is

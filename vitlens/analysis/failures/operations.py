@@ -85,9 +85,7 @@ def _occluded(images: Images, strength: float, keys: Keys) -> Images:
 
 def frequency_bands(images: Images, *, cutoff: float) -> tuple[Images, Images]:
     """The images' low (up to the cut-off) and high frequencies; their sum is the image. The mean is in the low part.
-
-    cutoff: share of Nyquist's frequency, 0 or more. Values are not clipped; the high part has mean 0.
-    """
+    cutoff: share of Nyquist's frequency, 0 or more. Values are not clipped; the high part has mean 0."""
     height, width = images.shape[-2:]
     down = 2 * torch.fft.fftfreq(height, device=images.device)
     across = 2 * torch.fft.rfftfreq(width, device=images.device)
@@ -205,10 +203,8 @@ class Corrupted:
 
     def relative_error(self, baseline: "Corrupted", *, seed: int = 0) -> Estimate | None:
         """Mean corruption error: for each kind the errors summed over severities, divided by the baseline's, averaged
-        over kinds (Hendrycks & Dietterich 2019); a fraction, 1 for the baseline itself.
-
-        The interval is a paired bootstrap over images. None where the baseline makes no error under one of the kinds.
-        """
+        over kinds (Hendrycks & Dietterich 2019); a fraction, 1 for the baseline itself. The interval is a paired
+        bootstrap over images. None where the baseline makes no error under one of the kinds."""
         own, other = ((~each.correct).double().mean(1) for each in (self, baseline))  # (kinds, n)
         if bool((other.sum(1) == 0).any()):
             return None

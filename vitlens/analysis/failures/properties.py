@@ -200,11 +200,9 @@ class InterventionRow(OfModel):
 def causes(
     model: str, covariates: Sequence[CovariateRow], interventions: Sequence[InterventionRow]
 ) -> tuple[tuple[CovariateRow, InterventionRow], ...]:
-    """What a model's errors differ in and what mends them when changed, the strongest given all others first.
-
-    Beyond the first, only those that still separate errors when the others are known; none where a property that no
-    change tests separates them better, alone and given the others.
-    """
+    """What a model's errors differ in and what mends them when changed, the strongest given all others first. Beyond
+    the first, only those that still separate errors when the others are known; none where a property that no change
+    tests separates them better, alone and given the others."""
     tested = {row.covariate: row for row in interventions if row.model == model}
     own = [row for row in covariates if row.model == model and row.differs and not row.known.outcome]
     own.sort(key=lambda row: (-(row.likelihood_ratio or 0.0), 1.0 if row.p is None else row.p))

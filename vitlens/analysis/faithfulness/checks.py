@@ -27,23 +27,20 @@ DISTURBANCES: Final[Mapping[str, float]] = {  # px that the image is shifted rig
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a check says of a method's maps. value: the number that decides, None where it is undefined; lack: why they
-    do not pass, a word of commands/shared/maps/record.py, empty where they do."""
+    """What a check says of a method's maps."""
 
     state: Literal["pass", "fail", "inconclusive"]
-    value: Estimate | None = None
-    lack: str = ""
+    value: Estimate | None = None  # the number that decides, None where it is undefined
+    lack: str = ""  # why they do not pass, a word of commands/shared/maps/record.py
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The maps after one stage of the randomisation, which includes all before it. similarity: their mean rank
-    correlation with the trained model's maps, None where undefined; kept: the share of the images whose prediction is
-    still that of the trained model."""
+    """The maps after one stage of the randomisation, which includes all before it."""
 
     name: str
-    similarity: Estimate | None
-    kept: float | None = None
+    similarity: Estimate | None  # mean rank correlation with the trained model's maps, None where undefined
+    kept: float | None = None  # the share of the images whose prediction is still that of the trained model
 
 
 def judged_cascade(stages: Sequence[Stage]) -> Judgement:

@@ -29,18 +29,13 @@ _TRIES: Final = 20  # draws of a composite that exists already, after which ther
 
 @dataclass(frozen=True)
 class Composites:
-    """Composite images, and the classes that are explained on them.
-
-    images (composites, 3, height, width); which: the composite of each map, targets: the class that it explains
-    (batch,); masks: where the evidence for this class lies (batch, height, width); sources: the given images of which
-    each composite is made (composites, parts).
-    """
+    """Composite images, and the classes that are explained on them."""
 
     images: Float[Tensor, "composites 3 height width"]
-    which: Int[Tensor, " batch"]
-    targets: Labels
-    masks: Masks
-    sources: Int[Tensor, "composites parts"]
+    which: Int[Tensor, " batch"]  # the composite of each map
+    targets: Labels  # the class that it explains
+    masks: Masks  # where the evidence for this class lies
+    sources: Int[Tensor, "composites parts"]  # the given images of which each composite is made
 
     def __len__(self) -> int:
         return len(self.which)

@@ -28,15 +28,11 @@ _UNKNOWN = -1
 
 @dataclass(frozen=True)
 class Counterfactuals:
-    """The sets of patches whose removal changes the prediction.
+    """The sets of patches whose removal changes the prediction."""
 
-    removed: the patches (batch, rows, columns), none where no set was found; prediction: the class before, turned: the
-    class after (batch,), the same where no set was found.
-    """
-
-    removed: Bool[Tensor, "batch rows columns"]
-    prediction: Labels
-    turned: Labels
+    removed: Bool[Tensor, "batch rows columns"]  # none where no set was found
+    prediction: Labels  # the class before
+    turned: Labels  # the class after, the same where no set was found
 
     @property
     def found(self) -> Bool[Tensor, " batch"]:

@@ -21,21 +21,16 @@ COMPOSITES: Final = 25  # of each kind
 
 @dataclass(frozen=True, kw_only=True)
 class CompositeKind:
-    """One kind of composite images, on which the place of a class is known without masks.
-
-    title: in reports; function: its name in composites.py, of (images, labels, masks), with the arguments that it is
-    always called with. classes: distinct classes in a composite; explained: the number of them that are explained in
-    turn; needs_masks: whether the images' masks must be known; default: whether `--verify` makes them without masks.
-    """
+    """One kind of composite images, on which the place of a class is known without masks."""
 
     name: str
-    title: str
-    function: str
-    classes: int
-    explained: int
-    arguments: Mapping[str, object] = field(default_factory=dict)
-    needs_masks: bool = False
-    default: bool = False
+    title: str  # in reports
+    function: str  # its name in composites.py, of (images, labels, masks)
+    classes: int  # distinct classes in a composite
+    explained: int  # the number of them that are explained in turn
+    arguments: Mapping[str, object] = field(default_factory=dict)  # with which the function is always called
+    needs_masks: bool = False  # whether the images' masks must be known
+    default: bool = False  # whether `--verify` makes them without masks
 
     @property
     def make(self) -> Callable[..., Any]:

@@ -30,41 +30,34 @@ from vitlens.uncertainty import Estimate, Side, beyond, widened
 RANDOMISED = 32  # images of the randomisation check, which needs a map of each at every stage
 RANDOMISED_COSTLY = 12  # of a method of more than COSTLY forward passes: enough to be judged (checks.ENOUGH)
 COSTLY = 100
-COST_IMAGES = 1  # on which the cost in forward passes is counted: it is the same for every image
 CHECKS = 5  # steps of `league` for each method
 
 
 @dataclass(frozen=True)
 class Settings:
-    """substrate: what replaces a removed patch; steps: of the removal curves; counterfactuals: whether to search sets
-    that change the prediction; seed: of ties, baselines, randomised weights."""
+    """How methods are checked."""
 
-    substrate: Substrate = SUBSTRATE
-    steps: int = STEPS
-    counterfactuals: bool = True
-    seed: int = 0
+    substrate: Substrate = SUBSTRATE  # what replaces a removed patch
+    steps: int = STEPS  # of the removal curves
+    counterfactuals: bool = True  # whether to search sets of patches that change the prediction
+    seed: int = 0  # of ties, baselines, randomised weights
     batch_size: int | None = None
 
 
 @dataclass(frozen=True)
 class MethodChecks:
-    """The results of every check on one method, image by image.
-
-    maps (batch, rows, columns), raw, with zeros where they were not finite (see faults); values: one number an image
-    of every check, by its name in the league (batch,); scores: the same of localisation (images with a mask,); curves:
-    of removal; seconds: per image; forwards: the cost in forward passes of the model, None for a baseline.
-    """
+    """The results of every check on one method, image by image."""
 
     name: str
-    maps: Maps
+    maps: Maps  # raw, with zeros where they were not finite
     faults: MapFaults
-    values: Mapping[str, PerImage]
-    scores: Mapping[str, Float[Tensor, " masked"]]
+    values: Mapping[str, PerImage]  # of every check, by its name in the league
+    scores: Mapping[str, Float[Tensor, " masked"]]  # the same of localisation, of the images with a mask
     curves: Faithfulness
     counterfactuals: Counterfactuals | None
     randomisation: Randomisation | None
-    seconds: float
-    forwards: float | None
+    seconds: float  # per image
+    forwards: float | None  # the cost in forward passes of the model, None for a baseline
 
 
 def league(
@@ -103,8 +96,8 @@ def league(
     advance(count)
     turned: Any = [None] * count
     if settings.counterfactuals:
-        first = [each.deletion for each in curves]
-        turned = along_map(model, images, every, known=first, substrate=settings.substrate, **common)
+        known_points = [each.deletion for each in curves]
+        turned = along_map(model, images, every, known=known_points, substrate=settings.substrate, **common)
     advance(count)
     usable = torch.zeros(len(images), dtype=torch.bool) if masks is None else has_edge(masks).cpu()
     objects = masks[usable.to(masks.device)].cpu() if masks is not None and bool(usable.any()) else None
@@ -112,8 +105,7 @@ def league(
     for place, (name, maps) in enumerate(sound.items()):
         forwards, changed, scores = None, None, {}
         if name in methods:
-            one = images[:COST_IMAGES], targets[:COST_IMAGES]
-            forwards = forward_equivalents(model, *one, methods[name])
+            forwards = forward_equivalents(model, images[:1], targets[:1], methods[name])  # the same for every image
             some = min(len(images), randomised_images(forwards))
             before = known[name][0][:some]
             if bool(before.isfinite().all()):

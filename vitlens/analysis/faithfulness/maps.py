@@ -114,35 +114,25 @@ def _on_one_grid(first: AnyMaps, second: AnyMaps) -> list[Float[Tensor, "batch p
 
 @dataclass(frozen=True)
 class MapShares:
-    """Position and concentration of each of n maps; 0 for a map that is not usable.
-
-    row, column: of its centre of mass, shares of the height and width; spread: root of the mean squared distance from
-    there, a share of the image's shorter side; half: the smallest share of the image's cells that contains half of the
-    map (0.5 for a uniform map); central: share of the map on the middle quarter of the image (0.25 for a uniform map);
-    inside: share on the object, None without masks.
-    """
+    """Position and concentration of each of n maps; 0 for a map that is not usable."""
 
     usable: Bool[Tensor, " batch"]
-    row: PerImage
+    row: PerImage  # of its centre of mass, shares of the height and width
     column: PerImage
-    spread: PerImage
-    half: PerImage
-    central: PerImage
-    inside: PerImage | None = None
+    spread: PerImage  # root of the mean squared distance from there, a share of the image's shorter side
+    half: PerImage  # the smallest share of the image's cells that contains half of the map (0.5 for a uniform map)
+    central: PerImage  # share of the map on the middle quarter of the image (0.25 for a uniform map)
+    inside: PerImage | None = None  # share on the object, None without masks
 
 
 @dataclass(frozen=True)
 class MapOverlap:
-    """The similarity of two maps of each image, on one grid; 0 where either is unusable.
+    """The similarity of two maps of each image, on one grid; 0 where either is unusable."""
 
-    usable: whether both are; spearman: rank correlation of the raw maps, -1 to 1; top: share of the top tenth of one
-    that is in the top tenth of the other, 0 to 1; shared: mass of their positive parts in the same cells, 0 to 1.
-    """
-
-    usable: Bool[Tensor, " batch"]
-    spearman: PerImage
-    top: PerImage
-    shared: PerImage
+    usable: Bool[Tensor, " batch"]  # whether both are
+    spearman: PerImage  # rank correlation of the raw maps, -1 to 1
+    top: PerImage  # share of the top tenth of one that is in the top tenth of the other, 0 to 1
+    shared: PerImage  # mass of their positive parts in the same cells, 0 to 1
 
 
 def as_shares(maps: AnyMaps, *, size: Size, grid: Size) -> Maps:

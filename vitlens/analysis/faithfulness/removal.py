@@ -192,23 +192,16 @@ def distinct_variants(which: Which, removed: Removed) -> tuple[Int[Tensor, " dif
 
 @dataclass(frozen=True)
 class RemovalCurve:
-    """The target's probability as patches are removed.
+    """What the model says of the target as patches are removed."""
 
-    shares: of the patches removed, from 0 to 1 (with the substrate "absent" to all but one patch); probability: of the
-    target (batch, points), a fraction; predicted: the class; kept: whether that is still the target; logit: of the
-    target.
-    """
-
-    shares: Float[Tensor, " points"]
-    probability: Float[Tensor, "batch points"]
-    kept: Bool[Tensor, "batch points"]
-    logit: Float[Tensor, "batch points"]
-    predicted: Int[Tensor, "batch points"]
+    shares: Float[Tensor, " points"]  # of the patches removed, from 0 to 1; with "absent" to all but one patch
+    probability: Float[Tensor, "batch points"]  # of the target, a fraction
+    kept: Bool[Tensor, "batch points"]  # whether the target is predicted
+    logit: Float[Tensor, "batch points"]  # of the target
+    predicted: Int[Tensor, "batch points"]  # the class
 
     def area(self, values: Tensor) -> PerImage:
         """The area under one of the curves (batch, points) of each image (trapezoidal), over the range of shares."""
-        if len(self.shares) == 1:
-            return values[:, 0].float()
         return torch.trapezoid(values.float(), self.shares, dim=1) / (self.shares[-1] - self.shares[0])
 
 

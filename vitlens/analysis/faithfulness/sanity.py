@@ -41,13 +41,11 @@ _JUDGED = [name != FLIP for name in DISTURBANCES]
 
 @dataclass(frozen=True)
 class Randomisation:
-    """The similarity of maps before and after. names: of the stages from the head down, each including those before;
-    correlation: Spearman's (stages, batch), 0 where the map after is constant, NaN where the map before is; kept: which
-    images keep the prediction of the trained model."""
+    """The similarity of maps before and after."""
 
-    names: tuple[str, ...]
-    correlation: Float[Tensor, "stages batch"]
-    kept: Bool[Tensor, "stages batch"]
+    names: tuple[str, ...]  # of the stages from the head down, each including those before
+    correlation: Float[Tensor, "stages batch"]  # 0 where the map after is constant, NaN where the map before is
+    kept: Bool[Tensor, "stages batch"]  # which images keep the prediction of the trained model
 
     @property
     def usable(self) -> Float[Tensor, "stages usable"]:

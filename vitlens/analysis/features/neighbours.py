@@ -29,11 +29,8 @@ Pairs = Bool[Tensor, "patches others"]
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The k nearest of each query, most similar first.
-
-    indices: (queries, k) into the bank; similarity: (queries, k) cosines, float64; that of a zero vector is 0. Both
-    are on the device of the features.
-    """
+    """The k nearest of each query, most similar first: indices into the bank, and cosines in float64 (that of a zero
+    vector is 0), on the device of the features."""
 
     indices: Int[Tensor, "queries k"]
     similarity: Float[Tensor, "queries k"]
@@ -107,10 +104,8 @@ def same_class(neighbours: Neighbours, bank_labels: Tensor, labels: Labels, *, k
 
 @dataclass(frozen=True)
 class Correspondence:
-    """Pairs of patches that are each other's nearest neighbours, the most similar first.
-
-    sources, targets: (pairs, 2), row and column in the first and in the second image; similarity: (pairs,), cosines.
-    """
+    """Pairs of patches, the most similar first. sources, targets: row and column in the first and in the second image;
+    similarity: cosines."""
 
     sources: Int[Tensor, "pairs 2"]
     targets: Int[Tensor, "pairs 2"]
@@ -120,21 +115,19 @@ class Correspondence:
 def correspond(
     first: Float[Tensor, "rows columns dim"], second: Float[Tensor, "other_rows other_columns _"]
 ) -> Correspondence:
-    """Pairs of patches of two images that are each other's nearest neighbours by cosine ("best buddies", Amir 2022).
-
-    Tokens as patch_tokens returns them, of one model and layer. Of equally near patches the first is taken.
-    """
+    """Pairs of patches of two images that are each other's nearest neighbours by cosine ("best buddies", Amir 2022), of
+    equally near ones the first. Tokens as patch_tokens returns them, of one model and layer."""
     one, other = first.flatten(0, 1), second.flatten(0, 1)
     there, back = nearest(one, other, k=1), nearest(other, one, k=1)
     mutual = back.indices[there.indices[:, 0], 0] == torch.arange(len(one), device=one.device)
     sources = mutual.nonzero()[:, 0]
     sources = sources[there.similarity[sources, 0].argsort(descending=True, stable=True)]
     targets = there.indices[sources, 0]
-    places = [
+    one_places, other_places = (
         torch.stack((cells // grid.shape[1], cells % grid.shape[1]), 1)
         for cells, grid in ((sources, first), (targets, second))
-    ]
-    return Correspondence(*places, there.similarity[sources, 0])
+    )
+    return Correspondence(one_places, other_places, there.similarity[sources, 0])
 
 
 def patch_neighbours(tokens: Float[Tensor, "patches dim"], images: OfPatch, *, k: int = NEIGHBOURS) -> Neighbours:

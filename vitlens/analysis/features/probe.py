@@ -21,9 +21,6 @@ HELD_OUT: Final = 0.2  # share of the training images on which C is chosen
 SMALL: Final = 5_000_000  # numbers in the training features, below which one thread is fastest
 STEPS: Final = 1000  # the most of L-BFGS
 
-Numbers = NDArray[np.float32]
-Integers = NDArray[np.int64]
-
 
 @dataclass(frozen=True)
 class Probe:
@@ -81,8 +78,8 @@ def probe(
 
 
 def _fits(
-    train: Numbers, labels: Integers, test: Numbers, strengths: Sequence[float]
-) -> Iterator[tuple[float, Integers, bool]]:
+    train: NDArray[np.float32], labels: NDArray[np.int64], test: NDArray[np.float32], strengths: Sequence[float]
+) -> Iterator[tuple[float, NDArray[np.int64], bool]]:
     """For each C the labels predicted of the test vectors, and whether the fit converged; each fit starts from the
     previous solution. Vectors are standardised by the training ones in float64; constant columns become 0."""
     from sklearn.exceptions import ConvergenceWarning
@@ -102,11 +99,8 @@ def _fits(
 
 
 def held_out(labels: Tensor, *, groups: Tensor | None = None, seed: int = 0) -> Bool[Tensor, " batch"]:
-    """Which training images are held out to choose C: a seeded share of each class, whole groups together.
-
-    At least one image (or group) of every class is left for the fit. Raises DataError where none can then be held out,
-    or there is only one class.
-    """
+    """Which training images are held out to choose C: a seeded share of each class, whole groups together, so that one
+    of every class is left for the fit. Raises DataError where none can then be, or there is only one class."""
     if len(labels.unique()) < 2:
         raise DataError(f"expected images of at least 2 classes to probe, found {len(labels.unique())}; give more data")
     members = torch.arange(len(labels)) if groups is None else groups.unique(return_inverse=True)[1]

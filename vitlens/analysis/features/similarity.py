@@ -95,15 +95,15 @@ def _ranks(values: Tensor) -> Tensor:
 
 def _take(stream: CKAStream, first: Features, second: Features | None, images: Tensor) -> None:
     for batch in images.split(_AT_ONCE):
-        sides = [None if each is None else [values[batch] for values in each.values] for each in (first, second)]
-        stream.add(*sides)
+        other = None if second is None else [values[batch] for values in second.values]
+        stream.add([values[batch] for values in first.values], other)
 
 
 def _require_same(first: Features, second: Features | None) -> None:
     other = first if second is None else second
     for each in (first, other):
-        if not isinstance(each, Features):  # an untyped call
-            name = type(each).__name__
+        if not isinstance(each, Features):
+            name = type(each).__name__  # type: ignore[unreachable]  # an untyped call
             raise InputError(
                 f"expected what vitlens.features(model, images) gives, found {name}; call it for each model"
             )

@@ -26,11 +26,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.heads.evidence import bits_of_part
 from vitlens.analysis.heads.geometry import Geometry
 from vitlens.analysis.heads.registry import LABELS, MARGIN, MIXED, THRESHOLD, UNLABELLED
 from vitlens.analysis.heads.rows import PerHead
-from vitlens.analysis.heads.statistics import Statistics, per_head
+from vitlens.analysis.heads.statistics import Statistics, bits_of_part, per_head
 from vitlens.uncertainty import Estimate
 
 Samples = Float[Tensor, "samples heads"]  # over all images, then without each group of them
@@ -42,10 +41,6 @@ _TINY: Final = 1e-30
 _STEPS: Final = 50  # of bisection: more than the precision of float64
 _CERTAIN: Final = 1e6  # images that a prediction of a group from itself counts as
 _STRONGEST: Final = 40.0  # nats, of a key in the pattern over one outside it
-
-
-def _disc(square: int, down: Tensor, across: Tensor) -> Tensor:
-    return down**2 + across**2 <= square
 
 
 # offsets down and across in patches, key minus query -> whether they belong to the pattern
@@ -61,7 +56,7 @@ OFFSETS: Final[Mapping[str, Callable[[Tensor, Tensor], Tensor]]] = {
     "right": lambda down, across: (across > 0) & (down == down),
     "up": lambda down, across: (down < 0) & (across == across),
     "down": lambda down, across: (down > 0) & (across == across),
-    **{f"within {square}": partial(_disc, square) for square in DISCS},
+    **{f"within {square}": lambda down, across, square=square: down**2 + across**2 <= square for square in DISCS},  # type: ignore[misc]
 }
 
 
@@ -179,10 +174,6 @@ class LayerEvidence:
         return tuple(found)
 
 
-def _on_offsets(name: str, layer: LayerEvidence) -> Samples:
-    return layer.share(layer.of_offsets(name))
-
-
 RULES: Final[dict[str, Callable[[LayerEvidence], Samples]]] = {
     "dead": LayerEvidence.of_dead,
     "uniform": lambda layer: (1 - layer.bits).clamp_min(0),
@@ -194,7 +185,7 @@ RULES: Final[dict[str, Callable[[LayerEvidence], Samples]]] = {
     "background": lambda layer: layer.share(layer.of_mask(background=True)),
     "similar": lambda layer: layer.share(layer.of_similar()),
     "local": lambda layer: layer.share(layer.of_local()),
-    **{name: partial(_on_offsets, name) for name in OFFSETS if name in LABELS},
+    **{name: lambda layer, name=name: layer.share(layer.of_offsets(name)) for name in OFFSETS if name in LABELS},  # type: ignore[misc]
 }
 
 
@@ -215,10 +206,9 @@ class HeadLabel:
 
 @dataclass(frozen=True)
 class Marks:
-    """What the label of one head rests on, in numbers that a reader can check. row, column: the patch that receives
-    most attention, in the mean over images; mass: the share of the patches' attention that it receives; chance: that of
-    uniform attention; output: norm of what the head adds to the residual stream, a share of the mean of the model's
-    heads (None: not known). Intervals are those of the labels."""
+    """What the label of one head rests on. row, column: the patch that receives most attention, in the mean over
+    images; mass: the share of the patches' attention that it receives; chance: that of uniform attention; output: norm
+    of what the head adds to the residual stream, a share of the mean of the model's heads (None: not known)."""
 
     row: int
     column: int
@@ -292,7 +282,8 @@ def specialise(table: Statistics) -> Specialisation:
 def label_of(scores: Mapping[str, Float[Tensor, " samples"]]) -> HeadLabel:
     """The label by the rule above; scores: of each label, over all images, then without each group of them."""
     best = max(scores, key=lambda name: (LABELS[name].first and bool(scores[name][0] >= THRESHOLD), scores[name][0]))
-    rivals = [name for name in scores if compete(best, name)]
+    # those that contradict it: neither is a case of the other
+    rivals = [name for name in scores if name not in (best, *LABELS[best].within) and best not in LABELS[name].within]
     other = max(rivals, key=lambda name: scores[name][0]) if rivals else ""
     score, below = scores[best], scores[other] if other else torch.zeros_like(scores[best])
     half, of_margin = half_width(score), half_width(score - below)
@@ -306,11 +297,6 @@ def label_of(scores: Mapping[str, Float[Tensor, " samples"]]) -> HeadLabel:
         label = UNLABELLED
     low, high = (float(end) for end in np.clip((value - half, value + half), 0, 1))  # NaN stays
     return HeadLabel(label, value, low, high, best, other, float(below[0]))
-
-
-def compete(one: str, other: str) -> bool:
-    """Whether two labels contradict each other: neither is a case of the other."""
-    return one != other and other not in LABELS[one].within and one not in LABELS[other].within
 
 
 @lru_cache(maxsize=256)
@@ -359,10 +345,9 @@ def left_out(sums: Float[Tensor, "groups *rest"], counts: Tensor) -> Float[Tenso
 def half_width(samples: Float[Tensor, " samples"]) -> float:
     """Half the width of the 95 % interval over images, from a value and those without each group (Student's t of the
     delete-a-group jackknife); NaN without groups."""
-    left = samples[1:]
-    groups = len(left)
+    left, groups = samples[1:], len(samples) - 1
     if groups < 2:
-        return float("nan")
+        return math.nan
     error = ((groups - 1) / groups * (left - left.mean()).square().sum()).sqrt()
     from scipy import stats  # half a second, which not every command needs
 

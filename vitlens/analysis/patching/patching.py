@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 from vitlens.analysis.attention.chain import check_targets
 from vitlens.analysis.patching.contribution import stacked
 from vitlens.errors import InputError, UnknownNameError
-from vitlens.lens.replay import DEFAULT_BUDGET, replaying
+from vitlens.lens.replay import patch
 from vitlens.lens.trace import layers
 from vitlens.models.model import Model
 from vitlens.references import import_without_compiler
@@ -55,54 +55,34 @@ class Patching:
 
 
 def patch_parts(
-    model: Model,
-    clean: Images,
-    corrupted: Float[Tensor, "others 3 rows columns"],
-    *,
-    targets: Labels | None = None,
-    others: Labels | None = None,
+    model: Model, clean: Images, corrupted: Images, *, targets: Labels | None = None, others: Labels | None = None
 ) -> Patching:
-    """Patch every head and token of each clean image's run into its corrupted partner's, one at a time, by replay.
+    """Patch every head and token of each clean image's run into its corrupted partner's, one at a time.
 
     clean, corrupted: pairs, in the same order (`corrupt` makes corrupted images). targets, others: the classes whose
     logits are compared, by default the clean image's prediction and the corrupted one's. Raises InputError where both
     runs have the same logit difference, for images that are not pairs and classes that do not exist; UnsupportedError
     for a model without attention.
     """
-    if clean.shape != corrupted.shape:
-        shapes = tuple(clean.shape), tuple(corrupted.shape)
-        raise InputError(f"expected pairs of images of one size, found clean {shapes[0]} and corrupted {shapes[1]}")
-    with (
-        replaying(model, clean, budget=DEFAULT_BUDGET // 2) as donor,
-        replaying(model, corrupted, budget=DEFAULT_BUDGET // 2) as receiver,
-    ):
-        chosen = check_targets(targets, donor.logits), check_targets(others, receiver.logits)
-        ends = [_difference(replay.logits.unsqueeze(0), *chosen)[:, 0] for replay in (donor, receiver)]
-        small = ((ends[0] - ends[1]).abs() < SMALLEST_GAP).nonzero()
-        if len(small):
-            pair = int(small[0])
-            names = [model.classes[int(each[pair])] for each in chosen]
-            raise InputError(
-                f"expected clean and corrupted runs that differ, found the same logit difference ({names[0]} - "
-                f"{names[1]}) in both runs of pair {pair}; choose other images or classes, or a stronger corruption"
-            )
-        heads, positions = list[Tensor](), list[Tensor]()
-        for layer in layers(model):
-            name = f"blocks.{layer.index}"
-            outputs, stream = donor.tensor(f"{name}.heads"), donor.tensor(f"{name}.tokens")
-            of_heads = {f"{name}.head.{head}": outputs.select(-3, head) for head in range(layer.heads)}
-            of_tokens = {f"{name}.tokens[{at}]": stream[:, at : at + 1] for at in range(stream.shape[1])}
-            for found, patched in ((heads, of_heads), (positions, of_tokens)):
-                logits = receiver.run([{place: tensor} for place, tensor in patched.items()])
-                found.append((_difference(logits, *chosen) - ends[1].unsqueeze(1)).cpu())
-    return Patching(stacked(heads), stacked(positions), *(each.cpu() for each in (*ends, *chosen)))
-
-
-def _difference(
-    logits: Float[Tensor, "places pairs classes"], targets: Labels, others: Labels
-) -> Float[Tensor, "pairs places"]:
-    pairs = torch.arange(len(targets), device=logits.device)
-    return (logits[:, pairs, targets] - logits[:, pairs, others]).T
+    known = layers(model)
+    heads = [f"blocks.{layer.index}.head.{head}" for layer in known for head in range(layer.heads)]
+    patched = patch(model, corrupted, clean, [*heads, *(f"blocks.{layer.index}.tokens[*]" for layer in known)])
+    chosen = check_targets(targets, patched.other), check_targets(others, patched.clean)
+    pairs = torch.arange(len(clean), device=model.device)
+    logits = torch.cat((patched.other[None], patched.clean[None], patched.logits))
+    differences = (logits[:, pairs, chosen[0]] - logits[:, pairs, chosen[1]]).T
+    whole, gone, changed = differences[:, 0], differences[:, 1], differences[:, 2:] - differences[:, 1:2]
+    small = ((whole - gone).abs() < SMALLEST_GAP).nonzero()
+    if len(small):
+        pair = int(small[0])
+        names = [model.classes[int(each[pair])] for each in chosen]
+        raise InputError(
+            f"expected clean and corrupted runs that differ, found the same logit difference ({names[0]} - "
+            f"{names[1]}) in both runs of pair {pair}; choose other images or classes, or a stronger corruption"
+        )
+    by_layer = changed.cpu().split([*(layer.heads for layer in known), *(layer.tokens for layer in known)], dim=1)
+    tables = stacked(by_layer[: len(known)]), stacked(by_layer[len(known) :])
+    return Patching(*tables, *(each.cpu() for each in (whole, gone, *chosen)))
 
 
 def corrupt(images: Images, how: str = "noise", *, seed: int = 0) -> Images:

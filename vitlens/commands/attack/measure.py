@@ -16,7 +16,7 @@ from vitlens.analysis.failures.operations import Corrupted, correct_after
 from vitlens.analysis.faithfulness.maps import map_overlap
 from vitlens.attacks.algorithm import Setting, algorithm_of
 from vitlens.attacks.registry import ATTACKS, Attack, NormName
-from vitlens.attacks.robustness import cosines, halfway_block, paired, transfers
+from vitlens.attacks.robustness import cosines, halfway_block, transfers
 from vitlens.attribution.explain import explain, methods_for, preferred_method
 from vitlens.commands.attack import record as rows
 from vitlens.commands.attack.options import AttackOptions
@@ -25,6 +25,7 @@ from vitlens.commands.run.load import load_split
 from vitlens.commands.run.resume import resumable
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import labels_of
+from vitlens.commands.shared.comparison import compared
 from vitlens.data.split import Split
 from vitlens.errors import UnknownNameError
 from vitlens.models.model import Model
@@ -174,17 +175,25 @@ def _attack_rows(work: ModelAttack) -> Iterator[rows.AttackRow]:
 
 
 def _pair_rows(works: Sequence[ModelAttack]) -> Iterator[rows.RobustPairRow]:
-    """Paired tests of the models under every attack at every epsilon, all corrected together."""
-    both = ((first.swept, second.swept) for first, second in combinations(works, 2))
-    matched = [(first[name], second[name]) for first, second in both for name in first]
-    entries = {outcome.name: ATTACKS[name] for name, outcome in works[0].swept.items()}
-    for test in paired(matched, seed=works[0].run.run.seed):
-        entry = entries.get(test.name)
-        norm: NormName = "linf" if entry is None else entry.norm
-        yield rows.RobustPairRow(
-            test.name, "none" if entry is None else title_of(entry), norm, rows.typed_epsilon(test.epsilon, norm),
-            test.first, test.second, test.only_first, test.only_second, test.difference, test.p, test.p_holm,
-        )  # fmt: skip
+    """Paired tests of the models on clean images and under every attack at every epsilon, all corrected together."""
+    tried: list[tuple[str, str, NormName, float]] = []
+    pairs = []
+    for first, second in combinations(works, 2):
+        both = first.model.alias, second.model.alias
+        tried.append(("clean", "none", "linf", 0.0))
+        pairs.append((*both, first.clean.numpy(), second.clean.numpy()))
+        for name, outcome in first.swept.items():
+            norm = ATTACKS[name].norm
+            for epsilon in outcome.epsilons:
+                tried.append((outcome.name, title_of(ATTACKS[name]), norm, rows.typed_epsilon(epsilon, norm)))
+                one, other = (each.swept[name].robust(epsilon).numpy() for each in (first, second))
+                pairs.append((*both, one, other))
+    run = works[0].run
+    groups = None if run.split.groups is None else run.split.groups.numpy()
+    for place, row in zip(tried, compared(pairs, groups=groups, seed=run.run.seed)):
+        counts = row.only_first_right, row.only_second_right
+        difference = row.difference or Estimate(0.0, unit="points")
+        yield rows.RobustPairRow(*place, row.first, row.second, *counts, difference, row.p, row.p_holm)
 
 
 def _transfer_rows(works: Sequence[ModelAttack], sample: AttackSample) -> Iterator[rows.TransferRow]:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.analysis.attention.map_checks import alike, similarity
+from vitlens.analysis.attention.map_checks import alike
 from vitlens.analysis.attention.positions import distance_correlation, position_similarity, rank_correlation
 from vitlens.analysis.attention.tokens import rollout_by_layer
 from vitlens.analysis.attention.weights import (
@@ -113,11 +113,12 @@ def _layer_rows(
             "share": share.estimate, "share_of_baseline": share.of_baseline, "share_difference": share.difference,
         }  # fmt: skip
         same = index > 0 and means[index - 1].shape == means[index].shape
+        likeness = alike(torch.stack(means[index - 1 : index + 1], 1)) if same else None
         yield kept.LayerRow(
             **vars(row), layer=site.layer, module=site.module, kind=site.kind, heads=site.heads,
             map=(layer.maps.shape[-2], layer.maps.shape[-1]), reading=layer.reading,
             prefix_mass=float(layer.prefix.sum(-1).mean()), alike=cosine(alike(layer.maps).numpy()),
-            previous=cosine(similarity(means[index], means[index - 1]).numpy()) if same else None,
+            previous=None if likeness is None else cosine(likeness.numpy()),
             **beside,
         )  # fmt: skip
 
@@ -156,7 +157,7 @@ def _layout(model: Model, similar: Tensor | None) -> Iterator[kept.LayoutRow]:
         return
     if similar is not None:
         distance = distance_correlation(similar, layout)
-        known = rank_correlation(similar, layout)._asdict()
+        known = dict(zip(("all", "rows", "columns"), rank_correlation(similar, layout)))
         ranks = {pairs: Estimate(each, n=layout.patches, unit="") for pairs, each in known.items() if each is not None}
     yield kept.LayoutRow(
         model.alias, layout.grid, layout.prefix, layout.patch_size, model.preprocessing.size,

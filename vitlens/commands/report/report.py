@@ -142,7 +142,11 @@ def _renamed(before: Record, after: Record) -> dict[str, str]:
     for name in after.metrics:
         known = ((metric, parts) for metric in declared if (parts := metric.parts(name)) is not None)
         metric, parts = next(known, (None, {}))
-        other = name if metric is None else metric(**{key: aliases.get(part, part) for key, part in parts.items()})
+        other = (
+            name
+            if metric is None
+            else metric.pattern.format(**{key: aliases.get(part, part) for key, part in parts.items()})
+        )
         if other in before.metrics:
             names[name] = other
     return names

@@ -89,9 +89,9 @@ def _maps(
         size = max(1, size // BACKWARD)
     for (batch,) in run.batches("Computing attention maps", size=size):
         own = None if targets is None else targets[run.numbers(batch).cpu()]
-        traced = maps_in_one_pass(run.model, batch.images, ways, targets=own, readout=readout)
-        maps.append(torch.stack(traced.maps, 1).float().cpu())
-        logits.append(traced.logits.float().cpu())
+        found, each = maps_in_one_pass(run.model, batch.images, ways, targets=own, readout=readout)
+        maps.append(torch.stack(each, 1).float().cpu())
+        logits.append(found.float().cpu())
     return run.processes.gathered(torch.cat(maps)), run.processes.gathered(torch.cat(logits))
 
 

@@ -1,4 +1,4 @@
-"""Arrays of others: what an .npz claims is held against what it has before memory is taken."""
+"""Arrays of others: what an .npz claims is held against what it has before memory is taken, and its arrays' forms."""
 
 import io
 import tracemalloc
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitlens.arrays import Form, read_arrays, require_forms
+from vitlens.arrays import Form, read_arrays, require_forms, write_arrays
 from vitlens.errors import DataError, InputError
 
 
@@ -27,38 +27,30 @@ def plain(array: np.ndarray, *, pickled: bool = False) -> bytes:
 
 
 GOOD = plain(np.arange(4.0))
-FORMS: dict[str, list[tuple[str, bytes]]] = {
-    "272 TiB": [("x.npy", header("(37, 1000000000000)"))],
-    "overflow": [("x.npy", header("(4611686018427387904, 4611686018427387904)"))],
-    "negative": [("x.npy", header("(-1, 4)") + b"\0" * 64)],
-    "no bytes an item": [("x.npy", header("(1000000000000,)", "<U0"))],
-    "an endless side": [("x.npy", header("(0, 1000000000000)"))],
-    "short": [("x.npy", GOOD[:-8])],
-    "no header": [("x.npy", b"")],
-    "no array": [("x.npy", b"hello")],
-    "nested header": [("x.npy", header("(" * 200 + ")" * 200))],
-    "no shape": [("x.npy", header("'4'"))],
-    "format 9": [("x.npy", GOOD[:6] + b"\x09" + GOOD[7:])],
-    "objects": [("x.npy", plain(np.array([{}], dtype=object), pickled=True))],
-    "records": [("x.npy", plain(np.zeros(2, dtype=[("a", "f8")])))],
-    "complex": [("x.npy", plain(np.zeros(2, dtype=complex)))],
-    "dates": [("x.npy", plain(np.zeros(2, dtype="M8[s]")))],
-    "no npy": [("x", b"text")],
-    "twice": [("x.npy", GOOD), ("x.npy", GOOD)],
+FORMS: dict[str, bytes] = {
+    "272 TiB": header("(37, 1000000000000)"),
+    "overflow": header("(4611686018427387904, 4611686018427387904)"),
+    "negative": header("(-1, 4)") + b"\0" * 64,
+    "no bytes an item": header("(1000000000000,)", "<U0"),
+    "an endless side": header("(0, 1000000000000)"),
+    "short": GOOD[:-8],
+    "no array": b"hello",
+    "nested header": header("(" * 200 + ")" * 200),
+    "format 9": GOOD[:6] + b"\x09" + GOOD[7:],
+    "objects": plain(np.array([{}], dtype=object), pickled=True),
+    "records": plain(np.zeros(2, dtype=[("a", "f8")])),
+    "dates": plain(np.zeros(2, dtype="M8[s]")),
+    "twice": GOOD,
 }
-
-
-def packed(path: Path, entries: list[tuple[str, bytes]]) -> Path:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Duplicate name")  # zipfile's, of a name that is written twice
-        for name, content in entries:
-            archive.writestr(zipfile.ZipInfo(name), content)
-    return path
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_damaged_archive_is_one_line_and_no_memory(tmp_path, form):
-    path = packed(tmp_path / "a.npz", FORMS[form])
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Duplicate name")  # zipfile's, of a name that is written twice
+        for _ in range(2 if form == "twice" else 1):
+            archive.writestr(zipfile.ZipInfo("x.npy"), FORMS[form])
     tracemalloc.start()
     with pytest.raises(DataError, match=r"a\.npz") as caught:
         read_arrays(path, error=DataError)
@@ -68,10 +60,11 @@ def test_a_damaged_archive_is_one_line_and_no_memory(tmp_path, form):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x05\x06", b"x" * 100, GOOD])
+@pytest.mark.parametrize("content", [b"", b"PK\x05\x06", b"x" * 100, GOOD, None])
 def test_what_is_no_archive(tmp_path, content):
-    (tmp_path / "a.npz").write_bytes(content)
-    with pytest.raises(InputError):
+    if content is not None:
+        (tmp_path / "a.npz").write_bytes(content)
+    with pytest.raises(InputError, match="expected plain arrays" if content is not None else "no such file"):
         read_arrays(tmp_path / "a.npz")
 
 
@@ -81,7 +74,6 @@ def test_a_bomb_is_refused_by_its_list_of_contents(tmp_path):
         file.write(header("(314572800,)", "|u1"))
         for _ in range(300):
             file.write(b"\0" * (1 << 20))
-    assert (tmp_path / "a.npz").stat().st_size < 1 << 20
     with pytest.raises(InputError, match="packed at most"):
         read_arrays(tmp_path / "a.npz")
     with pytest.raises(InputError, match=r"at most 0\.125 GiB"):
@@ -91,22 +83,22 @@ def test_a_bomb_is_refused_by_its_list_of_contents(tmp_path):
 def test_good_arrays_come_back_and_only_the_keys_asked_for(tmp_path):
     arrays = {
         "a": np.arange(3), "b": np.array(["x", "yz"]), "c": np.zeros((0, 5)), "d": np.array(True),
-        "e": np.asfortranarray(np.arange(6.0).reshape(2, 3)), "f": np.arange(6.0).reshape(2, 3),
-        "g": np.array(["", ""]), "h": np.arange(4, dtype=">i4"),
+        "file": np.asfortranarray(np.arange(6.0).reshape(2, 3)), "g": np.array(["", ""]),
+        "h": np.arange(4, dtype=">i4"),
     }  # fmt: skip
-    np.savez(tmp_path / "a.npz", **arrays)
-    found = read_arrays(tmp_path / "a.npz")
+    np.savez(tmp_path / "a.npz", **{name: array for name, array in arrays.items() if name != "file"})
+    write_arrays(tmp_path / "b.npz", arrays)
+    for found in (read_arrays(tmp_path / "a.npz"), read_arrays(tmp_path / "b.npz")):
+        for name, array in found.items():
+            assert (array.dtype, array.shape) == (arrays[name].dtype, arrays[name].shape)
+            np.testing.assert_array_equal(array, arrays[name])
     assert found.keys() == arrays.keys()
-    for name, array in arrays.items():
-        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
-        np.testing.assert_array_equal(found[name], array)
     assert list(read_arrays(tmp_path / "a.npz", keys=("b", "z"))) == ["b"]
 
 
 def test_arrays_of_another_form_are_refused():
     found = {"a": np.zeros((2, 3)), "digest": np.array("x")}
-    forms = {"a": Form("f", (2, None)), "digest": Form("U")}
-    require_forms(found, forms, Path("p"), hint="again")
+    require_forms(found, {"a": Form("f", (2, None)), "digest": Form("U")}, Path("p"), hint="again")
     for name, form in (("a", Form("f", (2, 4))), ("a", Form("iu", (2, 3))), ("a", Form("f", (2,))), ("b", Form("f"))):
         with pytest.raises(InputError, match=name):
             require_forms(found, {name: form}, Path("p"), hint="again")
