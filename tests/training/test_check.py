@@ -46,8 +46,9 @@ def test_healthy_models_pass(preset: str | None) -> None:
     recipe = recipe_for(preset, "digits") if preset else RECIPE
     found = run(model, recipe=recipe)
     assert states(found) == "pppp"
-    assert found["initial loss"].value == pytest.approx(math.log(10), abs=0.1)
-    assert preset or found == run(tiny())
+    if preset is None:
+        assert found["initial loss"].value == pytest.approx(math.log(10), abs=0.1)
+        assert found == run(tiny())
 
 
 def enlarge_head(model: Model) -> None:
