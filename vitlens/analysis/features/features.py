@@ -132,6 +132,7 @@ def extract(
     model: Model,
     split: Split,
     *,
+    layer: int | Sequence[int] | None = None,
     pool: FeaturePool | None = None,
     norm: bool = True,
     embedding: bool = False,
@@ -141,7 +142,7 @@ def extract(
     processes: Processes | None = None,
     advance: Callable[[int], object] = lambda _: None,
 ) -> Features | None:
-    """The features of every image of a split at every layer, as `features` reads them.
+    """The features of every image of a split, as `features` reads them.
 
     cache: a folder, created if missing, which runs may share: every layer is written to it batch by batch and then
     memory-mapped, so that memory does not grow with the images, and read from it the next time; None: all is held in
@@ -149,7 +150,7 @@ def extract(
     with the number of images just done. The result's notes have one line for every cached file that was ignored.
     """
     workers = processes or Processes(0, 1, model.device)
-    reader = _Reader(model, _chosen(model, None, embedding=embedding), pool, norm=norm)
+    reader = _Reader(model, _chosen(model, layer, embedding=embedding), pool, norm=norm)
     size = batch_size or fitting_batch_size(model)
     chunks = partial(_chunks, split=split, workers=workers, size=size, precision=precision, advance=advance)
     if cache is None:
