@@ -44,10 +44,11 @@ def states(found: dict[str, Finding]) -> str:
 def test_healthy_models_pass(preset: str | None) -> None:
     model = untrained(preset, classes=IMAGES.classes) if preset else tiny()
     recipe = recipe_for(preset, "digits") if preset else RECIPE
-    found = run(model, recipe=recipe, seed=3)
+    found = run(model, recipe=recipe)
     assert states(found) == "pppp"
-    assert found["initial loss"].value == pytest.approx(math.log(10), abs=0.1)
-    assert preset or found == run(tiny(), seed=3)
+    if preset is None:
+        assert found["initial loss"].value == pytest.approx(math.log(10), abs=0.1)
+        assert found == run(tiny())
 
 
 def enlarge_head(model: Model) -> None:
