@@ -20,8 +20,15 @@ from torch import Tensor
 
 from vitlens.analysis.evaluation.evaluate import predicted_logits
 from vitlens.analysis.evaluation.intervals import estimates
-from vitlens.analysis.faithfulness.composites import cell_mass, confident_images, embedded, mosaics, pasted
-from vitlens.analysis.faithfulness.localisation import pointing_hits, roc_auc
+from vitlens.analysis.faithfulness.localisation import (
+    cell_mass,
+    confident_images,
+    embedded,
+    mosaics,
+    pasted,
+    pointing_hits,
+    roc_auc,
+)
 from vitlens.analysis.faithfulness.removal import faithfulness
 from vitlens.attribution.explain import explain
 from vitlens.attribution.refinement import Refinement

@@ -49,19 +49,6 @@ assert torch.compile(calls, backend="eager")() == (False, True)
 """)
 
 
-@pytest.mark.slow  # imports torch, and its compiler, in a process of its own: 4 s
-def test_a_library_that_wants_more_of_the_compiler_gets_it(tmp_path):
-    (tmp_path / "wants_more.py").write_text("from torch._dynamo.utils import counters\n")
-    run(f"""
-import sys
-sys.path.insert(0, {str(tmp_path)!r})
-from vitlens.references import import_without_compiler
-wanting = import_without_compiler("wants_more")
-import torch._dynamo.utils
-assert wanting.counters is torch._dynamo.utils.counters
-""")
-
-
 def test_a_library_that_is_not_there_is_said_once(tmp_path):
     run("""
 import sys

@@ -206,6 +206,7 @@ def test_what_cannot_be_loaded_is_one_line(tmp_path, monkeypatch, name, options,
     ("name", "overrides", "message"),
     [
         ("vit-micro", {"width": 3}, "expected fields of a ViT, found 'width'"),
+        ("vit-micro", {"norm_first": 0.5}, "the shape of vit-micro.*norm_first"),
         ("resnet20", {"depth": 3}, "expected no --depth for resnet20, a CNN without that setting, found 3"),
         ("vit-mikro", {}, "no preset 'vit-mikro'; did you mean 'vit-micro'"),
     ],

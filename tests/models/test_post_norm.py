@@ -9,12 +9,11 @@ from torch import Tensor, nn
 
 import vitlens
 from vitlens.analysis.cost.flops import flops_by_part, vit_flops
-from vitlens.errors import InputError, UnsupportedError
+from vitlens.errors import UnsupportedError
 from vitlens.lens.intervene import intervene
 from vitlens.lens.replay_pass import method_of
 from vitlens.models import saved
 from vitlens.models.anatomy import is_known_block
-from vitlens.models.configs import ViTConfig
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
 from vitlens.models.rebuild import prune_heads
@@ -105,15 +104,11 @@ def test_logits_and_gradients_are_torchs(pooling, images):
 
 ANALYSES: dict[str, Callable[[Model, Tensor], Tensor]] = {
     "attention": lambda model, images: torch.stack(list(vitlens.attention(model, images))),
-    "rollout": lambda model, images: vitlens.rollout(model, images),
     "relevance": lambda model, images: vitlens.relevance(model, images, targets=LABELS),
     "logit lens": lambda model, images: vitlens.logit_lens(model, images).logits,
-    "ablation, mean": lambda model, images: vitlens.ablate(model, images, LABELS).delta_loss,
-    "ablation, zero": lambda model, images: vitlens.ablate(model, images, LABELS, replace="zero").delta_loss,
-    **{
-        method: lambda model, images, method=method: vitlens.explain(model, images, targets=LABELS, method=method)
-        for method in ("gradcam", "legrad", "integrated-gradients", "attention")
-    },
+    "ablation": lambda model, images: vitlens.ablate(model, images, LABELS).delta_loss,
+    "gradcam": lambda model, images: vitlens.explain(model, images, targets=LABELS, method="gradcam"),
+    "legrad": lambda model, images: vitlens.explain(model, images, targets=LABELS, method="legrad"),
 }
 
 
@@ -140,20 +135,17 @@ def test_replay_is_exact_from_every_layer_and_runs_the_last_block_whole(images):
                 assert by_replay[layer, head].item() == pytest.approx((loss - clean).item(), abs=1e-5)
 
 
-def test_pruned_heads_are_ablated_heads(images):
+def test_it_is_pruned_saved_and_loaded(tmp_path, images):
     model = ours()
     with torch.no_grad():
         with intervene(model, {"blocks.1.head.0": "zero"}):
             ablated = model(images)
-        torch.testing.assert_close(prune_heads(model, {1: [0]})(images), ablated, atol=1e-5, rtol=1e-5)
-
-
-def test_it_is_saved_and_loaded(tmp_path, images):
-    model = ours()
-    saved.save(model, tmp_path / "model.safetensors")
-    again = load(str(tmp_path))
-    assert again.architecture["overrides"]["norm_first"] is False
-    assert torch.equal(again(images), model(images))
+        pruned = prune_heads(model, {1: [0]})
+        torch.testing.assert_close(pruned(images), ablated, atol=1e-5, rtol=1e-5)
+        saved.save(pruned, tmp_path / "model.safetensors")
+        again = load(str(tmp_path))
+        assert again.architecture["overrides"]["norm_first"] is False
+        assert torch.equal(again(images), pruned(images))
 
 
 def test_the_last_block_ends_with_the_last_norm():
@@ -163,13 +155,6 @@ def test_the_last_block_ends_with_the_last_norm():
     torch.testing.assert_close(tokens.mean(-1), torch.zeros(2, 65), atol=1e-5, rtol=0)
     torch.testing.assert_close(tokens.var(-1, unbiased=False), torch.ones(2, 65), atol=1e-3, rtol=0)
     assert sum(flops_by_part(post).values()) == sum(vit_flops(post.module.config).values())
-
-
-def test_without_norms_there_is_no_post_norm():
-    with pytest.raises(InputError, match="expected norms with norm_first=False"):
-        ViTConfig(norm=False, norm_first=False)
-    with pytest.raises(InputError, match="norm_first"):
-        untrained("vit-micro", classes=CLASSES, overrides={"norm_first": 0.5})
 
 
 def test_what_assumes_pre_norm_refuses_in_one_line(pair, images):

@@ -232,6 +232,7 @@ def test_initial_weights() -> None:
         ({"distillation": True, "pooling": "mean"}, "expected pooling 'cls' with a distillation token, found 'mean'"),
         ({"attention": False, "mlp": False}, "expected blocks with attention or an MLP, found neither"),
         ({"residual": False, "drop_path": 0.1}, "expected drop_path 0 without residual connections"),
+        ({"norm": False, "norm_first": False}, "expected norms with norm_first=False (post-norm), found norm=False"),
         ({"positions": "sine-2d", "dim": 18}, "dim divisible by 4 with positions 'sine-2d', found 18; try 20"),
         ({"positions": "sine", "dim": 15, "heads": 3}, "dim divisible by 2 with positions 'sine', found 15; try 16"),
     ],

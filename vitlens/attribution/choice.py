@@ -24,10 +24,9 @@ from vitlens.analysis.evaluation.classes import class_targets
 from vitlens.analysis.evaluation.evaluate import accuracy, predicted_logits
 from vitlens.analysis.evaluation.intervals import resampled_means
 from vitlens.analysis.faithfulness.checks import ENOUGH, ChoiceMargin, ChoiceScores
-from vitlens.analysis.faithfulness.composites import Composites, confident_images, recognised
 from vitlens.analysis.faithfulness.defaults import BASELINES, COMPOSITE_KINDS, FEWEST
 from vitlens.analysis.faithfulness.league import explained
-from vitlens.analysis.faithfulness.localisation import has_edge, roc_auc
+from vitlens.analysis.faithfulness.localisation import Composites, confident_images, has_edge, recognised, roc_auc
 from vitlens.analysis.faithfulness.maps import Explain
 from vitlens.analysis.faithfulness.removal import faithfulness, resized
 from vitlens.attribution.explain import explain, methods_for, preferred_method, require_method

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from torch import Tensor
 
@@ -21,9 +21,6 @@ from vitlens.models.hooks import Key, once_per_model
 from vitlens.models.model import Model, require_model
 from vitlens.models.recording import Shape
 from vitlens.shapes import PrefixKind
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 Part = Literal["input", "output", "joined", "logits"] | Stage
 Tokens = str | int | Sequence[int]
@@ -117,18 +114,6 @@ class Places(tuple[Place, ...]):
         return "\n".join(f"{name:{first}}  {shape:{second}}  {words}" for name, shape, words in lines)
 
     __repr__ = __str__
-
-    def __rich__(self) -> "Table":
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=None)
-        table.add_column("place", no_wrap=True)
-        table.add_column("shape for one image", no_wrap=True)
-        table.add_column("tensor")
-        for line in self.lines():
-            table.add_row(*map(Text, line))
-        return table
 
 
 def _range(numbers: list[str]) -> str:
@@ -359,17 +344,14 @@ def accesses(model: Model) -> dict[str, Access]:
     shapes = {
         key: (shape, axis) for key, shape in single.items() if (axis := _batch_axis(shape, double.get(key))) is not None
     }
-    units = [layer.unit for layer in known]
-    found: list[Access] = []
-    for layer in known:  # several may share a block, whose places are listed once
-        reader = _Reader(model, layer, shapes)
-        found += reader.input(listed=layer.unit not in units[: layer.index])
-        found += reader.attention()
-        found += reader.block(listed=layer.unit not in units[layer.index + 1 :])
+    reader, units, found = _Reader(model, shapes), [layer.unit for layer in known], list[Access]()
+    for layer in known:
+        before, after = units[: layer.index], units[layer.index + 1 :]
+        found += reader.layer(layer, first=layer.unit not in before, last=layer.unit not in after)
     for index, name in enumerate(name for name in blocks if name in model.anatomy.blocks):
-        found += _of_module(model, shapes, f"blocks.{index}", "block", name)
+        found += reader.module(f"blocks.{index}", "block", name)
     for index, name in enumerate(name for name in blocks if name in maps):
-        found += _of_module(model, shapes, f"stages.{index}", "stage", name)
+        found += reader.module(f"stages.{index}", "stage", name)
     logits = Place("logits", "logits", ("classes",), trace(model, 1).logits[1:], changeable=False)
     return {access.name: access for access in (*found, Access(logits, "", "logits"))}
 
@@ -402,22 +384,6 @@ def _batch_axis(single: Shape, double: Shape | None) -> int | None:
     return longer[0] if twice and (longer == [0] or (longer == [1] and len(single) == 3)) else None
 
 
-def _of_module(
-    model: Model, shapes: _Shapes, name: str, kind: str, module: str, part: Part = "output", **options: Any
-) -> Iterator[Access]:
-    """The input or output of a module, where it is one tensor a forward pass."""
-    shape, axis = shapes.get((module, part), ((), 0))
-    if not shape:
-        return
-    windows, *rest = (shape[1], shape[0], shape[2]) if axis == 1 else shape
-    known: dict[int, tuple[str, ...]] = {0: (), 1: ("dim",), 2: ("tokens", "dim"), 3: ("channels", "rows", "columns")}
-    if len(rest) == 3 and rest[2] == stream_width(model.module.get_submodule(module)):
-        known[3] = ("rows", "columns", "dim")
-    axes = known.get(len(rest), tuple(f"axis{index}" for index in range(1, len(rest) + 1)))
-    place = _place(name, kind, axes, (windows, *rest))
-    yield Access(place, module, part, windows=windows, tokens_first=axis == 1, **options)
-
-
 def _place(name: str, kind: str, axes: tuple[str, ...], sizes: Shape) -> Place:
     """sizes: of the axes after the number of windows, which is an axis of its own where there are several."""
     return Place(name, kind, axes, sizes[1:]) if sizes[0] == 1 else Place(name, kind, ("windows", *axes), sizes)
@@ -425,72 +391,76 @@ def _place(name: str, kind: str, axes: tuple[str, ...], sizes: Shape) -> Place:
 
 @dataclass(frozen=True)
 class _Reader:
-    """The places of one layer."""
+    """The places of a model's modules, and of its layers."""
 
     model: Model
-    layer: Layer
     shapes: _Shapes
 
-    def input(self, *, listed: bool) -> Iterator[Access]:
+    def module(self, name: str, kind: str, module: str, part: Part = "output", **options: Any) -> Iterator[Access]:
+        """The input or output of a module, where it is one tensor a forward pass."""
+        shape, axis = self.shapes.get((module, part), ((), 0))
+        if not shape:
+            return
+        windows, *rest = (shape[1], shape[0], shape[2]) if axis == 1 else shape
+        known: dict[int, tuple[str, ...]] = {0: (), 1: ("dim",), 2: ("tokens", "dim")}
+        last = len(rest) == 3 and rest[2] == stream_width(self.model.module.get_submodule(module))
+        known[3] = ("rows", "columns", "dim") if last else ("channels", "rows", "columns")
+        axes = known.get(len(rest), tuple(f"axis{index}" for index in range(1, len(rest) + 1)))
+        place = _place(name, kind, axes, (windows, *rest))
+        yield Access(place, module, part, windows=windows, tokens_first=axis == 1, **options)
+
+    def layer(self, layer: Layer, *, first: bool, last: bool) -> Iterator[Access]:
+        """The places of a layer; first, last: of those that share its block, whose input and output are listed once."""
+        name, options = f"blocks.{layer.index}", dict[str, Any](layer=layer.index)
+        # its unit is a residual block, not attention that stands alone
+        block = layer.unit != layer.attention or layer.unit in self.model.anatomy.blocks
+        # or attention with an MLP after it (SigLIP's pooling)
+        output = block or (layer.mlp is not None and layer.mlp.startswith(f"{layer.unit}."))
+        yield from self._input(layer, listed=first and block)
+        yield from self._heads(layer)
+        if layer.attention != layer.unit or not output:
+            yield from self.module(f"{name}.attention", "attention", layer.attention, **options)
+        if layer.mlp is not None:
+            yield from self.module(f"{name}.mlp", "mlp", layer.mlp, listed=last, **options)
+        removed = layer.stream if layer.removable else None
+        found = self.module(f"{name}.residual", "residual", layer.unit, argument=removed, listed=last, **options)
+        for access in found if output else ():
+            stream = block and access.place.axes[-1] == "dim" and len(access.place.axes) > 1
+            yield access if stream else replace(access, place=replace(access.place, name=name, kind="block"))
+
+    def _input(self, layer: Layer, *, listed: bool) -> Iterator[Access]:
         """The residual stream that enters its block, where it has one."""
-        layer, layout, index = self.layer, self.model.anatomy.layout, self.layer.index
         if layer.stream is None:
             return
-        name, options = f"blocks.{index}", {"layer": index, "argument": layer.stream}
-        for access in _of_module(self.model, self.shapes, f"{name}.input", "input", layer.unit, "input", **options):
+        name, layout = f"blocks.{layer.index}", self.model.anatomy.layout
+        options: dict[str, Any] = {"layer": layer.index, "argument": layer.stream}
+        for access in self.module(f"{name}.input", "input", layer.unit, "input", **options):
             dim = access.place.shape[-1]
-            if listed and self._is_block:
-                if index == 0 and layout is not None and access.place.shape == (layout.tokens, dim):
+            if listed:
+                if layer.index == 0 and layout is not None and access.place.shape == (layout.tokens, dim):
                     place = Place("patches", "patches", ("patches", "dim"), (layout.patches, dim))
                     tokens = tuple(range(len(layout.prefix), layout.tokens))
-                    yield Access(place, layer.unit, "input", 0, layer.stream, tokens=tokens)
+                    yield Access(place, layer.unit, "input", tokens=tokens, **options)
                 yield access
             place = Place(f"{name}.tokens", "input", ("tokens", "dim"), (layer.tokens, dim))
-            yield Access(place, layer.unit, "input", index, layer.stream, flat=True, listed=False)
+            yield Access(place, layer.unit, "input", flat=True, listed=False, **options)
 
-    def attention(self) -> Iterator[Access]:
-        """The stages of its attention, its heads, and its output."""
-        layer, name = self.layer, f"blocks.{self.layer.index}"
+    def _heads(self, layer: Layer) -> Iterator[Access]:
+        """The stages of its attention, and its heads."""
+        name, module = f"blocks.{layer.index}", layer.attention
         for stage, axes in _STAGES.items():
-            shape, axis = self.shapes.get((layer.attention, stage), ((), 0))
+            shape, axis = self.shapes.get((module, stage), ((), 0))
             if len(shape) == 4 and axis == 0:
-                yield self._inside(f"{name}.attention.{stage}", stage, axes, shape, stage)
-        shape, axis = self.shapes.get((layer.attention, "joined"), ((), 0))
-        if shape and axis == 0 and layer.head_dim:
-            axes, (windows, tokens, _) = ("heads", "tokens", "head_dim"), shape
-            whole = (windows, layer.heads, tokens, layer.head_dim)
-            yield self._inside(f"{name}.heads", "heads", axes, whole, "joined")
-            one = self._inside("", "head", axes[1:], (windows, tokens, layer.head_dim), "joined")
-            for head in range(layer.heads):
-                yield replace(one, place=replace(one.place, name=f"{name}.head.{head}"), head=head)
-        if layer.attention != layer.unit or not (self._is_block or self._holds_mlp):
-            options: dict[str, Any] = {"layer": layer.index}
-            yield from _of_module(self.model, self.shapes, f"{name}.attention", "attention", layer.attention, **options)
-
-    def block(self, *, listed: bool) -> Iterator[Access]:
-        """Its MLP and the output of its block, where it has them."""
-        layer, name = self.layer, f"blocks.{self.layer.index}"
-        options: dict[str, Any] = {"layer": layer.index, "listed": listed}
-        if layer.mlp is not None:
-            yield from _of_module(self.model, self.shapes, f"{name}.mlp", "mlp", layer.mlp, **options)
-        if not (self._is_block or self._holds_mlp):
+                place = _place(f"{name}.attention.{stage}", stage, axes, shape)
+                yield Access(place, module, stage, layer.index, heads=layer.heads, windows=shape[0])
+        shape, axis = self.shapes.get((module, "joined"), ((), 0))
+        if not shape or axis or not layer.head_dim:
             return
-        options["argument"] = layer.stream if layer.removable else None
-        for access in _of_module(self.model, self.shapes, f"{name}.residual", "residual", layer.unit, **options):
-            stream = self._is_block and access.place.axes[-1] == "dim" and len(access.place.axes) > 1
-            block = Place(name, "block", access.place.axes, access.place.shape)
-            yield access if stream else replace(access, place=block)
-
-    def _inside(self, name: str, kind: str, axes: tuple[str, ...], sizes: Shape, part: Part) -> Access:
-        place, layer = _place(name, kind, axes, sizes), self.layer
-        return Access(place, layer.attention, part, layer.index, heads=layer.heads, windows=sizes[0])
-
-    @property
-    def _is_block(self) -> bool:
-        """Whether the layer's unit is a residual block, not attention that stands alone."""
-        return self.layer.unit != self.layer.attention or self.layer.unit in self.model.anatomy.blocks
-
-    @property
-    def _holds_mlp(self) -> bool:
-        """Whether the layer's unit is attention with an MLP after it (SigLIP's pooling)."""
-        return self.layer.mlp is not None and self.layer.mlp.startswith(f"{self.layer.unit}.")
+        windows, tokens, _ = shape
+        axes, sizes = ("heads", "tokens", "head_dim"), (windows, layer.heads, tokens, layer.head_dim)
+        place = _place(f"{name}.heads", "heads", axes, sizes)
+        whole = Access(place, module, "joined", layer.index, heads=layer.heads, windows=windows)
+        yield whole
+        for head in range(layer.heads):
+            place = _place(f"{name}.head.{head}", "head", axes[1:], (windows, tokens, layer.head_dim))
+            yield replace(whole, place=place, head=head)

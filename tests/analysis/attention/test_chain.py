@@ -16,7 +16,7 @@ from tests.analysis.attention.ways import flow, gradient_rollout
 from tests.lens.oracles import unwindow
 from tests.lens.tiny import FAMILIES, images, model_of, shaken, shared_model, timm_model, torchvision_swin
 from vitlens.analysis.attention import chain as chain_module
-from vitlens.analysis.attention.chain import chain_length, chained
+from vitlens.analysis.attention.chain import chained, require_chain
 from vitlens.analysis.attention.methods import relevance, rollout
 from vitlens.errors import UnknownNameError, UnsupportedError
 from vitlens.lens import call as call_module
@@ -224,4 +224,4 @@ def test_stages_that_merge_otherwise_are_refused(monkeypatch):
     far = tuple(replace(s, windows=replace(s.windows, resolution=(4, 4))) if s.layer > 1 else s for s in sites)
     monkeypatch.setattr(chain_module, "survey_weights", lambda _model, _images: far)
     with pytest.raises(UnsupportedError, match=r"merge 2x2 patches, found \(16, 16\) before \(4, 4\) in swin"):
-        chain_length(model, images())
+        require_chain(model)

@@ -171,7 +171,7 @@ REFUSED = [  # before any work
 def test_refusals(make, settings, error, words, monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the tests' own check of types would be first
     with pytest.raises(error, match=words):
-        require_possible(make(), images(), [MethodSettings("attention"), MethodSettings(**settings)])
+        require_possible(make(), [MethodSettings("attention"), MethodSettings(**settings)])
 
 
 def test_attention_of_channels_is_in_no_map():

@@ -107,15 +107,6 @@ def test_gradient_rollout_from_every_layer_on(case):
             close(gradient_rollout(model, batch, start_layer=start, alpha=alpha), expected)
 
 
-def test_in_double_precision_nothing_is_left_of_the_difference():
-    for name in ("ours", "siglip", "cait"):
-        model = FAMILIES[name]().double()
-        batch, row = images(model.input_size).double(), [1.0] + [0.0] * 12 if name == "ours" else READER
-        layers = asked_for(model, batch)
-        expected = read(by_equation_six(layers, model.layout.tokens), row, model)
-        close(relevance(model, batch), expected, rtol=1e-10)
-
-
 def test_negative_parts_are_dropped_head_by_head():
     weights, gradient = torch.tensor([[[[0.5]], [[0.5]]]]), torch.tensor([[[[-8.0]], [[2.0]]]])
     assert gradient_weighted(weights, gradient).item() == 0.5  # of the mean over heads first, it would be 0

@@ -120,31 +120,6 @@ def test_discard_drops_the_lowest_of_each_row(fraction, keys, kept, seed):
     assert torch.equal(weights, before)
 
 
-def full_readout(model: Model, batch: Tensor, readout: Tensor) -> Tensor:
-    return (readout @ textbook(model, batch))[:, len(model.layout.prefix) :]
-
-
-READOUTS = {  # readout vector by hand; tokens: prefix and 12 or 16 patches
-    "cls": (lambda: ours(), [1] + [0] * 12),
-    "cls, registers": (lambda: ours(registers=4), [1] + [0] * 16),
-    "mean, prefix 0": (lambda: ours(pooling="mean"), [1 / 12] * 12),
-    "mean, prefix 2": (lambda: ours(pooling="mean", registers=2), [0] * 2 + [1 / 12] * 12),
-    "one head": (lambda: ours(heads=1, depth=1), [1] + [0] * 12),
-    "timm distilled": (lambda: timm_model("deit_tiny_distilled_patch16_224"), [0.5, 0.5] + [0] * 16),
-    "timm mean": (lambda: timm_model("vit_wee_patch16_reg1_gap_256"), [0] + [1 / 16] * 16),
-    "timm registers": (lambda: timm_model("vit_small_patch14_reg4_dinov2"), [1] + [0] * 20),
-}
-
-
-@pytest.mark.parametrize("case", READOUTS)
-def test_readouts(case):
-    make, row = READOUTS[case]
-    model = make()
-    batch = images(model.input_size)
-    expected = full_readout(model, batch, torch.tensor([float(x) for x in row]))
-    torch.testing.assert_close(rollout(model, batch).flatten(1), expected, atol=1e-6, rtol=1e-4)
-
-
 @pytest.mark.parametrize(("fusion", "discard"), [("mean", 0.0), ("max", 0.5), ("min", 0.0)])
 @pytest.mark.parametrize("name", ["vit_base_patch16_siglip_224", "vit_pe_core_tiny_patch16_384"])
 def test_a_pooling_query_stands_on_top_of_the_matrices(name, fusion, discard):

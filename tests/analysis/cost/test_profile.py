@@ -46,15 +46,15 @@ def test_positions_of_a_cnn_are_those_of_its_first_block():
 
 
 class Metronome(nn.Module):
-    """Takes a second for each image, by a clock that only it moves; keeps what it was given."""
+    """Takes a time for each image, by a clock that only it moves; keeps what it was given."""
 
     def __init__(self, name: str, diary: list[tuple[str, int]], clock: list[float]) -> None:
         super().__init__()
-        self.name, self.diary, self.clock = name, diary, clock
+        self.name, self.diary, self.clock, self.each = name, diary, clock, 1.0
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         self.diary.append((self.name, len(batch)))
-        self.clock[0] += float(len(batch))
+        self.clock[0] += self.each * len(batch)
         return batch.mean((2, 3))
 
 
@@ -74,6 +74,8 @@ def test_models_are_timed_in_turns_and_no_larger_batch_than_is_worth_while(monke
     assert len(told) == 6
     every = latencies(pair, [8])
     assert [one.latency.median for timed in every for one in timed] == [8.0, 8.0]
+    pair[0].module.each = 1 / 16  # of which a quarter of a second holds four
+    assert [timed[0].latency.repeats for timed in latencies(pair, [1])] == [12, 6]
 
 
 def mlp(width: int = 7) -> nn.Module:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from vitlens.analysis.faithfulness.composites import (
+from vitlens.analysis.faithfulness.defaults import COMPOSITE_KINDS
+from vitlens.analysis.faithfulness.localisation import (
     COMPOSITE_SCORES,
     Composites,
     confident_images,
@@ -12,7 +13,6 @@ from vitlens.analysis.faithfulness.composites import (
     pasted,
     recognised,
 )
-from vitlens.analysis.faithfulness.defaults import COMPOSITE_KINDS
 from vitlens.errors import InputError
 
 CLASSES = 10

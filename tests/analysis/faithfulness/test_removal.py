@@ -16,16 +16,17 @@ from vitlens.analysis.faithfulness.localisation import random_maps
 from vitlens.analysis.faithfulness.maps import removal_grid
 from vitlens.analysis.faithfulness.removal import (
     SHARES,
+    TOLERANCE,
     Faithfulness,
     RemovalCurve,
     Variants,
     blurred,
     both_orders,
     faithfulness,
+    imputed,
     removal_counts,
     substrate_images,
 )
-from vitlens.analysis.faithfulness.road import TOLERANCE, imputed
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.replay_pass import entry_of
 from vitlens.models.model import Model

@@ -27,7 +27,9 @@ def test_all_pairs_by_hand(grid):
             assert found[query, key].item() == pytest.approx(pixels, abs=1e-12)
             total += pixels
     assert place.pairs().all()
-    assert place.uniform().distance == pytest.approx(total / place.patches**2, abs=1e-12)
+    even = place.uniform()
+    assert (even.distance, even.energy) == pytest.approx((total / place.patches**2, 1 / place.patches), abs=1e-12)
+    assert even.received.tolist() == pytest.approx([1 / (2 + place.patches)] * (2 + place.patches))
     assert place.places().tolist() == [list(range(place.patches))]
 
 
@@ -158,3 +160,13 @@ def test_sums_by_offset_are_the_loop_over_all_pairs(rows, columns, seed):
             sums[..., down + rows - 1, across + columns - 1] += weights[..., query, key]
     found = Geometry((rows, columns), (1.0, 1.0)).by_offset(weights)
     torch.testing.assert_close(found, sums, atol=1e-12, rtol=1e-12)
+
+
+def test_offsets_of_patches_that_lie_apart_are_those_in_the_image():
+    """A window of MaxViT's grid: 2 x 3 patches, 4 apart down and 2 across."""
+    place = Geometry((2, 3), (4.0, 4.0), windows=Windows((8, 6), (2, 3), dilated=True))
+    assert (place.spacing, place.span) == ((4, 2), (5, 5))
+    sums = place.by_offset(torch.ones(6, 6))
+    assert sums.shape == (9, 9)
+    assert sums.nonzero().unique(dim=0).tolist() == [[down, across] for down in (0, 4, 8) for across in (0, 2, 4, 6, 8)]
+    assert sums[4, 4] == 6

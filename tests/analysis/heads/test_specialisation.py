@@ -15,7 +15,7 @@ from tests.analysis.made import made_model, numbered, uniform
 from tests.lens.tiny import images as pictures
 from tests.lens.tiny import ours, timm_model, torchvision_swin
 from vitlens.analysis.heads.geometry import Geometry
-from vitlens.analysis.heads.registry import LABELS, MIXED, UNLABELLED
+from vitlens.analysis.heads.registry import LABELS, MIXED, UNLABELLED, head_words
 from vitlens.analysis.heads.specialisation import (
     OFFSETS,
     RULES,
@@ -403,3 +403,16 @@ def test_windows_of_swin_that_all_look_aside(across, label):
     for layer in range(4):  # whole windows, and shifted ones
         assert set(found.labels[layer]) == {label}
         assert min(one.score for one in found.given[layer]) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("self", "self", None, 0.9), "self: a patch attends to itself"),
+        ((MIXED, "sink", "position", 0.5), "mixed: sink and position"),
+        ((UNLABELLED, "sink", None, 0.2), "no clear pattern, partly sink"),
+        ((UNLABELLED, "sink", None, 0.19), "no clear pattern"),
+    ],
+)
+def test_a_head_in_words(given, words):
+    assert head_words(*given) == words

@@ -31,12 +31,6 @@ def difference(logits: Tensor) -> Tensor:
     return logits[which, TARGETS] - logits[which, OTHERS]
 
 
-@torch.no_grad()
-def gap(model: Model) -> tuple[Tensor, Tensor]:
-    clean, corrupted = pair(model)
-    return difference(model(clean)), difference(model(corrupted))
-
-
 @pytest.mark.parametrize("name", ["ours", "siglip", "swin"])
 @torch.no_grad()
 def test_every_number_is_that_of_a_full_forward(name):
@@ -52,36 +46,10 @@ def test_every_number_is_that_of_a_full_forward(name):
             with intervene(model, {place: put[place]}):
                 full = difference(model(corrupted)) - found.corrupted
             torch.testing.assert_close(change, full, atol=1e-5, rtol=0)
-
-
-@torch.no_grad()
-def test_tokens_of_ours_by_hand():
-    model = ours()
-    module = model.module
-
-    def streams(batch: Tensor) -> list[Tensor]:
-        found = [module.tokens(model.prepare(batch))]
-        for block in module.blocks:
-            found.append(block(found[-1]))
-        return found
-
-    def after(stream: Tensor, layer: int) -> Tensor:
-        for block in module.blocks[layer:]:
-            stream = block(stream)
-        return difference(module.forward_head(module.norm(stream)))
-
-    clean, corrupted = pair(model)
-    found = patch_parts(model, clean, corrupted, targets=TARGETS, others=OTHERS)
-    good, bad = streams(clean), streams(corrupted)
-    for layer in range(2):
-        for token in range(model.layout.tokens):
-            mixed = bad[layer].clone()
-            mixed[:, token] = good[layer][:, token]
-            expected = after(mixed, layer) - found.corrupted
-            torch.testing.assert_close(found.positions[:, layer, token], expected, atol=1e-6, rtol=0)
-    torch.testing.assert_close(found.clean, after(good[0], 0))
-    torch.testing.assert_close(found.corrupted, after(bad[0], 0))
-    assert found.positions.abs().amax((0, 2)).min() > 1e-3  # what was compared is not all zero
+    assert found.positions[..., 0].abs().min() > 1e-5  # what was compared is not all zero
+    if name == "swin":
+        assert found.heads.isnan().any((0, 2)).tolist() == [True, False]  # 2 heads, then 4
+        assert (~found.positions.isnan()).all(0).sum(1).tolist() == [256, 64]  # 16 x 16 patches, then 8 x 8
 
 
 def test_by_default_the_two_predictions_are_compared():
@@ -99,13 +67,6 @@ def test_by_default_the_two_predictions_are_compared():
     assert torch.equal(found.others, other)
     assert (found.clean > 0).all()
     assert (found.corrupted < 0).all()
-
-
-def test_layers_of_unlike_size_are_padded():
-    model = small_swin()
-    found = patch_parts(model, *pair(model), targets=TARGETS, others=OTHERS)
-    assert found.heads.isnan().any((0, 2)).tolist() == [True, False]  # 2 heads, then 4
-    assert (~found.positions.isnan()).all(0).sum(1).tolist() == [256, 64]  # 16 x 16 patches, then 8 x 8
 
 
 def test_the_share_of_several_pairs():

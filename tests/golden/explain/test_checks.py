@@ -12,10 +12,9 @@ from tests.kit.explained import BRIEF, explained, report
 from tests.kit.first_page import states
 from tests.kit.making import digits
 from vitlens import Model, explain, load
-from vitlens.analysis.faithfulness.composites import cell_mass, confident_images, mosaics
 from vitlens.analysis.faithfulness.defaults import BASELINES, OTHER_STEPS
 from vitlens.analysis.faithfulness.league import Settings, league
-from vitlens.analysis.faithfulness.localisation import roc_auc
+from vitlens.analysis.faithfulness.localisation import cell_mass, confident_images, mosaics, roc_auc
 from vitlens.analysis.faithfulness.removal import faithfulness
 from vitlens.attribution.choice import DRAWS, FAITHFULNESS, REPLACED, MethodChoice, candidates_for
 from vitlens.attribution.registry import ATTRIBUTIONS

@@ -7,7 +7,7 @@ from matplotlib.colors import to_rgb
 
 from tests.kit.axes import colour_at, crosses, cut_off, overlapping, panel, pixels, texts
 from vitlens.charts import Picture, images
-from vitlens.charts.pictures import cut, images_on_a_page, mosaic, of_heads, with_maps
+from vitlens.charts.pictures import images_on_a_page, mosaic, of_heads, with_maps
 from vitlens.charts.style import MAGNITUDE, RIGHT, SIGNED, WRONG
 
 
@@ -197,11 +197,3 @@ def test_a_mosaic_holds_every_map_at_its_place():
     assert (found[1, 2], found[3, 8]) == (0.5, 0.5)
     assert found[0, 0] == found[4, 10] == 0.5  # with itself: as the greatest of two different
     assert np.nansum(found) == 0.5 * 8
-
-
-def test_an_image_is_cut_between_its_patches(image):
-    drawn = cut(image, (16, 24))
-    times = drawn.shape[1] // 32
-    assert (drawn[:, 16 * times] == 1).all()
-    assert (drawn[:, :, 24 * times] == 1).all()
-    np.testing.assert_array_equal(drawn[:, 5 * times, 7 * times], image[:, 5, 7])

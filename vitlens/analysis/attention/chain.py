@@ -27,7 +27,6 @@ from vitlens.lens.site import KIND_WORDS, NO_PLACE, Site
 from vitlens.lens.trace import probe_images, trace
 from vitlens.models.hooks import watching
 from vitlens.models.model import Model
-from vitlens.models.support import require
 from vitlens.names import READOUTS, Readout
 from vitlens.shapes import Fused, Images, Labels, Logits, Maps, TokenLayout, Weights
 
@@ -65,7 +64,7 @@ class Chain:
         like = precise(first.rows((0,)))
         if layout is None:  # windows: the mean over the patches of the last stage
             last = self.calls[-1].site.windows
-            assert last is not None  # other models are refused by chain_length
+            assert last is not None  # other models are refused by require_chain
             patches = last.resolution[0] * last.resolution[1]
             return like.new_full((first.images, patches), 1 / patches)
         if self.readout != "pool":
@@ -202,12 +201,6 @@ def without_autocast(device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, enabled=False)
 
 
-def chain_length(model: Model, images: Images) -> int:
-    """The number of layers of the chain. Raises UnsupportedError for a model whose layers cannot all be chained."""
-    require(model, "chain")
-    return 1 + max(site.layer for site in survey_weights(model, images[:1].to(model.device)))
-
-
 def require_chain(model: Model) -> None:
     """Raise UnsupportedError for a model whose attention cannot be propagated from the readout to the image."""
     layout, sites = model.anatomy.layout, survey_weights(model, probe_images(model, 1))
@@ -260,10 +253,8 @@ def _require_no_convolution(model: Model, attention: Collection[str]) -> None:
 def _unmerge(
     row: Float[Tensor, "batch merged"], coarse: tuple[int, int], fine: tuple[int, int]
 ) -> Float[Tensor, "batch unmerged"]:
-    """A row over merged patches as one over the patches before merging, each patch's mass shared equally.
-
-    Merging concatenates 2x2 patches and projects them, so all four count equally.
-    """
+    """A row over merged patches as one over the patches before merging, each patch's mass shared equally: merging
+    concatenates 2x2 patches and projects them."""
     if coarse == fine:
         return row
     padded = tuple(2 * side for side in coarse)

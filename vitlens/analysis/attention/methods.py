@@ -17,13 +17,15 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.analysis.attention.chain import Chain, Vector, chain_length, chained, mean_of_heads, without_autocast
+from vitlens.analysis.attention.chain import Chain, Vector, chained, mean_of_heads, without_autocast
 from vitlens.analysis.attention.registry import ALPHA, MethodSettings, attention_method
 from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.observe import survey_weights
+from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model
+from vitlens.models.support import require
 from vitlens.names import Fusion, Readout
 from vitlens.pixels import AnyImages, Parts, Targets, as_parts, as_targets, takes_images
 from vitlens.references import resolved
@@ -92,7 +94,7 @@ def maps_of(
     model: Model, images: Parts, way: MethodSettings, *, targets: Labels | None = None, readout: Readout | None = None
 ) -> Maps:
     """The maps of one method, computed in batches that fit in memory; targets: None for the predicted classes."""
-    require_possible(model, images, [way])
+    require_possible(model, [way])
     if targets is not None and len(targets) != len(images):
         raise InputError(f"expected one target per image ({len(images)}), found {len(targets)}")
     size = max(1, fitting_batch_size(model) // (BACKWARD if attention_method(way.method).gradients else 1))
@@ -136,16 +138,17 @@ def maps_in_one_pass(
     return chain.logits, tuple(maps[place] for place in range(len(methods)))
 
 
-def require_possible(model: Model, images: Parts, methods: Sequence[MethodSettings]) -> None:
+def require_possible(model: Model, methods: Sequence[MethodSettings]) -> None:
     """Raise UnsupportedError or InputError, before any work, for a method that this model does not support."""
-    first = images[:1].to(model.device)
     for way in methods:
         method = attention_method(way.method)
         if method.check is not None:
-            resolved(method.check)(model, first)
+            resolved(method.check)(model)
         if method.needs == "chain":
-            require_start(way.start_layer, chain_length(model, first))
-        depth = 1 + max(site.layer for site in survey_weights(model, first))
+            require(model, "chain")
+        depth = 1 + max(site.layer for site in survey_weights(model, probe_images(model, 1)))
+        if method.needs == "chain":
+            require_start(way.start_layer, depth)
         if way.layer is not None and not 0 <= way.layer < depth:
             raise InputError(f"expected --layer from 0 to {depth - 1}, found {way.layer}")
 
@@ -242,7 +245,7 @@ def _gradient_weighted_query(call: AttentionCall) -> Float[Tensor, "batch keys"]
     return gradient_weighted(precise(exact.weights()), exact.weight_gradient())[:, 0]
 
 
-def require_flow(model: Model, images: Images) -> None:
+def require_flow(model: Model) -> None:
     """Raise UnsupportedError where attention flow would take too long, or is not defined."""
     layout = model.anatomy.layout
     if layout is not None and layout.tokens > MOST_TOKENS:
@@ -250,7 +253,7 @@ def require_flow(model: Model, images: Images) -> None:
             f"expected at most {MOST_TOKENS} tokens for attention flow, found {layout.tokens} in {model.alias}: it "
             "takes a maximum flow for each of them; try --method rollout"
         )
-    chain_length(model, images)
+    require(model, "chain")
     if layout is None:
         raise UnsupportedError(
             f"expected one sequence of tokens for attention flow, found windows in {model.alias}; try --method rollout"
@@ -274,10 +277,8 @@ def flow_maps(chain: Chain, *, alpha: float = ALPHA) -> Maps:
 def maximum_flows(
     start: NDArray[np.floating], layers: Sequence[NDArray[np.float64]], targets: Sequence[int]
 ) -> NDArray[np.float64]:
-    """The maximum flow from a source to each target token of the input; 0 for the other tokens.
-
-    start: (tokens,), capacities from the source to the last layer's tokens; layers: (query, key), in forward order.
-    """
+    """The maximum flow from a source to each target token of the input; 0 for the other tokens. start: (tokens,),
+    capacities from the source to the last layer's tokens; layers: (query, key), in forward order."""
     from scipy.sparse import csr_matrix  # takes 0.2 s to import
     from scipy.sparse.csgraph import maximum_flow
 

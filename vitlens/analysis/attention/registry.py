@@ -28,7 +28,7 @@ class AttentionMethod:
     needs: the requirement of the model (models/support.py), "chain" where the method goes through all layers.
     forwards, backwards: about how many passes of the model an image takes; with backward passes the chain has
     gradients, and the maps are those of a target class. options: the `MethodSettings` that the function takes.
-    check: "module:function" of model and images that raises where the method cannot run although `needs` is met.
+    check: "module:function" of a model that raises where the method cannot run although `needs` is met.
     default: whether `vitlens rollout` runs it by default; rules: of the backward pass, plain gradients or LibraGrad's.
     """
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.attention.chain import Vector, chain_length, chained, mean_of_heads, readout_row, without_autocast
+from vitlens.analysis.attention.chain import Vector, chained, mean_of_heads, readout_row, without_autocast
 from vitlens.analysis.attention.registry import ALPHA, WHOLE
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.errors import InputError, UnsupportedError
@@ -16,6 +16,7 @@ from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.site import KIND_WORDS
 from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model
+from vitlens.models.support import require
 from vitlens.shapes import Fused, Images
 
 _BYTES = 1 << 28  # of the layers' means over heads, in single precision, that are held at a time
@@ -100,7 +101,7 @@ def rollout_by_layer(model: Model, images: Images) -> Float[Tensor, "batch layer
     """
     if model.anatomy.layout is None:
         raise UnsupportedError(f"expected one sequence of tokens in all layers, found windows in {model.alias}")
-    chain_length(model, images[:1])
+    require(model, "chain")
     parts = []
     for batch in images.split(fitting_batch_size(model)):
         chain = chained(model, batch.to(model.device))

@@ -152,10 +152,9 @@ def layer_maps(chain: Chain, *, layer: int | None = None) -> Float[Tensor, "batc
 def attention_moved(before: Model, after: Sequence[Model], images: Split) -> tuple[tuple[Moved, ...], ...]:
     """How far the attention of each head moved: for each of the models after, by layer (images, heads), fractions.
 
-    The distance of two rows of attention is their total variation, half the sum of absolute differences: the share of
-    the attention that lies on other keys, 0 for equal rows and 1 for rows without a common key (Levin 2017, section
-    4.1). A head's number is the mean over its queries, and windows. Layers and heads correspond by place, as one model
-    began with the weights of the other. Raises InputError where the models' attention has other shapes.
+    The distance of two rows is their total variation, half the sum of absolute differences: the share of the attention
+    that lies on other keys, 0 for equal rows and 1 for rows without a common key (Levin 2017, section 4.1). A head's
+    number is the mean over its queries, and windows. Raises InputError where the models' attention has other shapes.
     """
     size = min(fitting_batch_size(before), _AT_ONCE)
     parts: list[list[list[Tensor]]] = [[] for _ in after]
@@ -209,7 +208,12 @@ def patch_views(model: Model, images: Images, *, side: Side, patch: tuple[int, i
         geometry, (row, column) = places[call.site.layer, call.site.part]
         grid, prefix = geometry.map_grid, geometry.prefix
         token = prefix + row * grid[1] + column
-        line = _in_map(call, token, side) if call.site.windows is None else _in_window(call, token, side)
+        if call.site.windows is not None:
+            line = _in_window(call, call.site.windows, token, side)
+        elif side == "query":
+            line = call.rows([token])[:, :, 0]
+        else:
+            line = torch.cat([part.weights()[..., token] for _, part in call.parts()])
         maps = line[..., prefix:].unflatten(-1, grid)
         layers.append(LayerMaps(call.site, maps, line[..., :prefix], patch=(row, column)))
 
@@ -224,16 +228,8 @@ def merged(place: int, before: int, now: int) -> int:
     return place // each if whole else (2 * place + 1) * now // (2 * before)
 
 
-def _in_map(call: AttentionCall, token: int, side: Side) -> Rows:
-    if side == "query":
-        return call.rows([token])[:, :, 0]
-    return torch.cat([part.weights()[..., token] for _, part in call.parts()])
-
-
-def _in_window(call: AttentionCall, token: int, side: Side) -> Rows:
+def _in_window(call: AttentionCall, windows: Windows, token: int, side: Side) -> Rows:
     """The row or column of a patch of a windowed layer over the whole map, without padding; other windows are zero."""
-    windows = call.site.windows
-    assert windows is not None
     inside = window_index(windows)  # the patches of each window
     window, place = (inside == token).nonzero()[0].tolist()
     if side == "key":
@@ -253,10 +249,10 @@ class WindowLayer:
     """One layer in windows.
 
     places: the patch (row by row) at each place of each window, -1 for padding; allowed: whether a place has any weight
-    on another, in any head; part: of patches that attend to the same patches, counted
-    from 0; pairs: ordered pairs of patches that meet; new: those of them that do not meet in the layer before on the
-    same map (None: there is none); reach: patches of the stage's first map on which a patch depends through the
-    attention of the stage's layers up to this one, mean over up to 64 patches.
+    on another, in any head; part: of patches that attend to the same patches, counted from 0; pairs: ordered pairs of
+    patches that meet; new: those of them that do not meet in the layer before on the same map (None: there is none);
+    reach: patches of the stage's first map on which a patch depends through the attention of the stage's layers up to
+    this one, mean over up to 64 patches.
     """
 
     site: Site
@@ -314,10 +310,7 @@ def window_layers(model: Model, images: Images) -> tuple[WindowLayer, ...]:
 
 
 def reached(layers: Sequence[WindowLayer], patches: Int[Tensor, " some"]) -> Bool[Tensor, "some patches"]:
-    """On which patches, before the first of these layers, each of some patches depends after the last of them.
-
-    layers: one after another on the same map.
-    """
+    """On which patches, before the first of these layers on one map, each of some patches depends after the last."""
     rows, columns = layers[0].windows.resolution
     depends = torch.zeros(rows * columns + 1, len(patches), dtype=torch.bool)  # the last row is padding
     depends[patches, torch.arange(len(patches))] = True

@@ -21,7 +21,7 @@ from vitlens.analysis.evaluation.evaluate import Evaluation
 from vitlens.analysis.failures.operations import blurred
 from vitlens.analysis.failures.properties import PROPERTIES
 from vitlens.analysis.faithfulness.maps import AnyMaps, map_shares
-from vitlens.analysis.faithfulness.road import imputed
+from vitlens.analysis.faithfulness.removal import imputed
 from vitlens.data.scenes import LUMINANCE
 from vitlens.data.split import Split
 from vitlens.models.model import Model

@@ -25,7 +25,7 @@ class CompositeKind:
 
     name: str
     title: str  # in reports
-    function: str  # its name in composites.py, of (images, labels, masks)
+    function: str  # its name in localisation.py, of (images, labels, masks)
     classes: int  # distinct classes in a composite
     explained: int  # the number of them that are explained in turn
     arguments: Mapping[str, object] = field(default_factory=dict)  # with which the function is always called
@@ -35,7 +35,7 @@ class CompositeKind:
     @property
     def make(self) -> Callable[..., Any]:
         """Its function."""
-        return partial(resolved(f"vitlens.analysis.faithfulness.composites:{self.function}"), **self.arguments)
+        return partial(resolved(f"vitlens.analysis.faithfulness.localisation:{self.function}"), **self.arguments)
 
 
 _KINDS: Final = (

@@ -141,10 +141,9 @@ class Geometry:
             got = torch.full((keys,), 1 / keys, dtype=torch.float64)
         else:
             got = received(rows[:, None], self.windows).flatten() * self.share_of_queries()
-        distance = (pairs * self.distances()).sum(-1) / count.clamp_min(1)
         number = queries.sum()
         return Uniform(
-            float((distance * queries).sum() / number),
+            float((rows * self.distances()).sum() / number),
             float((count[queries] + self.prefix).log2().mean()),
             got,
             self.by_offset(rows.sum(0)) / number,

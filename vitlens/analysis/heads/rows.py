@@ -1,9 +1,8 @@
-"""The statistics of attention weights: of single rows, and of one layer between patches.
+"""The statistics of attention weights: of single rows, and of one layer between patches. What each is: registry.py.
 
-Those of a row are numbers for one row of weights that sums to 1: entropy and sparsity. Formulas are arranged to be
-precise in fp32 also for nearly uniform rows, where the textbook forms subtract almost equal numbers. Those of a layer
-are distance, and mass on the patch itself, on CLS, on sinks; the rows of patches and the row of CLS are treated
-separately, each window is one call, and padding is no query. What each is: registry.py.
+Formulas of rows, entropy and sparsity, are arranged to be precise in fp32 also for nearly uniform rows, where the
+textbook forms subtract almost equal numbers. Of a layer, the rows of patches and the row of CLS are treated separately,
+each window is one call, and padding is no query.
 """
 
 import math

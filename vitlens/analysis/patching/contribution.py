@@ -142,9 +142,9 @@ def _contributions(model: Model, images: Images, targets: Labels | None) -> Cont
                 biases.append((scaled @ precise(projection.bias)).sum(1))
             mlp = captured[f"blocks.{layer.index}.mlp{tokens}"] if layer.mlp is not None else torch.zeros_like(read)
             mlps.append((read * (precise(mlp) * branch_scale(unit, 2))).sum((1, 2)))
-        rest = weights.new_zeros(len(weights))
+        rest, units = weights.new_zeros(len(weights)), {layer.unit for layer in known}
         for name, before, after in zip(blocks, streams, streams[1:]):
-            if name not in {layer.unit for layer in known}:
+            if name not in units:
                 rest = rest + (weights * (precise(after) - precise(before))).sum((1, 2))
         parts = (
             stacked(heads),

@@ -14,11 +14,17 @@ from vitlens.analysis.evaluation.classes import label_columns
 from vitlens.analysis.evaluation.evaluate import accuracy, fitting_batch_size
 from vitlens.analysis.evaluation.intervals import estimates
 from vitlens.analysis.faithfulness.checks import ENOUGH
-from vitlens.analysis.faithfulness.composites import COMPOSITE_SCORES, Composites, confident_images, recognised
 from vitlens.analysis.faithfulness.counterfactual import Counterfactuals, by_search
 from vitlens.analysis.faithfulness.defaults import BASELINES, COMPOSITE_KINDS, FEWEST, CompositeKind
 from vitlens.analysis.faithfulness.league import CHECKS, MethodChecks, Settings, explained, league, rank_agreement
-from vitlens.analysis.faithfulness.localisation import has_edge, pointing_rate
+from vitlens.analysis.faithfulness.localisation import (
+    COMPOSITE_SCORES,
+    Composites,
+    confident_images,
+    has_edge,
+    pointing_rate,
+    recognised,
+)
 from vitlens.analysis.faithfulness.maps import Explain, map_iou, on_grid, removal_grid, spearman, top_overlap
 from vitlens.analysis.faithfulness.removal import resized
 from vitlens.commands.explain import record as kept

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.analysis.attention.chain import chain_length
 from vitlens.analysis.attention.methods import relevance
 from vitlens.analysis.evaluation.classes import match_classes
 from vitlens.analysis.evaluation.evaluate import accuracy, require_labels
@@ -33,10 +32,10 @@ from vitlens.commands.shared.comparison import compared
 from vitlens.data.split import Split
 from vitlens.errors import InputError, ModelError
 from vitlens.lens.stages import embedding_stage, stages
-from vitlens.lens.trace import probe_images
 from vitlens.models.language_image import PHOTO, by_template, has_text_tower, prompt_names, text_tower
 from vitlens.models.model import Model
 from vitlens.models.pretraining import pretraining_of, told_objectives
+from vitlens.models.support import require
 from vitlens.names import TEMPLATE_SETS, Objective, Weighting
 from vitlens.processes import share_of
 from vitlens.record import joined
@@ -90,7 +89,7 @@ def _require(run: Run[Any], sets: Sequence[FeatureSets], options: FeaturesOption
     for model in with_texts:
         if options.prompts:
             text_tower(model).tokens(list(options.prompts))
-            chain_length(model, probe_images(model, 1))
+            require(model, "chain")
         if options.templates != _TEMPLATES:
             text_tower(model).tokens([template.replace("{}", "thing") for template in _templates(options)])
 

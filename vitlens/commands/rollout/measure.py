@@ -52,8 +52,7 @@ def measure(options: RolloutOptions) -> Path | None:
         model.require_classifier()
     ways = ways if model.has_classifier else classless
     targets = chosen_targets(options.target, model, split)
-    (first,) = split.pick(torch.arange(1)).batches(1, device=model.device)
-    require_possible(model, first.images, ways)
+    require_possible(model, ways)
     readout = options.readout or model.anatomy.readout
     with run.folder("Rollout and other attention maps of") as folder:
         maps, logits = _maps(run, ways, targets, readout)
