@@ -115,9 +115,8 @@ def takes_images(function: Function) -> Function:
             bound = signature.bind(model, images, *args, **kwargs)
             given = bound.arguments
             if labelled and given.get("labels") is None:
-                labelled_split = split is not None and split.labels is not None
-                columns = resolved(f"{_CLASSES}label_columns")
-                given["labels"] = columns(model.classes, split) if labelled_split else None
+                named = split is not None and split.labels is not None
+                given["labels"] = resolved(f"{_CLASSES}label_columns")(model.classes, split) if named else None
             if targeted is not None:
                 targets = given.get("targets", targeted.default)
                 if targets is not None:

@@ -23,6 +23,7 @@ class Point:
     name: str = col("name")
     value: float | None = col("value", metric="value/{name}", better="lower")
     shares: Mapping[str, Estimate | None] = col("share", metric="share/{name}/{key}", keys=lambda: ("a", "b"))
+    note: str | None = col("note", default=None)
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class PointsRecord(Record):
 
 
 HALF = Estimate(0.5, 0.25, 0.75, 8)
-ROWS = (Point("cat\n*1*", 1.0, {"a": HALF, "c": HALF, "b": None}), Point("dog", None, {}))
+ROWS = (Point("cat\n*1*", 1.0, {"a": HALF, "c": HALF, "b": None}, "odd"), Point("dog", None, {}))
 
 
 def back(path: Path, **parts: object) -> PointsRecord:
@@ -60,7 +61,7 @@ def back(path: Path, **parts: object) -> PointsRecord:
 def test_rows_come_back_as_they_were(tmp_path):
     record = back(tmp_path / "run", points=ROWS)
     cat, dog = record.points
-    assert (cat.name, cat.value, dog.value) == ("cat\n*1*", 1.0, None)
+    assert (cat.name, cat.value, dog.value, cat.note, dog.note) == ("cat\n*1*", 1.0, None, "odd", None)
     assert cat.shares == {"a": HALF, "c": HALF}  # what is None is left out
     assert read_run(tmp_path / "run").results["tables"]["points"][1] == {"name": "dog", "value": None, "shares": {}}
     assert (record.status, record.folder) == ("done", tmp_path / "run")
@@ -84,7 +85,7 @@ def test_contents_rows_as_cells_and_by_the_value_of_a_field():
     assert dict(contents.tables) == {"points": Point}
     assert dict(contents.arrays) == {"grid-{model}": Grid, "several": Several}
     assert flat(ROWS[0]) == {
-        "name": "cat\n*1*", "value": 1.0, "shares_b": None,
+        "name": "cat\n*1*", "value": 1.0, "shares_b": None, "note": "odd",
         **{f"shares_{key}{end}": value for key in "ac" for end, value in
            (("", 0.5), ("_low", 0.25), ("_high", 0.75), ("_n", 8))},
     }  # fmt: skip

@@ -12,6 +12,7 @@ from vitlens.uncertainty import (
     beyond,
     bootstrap_difference,
     bootstrap_mean,
+    difference_of,
     holm,
     mcnemar,
     median_of,
@@ -65,6 +66,14 @@ def test_pairing_takes_away_what_the_images_share() -> None:
     estimate = bootstrap_difference(first, second)
     assert estimate.low < 1 < estimate.high
     assert estimate.high - estimate.low < 0.1
+
+
+def test_a_difference_of_two_fractions_is_newcombes() -> None:
+    """Newcombe 1998, table II, method 10: 56 of 70 and 48 of 80."""
+    found = difference_of(wilson(56, 70), wilson(48, 80))
+    assert (found.value, found.low, found.high) == pytest.approx((20.0, 5.24, 33.39), abs=0.005)
+    assert (found.n, found.unit) == (80, "points")
+    assert difference_of(Estimate(0.5), wilson(48, 80)).low is None
 
 
 def test_holm_by_hand_and_bounded_by_bonferroni() -> None:

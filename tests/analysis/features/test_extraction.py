@@ -93,7 +93,7 @@ def test_whatever_changes_the_features_is_read_anew(tmp_path, change):
 def test_an_old_cache_is_noted_and_built_again(tmp_path, monkeypatch):
     model, data = ours(), split()
     first = extract(model, data, cache=tmp_path)
-    monkeypatch.setattr(module, "VERSION", 3)
+    monkeypatch.setattr(module, "VERSION", module.VERSION + 1)
     old = extract(model, data, cache=tmp_path)
     assert_same(old, first)
     assert len(old.notes) == 3

@@ -39,7 +39,7 @@ from vitlens.summary import Summary
 
 LayerChoice = int | Literal["embedding"]
 EMBEDDING: Final = "embedding"
-VERSION = 2  # of the files and of how features are read: raise it with any change of either
+VERSION = 3  # of the files and of how features are read: raise it with any change of either
 _SEAL: Final = 32  # bytes of SHA-256 at the end of a file
 
 
@@ -242,27 +242,35 @@ class _Reader:
 
     def __init__(self, model: Model, read: Sequence[FeatureStage], pool: FeaturePool | None, *, norm: bool) -> None:
         self.model, self.stages, self.pool = model, read, resolve_pool(model, pool)
-        self._norm = final_norm(model) if norm else None
         self.names = [*(stage.title.replace(" ", "-") for stage in read), "logits"]
-        layers = []
+        self.pools, self.norms = dict[FeatureStage, FeaturePool](), dict[FeatureStage, FinalNorm]()
+        final = final_norm(model) if norm else None
         for stage in read:
-            dim, own = stage.width * (2 if self._pool_of(stage) == "cls+mean" else 1), self._norm_of(stage)
-            named = own.module if own else None
-            layers.append(FeatureLayer(stage.index, stage.title, stage.kind, stage.module, dim, named))
-        self.layers = tuple(layers)
+            inner = stage.index is not None
+            self.pools[stage] = self.pool if inner else "mean"  # the CLS token of the embedding is always the same
+            if final is not None and inner and final.width == stage.width:
+                self.norms[stage] = final
+        self.layers = tuple(
+            FeatureLayer(
+                stage.index, stage.title, stage.kind, stage.module,
+                stage.width * (2 if self.pools[stage] == "cls+mean" else 1),
+                self.norms[stage].module if stage in self.norms else None,
+            )
+            for stage in read
+        )  # fmt: skip
 
     def read(self, images: Images) -> list[Tensor]:
         """The vectors (batch, dim) of a batch by layer, and its logits (batch, classes) last; fp32, on the CPU."""
         vectors: dict[int | None, Tensor] = {}
 
         def take(stage: FeatureStage, tokens: Tokens) -> None:
-            norm, pool, parts = self._norm_of(stage), self._pool_of(stage), []
+            pool, parts = self.pools[stage], []
             if "cls" in pool:
                 parts.append(self.normed(stage, tokens[:, stage.prefix.index("cls")]))
             if "mean" in pool:
                 patches = tokens[:, len(stage.prefix) :]
                 # as the model does: the mean of normalised tokens, or the normalised mean (timm's fc_norm)
-                before = norm is not None and norm.on_tokens
+                before = stage in self.norms and self.norms[stage].on_tokens
                 parts.append(self.normed(stage, patches).mean(1) if before else self.normed(stage, patches.mean(1)))
             vectors[stage.index] = torch.cat(parts, 1).float().cpu()
 
@@ -280,19 +288,11 @@ class _Reader:
         *values, logits = (torch.cat(parts) for parts in zip(*batches))
         return Features(self.model.alias, self.layers, tuple(values), logits, self.pool)
 
-    def _pool_of(self, stage: FeatureStage) -> FeaturePool:
-        """The CLS token of the embedding is the same for every image, and is left out."""
-        return "mean" if stage.index is None else self.pool
-
-    def _norm_of(self, stage: FeatureStage) -> FinalNorm | None:
-        """The final norm where it is of the layer's width, and the layer is not the embedding."""
-        known = self._norm
-        return known if known is not None and known.width == stage.width and stage.index is not None else None
-
     def normed(self, stage: FeatureStage, tokens: Tensor) -> Tensor:
         """Tokens of a layer after the norm that is applied to it."""
-        norm = self._norm_of(stage)
-        normed: Tensor = tokens if norm is None else self.model.module.get_submodule(norm.module)(tokens)
+        if stage not in self.norms:
+            return tokens
+        normed: Tensor = self.model.module.get_submodule(self.norms[stage].module)(tokens)
         return normed
 
 
