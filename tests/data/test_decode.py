@@ -95,8 +95,11 @@ def test_a_single_pixel_becomes_one_colour_and_a_large_crop_is_filled(tmp_path: 
         found, _ = read(tmp_path / "a.png", preprocessing)
         assert found.shape == (6, 8, 3)
         assert (found == (9, 8, 7)).all()
-    RGB.save(tmp_path / "b.png")
-    assert read(tmp_path / "b.png", Preprocessing((30, 20), resize=10))[0].shape == (30, 20, 3)
+    Image.new("RGB", (8, 6), (9, 8, 7)).save(tmp_path / "b.png")
+    for size in ((30, 20), (30, 8), (8, 30)):
+        found, _ = read(tmp_path / "b.png", Preprocessing(size, resize=10))
+        assert found.shape == (*size, 3)
+        assert (found == (9, 8, 7)).all()
 
 
 def png_header(width: int, height: int) -> bytes:

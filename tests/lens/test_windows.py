@@ -146,6 +146,26 @@ def test_windows_that_are_never_shifted_are_padded_below_and_on_the_right():
         assert windows_of(nn.Module(), [Caller("block", kind(), (2, 60, 8))], calls=10, queries=8, keys=8) is None
 
 
+class Pooling(nn.Module):
+    """As a block of timm's SAM 2: windows of a map with channels last, whose queries may be maxima of 2x2 patches."""
+
+    def __init__(self, *, is_windowed: bool, q_stride: tuple[int, int] | None) -> None:
+        super().__init__()
+        self.is_windowed, self.q_stride, self.window_size = is_windowed, q_stride, (4, 6)
+
+
+def test_windows_of_sam_2_whose_queries_are_pooled():
+    pooled = numbered(2, 3).repeat_interleave(2, 0).repeat_interleave(2, 1).flatten().int().tolist()
+    for stride, queries in ((None, ()), ((2, 2), tuple(pooled))):
+        inside = {"queries": 6 if stride else 24, "keys": 24}
+        caller = Caller("block", Pooling(is_windowed=True, q_stride=stride), (2, 8, 12, 5))
+        found = windows_of(nn.Module(), [caller], calls=4, **inside)
+        assert found == Windows((8, 12), (4, 6), queries=queries, keys=tuple(range(24)) if stride else ())
+        whole = Caller("block", Pooling(is_windowed=False, q_stride=stride), (2, 4, 6, 5))
+        expected = Windows((4, 6), (4, 6), queries=queries, keys=found.keys)
+        assert windows_of(nn.Module(), [whole], calls=1, **inside) == expected
+
+
 def test_hieras_tokens_are_where_its_own_unrolling_puts_them():
     unroll = Unroll((64, 64), (4, 4), [(2, 2)] * 3)
     for site in survey(hiera(), images((64, 64))):

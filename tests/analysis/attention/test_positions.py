@@ -5,7 +5,7 @@ import torch
 from scipy import stats
 
 from tests.lens.tiny import model_of, ours
-from vitlens.analysis.attention.positions import position_similarity, rank_correlation
+from vitlens.analysis.attention.positions import distance_correlation, position_similarity, rank_correlation
 from vitlens.models.positions import FIXED, fixed_positions
 from vitlens.shapes import TokenLayout
 
@@ -18,17 +18,20 @@ def by_hand(similarity, layout, keep):
             if keep(y - v, x - u):
                 height, width = layout.patch_size
                 pairs.append((float(similarity[i, j]), -((((y - v) * height) ** 2 + ((x - u) * width) ** 2) ** 0.5)))
-    return stats.spearmanr(*zip(*pairs)).statistic
+    return list(zip(*pairs))
 
 
 @pytest.mark.parametrize("patch", [(4, 4), (4, 8)])
-def test_it_is_spearman_over_pairs(patch):
+def test_they_are_spearmans_and_pearsons_over_pairs(patch):
     layout = TokenLayout((3, 4), patch)
     vectors = torch.nn.functional.normalize(torch.randn(12, 6, generator=torch.Generator().manual_seed(0)), dim=1)
     similarity = vectors @ vectors.T
     found = rank_correlation(similarity, layout)
     kept = (lambda *_: True, lambda down, _: down == 0, lambda _, right: right == 0)
-    assert found == pytest.approx([by_hand(similarity, layout, keep) for keep in kept])
+    pairs = [by_hand(similarity, layout, keep) for keep in kept]
+    assert found == pytest.approx([stats.spearmanr(*each).statistic for each in pairs])
+    assert distance_correlation(similarity, layout) == pytest.approx(-stats.pearsonr(*pairs[0]).statistic, abs=1e-6)
+    assert distance_correlation(torch.ones(12, 12), layout) is None
 
 
 def test_the_ends_and_the_forms_without_a_number():

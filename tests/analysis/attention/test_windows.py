@@ -44,6 +44,18 @@ def test_without_shift_nothing_new_is_connected() -> None:
     assert [layer.reach for layer in layers] == [16.0] * 4
 
 
+def test_padding_is_no_patch() -> None:
+    (first, second, *_) = window_layers(our_swin(size=(18, 24)), images((18, 24)))  # maps of 9 x 12
+    assert first.padding == second.padding == 12 * 12 - 9 * 12
+    assert first.pairs == 16 * 16 * 6 + 4 * 4 * 3  # two rows of whole windows; one row of patches is left
+    assert (first.part.shape, second.shift) == ((9, 12), (2, 2))
+
+
+def test_one_window_is_not_shifted() -> None:
+    layers = window_layers(torchvision_swin((8, 16)), images((8, 16)))[:2]  # maps of 4 x 8 in windows of 4 x 4
+    assert [layer.shift for layer in layers] == [(0, 0), (0, 2)]
+
+
 def test_a_vit_has_no_windows() -> None:
     with pytest.raises(UnsupportedError, match="windows"):
         window_layers(ours(), images((32, 48)))

@@ -46,7 +46,7 @@ def test_every_number_is_that_of_a_full_forward(name):
             with intervene(model, {place: put[place]}):
                 full = difference(model(corrupted)) - found.corrupted
             torch.testing.assert_close(change, full, atol=1e-5, rtol=0)
-    assert found.positions[..., 0].abs().min() > 1e-5  # what was compared is not all zero
+    assert found.positions.nan_to_num().abs().amax((0, 2)).min() > 1e-3  # what was compared is not all zero
     if name == "swin":
         assert found.heads.isnan().any((0, 2)).tolist() == [True, False]  # 2 heads, then 4
         assert (~found.positions.isnan()).all(0).sum(1).tolist() == [256, 64]  # 16 x 16 patches, then 8 x 8
