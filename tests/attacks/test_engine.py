@@ -58,6 +58,17 @@ def test_an_image_leaves_once_broken_and_downwards_once_robust():
     assert often.forwards == 2 * down.forwards
 
 
+@pytest.mark.parametrize("restarts", [1, 3])
+def test_downwards_ends_where_a_linear_model_breaks(restarts):
+    """All epsilons and restarts, for images that break at different epsilons."""
+    model, images = linear(classes=2), pictures(12, low=0.4, high=0.6)
+    asked = {"attack": "pgd", "epsilons": tuple(epsilon / 1000 for epsilon in (2, 5, 10, 20, 40, 80)), "steps": 10}
+    up = swept(model, images, "predicted", **asked)
+    down = swept(model, images, "predicted", **asked, downwards=True, restarts=restarts)
+    assert torch.equal(up.broken_at, down.broken_at)
+    assert len(up.broken_at.unique()) > 3
+
+
 def test_fgsm_takes_two_forwards_and_one_backward():
     model, images = perceptron(), pictures(8)
     passes = watched(model)
