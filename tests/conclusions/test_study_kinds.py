@@ -155,6 +155,21 @@ def test_each_share_has_its_own_answer():
     assert "2 of 3" in section.sentences[0].text
 
 
+def test_a_pair_that_was_planned_has_one_verdict():
+    """The CNN against the ViT on all images is one of 3 planned pairs and one of 5 against the best."""
+    shares = {"vit-5": 0.3, "cnn-5": 0.9, "vit-25": 0.6, "cnn-25": 0.9, "vit-100": 0.8, "cnn-100": 0.9}
+    record = record_of("data", shares)
+    last = [
+        (number, row)
+        for number, row in enumerate(record.comparisons)
+        if {row.label, row.against} == {"vit-100", "cnn-100"}
+    ]
+    changed = list(record.comparisons)
+    for number, row in last:
+        changed[number] = replace(row, p_holm=0.04 if row.family == "difference" else 0.06)
+    assert "ViT, 100 %" in [each.name for each in decision(replace(record, comparisons=tuple(changed))).worse]
+
+
 @pytest.mark.parametrize(
     ("accuracy", "state", "chosen"),
     [

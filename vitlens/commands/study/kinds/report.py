@@ -26,8 +26,15 @@ CAUGHT_UP: Final = 5.0  # points: training from scratch that is at most so much 
 
 
 def decision(record: StudyRecord) -> Choice:
-    """The choice among the points of a study."""
-    gaps = {row.label: (row.difference, row.p_holm, row.detectable) for row in of_family(record, "best")}
+    """The choice among the points of a study. A pair that is also a planned comparison is judged by that, which is
+    corrected for fewer: one pair has one verdict."""
+    planned = {frozenset((row.label, row.against)): row.p_holm for row in of_family(record, "step", "difference")}
+    gaps = {
+        row.label: (
+            row.difference, min(row.p_holm, planned.get(frozenset((row.label, row.against)), 1.0)), row.detectable,
+        )
+        for row in of_family(record, "best")
+    }  # fmt: skip
     return choose(
         [
             Candidate(row.words, row.accuracy, row.costs, *gaps.get(row.label, ()))
