@@ -138,6 +138,11 @@ def share_of(split: "Split", processes: Processes) -> "Split":
     return split if processes.count == 1 else split.pick(torch.arange(processes.index, len(split), processes.count))
 
 
+def is_first_process() -> bool:
+    """Whether this process is the first one, known before it has found the others."""
+    return _started() == 1 or os.environ.get("RANK", "0") == "0"
+
+
 def _started() -> int:
     """The number of processes: WORLD_SIZE, without which RANK is ignored."""
     world_size = os.environ.get("WORLD_SIZE") or "1"

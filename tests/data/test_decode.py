@@ -24,7 +24,7 @@ PICTURE[..., 0] = np.arange(8) * 30
 PICTURE[..., 1] = np.arange(6)[:, None] * 40
 
 
-def read(path: Path, preprocessing: Preprocessing = AS_IT_IS) -> tuple[np.ndarray, Header]:
+def read(path: Path | Image.Image, preprocessing: Preprocessing = AS_IT_IS) -> tuple[np.ndarray, Header]:
     with quiet_pillow():
         pixels, header = decode(path, preprocessing)
     return pixels.permute(1, 2, 0).numpy(), header
@@ -87,6 +87,18 @@ def test_of_an_animation_the_first_frame_is_taken_and_that_is_said(tmp_path: Pat
     assert read(tmp_path / "a.gif")[0][0, 0].tolist() == [255, 0, 0]
     notes = load_files([tmp_path / "a.gif", tmp_path / "b.gif"], SMALL).notes
     assert notes == ("1 of 2 images have more than one frame, of which the first is used",)
+
+
+def test_a_gif_given_open_or_closed_is_only_read(tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    with Image.open(tmp_path / "a.gif") as image:
+        image.load()
+        image.putpixel((0, 0), 1)
+        before = image.tobytes()
+        assert read(image)[0][5, 5].tolist() == [255, 0, 0]
+        assert image.tobytes() == before
+    assert read(image)[0][5, 5].tolist() == [255, 0, 0]
 
 
 def test_a_single_pixel_becomes_one_colour_and_a_large_crop_is_filled(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
 from vitlens.errors import InputError
@@ -54,7 +55,7 @@ def test_invalid_settings_are_refused(changes: dict[str, object]) -> None:
 
 
 def test_whole_numbers_for_fractions_are_some_and_numbers_are_json_without_the_notes() -> None:
-    changed = override(Recipe(), {"cutmix": 1, "epochs": 3, "betas": [0.9, 0.99]})
+    changed = override(Recipe(), {"cutmix": 1, "epochs": 3, "betas": [0.9, 0.99], "clip": np.float64(0.5)})
     assert isinstance(changed.cutmix, float)  # torch draws no mixing share from Beta(1, 1) of whole numbers
     assert (type(changed.epochs), changed.betas) == (int, (0.9, 0.99))
     numbers = Recipe(source="a").numbers()

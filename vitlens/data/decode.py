@@ -56,10 +56,13 @@ class Header(NamedTuple):
 def decode(given: Path | Image.Image, preprocessing: Preprocessing) -> tuple[OnePicture, Header]:
     """Pixels of one image, resized and cropped for a model, and its header; call it inside `quiet_pillow`.
 
-    Raises UnreadableError with the reason: missing, no image, truncated, too large.
+    Of an image given by Pillow no more is read than its pixels: its file may be closed, its pixels edited. Raises
+    UnreadableError with the reason: missing, no image, truncated, too large.
     """
     with open_image(given) as image:
-        return fit(flatten(image), preprocessing), _header_of(image)
+        pixels = fit(flatten(image), preprocessing)
+        whole = isinstance(given, Image.Image)
+        return pixels, Header((image.height, image.width), None) if whole else _header_of(image)
 
 
 @contextmanager

@@ -182,10 +182,10 @@ class AttentionMode(ScopedMode):
     def _projects(self, name: str, weight: Tensor) -> bool:
         """Whether it is the weight of the output projection, which a parametrization computes again in each pass."""
         linear = _linear(self._root, self._projections.get(name))
-        if linear is None or weight is linear.weight:
-            return linear is not None
-        computed = not isinstance(linear.weight, nn.Parameter) and weight.shape == linear.weight.shape
-        return computed and torch.equal(weight, linear.weight)
+        own = None if linear is None else linear.weight
+        if own is None or weight is own:
+            return own is not None
+        return not isinstance(own, nn.Parameter) and weight.shape == own.shape and torch.equal(weight, own)
 
     def _join(self, name: str, changes: Collection[TensorFunction], tokens: Tensor) -> Tensor:
         # tokens come first in torch's own attention, whatever its batch_first says

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.errors import InputError, ModelError, UnsupportedError
+from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.anatomy import heads_of, is_known_attention
 from vitlens.models.attention import MultiHeadSelfAttention
 from vitlens.shapes import Tokens
@@ -73,13 +73,13 @@ def output_projection(attention: nn.Module) -> tuple[str, nn.Linear]:
 
 
 def cut_heads(model: nn.Module, pruned: Pruned) -> None:
-    """Remove heads from a model, in place. Raises ModelError for heads that it does not have."""
+    """Remove heads from a model, in place. Raises InputError for heads that it does not have."""
     for name, removed in pruned.items():
         attention = model.get_submodule(name)
         _, projection = output_projection(attention)
         heads = heads_of(attention) or 0
         if not set(removed) <= set(range(heads)):
-            raise ModelError(f"expected heads from 0 to {heads - 1} of {name}, found {list(removed)}")
+            raise InputError(f"expected heads from 0 to {heads - 1} of {name}, found {list(removed)}")
         parent = model.get_submodule(name.rpartition(".")[0])
         kept = [head for head in range(heads) if head not in removed]
         if kept:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from vitlens.data.split import Drawings, InMemory, Source, Subset
-from vitlens.errors import RunError
+from vitlens.errors import DataError, RunError
 from vitlens.shapes import Pixels
 
 _MOST_WORKERS = 8  # more speed up decoding little
@@ -96,9 +96,17 @@ def _read(source: Source, keys: Tensor) -> tuple[Pixels, Tensor]:
 
 @contextmanager
 def decoding_errors() -> Iterator[None]:
-    """Raise RunError, with how to resume, when a worker process was killed: PyTorch may raise anywhere."""
+    """Raise RunError, with how to resume, when a worker process was killed: PyTorch may raise anywhere.
+
+    What a worker could not read is said in its one line, without the traceback that PyTorch puts before it.
+    """
     try:
         yield
+    except DataError as error:
+        lines = str(error).strip().splitlines()
+        if len(lines) == 1:
+            raise
+        raise DataError(lines[-1].partition(": ")[2]) from error
     except (RuntimeError, ConnectionError, EOFError) as error:
         if isinstance(error, RuntimeError) and not any(word in str(error) for word in _KILLED):
             raise

@@ -27,7 +27,7 @@ from vitlens.devices import autocast
 from vitlens.errors import InputError, NonFiniteError
 from vitlens.models import saved
 from vitlens.models.model import Model
-from vitlens.processes import accelerated, peer_errors
+from vitlens.processes import accelerated, is_first_process, peer_errors
 from vitlens.training import checkpoint
 from vitlens.training.checkpoint import Facts
 from vitlens.training.distill import Objective, StandardObjective
@@ -119,7 +119,7 @@ def running(task: Task) -> Iterator[tuple[Task, Accelerator, str]]:
     are as before, and the watchers closed. Raises what `fit` raises for data that do not fit the model.
     """
     with ExitStack() as stack:
-        for watcher in task.watchers:
+        for watcher in task.watchers if is_first_process() else ():  # which alone calls them
             stack.callback(watcher.close)
         require_fitting(task.model, task.train, task.test)
         accelerator, processes = accelerated(torch.device(task.device))

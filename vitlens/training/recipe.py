@@ -91,7 +91,7 @@ def override(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
         if name not in known:
             raise InputError(f"expected a field of the recipe ({', '.join(known)}), found {name!r}")
         kind, value = type(getattr(recipe, name)), tuple(given) if isinstance(given, list) else given
-        if kind is float and type(value) is int:
+        if kind is float and isinstance(value, int | float) and not isinstance(value, bool):  # NumPy's floats, too
             value = float(value)
         if type(value) is not kind:
             raise InputError(f"expected {name} as {_KINDS[kind]}, found {value!r}")

@@ -1,5 +1,9 @@
 """Effects of removing units, against full forwards with the same intervention in force."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -178,6 +182,20 @@ def test_a_loss_that_is_not_finite_names_unit_and_image() -> None:
         bench.without([(Unit("head", 1, 1),)], torch.tensor([3]))
     with pytest.raises(NonFiniteError, match="on image 0 without head/1/1"):
         effects_of(bench, units)
+    stored: list[tuple[Unit, ...]] = []
+
+    def memory(*_: object) -> Callable[..., Any]:
+        def remembered(sets: Any, measure: Callable[[], Any]) -> Any:
+            found = measure()
+            stored.extend(sets)
+            return found
+
+        return remembered
+
+    with pytest.raises(NonFiniteError):
+        effects_of(replace(bench, memory=memory), units)
+    assert all(unit.layer == 0 for each in stored for unit in each)
+    assert stored  # what is not finite is measured again by a resumed run
 
 
 @pytest.mark.parametrize("size", [None, 3])

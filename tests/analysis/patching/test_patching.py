@@ -88,6 +88,7 @@ def test_the_share_of_several_pairs():
         ),
         ({"targets": torch.tensor([0, 9])}, InputError, "expected target classes from 0 to 4, found 9"),
         ({"corrupted": images((32, 48), batch=1)}, InputError, "as many images, found 1 and 2"),
+        ({"corrupted": images((48, 48))}, InputError, "images of one size, found .32, 48. and .48, 48. px"),
         ({"corrupted": images((32, 48))}, InputError, "expected clean and corrupted runs that differ"),
         ({"model": model_of(build_resnet("resnet20", classes=5, image_size=(32, 48)))}, UnsupportedError, "softmax"),
     ],

@@ -339,24 +339,26 @@ class Bench:
             truth = check_targets(self.labels[rows], replay.logits)
             memory = self.memory(name, images, truth) if self.memory is not None and name else None
             clean_loss, clean_correct = loss_and_correct(replay.logits[None], truth)
-            _require_finite(clean_loss, [()], model.alias, rows)
+            _require_finite([()], model.alias, rows, clean_loss)
             loss = clean_loss.new_zeros(len(sets), len(rows))
             correct, spent = clean_correct.new_zeros(loss.shape), replay.cost
             for index in _by_first_layer(sets):
                 chosen = [sets[row] for row in index]
-                measure = partial(_measured, replay, [[changes[unit] for unit in each] for each in chosen], truth)
+                found = [[changes[unit] for unit in each] for each in chosen]
+                measure = partial(_measured, replay, found, truth, partial(_require_finite, chosen, model.alias, rows))
                 outcomes = measure() if memory is None else memory(chosen, measure)
                 loss[index], correct[index], spent = outcomes.loss, outcomes.correct, spent + outcomes.cost
-                _require_finite(outcomes.loss, chosen, model.alias, rows)
                 advance(len(index) * len(rows))
             passes = spent / replay.forward_cost + (self.replacement == "resample")  # the other images' pass
             labels, note = self.labels[rows].cpu(), replay.note
         return Outcomes(sets, self.replacement, labels, clean_loss[0], clean_correct[0], loss, correct, passes, note)
 
 
-def _measured(replay: Replay, removed: Sequence[Set], labels: Labels) -> Stored:
+def _measured(replay: Replay, removed: Sequence[Set], labels: Labels, require: Callable[[ByImage], None]) -> Stored:
     before = replay.cost
-    return Stored(*loss_and_correct(replay.run_prepared(removed), labels), replay.cost - before)
+    loss, correct = loss_and_correct(replay.run_prepared(removed), labels)
+    require(loss)  # before it is stored: a resumed run measures again
+    return Stored(loss, correct, replay.cost - before)
 
 
 def loss_and_correct(
@@ -375,7 +377,7 @@ def _by_first_layer(sets: Sequence[Removal]) -> list[list[int]]:
     return [rows[layer] for layer in sorted(rows)]
 
 
-def _require_finite(loss: ByImage, sets: Sequence[Removal], alias: str, rows: Some) -> None:
+def _require_finite(sets: Sequence[Removal], alias: str, rows: Some, loss: ByImage) -> None:
     broken = (~loss.isfinite()).nonzero()
     if len(broken):
         row, image = broken[0].tolist()

@@ -57,9 +57,12 @@ def share_removable(curve: Outcomes, *, groups: Tensor | None = None, seed: int 
         tolerated = 100 * (accuracies[:, :1] - accuracies) <= TOLERATED + _ROUNDING
         return shares[tolerated.long().cumprod(1).sum(1) - 1]
 
+    share = float(removable(right.mean(1)[None])[0])
+    if (len(curve) if groups is None else len(groups.unique())) < 2:
+        return Estimate(share, n=len(curve))
     drawn = removable(resampled_means(right, groups=groups, seed=seed))
     low, high = (float(drawn.quantile(end)) for end in (0.025, 0.975))
-    return Estimate(float(removable(right.mean(1)[None])[0]), low, high, len(curve))
+    return Estimate(share, low, high, len(curve))
 
 
 def greedy_order(

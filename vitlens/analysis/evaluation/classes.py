@@ -173,6 +173,7 @@ def required_labels(model: Model, images: Parts, labels: Tensor | str | None, si
             f"expected a label for each image, found {value}; give labels, a Split or a folder of class folders, or "
             f"labels={PREDICTED!r} to take what the model predicts"
         )
+    labels = torch.as_tensor(labels)
     if len(images) != len(labels):
         raise InputError(f"expected images and a label for each, found {len(images)} and {len(labels)}")
     return labels

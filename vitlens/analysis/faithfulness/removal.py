@@ -212,6 +212,8 @@ class RemovalCurve:
 
     def area(self, values: Tensor) -> PerImage:
         """The area under one of the curves (batch, points) of each image (trapezoidal), over the range of shares."""
+        if len(self.shares) == 1:
+            return values[:, 0].float()
         return torch.trapezoid(values.float(), self.shares, dim=1) / (self.shares[-1] - self.shares[0])
 
 
@@ -276,6 +278,8 @@ def faithfulness(
     patches = grid[0] * grid[1]
     if substrate == "imputed":
         counts = torch.tensor(sorted({round(share * patches) for share in SHARES}))
+        if int(counts[-1]) >= patches:
+            raise InputError(f"expected patches that are left to fill others in from, found {patches} in an image")
     else:
         counts = removal_counts(patches, steps, keep_one=substrate == "absent")
     orders = [

@@ -64,6 +64,9 @@ def patch_parts(
     runs have the same logit difference, for images that are not pairs and classes that do not exist; UnsupportedError
     for a model without attention.
     """
+    sizes = [tuple(each.shape[2:]) for each in (clean, corrupted)]
+    if sizes[0] != sizes[1]:
+        raise InputError(f"expected pairs of images of one size, found {sizes[0]} and {sizes[1]} px")
     known = layers(model)
     heads = [f"blocks.{layer.index}.head.{head}" for layer in known for head in range(layer.heads)]
     patched = patch(model, corrupted, clean, [*heads, *(f"blocks.{layer.index}.tokens[*]" for layer in known)])

@@ -55,7 +55,9 @@ def build(
     if state is not None:
         stored = _classes_of(name, state)
         if None not in (stored, classes) and stored != classes:
-            raise ModelError(f"expected a head of {classes} classes for timm:{name}, found one of {stored}")
+            raise ModelError(
+                f"expected a head of {classes} classes for timm:{name}, found one of {stored}; check the weights"
+            )
         # timm silently drops a head of another size unless its configuration has the number of classes
         overlay = {"state_dict": dict(state)} | ({} if stored is None else {"num_classes": stored})
         options["pretrained_cfg_overlay"] = overlay

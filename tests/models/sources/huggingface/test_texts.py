@@ -82,3 +82,7 @@ def test_without_a_tokenizer_the_tower_of_images_is_a_model_of_features(whole, t
     with pytest.raises(ModelError, match="tokenizer's files") as caught:
         text_tower(broken).embed(["a"])
     assert "\n" not in str(caught.value)
+    with (tmp_path / "tokenizer.json").open("wb") as file:
+        file.truncate(2**30)  # a gigabyte of nothing
+    with pytest.raises(ModelError, match="files of a tokenizer of at most"):
+        text_tower(vitlens.load(f"hf:{tmp_path}")).embed(["a"])

@@ -26,15 +26,16 @@ CAUGHT_UP: Final = 5.0  # points: training from scratch that is at most so much 
 
 
 def decision(record: StudyRecord) -> Choice:
-    """The choice among the points of a study. A pair that is also a planned comparison is judged by that, which is
-    corrected for fewer: one pair has one verdict."""
-    planned = {frozenset((row.label, row.against)): row.p_holm for row in of_family(record, "step", "difference")}
+    """The choice among the points of a study. A pair that is a planned comparison, too, has the smaller p of the two:
+    it is not called alike in one place and different in another."""
+    found: dict[frozenset[str], float] = {}
+    for row in of_family(record, "best", "step", "difference"):
+        pair = frozenset((row.label, row.against))
+        found[pair] = min(found.get(pair, 1.0), 1.0 if row.p_holm is None else row.p_holm)
     gaps = {
-        row.label: (
-            row.difference, min(row.p_holm, planned.get(frozenset((row.label, row.against)), 1.0)), row.detectable,
-        )
+        row.label: (row.difference, found[frozenset((row.label, row.against))], row.detectable)
         for row in of_family(record, "best")
-    }  # fmt: skip
+    }
     return choose(
         [
             Candidate(row.words, row.accuracy, row.costs, *gaps.get(row.label, ()))

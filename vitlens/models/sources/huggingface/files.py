@@ -83,7 +83,9 @@ def find(name: str, short_name: str, *, weights: bool) -> tuple[Path, str]:
         return path, ""
     if path.exists() or short_name.startswith((".", "~", "/")) or not _REPO.fullmatch(short_name) or ".." in short_name:
         there = "a file" if path.is_file() else "nothing there"
-        raise ModelError(f"expected hf:FOLDER, or hf:REPO as OWNER/NAME, found {there} at {short_name[:200]!r}")
+        raise ModelError(
+            f"expected hf:FOLDER, or hf:REPO as OWNER/NAME on {_ADDRESS}, found {there} at {short_name[:200]!r}"
+        )
     advice = "download it where there is a network, and give its folder: hf:FOLDER"
     with quietly(), pretrained_download(name, f"{_ADDRESS}/{short_name}", advice=advice):
         from huggingface_hub import snapshot_download
@@ -107,7 +109,9 @@ def read_state(folder: Path, name: str) -> tuple[dict[str, Tensor], str]:
     digest = hashlib.sha256()
     for file in files:
         state |= read_weights(file).state
-        digest.update(file.read_bytes())
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
     return state, digest.hexdigest()
 
 

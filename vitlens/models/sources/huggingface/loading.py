@@ -21,6 +21,7 @@ from vitlens.models.model import Model
 from vitlens.models.rebuild import Architecture, count_classes, default_classes, provenance_of, seeded
 from vitlens.models.sources.huggingface.files import (
     CONFIG,
+    SETTINGS,
     TOKENIZERS,
     find,
     quietly,
@@ -34,7 +35,7 @@ from vitlens.models.weights import load_strictly, read_weights
 from vitlens.models.wrap import OBSERVABLE, wrapped
 from vitlens.names import imagenet_classes
 from vitlens.preprocessing import Preprocessing
-from vitlens.typed import parse_json, short
+from vitlens.typed import SIZE, parse_json, short
 
 Output = Literal["logits", "cls", "pooler", "embedding"]  # what a model gives: see TransformersModule
 Size = tuple[int, int]
@@ -117,7 +118,10 @@ class Described:
         faults = [f"{key} is missing" for key in missing] + [f"{shape[:120]} is of another shape" for shape in shapes]
         faults += [str(message)[:160] for message in info.get("error_msgs") or ()]
         if faults:
-            raise ModelError(f"weights do not fit {self.class_name} ({name}): {len(faults)} faults, first: {faults[0]}")
+            raise ModelError(
+                f"weights do not fit {self.class_name} ({name}): {len(faults)} faults, first: {faults[0]}; check the "
+                "files of the folder"
+            )
         return model
 
     def labels(self) -> tuple[str, ...]:
@@ -155,7 +159,9 @@ def described(fields: object, name: str, *, texts: bool = False) -> Described:
         raise ModelError(f"expected {CONFIG} of transformers in {name}, found one without a model_type")
     for key, form in (("architectures", list), ("vision_config", dict)):
         if not isinstance(fields.get(key) or form(), form):
-            raise ModelError(f"expected a {form.__name__} as {key} in {CONFIG}, found {short(str(fields[key]))}")
+            raise ModelError(
+                f"expected a {form.__name__} as {key} in {CONFIG} of {name}, found {short(str(fields[key]))}"
+            )
     wanted = str(next(iter(fields.get("architectures") or ()), ""))[:100]
     auto = transformers("models.auto.modeling_auto")
     classifiers = auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES.get(kind, ())
@@ -351,6 +357,9 @@ class _Tokens:
     """The tokenizer of a folder, never with code of its own, as `TextTower` calls it."""
 
     def __init__(self, folder: Path, context: int) -> None:
+        for file in (each for pattern in SETTINGS for each in folder.glob(pattern)):
+            if file.stat().st_size > SIZE:
+                raise ModelError(f"expected files of a tokenizer of at most {SIZE:,} bytes, found more in {file}")
         with in_one_line(f"the tokenizer's files in {folder}", "download them, too"), quietly():
             self._tokenizer: Any = transformers().AutoTokenizer.from_pretrained(
                 str(folder), trust_remote_code=False, local_files_only=True
