@@ -188,7 +188,7 @@ def test_a_cut_module_is_built_again_from_its_weights(monkeypatch, name, removed
     assert all(torch.equal(value, pruned[key]) for key, value in module.state_dict().items())
     with pytest.raises(ModelError, match="do not fit"):
         build(Architecture("timm", name, pruned={attention: removed}), state=pruned | {f"{attention}.x": torch.ones(1)})
-    with pytest.raises(ModelError, match="expected heads from 0 to 1"):
+    with pytest.raises(InputError, match="expected heads from 0 to 1"):
         build(Architecture("timm", name, pruned={attention: [2]}), state=pruned)
 
 
