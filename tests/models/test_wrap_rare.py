@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -219,6 +220,7 @@ def test_special_tokens_may_stand_anywhere(style: type[nn.Module]) -> None:
 def test_the_order_of_tokens_changes_in_its_own_run_alone() -> None:
     model, images = wrapped(rare.RegistersLast), noise()
     expected, found = model(images), []
+    interval = sys.getswitchinterval()
 
     def again(*_: object) -> None:
         if not found:
@@ -228,12 +230,16 @@ def test_the_order_of_tokens_changes_in_its_own_run_alone() -> None:
     handle = model.module.layers[1].register_forward_hook(again)  # type: ignore[index, union-attr]
     found.append(model(images))
     handle.remove()
-    threads = [threading.Thread(target=lambda: found.append(model(images))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 7
+    threads = [threading.Thread(target=lambda: found.extend(model(images) for _ in range(8))) for _ in range(4)]
+    sys.setswitchinterval(1e-6)  # so that threads meet between any two steps of torch's calls of hooks
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(found) == 3 + 4 * 8
     for logits in found[1:]:
         torch.testing.assert_close(logits, expected)
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())

@@ -63,13 +63,18 @@ def reordered(module: nn.Module, reordering: Reordering | None) -> Iterator[None
 
     def moved(value: Any, index: Tensor) -> Any:
         fits = isinstance(value, Tensor) and value.dim() == 3 and value.shape[1] == count
-        # another run of the module inside this one, or in another thread, has hooks of its own
-        return value.index_select(1, index.to(value.device)) if fits and _RUN.get() is run else value
+        return value.index_select(1, index.to(value.device)) if fits else value
 
-    def enter(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    # another run of the module inside this one, or in another thread, has hooks of its own; torch may call a hook that
+    # another thread has half registered or half removed, then without the keyword arguments
+    def enter(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+        if kwargs is None or _RUN.get() is not run:
+            return None
         return tuple(moved(each, order) for each in args), {name: moved(each, order) for name, each in kwargs.items()}
 
     def leave(_module: nn.Module, _args: Any, output: Any) -> Any:
+        if _RUN.get() is not run:
+            return None
         back = order.argsort()
         return (moved(output[0], back), *output[1:]) if isinstance(output, tuple) else moved(output, back)
 
