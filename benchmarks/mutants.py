@@ -165,6 +165,7 @@ def main() -> None:
     parser.add_argument("--under", nargs="*", default=[f"vitlens/{name}" for name in UNDER])
     parser.add_argument("--tests", nargs="*")
     parser.add_argument("--map", type=Path, default=ROOT / ".coverage")
+    parser.add_argument("--only", nargs="*", type=int, help="numbers of the mutants to try, as they were printed")
     told = parser.parse_args()
     places = [ROOT / name for name in told.under]
     paths = sorted(path for place in places for path in ([place] if place.is_file() else place.rglob("*.py")))
@@ -185,14 +186,15 @@ def main() -> None:
                 (folder / name).write_bytes((ROOT / name).read_bytes())
         if told.tests and noticed(Mutant(str(paths[0].relative_to(ROOT)), 0, 0, 0, "", ""), told.tests, folder):
             sys.exit("error: expected tests that pass on the unchanged code; run them with pytest first")
-        for mutant in chosen:
+        numbered = [(number, mutant) for number, mutant in enumerate(chosen) if told.only is None or number in told.only]
+        for number, mutant in numbered:
             begun = time.perf_counter()
             tests = told.tests or tests_of(mutant, told.map)
             found = noticed(mutant, tests, folder) if tests else False
             counts[found] += 1
             word = {True: "noticed", False: "SURVIVED", None: "too long"}[found]
-            print(f"{word:9} {time.perf_counter() - begun:4.0f} s  {mutant}", flush=True)
-    print(f"{counts[True] + counts[None]} of {len(chosen)} noticed ({counts[None]} of them by the time that they took)")
+            print(f"{number:3}  {word:9} {time.perf_counter() - begun:4.0f} s  {mutant}", flush=True)
+    print(f"{counts[True] + counts[None]} of {len(numbered)} noticed ({counts[None]} of them by the time that they took)")
 
 
 def _short(text: str) -> str:
