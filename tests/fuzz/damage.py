@@ -2,33 +2,23 @@
 
 import io
 import json
-import math
 import random
 import struct
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from tests.kit.damage import VALUES, damage_bytes
+
 Damage = Callable[[Path, random.Random], None]
-
-_VALUES: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 2, 10**6, 10**12, 10**30, -(10**30), 2**33, 0.5, -0.0, 1e308, math.nan,
-    math.inf, "", " ", "x", "3", "nan", "../../pwned", "/tmp/pwned", "x/../../../../pwned", "<script>",
-    "[x](javascript:1)", "a\nb", "\x1b[31m", "\0", "\ud800", "x" * 100_000, [], [[]], [None], ["x"], [1, 2, 3],
-    [1e308] * 3, list(range(2_000)), {}, {"": None}, {"x": {"x": []}},
+_VALUES: tuple[Any, ...] = tuple(value for value in VALUES if value not in ("MISSING!", "NaN!")) + (
+    False, 1, 2, -(10**30), 0.5, -0.0, float("nan"), float("inf"), " ", "3", "nan", "/tmp/pwned", "<script>",
+    "[x](javascript:1)", "a\nb", "\x1b[31m", "\ud800", [[]], [None], ["x"], [1, 2, 3], list(range(2_000)), {"": None},
 )  # fmt: skip
-
-
-def flip(path: Path, draw: random.Random) -> None:
-    """Some bytes are others."""
-    content = bytearray(path.read_bytes())
-    for _ in range(draw.choice((1, 2, 8, 64))):
-        content[draw.randrange(len(content))] = draw.randrange(256)
-    path.write_bytes(content)
 
 
 def flip_head(path: Path, draw: random.Random) -> None:
@@ -46,40 +36,31 @@ def cut(path: Path, draw: random.Random) -> None:
 
 
 def splice(path: Path, draw: random.Random) -> None:
-    """A piece stands where another stood."""
+    """A piece stands where another stood, or something follows."""
     content = path.read_bytes()
     a, b, c = sorted(draw.randrange(len(content) + 1) for _ in range(3))
-    path.write_bytes(draw.choice((content[:a] + content[b:], content[:b] + content[a:c] + content[c:])))
-
-
-def grow(path: Path, draw: random.Random) -> None:
-    """Something follows."""
-    path.write_bytes(path.read_bytes() + draw.choice((b"\0" * 10_000, b"x", b"]}", path.read_bytes())))
+    after = (content + b"\0" * 10_000, content + b"]}", content * 2)
+    path.write_bytes(draw.choice((content[:a] + content[b:], content[:b] + content[a:c] + content[c:], *after)))
 
 
 def replace(path: Path, draw: random.Random) -> None:
     """Something else altogether: text, deep JSON, zeros, a folder, a link to itself, to nothing, to a device."""
     path.unlink()
+    texts = ("x", "[" * 100_000, '{"a":' * 100_000, "\0" * 100_000, "null", "[]", "1e999", "NaN", '{"a": 1, "a": 2}')
     match draw.randrange(8):
         case 0:
-            path.write_text("x" * draw.choice((1, 100_000)))
-        case 1:
-            path.write_text(draw.choice(("[", '{"a":', "[1,")) * 100_000)
-        case 2:
-            path.write_bytes(bytes(draw.choice((1, 100_000))))
-        case 3:
             path.mkdir()
-        case 4:
+        case 1:
             path.symlink_to(path.name)
-        case 5:
+        case 2:
             path.symlink_to("/nowhere/at/all")
-        case 6:
+        case 3:
             path.symlink_to("/dev/zero")
         case _:
-            path.write_text(draw.choice(("null", "[]", "{}", "1e999", '"x"', "NaN", '{"a": 1, "a": 2}', "\ufeff{}")))
+            path.write_text(draw.choice((*texts, "\ufeff{}")))
 
 
-BYTES: tuple[Damage, ...] = (flip, flip, flip_head, flip_head, cut, cut, splice, grow, replace)
+BYTES: tuple[Damage, ...] = (damage_bytes, damage_bytes, flip_head, flip_head, cut, cut, splice, replace)
 
 
 def change_json(value: Any, draw: random.Random) -> Any:
@@ -100,7 +81,7 @@ def change_json(value: Any, draw: random.Random) -> Any:
     return value
 
 
-def _places(value: Any) -> Any:
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, child in pairs:
         yield value, key
