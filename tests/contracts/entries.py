@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import vitlens
 from tests.attribution.models import cnn
 from tests.kit.odd import SIZE, odd, odd_images
-from tests.kit.tiny import images, ours, timm_model, torchvision_swin, torchvision_vit
+from tests.lens.tiny import images, ours, timm_model, torchvision_swin, torchvision_vit
 from vitlens import Model
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attribution.registry import ATTRIBUTIONS
