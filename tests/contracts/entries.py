@@ -5,17 +5,16 @@ name. Another public function of a model is one entry more, which test_common.py
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import vitlens
 from tests.attribution.models import cnn
-from tests.kit.odd import SIZE, odd, odd_images
+from tests.kit.odd import odd
 from tests.lens.tiny import images, ours, timm_model, torchvision_swin, torchvision_vit
 from vitlens import Model
 from vitlens.attacks.registry import ATTACKS

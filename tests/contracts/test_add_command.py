@@ -93,7 +93,12 @@ def test_models_say_whether_they_support_it(tmp_path, capsys):
 @pytest.mark.usefixtures("added")
 @pytest.mark.parametrize(
     ("module", "names"),
-    [(test_messages, "LINES"), (test_names_shown, "WORDS"), (test_report_folders, "NAMES"), (test_support, "ON_A_MODEL")],
+    [
+        (test_messages, "LINES"),
+        (test_names_shown, "WORDS"),
+        (test_report_folders, "NAMES"),
+        (test_support, "ON_A_MODEL"),
+    ],
 )
 def test_the_tests_over_all_commands_take_it(module, names):
     """Read again, as a new process reads them."""

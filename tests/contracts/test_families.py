@@ -67,7 +67,9 @@ def test_an_image_does_not_depend_on_its_batch_mates(family):
     torch.testing.assert_close(alone[0], together[1], atol=1e-5, rtol=1e-5)
     for one, layer in zip(own, layers, strict=True):  # windows of an image stand together
         torch.testing.assert_close(one, layer.unflatten(0, (3, -1))[1], atol=tolerance, rtol=0)
-    torch.testing.assert_close(vitlens.rollout(model, batch[1:2])[0], vitlens.rollout(model, batch)[1], atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        vitlens.rollout(model, batch[1:2])[0], vitlens.rollout(model, batch)[1], atol=1e-6, rtol=0
+    )
 
 
 def test_explicit_attention_gives_the_same_logits_and_gradients_of_every_layer(family):

@@ -101,7 +101,7 @@ def test_a_chapter_lies_in_its_study(made, tmp_path, capsys, changes, read):
     if read:
         (folder / "chapters" / "link").unlink()
     code, said = run(["report", str(folder)]), capsys.readouterr().err
-    assert (code == 0 if read else refused(code, said)), said
+    assert code == 0 if read else refused(code, said), said
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -18,7 +18,9 @@ HELPS = [["--help"], *([word, "--help"] for word in COMMANDS)]
 
 
 def runs_without(unused: tuple[str, ...], first: str) -> None:
-    program = f"import sys\n{first}\nheavy = [name for name in {unused} if name in sys.modules]\nassert not heavy, heavy"
+    program = (
+        f"import sys\n{first}\nheavy = [name for name in {unused} if name in sys.modules]\nassert not heavy, heavy"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -5,7 +5,7 @@ import json
 import random
 import struct
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,42 +147,28 @@ def arrays(path: Path, draw: random.Random) -> None:
     with np.load(path, allow_pickle=False) as archive:
         held: dict[str, Any] = {name: archive[name] for name in archive.files}
     name = draw.choice(sorted(held))
-    now = held[name]
-    match draw.randrange(9):
-        case 0:
-            del held[name]
-        case 1:
-            held[draw.choice(("x", "../../pwned", "", "a" * 300))] = held.pop(name)
-        case 2:
-            held[name] = draw.choice((now[:0], now[:1], now[None], now.reshape(-1), np.array(1), np.zeros((0, 0))))
-        case 3:
-            held[name] = now.astype(
-                draw.choice(("float64", "int8", "complex64", "U3", "bool", "uint64", "S1", "float16"))
-            )
-        case 4:
-            held[name] = np.full(now.shape, draw.choice((np.nan, np.inf, -1, 2**33, 2**62, 1e300)))
-        case 5:
-            held[name] = np.full(now.shape, draw.choice((-1, 2**33, 2**62, 10**9)), dtype=np.int64)
-        case 6:
-            held[name] = np.zeros(3, dtype=[("a", "i4"), ("b", "f8")])
-        case 7:
-            _write_npz(path, held, promise=name)
-            return
-        case _:
-            held[name] = np.array([None, {}], dtype=object)
-    np.savez(path, **{key or "empty": value for key, value in held.items() if ".." not in key})
-    if any(".." in key for key in held):
-        _write_npz(path, held)
-
-
-def _write_npz(path: Path, held: Mapping[str, Any], *, promise: str = "") -> None:
+    now = held.pop(name)
+    types = ("float64", "int8", "complex64", "U3", "bool", "uint64", "S1", "float16")
+    changes: tuple[Callable[[], Any], ...] = (
+        lambda: draw.choice((now[:0], now[:1], now[None], now.reshape(-1), np.array(1), np.zeros((0, 0)))),
+        lambda: now.astype(draw.choice(types)),
+        lambda: np.full(now.shape, draw.choice((np.nan, np.inf, -1, 2**33, 2**62, 1e300))),
+        lambda: np.full(now.shape, draw.choice((-1, 2**33, 2**62, 10**9)), dtype=np.int64),
+        lambda: np.zeros(3, dtype=[("a", "i4"), ("b", "f8")]),
+        lambda: np.array([None, {}], dtype=object),
+        lambda: None,
+    )
+    lot = draw.randrange(9)
+    if lot == 0:
+        held[draw.choice(("x", "../../pwned", "", "a" * 300))] = now
+    elif lot > 1:  # else it is missing
+        held[name] = changes[lot - 2]()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for key, value in held.items():
             buffer = io.BytesIO()
-            if key == promise:  # 272 TiB
-                np.lib.format.write_array_header_1_0(
-                    buffer, {"descr": "|u1", "fortran_order": False, "shape": (2**48, 17)}
-                )
+            if value is None:  # 272 TiB
+                header = {"descr": "|u1", "fortran_order": False, "shape": (2**48, 17)}
+                np.lib.format.write_array_header_1_0(buffer, header)
                 buffer.write(bytes(1000))
             else:
                 np.save(buffer, value, allow_pickle=True)

@@ -32,7 +32,9 @@ def make_inputs(folder: Path) -> None:
     (folder / "masked" / "index.json").write_text(json.dumps(named))
     boxes = {
         "images": [{"id": index, "file_name": f"{index}.png", "width": SIDE, "height": SIDE} for index in range(3)],
-        "annotations": [{"id": index, "image_id": index, "category_id": 1, "bbox": [4, 4, 12, 12]} for index in range(3)],
+        "annotations": [
+            {"id": index, "image_id": index, "category_id": 1, "bbox": [4, 4, 12, 12]} for index in range(3)
+        ],
         "categories": [{"id": 1, "name": "cat"}],
     }
     (folder / "boxed" / "annotations.json").write_text(json.dumps(boxes))

@@ -36,7 +36,9 @@ SHORT = {
     "attack": "--limit 2 --no-corruptions --no-inside --steps 2", "compare": "--limit 4 --panels 1 --no-harder",
     "explain": "--limit 2 --no-verify", "profile": "--batch-sizes 1", "audit": "--limit 2 --budget 0.001",
 }  # fmt: skip
-PATHS = "photos photos/0.png photos/3.jpg classed parts masked boxed data.npz empty text.txt none vit classes.txt vit.pth"
+PATHS = (
+    "photos photos/0.png photos/3.jpg classed parts masked boxed data.npz empty text.txt none vit classes.txt vit.pth"
+)
 
 
 class Lines:

@@ -1,10 +1,10 @@
 """One small model of each mechanism that a library's models have, by a name of their own: `made:windows`.
 
-    @pytest.fixture(autouse=True)
-    def known(monkeypatch):
-        monkeypatch.setitem(SOURCES, "made", MADE)     # vitlens.models.sources.registry
+@pytest.fixture(autouse=True)
+def known(monkeypatch):
+    monkeypatch.setitem(SOURCES, "made", MADE)     # vitlens.models.sources.registry
 
-    vitlens.load("made:windows"), run(["evaluate", "made:windows", "--data", "digits"])
+vitlens.load("made:windows"), run(["evaluate", "made:windows", "--data", "digits"])
 """
 
 from collections.abc import Callable, Mapping

@@ -10,8 +10,8 @@
 Images of 32 x 48 px; patches of 8 x 16 px, cut by two convolutions with batch normalisation between them, so a grid of
 4 x 3; CLS and a register first; 3 blocks of 2 heads, whose attention has 0.3 dropout on its weights and returns (batch,
 tokens, heads, width), which the block flattens and projects; dropout between; 37 classes. It is a module written by
-hand: everything is read from its forward passes. Take another model (tests/kit/models/) where a test needs what this one
-lacks, a CNN or windows for instance, or weights that mean something (vit-digits, tests/kit/planted_heads.py).
+hand: everything is read from its forward passes. Take another model (tests/kit/models/) where a test needs what this
+one lacks, a CNN or windows for instance, or weights that mean something (vit-digits, tests/kit/planted_heads.py).
 """
 
 from functools import cache
@@ -41,7 +41,9 @@ class OddAttention(nn.Module):
         self.drop = nn.Dropout(0.3)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.q(x), *self.kv(x).chunk(2, -1)))
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.q(x), *self.kv(x).chunk(2, -1))
+        )
         weights = (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(dim=-1)
         return (self.drop(weights) @ v).transpose(1, 2)
 
@@ -105,7 +107,9 @@ def odd(*, training: bool = False, seed: int = 0, **shape: int) -> vitlens.Model
 def wrapped(module: nn.Module, *, alias: str) -> vitlens.Model:
     """A user's own module of this size and these classes, as it is handed in."""
     classes = CLASSES[: module.answer.out_features]
-    return vitlens.wrap(module, image_size=SIZE, mean=(0.5, 0.4, 0.6), std=(0.2, 0.3, 0.25), classes=classes, alias=alias)
+    return vitlens.wrap(
+        module, image_size=SIZE, mean=(0.5, 0.4, 0.6), std=(0.2, 0.3, 0.25), classes=classes, alias=alias
+    )
 
 
 @cache
