@@ -50,6 +50,7 @@ class Entry:
     models: tuple[str, ...] = EVERY
     each: bool = True
     needs_class: bool = True
+    draws: bool = False
     exempt: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -82,7 +83,7 @@ def captured(model: Model, batch: Tensor, *, graph: bool = False) -> dict[str, T
 def intervened(model: Model, batch: Tensor) -> Tensor:
     """Every place changed at once, in a context within another, with gradients on and off; captured inside."""
     names = [place.name for place in vitlens.places(model) if place.changeable]
-    with vitlens.intervene(model, dict.fromkeys(names, torch.clone)), vitlens.intervene(model, {names[0]: "zero"}):
+    with vitlens.intervene(model, dict.fromkeys(names, torch.clone)), vitlens.intervene(model, {names[0]: torch.neg}):
         vitlens.capture(model, batch, names)
         leaf = batch.clone().requires_grad_()
         torch.autograd.grad(model(leaf).sum(), leaf)
@@ -111,7 +112,7 @@ def replayed(model: Model, batch: Tensor) -> Tensor:
 
 def patched(model: Model, batch: Tensor) -> Tensor:
     """Every place patched by that of another run, each apart."""
-    other = images(model.input_size, batch=len(batch), seed=1)
+    other = batch.flip(-1) if isinstance(batch, Tensor) else batch
     return vitlens.patch(model, batch, other, vitlens.places(model).names[:-1]).logits.transpose(0, 1)
 
 
@@ -121,10 +122,16 @@ def diagnosed(model: Model, batch: Tensor) -> Any:
 
 def chosen(model: Model, batch: Tensor) -> Any:
     """On as many images as it needs."""
-    return vitlens.choose_method(model, batch.repeat(20, 1, 1, 1)[:20], methods=["saliency", "input-x-gradient"])
+    many = (
+        batch.repeat(7, 1, 1, 1)[:20]
+        if isinstance(batch, Tensor) and batch.shape[1:2] == (3,) and batch.dim() == 4
+        else batch
+    )
+    return vitlens.choose_method(model, many, methods=["saliency", "input-x-gradient"])
 
 
-_FEW: Final = {"masks": 8, "coalitions": 48, "samples": 2, "steps": 3}  # in place of the defaults of many passes
+_CALLER: Final = "its caller runs the model, in the caller's mode"
+_FEW: Final = {"masks": 8, "coalitions": 200, "samples": 2, "steps": 3}  # in place of the defaults of many passes
 _OWN: Final = (
     Entry(
         "ablate", lambda model, batch: vitlens.ablate(model, batch, labels_of(batch)), lambda found: found.delta_loss,
@@ -138,7 +145,10 @@ _OWN: Final = (
         "compare", lambda model, batch: vitlens.compare(model, model, batch, labels_of(batch)),
         lambda found: found.first.confidence,
     ),
-    Entry("direct_logit_attribution", vitlens.direct_logit_attribution, lambda found: found.heads, models=PLAIN),
+    Entry(
+        "direct_logit_attribution", vitlens.direct_logit_attribution, lambda found: found.heads, models=PLAIN,
+        needs_class=False,
+    ),
     Entry(
         "evaluate", lambda model, batch: vitlens.evaluate(model, batch, labels_of(batch)), lambda found: found.logits,
     ),
@@ -151,16 +161,22 @@ _OWN: Final = (
     Entry(
         "features/embedding", lambda model, batch: vitlens.features(model, batch, embedding=True), needs_class=False
     ),
-    Entry("intervene", intervened, None, needs_class=False),
-    Entry("intervene/knock-out", knocked_out, None, models=PLAIN, needs_class=False),
-    Entry("logit_lens", vitlens.logit_lens, lambda found: found.logits.transpose(0, 1), models=PLAIN),
+    Entry("intervene", intervened, needs_class=False, exempt={"repeated": _CALLER}),
+    Entry("intervene/knock-out", knocked_out, models=PLAIN, needs_class=False, exempt={"repeated": _CALLER}),
+    Entry("logit_lens", vitlens.logit_lens, lambda found: found.logits, models=PLAIN, needs_class=False),
     Entry("look", vitlens.look, lambda found: found.probabilities),
     Entry("observe", observed, lambda found: found, models=ATTENTIVE, needs_class=False),
     Entry("observe/explicit", partial(observed, explicit=True), models=ATTENTIVE, needs_class=False),
     Entry("observe/graph", partial(observed, graph=True), models=ATTENTIVE, needs_class=False),
     Entry("patch", patched, lambda found: found, needs_class=False),
-    Entry("places", lambda model, _: vitlens.places(model), None, needs_class=False),
-    Entry("profile", lambda model, _: vitlens.profile(model, batch_sizes=[1]), None, needs_class=False),
+    Entry(
+        "places", lambda model, _: vitlens.places(model), needs_class=False,
+        exempt={"refused pixels": "it takes no images"},
+    ),
+    Entry(
+        "profile", lambda model, _: vitlens.profile(model, batch_sizes=[1]), needs_class=False,
+        exempt={"repeated": "it measures times", "refused pixels": "it draws its own images"},
+    ),
     Entry("relevance", vitlens.relevance, lambda found: found, models=ATTENTIVE),
     Entry("replay", replayed, lambda found: found, models=PLAIN, needs_class=False),
     Entry("rollout", vitlens.rollout, lambda found: found, models=ATTENTIVE, needs_class=False),
@@ -168,8 +184,7 @@ _OWN: Final = (
         "statistics", vitlens.statistics, lambda found: found.distance, models=ATTENTIVE, each=False, needs_class=False
     ),
     Entry(
-        "walkthrough", lambda model, batch: vitlens.walkthrough(model, batch[:1]), None, models=PLAIN,
-        needs_class=False,
+        "walkthrough", lambda model, batch: vitlens.walkthrough(model, batch[:1]), models=PLAIN[1:], needs_class=False,
     ),
 )  # fmt: skip
 # public functions of a model that are no entry
@@ -191,11 +206,9 @@ def _explained(model: Model, batch: Tensor, *, method: str) -> Tensor:
 def _attributions() -> Iterator[Entry]:
     for name, method in ATTRIBUTIONS.items():
         models = tuple(model for family in method.families for model in FAMILIES.get(family, ()))
-        if method.random:
-            exempt = {"each image alone": "its random numbers go on from image to image"}
         yield Entry(
             f"explain/{name}", partial(_explained, method=name), lambda maps: maps, models,
-            needs_class=method.needs_class, exempt=exempt if method.random else {},
+            needs_class=method.needs_class, draws=method.random,
         )  # fmt: skip
 
 
@@ -205,7 +218,9 @@ def _attacked(model: Model, batch: Tensor, *, method: str) -> Any:
 
 def _attacks() -> Iterator[Entry]:
     for name, method in ATTACKS.items():
-        yield Entry(f"attack/{name}", partial(_attacked, method=name), lambda found: found.images)
+        yield Entry(
+            f"attack/{name}", partial(_attacked, method=name), lambda found: found.images, draws=method.random_start
+        )
 
 
 ENTRIES: Final = {entry.name: entry for entry in (*_OWN, *_attributions(), *_attacks())}
