@@ -10,13 +10,10 @@ from torch import Tensor
 from torchvision.models.vision_transformer import VisionTransformer as TorchvisionViT
 
 import vitlens
-from tests.lens.tiny import FAMILIES, images, model_of, ours, shaken, shared_model, timm_model
-from vitlens.analysis.patching.contribution import logits_by_depth, logits_from
+from tests.kit.lens import HANDWRITTEN, of
+from tests.kit.tiny import FAMILIES, model_of, ours, pruned, shaken, shared_model, small_cnn, timm_model
+from vitlens import Model
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.replay import replaying
-from vitlens.models.model import Model
-from vitlens.models.rebuild import prune_heads
-from vitlens.models.resnet import build_resnet
 
 READ = {
     **{
@@ -35,18 +32,13 @@ CLOSE = {"atol": 1e-5, "rtol": 0.0}
 attributed = vitlens.direct_logit_attribution
 
 
-def batch_of(model: Model) -> Tensor:
-    return images(model.input_size, batch=3)
-
-
 @pytest.mark.parametrize("name", READ)
 def test_the_parts_sum_to_the_logit_and_the_lens_ends_in_the_logits(name):
     model = READ[name]()
-    batch = batch_of(model)
+    batch = of(model)
     found, lens = attributed(model, batch, TARGETS), vitlens.logit_lens(model, batch)
     with torch.no_grad():
         logits = model(batch)
-    # nn.MultiheadAttention unobserved takes another kernel
     torch.testing.assert_close(found.logit, logits[range(3), TARGETS], **CLOSE)
     torch.testing.assert_close(found.total(), found.logit, **CLOSE)
     assert found.heads.shape == (3, 2, 2)
@@ -59,9 +51,9 @@ def test_the_parts_sum_to_the_logit_and_the_lens_ends_in_the_logits(name):
     assert torch.equal(lens.predictions, lens.logits.argmax(-1))
     assert lens.places == ("blocks.0.input", "blocks.0.residual", "blocks.1.residual")
     streams = vitlens.capture(model, batch, lens.places).values()
-    with torch.no_grad():
-        by_place = torch.stack([logits_from(model, stream) for stream in streams], dim=1)
-    torch.testing.assert_close(lens.logits, by_place, atol=1e-5, rtol=1e-4)
+    for depth, stream in enumerate(streams):  # the stream put behind the last block
+        with torch.no_grad(), vitlens.intervene(model, {"blocks.1.residual": stream}):
+            torch.testing.assert_close(lens.logits[:, depth], model(batch), atol=1e-5, rtol=1e-4)
     assert (lens.logits[:, 1:] - lens.logits[:, :-1]).abs().amax((0, 2)).min() > 1e-3
 
 
@@ -70,7 +62,7 @@ def test_the_parts_sum_to_the_logit_and_the_lens_ends_in_the_logits(name):
 def test_heads_and_mlps_of_ours_by_hand(pooling):
     """Elhage 2021: what a part writes where the classifier reads, centred and scaled by the norm, times the head."""
     model = ours(pooling=pooling)
-    module, batch = model.module, batch_of(model)
+    module, batch = model.module, of(model)
     norm = module.norm if pooling == "cls" else module.fc_norm
     found = attributed(model, batch, TARGETS)
 
@@ -79,17 +71,14 @@ def test_heads_and_mlps_of_ours_by_hand(pooling):
 
     stream = module.tokens(model.prepare(batch))
     parts, before = [], read(stream)
-    lens = [module.forward_head(module.norm(stream))] if pooling == "cls" else []
-    with replaying(model, batch) as replay:
-        for layer, block in enumerate(module.blocks):
-            output, weight = replay.tensor(f"blocks.{layer}.heads"), block.attn.proj.weight
-            parts += [read(output[:, head] @ weight[:, 8 * head : 8 * head + 8].T) for head in range(2)]
-            stream = stream + block.attn(block.norm1(stream))
-            mlp = block.mlp(block.norm2(stream))
-            parts.append(read(mlp))
-            stream = stream + mlp
-            if pooling == "cls":
-                lens.append(module.forward_head(module.norm(stream)))
+    for layer, block in enumerate(module.blocks):
+        (output,) = vitlens.capture(model, batch, f"blocks.{layer}.heads").values()
+        weight = block.attn.proj.weight
+        parts += [read(output[:, head] @ weight[:, 8 * head : 8 * head + 8].T) for head in range(2)]
+        stream = stream + block.attn(block.norm1(stream))
+        mlp = block.mlp(block.norm2(stream))
+        parts.append(read(mlp))
+        stream = stream + mlp
     last = read(stream)
     scale = (last.var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
 
@@ -105,19 +94,17 @@ def test_heads_and_mlps_of_ours_by_hand(pooling):
         (found.embedding, to_logit(before)), (found.bias, bias),
     ):  # fmt: skip
         torch.testing.assert_close(part, own, atol=1e-6, rtol=1e-4)
-    if pooling == "cls":
-        torch.testing.assert_close(vitlens.logit_lens(model, batch).logits, torch.stack(lens, dim=1))
 
 
 def test_the_prediction_unless_a_class_is_given_also_inside_an_intervention():
     model = ours()
-    batch = batch_of(model)
+    batch = of(model)
     found = attributed(model, batch)
     with torch.no_grad():
         best = model(batch).max(-1)
     assert torch.equal(found.targets, best.indices)
     torch.testing.assert_close(found.logit, best.values)
-    with pytest.raises(InputError, match="from 0 to 4, found 6"):
+    with pytest.raises(InputError, match="found 6"):
         attributed(model, batch, TARGETS + 3)
     with vitlens.intervene(model, {"blocks.1.mlp": "zero"}):
         assert (attributed(model, batch).mlps[:, 1] == 0).all()
@@ -128,7 +115,7 @@ def test_the_prediction_unless_a_class_is_given_also_inside_an_intervention():
 def test_a_model_in_16_bits_is_attributed_up_to_its_rounding(name, dtype):
     """As near its own logit as its number format allows: by 2 eps of the numbers that are summed; and near fp32."""
     model = deepcopy(shared_model(name))
-    batch = batch_of(model)
+    batch = of(model)
     exact = attributed(model, batch, TARGETS)
     found = attributed(model.to(dtype), batch, TARGETS)
     summed = exact.heads.abs().nansum((1, 2)) + exact.mlps.abs().sum(1) + exact.embedding.abs() + exact.bias.abs()
@@ -140,17 +127,17 @@ def test_a_model_in_16_bits_is_attributed_up_to_its_rounding(name, dtype):
 @pytest.mark.parametrize("name", ["ours", "vit", "torchvision-vit"])
 def test_blocks_that_lost_heads(name):
     whole = shared_model(name)
-    batch = batch_of(whole)
+    batch = of(whole)
     for layer, layers in ((0, 1), (1, 1)):
-        model = prune_heads(whole, {layer: (0, 1)})
+        model = pruned(whole, {layer: (0, 1)})
         found = attributed(model, batch, TARGETS)
         assert found.heads.shape == (3, layers, 2)
         assert found.rest.abs().min() > 0  # the MLP and the bias of the block without heads
         torch.testing.assert_close(found.total(), found.logit, **CLOSE)
-        lens = logits_by_depth(model, batch)
+        lens = vitlens.logit_lens(model, batch).logits
         assert lens.shape == (3, 3, 5)
         torch.testing.assert_close(lens[:, -1], model(batch), **CLOSE)
-    found = attributed(prune_heads(whole, {1: (0,)}), batch, TARGETS)
+    found = attributed(pruned(whole, {1: (0,)}), batch, TARGETS)
     assert found.heads.isnan().any(0).tolist() == [[False, False], [False, True]]
     torch.testing.assert_close(found.total(), found.logit, **CLOSE)
 
@@ -167,7 +154,7 @@ NOT_READ = {
     "siglip": (FAMILIES["siglip"], "found attention pooling in siglip"),
     "cait": (FAMILIES["cait"], "found attention pooling in cait"),
     "torchvision-swin": (FAMILIES["torchvision-swin"], "found a windowed model"),
-    "cnn": (lambda: model_of(build_resnet("resnet20", classes=5, image_size=(32, 32))), "found a cnn model"),
+    "cnn": (small_cnn, "found a cnn model"),
     "norm-after-branch": (partial(timm_model, "vit_base_patch16_rpn_224", alias="rpn", class_token=False), ADDED),
     "no-residual": (partial(ours, residual=False), ADDED),
     "tanh": (with_pre_logits, ADDED),
@@ -176,19 +163,16 @@ NOT_READ = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", NOT_READ)
-def test_where_it_is_not_defined(name, dtype):
+def test_where_contributions_are_not_defined_they_are_refused(name, dtype):
     make, message = NOT_READ[name]
     model = make().to(dtype)
-    with pytest.raises(UnsupportedError, match=message):
-        attributed(model, batch_of(model), TARGETS)
-    if message is not ADDED:
+    for function in (attributed, vitlens.logit_lens)[: 1 if message is ADDED else 2]:
         with pytest.raises(UnsupportedError, match=message):
-            vitlens.logit_lens(model, batch_of(model))
+            function(model, of(model))
 
 
-def test_the_tail_gives_any_streams_logits():
-    model = shared_model("vit")
-    stream = torch.randn(4, 17, 32)
-    with torch.no_grad():
-        expected = model.module.forward_head(model.module.norm(stream))
-        torch.testing.assert_close(logits_from(model, stream), expected)
+def test_tokens_before_the_batch_are_refused():
+    model = HANDWRITTEN["encoder"]()
+    for function in (attributed, vitlens.logit_lens):
+        with pytest.raises(UnsupportedError, match=r"\(tokens, batch, width\)|norm"):
+            function(model, of(model))

@@ -1,4 +1,4 @@
-"""Activation patching: every number is that of a full forward with the part put in, and the identities hold."""
+"""Activation patching: every number is that of a full forward with the part put in; and corrupted images."""
 
 from functools import partial
 
@@ -6,18 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.lens.tiny import FAMILIES, images, model_of, ours, shared_model, timm_model
+import vitlens
+from tests.kit.lens import heads_by_layer
+from tests.kit.tiny import images, ours, shared_model, small_cnn, timm_model
+from vitlens import Model
 from vitlens.analysis.patching.patching import CORRUPTIONS, Patching, corrupt, patch_parts
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.lens.capture import capture
-from vitlens.lens.intervene import intervene
-from vitlens.lens.trace import layers
-from vitlens.models.model import Model
-from vitlens.models.resnet import build_resnet
 
-small_swin = partial(timm_model, "swin_tiny_patch4_window7_224", alias="swin", depths=(1, 1))
-MADE = {**{name: partial(shared_model, name) for name in FAMILIES}, "swin": small_swin}
-
+MADE = {
+    "ours": partial(shared_model, "ours"),
+    "siglip": partial(shared_model, "siglip"),
+    "swin": partial(timm_model, "swin_tiny_patch4_window7_224", alias="swin", depths=(1, 1)),
+}
 TARGETS, OTHERS = torch.tensor([0, 1]), torch.tensor([2, 3])
 
 
@@ -26,24 +26,24 @@ def pair(model: Model) -> tuple[Tensor, Tensor]:
     return images(model.input_size), 0.2 * images(model.input_size, seed=1)
 
 
-def difference(logits: Tensor) -> Tensor:
-    which = torch.arange(2)
-    return logits[which, TARGETS] - logits[which, OTHERS]
-
-
-@pytest.mark.parametrize("name", ["ours", "siglip", "swin"])
+@pytest.mark.parametrize("name", MADE)
 @torch.no_grad()
 def test_every_number_is_that_of_a_full_forward(name):
     model = MADE[name]()
     clean, corrupted = pair(model)
     found = patch_parts(model, clean, corrupted, targets=TARGETS, others=OTHERS)
-    for layer in layers(model):
-        heads = [f"blocks.{layer.index}.head.{head}" for head in range(layer.heads)]
-        tokens = [f"blocks.{layer.index}.tokens[{at}]" for at in (0, 3)]
-        numbers = *found.heads[:, layer.index].T[: layer.heads], *found.positions[:, layer.index, [0, 3]].T
-        put = capture(model, clean, [*heads, *tokens])
+
+    def difference(logits: Tensor) -> Tensor:
+        return logits[[0, 1], TARGETS] - logits[[0, 1], OTHERS]
+
+    torch.testing.assert_close(found.clean, difference(model(clean)), atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.corrupted, difference(model(corrupted)), atol=1e-5, rtol=0)
+    for layer, count in enumerate(heads_by_layer(model)):
+        heads = [f"blocks.{layer}.head.{head}" for head in range(count)]
+        numbers = *found.heads[:, layer].T[:count], *found.positions[:, layer, [0, 3]].T
+        put = vitlens.capture(model, clean, [*heads, f"blocks.{layer}.tokens[0]", f"blocks.{layer}.tokens[3]"])
         for place, change in zip(put, numbers, strict=True):
-            with intervene(model, {place: put[place]}):
+            with vitlens.intervene(model, {place: put[place]}):
                 full = difference(model(corrupted)) - found.corrupted
             torch.testing.assert_close(change, full, atol=1e-5, rtol=0)
     assert found.positions.nan_to_num().abs().amax((0, 2)).min() > 1e-3  # what was compared is not all zero
@@ -60,11 +60,9 @@ def test_by_default_the_two_predictions_are_compared():
         head = model.module.head
         head.weight[3], head.weight[1] = 100 * (ends[0] - ends[1]), 100 * (ends[1] - ends[0])
         head.bias[:] = -(head.weight @ (ends[0] + ends[1])) / 2
-        own, other = model(clean).argmax(-1), model(corrupted).argmax(-1)
-    assert [own.tolist(), other.tolist()] == [[3, 3], [1, 1]]
+        assert [model(batch).argmax(-1).tolist() for batch in (clean, corrupted)] == [[3, 3], [1, 1]]
     found = patch_parts(model, clean, corrupted)
-    assert torch.equal(found.targets, own)
-    assert torch.equal(found.others, other)
+    assert [found.targets.tolist(), found.others.tolist()] == [[3, 3], [1, 1]]
     assert (found.clean > 0).all()
     assert (found.corrupted < 0).all()
 
@@ -72,37 +70,36 @@ def test_by_default_the_two_predictions_are_compared():
 def test_the_share_of_several_pairs():
     heads, ends = torch.tensor([[[1.0, 0.0]], [[-1.0, 1.0]]]), (torch.tensor([2.0, -1.0]), torch.tensor([0.0, 1.0]))
     classes = torch.tensor([0, 0]), torch.tensor([1, 1])
-    made = Patching(heads, torch.zeros(2, 1, 2), *ends, *classes)
+    made = Patching(heads, 2 * heads, *ends, *classes)
     assert made.restored("heads").tolist() == [[0.5, -0.25]]  # half of either gap; none, and half the wrong way
+    assert made.restored("positions").tolist() == [[1.0, -0.5]]
     one = Patching(*(each[:1] for each in vars(made).values()))
     assert one.restored("heads").tolist() == [[0.5, 0.0]]
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        (
-            {"others": TARGETS},
-            InputError,
-            r"same logit difference \(a - a\) in both runs of pair 0; choose other images",
-        ),
-        ({"targets": torch.tensor([0, 9])}, InputError, "expected target classes from 0 to 4, found 9"),
-        ({"corrupted": images((32, 48), batch=1)}, InputError, "as many images, found 1 and 2"),
-        ({"corrupted": images((48, 48))}, InputError, "images of one size, found .32, 48. and .48, 48. px"),
-        ({"corrupted": images((32, 48))}, InputError, "expected clean and corrupted runs that differ"),
-        ({"model": model_of(build_resnet("resnet20", classes=5, image_size=(32, 48)))}, UnsupportedError, "softmax"),
-    ],
-)
-def test_wrong_calls(change, error, message):
-    model = change.pop("model", ours())
+WRONG = {
+    "no difference": ({"others": TARGETS}, InputError, r"\(a - a\) in both runs of pair 0"),
+    "no class": ({"targets": torch.tensor([0, 9])}, InputError, "found 9"),
+    "no pairs": ({"corrupted": images((32, 48), batch=1)}, InputError, "found 1 and 2"),
+    "another size": ({"corrupted": images((48, 48))}, InputError, ".32, 48. and .48, 48. px"),
+    "the same": ({"corrupted": images((32, 48))}, InputError, "in both runs of pair 0"),
+    "no attention": ({"model": small_cnn}, UnsupportedError, "softmax"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_compared_is_refused(case):
+    change, error, message = WRONG[case]
+    given = dict(change)
+    model = given.pop("model", ours)()
     clean, corrupted = pair(model)
     with pytest.raises(error, match=message):
-        patch_parts(model, clean, **{"corrupted": corrupted, "targets": TARGETS, "others": OTHERS, **change})
+        patch_parts(model, clean, **{"corrupted": corrupted, "targets": TARGETS, "others": OTHERS, **given})
 
 
 @pytest.mark.parametrize("how", CORRUPTIONS)
 @pytest.mark.parametrize("size", [(32, 32), (24, 40), (7, 5), (1, 1)])
-def test_corrupted_images(how, size):
+def test_a_corruption_hangs_on_the_seed_and_the_place_in_the_batch_alone(how, size):
     batch = images(size, batch=3)
     before = batch.clone()
     found = corrupt(batch, how, seed=5)
@@ -128,5 +125,5 @@ def test_what_each_corruption_keeps():
         for picture in (ramp, corrupt(ramp, "shuffle"))
     )
     assert sorted(own) == sorted(moved) != moved
-    with pytest.raises(UnknownNameError, match="no corruption 'blurr'; did you mean 'blur'"):
+    with pytest.raises(UnknownNameError, match="did you mean 'blur'"):
         corrupt(images(), "blurr")

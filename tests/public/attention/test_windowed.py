@@ -2,30 +2,23 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
-import jaxtyping
 import pytest
 import timm
 import torch
 from torch import Tensor
 
-from tests.analysis.attention.test_gradients import close, explicit_gradients
-from tests.analysis.attention.ways import flow, gradient_rollout
-from tests.lens.oracles import unwindow
-from tests.lens.tiny import FAMILIES, images, model_of, shaken, shared_model, timm_model, torchvision_swin
-from vitlens.analysis.attention import chain as chain_module
-from vitlens.analysis.attention.chain import chained, require_chain
-from vitlens.analysis.attention.methods import relevance, rollout
-from vitlens.errors import UnknownNameError, UnsupportedError
-from vitlens.lens import call as call_module
-from vitlens.lens.call import row_by_row
-from vitlens.lens.observe import survey
-from vitlens.models.model import Model
+import vitlens
+from tests.kit.attention import close, explicit_gradients, raising
+from tests.kit.tiny import FAMILIES, images, model_of, shaken, timm_model, torchvision_swin
+from tests.kit.windows import unwindow
+from vitlens import AttentionCall, Model
+from vitlens.errors import UnsupportedError
 
 SWIN, SWIN2 = "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"
 THREE = {"depths": (1, 2, 1), "num_heads": (2, 4, 4)}
+gradient_rollout = partial(vitlens.explain, method="gradient-rollout")
 
 
 def fused(model: Model) -> Model:
@@ -36,21 +29,17 @@ def fused(model: Model) -> Model:
     return model
 
 
-def hiera() -> Model:
-    """16 x 16 patches in units of 8 x 8, then pooled queries; whole maps from the third stage on."""
-    shape = {"img_size": (32, 32), "embed_dim": 8, "num_heads": 1, "stages": (1, 2, 2, 1)}
-    build = partial(timm.create_model, "hiera_tiny_224", patch_stride=(2, 2), num_classes=5, **shape)
-    return model_of(shaken(build), alias="hiera")
+def made(name: str, *, size: int = 32, **options: object) -> Model:
+    return model_of(shaken(partial(timm.create_model, name, num_classes=5, **options)), alias=name, size=(size, size))
 
 
-def sam2_hiera() -> Model:
-    """Windows of 8 x 8, 4 x 4 and 6 x 6 patches (padded), and whole maps; queries pooled in the windows."""
-    shape = {"embed_dim": 8, "num_heads": 1, "stages": (1, 2, 2), "window_spec": (8, 4, 6), "q_pool": 2}
-    more = {"patch_stride": (2, 2), "patch_kernel": (3, 3), "patch_padding": (1, 1), "global_att_blocks": (4,)}
-    build = partial(timm.create_model, "hieradet_small", num_classes=5, **shape, **more)
-    return model_of(shaken(build), alias="sam2-hiera")
-
-
+# 16 x 16 patches in units of 8 x 8, then pooled queries; whole maps from the third stage on
+HIERA = {"img_size": (32, 32), "embed_dim": 8, "num_heads": 1, "stages": (1, 2, 2, 1), "patch_stride": (2, 2)}
+# windows of 8 x 8, 4 x 4 and 6 x 6 patches (padded), and whole maps; queries pooled in the windows
+HIERADET = {
+    "embed_dim": 8, "num_heads": 1, "stages": (1, 2, 2), "window_spec": (8, 4, 6), "q_pool": 2, "patch_stride": (2, 2),
+    "patch_kernel": (3, 3), "patch_padding": (1, 1), "global_att_blocks": (4,),
+}  # fmt: skip
 MODELS: dict[str, Callable[[], Model]] = {  # patches of 2x2 pixels, windows of 4x4 patches
     "swin": FAMILIES["swin"],
     "swin, windows padded": lambda: timm_model(SWIN, img_size=(20, 36)),
@@ -60,8 +49,8 @@ MODELS: dict[str, Callable[[], Model]] = {  # patches of 2x2 pixels, windows of 
     "swinv2, windows padded": lambda: timm_model(SWIN2, img_size=(20, 36)),
     "torchvision, windows padded": lambda: torchvision_swin((20, 36)),
     "torchvision, patches merged out of fewer than four": lambda: torchvision_swin((18, 28)),
-    "hiera": hiera,
-    "sam2's hiera, windows padded": sam2_hiera,
+    "hiera": lambda: made("hiera_tiny_224", **HIERA),
+    "sam2's hiera, windows padded": lambda: made("hieradet_small", **HIERADET),
 }
 
 
@@ -81,15 +70,21 @@ def merging(fine: tuple[int, int]) -> Tensor:
     return matrix
 
 
+def row_by_row(tensor: Tensor, windows: object) -> Tensor:
+    """The queries and keys of each window row by row; a pooled query stands at each of its patches."""
+    return tensor[..., list(windows.queries), :][..., list(windows.keys)] if windows.keys else tensor
+
+
 def whole_layers(model: Model, batch: Tensor) -> tuple[list[Tensor], list[Tensor], list[tuple[int, int]]]:
     """Weights and their gradients over all patches of each layer's map (batch, heads, patches, patches); the maps."""
-    weights, gradients = explicit_gradients(model, batch)
-    windows = [site.windows for site in survey(model, batch)]
-    return (
-        [unwindow(row_by_row(layer, own), own) for layer, own in zip(weights, windows) if own],
-        [unwindow(row_by_row(layer, own), own) for layer, own in zip(gradients, windows) if own],
-        [own.resolution for own in windows if own],
+    calls: list[AttentionCall] = []
+    vitlens.observe(model, batch, calls.append)
+    windows = [call.site.windows for call in calls]
+    weights, gradients = (
+        [unwindow(row_by_row(layer, own), own) for layer, own in zip(layers, windows, strict=True)]
+        for layers in explicit_gradients(model, batch)
     )
+    return weights, gradients, [own.resolution for own in windows]
 
 
 def product(layers: list[Tensor], maps: list[tuple[int, int]], start_layer: int) -> Tensor:
@@ -104,9 +99,9 @@ def product(layers: list[Tensor], maps: list[tuple[int, int]], start_layer: int)
     return row[:, 0].unflatten(1, maps[0])
 
 
-def mixed(fused: Tensor, alpha: float) -> Tensor:
+def mixed(layer: Tensor, alpha: float) -> Tensor:
     """(1 - alpha) A + alpha I, rows scaled to 1; a row loses what lies on padding."""
-    whole = (1 - alpha) * fused + alpha * torch.eye(fused.shape[-1])
+    whole = (1 - alpha) * layer + alpha * torch.eye(layer.shape[-1])
     return whole / whole.sum(-1, keepdim=True)
 
 
@@ -133,15 +128,10 @@ def test_rollout_is_the_product_of_whole_matrices(model, fusion, alpha):
     fuse = {"mean": lambda w: w.mean(1), "max": lambda w: w.amax(1), "min": lambda w: w.amin(1)}[fusion]
     layers = [mixed(fuse(layer), alpha) for layer in weights]
     for start in range(len(layers)):
-        found = rollout(model, batch, fusion=fusion, alpha=alpha, start_layer=start)
+        found = vitlens.rollout(model, batch, fusion=fusion, alpha=alpha, start_layer=start)
         close(found, product(layers, maps, start))
         torch.testing.assert_close(found.sum((1, 2)), torch.ones(2), atol=1e-5, rtol=0)
     assert found.shape == (2, model.input_size[0] // 2, model.input_size[1] // 2)
-
-
-def asked_for(weights: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
-    """Chefer 2021, equation 5."""
-    return [(layer * gradient).clamp_min(0).mean(1) for layer, gradient in zip(weights, gradients)]
 
 
 def test_relevance_is_the_product_of_whole_matrices(model):
@@ -149,42 +139,30 @@ def test_relevance_is_the_product_of_whole_matrices(model):
     model, batch, *_, maps = model
     exact = copy.deepcopy(model).double()  # R - I is a small difference
     weights, gradients, _ = whole_layers(exact, batch.double())
-    steps = [torch.eye(layer.shape[-1]) + layer for layer in asked_for(weights, gradients)]
+    steps = [torch.eye(layer.shape[-1]) + raising(layer, gradient) for layer, gradient in zip(weights, gradients)]
     for start in range(len(steps)):
         expected = product(steps, maps, start) - product(steps, maps, len(steps))
-        close(relevance(exact, batch.double(), start_layer=start), expected, rtol=1e-8)
+        close(vitlens.relevance(exact, batch.double(), start_layer=start), expected, rtol=1e-8)
         assert (expected >= 0).all()
-    close(relevance(model, batch, start_layer=start), expected.float(), rtol=1e-3)
+    close(vitlens.relevance(model, batch, start_layer=start), expected.float(), rtol=1e-3)
 
 
 def test_gradient_rollout_is_the_product_of_whole_matrices(model):
     model, batch, weights, gradients, maps = model
-    layers = [mixed(layer, 0.1) for layer in asked_for(weights, gradients)]
+    layers = [mixed(raising(layer, gradient), 0.1) for layer, gradient in zip(weights, gradients)]
     for start in range(len(layers)):
         found = gradient_rollout(model, batch, alpha=0.1, start_layer=start)
         close(found, product(layers, maps, start))
         torch.testing.assert_close(found.sum((1, 2)), torch.ones(2), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("make", [lambda: torchvision_swin((20, 36)), MODELS["swin, fused"]], ids=["made", "fused"])
-def test_a_few_images_at_a_time_is_all_at_once(monkeypatch, make):
-    model = make()
-    batch = images((20, 36), batch=3)
-    together = [method(model, batch) for method in (rollout, relevance, gradient_rollout)]
-    monkeypatch.setitem(call_module._AT_ONCE, "cpu", 1)
-    for method, expected in zip((rollout, relevance, gradient_rollout), together):
-        close(method(model, batch), expected, rtol=1e-5)
-        close(method(model, batch[1:2])[0], expected[1])
-
-
-def test_an_unknown_readout_names_the_known(monkeypatch):
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the tests' own check of types would be first
-    with pytest.raises(UnknownNameError, match="no readout 'clss'; did you mean 'cls'"):
-        chained(shared_model("ours"), images((32, 48)), readout="clss")
-
-
-def made(name: str, *, size: int = 32, **options: object) -> Model:
-    return model_of(shaken(partial(timm.create_model, name, num_classes=5, **options)), alias=name, size=(size, size))
+def test_many_images_are_those_of_one_at_a_time():
+    """More than the processor's cache holds at once."""
+    model, batch = torchvision_swin(), images(batch=24)
+    for method in (vitlens.rollout, vitlens.relevance, gradient_rollout):
+        together = method(model, batch)
+        for image in (0, 11, 23):
+            close(together[image : image + 1], method(model, batch[image : image + 1]), rtol=1e-4)
 
 
 PVT = {"depths": (1, 1, 1, 1), "embed_dims": (16, 16, 16, 16), "num_heads": (1, 1, 1, 1)}
@@ -208,20 +186,11 @@ def test_refused_in_one_line_that_names_the_layer_and_what_it_does(name):
     make, layer, does = REFUSED[name]
     model = make()
     batch = images(model.input_size, batch=1)
-    for method in (rollout, relevance, gradient_rollout, flow):  # surveyed once, then remembered
-        with pytest.raises(UnsupportedError) as refusal:
+    for method in (vitlens.rollout, vitlens.relevance):
+        with pytest.raises(UnsupportedError) as refusal:  # surveyed once, then remembered
             method(model, batch)
         message = str(refusal.value)
         assert f"'{layer}'" in message
         assert does in message
         assert message == model.supports("rollout")
         assert "\n" not in message
-
-
-def test_stages_that_merge_otherwise_are_refused(monkeypatch):
-    model = FAMILIES["swin"]()  # not surveyed before
-    sites = survey(model, images())
-    far = tuple(replace(s, windows=replace(s.windows, resolution=(4, 4))) if s.layer > 1 else s for s in sites)
-    monkeypatch.setattr(chain_module, "survey_weights", lambda _model, _images: far)
-    with pytest.raises(UnsupportedError, match=r"merge 2x2 patches, found \(16, 16\) before \(4, 4\) in swin"):
-        require_chain(model)
