@@ -1,7 +1,8 @@
-"""Whatever a name is, it is read and nothing more: in markdown, in figures, on terminals."""
+"""Whatever a name is, a report shows it and nothing more: as markdown, on the terminal; JSON keeps it."""
 
 import os
 import string
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,13 +13,11 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from tests.kit.nasty import NASTY, cells, parsed, problems, read
-from vitlens.display import LINE_LENGTH, NAME_LENGTH, PATH_LENGTH, for_terminal, protected, shortened, visible
-from vitlens.files import read_json, write_json
+from vitlens.cli.main import run
 from vitlens.record import Config, Data, ModelEntry, Record, SkippedEntry, col, table
-from vitlens.report.claims import Claim
-from vitlens.report.escape import as_code_block, as_markdown
+from vitlens.report.claims import Claim, found
+from vitlens.report.document import Document, FirstPage, Sentence
 from vitlens.report.markdown import markdown
-from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Overview, Report, Section
 
 names = st.one_of(
@@ -48,13 +47,13 @@ class NamedRecord(Record):
 
 def claims(record: NamedRecord) -> Iterator[Claim]:
     for row in record.rows:
-        yield Claim("names", row.name, say("**vit** sees {{ n }}, {{ n }}", n=row.name), kind="answer")
+        yield found("names", row.name, "**vit** sees {{ n }}, {{ n }}", given={"n": row.name}, kind="answer")
 
 
 REPORT = Report(
     NamedRecord,
     claims=claims,
-    unknown=lambda record: iter([say("{{ n }}", n=record.rows[0].name)]),
+    unknown=lambda record: (claim.says for claim in claims(record)),
     glance=Overview("rows", ("name", "image", "n")),
     sections=(
         Section(
@@ -69,11 +68,11 @@ REPORT = Report(
 )  # fmt: skip
 
 
-def report_of(name: str) -> str:
+def report_of(name: str, command_line: str = "") -> str:
     """A report with a name everywhere, as a run would write it."""
     config = Config(
         title=f"Predictions on {name}",
-        command_line=f"vitlens predict vit --data '{name}'",
+        command_line=command_line or f"vitlens predict vit --data '{name}'",
         device=name,
         data=Data(
             title=name, images=2, notes=(f"one image of {name} was left out",), skipped=(SkippedEntry(name, name),)
@@ -82,6 +81,23 @@ def report_of(name: str) -> str:
     )
     record = NamedRecord(config=config, rows=(NamedRow(name, f"{name}.png", 1), NamedRow("tabby", "b.png", 2)))
     return markdown(REPORT(record), record)
+
+
+def seen(name: str) -> str:
+    """What a reader sees of a name: escapes as Python writes them, and a space for each that is a space of any width."""
+    return "".join(map(_seen, name))
+
+
+def _seen(one: str) -> str:
+    if one.isprintable() or one in "\u200c\u200d":
+        return one
+    return " " if unicodedata.category(one) == "Zs" else ascii(one)[1:-1]
+
+
+def plain(text: str) -> str:
+    """A sentence as a report's paragraph."""
+    document = Document("t", (), FirstPage(()), preface=(Sentence(text),))
+    return markdown(document, NamedRecord()).split("\n\n")[1]
 
 
 PLAIN = [(block.type, block.tag) for block in parsed(report_of("name"))]
@@ -93,13 +109,15 @@ def test_a_name_in_a_report_is_only_read_letter_by_letter(name):
     assert problems(text) == []
     assert os.fsencode(text).decode("utf-8") == text
     assert [(block.type, block.tag) for block in parsed(text)] == PLAIN  # no block more, none less
-    shown = shortened(visible(name))
-    expected = shown.strip()
-    assert cells(text)[1][0] == expected
+    shown = cells(text)[1][0]
+    if len(name) <= 60 and not name.isspace():
+        assert shown.split() == seen(name).split()
+    assert len(shown) <= 180
+    assert all(len(part) <= 60 for part in shown.split("/")) or len(shown) == 180
     items = [read(block).split() for block in parsed(text) if block.type == "inline"]
-    assert f"vit: {shown}, weights: {shown}, 1 parameters; {visible(name)}.".split() in items
+    assert f"vit: {shown}, weights: {shown}, 1 parameters; {seen(name)}.".split() in items
     headings = [read(after) for block, after in zip(parsed(text), parsed(text)[1:]) if block.type == "heading_open"]
-    assert " ".join(headings[1].split()) == " ".join(f"Of {expected}".rstrip(" #").split()) or "#" in name
+    assert " ".join(headings[1].split()) == " ".join(f"Of {shown}".rstrip(" #").split()) or "#" in name
 
 
 @settings(max_examples=50, deadline=None)
@@ -110,44 +128,41 @@ def test_any_name_in_a_report_is_only_read(name):
 
 @pytest.mark.parametrize("address", ["http://x.org", "HTTPS://x.org/a_b", "www.x.org", "ftp://x", "a@x.org"])
 def test_an_address_is_no_link_on_github(address):
-    shown = as_markdown(f"see {address} now")
+    shown = plain(f"see {address} now")
     assert not any(start in shown.lower() for start in ("://", "www.", "a@"))
     assert read(parsed(shown)[1]) == f"see {address} now"
 
 
 def test_our_own_marks_stay_and_those_of_names_do_not():
-    assert as_markdown("**vit** is in `runs/` at p < 0.05: 3 * 4, a_b, [0, 1]") == (
-        "**vit** is in `runs/` at p < 0.05: 3 * 4, a_b, [0, 1]"
-    )
-    assert as_markdown(f"**{protected('**')}** in `{protected('a`b')}`") == "**\\*\\*** in ``a`b``"
+    own = "**vit** is in `runs/` at p < 0.05: 3 * 4, a_b, [0, 1]"
+    assert plain(own) == own
+    told = found("q", "s", "**{{ a }}** in `{{ b }}`", given={"a": "**", "b": "a`b"}).says
+    assert plain(told) == "**\\*\\*** in ``a`b``"
 
 
-@given(st.text(string.ascii_letters + string.digits + " .,()-%'/", max_size=80))
+@given(st.text(string.ascii_letters + string.digits + " .,()-%'/", min_size=1, max_size=80))
 def test_plain_text_is_left_alone(text):
-    if not text.strip().startswith(("-", *string.digits)):
-        assert as_markdown(text).replace("\\/", "/").replace("\\.", ".") == text.strip()
+    if text.strip() and not text.strip().startswith(("-", *string.digits)):
+        assert plain(text).replace("\\/", "/").replace("\\.", ".") == text.strip()
 
 
-@given(st.text())
-def test_a_block_of_code_holds_whatever_it_is_given(text):
-    (block,) = parsed(as_code_block(text))
-    assert block.type == "fence"
-    assert block.content == "".join(f"{visible(line)}\n" for line in text.split("\n"))
+@given(names.filter(str.strip))
+def test_a_block_of_code_holds_whatever_line_it_is_given(text):
+    blocks = [block for block in parsed(report_of("x", text)) if block.type == "fence"]
+    assert len(blocks) == 1
+    assert blocks[0].content.rstrip("\n") == "\n".join(map(seen, text.split("\n"))).rstrip("\n")
 
 
-@settings(deadline=None)
-@given(names)
-def test_what_is_shown_has_no_hidden_character_and_a_stated_length(name):
-    shown = shortened(visible(name))
-    assert all(len(part) <= NAME_LENGTH for part in shown.split("/")) or len(shown) == PATH_LENGTH
-    assert len(shown) <= PATH_LENGTH
-    assert for_terminal(name).isprintable() or "\u200d" in name or "\u200c" in name
-    assert len(for_terminal(name * 1000)) <= LINE_LENGTH
-    assert visible(visible(name)) == visible(name)
+@pytest.mark.parametrize("name", ["golden retriever", "köter", "猫", "👩\u200d🔬", "c++", "100%", "/a/b c/d.png"])
+def test_what_is_plain_is_shown_as_it_is(name):
+    assert cells(report_of(name))[1][0] == name
 
 
-def test_what_is_plain_is_shown_as_it_is_and_json_keeps_every_name(tmp_path):
-    for name in ("golden retriever", "köter", "猫", "👩\u200d🔬", "c++", "100%", "/a/b c/d.png"):
-        assert shortened(visible(name)) == name
-    write_json(tmp_path / "a.json", {"names": list(NASTY)})
-    assert read_json(tmp_path / "a.json") == {"names": list(NASTY)}
+def test_a_message_is_one_line_of_a_stated_length_on_a_terminal(capsys):
+    for name in NASTY:
+        assert run(["report", "--", f"no-{name}" * 50]) == 2
+        told = capsys.readouterr().err
+        assert told.endswith("\n")
+        line = told[:-1]
+        assert line.isprintable() or "\u200d" in line, line
+        assert len(line) <= 2000
