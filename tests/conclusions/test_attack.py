@@ -1,13 +1,10 @@
 """What an attack's report claims: verdicts follow the curves, planted faults come first, nothing is invented."""
 
 from dataclasses import replace
-from pathlib import Path
-
 import pytest
 
 from tests.kit.contradictions import contradictions
-from tests.kit.first_page import clear_effects, judged, states
-from vitlens.cli.main import run
+from tests.kit.first_page import clear_effects, states
 from vitlens.commands.attack.record import (
     AttackCheckRow,
     AttackCurveRow,
@@ -17,7 +14,6 @@ from vitlens.commands.attack.record import (
     TransferRow,
 )
 from vitlens.commands.attack.report import REPORT
-from vitlens.commands.run.publish import read_folder
 from vitlens.record import Config, Data, ModelEntry
 from vitlens.report.claims import Claim, shown
 from vitlens.uncertainty import Estimate, wilson
@@ -75,14 +71,16 @@ def test_a_self_check_that_fails_clearly_is_the_first_finding(checks, effects):
     ("kept", "failed", "state"),
     [
         (185, 0, "pass"),  # at 1/255: the verdict is that of the strongest attack
-        (120, 0, "warn"),
+        (100, 0, "warn"),
         (10, 0, "fail"),
         (185, 1, "inconclusive"),
     ],
 )
 def test_the_verdict_is_the_strongest_attacks_at_one(kept, failed, state):
     rows = (curve("m", 0.0, 190), curve("m", 1.0, 195, "fgsm-linf"), curve("m", 1.0, kept), curve("m", 8.0, 5))
-    (claim,) = claimed("robustness", *rows, checks=(check("no limit", "failed" if failed else "passed", 3 * failed, 9),))
+    (claim,) = claimed(
+        "robustness", *rows, checks=(check("no limit", "failed" if failed else "passed", 3 * failed, 9),)
+    )
     assert (claim.state, claim.effect) == (state, rows[2].accuracy)
     assert rows[2].accuracy.low is not None
 
@@ -141,52 +139,3 @@ def test_a_few_images_claim_nothing():
     record = record_of(*rows, checks=(check("gradients", "failed", 60, 62),))
     few = replace(record, config=replace(record.config, data=Data(images=19, classes=10)))
     assert not [claim for claim in REPORT(few).claims if claim.question == "masked gradients"]
-
-
-MASKED = """
-import vitlens
-from torch import nn
-
-
-class Masked(nn.Module):
-    def __init__(self, before, after):
-        super().__init__()
-        self.inner, self.before, self.after = vitlens.load("cnn-digits"), before, after
-
-    def forward(self, images):
-        return self.after(self.inner(self.before(images)))
-
-
-def wrapped(before, after):
-    mean, std, classes = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), [str(digit) for digit in range(10)]
-    return vitlens.wrap(Masked(before, after), image_size=32, mean=mean, std=std, classes=classes)
-
-
-def saturated():
-    return wrapped(lambda images: images, lambda logits: 10000 * logits)
-
-
-def rounded():
-    return wrapped(lambda images: (8 * images).round() / 8, lambda logits: logits)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("function", ["saturated", "rounded"])
-def test_masked_gradients_of_a_model_come_first(tmp_path: Path, function: str, seed: int):
-    """Logits that saturate the softmax, and pixels that are rounded, give gradients of zero: nothing is fooled."""
-    (tmp_path / "masks.py").write_text(MASKED)
-    line = ["--data", "digits", "--attack", "fgsm", "--no-corruptions", "--no-inside", "--limit", "24"]
-    line += ["--epsilon", "0,1,8", "--seed", str(seed), "--quiet", "--out", str(tmp_path / "run")]
-    assert run(["attack", "--model-file", f"{tmp_path / 'masks.py'}:{function}", *line]) == 0
-    record = read_folder(tmp_path / "run")
-    failed = [row for row in record.checks if row.state == "failed" and row.name in ("gradients", "gradients read")]
-    report = REPORT(record)
-    claim = shown(report.claims)[0]
-    assert claim.question == "masked gradients"
-    assert claim.effect in [row.share for row in failed]
-    assert claim.effect.value > 0.5
-    assert report.title == claim.title
-    found = {claim.question: claim.state for claim in judged(report)}
-    assert (found["self-checks"], found["robustness"]) == ("fail", "inconclusive")

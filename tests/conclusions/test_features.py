@@ -3,13 +3,11 @@ nothing. A claim must appear, or must not."""
 
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.kit.contradictions import contradictions
-from vitlens.cli.main import run
 from vitlens.commands.features.record import (
     PROBE,
     BetweenRow,
@@ -23,7 +21,6 @@ from vitlens.commands.features.record import (
     SetsRow,
 )
 from vitlens.commands.features.report import REPORT
-from vitlens.commands.run.publish import read_folder
 from vitlens.record import Config, Data, ModelEntry
 from vitlens.report.claims import Claim
 from vitlens.uncertainty import Estimate, accuracy_difference, holm, mcnemar, wilson
@@ -41,7 +38,7 @@ def reached(correct: np.ndarray) -> Estimate:
     return wilson(int(correct.sum()), N)
 
 
-def tested(pairs):
+def compared(pairs):
     """The difference of each pair of models, its p, and after Holm, and which is better ("undecided")."""
     p = [mcnemar(int((one & ~two).sum()), int((two & ~one).sum())) for one, two in pairs]
     for (one, two), own, adjusted in zip(pairs, p, holm(p)):
@@ -64,12 +61,14 @@ def record_of(models, objectives=None, **tables) -> FeaturesRecord:
     rows = [row(alias, correct, (objectives or {}).get(alias, "supervised")) for alias, correct in models.items()]
     named = [(a, b, name) for a, b in combinations(models, 2) for name in (KNN, PROBE) if name in models[a]]
     pairs = []
-    for (a, b, name), (gap, p, p_holm, clear) in zip(named, tested([(models[a][n], models[b][n]) for a, b, n in named])):
+    for (a, b, name), (gap, p, p_holm, clear) in zip(
+        named, compared([(models[a][n], models[b][n]) for a, b, n in named])
+    ):
         better = (a if gap.value > 0 else b) if clear else "undecided"
         both = (None, gap) if name == KNN else (gap, None)
         pairs.append(PairRow(a, b, name, 20 if name == KNN else 0, p, p_holm, better, *both))
     own = [(a, name) for a, each in models.items() for name in (KNN, PROBE) if "own" in each and name in each]
-    beside = tested([(models[a][name], models[a]["own"]) for a, name in own])
+    beside = compared([(models[a][name], models[a]["own"]) for a, name in own])
     heads = [HeadRow(a, name, gap, p, p_holm) for (a, name), (gap, p, p_holm, _) in zip(own, beside)]
     depth = [
         DepthRow(alias, "block 1", 1.0, name, reached(each), 0.2, 1, "dino" if name != PROBE else None)
@@ -201,28 +200,3 @@ def test_over_twenty_seeds_the_planted_classifier_is_found_and_no_other():
         same = record_of({"m": {"own": own, PROBE: right(0.6, 200 + seed)}})
         assert "more than its classifier" in REPORT(better).title
         assert "more than its classifier" not in REPORT(same).title
-
-
-DAMAGED = """
-import torch, vitlens
-
-
-def model():
-    made = vitlens.load("vit-digits")
-    with torch.no_grad():
-        for digit in (1, 4, 7):
-            made.module.head.weight[digit] = 0
-            made.module.head.bias[digit] = -100
-    return made
-"""
-
-
-@pytest.mark.slow
-def test_a_damaged_head_of_the_bundled_model_is_found(tmp_path: Path):
-    (tmp_path / "damaged.py").write_text(DAMAGED)
-    words = ["--data", "digits", "--limit", "100", "--no-tsne", "--no-cache", "--k", "5", "--quiet"]
-    line = ["features", "--model-file", f"{tmp_path / 'damaged.py'}:model", *words, "--out", str(tmp_path / "run")]
-    assert run(line) == 0
-    claim = claims(read_folder(tmp_path / "run"))["classifier"]
-    assert claim.state == "fail"
-    assert -40 < claim.effect.value < -20

@@ -67,7 +67,7 @@ def test_models_within_their_intervals_are_not_ordered(low):
     assert "**b**" in first.says
 
 
-@pytest@pytest.mark.parametrize(("half", "shown"), [(0.1, 1), (0.6, 0)])
+@pytest.mark.parametrize(("half", "shown"), [(0.1, 1), (0.6, 0)])
 def test_growth_faster_than_the_number_of_tokens(half, shown):
     rows = exponent("a", 1.6, half), exponent("b", 0.8, half)
     grown = [claim for claim in found(record_of(APART, *rows), "growth") if claim.is_shown]

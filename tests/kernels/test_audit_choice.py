@@ -50,10 +50,10 @@ def test_the_strongest_that_fits_is_chosen_and_more_time_is_never_a_weaker_one()
 def test_the_time_of_a_rung_by_hand():
     """PGD: 20 steps at two epsilons; a tenth of the images is fooled at the first, so not attacked at the second."""
     shares = {0.0: 0.9, 1.0: 0.8, 8.0: 0.5}
-    few, many = (candidate_of(("pgd",), 3, (1.0, 8.0), images) for images in (50, 100))
+    few, many = (candidate_of(("pgd",), 3, (1.0, 8.0), images) for images in (300, 400))
     run = 3 * ATTACKS["pgd"].steps * 3  # restarts, steps, and forward passes that a step with its gradient takes
-    assert passes_of(many, shares) - passes_of(few, shares) == pytest.approx(50 * run * (0.9 + 0.8))
-    (row, _) = considered([many], BudgetRow(1.0, 0.0, 1.0, PASS), images=100, shares=shares, defined=lambda _: True)
+    assert passes_of(many, shares) - passes_of(few, shares) == pytest.approx(100 * run * (0.9 + 0.8))
+    (row, _) = considered([many], BudgetRow(1.0, 0.0, 1.0, PASS), images=400, shares=shares, defined=lambda _: True)
     assert 60 * row.minutes == pytest.approx(PASS * passes_of(many, shares))
     nothing_right = dict.fromkeys(shares, 0.0)
     checks = passes_of(many, nothing_right)  # the self-checks and the sample have all images

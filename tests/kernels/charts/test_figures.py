@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import matplotlib
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from tests.kit.axes import cut_off, pixels
-from vitlens.charts import lines, scatter
+from vitlens.charts import bars, lines
 from vitlens.record import col
 from vitlens.report.claims import found
 
@@ -24,31 +23,24 @@ class Row:
 ROWS = [Row("a", 0.0, 0.0), Row("a", 1.0, 1.0)]
 
 
-def drawn(title: str = "x") -> Figure:
+def drawn(title: str = "x"):
     return lines("x", "y")(ROWS, title)
 
 
-def test_user_settings_neither_change_nor_matter():
-    plain = pixels(drawn())
+def test_neither_user_settings_nor_threads_nor_errors_change_a_figure_or_stay():
+    plain, figures = pixels(drawn()), []
     with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "xtick.labelsize": 40, "lines.linewidth": 9}):
         before = dict(matplotlib.rcParams)
-        other = drawn()
+        with pytest.raises(AttributeError):
+            lines("x", "no column")(ROWS, "x")
+        threads = [threading.Thread(target=lambda: figures.append(drawn())) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
         assert dict(matplotlib.rcParams) == before
-    np.testing.assert_array_equal(pixels(other), plain)
-
-
-def test_threads_draw_the_same_and_no_style_is_left_behind_not_even_by_an_error():
-    before, figures = dict(matplotlib.rcParams), list[Figure]()
-    with pytest.raises(AttributeError):
-        lines("x", "no column")(ROWS, "x")
-    threads = [threading.Thread(target=lambda: figures.append(drawn())) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert dict(matplotlib.rcParams) == before
-    first, *others = map(pixels, figures)
-    assert [np.array_equal(other, first) for other in others] == [True] * 3
+    for other in figures:
+        np.testing.assert_array_equal(pixels(other), plain)
 
 
 def test_long_titles_are_broken_and_make_room():
@@ -60,12 +52,13 @@ def test_long_titles_are_broken_and_make_room():
 def test_names_are_written_as_they_are_and_numbers_as_formulas(tmp_path):
     own = found("q", "s", "{{ n }}", given={"n": "a*b`c"}).says
     names = ["$x^2$", "$\\nocommand$", "\x1b[31m", "\U000ffff0", own]
-    figure = scatter("x", "y", of="name")([Row(name, at, at) for at, name in enumerate(names)], " ".join(names))
-    (axes,) = figure.axes
-    axes.set_xscale("log")
-    figure.savefig(tmp_path / "a.png")  # an unknown command, or a lacking glyph, would be an error
     shown = ["$x^2$", "$\\nocommand$", "\\x1b[31m", "\\U000ffff0", "a*b`c"]
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == shown
-    assert figure.get_suptitle() == " ".join(shown)
-    assert not figure._suptitle.get_parse_math()
+    rows = [Row(name, at + 1.0, 1000.0**at) for at, name in enumerate(names)]
+    listed, named = (draw(rows, " ".join(names)) for draw in (lines("x", "y", of="name", log=True), bars("name", "x")))
+    for figure in (listed, named):
+        figure.savefig(tmp_path / "a.png")  # an unknown command, or a lacking glyph, would be an error
+        assert figure.get_suptitle() == " ".join(shown)
+    assert [text.get_text() for text in listed.legends[0].get_texts()] == shown
+    assert [label.get_text().replace("\\$", "$") for label in named.axes[0].get_yticklabels()] == shown
+    labels = listed.axes[0].get_yticklabels()
+    assert any("10^" in label.get_text() and label.get_parse_math() for label in labels)

@@ -1,7 +1,6 @@
 """The explorer of a page: what the browser decodes is what was measured, within the stated error and size."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -170,23 +169,3 @@ def test_pooled_rows_are_means_over_blocks_of_patches_and_few_tokens_are_not_poo
     assert (grid, narrow.shape) == ((3, 14), (1, 42, 5))
     with pytest.raises(InputError):
         pooled(attention(1, 16, 16), 1, (4, 4))
-
-
-@pytest.mark.slow
-def test_sizes_on_real_attention(real_data: Path):
-    """One image with all heads of DeiT-tiny under 3 MB, of ViT-B's shape under 6 MB."""
-    import torch
-    from PIL import Image
-
-    import vitlens
-
-    weights_file = real_data / "weights" / "deit_tiny_patch16_224.safetensors"
-    model = vitlens.load("timm:deit_tiny_patch16_224", weights=str(weights_file))
-    pixels = []
-    for file in sorted(real_data.glob("photos/*/*.jpg"))[:4]:
-        with Image.open(file) as photo:
-            pixels.append(np.asarray(photo.convert("RGB").resize((224, 224))))
-    images = torch.tensor(np.stack(pixels)).permute(0, 3, 1, 2) / 255
-    maps = torch.stack(list(vitlens.attention(model, images)), 1).numpy()  # (images, layers, heads, query, key)
-    for shown, limit in ((maps[0], 3), (np.concatenate(list(maps), axis=1), 6)):
-        assert len(explorer_fragment(of(shown, 1, (14, 14)))) < limit * 1_000_000, shown.shape

@@ -114,8 +114,8 @@ def test_a_name_in_a_report_is_only_read_letter_by_letter(name):
         assert shown.split() == seen(name).split()
     assert len(shown) <= 180
     assert all(len(part) <= 60 for part in shown.split("/")) or len(shown) == 180
-    items = [read(block).split() for block in parsed(text) if block.type == "inline"]
-    assert f"vit: {shown}, weights: {shown}, 1 parameters; {seen(name)}.".split() in items
+    items = ["".join(read(block).split()) for block in parsed(text) if block.type == "inline"]
+    assert "".join(f"vit: {shown}, weights: {shown}, 1 parameters; {seen(name)}.".split()) in items
     headings = [read(after) for block, after in zip(parsed(text), parsed(text)[1:]) if block.type == "heading_open"]
     assert " ".join(headings[1].split()) == " ".join(f"Of {shown}".rstrip(" #").split()) or "#" in name
 

@@ -78,8 +78,8 @@ def test_names_only_show_themselves(tmp_path, escaped):
 @pytest.mark.parametrize("odd", NASTY, ids=ascii)
 def test_a_name_in_a_sentence_is_read_letter_by_letter(odd, tmp_path):
     words = " ".join(Elements(page_of(f"before {said(odd)} after", tmp_path)).words).split()
-    shown = odd.replace("\u2028", "\\u2028") if odd.isprintable() and len(odd) <= 60 else ""
-    if shown and "/" not in shown and "\\" not in shown:  # paths of the machine are cut
+    shown = odd if odd.isprintable() and len(odd) <= 60 else ""
+    if shown.strip() and "/" not in shown and "\\" not in shown:  # paths of the machine are cut
         assert " ".join(f"before {shown} after".split()) in " ".join(words)
 
 

@@ -45,7 +45,9 @@ NAN = ScoreRecord(scores=(ScoreRow("m", Estimate(float("nan"))),))
 
 
 def at(out: Path | None, config: dict[str, object] | None = None, *, overwrite: bool = False, **more) -> RunFolder:
-    return RunFolder.opened(more.pop("word", "evaluate"), RunOptions(out=out, overwrite=overwrite), config or {}, **more)
+    return RunFolder.opened(
+        more.pop("word", "evaluate"), RunOptions(out=out, overwrite=overwrite), config or {}, **more
+    )
 
 
 def test_a_run_that_ends_well_is_done_and_reads_back(tmp_path):
@@ -152,7 +154,7 @@ def test_overwrite_takes_no_foreign_folder_and_follows_no_link(tmp_path):
 
 @pytest.mark.parametrize(
     ("place", "overwrite", "words"),
-    [("file", False, "a file at"), ("file", True, "a file at"), ("file/below", False, ""), ("x" * 300, False, "")],
+    [("file", False, "a file at"), ("file", True, "a file at"), ("file/below", False, None), ("x" * 300, False, None)],
 )
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path, place, overwrite, words):
     (tmp_path / "file").write_text("mine")

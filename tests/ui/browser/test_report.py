@@ -11,7 +11,7 @@ from tests.kit.explorer_page import shown_rollout
 from tests.kit.pages import COLUMNS, ROWS, document, explorer, written
 from tests.ui.browser.conftest import Opened
 from vitlens.report.document import FirstPage, Sentence
-from vitlens.report.explorer import Explorer, ExplorerImage, pooled
+from vitlens.report.explorer import Explorer, ExplorerImage
 from vitlens.report.html import explorer_fragment
 
 
@@ -201,21 +201,4 @@ def test_names_run_nothing(browser, tmp_path):
     assert page.words().endswith("where the patch in row 1, column 1 looks; greatest at row 0, column 0: 0.25")
     assert page.tab.title().startswith("Attention explorer: </script>")
     assert page.tab.locator("img[src=x]").count() == 0
-    page.close()
-
-
-@pytest.mark.slow
-def test_many_tokens_are_interactive_within_a_second(browser, tmp_path):
-    """ViT-S at 1,370 tokens, pooled; measured by the page's own marks."""
-    rows = np.random.default_rng(0).random((12, 6, 1370, 1370), dtype=np.float32)
-    rows /= rows.sum(-1, keepdims=True)
-    weights, queries = pooled(rows, 1, (37, 37))
-    image = ExplorerImage("x", np.zeros((518, 518, 3), np.uint8), weights)
-    text = explorer_fragment(Explorer("m", (image,), (37, 37), ("CLS",), queries))
-    assert len(text) < 12_000_000
-    page = of(browser, tmp_path, text)
-    ready = page.tab.evaluate("performance.getEntriesByName('vitlens-explorer-ready')[0].startTime")
-    assert ready < 1000  # ms since the page was asked for
-    page.point(20, 30, (37, 37))
-    assert "the patch in row 20, column 30 looks" in page.words()
     page.close()
