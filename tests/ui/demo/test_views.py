@@ -109,7 +109,7 @@ ATTACK, EXPLAIN = tabs.write_attack, tabs.write_explain
         *((VIT, ATTACK, {"attack": "pgd", "epsilon": at}, InputError, "from 0 to 16") for at in (-1, 17, math.nan)),
         (VIT, ATTACK, {"attack": "auto", "epsilon": 4.0}, UnknownNameError, "'auto'.*pgd"),
         (VIT, EXPLAIN, {"method": "gradcam", "target": "zebra"}, UnknownNameError, "'zebra'"),
-        (CNN, EXPLAIN, {"method": "rollout", "target": ""}, UnsupportedError, ""),
+        (CNN, EXPLAIN, {"method": "rollout", "target": ""}, UnsupportedError, None),
         (VIT, intervene.write_intervened, {"off": {"heads": [[6, 0]]}}, InputError, "6 layers of at most 4 heads"),
     ],
 )
