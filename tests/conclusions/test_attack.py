@@ -1,6 +1,7 @@
 """What an attack's report claims: verdicts follow the curves, planted faults come first, nothing is invented."""
 
 from dataclasses import replace
+
 import pytest
 
 from tests.kit.contradictions import contradictions

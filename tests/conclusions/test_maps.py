@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.kit.contradictions import contradictions
-from tests.kit.map_rows import CENTRE, FALLING, IMPUTED, RANDOM, SHUFFLED, STAYING, WEIGHTS, checks
+from tests.kit.map_rows import CENTRE, FALLING, IMPUTED, RANDOM, SHUFFLED, STAYING, checks
 from vitlens.commands.explain.record import ExplainRecord, MethodRow
 from vitlens.commands.explain.report import REPORT
 from vitlens.record import Config, Data, ModelEntry

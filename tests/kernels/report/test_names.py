@@ -84,7 +84,7 @@ def report_of(name: str, command_line: str = "") -> str:
 
 
 def seen(name: str) -> str:
-    """What a reader sees of a name: escapes as Python writes them, and a space for each that is a space of any width."""
+    """What a reader sees of a name: escapes as Python writes them, and spaces of any width as spaces."""
     return "".join(map(_seen, name))
 
 

@@ -73,9 +73,13 @@ def test_a_run_that_ends_well_is_done_and_reads_back(tmp_path):
     ("error", "status"), [(ValueError("x"), "failed"), (KeyboardInterrupt(), "interrupted"), (SystemExit(1), "failed")]
 )
 def test_an_exception_shows_in_the_status_and_goes_on(tmp_path, error, status):
-    with pytest.raises(type(error)), at(tmp_path / "run") as folder:
-        folder.keep(KEPT)
-        raise error
+    def run() -> None:
+        with at(tmp_path / "run") as folder:
+            folder.keep(KEPT)
+            raise error
+
+    with pytest.raises(type(error)):
+        run()
     record = read_run(tmp_path / "run")
     assert record.status == status
     assert record.results["metrics"].keys() == {"accuracy/m"}
@@ -95,12 +99,16 @@ def test_a_full_disk_tells_the_first_error_and_a_nan_its_name_and_neither_looks_
     def full(file: int) -> None:
         raise OSError(28, os.strerror(28))
 
-    with pytest.raises(kind, match=words), at(tmp_path / "run") as folder:
-        folder.keep(record)
-        if record is KEPT:
-            monkeypatch.setattr(os, "fsync", full)
-        if error:
-            raise error
+    def run() -> None:
+        with at(tmp_path / "run") as folder:
+            folder.keep(record)
+            if record is KEPT:
+                monkeypatch.setattr(os, "fsync", full)
+            if error:
+                raise error
+
+    with pytest.raises(kind, match=words):
+        run()
     monkeypatch.undo()
     assert read_run(tmp_path / "run").status == "running"
 
