@@ -74,25 +74,20 @@ def test_later_members_of_an_ensemble_get_what_is_left_at_the_same_epsilon():
     assert swept("square", ALL) == 10 * ATTACKS["square"].passes()  # without gradients: forward passes
 
 
-def test_what_a_model_of_few_classes_cannot_be_attacked_with_is_passed_over():
+def test_what_is_not_defined_is_passed_over_and_rungs_that_are_the_same_stand_once():
     rows = considered_in(1e9, defined=lambda name: name not in ("apgd-dlr", "apgd-targeted"))
     assert chosen(rows).attacks == ("apgd-ce",)
-    undefined = [row for row in rows if row.state == "undefined"]
-    assert undefined
-    assert all(row.minutes is None for row in undefined)
-
-
-def test_rungs_that_differ_in_more_images_than_there_are_stand_once():
-    rows = considered_in(10.0, images=40)
+    assert {row.minutes for row in rows if row.state == "undefined"} == {None}
+    rows = considered_in(10.0, images=40)  # fewer than several rungs take
     assert len({(row.attacks, row.restarts, row.epsilons) for row in rows}) == len(rows)
     assert {row.images for row in rows} == {40}
 
 
-def test_a_model_with_no_correct_image_costs_nothing():
-    idle = AttackRow("m", "fgsm-linf", "fgsm", "FGSM", "linf", "budget", "", 1, 1, 0, 0, None, 0, 0, 0.0)
-    assert pass_seconds(idle) == 0.0
-    busy = AttackRow("m", "fgsm-linf", "fgsm", "FGSM", "linf", "budget", "", 1, 1, 9, 0, None, 20, 10, 8.0)
-    assert pass_seconds(busy) == pytest.approx(0.2)  # 20 passes forward, 10 of them also backward
+@pytest.mark.parametrize(("work", "seconds"), [((0, 0, None, 0, 0, 0.0), 0.0), ((9, 0, None, 20, 10, 8.0), 0.2)])
+def test_the_time_of_a_pass_is_that_of_an_attack_and_none_of_one_without_images(work, seconds):
+    """Of 20 passes forward 10 are also backward, as long as two more."""
+    row = AttackRow("m", "fgsm-linf", "fgsm", "FGSM", "linf", "budget", "", 1, 1, *work)
+    assert pass_seconds(row) == pytest.approx(seconds)
 
 
 def test_maps_that_are_checked_fit_their_share():

@@ -164,18 +164,15 @@ def test_overwrite_takes_no_foreign_folder_and_follows_no_link(tmp_path):
     ("place", "overwrite", "words"),
     [("file", False, "a file at"), ("file", True, "a file at"), ("file/below", False, None), ("x" * 300, False, None)],
 )
-def test_a_place_that_cannot_be_written_is_one_line(tmp_path, place, overwrite, words):
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, place, overwrite, words):
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise PermissionError(13, os.strerror(13))
+
     (tmp_path / "file").write_text("mine")
     with pytest.raises(OutputError, match=words) as caught:
         at(tmp_path / place, overwrite=overwrite)
     assert "\n" not in str(caught.value)
     assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_a_folder_that_may_not_be_made_is_one_line(tmp_path, monkeypatch):
-    def refuse(self: Path, *args: object, **kwargs: object) -> None:
-        raise PermissionError(13, os.strerror(13))
-
     monkeypatch.setattr(Path, "mkdir", refuse)  # root may write anywhere, so the refusal is played
     with pytest.raises(OutputError, match="Permission denied"):
         at(tmp_path / "run")

@@ -69,18 +69,13 @@ def test_look_shows_the_prediction_and_the_explorer_answers_to_the_mouse(visitor
     said.filter(has_text=re.compile(r"L1\.H3.*who looks at the patch in row 2, column 4")).wait_for()
     explorer.locator("a[href='#figure-1']").first.click()  # leads to its place within the report
     assert eventually(lambda: visitor.tab.frames[-1].evaluate("scrollY") > 0)
-
-
-def test_a_model_without_attention_says_so_where_it_matters(visitor):
     visitor.tab.get_by_label("cnn-digits", exact=True).first.check()
     visitor.shows("look", "cnn-digits predicts")
     visitor.open("Intervene")
     visitor.wait("#intervene-board", "expected softmax attention")
-    visitor.open("Break")
-    visitor.shows("break", "cnn-digits")
 
 
-def test_methods_models_classes_and_strengths_are_chosen(visitor):
+def test_methods_models_classes_and_strengths_are_chosen_and_wrong_ones_are_a_sentence(visitor):
     opened(visitor, "Explain")
     visitor.shows("right", "of cnn-digits")
     typed(visitor, "#explain-class input", "7")
@@ -90,23 +85,14 @@ def test_methods_models_classes_and_strengths_are_chosen(visitor):
     visitor.shows("left", "--method rollout")
     visitor.choose("explain-model", "vit-digits")
     visitor.shows("right", "of vit-digits")
+    typed(visitor, "#explain-class input", "zebra")
+    visitor.tab.get_by_text("no class 'zebra'", exact=False).first.wait_for()
     slider = opened(visitor, "Break").locator("#break-epsilon input[type=range]")
     slider.fill("16")
     slider.dispatch_event("pointerup")
     assert "perturbation (amplified" in visitor.shows("break", "--epsilon 16")
-
-
-@pytest.mark.parametrize(
-    ("tab", "field", "text", "words"),
-    [
-        ("Explain", "#explain-class input", "zebra", "no class 'zebra'"),
-        ("Break", "#break-epsilon input[type=number]", "99", "expected an epsilon from 0 to 16"),
-    ],
-)
-def test_what_is_typed_wrongly_is_a_sentence_and_other_tabs_work(tab, field, text, words, visitor):
-    opened(visitor, tab)
-    typed(visitor, field, text)
-    visitor.tab.get_by_text(words, exact=False).first.wait_for()
+    typed(visitor, "#break-epsilon input[type=number]", "99")
+    visitor.tab.get_by_text("expected an epsilon from 0 to 16", exact=False).first.wait_for()
     opened(visitor, "Intervene")
 
 
@@ -135,6 +121,27 @@ def test_heads_are_clicked_and_patches_painted_with_the_mouse_or_by_keyboard(vis
     visitor.shows("intervene", "Without L1.H1 and 1 patch")
 
 
+def test_clicks_in_quick_succession_are_all_in_the_answer_and_stay_in_their_tab(visitor):
+    tab, pressed = opened(visitor, "Intervene"), visitor.tab.locator(".vl-head[aria-pressed=true]")
+    switch_off(visitor, *(f"L2.H{head}" for head in range(4)))
+    visitor.shows("intervene", "Without L2.H0, L2.H1, L2.H2, L2.H3")
+    for name in ("Explain", "Break", "Look", "Break", "Explain"):
+        visitor.open(name)
+    for name in ("Break", "Explain", "Look"):
+        opened(visitor, name)
+    visitor.open("Intervene")
+    visitor.shows("intervene", "Without L2.H0")
+    assert pressed.count() == 4
+    before = tab.locator("[data-board]").get_attribute("data-board")
+    tab.evaluate(  # another picture, and shortly after it a click on the board as it was
+        "() => { document.querySelectorAll('#examples button')[1].click(); "
+        "setTimeout(() => document.querySelector('.vl-head').click(), 40); }"
+    )
+    tab.wait_for_function("old => document.querySelector('[data-board]')?.dataset.board !== old", arg=before)
+    tab.wait_for_timeout(1500)
+    visitor.shows("intervene", "Without L0.H0" if pressed.count() else "Nothing is off")
+
+
 @pytest.mark.parametrize("tab", SHOWS)
 def test_a_report_is_downloaded_as_a_folder_and_as_one_file(tab, visitor, served, tmp_path):
     opened(visitor, tab)
@@ -159,25 +166,20 @@ def test_a_report_is_downloaded_as_a_folder_and_as_one_file(tab, visitor, served
     assert eventually(lambda: not list(served.files.rglob(f"*{token}*")))
 
 
-def test_an_upload_is_shown_and_its_file_deleted_at_once(visitor, served, tmp_path):
-    before = visitor.shows("look", "100.0 %")
+def test_uploads_are_deleted_at_once_and_two_visitors_do_not_see_each_other(browser, served, tmp_path):
+    one, two = Visitor(browser, served.address), Visitor(browser, served.address)
+    before = one.shows("look", "100.0 %")
     (tmp_path / "text.png").write_text("no image")
-    visitor.upload(tmp_path / "text.png")
-    visitor.tab.get_by_text("expected an image", exact=False).first.wait_for()
-    assert visitor.shows("look", "100.0 %") == before  # a bad one changes nothing
-    visitor.upload(photograph(tmp_path / "my <b>cat.png"))
-    visitor.wait("#picture", "cat")
-    assert visitor.tab.locator("#picture b").count() == 0
+    one.upload(tmp_path / "text.png")
+    one.tab.get_by_text("expected an image", exact=False).first.wait_for()
+    assert one.shows("look", "100.0 %") == before  # a bad one changes nothing
+    for seed, visitor in enumerate((one, two)):
+        visitor.upload(photograph(tmp_path / f"{seed} my <b>cat.png", seed))
+        visitor.wait("#picture", f"{seed} my")
+        assert visitor.tab.locator("#picture b").count() == 0
+        opened(visitor, "Intervene")
     kept = ("*cat*", "*text*")
     assert eventually(lambda: not [path for name in kept for path in served.files.rglob(name) if path.is_file()])
-
-
-def test_two_visitors_do_not_see_each_other(browser, served, tmp_path):
-    one, two = Visitor(browser, served.address), Visitor(browser, served.address)
-    for seed, visitor in enumerate((one, two)):
-        visitor.upload(photograph(tmp_path / f"{seed}.png", seed))
-        visitor.wait("#picture", f"{seed}.png")
-        opened(visitor, "Intervene")
     switch_off(one, "L0.H0")
     switch_off(two, "L4.H2")
     assert "L4.H2" not in one.shows("intervene", "Without L0.H0")
@@ -205,26 +207,3 @@ def test_a_port_that_is_taken_is_one_line(served):
     assert (done.returncode, done.stdout) == (2, "")
     (told,) = done.stderr.strip().splitlines()
     assert "--port" in told
-
-
-def test_clicks_in_quick_succession_are_all_in_the_answer_and_stay_in_their_tab(visitor):
-    opened(visitor, "Intervene")
-    switch_off(visitor, *(f"L2.H{head}" for head in range(4)))
-    visitor.shows("intervene", "Without L2.H0, L2.H1, L2.H2, L2.H3")
-    for name in ("Explain", "Break", "Look", "Break", "Explain"):
-        visitor.open(name)
-    for name in ("Break", "Explain", "Look"):
-        opened(visitor, name)
-    visitor.open("Intervene")
-    visitor.shows("intervene", "Without L2.H0")
-    pressed = visitor.tab.locator(".vl-head[aria-pressed=true]")
-    assert pressed.count() == 4
-    before = visitor.tab.locator("[data-board]").get_attribute("data-board")
-    visitor.tab.evaluate(  # another picture, and shortly after it a click on the board as it was
-        "() => { document.querySelectorAll('#examples button')[1].click(); "
-        "setTimeout(() => document.querySelector('.vl-head').click(), 40); }"
-    )
-    visitor.tab.wait_for_function("old => document.querySelector('[data-board]')?.dataset.board !== old", arg=before)
-    visitor.tab.wait_for_timeout(1500)
-    visitor.shows("intervene", "Without L0.H0" if pressed.count() else "Nothing is off")
-    assert pressed.count() < 2
