@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from tests.analysis.heads.planted import STRONG, Bench, planted, scenes
+from tests.kit.planted_patterns import STRONG, Bench, planted, scenes
 from tests.kit.first_page import clear_effects
 from vitlens import Model, statistics
 from vitlens.analysis.heads.specialisation import specialise

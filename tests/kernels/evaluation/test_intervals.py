@@ -1,11 +1,25 @@
-"""Intervals over seeds and images: against textbook intervals where one of the two varies, and by simulation."""
+"""Means of many rows at once, and intervals over seeds and images: against textbooks, counting and simulation."""
+
+import itertools
+import math
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
+from torch import Tensor
 
-from vitlens.analysis.evaluation.intervals import accuracy_over_seeds, difference_over_seeds
-from vitlens.uncertainty import mcnemar, wilson
+from tests.kit.sign_flips import sign_flip_test
+from vitlens.analysis.evaluation.intervals import (
+    accuracy_over_seeds,
+    difference_over_seeds,
+    intervals,
+    resampled_means,
+    sign_flips,
+    spearman,
+)
+from vitlens.errors import InputError
+from vitlens.uncertainty import bootstrap_mean, mcnemar, wilson
 
 ANSWERS = np.array([[1, 1, 0, 1, 0, 1, 1, 1], [1, 0, 0, 1, 0, 1, 1, 1], [1, 1, 1, 1, 0, 0, 1, 0]], dtype=bool)
 
@@ -117,3 +131,54 @@ def test_the_smallest_difference_that_is_seen_is_that_of_a_power_analysis():
     drawn = random.normal(few, 100 * error * np.sqrt(7), size=(4000, 7))
     seen = stats.ttest_1samp(drawn, 0, axis=1).pvalue <= 0.05
     assert float(seen.mean()) == pytest.approx(0.8, abs=0.04)
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("groups", [None, torch.arange(30) // 4])
+def test_each_rows_interval_and_p_value_are_those_it_has_alone(groups: Tensor | None) -> None:
+    values = noise(3, 30) + torch.tensor([0.0, 0.2, 2.0])[:, None]
+    low, high = intervals(values, groups=groups, seed=5)
+    p, own = sign_flips(values, groups=groups, seed=5), None if groups is None else groups.numpy()
+    for row in range(3):
+        alone = bootstrap_mean(values[row].numpy(), groups=own, seed=5)
+        assert (float(low[row]), float(high[row])) == pytest.approx((alone.low, alone.high), abs=1e-12)
+        assert float(p[row]) == pytest.approx(sign_flip_test(values[row].numpy(), groups=own, seed=5), abs=1e-12)
+
+
+def test_sign_flips_agree_with_counting_them_all() -> None:
+    differences = torch.tensor([0.3, -0.1, 0.8, 0.4, 0.2, 0.9, -0.2, 0.5], dtype=torch.float64)
+    flips = torch.tensor([*itertools.product([1.0, -1.0], repeat=8)], dtype=torch.float64)
+    exact = float(((flips @ differences).abs() >= differences.sum().abs() - 1e-12).double().mean())
+    assert float(sign_flips(differences[None])[0]) == pytest.approx(exact, abs=0.02)
+    copied = differences.repeat_interleave(4)[None]  # flip together
+    assert float(sign_flips(copied, groups=torch.arange(8).repeat_interleave(4))[0]) == pytest.approx(exact, abs=0.02)
+    assert float(sign_flips(torch.zeros(1, 5))[0]) == 1.0
+    assert float(sign_flips(torch.full((1, 40), 0.1))[0]) == 1 / 10_001
+
+
+def test_draws_in_several_steps_are_the_same_draws() -> None:
+    values = noise(1, 1000)  # 4,000 draws at once
+    low, high = intervals(values, seed=1)
+    alone = bootstrap_mean(values[0].numpy(), seed=1)
+    assert (float(low[0]), float(high[0])) == pytest.approx((alone.low, alone.high), abs=1e-12)
+    assert float(sign_flips(values, seed=1)[0]) == pytest.approx(sign_flip_test(values[0].numpy(), seed=1), abs=1e-12)
+    assert resampled_means(values, draws=7).shape == (7, 1)
+
+
+def test_what_has_no_interval() -> None:
+    with pytest.raises(InputError):
+        intervals(torch.tensor([[0.0, torch.nan]], dtype=torch.float64))
+    with pytest.raises(InputError):
+        sign_flips(noise(1, 2), groups=torch.zeros(3))
+    for one in (intervals(noise(2, 1)), intervals(noise(2, 3), groups=torch.zeros(3))):
+        assert all(end.isnan().all() and end.shape == (2,) for end in one)
+
+
+def test_a_rank_correlation_has_ties_at_their_mean_rank_and_is_undefined_of_equal_values() -> None:
+    assert math.isnan(spearman(torch.ones(1, 4), torch.arange(4)[None]).item())
+    assert math.isnan(spearman(torch.ones(1, 1), torch.ones(1, 1)).item())
+    ties = torch.tensor([[1.0, 2.0, 2.0, 5.0]]), torch.tensor([[3.0, 1.0, 4.0, 4.0]])
+    assert spearman(*ties).item() == pytest.approx(stats.spearmanr(*(each[0].numpy() for each in ties)).statistic)
