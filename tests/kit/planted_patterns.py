@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tests.lens.tiny import model_of
+from tests.kit.tiny import model_of
 from vitlens.models.configs import ViTConfig
 from vitlens.models.model import Model
 from vitlens.models.vit import VisionTransformer

@@ -10,7 +10,7 @@ from captum.attr import LayerActivation, LayerGradientXActivation
 from torch import Tensor, nn
 
 import vitlens
-from tests.lens.tiny import TIMM, images, timm_model
+from tests.kit.tiny import TIMM, images, timm_model
 from vitlens import Model
 
 FAMILIES = ("vit", "vit-mean", "deit3", "beit", "eva02", "dinov2-registers", "dinov3")

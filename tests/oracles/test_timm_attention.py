@@ -10,7 +10,7 @@ from timm.layers import apply_rot_embed_cat
 from torch import Tensor, nn
 
 import vitlens
-from tests.lens.tiny import TIMM, images, timm_model
+from tests.kit.tiny import TIMM, images, timm_model
 from vitlens import Model
 
 OWN_PATH = ("vit", "deit-distilled", "beit", "dinov3", "siglip")  # more are in test_captum.py

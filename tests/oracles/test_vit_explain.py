@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import vitlens
-from tests.analysis.made import made_model, numbered, random_weights
+from tests.kit.made import made_model, numbered, random_weights
 
 
 def vit_explain(attentions: list[Tensor], discard: float) -> Tensor:

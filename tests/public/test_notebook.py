@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 import vitlens
 from tests.kit.axes import crosses
-from tests.lens.tiny import images as made
-from tests.lens.tiny import ours, timm_model
+from tests.kit.tiny import images as made
+from tests.kit.tiny import ours, timm_model
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import vitlens
 from tests.kit.splits import split_of
-from tests.lens.tiny import ours
+from tests.kit.tiny import ours
 from vitlens import Model
 from vitlens.analysis.heads.registry import STATISTICS
 from vitlens.attacks.registry import ATTACKS

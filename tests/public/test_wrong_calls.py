@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import vitlens
-from tests.lens.tiny import images as made
-from tests.lens.tiny import ours
+from tests.kit.tiny import images as made
+from tests.kit.tiny import ours
 from vitlens.errors import InputError, UnknownNameError, nearest
 
 

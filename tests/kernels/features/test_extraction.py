@@ -10,7 +10,7 @@ import torch
 import vitlens
 from tests.kit.simulated_processes import run_in_processes
 from tests.kit.splits import split_of
-from tests.lens.tiny import images, ours
+from tests.kit.tiny import images, ours
 from vitlens import Model, Split
 from vitlens.analysis.features import features as module
 from vitlens.analysis.features.features import FeatureCache, Features, extract

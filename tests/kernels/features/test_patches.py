@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import vitlens
-from tests.lens.tiny import images, model_of, ours, timm_model
+from tests.kit.tiny import images, model_of, ours, timm_model
 from vitlens.analysis.features.features import patch_tokens
 from vitlens.errors import UnsupportedError
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 import vitlens
-from tests.analysis.made import made_model, numbered, uniform
+from tests.kit.made import made_model, numbered, uniform
 from tests.kit.planted_patterns import Bench, planted, scenes
-from tests.lens.tiny import images as pictures
-from tests.lens.tiny import ours, timm_model, torchvision_swin
+from tests.kit.tiny import images as pictures
+from tests.kit.tiny import ours, timm_model, torchvision_swin
 from vitlens import Model, Statistics, statistics
 from vitlens.analysis.heads.registry import LABELS, MIXED, UNLABELLED, head_words
 from vitlens.analysis.heads.specialisation import (

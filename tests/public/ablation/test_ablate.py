@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import vitlens
 from tests.kit.sign_flips import sign_flip_test
 from tests.kit.splits import split_of
-from tests.lens.tiny import images, model_of, ours, timm_model
+from tests.kit.tiny import images, model_of, ours, timm_model
 from vitlens import Model
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
 from vitlens.uncertainty import bootstrap_difference, holm

@@ -7,7 +7,7 @@ from torch import nn
 import vitlens
 from tests.kit.reader import reader
 from tests.kit.splits import answered, split_of
-from tests.lens.tiny import model_of
+from tests.kit.tiny import model_of
 from vitlens.errors import DataError, InputError, NonFiniteError
 from vitlens.names import imagenet_classes
 from vitlens.uncertainty import Estimate, bootstrap_mean, wilson

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import vitlens
-from tests.lens.tiny import EACH_FAMILY, images, model_of, ours, shared_model
+from tests.kit.tiny import EACH_FAMILY, images, model_of, ours, shared_model
 from vitlens import Model
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
 

@@ -13,9 +13,9 @@ from scipy import stats
 from torch import Tensor
 
 import vitlens
-from tests.analysis.made import made_model, numbered, random_weights, uniform
+from tests.kit.made import made_model, numbered, random_weights, uniform
 from tests.kit.splits import split_of
-from tests.lens.tiny import images, ours, timm_model
+from tests.kit.tiny import images, ours, timm_model
 from vitlens import Model
 from vitlens.analysis.heads.registry import STATISTICS, token_statistics
 from vitlens.errors import InputError, NonFiniteError

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vitlens
-from tests.lens.oracles import unwindow
-from tests.lens.tiny import images, model_of, shaken, timm_model, torchvision_swin
+from tests.kit.windows import unwindow
+from tests.kit.tiny import images, model_of, shaken, timm_model, torchvision_swin
 from vitlens import Model
 from vitlens.errors import UnsupportedError
 
