@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from tests.kit.planted_patterns import STRONG, Bench, planted, scenes
 from tests.kit.first_page import clear_effects
+from tests.kit.planted_patterns import STRONG, Bench, planted, scenes
 from vitlens import Model, statistics
 from vitlens.analysis.heads.specialisation import specialise
 from vitlens.cli.main import run

@@ -59,7 +59,7 @@ def compare(model: Model, count: int, name: str, *, steps: int) -> None:
     return None
 
 
-@pytest.mark.parametrize(("name", "count", "steps"), [("fgsm", 20, 1), ("pgd", 4, 20), ("cw", 4, 12)])
+@pytest.mark.parametrize(("name", "count", "steps"), [("fgsm", 10, 1), ("pgd", 3, 8), ("cw", 2, 8)])
 def test_robust_accuracy(model, name, count, steps):
     compare(model, count, name, steps=steps)
 

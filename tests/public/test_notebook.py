@@ -98,14 +98,17 @@ def test_heads_of_a_model_with_windows(vit, images):
 
 REFUSED = {
     "an image too many": (lambda vit, weights, _: vitlens.show_heads(weights, model=vit, image=2), "from 0 to 1"),
-    "a layer too many": (lambda vit, weights, images: vitlens.show_heads(weights, images, model=vit, layer=7), "0 to 1"),
-    "no images": (lambda vit, weights, _: vitlens.show_heads(weights, model=vit, layer=1), ""),
-    "no heads": (lambda _vit, _weights, _images: vitlens.show_heads([torch.zeros(2, 3)]), ""),
-    "other tokens": (lambda vit, _weights, _images: vitlens.show_heads([torch.zeros(1, 2, 3, 3)], model=vit), ""),
+    "a layer too many": (
+        lambda vit, weights, images: vitlens.show_heads(weights, images, model=vit, layer=7),
+        "0 to 1",
+    ),
+    "no images": (lambda vit, weights, _: vitlens.show_heads(weights, model=vit, layer=1), None),
+    "no heads": (lambda _vit, _weights, _images: vitlens.show_heads([torch.zeros(2, 3)]), None),
+    "other tokens": (lambda vit, _weights, _images: vitlens.show_heads([torch.zeros(1, 2, 3, 3)], model=vit), None),
     "maps of three images": (lambda _vit, _weights, images: vitlens.show(images, torch.zeros(3, 2, 2)), r"\(2, rows"),
     "maps by head": (lambda _vit, _weights, images: vitlens.show(images, torch.zeros(2, 2, 2, 2)), r"\(2, rows"),
-    "a board of one row": (lambda _vit, _weights, _images: vitlens.show_board(torch.rand(3)), ""),
-    "a statistic of a tensor": (lambda _vit, _weights, _images: vitlens.show_board(torch.rand(3, 3), "distance"), ""),
+    "a board of one row": (lambda _vit, _weights, _images: vitlens.show_board(torch.rand(3)), None),
+    "a statistic of a tensor": (lambda _vit, _weights, _images: vitlens.show_board(torch.rand(3, 3), "distance"), None),
 }
 
 

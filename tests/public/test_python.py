@@ -126,7 +126,7 @@ def test_a_folder_files_arrays_and_a_split_give_what_a_tensor_gives(name, vit, i
 @pytest.mark.parametrize("name", LABELLED)
 def test_labels_are_asked_for_where_there_are_none(name, vit, images, forms):
     for given, labels in ((images, None), (forms["folder"], None), (images, torch.tensor([0, 1, 99]))):
-        with pytest.raises(InputError, match="label|target"):
+        with pytest.raises(InputError, match=r"label|target"):
             LABELLED[name](vit, given, labels)
 
 
@@ -172,7 +172,7 @@ def test_targets_in_every_form_are_the_same(name, vit, images, forms):
     torch.testing.assert_close(maps(vit, images), predicted, rtol=0, atol=0)
     assert not torch.equal(second, maps(vit, images, targets=0))
     for wrong, words in (
-        ("predictd", "did you mean 'predicted'"), (99, "found 99"), ("label", "tensor without labels"), ([0, 1], r"\(3\)"),
+        ("predictd", "did you mean 'predicted'"), (99, "found 99"), ("label", "without labels"), ([0, 1], r"\(3\)"),
     ):  # fmt: skip
         with pytest.raises((UnknownNameError, InputError), match=words):
             maps(vit, images, targets=wrong)

@@ -29,8 +29,11 @@ class Ablated:
     def __init__(self, folder: Path, by: str, *more: str, groups: bool = False) -> None:
         shape = {"dim": 16, "depth": 3, "heads": 2, "patch_size": [8, 16]}
         model = untrained("vit-mini", classes=CLASSES, seed=3, overrides=shape)
-        model.module.head.weight.data.mul_(8)
-        with torch.no_grad():
+        with torch.no_grad():  # so that heads matter
+            model.module.head.weight.mul_(12)
+            for block in model.module.blocks:
+                block.attn.proj.weight.mul_(4)
+                block.attn.qkv.weight.mul_(2)
             qkv = model.module.blocks[0].attn.qkv
             for start in (0, 16, 32):  # query, key and value of head 1 are those of head 0
                 qkv.weight[start + 8 : start + 16] = qkv.weight[start : start + 8]
@@ -40,7 +43,7 @@ class Ablated:
         self.images = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255
         self.model: Model = vitlens.load(str(folder / "model"))
         self.labels = self.model(self.images).argmax(1)
-        np.savez(folder / "data.npz", images=pixels, labels=self.labels.numpy())
+        np.savez(folder / "data.npz", test_images=pixels, test_labels=self.labels.numpy(), classes=CLASSES)
         self.by, self.captured = by, vitlens.capture(self.model, self.images, "blocks.*.head.*")
         self.heads = [f"L{layer}.H{head}" for layer in range(3) for head in range(2)]
         line = ["--data", str(folder / "data.npz"), "--replace", by, "--units", "head", "--no-patch", *more]
@@ -152,8 +155,8 @@ def test_pairs_are_full_forwards_with_paired_intervals(ablated: Ablated) -> None
     record = ablated.record
     alone = {head: float(ablated.rise(head).mean()) for head in ablated.heads}
     top = sorted(ablated.heads, key=lambda head: -alone[head])[:3]
-    important = [tuple(sorted(pair)) for pair in combinations(top, 2)]
-    assert [(row.first, row.second) for row in record.pairs if row.chosen == "importance"] == sorted(important)
+    important = {tuple(sorted(pair)) for pair in combinations(top, 2)}
+    assert {(row.first, row.second) for row in record.pairs if row.chosen == "importance"} == important
     assert ("L0.H0", "L0.H1") in {(row.first, row.second) for row in record.pairs}  # equal heads
     p = []
     for row in record.pairs:
@@ -169,4 +172,3 @@ def test_pairs_are_full_forwards_with_paired_intervals(ablated: Ablated) -> None
         assert row.similarity == pytest.approx(cka(*outputs), abs=1e-4)
     assert [row.p for row in record.pairs] == pytest.approx(holm(p), abs=0.02)
     assert max(abs(row.synergy.value) for row in record.pairs) > 1e-3
-

@@ -20,8 +20,9 @@ class Planted:
 
     def __init__(self, folder: Path, *, overconfident: float) -> None:
         draw = np.random.default_rng(1)
-        self.sure = draw.integers(130, 250, N) / 255
-        self.sure[:12] = [0.2, 0.25, *[1 - 1e-6] * 10]  # fewer than half, and certain
+        sure = draw.integers(130, 250, N)
+        sure[:12] = [75, 90, *[255] * 10]  # less than half, and certain
+        self.sure = np.where(sure % 17, sure, np.minimum(sure + 1, 255)) / 255  # not at the edge of a bin
         right = draw.random(N) < self.sure - overconfident
         self.answers = draw.integers(0, 4, N)  # the fifth class is never predicted
         self.labels = np.where(right, self.answers, (self.answers + 1) % 4)
@@ -29,7 +30,7 @@ class Planted:
         pixels = np.zeros((N, 4, 6, 3), np.uint8)
         pixels[..., 0] = 10 * self.answers[:, None, None]
         pixels[..., 1] = (255 * self.sure).round()[:, None, None]
-        np.savez(folder / "data.npz", images=pixels, labels=self.labels)
+        np.savez(folder / "data.npz", test_images=pixels, test_labels=self.labels, classes=[*"abcde"])
         self.sure = pixels[:, 0, 0, 1] / 255
         (folder / "classes.txt").write_text("a\nb\nc\nd\ne\n")
         (folder / "hand.py").write_text("from tests.kit.reader import confident as made\n")

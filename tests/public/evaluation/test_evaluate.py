@@ -63,13 +63,13 @@ def names(*classes: str) -> tuple[list[int], list[int], tuple[str, ...]]:
 
 REFUSED = {
     "no labels": (reader, ([0], None), DataError, "vitlens predict"),
-    "no images": (reader, ([], []), DataError, ""),
+    "no images": (reader, ([], []), DataError, None),
     "a model that breaks": (reader, ([0, 10, 255], [0, 1, 2]), NonFiniteError, "image 2"),
     "fewer classes": (lambda: reader(("0", "1", "2")), names("cat", "dog"), InputError, "data: 'cat', 'dog'"),
     "numbers in another order": (lambda: reader(("1", "0")), names("cat", "dog"), InputError, "model: '1', '0'"),
     "a class more": (reader, names("c", "eel"), InputError, "model: 'a', 'b'; .*--classes"),
     "many": (lambda: reader(("a",)), names(*"56789xy"), InputError, "'5', '6', '7', '8', '9' and 2 more"),
-    "twice the same": (lambda: reader(("a", "a", "b")), names("b", "a"), InputError, ""),
+    "twice the same": (lambda: reader(("a", "a", "b")), names("b", "a"), InputError, None),
 }
 
 
@@ -83,7 +83,7 @@ def test_what_cannot_be_evaluated_is_refused(case):
 def test_a_file_is_named_and_of_two_models_the_one_that_does_not_know_the_classes():
     with pytest.raises(NonFiniteError, match=r"on b\.png"):
         vitlens.evaluate(reader(), answered([0, 255], [0, 1], files=("a.png", "b.png")))
-    with pytest.raises(InputError, match="the second model .* in the data: 'c'"):
+    with pytest.raises(InputError, match=r"the second model .* in the data: 'c'"):
         vitlens.compare(reader(), reader(("a", "b")), answered([0, 10, 20], [0, 1, 2]))
 
 
@@ -103,4 +103,3 @@ def test_accuracy_is_wilsons_unless_images_share_a_source():
     assert accuracy([True] * 6, [0, 0, 1, 1, 2, 2]) == Estimate(1.0, wilson(3, 3).low, 1.0, 6)
     assert accuracy([False] * 4, [0, 0, 1, 1]) == Estimate(0.0, 0.0, wilson(0, 2).high, 4)
     assert accuracy([True, False], [0, 0]) == Estimate(0.5, 0.0, 1.0, 2)  # nothing is known about other groups
-

@@ -115,7 +115,12 @@ WRONG: dict[str, Callable[[Path], object]] = {
     "channels first": lambda _: RANDOM.transpose(2, 0, 1),
     "channels last in a tensor": lambda _: torch.from_numpy(RANDOM),
 }
-NAMED = {"no such file": "no.jpg", "no image": "text.png", "one of several": "cut.png", "a closed PIL image": "good.png"}
+NAMED = {
+    "no such file": "no.jpg",
+    "no image": "text.png",
+    "one of several": "cut.png",
+    "a closed PIL image": "good.png",
+}
 
 
 def closed(path: Path) -> Image.Image:
@@ -131,6 +136,6 @@ def test_what_is_no_picture_is_refused_on_one_line_and_files_by_name(tmp_path, w
     (tmp_path / "text.png").write_text("no image")
     model = vitlens.load("vit-digits")
     model.preprocessing = replace(model.preprocessing, resize=36)
-    with pytest.raises(DataError, match=NAMED.get(wrong, "")) as told:
+    with pytest.raises(DataError, match=NAMED.get(wrong)) as told:
         getattr(vitlens.images, "__wrapped__", vitlens.images)(WRONG[wrong](tmp_path), model)  # past beartype
     assert "\n" not in str(told.value)

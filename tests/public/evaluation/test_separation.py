@@ -1,4 +1,4 @@
-"""How well a number separates errors: the area under the ROC curve, its interval and its test, of planted confidences."""
+"""How well planted confidences separate errors: the area under the ROC curve, its interval and its test."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What `vitlens features` makes of features, on two tiny models: votes, probes, maps, colours, matches, by scikit-learn."""
+"""What `vitlens features` makes of features: votes, probes, maps, colours and matches, beside scikit-learn."""
 
 import numpy as np
 import pytest

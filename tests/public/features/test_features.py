@@ -116,7 +116,7 @@ def test_a_cnns_features_are_the_means_of_its_maps():
 def test_the_embedding_is_what_enters_block_0_in_every_family(name):
     if name.startswith("tiny-"):
         pytest.importorskip("open_clip", reason="needs the extra clip: pip install open_clip_torch")
-        from tests.models.tiny_clip import tiny
+        from tests.kit.models.clip import tiny
 
         model = tiny(name)
     else:
@@ -150,12 +150,12 @@ def read(make: Callable[[], Model], **options: object) -> object:
 
 REFUSED = {
     "the CLS of a CNN": (lambda: read(cnn, pool="cls"), UnsupportedError, "try the pooling 'mean'"),
-    "an unknown pooling": (lambda: read(cnn, pool="max"), UnknownNameError, ""),
+    "an unknown pooling": (lambda: read(cnn, pool="max"), UnknownNameError, None),
     "a layer too many": (lambda: read(cnn, layer=3), InputError, "from 0 to 2"),
     "a layer too few": (lambda: read(cnn, layer=-4), InputError, "from 0 to 2"),
     "a layer that was not read": (lambda: read(cnn, layer=1).at(0), InputError, r"\[1\]"),
     "an embedding that was not read": (lambda: read(cnn).at("embedding"), InputError, r"\[0, 1, 2\]"),
-    "an embedding without blocks": (lambda: read(plain, embedding=True), UnsupportedError, ""),
+    "an embedding without blocks": (lambda: read(plain, embedding=True), UnsupportedError, None),
     "a model that breaks": (lambda: read(broken, norm=False), NonFiniteError, "block 1"),
 }
 

@@ -1,4 +1,4 @@
-"""The effective receptive field of `vitlens attention`: exact zeros where nothing can be seen, numbers of its own map."""
+"""The effective receptive field of `vitlens attention`: exact zeros where nothing is seen, numbers of its own map."""
 
 from pathlib import Path
 

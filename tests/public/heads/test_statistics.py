@@ -76,9 +76,8 @@ def of_head(attention: list[list[float]], place: Place, *, renormalise: bool) ->
         add("distance", away / mass if renormalise else away)
         if prefix:
             add("prefix_mass", sum(row[:prefix]))
+            add("cls_mass", sum(row[key] for key in place.cls))
             add("register_mass", sum(row[key] for key in place.others))
-        if place.cls:
-            add("cls_mass", row[place.cls[0]])
     for at in place.cls:
         sums |= {f"cls_{name}": value for name, value in of_row(attention[at]).items()}
         sums["cls_self_mass"] = attention[at][at]
@@ -259,19 +258,10 @@ def test_intervals_of_a_split_with_groups_are_over_groups():
     np.testing.assert_allclose((grouped.high("entropy") - grouped.entropy).numpy(), half, rtol=1e-4)
 
 
-REFUSED = {
-    "masks of other images": (lambda: vitlens.statistics(ours(), images((32, 48)), masks=torch.zeros(3, 32, 48))),
-    "no images": lambda: vitlens.statistics(ours(), images((32, 48), batch=0)),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_has_no_statistics_is_refused(case):
-    with pytest.raises(InputError):
-        REFUSED[case]()
-
-
-def test_an_unknown_statistic_names_the_known():
+def test_what_has_no_statistics_is_refused():
+    for images_of, options in ((2, {"masks": torch.zeros(3, 32, 48)}), (0, {})):
+        with pytest.raises(InputError):
+            vitlens.statistics(ours(), images((32, 48), batch=images_of), **options)
     table = vitlens.statistics(ours(pooling="mean"), images((32, 48)))
     assert table.cls_entropy.isnan().all()  # known, and not there
     with pytest.raises(AttributeError, match="known: distance, entropy"):

@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 import timm
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 import vitlens
-from tests.kit.windows import unwindow
 from tests.kit.tiny import images, model_of, shaken, timm_model, torchvision_swin
+from tests.kit.windows import unwindow
 from vitlens import Model
-from vitlens.errors import UnsupportedError
 
 WINDOWED: dict[str, Callable[[], Model]] = {
     "timm": lambda: timm_model("swin_tiny_patch4_window7_224"),
@@ -80,6 +78,8 @@ def test_a_pooling_query_has_a_row_and_no_place(name):
     assert (last.kind, table.geometries[-1], table.offset_mass[-1]) == ("class", None, None)
     assert table.uniform_distance()[-1].isnan()
     assert all(getattr(table, name)[-1].isnan().all() for name in ("distance", "entropy", "self_mass", "sinks"))
+    first = table.geometries[0]
+    assert (first.grid, first.pitch, first.prefix) == ((4, 4), (8.0, 8.0), 0)  # CLS that comes in later is no patch
     rows = weights[:, :, 0]
     entropy = -(rows * rows.log()).sum(-1)
     root = rows.shape[-1] ** 0.5
@@ -87,63 +87,6 @@ def test_a_pooling_query_has_a_row_and_no_place(name):
     for found, expected in ((table.cls_entropy, entropy), (table.cls_hoyer, hoyer)):
         torch.testing.assert_close(found[-1, : last.heads], expected.mean(0), rtol=1e-5, atol=1e-7)
     assert table.cls_effective_keys[-1, 0].item() == pytest.approx(entropy[:, 0].exp().mean().item(), rel=1e-5)
-
-
-def test_a_cls_that_comes_in_later_is_no_patch():
-    """ConViT's first layers are of patches alone, its later ones of CLS and patches."""
-    table = vitlens.statistics(timm_model("convit_tiny", local_up_to_layer=1), images())
-    found = [(place.grid, place.pitch, place.prefix, place.cls) for place in table.geometries]
-    assert found == [((4, 4), (8.0, 8.0), 0, ()), ((4, 4), (8.0, 8.0), 1, (0,))]
-
-
-class Several(nn.Module):
-    """A layer that attends twice, with 2 heads and with 1; pooled: the second time to every other key."""
-
-    def __init__(self, *, pooled: bool) -> None:
-        super().__init__()
-        self.qkv, self.proj, self.pooled = nn.Linear(12, 18), nn.Linear(6, 12), pooled
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        first, second = self.qkv(tokens).split((12, 6), -1)
-        two = F.scaled_dot_product_attention(*first.unflatten(-1, (3, 2, 2)).permute(2, 0, 3, 1, 4))
-        query, key, value = second.unflatten(-1, (3, 1, 2)).permute(2, 0, 3, 1, 4)
-        step = 2 if self.pooled else 1
-        one = F.scaled_dot_product_attention(query, key[:, :, ::step], value[:, :, ::step])
-        return tokens + self.proj(torch.cat((two, one), 1).transpose(1, 2).flatten(2))
-
-
-class Twice(nn.Module):
-    def __init__(self, *, pooled: bool) -> None:
-        super().__init__()
-        self.patch_embed = nn.Conv2d(3, 12, 8, 8)
-        self.blocks = nn.ModuleList([Several(pooled=pooled)])
-        self.head = nn.Linear(12, 5)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        tokens = self.patch_embed(pixels).flatten(2).mT
-        for block in self.blocks:
-            tokens = block(tokens)
-        return self.head(tokens.mean(1))
-
-
-def test_calls_of_one_layer_have_all_heads_or_are_refused():
-    """The parts of a layer (EdgeNeXt) one after another; those that look at different things have no row together."""
-    batch = images((32, 48))
-    models = [
-        vitlens.wrap(
-            shaken(lambda pooled=pooled: Twice(pooled=pooled)),
-            image_size=(32, 48), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5),
-        )
-        for pooled in (False, True)
-    ]  # fmt: skip
-    table, weights = vitlens.statistics(models[0], batch), weights_of(models[0], batch)
-    assert [part.shape[1] for part in weights] == [2, 1]
-    rows = torch.cat(weights, 1)
-    entropy = -(rows * rows.log()).sum(-1).mean((0, 2))
-    torch.testing.assert_close(table.entropy, entropy[None], rtol=1e-5, atol=1e-6)
-    assert table.offset_mass[0].shape[0] == 3
-    with pytest.raises(UnsupportedError, match="24 queries and 24 keys, then 24 and 12"):
-        vitlens.statistics(models[1], batch)
 
 
 def test_attention_of_channels_has_no_statistics_and_a_model_of_nothing_else_is_refused():
