@@ -114,28 +114,6 @@ def test_it_comes_back_from_its_file(tmp_path, name, heads):
         torch.testing.assert_close(other(images((64, 32))), pruned.module((images((64, 32)) - 0.5) / 0.5))
 
 
-def test_a_cut_module_of_torchvision_is_built_again_from_its_weights(monkeypatch):
-    """By a library that builds and loads whole models only."""
-    whole = CUT["torchvision-vit"]()
-
-    def make(*_: object, state: Mapping[str, torch.Tensor] | None, **__: object) -> tuple[nn.Module, object]:
-        module = copy.deepcopy(whole.module)
-        for parameter in module.parameters():
-            parameter.normal_()
-        if state is not None:
-            module.load_state_dict(state)
-        return module, whole.preprocessing
-
-    monkeypatch.setattr("vitlens.models.rebuild.resolved", lambda _: make)
-    attention = whole.anatomy.attention_modules[0]
-    for removed in ([0], [0, 1]):
-        architecture = Architecture("torchvision", "x", pruned={attention: removed})
-        state = values(prune_heads(whole, {0: removed}))
-        assert same(build(architecture, state=state)[0].state_dict(), state)
-        with pytest.raises(ModelError, match="do not fit"):
-            build(architecture, state=state | {f"{attention}.x": torch.ones(1)})
-
-
 @pytest.mark.parametrize(
     ("heads", "means", "words"),
     [

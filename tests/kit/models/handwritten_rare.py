@@ -97,7 +97,7 @@ class FiveAxes(Attention):
 
 
 class Rotary(Attention):
-    """Rotary positions of the patches, RMS norms, four query heads for two of keys and values, a learned bias of each pair."""
+    """Rotary positions, RMS norms, four query heads for two of keys and values, a learned bias of each pair."""
 
     def __init__(self) -> None:
         super().__init__(heads=4)
@@ -126,16 +126,10 @@ class Rotary(Attention):
 
 
 class HeadsInside(Attention):
-    """Columns in (head_dim, heads) order, so that the heads of the projection are interleaved."""
-
-    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = (layer(x).unflatten(-1, (-1, self.count)).permute(0, 3, 1, 2) for layer in (self.q, self.k, self.v))
-        return q, k, v
+    """The heads' outputs are interleaved, (head_dim, heads), before the projection."""
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.split(x)
-        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
-        return self.o((weights @ v).permute(0, 2, 3, 1).flatten(2))
+        return self.o(self.mix(*self.split(x)).permute(0, 2, 3, 1).flatten(2))
 
 
 class OneByOne(Attention):
@@ -149,43 +143,24 @@ class OneByOne(Attention):
 class HeadModules(nn.Module):
     """A module for each head, as in lectures on minGPT."""
 
-    class Head(nn.Module):
-        """Its own queries, keys and values."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.q, self.k, self.v = (nn.Linear(DIM, DIM // HEADS, bias=False) for _ in range(3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            weights = F.softmax(self.q(x) @ self.k(x).transpose(-2, -1) * (DIM // HEADS) ** -0.5, dim=-1)
-            return weights @ self.v(x)
-
     def __init__(self) -> None:
         super().__init__()
-        self.heads, self.o = nn.ModuleList(self.Head() for _ in range(HEADS)), nn.Linear(DIM, DIM)
+        self.heads = nn.ModuleList(Attention(heads=1) for _ in range(HEADS))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.o(torch.cat([head(x) for head in self.heads], -1))
-
-
-class LowRank(nn.Module):
-    """A linear layer with a low-rank addition beside it, as adapters are written."""
-
-    def __init__(self, base: nn.Linear) -> None:
-        super().__init__()
-        self.base = base
-        self.down, self.up = nn.Linear(base.in_features, 2, bias=False), nn.Linear(2, base.out_features, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + self.up(self.down(x))
+        return sum(head(x) for head in self.heads)
 
 
 class Adapted(Attention):
-    """Low-rank additions to all its linear layers."""
+    """A low-rank addition to the output projection, as adapters are written."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.q, self.k, self.v, self.o = map(LowRank, (self.q, self.k, self.v, self.o))
+        self.down, self.up = nn.Linear(DIM, 2, bias=False), nn.Linear(2, DIM, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        joined = self.mix(*self.split(x)).transpose(1, 2).flatten(2)
+        return self.o(joined) + self.up(self.down(joined))
 
 
 class Linearised(Attention):

@@ -18,14 +18,6 @@ def seen_by(model: vitlens.Model) -> list[object]:
     return sites
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if "swin" not in name])
-def test_the_layout_has_as_many_tokens_as_attention_has_keys(name):
-    model = FAMILIES[name]()
-    for site in seen_by(model):
-        late_cls = name == "cait" and site.kind == "class"
-        assert site.keys == model.layout.tokens + late_cls
-
-
 def hybrid() -> vitlens.Model:
     shape = {"img_size": 64, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
     return model_of(shaken(lambda: timm.create_model("vit_tiny_r_s16_p8_224", **shape), scale=0.01), size=(64, 64))
@@ -122,13 +114,3 @@ def test_a_distilled_model_in_training_mode_answers_with_one():
     model.module.set_distilled_training(True)
     first, second = model.module(model.prepare(images()))
     torch.testing.assert_close(model(images()), (first + second) / 2)
-
-
-def test_a_trial_of_training_brings_flags_and_modes_back():
-    model = linear()
-    model.module[1].eval()
-    model.module[1].bias.requires_grad_(False)
-    flags, modes = [[each.requires_grad for each in model.parameters()], [each.training for each in model.modules()]]
-    vitlens.profile(model, batch_sizes=(1,))
-    assert [each.requires_grad for each in model.parameters()] == flags
-    assert [each.training for each in model.modules()] == modes

@@ -34,16 +34,6 @@ def timm_vit(*, classes: int = 1000, size: int = 160) -> torch.nn.Module:
 SLOW = [name for name in PRESETS if name.endswith("-224") or name[-2:] in ("18", "50")]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in PRESETS]
-)
-def test_a_preset_with_random_weights(name):
-    model = vitlens.load(name, random_weights=True)
-    assert model(images(model.input_size)).shape == (2, 1000 if name.endswith("-224") else 10)
-    assert (model.provenance.weights, model.alias, model.training) == ("random", name, False)
-    assert not any(parameter.requires_grad for parameter in model.parameters())
-
-
 def test_random_weights_are_seeded_and_leave_the_callers_state_alone():
     state = torch.random.get_rng_state()
     a, b, c = (vitlens.load("vit-micro", random_weights=True, seed=seed)(images()) for seed in (0, 0, 1))
@@ -100,13 +90,6 @@ def test_timm_positions_are_resized_as_timm_does_and_noted(tmp_path):
     torch.testing.assert_close(model.module.pos_embed, expected)
     assert model.layout.grid == (4, 6)
     assert model.provenance.notes == ("resized 'pos_embed' from (1, 101, 64) to (1, 25, 64)",)
-
-
-@pytest.mark.parametrize("name", ["resnet18", "swin_t", pytest.param("vit_b_32", marks=pytest.mark.slow)])
-def test_torchvision_with_random_weights(name):
-    model = vitlens.load(f"torchvision:{name}", random_weights=True, image_size=(32, 32))
-    assert model(images()).shape == (2, 1000)
-    assert model.anatomy.family == {"resnet18": "cnn", "swin_t": "windowed", "vit_b_32": "vit"}[name]
 
 
 def test_torchvision_weights_from_a_file(tmp_path):
@@ -198,12 +181,6 @@ def test_a_run_folder_that_also_holds_a_processor_is_a_run_folder(tmp_path):
     written(small(), tmp_path)
     (tmp_path / "preprocessor_config.json").write_text("{}")
     assert vitlens.load(str(tmp_path)).classes == ("cat", "dog", "newt")
-
-
-@pytest.mark.parametrize("given", [torch.nn.Linear(2, 2), 3])
-def test_what_is_no_name_is_refused(given):
-    with pytest.raises(InputError, match=r"vitlens\.(wrap|list_models)"):
-        vitlens.load(given)
 
 
 @pytest.mark.parametrize(

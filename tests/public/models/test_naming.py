@@ -112,11 +112,3 @@ def test_names_and_kinds_in_files_stay_as_they_are():
     assert SOURCES["bundled"].all_names() == list(BUNDLED)
     assert SOURCES["preset"].all_names() == list(PRESETS)
     assert "timm:NAME" in describe_names()
-
-
-@pytest.mark.parametrize("kind", SOURCES)
-def test_every_reference_is_a_documented_function(kind):
-    source = SOURCES[kind]
-    for reference in filter(None, (source.build, source.load, source.restore, source.list_names)):
-        module, _, function = reference.partition(":")
-        assert inspect.getdoc(getattr(import_module(module), function)), reference
