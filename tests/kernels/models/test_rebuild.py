@@ -1,7 +1,6 @@
 """Models made from models: without some heads (the whole one with those heads masked, and smaller), for other classes
 (what was learned stays, the head's logits are zero), with random weights, also for another image size."""
 
-import copy
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -12,7 +11,7 @@ import vitlens
 from tests.kit.models.files import small, written
 from tests.kit.models.tiny import FAMILIES, images, ours, timm_model
 from vitlens.errors import InputError, ModelError, UnsupportedError
-from vitlens.models.rebuild import Architecture, build, classifiers, for_classes, prune_heads, untrained_like
+from vitlens.models.rebuild import classifiers, for_classes, prune_heads, untrained_like
 
 Heads = Mapping[int, tuple[int, ...]]
 CUT: dict[str, Callable[[], vitlens.Model]] = {

@@ -7,7 +7,7 @@ import torchvision
 from torch import nn
 
 import vitlens
-from tests.kit.models.tiny import FAMILIES, images, model_of, shaken, timm_model, torchvision_swin
+from tests.kit.models.tiny import images, model_of, shaken, timm_model, torchvision_swin
 from vitlens.errors import UnsupportedError
 
 

@@ -1,9 +1,7 @@
 """`[alias=]NAME[@weights]`: the names of models, what they are called in reports, and the source of each."""
 
-import inspect
 import json
 import shutil
-from importlib import import_module
 from pathlib import Path
 
 import pytest

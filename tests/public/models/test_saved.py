@@ -1,7 +1,6 @@
 """A model written to a file and read again is the same model; a file that is damaged or of others is one line."""
 
 import hashlib
-import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import vitlens
-from tests.kit.damage import damage_bytes, damaged, every, refused, served_or_refused
+from tests.kit.damage import damage_bytes, damaged, refused, served_or_refused
 from tests.kit.models.files import description, rewrite, small, written
 from tests.kit.models.tiny import images
 from vitlens.cli.main import run

@@ -3,7 +3,7 @@
 import pytest
 import timm
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import vitlens
 from tests.kit.models.tiny import our_swin, shaken
@@ -113,7 +113,7 @@ MAPS = [  # patches of the map, of a window, and by how many the second block sh
 @pytest.mark.parametrize(("index", "shifts"), [(0, True), (1, True), (1, False)])
 @pytest.mark.parametrize(("size", "window", "shift"), MAPS)
 def test_a_patch_depends_on_those_that_share_its_window_and_were_neighbours(size, window, shift, index, shifts):
-    """By gradients of the whole branch: pad, shift, cut, attend and back. Every second block shifts, but without shift."""
+    """By gradients of the whole branch: pad, shift, cut, attend and back; every second block shifts."""
     block = our_swin(dim=8, depths=(2,), heads=(1,), window=window, shift=shifts).module.layers[0].blocks[index]
     maps = torch.randn(2, *size, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
     output = block.attend(maps)
