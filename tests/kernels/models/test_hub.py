@@ -1,10 +1,10 @@
 """The hubs: the small ViT that is downloaded, from a local server that answers as Hugging Face's, by its own client;
-which weights in the caches are taken for timm's ViTs."""
+which weights in the caches are taken for timm's ViTs; what is said offline."""
 
 import http.server
 import threading
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
+import vitlens
 from vitlens.errors import ModelError
 from vitlens.models.sources import hub
-from vitlens.models.sources.hub import vits_on_disk
 
 PATH = f"/timm/{hub.SMALL_VIT}/resolve/main/model.safetensors"
-COMMIT = "ab" * 20
 
 
 @dataclass
@@ -32,7 +31,7 @@ class Hub:
 
 
 @pytest.fixture
-def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+def caches(tmp_path: Path, monkeypatch) -> tuple[Path, Path]:
     """Empty caches of Hugging Face's hub and of torch.hub."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -40,7 +39,7 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]
 
 
 @pytest.fixture
-def server(caches: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def server(caches: tuple[Path, Path], monkeypatch) -> Iterator[Hub]:
     """A running hub, and empty caches."""
     known = Hub()
 
@@ -57,7 +56,7 @@ def server(caches: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Iterat
             self.send_response(status)
             if status == 200:
                 self.send_header("ETag", f'"{sha256(known.content).hexdigest()}"')
-                self.send_header("X-Repo-Commit", COMMIT)
+                self.send_header("X-Repo-Commit", "ab" * 20)
             content = known.content if status == 200 else b""
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
@@ -69,8 +68,7 @@ def server(caches: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Iterat
             """Nothing on stderr."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        thread = threading.Thread(target=running.serve_forever, daemon=True)
-        thread.start()
+        threading.Thread(target=running.serve_forever, daemon=True).start()
         known.address = f"http://127.0.0.1:{running.server_address[1]}"
         monkeypatch.setenv("HF_ENDPOINT", known.address)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -93,63 +91,51 @@ def test_it_is_downloaded_once_as_safetensors_and_found_afterwards(server, tmp_p
         assert not any(path == PATH for _, path in server.asked)  # said before the first byte
         said.append(address)
 
-    server.content = bytes(3_400_000)
+    server.content, part = bytes(3_400_000), constants.DOWNLOAD_CHUNK_SIZE
     steps: list[int] = []
     name = hub.download_small_vit(begins=begins, progress=lambda _: nullcontext(steps.append))
-    assert sum(steps) == 3  # whole MB
-    assert len(steps) > 1
+    assert (sum(steps), len(steps) > 1) == (3, True)  # whole MB
     assert said == [server.address]
-    assert Path(name.weights or "").read_bytes() == server.content
-    assert tmp_path / "hub" in Path(name.weights or "").parents
+    assert Path(name.weights).read_bytes() == server.content
+    assert tmp_path / "hub" in Path(name.weights).parents
     assert {path for method, path in server.asked if method == "GET"} == {PATH}  # no pickle, no other file
-    (found,) = vits_on_disk()
-    assert (found.name, found.alias, Path(found.weights or "")) == (name.name, name.alias, Path(name.weights or ""))
+    (found,) = hub.vits_on_disk()
+    assert (found.name, found.alias, Path(found.weights)) == (name.name, name.alias, Path(name.weights))
+    assert part == constants.DOWNLOAD_CHUNK_SIZE
 
 
 def test_offline_nothing_is_asked_for(server):
-    with hub.offline(), pytest.raises(ModelError, match="nothing is downloaded offline"):
-        download()
+    with hub.offline():
+        with pytest.raises(ModelError, match="offline"):
+            download()
+        with (
+            pytest.raises(ModelError, match="found neither, offline; give --weights FILE"),
+            hub.pretrained_download("timm:x", f"{server.address}/timm/x"),
+        ):
+            raise OSError("not in the cache")
     assert not server.asked
     assert not constants.HF_HUB_OFFLINE
     with hub.offline(False):
         assert download() == [server.address]
 
 
-def test_a_hub_that_is_not_there_or_refuses_is_one_line(server, monkeypatch):
-    for server.status in (404, 403):
+def test_a_hub_that_is_not_there_refuses_or_ends_early_is_one_line_and_leaves_no_weights(server, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda _: None)  # between the client's attempts
+    for server.status, server.broken in ((404, None), (403, None), (200, 100)):
         with pytest.raises(ModelError, match=r"^the download from http:") as caught:
             download()
         assert "\n" not in str(caught.value)
+        assert hub.vits_on_disk() == ()
+    server.broken = None
+    assert download() == [server.address]
+    assert len(hub.vits_on_disk()) == 1
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(ModelError, match=r"^http://127\.0\.0\.1:9 does not answer$"):
         download()
-    assert vits_on_disk() == ()
 
 
-def test_a_download_that_ends_early_leaves_no_weights(server, monkeypatch):
-    monkeypatch.setattr("time.sleep", lambda _: None)  # between the client's attempts
-    server.broken = 100
-    with pytest.raises(ModelError, match="failed"):
-        download()
-    assert vits_on_disk() == ()
-    server.broken = None
-    assert download() == [server.address]
-    assert len(vits_on_disk()) == 1
-
-
-def test_a_named_model_asks_nobody_offline(server):
-    fault = "found neither, offline; give --weights FILE"
-    with (
-        hub.offline(),
-        pytest.raises(ModelError, match=fault),
-        hub.pretrained_download("timm:x", f"{server.address}/timm/x"),
-    ):
-        raise OSError("not in the cache")
-    assert not server.asked
-
-
-def cached(folder: Path, name: str, file: str = "model.safetensors", snapshot: str = "0a") -> Path:
-    place = folder / f"models--timm--{name}" / "snapshots" / snapshot / file
+def cached(folder: Path, name: str, file: str = "model.safetensors") -> Path:
+    place = folder / f"models--timm--{name}" / "snapshots" / "0a" / file
     place.parent.mkdir(parents=True)
     place.write_bytes(b"weights")
     return place
@@ -157,7 +143,7 @@ def cached(folder: Path, name: str, file: str = "model.safetensors", snapshot: s
 
 def test_vits_of_imagenet_are_found_by_name_and_others_are_not(caches):
     downloads, checkpoints = caches
-    assert vits_on_disk() == ()
+    assert hub.vits_on_disk() == ()
     assert not downloads.exists()
     base = cached(downloads, "vit_base_patch16_224.augreg2_in21k_ft_in1k")
     for name in (
@@ -166,20 +152,53 @@ def test_vits_of_imagenet_are_found_by_name_and_others_are_not(caches):
     ):  # fmt: skip
         cached(downloads, name)
     cached(downloads, "deit3_small_patch16_224.fb_in1k", file="config.json")  # without weights
+    gone = cached(downloads, "deit_tiny_patch16_224.fb_in1k")
+    gone.unlink()
+    gone.symlink_to(gone.with_name("blob"))  # a link whose file is gone
     checkpoints.mkdir(parents=True)
     tiny = checkpoints / "deit_tiny_patch16_224-a1311bcf.pth"
     for file in (tiny, checkpoints / "resnet18-5c106cde.pth", checkpoints / "dino_deitsmall16_pretrain.pth"):
         file.write_bytes(b"weights")
-    found = vits_on_disk()
-    assert [(model.name, model.weights) for model in found] == [
-        ("timm:deit_tiny_patch16_224", str(tiny)),
-        ("timm:vit_base_patch16_224.augreg2_in21k_ft_in1k", str(base)),
+    assert [(model.name, model.alias, model.weights) for model in hub.vits_on_disk()] == [
+        ("timm:deit_tiny_patch16_224", "deit_tiny_patch16_224", str(tiny)),
+        (f"timm:{base.parts[-4][14:]}", base.parts[-4][14:], str(base)),
     ]
-    assert [model.alias for model in found] == ["deit_tiny_patch16_224", "vit_base_patch16_224.augreg2_in21k_ft_in1k"]
 
 
-def test_a_link_whose_file_is_gone_is_no_weights(caches):
-    gone = cached(caches[0], "deit_tiny_patch16_224.fb_in1k")
-    gone.unlink()
-    gone.symlink_to(gone.with_name("blob"))
-    assert vits_on_disk() == ()
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("timm:vit_tiny_patch16_224", "--weights FILE, or --random-weights"),
+        ("torchvision:resnet18", "--weights FILE, or --random-weights"),
+        ("hf:google/vit-base-patch16-224", "hf:FOLDER"),
+    ],
+)
+def test_without_a_network_a_pretrained_name_is_one_line(monkeypatch, caches, name, advice):
+    def fails(*_args: object, **_options: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(hub, "_answers", lambda _address: False)
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fails)
+    monkeypatch.setattr("time.sleep", lambda _: pytest.fail("slept for a network that is not there"))
+    with pytest.raises(ModelError) as caught:
+        vitlens.load(name)
+    assert "\n" not in str(caught.value)
+    assert f"{name} from https://" in str(caught.value)
+    assert "found no network" in str(caught.value)
+    assert advice in str(caught.value)
+
+
+def test_the_hubs_own_switch_comes_back_and_a_broken_download_says_why(monkeypatch):
+    before, seen = constants.HF_HUB_OFFLINE, []
+    for answers in (False, True):
+        monkeypatch.setattr(hub, "_answers", lambda _address, answers=answers: answers)
+        with suppress(KeyError), hub.pretrained_download("timm:x", "https://example.org"):
+            seen.append(constants.HF_HUB_OFFLINE)
+            raise KeyError
+        assert before == constants.HF_HUB_OFFLINE
+    assert seen == [True, before]
+    with (
+        pytest.raises(ModelError, match=r"\(connection reset\); give --weights FILE"),
+        hub.pretrained_download("timm:x", "https://example.org"),
+    ):
+        raise OSError("connection reset\nmore")

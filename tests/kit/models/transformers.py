@@ -1,7 +1,11 @@
 """Tiny models of transformers' families, of 32 px and two blocks, in folders as save_pretrained writes them."""
 
+import json
+import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import torch
@@ -82,3 +86,24 @@ def save_family(name: str, folder: Path) -> Any:
     model.save_pretrained(folder)
     getattr(transformers, f"{processor}ImageProcessor")(**options).save_pretrained(folder)
     return model
+
+
+@cache
+def folder_of(name: str) -> tuple[Path, Any]:
+    """The folder and the model of a family, made once; nobody changes them."""
+    folder = Path(mkdtemp(prefix="hf-")) / name
+    return folder, save_family(name, folder)
+
+
+def changed(into: Path, name: str = "vit", file: str = "config.json", **fields: Any) -> Path:
+    """A copy of a family's folder with other fields in a JSON file; None removes one."""
+    target = into / f"{name}-{len(list(into.iterdir()))}"
+    shutil.copytree(folder_of(name)[0], target)
+    content = json.loads((target / file).read_text()) | fields
+    (target / file).write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+    return target
+
+
+def pixels(seed: int = 0, size: int = 32) -> torch.Tensor:
+    """Two images."""
+    return torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(seed))
