@@ -10,7 +10,7 @@ import torch
 from torch import distributed
 
 from tests.kit.simulated_processes import run_in_processes
-from tests.training.tiny import tiny_split
+from tests.kit.trainings import tiny_split
 from vitlens.errors import InputError, RunError
 from vitlens.processes import Processes, accelerated, join, share_of
 

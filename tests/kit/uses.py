@@ -256,7 +256,7 @@ EVERYWHERE = tuple(MODELS)
 ELSEWHERE = {
     "images": "reads the model's input size alone",
     "shape_bias": "runs evaluate, on scenes of shapes and textures",
-    "train": "changes the model: tests/training/test_loop.py",
+    "train": "changes the model: tests/public/training/test_loop.py",
     "zero_shot": "needs open_clip: tests/analysis/features/test_zero_shot.py",
 }
 _LISTED = (

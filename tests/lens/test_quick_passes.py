@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 
-from tests.attacks.models import perceptron, pictures, tiny_cnn, tiny_vit
+from tests.kit.attacked import perceptron, pictures, tiny_cnn, tiny_vit
 from tests.lens.tiny import images, ours, timm_model
 from vitlens.lens import quick_passes as quick
 from vitlens.lens.quick_passes import quick_batch_size, quick_convolutions, quick_layers, quick_linear, quick_passes

@@ -10,7 +10,7 @@ import torchvision
 from torch import nn
 
 import vitlens
-from tests.training.tiny import CLASSES, tiny_model
+from tests.kit.trainings import CLASSES, tiny_model
 from vitlens.errors import InputError, ModelError, UnsupportedError
 from vitlens.models.loading import load, untrained
 from vitlens.models.positions import interpolate_positions
