@@ -1,21 +1,16 @@
-"""Tiny models to attack: linear, with one hidden layer, a ViT, a CNN; random weights, few pixels."""
+"""Tiny models to attack: linear, with one hidden layer, a ViT, a CNN; planted outcomes; and what a model was asked."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from tests.attribution.models import cnn
-from tests.lens.tiny import ours
-from vitlens.attacks.algorithm import Setting
-from vitlens.attacks.attack import sweep
-from vitlens.attacks.engine import worst_case
-from vitlens.attacks.plan import AttackPlan, clean_images
-from vitlens.attacks.registry import ATTACKS
 from vitlens.attacks.robustness import Outcome
 from vitlens.models.anatomy import Anatomy
+from vitlens.models.loading import untrained
 from vitlens.models.model import Model, Provenance
+from vitlens.models.resnet import CifarResNet
 from vitlens.preprocessing import Preprocessing
 
 Size = tuple[int, int]
@@ -32,6 +27,13 @@ class Flat(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.layers(images)
         return logits
+
+
+class Wave(nn.Module):
+    """A nonlinearity with many maxima."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return (4 * tokens).sin()
 
 
 def made(module: nn.Module, size: Size, *, classes: int | tuple[str, ...] = 5) -> Model:
@@ -65,12 +67,29 @@ def perceptron(size: Size = (8, 8), *, classes: int = 5, seed: int = 0) -> Model
     return made(seeded(build, seed), size, classes=classes)
 
 
+def robust(size: Size = (8, 8), *, seed: int = 0) -> Model:
+    """Losses with many maxima, and always the prediction 0: no attack ends early. In double precision."""
+
+    def build() -> nn.Module:
+        last = nn.Linear(16, 5)
+        with torch.no_grad():
+            last.bias[0] = 4
+        return Flat(nn.Linear(3 * size[0] * size[1], 16), Wave(), last)
+
+    return made(seeded(build, seed), size).double()
+
+
 def tiny_vit(size: Size = (8, 8), *, seed: int = 0) -> Model:
-    return ours(size=size, patch_size=(4, 4), depth=1)
+    shape = {"dim": 16, "depth": 1, "heads": 2, "patch_size": [4, 4]}
+    model = untrained("vit-mini", classes=tuple("abcde"), image_size=size, seed=seed, overrides=shape)  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.data.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    return model.eval().requires_grad_(False)
 
 
 def tiny_cnn(size: Size = (8, 8), *, seed: int = 0) -> Model:
-    return cnn(size)
+    return made(seeded(lambda: CifarResNet(blocks=1, classes=5), seed), size)
 
 
 MODELS: dict[str, Callable[..., Model]] = {
@@ -86,33 +105,21 @@ def pictures(count: int = 4, size: Size = (8, 8), *, seed: int = 0, low: float =
     return low + (high - low) * draws
 
 
-def setting(steps: int, size: Size = (8, 8), *, classes: int = 5) -> Setting:
-    """The setting of an algorithm for one of these models."""
-    return Setting(steps, classes, size)
-
-
 def predictions(model: Model, images: Tensor) -> Tensor:
     """The predictions, one image at a time."""
     with torch.no_grad():
         return torch.cat([model(image).argmax(1) for image in images.split(1)])
 
 
-def adversarial(
-    model: Model, images: Tensor, labels: Tensor | str, attack: str, *, epsilons: Sequence[float], **given: Any
-) -> tuple[Tensor, Tensor]:
-    """The rows of the images on which an attack succeeds at one of these epsilons, and its images."""
-    levels = tuple(epsilon for epsilon in epsilons if epsilon > 0) if ATTACKS[attack].kind == "budget" else (1.0,)
-    clean = clean_images(model, images, labels)
-    found = worst_case(model, clean, ATTACKS[attack], AttackPlan(levels, keep=True, **given)).adversarial
-    rows = sorted(found)
-    images = torch.stack([found[row] for row in rows]) if rows else images[:0]
-    return torch.tensor(rows, dtype=torch.int64), images
-
-
-def swept(model: Model, images: Tensor, labels: Tensor | str, attack: str, **given: Any) -> Outcome:
-    """A sweep of one attack; given: its options, and fields of its plan."""
-    own = {name: given.pop(name) for name in ("epsilons", "indices", "on_progress") if name in given}
-    return sweep(model, images, labels, AttackPlan(**given), attack=attack, **own)
+@contextmanager
+def asked(model: Model) -> Iterator[list[Tensor]]:
+    """The images of each pass inside."""
+    seen: list[Tensor] = []
+    handle = model.module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].clone()))
+    try:
+        yield seen
+    finally:
+        handle.remove()
 
 
 def outcome(

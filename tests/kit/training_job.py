@@ -1,4 +1,4 @@
-"""One training in a process of its own: python -m tests.training.job FOLDER BATCH ACCUMULATE [at N | writing N].
+"""One training in a process of its own: python -m tests.kit.training_job FOLDER BATCH ACCUMULATE [at N | writing N].
 
 Ends itself with SIGKILL where asked: at a step, or half-way through writing its N-th checkpoint. BATCH 0: the recipe's.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tests.training.tiny import TEST, TRAIN, tiny_model, tiny_recipe, tiny_split
+from tests.kit.trainings import TEST, TRAIN, tiny_model, tiny_recipe, tiny_split
 from vitlens.training import checkpoint, loop
 from vitlens.training.metrics import Progress
 
