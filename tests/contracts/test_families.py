@@ -41,7 +41,7 @@ def observed(model: Model, batch: Tensor, **how: bool) -> tuple[Tensor, list[str
     return vitlens.observe(model, batch, keep, **how), modules, layers
 
 
-def check(name: str, model: Model, batch: Tensor) -> None:
+def check(name: str, model: Model, batch: Tensor) -> tuple[Tensor, list[Tensor]]:
     with torch.no_grad():
         plain = model(batch)
     logits, modules, layers = observed(model, batch)
@@ -52,24 +52,18 @@ def check(name: str, model: Model, batch: Tensor) -> None:
     for weights in layers:
         torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]), atol=1e-5, rtol=0)
         assert (weights >= 0).all()
+    return logits, layers
 
 
-def test_logits_are_unchanged_and_every_layer_is_seen(family):
-    name, model = family
-    check(name, model, images(model.input_size))
-
-
-def test_an_image_does_not_depend_on_its_batch_mates(family):
+def test_logits_are_unchanged_every_layer_is_seen_and_no_image_depends_on_another(family):
     name, model = family
     batch = images(model.input_size, batch=3)
-    tolerance = 1e-5 if name == "swinv2" else 1e-6  # cosine scores times up to 100: more float noise
-    (together, _, layers), (alone, _, own) = observed(model, batch), observed(model, batch[1:2])
+    together, layers = check(name, model, batch)
+    alone, _, own = observed(model, batch[1:2])
     torch.testing.assert_close(alone[0], together[1], atol=1e-5, rtol=1e-5)
+    tolerance = 1e-5 if name == "swinv2" else 1e-6  # cosine scores times up to 100: more float noise
     for one, layer in zip(own, layers, strict=True):  # windows of an image stand together
         torch.testing.assert_close(one, layer.unflatten(0, (3, -1))[1], atol=tolerance, rtol=0)
-    torch.testing.assert_close(
-        vitlens.rollout(model, batch[1:2])[0], vitlens.rollout(model, batch)[1], atol=1e-6, rtol=0
-    )
 
 
 def test_explicit_attention_gives_the_same_logits_and_gradients_of_every_layer(family):
@@ -82,10 +76,12 @@ def test_explicit_attention_gives_the_same_logits_and_gradients_of_every_layer(f
         assert gradient.abs().sum() > 0
 
 
-def test_every_family_has_a_rollout(family):
+def test_every_family_has_a_rollout_of_each_image_alone(family):
     """Of windows over the patches of the first stage, where nothing is left to a prefix."""
     name, model = family
-    maps = vitlens.rollout(model, images(model.input_size))
+    batch = images(model.input_size)
+    maps = vitlens.rollout(model, batch)
+    torch.testing.assert_close(vitlens.rollout(model, batch[1:])[0], maps[1], atol=1e-6, rtol=0)
     assert (maps >= 0).all()
     assert maps.shape == (2, *(model.layout.grid if name in CHAINED else (16, 16)))
     left = torch.ones(2) - maps.sum((1, 2))

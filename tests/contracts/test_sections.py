@@ -15,7 +15,6 @@ import pytest
 from jinja2 import nodes
 
 import vitlens
-from tests.kit.contradictions import contradictions
 from vitlens.charts import bars, board, intervals, lines, matrix, scatter
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
@@ -30,7 +29,6 @@ from vitlens.report.claims import Claim, judge, shown, title_of
 from vitlens.report.junit import junit
 from vitlens.report.prose import Marked, environment, say
 from vitlens.report.sections import Chart, Glance, Report, Section, help_of
-from vitlens.report.verdicts import LIMITS
 from vitlens.uncertainty import Estimate
 
 REPORTING = [word for word, command in COMMANDS.items() if command.reports]
@@ -177,19 +175,6 @@ def test_what_goes_into_a_sentence_is_formatted_and_escaped_there():
         say("{{ forgotten }}")
 
 
-def test_two_claims_on_one_thing_must_agree():
-    first = Claim("fur", "cat", says="It is furry.", state="pass", effect=Estimate(0.5, 0.4, 0.6, 10))
-    assert not list(contradictions([first, first, replace(first, subject="dog", state="fail")]))
-    for change in (
-        {"state": "warn"},
-        {"effect": Estimate(-0.5, -0.6, -0.4, 10)},
-        {"effect": Estimate(0.5, 0.4, 0.6, 11)},
-        {"says": "It is furry because it is a cat."},
-    ):
-        assert list(contradictions([first, replace(first, **change)])), change
-    assert not list(contradictions([replace(first, says="Furry because warm.", evidence="intervened")]))
-
-
 def test_the_first_page_has_answers_then_faults_then_what_is_clearest():
     sure, unsure = Estimate(0.5, 0.45, 0.55, 100), Estimate(0.1, -0.1, 0.3, 100)
     known = [
@@ -202,15 +187,6 @@ def test_the_first_page_has_answers_then_faults_then_what_is_clearest():
     assert [claim.question for claim in shown(known)] == ["answer", "fault", "clear"]
     assert title_of(known, "no title") == "Yes"
     assert title_of(known[:1], "no title") == "no title"
-
-
-def test_every_limit_judges_in_its_direction():
-    for name, limit in LIMITS.items():
-        good, bad = limit.passes, limit.warns
-        beyond = bad - 1e-6 if limit.higher else bad + 1e-6
-        assert limit.judge(Estimate(good, good, good)) == "pass", name
-        assert limit.judge(Estimate(beyond, beyond, beyond)) == "fail", name
-        assert limit.judge(Estimate((good + bad) / 2)) == "warn", name
 
 
 def package_of(word: str) -> str:

@@ -108,20 +108,3 @@ def test_damaged_runs_to_resume(ground: Box, name: str, seed: int) -> None:
     own = {".json": (damage.json_file,), ".npz": (damage.arrays,), ".safetensors": (damage.safetensors_header,)}
     words = [name] if name in ("train", "study") else words_of(BEGUN[name].words, ground)
     check(ground, file, own.get(file.suffix, ()), [*words, "--resume", str(folder)], seed)
-
-
-@pytest.mark.parametrize("where", ["figures", "arrays", "report.md", "results.json", "config.json", ""])
-@pytest.mark.parametrize("name", ["rollout", "evaluate"])
-def test_a_link_in_a_report_folder_leads_nowhere(ground: Box, tmp_path: Path, name: str, where: str) -> None:
-    folder = copy(ground.work / "out" / "finished" / name, ground.work / "out" / "case")
-    aside = tmp_path / "aside"
-    shutil.move(folder / where if where else folder, aside)
-    before = {path: path.read_bytes() for path in ([aside] if aside.is_file() else aside.rglob("*")) if path.is_file()}
-    link = folder / where if where else folder
-    link.symlink_to(aside)
-    outcome = ground.run(["report", str(folder)])
-    assert not outcome.faults(), outcome.description()
-    if where:  # the folder itself may be named by a link: that is the user's
-        assert outcome.code == 2
-        assert {path: path.read_bytes() for path in before} == before
-    link.unlink()
