@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -158,9 +159,30 @@ def test_the_call_of_one_image_has_its_windows_and_its_bias():
                 torch.testing.assert_close(call.pick(0).output, call.output.unflatten(0, (3, -1))[0], **CLOSE)
 
 
-def pvt() -> Model:
-    import timm
+class OfMap(Attends):
+    """Takes a map instead of tokens."""
 
+    def __init__(self, *, last: bool) -> None:
+        super().__init__(lambda _: {}, "plain", 1)
+        self.last = last
+
+    def forward(self, grid: Tensor) -> Tensor:
+        return super().forward(grid.flatten(1, 2) if self.last else grid.flatten(2).mT)
+
+
+class Mapped(nn.Module):
+    """A model whose attention is entered by a map, channels first or last."""
+
+    def __init__(self, *, last: bool) -> None:
+        super().__init__()
+        self.stem, self.attn, self.head = nn.Conv2d(3, 32, 8, 8), OfMap(last=last), nn.Linear(32, 5)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        grid = self.stem(pixels)
+        return self.head(self.attn(grid.permute(0, 2, 3, 1) if self.attn.last else grid).mean(1))
+
+
+def pvt() -> Model:
     shape = {"depths": (1, 1, 1, 1), "embed_dims": (16, 16, 16, 16), "num_heads": (1, 1, 1, 1), "num_classes": 5}
     return model_of(shaken(lambda: timm.create_model("pvt_v2_b0", **shape)))
 
@@ -170,6 +192,8 @@ KINDS = {
     "siglip": (lambda: shared_model("siglip"), ["patch", "patch", "class"]),
     "cait": (lambda: shared_model("cait"), ["patch", "patch", "class", "class"]),
     "swin": (lambda: shared_model("swin"), ["window"] * 4),
+    "a map, channels last": (lambda: model_of(shaken(lambda: Mapped(last=True)), size=(16, 24)), ["patch"]),
+    "a map, channels first": (lambda: model_of(shaken(lambda: Mapped(last=False)), size=(16, 24)), ["patch"]),
     "pvt": (pvt, ["pooled", "pooled", "pooled", "patch"]),
     "xcit": (
         lambda: timm_model("xcit_nano_12_p16_224", patch_size=16, embed_dim=32),
@@ -231,28 +255,24 @@ def test_multihead_attention_has_its_own_logits_and_weights(case):
     assert (call.site.module, call.site.heads) == ("attn.attention", 4)
 
 
-class Direct(nn.Module):
+class Direct(nn.MultiheadAttention):
     """Calls torch's function itself, whose boolean mask says who is left out (the module turns it into numbers)."""
 
-    num_heads = 4
-
     def __init__(self) -> None:
-        super().__init__()
-        self.own = nn.MultiheadAttention(32, 4)
+        super().__init__(32, 4)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        projections = (self.own.in_proj_weight, self.own.in_proj_bias, None, None, False, 0.0)
-        out = (self.own.out_proj.weight, self.own.out_proj.bias)
-        function, options = F.multi_head_attention_forward, {"need_weights": False, "attn_mask": ~BOOLEAN}
-        first = tokens.transpose(0, 1)
-        return function(first, first, first, 32, 4, *projections, *out, training=False, **options)[0].transpose(0, 1)
+        projections = (self.in_proj_weight, self.in_proj_bias, None, None, False, 0.0)
+        out, options = (self.out_proj.weight, self.out_proj.bias), {"need_weights": False, "attn_mask": ~BOOLEAN}
+        given = [tokens.transpose(0, 1)] * 3
+        found = F.multi_head_attention_forward(*given, 32, 4, *projections, *out, training=False, **options)
+        return found[0].transpose(0, 1)
 
 
 def test_the_function_called_with_a_boolean_mask():
-    model, batch = one(Direct), images((16, 24))
-    call = seen(model, batch)
-    assert (call.weights()[..., ~BOOLEAN] == 0).all()
-    assert (call.weights()[..., BOOLEAN] > 0).all()
+    weights = seen(one(Direct), images((16, 24))).weights()
+    assert (weights[..., ~BOOLEAN] == 0).all()
+    assert (weights[..., BOOLEAN] > 0).all()
 
 
 def test_added_keys_are_refused():

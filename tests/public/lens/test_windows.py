@@ -136,14 +136,3 @@ def test_mean_distances_are_those_of_the_whole_matrix(name):
         whole = unwindow(call.placed(), call.site.windows)
         expected = (whole.double() * apart).sum(-1).mean((0, 2))
         torch.testing.assert_close(table.distance[call.site.layer, : call.site.heads], expected, rtol=1e-4, atol=1e-4)
-
-
-def test_patches_that_lie_apart_are_no_neighbours():
-    """Of MaxViT's grids every patch attends to patches as far apart as there are windows."""
-    model = OTHERS["maxvit"]()
-    table = vitlens.statistics(model, images((64, 64)))
-    for call in calls_of(model, images((64, 64))):
-        windows = call.site.windows
-        apart = windows.dilated and windows.resolution != windows.window
-        mass = table.neighbour_mass[call.site.layer, : call.site.heads]
-        assert (mass == 0).all() if apart else (mass > 0).all()

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.models.vision_transformer import VisionTransformer as TorchvisionViT
 
 import vitlens
@@ -149,12 +149,35 @@ def with_pre_logits() -> Model:
     return model_of(shaken(build, scale=0.5), alias="tanh")
 
 
+class Reads(nn.Module):
+    """Our ViT with its blocks in two lists, or read at a patch."""
+
+    def __init__(self, inner: nn.Module, *, lists: int, token: int) -> None:
+        super().__init__()
+        self.early, self.late = inner.blocks[: 3 - lists], inner.blocks[3 - lists :]
+        inner.blocks = nn.ModuleList()
+        self.inner, self.token = inner, token
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        tokens = self.inner.tokens(pixels)
+        for block in (*self.early, *self.late):
+            tokens = block(tokens)
+        return self.inner.head(self.inner.norm(tokens)[:, self.token])
+
+
+def reads(*, lists: int, token: int) -> Model:
+    module = Reads(ours().module, lists=lists, token=token)
+    return vitlens.wrap(module, image_size=(32, 48), mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
 ADDED = "the parts of image [012] sum to"
 NOT_READ = {
     "siglip": (FAMILIES["siglip"], "found attention pooling in siglip"),
     "cait": (FAMILIES["cait"], "found attention pooling in cait"),
     "torchvision-swin": (FAMILIES["torchvision-swin"], "found a windowed model"),
     "cnn": (small_cnn, "found a cnn model"),
+    "two-lists": (lambda: reads(lists=2, token=0), "found blocks in 2 places"),
+    "a-patch": (lambda: reads(lists=1, token=5), "found blocks in 1 places"),
     "norm-after-branch": (partial(timm_model, "vit_base_patch16_rpn_224", alias="rpn", class_token=False), ADDED),
     "no-residual": (partial(ours, residual=False), ADDED),
     "tanh": (with_pre_logits, ADDED),

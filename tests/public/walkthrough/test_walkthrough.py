@@ -4,8 +4,6 @@ import math
 
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional as F
 
 import vitlens
 from tests.kit.tiny import FAMILIES, handwritten, images, ours, small_cnn, torchvision_swin
@@ -173,37 +171,3 @@ def test_what_cannot_be_walked_through_is_refused(build, options, error, said):
     batch = images(model.input_size, batch=options.get("batch", 1))
     with pytest.raises(error, match=said):
         vitlens.walkthrough(model, batch, **{name: options[name] for name in options if name != "batch"})
-
-
-def test_a_user_s_module_of_other_names_is_walked_through():
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.to_all, self.out, self.num_heads = nn.Linear(16, 48), nn.Linear(16, 16), 2
-
-        def forward(self, x):
-            q, k, v = self.to_all(x).view(*x.shape[:2], 3, 2, 8).permute(2, 0, 3, 1, 4)
-            return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.attention, self.second = nn.LayerNorm(16), Attention(), nn.LayerNorm(16)
-            self.mlp = nn.Linear(16, 16)
-
-        def forward(self, x):
-            x = x + self.attention(self.first(x))
-            return x + self.mlp(self.second(x))
-
-    class Mine(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.cut, self.blocks, self.head = nn.Conv2d(3, 16, 8, 8), nn.Sequential(Block(), Block()), nn.Linear(16, 5)
-
-        def forward(self, x):
-            return self.head(self.blocks(self.cut(x).flatten(2).transpose(1, 2)).mean(1))
-
-    torch.manual_seed(0)
-    model = vitlens.wrap(Mine().eval(), image_size=32, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
-    walk = vitlens.walkthrough(model, images(batch=1))
-    assert all(check.equal for check in walk.checks), walk.checks
