@@ -1,6 +1,5 @@
 """Attention that is replaced, sharpened or knocked out, against attention written out."""
 
-
 import pytest
 import torch
 
