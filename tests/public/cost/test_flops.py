@@ -164,12 +164,6 @@ def test_our_swin_by_counter_and_by_formula(size, shift):
     assert flops(model) == swin_flops(model)
 
 
-def test_products_grow_with_the_square_of_the_tokens_and_in_windows_with_the_tokens():
-    for make, power in ((lambda **size: ours(pooling="mean", **size), 2), (our_swin, 1)):
-        small, large = (flops(make(size=(side, side)))[PRODUCTS] for side in (32, 128))
-        assert large == small * 16**power
-
-
 def test_exponents_and_the_crossover_of_a_sweep_over_sizes(tiny_vit, tmp_path):
     """N² of the products, the interval of least squares on logarithms, and the tokens from which products lead."""
     sides = (16, 32, 64)

@@ -24,7 +24,6 @@ from tests.kit.lens import (
     without_mlp,
 )  # fmt: skip
 from tests.kit.tiny import EACH_FAMILY, images, model_of, ours, shaken, shared_model
-from tests.kit.uses import BrokenError
 from vitlens import KnockOut, Model
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 
@@ -148,29 +147,6 @@ def test_resampling_takes_each_image_once_and_never_its_own_by_the_seed_alone():
         orders.add((count, *order))
     assert len(orders) == 4  # the same seed twice, and another
     assert torch.equal(torch.get_rng_state(), state)
-
-
-@pytest.mark.parametrize("name", EACH_FAMILY)
-def test_several_at_once_are_contexts_nested(name):
-    model = shared_model(name)
-    batch, last = of(model), len(heads_by_layer(model)) - 1
-    shape = next(place.shape for place in model.places() if place.name == "blocks.0.head.1")
-    several: list[dict[str, object]] = [
-        {"blocks.0.head.0": "zero"},
-        {"blocks.0.head.1": torch.randn(3, *shape[:-1], 1, generator=torch.Generator().manual_seed(0))},
-        {"blocks.1.attention.weights": KnockOut(keys=1)},
-        {"blocks.0.mlp": "zero", f"blocks.{last}.head.1": "zero"},
-    ]
-    at_once = changed(model, batch, {place: change for changes in several for place, change in changes.items()})
-    with torch.no_grad(), vitlens.intervene(model, several[1] | several[2]), vitlens.intervene(model, several[0]):
-        some = model(batch)
-        with vitlens.intervene(model, several[3]):
-            nested = model(batch)
-        with pytest.raises(BrokenError), vitlens.intervene(model, several[3]):
-            raise BrokenError
-        torch.testing.assert_close(model(batch), some)
-    torch.testing.assert_close(nested, at_once)
-    assert not torch.allclose(some, nested, atol=1e-6)
 
 
 NESTED: list[tuple[dict[str, object], dict[str, object]]] = [

@@ -122,17 +122,3 @@ def test_hieras_tokens_are_where_its_own_unrolling_puts_them():
                 assert placed[at[0], at[1]] == raw[place % site.queries, other]
         assert placed.shape == (site.keys, site.keys)
         assert pooled in (1, 4)
-
-
-@pytest.mark.parametrize("name", ["hiera", "maxvit", "torchvision's maxvit"])
-def test_mean_distances_are_those_of_the_whole_matrix(name):
-    model = OTHERS[name]()
-    batch = images((64, 64))
-    table = vitlens.statistics(model, batch)
-    for call in calls_of(model, batch):
-        rows, columns = call.site.windows.resolution
-        place = torch.cartesian_prod(torch.arange(rows) * 64 / rows, torch.arange(columns) * 64 / columns)  # px
-        apart = torch.cdist(place, place).double()
-        whole = unwindow(call.placed(), call.site.windows)
-        expected = (whole.double() * apart).sum(-1).mean((0, 2))
-        torch.testing.assert_close(table.distance[call.site.layer, : call.site.heads], expected, rtol=1e-4, atol=1e-4)

@@ -149,25 +149,24 @@ def with_pre_logits() -> Model:
     return model_of(shaken(build, scale=0.5), alias="tanh")
 
 
-class Reads(nn.Module):
-    """Our ViT with its blocks in two lists, or read at a patch."""
+class TwoLists(nn.Module):
+    """Our ViT with its blocks in two lists, one after the other."""
 
-    def __init__(self, inner: nn.Module, *, lists: int, token: int) -> None:
+    def __init__(self, inner: nn.Module) -> None:
         super().__init__()
-        self.early, self.late = inner.blocks[: 3 - lists], inner.blocks[3 - lists :]
+        self.early, self.late = inner.blocks[:1], inner.blocks[1:]
         inner.blocks = nn.ModuleList()
-        self.inner, self.token = inner, token
+        self.inner = inner
 
     def forward(self, pixels: Tensor) -> Tensor:
         tokens = self.inner.tokens(pixels)
         for block in (*self.early, *self.late):
             tokens = block(tokens)
-        return self.inner.head(self.inner.norm(tokens)[:, self.token])
+        return self.inner.head(self.inner.norm(tokens)[:, 0])
 
 
-def reads(*, lists: int, token: int) -> Model:
-    module = Reads(ours().module, lists=lists, token=token)
-    return vitlens.wrap(module, image_size=(32, 48), mean=(0.5,) * 3, std=(0.5,) * 3)
+def in_two_lists() -> Model:
+    return vitlens.wrap(TwoLists(ours().module), image_size=(32, 48), mean=(0.5,) * 3, std=(0.5,) * 3)
 
 
 ADDED = "the parts of image [012] sum to"
@@ -176,8 +175,7 @@ NOT_READ = {
     "cait": (FAMILIES["cait"], "found attention pooling in cait"),
     "torchvision-swin": (FAMILIES["torchvision-swin"], "found a windowed model"),
     "cnn": (small_cnn, "found a cnn model"),
-    "two-lists": (lambda: reads(lists=2, token=0), "found blocks in 2 places"),
-    "a-patch": (lambda: reads(lists=1, token=5), "found blocks in 1 places"),
+    "two-lists": (in_two_lists, "found blocks in 2 places"),
     "norm-after-branch": (partial(timm_model, "vit_base_patch16_rpn_224", alias="rpn", class_token=False), ADDED),
     "no-residual": (partial(ours, residual=False), ADDED),
     "tanh": (with_pre_logits, ADDED),

@@ -140,6 +140,15 @@ def test_a_block_that_adds_something_else_is_seen():
     assert checks["projection"].equal
 
 
+def test_the_epsilon_of_a_norm_is_its_own():
+    model = ours()
+    for block in model.module.blocks:
+        block.norm1.eps = 0.5
+    walk = vitlens.walkthrough(model, images((32, 48), batch=1))
+    assert by_step(walk)["norm"].equal
+    torch.testing.assert_close(walk.normed, model.module.blocks[1].norm1(walk.input), rtol=1e-4, atol=1e-5)
+
+
 def test_by_default_the_layer_in_the_middle_and_its_sharpest_head():
     model, batch = ours(depth=4, heads=4), images((32, 48), batch=1)
     walk = vitlens.walkthrough(model, batch)
