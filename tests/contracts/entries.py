@@ -15,7 +15,7 @@ from torch import Tensor
 import vitlens
 from tests.attribution.models import cnn
 from tests.kit.odd import odd
-from tests.lens.tiny import images, ours, timm_model, torchvision_swin, torchvision_vit
+from tests.kit.tiny import images, ours, timm_model, torchvision_swin, torchvision_vit
 from vitlens import Model
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attribution.registry import ATTRIBUTIONS

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import vitlens
-from tests.lens.tiny import CHAINED, FAMILIES, images
+from tests.kit.tiny import CHAINED, FAMILIES, images
 from vitlens import Model
 
 WHOLE = {  # models of full size, at their own
