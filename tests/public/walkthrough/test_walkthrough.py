@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 import vitlens
 from tests.kit.tiny import FAMILIES, handwritten, images, ours, small_cnn, torchvision_swin
@@ -138,6 +140,36 @@ def test_a_block_that_adds_something_else_is_seen():
     assert checks["residual"].difference == pytest.approx(0.5, rel=1e-3)
     assert not checks["residual"].equal
     assert checks["projection"].equal
+
+
+class Separate(nn.Module):
+    """Our attention with three projections of these names."""
+
+    num_heads = 2
+
+    def __init__(self, attention: nn.Module, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.names, self.proj = names, attention.proj
+        for name, weight, bias in zip(names, attention.qkv.weight.chunk(3), attention.qkv.bias.chunk(3)):
+            linear = nn.Linear(16, 16)
+            linear.weight.data, linear.bias.data = weight, bias
+            self.add_module(name, linear)
+
+    def forward(self, tokens, mask=None):
+        heads = [self.get_submodule(name)(tokens).unflatten(-1, (2, -1)).transpose(1, 2) for name in self.names]
+        return self.proj(F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(
+    "names", [("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("to_q", "to_k", "to_v"), ("a", "b", "c")]
+)
+def test_three_projections_are_found_under_the_names_of_the_libraries(names):
+    model = ours()
+    for block in model.module.blocks:
+        block.attn = Separate(block.attn, names)
+    queries = by_step(vitlens.walkthrough(model, images((32, 48), batch=1)))["queries"]
+    assert queries.equal == (names[0] != "a")
+    assert ("of a known name" in queries.note) == (names[0] == "a")
 
 
 def test_the_epsilon_of_a_norm_is_its_own():
