@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 from torch import Tensor
+from torch.nn.utils.parametrizations import weight_norm
 
 import vitlens
 from tests.kit.lens import (
@@ -112,6 +113,19 @@ def test_heads_of_a_window_that_stands_as_a_map_are_replaced_alone():
     assert entering(model, 4, batch, projection=True).dim() == 4
     expected = changed(without_head(model, 4, 1), batch, {})
     torch.testing.assert_close(changed(model, batch, {"blocks.4.head.1": "zero"}), expected, **SAME)
+
+
+def test_heads_before_a_projection_whose_weights_are_computed_again_in_each_pass():
+    module = ours().module
+    for block in module.blocks:
+        weight_norm(block.attn.proj)
+    model = model_of(module, size=(32, 48))
+
+    def cut(heads: Tensor) -> Tensor:
+        return torch.cat([heads[..., :8], torch.zeros_like(heads[..., 8:])], -1)
+
+    expected = hooked(model, of(model), "blocks.0.attn.proj", cut, before=True)
+    torch.testing.assert_close(changed(model, of(model), {"blocks.0.head.1": "zero"}), expected, **SAME)
 
 
 @pytest.mark.parametrize("name", ["ours", "swin", "cnn"])
