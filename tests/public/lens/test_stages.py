@@ -1,5 +1,7 @@
 """Where features are read: blocks of a transformer, stages of a CNN, and the final norm."""
 
+from functools import partial
+
 import pytest
 import timm
 import torch
@@ -8,7 +10,7 @@ from torch import Tensor, nn
 
 import vitlens
 from tests.kit.lens import of
-from tests.kit.tiny import EACH_FAMILY, images, model_of, shared_model, small_cnn
+from tests.kit.tiny import EACH_FAMILY, images, model_of, shaken, shared_model, small_cnn
 from vitlens import Model
 from vitlens.errors import UnsupportedError
 
@@ -74,6 +76,26 @@ def test_a_model_of_another_family_has_a_stage_for_each_resolution_or_its_blocks
         found = vitlens.features(model, of(model, batch=1))
         assert len(found.layers) >= 4
         assert [values.shape[1] for values in found.values] == [layer.dim for layer in found.layers]
+
+
+DAVIT = {"depths": (1, 1, 1, 1), "embed_dims": (20, 24, 40, 48), "num_heads": (1, 1, 1, 1)}
+NORMED = {  # models whose blocks give maps, and the axis of their channels
+    "last": (partial(timm.create_model, "test_maxvit", img_size=64), (64, 64), -1),
+    "first": (partial(timm.create_model, "davit_tiny", **DAVIT), (64, 64), 1),
+}
+
+
+@pytest.mark.parametrize("axis", NORMED)
+def test_the_norms_of_a_stream_of_maps_are_those_of_its_channels(axis):
+    build, size, channels = NORMED[axis]
+    model = model_of(shaken(partial(build, num_classes=5), scale=0.01), size=size)
+    table, seen = vitlens.statistics(model, images(size)), []
+    for block in model.anatomy.blocks:
+        model.module.get_submodule(block).register_forward_hook(lambda _m, _i, output: seen.append(output))
+    model(images(size))
+    assert all(output.dim() == 4 and output.shape[channels] != output.shape[2] for output in seen)
+    expected = [float(output.norm(dim=channels).flatten(1).quantile(0.5, dim=1).mean()) for output in seen]
+    assert table.token_norm[:, 0].tolist() == pytest.approx(expected, rel=1e-4)
 
 
 def test_without_tokens_or_maps_there_is_nothing_to_read():
