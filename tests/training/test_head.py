@@ -20,7 +20,7 @@ from tests.kit.trainings import (
     tiny_recipe,
 )
 from tests.kit.trainings import trained as trained_whole
-from tests.lens.tiny import model_of
+from tests.kit.tiny import model_of
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models import loading, saved
 from vitlens.models.loading import load, untrained

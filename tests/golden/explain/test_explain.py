@@ -11,7 +11,7 @@ from tests.kit.explained import explained, report
 from tests.kit.first_page import clear_effects, judged
 from tests.kit.making import digits
 from tests.kit.map_rows import FALLING, STAYING, checks
-from tests.lens.tiny import images
+from tests.kit.tiny import images
 from vitlens import Refinement, load
 from vitlens import explain as attribute
 from vitlens.attribution.explain import methods_for
