@@ -82,19 +82,6 @@ def test_the_probe_is_scikit_learns_with_the_c_that_was_chosen(record, splits, r
     assert row.accuracy.value == pytest.approx(right, abs=1.1 / 24)  # ours stops at scikit-learn's own tolerance
 
 
-def test_two_models_are_compared_on_the_same_images(record):
-    for row in record.pairs:
-        first, second = (
-            [own for own in record.depth if (own.model, own.classifier) == (alias, row.classifier)]
-            for alias in (row.first, row.second)
-        )
-        last = [rows[-1] if row.k == 0 else [each for each in rows if each.weighting == "dino"][-1]
-                for rows in (first, second)]  # fmt: skip
-        gap = 100 * (last[0].accuracy.value - last[1].accuracy.value)
-        assert row.difference.value == pytest.approx(gap)
-        assert row.p <= row.p_holm <= 1
-
-
 @pytest.mark.parametrize("method", ["tsne", "pca"])
 def test_maps_are_of_unit_vectors_and_as_trustworthy_as_scikit_learn_says(record, read, method):
     points = record.spaces["a"].points[f"{method}_images"]
