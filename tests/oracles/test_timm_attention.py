@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from timm.layers import apply_rot_embed_cat
 from torch import Tensor
 
 import vitlens
@@ -72,25 +71,6 @@ def test_siglips_pooling_by_hand():
     key = pool.kv(tokens[-1])[..., : heads * width].view(2, -1, heads, width)
     expected = torch.einsum("hd,bkhd->bhk", query, key).mul(width**-0.5).softmax(-1)
     torch.testing.assert_close(weights[:, :, 0], expected, atol=1e-6, rtol=1e-5)
-
-
-def test_rotary_positions_are_already_in_what_the_lens_sees():
-    """DINOv3 by hand: queries and keys of the patches turned by timm's own rotary embedding, the prefix left alone."""
-    model = timm_model(TIMM["dinov3"])
-    module, block = model.module, model.module.blocks[0]
-    entered: list[Tensor] = []
-    block.attn.register_forward_pre_hook(lambda _module, inputs: entered.append(inputs[0]))
-    weights = vitlens.attention(model, images())[0]
-    attention, prefix = block.attn, len(model.layout.prefix)
-    rope = module.rope.get_embed(shape=list(model.layout.grid))
-    qkv = attention.qkv(entered[-1]).view(2, -1, 3, attention.num_heads, 16).permute(2, 0, 3, 1, 4)
-
-    def turned(x: Tensor) -> Tensor:
-        half = getattr(attention, "rotate_half", False)
-        return torch.cat([x[:, :, :prefix], apply_rot_embed_cat(x[:, :, prefix:], rope, half=half)], 2)
-
-    expected = (turned(qkv[0]) @ turned(qkv[1]).mT * attention.scale).softmax(-1)
-    torch.testing.assert_close(weights, expected, atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.slow

@@ -178,16 +178,6 @@ def test_grids_of_one_row_column_or_patch(grid, prefix):
     check(table, [weights.double().numpy()], place, sinks=False)
 
 
-def test_without_renormalising_the_prefix_counts_as_no_distance():
-    """Half of the mass on CLS: half of the distance, as in the variant in circulation."""
-    weights = uniform(2, 1, 13).clone()
-    weights[..., 0], weights[..., 1:] = 0.5, 0.5 / 12
-    model = made_model(weights, grid=(4, 3), prefix=1)
-    alone, variant = (vitlens.statistics(model, numbered(model, 2), renormalise=each) for each in (True, False))
-    assert alone.distance.item() == pytest.approx(alone.uniform_distance().item())
-    assert variant.distance.item() == pytest.approx(alone.distance.item() / 2)
-
-
 @pytest.mark.parametrize(
     ("size", "patch", "expected"), [(224, 16, 116.492), (224, 32, 115.503), (224, 14, 116.565), (32, 4, 16.546)]
 )
