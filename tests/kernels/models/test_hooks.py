@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import vitlens
-from tests.kit.models.tiny import images, ours
+from tests.kit.tiny import images, ours
 from vitlens.models.hooks import Memo, forget, once_per_model, per_model, watching
 
 CHANGED = {

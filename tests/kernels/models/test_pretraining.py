@@ -8,7 +8,7 @@ import timm
 
 import vitlens
 from tests.kit.models.files import written
-from tests.kit.models.tiny import timm_model
+from tests.kit.tiny import timm_model
 from vitlens.errors import InputError
 from vitlens.models.pretraining import Pretraining, pretraining_of, read_name, told_objectives
 

@@ -7,7 +7,7 @@ import torchvision
 from torch import nn
 
 import vitlens
-from tests.kit.models.tiny import images, model_of, shaken, timm_model, torchvision_swin
+from tests.kit.tiny import images, model_of, shaken, timm_model, torchvision_swin
 from vitlens.errors import UnsupportedError
 
 SHAPE = {"embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 import vitlens
 from tests.kit.models.files import small, written
-from tests.kit.models.tiny import images
+from tests.kit.tiny import images
 from vitlens.cli.main import run
 from vitlens.errors import InputError, ModelError, UnknownNameError
 from vitlens.names import PRESETS, imagenet_classes
@@ -36,10 +36,13 @@ SLOW = [name for name in PRESETS if name.endswith("-224") or name[-2:] in ("18",
 
 def test_random_weights_are_seeded_and_leave_the_callers_state_alone():
     state = torch.random.get_rng_state()
-    a, b, c = (vitlens.load("vit-micro", random_weights=True, seed=seed)(images()) for seed in (0, 0, 1))
+    models = [vitlens.load("vit-micro", random_weights=True, seed=seed) for seed in (0, 0, 1)]
+    a, b, c = (model(images()) for model in models)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert torch.equal(a, b)
     assert not torch.equal(a, c)
+    assert (models[0].provenance.weights, models[0].alias, models[0].training) == ("random", "vit-micro", False)
+    assert not any(parameter.requires_grad for parameter in models[0].parameters())
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import vitlens
-from tests.kit.models.tiny import ours
+from tests.kit.tiny import ours
 from vitlens import Model
 from vitlens.errors import UnsupportedError
 

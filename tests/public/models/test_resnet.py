@@ -6,7 +6,7 @@ import torchvision
 from torch import nn
 
 import vitlens
-from tests.kit.models.tiny import images
+from tests.kit.tiny import images
 
 
 def test_resnet20_has_its_parameters_and_layers():

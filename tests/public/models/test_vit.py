@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import vitlens
 from tests.kit.models.files import small, written
-from tests.kit.models.tiny import ours, shaken
+from tests.kit.tiny import ours, shaken
 from vitlens.errors import InputError
 
 NARROW = {"size": (8, 12), "patch_size": (4, 2)}  # 2 x 6 patches

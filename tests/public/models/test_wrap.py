@@ -18,7 +18,7 @@ import vitlens
 from tests.kit.models import handwritten as plain
 from tests.kit.models import handwritten_rare as rare
 from tests.kit.models.handwritten import GRID, HALF, SIZE, noise, own_weights, seeded, wrapped
-from tests.kit.models.tiny import FAMILIES, images, model_of, shaken
+from tests.kit.tiny import FAMILIES, images, model_of, shaken
 from vitlens.errors import UnsupportedError, VitlensError
 
 LABELS = torch.tensor([0, 1, 2])
