@@ -139,6 +139,11 @@ def test_attention_that_cannot_be_cut(name, layer):
     assert "\n" not in str(caught.value)
 
 
+def test_attention_with_a_norm_after_its_heads_cannot_be_cut():
+    with pytest.raises(UnsupportedError, match="vitlens ablate"):
+        prune_heads(timm_model("vit_tiny_patch16_224", scale_attn_norm=True), {0: (0,)})
+
+
 def test_a_projection_without_a_bias_takes_no_means():
     with pytest.raises(UnsupportedError, match="leave the means out"):
         prune_heads(timm_model("vit_tiny_patch16_224", proj_bias=False), {0: (1,)}, means={0: torch.zeros(2, 16)})

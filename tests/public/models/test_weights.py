@@ -123,6 +123,7 @@ CONTENTS = {
     "complex": ({"a": torch.zeros(2, dtype=torch.complex64)}, "real numbers"),
     "sparse": ({"a": torch.eye(3).to_sparse()}, "real numbers"),
     "more than the file": ({"a": torch.zeros(1).expand(10**6, 10**6)}, "more than the file holds"),
+    "8 MB in a small file": ({"a": torch.zeros(1).expand(2_000_000)}, "more than the file holds"),
     "NaN": ({"b": torch.ones(3), "a": torch.full((10, 16), float("nan"))}, r"NaN in 'a' \(160 of 160"),
     "infinite": ({"a": torch.tensor([1.0, float("-inf")])}, r"infinity in 'a' \(1 of 2"),
     "NaN in half precision": ({"a": torch.tensor([0, float("nan")], dtype=torch.float16)}, "found NaN"),
