@@ -101,7 +101,14 @@ def test_a_text_tower_tells():
 
 @pytest.mark.parametrize(
     ("family", "recipe"),  # "": not known, the architecture of supervised models and of DINO
-    [("vit", ""), ("dinov2-features", "DINOv2"), ("dinov3", "DINOv3"), ("beit", "BEiT"), ("clip", "CLIP"), ("swin", "")],
+    [
+        ("vit", ""),
+        ("dinov2-features", "DINOv2"),
+        ("dinov3", "DINOv3"),
+        ("beit", "BEiT"),
+        ("clip", "CLIP"),
+        ("swin", ""),
+    ],
 )
 def test_a_folder_of_transformers_is_known_by_its_model_type(family, recipe):
     pytest.importorskip("transformers", minversion="5", reason="the extra hf is not installed")
