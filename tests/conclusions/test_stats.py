@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.analysis.heads.planted import STRONG, Bench, planted, scenes
 from tests.kit.first_page import clear_effects
+from tests.kit.planted_patterns import STRONG, Bench, planted, scenes
 from vitlens import Model
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
