@@ -185,6 +185,13 @@ def test_what_intervene_shows_is_a_whole_report_folder(off, picture, tmp_path):
     )
     for name, values in vars(answer.maps).items():
         assert np.array_equal(getattr(record.maps, name), values)
+    shown = [axes for axes in REPORT(record).first.picture.draw().axes if axes.images]
+    assert [axes.get_title().split()[-1] for axes in shown] == ["image", "before", "after"]
+    image, before, after = (np.asarray(axes.images[0].get_array()) for axes in shown)
+    side = len(image) // 8
+    for each in record.patches_off:
+        assert (image[each.row * side :, each.column * side :][:side, :side] == 0.5).all()
+    assert np.array_equal(before, after) == (off == intervene.Off())
 
 
 def test_a_changed_prediction_is_the_title():
