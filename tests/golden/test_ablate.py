@@ -170,7 +170,7 @@ def test_the_lens_ends_and_curves_begin_at_the_whole_model(pictures, tmp_path):
     assert (patching.clean, patching.corrupted, patching.corruption) == ("0.png", "1.png", "")
     assert {row.part for row in record.contributions} == {"head", "MLP", "rest"}
     assert record.lens[-1].accuracy.value == pytest.approx(record.model.accuracy.value)
-    (figure,) = [each for each in report(record).figures if each.name == "patching"]
+    (figure,) = [each for each in report(record).figures if each.name == "patching_tokens"]
     assert "CLS" in texts(figure.draw())  # the only token of its kind has no number
     for count in (0, len(record.heads)):
         ends = {(row.accuracy.value, row.loss) for row in record.curves if row.removed == count}

@@ -34,9 +34,10 @@ TYPED: dict[str, dict[str, Any]] = {
         "images": ("a.jpg", "b"), "model": "m", "offline": True, "attention": Path("w.npy"), "image": "a.jpg",
         "prefix": 2,
     },
-    "evaluate vit-digits small=runs/a --at-least accuracy=1 --at-least accuracy/small=2 --at-most mcnemar_p=3": {
+    "evaluate vit-digits small=runs/a --at-least accuracy=1 --at-least accuracy/small=1 --at-most "
+    "calibration_error=1": {
         "models": ("vit-digits", "small=runs/a"), "data": None,
-        "run.at_least": ("accuracy=1", "accuracy/small=2"), "run.at_most": ("mcnemar_p=3",),
+        "run.at_least": ("accuracy=1", "accuracy/small=1"), "run.at_most": ("calibration_error=1",),
     },
     "stats fresh=vit-digits@random --no-renormalise": {"model": "fresh=vit-digits@random", "renormalise": False},
     "stats runs/a --over-training": {"over_training": True, "renormalise": True},

@@ -100,7 +100,7 @@ compare {vit} {cnn} --panels 9 --maps 8 | expected --maps of at least --panels (
 compare {vit} {cnn} --method relevence | did you mean 'relevance'
 compare {vit} {cnn} --method , | expected --method with at least one of
 compare {vit} {cnn} --method rollout | found 'rollout'; it has
-compare {vit} {cnn} --method gradcam,gradcam,saliency | found 3 methods
+compare {vit} {cnn} --method gradcam,layercam,saliency | found 3 methods
 compare {vit} {cnn} --target 10 | --target from 0 to 9, found 10
 compare {vit} {cnn} --data {pictures} | labelled images
 compare {vit} {cnn} --cue-conflict digits | named shapeN-textureM
