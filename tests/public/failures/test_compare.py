@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import vitlens
 from tests.kit.reader import reader
-from tests.kit.splits import answered, split_of
+from tests.kit.splits import answered
 from vitlens import Split
 from vitlens.errors import DataError, InputError
 
@@ -51,7 +51,9 @@ def test_classes_are_matched_by_name():
     assert found.first.classes == found.second.classes == ("a", "b", "c", "d")
     assert found.second.predictions.tolist() == [0, 1, 3]
     assert found.cells.tolist() == [0, 0, 2]
-    torch.testing.assert_close(found.second.confidence, torch.tensor(5.0).exp().div(torch.tensor(5.0).exp() + 3).expand(3))
+    torch.testing.assert_close(
+        found.second.confidence, torch.tensor(5.0).exp().div(torch.tensor(5.0).exp() + 3).expand(3)
+    )
 
 
 def test_evaluations_are_those_of_evaluate_and_a_model_does_not_differ_from_itself():
@@ -96,7 +98,9 @@ def test_the_shape_bias_of_a_classifier_of_shapes_of_textures_and_of_neither():
         assert (found.bias.value, found.bias.n) == (expected, 60)
         assert found.bias.low <= expected <= found.bias.high
         assert (found.shape.value, found.texture.value) == (expected, 1 - expected)
-        assert [(one.shape, one.share) for one in found.by_class] == [(one.n * expected, expected) for one in found.by_class]
+        assert [(one.shape, one.share) for one in found.by_class] == [
+            (one.n * expected, expected) for one in found.by_class
+        ]
         assert sum(one.n for one in found.by_class) == 60
     neither = (shape + 1 + (texture == (shape + 1) % 8).long()) % 8
     assert bias_of(neither, whole).bias is None

@@ -217,7 +217,7 @@ def test_few_errors_allow_few_properties_and_none_an_interval():
         tested = [row for row in found.covariates if row.likelihood_ratio is not None]
         if found.failures >= 10:
             assert len(tested) == found.failures // 5 < 6
-            assert all(row.p is not None and row.area.low is not None or row.area.value == 1 for row in tested)
+            assert all((row.p is not None and row.area.low is not None) or row.area.value == 1 for row in tested)
         else:
             assert {(row.p, row.area.low, row.likelihood_ratio) for row in found.covariates} == {(None, None, None)}
             assert found.interventions == ()
@@ -227,9 +227,7 @@ def test_images_of_one_source_count_once():
     """Every image twice: the regression takes one of them, and the interval is as wide as without the copies."""
     one = squares(150, seed=3)
     twice = torch.arange(150).repeat(2)
-    copies = split_of(
-        one.source.pixels[twice], one.labels[twice], one.classes, masks=one.masks[twice], groups=twice
-    )
+    copies = split_of(one.source.pixels[twice], one.labels[twice], one.classes, masks=one.masks[twice], groups=twice)
     with planted_methods({"saliency": even}):
         alone, both = (vitlens.failures(model(low_contrast), each, method="saliency") for each in (one, copies))
     for first, second in zip(alone.covariates, both.covariates, strict=True):
