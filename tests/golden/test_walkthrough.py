@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import vitlens
-from tests.contracts.test_headless import NAME, RANDOM
+from tests.contracts.test_headless import NAME
 from tests.kit.first_page import judged, states
 from vitlens import load
 from vitlens.analysis.walkthrough.public import CHANGES
@@ -15,6 +15,8 @@ from vitlens.cli.main import run
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.walkthrough.record import WalkthroughRecord
 from vitlens.commands.walkthrough.report import REPORT
+
+RANDOM = ("--random-weights", "--image-size", "28", "--device", "cpu", "--quiet")
 
 QUIET = ("--device", "cpu", "--quiet")
 

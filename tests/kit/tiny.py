@@ -1,6 +1,6 @@
 """Tiny models of every family that the lens claims, with random weights and 32-pixel images."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 
 import pytest
@@ -13,7 +13,8 @@ from torchvision.models.vision_transformer import VisionTransformer as Torchvisi
 from tests.models.handwritten import SIZE, SoftmaxViT
 from vitlens.models.configs import SwinConfig, ViTConfig
 from vitlens.models.model import Model, Provenance
-from vitlens.models.rebuild import Architecture, assemble
+from vitlens.models.rebuild import Architecture, assemble, prune_heads
+from vitlens.models.resnet import CifarResNet
 from vitlens.models.swin import SwinTransformer
 from vitlens.models.vit import VisionTransformer
 from vitlens.models.wrap import wrap
@@ -82,6 +83,16 @@ def handwritten() -> Model:
     """A user's own module, its weights not frozen."""
     module = shaken(lambda: SoftmaxViT(depth=2, classes=5, drop=0.0))
     return wrap(module, image_size=SIZE, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), classes=CLASSES, alias="wrapped")
+
+
+def small_cnn(size: tuple[int, int] = (32, 48)) -> Model:
+    """One block a stage; the last map has a quarter of the rows and columns."""
+    return model_of(shaken(lambda: CifarResNet(blocks=1, classes=5)), alias="cnn", size=size)
+
+
+def pruned(model: Model, heads: Mapping[int, Iterable[int]]) -> Model:
+    """A copy without these heads, by layer."""
+    return prune_heads(model, {layer: tuple(each) for layer, each in heads.items()})
 
 
 def torchvision_vit(classes: int = 5) -> Model:

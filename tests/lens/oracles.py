@@ -39,6 +39,7 @@ HANDWRITTEN: dict[str, Callable[[], Model]] = {
 }
 EVERY = {**MODELS, **HANDWRITTEN}
 
+
 def changed(model: Model, batch: Tensor, changes: dict[str, Change], **options: object) -> Tensor:
     """The logits under changes."""
     with torch.no_grad(), intervene(model, changes, **options):

@@ -9,11 +9,11 @@ import torch
 from timm.layers import apply_rot_embed_cat
 from torch import Tensor, nn
 
-from tests.lens.tiny import TIMM, images, timm_model
-from vitlens.lens.capture import capture_attention
-from vitlens.models.model import Model
+import vitlens
+from tests.kit.tiny import TIMM, images, timm_model
+from vitlens import Model
 
-OWN_PATH = ("vit", "vit-mean", "deit-distilled", "deit3", "beit", "eva02", "dinov2-registers", "dinov3", "siglip")
+OWN_PATH = ("vit", "deit-distilled", "beit", "dinov3", "siglip")  # more are in test_captum.py
 
 
 def unfused_attention(model: Model, batch: Tensor, *, layer_by_layer: bool = True) -> dict[str, Tensor]:
@@ -56,9 +56,11 @@ def keeping(found: dict[str, Tensor], name: str) -> Callable[[nn.Module, tuple[T
 
 def compare(model: Model, batch: Tensor, *, layer_by_layer: bool = True) -> float:
     """The largest difference over all layers that timm shows; every layer of ours must be among them."""
-    captured, expected = capture_attention(model, batch), unfused_attention(model, batch, layer_by_layer=layer_by_layer)
+    expected, captured = unfused_attention(model, batch, layer_by_layer=layer_by_layer), list[vitlens.AttentionCall]()
+    vitlens.observe(model, batch, captured.append)
     largest = 0.0
-    for site, weights in zip(captured.sites, captured.layers):
+    for call in captured:
+        site, weights = call.site, call.weights()
         if site.module == "attn_pool":  # it has no attn_drop to look at; by hand below
             continue
         own, module = expected.pop(site.module), model.module.get_submodule(site.module)
@@ -85,7 +87,7 @@ def test_the_whole_model_in_double_precision(family):
 def test_the_oracle_can_tell():
     """Another image's attention is further away than the tolerance: the comparison is not empty."""
     model = timm_model(TIMM["vit"])
-    ours = capture_attention(model, images()).layers[1]
+    ours = vitlens.attention(model, images())[1]
     theirs = unfused_attention(model, images(seed=1))["blocks.1.attn"]
     assert (ours - theirs).abs().max() > 1e-4
 
@@ -95,7 +97,7 @@ def test_siglips_pooling_by_hand():
     pool = model.module.attn_pool
     tokens: list[Tensor] = []
     pool.register_forward_pre_hook(lambda _module, inputs: tokens.append(inputs[0]))
-    weights = capture_attention(model, images()).layers[-1]
+    weights = vitlens.attention(model, images())[-1]
     heads, width = pool.num_heads, pool.head_dim
     query = pool.q(pool.latent)[0].view(heads, width)
     key = pool.kv(tokens[-1])[..., : heads * width].view(2, -1, heads, width)
@@ -109,7 +111,7 @@ def test_rotary_positions_are_already_in_what_the_lens_sees():
     module, block = model.module, model.module.blocks[0]
     entered: list[Tensor] = []
     block.attn.register_forward_pre_hook(lambda _module, inputs: entered.append(inputs[0]))
-    weights = capture_attention(model, images()).layers[0]
+    weights = vitlens.attention(model, images())[0]
     attention, prefix = block.attn, len(model.layout.prefix)
     rope = module.rope.get_embed(shape=list(model.layout.grid))
     qkv = attention.qkv(entered[-1]).view(2, -1, 3, attention.num_heads, 16).permute(2, 0, 3, 1, 4)
@@ -125,8 +127,6 @@ def test_rotary_positions_are_already_in_what_the_lens_sees():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "beit_base_patch16_224"])
 def test_whole_models(name):
-    from vitlens.models import loading
-
-    model = loading.load(f"timm:{name}", random_weights=True)
+    model = vitlens.load(f"timm:{name}", random_weights=True)
     assert compare(model, images(model.input_size, batch=1)) < 1e-5
     assert timm.is_model(name)

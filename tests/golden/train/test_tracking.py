@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.training.tiny import TEST, same, state, tiny_model, tiny_recipe, trained
+from tests.kit.trainings import TEST, same, state, tiny_model, tiny_recipe, trained
 from vitlens import statistics
 from vitlens.cli.main import run
 from vitlens.commands.run import tracking as module

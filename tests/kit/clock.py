@@ -1,0 +1,23 @@
+"""A clock for tests of times: each pass of a model takes as long as the test says."""
+
+import pytest
+
+
+class Clock:
+    """Stands still unless it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def move(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def moved_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock by which passes are timed from now on."""
+    clock = Clock()
+    monkeypatch.setattr("vitlens.analysis.cost.passes.perf_counter", clock)
+    return clock
