@@ -10,8 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vitlens
-from vitlens.analysis.failures.covariates import luminance
-from vitlens.data.split import InMemory, Split
+from tests.kit.planted_methods import planted_methods
+from tests.kit.splits import split_of
+from vitlens.analysis.evaluation.evaluate import Evaluation
+from vitlens.analysis.failures.covariates import Pictures, Subject, luminance
+from vitlens.data.split import Split
 from vitlens.models.model import Model
 
 SIDE = 32
@@ -42,10 +45,7 @@ def squares(count: int = 300, *, seed: int = 0, masks: bool = True, dots: int = 
             images[at, :, y, x] = 1.0
         stripes = contrast * ((torch.arange(side) // 2) % 2 == 0).float()
         images[(at, slice(None), *where)] += stripes[:, None] if labels[at] == 0 else stripes[None, :]
-    pixels = (255 * images.clamp(0, 1)).round().byte()
-    return Split(
-        "squares", "test", InMemory(pixels), (SIDE, SIDE), CLASSES, labels=labels, masks=found if masks else None
-    )
+    return split_of(images.clamp(0, 1), labels, CLASSES, masks=found if masks else None)
 
 
 class Planted(nn.Module):
@@ -92,3 +92,31 @@ def model(rule: Callable[[Tensor, Tensor], Tensor], alias: str = "planted") -> M
     return vitlens.wrap(
         Planted(rule), alias=alias, image_size=SIDE, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), classes=CLASSES
     )
+
+
+def boxes(*places: tuple[int, int, int, int], side: int = 16, masks: bool = True) -> Split:
+    """White rectangles (top, left, height, width) on grey of 100, of two classes in turn."""
+    pixels = torch.full((len(places), 3, side, side), 100, dtype=torch.uint8)
+    found = torch.zeros(len(places), side, side, dtype=torch.bool)
+    for at, (top, left, height, width) in enumerate(places):
+        found[at, top : top + height, left : left + width] = True
+        pixels[at][:, found[at]] = 200
+    return split_of(pixels, torch.arange(len(places)) % 2, CLASSES, masks=found if masks else None)
+
+
+def pictures_of(split: Split, maps: Tensor | None = None) -> Pictures:
+    """All images of a split and their maps, as they are given to a change of one property."""
+    evaluation = Evaluation("made", split.classes, torch.zeros(len(split), 2), split.labels)
+    return Pictures(Subject(None, split, evaluation, maps), torch.arange(len(split)))
+
+
+def even(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
+    """Maps that say nothing."""
+    return torch.ones(len(images), 4, 4)
+
+
+def properties(split: Split, maps: Tensor | None = None) -> dict[str, Tensor]:
+    """The properties that differ between the images of a split with these maps."""
+    method = even if maps is None else lambda _model, images, _targets: maps[: len(images)]
+    with planted_methods({"saliency": method}):
+        return dict(vitlens.failures(model(at_border), split, method="saliency").values[0])

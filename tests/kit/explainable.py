@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from tests.lens.tiny import CLASSES, FAMILIES, model_of, ours, shaken
+from tests.kit.tiny import CLASSES, FAMILIES, model_of, ours, shaken
 from vitlens.models.anatomy import Anatomy
 from vitlens.models.model import Model, Provenance
 from vitlens.models.resnet import CifarResNet
@@ -56,3 +56,8 @@ def with_layout(module: nn.Module, layout: TokenLayout) -> Model:
         architecture={},
     )
     return model.eval().requires_grad_(False)
+
+
+def planted(module: nn.Module, grid: tuple[int, int], patch_size: tuple[int, int]) -> Model:
+    """A model around any module, declared to have these patches."""
+    return with_layout(module, TokenLayout(grid, patch_size))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.analysis.attention.ways import gradient_rollout
-from tests.attribution.models import MODELS, cnn, linear
+from tests.kit.explainable import MODELS, cnn, linear
 from tests.kit.uses import Break, BrokenError, state_of
 from tests.lens.tiny import images, ours, shared_model, timm_model
 from vitlens.analysis.attention.methods import relevance, rollout

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from tests.contracts.test_imports import runs_without
-from vitlens.analysis.evaluation.evaluate import evaluate
+import vitlens
 from vitlens.analysis.failures.disturbances import CORRUPTIONS, DISTURBANCES, SEVERITIES
 from vitlens.analysis.failures.operations import (
     OPERATIONS,
@@ -16,19 +15,13 @@ from vitlens.analysis.failures.operations import (
     frequency_bands,
     shuffled,
 )
-from vitlens.data.digits import digits
-from vitlens.models.loading import load
 
 IMAGES = torch.rand(4, 3, 16, 24, generator=torch.Generator().manual_seed(0))
 KEYS = torch.arange(4)
 TABLES = [*CORRUPTIONS.items(), *DISTURBANCES.items()]
 
 
-def test_the_tables_are_free_of_torch():
-    runs_without(
-        "from vitlens.analysis.failures.disturbances import CORRUPTIONS, DISTURBANCES\n"
-        "assert [way.at((32, 32)) for way in DISTURBANCES.values()] and CORRUPTIONS"
-    )
+def test_every_corruption_has_five_severities():
     assert all(len(entry.levels) == len(SEVERITIES) for entry in CORRUPTIONS.values())
 
 
@@ -74,14 +67,14 @@ def test_shuffling_keeps_every_tile_in_an_order_of_its_own():
     assert (again == again[0]).all()
 
 
-@pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 def test_on_average_that_share_of_the_pixels_has_the_mean_colour(share):
     images = IMAGES[:1].expand(400, -1, -1, -1)
     gone = (covered(images, share, torch.arange(400)) == images.mean((2, 3))[:, :, None, None]).all(1).float()
     assert gone.mean().item() == pytest.approx(share, abs=0.02 if 0 < share < 1 else 0)
 
 
-@pytest.mark.parametrize(("side", "patch"), [(32, 4), (28, 4), (28, 7), (64, 8), (224, 14), (224, 16), (224, 32)])
+@pytest.mark.parametrize(("side", "patch"), [(32, 4), (28, 7), (224, 16)])
 def test_covered_squares_stay_covered_and_are_off_the_grid_of_patches(side, patch):
     """A square of the grid itself would remove a token and leave its neighbours as they are; these never do."""
     images, keys = torch.rand(64, 3, side, side, generator=torch.Generator().manual_seed(0)), torch.arange(64)
@@ -99,7 +92,7 @@ def grating(*, cycles: int, size: tuple[int, int] = (32, 32), across: bool = Tru
     return (wave[None] if across else wave[:, None]).expand(1, 3, *size).contiguous()
 
 
-@pytest.mark.parametrize("cutoff", [0.0, 0.1, 0.5, 1.0, 1.5])
+@pytest.mark.parametrize("cutoff", [0.0, 0.5, 1.5])
 def test_low_and_high_frequencies_make_the_image(cutoff):
     images = torch.rand(3, 3, 24, 37, generator=torch.Generator().manual_seed(0))
     low, high = frequency_bands(images, cutoff=cutoff)
@@ -152,7 +145,7 @@ def test_the_accuracy_lost_is_paired_by_image():
 
 
 def test_the_accuracy_of_a_model_falls_and_shares_of_the_images_agree():
-    model, split, done = load("cnn-digits"), digits("test").limit(40), []
+    model, split, done = vitlens.load("cnn-digits"), vitlens.load_data("digits", limit=40), []
     entries = [DISTURBANCES[kind] for kind in ("low-pass", "occlusion", "shuffle")]
     changes = [(way.operation, level) for way in entries for level in way.at(split.size)]
     changes += [(known.operation, level) for known in CORRUPTIONS.values() for level in known.levels[::4]]
@@ -160,7 +153,7 @@ def test_the_accuracy_of_a_model_falls_and_shares_of_the_images_agree():
     whole = correct_after(model, split, changes, keys=keys, advance=done.append)
     assert whole.shape == (len(changes), 40)
     assert sum(done) == whole.numel()
-    clean = evaluate(model, split).correct
+    clean = vitlens.evaluate(model, split).correct
     for way in entries:
         first, *_, last = (row for row, (name, _) in enumerate(changes) if name == way.operation)
         assert torch.equal(whole[first], clean)
