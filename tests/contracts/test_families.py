@@ -1,4 +1,4 @@
-"""What observation promises for every family: unchanged logits, all layers, rows that sum to 1, gradients, a rollout."""
+"""What observation promises for every family: the same logits, all layers, rows that sum to 1, gradients, a rollout."""
 
 import pytest
 import torch

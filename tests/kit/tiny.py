@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchvision.models.swin_transformer import SwinTransformer as TorchvisionSwin
 from torchvision.models.vision_transformer import VisionTransformer as TorchvisionViT
 
-from tests.models.handwritten import SIZE, SoftmaxViT
+from tests.kit.models.handwritten import SIZE, SoftmaxViT
 from vitlens.models.configs import SwinConfig, ViTConfig
 from vitlens.models.model import Model, Provenance
 from vitlens.models.rebuild import Architecture, assemble, prune_heads
