@@ -185,19 +185,17 @@ def differential(blocks: str, *, fused: bool = True, wrapped: bool = False) -> M
     return vitlens.wrap(model.module, image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3) if wrapped else model
 
 
-@pytest.mark.parametrize("read", READ)
-def test_a_difference_of_softmaxes_is_not_read_as_either(read):
-    with pytest.raises(UnsupportedError):
-        READ[read](differential("sequential"), images())
-
-
 @pytest.mark.parametrize(
-    ("blocks", "fused", "wrapped"),
-    [("sequential", False, True), ("sequential", True, True), ("parallel", True, False), ("parallel", False, True)],
+    ("read", "blocks", "fused", "wrapped"),
+    [
+        *((read, "sequential", True, False) for read in READ),
+        *(("attention", *form) for form in (("sequential", False, True), ("parallel", True, False))),
+        *(("attention", *form) for form in (("sequential", True, True), ("parallel", False, True))),
+    ],
 )
-def test_no_form_of_a_difference_is_read(blocks, fused, wrapped):
+def test_a_difference_of_softmaxes_is_not_read_as_either(read, blocks, fused, wrapped):
     with pytest.raises(UnsupportedError, match=r"one softmax|side by side|has, found"):
-        vitlens.attention(differential(blocks, fused=fused, wrapped=wrapped), images())
+        READ[read](differential(blocks, fused=fused, wrapped=wrapped), images())
 
 
 @pytest.mark.parametrize("blocks", DIFFERENTIAL)

@@ -137,19 +137,6 @@ def test_the_work_is_what_counting_says():
     assert spent == pytest.approx([work / full_forward for work in expected])
 
 
-READS_CLS = {"ours": True, "vit": True, "deit-distilled": True, "dinov2-registers": True, "vit-mean": False}
-
-
-@pytest.mark.parametrize("name", READS_CLS)
-def test_the_last_block_is_computed_for_the_tokens_that_the_classifier_reads(name):
-    """It then costs far less than its half of a forward pass."""
-    model = shared_model(name)
-    with vitlens.replay(model, of(model)) as replay:
-        replay.run([{"blocks.1.mlp": "zero"}])
-        spent = replay.forward_equivalents - 1
-    assert (spent < 0.3) == READS_CLS[name]
-
-
 def test_interventions_in_force_around_a_replay_stay_in_force():
     model = ours()
     batch = of(model)
