@@ -70,6 +70,32 @@ def with_attention(attention: nn.Module) -> Model:
     return model
 
 
+SPELLED = {
+    "a method": lambda scores: scores.softmax(-1),
+    "a method, the axis by name": lambda scores: scores.softmax(dim=3),
+    "of torch": lambda scores: torch.softmax(scores, 3),
+    "a function": lambda scores: F.softmax(scores, -1),
+    "a module": nn.Softmax(dim=-1),
+}
+
+
+@pytest.mark.parametrize("softmax", SPELLED)
+def test_a_softmax_is_seen_however_it_is_spelled(softmax):
+    class Spelled(OurAttention):
+        def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+            query, key, value = self.qkv(tokens).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+            weights = SPELLED[softmax](query @ key.mT * query.shape[-1] ** -0.5)
+            return self.proj((weights @ value).transpose(1, 2).flatten(2))
+
+    model, batch = ours(), images((32, 48))
+    expected = vitlens.attention(model, batch)
+    model = ours()
+    for block in model.module.blocks:
+        block.attn.__class__ = Spelled
+    for found, own in zip(vitlens.attention(model, batch), expected, strict=True):
+        torch.testing.assert_close(found, own, atol=1e-6, rtol=1e-5)
+
+
 def a_cnn() -> Model:
     return model_of(nn.Sequential(nn.Conv2d(3, 5, 4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Softmax(-1)))
 
@@ -159,19 +185,17 @@ def differential(blocks: str, *, fused: bool = True, wrapped: bool = False) -> M
     return vitlens.wrap(model.module, image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3) if wrapped else model
 
 
-@pytest.mark.parametrize("read", READ)
-def test_a_difference_of_softmaxes_is_not_read_as_either(read):
-    with pytest.raises(UnsupportedError):
-        READ[read](differential("sequential"), images())
-
-
 @pytest.mark.parametrize(
-    ("blocks", "fused", "wrapped"),
-    [("sequential", False, True), ("sequential", True, True), ("parallel", True, False), ("parallel", False, True)],
+    ("read", "blocks", "fused", "wrapped"),
+    [
+        *((read, "sequential", True, False) for read in READ),
+        *(("attention", *form) for form in (("sequential", False, True), ("parallel", True, False))),
+        *(("attention", *form) for form in (("sequential", True, True), ("parallel", False, True))),
+    ],
 )
-def test_no_form_of_a_difference_is_read(blocks, fused, wrapped):
+def test_a_difference_of_softmaxes_is_not_read_as_either(read, blocks, fused, wrapped):
     with pytest.raises(UnsupportedError, match=r"one softmax|side by side|has, found"):
-        vitlens.attention(differential(blocks, fused=fused, wrapped=wrapped), images())
+        READ[read](differential(blocks, fused=fused, wrapped=wrapped), images())
 
 
 @pytest.mark.parametrize("blocks", DIFFERENTIAL)

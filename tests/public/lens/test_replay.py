@@ -91,7 +91,7 @@ def test_logits_are_those_of_the_full_forward(name, chunks):
     assert len(touched) > 0.6 * len(sets)
 
 
-@pytest.mark.parametrize("family", ["ours", "deit-distilled", "cait", "swin", "torchvision-vit", "siglip"])
+@pytest.mark.parametrize("family", ["ours", "cait", "torchvision-vit", "siglip", "torchvision-swin"])
 def test_with_little_memory_the_rest_is_computed_again_and_said(family):
     """The same numbers, for the more work the less may be kept."""
     model = shared_model(family)
@@ -137,19 +137,6 @@ def test_the_work_is_what_counting_says():
     assert spent == pytest.approx([work / full_forward for work in expected])
 
 
-READS_CLS = {"ours": True, "vit": True, "deit-distilled": True, "dinov2-registers": True, "vit-mean": False}
-
-
-@pytest.mark.parametrize("name", READS_CLS)
-def test_the_last_block_is_computed_for_the_tokens_that_the_classifier_reads(name):
-    """It then costs far less than its half of a forward pass."""
-    model = shared_model(name)
-    with vitlens.replay(model, of(model)) as replay:
-        replay.run([{"blocks.1.mlp": "zero"}])
-        spent = replay.forward_equivalents - 1
-    assert (spent < 0.3) == READS_CLS[name]
-
-
 def test_interventions_in_force_around_a_replay_stay_in_force():
     model = ours()
     batch = of(model)
@@ -167,7 +154,7 @@ def test_interventions_in_force_around_a_replay_stay_in_force():
             torch.testing.assert_close(replay.run(more), expected, **TIGHT)
 
 
-@pytest.mark.parametrize("family", ["ours", "swin"])
+@pytest.mark.parametrize("family", ["ours", "cait"])
 def test_in_half_precision_it_is_near_the_full_forward_in_half_precision(family):
     model = shared_model(family)
     batch = of(model, batch=4)

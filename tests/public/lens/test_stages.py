@@ -6,27 +6,13 @@ import pytest
 import timm
 import torch
 import torchvision
-from torch import Tensor, nn
+from torch import nn
 
 import vitlens
 from tests.kit.lens import of
 from tests.kit.tiny import EACH_FAMILY, images, model_of, shaken, shared_model, small_cnn
 from vitlens import Model
 from vitlens.errors import UnsupportedError
-
-
-def outputs(model: Model, batch: Tensor, names: list[str]) -> list[Tensor]:
-    """What plain hooks see behind some modules, as (batch, tokens, dim): these families keep their width last."""
-    seen: list[Tensor] = []
-    handles = [
-        model.module.get_submodule(name).register_forward_hook(lambda _m, _i, output: seen.append(output.clone()))
-        for name in names
-    ]
-    with torch.no_grad():
-        model(batch)
-    for handle in handles:
-        handle.remove()
-    return [output.flatten(1, -2) for output in seen]
 
 
 @pytest.mark.parametrize("name", EACH_FAMILY)
@@ -39,8 +25,9 @@ def test_every_block_of_every_family_is_read(name):
     assert [layer.module for layer in found.layers] == [block for block in model.anatomy.blocks if block not in late]
     assert [layer.title for layer in found.layers] == [f"block {index}" for index in range(len(found.layers))]
     prefix = 0 if model.anatomy.layout is None else len(model.layout.prefix)
-    by_hand = outputs(model, batch, [layer.module for layer in found.layers])
-    for layer, values, tokens in zip(found.layers, found.values, by_hand, strict=True):
+    streams = vitlens.capture(model, batch, [f"blocks.{layer.index}.residual" for layer in found.layers]).values()
+    for layer, values, stream in zip(found.layers, found.values, streams, strict=True):
+        tokens = stream.flatten(1, -2)
         torch.testing.assert_close(values, tokens[:, prefix:].mean(1), atol=1e-5, rtol=1e-5)
         assert layer.dim == tokens.shape[-1]
 
