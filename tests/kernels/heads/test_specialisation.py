@@ -35,10 +35,11 @@ def test_each_planted_head_is_found_with_its_name_and_no_other(seed):
     grid = GRIDS[seed % 3]
     forms, made = Bench(grid, seed).heads(), scenes(grid, 24, seed)
     model = planted(list(forms.values()), grid, dead=(list(forms).index("dead"),), seed=seed)
-    found = specialise(statistics(model, made.images, masks=made.masks)).labels[0]
-    for name, label in zip(forms, found, strict=True):
+    found = specialise(statistics(model, made.images, masks=made.masks))
+    for name, label in zip(forms, found.labels[0], strict=True):
         assert label in ((MIXED, UNLABELLED) if name.startswith("noise") else (name,))
-    assert set(found) >= set(RULES)
+    assert set(found.labels[0]) >= set(RULES)
+    assert all(each.min() >= 0 and each.max() <= 1 for each in found.all_scores.values())
 
 
 def test_without_masks_no_head_is_said_to_attend_to_the_object():
@@ -105,16 +106,21 @@ def test_made_attention_gets_its_label_on_any_layout(grid, prefix):
 
 
 @pytest.mark.parametrize("share", [0.2, 0.9])
-def test_scores_by_hand(share):
-    """A share of the attention on the row, the rest even over all keys: two weights, both of the pattern."""
-    made, columns = Maker((6, 10), 0), 10
-    weights = share * made.row() + (1 - share) * made.head(torch.ones(60, 60))
-    found = specialise(table_of([weights], (6, 10), 0))
-    inside, outside = share / columns + (1 - share) / 60, (1 - share) / 60
-    bits = math.log2(60) + columns * inside * math.log2(inside) + (60 - columns) * outside * math.log2(outside)
-    assert score(found, "same row") == pytest.approx(bits / max(1, bits), abs=1e-4)
+@pytest.mark.parametrize("rule", ["same row", "CLS"])
+def test_scores_by_hand(rule, share):
+    """A share of the attention on the pattern, the rest even over all keys: two weights, both of the pattern."""
+    prefix, inside = (0, 10) if rule == "same row" else (1, 1)
+    made, keys = Maker((6, 10), prefix), 60 + prefix
+    weights = share * (made.row() if rule == "same row" else made.on(0)) + (1 - share) * made.even()
+    found = specialise(table_of([weights], (6, 10), prefix))
+    high, low = share / inside + (1 - share) / keys, (1 - share) / keys
+    bits = math.log2(keys) + inside * high * math.log2(high) + (keys - inside) * low * math.log2(low)
+    assert score(found, rule) == pytest.approx(bits / max(1, bits), abs=1e-4)
     assert score(found, "uniform") == pytest.approx(max(0, 1 - bits), abs=1e-4)
-    on_itself = specialise(table_of([made.head(torch.eye(60))], (6, 10), 0))
+
+
+def test_a_general_pattern_explains_less_of_a_specific_one():
+    on_itself = specialise(table_of([Maker((6, 10), 0).head(torch.eye(60))], (6, 10), 0))
     assert score(on_itself, "same row") == pytest.approx(math.log2(6) / math.log2(60), abs=1e-4)
 
 

@@ -25,9 +25,10 @@ def record(golden) -> FeaturesRecord:
 
 
 @pytest.fixture(scope="module")
-def splits() -> tuple[vitlens.Split, vitlens.Split]:
+def splits(record) -> tuple[vitlens.Split, vitlens.Split]:
     """The images, and the training images that classifiers use."""
-    return vitlens.load_data("digits", limit=24), vitlens.load_data("digits", part="train", limit=40)
+    (sizes,) = record.sets
+    return vitlens.load_data("digits", limit=sizes.test), vitlens.load_data("digits", part="train", limit=sizes.bank)
 
 
 @pytest.fixture(scope="module")
@@ -59,16 +60,16 @@ def dino(bank: np.ndarray, known: np.ndarray, queries: np.ndarray, k: int) -> np
 @pytest.mark.parametrize("layer", LAYERS)
 def test_votes_of_neighbours_are_scikit_learns_and_dinos(record, splits, read, layer):
     (test, train), (queries, bank) = (split.labels.numpy() for split in splits), (each[layer] for each in read)
-    for k in (1, 3):
+    for k in map(int, record.features[0].knn):
         model = KNeighborsClassifier(k, metric="cosine", algorithm="brute").fit(bank, train)
         for votes, answers in (("majority", model.predict(queries)), ("dino", dino(bank, train, queries, k))):
             asked = ("a", None if layer == "embedding" else layer, f"knn-{k}", votes)
             [row] = [row for row in record.depth if (row.model, row.layer, row.classifier, row.weighting) == asked]
             assert row.accuracy.value == (answers == test).mean()
-            assert row.chance == np.bincount(test).max() / 24
+            assert row.chance == np.bincount(test).max() / len(test)
     if layer == 1:
         nearest = np.argsort(-unit(queries) @ unit(bank).T, axis=1, kind="stable")
-        for k in (1, 3):
+        for k in map(int, record.features[0].knn):
             share = (train[nearest[:, :k]] == test[:, None]).mean()
             assert record.features[0].precision[str(k)].value == pytest.approx(share)
 
@@ -110,7 +111,18 @@ def test_constant_features_say_nothing_and_a_classs_only_image_has_no_part_in_ch
     with torch.no_grad():
         model.module.norm.weight[:3], model.module.norm.bias[:3] = 0, torch.tensor([0, 3.7, -1000.0])
     save(model, tmp_path / "model" / "model.safetensors")
-    line = ["features", f"a={tmp_path / 'model'}", "--data", "digits", "--limit", "24", "--bank", "15", "--k", "1"]
+    line = [
+        "features",
+        f"a={tmp_path / 'model'}",
+        "--data",
+        "digits",
+        "--limit",
+        str(len(splits[0])),
+        "--bank",
+        "15",
+        "--k",
+        "1",
+    ]
     out = ["--no-tsne", "--no-cache", "--device", "cpu", "--quiet", "--out", str(tmp_path / "out")]
     assert run([*line, *out]) == 0
     found, train = read_folder(tmp_path / "out"), vitlens.load_data("digits", part="train", limit=15)
@@ -124,7 +136,7 @@ def test_maps_are_of_unit_vectors_and_as_trustworthy_as_scikit_learn_says(record
     points = record.spaces["a"].points[f"{method}_images"]
     values = unit(read[0][1])
     [row] = [row for row in record.maps if (row.model, row.of, row.method) == ("a", "images", method)]
-    assert (row.n, row.neighbours, row.perplexity) == (24, 10, 4 if method == "tsne" else None)
+    assert (row.n, row.neighbours, row.perplexity is None) == (len(values), 10, method == "pca")
     trust = manifold.trustworthiness(values, points, n_neighbors=10)
     assert row.trustworthiness.value == pytest.approx(trust, abs=1e-6)
     assert trust > 0.7
@@ -211,7 +223,7 @@ def test_what_neighbours_of_patches_share_is_counted_among_other_images(record, 
     same = labels[image][nearest] == labels[image][:, None]
     assert found["class"].value.value == pytest.approx(same.mean())
     alike = (labels[:, None] == labels).sum(1) - 1
-    assert found["class"].chance == pytest.approx(alike.mean() / 23)
+    assert found["class"].chance == pytest.approx(alike.mean() / (len(labels) - 1))
     share = torch.nn.functional.adaptive_avg_pool2d(masks.float()[:, None], (rows, columns))
     on_object = (share > 0.5).flatten().numpy()
     weights = np.exp(np.take_along_axis(cosines, nearest, 1) / 0.07)

@@ -93,7 +93,8 @@ def rank_correlation(x: Tensor, y: Tensor) -> float:
 
 
 def test_the_rank_correlation_of_distances_within_a_model_and_between_two(golden, tiny_vit, tiny_cnn) -> None:
-    record, split = golden("features").record, vitlens.load_data("digits", limit=24)
+    record = golden("features").record
+    split = vitlens.load_data("digits", limit=record.sets[0].test)
     models = {"a": vitlens.load(str(tiny_vit)), "b": vitlens.load(str(tiny_cnn))}
     read = {alias: vitlens.features(model, split, embedding=True) for alias, model in models.items()}
 
