@@ -5,18 +5,14 @@ from collections.abc import Callable
 from functools import cache, partial
 
 import torch
-from jaxtyping import Float
-from timm.models.swin_transformer import window_partition
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tests.attribution.models import cnn
-from tests.lens.tiny import ours, shaken, shared_model
+from tests.kit.tiny import ours, shaken, shared_model
+from tests.kit.windows import SHAPES, timm_tokens, torchvision_tokens, unwindow  # noqa: F401 - for who imports them here
 from tests.models.handwritten import EinsumViT, EncoderViT, InlineViT, MultiheadViT, SoftmaxViT
 from vitlens.lens.attention import projection_of
-from vitlens.lens.call import window_index
 from vitlens.lens.intervene import Change, intervene
-from vitlens.lens.site import Windows
 from vitlens.lens.trace import Layer
 from vitlens.models.model import Model
 from vitlens.models.wrap import wrap
@@ -43,57 +39,11 @@ HANDWRITTEN: dict[str, Callable[[], Model]] = {
 }
 EVERY = {**MODELS, **HANDWRITTEN}
 
-SHAPES = {  # resolution, window, shift
-    "plain": ((8, 8), (4, 4), (0, 0)),
-    "shifted": ((8, 8), (4, 4), (2, 2)),
-    "not square": ((8, 12), (4, 4), (2, 2)),
-    "window not square": ((8, 12), (4, 6), (2, 3)),
-    "padded": ((5, 7), (4, 4), (2, 2)),
-    "one window": ((4, 4), (4, 4), (0, 0)),
-    "one padded window": ((3, 4), (4, 4), (2, 2)),
-}
-
 
 def changed(model: Model, batch: Tensor, changes: dict[str, Change], **options: object) -> Tensor:
     """The logits under changes."""
     with torch.no_grad(), intervene(model, changes, **options):
         return model(batch)
-
-
-def unwindow(
-    weights: Float[Tensor, "calls heads inside inside"], windows: Windows
-) -> Float[Tensor, "batch heads patches patches"]:
-    """The weights between all patches of the map, zero where two patches share no window; weights: row by row.
-
-    Rows sum to 1 minus the mass on padding. `calls` holds the windows of each image one after another.
-    """
-    index = window_index(windows).to(weights.device)
-    count, patches = len(index), windows.resolution[0] * windows.resolution[1]
-    split = weights.unflatten(0, (-1, count)).transpose(1, 2)  # (batch, heads, count, inside, inside)
-    # padding gets an extra row and column, which is cut off at the end
-    place = index.masked_fill(index < 0, patches)
-    full = weights.new_zeros(*split.shape[:2], patches + 1, patches + 1)
-    full[:, :, place[:, :, None], place[:, None, :]] = split
-    return full[:, :, :patches, :patches]
-
-
-def timm_tokens(resolution: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]) -> Tensor:
-    """Numbers of the patches as timm's block lays them out: rolled, then padded, then cut (its _attn)."""
-    tokens = torch.arange(1.0, 1 + resolution[0] * resolution[1]).view(1, *resolution, 1)
-    tokens = tokens.roll((-shift[0], -shift[1]), (1, 2))
-    tokens = F.pad(tokens, (0, 0, 0, -resolution[1] % window[1], 0, -resolution[0] % window[0]))
-    return window_partition(tokens, window).flatten(1) - 1  # 0 was padding
-
-
-def torchvision_tokens(resolution: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]) -> Tensor:
-    """The same as torchvision's shifted_window_attention: padded, then rolled (never where one window covers all)."""
-    tokens = torch.arange(1.0, 1 + resolution[0] * resolution[1]).view(1, *resolution, 1)
-    tokens = F.pad(tokens, (0, 0, 0, -resolution[1] % window[1], 0, -resolution[0] % window[0]))
-    _, height, width, _ = tokens.shape
-    down, across = (0 if size <= w else s for size, w, s in zip((height, width), window, shift))
-    tokens = tokens.roll((-down, -across), (1, 2))
-    tokens = tokens.view(1, height // window[0], window[0], width // window[1], window[1], 1)
-    return tokens.permute(0, 1, 3, 2, 4, 5).reshape(-1, window[0] * window[1]) - 1
 
 
 def with_columns(model: Model, layer: Layer, head: int, constant: Tensor | None = None) -> Model:

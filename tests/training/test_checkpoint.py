@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.training.tiny import (
+from tests.kit.trainings import (
     InterruptedTrainingError,
     interrupting,
     same,

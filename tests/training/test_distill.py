@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import vitlens
-from tests.training.tiny import CLASSES, tiny_model, tiny_recipe, tiny_split
+from tests.kit.trainings import CLASSES, tiny_model, tiny_recipe, tiny_split
 from vitlens.data.digits import digits
 from vitlens.data.split import InMemory
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.kit.trainings import tiny_model, tiny_recipe, tiny_split, trained
 from tests.kit.waiting import HANGS
-from tests.training.tiny import tiny_model, tiny_recipe, tiny_split, trained
 from vitlens.data.split import InMemory, Subset
 from vitlens.errors import RunError
 from vitlens.models.model import Model
@@ -105,7 +105,7 @@ class Killed(OnDisk):
 KILLED = """
 import torch
 from tests.training.test_feed import Killed
-from tests.training.tiny import tiny_split
+from tests.kit.trainings import tiny_split
 from vitlens.errors import RunError
 from vitlens.training.feed import decoding_errors, portions
 try:

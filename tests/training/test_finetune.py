@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from tests.kit.trainings import CLASSES, tiny_model
 from tests.kit.uses import BrokenError
-from tests.training.tiny import CLASSES, tiny_model
 from vitlens.errors import InputError
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model

@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tests.lens.tiny import model_of
-from tests.training.tiny import (
+from tests.kit.trainings import (
     CLASSES,
     SHAPE,
     TEST,
@@ -20,7 +19,8 @@ from tests.training.tiny import (
     tiny_model,
     tiny_recipe,
 )
-from tests.training.tiny import trained as trained_whole
+from tests.kit.trainings import trained as trained_whole
+from tests.kit.tiny import model_of
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models import loading, saved
 from vitlens.models.loading import load, untrained

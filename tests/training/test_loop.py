@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.training.tiny import (
+from tests.kit.trainings import (
     CLASSES,
     STEPS,
     TEST,

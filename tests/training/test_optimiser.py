@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.kit.trainings import CLASSES, tiny_model
 from tests.kit.uses import BrokenError
-from tests.training.tiny import CLASSES, tiny_model
 from vitlens.errors import InputError
 from vitlens.models.loading import untrained
 from vitlens.names import OPTIMISERS

@@ -12,8 +12,8 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
 
+from tests.kit.trainings import same, state, tiny_model, tiny_recipe, tiny_split, trained
 from tests.kit.waiting import HANGS
-from tests.training.tiny import same, state, tiny_model, tiny_recipe, tiny_split, trained
 from vitlens.errors import InputError, NonFiniteError
 from vitlens.models.saved import WEIGHTS_FILE
 from vitlens.processes import Processes
@@ -24,7 +24,7 @@ from vitlens.training.metrics import read_metrics
 from vitlens.training.task import Task
 
 ROOT = Path(__file__).parents[2]
-JOB = ("-m", "tests.training.job")
+JOB = ("-m", "tests.kit.training_job")
 TWO = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 SPLIT = tiny_split("train", 7)
 

@@ -3,7 +3,7 @@ import shutil
 import pytest
 import torch
 
-from tests.training.tiny import tiny_model
+from tests.kit.trainings import tiny_model
 from vitlens.training import speed
 from vitlens.training.speed import choose_compiling, choose_precision, fast_attention, gradient_checkpointing
 

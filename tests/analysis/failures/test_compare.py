@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from tests.attacks.models import made
+from tests.kit.attacked import made
 from vitlens.analysis.evaluation.evaluate import Evaluation, evaluate
 from vitlens.analysis.failures.compare import Comparison, ShapeBias, compare, compare_evaluations, shape_bias
 from vitlens.data.cue_conflict import cues_of

@@ -1,0 +1,93 @@
+"""What follows from the smallest epsilon that breaks each image; transfer; cosines of blocks."""
+
+import pytest
+import torch
+
+from tests.kit.attacked import INF, linear, outcome, pictures, tiny_vit
+from tests.kit.making import untrained
+from vitlens.attacks.robustness import cosines, halfway_block, halving_epsilon, transfers
+from vitlens.errors import InputError
+
+EPSILONS = (1.0, 2.0, 4.0)
+
+
+def broken(*at: float, **more: object):
+    return outcome("pgd-linf", at, epsilons=EPSILONS, **more)
+
+
+def test_robust_is_right_before_and_not_broken_up_to_epsilon():
+    found = broken(0, 1, 2, 4, INF, INF)
+    assert found.robust(0.0).tolist() == [False, True, True, True, True, True]
+    assert [one.value for one in found.accuracies()] == pytest.approx([4 / 6, 3 / 6, 2 / 6])
+    assert all(one.n == 6 and one.low < one.value < one.high for one in found.accuracies())
+    for wobble in (-1e-7, 1e-7):  # epsilons are stored rounded
+        moved = broken(*(at + wobble for at in (1, 2, 4)))
+        assert [int(moved.robust(epsilon).sum()) for epsilon in EPSILONS] == [2, 1, 0]
+
+
+def test_images_of_a_group_do_not_count_as_many():
+    together = broken(*[INF] * 10, *[1] * 10, groups=torch.arange(4).repeat_interleave(5)).accuracies()[0]
+    apart = broken(*[INF] * 10, *[1] * 10).accuracies()[0]
+    assert together.high - together.low > apart.high - apart.low
+
+
+def test_the_median_is_of_the_images_that_were_right():
+    found = broken(0, 0, 0, 1, 2, 2, 4, INF).median_distance(unit=2.0)
+    assert (found.value, found.n) == (1.0, 5)
+    wide = broken(*[1] * 3, *[2] * 4, *[INF] * 5).median_distance(unit=0.5)
+    assert (wide.value, wide.low, wide.high) == (4, 2, None), "an upper end beyond all that was tried is left out"
+    for none in ((1, 2, INF, INF), (1, INF, INF), (0, 0)):  # half survive, or nothing is right
+        assert broken(*none).median_distance() is None
+
+
+def test_the_epsilon_that_halves_every_model():
+    weak, strong = broken(1, 1, 1, INF), broken(2, 4, INF, INF)
+    assert halving_epsilon([weak]) == 1.0
+    assert halving_epsilon([weak, strong]) == 4.0
+    assert halving_epsilon([broken(0, 1, 2)]) == 1.0  # half of those that were right
+    assert halving_epsilon([broken(INF, INF)]) == 4.0
+
+
+def test_rates_of_transfer_are_of_what_fooled_the_source_and_the_target_has_right():
+    clean = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 1]]).bool()
+    fooled = torch.tensor([[1, 1, 0, 0], [0, 1, 0, 0]]).bool()
+    of_first = torch.tensor([[0, 0, 1, 0], [1, 0, 0, 1]]).bool()  # the first's images shown to both
+    of_second = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 1]]).bool()
+    groups = torch.tensor([0, 0, 1, 2])
+    for more in ({}, {"groups": groups}):
+        found = {(one.source, one.target): one for one in transfers(clean, [of_first, of_second], fooled, **more)}
+        assert [found[pair].rate.value for pair in ((0, 0), (0, 1), (1, 0), (1, 1))] == [1, 0.5, 0, 1]
+        assert [found[pair].rate.n for pair in ((0, 1), (1, 0))] == [2, 1]
+        assert (found[0, 1].accuracy.value, found[0, 1].clean.value) == (0.5, 0.75)
+    nothing = list(transfers(clean, [clean, of_second], torch.zeros(2, 4).bool()))
+    assert [one.rate for one in nothing] == [None] * 4
+
+
+@pytest.mark.parametrize("build", [tiny_vit, lambda: untrained("resnet20", classes=("a", "b"), image_size=(8, 8))])
+def test_an_image_is_like_itself_at_every_depth_and_less_like_another(build):
+    model, images = build(), pictures(4)
+    found = cosines(model, images, {"same": images, "another": images.roll(1, 0)}, batch_size=3)
+    assert found["same"].shape == (len(model.anatomy.blocks), 4)
+    torch.testing.assert_close(found["same"], torch.ones_like(found["same"]), atol=1e-5, rtol=0)
+    kept: list[torch.Tensor] = []
+    for block in model.anatomy.blocks:
+        model.module.get_submodule(block).register_forward_hook(lambda _, __, output: kept.append(output.flatten(1)))
+    with torch.no_grad():
+        model.eval()(images)
+    expected = torch.stack([torch.nn.functional.cosine_similarity(each, each.roll(1, 0)) for each in kept])
+    torch.testing.assert_close(found["another"], expected, atol=1e-5, rtol=0)
+    assert expected.min() < 0.999
+
+
+def test_a_model_without_blocks_has_no_depth():
+    with pytest.raises(InputError, match="blocks"):
+        cosines(linear(), pictures(2), {})
+
+
+def test_where_paths_part():
+    another = torch.full((4, 3), 0.2)
+    changed = torch.tensor([0.95, 0.7, 0.6, 0.3])[:, None].expand(4, 3)  # 0.6 is halfway
+    assert halfway_block(changed - 1e-6, another) == 2
+    assert halfway_block(changed + 1e-6, another) == 3
+    assert halfway_block(torch.ones(4, 3), another) is None
+    assert halfway_block(changed, torch.ones(4, 3)) is None  # nothing tells images apart

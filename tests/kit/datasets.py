@@ -1,0 +1,55 @@
+"""Splits of numbered images, pictures on disk, and the limits of loading made small."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitlens import Split
+from vitlens.data.split import InMemory
+from vitlens.preprocessing import Preprocessing
+
+
+def numbered(labels: Tensor, **fields: Any) -> Split:
+    """Images of 2 x 5 px whose pixels are their numbers; those above 5 have a mask."""
+    pixels = torch.arange(len(labels)).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 2, 5).contiguous()
+    return Split("toy", "train", InMemory(pixels), (2, 5), tuple("abcd"), labels, pixels[:, 0] > 5, **fields)
+
+
+def pixels_of(split: Split) -> Tensor:
+    """All pixels, as they are stored."""
+    return split.source.read(torch.arange(len(split)))
+
+
+def fitted(size: tuple[int, int], resize: int | None = None, **more: Any) -> Preprocessing:
+    """How a model of this input size wants its pictures."""
+    return Preprocessing(size, resize, **more)
+
+
+def put(folder: Path, *names: str, value: int = 100, size: tuple[int, int] = (5, 4)) -> None:
+    """Grey pictures, (width, height)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        Image.new("RGB", size, (value, value, value)).save(folder / name)
+
+
+@contextmanager
+def limited(**limits: float) -> Iterator[None]:
+    """MEMORY_LIMIT: bytes of pixels that are kept; TIMEOUT: seconds to wait for a server; CHUNK: pixels drawn at a
+    time."""
+    places = {
+        "MEMORY_LIMIT": ("vitlens.data.decode.MEMORY_LIMIT", "vitlens.data.torchvision_sets.MEMORY_LIMIT"),
+        "TIMEOUT": ("vitlens.data.torchvision_sets.TIMEOUT",),
+        "CHUNK": ("vitlens.data.scenes._CHUNK",),
+        "MANY": ("vitlens.data.folder.MANY",),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in limits.items():
+            for place in places[name]:
+                patch.setattr(place, value)
+        yield

@@ -1,0 +1,86 @@
+"""Models whose attention is made: each image is answered with weights prepared for it, through a softmax."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from vitlens.models.anatomy import Anatomy
+from vitlens.models.model import Model, Provenance
+from vitlens.preprocessing import Preprocessing
+from vitlens.shapes import PrefixKind, TokenLayout
+
+_STEPS = 1024  # images are told apart by their pixels
+PREFIXES: dict[int, tuple[PrefixKind, ...]] = {
+    0: (),
+    1: ("cls",),
+    5: ("cls", "register", "register", "register", "register"),
+}
+
+
+class Prepared(nn.Module):
+    """A layer of attention that answers with the weights it was made with, image by image."""
+
+    def __init__(self, weights: Tensor) -> None:
+        super().__init__()
+        self.num_heads = weights.shape[1]
+        self.weights = weights  # (images, heads, query, key)
+        self.inside = nn.Identity()  # the lens watches modules that have children
+
+    def forward(self, tokens: Tensor, which: Tensor) -> Tensor:
+        torch.softmax(self.weights[which % len(self.weights)].log(), -1)  # of noise: whichever
+        return self.inside(tokens)
+
+
+class Block(nn.Module):
+    def __init__(self, weights: Tensor) -> None:
+        super().__init__()
+        self.attn = Prepared(weights)
+
+    def forward(self, tokens: Tensor, which: Tensor) -> Tensor:
+        return self.attn(tokens, which)
+
+
+class Answering(nn.Module):
+    """Blocks of prepared attention; the stream is a row of ones for every token."""
+
+    def __init__(self, layers: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(weights) for weights in layers)
+        self.tokens = layers[0].shape[-1]
+
+    def forward(self, images: Tensor) -> Tensor:
+        which = (images[:, 0, 0, 0] * _STEPS).round().long()
+        tokens = images.new_ones(len(images), self.tokens, 3)
+        for block in self.blocks:
+            tokens = block(tokens, which)
+        return tokens.mean(1)
+
+
+def made_model(*layers: Tensor, grid: tuple[int, int], prefix: int = 0, patch_size: tuple[int, int] = (4, 4)) -> Model:
+    """A model whose layers have these weights (images, heads, query, key), rows of which sum to 1."""
+    layout = TokenLayout(grid, patch_size, PREFIXES[prefix])
+    return Model(
+        Answering(layers),
+        alias="made",
+        anatomy=Anatomy("vit", tuple(f"blocks.{layer}" for layer in range(len(layers))), layout, "mean"),
+        preprocessing=Preprocessing(layout.image_size, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)),
+        classes=("a", "b", "c"),
+        provenance=Provenance("made", "random"),
+        architecture={},
+    ).eval()
+
+
+def numbered(model: Model, count: int) -> Tensor:
+    """The images that a made model knows by number, (count, 3, height, width)."""
+    numbers = torch.arange(count, dtype=torch.float32) / _STEPS
+    return numbers.view(-1, 1, 1, 1).expand(count, 3, *model.input_size).contiguous()
+
+
+def uniform(images: int, heads: int, tokens: int) -> Tensor:
+    return torch.full((images, heads, tokens, tokens), 1 / tokens)
+
+
+def random_weights(images: int, heads: int, tokens: int, *, seed: int = 0, sharpness: float = 2.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (sharpness * torch.randn(images, heads, tokens, tokens, generator=generator)).softmax(-1)

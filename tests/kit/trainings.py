@@ -1,0 +1,204 @@
+"""A tiny model, data and recipe, trainings of them, and what a training shows to its model."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vitlens
+from vitlens import Model, Split
+from vitlens.data.split import Drawings, Drawn, InMemory
+from vitlens.models.loading import untrained
+from vitlens.models.rebuild import for_classes
+from vitlens.names import Part
+from vitlens.training import loop
+from vitlens.training.metrics import Progress, TrainingResult, read_metrics
+from vitlens.training.recipe import Recipe
+
+CLASSES = ("a", "b", "c")
+SHAPE = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [4, 4]}
+STEPS = 3 * 5  # three epochs of five batches of eight
+
+
+class InterruptedTrainingError(Exception):
+    """Stands for a Ctrl-C, or for anything else."""
+
+
+def tiny_model(*, seed: int = 0, drop_path: float = 0.2, dropout: float = 0.1, **shape: object) -> Model:
+    overrides: Any = {**SHAPE, "drop_path": drop_path, "dropout": dropout, **shape}
+    return untrained("vit-mini", classes=CLASSES, image_size=(8, 12), seed=seed, overrides=overrides)
+
+
+def given_a_head(*, seed: int = 0) -> Model:
+    """A tiny model of two other classes, given a head for these."""
+    overrides: Any = {**SHAPE, "drop_path": 0.2, "dropout": 0.1}
+    return for_classes(
+        untrained("vit-mini", classes=("1", "2"), image_size=(8, 12), seed=seed, overrides=overrides), CLASSES
+    )
+
+
+def tiny_cnn() -> Model:
+    return untrained("resnet20", classes=CLASSES, image_size=(8, 12))
+
+
+def split_of(pixels: Tensor, labels: Tensor | None = None, *, part: Part = "train") -> Split:
+    """Images given as pixels; labels: in turn where none are given."""
+    labels = torch.arange(len(pixels)) % len(CLASSES) if labels is None else labels
+    size = (int(pixels.shape[2]), int(pixels.shape[3]))
+    return Split("random", part, InMemory(pixels), size, CLASSES, labels=labels)
+
+
+def tiny_split(part: Part, count: int, size: tuple[int, int] = (8, 12)) -> Split:
+    generator = torch.Generator().manual_seed(len(part))
+    return split_of(torch.randint(0, 256, (count, 3, *size), generator=generator, dtype=torch.uint8), part=part)
+
+
+def drawn_anew(split: Split, numbers: list[int]) -> Split:
+    """The same images, drawn when they are read; numbers: gets those of the drawings."""
+    pixels = split.source.read(torch.arange(len(split)))
+
+    def render(subjects: Tensor, drawings: Tensor) -> Drawn:
+        numbers.extend(drawings.unique().tolist())
+        return Drawn(pixels[subjects], torch.zeros(len(subjects), *split.size, dtype=torch.bool))
+
+    source = Drawings(render, torch.arange(len(split)), torch.zeros(len(split), dtype=torch.long))
+    return replace(split, source=source)
+
+
+def tiny_recipe(**changes: object) -> Recipe:
+    values: dict[str, Any] = {
+        "epochs": 3, "batch_size": 8, "learning_rate": 3e-3, "average": 0.9, "crop_padding": 1, "flip": True,
+        "label_smoothing": 0.1,
+    }  # fmt: skip
+    return Recipe(**{**values, **changes})
+
+
+def plain_recipe(**changes: object) -> Recipe:
+    """Without augmentation, warm-up, decay of the rate, clipping and averaging."""
+    none = {"average": 0.0, "crop_padding": 0, "flip": False, "warmup": 0.0, "minimum": 1.0, "clip": 0.0}
+    return tiny_recipe(**{**none, "label_smoothing": 0.0, **changes})
+
+
+TRAIN, TEST = tiny_split("train", 40), tiny_split("test", 12)
+
+
+def trained(folder: Path, model: Model | None = None, **changes: Any) -> tuple[Model, TrainingResult]:
+    """A model after a training, and its result."""
+    model = model or tiny_model()
+    settings = {"recipe": tiny_recipe(), "directory": folder, "train": TRAIN, "test": TEST, **changes}
+    return model, vitlens.train(model, **settings)
+
+
+def interrupting(at: int) -> Callable[[Progress], None]:
+    """Stops a training after a step."""
+
+    def stop(progress: Progress) -> None:
+        if progress.step == at:
+            raise InterruptedTrainingError
+
+    return stop
+
+
+@pytest.fixture
+def progress_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "PROGRESS_INTERVAL", 0.0)
+
+
+def state(model: Model) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.module.state_dict().items()}
+
+
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def timeless(folder: Path) -> list[Any]:
+    return [replace(metrics, seconds=0.0, images_per_second=0.0) for metrics in read_metrics(folder)]
+
+
+class EnoughError(Exception):
+    """Ends a training of which all was seen that is needed."""
+
+
+@dataclass
+class Showing:
+    """An objective of a user's own, which keeps the images and targets of the first steps, and trains nothing."""
+
+    steps: int = 1
+    images: list[Tensor] = field(default_factory=list)
+    targets: list[Tensor] = field(default_factory=list)
+
+    def module(self, model: Model) -> nn.Module:
+        return Constant(model)
+
+    def loss(self, outputs: Tensor, targets: Tensor, images: Tensor, *, smoothing: float) -> Tensor:
+        self.images.append(images.clone())
+        self.targets.append(targets.clone())
+        if len(self.images) == self.steps:
+            raise EnoughError
+        return outputs.sum()
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        return outputs
+
+    def identity(self) -> dict[str, object]:
+        return {}
+
+
+class Constant(nn.Module):
+    """Logits that do not depend on the images."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.weight, self.classes = model.module.head.weight, len(model.classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return (0 * self.weight.sum()).expand(len(images), self.classes)
+
+
+def shown(train: Split, folder: Path, *, steps: int = 1, seed: int = 0, **recipe: Any) -> tuple[Tensor, Tensor]:
+    """The images and targets of the first steps of a training, as they enter the model."""
+    showing = Showing(steps)
+    model = tiny_model() if train.size == (8, 12) else untrained("vit-mini", classes=CLASSES, image_size=train.size)
+    with pytest.raises(EnoughError):
+        trained(folder, model, train=train, recipe=plain_recipe(**recipe), seed=seed, objective=showing)
+    return torch.cat(showing.images), torch.cat(showing.targets)
+
+
+@contextmanager
+def one_of(processes: int, index: int) -> Iterator[dict[str, Tensor]]:
+    """Inside, a training is one of several processes; the gradients that would be averaged are kept by name."""
+    from contextlib import nullcontext
+
+    from vitlens.processes import Processes
+
+    gradients: dict[str, Tensor] = {}
+
+    class Alone:
+        """Stands for accelerate."""
+
+        num_processes, process_index = processes, index
+
+        def prepare_model(self, module: nn.Module) -> nn.Module:
+            self.module = module
+            return module
+
+        def no_sync(self, _module: nn.Module) -> Any:
+            return nullcontext()
+
+        def wait_for_everyone(self) -> None:
+            pass
+
+        def backward(self, loss: Tensor) -> None:
+            loss.backward()
+            named = self.module.named_parameters()
+            gradients.update({name: value.grad.clone() for name, value in named if value.grad is not None})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "accelerated", lambda device: (Alone(), Processes(index, processes, device)))
+        yield gradients

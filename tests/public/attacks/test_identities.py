@@ -1,0 +1,176 @@
+"""Attacks compared with closed-form results and with each other."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vitlens
+from tests.kit.attacked import INF, asked, linear, made, perceptron, pictures, predictions
+from vitlens.attacks.registry import ATTACKS
+from vitlens.cli.main import run
+from vitlens.commands.run.publish import read_folder
+
+
+def thresholds(model: vitlens.Model, images: Tensor, power: int) -> Tensor:
+    """The exact distance of each image from the boundary of a linear model of two classes, far from black and white."""
+    weights = model.module.layers[1].weight
+    with torch.no_grad():
+        gap = model(images).diff(dim=1)[:, 0].abs()
+    return gap / (weights[1] - weights[0]).norm(power)
+
+
+@pytest.mark.parametrize("name", ["fgsm", "bim", "pgd", "apgd-ce"])
+def test_a_linear_model_of_two_classes_breaks_at_its_margin(name):
+    """L∞: at the margin over the L1 norm of the weights."""
+    model, images = linear(classes=2), pictures(20, low=0.4, high=0.6)
+    levels = [epsilon / 1000 for epsilon in range(4, 100, 4)]
+    broken_at = vitlens.attack(model, images, "predicted", method=name, epsilons=levels, steps=5).broken_at
+    steps = torch.tensor([*levels, INF], dtype=torch.float64)
+    expected = steps[torch.searchsorted(steps, thresholds(model, images, 1).double())]
+    assert (broken_at >= expected).all()
+    assert len(expected.unique()) > 4
+    assert (broken_at == expected).float().mean() > 0.8  # the rest lie a step short of a corner
+    assert (broken_at <= expected + 0.0041).all()
+
+
+@pytest.mark.parametrize(("name", "slack"), [("deepfool", (0.002, 0.0)), ("cw", (0.03, 0.012))])  # C&W's step: 0.01
+def test_the_smallest_change_of_a_linear_model_is_the_distance_to_its_boundary(name, slack):
+    model, images = linear(classes=2), pictures(8, low=0.4, high=0.6)
+    exact = thresholds(model, images, 2)
+    result = vitlens.attack(model, images, "predicted", method=name, steps=60)
+    assert result.success.all()
+    assert (result.distance >= exact).all()
+    assert (result.distance <= exact * (1 + slack[0]) + slack[1]).all()
+
+
+def test_fgsm_is_one_step_of_bim():
+    model, images = perceptron(), pictures(20, low=0.3, high=0.7)
+    one, other = (
+        vitlens.attack(model, images, "predicted", method=name, epsilon=0.04, steps=1) for name in ("fgsm", "bim")
+    )
+    assert 0 < one.success.sum() < 20
+    torch.testing.assert_close(one.images, other.images, atol=1e-6, rtol=0)
+
+
+def test_auto_is_the_worst_case_of_its_members():
+    model, images = perceptron(seed=1), pictures(16, seed=1)
+    given = {"steps": 2, "seed": 4, "epsilons": (0.005, 0.01, 0.02)}
+    whole = vitlens.attack(model, images, "predicted", method="auto", **given)
+    parts = [vitlens.attack(model, images, "predicted", method=name, **given) for name in ATTACKS["auto"].members]
+    assert torch.equal(whole.broken_at, torch.stack([part.broken_at for part in parts]).amin(0))
+    assert len(whole.broken_at.unique()) > 2
+    one = {"steps": 2, "seed": 4, "epsilon": 0.02}
+    spent = [
+        int(vitlens.attack(model, images, "predicted", method=name, **one).forwards.sum())
+        for name in ("auto", *ATTACKS["auto"].members)
+    ]
+    assert spent[0] < sum(spent[1:])  # each attacks what the ones before left
+
+
+@pytest.mark.parametrize("name", ["pgd-targeted", "apgd-targeted"])
+def test_targets_are_reached(name):
+    model, images = perceptron(), pictures(10)
+    targets = (predictions(model, images) + 2) % 5
+    result = vitlens.attack(model, images, "predicted", method=name, epsilon=0.5, targets=targets, steps=10)
+    assert result.success.all()
+    assert torch.equal(result.reached, result.success)
+    assert torch.equal(predictions(model, result.images), targets)
+    close = vitlens.attack(model, images, "predicted", method=name, epsilon=1e-5, targets=targets, steps=2)
+    assert not close.reached.any()
+    untargeted = vitlens.attack(model, images, "predicted", method=name, epsilon=0.5, steps=10)
+    assert untargeted.success.all()
+    assert not untargeted.reached.any()
+
+
+class Tie(nn.Module):
+    """Class 1 leads by a share of the logits wherever an image is changed."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+
+    def forward(self, images: Tensor) -> Tensor:
+        changed = (images - 0.5).flatten(1).abs().amax(1) > 1e-3
+        lead = 100 * (1 + torch.where(changed, self.share, -0.5)) + 0 * images.flatten(1).sum(1)
+        return torch.stack([torch.full_like(lead, 100), lead, torch.zeros_like(lead), -lead, -lead], 1)
+
+
+@pytest.mark.parametrize(("share", "fooled"), [(5e-6, False), (2e-5, True)])
+def test_a_lead_within_rounding_is_no_success(share, fooled):
+    """Logits that differ by less than 1e-5 of the largest may change their order in another batch."""
+    model, images = made(Tie(share), (4, 4)), torch.full((2, 3, 4, 4), 0.5)
+    for name, targets in (("noise", None), ("pgd-targeted", torch.tensor([1, 1]))):
+        result = vitlens.attack(model, images, "predicted", method=name, epsilon=0.1, targets=targets, steps=2)
+        assert result.success.tolist() == [fooled, fooled]
+
+
+def test_an_attack_sees_the_gradient_of_a_model_that_saturates_the_softmax():
+    """The cross-entropy of a confident model has a gradient of 0 in fp32; its log odds do not."""
+    plain = perceptron()
+    model = made(nn.Sequential(plain.module, Scaled(1000.0)), (8, 8))
+    images = pictures(12, low=0.2, high=0.8)
+    expected, found = (
+        vitlens.attack(each, images, "predicted", method="fgsm", epsilon=0.05).success for each in (plain, model)
+    )
+    assert found.sum() >= expected.sum() > 0
+
+
+class Scaled(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, logits: Tensor) -> Tensor:
+        return self.factor * logits
+
+
+def test_noise_is_uniform_independent_and_of_its_seed():
+    model, images = linear((4, 4)), torch.full((300, 3, 4, 4), 0.5)
+    with asked(model) as seen:
+        for seed in (0, 0, 1):
+            vitlens.attack(model, images, "predicted", method="noise", epsilon=1e-3, steps=3, seed=seed, batch_size=300)
+    changes = torch.cat(seen).flatten(1).sub(0.5).div(1e-3)
+    drawn = changes[changes.abs().amax(1) > 0].unique(dim=0)
+    assert abs(len(drawn) - 2 * 3 * 300) <= 60  # but for images that were fooled; the same seed gives the same
+    assert 0.99 < drawn.abs().max() <= 1.001
+    assert drawn.mean().abs() < 0.01
+    assert abs(drawn.var() - 1 / 3) < 0.01
+    correlation = torch.corrcoef(drawn.T) - torch.eye(48)
+    assert correlation.abs().max() < 0.13  # 5.5 standard errors of 1,800 independent pairs
+
+
+def test_random_starts_in_l2_fill_the_ball():
+    """The share of a ball within a radius grows as its power of the dimension."""
+    model, images = linear((1, 1)), torch.full((300, 3, 1, 1), 0.5)
+    with asked(model) as seen:
+        vitlens.attack(model, images, "predicted", method="pgd-l2", epsilon=1e-3, steps=1, batch_size=300)
+    starts = torch.cat(seen).detach()[300:600]
+    lengths = ((starts - 0.5).flatten(1).norm(dim=1) / 1e-3).sort().values
+    expected = ((torch.arange(300) + 0.5) / 300) ** (1 / 3)
+    assert (lengths - expected)[20:].abs().max() < 0.1
+    assert (starts - 0.5).div(1e-3).mean((0, 2, 3)).abs().max() < 0.12
+
+
+@pytest.mark.parametrize(("name", "restarts"), [("pgd", 1), ("pgd", 2), ("pgd-l2", 1)])
+def test_downwards_an_image_is_attacked_down_to_the_first_epsilon_at_which_it_withstands(
+    sharp_vit, tmp_path, name, restarts
+):
+    norm, levels = ATTACKS[name].norm, (1.0, 2.0, 4.0, 8.0, 16.0)
+    axis = {"linf": "--epsilon", "l2": "--epsilon-l2"}[norm]
+    line = f"attack {sharp_vit} --data digits --limit 12 --predicted --attack {name} --steps 2 --downwards --device cpu"
+    more = f"--restarts {restarts} --self-checks few --no-transfer --no-inside --no-corruptions --quiet {axis}"
+    scale = 255 if norm == "linf" else 8
+    given = ",".join(str(level if norm == "linf" else level / 8) for level in levels)
+    assert run([*line.split(), *more.split(), given, "--out", str(tmp_path / "run")]) == 0
+    (found,) = read_folder(tmp_path / "run").attacked.values()
+    (broken_at,) = found.broken_at.values()
+    images, model = vitlens.load_data("digits", limit=12), vitlens.load(str(sharp_vit))
+    falling, expected = torch.ones(12, dtype=torch.bool), torch.full((12,), INF, dtype=torch.float64)
+    for level in reversed(levels):
+        alone = vitlens.attack(
+            model, images, "predicted", method=name, epsilon=level / scale, steps=2, restarts=restarts
+        )
+        falling &= alone.success
+        expected[falling] = level / scale
+    assert broken_at == pytest.approx(expected.numpy(), rel=1e-5)
+    assert len(expected.unique()) > 2

@@ -1,0 +1,122 @@
+"""Which images are run and when, and the errors of models that cannot be attacked."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vitlens
+from tests.kit.attacked import asked, linear, made, perceptron, pictures, predictions
+from vitlens.errors import NonFiniteError, UnsupportedError
+
+
+def sizes(seen: list[Tensor]) -> list[tuple[int, bool]]:
+    """How many images each pass had, and whether with gradients."""
+    return [(len(points), points.requires_grad) for points in seen]
+
+
+def test_the_batch_is_refilled_as_images_leave():
+    model, images = perceptron(), pictures(24)
+    with asked(model) as seen:
+        result = vitlens.attack(model, images, "predicted", method="pgd", epsilon=0.05, batch_size=4, steps=8)
+    passes = sizes(seen)[6:]  # after the clean images
+    assert 2 < result.success.sum() < 24
+    assert result.forwards.min() < result.forwards.max() == 9
+    padding = sum(size for size, _ in passes) - result.forwards.sum()
+    assert 0 <= padding <= len(passes)  # a batch of 3 is padded to 4
+    rounds = sum(gradients for _, gradients in passes)
+    assert rounds <= result.forwards.sum() / 4 + 9  # full but for the last job's steps
+    assert rounds < sum(int(group.max()) for group in result.backwards.split(4))  # the passes without refilling
+
+
+def test_an_image_leaves_once_broken():
+    result = vitlens.attack(
+        linear(classes=2), pictures(6, low=0.4, high=0.6), "predicted", method="pgd", epsilon=0.3, steps=20
+    )
+    assert result.success.all()
+    assert result.forwards.max() <= 4
+
+
+@pytest.mark.parametrize(("count", "padded"), [(1, [1]), (3, [4]), (5, [8]), (20, [24]), (45, [32, 16])])
+def test_a_cpu_runs_few_shapes_and_the_last_pass_without_gradients(count, padded):
+    model, images = linear(), pictures(count)
+    with asked(model) as seen:
+        result = vitlens.attack(model, images, "predicted", method="fgsm", epsilon=1e-6, batch_size=count)
+    assert sizes(seen)[-2 * len(padded) :] == [*((size, True) for size in padded), *((size, False) for size in padded)]
+    assert result.forwards.tolist() == [2] * count
+    assert result.backwards.tolist() == [1] * count
+
+
+def test_a_model_that_is_always_wrong_gets_a_note_and_an_empty_curve():
+    model, images = perceptron(), pictures(3)
+    labels = (predictions(model, images) + 1) % 5
+    for name in ("pgd", "cw", "auto"):
+        curve = vitlens.attack(model, images, labels, method=name, epsilons=[0.1])
+        assert len(curve.notes) == 1
+        assert curve.broken_at.tolist() == curve.distance.tolist() == [0.0] * 3
+        result = vitlens.attack(model, images, labels, method=name)
+        assert (result.notes, int(result.forwards.sum()), result.robust_accuracy) == (curve.notes, 0, 0.0)
+    assert vitlens.attack(model, images, "predicted", epsilon=1e-5).notes == ()
+
+
+class Poisoned(nn.Module):
+    """Finite for the clean images; NaN for the second as soon as it is changed, in its logits or its gradient."""
+
+    def __init__(self, images: Tensor, *, backward: bool) -> None:
+        super().__init__()
+        self.images, self.backward = images, backward
+        self.rest = perceptron().module
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.rest(images)
+        away = (images - self.images[1]).flatten(1).abs().amax(1)
+        if not self.backward:
+            return torch.where(((away > 0) & (away < 0.2))[:, None], torch.nan, logits)
+        rows = (away < 0.2).nonzero()[:, 0]
+        nothing = (images[rows].flatten(1).amin(1) * 0).sqrt()  # 0, whose gradient is infinity times 0
+        return logits.index_add(0, rows, nothing[:, None].expand(-1, 5))
+
+
+@pytest.mark.parametrize(("backward", "what"), [(False, "logits"), (True, "gradients")])
+def test_values_that_are_not_finite_are_reported_with_model_and_image(backward, what):
+    images = pictures(3, seed=5)
+    model = made(Poisoned(images, backward=backward), (8, 8))
+    with pytest.raises(NonFiniteError, match=f"{what}.* made on image 1 "):
+        vitlens.attack(model, images, "predicted", epsilons=[1e-3])
+    with torch.no_grad():
+        model.module.rest.layers[1].bias.fill_(torch.nan)
+    with pytest.raises(NonFiniteError, match="made on image 0"):
+        vitlens.attack(model, images, "predicted")
+
+
+def test_a_model_without_a_gradient_is_attacked_by_its_scores_alone():
+    class Cut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rest = linear(classes=2).module
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.rest(images.detach())  # type: ignore[no-any-return]
+
+    model, images = made(Cut(), (8, 8), classes=2), pictures(8, low=0.4, high=0.6)
+    with pytest.raises(UnsupportedError, match="noise, square"):
+        vitlens.attack(model, images, "predicted", method="pgd")
+    assert vitlens.attack(model, images, "predicted", method="square", epsilon=0.2, steps=2).success.all()
+
+
+@pytest.mark.parametrize(("name", "steps"), [("fgsm", None), ("pgd", 5), ("pgd-targeted", 5), ("cw", 10)])
+def test_with_bf16_gradients_success_is_evaluated_in_fp32(name, steps):
+    model, images = perceptron(seed=2), pictures(60, seed=2)
+    labels = predictions(model, images)
+    given = {"targets": (labels + 1) % 5} if name == "pgd-targeted" else {}
+    epsilon = 0.4 if name == "cw" else 0.09 if given else 0.015
+    exact, coarse = (
+        vitlens.attack(model, images, labels, method=name, epsilon=epsilon, steps=steps, precision=precision, **given)
+        for precision in ("fp32", "bf16")
+    )
+    fooled = (
+        predictions(model, coarse.images) == given["targets"] if given else predictions(model, coarse.images) != labels
+    )
+    assert torch.equal(fooled, coarse.success)
+    assert 3 < exact.success.sum() < 57
+    assert abs(int(exact.success.sum() - coarse.success.sum())) <= 3
+    assert not torch.equal(exact.images, coarse.images)

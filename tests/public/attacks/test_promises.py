@@ -1,0 +1,143 @@
+"""The contract of every attack: bounds, real successes, batches, restarts, and what its entry in the registry says."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import vitlens
+from tests.kit.attacked import MODELS, perceptron, pictures, predictions, robust
+from vitlens.attacks.registry import ATTACKS
+
+SWEPT = [name for name, attack in ATTACKS.items() if attack.takes_epsilon]
+ALONE = [name for name, attack in ATTACKS.items() if not attack.members]
+RESTARTED = [name for name in SWEPT if ATTACKS[name].random_start and not ATTACKS[name].members]
+CASES = [  # model, height and width, epsilon, restarts, steps, and how far pixels are from black and white
+    ("linear", (8, 8), 0.0, 1, 1, 0.0),
+    ("perceptron", (8, 12), 0.05, 2, 2, 0.0),
+    ("vit", (12, 8), 1.0, 1, 3, 0.4),
+    ("cnn", (8, 8), 1e-4, 1, 2, 0.4),
+    ("perceptron", (8, 8), 1.0, 1, 4, 0.0),
+]
+
+
+def scaled(name: str, *epsilons: float) -> list[float]:
+    """Epsilons of L∞, larger for L2 and for noise."""
+    return [epsilon * (8 if ATTACKS[name].norm == "l2" or name == "noise" else 1) for epsilon in epsilons]
+
+
+def enough(name: str, steps: int) -> int:
+    return 12 if name == "cw" else steps
+
+
+def lengths(adversarial: Tensor, images: Tensor, norm: str) -> np.ndarray:
+    change = (adversarial.double() - images.double()).flatten(1).numpy()
+    if norm == "patch":
+        return (adversarial != images).any(1).flatten(1).double().mean(1).numpy()
+    return abs(change).max(1) if norm == "linf" else (change**2).sum(1) ** 0.5
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_perturbations_are_within_bounds_and_successes_are_real(name):
+    entry, fooled = ATTACKS[name], 0
+    for number, (kind, size, given, restarts, steps, margin) in enumerate(CASES):
+        model = MODELS[kind](size, seed=number)
+        images = pictures(4, size, seed=number, low=margin, high=1 - margin)
+        before, labels = images.clone(), predictions(model, images)
+        labels[0] = (labels[0] + 1) % 5  # misclassified
+        epsilon = min(1.0, scaled(name, given)[0])
+        budget = epsilon if entry.takes_epsilon else None
+        result = vitlens.attack(
+            model,
+            images,
+            labels,
+            method=name,
+            epsilon=budget,
+            seed=number,
+            restarts=restarts,
+            steps=enough(name, steps),
+        )
+        assert torch.equal(images, before)
+        assert 0 <= result.images.min() <= result.images.max() <= 1
+        found = lengths(result.images, images, entry.norm)
+        allowed = 4 / (size[0] * size[1]) if entry.norm == "patch" else epsilon  # a quarter of the side is 2 px
+        assert (found <= allowed + 1e-6).all()
+        assert result.distance.numpy() == pytest.approx(found, abs=1e-6, rel=1e-5)
+        assert result.tried.tolist() == [False, True, True, True]
+        assert torch.equal(predictions(model, result.images) != labels, result.success | ~result.tried)
+        assert torch.equal(result.images[~result.success], images[~result.success])
+        assert result.robust_accuracy == (3 - int(result.success.sum())) / 4
+        attacked = result.tried if entry.kind == "minimum" or allowed > 0 else torch.zeros(4, dtype=torch.bool)
+        assert torch.equal(result.forwards > 0, attacked)
+        fooled += int(result.success.sum())
+    assert fooled > 0
+
+
+@pytest.mark.parametrize("name", SWEPT)
+def test_a_sweep_is_the_attack_at_each_epsilon_and_never_recovers(name):
+    model, images, levels = perceptron(seed=3), pictures(12, seed=3), [0.0, *scaled(name, 0.005, 0.02, 0.08)]
+    asked = {"method": name, "steps": enough(name, 3), "seed": 3}
+    labels = predictions(model, images)
+    labels[5] = (labels[5] + 1) % 5
+    curve = vitlens.attack(model, images, labels, epsilons=levels, **asked)
+    robust, broken_at = curve.tried, torch.where(curve.tried, torch.inf, 0.0).double()
+    for row, epsilon in enumerate(levels):
+        alone = vitlens.attack(model, images, labels, epsilon=epsilon, **asked)
+        broken_at[robust & alone.success] = epsilon
+        robust = robust & ~alone.success
+        assert torch.equal(curve.success[row], curve.tried & ~robust)
+        assert curve.robust_accuracy[row] == robust.double().mean()
+    assert torch.equal(curve.broken_at, broken_at)
+    assert len(broken_at.unique()) > 2
+    assert (curve.distance <= broken_at + 1e-6).all()
+    assert (curve.distance[broken_at.isinf()] > levels[-1]).all()
+    assert (curve.distance[~curve.tried] == 0).all()
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_the_batch_size_does_not_matter(name):
+    """In double precision, in which it changes only the last digits."""
+    model, images = perceptron(seed=1).double(), pictures(5, seed=1).double()
+    (epsilon,) = scaled(name, 0.03) if ATTACKS[name].takes_epsilon else (None,)
+    one, *others = (
+        vitlens.attack(model, images, "predicted", method=name, epsilon=epsilon, steps=2, batch_size=size)
+        for size in (5, 2, 1)
+    )
+    for other in others:
+        assert torch.equal(one.success, other.success)
+        assert torch.equal(one.forwards, other.forwards)
+        assert torch.equal(one.backwards, other.backwards)
+        torch.testing.assert_close(one.images, other.images, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", RESTARTED)
+def test_more_restarts_break_at_least_as_many(name):
+    model, images = perceptron(seed=2), pictures(16, seed=2)
+    asked = {"method": name, "epsilons": scaled(name, 0.004, 0.016), "steps": 1, "seed": 2}
+    once, often = (vitlens.attack(model, images, "predicted", restarts=count, **asked) for count in (1, 4))
+    assert (often.broken_at <= once.broken_at).all()
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_an_image_that_withstands_costs_what_the_registry_says(name):
+    entry, model, images = ATTACKS[name], robust(), pictures(3).double()
+    epsilon = 1e-6 if entry.takes_epsilon else None
+    few, more = (
+        vitlens.attack(model, images, "predicted", method=name, epsilon=epsilon, steps=steps, restarts=2)
+        for steps in (3, 6)
+    )
+    assert not more.success.any()
+    assert torch.equal(few.forwards < more.forwards, torch.full((3,), bool(entry.steps)))
+    assert (more.backwards > 0).all() == entry.gradients
+    classes = 4  # other than the label: fewer than a targeted attack takes of many
+    steps = max(1, min(6, entry.steps)) * (1 if name == "deepfool" else entry.passes_a_step)
+    jobs = (2 if entry.random_start else 1) * (min(entry.targets, classes) or 1)
+    own_start = entry.gradients and name != "cw"  # the last step's image is looked at, too
+    if name == "cw":  # whose searches end where the loss stays
+        assert (more.forwards <= steps).all()
+        return
+    assert more.forwards.tolist() == [(steps + own_start) * jobs] * 3
+    if entry.gradients:
+        assert (
+            more.backwards.tolist() == [(steps - (not own_start)) * jobs * (classes if name == "deepfool" else 1)] * 3
+        )

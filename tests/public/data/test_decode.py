@@ -1,0 +1,215 @@
+"""Every kind of file that a folder may hold, good and bad; and many of them, kept in memory or read from disk."""
+
+import struct
+import warnings
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import v2
+
+import vitlens
+from tests.kit.attacked import linear
+from tests.kit.datasets import fitted, limited, pixels_of
+from vitlens import load_data
+from vitlens.errors import DataError
+
+AS_IT_IS = fitted((6, 8))
+PICTURE = np.zeros((6, 8, 3), np.uint8)  # red grows to the right, green downwards
+PICTURE[..., 0] = np.arange(8) * 30
+PICTURE[..., 1] = np.arange(6)[:, None] * 40
+
+
+def read(folder: Path, preprocessing: Any = AS_IT_IS) -> np.ndarray:
+    """The pixels of the only file of a folder."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return pixels_of(load_data(str(folder), preprocessing=preprocessing))[0].permute(1, 2, 0).numpy()
+
+
+def exif(orientation: int) -> Image.Exif:
+    found = Image.Exif()
+    found[0x0112] = orientation
+    return found
+
+
+DEEP = PICTURE[..., 0].astype(np.uint16) * 250 + 77
+PALETTE = Image.new("P", (8, 6), 1)
+PALETTE.putpalette([0, 0, 0, 10, 20, 30])
+PALETTE.putpixel((0, 0), 0)
+OF_PALETTE = np.full((6, 8, 3), (10, 20, 30), np.uint8)
+OF_PALETTE[0, 0] = 255
+RGB = Image.fromarray(PICTURE)
+TURNED = {"exif": exif(6)}  # "turn me clockwise to see me upright"
+SCALED = np.round(DEEP / 65535 * 255)[..., None].repeat(3, 2)
+GOOD: dict[str, tuple[Image.Image, str, dict[str, Any], np.ndarray]] = {
+    "colour": (RGB, "png", {}, PICTURE),
+    "grey": (Image.fromarray(PICTURE[..., 0]), "png", {}, PICTURE[..., :1].repeat(3, 2)),
+    "16 bit": (Image.fromarray(DEEP), "png", {}, SCALED),
+    "16 bit TIFF": (Image.fromarray(DEEP), "tif", {}, SCALED),
+    "a transparent palette": (PALETTE, "png", {"transparency": 0}, OF_PALETTE),
+    "turned": (RGB.transpose(Image.Transpose.ROTATE_90), "png", TURNED, PICTURE),
+}
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_pixels_are_kept_to_the_bit(tmp_path, kind):
+    image, suffix, options, expected = GOOD[kind]
+    image.save(tmp_path / f"a.{suffix}", **options)
+    for preprocessing in (AS_IT_IS, fitted((6, 8), interpolation="bicubic")):  # not touched at the right size
+        assert np.array_equal(read(tmp_path, preprocessing), expected)
+    found = vitlens.images(tmp_path / f"a.{suffix}", linear((6, 8)))
+    assert np.array_equal((255 * found[0]).round().permute(1, 2, 0).numpy(), expected)
+
+
+def test_cmyk_and_broken_exif_are_read(tmp_path):
+    RGB.resize((64, 48), 0).convert("CMYK").save(tmp_path / "a.jpg", quality=100)
+    assert np.abs(read(tmp_path).astype(int) - PICTURE).mean() < 12
+    RGB.save(tmp_path / "a.jpg", exif=b"Exif\x00\x00MM\x00*\xff\xff\xff\xffgarbage", quality=95)
+    assert np.abs(read(tmp_path).astype(int) - PICTURE).mean() < 12
+
+
+def test_transparency_is_laid_on_white(tmp_path):
+    alpha = np.zeros((6, 8, 1), np.uint8)
+    alpha[:, 4:], alpha[:, 3] = 255, 128
+    Image.fromarray(np.concatenate([PICTURE, alpha], 2)).save(tmp_path / "a.png")
+    found = read(tmp_path)
+    assert (found[:, :3] == 255).all()
+    assert np.array_equal(found[:, 4:], PICTURE[:, 4:])
+    assert np.abs(found[:, 3] - (PICTURE[:, 3] * (128 / 255) + 255 * (127 / 255))).max() <= 1
+
+
+def test_of_an_animation_the_first_frame_is_taken_and_that_is_said(tmp_path):
+    frames = [Image.new("RGB", (8, 6), colour) for colour in ("red", "blue")]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    frames[0].save(tmp_path / "b.gif")
+    split = load_data(str(tmp_path))
+    assert pixels_of(split)[:, :, 0, 0].tolist() == [[255, 0, 0]] * 2
+    assert len(split.notes) == 1
+    assert split.notes[0].startswith("1 of 2 images")
+    with limited(MEMORY_LIMIT=0):
+        assert load_data(str(tmp_path)).notes == split.notes
+
+
+def test_a_picture_given_open_or_closed_is_only_read(tmp_path):
+    frames = [Image.new("RGB", (8, 6), colour) for colour in ("red", "blue")]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    model, red = linear((6, 8)), [1.0, 0.0, 0.0]
+    with Image.open(tmp_path / "a.gif") as image:
+        image.load()
+        image.putpixel((0, 0), 1)
+        before = image.tobytes()
+        assert vitlens.images(image, model)[0, :, 5, 5].tolist() == red
+        assert image.tobytes() == before
+    assert vitlens.images(image, model)[0, :, 5, 5].tolist() == red
+
+
+def test_a_single_pixel_becomes_one_colour_and_a_large_crop_is_filled(tmp_path):
+    for side, ways in (
+        ((1, 1), (AS_IT_IS, fitted((6, 8), resize=10, interpolation="bicubic"))),
+        ((8, 6), [fitted(size, resize=10) for size in ((30, 20), (30, 8), (8, 30))]),
+    ):
+        Image.new("RGB", side, (9, 8, 7)).save(tmp_path / "a.png")
+        for preprocessing in ways:
+            found = read(tmp_path, preprocessing)
+            assert found.shape == (*preprocessing.size, 3)
+            assert (found == (9, 8, 7)).all()
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG that claims a size and holds no pixels."""
+    body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunk = struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body))
+    return b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
+
+
+def half_a_jpeg(folder: Path) -> bytes:
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(folder / "b.jpg")
+    whole = (folder / "b.jpg").read_bytes()
+    (folder / "b.jpg").unlink()
+    return whole[: len(whole) // 2]
+
+
+def test_what_is_no_image_is_left_out_with_the_reason_and_without_a_warning(tmp_path):
+    """Now and, where pixels are decoded later, by header and end."""
+    Image.fromarray(np.full((6, 8), 0.5, np.float32)).save(tmp_path / "float.tif")
+    postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nquit\n"  # is not run
+    bad = {"text.jpg": (b"hello", "JPEG, PNG"), "empty.jpg": (b"", ""), "script.png": (postscript, "something else")}
+    # a limit of Pillow's own lies below 12,000, and another above it
+    bad |= {f"{side}.png": (png_header(side, side), "64 megapixels") for side in (10_000, 12_000, 60_000)}
+    bad |= {"cut.jpg": (half_a_jpeg(tmp_path), "truncated")}
+    for name, (content, _) in bad.items():
+        (tmp_path / name).write_bytes(content)
+    RGB.save(tmp_path / "good.png")
+    with warnings.catch_warnings(record=True) as heard:
+        split = load_data(str(tmp_path), preprocessing=AS_IT_IS)
+        with limited(MEMORY_LIMIT=0):
+            later = load_data(str(tmp_path), preprocessing=AS_IT_IS)
+    assert not heard
+    assert split.files == ("good.png",)
+    reasons = {Path(skipped.file).name: skipped.reason for skipped in split.skipped}
+    assert reasons.keys() == {*bad, "float.tif"}
+    assert all(told in reasons[name] for name, (_, told) in bad.items())
+    assert "floating point" in reasons["float.tif"]
+    assert {Path(skipped.file).name for skipped in later.skipped} >= bad.keys()
+    with pytest.raises(DataError, match=r"text\.jpg"):
+        vitlens.images(tmp_path / "text.jpg", linear((6, 8)))
+
+
+def test_a_thin_strip_is_not_blown_up_beyond_the_limit(tmp_path):
+    Image.new("L", (1, 1066)).save(tmp_path / "a.png")
+    with pytest.raises(DataError, match="thin strip"):
+        read(tmp_path, fitted((224, 224), resize=2480))
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("size", [(300, 400), (401, 287), (288, 288), (250, 999)])
+def test_resizing_and_cropping_equal_torchvisions(tmp_path, size, interpolation):
+    image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (*size, 3), dtype=np.uint8))
+    image.save(tmp_path / "a.png")
+    theirs = v2.Compose([v2.Resize(248, v2.InterpolationMode(interpolation)), v2.CenterCrop(224), v2.PILToTensor()])
+    ours = read(tmp_path, fitted((224, 224), resize=248, interpolation=interpolation))
+    assert np.array_equal(ours, theirs(image).permute(1, 2, 0).numpy())
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """150 images of their own colour, of which number 3 is a text and number 130 is cut off."""
+    noise = np.random.default_rng(0).integers(0, 9, (40, 40, 3), dtype=np.uint8)
+    paths = [tmp_path / f"{index:03}.png" for index in range(150)]
+    for index, path in enumerate(paths):
+        Image.fromarray(noise + np.uint8(index)).save(path)
+    paths[3].write_text("no image")
+    paths[130].write_bytes(paths[130].read_bytes()[:-400])
+    return paths
+
+
+@torch.inference_mode()
+def test_the_readable_ones_are_kept_in_order_in_memory_or_on_disk(files):
+    told: list[tuple[int, int]] = []
+    folder, small = str(files[0].parent), fitted((8, 8))
+    now = load_data(folder, preprocessing=small, progress=lambda *done: told.append(done))
+    with limited(MEMORY_LIMIT=0):
+        later = load_data(folder, preprocessing=small)
+    assert told[-1] == (150, 150)
+    assert len(told) > 1
+    readable = [index for index in range(150) if index not in (3, 130)]
+    assert torch.equal(pixels_of(now), pixels_of(later))
+    assert torch.allclose(pixels_of(now).float().mean((1, 2, 3)), torch.tensor(readable) + 4.0, atol=1.0)
+    for loaded in (now, later):
+        assert loaded.files == tuple(files[index].name for index in readable)
+        assert [skipped.file for skipped in loaded.skipped] == [str(files[3]), str(files[130])]
+    files[0].write_text("gone")
+    assert len(pixels_of(now)) == 148
+    with pytest.raises(DataError, match=r"000\.png"):
+        later.source.read(torch.tensor([0]))
+    for file in files[4:]:
+        file.unlink()
+    files[1].unlink()
+    files[2].unlink()
+    with pytest.raises(DataError, match=r"none among 2: .*000\.png"):
+        load_data(folder, preprocessing=small)

@@ -1,0 +1,184 @@
+"""The drawn sets: each image depends on its own number alone, with an exact mask; redrawn without distractors."""
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.kit.datasets import limited, pixels_of
+from vitlens import Split, load_data
+from vitlens.errors import DataError
+
+LUMINANCE = torch.tensor([0.2126, 0.7152, 0.0722]).view(3, 1, 1)
+DIGITS = load_digits()
+
+
+@pytest.fixture(scope="module")
+def test_digits() -> Split:
+    return load_data("digits")
+
+
+def drawn(count: int, *, canvas: int = 32) -> tuple[Tensor, Tensor]:
+    """Pixels and masks of the first scenes of the training part."""
+    return load_data("digits", part="train", canvas=canvas).source.draw(torch.arange(count))
+
+
+def test_no_source_digit_is_in_both_parts_and_none_is_lost(test_digits):
+    train = load_data("digits", part="train", scenes=2)
+    assert sorted({*train.groups.tolist(), *test_digits.groups.tolist()}) == list(range(1797))
+    assert (len(train), len(test_digits)) == (2 * 1347, 450)
+    assert len(load_data("digits", part="train")) == 4 * 1347
+    assert test_digits.labels.bincount().tolist() == [45] * 10
+    for split in (train, test_digits):
+        assert torch.equal(split.labels, torch.from_numpy(DIGITS.target)[split.groups])
+
+
+@pytest.mark.parametrize("name", ["digits", "shapes", "shapes-conflict"])
+def test_an_image_does_not_depend_on_its_batch_and_epochs_share_none(name):
+    split = load_data(name, part="train")
+    together = split.source.read(torch.arange(40))
+    with limited(CHUNK=32 * 32 * 3):  # drawn in chunks
+        assert torch.equal(split.source.read(torch.arange(40)), together)
+    for index in (0, 9, 39):
+        assert torch.equal(split.source.read(torch.tensor([index]))[0], together[index])
+    picked = split.pick(torch.tensor([7, 3]))
+    assert torch.equal(pixels_of(picked), together[[7, 3]])
+    epochs = [picked.epoch(number) for number in range(4)]
+    assert torch.equal(pixels_of(epochs[0]), pixels_of(picked))
+    assert len(torch.cat([pixels_of(each) for each in epochs]).flatten(1).unique(dim=0)) == 8
+    assert all(torch.equal(each.labels, picked.labels) and each.masks is None for each in epochs)
+    empty = split.source.read(torch.arange(0))
+    assert empty.shape == (0, 3, 32, 32)
+
+
+def test_more_scenes_leave_the_first_ones_and_seeds_and_parts_change_them(test_digits):
+    three, other = load_data("digits", scenes=3), load_data("digits", seed=3)
+    assert len(three) == 3 * 450
+    assert torch.equal(pixels_of(three)[:450], pixels_of(test_digits))
+    assert torch.equal(three.groups[450:900], test_digits.groups)
+    assert not torch.equal(pixels_of(three)[450:900], pixels_of(test_digits))
+    assert not torch.equal(pixels_of(other), pixels_of(test_digits))
+    assert test_digits.epoch(5) is test_digits
+    parts = [load_data("shapes", part=part, seed=seed) for part, seed in (("train", 0), ("train", 1), ("test", 0))]
+    images = [each.source.read(torch.arange(16)) for each in parts]
+    assert len(torch.cat(images).flatten(1).unique(dim=0)) == 48
+
+
+@pytest.mark.parametrize("canvas", [32, 64])
+def test_ink_is_lighter_than_ground_on_every_scene(canvas):
+    pixels, masks = drawn(300, canvas=canvas)
+    light = (pixels.float() / 255 * LUMINANCE).sum(1)
+    for values, mask in zip(light, masks):
+        assert values[mask].median() - values[~mask].median() > 0.25
+
+
+def test_masks_hold_the_whole_digit(test_digits):
+    masks = test_digits.masks
+    area = masks.flatten(1).float().mean(1)
+    assert 0.04 < area.min() < area.max() < 0.45
+    rows, columns = masks.any(2).sum(1), masks.any(1).sum(1)
+    assert rows.float().mean() > 14  # px of 32: large enough to read
+    assert (columns >= 3).all()
+    large = load_data("digits", canvas=64)
+    heights = large.masks.any(2).sum(1)
+    assert large.size == (64, 64)
+    assert 0.4 * 64 < heights.min() <= heights.max() <= 64
+    places = masks.float().flatten(1).argmax(1)
+    assert len(places.unique()) > 60  # not all in one place
+
+
+def test_pixels_inside_the_mask_are_one_colour_and_colours_differ_between_scenes():
+    """The mask is exact: away from the soft outline only the ink's grain is seen, never ground or stroke."""
+    pixels, masks = drawn(50, canvas=128)
+    inks = []
+    for image, mask in zip(pixels.float() / 255, masks):
+        inner = -F.max_pool2d(-mask[None, None].float(), 9, 1, 4)[0, 0] > 0
+        ink = image[:, inner]
+        assert (ink.amax(1) - ink.amin(1) <= 0.06 + 2 / 255).all()
+        inks.append(ink.mean(1))
+    assert torch.stack(inks).std(0).min() > 0.05
+
+
+def test_the_digit_is_the_source_digit(test_digits):
+    """A nearest-mean classifier on the masks, cropped to the ink, tells most digits: labels and drawings agree."""
+    crops = []
+    for masks in (drawn(1347)[1], test_digits.masks):
+        boxes = [mask[mask.any(1)][:, mask.any(0)][None, None].float() for mask in masks]
+        crops.append(torch.cat([F.interpolate(box, (8, 8), mode="bilinear") for box in boxes]).flatten(1))
+    labels = load_data("digits", part="train", scenes=1).labels
+    means = torch.stack([crops[0][labels == label].mean(0) for label in range(10)])
+    assert (torch.cdist(crops[1], means).argmin(1) == test_digits.labels).float().mean() > 0.7
+
+
+def test_no_stroke_touches_the_ink():
+    large = load_data("digits", canvas=128, limit=40)
+    strokes = differs(large.scenes.redrawn("without distractors"), pixels_of(large))
+    assert strokes.any()
+    assert not (strokes & (F.max_pool2d(large.masks[:, None].float(), 3, 1, 1)[:, 0] > 0)).any()
+
+
+def differs(first: Tensor, second: Tensor) -> Tensor:
+    return (first.int() - second.int()).abs().amax(1) > 3
+
+
+def test_redrawn_without_distractors_and_on_another_ground(test_digits):
+    split = test_digits.limit(60)
+    scenes, images = split.scenes, pixels_of(split)
+    plain, other = scenes.redrawn("without distractors"), scenes.redrawn("other ground")
+    strokes = differs(plain, images)
+    assert not (strokes & split.masks).any()
+    assert 0.005 < strokes.float().mean() < 0.1
+    assert (strokes.flatten(1).any(1)).float().mean() > 0.95
+    noise = 0.06 * 255  # the grain is drawn again, too; the ground shows through the digit's edge
+    assert (other.int() - images.int()).abs().amax(1)[split.masks].float().quantile(0.9) <= noise + 1
+    assert (differs(other, images) & ~split.masks).float().mean() > 0.3
+    kept, removed = ((each.int() - images.int()).abs().amax(1)[strokes].float().mean() for each in (other, plain))
+    assert kept < removed / 3
+    light = [(each.float() / 255 * LUMINANCE).sum(1)[~split.masks].mean() for each in (other, images)]
+    assert abs(light[0] - light[1]) < 0.01  # of the same luminance
+    assert torch.equal(split.pick(torch.tensor([5, 2])).scenes.redrawn("other ground"), other[[5, 2]])
+    assert load_data("digits", part="train").scenes is None
+
+
+@pytest.mark.parametrize(("name", "count"), [("shapes", 70), ("shapes-conflict", 10)])
+def test_shapes_are_balanced_in_shape_and_texture(name, count):
+    """Shape and texture are in the names of the files, and those of conflicts are read as such."""
+    split = load_data(name)
+    shown = [file.rpartition("/")[2].removesuffix(".png").split("-") for file in split.files]
+    shapes, textures = (
+        torch.tensor([split.classes.index(each[side].rstrip("0123456789")) for each in shown]) for side in (0, 1)
+    )
+    assert torch.equal(shapes, split.labels)
+    pairs = torch.bincount(shapes * 8 + textures, minlength=64).view(8, 8)
+    same = torch.eye(8, dtype=torch.long)
+    assert torch.equal(pairs, count * (same if name == "shapes" else 1 - same))
+    assert len(load_data(name, part="train")) == 8 * 560
+
+
+def test_the_mask_is_where_the_texture_is_and_inside_the_image():
+    """The same image in two textures differs on the mask and, but for its soft edge, nowhere else."""
+    one, other = (load_data(name) for name in ("shapes", "shapes-conflict"))
+    different = (pixels_of(one).int() - pixels_of(other).int()).abs().amax(1) > 8
+    masks = one.masks
+    assert torch.equal(masks, other.masks)
+    reach = F.max_pool2d(masks.float()[:, None], 3, 1, 1)[:, 0] > 0
+    assert (different & ~reach).float().mean() < 0.001
+    share = (different & masks).flatten(1).sum(1) / masks.flatten(1).sum(1)
+    assert share.median() > 0.5
+    edge = torch.ones(32, 32, dtype=torch.bool)
+    edge[1:-1, 1:-1] = False
+    assert (masks & edge).flatten(1).any(1).float().mean() < 0.2  # only a soft edge may reach the border
+    areas = masks.float().mean((1, 2))
+    assert 0.06 < areas.min() < areas.max() < 0.6
+
+
+@pytest.mark.parametrize(("canvas", "fits"), [(15, False), (16, True), (1024, True), (1025, False)])
+def test_what_cannot_be_drawn_is_refused(canvas, fits):
+    if fits:
+        assert load_data("digits", part="train", canvas=canvas).size == (canvas, canvas)
+        return
+    with pytest.raises(DataError, match="16 to 1024"):
+        load_data("digits", canvas=canvas)
+    with pytest.raises(DataError, match="at least 1 scene"):
+        load_data("digits", scenes=0)

@@ -1,0 +1,226 @@
+"""Folders: classes and parts, Tiny ImageNet's, cue conflicts, and images without labels."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import vitlens
+from tests.kit.attacked import linear
+from tests.kit.damage import refused
+from tests.kit.datasets import fitted, limited, pixels_of, put
+from vitlens import load_data
+from vitlens.cli.main import run
+from vitlens.errors import DataError
+from vitlens.names import imagenet_classes, imagenet_indices
+
+SMALL = fitted((4, 4))
+
+
+def load(root: Path, part: str = "test", **more: object) -> vitlens.Split:
+    return load_data(str(root), part=part, **{"preprocessing": SMALL, **more})
+
+
+def test_train_and_test_inside_are_the_parts(tmp_path):
+    put(tmp_path / "train/cat", "a.png", "b.png", value=1)
+    put(tmp_path / "train/dog", "a.png", value=2)
+    put(tmp_path / "test/dog", "c.png", value=3)
+    train, test = (load(tmp_path, part) for part in ("train", "test"))
+    assert train.classes == test.classes == ("cat", "dog")
+    assert (train.labels.tolist(), test.labels.tolist()) == ([0, 0, 1], [1])
+    assert train.files == ("train/cat/a.png", "train/cat/b.png", "train/dog/a.png")
+    assert pixels_of(test)[0, :, 0, 0].tolist() == [3, 3, 3]
+    assert (train.title, test.notes) == (tmp_path.name, ())
+
+
+@pytest.mark.parametrize("name", ["test", "val", "valid", "validation"])
+def test_val_serves_as_test_and_alone_is_for_evaluation(tmp_path, name):
+    put(tmp_path / name / "cat", "b.png")
+    assert load(tmp_path).files == (f"{name}/cat/b.png",)
+    with pytest.raises(DataError, match="expected train/"):
+        load(tmp_path, "train")
+    put(tmp_path / "train/cat", "a.png")
+    assert load(tmp_path).files == (f"{name}/cat/b.png",)
+    assert load(tmp_path, "train").files == ("train/cat/a.png",)
+
+
+@pytest.mark.parametrize("top", ["", "train", "training"])
+def test_without_a_test_part_a_fifth_of_each_class_is_held_out(tmp_path, top):
+    for name in ("cat", "dog"):
+        put(tmp_path / top / name, *(f"{index}.png" for index in range(10)))
+    train, test = (load(tmp_path, part, seed=1) for part in ("train", "test"))
+    assert sorted(test.labels.tolist()) == [0, 0, 1, 1]
+    assert all(("cat", "dog")[label] in file for file, label in zip(test.files, test.labels))
+    every = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.png"))
+    assert sorted(train.files + test.files) == every
+    assert "seed 1" in test.notes[0]
+    assert load(tmp_path, seed=2).files != test.files
+    whole = load(tmp_path, whole=True)
+    assert (len(whole), whole.notes) == (20, ())
+
+
+def test_a_class_of_one_image_is_trained_on_and_classes_of_one_are_all_for_test(tmp_path):
+    for name, count in (("cat", 10), ("dog", 2), ("elk", 1)):
+        put(tmp_path / "some" / name, *(f"{index}.png" for index in range(count)))
+    assert load(tmp_path / "some").labels.bincount(minlength=3).tolist() == [2, 1, 0]
+    assert load(tmp_path / "some", "train").labels.bincount().tolist() == [8, 1, 1]
+    for name in ("cat", "dog"):
+        put(tmp_path / "each" / name, "a.png")
+    assert (len(load(tmp_path / "each")), load(tmp_path / "each").notes) == (2, ())
+    with pytest.raises(DataError, match="at least two images of a class"):
+        load(tmp_path / "each", "train")
+
+
+def test_wnids_get_imagenets_indices_and_names(tmp_path):
+    put(tmp_path / "n15075141", "a.png")
+    put(tmp_path / "n01440764", "a.png")
+    assert load(tmp_path).labels.tolist() == [0, 999]
+    assert load(tmp_path).classes == imagenet_classes()
+
+
+def test_loose_images_have_no_labels_and_no_parts_and_may_share_a_size(tmp_path):
+    put(tmp_path, "b.png", "a.JPG")
+    (tmp_path / "notes.txt").write_text("hello")
+    for part in ("train", "test"):
+        split = load(tmp_path, part)
+        assert (split.files, split.labels, split.classes) == (("a.JPG", "b.png"), None, ())
+    assert load_data(str(tmp_path)).size == (4, 5)
+    put(tmp_path, "c.png", size=(9, 9))
+    assert load_data(str(tmp_path)).size == (224, 224)
+    put(tmp_path / "cat", "a.png", "b.png")  # images beside class folders are left out, and counted
+    assert len(load(tmp_path, whole=True)) == 2
+    assert "3 images beside" in load(tmp_path, whole=True).notes[0]
+
+
+def test_hidden_files_and_empty_folders_are_no_classes_and_unreadable_images_lose_their_label(tmp_path):
+    put(tmp_path / "cat", "a.png", "c.png", "._a.png")
+    put(tmp_path / "dog", "d.png")
+    put(tmp_path / ".cache", "a.png")
+    put(tmp_path / "__MACOSX", "a.png")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "cat/b.png").write_text("no")
+    split = load(tmp_path, whole=True)
+    assert split.classes == ("cat", "dog")
+    assert (split.files, split.labels.tolist()) == (("cat/a.png", "cat/c.png", "dog/d.png"), [0, 0, 1])
+    assert [skipped.file for skipped in split.skipped] == [str(tmp_path / "cat/b.png")]
+
+
+@pytest.mark.parametrize("inside", [(), ("cat",), ("train", "test")])
+def test_a_folder_without_images_is_refused(tmp_path, inside):
+    for name in inside:
+        (tmp_path / name).mkdir()
+    with pytest.raises(DataError, match=r"expected images .* found none"):
+        load_data(str(tmp_path))
+
+
+def test_a_folder_of_many_other_files_is_not_searched_to_its_end(tmp_path):
+    """A home folder, or a whole disk, by mistake."""
+    (tmp_path / "cat").mkdir()
+    for index in range(30):
+        (tmp_path / "cat" / f"{index}.txt").touch()
+    put(tmp_path / "cat", "z.png")
+    with limited(MANY=20), pytest.raises(DataError, match="name the folder that holds them"):
+        load(tmp_path)
+    put(tmp_path / "cat", "a.png", "b.png", "c.png")  # more than a tenth are images
+    with limited(MANY=20):
+        assert len(load(tmp_path, whole=True)) == 4
+
+
+def test_images_given_keep_their_order_and_what_is_not_there_is_named(tmp_path):
+    for value, name in ((1, "photos/cat/b.png"), (2, "photos/cat/a.png"), (3, "z.png")):
+        put((tmp_path / name).parent, Path(name).name, value=value)
+    found = vitlens.images([tmp_path / "z.png", tmp_path / "photos"], linear((4, 4)))
+    assert (255 * found[:, 0, 0, 0]).round().tolist() == [3, 2, 1]
+    with pytest.raises(DataError, match=r"found nothing at .*cat\.jpg"):
+        vitlens.images(tmp_path / "cat.jpg", linear((4, 4)))
+
+
+def test_deit_sees_its_photographs_as_it_should(real_data):
+    """The stored reference's files and labels are those that we list."""
+    with np.load(real_data / "deit_tiny_reference.npz") as reference:
+        theirs = {str(name).split("/")[-1]: int(label) for name, label in zip(reference["files"], reference["labels"])}
+    split = load(real_data / "photos", whole=True)
+    assert {Path(file).name: label for file, label in zip(split.files, split.labels.tolist())} == theirs
+
+
+WNIDS = ("n02124075", "n01443537", "n02509815")  # Egyptian cat, goldfish, lesser panda
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """Tiny ImageNet as it is distributed, in miniature."""
+    root, size = tmp_path / "tiny-imagenet-200", (8, 8)
+    lines = []
+    for number, wnid in enumerate(WNIDS):
+        put(root / "train" / wnid / "images", f"{wnid}_0.JPEG", f"{wnid}_1.JPEG", value=40 * number, size=size)
+        (root / "train" / wnid / f"{wnid}_boxes.txt").write_text(f"{wnid}_0.JPEG\t0\t0\t7\t7\n")
+        put(root / "val" / "images", f"val_{number}.JPEG", value=200 + 10 * number, size=size)
+        lines.append(f"val_{number}.JPEG\t{WNIDS[2 - number]}\t0\t0\t7\t7\n")
+    (root / "val" / "val_annotations.txt").write_text("".join(lines))
+    put(root / "test" / "images", "test_0.JPEG", size=size)
+    (root / "wnids.txt").write_text("\n".join(WNIDS) + "\n")
+    words = {"n02124075": "Egyptian cat", "n01443537": "goldfish, Carassius auratus", "n00000001": "entity"}
+    (root / "words.txt").write_text("".join(f"{wnid}\t{name}\n" for wnid, name in words.items()))
+    return root
+
+
+def test_train_and_val_of_tiny_imagenet_are_the_parts_and_words_name_the_classes(tiny):
+    train, test = (load_data(str(tiny), part=part) for part in ("train", "test"))
+    lesser_panda = imagenet_classes()[imagenet_indices()["n02509815"]]  # not in this words.txt
+    assert train.classes == test.classes == ("goldfish", "Egyptian cat", lesser_panda)
+    assert train.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert test.files == tuple(f"val/images/val_{number}.JPEG" for number in range(3))
+    assert test.labels.tolist() == [2, 0, 1]
+    assert pixels_of(test).float().mean((1, 2, 3)).round().tolist() == [200, 210, 220]
+    put(tiny / "val" / "images", "val_9.JPEG", size=(8, 8))  # without a line
+    (tiny / "words.txt").write_text("n02124075\tcat\nn01443537\tcat\n")
+    split = load_data(str(tiny))
+    assert len(split) == 3
+    assert "1 images without a line" in split.notes[0]
+    assert split.classes[:2] == ("cat (n01443537)", "cat (n02124075)")
+    (tiny / "val" / "val_annotations.txt").write_text("other.JPEG\tn01443537\n")
+    with pytest.raises(DataError, match="none of 4"):
+        load_data(str(tiny))
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("val/val_annotations.txt", b"val_0.JPEG n01443537\n"),
+        ("val/val_annotations.txt", b"val_0.JPEG\tgoldfish\n"),
+        ("val/val_annotations.txt", b"\xff\xfe\x00"),
+        ("val/val_annotations.txt", b"../other.JPEG\tn01443537\n"),
+        ("wnids.txt", b"goldfish\n"),
+    ],
+)
+def test_lines_that_are_not_so_are_refused_by_name(tiny, file, content, capsys):
+    (tiny / file).write_bytes(content)
+    with pytest.raises(DataError, match=Path(file).name):
+        load_data(str(tiny))
+    assert refused(run(["evaluate", "vit-digits", "--data", str(tiny)]), capsys.readouterr().err)
+
+
+def test_cue_conflicts_are_labelled_by_shape(tmp_path):
+    """Five images of four sources, which are groups; dogs appear as a texture alone."""
+    for name in ("cat/cat1-dog2", "cat/cat1-bear3", "cat/cat2-cat1", "bear/bear4-cat10", "bear/bear5-dog1"):
+        put((tmp_path / name).parent, f"{Path(name).name}.png", size=(8, 8))
+    split = load_data(str(tmp_path))
+    assert split.classes == ("bear", "cat", "dog")
+    assert [Path(file).stem for file in split.files] == [
+        "bear4-cat10", "bear5-dog1", "cat1-bear3", "cat1-dog2", "cat2-cat1",
+    ]  # fmt: skip
+    assert split.labels.tolist() == [0, 0, 1, 1, 1]
+    assert split.groups.tolist() == [0, 1, 2, 2, 3]
+    assert split.notes[-1].endswith("its label is the shape.")
+    with pytest.raises(DataError, match="vitlens compare"):
+        load_data(str(tmp_path), part="train")
+    put(tmp_path / "cat", "dog1-cat1.png")  # the shape is not the folder: class folders as others
+    assert load(tmp_path, whole=True).groups is None
+
+
+def test_the_published_stimuli_and_their_sixteen_classes(real_data):
+    published = json.loads((real_data / "cue_conflict" / "category_to_imagenet_index.json").read_text())
+    split = load_data(str(real_data / "cue_conflict"))
+    assert (len(split), set(split.classes)) == (64, set(published))
+    assert np.isin(split.labels.numpy(), np.arange(16)).all()

@@ -1,0 +1,151 @@
+"""Images beside masks: what fits, what is left out and named."""
+
+import contextlib
+import json
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.kit.damage import damaged, every, refused
+from tests.kit.datasets import fitted, pixels_of, put
+from vitlens import load_data
+from vitlens.cli.main import run
+from vitlens.errors import DataError
+
+SIZE = (24, 32)  # height, width
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Images a to d, of which a and b have a mask, c one of another size, d none."""
+    (tmp_path / "images").mkdir()
+    (tmp_path / "masks").mkdir()
+    generator = np.random.default_rng(0)
+    for name in "abcd":
+        pixels = generator.integers(0, 256, size=(*SIZE, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "images" / f"{name}.png")
+    for name in "ab":
+        mask = np.zeros(SIZE, np.uint8)
+        mask[4:12, 8:20] = 255 if name == "a" else 1  # both ways of saying it
+        Image.fromarray(mask).save(tmp_path / "masks" / f"{name}.png")
+    Image.fromarray(np.ones((8, 8), np.uint8)).save(tmp_path / "masks" / "c.png")
+    return tmp_path
+
+
+def load(root: Path, **changes: object):
+    return load_data(str(root), **{"preprocessing": fitted(SIZE), **changes})
+
+
+def test_masks_fit_their_images_and_the_rest_is_named(folder, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    split = load(Path(folder.name), preprocessing=None)
+    assert (split.name, split.title, split.files, split.labels) == (folder.name, folder.name, ("a.png", "b.png"), None)
+    expected = torch.zeros(SIZE, dtype=torch.bool)
+    expected[4:12, 8:20] = True
+    assert torch.equal(split.masks, expected.expand(2, -1, -1))
+    assert [skipped.file for skipped in split.skipped] == ["c.png", "d.png"]
+    assert "32x24 px, found 8x8" in split.skipped[0].reason
+
+
+def test_masks_are_cropped_and_resized_as_the_images(folder):
+    """A picture of the mask itself, taken through the same door, is the mask; one of the model's size stays whole."""
+    Image.open(folder / "masks" / "a.png").convert("RGB").save(folder / "images" / "a.png")
+    for how, size in ((fitted((40, 40), resize=48), (40, 40)), (fitted(SIZE, resize=48), SIZE)):
+        split = load(folder, preprocessing=how)
+        pixels = pixels_of(split)[0]
+        assert split.masks.shape[1:] == size
+        assert torch.equal(split.masks[0], pixels[0] > 127)
+        assert any("whole" in note for note in split.notes) == (size == SIZE)
+    assert np.array_equal(pixels.permute(1, 2, 0).numpy(), np.array(Image.open(folder / "images" / "a.png")))
+
+
+def test_an_index_gives_classes(folder):
+    entries = [{"file": f"{name}.png", "imagenet_class": number} for number, name in enumerate("ab", 5)]
+    (folder / "index.json").write_text(json.dumps(entries))
+    split = load(folder)
+    assert (split.labels.tolist(), len(split.classes)) == ([5, 6], 1000)
+    for some in (entries[:1], {}, [{"file": "a.png"}]):  # of some images alone: no labels
+        (folder / "index.json").write_text(json.dumps(some))
+        assert (load(folder).labels, load(folder).classes) == (None, ())
+
+
+def test_boxes_in_cocos_form(folder):
+    shutil.rmtree(folder / "masks")
+    assert load(folder, whole=True).masks is None
+    content = {
+        "images": [{"id": n, "file_name": f"{name}.png", "height": 24, "width": 32} for n, name in enumerate("abc")],
+        "annotations": [
+            {"image_id": 0, "bbox": [8, 4, 12, 8]},
+            {"image_id": 1, "bbox": [0, 0, 2, 2]},
+            {"image_id": 1, "bbox": [30, 22, 10, 10]},
+        ],
+    }
+    (folder / "annotations.json").write_text(json.dumps(content))
+    split = load(folder)
+    assert split.files == ("a.png", "b.png")
+    assert split.masks[0, 4:12, 8:20].all()
+    assert split.masks[0].sum() == 96
+    assert split.masks[1].nonzero().tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [22, 30], [22, 31], [23, 30], [23, 31]]
+    assert {skipped.file for skipped in split.skipped} == {"c.png", "d.png"}
+    assert any("box" in note for note in split.notes)
+    content["images"][0]["height"] = 25
+    (folder / "annotations.json").write_text(json.dumps(content))
+    assert load(folder).files == ("b.png",)
+    put(folder / "test" / "cat", "a.png")  # a folder with parts is one of classes
+    assert load(folder).masks is None
+
+
+@pytest.mark.parametrize("kind", ["cut off", "no image", "of fractions", "a folder"])
+def test_a_damaged_mask_is_left_out_and_named_and_none_that_fits_is_refused(folder, kind):
+    def damage(file: Path) -> None:
+        content = file.read_bytes()
+        file.unlink()
+        if kind == "of fractions":
+            Image.fromarray(np.ones(SIZE, np.float32)).save(file.with_suffix(".tif"))
+        elif kind == "a folder":
+            file.mkdir()
+        else:
+            file.write_bytes(content[:-30] if kind == "cut off" else b"hello")
+
+    damage(folder / "masks" / "b.png")
+    split = load(folder)
+    assert (split.files, split.masks.shape) == (("a.png",), (1, *SIZE))
+    assert [skipped.file for skipped in split.skipped] == ["b.png", "c.png", "d.png"]
+    damage(folder / "masks" / "a.png")
+    with pytest.raises(DataError, match=r"a\.png: .*try --images .*images "):
+        load(folder)
+
+
+def test_a_run_goes_on_without_the_damaged_mask(folder, tiny_vit, tmp_path, capsys):
+    mask, out = folder / "masks" / "b.png", tmp_path / "out"
+    mask.write_bytes(mask.read_bytes()[:-30])
+    line = ["rollout", str(tiny_vit), "--data", str(folder), "--fusion", "mean", "--quiet", "--out", str(out)]
+    assert run(line) == 0, capsys.readouterr().err
+    told = json.loads((out / "config.json").read_text())["data"]
+    assert told["images"] == 1
+    assert "b.png" in [row["file"] for row in told["skipped"]]
+    assert "b.png" in (out / "report.md").read_text()
+
+
+@pytest.mark.parametrize("file", ["annotations.json", "index.json"])
+def test_damaged_json_beside_images_is_one_line(folder, capsys, file, tiny_vit):
+    content: object = [{"file": f"{name}.png", "imagenet_class": 7, "odd": None} for name in "abcd"]
+    if file == "annotations.json":
+        shutil.rmtree(folder / "masks")
+        images = [{"id": 1, "file_name": "a.png", "height": SIZE[0], "width": SIZE[1], "licence": 3}]
+        content = {"images": images, "annotations": [{"image_id": 1, "bbox": [2, 3, 8, 9], "area": 72}]}
+    path = folder / file
+    path.write_text(json.dumps(content))
+    assert len(load(folder)) == (1 if file == "annotations.json" else 2)
+    texts = ["", "{", "3", json.dumps(content)[:-4]]
+    texts += [damaged(content, at, value) for at, value in random.Random(0).sample(every(content), 60)]
+    for text in (*texts, "[" * 100_000):
+        path.write_text(text)
+        with contextlib.suppress(DataError):  # nothing else is raised
+            assert len(load(folder)) in (1, 2)
+    assert refused(run(["predict", str(tiny_vit), "--data", str(folder), "--quiet"]), capsys.readouterr().err)

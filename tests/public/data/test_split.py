@@ -1,0 +1,90 @@
+"""Splits: what belongs to an image stays together; limits, and images named by the user."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.kit.datasets import numbered, pixels_of
+from vitlens import Split
+from vitlens.errors import DataError
+
+
+def seen(split: Split) -> list[int]:
+    """Numbers of the images of a split, in its order."""
+    return pixels_of(split)[:, 0, 0, 0].tolist()
+
+
+@pytest.fixture
+def split() -> Split:
+    labels = torch.tensor([0] * 8 + [1] * 3 + [2])
+    return numbered(labels, groups=torch.arange(12) // 2, files=tuple(f"{index}.png" for index in range(12)))
+
+
+def test_batches_give_every_image_once_in_order(split):
+    batches = list(split.batches(5))
+    assert [len(batch.images) for batch in batches] == [5, 5, 2]
+    assert torch.cat([batch.indices for batch in batches]).tolist() == list(range(12))
+    assert torch.equal(torch.cat([batch.labels for batch in batches]), split.labels)
+    values = torch.cat([batch.images for batch in batches])[:, 0, 0, 0]
+    assert torch.equal((values * 255).round().long(), torch.arange(12))
+
+
+def test_picking_keeps_everything_of_an_image_together(split):
+    chosen = split.pick(torch.tensor([11, 0])).pick(torch.tensor([1, 0]))
+    assert seen(chosen) == [0, 11]
+    assert chosen.labels.tolist() == [0, 2]
+    assert chosen.names == ("0.png", "11.png")
+    assert chosen.groups.tolist() == [0, 5]
+    assert chosen.masks[:, 0, 0].tolist() == [False, True]
+    assert replace(chosen, files=None).names == ("toy 0", "toy 1")
+    bare = replace(split, labels=None, masks=None, groups=None, files=None).pick(torch.tensor([2]))
+    assert (bare.labels, bare.masks, bare.groups, bare.files) == (None, None, None, None)
+    assert next(iter(bare.batches(1))).labels is None
+
+
+def test_what_a_split_holds_is_shown(split):
+    for word in ("toy", "train", "12", "2 x 5"):
+        assert word in repr(split)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(3, [1, 1, 1]), (5, [2, 2, 1]), (9, [5, 3, 1]), (1, [1])])
+def test_a_limit_is_seeded_and_as_balanced_as_the_data_allow(split, count, expected):
+    found = split.limit(count).labels.bincount()
+    assert sorted(found[found > 0].tolist(), reverse=True) == expected
+    assert len({split.limit(count, seed=seed).files for seed in range(8)}) > 1
+    assert split.limit(count, seed=1).files == split.limit(count, seed=1).files
+    assert seen(split.limit(count)) == sorted(seen(split.limit(count)))
+    assert split.limit(None) is split.limit(12) is split
+    assert len(replace(split, labels=None).limit(count)) == count
+
+
+def test_a_limit_is_as_balanced_for_labels_of_8_bits():
+    whole = numbered(torch.tensor([0] * 900 + [1] * 100, dtype=torch.uint8))
+    assert whole.limit(600).labels.bincount().tolist() == [500, 100]
+
+
+@pytest.mark.parametrize("count", [None, 1, 2, 4])
+def test_images_named_are_there_whatever_the_sample(split, count):
+    drawn = split.limit(count, seed=1).files
+    names = [file for file in split.files if count is None or file not in drawn][-2:][::-1]
+    led = split.starting_with([names[0].removesuffix(".png"), *names], count, seed=1)
+    rest = [file for file in drawn if file not in names]
+    assert led.files == (*names, *rest[: max(0, (count or 12) - 2)])
+    assert [f"{number}.png" for number in seen(led)] == list(led.files)
+    inside = split.starting_with(drawn[-1:], count, seed=1)
+    assert inside.files == (drawn[-1], *drawn[:-1])
+    assert split.starting_with([]) is split
+
+
+@pytest.mark.parametrize(
+    ("act", "told"),
+    [
+        (lambda split: split.limit(0), "at least 1"),
+        (lambda split: split.starting_with(["e"]), "such as 0.png"),
+        (lambda split: replace(split, files=None).starting_with(["0"]), "leave out --show"),
+    ],
+)
+def test_refused(split, act, told):
+    with pytest.raises(DataError, match=told):
+        act(split)
