@@ -219,7 +219,7 @@ def test_a_cache_is_used_and_a_broken_one_built_again(tiny_vit, pictures, tmp_pa
 
 def test_a_language_image_model_by_names_alone(tmp_path):
     pytest.importorskip("open_clip", reason="needs the extra clip: pip install open_clip_torch")
-    from tests.kit.tiny_clip import registered
+    from tests.kit.models.clip import registered
 
     registered()
     name = "open-clip:tiny-clip@random"
