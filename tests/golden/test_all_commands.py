@@ -93,6 +93,6 @@ def test_of_many_images_the_first_are_drawn_which_is_said(word, tiny_vit, pictur
     line = f"{word} {tiny_vit} --images {tmp_path / 'many'} {method} --device cpu --out {tmp_path / 'out'}"
     assert run(line.split()) == 0
     (said,) = [text for text in capsys.readouterr().err.splitlines() if "of the 40 images" in text]
-    drawn = int(re.search(r"(\d+) of the 40", said)[1])
+    drawn = len(read_folder(tmp_path / "out").shown)
     assert 0 < drawn < 40
-    assert len(read_folder(tmp_path / "out").shown) == (drawn if word == "attention" else 40)
+    assert str(drawn) in said

@@ -7,11 +7,7 @@ import numpy as np
 import pytest
 
 import vitlens
-<<<<<<< HEAD
 from tests.kit.commands import ran
-=======
-from tests.contracts.test_headless import NAME
->>>>>>> main
 from tests.kit.first_page import judged, states
 from vitlens import load
 from vitlens.cli.main import run
@@ -19,13 +15,7 @@ from vitlens.commands.run.publish import read_folder
 from vitlens.commands.walkthrough.record import WalkthroughRecord
 from vitlens.commands.walkthrough.report import REPORT
 
-<<<<<<< HEAD
 HEADLESS = "timm:eva02_tiny_patch14_224 --random-weights --image-size 28"
-=======
-RANDOM = ("--random-weights", "--image-size", "28", "--device", "cpu", "--quiet")
-
-QUIET = ("--device", "cpu", "--quiet")
->>>>>>> main
 
 
 @pytest.fixture(scope="module")

@@ -13,15 +13,7 @@ from tests.kit.commands import figures, ran, report, said_first
 from tests.kit.first_page import clear_effects, judged
 from tests.kit.making import digits
 from tests.kit.map_rows import FALLING, STAYING, checks
-<<<<<<< HEAD
 from vitlens import Refinement, explain, load
-=======
-from tests.kit.tiny import images
-from vitlens import Refinement, load
-from vitlens import explain as attribute
-from vitlens.attribution.explain import methods_for
-from vitlens.attribution.gradients import logit_gain
->>>>>>> main
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.errors import UnsupportedError
 
