@@ -90,18 +90,6 @@ def test_models_say_whether_they_support_it(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-<<<<<<< HEAD
-PARAMETRISED = {  # the tests that go over all commands
-    "contracts/test_names_shown.py": "test_a_command_only_shows_names",
-    "contracts/test_report_folders.py": "test_a_command_leaves_a_whole_folder_that_can_be_made_again",
-    "contracts/test_support.py": "test_a_command_runs_where_it_is_supported_and_is_refused_elsewhere",
-    "public/cli/test_options.py": "test_the_example_of_each_command_parses",
-    "public/cli/test_main.py": "test_help_ends_with_the_example",
-}
-
-
-=======
->>>>>>> main
 @pytest.mark.usefixtures("added")
 @pytest.mark.parametrize(
     ("module", "names"),
