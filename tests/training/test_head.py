@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from tests.kit.tiny import model_of
 from tests.kit.trainings import (
     CLASSES,
     SHAPE,
@@ -20,7 +21,6 @@ from tests.kit.trainings import (
     tiny_recipe,
 )
 from tests.kit.trainings import trained as trained_whole
-from tests.kit.tiny import model_of
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models import loading, saved
 from vitlens.models.loading import load, untrained
