@@ -131,6 +131,7 @@ def test_which_of_two_models_is_more_robust(pairs, title, effect):
     )  # fmt: skip
     (found,) = claimed("difference under attack", *curves, pairs=rows)
     assert found.title.startswith(title)
+    assert ("p = 0.03" in found.says) == (effect is not None)
     ends = None if found.effect is None else (found.effect.value, found.effect.low, found.effect.high)
     assert ends == (None if effect is None else (effect, effect - 3, effect + 3))
 

@@ -61,6 +61,11 @@ def test_a_cause_is_named_where_both_agree():
     assert shown([claim]) == (claim,)
 
 
+def test_where_much_of_a_property_goes_with_errors_the_last_quarter_is_the_worst():
+    claim = said(record(covariate(area=0.8), tests=(change(),)))
+    assert claim.says.index("90.0 %") < claim.says.index("75.0 %")  # of the last quarter, of the first
+
+
 @pytest.mark.parametrize(
     ("rows", "tests", "words"),
     [

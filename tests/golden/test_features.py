@@ -1,5 +1,7 @@
 """The record of `vitlens features` holds what the functions compute, for one model or two, with or without labels."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -62,6 +64,15 @@ def test_numbers_are_those_of_the_functions(pair, tiny_vit):
     assert set(np.unique(space.labels_patches)) == {0, 1}  # digits have masks: background and object
     assert len(space.pixels) == 24
     assert 0 <= pair.metric("trustworthiness/a/tsne/images").value <= 1
+
+
+def test_the_curves_over_depth_are_of_votes_by_similarity(pair):
+    rows = {
+        weight: tuple(row for row in pair.depth if (row.weighting == "majority") == weight) for weight in (True, False)
+    }
+    for majority, own in rows.items():
+        drawn = {figure.name for figure in report(replace(pair, depth=own)).figures}
+        assert ("depth" in drawn) != majority
 
 
 def test_two_models_are_paired_on_the_same_images(pair, tiny_vit, tiny_cnn):
@@ -219,7 +230,7 @@ def test_a_cache_is_used_and_a_broken_one_built_again(tiny_vit, pictures, tmp_pa
 
 def test_a_language_image_model_by_names_alone(tmp_path):
     pytest.importorskip("open_clip", reason="needs the extra clip: pip install open_clip_torch")
-    from tests.kit.tiny_clip import registered
+    from tests.kit.models.clip import registered
 
     registered()
     name = "open-clip:tiny-clip@random"
