@@ -107,6 +107,10 @@ def test_windows_side_by_side_have_different_colours_and_the_panels_their_number
         ):
             np.testing.assert_array_equal(one != other, of_one != of_other)
         assert f"{len(np.unique(parts))} parts" in axes.get_title()
+        borders = {tuple(map(tuple, line.get_xydata().tolist())) for line in axes.lines}
+        across = {((at, row + 1), (at + 1, row + 1)) for row, at in np.argwhere(parts[1:] != parts[:-1])}
+        down = {((at + 1, row), (at + 1, row + 1)) for row, at in np.argwhere(parts[:, 1:] != parts[:, :-1])}
+        assert across | down <= borders
     np.testing.assert_array_equal(array(mask), swin.window_maps.mask[1])
     seen = [int(swin.window_maps.reach[at].sum()) for at in (0, 1)]
     assert f"{seen[0]}, then {seen[1]} patches" in reach.get_title()

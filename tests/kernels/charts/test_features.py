@@ -1,6 +1,7 @@
 """Figures of features: every number where it belongs, nothing cut off, nothing on top of another."""
 
 import numpy as np
+import pytest
 from matplotlib.colors import to_rgb
 
 from tests.kit.axes import cut_off, drawn, overlapping
@@ -53,7 +54,7 @@ def test_many_classes_are_right_or_wrong_and_without_labels_points_are_grey():
 
 
 def test_thumbnails_stand_in_place_of_points():
-    pictures = np.zeros((8, 3, 16, 16))
+    pictures = np.zeros((8, 3, 16, 8))
     pictures[:, 1] = np.linspace(0, 1, 8)[:, None, None]
     whole = cloud(16, 2, points=np.stack([np.arange(16) / 2, np.zeros(16)], 1))
     chosen = np.arange(0, 16, 2)
@@ -61,6 +62,7 @@ def test_thumbnails_stand_in_place_of_points():
     assert [box.xy for box in axes.artists] == [tuple(point) for point in whole.points[chosen]]
     for box, picture in zip(axes.artists, pictures):
         np.testing.assert_array_equal(box.offsetbox.get_data(), picture.transpose(1, 2, 0))
+        assert box.offsetbox.get_zoom() == pytest.approx(44 / 16 / 2)  # of the longer side, 44 px at 200 dots an inch
     assert axes.get_title() == "8 of them as thumbnails"
 
 
@@ -73,6 +75,8 @@ def test_arcs_from_patch_to_patch(random):
     np.testing.assert_allclose([line.get_xydata()[0] for line in left.lines], [(0.5, 0.5), (2.5, 1.5)])
     np.testing.assert_allclose([line.get_xydata()[0] for line in right.lines], [(1.5, 1.5), (0.5, 0.5)])
     assert not cut_off(figure)
+    box = left.get_window_extent()
+    assert box.height / box.width == pytest.approx(32 / 48, rel=0.02)  # as the pictures
     assert not overlapping(figure)
     assert "0.50 (dark) to 0.90 (light)" in " ".join(figure.get_suptitle().split())
 

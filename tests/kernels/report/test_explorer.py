@@ -131,7 +131,7 @@ def test_names_are_read_back_and_no_json_ends_its_script():
 def test_a_page_of_many_weights_loses_detail_then_queries_and_says_so():
     """Rows of fewer queries are means, of fewer keys sums, so that each is a distribution still."""
     weights, found = attention(2, 6, 1 + 22 * 22, 1 + 22 * 22), []
-    for count in (1, 3, 5, 7):
+    for count in (1, 7):
         images = tuple(ExplorerImage(str(seed), PIXEL, weights) for seed in range(count))
         page = explorer_fragment(Explorer("m", images, (22, 22), ("CLS",), (22, 22)))
         data, back = shown_data(page), shown_weights(page, count - 1)
