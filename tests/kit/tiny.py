@@ -44,7 +44,8 @@ def ours(*, fused: bool = True, size: tuple[int, int] = (32, 48), **changes: obj
     for module in model.modules():
         if hasattr(module, "fused"):
             module.fused = fused
-    return model_of(model, alias="ours", size=size)
+    classes = tuple("abcdefghijklmnopqrstuvwxyz"[: model.config.classes])
+    return model_of(model, alias="ours", size=size, classes=classes)
 
 
 def our_swin(*, size: tuple[int, int] = (32, 32), classes: int = 5, **changes: object) -> Model:
