@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import vitlens
 import vitlens.attribution.best as best
-from tests.lens.tiny import FAMILIES, images, ours, timm_model
+from tests.kit.tiny import FAMILIES, images, ours, timm_model
 from vitlens.analysis.faithfulness.league import forward_equivalents
 from vitlens.analysis.faithfulness.maps import enlarged
 from vitlens.analysis.faithfulness.removal import substrate_images

@@ -13,7 +13,7 @@ from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import Tensor, nn
 
 from tests.kit.explainable import MODELS, Linear, cnn
-from tests.lens.tiny import images, model_of, ours, shaken, shared_model, timm_model
+from tests.kit.tiny import images, model_of, ours, shaken, shared_model, timm_model
 from vitlens.attribution import cam as rules
 from vitlens.attribution.cam import layer_gradients, target_layer
 from vitlens.attribution.explain import explain

@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import vitlens
-from tests.lens.tiny import model_of, ours
+from tests.kit.tiny import model_of, ours
 from vitlens.attribution.choice import (
     FAITHFULNESS,
     LOCALISATION,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.lens.tiny import FAMILIES, images, ours, shared_model, timm_model
 from tests.kit.models.clip import tiny
+from tests.kit.tiny import FAMILIES, images, ours, shared_model, timm_model
 from vitlens.analysis.faithfulness.localisation import roc_auc
 from vitlens.attribution.explain import explain, methods_for, preferred_method, preferred_methods
 from vitlens.attribution.legrad import legrad, require_legrad

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import vitlens
-from tests.lens.tiny import images, ours
+from tests.kit.tiny import images, ours
 from vitlens.models.model import Model
 
 

@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import vitlens
-from tests.lens.tiny import images as tiny_images
-from tests.lens.tiny import ours
+from tests.kit.tiny import images as tiny_images
+from tests.kit.tiny import ours
 from vitlens.analysis.attention.affinity import affinity, refined, similarity_of
 from vitlens.analysis.faithfulness.localisation import roc_auc
 from vitlens.attribution.refinement import VIEWS, Refinement, along_edges, over_views, product

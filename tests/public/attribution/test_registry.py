@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.analysis.attention.ways import gradient_rollout
 from tests.kit.explainable import MODELS, cnn, linear
+from tests.kit.tiny import images, ours, shared_model, timm_model
 from tests.kit.uses import Break, BrokenError, state_of
-from tests.lens.tiny import images, ours, shared_model, timm_model
 from vitlens.analysis.attention.methods import relevance, rollout
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.analysis.attention.weights import attention_maps
@@ -145,7 +144,7 @@ def test_attention_methods_are_the_functions_of_their_names(name):
     expected = {
         "rollout": rollout(model, batch),
         "relevance": relevance(model, batch, targets=targets),
-        "gradient-rollout": gradient_rollout(model, batch, targets=targets),
+        "gradient-rollout": explain(model, batch, method="gradient-rollout", targets=targets),
         "attention": attention_maps(model, batch)[-1].maps.mean(1),
     }
     for method, maps in expected.items():
