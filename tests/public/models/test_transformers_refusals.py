@@ -10,8 +10,8 @@ from vitlens.errors import InputError, ModelError, UnsupportedError
 
 pytest.importorskip("transformers", minversion="5", reason="the extra hf is not installed")
 
-FIVE = {number: number for number in "01235"}
-CONFIGS = {
+PROCESSOR = "preprocessor_config.json"
+REFUSED = {  # fields of config.json, or of the image processor's, and a word of the message
     "no model_type": ({"model_type": None}, "without a model_type"),
     "remote code": ({"model_type": "mine", "auto_map": {"AutoModel": "m.M"}}, "never run"),
     "unknown": ({"model_type": "bert"}, "vision model"),
@@ -19,7 +19,6 @@ CONFIGS = {
     "timm": ({"model_type": "timm_wrapper"}, "timm:NAME"),
     "quantized": ({"quantization_config": {"bits": 4}}, "quantization_config"),
     "sigmoid": ({"problem_type": "multi_label_classification"}, "exclude each other"),
-    "channels": ({"num_channels": 1}, "do not fit"),
     "huge": ({"hidden_size": 2**20, "intermediate_size": 2**20}, "at most"),
     "layers": ({"num_hidden_layers": 10**6}, "at most 999 layers"),
     "type": ({"hidden_size": "wide"}, "config.json"),
@@ -29,44 +28,34 @@ CONFIGS = {
     "tower": ({"model_type": "clip", "vision_config": "wide"}, "a dict as vision_config"),
     "more layers": ({"num_hidden_layers": 3}, "missing"),
     "fewer labels": ({"id2label": {"0": "one"}}, "another shape"),
-    "a label left out": ({"id2label": FIVE}, "id2label from 0 to 4"),
-}
+    "a label left out": ({"id2label": {number: number for number in "01235"}}, "id2label from 0 to 4"),
+    "resampling": ({"file": PROCESSOR, "resample": 1}, "bicubic"),
+    "padding": ({"file": PROCESSOR, "do_pad": True}, "do_pad"),
+    "another processor": ({"file": PROCESSOR, "image_processor_type": "Owlv2ImageProcessor"}, "Owlv2ImageProcessor"),
+    "size": ({"file": PROCESSOR, "size": {"longest_edge": 5}}, "`int`"),
+    "huge size": ({"file": PROCESSOR, "size": {"height": 10**6, "width": 32}}, "4096"),
+    "factor": ({"file": PROCESSOR, "rescale_factor": "x"}, "as numbers"),
+    "crop": (
+        {"file": PROCESSOR, "image_processor_type": "ConvNextImageProcessor", "size": 32, "crop_pct": 0}, "as numbers"
+    ),
+    "mean": ({"file": PROCESSOR, "image_mean": ["a", 0, 0]}, "as numbers"),
+    "std": ({"file": PROCESSOR, "image_std": [0, 0, 0]}, "std"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CONFIGS)
-def test_configurations(tmp_path, case):
-    fields, words = CONFIGS[case]
+@pytest.mark.parametrize("case", REFUSED)
+def test_configurations_and_processors(tmp_path, case):
+    fields, words = REFUSED[case]
     with pytest.raises(InputError, match=words) as caught:
         vitlens.load(f"hf:{changed(tmp_path, **fields)}")
     assert "\n" not in str(caught.value)
 
 
-PROCESSORS = {
-    "resampling": ({"resample": 1}, "bicubic"),
-    "padding": ({"do_pad": True}, "do_pad"),
-    "another processor": ({"image_processor_type": "Owlv2ImageProcessor"}, "Owlv2ImageProcessor"),
-    "size": ({"size": {"longest_edge": 5}}, "`int`"),
-    "huge size": ({"size": {"height": 10**6, "width": 32}}, "4096"),
-    "factor": ({"rescale_factor": "x"}, "as numbers"),
-    "crop": ({"image_processor_type": "ConvNextImageProcessor", "size": 32, "crop_pct": 0}, "as numbers"),
-    "mean": ({"image_mean": ["a", 0, 0]}, "as numbers"),
-    "std": ({"image_std": [0, 0, 0]}, "std"),
-}
-
-
-@pytest.mark.parametrize("case", PROCESSORS)
-def test_processors(tmp_path, case):
-    fields, words = PROCESSORS[case]
-    with pytest.raises(InputError, match=words) as caught:
-        vitlens.load(f"hf:{changed(tmp_path, file='preprocessor_config.json', **fields)}")
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize("kind", ["Owlv2ImageProcessor", ""])
 def test_a_processor_that_is_missing_or_not_plain_is_replaced_by_mean_std_and_image_size(tmp_path, kind):
-    folder = changed(tmp_path, file="preprocessor_config.json", image_processor_type=kind)
+    folder = changed(tmp_path, file=PROCESSOR, image_processor_type=kind)
     if not kind:
-        (folder / "preprocessor_config.json").unlink()
+        (folder / PROCESSOR).unlink()
     given = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4), "image_size": 32}
     for missing in given:
         with pytest.raises(UnsupportedError, match="--mean, --std and --image-size"):

@@ -5,6 +5,7 @@ import json
 import pickle
 import random
 import zipfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,14 @@ import vitlens
 from tests.kit.tiny import images
 from vitlens.errors import ModelError
 
-STATE = {name: value.clone() for name, value in vitlens.load("resnet20@random", seed=1).module.state_dict().items()}
 LITTLE = {"a.bias": torch.ones(2), "a.weight": torch.arange(6.0).view(2, 3)}  # fits nothing
+
+
+@cache
+def whole(prefix: str = "") -> dict[str, torch.Tensor]:
+    """The weights of a small CNN, with a prefix of every name."""
+    state = vitlens.load("resnet20@random", seed=1).module.state_dict()
+    return {f"{prefix}{name}": value for name, value in state.items()}
 
 
 def stored(folder: Path, content: object, *, name: str = "w.pth", legacy: bool = False) -> Path:
@@ -30,7 +37,7 @@ def loaded(path: Path) -> vitlens.Model:
 
 def has_them(model: vitlens.Model) -> bool:
     found = model.module.state_dict()
-    return found.keys() == STATE.keys() and all(torch.equal(found[key], STATE[key]) for key in STATE)
+    return found.keys() == whole().keys() and all(torch.equal(found[key], whole()[key]) for key in whole())
 
 
 def refused(path: Path, words: str | None = None) -> None:
@@ -39,48 +46,46 @@ def refused(path: Path, words: str | None = None) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["w.pth", "w.pt", "w.bin", "legacy.pth", "w.safetensors"])
-def test_a_plain_state_dict(tmp_path, name):
-    path = tmp_path / name
-    save_file(STATE, path) if path.suffix == ".safetensors" else stored(tmp_path, STATE, name=name, legacy="le" in name)
-    model = loaded(path)
-    assert has_them(model)
-    assert model.provenance.notes == ()
+FORMS = {  # the file's name, what is stored, and what is said to be taken off
+    "plain": ("w.pt", lambda: whole(), []),
+    "legacy": ("legacy.pth", lambda: whole(), []),
+    "safetensors": ("w.safetensors", lambda: whole(), []),
+    "model": ("w.bin", lambda: {"model": whole(), "optimizer": {"lr": 0.1}}, ["'model'"]),
+    "ema before model": ("w.pth", lambda: {"model": LITTLE, "model_ema": whole()}, ["'model_ema'"]),
+    "two deep": ("w.pth", lambda: {"state_dict": {"model": whole()}, "epoch": 3}, ["'state_dict'", "'model'"]),
+    "all of it": (
+        "w.pth", lambda: {"state_dict": whole("module._orig_mod.")}, ["'state_dict'", "'module.'", "'_orig_mod.'"]
+    ),
+}  # fmt: skip
 
 
-def prefixed(prefix: str) -> dict[str, torch.Tensor]:
-    return {f"{prefix}{key}": value for key, value in STATE.items()}
-
-
-WRAPPERS = {
-    "model": ({"model": STATE, "optimizer": {"lr": 0.1}}, ["'model'"]),
-    "ema before model": ({"model": {"x": torch.zeros(1)}, "model_ema": STATE}, ["'model_ema'"]),
-    "two deep": ({"state_dict": {"model": STATE}, "epoch": 3}, ["'state_dict'", "'model'"]),
-    "all of it": ({"state_dict": prefixed("module._orig_mod.")}, ["'state_dict'", "'module.'", "'_orig_mod.'"]),
-}
-
-
-@pytest.mark.parametrize("case", WRAPPERS)
+@pytest.mark.parametrize("case", FORMS)
 def test_the_usual_wrappers_are_taken_off_and_said(tmp_path, case):
-    content, taken = WRAPPERS[case]
-    model = loaded(stored(tmp_path, content))
-    assert has_them(model)
+    name, content, taken = FORMS[case]
+    if case == "safetensors":
+        save_file(content(), tmp_path / name)
+    else:
+        stored(tmp_path, content(), name=name, legacy=case == "legacy")
+    model = loaded(tmp_path / name)
+    found = model.module.state_dict()
+    assert found.keys() == whole().keys()
+    assert all(torch.equal(found[key], value) for key, value in whole().items())
     assert len(model.provenance.notes) == len(taken)
     assert all(word in note for word, note in zip(taken, model.provenance.notes))
 
 
 def test_a_prefix_of_some_names_alone_stays(tmp_path):
-    refused(stored(tmp_path, STATE | {"module.a": torch.zeros(1)}), r"1 unexpected \(first 'module\.a'\)")
+    refused(stored(tmp_path, whole() | {"module.a": torch.zeros(1)}), r"1 unexpected \(first 'module\.a'\)")
 
 
 def test_weights_in_half_precision_are_loaded_as_full(tmp_path):
-    model = loaded(stored(tmp_path, {key: value.half() for key, value in STATE.items()}))
+    model = loaded(stored(tmp_path, {key: value.half() for key, value in whole().items()}))
     assert model(images()).dtype == torch.float32
-    assert torch.equal(model.module.fc.weight, STATE["fc.weight"].half().float())
+    assert torch.equal(model.module.fc.weight, whole()["fc.weight"].half().float())
 
 
 def test_masks_may_be_infinite(tmp_path):
-    refused(stored(tmp_path, STATE | {"attn_mask": torch.full((2, 2), float("-inf"))}), r"1 unexpected \(first 'attn")
+    refused(stored(tmp_path, whole() | {"attn_mask": torch.full((2, 2), float("-inf"))}), r"1 unexpected \(first 'attn")
 
 
 class Malicious:

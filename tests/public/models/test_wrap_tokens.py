@@ -140,6 +140,17 @@ def test_patches_cut_from_the_map_of_a_cnn_are_in_its_grid(told):
     assert (layout.grid, layout.prefix, layout.patch_size) == (GRID, ("cls",), (8, 8))
 
 
+@pytest.mark.parametrize("grid", [(3, 1), (1, 3), (1, 1)])
+def test_one_column_or_row_of_patches_is_a_grid(grid):
+    def narrow() -> nn.Module:
+        module = rare.RareViT()
+        module.pos = nn.Parameter(torch.randn(1, 1 + grid[0] * grid[1], rare.DIM))
+        return module
+
+    layout = vitlens.wrap(seeded(narrow), image_size=(8 * grid[0], 8 * grid[1]), mean=HALF, std=HALF).layout
+    assert (layout.grid, layout.prefix) == (grid, ("cls",))
+
+
 def test_windows_cut_by_hand_are_observed_without_a_place_in_the_image():
     model = wrapped(rare.Windowed)
     own = own_weights(seeded(rare.Windowed), noise())
