@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 import vitlens
-from tests.models import handwritten
+from tests.kit.models import handwritten
 from vitlens.analysis.ablation.bench import require_heads
 from vitlens.errors import ModelError, VitlensError
 from vitlens.lens.intervene import intervene

@@ -21,6 +21,10 @@ from tests.kit.golden import golden, of_all_processes, places  # noqa: E402  aft
 gc.set_threshold(50_000, 20, 20)  # a tenth of the tests' time went into walking through what stays anyway
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rewrite", action="store_true", help="write tests/contracts/messages.txt again, with -n 0")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Chapters of studies are kept in a folder of this session."""

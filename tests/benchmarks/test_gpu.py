@@ -51,12 +51,6 @@ def with_part(monkeypatch, run):
     monkeypatch.setitem(registry.PARTS, "any", Part("any", "Any", "nowhere"))
 
 
-def test_an_unknown_part_is_refused():
-    with pytest.raises(SystemExit) as ended:
-        main(["--part", "ablations"])
-    assert ended.value.code == 2
-
-
 def test_training_without_data_says_what_to_add(tmp_path, monkeypatch, capsys):
     from benchmarks.gpu import train
 
@@ -151,12 +145,8 @@ def test_rows_of_another_machine_or_size_do_not_count(tmp_path):
     ("card", "peak"),
     [
         ("NVIDIA H100 80GB HBM3, 85 GB", 989e12),
-        ("NVIDIA H100 PCIe", 756e12),
         ("NVIDIA H200", 989e12),
-        ("NVIDIA A100-SXM4-80GB", 312e12),
         ("NVIDIA L4", 121e12),
-        ("NVIDIA L40S", 362e12),
-        ("NVIDIA GH200 480GB", None),
         ("Tesla V100-SXM2-16GB", None),
     ],
 )
@@ -182,10 +172,7 @@ def test_precisions_are_undone():
     ("kernel", "kind"),
     [
         ("void pytorch_flash::flash_fwd_kernel<...>", "attention"),
-        ("fmha_cutlassF_f32_aligned_64x64_rf_sm80(...)", "attention"),
         ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNN", "matrix products"),
-        ("ampere_sgemm_128x64_tn", "matrix products"),
-        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "matrix products"),
         ("Memcpy DtoH (Device -> Pageable)", "copies"),
         ("void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl>", "elementwise and sums"),
     ],

@@ -1,170 +1,167 @@
-"""Planted facts are claimed first, with their numbers; requirements decide the exit code."""
+"""What is said of models on the same images: planted facts come first, with their numbers; nothing is invented."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
+from scipy.stats import binomtest
 
-from tests.kit.first_page import check_first_page, judged
-from vitlens.analysis.evaluation.evaluate import Evaluation, calibration_error
+from tests.kit.first_page import check_first_page, judged, states
+from tests.kit.planted_answers import NAMES, Answers, answers, evaluate_record
 from vitlens.cli.main import run
-from vitlens.commands.evaluate.measure import predicted_rows, recorded
-from vitlens.commands.evaluate.record import EvaluateRecord
 from vitlens.commands.evaluate.report import REPORT, misjudged
-from vitlens.commands.run.publish import read_folder
-from vitlens.record import Config, Data, ModelEntry
-from vitlens.report.claims import Claim
-from vitlens.report.document import Document
-from vitlens.report.markdown import markdown
-from vitlens.uncertainty import calibration_test
+from vitlens.report.claims import Claim, shown
+from vitlens.uncertainty import Estimate
+
+N = 400
 
 
-@pytest.fixture(scope="module")
-def pair(weaker: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pair") / "run"
-    assert run(["evaluate", weaker, "cnn-digits", "--out", str(folder), "--quiet"]) == 0
-    return folder
+def first_page(record) -> list[Claim]:
+    document = REPORT(record)
+    check_first_page(document)
+    return list(shown(document.claims))
 
 
-def shown(document: Document) -> list[Claim]:
-    """The claims of the first page, in their order."""
-    texts = [each.text for each in document.first.answer] if document.first else []
-    return [next(claim for claim in document.claims if claim.says == text) for text in texts]
+def with_errors(seed: int = 0, n: int = N, **shares: float) -> dict[str, Answers]:
+    """Models that make errors of their own at these shares."""
+    generator = np.random.default_rng(seed)
+    return {name: answers(generator.random(n) >= share) for name, share in shares.items()}
 
 
-def states(document: Document, question: str) -> dict[str, str]:
-    """The judgement of each model."""
-    return {claim.subject: claim.state for claim in document.claims if claim.question == question}
-
-
-def test_a_vit_that_loses_to_its_cnn_comes_first(pair: Path) -> None:
-    record = read_folder(pair)
-    report = REPORT(record)
-    first, (row,) = shown(report)[0], record.pairs
-    measured = record.metric("accuracy_difference/vit-digits/cnn-digits")
-    assert first.effect.value == -measured.value > 0
-    assert (first.effect.low, first.effect.high) == (-measured.high, -measured.low)
-    assert first.p == row.p_holm < 0.05
-    assert report.title == first.title
-    assert report.title.startswith("cnn-digits")
-    assert states(report, "accuracy") == {"vit-digits": "fail", "cnn-digits": "pass"}
-    check_first_page(report)
-
-
-def test_nothing_planted_nothing_found(tmp_path: Path) -> None:
-    """The same model twice."""
-    line = ["evaluate", "a=vit-digits", "b=vit-digits", "--limit", "200", "--out", str(tmp_path / "run"), "--quiet"]
-    assert run(line) == 0
-    record = read_folder(tmp_path / "run")
-    for row in record.scores:
-        assert row.confidence_gap.low < 0 < row.confidence_gap.high
-    assert [claim.question for claim in shown(REPORT(record))] == ["no difference"]
+def test_pairs_are_counts_with_exact_tests_corrected_together_and_the_best_comes_first():
+    models = with_errors(a=0.05, b=0.2, c=0.06)
+    record = evaluate_record(models)
+    document = REPORT(record)
+    right = {name: own.predicted == own.labels for name, own in models.items()}
+    tests = []
+    for row in record.pairs:
+        one, two = right[row.first], right[row.second]
+        alone = sum(one & ~two), sum(two & ~one)
+        assert (row.only_first_right, row.only_second_right) == alone
+        assert (row.both_right, row.both_wrong) == (sum(one & two), sum(~one & ~two))
+        assert row.difference.value == pytest.approx(100 * (one.mean() - two.mean()))
+        assert row.p == pytest.approx(binomtest(int(alone[0]), int(sum(alone))).pvalue)
+        tests.append(row.p)
+    smallest = int(np.argmin(tests))
+    assert record.pairs[smallest].p_holm == pytest.approx(min(1.0, 3 * tests[smallest]))
+    assert [row.better for row in record.pairs] == ["a", "undecided", "c"]
+    better, alike = (claim for claim in first_page(record) if claim.kind == "answer")
+    first = record.pairs[0]
+    assert (better.subject, better.effect, better.p) == ("a and b", first.difference, first.p_holm)
+    swapped = evaluate_record({"b": models["b"], "a": models["a"]})
+    (claim, *_), gap = first_page(swapped), swapped.pairs[0].difference
+    assert (claim.effect.value, claim.effect.low, claim.effect.high) == (-gap.value, -gap.high, -gap.low)
+    assert claim.effect.value > 0
+    assert REPORT(swapped).title == claim.title
+    assert claim.title.startswith("a ")
+    assert (alike.question, alike.effect) == ("no difference", None)
+    assert [states(document)[f"accuracy of {name}"] for name in "abc"] == ["pass", "fail", "inconclusive"]
 
 
 @pytest.mark.parametrize(
-    ("typed", "code"),
+    ("low", "high", "decided", "state"),
     [
-        (["--at-least", "accuracy=0.8", "--at-most", "accuracy_difference/cnn-digits=5"], 0),
-        (["--at-least", "accuracy/cnn-digits=0.85", "--at-least", "accuracy=0.999"], 3),
-        (["--at-least", "acuracy=0.1"], 2),
-        (["--at-least", "accuracy"], 2),
+        (-0.9, 0.4, False, "pass"),
+        (-1.5, 0.5, False, "inconclusive"),
+        (-9.0, -0.5, True, "inconclusive"),
+        (-4.0, -1.5, True, "warn"),
+        (-9.0, -1.5, True, "warn"),
+        (-9.0, -1.5, False, "inconclusive"),  # not after the correction for other pairs
+        (-9.0, -5.5, True, "fail"),
     ],
 )
-def test_exit_codes(typed: list[str], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "run"
-    line = ["evaluate", "vit-digits", "cnn-digits", "--limit", "100", "--out", str(folder), "--quiet"]
-    assert run([*line, *typed]) == code
-    assert (folder / "report.md").is_file() == (code != 2)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_difference_is_judged_by_its_whole_interval(low, high, decided, state, swapped):
+    record = evaluate_record(with_errors(best=0.05, other=0.2))
+    ends = (-high, -low) if not swapped else (low, high)
+    gap = Estimate(sum(ends) / 2, *ends, N, "points")
+    pair = ("best", "other") if not swapped else ("other", "best")
+    row = replace(record.pairs[0], first=pair[0], second=pair[1], difference=gap,
+                  better="best" if decided else "undecided")  # fmt: skip
+    assert states(REPORT(replace(record, pairs=(row,))))["accuracy of other"] == state
+
+
+@pytest.mark.parametrize(("share", "seed"), [(0.05, 0), (0.05, 1), (0.08, 2), (0.3, 0)])
+def test_what_is_not_decided_is_neither_warned_of_nor_failed(share, seed):
+    record = evaluate_record(with_errors(seed, a=0.05, b=share), seed=seed)
+    asked = {claim.question for claim in first_page(record) if claim.kind == "answer"}
+    assert asked == {"which is better" if share == 0.3 else "no difference"}
+    state = states(REPORT(record))["accuracy of b"]
+    assert state == "fail" if share == 0.3 else state in ("pass", "inconclusive")
+
+
+def test_the_same_model_twice_is_no_finding():
+    own = with_errors(a=0.1)["a"]
+    record = evaluate_record({"a": own, "b": own})
+    assert [claim.question for claim in first_page(record)] == ["no difference"]
+    assert states(REPORT(record))["accuracy of b"] == "pass"
+
+
+@pytest.mark.parametrize(("most", "code"), [("accuracy_difference/cnn-digits=50", 0), ("accuracy=0.001", 3)])
+def test_requirements_decide_the_exit_code(most, code, tmp_path, capsys):
+    line = ["evaluate", "vit-digits", "cnn-digits", "--limit", "20", "--out", str(tmp_path / "run"), "--quiet"]
+    assert run([*line, "--at-least", "accuracy=0.001", "--at-most", most]) == code
+    assert (tmp_path / "run" / "report.md").is_file()
     assert ("does not hold" in capsys.readouterr().err) == (code == 3)
 
 
-def test_the_interval_of_the_calibration_error_holds_it_and_the_truth() -> None:
-    """Labels drawn with the stated probabilities: the calibration error of infinitely many images is 0."""
-    generator, covered = torch.Generator().manual_seed(0), []
-    for _ in range(40):
-        confidence = torch.rand(400, generator=generator) / 2 + 0.5
-        right = torch.rand(400, generator=generator) < confidence
-        error = calibration_error(torch.stack([confidence, 1 - confidence], 1), (~right).long(), seed=0)
-        assert error.low <= error.value <= error.high
-        covered.append(error.low < 0.01)
-    assert np.mean(covered) > 0.9
-    confidence, right = torch.full((1000,), 0.95), torch.arange(1000) % 5 > 0  # accuracy 0.8
-    error = calibration_error(torch.stack([confidence, 1 - confidence], 1), (~right).long())
-    assert error.value == pytest.approx(0.15, abs=1e-6)
-    assert error.low > 0.1
-
-
-def answers(confidence: torch.Tensor, right: torch.Tensor, predicted: torch.Tensor, classes: int = 5) -> Evaluation:
-    """An evaluation: image i is predicted as predicted[i] with confidence[i]; wrong ones are of the next class."""
-    rest = ((1 - confidence) / (classes - 1)).unsqueeze(1).expand(-1, classes).clone()
-    probabilities = rest.scatter(1, predicted[:, None], confidence[:, None])
-    labels = torch.where(right, predicted, (predicted + 1) % classes)
-    names = ("ant", "<b>*bee*</b>", "`cat`", "dog", "eel")
-    return Evaluation("planted", names[:classes], probabilities.log(), labels)
-
-
-def reported(*evaluations: Evaluation) -> tuple[EvaluateRecord, Document]:
-    """The record of a run with these answers, and its report, without arrays."""
-    models, first = tuple(ModelEntry(each.alias) for each in evaluations), evaluations[0]
-    config = Config(models=models, data=Data("planted", "test", len(first.labels)))
-    record = replace(recorded(evaluations, classes=len(first.classes), seed=0), config=config)
-    document = REPORT(record)
-    check_first_page(document)
-    return record, document
-
-
-def calibrated(seed: int, n: int = 1000) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def calibrated(seed: int, n: int = 1000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Confidences, whether each is right with that probability, and predictions of five classes."""
-    generator = torch.Generator().manual_seed(seed)
-    confidence = 0.6 + 0.39 * torch.rand(n, generator=generator)
-    right = torch.rand(n, generator=generator) < confidence
-    return confidence, right, torch.randint(0, 5, (n,), generator=generator)
+    generator = np.random.default_rng(seed)
+    confidence = 0.6 + 0.39 * generator.random(n)
+    return confidence, generator.random(n) < confidence, generator.integers(0, 5, n)
 
 
-def overconfident_in_one(seed: int) -> Evaluation:
+def one(confidence: np.ndarray, right: np.ndarray, predicted: np.ndarray, names=NAMES):
+    """The record of one model."""
+    labels = np.where(right, predicted, (predicted + 1) % len(names))
+    return evaluate_record({"planted": Answers(confidence, predicted, labels)}, names=names)
+
+
+def overconfident_in_one(seed: int):
     """Calibrated but for the predictions of class 1: of these half are right."""
     confidence, right, predicted = calibrated(seed)
-    half = torch.rand(len(right), generator=torch.Generator().manual_seed(100 + seed)) < 0.5
-    return answers(confidence, torch.where(predicted == 1, half, right), predicted)
+    half = np.random.default_rng(100 + seed).random(len(right)) < 0.5
+    return one(confidence, np.where(predicted == 1, half, right), predicted)
 
 
-def test_an_overconfident_class_comes_first() -> None:
-    record, report = reported(overconfident_in_one(0))
-    found = next(claim for claim in shown(report) if claim.kind != "answer")
+def test_an_overconfident_class_is_named():
+    record = overconfident_in_one(0)
+    found = next(claim for claim in first_page(record) if claim.kind != "answer")
     row = next(each for each in record.by_prediction if "bee" in each.class_name)
-    assert found.effect == row.gap
+    assert (found.question, found.effect) == ("confidence by class", row.gap)
     assert row.gap.value == pytest.approx(row.confidence - row.accuracy)
     assert 0.2 < row.gap.value < 0.4
-    assert found.question == "confidence by class"
-    assert not any(claim.question == "confidence" for claim in report.claims)
-    assert "<b>" not in markdown(report, record).replace("\\<b>", "")
+    assert not any(claim.question == "confidence" for claim in REPORT(record).claims)
+    assert "*bee*" not in found.says  # a name is no markup
 
 
-def test_a_calibrated_model_has_no_finding() -> None:
-    _, report = reported(answers(*calibrated(1)))
-    assert [claim.question for claim in shown(report)] == ["top-1 accuracy"]
+def test_a_calibrated_model_has_no_finding_and_its_calibration_passes():
+    record = one(*calibrated(1, 1500))
+    assert [claim.question for claim in first_page(record)] == ["top-1 accuracy"]
+    error = record.scores[0].calibration_error
+    assert error.low <= error.value <= error.high < 0.08
+    assert error.low < 0.02  # the truth is 0
+    assert states(REPORT(record))["calibration of planted"] in ("pass", "warn")
 
 
-def test_a_model_that_is_overconfident_in_every_class_is_one_finding() -> None:
-    confidence, _, predicted = calibrated(3)
-    half = torch.rand(len(predicted), generator=torch.Generator().manual_seed(3)) < 0.5
-    record, report = reported(answers(confidence, half, predicted))
-    assert [(claim.question, claim.effect) for claim in shown(report) if claim.kind != "answer"] == [
-        ("confidence", record.scores[0].confidence_gap)
-    ]
+def test_a_model_that_is_overconfident_in_every_class_is_one_finding():
+    predicted = calibrated(3)[2]
+    right = np.arange(1000) % 5 > 0  # accuracy 0.8
+    record = one(np.full(1000, 0.95), right, predicted)
+    error = record.scores[0].calibration_error
+    assert error.value == pytest.approx(0.15, abs=1e-6)
+    assert error.low > 0.1
+    found = [(claim.question, claim.effect) for claim in first_page(record) if claim.kind != "answer"]
+    assert found == [("confidence", record.scores[0].confidence_gap)]
+    assert states(REPORT(record))["calibration of planted"] == "fail"
 
 
 @pytest.mark.slow
-def test_over_twenty_seeds_the_planted_class_is_found_and_no_other() -> None:
-    invented = 0
+def test_over_twenty_seeds_the_planted_class_is_found_and_no_other():
     for seed in range(20):
-        found = misjudged(predicted_rows(overconfident_in_one(seed), 0))
-        assert found[0].class_name == "<b>*bee*</b>"
-        invented += len(found) > 1
-        invented += bool(misjudged(predicted_rows(answers(*calibrated(seed)), 0)))
-    assert invented == 0
+        assert [row.class_name for row in misjudged(overconfident_in_one(seed).by_prediction)] == [NAMES[1]]
+        assert not misjudged(one(*calibrated(seed)).by_prediction)
 
 
 @pytest.mark.parametrize(
@@ -175,32 +172,20 @@ def test_over_twenty_seeds_the_planted_class_is_found_and_no_other() -> None:
         ([0.999] * 4, [False] * 4, 2),
     ],
 )
-def test_a_few_images_judge_nothing(confidence: list[float], right: list[bool], classes: int) -> None:
-    few = answers(torch.tensor(confidence), torch.tensor(right), torch.zeros(len(right), dtype=torch.long), classes)
-    _, report = reported(few, Evaluation("same", few.classes, few.logits, few.labels))
-    assert {claim.state for claim in judged(report)} == {"inconclusive"}
-    assert not shown(report)
-    assert not {"calibration", "per_class"} & {figure.name for figure in report.figures}
+def test_a_few_images_judge_nothing(confidence, right, classes):
+    few = answers(np.array(right), np.array(confidence), classes=classes)
+    record = evaluate_record({"planted": few, "same": few}, names=NAMES[:classes])
+    assert {claim.state for claim in judged(REPORT(record))} == {"inconclusive"}
+    assert not first_page(record)
+    assert not {"calibration", "per_class"} & {figure.name for figure in REPORT(record).figures}
 
 
-def test_a_tiny_difference_is_significant_and_no_finding() -> None:
-    """Of 4,000 images 12 more are right: 0.3 points."""
-    confidence, right, predicted = calibrated(2, 4000)
-    more = (~right).nonzero()[:12, 0]
-    repaired, now = right.clone(), predicted.clone()
-    repaired[more], now[more] = True, (predicted[more] + 1) % 5
-    second = replace(answers(confidence, repaired, now), alias="more")
-    record, report = reported(answers(confidence, right, predicted), second)
-    assert record.metric("accuracy_difference/planted/more").value == pytest.approx(-0.3)
+def test_a_tiny_difference_is_significant_and_no_finding():
+    """Of 1,400 images 6 more are right: 0.4 points."""
+    right = calibrated(2, 1400)[1]
+    more = right.copy()
+    more[np.flatnonzero(~right)[:6]] = True
+    record = evaluate_record({"planted": answers(right), "more": answers(more)})
+    assert record.metric("accuracy_difference/planted/more").value == pytest.approx(-600 / 1400)
     assert record.pairs[0].p_holm < 0.05
-    assert not any(claim.question == "which is better" for claim in report.claims)
-
-
-def test_the_exact_test_is_the_binomial_test_of_equal_confidences() -> None:
-    from scipy.stats import binom
-
-    p = calibration_test([0.9] * 50, 40)
-    chances = binom.pmf(np.arange(51), 50, 0.9)
-    assert p == pytest.approx(chances[np.abs(np.arange(51) - 45) >= 5].sum(), abs=1e-12)
-    normal = calibration_test(np.full(6000, 0.9), 5340)  # beyond the limit of the exact test
-    assert normal == pytest.approx(2 * binom.cdf(5340, 6000, 0.9), rel=0.1)
+    assert not any(claim.question == "which is better" for claim in REPORT(record).claims)

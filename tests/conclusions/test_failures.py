@@ -1,85 +1,64 @@
 """What is said of failures follows the rows: a cause is named only where errors differ and a change mends them."""
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tests.analysis.failures.planted import at_border, at_random, low_contrast, model, squares
 from tests.kit.contradictions import contradictions
-from vitlens import evaluate
-from vitlens.analysis.failures.covariates import Subject
-from vitlens.analysis.failures.properties import PROPERTIES, CovariateRow, InterventionRow, QuarterRow
-from vitlens.commands.run.folder import RunFolder
-from vitlens.commands.run.options import RunOptions
-from vitlens.commands.shared.failures import SECTIONS, FailuresRecord, claims, unknown
-from vitlens.commands.shared.failures_measure import failure_fields
-from vitlens.display import protected
-from vitlens.record import read_record, read_run
-from vitlens.report.claims import shown, title_of
-from vitlens.report.document import Document
-from vitlens.report.sections import Report
+from tests.kit.planted_answers import answers, compare_record
+from vitlens.commands.compare.record import CompareRecord
+from vitlens.commands.compare.report import REPORT
+from vitlens.report.claims import Claim, shown, title_of
 from vitlens.uncertainty import Estimate
 
+ROWS = CompareRecord.contents().tables
 LOSS = Estimate(-1.0, -2.0, 0.0, 400, "points")
+RIGHT = answers(np.arange(400) % 10 > 0)
+BOTH = compare_record({"vit": RIGHT, "cnn": RIGHT})
 CAUSES = ("because", "due to", "caused by")
+TESTED = {"size": "enlarged", "off_centre": "moved to the centre"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class AskRecord(FailuresRecord):
-    """A throw-away command that asks why models fail."""
-
-    command: ClassVar[str] = "evaluate"
-
-
-REPORT = Report(AskRecord, claims=claims, unknown=unknown, sections=SECTIONS)
-
-
-def covariate(name: str = "size", area: float = 0.2, **more: object) -> CovariateRow:
+def covariate(name="size", area=0.2, **more):
     given = {"p": 1e-6, "p_holm": 1e-5, "likelihood_ratio": 20.0, "p_joint": 1e-5, "p_joint_holm": 1e-4} | more
     near = Estimate(area, area - 0.05, area + 0.05, 400, "")
-    return CovariateRow("vit", name, PROPERTIES[name].title, near, 40, 0.1, 0.2, **given)  # type: ignore[arg-type]
+    return ROWS["covariates"]("vit", name, name, near, 40, 0.1, 0.2, **given)
 
 
-def change(name: str = "size", mended: int = 30, control: int = 5, **more: object) -> InterventionRow:
-    known = PROPERTIES[name]
+def change(name="size", mended=30, control=5, **more):
     given = {"gain": Estimate(6.0, 4.0, 8.0, 400, "points"), "p": 1e-6, "p_errors": 1e-6, "p_holm": 1e-5} | more
-    words = known.raised or known.lowered, known.control
-    return InterventionRow("vit", name, *words, 40, mended, control, 2, 1, **given)  # type: ignore[arg-type]
+    return ROWS["interventions"]("vit", name, TESTED[name], "as large a change", 40, mended, control, 2, 1, **given)
 
 
-def quarters(name: str = "size") -> tuple[QuarterRow, ...]:
+def quarters(name):
     accuracy = {at: Estimate(0.7 + at / 20, 0.6, 1.0, 100) for at in range(1, 5)}
-    title = PROPERTIES[name].title
-    return tuple(QuarterRow("vit", name, title, at, at / 10, at / 10 + 0.1, own) for at, own in accuracy.items())
+    return [ROWS["quarters"]("vit", name, name, at, at / 10, at / 10 + 0.1, own) for at, own in accuracy.items()]
 
 
-def record(*rows: CovariateRow, tests: tuple[InterventionRow, ...] = ()) -> AskRecord:
+def record(*rows, tests=()) -> CompareRecord:
     every = tuple(each for row in rows for each in quarters(row.covariate))
-    return AskRecord(covariates=rows, interventions=tests, quarters=every)
+    return replace(BOTH, covariates=rows, interventions=tests, quarters=every)
 
 
-def said(made: AskRecord) -> str:
-    (claim,) = claims(made)
+def said(made: CompareRecord) -> Claim:
+    document = REPORT(made)
+    (claim,) = (claim for claim in document.claims if claim.question == "why it fails")
     assert not list(contradictions([claim]))
     assert (claim.evidence == "intervened") == any(word in claim.says for word in CAUSES)
-    assert bool(list(unknown(made))) == (claim.evidence == "observed")
-    return claim.says
+    unknown = [line.text for line in document.first.unknown if "why" in line.text]
+    assert bool(unknown) == (claim.evidence == "observed")
+    return claim
 
 
 def test_a_cause_is_named_where_both_agree():
-    made = record(covariate(), covariate("clutter", 0.6, p_holm=0.4), tests=(change(),))
-    text = said(made)
-    assert "fails on small objects because of their size" in text
-    assert "75.0 %" in text, "the quarter of the smallest"
-    assert "90.0 %" in text
-    assert "30 of its 40 errors" in text
-    assert ": 5)" in text
-    found = list(claims(made))
-    assert title_of(found, "") == "vit fails on small objects"
-    assert shown(found) == tuple(found)
-    assert found[0].p == 1e-5
+    test = change()
+    claim = said(record(covariate(), covariate("clutter", 0.6, p_holm=0.4), tests=(test,)))
+    for part in ("small objects", "because of their size", "75.0 %", "90.0 %", "30 of its 40 errors", ": 5)"):
+        assert part in claim.says
+    assert (claim.effect, claim.p) == (test.gain, test.p_holm)
+    assert title_of([claim], "") == "vit fails on small objects"
+    assert shown([claim]) == (claim,)
 
 
 @pytest.mark.parametrize(
@@ -98,87 +77,48 @@ def test_a_cause_is_named_where_both_agree():
     ],
 )  # fmt: skip
 def test_else_the_next_test_is_named(rows, tests, words):
-    text = said(record(*rows, tests=tests))
-    assert words in text
-    assert "The next test would be" in text
+    claim = said(record(*rows, tests=tests))
+    assert words in claim.says
+    assert "The next test would be" in claim.says
+    assert claim.effect is None
 
 
-def test_what_separates_errors_given_the_others_comes_first():
-    made = record(
-        covariate("off_centre", 0.9, likelihood_ratio=4.0), covariate(), tests=(change("off_centre"), change())
-    )
-    assert "because of their size" in said(made)
-    weaker = record(
-        covariate("clutter", 0.6), covariate(area=0.1, likelihood_ratio=9.0), tests=(change(),)
-    )  # untested, and weaker alone
-    assert "because of their size" in said(weaker)
+@pytest.mark.parametrize(
+    ("others", "tests"),
+    [
+        ((covariate("off_centre", 0.9, likelihood_ratio=4.0), covariate()), (change("off_centre"), change())),
+        # untested, and weaker alone
+        ((covariate("clutter", 0.6), covariate(area=0.1, likelihood_ratio=9.0)), (change(),)),
+    ],
+)
+def test_what_separates_errors_given_the_others_comes_first(others, tests):
+    assert "because of their size" in said(record(*others, tests=tests)).says
 
 
-def test_too_few_errors_are_not_asked():
-    few = replace(covariate(), errors=6, p=None, p_holm=None, likelihood_ratio=None)
-    assert "6 of 400 images: too few to ask why" in said(record(few))
-    assert list(unknown(record(few))) == ["Too few errors to ask why a model fails: **vit** 6."]
-    assert not REPORT(record(few)).sections
-    assert "too few are left" in said(record(replace(few, errors=395)))
+@pytest.mark.parametrize(("errors", "few"), [(6, "too few to ask why"), (395, "too few are left")])
+def test_too_few_errors_are_not_asked(errors, few):
+    row = replace(covariate(), errors=errors, p=None, p_holm=None, likelihood_ratio=None)
+    made = record(row)
+    assert few in said(made).says
+    assert "Why do the models fail?" not in {section.title for section in REPORT(made).sections}
 
 
 def test_names_of_models_are_escaped():
     name = "a*b`c"
-    row, test = replace(covariate(), model=name), replace(change(), model=name)
-    made = AskRecord(
-        covariates=(row,), interventions=(test,), quarters=tuple(replace(each, model=name) for each in quarters())
-    )
-    assert name not in next(claims(made)).says
-    assert protected(name) in next(claims(made)).says
+    rows = [replace(each, model=name) for each in (covariate(), change(), *quarters("size"))]
+    made = replace(BOTH, covariates=(rows[0],), interventions=(rows[1],), quarters=tuple(rows[2:]))
+    assert name not in said(made).says
+    assert "a" in said(made).says
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory) -> AskRecord:
-    """Two planted models on the same images, written and read again."""
-    split = squares(200, seed=0)
-    both = [model(rule, name) for rule, name in ((at_border, "edge"), (low_contrast, "faint"))]
-    fields = failure_fields([Subject(own, split, evaluate(own, split)) for own in both], quiet=True)
-    out = tmp_path_factory.mktemp("asked") / "run"
-    with RunFolder.opened(
-        "evaluate", RunOptions(out=out), {"models": [{"alias": "edge"}, {"alias": "faint"}]}
-    ) as folder:
-        folder.keep(AskRecord(**fields))
-    return read_record(AskRecord, read_run(out))
-
-
-def test_the_report_of_two_planted_models(measured):
-    document: Document = REPORT(measured)
-    assert document.title == "edge fails on objects at the border"
-    assert [claim.subject for claim in shown(claims(measured))] == ["edge", "faint"]
-    why, mended = document.sections
-    assert {figure.name for figure in why.figures} == {"failure_properties", "failure_quarters"}
-    assert "The models differ most in how" in why.sentences[0].text
-    assert {figure.name for figure in mended.figures} == {"interventions", "failure_examples"}
-    for figure in (*why.figures, *mended.figures):
-        figure.draw()
-
-
-def test_arrays_are_those_of_the_images(measured):
-    split = squares(200, seed=0)
-    for name in ("edge", "faint"):
-        examples = measured.failure_examples[name]
-        assert 0 < len(examples.image) <= 3
-        assert (examples.pixels == split.source.pixels[examples.image].numpy()).all()
-        before, changed, control = examples.predictions
-        assert (changed == examples.truth).all()
-        assert (before != examples.truth).all()
-        assert (control != examples.truth).all()
-        assert not np.array_equal(examples.changed, examples.control)
-    assert measured.metric("failure_auc/edge/border").value == next(
-        row.area.value for row in measured.covariates if (row.model, row.covariate) == ("edge", "border")
-    )
-    assert measured.metric("change_gain/faint/object_contrast").unit == "points"
-
-
-def test_nothing_is_named_of_errors_at_random():
-    split = squares(200, seed=0, masks=False)
-    own = model(at_random)
-    made = AskRecord(**failure_fields([Subject(own, split, evaluate(own, split))], quiet=True))
-    assert "We do not know why" in said(made)
-    assert not made.failure_examples
-    assert len(REPORT(made).sections) == 1
+def test_the_report_draws_quarters_of_the_strongest_and_changes_beside_their_controls():
+    made = record(covariate(), covariate("clutter", 0.6, p_holm=0.4), tests=(change(),))
+    sections = {section.title: section for section in REPORT(made).sections}
+    figures = {each.name: each.draw for each in sections["Why do the models fail?"].figures}
+    area, *_ = figures["failure_properties"]().axes
+    assert area.lines[0].get_xdata().tolist() == pytest.approx([0.2, 0.6])
+    first, second = figures["failure_quarters"]().axes[:2]
+    assert [axes.get_title() for axes in (first, second)] == ["size", "clutter"]
+    np.testing.assert_allclose(first.lines[0].get_xydata(), [[1, 75], [2, 80], [3, 85], [4, 90]])
+    (mended,) = sections["What mends their errors?"].figures
+    assert mended.draw().axes[0].lines[0].get_xdata().tolist() == pytest.approx([(30 - 2) / 4, (5 - 1) / 4])

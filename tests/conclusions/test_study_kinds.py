@@ -6,79 +6,21 @@ import numpy as np
 import pytest
 
 from tests.kit.contradictions import contradictions
-from vitlens.analysis.evaluation.intervals import accuracy_over_seeds
-from vitlens.commands.study.kinds.kinds import KINDS
-from vitlens.commands.study.kinds.measure import compared
+from tests.kit.planted_study import LABELS, UNTRIED, study_record, with_curves
 from vitlens.commands.study.kinds.report import REPORT, caught_up, decision, reasons
-from vitlens.commands.study.kinds.transfer import reached
-from vitlens.commands.study.record import (
-    ComparisonRow,
-    CurveRow,
-    DesignRow,
-    PointRow,
-    PositionRow,
-    RecipeRow,
-    StudyRecord,
-)
+from vitlens.commands.study.record import ComparisonRow, PositionRow, StudyRecord
 from vitlens.uncertainty import Estimate
 
-IMAGES = 450
-RECIPE = RecipeRow("all", "adamw", 1e-3, 64, 6, "none", "")
 WAYS = ("frozen", "last-blocks", "full", "scratch", "distilled")
 WINS = (0.80, 0.82, 0.90, 0.40, 0.60)
 LOSES = (0.30, 0.35, 0.40, 0.80, 0.80)
 EQUAL = (0.60, 0.60, 0.60, 0.60, 0.60)
+REGISTERS = dict.fromkeys(("registers-0", "registers-1", "registers-4"), 0.7)
 
 
-def predicted(shares, *, seeds, seed=0, spread=0.01):
-    """Predictions (seeds, images) of each point, which find the same images hard; accuracy varies with the seed."""
-    generator = np.random.default_rng(seed)
-    hardness = generator.random(IMAGES)
-    return {
-        label: hardness + 0.03 * generator.standard_normal((seeds, IMAGES))
-        < share + spread * generator.standard_normal((seeds, 1))
-        for label, share in shares.items()
-    }
-
-
-def record_of(kind, shares, *, seeds=3, seed=0, spread=0.01, gain=(30.0, 20.0, 40.0), classes=5):
-    """The record of a kind whose points have these accuracies by label."""
-    correct = predicted(shares, seeds=seeds, seed=seed, spread=spread)
-    points = {
-        point.label: PointRow(
-            point.label, point.words, point.preset, point.line, point.candidate,
-            accuracy_over_seeds(correct[point.label]), 1 / classes, round(100 * (point.share or 1)), 1000,
-            10 if point.trained == "head" else 1000, 20, 6, 30, 9.0, 3.0,
-        )
-        for point in KINDS[kind].points if point.label in shares
-    }  # fmt: skip
-    pairs = [pair for pair in KINDS[kind].pairs if set(pair) <= set(shares)]
-    best = max((row for row in points.values() if row.candidate), key=lambda row: row.accuracy.value).label
-    rows = [
-        *compared(points, correct, "difference", [pair for pair in pairs if points[pair[0]].candidate]),
-        *compared(points, correct, "share", [pair for pair in pairs if not points[pair[0]].candidate]),
-        *compared(points, correct, "step", KINDS[kind].steps),
-        *compared(
-            points,
-            correct,
-            "best",
-            [(row.label, best) for row in points.values() if row.candidate and row.label != best],
-        ),
-    ]
-    if KINDS[kind].adapts:
-        value, low, high = gain
-        known = ("probe_gain", "pretrained", "random", "pretrained", "random weights")
-        rows.append(ComparisonRow(*known, Estimate(value, low, high, IMAGES, "points")))
-        rows.append(replace(rows[-1], label="full", against="pretrained", words="after full training"))
-    model = ("vit", 12, 3) if KINDS[kind].adapts else ()
-    design = DesignRow(kind, 6, seeds, 100, IMAGES, classes, (32, 32), *model)
-    return StudyRecord(design=(design,), points=tuple(points.values()), comparisons=tuple(rows), recipes=(RECIPE,))
-
-
-def architecture(last, *, seeds=4, seed=0, spread=0.01):
-    labels = [point.label for point in KINDS["architecture"].points]
-    shares = {label: 0.6 if at < 6 else last for at, label in enumerate(labels)}
-    return record_of("architecture", shares, seeds=seeds, seed=seed, spread=spread)
+def architecture(last, **more):
+    shares = {label: 0.6 if at < 6 else last for at, label in enumerate(LABELS["architecture"])}
+    return study_record("architecture", shares, **{"seeds": 4, **more})
 
 
 def transfer(accuracy, *, by_share=((0.5, 0.6, 0.3),), **more):
@@ -86,13 +28,19 @@ def transfer(accuracy, *, by_share=((0.5, 0.6, 0.3),), **more):
     shares = dict(zip(WAYS, accuracy))
     for part, values in zip((20, 50), by_share):
         shares |= {f"{label}-{part}": value for label, value in zip(("frozen", "full", "scratch"), values)}
-    return record_of("transfer", shares, **more)
+    return study_record("transfer", shares, **more)
 
 
 def said(record):
     document = REPORT(record)
     assert list(contradictions(document.claims)) == []
     return document
+
+
+def answer(record, title: str) -> str:
+    """The first sentence of a section."""
+    (section,) = (part for part in said(record).sections if title in part.title)
+    return section.sentences[0].text
 
 
 def differences(record):
@@ -107,17 +55,17 @@ def test_the_step_that_matters_is_found():
     assert record.metric("step/post-norm/mlp") in [claim.effect for claim in differences(record)]
 
 
-def test_one_seed_and_guessing_decide_nothing():
-    one = said(record_of("pooling", {"cls": 0.5, "mean": 0.9}, seeds=1))
-    assert (one.title, [claim.state for claim in one.claims]) == ("One seed decides nothing", ["inconclusive", ""])
-    guessing = said(record_of("pooling", {"cls": 0.2, "mean": 0.2}))
-    assert guessing.title == "It is open whether any point is better than guessing"
+@pytest.mark.parametrize(
+    ("mean", "cls", "seeds", "title"), [(0.9, 0.5, 1, "One seed decides nothing"), (0.2, 0.2, 3, "It is open whether")]
+)
+def test_one_seed_and_guessing_decide_nothing(mean, cls, seeds, title):
+    document = said(study_record("pooling", {"cls": cls, "mean": mean}, seeds=seeds))
+    assert document.title.startswith(title)
+    assert [claim.state for claim in document.claims] == ["inconclusive", ""]
 
 
 def test_differences_within_the_spread_of_seeds_are_no_claim():
-    record = record_of(
-        "registers", dict.fromkeys(("registers-0", "registers-1", "registers-4"), 0.7), spread=0.05, seed=1
-    )
+    record = study_record("registers", REGISTERS, spread=0.05, seed=1)
     assert not differences(record)
     assert said(record).claims[0].state == "inconclusive"
 
@@ -125,49 +73,38 @@ def test_differences_within_the_spread_of_seeds_are_no_claim():
 @pytest.mark.slow
 def test_over_twenty_seeds_the_planted_factor_is_found_and_over_150_seldom_another():
     for seed in range(20):
-        planted = architecture(0.85, seed=seed)
-        assert any("post-norm and" in claim.subject for claim in differences(planted))
-    labels = ("registers-0", "registers-1", "registers-4")
-    invented = sum(
-        bool(differences(record_of("registers", dict.fromkeys(labels, 0.7), seed=seed, spread=0.03)))
-        for seed in range(150)
-    )
-    assert invented <= 15  # at a level of 5 %: more than 15 of 150 with a probability of 0.5 %
+        assert any("post-norm and" in claim.subject for claim in differences(architecture(0.85, seed=seed)))
+    drawn = (study_record("registers", REGISTERS, seed=seed, spread=0.03) for seed in range(150))
+    assert sum(bool(differences(record)) for record in drawn) <= 15  # at 5 %: more with a probability of 0.5 %
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", LABELS)
 def test_every_kind_says_its_range_and_what_was_not_tried(kind):
-    shares = {point.label: 0.5 + 0.01 * at for at, point in enumerate(KINDS[kind].points)}
-    document = said(record_of(kind, shares))
+    document = said(study_record(kind, {label: 0.5 + 0.01 * at for at, label in enumerate(LABELS[kind])}))
     assert any("100 training images of 32×32 px" in sentence.text for sentence in document.first.answer)
-    unknown = " ".join(sentence.text for sentence in document.first.unknown).replace("\\", "")
-    assert f"Not tried: {KINDS[kind].untried}" in unknown
+    assert UNTRIED[kind] in " ".join(sentence.text for sentence in document.first.unknown).replace("\\", "")
 
 
 def test_each_share_has_its_own_answer():
     """The CNN wins at 5 %, nothing is seen at 25 %, the ViT wins at 100 %; a quarter of the images is enough."""
     shares = {"vit-5": 0.3, "cnn-5": 0.5, "vit-25": 0.9, "cnn-25": 0.9, "vit-100": 0.9, "cnn-100": 0.7}
-    record = record_of("data", shares)
+    record = study_record("data", shares)
     winners = {row.images: row.winner for row in record.comparisons if row.images and row.family == "difference"}
     assert winners == {5: "CNN, 5 %", 25: None, 100: "ViT, 100 %"}
     assert decision(record).cheapest.name.endswith("25 %")  # fewer images count before fewer operations
-    (section,) = (part for part in said(record).sections if part.title == "Does the number of images decide?")
-    assert "2 of 3" in section.sentences[0].text
+    assert "2 of 3" in answer(record, "Does the number of images decide?")
 
 
 def test_a_pair_that_was_planned_has_one_verdict():
     """The CNN against the ViT on all images is one of 3 planned pairs and one of 5 against the best."""
     shares = {"vit-5": 0.3, "cnn-5": 0.9, "vit-25": 0.6, "cnn-25": 0.9, "vit-100": 0.8, "cnn-100": 0.9}
-    record = record_of("data", shares)
-    last = [
-        (number, row)
-        for number, row in enumerate(record.comparisons)
-        if {row.label, row.against} == {"vit-100", "cnn-100"}
-    ]
-    changed = list(record.comparisons)
-    for number, row in last:
-        changed[number] = replace(row, p_holm=0.04 if row.family == "difference" else 0.06)
-    assert "ViT, 100 %" in [each.name for each in decision(replace(record, comparisons=tuple(changed))).worse]
+    record = study_record("data", shares)
+    rows = [
+        replace(row, p_holm=0.04 if row.family == "difference" else 0.06)
+        if {row.label, row.against} == {"vit-100", "cnn-100"} else row
+        for row in record.comparisons
+    ]  # fmt: skip
+    assert "ViT, 100 %" in [each.name for each in decision(replace(record, comparisons=tuple(rows))).worse]
 
 
 @pytest.mark.parametrize(
@@ -220,20 +157,13 @@ def test_from_scratch_has_caught_up_only_where_the_whole_interval_says_so():
     ],
 )
 def test_where_training_from_scratch_catches_up_is_said(accuracy, by_share, says):
-    document = said(transfer(accuracy, by_share=by_share, spread=0.003))
-    (section,) = (part for part in document.sections if part.title == "Does the number of images decide?")
-    assert says in section.sentences[0].text
+    record = transfer(accuracy, by_share=by_share, spread=0.003)
+    assert says in answer(record, "Does the number of images decide?")
 
 
 def test_a_way_reaches_the_best_at_its_first_epoch_there_or_never():
-    def curve(label, *accuracies):
-        return [
-            CurveRow(label, label, seed, epoch, 2.0 * epoch, 1.0, value + 0.01 * (-1) ** seed)
-            for seed in (0, 1)
-            for epoch, value in enumerate(accuracies, start=1)
-        ]
-
-    rows = list(reached([*curve("full", 0.5, 0.76, 0.8), *curve("scratch", 0.3, 0.4, 0.5)]))
+    record = with_curves(transfer(WINS), {"full": (0.5, 0.76, 0.8), "scratch": (0.3, 0.4, 0.5)})
+    rows = record.reached
     assert [(each.label, each.epochs, each.seconds) for each in rows] == [("full", 2, 4.0), ("scratch", None, None)]
     assert [each.accuracy for each in rows] == pytest.approx([0.76, 0.76])
 
@@ -248,8 +178,25 @@ def test_a_way_reaches_the_best_at_its_first_epoch_there_or_never():
     ],
 )
 def test_what_the_rank_correlation_means_follows_its_interval(found, before, says):
-    record = record_of("positions", {"none": 0.5, "learned": 0.6})
+    record = study_record("positions", {"none": 0.5, "learned": 0.6})
     row = PositionRow("learned", "learned", 3, found, None, None, before)
-    document = said(replace(record, position_order=(row,)))
-    (section,) = (part for part in document.sections if "position embeddings" in part.title)
-    assert says in section.sentences[0].text
+    assert says in answer(replace(record, position_order=(row,)), "position embeddings")
+
+
+def test_similarities_of_positions_stand_at_the_places_of_their_patches():
+    record = study_record("positions", {"none": 0.5, "learned": 0.6})
+    values = np.eye(6, dtype=np.float32)
+    values[0, 5] = values[5, 0] = 0.5  # top left with bottom right of 2 x 3 positions
+    kind = StudyRecord.contents().arrays["position_similarity"]
+    row = PositionRow("learned", "learned", 3, Estimate(0.6, 0.5, 0.7, 3, ""), None, None, 0.0)
+    points = (record.points[0], replace(record.points[1], grid=(2, 3)))
+    given = replace(record, points=points, position_order=(row,), position_similarity=kind({1: values}))
+    (figure,) = [each for each in said(given).figures if each.name == "position_similarity"]
+    (axes,) = [axes for axes in figure.draw().axes if axes.images]
+    found = np.ma.filled(axes.images[0].get_array().astype(float), np.nan)
+    assert found.shape == (5, 11)  # one empty line between maps of 2 x 3
+    assert np.isnan(found[2]).all()
+    assert np.isnan(found[:, [3, 7]]).all()
+    assert (found[1, 2], found[3, 8]) == (0.5, 0.5)
+    assert found[0, 0] == found[4, 10] == 0.5  # with itself: as the greatest of two different
+    assert np.nansum(found) == 0.5 * 8

@@ -8,34 +8,36 @@ import pytest
 
 from tests.kit.contradictions import contradictions
 from tests.kit.first_page import judged
-from vitlens.commands.shared.comparison import UNDECIDED, PairRow
-from vitlens.commands.shared.worst_class import ClassRow
-from vitlens.commands.train.measure import gain, generalisation_gap
-from vitlens.commands.train.record import ScoreRow, SetupRow, TrainRecord
+from vitlens.commands.train.record import ScoreRow, SetupRow, TrainRecord, last_tenth
 from vitlens.commands.train.report import REPORT
 from vitlens.report.claims import Claim, shown
-from vitlens.training.metrics import EpochMetrics
 from vitlens.uncertainty import Estimate, difference_of, wilson
 
+ROWS = TrainRecord.contents().tables
 TESTED, TRAINED = 1000, 5000
 SETUP = SetupRow(TRAINED, TESTED, 50, 0.1, 50, 0.1, chosen=True, computed=("fp32",))
+LEVEL = (0.9,) * 12
 
 
-def epochs(train: tuple[float, ...], test: tuple[float | None, ...]) -> tuple[EpochMetrics, ...]:
-    return tuple(
-        EpochMetrics(place, place, place * TRAINED, 0.1, 1.0, own, 1.0, other, 10.0 * (place + 1), 100.0)
+def accuracy_of(share: float) -> Estimate:
+    return wilson(round(share * TESTED), TESTED)
+
+
+def record_of(train, test, *, worst: int = 92) -> TrainRecord:
+    """A finished training of these accuracies, with ten classes of 100 test images each."""
+    history = tuple(
+        ROWS["history"](place, place, place * TRAINED, 0.1, 1.0, own, 1.0, other, 10.0 * (place + 1), 100.0)
         for place, (own, other) in enumerate(zip(train, test))
     )
-
-
-def record_of(train: tuple[float, ...], test: tuple[float | None, ...], *, worst: int = 92) -> TrainRecord:
-    """A finished training of these accuracies, with ten classes of 100 test images each."""
-    history, own = epochs(train, test), wilson(round((test[-1] or 0.0) * TESTED), TESTED)
+    own, ends = accuracy_of(test[-1] or 0.0), last_tenth(history)
+    gain = None if ends is None else difference_of(*(accuracy_of(each.test_accuracy) for each in reversed(ends)))
     score = ScoreRow(
-        "m", own, gap=generalisation_gap(history, own, images=TRAINED), gain=gain(history, tested=TESTED),
-        best=own, seconds=Estimate(30.0, unit="s"), images_per_second=Estimate(100.0, unit="images/s"),
+        "m", own, gap=difference_of(wilson(round(train[-1] * TRAINED), TRAINED), own), gain=gain, best=own,
+        seconds=Estimate(30.0, unit="s"), images_per_second=Estimate(100.0, unit="images/s"),
     )  # fmt: skip
-    classes = (ClassRow("m", f"<{digit}>", 100, wilson(worst if digit == 3 else 92, 100)) for digit in range(10))
+    classes = (
+        ROWS["per_class"]("m", f"<{digit}>", 100, wilson(worst if digit == 3 else 92, 100)) for digit in range(10)
+    )
     return TrainRecord(scores=(score,), history=history, per_class=tuple(classes), setup=(SETUP,))
 
 
@@ -45,23 +47,33 @@ def found_in(record: TrainRecord) -> dict[str, Claim]:
     return {claim.question: claim for claim in shown(claims)}
 
 
-LEVEL = (0.9,) * 12
-
-
-def test_an_overfitted_training() -> None:
+def test_an_overfitted_training():
     found = found_in(record_of((*LEVEL, 0.99), (*LEVEL[:-1], 0.7, 0.7), worst=60))
-    expected = difference_of(wilson(4950, TRAINED), wilson(700, TESTED))
-    assert found["overfitting"].effect == expected
-    assert expected.value == pytest.approx(29.0)
+    assert found["overfitting"].effect == difference_of(wilson(4950, TRAINED), wilson(700, TESTED))
+    assert found["overfitting"].effect.value == pytest.approx(29.0)
 
 
-def test_a_training_that_had_not_converged() -> None:
+def test_a_training_that_had_not_converged():
     record = record_of((0.5, 0.6, 0.7), (0.5, 0.62, 0.75))
     found = found_in(record)
     assert found["convergence"].effect == difference_of(wilson(750, TESTED), wilson(620, TESTED))
     assert "from 62.0 % to 75.0 %" in found["convergence"].says
     assert "still improving" in REPORT(record).title
     assert "--epochs 6" in found["next"].says
+
+
+@pytest.mark.parametrize("name", ["train", "train a head alone"])
+def test_gap_and_rise_of_a_run_are_those_of_its_epochs(golden, name):
+    """Of three epochs, and of one."""
+    record = golden(name).record
+    (score, *_), (setup,), last = record.scores, record.setup, record.history[-1]
+    trained = wilson(round(last.train_accuracy * setup.training), setup.training)
+    assert score.gap == difference_of(trained, score.accuracy)
+    ends = last_tenth(record.history)
+    assert (score.gain is None) == (ends is None) == (len(record.history) == 1)
+    if ends is not None:
+        before, after = (wilson(round(each.test_accuracy * setup.test), setup.test) for each in ends)
+        assert score.gain == difference_of(after, before)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +86,7 @@ def test_a_training_that_had_not_converged() -> None:
         ((None, None, 0.9), "on held-out images"),
     ],
 )
-def test_nothing_planted_nothing_found(test: tuple[float | None, ...], title: str) -> None:
+def test_nothing_planted_nothing_found(test, title):
     record = record_of((0.65,) * len(test), test)
     assert set(found_in(record)) <= {"accuracy", "convergence", "next"}
     assert title in REPORT(record).title
@@ -82,48 +94,36 @@ def test_nothing_planted_nothing_found(test: tuple[float | None, ...], title: st
     assert "levelled off" in REPORT(record_of((0.9, 0.9), (0.995, 0.995))).title  # it cannot rise by a point
 
 
-def test_an_accuracy_at_chance_is_called_so() -> None:
-    record = record_of((0.1,) * 12, (0.11,) * 12, worst=11)
-    assert "no better than chance" in REPORT(record).title
+def test_an_accuracy_at_chance_is_called_so():
+    assert "no better than chance" in REPORT(record_of((0.1,) * 12, (0.11,) * 12, worst=11)).title
     better = record_of((0.2,) * 12, (0.2,) * 12)
     assert "chance" not in REPORT(better).title
     classes = (replace(better.per_class[0], n=300), *better.per_class[1:])  # always guessing it is 25 % correct
     assert "chance" in REPORT(replace(better, per_class=classes)).title
 
 
-def test_few_test_images_are_no_claim() -> None:
+def test_few_test_images_are_no_claim():
     record = record_of(LEVEL, LEVEL)
     few = replace(record, scores=(replace(record.scores[0], accuracy=wilson(18, 19)),))
     assert found_in(few) == {}
     assert any("too few" in each.text for each in REPORT(few).first.unknown)
 
 
-def test_gaps_of_no_epochs_and_of_one() -> None:
-    history = epochs((0.9,), (0.8,))
-    expected = difference_of(wilson(4500, TRAINED), wilson(800, TESTED))
-    assert generalisation_gap(history, wilson(800, TESTED), images=TRAINED) == expected
-    assert gain(history, tested=TESTED) is None
-    assert generalisation_gap((), wilson(1, 2), images=10) is None
-
-
-def test_the_worst_class_is_named_and_an_ordinary_one_is_not() -> None:
+def test_the_worst_class_is_named_and_an_ordinary_one_is_not():
     worst = found_in(record_of(LEVEL, LEVEL, worst=60))["worst class"]
     assert worst.effect.value == 0.6
     assert "<3>" in worst.says
+    assert "worst class" not in found_in(record_of(LEVEL, LEVEL))
 
 
 @pytest.mark.parametrize(("p", "words"), [(1e-6, "more held-out images"), (0.4, "not differ significantly")])
-def test_the_gain_of_a_teacher_is_told_with_its_test(p: float, words: str) -> None:
-    record = record_of(LEVEL, LEVEL)
-    others = (
-        ScoreRow("big", wilson(950, TESTED), "teacher"),
-        ScoreRow("alone", wilson(860, TESTED), "without a teacher"),
-    )
+def test_the_gain_of_a_teacher_is_told_with_its_test(p, words):
+    record, pair = record_of(LEVEL, LEVEL), ROWS["pairs"]
+    others = (ScoreRow("big", accuracy_of(0.95), "teacher"), ScoreRow("alone", accuracy_of(0.86), "without a teacher"))
     gap = Estimate(4.0, 2.0, 6.0, TESTED, "points")
-    better = "m" if p < 0.05 else UNDECIDED
     pairs = (
-        PairRow("m", "alone", 850, 50, 10, 90, p, p, gap, better),
-        PairRow("m", "big", 890, 10, 60, 40, 0.3, 0.3, gap),
+        pair("m", "alone", 850, 50, 10, 90, p, p, gap, "m" if p < 0.05 else "undecided"),
+        pair("m", "big", 890, 10, 60, 40, 0.3, 0.3, gap),
     )
     record = replace(record, scores=(replace(record.scores[0], role="student"), *others), pairs=pairs)
     (claim,) = [each for each in REPORT(record).claims if each.question == "comparison"]  # the teacher's is not shown
@@ -131,15 +131,7 @@ def test_the_gain_of_a_teacher_is_told_with_its_test(p: float, words: str) -> No
     assert words in claim.says
 
 
-def test_the_interval_of_a_difference_of_fractions_is_newcombes() -> None:
-    """Example of Newcombe (1998): 56/70 minus 48/80."""
-    gap = difference_of(wilson(56, 70), wilson(48, 80))
-    assert gap.value == pytest.approx(20.0)
-    assert (gap.low, gap.high) == (pytest.approx(5.24, abs=0.01), pytest.approx(33.39, abs=0.01))
-    assert difference_of(Estimate(0.5), wilson(1, 2)).low is None
-
-
-def test_over_twenty_seeds_nothing_is_invented() -> None:
+def test_over_twenty_seeds_nothing_is_invented():
     """Train and test images of one distribution, an accuracy that has stopped rising."""
     for seed in range(20):
         drawn = np.random.default_rng(seed).binomial([TRAINED, TESTED, TESTED], 0.9) / [TRAINED, TESTED, TESTED]

@@ -6,19 +6,16 @@ from types import ModuleType
 
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
 
 import vitlens
-from tests.kit.attacked import perceptron, pictures, predictions
+from tests.kit.odd import odd_images, shared_odd
 from vitlens.attacks import registry
 from vitlens.attacks.algorithm import Setting
 from vitlens.attacks.descent import Descent, pgd
 from vitlens.attacks.registry import ATTACKS, Attack, comparisons
-from vitlens.cli.build import command_function
 from vitlens.cli.main import run
-from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.registry import COMMANDS
+from vitlens.commands.run.publish import read_folder
 from vitlens.errors import UnknownNameError
 
 NAME = "pgd-again"
@@ -44,58 +41,49 @@ def added(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.undo()
 
 
-@pytest.fixture
-def attacked() -> tuple[vitlens.Model, torch.Tensor, torch.Tensor]:
-    model, images = perceptron(), pictures(4)
-    return model, images, predictions(model, images)
-
-
 @pytest.mark.usefixtures("added")
-def test_the_public_functions_find_it(attacked):
-    result = vitlens.attack(*attacked, method=NAME, epsilon=1.0)
+def test_the_public_function_finds_it_and_a_curve_is_the_attack_at_each_epsilon():
+    given = shared_odd(), odd_images(4), "predicted"
+    result = vitlens.attack(*given, method=NAME, epsilon=1.0)
     assert result.success.any()
     assert result.forwards.max() <= ENTRY.steps + 1
-    found = vitlens.attack(*attacked, method=NAME, epsilons=(0.0, 0.1, 1.0))
-    assert torch.equal(found.success[-1], result.success)
+    curve = vitlens.attack(*given, method=NAME, epsilons=(0.0, 0.1, 1.0))
+    assert torch.equal(curve.success[-1], result.success)
+    assert not curve.success[0].any()
 
 
-def test_it_is_gone_afterwards(attacked):
-    with pytest.raises(UnknownNameError, match=f"no attack '{NAME}'"):
-        vitlens.attack(*attacked, method=NAME)
+def test_it_is_gone_afterwards():
+    with pytest.raises(UnknownNameError):
+        vitlens.attack(shared_odd(), odd_images(), method=NAME)
+    assert NAME not in ATTACKS
 
 
 @pytest.mark.usefixtures("added")
-def test_it_is_listed_with_its_fields():
-    assert NAME in ATTACKS
+def test_its_parts_passes_and_checks_follow_from_its_fields():
     assert ATTACKS[NAME].parts == (ENTRY,)
     assert ATTACKS[NAME].slug == "pgd-again-linf"
     assert ATTACKS[NAME].passes(restarts=2) == 7 * 2
-
-
-@pytest.mark.usefixtures("added")
-def test_the_command_line_lists_and_takes_it(monkeypatch):
-    calls: list[AttackOptions] = []
-    replaced = ModuleType("vitlens.commands.attack.measure")
-    replaced.measure = calls.append  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, replaced.__name__, replaced)
-    assert run(["attack", "vit-digits", "--attack", f"fgsm,{NAME}", "--steps", f"{NAME}=3"]) == 0
-    (options,) = calls
-    assert options.attacks == ("fgsm", NAME)
-    assert options.steps_for(NAME) == 3
-    monkeypatch.delitem(sys.modules, "vitlens.commands.attack.options")  # read again, as a new process does
-    line = typer.Typer()
-    line.command()(command_function(COMMANDS["attack"]))
-    shown = CliRunner().invoke(line, ["--help"], terminal_width=200).output
-    assert NAME in shown.replace("\n", "")
-
-
-@pytest.mark.usefixtures("added")
-def test_its_checks_follow_from_its_fields():
-    from vitlens.commands.attack.sweep import example_attack
-
     assert ATTACKS[NAME].takes_more_steps
     assert list(comparisons(["fgsm", "pgd", NAME, "square"]))[-1] == ("pgd", NAME, "a longer stride")
     assert ("fgsm", NAME, "one step against many") in comparisons(["fgsm", NAME])
     assert ("square", NAME, "without gradients against with") in comparisons(["square", NAME])
-    assert example_attack([NAME]) == NAME
-    assert example_attack([NAME, "cw"]) == "cw"
+
+
+@pytest.mark.usefixtures("added")
+def test_the_command_line_lists_it(monkeypatch, capsys):
+    assert COMMANDS["attack"].options  # imported, so that it is put back as it was
+    monkeypatch.delitem(sys.modules, "vitlens.commands.attack.options")  # read again, as a new process does
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run(["attack", "--help"]) == 0
+    assert NAME in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("added")
+def test_the_command_runs_and_reports_it(tiny_vit, tmp_path):
+    line = ["attack", str(tiny_vit), "--data", "digits", "--limit", "2", "--attack", f"fgsm,{NAME}", "--device", "cpu"]
+    line += ["--steps", f"{NAME}=3", "--epsilon", "0,8", "--no-corruptions", "--no-inside", "--quiet"]
+    assert run([*line, "--out", str(tmp_path / "out")]) == 0
+    record = read_folder(tmp_path / "out")
+    assert {"fgsm", NAME} <= {row.name for row in record.attacks}
+    assert COMMANDS["attack"].report(record).claims
+    assert ENTRY.title in (tmp_path / "out" / "report.md").read_text()

@@ -1,39 +1,29 @@
 """A source of models is added by one file and one entry of the registry: here a throw-away one, by the entry alone."""
 
-from collections.abc import Mapping, MutableMapping
-from typing import cast
+from collections.abc import Mapping
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import vitlens
-from tests.lens.tiny import images
+from tests.kit.making import save
+from tests.kit.odd import odd_images
 from vitlens.cli.build import complete_model
 from vitlens.cli.main import run
-from vitlens.commands.models import measure
-from vitlens.commands.models.measure import measure as listed_lines
-from vitlens.commands.models.options import ModelsOptions
 from vitlens.errors import UnknownNameError
 from vitlens.models.configs import ViTConfig
-from vitlens.models.naming import parse_model, require_rule
 from vitlens.models.rebuild import Architecture
-from vitlens.models.saved import WEIGHTS_FILE, save
 from vitlens.models.sources.registry import SOURCES, ModelSource
 from vitlens.models.vit import VisionTransformer
 from vitlens.models.weights import load_strictly
 from vitlens.preprocessing import Preprocessing
 
-NAMES = ("small", "smaller")
+NAMES = ("small", "smaller", "lr 0=1")
 MINE = ModelSource(
-    kind="mine",
-    usage="mine:NAME",
-    help="Models of this test.",
-    example="mine:small",
-    prefix="mine:",
-    build="tests.contracts.test_add_source:build",
-    list_names="tests.contracts.test_add_source:list_names",
-)
+    kind="mine", usage="mine:NAME", help="Models of this test.", example="mine:small", prefix="mine:",
+    build=f"{__name__}:build", list_names=f"{__name__}:list_names",
+)  # fmt: skip
 
 
 def list_names() -> list[str]:
@@ -56,50 +46,41 @@ def build(
 
 @pytest.fixture(autouse=True)
 def added(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(cast(MutableMapping[str, ModelSource], SOURCES), "mine", MINE)
+    monkeypatch.setitem(SOURCES, "mine", MINE)  # type: ignore[arg-type]
+
+
+def answers(name: str, **how: object) -> Tensor:
+    return vitlens.load(name, **how)(odd_images(2, size=(32, 32)))
 
 
 def test_it_is_loaded_with_its_weights_and_without():
     model = vitlens.load("mine:small", seed=1)
     assert (model.alias, model.provenance.weights) == ("small", "hub")
-    batch = images(model.input_size)
-    assert torch.equal(model(batch), vitlens.load("mine:smaller", seed=2)(batch))  # the seed of its hub
-    assert not torch.equal(model(batch), vitlens.load("mine:small@random")(batch))
-    with pytest.raises(UnknownNameError, match="no model of mine 'smal'; did you mean 'small'"):
-        vitlens.load("mine:smal")
+    assert torch.equal(answers("mine:small", seed=1), answers("mine:smaller", seed=2))  # the seed of its hub
+    assert not torch.equal(answers("mine:small"), answers("mine:small@random"))
+    assert torch.equal(answers("mine:lr 0=1"), answers("mine:small"))  # its names may hold an equals sign
 
 
-def test_it_is_suggested_where_it_was_meant():
-    with pytest.raises(UnknownNameError, match="'mine:smaller'"):
-        vitlens.load("smallr")
-
-
-def test_its_names_may_hold_an_equals_sign():
-    require_rule(["mine:lr 0=1"])
-    assert parse_model("mine:lr 0=1").name == "mine:lr 0=1"
+@pytest.mark.parametrize(("typed", "meant"), [("mine:smal", "'small'"), ("smallr", "'mine:smaller'")])
+def test_it_is_suggested_where_it_was_meant(typed, meant):
+    with pytest.raises(UnknownNameError, match=meant):
+        vitlens.load(typed)
 
 
 def test_it_is_saved_and_read_again_as_a_run_folder_and_with_another_file(tmp_path):
     model = vitlens.load("mine:small")
-    save(model, tmp_path / WEIGHTS_FILE)
-    again = vitlens.load(str(tmp_path))
-    assert again.architecture["kind"] == "mine"
-    assert torch.equal(again(images()), model(images()))
+    save(model, tmp_path / "model.safetensors")
+    assert vitlens.load(str(tmp_path)).architecture["kind"] == "mine"
+    assert torch.equal(answers(str(tmp_path)), answers("mine:small"))
     torch.save(vitlens.load("mine:small@random").module.state_dict(), tmp_path / "w.pth")
     assert vitlens.load(f"mine:small@{tmp_path / 'w.pth'}").provenance.weights == "w.pth"
 
 
-def test_it_is_listed_with_what_it_supports(monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(measure, "_described", lambda *_: ("", ""))  # of every preset, in seconds
-        (counted,) = [line for line in listed_lines(ModelsOptions()) if line.startswith("mine:")]
-    assert counted.split()[:3] == ["mine:NAME", "2", "models"]
-    lines = list(listed_lines(ModelsOptions("mine:*")))
+def test_it_is_listed_with_what_it_supports_and_offered_by_completion(capsys):
+    assert run(["models", "mine:small*"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("mine:")]
     assert [line.split()[:2] for line in lines] == [["mine:small", "vit,"], ["mine:smaller", "vit,"]]
     assert "rollout" in lines[0]
-
-
-def test_it_is_offered_by_completion():
     assert complete_model("min") == ["mine:"]
 
 

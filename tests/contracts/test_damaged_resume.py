@@ -13,10 +13,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.kit.damage import damage_bytes, damaged, every, refused, served_or_refused
-from vitlens.arrays import read_arrays
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.run.progress import ProgressStore
 
 STATE = "checkpoint/state.safetensors"
 
@@ -31,7 +29,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory, tiny_vit: Path) -> dict[st
         "attack": f"attack {tiny_vit} --data digits --limit 4 --steps 2 --attack fgsm --epsilon 0,8 --no-corruptions",
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ProgressStore, "forget", lambda _: None)
+        patch.setattr("vitlens.commands.run.progress.ProgressStore.forget", lambda _: None)
         for name, line in lines.items():
             assert run([*line.split(), "--quiet", "--device", "cpu", "--out", str(place / name)]) == 0
     again = {name: line.split() for name, line in lines.items()} | {"train": ["train"]}
@@ -113,7 +111,8 @@ def test_a_damaged_checkpoint_is_refused(stopped, tmp_path, capsys):
 def test_damaged_progress_is_refused(stopped, tmp_path, capsys, name):
     line, folder = resumed(stopped, name, tmp_path / "x")
     file = next((folder / "progress").iterdir())
-    good = read_arrays(file)
+    with np.load(file) as stored:
+        good = dict(stored)
     odds = (None, np.array(1.0), np.zeros((2, 2), complex), np.zeros((1,) * 5), np.array(["x"] * 3))
     for key, odd in zip(good, odds):
         rest = {other: value for other, value in good.items() if other != key}

@@ -13,7 +13,8 @@ from tests.kit.damage import damage_bytes, damaged, every, refused, served_or_re
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.study.options import StudyOptions
-from vitlens.files import write_json
+
+SETTINGS = ("config.json", "results.json")
 
 
 @pytest.fixture(scope="module")
@@ -41,30 +42,23 @@ def test_an_alias_that_is_a_path_is_refused(made, tmp_path, capsys, alias):
     folder = copied(made, tmp_path)
     shutil.copy(folder / "arrays" / "predictions-vit-digits.npz", tmp_path / "pwned.npz")
     (folder / "arrays" / "predictions-x").mkdir()  # so that the path can be walked
-    for name in ("config.json", "results.json"):
-        text = (folder / name).read_text()
-        (folder / name).write_text(text.replace("vit-digits", alias))
+    for name in SETTINGS:
+        (folder / name).write_text((folder / name).read_text().replace("vit-digits", alias))
     before = everything(tmp_path)
-    code = run(["report", str(folder)])
-    assert refused(code, capsys.readouterr().err)
+    assert refused(run(["report", str(folder)]), capsys.readouterr().err)
     assert everything(tmp_path) == before
 
 
-@pytest.mark.parametrize("name", ["figures", "arrays", "report.md", "results.json", "config.json", "figures/one.png"])
+@pytest.mark.parametrize("name", ["figures", "arrays", "report.md", *SETTINGS, "figures/*"])
 def test_a_link_is_neither_read_nor_written_through(made, tmp_path, capsys, name):
     folder, outside = copied(made, tmp_path), tmp_path / "outside"
-    place = folder / name
-    if not place.exists():
-        place = next((folder / "figures").iterdir())
+    place = next(folder.glob(name))
     shutil.move(place, outside)
     place.symlink_to(outside)
     before = everything(tmp_path)
-    for line in (
-        ["report", str(folder)],
-        ["predict", "vit-digits", "--limit", "2", "--out", str(folder), "--overwrite"],
-    ):
-        code = run([*line, "--debug"])
-        assert code == 2, name
+    again = ["predict", "vit-digits", "--limit", "2", "--out", str(folder), "--overwrite"]
+    for line in (["report", str(folder)], again):
+        assert run([*line, "--debug"]) == 2
         assert "no link" in capsys.readouterr().err
         assert everything(tmp_path) == before
 
@@ -77,81 +71,58 @@ def test_formats_are_those_of_figures(predicted, tmp_path, capsys, formats):
     assert refused(run(["report", str(folder)]), capsys.readouterr().err)
 
 
-def study_of(source: Path, folder: Path, *chapters: object) -> Path:
-    """A study's folder with these chapters, and a run in chapters/evaluate and outside it."""
-    place = copied(source, folder)
-    shutil.copytree(source, place / "chapters" / "evaluate")
-    shutil.copytree(source, folder / "place" / "outside")
-    config, results = (json.loads((place / name).read_text()) for name in ("config.json", "results.json"))
-    tables = {name: [] for name in COMMANDS["study"].contents.tables} | {"chapters": chapters}
-    write_json(place / "config.json", config | {"options": asdict(StudyOptions(("vit-digits",)))})
-    write_json(place / "results.json", results | {"command": "study", "tables": tables})
-    return place
-
-
-def test_a_chapter_in_its_study_is_read(made, tmp_path, capsys):
-    chapter = {"word": "evaluate", "alias": "", "folder": "chapters/evaluate"}
-    assert run(["report", str(study_of(made, tmp_path, chapter))]) == 0, capsys.readouterr().err
+CHAPTER = {"word": "evaluate", "alias": "", "folder": "chapters/evaluate"}
 
 
 @pytest.mark.parametrize(
-    "chapter",
+    ("changes", "read"),
     [
-        {"word": "evaluate", "alias": "", "folder": "../outside"},
-        {"word": "evaluate", "alias": "", "folder": "."},
-        {"word": "evaluate", "alias": "", "folder": "/etc"},
-        {"word": "study", "alias": "", "folder": "chapters/evaluate"},
-        {"word": "digests", "alias": "", "folder": "chapters/evaluate"},
-        {"word": "evaluate", "alias": "", "folder": "chapters/link"},
-        {"word": 3},
+        ({}, True),
+        ({"folder": "../outside"}, False),
+        ({"folder": "."}, False),
+        ({"folder": "/etc"}, False),
+        ({"folder": "chapters/link"}, False),
+        ({"word": "study"}, False),
+        ({"word": "digests"}, False),
+        ({"word": 3}, False),
     ],
 )
-def test_a_chapter_lies_in_its_study(made, tmp_path, capsys, chapter):
-    folder = study_of(made, tmp_path, chapter)
-    if chapter.get("folder") == "chapters/link":
-        (folder / "chapters" / "link").symlink_to(tmp_path / "place" / "outside")
-    assert refused(run(["report", str(folder)]), capsys.readouterr().err)
+def test_a_chapter_lies_in_its_study(made, tmp_path, capsys, changes, read):
+    """A study's folder with a chapter of these fields, and a run in chapters/evaluate and outside it."""
+    folder = copied(made, tmp_path)
+    shutil.copytree(made, folder / "chapters" / "evaluate")
+    outside = shutil.copytree(made, tmp_path / "place" / "outside")
+    (folder / "chapters" / "link").symlink_to(outside)
+    config, results = (json.loads((folder / name).read_text()) for name in SETTINGS)
+    tables = {name: [] for name in COMMANDS["study"].contents.tables} | {"chapters": [CHAPTER | changes]}
+    options = json.loads(json.dumps(asdict(StudyOptions(("vit-digits",))), default=str))
+    (folder / "config.json").write_text(json.dumps(config | {"options": options}))
+    (folder / "results.json").write_text(json.dumps(results | {"command": "study", "tables": tables}))
+    if read:
+        (folder / "chapters" / "link").unlink()
+    code, said = run(["report", str(folder)]), capsys.readouterr().err
+    assert code == 0 if read else refused(code, said), said
 
 
-def check_report(source: Path, folder: Path, name: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    place = copied(source, folder)
-    (place / name).write_text(text)
-    beside = set(folder.parent.iterdir())
-    code = run(["report", str(place)])
-    assert served_or_refused(code, capsys.readouterr().err), text[:2000]
-    assert set(folder.parent.iterdir()) == beside
-    assert [path.name for path in (folder / "place").iterdir()] == ["run"]
-
-
-@pytest.mark.parametrize("name", ["config.json", "results.json"])
-def test_damaged_words_and_numbers_are_told(predicted, tmp_path, capsys, name):
-    content = json.loads((predicted / name).read_text())
-    for at, value in random.Random(1).sample(every(content), 12):
-        check_report(predicted, tmp_path / "x", name, damaged(content, at, value), capsys)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["config.json", "results.json"])
-@pytest.mark.parametrize("kind", ["predicted", "made"])
-def test_many_damaged_words_and_numbers_are_told(kind, tmp_path, capsys, name, request):
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(("kind", "count"), [("predicted", 12), pytest.param("made", 100, marks=pytest.mark.slow)])
+def test_damaged_words_and_numbers_are_told(kind, count, tmp_path, capsys, name, request):
     source = request.getfixturevalue(kind)
     content = json.loads((source / name).read_text())
-    for at, value in random.Random(2).sample(every(content), 100):
-        check_report(source, tmp_path / "x", name, damaged(content, at, value), capsys)
+    for at, value in random.Random(1).sample(every(content), count):
+        shutil.rmtree(tmp_path / "x", ignore_errors=True)
+        folder = copied(source, tmp_path / "x")
+        (folder / name).write_text(text := damaged(content, at, value))
+        assert served_or_refused(run(["report", str(folder)]), capsys.readouterr().err), text[:2000]
+        assert {path.name for path in (*tmp_path.iterdir(), *folder.parent.iterdir())} == {"x", "run"}
 
 
 @pytest.mark.filterwarnings("ignore")  # numpy casts the damaged arrays, complex ones too
 def test_damaged_arrays_are_told(predicted, tmp_path, capsys):
     folder = copied(predicted, tmp_path)
     file = folder / "arrays" / "images.npz"
-    for pixels in (
-        np.zeros(0),
-        np.array(1.0),
-        np.zeros((2, 2), complex),
-        np.array(["x"]),
-        np.full((2, 3, 4, 4), np.nan),
-    ):
+    odd = (np.zeros(0), np.array(1.0), np.zeros((2, 2), complex), np.array(["x"]), np.full((2, 3, 4, 4), np.nan))
+    for pixels in odd:
         np.savez(file, pixels=pixels)
         assert served_or_refused(run(["report", str(folder)]), capsys.readouterr().err)
     np.savez(file, other=np.zeros(1))
@@ -163,12 +134,10 @@ def test_damaged_arrays_are_told(predicted, tmp_path, capsys):
 
 
 def test_a_fault_in_a_runs_own_report_is_no_fault_of_its_folder(tiny_vit, tmp_path, capsys, monkeypatch):
-    import vitlens.commands.predict.report as module
-
     def failing(record):
         raise KeyError("ours")
 
-    monkeypatch.setattr(module, "REPORT", failing)
+    monkeypatch.setattr("vitlens.commands.predict.report.REPORT", failing)
     line = ["predict", str(tiny_vit), "--data", "digits", "--limit", "1", "--quiet", "--out", str(tmp_path / "x")]
     assert run(line) == 1
     assert "unexpected KeyError" in capsys.readouterr().err

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 from jinja2 import nodes
 
+import vitlens
 from tests.kit.contradictions import contradictions
-from vitlens.charts import Picture, bars, board, images, intervals, lines, matrix, scatter
+from vitlens.charts import bars, board, intervals, lines, matrix, scatter
+from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.report.report import changes_between
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import read_folder
-from vitlens.commands.run.publish import report as make_again
-from vitlens.commands.run.reading import read
 from vitlens.commands.run.requirements import outcomes, requirements_of
 from vitlens.errors import InputError
 from vitlens.record import Record, col, columns, table
@@ -60,7 +60,9 @@ def claims(record: FurRecord) -> Iterator[Claim]:
     for row in record.furs[:1]:
         says = say("**{{ m }}** is {{ fur }} fur.", m=row.model, fur=row.fur)
         yield replace(
-            judge("fur", row.model, row.fur, "robustness", says=says), title=f"{row.model} is furry", kind="answer"
+            judge("fur", row.model, row.fur, "robustness", says=says),
+            title=say("{{ m }} is furry", m=row.model),
+            kind="answer",
         )
 
 
@@ -83,115 +85,93 @@ REPORT = Report(
 
 
 def rows(alias: str = "cat", fur: float = 0.75) -> tuple[FurRow, ...]:
-    found = [
-        FurRow(alias, 0, head, Estimate(fur, fur - 0.25, fur + 0.125, 50), 4.5 if head else None) for head in range(9)
-    ]
-    return tuple(found)
+    of = Estimate(fur, fur - 0.25, fur + 0.125, 50)
+    return tuple(FurRow(alias, 0, head, of, 4.5 if head else None) for head in range(9))
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def fur(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command whose parts are these."""
     command = replace(COMMANDS["stats"], word="fur", package="tests.contracts.fur_command")
     monkeypatch.setitem(COMMANDS, "fur", command)
 
 
-def written(out: Path, record: FurRecord) -> Path:
-    config = {"models": [{"alias": record.furs[0].model}], "command_line": "vitlens fur cat"}
+def written(out: Path, alias: str = "cat", fur: float = 0.75) -> Path:
+    config = {"models": [{"alias": alias}], "command_line": "vitlens fur cat"}
     with RunFolder.opened("fur", RunOptions(out=out), config) as folder:
-        folder.keep(record)
+        folder.keep(FurRecord(furs=rows(alias, fur)))
         folder.record()
-    make_again(out)
+    assert run(["report", str(out)]) == 0
     return out
 
 
-@pytest.mark.usefixtures("fur")
 def test_a_column_says_everything(tmp_path):
-    out = written(tmp_path / "out", FurRecord(furs=rows()))
+    out = written(tmp_path / "out")
     results = json.loads((out / "results.json").read_text())
-    assert results["schema"] == 3
-    assert results["metrics"]["furriness/cat/0/3"] == {
-        "value": 0.75,
-        "low": 0.5,
-        "high": 0.875,
-        "n": 50,
-        "unit": "fraction",
-    }
-    assert results["tables"]["furs"][0]["fur"]["high"] == 0.875
+    expected = {"value": 0.75, "low": 0.5, "high": 0.875, "n": 50, "unit": "fraction"}
+    assert results["metrics"]["furriness/cat/0/3"] == expected
     assert "weight" not in results["tables"]["furs"][0]  # None is left out
     record = read_folder(out)
     assert record.furs == rows()
+    assert vitlens.read(out).table("furs") == list(rows())
     text = (out / "report.md").read_text()
+    for said in (
+        "75.0 % (50.0 to 87.5, n = 50)", "| model | layer | furriness | weight |", "4.5 kg",
+        "L0.H0 of cat was not weighed.", "the share of fur", "## How furry? (pass)", "tables/furs.csv",
+    ):  # fmt: skip
+        assert said in text
     assert text.startswith("# cat is furry\n")
-    assert "75.0 % (50.0 to 87.5, n = 50)" in text
-    assert "| model | layer | furriness | weight |" in text
-    assert "4.5 kg" in text
-    assert "L0.H0 of cat was not weighed." in text
-    assert "the share of fur" in text  # the term is defined
-    assert "## How furry? (pass)" in text
     assert "Never there?" not in text
-    assert "tables/furs.csv" in text  # eight of nine rows
     assert (out / "figures" / "furs.png").is_file()
     with (out / "tables" / "furs.csv").open() as file:
-        lines_ = list(csv.DictReader(file))
-    assert (len(lines_), lines_[1]["fur_low"], lines_[1]["weight"]) == (9, "0.5", "4.5")
-    judged = [each.holds for each in outcomes(requirements_of(["furriness/0/3=0.49"], ["furriness/0/3=0.5"]), record)]
-    assert judged == [True, False]
+        listed = list(csv.DictReader(file))
+    assert (len(listed), listed[1]["fur_low"], listed[1]["weight"]) == (9, "0.5", "4.5")
+    judged = outcomes(requirements_of(["furriness/0/3=0.49"], ["furriness/0/3=0.5"]), record)
+    assert [each.holds for each in judged] == [True, False]
     document = REPORT(record)
     suite = ElementTree.fromstring(junit(document, (), suite="fur", seconds=1.0))
     assert [case.get("name") for case in suite.iter("testcase")] == ["fur of cat"]
     assert document.first.glance.rows[0][-1] == "pass"
-    assert read(out).table("furs") == list(rows())
 
 
-@pytest.mark.usefixtures("fur")
 def test_a_fall_is_worse_as_the_column_says(tmp_path):
-    before, after = (
-        read_folder(written(tmp_path / name, FurRecord(furs=rows(name, value))))
-        for name, value in (("a", 0.8), ("b", 0.3))
-    )
+    before, after = (read_folder(written(tmp_path / name, name, value)) for name, value in (("a", 0.8), ("b", 0.3)))
     assert {change.direction for change in changes_between(before, after)} == {"worse"}
     assert {change.direction for change in changes_between(after, before)} == {"better"}
 
 
-@pytest.mark.usefixtures("fur")
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "place"),
     [
         (lambda content: content["tables"]["furs"][2]["fur"].update(value="much"), r"\$\[2\].fur.value"),
         (lambda content: content["tables"].pop("furs"), "table 'furs'"),
         (lambda content: content.update(schema=2), "schema 3"),
     ],
 )
-def test_a_damaged_folder_is_one_line(tmp_path, change, message):
-    out = written(tmp_path / "out", FurRecord(furs=rows()))
+def test_a_damaged_folder_is_one_line(tmp_path, change, place):
+    out = written(tmp_path / "out")
     content = json.loads((out / "results.json").read_text())
     change(content)
     (out / "results.json").write_text(json.dumps(content))
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(InputError, match=place) as caught:
         read_folder(out)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.usefixtures("fur")
 def test_a_name_is_no_markup(tmp_path):
-    alias = "**bold** <b>`x`"
-    document = REPORT(FurRecord(furs=tuple(replace(row, model=alias) for row in rows())))
-    from vitlens.report.escape import as_markdown
-
-    shown_ = as_markdown(document.first.answer[0].text)
-    assert "**bold** " not in shown_.replace(r"\*\*bold\*\*", "")
-    assert "<b>" not in shown_.replace(r"\<b>", "")
+    text = (written(tmp_path / "out", "**bold** <b>`x`") / "report.md").read_text()
+    assert "**bold** " not in text.replace(r"\*\*bold\*\*", "")
+    assert "<b>" not in text.replace(r"\<b>", "")
 
 
 def test_what_goes_into_a_sentence_is_formatted_and_escaped_there():
+    abc = ["a", "b", "c"]
     assert say("{{ x }}", x=Estimate(0.25, 0.2, 0.3, 40)) == "25.0 % (20.0 to 30.0, n = 40)"
     assert say("{{ a }} {{ b|percent }} {{ none }}", a=1234, b=0.5, none=None) == "1,234 50 % –"
-    assert say("{{ names|names }} {{ names|are }}", names=["a", "b", "c"]) == "**a**, **b** and **c** are"
-    assert say("{{ names|names(1) }}", names=["a", "b", "c"]) == "**a** and 2 more"
+    assert say("{{ names|names }} {{ names|are }}", names=abc) == "**a**, **b** and **c** are"
+    assert say("{{ names|names(1) }}", names=abc) == "**a** and 2 more"
     assert say("{{ x|counts }}", x={"few": 1, "many": 9}) == "9 many, 1 few"
-    assert say("{{ x }}", x="*a*") != "*a*"
-    assert say("{{ x }}", x=Marked("*a*")) == "*a*"
+    assert say("{{ x }}", x="*a*") != "*a*" == say("{{ x }}", x=Marked("*a*"))
     assert "…" in say("{{ x }}", x="x" * 200)
     with pytest.raises(Exception, match="undefined"):
         say("{{ forgotten }}")
@@ -227,26 +207,10 @@ def test_the_first_page_has_answers_then_faults_then_what_is_clearest():
 def test_every_limit_judges_in_its_direction():
     for name, limit in LIMITS.items():
         good, bad = limit.passes, limit.warns
-        assert limit.judge(Estimate(good, good, good)) == "pass", name
         beyond = bad - 1e-6 if limit.higher else bad + 1e-6
+        assert limit.judge(Estimate(good, good, good)) == "pass", name
         assert limit.judge(Estimate(beyond, beyond, beyond)) == "fail", name
         assert limit.judge(Estimate((good + bad) / 2)) == "warn", name
-
-
-@pytest.mark.parametrize("word", REPORTING)
-def test_a_template_only_looks_and_counts(word):
-    """No arithmetic, and no comparison but with 0 and 1."""
-    for text in (text for made in reports(word) for text in templates(made)):
-        tree = environment().parse(text)
-        assert not list(
-            tree.find_all((nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Pow))
-        )
-        for compared in tree.find_all(nodes.Operand):
-            assert compared.expr.as_const() in (0, 1), text
-        said = re.sub(r"\{\{.*?\}\}|\{%.*?%\}|`[^`]*`|\([^()]*\d{4}[^()]*\)", "", text)
-        assert not re.search(r"(?<![\w.])\d+(?:\.\d+)?(?![\w/])", said.replace("95 %", "")), (
-            f"a number is typed: {text}"
-        )
 
 
 def package_of(word: str) -> str:
@@ -270,6 +234,19 @@ def templates(made: Report) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("word", REPORTING)
+def test_a_template_only_looks_and_counts(word):
+    """No arithmetic, and no comparison but with 0 and 1."""
+    arithmetic = (nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Pow)
+    for text in (text for made in reports(word) for text in templates(made)):
+        tree = environment().parse(text)
+        assert not list(tree.find_all(arithmetic))
+        for compared in tree.find_all(nodes.Operand):
+            assert compared.expr.as_const() in (0, 1), text
+        said = re.sub(r"\{\{.*?\}\}|\{%.*?%\}|`[^`]*`|\([^()]*\d{4}[^()]*\)", "", text).replace("95 %", "")
+        assert not re.search(r"(?<![\w.])\d+(?:\.\d+)?(?![\w/])", said), f"a number is typed: {text}"
+
+
+@pytest.mark.parametrize("word", REPORTING)
 def test_every_command_says_how_to_read_it(word):
     for made in reports(word):
         parts = help_of(made.package or package_of(word))
@@ -289,62 +266,18 @@ HEADS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "draw",
-    [
-        intervals("head", "fur", of="layer", reference=50),
-        lines("layer", "fur", of="head"),
-        lines("head", "weight", panel="layer", log=True),
-        lines("weight", "weight", of="head", loglog=True),
-        scatter("weight", "fur", of="layer"),
-        bars("head", "fur", of="layer", words=lambda _: "x"),
-        board("fur", "weight", marked=lambda row: row.head == 1),
-        board("fur", signed=True),
-        matrix("layer", "head", "fur", below=lambda _: "n = 9"),
-        matrix("head", "model", "fur", panel="layer"),
-    ],
-)
-def test_every_kind_of_chart_draws_rows(draw):
-    for some in (HEADS, HEADS[:1]):
-        figure = draw(some, "A title")
-        figure.canvas.draw()
-        assert figure._suptitle.get_text() == "A title"
-
-
-def test_intervals_are_drawn_where_the_numbers_are():
-    figure = intervals("head", "fur")(HEADS[:4], "")
-    (axes,) = figure.axes
-    drawn = np.concatenate([np.asarray(line.get_xdata(), float) for line in axes.lines])
-    assert drawn == pytest.approx([0.0, 1.0, 2.0, 3.0])
+def test_marks_stand_where_the_numbers_are():
+    some, percent = HEADS[:4], [100 * row.fur.value for row in HEADS[:4]]
+    (axes,) = intervals("head", "fur")(some, "").axes
+    assert np.concatenate([np.asarray(line.get_xdata(), float) for line in axes.lines]) == pytest.approx(percent)
     assert axes.get_xlabel() == "furriness (%)"
-
-
-def test_pictures_stand_in_their_rows_and_columns():
-    image, map_ = np.zeros((3, 8, 8)), np.arange(16.0).reshape(4, 4)
-    cells = [Picture(image, map_, row=row, column=column, below="b") for row in "ab" for column in "xyz"]
-    for scale in ("own", "joint"):
-        figure = images(scale=scale, label="weight")(cells, "Maps")
-        figure.canvas.draw()
-        shown_ = [axes for axes in figure.axes if axes.images and axes.get_visible()]
-        assert len(shown_) >= 6
-        titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
-        assert titles == ["x", "y", "z"]
-
-
-def test_cells_stand_in_their_layer_and_head():
-    expected = np.array([[100 * row.fur.value for row in HEADS if row.layer == layer] for layer in range(3)])
+    (axes,) = lines("head", "fur")(some, "").axes
+    np.testing.assert_allclose(axes.lines[0].get_xydata(), list(enumerate(percent)))
+    assert axes.collections[0].get_datalim(axes.transData).ymax == pytest.approx(90)
+    (axes,) = bars("head", "weight")(some, "").axes
+    assert [bar.get_width() for bar in axes.patches] == [row.weight for row in some]
+    (axes,) = scatter("weight", "fur")(some, "").axes
+    np.testing.assert_allclose(axes.lines[0].get_xydata(), list(zip([row.weight for row in some], percent)))
     for draw in (board("fur"), matrix("layer", "head", "fur")):
-        axes = draw(HEADS, "").axes[0]
-        np.testing.assert_allclose(np.asarray(axes.images[0].get_array()), expected)
-
-
-def test_curves_bands_bars_and_points_are_drawn_where_the_numbers_are():
-    rows = HEADS[:4]
-    (axes,) = lines("head", "fur")(rows, "").axes
-    np.testing.assert_allclose(axes.lines[0].get_xydata(), [[row.head, 100 * row.fur.value] for row in rows])
-    (band,) = axes.collections
-    assert band.get_datalim(axes.transData).ymax == pytest.approx(90)
-    (axes,) = bars("head", "weight")(rows, "").axes
-    assert [bar.get_width() for bar in axes.patches] == [row.weight for row in rows]
-    (axes,) = scatter("weight", "fur")(rows, "").axes
-    np.testing.assert_allclose(axes.lines[0].get_xydata(), [[row.weight, 100 * row.fur.value] for row in rows])
+        shown_ = np.asarray(draw(HEADS, "").axes[0].images[0].get_array())
+        np.testing.assert_allclose(shown_, np.reshape([100 * row.fur.value for row in HEADS], (3, 4)))

@@ -1,21 +1,20 @@
 """A folder in which the command line is run, and what must hold of every run in it, whatever it is given."""
 
-import json
+import contextlib
+import io
 import os
 import re
-import select
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 CODES = (0, 1, 2, 3, 130)
 PATIENCE = 60.0  # seconds of a run after which it hangs
-MEMORY = 4000.0  # MB that no run on these small inputs may need
-_ERROR = re.compile(r"^error: ", re.MULTILINE)
-_UNEXPECTED = re.compile(r"^error: unexpected ", re.MULTILINE)
 _SHIFT = int(os.environ.get("VITLENS_FUZZ_SEED", "0")) * 1_000_003
 _TREE = Path(__file__).parents[2]
 
@@ -27,34 +26,26 @@ def seeds(count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run left: its words, exit code (None: it hung or its process died), both streams, seconds, peak MB."""
+    """What a run left: its words, exit code (None: it hung), both streams, seconds."""
 
     words: tuple[str, ...]
     code: int | None
     out: str
     err: str
     seconds: float
-    mb: float = 0.0
 
     def faults(self) -> list[str]:
         """What is wrong with it, whatever was asked: a hang, a traceback, a code or error line that should not be."""
-        if self.code is None:
-            return [f"hung or died after {self.seconds:.0f} s"]
-        found = []
-        if self.code not in CODES:
-            found.append(f"exit code {self.code}")
-        if "Traceback (most recent" in self.err and "--debug" not in self.words:
-            found.append("a traceback")
-        if _UNEXPECTED.search(self.err):
-            found.append("an unexpected error")
-        lines = len(_ERROR.findall(self.err))
-        if self.code in (1, 2) and lines != 1:
-            found.append(f"{lines} error lines with exit code {self.code}")
-        if self.code == 0 and lines:
-            found.append("an error line with exit code 0")
-        if self.mb > MEMORY:
-            found.append(f"{self.mb:.0f} MB")
-        return found
+        lines = len(re.findall(r"^error: ", self.err, re.MULTILINE))
+        expected = {0: 0, 1: 1, 2: 1}.get(self.code, lines)
+        faults = {
+            f"hung after {self.seconds:.0f} s": self.code is None,
+            f"exit code {self.code}": self.code not in (None, *CODES),
+            "a traceback": "Traceback (most recent" in self.err and "--debug" not in self.words,
+            "an unexpected error": "error: unexpected " in self.err,
+            f"{lines} error lines with exit code {self.code}": lines != expected,
+        }
+        return [fault for fault, found in faults.items() if found]
 
     def description(self) -> str:
         """The run and its faults, as a failed test prints them."""
@@ -62,50 +53,22 @@ class Outcome:
         return f"{', '.join(self.faults())}: vitlens {line[:600]}\n    {self.err.strip()[-600:]}"
 
 
-class Driver:
-    """Runs command lines one after another in one process, and starts another where one dies."""
+class HangsError(BaseException):
+    """A run took longer than it may; no `except Exception` of the tool's catches it."""
 
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
 
-    def run(self, words: Sequence[str], folder: Path, *, patience: float = PATIENCE) -> Outcome:
-        """One command line in that folder."""
-        process = self._start()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        start = time.monotonic()
-        process.stdin.write(json.dumps({"words": list(words), "folder": str(folder), "patience": patience}) + "\n")
-        process.stdin.flush()
-        ready, _, _ = select.select([process.stdout], [], [], patience + 60)
-        line = process.stdout.readline() if ready else ""
-        if not line:
-            self.close()
-            return Outcome(tuple(words), None, "", "", time.monotonic() - start)
-        answer = json.loads(line)
-        if answer["mb"] > MEMORY:  # a peak stays: the next run is judged by its own
-            self.close()
-        return Outcome(tuple(words), answer["code"], answer["out"], answer["err"], answer["seconds"], answer["mb"])
+@contextlib.contextmanager
+def alarm(seconds: float) -> Iterator[None]:
+    def ring(_number: int, _frame: FrameType | None) -> None:
+        raise HangsError
 
-    def close(self) -> None:
-        """End the process."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
-
-    def _start(self) -> "subprocess.Popen[str]":
-        if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.fuzz.driver"],
-                cwd=_TREE,
-                env=environment(),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                errors="surrogateescape",
-            )
-        return self._process
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 5)  # again, where something swallowed the first
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @dataclass
@@ -116,7 +79,6 @@ class Box:
     """
 
     root: Path
-    driver: Driver
     inputs: Path = field(init=False)
     work: Path = field(init=False)
     _before: dict[str, tuple[int, int]] = field(init=False, default_factory=dict)
@@ -135,9 +97,20 @@ class Box:
         now = self._everything()
         return sorted(path for path in now.keys() | self._before.keys() if now.get(path) != self._before.get(path))
 
-    def run(self, words: Sequence[str], *, patience: float = PATIENCE) -> Outcome:
-        """One command line in the driver's process, in the working folder."""
-        return self.driver.run(words, self.work, patience=patience)
+    def run(self, words: Sequence[str]) -> Outcome:
+        """One command line in this process, in the working folder. A crash ends the worker: pytest-xdist says so."""
+        from vitlens.cli import main as cli
+
+        out, err, code, start = io.StringIO(), io.StringIO(), None, time.monotonic()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.chdir(self.work):
+            try:
+                with alarm(PATIENCE):
+                    code = cli.run(list(words))
+            except HangsError:
+                pass
+            except SystemExit as end:
+                code = end.code if isinstance(end.code, int) else 1
+        return Outcome(tuple(words), code, out.getvalue(), err.getvalue(), time.monotonic() - start)
 
     def command(self, words: Sequence[str], *, patience: float = PATIENCE * 2) -> Outcome:
         """One command line as a process of its own; its imports are counted."""
@@ -157,36 +130,18 @@ class Box:
         for place, folders, files in os.walk(self.root):
             folders[:] = [name for name in folders if f"{place}/{name}" not in allowed]
             for name in [*files, *folders]:
-                path = f"{place}/{name}"
-                facts = os.lstat(path)
-                found[path] = (0, 0) if name in folders else (facts.st_mtime_ns, facts.st_size)
+                facts = os.lstat(f"{place}/{name}")
+                found[f"{place}/{name}"] = (0, 0) if name in folders else (facts.st_mtime_ns, facts.st_size)
         return found
 
 
 def start_command(words: Sequence[str], folder: Path) -> "subprocess.Popen[str]":
-    """A command line as a process of its own, not waited for."""
+    """A command line as a process of its own, not waited for: this tree's vitlens, one thread, no hub."""
+    settings = {"PYTHONPATH": str(_TREE), "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", "HF_HUB_OFFLINE": "1"}
     return subprocess.Popen(
-        [sys.executable, "-m", "vitlens", *words],
-        cwd=folder,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="surrogateescape",
-    )
-
-
-def environment() -> dict[str, str]:
-    """The environment of a child: this tree's vitlens, one thread, a home of its own for caches, no hub."""
-    return {
-        **os.environ,
-        "PYTHONPATH": str(_TREE),
-        "OMP_NUM_THREADS": "1",
-        "MPLBACKEND": "Agg",
-        "HF_HUB_OFFLINE": "1",
-        "COLUMNS": "200",
-    }
+        [sys.executable, "-m", "vitlens", *words], cwd=folder, env={**os.environ, **settings},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="surrogateescape",
+    )  # fmt: skip
 
 
 def require_sound(outcomes: Sequence[Outcome], box: Box) -> None:

@@ -1,26 +1,32 @@
-"""The box in which the fuzzer's runs take place; one process serves all in-process runs of a worker."""
+"""The box in which the fuzzer's runs take place."""
 
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.fuzz.box import Box, Driver
+from tests.fuzz.box import Box
 from tests.fuzz.inputs import make_inputs
 
+_MEMORY = 16 << 30  # bytes of addresses; torch alone takes about a third
 
-@pytest.fixture(scope="session")
-def driver() -> Iterator[Driver]:
-    """The process that runs command lines."""
-    one = Driver()
-    yield one
-    one.close()
+
+@pytest.fixture(autouse=True)
+def as_a_user_has_it(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No hub, wide lines, and less memory than a damaged file may ask for."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 @pytest.fixture
-def box(tmp_path: Path, driver: Driver) -> Box:
+def box(tmp_path: Path) -> Box:
     """A sealed box with valid inputs of every kind, and the report of a rollout in out/rolled."""
-    made = Box(tmp_path, driver)
+    made = Box(tmp_path / "box")
     make_inputs(made.inputs)
     rolled = made.run(["rollout", str(made.inputs / "vit"), "--limit", "2", "--out", "out/rolled", "--quiet"])
     assert rolled.code == 0, rolled.err

@@ -2,33 +2,24 @@
 
 import io
 import json
-import math
 import random
 import struct
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from tests.kit.damage import VALUES, damage_bytes
+
 Damage = Callable[[Path, random.Random], None]
-
 _VALUES: tuple[Any, ...] = (
-    None, True, False, 0, 1, -1, 2, 10**6, 10**12, 10**30, -(10**30), 2**33, 0.5, -0.0, 1e308, math.nan,
-    math.inf, "", " ", "x", "3", "nan", "../../pwned", "/tmp/pwned", "x/../../../../pwned", "<script>",
-    "[x](javascript:1)", "a\nb", "\x1b[31m", "\0", "\ud800", "x" * 100_000, [], [[]], [None], ["x"], [1, 2, 3],
-    [1e308] * 3, list(range(2_000)), {}, {"": None}, {"x": {"x": []}},
+    *(value for value in VALUES if value not in ("MISSING!", "NaN!")),
+    False, 1, 2, -(10**30), 0.5, -0.0, float("nan"), float("inf"), " ", "3", "nan", "/tmp/pwned", "<script>",
+    "[x](javascript:1)", "a\nb", "\x1b[31m", "\ud800", [[]], [None], ["x"], [1, 2, 3], list(range(2_000)), {"": None},
 )  # fmt: skip
-
-
-def flip(path: Path, draw: random.Random) -> None:
-    """Some bytes are others."""
-    content = bytearray(path.read_bytes())
-    for _ in range(draw.choice((1, 2, 8, 64))):
-        content[draw.randrange(len(content))] = draw.randrange(256)
-    path.write_bytes(content)
 
 
 def flip_head(path: Path, draw: random.Random) -> None:
@@ -46,40 +37,31 @@ def cut(path: Path, draw: random.Random) -> None:
 
 
 def splice(path: Path, draw: random.Random) -> None:
-    """A piece stands where another stood."""
+    """A piece stands where another stood, or something follows."""
     content = path.read_bytes()
     a, b, c = sorted(draw.randrange(len(content) + 1) for _ in range(3))
-    path.write_bytes(draw.choice((content[:a] + content[b:], content[:b] + content[a:c] + content[c:])))
-
-
-def grow(path: Path, draw: random.Random) -> None:
-    """Something follows."""
-    path.write_bytes(path.read_bytes() + draw.choice((b"\0" * 10_000, b"x", b"]}", path.read_bytes())))
+    after = (content + b"\0" * 10_000, content + b"]}", content * 2)
+    path.write_bytes(draw.choice((content[:a] + content[b:], content[:b] + content[a:c] + content[c:], *after)))
 
 
 def replace(path: Path, draw: random.Random) -> None:
     """Something else altogether: text, deep JSON, zeros, a folder, a link to itself, to nothing, to a device."""
     path.unlink()
+    texts = ("x", "[" * 100_000, '{"a":' * 100_000, "\0" * 100_000, "null", "[]", "1e999", "NaN", '{"a": 1, "a": 2}')
     match draw.randrange(8):
         case 0:
-            path.write_text("x" * draw.choice((1, 100_000)))
-        case 1:
-            path.write_text(draw.choice(("[", '{"a":', "[1,")) * 100_000)
-        case 2:
-            path.write_bytes(bytes(draw.choice((1, 100_000))))
-        case 3:
             path.mkdir()
-        case 4:
+        case 1:
             path.symlink_to(path.name)
-        case 5:
+        case 2:
             path.symlink_to("/nowhere/at/all")
-        case 6:
+        case 3:
             path.symlink_to("/dev/zero")
         case _:
-            path.write_text(draw.choice(("null", "[]", "{}", "1e999", '"x"', "NaN", '{"a": 1, "a": 2}', "\ufeff{}")))
+            path.write_text(draw.choice((*texts, "\ufeff{}")))
 
 
-BYTES: tuple[Damage, ...] = (flip, flip, flip_head, flip_head, cut, cut, splice, grow, replace)
+BYTES: tuple[Damage, ...] = (damage_bytes, damage_bytes, flip_head, flip_head, cut, cut, splice, replace)
 
 
 def change_json(value: Any, draw: random.Random) -> Any:
@@ -100,7 +82,7 @@ def change_json(value: Any, draw: random.Random) -> Any:
     return value
 
 
-def _places(value: Any) -> Any:
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, child in pairs:
         yield value, key
@@ -166,42 +148,28 @@ def arrays(path: Path, draw: random.Random) -> None:
     with np.load(path, allow_pickle=False) as archive:
         held: dict[str, Any] = {name: archive[name] for name in archive.files}
     name = draw.choice(sorted(held))
-    now = held[name]
-    match draw.randrange(9):
-        case 0:
-            del held[name]
-        case 1:
-            held[draw.choice(("x", "../../pwned", "", "a" * 300))] = held.pop(name)
-        case 2:
-            held[name] = draw.choice((now[:0], now[:1], now[None], now.reshape(-1), np.array(1), np.zeros((0, 0))))
-        case 3:
-            held[name] = now.astype(
-                draw.choice(("float64", "int8", "complex64", "U3", "bool", "uint64", "S1", "float16"))
-            )
-        case 4:
-            held[name] = np.full(now.shape, draw.choice((np.nan, np.inf, -1, 2**33, 2**62, 1e300)))
-        case 5:
-            held[name] = np.full(now.shape, draw.choice((-1, 2**33, 2**62, 10**9)), dtype=np.int64)
-        case 6:
-            held[name] = np.zeros(3, dtype=[("a", "i4"), ("b", "f8")])
-        case 7:
-            _write_npz(path, held, promise=name)
-            return
-        case _:
-            held[name] = np.array([None, {}], dtype=object)
-    np.savez(path, **{key or "empty": value for key, value in held.items() if ".." not in key})
-    if any(".." in key for key in held):
-        _write_npz(path, held)
-
-
-def _write_npz(path: Path, held: Mapping[str, Any], *, promise: str = "") -> None:
+    now = held.pop(name)
+    types = ("float64", "int8", "complex64", "U3", "bool", "uint64", "S1", "float16")
+    changes: tuple[Callable[[], Any], ...] = (
+        lambda: draw.choice((now[:0], now[:1], now[None], now.reshape(-1), np.array(1), np.zeros((0, 0)))),
+        lambda: now.astype(draw.choice(types)),
+        lambda: np.full(now.shape, draw.choice((np.nan, np.inf, -1, 2**33, 2**62, 1e300))),
+        lambda: np.full(now.shape, draw.choice((-1, 2**33, 2**62, 10**9)), dtype=np.int64),
+        lambda: np.zeros(3, dtype=[("a", "i4"), ("b", "f8")]),
+        lambda: np.array([None, {}], dtype=object),
+        lambda: None,
+    )
+    lot = draw.randrange(9)
+    if lot == 0:
+        held[draw.choice(("x", "../../pwned", "", "a" * 300))] = now
+    elif lot > 1:  # else it is missing
+        held[name] = changes[lot - 2]()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for key, value in held.items():
             buffer = io.BytesIO()
-            if key == promise:  # 272 TiB
-                np.lib.format.write_array_header_1_0(
-                    buffer, {"descr": "|u1", "fortran_order": False, "shape": (2**48, 17)}
-                )
+            if value is None:  # 272 TiB
+                header = {"descr": "|u1", "fortran_order": False, "shape": (2**48, 17)}
+                np.lib.format.write_array_header_1_0(buffer, header)
                 buffer.write(bytes(1000))
             else:
                 np.save(buffer, value, allow_pickle=True)

@@ -7,145 +7,120 @@ from typing import Any
 import typer
 
 from tests.fuzz.box import Box
+from tests.kit.nasty import NASTY as NAMES
 
 NASTY = (
-    "", " ", "-", "--", "---", "-1", "0", "1", "2", "3", "1e308", "nan", "inf", "-inf", "1e-400",
-    "99999999999999999999", "0x10", "1_000", "½", "∞", "١", "a", "a,b", ",", ",,", "=", "a=", "=a", "a=b=c",
-    "a@b", "@", "timm:", "hf:x", ":", "/", "..", "../..", "~", "*", "[", "[red]x", "$HOME", "$x$", "%s", "{}",
-    "{0}", "\\", "\x1b[31m", "\n", "\t", "a\nb", "\u202e", "😀", "x" * 300, "x" * 70000, "None", "null", "true",
-    "1,2", "1,2,3", "1.5", "0.5", "1,nan", "3x3", "0x0", "32x32", "9x-9", "100000", "1x1", "../../etc/passwd",
-    "/dev/null", "/dev/zero", "/proc/self/mem", "con", "surrogate\udc80", "vit-tiny",
+    "", " ", "-", "--", "---", "1", "2", "3", "1e308", "inf", "-inf", "1e-400", "9" * 20, "0x10", "1_000", "½", "∞",
+    "١", "a,b", ",", ",,", "=", "a=", "=a", "a=b=c", "a@b", "@", "timm:", "hf:x", ":", "/", "..", "../..", "~",
+    "$HOME", "{}", "\n", "\t", "x" * 300, "x" * 70000, "1,2", "1,2,3", "1.5", "0.5", "1,nan", "3x3", "0x0", "32x32",
+    "9x-9", "100000", "../../etc/passwd", "/dev/null", "/dev/zero", "/proc/self/mem", "vit-tiny", *NAMES[::4],
 )  # fmt: skip
 MODELS = ("vit-digits", "cnn-digits", "timm:vit_tiny_patch16_224", "vit-micro", "torchvision:resnet18", "open-clip:x/y")
 WORDS = {
-    "--attack": ("fgsm", "pgd", "cw", "noise", "auto", "pgd,fgsm", "square"),
-    "--method": ("rollout", "gradcam", "all", "relevance,attention", "flow", "rise"),
-    "--kind": ("architecture", "pooling", "whole"),
-    "--epsilon": ("0,1,2", "8", "1,1", "2,1", "300", "-1"),
-    "--format": ("png", "svg,pdf", "bmp"),
-    "--precision": ("fp32", "bf16", "auto", "fp16"),
-    "--device": ("cpu", "cuda", "cuda:9", "mps", "auto"),
-    "--replace": ("mean", "zero", "resample", "mean,zero"),
-    "--units": ("head", "mlp", "block", "head,mlp", "layer"),
-    "--fusion": ("mean", "max,min", "sum"),
-    "--image-size": ("32", "16x48", "7", "100000", "0"),
-    "--head": ("0", "1", "9", "-1"),
-    "--query": ("0,0", "3,3", "99,99"),
-    "--key": ("0,0", "3,3", "99,99"),
-    "--k": ("1,5", "0", "1000"),
-    "--arch": ("vit-mini", "resnet20", "timm:vit_tiny_patch16_224", "none"),
-    "--set": ("epochs=1", "epochs=x", "nothing=1", "epochs"),
-    "--recipe": ("short", "course", "deit", "long"),
-    "--substrate": ("blur", "mean", "black", "absent"),
-    "--batch-sizes": ("1", "1,2", "0"),
-    "--sizes": ("32", "32,64", "0"),
-    "--patch-size": ("4", "8", "5", "0"),
-}
-# What makes any accepted line of a command a short one; `study` and `train` are held to calls that are refused.
-SHORT: dict[str, tuple[str, ...]] = {
-    "train": ("--epochs", "1", "--limit", "8"),
-    "features": ("--limit", "8", "--no-tsne"),
-    "attack": ("--limit", "2", "--no-corruptions", "--no-inside", "--steps", "2"),
-    "ablate": ("--limit", "8", "--no-curves"),
-    "compare": ("--limit", "4", "--panels", "1", "--no-harder"),
-    "explain": ("--limit", "2", "--no-verify"),
-    "profile": ("--batch-sizes", "1"),
-    "audit": ("--limit", "2", "--budget", "0.001"),
+    option: words.split()
+    for option, words in {
+        "--attack": "fgsm pgd cw noise auto pgd,fgsm square", "--method": "rollout gradcam all relevance,attention",
+        "--kind": "architecture pooling whole", "--epsilon": "0,1,2 8 1,1 2,1 300 -1", "--format": "png svg,pdf bmp",
+        "--precision": "fp32 bf16 auto fp16", "--device": "cpu cuda cuda:9 mps auto", "--k": "1,5 0 1000",
+        "--replace": "mean zero resample mean,zero", "--units": "head mlp block head,mlp layer",
+        "--fusion": "mean max,min sum", "--image-size": "32 16x48 7 100000 0", "--head": "0 1 9 -1",
+        "--query": "0,0 3,3 99,99", "--key": "0,0 3,3 99,99", "--set": "epochs=1 epochs=x nothing=1 epochs",
+        "--arch": "vit-mini resnet20 timm:vit_tiny_patch16_224 none", "--recipe": "short course deit long",
+        "--substrate": "blur mean black absent", "--batch-sizes": "1 1,2 0", "--sizes": "32 32,64 0",
+        "--patch-size": "4 8 5 0",
+    }.items()
 }  # fmt: skip
-REFUSED_ONLY = ("study",)
-
-
-def commands() -> dict[str, Any]:
-    """The commands and their parameters, as Typer has them."""
-    from vitlens.cli.main import application
-
-    return dict(typer.main.get_command(application()).commands)  # type: ignore[attr-defined]
+# What makes any accepted line of a command a short one; `study` is held to calls that are refused.
+SHORT = {
+    "train": "--epochs 1 --limit 8", "features": "--limit 8 --no-tsne", "ablate": "--limit 8 --no-curves",
+    "attack": "--limit 2 --no-corruptions --no-inside --steps 2", "compare": "--limit 4 --panels 1 --no-harder",
+    "explain": "--limit 2 --no-verify", "profile": "--batch-sizes 1", "audit": "--limit 2 --budget 0.001",
+}  # fmt: skip
+PATHS = (
+    "photos photos/0.png photos/3.jpg classed parts masked boxed data.npz empty text.txt none vit classes.txt vit.pth"
+)
 
 
 class Lines:
     """Draws command lines for a box with inputs (see inputs.py)."""
 
     def __init__(self, box: Box) -> None:
-        self._commands = commands()
-        self._models = [*MODELS, *(str(box.inputs / name) for name in ("vit", "cnn", "vit.pth", "text.txt", "none"))]
-        paths = ("photos", "photos/0.png", "photos/3.jpg", "classed", "parts", "masked", "boxed", "data.npz", "empty")
-        self._paths = [str(box.inputs / name) for name in (*paths, "text.txt", "none", "vit", "classes.txt", "vit.pth")]
+        from vitlens.cli.main import application
+
+        self._commands = dict(typer.main.get_command(application()).commands)  # type: ignore[attr-defined]
+        self._tiny = [str(box.inputs / name) for name in ("vit", "cnn")]
+        self._models = [*MODELS, *self._tiny, *(str(box.inputs / name) for name in ("vit.pth", "text.txt", "none"))]
+        self._paths = [str(box.inputs / name) for name in PATHS.split()]
         self._count = 0
 
     def draw(self, seed: int) -> list[str]:
         """One command line; the same for the same seed but for the number of its --out folder."""
         draw = random.Random(seed)
         if draw.random() < 0.03:
-            return [
-                draw.choice([*NASTY, "evalute", "--help", "--version", "--debug"]) for _ in range(draw.randint(0, 3))
-            ]
+            known = [*NASTY, "evalute", "--help", "--version", "--debug"]
+            return [draw.choice(known) for _ in range(draw.randint(0, 3))]
         name = draw.choice(sorted(self._commands))
         words = [name, *self._arguments(name, draw)]
         options = [each for each in self._commands[name].params if each.param_type_name == "option"]
-        chosen = draw.sample(options, min(len(options), draw.choice((0, 1, 1, 2, 2, 3, 5))))
-        words += SHORT.get(name, ("--limit", "2") if any("--limit" in each.opts for each in options) else ())
-        for option in chosen:
+        flags = {opt for each in options for opt in each.opts}
+        words += SHORT.get(name, "--limit 2" if "--limit" in flags else "").split()
+        for option in draw.sample(options, min(len(options), draw.choice((0, 1, 1, 2, 2, 3, 5)))):
             words += self._option(option, draw)
-        if name in REFUSED_ONLY:
-            words += ["--data", draw.choice([str(each) for each in self._paths[8:10]] + ["nothing", ""])]
-        if any("--out" in each.opts for each in options) and "--out" not in words:
+        if name == "study":
+            words += ["--data", draw.choice([*self._paths[8:10], "nothing", ""])]
+        if "--out" in flags and "--out" not in words:
             self._count += 1
             words += ["--out", f"out/{self._count}"]
         return words if draw.random() < 0.9 else self._spoilt(words, draw)
 
     def _arguments(self, name: str, draw: random.Random) -> list[str]:
-        many = {"compare": 2, "study": 2}.get(name, 1)
         if name == "report":
             return [draw.choice(["out/rolled", *self._paths, *NASTY])]
         if name in ("models", "data"):
             return [draw.choice(["digits", "deit3", "cifar10", *self._paths, *NASTY])] if draw.random() < 0.8 else []
-        words = [self._model(draw) for _ in range(max(0, many + draw.choice((-1, 0, 0, 0, 0, 1))))]
+        count = (2 if name in ("compare", "study") else 1) + draw.choice((-1, 0, 0, 0, 0, 1))
+        words = [self._model(draw) for _ in range(count)]
         if name not in ("train", "profile", "study") and draw.random() < 0.5:
             words += [draw.choice(("--data", "--images" if name != "evaluate" else "--data")), draw.choice(self._paths)]
         return words
 
     def _model(self, draw: random.Random) -> str:
         if draw.random() < 0.5:
-            return draw.choice((self._models[0], self._models[1], self._models[6], self._models[7]))
+            return draw.choice((*MODELS[:2], *self._tiny))
         return draw.choice((draw.choice(self._models), draw.choice(NASTY), f"a={draw.choice(self._models)}"))
 
     def _option(self, option: Any, draw: random.Random) -> list[str]:
         opt = draw.choice([*option.opts, *option.secondary_opts])
+        metavar, lot = option.metavar or "", draw.random()
         if option.is_flag:
-            return [opt] if draw.random() < 0.9 else [opt, draw.choice(NASTY)]
-        if opt == "--out":
-            return [opt, draw.choice(("out/x", "out/deep/er", "out/rolled", *_inside_out(NASTY)))]
+            return [opt] if lot < 0.9 else [opt, draw.choice(NASTY)]
+        if opt == "--out":  # below out/, so that what is accepted is written where it may be
+            below = [f"out/{word}" for word in NASTY if "/" not in word and ".." not in word]
+            return [opt, draw.choice(("out/x", "out/deep/er", "out/rolled", *below))]
         if opt in ("--data-dir", "--save"):
             return [opt, "out/other"]
-        if draw.random() < 0.05:
+        if lot < 0.05:
             return [opt]
-        if opt in WORDS and draw.random() < 0.7:
+        if opt in WORDS and lot < 0.7:
             return [opt, draw.choice(WORDS[opt])]
-        metavar = option.metavar or ""
-        if metavar in ("PATH...", "FILE", "FOLDER", "DIR", "PATH", "DATA") and draw.random() < 0.8:
+        if metavar in ("PATH...", "FILE", "FOLDER", "DIR", "PATH", "DATA") and lot < 0.8:
             return [opt, draw.choice(self._paths)]
-        if metavar in ("N", "K", "X", "PX") and draw.random() < 0.6:
+        if metavar in ("N", "K", "X", "PX") and lot < 0.6:
             return [opt, draw.choice(("1", "2", "3", "0", "-1", "0.5", "1e9", "nan"))]
         return [opt, draw.choice(NASTY)]
 
     def _spoilt(self, words: Sequence[str], draw: random.Random) -> list[str]:
         """A word left out, doubled, moved or replaced; --out stays at the end."""
         head, tail = list(words[:-2]), list(words[-2:])
-        if not head:
-            return [*head, *tail]
-        at = draw.randrange(len(head))
-        match draw.randrange(4):
-            case 0 if at > 0:
-                del head[at]
-            case 1:
-                head.insert(at, head[at])
-            case 2:
-                draw.shuffle(head)
-            case _:
-                head[at] = draw.choice(NASTY)
+        if head:
+            at = draw.randrange(len(head))
+            match draw.randrange(4):
+                case 0 if at > 0:
+                    del head[at]
+                case 1:
+                    head.insert(at, head[at])
+                case 2:
+                    draw.shuffle(head)
+                case _:
+                    head[at] = draw.choice(NASTY)
         return [*head, *tail]
-
-
-def _inside_out(words: Sequence[str]) -> list[str]:
-    """As names of folders below out/, so that what is accepted is written where it may be."""
-    return [f"out/{word}" for word in words if "/" not in word and ".." not in word]

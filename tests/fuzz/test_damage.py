@@ -2,14 +2,13 @@
 
 import random
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.fuzz import damage
-from tests.fuzz.box import Box, Driver, require_sound, seeds
+from tests.fuzz.box import Box, require_sound, seeds
 from tests.fuzz.inputs import make_inputs
 from tests.fuzz.runs import BEGUN, FINISHED, copy, make_begun, make_finished, words_of
 
@@ -48,9 +47,9 @@ SETTINGS = ("results.json", "config.json")
 
 
 @pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory, driver: Driver) -> Iterator[Box]:
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Box:
     """A box with runs of every command in out/finished and out/begun."""
-    made = Box(tmp_path_factory.mktemp("damage") / "box", driver)
+    made = Box(tmp_path_factory.mktemp("damage") / "box")
     make_inputs(made.inputs)
     make_finished(made, made.work / "out" / "finished")
     make_begun(made, made.work / "out" / "begun")
@@ -107,9 +106,7 @@ def test_damaged_runs_to_resume(ground: Box, name: str, seed: int) -> None:
     files = sorted(path for path in folder.rglob("[!.]*") if path.is_file() and path.suffix != ".png")
     file = files[seed % len(files)]
     own = {".json": (damage.json_file,), ".npz": (damage.arrays,), ".safetensors": (damage.safetensors_header,)}
-    words = (
-        ["train" if name == "train" else "study"] if name in ("train", "study") else words_of(BEGUN[name].words, ground)
-    )
+    words = [name] if name in ("train", "study") else words_of(BEGUN[name].words, ground)
     check(ground, file, own.get(file.suffix, ()), [*words, "--resume", str(folder)], seed)
 
 

@@ -1,18 +1,115 @@
+"""Files: what an .npz claims is held against what it has before memory is taken; whole files or none; none outside."""
+
 import errno
 import hashlib
+import io
 import os
+import tracemalloc
+import warnings
+import zipfile
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from vitlens import files
-from vitlens.errors import InputError, NonFiniteError, StorageError
-from vitlens.files import inside, read_json, require_no_links, sha256, write_atomically, write_json, write_text
+from vitlens.arrays import Form, read_arrays, require_forms, write_arrays
+from vitlens.errors import DataError, InputError, NonFiniteError, StorageError
+from vitlens.files import inside, named_file, read_json, require_no_links, sha256, write_atomically, write_json
 
 
-def test_the_file_appears_whole_and_alone(tmp_path: Path) -> None:
+def header(shape: str, kind: str = "<f8") -> bytes:
+    """The start of a .npy that claims a shape."""
+    text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}}}".encode()
+    text += b" " * (-(len(text) + 11) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+def plain(array: np.ndarray, *, pickled: bool = False) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, allow_pickle=pickled)
+    return file.getvalue()
+
+
+GOOD = plain(np.arange(4.0))
+FORMS: dict[str, bytes] = {
+    "272 TiB": header("(37, 1000000000000)"),
+    "overflow": header("(4611686018427387904, 4611686018427387904)"),
+    "negative": header("(-1, 4)") + b"\0" * 64,
+    "no bytes an item": header("(1000000000000,)", "<U0"),
+    "an endless side": header("(0, 1000000000000)"),
+    "short": GOOD[:-8],
+    "no array": b"hello",
+    "nested header": header("(" * 200 + ")" * 200),
+    "format 9": GOOD[:6] + b"\x09" + GOOD[7:],
+    "objects": plain(np.array([{}], dtype=object), pickled=True),
+    "records": plain(np.zeros(2, dtype=[("a", "f8")])),
+    "dates": plain(np.zeros(2, dtype="M8[s]")),
+    "twice": GOOD,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_damaged_archive_is_one_line_and_no_memory(tmp_path, form):
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Duplicate name")  # zipfile's, of a name that is written twice
+        for _ in range(2 if form == "twice" else 1):
+            archive.writestr(zipfile.ZipInfo("x.npy"), FORMS[form])
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"a\.npz") as caught:
+        read_arrays(path, error=DataError)
+    assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    tracemalloc.stop()
+    assert len(str(caught.value)) < 500
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x05\x06", b"x" * 100, GOOD, None])
+def test_what_is_no_archive_is_refused(tmp_path, content):
+    if content is not None:
+        (tmp_path / "a.npz").write_bytes(content)
+    with pytest.raises(InputError, match="expected plain arrays" if content is not None else "no such file"):
+        read_arrays(tmp_path / "a.npz")
+
+
+def test_a_bomb_is_refused_by_its_list_of_contents(tmp_path):
+    whole = zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED)
+    with whole as archive, archive.open("x.npy", "w") as file:
+        file.write(header("(314572800,)", "|u1"))
+        for _ in range(300):
+            file.write(b"\0" * (1 << 20))
+    with pytest.raises(InputError, match="packed at most"):
+        read_arrays(tmp_path / "a.npz")
+    with pytest.raises(InputError, match=r"at most 0\.125 GiB"):
+        read_arrays(tmp_path / "a.npz", most=1 << 27)
+
+
+def test_good_arrays_come_back_and_only_the_keys_asked_for(tmp_path):
+    arrays = {
+        "a": np.arange(3), "b": np.array(["x", "yz"]), "c": np.zeros((0, 5)), "d": np.array(True),
+        "file": np.asfortranarray(np.arange(6.0).reshape(2, 3)), "g": np.array(["", ""]),
+        "h": np.arange(4, dtype=">i4"),
+    }  # fmt: skip
+    np.savez(tmp_path / "a.npz", **{name: array for name, array in arrays.items() if name != "file"})
+    write_arrays(tmp_path / "b.npz", arrays)
+    for found in (read_arrays(tmp_path / "a.npz"), read_arrays(tmp_path / "b.npz")):
+        for name, array in found.items():
+            assert (array.dtype, array.shape) == (arrays[name].dtype, arrays[name].shape)
+            np.testing.assert_array_equal(array, arrays[name])
+    assert found.keys() == arrays.keys()
+    assert list(read_arrays(tmp_path / "a.npz", keys=("b", "z"))) == ["b"]
+
+
+def test_arrays_of_another_form_are_refused():
+    found = {"a": np.zeros((2, 3)), "digest": np.array("x")}
+    require_forms(found, {"a": Form("f", (2, None)), "digest": Form("U")}, Path("p"), hint="again")
+    for name, form in (("a", Form("f", (2, 4))), ("a", Form("iu", (2, 3))), ("a", Form("f", (2,))), ("b", Form("f"))):
+        with pytest.raises(InputError, match=name):
+            require_forms(found, {name: form}, Path("p"), hint="again")
+
+
+def test_the_file_appears_whole_and_alone(tmp_path):
     target = tmp_path / "new" / "file.txt"
     with write_atomically(target) as temporary:
         temporary.write_text("half")
@@ -28,31 +125,25 @@ def test_the_file_appears_whole_and_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("code", "words"), [(errno.ENOSPC, "full"), (errno.EROFS, "Read-only")])
-def test_a_disk_that_fails_is_one_line_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, words: str
-) -> None:
+def test_a_disk_that_fails_is_one_line_and_leaves_nothing(tmp_path, monkeypatch, code, words):
     def fail(file: int) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(files.os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(StorageError, match=words) as caught:
         write_json(tmp_path / "file.json", {"a": 1})
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_json_comes_back_with_numpy_and_paths_as_plain(tmp_path: Path) -> None:
-    target = tmp_path / "a.json"
-    write_json(target, {"n": np.int64(3), "x": np.float32(0.5), "list": np.arange(2), "path": Path("a/b"), "é": None})
-    assert read_json(target) == {"n": 3, "x": 0.5, "list": [0, 1], "path": "a/b", "é": None}
-    for content in ("{", "1]", ""):
-        target.write_text(content)
-        with pytest.raises(InputError, match="expected JSON"):
-            read_json(target)
+def test_json_comes_back_with_numpy_and_paths_as_plain(tmp_path):
+    given = {"n": np.int64(3), "x": np.float32(0.5), "list": np.arange(2), "path": Path("a/b"), "é\udcff": None}
+    write_json(tmp_path / "a.json", given)
+    assert read_json(tmp_path / "a.json") == {"n": 3, "x": 0.5, "list": [0, 1], "path": "a/b", "é\udcff": None}
 
 
 @pytest.mark.parametrize("bad", [float("nan"), np.float32("inf"), np.array([1.0, np.nan])])
-def test_json_holds_no_nan_and_says_where(tmp_path: Path, bad: object) -> None:
+def test_json_holds_no_nan_and_says_where(tmp_path, bad):
     with pytest.raises(NonFiniteError, match="tables/heads/1/x"):
         write_json(tmp_path / "a.json", {"tables": {"heads": [{"x": 1.0}, {"x": bad}]}})
     assert not list(tmp_path.iterdir())
@@ -64,19 +155,23 @@ def test_no_place_outside(tmp_path, parts):
         inside(tmp_path, *parts)
 
 
-def test_links_are_refused_on_the_way_and_at_the_end_but_the_folder_itself_may_be_one(tmp_path):
+@pytest.mark.parametrize("name", ["", ".x", "~x", "a/b", "a\\b", "a\nb", "a" * 201, "\u202e"])
+def test_names_in_paths(name):
+    assert named_file("é", ".npz") == "é.npz"
+    with pytest.raises(InputError):
+        named_file(name, ".npz")
+
+
+@pytest.mark.parametrize("place", [("figures", "a.png"), ("x.npz",), ("report.md",)])
+def test_links_are_refused_on_the_way_and_at_the_end_but_the_folder_itself_may_be_one(tmp_path, place):
     run, other = tmp_path / "run", tmp_path / "other"
-    other.mkdir()
-    write_text(other / "a.png", "mine")
-    (run / "arrays").mkdir(parents=True)
-    (run / "figures").symlink_to(other)
-    (run / "arrays" / "x.npz").symlink_to(other / "a.png")
-    (run / "report.md").symlink_to(tmp_path / "nowhere")
-    for parts in (("figures", "a.png"), ("arrays", "x.npz"), ("report.md",)):
-        with pytest.raises(InputError, match="no link"):
-            inside(run, *parts)
-        with pytest.raises(InputError, match="no link"):
-            require_no_links(run, parts[:1])
+    run.mkdir()
+    for name, target in (("figures", other), ("x.npz", other / "a.png"), ("report.md", tmp_path / "nowhere")):
+        (run / name).symlink_to(target)
+    with pytest.raises(InputError, match="no link"):
+        inside(run, *place)
+    with pytest.raises(InputError, match="no link"):
+        require_no_links(run, place[:1])
     require_no_links(run, ("config.json",))
     (tmp_path / "latest").symlink_to(run)
     assert inside(tmp_path / "latest", "arrays", "y.npz") == tmp_path / "latest" / "arrays" / "y.npz"

@@ -14,7 +14,7 @@ from vitlens.arrays import Form, read_arrays
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.options import RunOptions
 from vitlens.errors import InputError
-from vitlens.record import MetricName, Record, arrays, by, col, flat, read_record, read_run, table
+from vitlens.record import MetricName, Record, arrays, by, col, flat, joined, read_record, read_run, table
 from vitlens.uncertainty import Estimate
 
 
@@ -58,28 +58,27 @@ def back(path: Path, **parts: object) -> PointsRecord:
     return read_record(PointsRecord, read_run(path))
 
 
-def test_rows_come_back_as_they_were(tmp_path):
+def test_rows_come_back_as_they_were_and_columns_name_the_metrics(tmp_path):
     record = back(tmp_path / "run", points=ROWS)
     cat, dog = record.points
     assert (cat.name, cat.value, dog.value, cat.note, dog.note) == ("cat\n*1*", 1.0, None, "odd", None)
     assert cat.shares == {"a": HALF, "c": HALF}  # what is None is left out
-    assert read_run(tmp_path / "run").results["tables"]["points"][1] == {"name": "dog", "value": None, "shares": {}}
+    written = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert written["tables"]["points"][1] == {"name": "dog", "value": None, "shares": {}}
     assert (record.status, record.folder) == ("done", tmp_path / "run")
-
-
-def test_columns_name_the_metrics(tmp_path):
-    record = back(tmp_path / "run", points=ROWS[:1])
     assert record.metrics == {"value/cat\n*1*": Estimate(1.0, unit=""), "share/cat\n*1*/a": HALF}
-    assert set(json.loads((tmp_path / "run" / "results.json").read_text())["metrics"]) == set(record.metrics)
+    assert set(written["metrics"]) == set(record.metrics)
     assert (record.better("value/cat"), record.better("share/cat/a"), record.better("other")) == ("lower", None, None)
-    with pytest.raises(InputError, match=r"expected a metric 'value/cnn' in .*, found none; run the command again"):
+    with pytest.raises(InputError, match="value/cnn"):
         record.metric("value/cnn")
     importance = MetricName("importance/{model}/{layer}/{head}")
     assert importance.parts("importance/vit/0/3") == {"model": "vit", "layer": "0", "head": "3"}
     assert importance.parts("importance/vit/0") is None
+    assert MetricName("a/{key}", ("x", "y")).patterns == ("a/x", "a/y")
+    assert MetricName("a/{key}", ("x",)).parts("a/z") is None
 
 
-def test_contents_rows_as_cells_and_by_the_value_of_a_field():
+def test_contents_cells_rows_by_a_field_and_several_records_in_one():
     contents = PointsRecord.contents()
     assert [metric.pattern for metric in contents.metrics] == ["value/{name}", "share/{name}/{key}"]
     assert dict(contents.tables) == {"points": Point}
@@ -90,6 +89,9 @@ def test_contents_rows_as_cells_and_by_the_value_of_a_field():
            (("", 0.5), ("_low", 0.25), ("_high", 0.75), ("_n", 8))},
     }  # fmt: skip
     assert by((*ROWS, ROWS[0]), "name") == {"cat\n*1*": (ROWS[0], ROWS[0]), "dog": (ROWS[1],)}
+    grids = [Grid(np.ones((1, 2))), Grid(np.zeros((1, 2)))]
+    whole = joined([PointsRecord(points=(row,), grid={row.name: grid}) for row, grid in zip(ROWS, grids)])
+    assert (whole.points, list(whole.grid.values())) == (ROWS, grids)
 
 
 @pytest.mark.parametrize("masks", [None, np.array([True, False])])
@@ -99,6 +101,8 @@ def test_arrays_come_back_and_optional_ones_may_be_left_out(tmp_path, masks):
     assert (record.grid["vit"].numbers == np.ones((3, 2))).all()
     assert (record.grid["vit"].masks is None) == (masks is None)
     assert record.several is None
+    with pytest.raises(InputError, match="numbers"):
+        back(tmp_path / "other", grid={"vit": Grid(np.ones((3, 5)))})
 
 
 def test_several_arrays_of_one_form_come_back_by_number_and_by_name(tmp_path):
@@ -114,35 +118,63 @@ def test_several_arrays_of_one_form_come_back_by_number_and_by_name(tmp_path):
     assert ({*several.mean}, {*several.low}) == ({"own weight", "x_low"}, {"x"})
 
 
-def test_arrays_of_another_form_are_refused(tmp_path):
-    with pytest.raises(InputError, match=r"expected 'numbers' of shape \(any, 2\)"):
-        back(tmp_path / "run", grid={"vit": Grid(np.ones((3, 5)))})
+ROW = {"name": "a", "value": "much", "shares": {}}
+MODEL = {"alias": "m", "name": "vit", "parameters": 3}
 
 
-def changed(folder: Path, **parts: object) -> PointsRecord:
-    """The record of a folder whose results.json says something else."""
-    results = json.loads((folder / "results.json").read_text())
-    (folder / "results.json").write_text(json.dumps({**results, **parts}))
-    return read_record(PointsRecord, read_run(folder))
+@pytest.mark.parametrize(
+    ("file", "changes", "place"),
+    [
+        ("results", {"tables": {}}, "points"),
+        ("results", {"tables": {"points": [ROW]}}, r"\$\[0\]\.value"),
+        ("results", {"schema": 4}, "schema 3"),
+        ("results", {"command": 5}, "command"),
+        ("results", {"status": "half"}, "status"),
+        ("results", {"seconds": -1}, "seconds"),
+        ("results", {"seconds": 1e11}, "seconds"),
+        ("results", {"metrics": {"a": {"value": "x"}}}, "metrics"),
+        ("results", {"tables": {"points": [{str(number): 0 for number in range(1001)}]}}, "tables"),
+        ("config", {"models": [{**MODEL, "parameters": -1}]}, "parameters"),
+        ("config", {"data": {"size": [1, 2, 3]}}, "size"),
+        ("config", {"seed": 1.5}, "seed"),
+        *(
+            ("config", {"models": [{**MODEL, "alias": alias}]}, "alias")  # it is part of names of files
+            for alias in ("", ".x", "a/b", "../x", "a\nb", "a" * 201, 3)
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_one_line_with_its_place(tmp_path, file, changes, place):
+    back(tmp_path / "run", points=ROWS[:1])
+    path = tmp_path / "run" / f"{file}.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(InputError, match=rf"(?s){file}\.json.*{place}|{place}.*{file}\.json") as caught:
+        read_record(PointsRecord, read_run(tmp_path / "run"))
+    assert "\n" not in str(caught.value)
 
 
-def test_what_does_not_fit_is_one_line_and_an_unfinished_run_has_empty_tables(tmp_path):
-    folder = tmp_path / "run"
-    back(folder, points=ROWS[:1])
-    assert changed(folder, tables={}, status="interrupted").points == ()
-    row = {"name": "a", "value": "much", "shares": {}}
-    for parts, words in (
-        ({"tables": {}, "status": "done"}, "expected a table 'points'"),
-        ({"tables": {"points": [row]}}, r"`float \| null`, got `str` - at `\$\[0\]\.value`"),
-        ({"schema": 4}, r"schema 3 in .*, found schema 4, .*: run the command again$"),
-        ({"schema": 3, "command": 5}, r"results\.json.*command"),
-    ):
-        with pytest.raises(InputError, match=words) as caught:
-            changed(folder, **parts)
-        assert "\n" not in str(caught.value)
+def test_what_fits_is_read_as_its_types_and_unknown_names_are_left_alone(tmp_path):
+    back(tmp_path / "run", points=ROWS[:1])
+    config, results = (tmp_path / "run" / f"{name}.json" for name in ("config", "results"))
+    given = {"models": [{**MODEL, "alias": "é", "later": 1}], "data": {"size": [2, 3]}, "formats": ["svg"], "new": {}}
+    config.write_text(json.dumps({**json.loads(config.read_text()), **given}))
+    results.write_text(json.dumps({**json.loads(results.read_text()), "tables": {}, "status": "interrupted"}))
+    record = read_record(PointsRecord, read_run(tmp_path / "run"))
+    assert record.points == ()  # of an unfinished run tables may be missing
+    assert (record.aliases, record.config.formats) == (("é",), ("svg",))
+    assert record.config.data is not None
+    assert record.config.data.size == (2, 3)
 
 
-def test_what_is_no_run_is_refused_in_words(tmp_path):
+@pytest.mark.parametrize("text", [b"", b"{", b"NaN", b"[Infinity]", b"\xff", b"[" * 100_000])
+def test_what_is_not_json_is_one_line(tmp_path, text):
+    back(tmp_path / "run")
+    (tmp_path / "run" / "results.json").write_bytes(text)
+    with pytest.raises(InputError, match=r"results\.json") as caught:
+        read_run(tmp_path / "run")
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(InputError, match="nothing there"):
         read_run(tmp_path / "none")
     with pytest.raises(InputError, match=r"no config\.json and no results\.json"):

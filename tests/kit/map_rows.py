@@ -16,6 +16,8 @@ from vitlens.commands.shared.maps.record import (
 )
 from vitlens.uncertainty import Estimate
 
+__all__ = ["CENTRE", "FALLING", "IMPUTED", "RANDOM", "SHIFTS", "SHUFFLED", "STAYING", "WEIGHTS", "checks"]
+
 STAGES = ("head", "blocks 4 to 5", "blocks 2 to 3", "block 1", "block 0", "embedding")
 FALLING = (0.7, 0.3, 0.1, 0.0, 0.0, 0.0)
 STAYING = (1.0, 0.99, 0.92, 0.78, 0.24, 0.0)  # rollout of a DeiT

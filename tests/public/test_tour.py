@@ -16,6 +16,7 @@ import vitlens
 TOUR = Path(__file__).parents[2] / "docs" / "tour.ipynb"
 LARGEST = 1.5e6  # bytes
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+SHOWN = "wrap attention rollout show_heads capture logit_lens intervene KnockOut patch ablate explain attack statistics"
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def pictures_of(cell):
     return [np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("L")) for data in found]
 
 
-def test_every_output_is_stored(cells):
+def test_every_output_is_stored_and_figures_are_pictures(cells):
     assert TOUR.stat().st_size < LARGEST
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))  # run once, from the top
     kinds = [output["output_type"] for cell in cells for output in cell["outputs"]]
@@ -41,41 +42,16 @@ def test_every_output_is_stored(cells):
     for cell in cells:
         last = ast.parse("".join(cell["source"])).body[-1]
         assert bool(cell["outputs"]) == (not isinstance(last, ast.ClassDef)), cell["source"]
-
-
-def test_the_figures_are_pictures(cells):
     pictures = [picture for cell in cells for picture in pictures_of(cell)]
     assert len(pictures) == sum("vitlens.show" in "".join(cell["source"]) for cell in cells) >= 7
-    for picture in pictures:
-        assert min(picture.shape) > 100
-        assert picture.std() > 10
+    assert all(min(picture.shape) > 100 and picture.std() > 10 for picture in pictures)
 
 
-def test_only_public_names_are_used(cells):
-    used = set()
-    for cell in cells:
-        for node in ast.walk(ast.parse("".join(cell["source"]))):
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "vitlens":
-                used.add(node.attr)
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            assert not [name for name in names if name.startswith("vitlens.")]
-            assert not (isinstance(node, ast.ImportFrom) and str(node.module).startswith("vitlens"))
-    assert used <= set(vitlens.__all__)
-    assert used >= {
-        "wrap",
-        "attention",
-        "rollout",
-        "show_heads",
-        "capture",
-        "logit_lens",
-        "intervene",
-        "KnockOut",
-        "patch",
-    }
-    assert used >= {"ablate", "explain", "attack", "statistics", "read"}
-
-
-def test_links_lead_to_files():
+def test_only_public_names_are_used_and_links_lead_to_files(cells):
+    code = "\n".join("".join(cell["source"]) for cell in cells)
+    assert not re.search(r"^\s*(from vitlens|import vitlens\.)", code, re.MULTILINE)
+    used = set(re.findall(r"\bvitlens\.(\w+)", code))
+    assert {*SHOWN.split(), "read"} <= used <= set(vitlens.__all__)
     texts = ["".join(cell["source"]) for cell in json.loads(TOUR.read_text())["cells"]]
     links = [link for text in texts for link in re.findall(r"\]\(([^)]+)\)", text)]
     assert links
@@ -85,15 +61,14 @@ def test_links_lead_to_files():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of the kernel's own libraries
 def test_executed_again_it_gives_the_same_numbers(cells, tmp_path):
-    nbformat = pytest.importorskip("nbformat", reason="needs the extra test: pip install nbformat")
-    nbclient = pytest.importorskip("nbclient", reason="needs the extra test: pip install nbclient")
-    pytest.importorskip("ipykernel", reason="needs the extra test: pip install ipykernel")
+    nbformat, nbclient, _ = (
+        pytest.importorskip(name, reason=f"needs the extra test: pip install {name}")
+        for name in ("nbformat", "nbclient", "ipykernel")
+    )
     notebook = nbformat.read(TOUR, as_version=4)
     nbformat.validate(notebook)
-    resources = {"metadata": {"path": str(tmp_path)}}
-    nbclient.NotebookClient(
-        notebook, kernel_name="python3", timeout=300, coalesce_streams=True, resources=resources
-    ).execute()
+    options = {"kernel_name": "python3", "timeout": 300, "coalesce_streams": True}
+    nbclient.NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}}, **options).execute()
     again = [cell for cell in notebook.cells if cell.cell_type == "code"]
     for before, after in zip(cells, again, strict=True):
         assert len(pictures_of(before)) == len(pictures_of(after))

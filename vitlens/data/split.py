@@ -277,9 +277,11 @@ def as_split(images: AnyImages) -> Split:
 
 
 def _labelled(split: Split, labels: Tensor | None, model: Any) -> Split:
-    """The split with these labels, class indices of the model, or its own. Raises DataError for wrong ones."""
+    """The split with these labels, class indices of the model, or its own. Raises DataError for wrong ones, and
+    UnsupportedError for a model without classes."""
     if labels is None:
         return split
+    model.require_classifier()
     found = torch.as_tensor(labels).cpu().long()
     if found.shape != (len(split),) or bool(((found < 0) | (found >= len(model.classes))).any()):
         raise DataError(

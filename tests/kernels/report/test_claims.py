@@ -1,4 +1,4 @@
-"""Claims: their rank, when an effect is clear of its reference, and what they and requirements are in JUnit XML."""
+"""Claims: their rank, when an effect is clear of its reference, how limits judge, and their results in JUnit XML."""
 
 from dataclasses import dataclass
 from xml.etree import ElementTree
@@ -9,8 +9,6 @@ from vitlens.report.claims import WEIGHTS, Claim, Kind, clear, judge
 from vitlens.report.document import Document, FirstPage, State
 from vitlens.report.junit import junit
 from vitlens.uncertainty import Estimate
-
-LEVELS: tuple[tuple[Kind, float], ...] = (("comparison", 0.05), ("fact", 0.001))
 
 
 def effect(value: float, half: float) -> Estimate:
@@ -24,7 +22,7 @@ def claim(estimate: Estimate, kind: Kind = "fact", *, reference: float = 0.0, p:
 @pytest.mark.parametrize(
     ("estimate", "kind", "reference", "rank"),
     [
-        (effect(3.0, 1.0), "fact", 0.0, 3.0),
+        (effect(1.5, 0.5), "fact", 0.0, 3.0),
         (effect(3.0, 1.0), "comparison", 0.0, 4.5),
         (effect(-3.0, 1.0), "hidden fault", 0.0, 4.5),
         (effect(3.0, 1.0), "expected fact", 1.0, 1.0),
@@ -34,15 +32,15 @@ def claim(estimate: Estimate, kind: Kind = "fact", *, reference: float = 0.0, p:
         (Estimate(5.0), "fact", 0.0, 0.0),  # without an interval
     ],
 )
-def test_rank(estimate: Estimate, kind: Kind, reference: float, rank: float) -> None:
+def test_an_effect_ranks_by_its_distance_in_half_widths(estimate, kind, reference, rank):
     assert claim(estimate, kind, reference=reference).rank == pytest.approx(rank)
 
 
-def test_what_may_be_chance_is_not_shown() -> None:
+def test_what_may_be_chance_is_not_shown():
     for estimate in (effect(1.0, 1.0), effect(0.5, 1.0), effect(-0.5, 1.0), Estimate(5.0)):
         for kind in set(WEIGHTS) - {"answer"}:
             assert not claim(estimate, kind).is_shown
-    for kind, level in LEVELS:
+    for kind, level in (("comparison", 0.05), ("fact", 0.001)):
         assert not claim(effect(4.0, 1.0), kind, p=1.1 * level).is_shown
         assert claim(effect(4.0, 1.0), kind, p=level).is_shown
     assert not claim(effect(1.6, 1.0)).is_shown
@@ -54,30 +52,51 @@ def test_what_may_be_chance_is_not_shown() -> None:
     assert clear(all_of_them, 0.6)
 
 
+@pytest.mark.parametrize(
+    ("limit", "ends", "states", "words"),
+    [  # ends: a better end, the worse ends that are judged, and their states
+        ("robustness", (0.95, 0.5, 0.49, 0.1, 0.09), "pass warn warn fail", "pass from 50 %, warn from 10 %"),
+        ("calibration", (0.0, 0.03, 0.031, 0.08, 0.081), "pass warn warn fail", "pass to 3 %, warn to 8 %"),
+        ("corruptions", (1.0, 10.0, 10.1, 30.0, 30.1), "pass warn warn fail", "pass to 10 points, warn to 30 points"),
+        ("accuracy", (1.0, -1.0, -1.1, -5.0, -5.1), "pass warn warn fail", "pass from -1 points, warn from -5 points"),
+        ("steps", (0.0, 1e-4, 2e-4, 1e-3, 2e-3), "pass warn warn fail",
+         "pass to 0.0001 of the largest value, warn to 0.001 of the largest value"),
+    ],
+)  # fmt: skip
+def test_a_limit_judges_by_the_worse_end_and_is_printed_as_it_is(limit, ends, states, words):
+    best, *worst = ends
+    for end, state in zip(worst, states.split(), strict=True):
+        value = Estimate((best + end) / 2, min(best, end), max(best, end), 9)
+        judged = judge("calibration", "m", value, limit, because="of m")
+        assert (judged.state, judged.effect, judged.limit) == (state, value, limit)
+        assert judge("calibration", "m", Estimate(end), limit).state == state  # without an interval by its value
+    (case,) = suite_of((judge("q", "m", Estimate(worst[-1], unit=""), limit, because="of m"),))
+    assert (case[0].get("message") or "").endswith(f"of m ({words})")
+
+
 @dataclass(frozen=True)
-class _Judged:
+class Outcome:
     metric: str
     holds: bool
     line: str
 
 
-MET = _Judged("accuracy/m", True, "accuracy at least 0.9: holds: accuracy/m is 0.95")
-UNMET = _Judged("accuracy/m", False, "accuracy at least 0.99: does not hold: accuracy/m is 0.95")
+MET = Outcome("accuracy/m", True, "accuracy at least 0.9: holds: accuracy/m is 0.95")
+UNMET = Outcome("accuracy/m", False, "accuracy at least 0.99: does not hold: accuracy/m is 0.95")
 ODD = "<b> & \"'\x1b[31m\x00\u202e\udcff ]]> é *"
-SILENT = Claim("size", "m", "It is small.")
 
 
-def _suite(claims: tuple[Claim, ...], *judged: _Judged) -> ElementTree.Element:
+def suite_of(claims: tuple[Claim, ...], *judged: Outcome) -> ElementTree.Element:
     document = Document("t", (), FirstPage(()), claims=claims)
     root = ElementTree.fromstring(junit(document, judged, suite="vitlens audit", seconds=1.5))
     assert root.tag == "testsuites"
-    [suite] = root
+    (suite,) = root
     return suite
 
 
-def _judged(state: State) -> Claim:
-    effect = Estimate(0.75, 0.7, 0.8, 10)
-    return Claim("accuracy", "m", state=state, effect=effect, limit="robustness", because="measured")
+def of_state(state: State) -> Claim:
+    value = Estimate(0.75, 0.7, 0.8, 10)
+    return Claim("accuracy", "m", state=state, effect=value, limit="robustness", because="measured")
 
 
 @pytest.mark.parametrize(
@@ -87,8 +106,8 @@ def _judged(state: State) -> Claim:
         ("not tested", ["skipped"]),
     ],
 )  # fmt: skip
-def test_each_state_has_its_result(state: State, children: list[str]) -> None:
-    [case] = _suite((_judged(state), SILENT))
+def test_each_state_has_its_result_and_a_claim_without_one_has_none(state, children):
+    (case,) = suite_of((of_state(state), Claim("size", "m", "It is small.")))
     assert [child.tag for child in case] == children
     assert (case.get("classname"), case.get("name")) == ("vitlens audit.verdict", "accuracy of m")
     for child in case:
@@ -96,9 +115,9 @@ def test_each_state_has_its_result(state: State, children: list[str]) -> None:
         assert said == f"{state}: 75.0 % (70.0 to 80.0, n = 10); measured (pass from 50 %, warn from 10 %)"
 
 
-def test_counts_are_those_of_the_cases_and_a_requirement_that_does_not_hold_is_a_failure() -> None:
+def test_counts_are_those_of_the_cases_and_a_requirement_that_does_not_hold_is_a_failure():
     states: tuple[State, ...] = ("pass", "warn", "fail", "fail", "inconclusive", "not tested")
-    suite = _suite(tuple(map(_judged, states)), MET, UNMET)
+    suite = suite_of(tuple(map(of_state, states)), MET, UNMET)
     counted = {name: int(suite.get(name, "")) for name in ("tests", "failures", "errors", "skipped")}
     assert counted == {"tests": 8, "failures": 3, "errors": 0, "skipped": 2}
     assert len(suite.findall("testcase")) == 8
@@ -107,12 +126,7 @@ def test_counts_are_those_of_the_cases_and_a_requirement_that_does_not_hold_is_a
     assert len({(case.get("classname"), case.get("name")) for case in suite}) == 8
 
 
-def test_any_text_is_well_formed() -> None:
-    suite = _suite((Claim(ODD, ODD, state="fail", because=ODD),), _Judged(ODD, False, ODD))
+def test_any_text_is_well_formed():
+    suite = suite_of((Claim(ODD, ODD, state="fail", because=ODD),), Outcome(ODD, False, ODD))
     assert suite[0].get("name", "").startswith("<b> & \"'\\x1b[31m\\x00\\u202e\\udcff ]]> é")
     assert all("\x1b" not in text for text in suite.itertext())
-
-
-def test_a_judged_claim_has_the_state_of_its_limit() -> None:
-    judged = judge("calibration", "m", Estimate(0.01, 0.0, 0.05, 9), "calibration", because="of m")
-    assert (judged.state, judged.effect, judged.limit) == ("warn", Estimate(0.01, 0.0, 0.05, 9), "calibration")

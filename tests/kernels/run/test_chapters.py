@@ -42,9 +42,9 @@ def with_run(**changes: object) -> StatsOptions:
 def test_the_same_chapter_is_restored_under_the_folder_of_its_new_run(tmp_path):
     keep(tmp_path)
     assert found(tmp_path)
-    config = (tmp_path / "second" / "chapters" / "stats-mine" / "config.json").read_text()
-    assert str(tmp_path / "first") not in config
-    assert read_run(tmp_path / "second" / "chapters" / "stats-mine").config["command_line"] == str(tmp_path / "second")
+    restored = tmp_path / "second" / "chapters" / "stats-mine"
+    assert str(tmp_path / "first") not in (restored / "config.json").read_text()
+    assert read_run(restored).config["command_line"] == str(tmp_path / "second")
     moved = "mine=elsewhere/b"  # only where a model lies does not matter
     assert found(tmp_path, replace(OPTIONS, model=moved), name=moved)
 
@@ -55,9 +55,7 @@ def test_the_same_chapter_is_restored_under_the_folder_of_its_new_run(tmp_path):
         {"digest": "other weights"},
         {"data": "other images"},
         {"word": "attention"},
-        {"options": with_run(limit=5)},
-        {"options": with_run(seed=1)},
-        {"options": with_run(precision="fp32")},
+        *({"options": with_run(**one)} for one in ({"limit": 5}, {"seed": 1}, {"precision": "fp32"})),
         {"options": replace(OPTIONS, renormalise=False)},
         # its metrics and arrays are named by the alias
         {"name": "other=runs/a", "options": replace(OPTIONS, model="other=runs/a")},
@@ -69,7 +67,7 @@ def test_what_changes_its_contents_makes_another_chapter(tmp_path, changes):
     assert not found(tmp_path, **changes)
 
 
-def test_an_unfinished_or_damaged_chapter_is_not_taken(tmp_path):
+def test_an_unfinished_or_damaged_chapter_or_one_of_other_code_is_not_taken(tmp_path, monkeypatch):
     keep(tmp_path, finished=False)
     assert not found(tmp_path)
     keep(tmp_path)
@@ -78,6 +76,9 @@ def test_an_unfinished_or_damaged_chapter_is_not_taken(tmp_path):
     for damaged in (text.replace('"done"', '"running"'), "{"):
         (kept / "results.json").write_text(damaged)
         assert not found(tmp_path)
+    keep(tmp_path)
+    monkeypatch.setattr(chapter_runs, "code_digest", lambda: "other")
+    assert not found(tmp_path)
 
 
 def test_the_chapters_used_longest_ago_are_dropped(tmp_path, monkeypatch):
@@ -85,10 +86,6 @@ def test_the_chapters_used_longest_ago_are_dropped(tmp_path, monkeypatch):
     monkeypatch.setattr(chapter_runs, "MOST", 1)
     keep(tmp_path, with_run(seed=1))
     assert not list((tmp_path / "cache" / "chapters").iterdir())
-    monkeypatch.undo()
-    keep(tmp_path)
-    monkeypatch.setattr(chapter_runs, "code_digest", lambda: "other")  # other code makes another chapter
-    assert not found(tmp_path)
 
 
 def test_files_are_known_by_name_size_and_time(tmp_path):

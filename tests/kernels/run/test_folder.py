@@ -2,86 +2,55 @@
 
 import json
 import os
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from vitlens import files
-from vitlens.arrays import Form, read_arrays
+from tests.contracts.throw_away.record import BrightnessArrays, BrightnessRecord, MeanRow
+from vitlens.arrays import read_arrays
 from vitlens.commands.run.folder import RunFolder, versions
 from vitlens.commands.run.options import RunOptions
 from vitlens.errors import InputError, NonFiniteError, OutputError, StorageError
-from vitlens.files import read_json, write_text
-from vitlens.record import Record, arrays, col, read_run, table
+from vitlens.record import read_run
 from vitlens.uncertainty import Estimate
 
-
-@dataclass(frozen=True)
-class ScoreRow:
-    model: str = col("model")
-    accuracy: Estimate | None = col("accuracy", metric="accuracy/{model}")
+MEANS = (MeanRow("m", Estimate(0.5, 0.4, 0.6, 10)),)
+KEPT = BrightnessRecord(means=MEANS, rows={"m": BrightnessArrays(np.arange(3.0)[None])})
+NAN = BrightnessRecord(means=(MeanRow("m", Estimate(float("nan"))),))
 
 
-@dataclass(frozen=True)
-class LabelArrays:
-    labels: Annotated[NDArray[np.integer], Form("i", (None,))]
+def at(out: Path | None, config: dict[str, object] | None = None, *, overwrite: bool = False, **more) -> RunFolder:
+    return RunFolder.opened(
+        more.pop("word", "brightness"), RunOptions(out=out, overwrite=overwrite), config or {}, **more
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScoreRecord(Record):
-    command: ClassVar[str] = "evaluate"
-    scores: tuple[ScoreRow, ...] = table()
-    labels: Mapping[str, LabelArrays] = arrays("labels-{model}")
-
-
-KEPT = ScoreRecord(
-    scores=(ScoreRow("m", Estimate(0.5, 0.4, 0.6, 10)), ScoreRow("k", None)), labels={"m": LabelArrays(np.arange(3))}
-)
-
-
-NAN, NOT_A_NUMBER = ScoreRecord(scores=(ScoreRow("m", Estimate(float("nan"))),)), ValueError("nan")
-
-
-@pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def test_a_run_that_ends_well_is_done_and_reads_back(tmp_path: Path) -> None:
+def test_a_run_that_ends_well_is_done_and_reads_back(tmp_path):
     out = tmp_path / "a" / "b"
-    with RunFolder.opened("evaluate", RunOptions(out=out), {"seed": 3}, name_parts=("m", "d")) as folder:
+    with at(out, {"seed": 3}, name_parts=("m", "d")) as folder:
         assert read_run(out).status == "running"
         folder.keep(KEPT)
         assert read_run(out).results["metrics"] == {}  # nothing claims to be there before it is asked for
         assert folder.record().status == "running"
     record = read_run(out)
     assert record.results.keys() == {"schema", "command", "status", "seconds", "metrics", "tables"}
-    assert (record.command, record.status, record.config["seed"]) == ("evaluate", "done", 3)
-    accuracy = {"value": 0.5, "low": 0.4, "high": 0.6, "n": 10, "unit": "fraction"}
-    assert record.results["metrics"] == {"accuracy/m": accuracy}
-    assert record.results["tables"]["scores"] == [
-        {"model": "m", "accuracy": accuracy},
-        {"model": "k", "accuracy": None},
-    ]
-    assert read_arrays(out / "arrays" / "labels-m.npz")["labels"].tolist() == [0, 1, 2]
-    assert record.config["versions"] == versions()
-    assert record.config["title"] == "Evaluate m d"
+    assert (record.command, record.status, record.config["seed"]) == ("brightness", "done", 3)
+    number = {"value": 0.5, "low": 0.4, "high": 0.6, "n": 10, "unit": "fraction"}
+    assert record.results["metrics"] == {"brightness/m": number}
+    assert record.results["tables"] == {"images_shown": [], "means": [{"model": "m", "brightness": number}]}
+    assert read_arrays(out / "arrays" / "brightness-m.npz")["rows"].tolist() == [[0, 1, 2]]
+    assert (record.config["versions"], record.config["title"]) == (versions(), "Brightness m d")
     assert not list(out.glob(".*"))
 
 
 @pytest.mark.parametrize(
     ("error", "status"), [(ValueError("x"), "failed"), (KeyboardInterrupt(), "interrupted"), (SystemExit(1), "failed")]
 )
-def test_an_exception_shows_in_the_status_and_goes_on(tmp_path: Path, error: BaseException, status: str) -> None:
+def test_an_exception_shows_in_the_status_and_goes_on(tmp_path, error, status):
     def run() -> None:
-        with RunFolder.opened("evaluate", RunOptions(out=tmp_path / "run")) as folder:
+        with at(tmp_path / "run") as folder:
             folder.keep(KEPT)
             raise error
 
@@ -89,107 +58,110 @@ def test_an_exception_shows_in_the_status_and_goes_on(tmp_path: Path, error: Bas
         run()
     record = read_run(tmp_path / "run")
     assert record.status == status
-    assert record.results["metrics"].keys() == {"accuracy/m"}
+    assert record.results["metrics"].keys() == {"brightness/m"}
 
 
+@pytest.mark.parametrize(
+    ("record", "error", "kind", "words"),
+    [
+        (KEPT, None, StorageError, "full"),
+        (KEPT, ValueError("first"), ValueError, "first"),  # not that of the disk
+        (NAN, None, NonFiniteError, "metrics/brightness/m/value"),
+    ],
+)
 def test_a_full_disk_tells_the_first_error_and_a_nan_its_name_and_neither_looks_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch, record, error, kind, words
+):
     def full(file: int) -> None:
         raise OSError(28, os.strerror(28))
 
-    def run(error: Exception | None) -> None:
-        with RunFolder.opened("evaluate", RunOptions(out=tmp_path / str(error))) as folder:
-            folder.keep(NAN if error is NOT_A_NUMBER else KEPT)
-            if error is not NOT_A_NUMBER:
-                monkeypatch.setattr(files.os, "fsync", full)
-            if error and error is not NOT_A_NUMBER:
+    def run() -> None:
+        with at(tmp_path / "run") as folder:
+            folder.keep(record)
+            if record is KEPT:
+                monkeypatch.setattr(os, "fsync", full)
+            if error:
                 raise error
 
-    for error, kind, words in (
-        (None, StorageError, "full"),
-        (ValueError("first"), ValueError, "first"),
-        (NOT_A_NUMBER, NonFiniteError, "metrics/accuracy/m/value"),
-    ):
-        with pytest.raises(kind, match=words):
-            run(error)
-        monkeypatch.undo()
-        assert read_run(tmp_path / str(error)).status == "running"
+    with pytest.raises(kind, match=words):
+        run()
+    monkeypatch.undo()
+    assert read_run(tmp_path / "run").status == "running"
 
 
-def test_the_default_place_is_named_by_what_and_when(elsewhere: Path) -> None:
-    first = RunFolder.opened("evaluate", RunOptions(), name_parts=("vit-digits", "/some/where/my photos"))
-    second = RunFolder.opened("evaluate", RunOptions(), name_parts=("vit-digits", "/some/where/my photos"))
+def test_the_default_place_is_named_by_what_and_when(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first, second = (at(None, name_parts=("vit-digits", "/some/where/my photos")) for _ in range(2))
     assert first.path != second.path
     assert first.path.parent == Path("reports")
-    assert first.path.name.startswith("evaluate-vit-digits-my-photos-2")
-    train = RunFolder.opened("train", RunOptions(), name_parts=("vit-micro", "digits"))
+    assert first.path.name.startswith("brightness-vit-digits-my-photos-2")
+    train = at(None, word="train", name_parts=("vit-micro", "digits"))
     assert train.path.parent == Path("runs")
     assert train.path.name.startswith("vit-micro-digits-2")
 
 
-def test_an_existing_folder_is_kept_unless_asked(tmp_path: Path) -> None:
+def test_an_existing_folder_is_kept_unless_asked(tmp_path):
     out = tmp_path / "run"
-    with RunFolder.opened("evaluate", RunOptions(out=out)) as folder:
+    with at(out) as folder:
         folder.arrays("old", x=np.ones(1))
-        write_text(out / "report.md", "old")
-        write_text(out / "notes.txt", "mine")
-        write_text(out / "figures" / "mine.txt", "mine")
+    (out / "figures").mkdir()
+    mine = [out / "notes.txt", out / "figures" / "mine.txt"]
+    for path in (out / "report.md", *mine):
+        path.write_text("mine")
     before = (out / "results.json").read_text()
     with pytest.raises(OutputError, match="--overwrite"):
-        RunFolder.opened("evaluate", RunOptions(out=out))
+        at(out)
     assert (out / "results.json").read_text() == before
-    with RunFolder.opened("rollout", RunOptions(out=out, overwrite=True)):
+    with at(out, word="rollout", overwrite=True):
         assert read_run(out).status == "running"
     assert read_run(out).command == "rollout"
     assert not (out / "report.md").exists()
     assert not (out / "arrays" / "old.npz").exists()
-    assert (out / "notes.txt").read_text() == (out / "figures" / "mine.txt").read_text() == "mine"
+    assert [path.read_text() for path in mine] == ["mine"] * 2
 
 
-def test_overwrite_takes_no_foreign_folder_and_follows_no_link(tmp_path: Path) -> None:
-    foreign = tmp_path / "foreign"
-    write_text(foreign / "config.json", "{}")
-    write_text(foreign / "model.safetensors", "precious")
+def test_overwrite_takes_no_foreign_folder_and_follows_no_link(tmp_path):
+    (tmp_path / "foreign").mkdir()
+    precious = tmp_path / "foreign" / "model.safetensors"
+    precious.write_text("precious")
+    (tmp_path / "foreign" / "config.json").write_text("{}")
     with pytest.raises(OutputError, match="other files"):
-        RunFolder.opened("evaluate", RunOptions(out=foreign, overwrite=True))
-    assert (foreign / "model.safetensors").read_text() == "precious"
-    run = RunFolder.opened("evaluate", RunOptions(out=tmp_path / "run")).path
-    write_text(tmp_path / "pictures" / "a.png", "precious")
-    (run / "figures").symlink_to(tmp_path / "pictures")
+        at(tmp_path / "foreign", overwrite=True)
+    run = at(tmp_path / "run").path
+    (run / "figures").symlink_to(tmp_path / "foreign")
     with pytest.raises(InputError, match="no link"):  # its figures would be written there
-        RunFolder.opened("evaluate", RunOptions(out=run, overwrite=True))
-    assert (tmp_path / "pictures" / "a.png").read_text() == "precious"
+        at(run, overwrite=True)
+    assert precious.read_text() == "precious"
     (tmp_path / "empty").mkdir()
-    RunFolder.opened("evaluate", RunOptions(out=tmp_path / "empty", overwrite=True))
+    at(tmp_path / "empty", overwrite=True)
 
 
-def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("mine")
-    for path, overwrite, words in (
-        ("file", False, "a file at"), ("file", True, "a file at"), ("file/below", False, "can be written"),
-        ("x" * 300, False, "can be written"),
-    ):  # fmt: skip
-        with pytest.raises(OutputError, match=words):
-            RunFolder.opened("evaluate", RunOptions(out=tmp_path / path, overwrite=overwrite))
-    assert (tmp_path / "file").read_text() == "mine"
-
-    def refuse(self: Path, *args: object, **kwargs: object) -> None:
+@pytest.mark.parametrize(
+    ("place", "overwrite", "words"),
+    [("file", False, "a file at"), ("file", True, "a file at"), ("file/below", False, None), ("x" * 300, False, None)],
+)
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, place, overwrite, words):
+    def refuse(*args: object, **kwargs: object) -> None:
         raise PermissionError(13, os.strerror(13))
 
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OutputError, match=words) as caught:
+        at(tmp_path / place, overwrite=overwrite)
+    assert "\n" not in str(caught.value)
+    assert (tmp_path / "file").read_text() == "mine"
     monkeypatch.setattr(Path, "mkdir", refuse)  # root may write anywhere, so the refusal is played
     with pytest.raises(OutputError, match="Permission denied"):
-        RunFolder.opened("evaluate", RunOptions(out=tmp_path / "run"))
+        at(tmp_path / "run")
 
 
-def test_a_reopened_run_keeps_its_results_and_its_time_and_leaves_nothing_half_written(tmp_path: Path) -> None:
+def test_a_reopened_run_keeps_its_results_and_its_time_and_leaves_nothing_half_written(tmp_path):
     out = tmp_path / "run"
-    with RunFolder.opened("ablate", RunOptions(out=out), {"command_line": "first", "data": {"images": 3}}) as folder:
+    with at(out, {"command_line": "first", "data": {"images": 3}}, word="ablate") as folder:
         folder.keep(KEPT)
         seconds = folder.stop()
-    content = read_json(out / "results.json")
+    content = json.loads((out / "results.json").read_text())
     assert content["seconds"] == seconds  # the clock stops when the run is finished
-    write_text(out / "results.json", json.dumps({**content, "seconds": 100.0}))
+    (out / "results.json").write_text(json.dumps({**content, "seconds": 100.0}))
     for name in (".mean-0-0123abcd.npz", ".results-89abcdef.json", ".mine"):
         (out / name).touch()
         os.utime(out / name, (0, 0))
@@ -204,29 +176,28 @@ def test_a_reopened_run_keeps_its_results_and_its_time_and_leaves_nothing_half_w
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), KeyboardInterrupt()])
-def test_a_run_that_came_to_nothing_does_not_block_its_retry(tmp_path: Path, error: BaseException) -> None:
-    with suppress(type(error)), RunFolder.opened("ablate", RunOptions(out=tmp_path / "out")):
+def test_a_run_that_came_to_nothing_does_not_block_its_retry(tmp_path, error):
+    with suppress(type(error)), at(tmp_path / "out"):
         raise error
-    with RunFolder.opened("ablate", RunOptions(out=tmp_path / "out")) as again:
+    with at(tmp_path / "out") as again:
         again.keep(KEPT)
     assert read_run(tmp_path / "out").status == "done"
 
 
 @pytest.mark.parametrize("left", ["rows", "progress", "a file of the user's", "running"])
-def test_what_a_failed_run_left_of_use_is_not_taken_away(tmp_path: Path, left: str) -> None:
+def test_what_a_failed_run_left_of_use_is_not_taken_away(tmp_path, left):
     out = tmp_path / "out"
-    folder = RunFolder.opened("ablate", RunOptions(out=out))
+    folder = at(out)
     if left == "rows":
-        folder.keep(ScoreRecord(scores=KEPT.scores))
+        folder.keep(BrightnessRecord(means=MEANS))
     if left == "progress":
         folder.arrays("part", values=[1])
     if left == "a file of the user's":
-        (out / "sub").mkdir()
-        (out / "sub" / "notes.txt").write_text("mine")
+        (out / "notes.txt").write_text("mine")
     if left != "running":
         with pytest.raises(ValueError, match="x"), folder:
             raise ValueError("x")
     before = sorted(out.rglob("*"))
     with pytest.raises(OutputError, match="--overwrite"):
-        RunFolder.opened("ablate", RunOptions(out=out))
+        at(out)
     assert sorted(out.rglob("*")) == before

@@ -61,15 +61,15 @@ class Opened:
         place = {"x": (column + 0.5) * box["width"] / grid[1], "y": (row + 0.5) * box["height"] / grid[0]}
         self.tab.locator(".ex-stage").hover(position=place)
 
-    def problems(self) -> list[str]:
-        """Every line of the console, and every request to anywhere but the file itself and its own data."""
+    def close(self) -> None:
+        """Close it; fail for a line of the console, and a request to anywhere but the file itself and its own data."""
         outside = [url for url in self.asked if url != self.address and not url.startswith(("data:", "blob:"))]
-        return self.said + outside
+        assert self.said + outside == []
+        self.context.close()
 
 
 @pytest.fixture
 def opened(browser: Any, whole_page: Path) -> Iterator[Opened]:
     page = Opened(browser, whole_page)
     yield page
-    assert page.problems() == []
-    page.context.close()
+    page.close()

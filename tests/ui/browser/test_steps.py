@@ -1,9 +1,6 @@
 """The slider through a report's steps in headless Chromium: one step at a time, all of them without scripts."""
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,89 +12,67 @@ COUNT = 4
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("steps")
-    steps = tuple(
-        Section(f"{number}. Step <{number}>", (Sentence(f"Text {number}."),), step=True)
-        for number in range(1, COUNT + 1)
-    )
-    whole = document()
+def file(tmp_path_factory):
+    folder, whole = tmp_path_factory.mktemp("steps"), document()
+    steps = (Section(f"{at}. Step <{at}>", (Sentence(f"Text {at}."),), step=True) for at in range(1, COUNT + 1))
     page = written(folder, replace(whole, sections=(*whole.sections[:1], *steps, *whole.sections[1:])))
     assert page_problems(page) == []
-    path = folder / "report.html"
-    path.write_text(page, encoding="utf-8")
-    return path
+    (folder / "report.html").write_text(page, encoding="utf-8")
+    return folder / "report.html"
 
 
 @pytest.fixture
-def opened(browser: Any, file: Path) -> Iterator[Opened]:
+def opened(browser, file):
     page = Opened(browser, file)
     yield page
-    assert page.problems() == []
-    page.context.close()
+    page.close()
 
 
-def shown(opened: Opened) -> list[str]:
-    return opened.tab.locator("[data-step]:visible h2").all_inner_texts()
+def shown(page) -> list[str]:
+    return page.tab.locator("[data-step]:visible h2").all_inner_texts()
 
 
-def test_one_step_at_a_time(opened):
+def test_one_step_at_a_time_all_of_them_and_one_again(opened):
+    tab, slider = opened.tab, opened.tab.get_by_role("slider", name="Step", exact=True)
     assert shown(opened) == ["1. Step <1>"]
-    assert opened.tab.get_by_role("button", name="Back").is_disabled()
-    opened.tab.get_by_role("button", name="Next").click()
+    assert tab.get_by_role("button", name="Back").is_disabled()
+    tab.get_by_role("button", name="Next").click()
     assert shown(opened) == ["2. Step <2>"]
-    slider = opened.tab.get_by_role("slider", name="Step", exact=True)
     assert slider.get_attribute("aria-valuetext") == "2. Step <2>"
     slider.fill("3")
     assert shown(opened) == ["4. Step <4>"]
-    assert opened.tab.locator(".steps output").inner_text() == "4. Step <4>"
-    assert opened.tab.get_by_role("button", name="Next").is_disabled()
+    assert tab.locator(".steps output").inner_text() == "4. Step <4>"
+    assert tab.get_by_role("button", name="Next").is_disabled()
     slider.focus()
-    opened.tab.keyboard.press("ArrowLeft")
+    tab.keyboard.press("ArrowLeft")
     assert shown(opened) == ["3. Step <3>"]
-    assert opened.tab.get_by_role("heading", name="Side by side").is_visible()  # other sections stay
-
-
-def test_all_steps_and_one_again(opened):
-    opened.tab.get_by_role("button", name="Show all").click()
+    assert tab.get_by_role("heading", name="Side by side").is_visible()  # other sections stay
+    tab.get_by_role("button", name="Show all").click()
     assert len(shown(opened)) == COUNT
-    opened.tab.get_by_role("button", name="One at a time").click()
-    assert shown(opened) == ["1. Step <1>"]
+    tab.get_by_role("button", name="One at a time").click()
+    assert shown(opened) == ["3. Step <3>"]
 
 
-def test_a_link_to_a_step_shows_it(opened):
+def test_a_link_to_a_step_shows_it_and_so_does_an_address(opened, browser):
     link = opened.tab.locator("nav.contents a", has_text="3. Step")
     link.click()
     assert shown(opened) == ["3. Step <3>"]
     opened.tab.get_by_role("slider", name="Step", exact=True).fill("0")
     link.click()  # the same address again
     assert shown(opened) == ["3. Step <3>"]
-
-
-def test_an_address_with_a_step_opens_it(browser, file):
-    page = Opened(browser, file)
-    anchor = page.tab.locator("[data-step]").nth(2).get_attribute("id")
-    page.context.close()
-    context = browser.new_context()
-    tab = context.new_page()
-    tab.goto(f"{file.as_uri()}#{anchor}")
+    address = opened.tab.url
+    assert "#" in address
+    tab = opened.context.new_page()
+    tab.goto(address)
     assert tab.locator("[data-step]:visible h2").all_inner_texts() == ["3. Step <3>"]
-    context.close()
 
 
-def test_without_scripts_and_on_paper_all_steps_are_there(browser, file):
-    page = Opened(browser, file, java_script_enabled=False)
+@pytest.mark.parametrize("how", ["without scripts", "on paper"])
+def test_all_steps_are_there(browser, file, how):
+    page = Opened(browser, file, java_script_enabled=how == "on paper", viewport={"width": 375, "height": 812})
+    if how == "on paper":
+        assert page.tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.tab.emulate_media(media="print")
     assert len(shown(page)) == COUNT
     assert page.tab.locator("form.steps:visible").count() == 0
-    page.context.close()
-    printed = Opened(browser, file)
-    printed.tab.emulate_media(media="print")
-    assert len(shown(printed)) == COUNT
-    assert printed.tab.locator("form.steps:visible").count() == 0
-    printed.context.close()
-
-
-def test_it_fits_a_phone(browser, file):
-    page = Opened(browser, file, viewport={"width": 375, "height": 812})
-    assert page.tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    page.context.close()
+    page.close()

@@ -4,7 +4,6 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +28,8 @@ from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.models.model import Model
 
 VIT, CNN = vitlens.load("vit-digits"), vitlens.load("cnn-digits")
+SWITCHES = intervene.switches_of(VIT)
+OFF = intervene.Off(((0, 2), (3, 1)), (9, 10))
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,11 @@ def folder_of(page: Path) -> Path:
     return page.with_suffix("")
 
 
+def with_classes(model: Model, alias: str, classes: tuple[str, ...]) -> Model:
+    kept = {name: getattr(model, name) for name in ("anatomy", "preprocessing", "provenance", "architecture")}
+    return Model(model.module, alias=alias, classes=classes, **kept)
+
+
 def test_look_is_the_report_of_the_command_on_the_picture(picture, tmp_path):
     page = write(VIT, picture, tabs.write_look, tmp_path)
     record = read_folder(folder_of(page))
@@ -52,7 +58,10 @@ def test_look_is_the_report_of_the_command_on_the_picture(picture, tmp_path):
     assert record.config.command_line == "vitlens look scene.png --model vit-digits"
     assert "data-explorer" in page.read_text()
     assert str(tmp_path) not in page.read_text()
-    assert "data-explorer" not in write(CNN, picture, tabs.write_look, tmp_path).read_text()
+    bad = '<img src=x onerror="alert(1)">'
+    text = write(CNN, replace(picture, name=bad), tabs.write_look, tmp_path).read_text()
+    assert "data-explorer" not in text
+    assert "<img src=x" not in str(pieces.sentence(bad)) + text
 
 
 @pytest.mark.parametrize("model", [VIT, CNN], ids=lambda model: model.alias)
@@ -60,6 +69,7 @@ def test_only_methods_that_are_quick_are_offered(model):
     offered = tabs.offered_methods(model)
     assert offered
     assert all(ATTRIBUTIONS[name].forwards + ATTRIBUTIONS[name].backwards <= tabs.PASSES for name in offered)
+    assert intervene.live_method(model) == {"vit-digits": "relevance", "cnn-digits": "gradcam"}[model.alias]
 
 
 def test_the_class_that_was_typed_is_explained_by_the_chosen_method(picture, tmp_path):
@@ -69,192 +79,128 @@ def test_the_class_that_was_typed_is_explained_by_the_chosen_method(picture, tmp
     assert [row.target for row in record.shown] == ["7"]
     line = "vitlens explain vit-digits --images scene.png --method gradcam --target 7"
     assert record.config.command_line == line
-    with pytest.raises(UnknownNameError, match="no class 'zebra'"):
-        write(VIT, picture, tabs.write_explain, tmp_path, method="gradcam", target="zebra")
-    with pytest.raises(UnsupportedError):
-        write(CNN, picture, tabs.write_explain, tmp_path, method="rollout", target="")
 
 
 def test_a_class_that_the_second_model_lacks_is_told_from_one_that_both_lack():
-    letters = Model(
-        VIT.module,
-        alias="letters",
-        anatomy=VIT.anatomy,
-        preprocessing=VIT.preprocessing,
-        classes=tuple("abcdefghij"),
-        provenance=VIT.provenance,
-        architecture=VIT.architecture,
-    )
+    letters = with_classes(VIT, "letters", tuple("abcdefghij"))
     assert tabs.lacks_class("8", CNN, letters)  # the name of a digit, not the index of another class
     assert tabs.lacks_class("a", letters, CNN)
     assert not tabs.lacks_class("8", CNN, VIT)
     assert not tabs.lacks_class(tabs.PREDICTED, CNN, letters)
-    with pytest.raises(UnknownNameError, match="no class 'a'"):
+    with pytest.raises(UnknownNameError, match="'a'"):
         tabs.lacks_class("a", CNN, letters)
+    with pytest.raises(UnsupportedError, match="no classifier"):  # is not served
+        Pool((with_classes(CNN, "features", ()),))
 
 
-def test_an_attack_stays_within_epsilon(picture, tmp_path):
+def test_an_attack_stays_within_epsilon_and_a_model_is_named_as_it_was_typed(picture, tmp_path):
     record = read_folder(folder_of(write(VIT, picture, tabs.write_attack, tmp_path, attack="pgd", epsilon=16.0)))
     assert [row.fooled for row in record.overall] == [1]
     assert record.config.command_line.endswith("--predicted --attack pgd --epsilon 16")
+    site = DemoSite(Pool((CNN,)), (), tmp_path, {CNN.alias: "cnn-digits@random"})
+    page = written(site, CNN, picture, tabs.write_look, session="two", word="look")
+    assert read_folder(folder_of(page)).config.command_line == "vitlens look scene.png --model cnn-digits@random"
 
 
-@pytest.mark.parametrize("epsilon", [-1.0, 17.0, math.nan])
-def test_an_epsilon_out_of_range_is_refused(epsilon, picture, tmp_path):
-    with pytest.raises(InputError, match="from 0 to 16"):
-        write(VIT, picture, tabs.write_attack, tmp_path, attack="pgd", epsilon=epsilon)
+ATTACK, EXPLAIN = tabs.write_attack, tabs.write_explain
 
 
-def test_an_attack_that_takes_long_is_refused(picture, tmp_path):
-    with pytest.raises(UnknownNameError, match=r"no attack on this page 'auto'.*pgd"):
-        write(VIT, picture, tabs.write_attack, tmp_path, attack="auto", epsilon=4.0)
-
-
-def test_a_model_is_named_in_the_command_line_as_it_was_typed(picture, tmp_path):
-    model = vitlens.load("vit-digits@random")
-    shown = replace(picture, pixels={model.alias: picture.pixels["vit-digits"]})
-    site = DemoSite(Pool((model,)), (), tmp_path, {model.alias: "vit-digits@random"})
-    page = written(site, model, shown, tabs.write_look, session="one", word="look")
-    assert read_folder(folder_of(page)).config.command_line == "vitlens look scene.png --model vit-digits@random"
-
-
-def test_what_is_off_changes_the_logit_as_a_whole_forward_does(picture):
-    switches = intervene.switches_of(VIT)
-    off = intervene.read_off({"heads": [[3, 1], [0, 2]], "patches": [9, 10]}, switches)
-    assert off == intervene.Off(((0, 2), (3, 1)), (9, 10))
-    answer = intervene.answered(VIT, picture, off, switches)
-    (row,), images = answer.intervened, picture.images(VIT)
-    target = VIT.classes.index(row.target)
-    with vitlens.intervene(VIT, intervene.changes_of(VIT, off)), torch.no_grad():
-        whole = VIT(images)[0, target]
-        weights = vitlens.attention(VIT, images)[2][0, 0, 5]
-    assert row.logit_after == pytest.approx(float(whole), abs=1e-4)
-    assert weights[1 + 9] == weights[1 + 10] == 0  # after CLS
-    assert row.exact
-    clean = intervene.answered(VIT, picture, intervene.Off(), switches)
-    assert clean.intervened[0].logit_before == clean.intervened[0].logit_after == row.logit_before
-    assert np.array_equal(clean.maps.before, clean.maps.after)
-    assert not np.array_equal(answer.maps.before, answer.maps.after)
-
-
-def test_a_click_computes_only_what_it_changes(picture, monkeypatch):
-    switches, off = intervene.switches_of(VIT), intervene.Off(((3, 1),))
-    whole, wanted = (intervene.answered(VIT, picture, each, switches) for each in (intervene.Off(), off))
-    explain, calls = vitlens.explain, []
-    monkeypatch.setattr(vitlens, "explain", lambda *args, **options: calls.append(1) or explain(*args, **options))
-    answer = intervene.answered(VIT, picture, off, switches, whole=whole)
-    assert len(calls) == 1
-    assert answer.intervened == wanted.intervened
-    assert np.array_equal(answer.maps.before, wanted.maps.before)
-    assert np.array_equal(answer.maps.after, wanted.maps.after)
+@pytest.mark.parametrize(
+    ("model", "function", "options", "error", "words"),
+    [
+        *((VIT, ATTACK, {"attack": "pgd", "epsilon": at}, InputError, "from 0 to 16") for at in (-1, 17, math.nan)),
+        (VIT, ATTACK, {"attack": "auto", "epsilon": 4.0}, UnknownNameError, "'auto'.*pgd"),
+        (VIT, EXPLAIN, {"method": "gradcam", "target": "zebra"}, UnknownNameError, "'zebra'"),
+        (CNN, EXPLAIN, {"method": "rollout", "target": ""}, UnsupportedError, None),
+        (VIT, intervene.write_intervened, {"off": {"heads": [[6, 0]]}}, InputError, "6 layers of at most 4 heads"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(model, function, options, error, words, picture, tmp_path):
+    with pytest.raises(error, match=words):
+        write(model, picture, function, tmp_path, **options)
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        None,
-        {"heads": [[6, 0]]},
-        {"heads": [[0, 4]]},
-        {"heads": [[0]]},
-        {"heads": [["0", 1]]},
-        {"heads": "all"},
-        {"patches": [64]},
-        {"patches": [-1]},
-        {"patches": [True]},
-        {"patches": [1.5]},
+        None, {"heads": [[6, 0]]}, {"heads": [[0, 4]]}, {"heads": [[0]]}, {"heads": [["0", 1]]}, {"heads": "all"},
+        {"patches": [64]}, {"patches": [-1]}, {"patches": [True]}, {"patches": [1.5]},
     ],
-)
+)  # fmt: skip
 def test_what_a_browser_makes_up_is_refused(data):
-    with pytest.raises(InputError, match="expected"):
-        intervene.read_off(data, intervene.switches_of(VIT))
+    with pytest.raises(InputError):
+        intervene.read_off(data, SWITCHES)
 
 
-def test_a_cnn_has_nothing_to_switch_off():
+def test_what_is_off_changes_the_logit_as_a_whole_forward_does(picture, monkeypatch):
+    off = intervene.read_off({"heads": [[3, 1], [0, 2]], "patches": [9, 10]}, SWITCHES)
+    assert off == OFF
+    answer = intervene.answered(VIT, picture, off, SWITCHES)
+    (row,), images = answer.intervened, picture.images(VIT)
+    with vitlens.intervene(VIT, intervene.changes_of(VIT, off)), torch.no_grad():
+        whole = VIT(images)[0, VIT.classes.index(row.target)]
+        weights = vitlens.attention(VIT, images)[2][0, 0, 5]
+    assert row.logit_after == pytest.approx(float(whole), abs=1e-4)
+    assert weights[1 + 9] == weights[1 + 10] == 0  # after CLS
+    assert row.exact
+    clean = intervene.answered(VIT, picture, intervene.Off(), SWITCHES)
+    assert clean.intervened[0].logit_before == clean.intervened[0].logit_after == row.logit_before
+    assert np.array_equal(clean.maps.before, clean.maps.after)
+    assert not np.array_equal(answer.maps.before, answer.maps.after)
+    explain, calls = vitlens.explain, []  # a click computes only what it changes
+    monkeypatch.setattr(vitlens, "explain", lambda *args, **options: calls.append(1) or explain(*args, **options))
+    quick = intervene.answered(VIT, picture, off, SWITCHES, whole=clean)
+    assert len(calls) == 1
+    assert quick.intervened == answer.intervened
+    for name in ("before", "after"):
+        assert np.array_equal(getattr(quick.maps, name), getattr(answer.maps, name))
+
+
+def test_the_board_has_a_button_a_head_and_a_patch(picture):
+    html = intervene.board_html(VIT, picture, SWITCHES)
+    assert (html.count("data-head="), html.count("data-patch=")) == (6 * 4, 8 * 8)
+    without = intervene.board_html(VIT, picture, intervene.Switches(((0, 0),), None, "windows"))
+    assert "data-patch" not in without
+    assert "windows." in without
     with pytest.raises(UnsupportedError):
         intervene.switches_of(CNN)
 
 
-def test_the_board_has_a_button_a_head_and_a_patch(picture):
-    html = intervene.board_html(VIT, picture, intervene.switches_of(VIT))
-    assert html.count("data-head=") == 6 * 4
-    assert html.count("data-patch=") == 8 * 8
-    without = intervene.board_html(VIT, picture, intervene.Switches(((0, 0),), None, "windows"))
-    assert "data-patch" not in without
-    assert "windows." in without
-
-
-OFF = intervene.Off(((0, 2), (3, 1)), (9, 10))
-OWN: dict[str, tuple[Any, dict[str, Any]]] = {
-    "intervene": (intervene.write_intervened, {"off": {"heads": OFF.heads, "patches": OFF.patches}}),
-    "nothing": (intervene.write_intervened, {"off": {}}),
-}
-
-
-@pytest.mark.parametrize("word", OWN)
-def test_what_intervene_shows_is_a_whole_report_folder(word, picture, tmp_path):
+@pytest.mark.parametrize("off", [OFF, intervene.Off()], ids=["some", "nothing"])
+def test_what_intervene_shows_is_a_whole_report_folder(off, picture, tmp_path):
     named = replace(picture, name="[a](b) <i>m`$.png")
-    function, options = OWN[word]
     with saved_figures():
-        page = write(VIT, named, function, tmp_path, **options)
+        given = {"heads": off.heads, "patches": off.patches}
+        page = write(VIT, named, intervene.write_intervened, tmp_path, off=given)
     out = folder_of(page)
     whole_folder(out, "demo")
     assert problems((out / "report.md").read_text(encoding="utf-8")) == []
     assert page_problems((out / "report.html").read_text(encoding="utf-8")) == []
     assert page.read_bytes() == (out / "report.html").read_bytes()
-    record = read_folder(out)
-    off = OFF if word == "intervene" else intervene.Off()
-    answer = intervene.answered(VIT, named, off, intervene.switches_of(VIT))
+    record, answer = read_folder(out), intervene.answered(VIT, named, off, SWITCHES)
     assert (record.intervened, record.classes) == (answer.intervened, answer.classes)
     assert [(each.layer, each.head) for each in record.heads_off] == list(off.heads)
     assert [(each.row, each.column, each.key) for each in record.patches_off] == (
         [(1, 1, 10), (1, 2, 11)] if off.patches else []
     )
-    images, target = picture.images(VIT), VIT.classes.index(record.intervened[0].target)
-    with vitlens.intervene(VIT, intervene.changes_of(VIT, off)), torch.no_grad():
-        assert record.classes[0].logit_after == pytest.approx(float(VIT(images)[0, target]), abs=1e-4)
-    assert all(np.array_equal(*pair) for pair in zip(*map(vars_of, (record.maps, answer.maps))))
-    assert np.array_equal(record.maps.pixels, picture.pixels["vit-digits"].numpy())
-
-
-def vars_of(arrays: object) -> list[np.ndarray]:
-    return list(vars(arrays).values())
+    for name, values in vars(answer.maps).items():
+        assert np.array_equal(getattr(record.maps, name), values)
+    shown = [axes for axes in REPORT(record).first.picture.draw().axes if axes.images]
+    assert [axes.get_title().split()[-1] for axes in shown] == ["image", "before", "after"]
+    image, before, after = (np.asarray(axes.images[0].get_array()) for axes in shown)
+    side = len(image) // 8
+    for each in record.patches_off:
+        assert (image[each.row * side :, each.column * side :][:side, :side] == 0.5).all()
+    assert np.array_equal(before, after) == (off == intervene.Off())
 
 
 def test_a_changed_prediction_is_the_title():
-    switches = intervene.switches_of(VIT)
-    everything = intervene.answered(VIT, picture_of((VIT,)), intervene.Off(switches.heads, tuple(range(64))), switches)
+    everything = intervene.answered(VIT, picture_of((VIT,)), intervene.Off(SWITCHES.heads, tuple(range(64))), SWITCHES)
     (row,) = everything.intervened
     assert row.predicted != row.target
     document = REPORT(everything)
     assert document.title.startswith(f"vit-digits predicts {row.predicted} without 24 heads and 64 patches")
-    assert f"becomes {row.predicted}, was {row.target}" in document.first.answer[0].text
     assert "L1.H1 and 18 more and 64 patches" in document.first.answer[0].text
-
-
-def test_heads_that_a_model_lacks_are_not_switched_off(picture, tmp_path):
-    with pytest.raises(InputError, match=r"of this model \(6 layers of at most 4 heads, 8x8 patches\), found head"):
-        write(VIT, picture, intervene.write_intervened, tmp_path, off={"heads": [[6, 0]]})
-
-
-def test_names_are_escaped_everywhere(picture, tmp_path):
-    bad = '<img src=x onerror="alert(1)">'
-    named = replace(picture, name=bad)
-    page = write(CNN, named, tabs.write_look, tmp_path)
-    assert "<img src=x" not in str(pieces.sentence(bad)) + page.read_text()
-
-
-def test_only_models_with_a_classifier_are_served():
-    headless = Model(
-        torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 4)),
-        alias="features",
-        anatomy=CNN.anatomy,
-        preprocessing=CNN.preprocessing,
-        classes=(),
-        provenance=CNN.provenance,
-        architecture={},
-    )
-    with pytest.raises(UnsupportedError, match="no classifier"):
-        Pool((headless,))
 
 
 def test_examples_are_scenes_for_models_of_digits_and_photographs_for_others(tmp_path):
@@ -269,7 +215,3 @@ def test_examples_are_scenes_for_models_of_digits_and_photographs_for_others(tmp
         (tmp_path / "wide.png").unlink()
         with pytest.raises(InputError, match="found none"):
             examples((str(tmp_path),), (VIT,))
-
-
-def test_the_map_that_answers_a_click_is_a_quick_one():
-    assert (intervene.live_method(VIT), intervene.live_method(CNN)) == ("relevance", "gradcam")

@@ -1,0 +1,97 @@
+"""Which point of a study to take: the cheapest within the margin, none seen, or inconclusive."""
+
+import pytest
+
+from vitlens.commands.study.kinds.report import REPORT, decision
+from vitlens.commands.study.record import ComparisonRow, DesignRow, PointRow, RecipeRow, StudyRecord
+from vitlens.report.claims import Claim
+from vitlens.uncertainty import Estimate
+
+HIGH = Estimate(0.9, 0.88, 0.92, 450)
+WORSE = (-9.0, -12.0, -6.0, 0.001)
+WITHIN = (-0.5, -1.5, 0.5, 0.5)
+OPEN = (-3.0, -7.0, 1.0, 0.2)
+BETTER = (-1.0, -5.0, 3.0, 0.9)
+LITTLE = (-1.0, -1.8, -0.2, 0.01)  # shown to be worse, and shown to be within the margin
+COSTS = {"vit": 40, "swin": 20, "shiftless": 20}
+
+
+def study(gaps, *, detectable=None, costs=COSTS, trained=None) -> StudyRecord:
+    """The best costs 80 operations; gaps: of the others, in points, with their ends and p (Holm)."""
+
+    def point(name, operations):
+        own = (trained or {}).get(name, 100)
+        return PointRow(name, name, name, "", True, HIGH, 0.1, 100, 100, own, operations, 6, 30, 9.0, 3.0)
+
+    rows = [
+        ComparisonRow("best", name, "cnn", name, "cnn", Estimate(*gap[:3], 450, "points"), gap[3], gap[3], detectable)
+        for name, gap in zip(costs, gaps)
+    ]
+    points = [*(point(name, costs[name]) for name in costs), point("cnn", 80)]
+    design = DesignRow("pooling", 6, 3, 100, 450, 10, (32, 32))
+    recipe = RecipeRow("all", "adamw", 1e-3, 64, 6, "none", "")
+    return StudyRecord(design=(design,), points=tuple(points), comparisons=tuple(rows), recipes=(recipe,))
+
+
+def said(record) -> Claim:
+    claim, *_ = REPORT(record).claims
+    assert (claim.question, claim.kind) == ("choice", "answer")
+    return claim
+
+
+@pytest.mark.parametrize(
+    ("gaps", "outcome", "chosen", "within", "left"),
+    [
+        ((WORSE, WORSE, WORSE), "best", "cnn", "", ""),
+        ((WITHIN, WORSE, WORSE), "cheaper", "vit", "vit", ""),
+        ((LITTLE, WORSE, WORSE), "cheaper", "vit", "vit", ""),
+        ((WITHIN, WITHIN, WORSE), "cheaper", "swin", "vit swin", ""),
+        ((OPEN, WITHIN, WORSE), "cheaper", "swin", "swin", "vit"),  # dearer, and not better by the margin
+        ((WITHIN, OPEN, WORSE), "inconclusive", None, "vit", "swin"),  # cheaper than what would be chosen
+        ((BETTER, WITHIN, WORSE), "inconclusive", None, "swin", "vit"),
+        ((OPEN, OPEN, OPEN), "inconclusive", None, "", "vit swin shiftless"),
+    ],
+)
+def test_the_cheapest_within_the_margin_unless_another_is_open(gaps, outcome, chosen, within, left):
+    record = study(gaps)
+    choice, claim = decision(record), said(record)
+    assert (choice.outcome, choice.best.name) == (outcome, "cnn")
+    assert chosen is None or choice.cheapest.name == chosen
+    assert [each.name for each in choice.within] == within.split()
+    assert [each.name for each in choice.open] == left.split()
+    worse = [name for name, gap in zip(COSTS, gaps) if gap == WORSE]
+    assert [each.name for each in choice.worse] == worse
+    assert claim.state == ("" if chosen else "inconclusive")
+    assert chosen is None or (f"**{chosen}**" in claim.says and chosen in claim.title)
+    table = " ".join(line.text for section in REPORT(record).sections for line in section.sentences)
+    assert all(f"**{name}**" in table for name in worse)
+
+
+@pytest.mark.parametrize(
+    ("detectable", "outcome"), [(5.0, "no difference"), (5.1, "inconclusive"), (None, "inconclusive")]
+)
+def test_candidates_are_alike_only_where_a_difference_would_have_been_seen(detectable, outcome):
+    record = study((OPEN, OPEN, WORSE), detectable=detectable)
+    choice = decision(record)
+    assert (choice.outcome, choice.cheapest.name, choice.detectable) == (outcome, "swin", detectable)
+    assert "**cnn**, **vit** and **swin**" in said(record).says
+    assert "0.25 times the operations of **cnn**" in said(record).says
+
+
+def test_of_equal_costs_the_next_decides_and_then_the_order():
+    costs = dict.fromkeys(COSTS, 80)
+    fewer = study((OPEN, OPEN, WORSE), detectable=4.0, costs=costs, trained={"swin": 90})
+    assert decision(fewer).cheapest.name == "swin"
+    assert "0.9 times the trained parameters of **cnn**" in said(fewer).says
+    same = study((OPEN, OPEN, WORSE), detectable=4.0, costs=costs)
+    assert decision(same).cheapest.name == "vit"
+    assert "times" not in said(same).says
+
+
+@pytest.mark.parametrize(("detectable", "says"), [(14.94, "below 14.9 points"), (523.0, "below over 100 points")])
+def test_no_difference_above_a_hundred_points_is_promised(detectable, says):
+    def unknown(**more):
+        return " ".join(line.text for line in REPORT(study((WITHIN, WORSE, WORSE), **more)).first.unknown)
+
+    assert says in unknown(detectable=detectable)
+    assert "may have been missed" not in unknown()

@@ -1,0 +1,258 @@
+"""ENTRIES: every function of a model, as one call on any model and images; what holds for all is tested from here.
+
+Attributions and attacks are read from their registries: a new one is covered by itself, on each model that its families
+name. Another public function of a model is one entry more, which test_common.py asks for.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+import vitlens
+from tests.kit.odd import odd, odd_cnn
+from tests.kit.tiny import images, ours, timm_model, torchvision_swin, torchvision_vit
+from vitlens import Model
+from vitlens.attacks.registry import ATTACKS
+from vitlens.attribution.registry import ATTRIBUTIONS
+
+MODELS: Final[dict[str, Callable[[], Model]]] = {
+    "odd": odd,  # of a user, read from its passes
+    "ours": ours,  # fused attention
+    "distilled": partial(timm_model, "deit_tiny_distilled_patch16_224"),  # of timm, two readouts
+    "multihead": torchvision_vit,  # nn.MultiheadAttention
+    "windows": torchvision_swin,
+    "cnn": odd_cnn,
+}
+PLAIN: Final = ("odd", "ours", "distilled", "multihead")  # one sequence of tokens through all blocks
+ATTENTIVE: Final = (*PLAIN, "windows")
+EVERY: Final = (*ATTENTIVE, "cnn")
+FAMILIES: Final = {"vit": PLAIN, "windowed": ("windows",), "cnn": ("cnn",)}
+HEADLESS: Final = "timm:eva02_tiny_patch14_224"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One function of a model.
+
+    run: on a model and images; models: of MODELS, on which it works; read: what of its result is compared, one row an
+    image where `each`; needs_class: whether a model without a classifier is refused; draws: whether its result depends
+    on a seed and an image's place; exempt: the checks that it does not pass, with the reason of each.
+    """
+
+    name: str
+    run: Callable[[Model, Tensor], Any]
+    read: Callable[[Any], Tensor] | None = None
+    models: tuple[str, ...] = EVERY
+    each: bool = True
+    needs_class: bool = True
+    draws: bool = False
+    exempt: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def of_registry(self) -> bool:
+        return "/" in self.name
+
+    def tensor(self, model: Model, batch: Tensor) -> Tensor:
+        assert self.read is not None
+        return self.read(self.run(model, batch))
+
+
+def labels_of(batch: Tensor) -> Tensor:
+    return torch.arange(len(batch)) % 5
+
+
+def observed(model: Model, batch: Tensor, **how: bool) -> Tensor:
+    kept: list[Tensor] = []
+    vitlens.observe(model, batch, lambda call: kept.append(call.weights()), **how)
+    return kept[0]
+
+
+def captured(model: Model, batch: Tensor, *, graph: bool = False) -> dict[str, Tensor]:
+    """Every place."""
+    found = vitlens.capture(model, batch, vitlens.places(model).names[: -1 if graph else None], graph=graph)
+    if graph:
+        torch.autograd.grad(found.logits.sum(), list(found.values()))
+    return {name: found[name].detach() for name in found}
+
+
+def intervened(model: Model, batch: Tensor) -> Tensor:
+    """Every place changed at once, in a context within another, with gradients on and off; captured inside."""
+    names = [place.name for place in vitlens.places(model) if place.changeable]
+    with vitlens.intervene(model, dict.fromkeys(names, torch.clone)), vitlens.intervene(model, {names[0]: torch.neg}):
+        vitlens.capture(model, batch, names)
+        leaf = batch.clone().requires_grad_()
+        torch.autograd.grad(model(leaf).sum(), leaf)
+        with torch.no_grad():
+            return model(batch)
+
+
+def knocked_out(model: Model, batch: Tensor) -> Tensor:
+    """Keys knocked out in all layers, a head and a block removed, the last block set to its mean."""
+    changes = {
+        "blocks.*.attention.weights": vitlens.KnockOut(keys=[0, 1], queries=2),
+        "blocks.0.head.1": "zero",
+        "blocks.1": "remove",
+    }
+    last = vitlens.places(model).names[-2]
+    with vitlens.intervene(model, changes), vitlens.intervene(model, {last: "mean"}, reference=batch), torch.no_grad():
+        return model(batch)
+
+
+def replayed(model: Model, batch: Tensor) -> Tensor:
+    """Changes by place from a kept clean pass, inside a changed model."""
+    with vitlens.intervene(model, {"blocks.0.mlp": "zero"}), vitlens.replay(model, batch, chunk=2) as kept:
+        sets = [{"blocks.1.mlp": torch.neg}, {"blocks.0.head.1": "zero", "blocks.1": "remove"}]
+        return kept.run(sets).transpose(0, 1)
+
+
+def patched(model: Model, batch: Tensor) -> Tensor:
+    """Every place patched by that of another run, each apart."""
+    other = batch.flip(-1) if isinstance(batch, Tensor) else batch
+    return vitlens.patch(model, batch, other, vitlens.places(model).names[:-1]).logits.transpose(0, 1)
+
+
+def diagnosed(model: Model, batch: Tensor) -> Any:
+    return vitlens.failures(model, batch, labels_of(batch), second=model)
+
+
+def chosen(model: Model, batch: Tensor) -> Any:
+    """On as many images as it needs."""
+    many = (
+        batch.repeat(7, 1, 1, 1)[:20]
+        if isinstance(batch, Tensor) and batch.shape[1:2] == (3,) and batch.dim() == 4
+        else batch
+    )
+    return vitlens.choose_method(model, many, methods=["saliency", "input-x-gradient"])
+
+
+_CALLER: Final = "its caller runs the model, in the caller's mode"
+_FEW: Final = {"masks": 8, "coalitions": 200, "samples": 2, "steps": 3}  # in place of the defaults of many passes
+_OWN: Final = (
+    Entry(
+        "ablate", lambda model, batch: vitlens.ablate(model, batch, labels_of(batch)), lambda found: found.delta_loss,
+        models=ATTENTIVE, each=False,
+    ),
+    Entry("attention", vitlens.attention, lambda found: found[0], models=ATTENTIVE, needs_class=False),
+    Entry("capture", captured, lambda found: next(iter(found.values())), needs_class=False),
+    Entry("capture/graph", partial(captured, graph=True), needs_class=False),
+    Entry("choose_method", chosen, lambda found: torch.tensor(len(found.candidates)), each=False),
+    Entry(
+        "compare", lambda model, batch: vitlens.compare(model, model, batch, labels_of(batch)),
+        lambda found: found.first.confidence,
+    ),
+    Entry(
+        "direct_logit_attribution", vitlens.direct_logit_attribution, lambda found: found.heads, models=PLAIN,
+        needs_class=False,
+    ),
+    Entry(
+        "evaluate", lambda model, batch: vitlens.evaluate(model, batch, labels_of(batch)), lambda found: found.logits,
+    ),
+    Entry(
+        "explorer", vitlens.explorer,
+        lambda found: torch.from_numpy(found.explorer.images[0].weights), models=PLAIN, each=False, needs_class=False,
+    ),
+    Entry("failures", diagnosed, lambda found: found.correct),
+    Entry("features", vitlens.features, lambda found: found.at(-1), needs_class=False),
+    Entry(
+        "features/embedding", lambda model, batch: vitlens.features(model, batch, embedding=True), models=ATTENTIVE,
+        needs_class=False,
+    ),
+    Entry("intervene", intervened, needs_class=False, exempt={"repeated": _CALLER}),
+    Entry("intervene/knock-out", knocked_out, models=PLAIN, needs_class=False, exempt={"repeated": _CALLER}),
+    Entry("logit_lens", vitlens.logit_lens, lambda found: found.logits, models=PLAIN, needs_class=False),
+    Entry("look", vitlens.look, lambda found: found.probabilities),
+    Entry("observe", observed, lambda found: found, models=ATTENTIVE, needs_class=False),
+    Entry("observe/explicit", partial(observed, explicit=True), models=ATTENTIVE, needs_class=False),
+    Entry("observe/graph", partial(observed, graph=True), models=ATTENTIVE, needs_class=False),
+    Entry("patch", patched, lambda found: found, needs_class=False),
+    Entry(
+        "places", lambda model, _: vitlens.places(model), needs_class=False,
+        exempt={"refused pixels": "it takes no images"},
+    ),
+    Entry(
+        "profile", lambda model, _: vitlens.profile(model, batch_sizes=[1]), needs_class=False,
+        exempt={"repeated": "it measures times", "refused pixels": "it draws its own images"},
+    ),
+    Entry("relevance", vitlens.relevance, lambda found: found, models=ATTENTIVE),
+    Entry("replay", replayed, lambda found: found, models=PLAIN, needs_class=False),
+    Entry("rollout", vitlens.rollout, lambda found: found, models=ATTENTIVE, needs_class=False),
+    Entry(
+        "statistics", vitlens.statistics, lambda found: found.distance, models=ATTENTIVE, each=False, needs_class=False
+    ),
+    Entry(
+        "walkthrough", lambda model, batch: vitlens.walkthrough(model, batch[:1]), models=PLAIN[1:], needs_class=False,
+    ),
+)  # fmt: skip
+# public functions of a model that are no entry
+ELSEWHERE: Final = {
+    "images": "reads the model's input size alone",
+    "shape_bias": "runs evaluate, on scenes of shapes and textures: tests/public/failures",
+    "show_heads": "draws: tests/public/test_notebook.py",
+    "show": "draws: tests/public/test_notebook.py",
+    "train": "changes the model: tests/public/training",
+    "zero_shot": "needs open_clip: tests/public/features",
+}
+
+
+def _explained(model: Model, batch: Tensor, *, method: str) -> Tensor:
+    options = {name: value for name, value in _FEW.items() if name in ATTRIBUTIONS[method].options}
+    return vitlens.explain(model, batch, method=method, **options)
+
+
+def _attributions() -> Iterator[Entry]:
+    for name, method in ATTRIBUTIONS.items():
+        models = tuple(model for family in method.families for model in FAMILIES.get(family, ()))
+        yield Entry(
+            f"explain/{name}", partial(_explained, method=name), lambda maps: maps, models,
+            needs_class=method.needs_class, draws=method.random,
+        )  # fmt: skip
+
+
+def _attacked(model: Model, batch: Tensor, *, method: str) -> Any:
+    return vitlens.attack(model, batch, "predicted", method=method, steps=1)
+
+
+def _attacks() -> Iterator[Entry]:
+    for name, method in ATTACKS.items():
+        yield Entry(
+            f"attack/{name}", partial(_attacked, method=name), lambda found: found.images, draws=method.random_start
+        )
+
+
+ENTRIES: Final = {entry.name: entry for entry in (*_OWN, *_attributions(), *_attacks())}
+
+
+def cover() -> Iterator[tuple[str, str, bool]]:
+    """(entry, model, whether by default): each entry meets two models or three, each model entries of each kind.
+
+    What is put back is put back by code that the models share: the first model of an entry, the CNN where it is one of
+    them and, in turn, another. The methods of a registry share theirs too: one model each, in turn.
+    """
+    for number, entry in enumerate(ENTRIES.values()):
+        first, *others = entry.models
+        turn = [model for model in others if model != "cnn"] or [first]
+        quick = {first, turn[number % len(turn)], *({"cnn"} & {*others})}
+        if entry.of_registry:
+            quick = {entry.models[number % len(entry.models)]}
+        for model in entry.models:
+            yield entry.name, model, model in quick
+
+
+@cache
+def shared(name: str) -> Model:
+    """A model that no test changes."""
+    return MODELS[name]()
+
+
+def batch_of(model: Model) -> Tensor:
+    return images(model.input_size, batch=3)
+
+
+@cache
+def headless() -> Model:
+    """Its own configuration in timm has no classes."""
+    return vitlens.load(HEADLESS, random_weights=True, image_size=(28, 28))

@@ -1,0 +1,268 @@
+"""One list of checks for every function of a model, and for every entry of the registries of methods (entries.py).
+
+A check that an entry does not pass stands in the entry's `exempt`, with the reason.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from inspect import isfunction, signature
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+import vitlens
+from tests.contracts.entries import ELSEWHERE, ENTRIES, HEADLESS, MODELS, Entry, batch_of, cover, headless, shared
+from tests.kit.uses import Break, BrokenError, state_of, unsettled
+from vitlens import Model
+from vitlens.errors import DataError, InputError, UnsupportedError
+
+CHECKS = ("repeated", "each image alone", "other numbers", "refused pixels", "float64", "without a classifier")
+ONE_OF_MANY = ("explain/saliency", "attack/fgsm")
+QUICK = pytest.mark.parametrize(
+    ("name", "on"),
+    [pytest.param(name, on, marks=() if quick else pytest.mark.slow) for name, on, quick in cover()],
+)
+
+
+def of_check(check: str, *, reads: bool = True, own: bool = False, each: bool = False) -> pytest.MarkDecorator:
+    """The entries that a check is for. reads: those with numbers to compare; each: with a row for each image; own: of a
+    registry one alone, as the check is of what its entries share."""
+    assert check in CHECKS
+    entries = [entry for entry in ENTRIES.values() if (entry.read or not reads) and (entry.each or not each)]
+    shares = [entry for entry in entries if not (own and entry.of_registry) or entry.name in ONE_OF_MANY]
+    return pytest.mark.parametrize("name", [entry.name for entry in shares if check not in entry.exempt])
+
+
+def test_every_public_function_of_a_model_is_an_entry():
+    functions = {name: getattr(vitlens, name) for name in vitlens.__all__}
+    takes = {
+        name
+        for name, function in functions.items()
+        if isfunction(function) and {Model} & {each.annotation for each in signature(function).parameters.values()}
+    }
+    assert takes | ELSEWHERE.keys() == {name.partition("/")[0] for name in ENTRIES} | ELSEWHERE.keys()
+    assert not ELSEWHERE.keys() & ENTRIES.keys()
+    assert {check for entry in ENTRIES.values() for check in entry.exempt} <= set(CHECKS)
+
+
+def deepest(model: Model) -> nn.Module:
+    """A layer in the middle of things: the last linear one of a block, or of the model."""
+    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    inner = [module for name, module in linear if ".mlp." in name or ".think." in name]
+    return (inner or [module for _, module in linear])[-1]
+
+
+@QUICK
+def test_nothing_is_left_behind(name: str, on: str) -> None:
+    """Success, failures at the first and last call of a layer and in the backward pass, within another use; again."""
+    model, run = unsettled(MODELS[on]()), ENTRIES[name].run
+    batch, before, random = batch_of(model), state_of(model), torch.get_rng_state()
+    run(model, batch)
+    assert state_of(model) == before
+    assert torch.equal(batch, batch_of(model))
+    assert not batch.requires_grad
+    assert torch.equal(torch.get_rng_state(), random) or "repeated" in ENTRIES[name].exempt
+    calls = Break(BrokenError, 0)
+    handle = deepest(model).register_forward_pre_hook(calls)
+    run(model, batch)
+    handle.remove()
+    last = 1 if name == "profile" else calls.calls  # how many passes it makes depends on the time that they take
+    for error, after in ((BrokenError, 1), (KeyboardInterrupt, last)):
+        if name == "places" and not calls.calls:
+            continue
+        handle = deepest(model).register_forward_pre_hook(Break(error, after))
+        fails_as_it_was(model, batch, run, error)
+        handle.remove()
+    backward: list[Tensor] = []
+    handle = breaks_backward(model, backward, raises=False)
+    run(model, batch)
+    handle.remove()
+    if backward:
+        handle = breaks_backward(model, backward, raises=True)
+        fails_as_it_was(model, batch, run, BrokenError)
+        handle.remove()
+    run(model, batch)  # and it works again
+    assert state_of(model) == before
+
+
+def fails_as_it_was(
+    model: Model, batch: Tensor, run: Callable[[Model, Tensor], object], error: type[BaseException]
+) -> None:
+    before = state_of(model)
+    with pytest.raises(error):
+        run(model, batch)
+    assert state_of(model) == before
+
+
+def breaks_backward(model: Model, calls: list[Tensor], *, raises: bool) -> RemovableHandle:
+    def broken(gradient: Tensor) -> None:
+        calls.append(gradient)
+        if raises:
+            raise BrokenError
+
+    def watch(_module: object, _inputs: object, output: object) -> None:
+        if isinstance(output, Tensor) and output.requires_grad:
+            output.register_hook(broken)
+
+    return list(model.module.children())[-1].register_forward_hook(watch)
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_a_use_within_others_undoes_its_own_alone(name: str) -> None:
+    model = unsettled(MODELS[ENTRIES[name].models[0]]())
+    batch, before = batch_of(model), state_of(model)
+    place, called = vitlens.places(model).names[0], []
+    with (
+        vitlens.intervene(model, {place: lambda value: called.append(1) or value}),
+        vitlens.intervene(model, {place: torch.clone}),
+    ):
+        around = state_of(model)
+        ENTRIES[name].run(model, batch)
+        assert state_of(model) == around
+        called.clear()
+        with torch.no_grad():
+            model(batch)
+        assert called == [1]
+    assert state_of(model) == before
+
+
+@of_check("repeated", reads=False)
+def test_a_module_in_training_mode_is_measured_in_evaluation_mode(name: str) -> None:
+    """Twice the same, for all its dropout; its batch statistics unchanged, and in training mode again."""
+    entry = ENTRIES[name]
+    model = MODELS[entry.models[0]]().train()
+    kept = {key: value.clone() for key, value in model.named_buffers()}
+    first, second = (entry.run(model, batch_of(model)) for _ in range(2))
+    assert not differences(first, second)
+    assert all(torch.equal(value, kept[key]) for key, value in model.named_buffers())
+    assert all(module.training for module in model.modules())
+
+
+def differences(first: object, second: object, where: str = "") -> list[str]:
+    """Where two results differ in a number or a word."""
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return [] if torch.equal(first.nan_to_num(nan=-7), second.nan_to_num(nan=-7)) else [where]
+    if is_dataclass(first):
+        names = [field.name for field in fields(first)]
+        pairs = [(name, getattr(first, name), getattr(second, name)) for name in names]
+    elif isinstance(first, Mapping) and isinstance(second, Mapping):
+        pairs = [(str(key), value, second[key]) for key, value in first.items()]
+    elif isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        pairs = [(str(number), *each) for number, each in enumerate(zip(first, second, strict=True))]
+    else:
+        comparable = isinstance(first, str | int | float) and first == first
+        return [where] if comparable and first != second else []
+    return [place for name, one, two in pairs for place in differences(one, two, f"{where}.{name}")]
+
+
+@of_check("each image alone", each=True)
+def test_an_image_does_not_depend_on_its_batch_mates(name: str) -> None:
+    entry = ENTRIES[name]
+    for on in (entry.models[0], entry.models[-1]):
+        model = shared(on)
+        batch = batch_of(model)
+        place = 0 if entry.draws else 1  # random numbers are drawn for an image by its place
+        whole, alone = (entry.tensor(model, part).float() for part in (batch, batch[place : place + 1]))
+        own = whole.unflatten(0, (len(batch), -1))[place]  # windows of an image stand together
+        torch.testing.assert_close(alone, own.view_as(alone), atol=1e-5, rtol=1e-4, equal_nan=True)
+
+
+def first_of(entry: Entry) -> tuple[Model, Tensor]:
+    model = shared(entry.models[0])
+    return model, batch_of(model)
+
+
+@of_check("other numbers", own=True)
+def test_rounding_outside_0_to_1_is_clamped_and_float64_taken(name: str) -> None:
+    entry = ENTRIES[name]
+    model, batch = first_of(entry)
+    batch[:, :, :4] = torch.tensor([0.0, 1.0]).repeat(batch.shape[-1] // 2)
+    expected = entry.tensor(model, batch)
+    outside = batch + 9e-5 * (2 * batch - 1).where((batch == 0) | (batch == 1), 0)
+    for given in (outside, batch.double()):
+        before = given.clone()
+        torch.testing.assert_close(entry.tensor(model, given), expected, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(given, before)  # the images handed in are as they were
+
+
+WRONG: dict[str, Callable[[Tensor], object]] = {
+    "0 to 255": lambda batch: batch * 255,
+    "normalised": lambda batch: (batch - 0.5) / 0.2,
+    "a little above": lambda batch: batch.clamp_min(0.5) + 6e-4,
+    "whole numbers": lambda batch: (batch * 255).long(),
+    "an array of floats": lambda batch: batch.numpy(),
+    "an array with channels first": lambda batch: (batch * 255).byte().numpy(),
+    "NaN": lambda batch: batch.where(batch < 0.9, torch.nan),
+    "infinity": lambda batch: batch.where(batch < 0.9, torch.inf),
+    "one image": lambda batch: batch[0],
+    "channels last": lambda batch: batch.permute(0, 2, 3, 1),
+    "grey": lambda batch: batch[:, :1],
+    "none": lambda batch: batch[:0],
+}
+
+
+@of_check("refused pixels", own=True)
+def test_wrong_pixels_are_refused(name: str) -> None:
+    """As `vitlens.rollout` refuses them, whose words are in messages.txt."""
+    entry = ENTRIES[name]
+    model, batch = first_of(entry)
+    for what, change in WRONG.items():
+        with pytest.raises(DataError) as told:
+            entry.run(model, change(batch))
+        with pytest.raises(DataError) as expected:
+            vitlens.features(model, change(batch))
+        assert str(told.value) == str(expected.value), what
+
+
+@of_check("refused pixels", reads=False, own=True)
+def test_a_name_or_images_in_place_of_the_model_are_refused(name: str) -> None:
+    model, batch = first_of(ENTRIES[name])
+    for given in ("vit-digits", model.module, batch):
+        with pytest.raises(InputError) as told:
+            ENTRIES[name].run(given, batch)
+        assert "\n" not in str(told.value)
+
+
+@of_check("float64")
+def test_a_module_in_float64_gives_what_it_gives_in_float32(name: str) -> None:
+    entry = ENTRIES[name]
+    model, batch = first_of(entry)
+    expected, found = entry.tensor(model, batch), entry.tensor(MODELS[entry.models[0]]().double(), batch)
+    torch.testing.assert_close(found.double(), expected.double(), atol=1e-4, rtol=1e-3, equal_nan=True)
+
+
+@of_check("without a classifier", reads=False)
+def test_what_needs_a_class_is_refused_without_a_classifier_and_nothing_else(name: str) -> None:
+    entry, model = ENTRIES[name], headless()
+    if not entry.needs_class:
+        entry.run(model, batch_of(model))
+        return
+    with pytest.raises(UnsupportedError, match=f"vitlens train {HEADLESS} --freeze-backbone"):
+        entry.run(model, batch_of(model))
+
+
+def test_the_forward_of_the_model_itself_is_free():
+    """Integrated gradients and attacks leave the range on purpose."""
+    model = shared("odd")
+    assert model(batch_of(model) * 255).isfinite().all()
+
+
+def test_reference_images_and_the_other_run_are_checked_too():
+    model, batch = first_of(ENTRIES["patch"])
+    place = vitlens.places(model).names[0]
+    with pytest.raises(DataError), vitlens.intervene(model, {place: "mean"}, reference=batch * 255):
+        pytest.fail("it was not refused")
+    with pytest.raises(DataError):
+        vitlens.patch(model, batch, batch * 255, place)
+    with vitlens.replay(model, batch) as replay, pytest.raises(DataError):
+        replay.run([{place: "mean"}], reference=batch * 255)
+
+
+def test_training_takes_splits_alone():
+    """Its two parts are given by name and part, so that no image is in both."""
+    for given in (batch_of(shared("odd")), "photos/", np.zeros((2, 8, 8, 3), np.uint8)):
+        with pytest.raises(DataError, match="load_data"):
+            vitlens.train(shared("odd"), given, given, recipe=None, directory=None)

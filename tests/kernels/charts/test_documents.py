@@ -1,0 +1,203 @@
+"""The charts of reports: the numbers that they draw are those of the record; all of two runs drawn once."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib import colormaps
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+
+from tests.kit.axes import cut_off, overlapping, pixels
+from tests.kit.making import save, untrained
+from vitlens.cli.main import run
+from vitlens.commands.registry import COMMANDS
+from vitlens.commands.run.publish import read_folder
+from vitlens.uncertainty import wilson
+
+
+def figure_of(record, name: str) -> Figure:
+    """A figure of a record's report."""
+    (figure,) = [each for each in COMMANDS[record.command].report(record).figures if each.name == name]
+    return figure.draw()
+
+
+def array(axes):
+    return np.asarray(axes.images[0].get_array())
+
+
+@pytest.mark.parametrize("name", ["features", "walkthrough"])
+def test_every_figure_is_drawn_whole(golden, name):
+    """Of the two commands whose figures no other has."""
+    for figure in golden(name).document.figures:
+        drawn = figure.draw()
+        assert cut_off(drawn) == [], figure.name
+        assert not overlapping(drawn), figure.name
+        assert pixels(drawn).std() > 0.01, figure.name
+
+
+def confusions(golden, counts):
+    """An evaluation with these counts (class, prediction)."""
+    record = golden("evaluate").record
+    kinds, model = record.contents().tables, record.aliases[0]
+    names = [f"class {index}" for index in range(len(counts))]
+    found = [
+        kinds["confusion"](model, names[row], names[column], int(count))
+        for (row, column), count in np.ndenumerate(counts)
+        if count
+    ]
+    rows = [kinds["per_class"](model, name, int(own.sum()), wilson(1, 2)) for name, own in zip(names, counts)]
+    config = replace(record.config, models=record.config.models[:1])
+    return replace(record, config=config, confusion=tuple(found[::-1]), per_class=tuple(rows))
+
+
+def test_confusions_are_counts_coloured_by_the_share_of_their_class(golden):
+    counts = np.array([[8, 2, 0], [0, 9, 0], [1, 1, 2]])
+    axes, *_ = figure_of(confusions(golden, counts), "confusion").axes
+    np.testing.assert_allclose(array(axes), 100 * counts / counts.sum(1, keepdims=True))
+    written = {(text.get_position()[1], text.get_position()[0]): text.get_text() for text in axes.texts}
+    assert {at: int(word or 0) for at, word in written.items()} == dict(np.ndenumerate(counts))
+    many = np.diag([9] * 30)
+    many[20, 25] = 4
+    axes, *_ = figure_of(confusions(golden, many), "confusion").axes
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert len(names) < 30  # those that are confused most, in the order of the data
+    assert {"class 20", "class 25"} <= set(names)
+    assert names == sorted(names, key=lambda name: int(name.split()[1]))
+
+
+def test_bins_have_the_interval_of_their_accuracy_and_empty_ones_are_left_out(golden):
+    record = golden("evaluate").record
+    kind, (a, b) = record.contents().tables["calibration"], record.aliases
+    bins = (kind(a, 0.9, 0.75, 40), kind(a, 0.0, 0.0, 0), kind(b, 0.5, 1.0, 60))
+    enough = replace(record.config, data=replace(record.config.data, images=100))
+    figure = figure_of(replace(record, calibration=bins, config=enough), "calibration")
+    (axes,) = figure.axes
+    points = [container.lines[0].get_xydata().tolist() for container in axes.containers]
+    assert points == [[[90, 75]], [[50, 100]]]
+    intervals = [container.lines[2][1].get_segments()[0][:, 1] for container in axes.containers]
+    for found, expected in zip(intervals, (wilson(30, 40), wilson(60, 60))):
+        np.testing.assert_allclose(sorted(found), [100 * expected.low, 100 * expected.high])
+    error = 100 * record.scores[0].calibration_error.value
+    assert figure.legends[0].get_texts()[0].get_text() == f"{a}: ECE {error:.1f} points"
+    few = COMMANDS["evaluate"].report(replace(record, calibration=bins))  # of 40 images
+    assert "calibration" not in {each.name for each in few.figures}
+
+
+@pytest.fixture(scope="module")
+def swin(pictures: Path, tmp_path_factory: pytest.TempPathFactory):
+    """The attention of an untrained Swin: windows of 4x4 patches, shifted in every second layer."""
+    folder = tmp_path_factory.mktemp("swin")
+    save(untrained("swin-micro", classes=("a", "b")), folder / "swin" / "model.safetensors")
+    line = ["attention", str(folder / "swin"), "--images", str(pictures / "0.png"), "--device", "cpu", "--quiet"]
+    assert run([*line, "--out", str(folder / "out")]) == 0
+    return read_folder(folder / "out")
+
+
+def test_windows_side_by_side_have_different_colours_and_the_panels_their_numbers(swin):
+    figure = figure_of(swin, "windows")
+    assert not cut_off(figure)
+    first, second, reach, mask = figure.axes[:4]
+    for axes, parts in ((first, swin.window_maps.part[0]), (second, swin.window_maps.part[1])):
+        drawn = np.asarray(axes.images[1].get_array())
+        for one, other, of_one, of_other in (
+            (drawn[1:], drawn[:-1], parts[1:], parts[:-1]),
+            (drawn[:, 1:], drawn[:, :-1], parts[:, 1:], parts[:, :-1]),
+        ):
+            np.testing.assert_array_equal(one != other, of_one != of_other)
+        assert f"{len(np.unique(parts))} parts" in axes.get_title()
+    np.testing.assert_array_equal(array(mask), swin.window_maps.mask[1])
+    seen = [int(swin.window_maps.reach[at].sum()) for at in (0, 1)]
+    assert f"{seen[0]}, then {seen[1]} patches" in reach.get_title()
+    row, column = swin.windows[1].patch
+    assert reach.lines[-1].get_xydata().tolist() == [[column + 0.5, row + 0.5]]
+
+
+def test_fields_by_layer_and_their_maps(swin):
+    rows = swin.receptive_fields
+    axes = figure_of(swin, "receptive_field").axes[0]
+    np.testing.assert_allclose(axes.lines[0].get_xydata(), [[row.layer, row.distance.value] for row in rows])
+    (seen,) = figure_of(swin, "receptive_seen").axes
+    np.testing.assert_allclose(seen.lines[0].get_ydata(), [100 * row.seen for row in rows])
+    maps = [axes for axes in figure_of(swin, "receptive_maps").axes if axes.images]
+    assert [axes.get_xlabel() for axes in maps] == [f"layer {row.layer}" for row in rows]
+    for axes, field in zip(maps, swin.field_maps.field.values()):
+        np.testing.assert_allclose(np.nan_to_num(array(axes).astype(float)), np.sqrt(field), rtol=1e-5)
+        np.testing.assert_array_equal(np.isnan(array(axes).astype(float)), field == 0)  # grey
+
+
+@pytest.mark.parametrize(("layers", "heads"), [(3, 2), (5, 2)])
+def test_heads_stand_where_their_labels_say(golden, layers, heads):
+    """Layers down, or across where they are more than twice as many as heads."""
+    record = golden("attention of digits").record
+    maps = np.zeros((layers, len(record.maps.pixels), heads, 4, 4))
+    maps[...] = (0.1 * np.arange(layers)[:, None] + 0.01 * np.arange(heads))[:, None, :, None, None]
+    rows = tuple(replace(record.layers[0], layer=layer) for layer in range(layers))
+    given = replace(record, layers=rows, maps=replace(record.maps, layer=dict(enumerate(maps)), rollout=None))
+    figure = figure_of(given, "heads")
+    _image, *cells = [axes for axes in figure.axes if axes.images]
+    wanted = 10 * np.arange(layers)[:, None] + np.arange(heads)
+    drawn = np.array([array(axes)[0, 0] for axes in cells])
+    across = layers > 2 * heads
+    np.testing.assert_allclose(drawn, (wanted.T if across else wanted).ravel(), atol=1e-4)
+    columns = [axes.get_title() for axes in figure.axes if axes.get_title()]
+    expected = [f"layer {at}" if at == 0 else str(at) for at in range(layers)] if across else ["head 0", "1"]
+    assert columns == ["image", *expected]
+
+
+def test_a_patch_is_outlined_in_the_image_and_in_each_map(golden):
+    record = golden("attention of a patch").record
+    figure = figure_of(record, "query")
+    shown = [axes for axes in figure.axes if axes.images]
+    (row, column), (rows, columns) = (record.query[0].row, record.query[0].column), record.query[0].grid
+    for axes in shown:
+        side = np.array([axes.get_xlim()[1] / columns, axes.get_ylim()[0] / rows])
+        ends = axes.collections[-1].get_paths()[0].get_extents()
+        np.testing.assert_allclose([ends.x0, ends.y0], side * (column, row), atol=1)
+        np.testing.assert_allclose([ends.x1, ends.y1], side * (column + 1, row + 1), atol=1)
+    assert len(shown) == 3 * (1 + len({each.layer for each in record.query}))
+
+
+def test_one_head_step_by_step(golden):
+    record = golden("walkthrough").record
+    head, row = record.head, record.row
+    scores, weights = figure_of(record, "weights").axes[:2]
+    np.testing.assert_allclose(array(scores), head.scores, rtol=1e-5)
+    np.testing.assert_allclose(array(weights), 100 * head.weights, rtol=1e-5)
+    norm = scores.images[0].norm
+    assert norm.vmin == -norm.vmax
+    matrix, over, *_ = figure_of(record, "row").axes
+    outlined = matrix.patches[-1]
+    assert (outlined.get_y(), outlined.get_height()) == (row.query - 0.5, 1)
+    patches = head.weights[row.query, len(row.prefix) :].reshape(row.grid)
+    image = np.tensordot([0.2126, 0.7152, 0.0722], head.pixels[0] / 255, 1)[..., None]
+    times = len(array(over)) // len(image)
+    colours = (array(over)[::times, ::times] - 0.35 * image) / 0.65  # without the grey image
+    scale = Normalize(0 if patches.min() < 0.02 * np.percentile(patches, 99.5) else patches.min(), clip=True)
+    scale.vmax = np.percentile(patches, 99.5)
+    expected = colormaps["viridis"](scale(np.kron(patches, np.ones(row.patch_size))))[..., :3]
+    np.testing.assert_allclose(colours, expected, atol=0.02)
+    queries, keys, values = figure_of(record, "queries_keys").axes[:3]
+    for axes, own, token in ((queries, head.queries, row.query), (keys, head.keys, row.key), (values, head.values, 0)):
+        np.testing.assert_allclose(array(axes), own, rtol=1e-5)
+        assert [patch.get_y() for patch in axes.patches] == ([] if axes is values else [token - 0.5])
+    bars, middle, below = figure_of(record, "values").axes[:3]
+    np.testing.assert_allclose([bar.get_width() for bar in bars.patches], 100 * head.weights[row.query], rtol=1e-5)
+    np.testing.assert_allclose(array(below)[0], head.weights[row.query] @ array(middle), rtol=1e-4, atol=1e-6)
+
+
+def test_patches_in_another_order_are_moved_whole(golden):
+    record = golden("walkthrough").record
+    patches = int(np.prod(record.row.grid))
+    order = np.random.default_rng(0).permutation(patches)
+    given = replace(record, head=replace(record.head, order=order))
+    first, moved, *_ = [axes for axes in figure_of(given, "without_positions").axes if axes.images]
+    side = array(first).shape[0] // record.row.grid[0]
+
+    def cells(axes):
+        own = array(axes)
+        rows, columns = record.row.grid
+        return own.reshape(rows, side, columns, side, 3).swapaxes(1, 2).reshape(patches, side, side, 3)
+
+    np.testing.assert_array_equal(cells(moved), cells(first)[order])

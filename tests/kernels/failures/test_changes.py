@@ -1,0 +1,158 @@
+"""Each change moves its property, and its control is as large and leaves it as it is."""
+
+import pytest
+import torch
+from torch import Tensor
+from torchvision.transforms.v2 import functional as transforms
+
+import vitlens
+from tests.kit.planted_failures import SIDE, pictures_of, properties, squares
+from tests.kit.splits import split_of
+from vitlens import Split
+from vitlens.analysis.failures.covariates import CHANGES, Edited
+
+LUMINANCE = torch.tensor([0.2126, 0.7152, 0.0722])
+
+
+def edited(split: Split, name: str, sign: int, maps: Tensor | None = None) -> Edited:
+    return CHANGES[name](pictures_of(split, maps), sign)
+
+
+def images_of(split: Split) -> Tensor:
+    return split.source.pixels.float() / 255
+
+
+def luminance(images: Tensor) -> Tensor:
+    return torch.einsum("bchw,c->bhw", images, LUMINANCE)
+
+
+def of_pixels(images: Tensor, masks: Tensor | None = None) -> dict[str, Tensor]:
+    """Properties of changed images."""
+    return properties(split_of(images, torch.arange(len(images)) % 2, ("across", "down"), masks=masks))
+
+
+def border(planes: Tensor) -> Tensor:
+    """Whether any pixel at the border is true."""
+    return torch.cat([planes[:, 0], planes[:, -1], planes[:, :, 0], planes[:, :, -1]], 1).any(1)
+
+
+def from_centre(images: Tensor) -> Tensor:
+    """Where the centre of what is brighter than the ground lies, down and right, px; bright pixels left out."""
+    planes = luminance(images)
+    inside = ((planes > 0.38) & (planes < 0.9)).float()
+    places = torch.arange(SIDE) + 0.5
+    return torch.stack([inside.sum(2) @ places, inside.sum(1) @ places], 1) / inside.sum((1, 2))[:, None] - SIDE / 2
+
+
+@pytest.fixture(scope="module")
+def scenes() -> Split:
+    return squares(40, seed=4, dots=0)
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_moved_to_and_from_the_centre_with_a_control_around_it(scenes, sign):
+    before = from_centre(images_of(scenes))
+    changed, control = (from_centre(images) for images in edited(scenes, "off_centre", sign))
+    radius, far = before.norm(dim=1), before.norm(dim=1) > 2
+    if sign < 0:
+        assert changed.norm(dim=1).max() < 1.2, "whole pixels"
+    else:
+        assert (changed.norm(dim=1) > radius - 0.6).all()
+        assert (changed.norm(dim=1) - radius).mean() > 1
+    distance = [(after - before).norm(dim=1)[far] for after in (changed, control)]
+    assert (control.norm(dim=1) - radius).abs().mean() < 1.0
+    assert float((distance[0] - distance[1]).abs().mean()) < 2.0
+
+
+def test_moved_off_the_border_with_a_control_along_it(scenes):
+    images, (changed, control) = images_of(scenes), edited(scenes, "border", -1)
+    touching = border(scenes.masks)
+    assert 5 < int(touching.sum()) < 35
+    edges = [border((luminance(each) - 0.3).abs() > 0.07) for each in (changed, control)]
+    assert not edges[0].any()
+    assert edges[1].sum() > 0.8 * touching.sum(), "but where the stripe at the border is a dark one"
+    torch.testing.assert_close(changed[~touching], images[~touching], atol=1e-5, rtol=0)
+    assert ((control - images)[touching].flatten(1).abs().amax(1) > 0.05).all()
+
+
+@pytest.mark.parametrize(("sign", "least", "most"), [(1, 1.15, 1.35), (-1, 0.72, 0.88)])
+def test_scaled_with_a_turn_as_control(sign, least, most):
+    split = vitlens.load_data("digits", limit=40)
+    pictures = pictures_of(split)
+    changed, control = CHANGES["size"](pictures, sign)
+    before, after, turned = (
+        ((images - pictures.ground).abs().amax(1) > 0.15).flatten(1).sum(1).sqrt()
+        for images in (pictures.images, changed, control)
+    )
+    free = before < 18  # room to grow
+    assert least < float((after / before)[free].mean()) < most
+    assert float((turned / before).mean()) == pytest.approx(1, abs=0.05)
+    assert (control - pictures.images).abs().flatten(1).amax(1).min() > 0.05
+
+
+@pytest.mark.parametrize("masks", [True, False])
+@pytest.mark.parametrize(("name", "sign"), [(n, s) for n in ("contrast", "brightness", "sharpness") for s in (-1, 1)])
+def test_pixels_change_as_much_as_their_control_which_keeps_luminance(masks, name, sign):
+    split = squares(30, seed=1, masks=masks, dots=0)
+    if (name, sign) == ("sharpness", 1):  # nothing is sharper than its edges
+        smooth = transforms.gaussian_blur(split.source.pixels, [9, 9], [1.5, 1.5])
+        split = split_of(smooth, split.labels, split.classes, masks=split.masks)
+    images, (changed, control) = images_of(split), edited(split, name, sign)
+    sizes = [(each - images).square().mean((1, 2, 3)).sqrt() for each in (changed, control)]
+    torch.testing.assert_close(*sizes, rtol=0.1, atol=2e-3)
+    before, after, same = (of_pixels(each)[name] for each in (images, changed.clamp(0, 1), control))
+    assert (after - before).mean() * sign > 4 * (same - before).abs().mean()
+    assert float(control.min()) >= 0
+    assert float(control.max()) <= 1
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_the_contrast_of_an_object_to_its_ground_changes_by_a_half(scenes, sign):
+    changed, control = edited(scenes, "object_contrast", sign)
+    before, after, same = (of_pixels(each.clamp(0, 1), scenes.masks) for each in (images_of(scenes), changed, control))
+    factor = 1.5 if sign > 0 else 1 / 1.5
+    dark = before["object_contrast"] < 0.2  # brighter ones reach white
+    torch.testing.assert_close(
+        after["object_contrast"][dark], factor * before["object_contrast"][dark], rtol=0.1, atol=5e-3
+    )
+    torch.testing.assert_close(same["object_contrast"], before["object_contrast"], rtol=0, atol=0.02)
+    ground = ~scenes.masks[:, None].expand_as(changed)
+    assert torch.equal(changed[ground], images_of(scenes)[ground])
+
+
+def test_scenes_are_drawn_again_without_clutter_or_blurred_and_the_control_is_as_cluttered():
+    drawn = vitlens.load_data("digits", limit=12)
+    for images, how in zip(edited(drawn, "clutter", -1), ("without distractors", "other ground")):
+        assert torch.equal(images, drawn.scenes.redrawn(how).float() / 255)
+    split = squares(30, seed=1)
+    changed, control = edited(split, "clutter", -1)
+    before, after, same = (of_pixels(each, split.masks)["clutter"] for each in (images_of(split), changed, control))
+    assert after.mean() < 0.3 * before.mean()
+    assert float(same.mean()) == pytest.approx(float(before.mean()), rel=0.15)
+    kept = split.masks[:, None].expand_as(changed)
+    for images in (changed, control):
+        assert torch.equal(images[kept], images_of(split)[kept])
+
+
+def test_a_photograph_is_shifted_so_that_its_map_is_centred():
+    images = torch.zeros(2, 3, SIDE, SIDE)
+    images[0, :, 4, 20], images[1, :, 16, 16] = 1, 1
+    split = split_of(images, torch.tensor([0, 1]), ("a", "b"))
+    maps = torch.zeros(2, SIDE, SIDE)
+    maps[0, 2, 20] = 1.0  # the other is uniform
+    changed, control = edited(split, "map_off_centre", -1, maps)
+    assert changed[0, 0, 4 + SIDE // 4, 15:17].max() == 1, "by a quarter of a side at most"
+    assert torch.equal(changed[1], images[1]), "a map that is not known moves nothing"
+    assert not torch.equal(control[0], changed[0])
+    zoomed, shifted = edited(split, "map_size", 1)
+    assert zoomed.sum() > images.sum()
+    place = divmod(int(shifted[1, 0].argmax()), SIDE)  # as far as a zoom by a quarter moves a pixel on average
+    assert torch.tensor(place).float().sub(16).norm().item() == pytest.approx(0.25 * SIDE / 6**0.5, abs=0.8)
+
+
+def test_objects_that_fill_the_image_and_empty_masks():
+    split = squares(3, dots=0)
+    split.masks[0], split.masks[1] = True, False
+    for name in ("off_centre", "size", "object_contrast", "border", "clutter"):
+        for images in edited(split, name, -1):
+            assert images.isfinite().all(), name

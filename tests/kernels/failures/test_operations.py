@@ -1,0 +1,162 @@
+"""Operations on images, the two tables of them, and a model's accuracy after them."""
+
+import math
+
+import pytest
+import torch
+
+import vitlens
+from vitlens.analysis.failures.disturbances import CORRUPTIONS, DISTURBANCES, SEVERITIES
+from vitlens.analysis.failures.operations import (
+    OPERATIONS,
+    Corrupted,
+    correct_after,
+    covered,
+    frequency_bands,
+    shuffled,
+)
+
+IMAGES = torch.rand(4, 3, 16, 24, generator=torch.Generator().manual_seed(0))
+KEYS = torch.arange(4)
+TABLES = [*CORRUPTIONS.items(), *DISTURBANCES.items()]
+
+
+def test_every_corruption_has_five_severities():
+    assert all(len(entry.levels) == len(SEVERITIES) for entry in CORRUPTIONS.values())
+
+
+@pytest.mark.parametrize(("kind", "entry"), TABLES, ids=[kind for kind, _ in TABLES])
+def test_damage_grows_with_the_level_whatever_the_batch(kind, entry):
+    """Of disturbances the first level changes nothing."""
+    smooth = torch.nn.functional.interpolate(IMAGES, size=(32, 48), mode="bilinear")
+    before, levels, operation = smooth.clone(), entry.at((32, 48)), OPERATIONS[entry.operation]
+    found = [operation(smooth, level, KEYS).clamp(0, 1) for level in levels]
+    assert torch.equal(smooth, before)
+    distances = [float((one - smooth).square().mean()) for one in found]
+    if entry is CORRUPTIONS.get(kind):
+        assert distances == sorted(distances)
+        assert distances[0] > 0
+    else:
+        assert len(levels) > 2
+        torch.testing.assert_close(found[0], smooth, atol=1e-6, rtol=0)
+        assert all(distance > 0 for distance in distances[1:])
+    alone = operation(smooth[2:3], levels[2], KEYS[2:3]).clamp(0, 1)
+    torch.testing.assert_close(alone[0], found[2][2], atol=1e-6, rtol=0)
+
+
+def test_noise_and_the_covered_square_are_as_large_as_they_say():
+    grey, (noise, square) = torch.full((4, 3, 64, 64), 0.5), (CORRUPTIONS[kind] for kind in ("noise", "occlusion"))
+    change = OPERATIONS["noise"](grey, noise.levels[0], KEYS) - grey
+    assert float(change.std()) == pytest.approx(noise.levels[0], rel=0.03)
+    assert abs(float(change.mean())) < 2e-3
+    assert not torch.equal(change[0], change[1])
+    images = torch.rand(3, 3, 40, 40, generator=torch.Generator().manual_seed(1))
+    changed = (OPERATIONS["occlusion"](images, square.levels[4], KEYS[:3]) != images).any(1)
+    assert changed.sum((1, 2)).tolist() == [round(square.levels[4] * 40) ** 2] * 3
+
+
+def test_shuffling_keeps_every_tile_in_an_order_of_its_own():
+    for before, after in zip(IMAGES, shuffled(IMAGES, 4, KEYS)):
+        tiles = [part.unfold(1, 4, 4).unfold(2, 6, 6).permute(1, 2, 0, 3, 4).flatten(0, 1) for part in (before, after)]
+        found = [{tuple(tile.flatten().tolist()) for tile in each} for each in tiles]
+        assert found[0] == found[1]
+        assert not torch.equal(before, after)
+    image = IMAGES[:1].expand(8, -1, -1, -1)
+    assert len({tuple(one.flatten().tolist()) for one in shuffled(image, 4, torch.arange(8))}) == 8
+    again = shuffled(image, 4, torch.zeros(8, dtype=torch.long))
+    assert (again == again[0]).all()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_on_average_that_share_of_the_pixels_has_the_mean_colour(share):
+    images = IMAGES[:1].expand(400, -1, -1, -1)
+    gone = (covered(images, share, torch.arange(400)) == images.mean((2, 3))[:, :, None, None]).all(1).float()
+    assert gone.mean().item() == pytest.approx(share, abs=0.02 if 0 < share < 1 else 0)
+
+
+@pytest.mark.parametrize(("side", "patch"), [(32, 4), (28, 7), (224, 16)])
+def test_covered_squares_stay_covered_and_are_off_the_grid_of_patches(side, patch):
+    """A square of the grid itself would remove a token and leave its neighbours as they are; these never do."""
+    images, keys = torch.rand(64, 3, side, side, generator=torch.Generator().manual_seed(0)), torch.arange(64)
+    changed, more = ((covered(images, share, keys) != images).any(1) for share in (0.5, 0.75))
+    assert not (changed & ~more).any()
+    assert changed.float().mean().item() == pytest.approx(0.5, abs=0.03)
+    whole = changed.unflatten(1, (-1, patch)).unflatten(3, (-1, patch)).float().mean((2, 4))
+    assert ((whole > 0) & (whole < 1)).any((1, 2)).all()  # every image has patches covered in part
+
+
+def grating(*, cycles: int, size: tuple[int, int] = (32, 32), across: bool = True) -> torch.Tensor:
+    """(1, 3, height, width): whole periods of a sine along one axis, around 0.5."""
+    along = torch.arange(size[across]) / size[across]
+    wave = 0.5 + 0.4 * (2 * math.pi * cycles * along).sin()
+    return (wave[None] if across else wave[:, None]).expand(1, 3, *size).contiguous()
+
+
+@pytest.mark.parametrize("cutoff", [0.0, 0.5, 1.5])
+def test_low_and_high_frequencies_make_the_image(cutoff):
+    images = torch.rand(3, 3, 24, 37, generator=torch.Generator().manual_seed(0))
+    low, high = frequency_bands(images, cutoff=cutoff)
+    torch.testing.assert_close(low + high, images)
+    torch.testing.assert_close(low.mean((2, 3)), images.mean((2, 3)))
+    torch.testing.assert_close(high.mean((2, 3)), torch.zeros(3, 3), atol=1e-6, rtol=0)
+    if cutoff in (0.0, 1.5):  # none but the mean, or all
+        expected = images if cutoff else images.mean((2, 3), keepdim=True).expand_as(images)
+        torch.testing.assert_close(low, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("across", [True, False])
+def test_the_cut_off_is_where_it_says(across):
+    """8 cycles over 32 px are half of Nyquist's 16, kept at 0.5 and gone below; and not cycles an image: over 64 px
+    they are a quarter."""
+    image = grating(cycles=8, across=across)
+    for name, cutoff, kept in (("low-pass", 0.5, 1), ("low-pass", 0.49, 0), ("high-pass", 0.49, 1)):
+        expected = image if kept else torch.full_like(image, 0.5)
+        torch.testing.assert_close(OPERATIONS[name](image, cutoff, KEYS), expected, atol=1e-5, rtol=0)
+    wide = grating(cycles=8, size=(32, 64) if across else (64, 32), across=across)
+    torch.testing.assert_close(OPERATIONS["low-pass"](wide, 0.3, KEYS), wide, atol=1e-5, rtol=0)
+
+
+def made(alias: str, shares: list[float]) -> Corrupted:
+    """Right on the first share of 40 images, one share a kind, the same at all severities."""
+    rows = torch.stack([torch.arange(40) < 40 * share for share in shares])
+    return Corrupted(alias, rows[:, None].expand(len(CORRUPTIONS), len(SEVERITIES), 40).contiguous())
+
+
+def test_mean_corruption_error_is_the_mean_of_ratios():
+    vit, cnn = made("vit", [0.9, 0.8] + [0.5] * 5), made("cnn", [0.8, 0.2] + [0.5] * 5)
+    found = vit.relative_error(cnn)
+    assert found.value == pytest.approx((0.1 / 0.2 + 0.2 / 0.8 + 5) / 7)
+    assert found.low <= found.value <= found.high
+    assert cnn.relative_error(cnn).value == pytest.approx(1)
+    assert made("cnn", [1.0] * 7).relative_error(vit).value == 0
+    assert vit.relative_error(made("cnn", [1.0] * 7)) is None
+    assert vit.mean_error().value == pytest.approx((0.1 + 0.2 + 2.5) / 7)
+    assert [vit.accuracy(kind, 2).value for kind in list(CORRUPTIONS)[:3]] == pytest.approx([0.9, 0.8, 0.5])
+
+
+def test_the_accuracy_lost_is_paired_by_image():
+    """A tenth of the images is wrong when clean, a fifth under every corruption: the same tenth and as many others."""
+    clean, right = torch.arange(400) % 10 > 0, torch.arange(400) % 10 > 1
+    found = Corrupted("m", right.expand(len(CORRUPTIONS), len(SEVERITIES), 400))
+    lost = found.lost(clean)
+    assert (lost.value, lost.unit, lost.n) == (pytest.approx(10), "points", 400)
+    assert 6 < lost.low < 10 < lost.high < 14
+    assert found.lost(right).value == found.lost(right).high == 0
+
+
+def test_the_accuracy_of_a_model_falls_and_shares_of_the_images_agree():
+    model, split, done = vitlens.load("cnn-digits"), vitlens.load_data("digits", limit=40), []
+    entries = [DISTURBANCES[kind] for kind in ("low-pass", "occlusion", "shuffle")]
+    changes = [(way.operation, level) for way in entries for level in way.at(split.size)]
+    changes += [(known.operation, level) for known in CORRUPTIONS.values() for level in known.levels[::4]]
+    keys, mine = torch.arange(40), torch.arange(1, 40, 3)
+    whole = correct_after(model, split, changes, keys=keys, advance=done.append)
+    assert whole.shape == (len(changes), 40)
+    assert sum(done) == whole.numel()
+    clean = vitlens.evaluate(model, split).correct
+    for way in entries:
+        first, *_, last = (row for row, (name, _) in enumerate(changes) if name == way.operation)
+        assert torch.equal(whole[first], clean)
+        assert whole[last].float().mean() < clean.float().mean() - 0.3
+    part = correct_after(model, split.pick(mine), changes, keys=keys[mine], batch_size=5)
+    assert (part == whole[:, mine]).float().mean() > 0.99  # rounding may decide one

@@ -1,0 +1,217 @@
+"""Many variants at once beside one by one, and imputation beside the grad-cam package."""
+
+import pytest
+import torch
+from scipy.sparse import csc_matrix
+from scipy.sparse.linalg import spsolve
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.kit.tiny import images, ours, timm_model
+from vitlens import Model
+from vitlens.analysis.faithfulness.removal import (
+    SHARES,
+    TOLERANCE,
+    Variants,
+    blurred,
+    both_orders,
+    faithfulness,
+    imputed,
+    substrate_images,
+)
+from vitlens.errors import InputError, UnsupportedError
+
+SAME = {"atol": 2e-5, "rtol": 1e-4}
+MODELS = {
+    "ours": ours,
+    "mean": lambda: ours(pooling="mean"),
+    "distilled": lambda: timm_model("deit_tiny_distilled_patch16_224"),
+    "registers": lambda: timm_model("vit_small_patch14_reg4_dinov2"),
+    "rotary": lambda: timm_model("eva02_tiny_patch14_224"),
+    "swin": lambda: timm_model("swin_tiny_patch4_window7_224"),
+}
+
+
+def grid_of(model: Model) -> tuple[int, int]:
+    """Of a model of windows that of a ViT of its size."""
+    return model.layout.grid if model.anatomy.layout else (8, 8)
+
+
+def pixels_of(removed: Tensor, model: Model) -> Tensor:
+    """Which pixels (1, height, width) belong to the removed patches of one image."""
+    cells = removed.view(1, 1, *grid_of(model)).float()
+    return F.interpolate(cells, size=model.input_size, mode="nearest-exact")[0] > 0.5
+
+
+@torch.no_grad()
+def one_by_one(model: Model, batch: Tensor, which: Tensor, removed: Tensor, substrate: str) -> Tensor:
+    """The logits of each variant by itself."""
+    rows = []
+    for index, gone in zip(which.tolist(), removed):
+        hole, image = pixels_of(gone, model), batch[index : index + 1]
+        if substrate == "imputed":
+            seen = imputed(image, hole[None])
+        else:
+            seen = torch.where(hole, substrate_images(image, substrate), image)
+        rows.append(model(seen)[0])
+    return torch.stack(rows)
+
+
+def variants(model: Model, count: int = 11, batch: int = 3) -> tuple[Tensor, Tensor, Tensor]:
+    rows, columns = grid_of(model)
+    removed = torch.rand(count, rows * columns, generator=torch.Generator().manual_seed(3)) < 0.5
+    removed[0], removed[1] = False, torch.arange(rows * columns) > 0
+    removed[-1] = removed[-1 - batch]  # the same variant again
+    return images(model.input_size, batch=batch), torch.arange(count) % batch, removed
+
+
+@pytest.mark.parametrize(
+    ("name", "substrate"), [*((name, "mean") for name in MODELS), ("ours", "blur"), ("ours", "black")]
+)
+def test_many_variants_at_once_are_each_by_itself(name, substrate):
+    model = MODELS[name]()
+    batch, which, removed = variants(model)
+    found = Variants(model, batch, substrate=substrate, batch_size=4).logits(which, removed)
+    torch.testing.assert_close(found, one_by_one(model, batch, which, removed, substrate), **SAME)
+    if name == "swin":
+        with pytest.raises(UnsupportedError):
+            Variants(model, images(), substrate="absent")
+
+
+@torch.no_grad()
+def test_absent_patches_are_no_tokens():
+    """By hand: the model's own blocks and head on the tokens that stay."""
+    model = ours()
+    batch, which, removed = variants(model)
+    found = Variants(model, batch, substrate="absent", batch_size=2).logits(which, removed)
+    module = model.module
+    for row, index, gone in zip(found, which, removed):
+        kept = module.tokens(model.prepare(batch[index : index + 1]))[:, torch.cat([torch.tensor([True]), ~gone])]
+        for block in module.blocks:
+            kept = block(kept)
+        torch.testing.assert_close(row, module.forward_head(module.norm(kept))[0], **SAME)
+
+
+def test_images_of_another_size_are_resized_first():
+    model = ours()
+    batch, which, removed = variants(model)
+    large = F.interpolate(batch, size=(64, 96), mode="bilinear")
+    small = F.interpolate(large, size=model.input_size, mode="bilinear", antialias=True, align_corners=False)
+    found, expected = (Variants(model, each).logits(which, removed) for each in (large, small))
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_blur_keeps_even_colour_and_is_gaussian():
+    even = torch.full((1, 3, 16, 24), 0.3)
+    torch.testing.assert_close(blurred(even, 4.0), even)
+    spike = torch.zeros(1, 3, 33, 33)
+    spike[:, :, 16, 16] = 1
+    place = torch.arange(33.0) - 16
+    expected = torch.exp(-(place[:, None] ** 2 + place**2) / 8)
+    torch.testing.assert_close(blurred(spike, 2.0)[0, 0], expected / expected.sum(), atol=3e-4, rtol=0.0)
+
+
+@pytest.mark.parametrize("substrate", ["blur", "black", "imputed"])
+def test_the_curves_are_those_of_a_plain_loop(substrate):
+    """Image by image and patch by patch, the textbook way."""
+    model, batch, targets = ours(), images((32, 48), batch=3), torch.tensor([0, 4, 2])
+    maps = [torch.rand(3, 4, 3, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2)]
+    found = faithfulness(model, batch, targets, maps, steps=None, substrate=substrate, batch_size=5)
+    road = substrate == "imputed"  # whose error is that of the imputed pixels
+    counts = torch.tensor([round(12 * share) for share in SHARES]) if road else torch.arange(13)
+    same = {"atol": 1e-4, "rtol": 1e-3} if road else {"atol": 1e-5, "rtol": 1e-4}
+    for one, own in zip(maps, found):
+        for curve, sign in ((own.deletion, 1), (own.least_first, -1)):
+            assert curve.shares.tolist() == pytest.approx((counts / 12).tolist())
+            for index in range(3):  # without ties there is one order
+                ranks = (sign * one[index]).flatten().argsort(descending=True).argsort()
+                removed, which = ranks < counts[:, None], torch.full((len(counts),), index)
+                answers = one_by_one(model, batch, which, removed, substrate)
+                expected = answers.softmax(-1)[:, targets[index]]
+                torch.testing.assert_close(curve.probability[index], expected, **same)
+                if not road:
+                    torch.testing.assert_close(curve.logit[index], answers[:, targets[index]], **SAME)
+                assert torch.equal(curve.predicted[index], answers.argmax(-1))
+                assert torch.equal(curve.kept[index], answers.argmax(-1) == targets[index])
+
+
+def test_an_image_does_not_depend_on_its_neighbours_or_the_other_maps():
+    model, batch, targets = ours(), images((32, 48), batch=3), torch.tensor([1, 3, 0])
+    maps = torch.rand(3, 4, 3, generator=torch.Generator().manual_seed(1)).round(decimals=1)  # with ties
+    (together, _) = faithfulness(model, batch, targets, [maps, maps.flip(0)], steps=4)
+    assert together.deletion.shares.tolist() == [0, 0.25, 0.5, 0.75, 1]
+    (alone,) = faithfulness(model, batch[1:2], targets[1:2], [maps[1:2]], steps=4)
+    torch.testing.assert_close(together.deletion.probability[1:2], alone.deletion.probability, atol=1e-6, rtol=1e-5)
+
+
+def test_ranks_and_ties():
+    maps = torch.tensor([[[0.1, 0.9], [0.5, 0.5]]])
+    first, last = both_orders(maps, (2, 2), images=1)
+    assert (int(first[0, 1]), int(first[0, 0])) == (0, 3)
+    assert torch.equal(last, 3 - first)
+    ties = {tuple(both_orders(maps, (2, 2), images=1, seed=seed)[0][0].tolist()) for seed in range(8)}
+    assert len(ties) == 2  # the two that tie stand either way, by the seed
+    constant = {tuple(both_orders(torch.ones(1, 2, 2), (2, 2), images=1, seed=s)[0][0].tolist()) for s in range(20)}
+    assert len(constant) > 5
+
+
+@pytest.mark.parametrize(
+    ("maps", "more"),
+    [
+        (torch.rand(3, 4, 3), {}),
+        (torch.rand(2, 4, 3) / torch.tensor([1.0, 0.0])[:, None, None], {}),
+        (torch.rand(2, 4, 3), {"steps": 0}),
+    ],
+)
+def test_refusals(maps, more):
+    with pytest.raises(InputError):
+        faithfulness(ours(), images((32, 48)), torch.tensor([1, 3]), [maps], **more)
+
+
+def holes(kind: str, size: tuple[int, int] = (24, 20)) -> Tensor:
+    """One hole in the middle, a chequered one, or all but a corner."""
+    found = torch.zeros(1, 1, *size, dtype=torch.bool)
+    if kind == "middle":
+        found[..., 6:18, 5:15] = True
+    elif kind == "chequers":
+        cells = (torch.arange(30).view(1, 1, 6, 5) % 2 == 0).float()
+        found = F.interpolate(cells, size=size, mode="nearest-exact") > 0.5
+    else:
+        found[...] = True
+        found[..., :4, :4] = False
+    return found
+
+
+def package_fills(image: Tensor, hole: Tensor) -> Tensor:
+    """The grad-cam package's linear system, solved by scipy; the package's own call stumbles over NumPy 2."""
+    from pytorch_grad_cam.metrics.road import NoisyLinearImputer, neighbors_weights
+
+    known = (~hole).float().numpy()
+    matrix, right = NoisyLinearImputer.setup_sparse_system(known, image.numpy(), neighbors_weights)
+    filled = image.clone()
+    filled[:, hole] = torch.from_numpy(spsolve(csc_matrix(matrix), right)).to(image).T
+    return filled
+
+
+@pytest.mark.parametrize("size", [(24, 20), (23, 17), (96, 80)], ids=str)  # one, no and three coarser grids
+@pytest.mark.parametrize("kind", ["middle", "chequers", "corner"])
+def test_holes_are_filled_as_the_grad_cam_package_does(kind, size):
+    batch, hole = images(size).double(), holes(kind, size)  # one corner of 96 x 80 is beyond float32's rounding
+    found = imputed(batch, hole.expand(2, -1, -1, -1), noise=0.0)
+    for image, own in zip(batch, found):
+        torch.testing.assert_close(own, package_fills(image, hole[0, 0]), atol=TOLERANCE, rtol=0.0)
+
+
+def test_imputed_images():
+    """What is known stays, each image is by itself, holes are noisy, and all hole is refused."""
+    batch, hole = images((24, 20), batch=3), torch.cat([holes(kind) for kind in ("middle", "chequers", "corner")])
+    found = imputed(batch, hole)
+    assert torch.equal(found.masked_select(~hole), batch.masked_select(~hole))
+    for index in range(3):
+        alone = imputed(batch[index : index + 1], hole[index : index + 1])
+        torch.testing.assert_close(found[index : index + 1], alone, atol=1e-3, rtol=0.0)
+    even = torch.full_like(batch, 0.4)
+    torch.testing.assert_close(imputed(even, hole, noise=0.0), even, atol=1e-3, rtol=0.0)
+    assert 0.005 < imputed(even, hole).masked_select(hole).std() < 0.015
+    with pytest.raises(InputError, match="without any"):
+        imputed(batch, torch.ones_like(hole))

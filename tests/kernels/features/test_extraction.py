@@ -1,0 +1,175 @@
+"""Features of a split: the same from memory, from disk, from several processes; read once, known by their content."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import vitlens
+from tests.kit.simulated_processes import run_in_processes
+from tests.kit.splits import split_of
+from tests.kit.tiny import images, ours
+from vitlens import Model, Split
+from vitlens.analysis.features import features as module
+from vitlens.analysis.features.features import FeatureCache, Features, extract
+from vitlens.errors import InputError
+
+SIZE = (32, 48)
+
+
+def split(count: int = 7, *, seed: int = 0) -> Split:
+    return split_of(images(SIZE, batch=count, seed=seed), torch.arange(count) % 2, ("a", "b"))
+
+
+def runs_of(model: Model) -> list[int]:
+    """How many images each forward pass is given, from now on; the one that looks for layers is over."""
+    vitlens.features(model, images(model.input_size))
+    seen: list[int] = []
+    model.register_forward_pre_hook(lambda _module, inputs: seen.append(len(inputs[0])))
+    return seen
+
+
+def assert_same(one: Features, other: Features, *, within: float = 0.0) -> None:
+    assert (one.layers, one.pool, one.alias) == (other.layers, other.pool, other.alias)
+    for found, expected in zip((*one.values, one.logits), (*other.values, other.logits), strict=True):
+        torch.testing.assert_close(found, expected, atol=within, rtol=within)
+
+
+def test_as_features_of_the_images_themselves_and_a_second_run_reads_nothing_again(tmp_path):
+    model, data, done = ours(), split(), list[int]()
+    expected = vitlens.features(model, data.source.read(torch.arange(7)) / 255, batch_size=3)
+    assert_same(extract(model, data, batch_size=3), expected)
+    assert_same(extract(model, data, batch_size=3, cache=tmp_path), expected)
+    seen = runs_of(model)
+    again = extract(model, data, cache=tmp_path, advance=done.append)
+    assert (seen, sum(done), again.notes) == ([], 7, ())
+    assert_same(again, expected)
+    again.values[0].add_(1)  # does not reach the file
+    assert_same(extract(model, data, cache=tmp_path), expected)
+
+
+def test_layers_that_are_missing_are_read_alone(tmp_path):
+    """A cache without the embedding is completed; the blocks' files stay as they are."""
+    model, data = ours(), split()
+    extract(model, data, cache=tmp_path)
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.npy")}
+    both = extract(model, data, cache=tmp_path, embedding=True, batch_size=3)
+    assert_same(both, extract(model, data, embedding=True), within=1e-6)
+    assert {path: path.stat().st_mtime_ns for path in files} == files
+    assert {path.stem for path in tmp_path.rglob("*.npy")} == {"embedding", "block-0", "block-1", "logits"}
+
+
+CHANGES = {"pool": {"pool": "mean"}, "norm": {"norm": False}, "precision": {"precision": "bf16"}}
+
+
+@pytest.mark.parametrize("change", [*CHANGES, "weights", "heads", "data", "order"])
+def test_whatever_changes_the_features_is_read_anew(tmp_path, change):
+    model, data = ours(), split()
+    extract(model, data, cache=tmp_path)
+    if change == "weights":
+        with torch.no_grad():
+            model.module.blocks[0].mlp.fc1.bias[0] += 1
+    if change == "heads":  # of the same weights
+        model = ours(heads=4)
+        model.architecture = {"heads": 4}
+    if change in ("data", "order"):
+        data = split(seed=1) if change == "data" else data.pick(torch.tensor([1, 0, 2, 3, 4, 5, 6]))
+    seen = runs_of(model)
+    options = CHANGES.get(change, {})
+    found = extract(model, data, cache=tmp_path, **options)
+    assert sum(seen) == 7
+    assert_same(found, extract(model, data, **options))
+    named = split_of(data.source.read(torch.arange(7)), classes=("c", "d"))
+    extract(model, named, cache=tmp_path, **options)  # what changes no feature
+    assert sum(seen) == 14
+
+
+def test_files_are_known_by_their_content(tmp_path, pictures):
+    model = vitlens.load("vit-digits")
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    for path in Path(pictures).glob("*.png"):
+        (copies / f"copy-{path.name}").write_bytes(path.read_bytes())
+    here, there = (vitlens.load_data(str(place), preprocessing=model.preprocessing) for place in (pictures, copies))
+    extract(model, here, cache=tmp_path / "cache")
+    seen = runs_of(model)
+    extract(model, there, cache=tmp_path / "cache")
+    assert seen == []
+    extract(model, here.pick(torch.tensor([1, 0, 2])), cache=tmp_path / "cache")
+    assert sum(seen) == 3
+
+
+def test_an_old_cache_is_noted_and_built_again(tmp_path, monkeypatch):
+    model, data = ours(), split()
+    first = extract(model, data, cache=tmp_path)
+    monkeypatch.setattr(module, "VERSION", module.VERSION + 1)
+    old = extract(model, data, cache=tmp_path)
+    assert_same(old, first)
+    assert len(old.notes) == 3
+    assert str(tmp_path) not in old.notes[1]  # what a report keeps names no place of this machine
+    assert extract(model, data, cache=tmp_path).notes == ()
+
+
+ABOUT = {"model": "a", "data": "b", "pool": "cls", "norm": True}
+
+
+@pytest.mark.parametrize("fault", [0, 5, 300, "first", "last", "about", "name"])
+def test_a_half_written_damaged_or_foreign_file_is_ignored(tmp_path, fault):
+    values = torch.randn(10, 6, generator=torch.Generator().manual_seed(0))
+
+    def written(name: str = "block-0", **about: object) -> Path:
+        shelf = FeatureCache(tmp_path, {**ABOUT, **about})
+        with shelf.writing(name, (10, 6)) as file:
+            for part in values.split(4):
+                file.write(part.numpy().tobytes())
+        return shelf.file(name)
+
+    file, shelf = written(), FeatureCache(tmp_path, ABOUT)
+    whole = bytearray(file.read_bytes())
+    assert np.array_equal(np.load(file, mmap_mode="r"), values.numpy())  # numpy itself reads it
+    assert torch.equal(shelf.recall(["block-0"])[0]["block-0"], values)
+    if isinstance(fault, int):
+        whole = whole[:fault]
+    elif fault in ("first", "last"):
+        whole[20 if fault == "first" else -40] ^= 1
+    else:
+        whole = (written(model="c") if fault == "about" else written("block-1")).read_bytes()
+    file.write_bytes(whole)
+    found, (note,) = shelf.recall(["block-0"])
+    assert (found, "block-0.npy ignored" in note) == ({}, True)
+
+
+def test_an_interrupted_run_leaves_nothing_that_could_be_taken_for_features(tmp_path):
+    def stop(_images: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        extract(ours(), split(), cache=tmp_path, batch_size=2, advance=stop)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    (tmp_path / "cache").write_text("")
+    with pytest.raises(InputError, match="found a file"):
+        FeatureCache(tmp_path / "cache", ABOUT)
+
+
+@pytest.mark.parametrize(("count", "cached"), [(2, True), (3, False)])
+def test_several_processes_read_what_one_reads(tmp_path, monkeypatch, count, cached):
+    data, models = split(7), [ours() for _ in range(count)]  # not in the threads: they share a generator
+    expected = extract(ours(), data, batch_size=2)
+
+    def work(processes: Any) -> tuple[Features | None, list[int]]:
+        model = models[processes.index]
+        seen = runs_of(model)
+        cache = tmp_path / f"cache-{count}" if cached else None
+        found = extract(model, data, batch_size=2, cache=cache, processes=processes)
+        first = list(seen)
+        extract(model, data, batch_size=2, cache=cache, processes=processes)
+        return found, [sum(first), sum(seen) - sum(first)]
+
+    results = run_in_processes(count, work, monkeypatch)
+    found, _ = results[0]
+    assert_same(found, expected, within=1e-5)
+    assert [features for features, _ in results[1:]] == [None] * (count - 1)
+    shares = [len(range(index, 7, count)) for index in range(count)]
+    assert [seen for _, seen in results] == [[share, 0 if cached else share] for share in shares]

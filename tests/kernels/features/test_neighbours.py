@@ -1,0 +1,106 @@
+"""Nearest neighbours: exactly those of float64, whatever the chunks and devices; ties; patches planted to be alike.
+
+What is made of them on real features is compared with scikit-learn in tests/public/features/test_classified.py.
+"""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from vitlens.analysis.features import neighbours
+from vitlens.analysis.features.neighbours import (
+    correspond,
+    near,
+    nearest,
+    object_overlap,
+    patch_neighbours,
+    vote,
+)
+from vitlens.errors import DataError, InputError, UnknownNameError
+
+
+def vectors(*shape: int, seed: int = 0) -> Tensor:
+    shape = shape if len(shape) > 1 else (*shape, 24)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("bank", "k", "close"), [(400, 1, 1), (2700, 5, 1), (30, 30, 1), (300, 5, 1e-4)])
+def test_they_are_those_of_float64(bank, k, close):
+    """Also of vectors that differ by less than fp32's rounding of a cosine."""
+    base = 0 if close == 1 else vectors(1, seed=2) + 10
+    queries, others = base + close * vectors(50, seed=1), base + close * vectors(bank)
+    one, two = queries.double(), others.double()
+    cosines = (one @ two.T) / one.norm(dim=1)[:, None] / two.norm(dim=1)
+    order = torch.from_numpy(np.argsort(-cosines.numpy().round(12), axis=1, kind="stable")[:, :k])
+    found = nearest(queries, others, k=k)
+    assert torch.equal(found.indices, order)
+    torch.testing.assert_close(found.similarity, cosines.gather(1, order), atol=1e-11, rtol=0)
+
+
+def test_everything_is_computed_on_the_device_of_the_features():
+    """As on a GPU, the default device is not theirs: what is made on it by mistake does not mix with them."""
+    queries, others, own = vectors(30, seed=1), vectors(400), torch.arange(30)
+    expected = [nearest(queries, others, k=3, leave_out=out) for out in (None, own)]
+    with torch.device("meta"):
+        found = [nearest(queries, others, k=3, leave_out=out) for out in (None, own)]
+    for one, other in zip(expected, found):
+        assert torch.equal(one.indices, other.indices)
+        assert torch.equal(one.similarity, other.similarity)
+
+
+@pytest.mark.parametrize(("numbers", "block"), [(1 << 9, 37), (1 << 14, 150), (1 << 9, 1 << 16)])
+def test_chunks_change_nothing(monkeypatch, numbers, block):
+    queries, others = vectors(40, seed=1), torch.cat((vectors(300), vectors(50)))  # 50 of them twice
+    expected = nearest(queries, others, k=7)
+    monkeypatch.setattr(neighbours, "_NUMBERS", numbers)
+    monkeypatch.setattr(neighbours, "_BANK", block)
+    found = nearest(queries, others, k=7)
+    assert torch.equal(found.indices, expected.indices)
+    assert torch.equal(found.similarity, expected.similarity)
+
+
+def test_copies_come_by_index_and_an_image_is_no_neighbour_of_its_own():
+    copies = vectors(10).repeat(30, 1)
+    assert torch.equal(nearest(copies[:10], copies, k=25).indices, torch.arange(10)[:, None] + 10 * torch.arange(25))
+    others = torch.cat((vectors(60), vectors(20)))  # the first 20 twice
+    found = nearest(others, others, k=4, leave_out=torch.arange(80))
+    assert not (found.indices == torch.arange(80)[:, None]).any()
+    assert torch.equal(found.indices[60:, 0], torch.arange(20))
+    assert torch.equal(found.indices[:20, 0], torch.arange(60, 80))
+    zeros = nearest(torch.zeros(1, 24), vectors(9), k=3)  # like nothing
+    assert (zeros.indices.tolist(), zeros.similarity.tolist()) == ([[0, 1, 2]], [[0.0, 0.0, 0.0]])
+
+
+def test_of_equal_votes_the_lowest_class_wins():
+    bank, truth = torch.eye(4).repeat(1, 6)[:, :24], torch.tensor([3, 1, 2, 0])
+    near_to_two = nearest(torch.tensor([[1.0, 1.0] + [0.0] * 22]), bank, k=2)
+    assert vote(near_to_two, truth, k=2, classes=4, weighting="majority").tolist() == [1]
+    assert vote(near_to_two, truth, k=1, classes=4).tolist() == [3]
+
+
+def test_only_mutual_pairs_the_best_first_also_of_grids_that_differ():
+    first = torch.tensor([[[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]])
+    second = torch.tensor([[[1.0, 0.02]], [[0.1, 1.0]]])
+    found, back = correspond(first, second), correspond(second, first)
+    assert found.sources.tolist() == back.targets.tolist() == [[0, 0], [0, 2]]
+    assert found.targets.tolist() == back.sources.tolist() == [[0, 0], [1, 0]]
+    assert found.similarity[0] > found.similarity[1]
+
+
+def test_near_is_a_distance_in_shares_of_the_image():
+    grid = (torch.arange(16).double()[:, None] + 0.5) / 16
+    alike = near(torch.cat((grid, grid * 0 + 0.5), 1))
+    assert alike[5].nonzero().flatten().tolist() == [3, 4, 5, 6, 7]  # two sixteenths are an eighth
+
+
+def test_what_cannot_be_counted():
+    bank, truth = vectors(20), torch.arange(20) % 5
+    found = nearest(bank, bank, k=5)
+    with pytest.raises(InputError, match="from 1 to 5"):
+        vote(found, truth, k=6, classes=5)
+    with pytest.raises(UnknownNameError):
+        getattr(vote, "__wrapped__", vote)(found, truth, k=5, classes=5, weighting="cosine")
+    with pytest.raises(DataError):
+        patch_neighbours(vectors(6, 2), torch.tensor([0, 0, 0, 0, 1, 1]))
+    assert object_overlap(found, torch.zeros(20).long(), torch.arange(20)) is None

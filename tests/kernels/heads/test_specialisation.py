@@ -1,0 +1,280 @@
+"""The labels of heads: planted heads found by name, scores by hand, and no label on most heads of real models."""
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import vitlens
+from tests.kit.made import made_model, numbered
+from tests.kit.planted_patterns import Bench, Maker, looking_evenly, planted, scenes
+from tests.kit.tiny import images as pictures
+from tests.kit.tiny import ours, timm_model, torchvision_swin
+from vitlens import Statistics, statistics
+from vitlens.analysis.heads.registry import LABELS, MIXED, UNLABELLED, head_words
+from vitlens.analysis.heads.specialisation import (
+    OFFSETS,
+    RULES,
+    Specialisation,
+    half_width,
+    label_of,
+    offset_bits,
+    specialise,
+)
+
+GROUPS = 16  # of images, each predicted from the others
+GRIDS = [(6, 6), (5, 8), (8, 8)]
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 23))])
+def test_each_planted_head_is_found_with_its_name_and_no_other(seed):
+    """Of noise any label that says that there is no pattern."""
+    grid = GRIDS[seed % 3]
+    forms, made = Bench(grid, seed).heads(), scenes(grid, 24, seed)
+    model = planted(list(forms.values()), grid, dead=(list(forms).index("dead"),), seed=seed)
+    found = specialise(statistics(model, made.images, masks=made.masks)).labels[0]
+    for name, label in zip(forms, found, strict=True):
+        assert label in ((MIXED, UNLABELLED) if name.startswith("noise") else (name,))
+    assert set(found) >= set(RULES)
+
+
+def test_without_masks_no_head_is_said_to_attend_to_the_object():
+    forms, made = Bench((6, 6), 0).heads(), scenes((6, 6), 24, 0)
+    model = planted([forms["object"], forms["background"], forms["sink"]], (6, 6))
+    found = specialise(statistics(model, made.images))
+    assert all(found.all_scores[name].abs().max() == 0 for name in ("object", "background"))
+    assert found.labels[0][2] == "sink"
+    assert found.sinks_off_object is None
+
+
+@pytest.mark.parametrize("model", ["vit-digits", pytest.param("deit", marks=pytest.mark.slow)])
+def test_no_label_covers_more_than_half_of_a_real_model(model, request):
+    split = vitlens.load_data("digits", limit=48)
+    if model == "deit":
+        data = request.getfixturevalue("real_data")
+        model = f"timm:deit_tiny_patch16_224@{data / 'weights' / 'deit_tiny_patch16_224.safetensors'}"
+        how = vitlens.load(model).preprocessing
+        split = vitlens.load_data(str(data / "photos"), limit=48, preprocessing=how, whole=True)
+    labels = specialise(statistics(vitlens.load(model), split, masks=split.masks)).labels
+    counts = Counter(label for layer in labels for label in layer)
+    assert max(counts.values()) <= counts.total() / 2, counts
+    assert model == "vit-digits" or counts["sink"] >= 3  # the last layer
+
+
+def test_the_documentation_defines_every_label():
+    text = (Path(__file__).parents[3] / "docs" / "stats.md").read_text()
+    first = [line.split("|")[1] for line in text.splitlines() if line.startswith("| ")]
+    assert set(RULES) <= {name.strip() for cell in first for name in cell.split(",")}
+    assert {f"`{MIXED}`", f"`{UNLABELLED}`"} <= set(text.replace(":", " ").split())
+
+
+def table_of(heads: list[Tensor], grid: tuple[int, int], prefix: int) -> Statistics:
+    model = made_model(torch.stack(heads, 1), grid=grid, prefix=prefix)
+    return statistics(model, numbered(model, len(heads[0])), batch_size=5)
+
+
+def score(found: Specialisation, rule: str, head: int = 0) -> float:
+    return found.all_scores[rule][0, head].item()
+
+
+@pytest.mark.parametrize(("grid", "prefix"), [((8, 8), 0), ((6, 10), 5), ((10, 6), 1)])
+def test_made_attention_gets_its_label_on_any_layout(grid, prefix):
+    made = Maker(grid, prefix)
+    kinds = {
+        "self": made.head(torch.eye(made.patches)),
+        "same row": made.row(),
+        "uniform": made.even(),
+        "position": made.on(prefix + 4),
+        "sink": made.own_key(),
+        UNLABELLED: made.random_keys(),
+        **({"CLS": made.on(0)} if prefix else {}),
+        **({"register": made.on(2)} if prefix > 1 else {}),
+    }
+    found = specialise(table_of(list(kinds.values()), grid, prefix))
+    assert list(found.labels[0]) == list(kinds)
+    for head, name in enumerate(kinds):
+        if name in RULES:
+            assert score(found, name, head) > 0.9, name
+            assert found.given[0][head].score == score(found, name, head)
+    marks = found.marks[0][list(kinds).index("position")]
+    assert (marks.row, marks.column) == divmod(4, grid[1])
+    assert (marks.mass.value, marks.chance) == (pytest.approx(1), pytest.approx(1 / made.tokens))
+
+
+@pytest.mark.parametrize("share", [0.2, 0.9])
+def test_scores_by_hand(share):
+    """A share of the attention on the row, the rest even over all keys: two weights, both of the pattern."""
+    made, columns = Maker((6, 10), 0), 10
+    weights = share * made.row() + (1 - share) * made.head(torch.ones(60, 60))
+    found = specialise(table_of([weights], (6, 10), 0))
+    inside, outside = share / columns + (1 - share) / 60, (1 - share) / 60
+    bits = math.log2(60) + columns * inside * math.log2(inside) + (60 - columns) * outside * math.log2(outside)
+    assert score(found, "same row") == pytest.approx(bits / max(1, bits), abs=1e-4)
+    assert score(found, "uniform") == pytest.approx(max(0, 1 - bits), abs=1e-4)
+    on_itself = specialise(table_of([made.head(torch.eye(60))], (6, 10), 0))
+    assert score(on_itself, "same row") == pytest.approx(math.log2(6) / math.log2(60), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["previous", "same row", "left", "within 5"])
+def test_offset_bits_are_the_greatest_gain_in_likelihood(name):
+    """Against a search over strengths, from all pairs."""
+    made = Maker((4, 5), 0)
+    inside = OFFSETS[name](made.down - made.down[:, None], made.across - made.across[:, None])
+    noise = torch.rand(20, 20, generator=torch.Generator().manual_seed(0)).double().pow(3)
+    weights = made.head(noise / noise.sum(-1, keepdim=True) + 3 * inside)
+    gains = [
+        float((weights[0] * ((inside * strength).softmax(-1) * 20).log2()).sum(-1).mean())
+        for strength in torch.linspace(0, 12, 4001).double()
+    ]
+    table = table_of([weights], (4, 5), 0)
+    found = offset_bits(table.offset_mass[0], table.geometries[0], name)
+    assert found.item() == pytest.approx(max(gains), abs=1e-5)
+
+
+def test_position_is_predicted_from_other_images():
+    """As many random places as images: their mean has peaks at each, which say nothing about another image."""
+    made = Maker((8, 8), 1, images=GROUPS)
+    found = specialise(table_of([made.own_key(), made.on(7)], (8, 8), 1))
+    assert score(found, "position", 0) == 0
+    assert score(found, "sink", 0) > 0.9
+    assert score(found, "position", 1) > 0.9
+    assert score(found, "sink", 1) < 0.1
+
+
+def test_one_image_cannot_tell_a_place_from_a_sink():
+    found = specialise(table_of([Maker((8, 8), 1, images=1).on(7)], (8, 8), 1))
+    (only,) = found.given[0]
+    assert (only.label, {only.best, only.other}) == (MIXED, {"position", "sink"})
+    assert math.isnan(only.low)
+    assert math.isnan(only.high)
+
+
+def scores(**given: float) -> dict[str, Tensor]:
+    """Scores of all labels with a little spread over 16 groups of images."""
+    noise = 1e-4 * torch.randn(17, generator=torch.Generator().manual_seed(0)).double()
+    return {name: given.get(name.replace(" ", "_"), 0.05) + noise for name in RULES}
+
+
+@pytest.mark.parametrize(
+    ("given", "label"),
+    [
+        ({"position": 0.7}, "position"),
+        ({"position": 0.49}, UNLABELLED),
+        ({"position": 0.4, "sink": 0.15}, MIXED),  # 0.55 together
+        ({"position": 0.45, "sink": 0.08}, UNLABELLED),  # the second is next to nothing
+        ({"position": 0.6, "sink": 0.55}, MIXED),
+        ({"previous": 0.6, "local": 0.58}, "previous"),  # one is a case of the other
+        ({"dead": 1.0, "position": 1.0}, "dead"),
+        ({"dead": 0.4, "position": 0.9}, "position"),
+    ],
+)
+def test_a_label_is_given_where_it_explains_most_and_clearly_more_than_its_rivals(given, label):
+    assert label_of(scores(**given)).label == label
+
+
+def test_labels_that_contain_one_another_do_not_compete():
+    assert label_of(scores(previous=0.9, local=0.6)).other not in ("previous", "local")
+    assert label_of(scores(local=0.9, previous=0.6)).other not in ("previous", "local")
+    assert label_of(scores(previous=0.9, next=0.6)).other == "next"
+
+
+def test_a_margin_within_its_interval_is_not_clear():
+    wide = scores(position=0.75)
+    wide["position"][1:] += 0.1 * torch.randn(16, generator=torch.Generator().manual_seed(1))
+    given = label_of({**wide, "sink": torch.full((17,), 0.5, dtype=torch.float64)})
+    assert given.high - given.low > 0.3
+    assert given.label == MIXED
+
+
+def test_the_jackknife_of_a_mean_is_students_interval():
+    values = torch.randn(16, generator=torch.Generator().manual_seed(0)).double()
+    left = (values.sum() - values) / 15  # the means without each
+    expected = 2.131449545559323 * float(values.std()) / 4  # Student's t with 15 degrees of freedom
+    assert half_width(torch.cat((values.mean()[None], left))) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("name", "grid", "prefix"), [("row", (4, 6), 0), ("random_keys", (6, 4), 1)])
+def test_what_offsets_explain_is_the_share_of_variance(name, grid, prefix):
+    """R² of the mean weight at each offset over all pairs of all images."""
+    weights = getattr(Maker(grid, prefix, images=4), name)()
+    made = Maker(grid, prefix)
+    down, across = made.down - made.down[:, None], made.across - made.across[:, None]
+    each, left = weights[:, prefix:, prefix:].double(), 0.0
+    for offset in set(zip(down.flatten().tolist(), across.flatten().tolist())):
+        own = each[:, (down == offset[0]) & (across == offset[1])]
+        left += float((own - own.mean()).square().sum())
+    expected = 1 - left / float((each - each.mean()).square().sum())
+    found = specialise(table_of([weights], grid, prefix))
+    assert found.explained[0, 0].item() == pytest.approx(expected, abs=1e-4)
+
+
+def test_ratios_by_hand():
+    """Mean weight at an offset over that of uniform attention; self attention: patches times as much on itself."""
+    made = Maker((3, 4), 0)
+    itself, beside = specialise(table_of([made.head(torch.eye(12)), made.beside()], (3, 4), 0)).ratios[0]
+    assert itself.shape == (5, 7)
+    assert itself[2, 3].item() == itself.sum().item() == pytest.approx(12)
+    assert beside[2, 4].item() == pytest.approx(12)  # each pair that is side by side has all of its row
+    assert beside[2, 3].item() == pytest.approx(12 * 1 / 4)  # a quarter of the patches has none beside
+
+
+@pytest.mark.parametrize(("grid", "prefix"), [((1, 7), 0), ((7, 1), 1), ((1, 1), 0), ((1, 1), 5), ((2, 1), 5)])
+def test_grids_of_one_row_column_or_patch(grid, prefix):
+    made = Maker(grid, prefix)
+    even = made.even()
+    found = specialise(table_of([even, made.head(torch.eye(made.patches)), made.beside()], grid, prefix))
+    assert set(found.labels[0]) <= set(LABELS)
+    assert all(torch.isfinite(found.all_scores[rule]).all() for rule in RULES)
+    assert found.labels[0][0] == "uniform"
+    if made.patches > 2:
+        assert found.labels[0][1:] == ("self", "next" if grid[1] > 1 else "self")
+    if grid[0] == 1 and not prefix:  # all keys are in one row
+        assert found.all_scores["same row"][0].abs().max() < 1e-5
+
+
+FLAT = {
+    "registers": lambda: ours(registers=4),
+    "swin": lambda: timm_model("swin_tiny_patch4_window7_224", img_size=(32, 48)),
+    "torchvision-swin": torchvision_swin,
+}
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_uniform_attention_is_chance_in_windows_too(name):
+    """Also where a shifted window is cut in parts, so that some patches see fewer than others."""
+    model = looking_evenly(FLAT[name]())
+    table = statistics(model, pictures(model.input_size))
+    found = specialise(table)
+    for layer, site in enumerate(table.sites):
+        assert set(found.labels[layer]) <= {"uniform", "dead"}  # ours are without values, too
+        assert found.all_scores["uniform"][layer, : site.heads].min() > 1 - 1e-4
+        uniform_distance = table.uniform_distance()[layer].expand(site.heads)
+        torch.testing.assert_close(table.distance[layer, : site.heads], uniform_distance, atol=0, rtol=1e-5)
+        for rule in set(RULES) - {"uniform", "dead"}:
+            assert found.all_scores[rule][layer, : site.heads].abs().max() < 1e-5, rule
+        torch.testing.assert_close(found.ratios[layer], torch.ones_like(found.ratios[layer]), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("across", "label"), [(-1, "previous"), (1, "next")])
+def test_windows_of_swin_that_all_look_aside(across, label):
+    """Made by the bias that Swin adds at each offset of a window."""
+    model = looking_evenly(timm_model("swin_tiny_patch4_window7_224"))
+    with torch.no_grad():
+        for name, parameter in model.module.named_parameters():
+            if name.endswith("relative_position_bias_table"):
+                parameter.view(7, 7, -1)[3, 3 - across] = 40  # timm counts query minus key
+    found = specialise(statistics(model, pictures()))
+    for layer in range(4):  # whole windows, and shifted ones
+        assert set(found.labels[layer]) == {label}
+        assert min(one.score for one in found.given[layer]) > 0.9
+
+
+def test_a_head_in_words():
+    assert head_words("self", "self", None, 0.9) == "self: a patch attends to itself"
+    assert head_words(MIXED, "sink", "position", 0.5) == "mixed: sink and position"
+    assert [head_words(UNLABELLED, "sink", None, share) for share in (0.2, 0.19)] == [
+        "no clear pattern, partly sink", "no clear pattern",
+    ]  # fmt: skip

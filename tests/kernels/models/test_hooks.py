@@ -1,0 +1,143 @@
+"""What is kept for a model: found once, on the unchanged model, dropped on request and with the model, never an
+exception."""
+
+import gc
+import weakref
+from threading import Barrier, Thread
+
+import pytest
+import torch
+from torch import Tensor
+
+import vitlens
+from tests.kit.tiny import images, ours
+from vitlens.models.hooks import Memo, forget, once_per_model, per_model, watching
+
+CHANGED = {
+    "heads": {"blocks.0.head.*": "zero"},
+    "queries": {"blocks.0.attention.queries": "zero"},
+    "mlp": {"blocks.1.mlp": lambda mlp: 0.5 * mlp},
+    "removed": {"blocks.1": "remove"},
+    "knocked out": {"blocks.*.attention.weights": vitlens.KnockOut(keys="cls")},
+    "several": {
+        "blocks.0.head.1": "zero",
+        "blocks.0.attention.weights": vitlens.KnockOut(keys=0),
+        "blocks.1": "remove",
+    },
+}
+
+
+def logits_and_gradient(model: vitlens.Model) -> tuple[Tensor, Tensor]:
+    """Of the first class, with respect to the pixels."""
+    pixels = images((32, 48)).requires_grad_()
+    logits = model(pixels)
+    return logits.detach(), torch.autograd.grad(logits[:, 0].sum(), pixels)[0]
+
+
+def same(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> bool:
+    return all(map(torch.equal, one, other))
+
+
+def test_a_value_is_found_once_for_each_model_and_argument_forgotten_for_one_and_no_exception_is_kept():
+    calls: list[int] = []
+
+    @per_model
+    def counted(_model: vitlens.Model, factor: int = 1) -> int:
+        calls.append(factor)
+        if factor < 0:
+            raise ValueError("a negative factor")
+        return len(calls) * factor
+
+    one, two = ours(), ours()
+    assert [counted(one), counted(one), counted(two), counted(one)] == [1, 1, 2, 1]
+    assert [counted(one, 10), counted(one, factor=10), counted(one, 10)] == [30, 40, 30]
+    forget(one)
+    assert [counted(two), counted(one)] == [2, 5]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="negative"):
+            counted(one, -1)
+    assert len(calls) == 7
+
+
+def test_none_is_a_value():
+    memo, model, found = Memo(), ours(), []
+    for _ in range(2):
+        memo.get(model, lambda: found.append(1))
+    assert (found, memo.known(model), memo.known(model, key="other")) == ([1], None, None)
+
+
+def test_once_per_model_takes_the_first_arguments_and_a_model_is_freed_with_its_values():
+    @once_per_model
+    def depth(model: vitlens.Model, extra: int = 0) -> int:
+        return len(model.anatomy.blocks) + extra
+
+    first, second = ours(), ours(depth=1)
+    assert [depth(first), depth(second), depth(first, extra=5), depth(second)] == [2, 1, 2, 1]
+    gone = weakref.ref(first)
+    del first
+    gc.collect()
+    assert gone() is None
+
+
+def test_threads_that_ask_at_once_get_the_same_value():
+    memo, model, both, got = Memo(), ours(), Barrier(2), []
+
+    def find() -> object:
+        both.wait(timeout=10)  # neither has a value when the other begins
+        return object()
+
+    threads = [Thread(target=lambda: got.append(memo.get(model, find))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(got) == 2
+    assert got[0] is got[1]
+
+
+PAIRS = list(zip(CHANGED, (*list(CHANGED)[1:], "heads")))  # each once outside, and once inside
+
+
+@pytest.mark.parametrize(("outer", "inner"), PAIRS)
+def test_a_value_is_that_of_the_unchanged_model_and_may_change_it_to_find_out(outer, inner):
+    """The changes of the computation are in force in it, but not in the values that it asks for, nor afterwards."""
+    model, memo = ours(), Memo()
+    clean = logits_and_gradient(model)
+
+    def compute() -> tuple[Tensor, Tensor]:
+        with vitlens.intervene(model, CHANGED[inner]):
+            found = logits_and_gradient(model)
+            assert same(memo.get(model, lambda: logits_and_gradient(model), key="nested"), clean)
+            assert same(logits_and_gradient(model), found)
+            return found
+
+    alone = compute()
+    forget(model)
+    with vitlens.intervene(model, CHANGED[outer]):
+        changed = logits_and_gradient(model)
+        assert same(memo.get(model, lambda: logits_and_gradient(model), key="plain"), clean)
+        kept = memo.get(model, compute)
+        assert same(logits_and_gradient(model), changed)
+    assert not same(changed, clean)
+    assert not same(alone, clean)
+    assert same(kept, alone)
+    assert same(logits_and_gradient(model), clean)
+
+
+def test_who_watches_a_model_does_not_see_what_a_value_takes():
+    model, memo, seen = ours(), Memo(), []
+    keep = watching(model.module, ["patch_embed"], lambda *_: seen.append("after"), before=lambda *_: seen.append("in"))
+    with keep:
+        memo.get(model, lambda: logits_and_gradient(model))
+        assert not seen
+        model(images((32, 48)))
+    model(images((32, 48)))
+    assert seen == ["in", "after"]
+
+
+def test_a_module_that_raises_is_reported_where_that_is_asked_for():
+    module, seen = torch.nn.Sequential(torch.nn.Linear(2, 2)), []
+    for always in (False, True):
+        with watching(module, ["0"], lambda *call: seen.append(call), always=always), pytest.raises(RuntimeError):
+            module(torch.rand(1, 3))
+    assert [(name, output) for name, _, output in seen] == [("0", None)]

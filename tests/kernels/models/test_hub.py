@@ -1,0 +1,179 @@
+"""The hubs: the small ViT that is downloaded, from a local server that answers as Hugging Face's, by its own client;
+which weights in the caches are taken for timm's ViTs; what is said offline."""
+
+import http.server
+import threading
+from collections.abc import Iterator
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+import vitlens
+from vitlens.errors import ModelError
+from vitlens.models.sources import hub
+
+PATH = f"/timm/{hub.SMALL_VIT}/resolve/main/model.safetensors"
+
+
+@dataclass
+class Hub:
+    """A hub with one file. content: of it; broken: bytes after which a connection ends; asked: method and path."""
+
+    address: str = ""
+    content: bytes = b"weights" * 1000
+    broken: int | None = None
+    status: int = 200
+    asked: list[tuple[str, str]] = field(default_factory=list)
+
+
+@pytest.fixture
+def caches(tmp_path: Path, monkeypatch) -> tuple[Path, Path]:
+    """Empty caches of Hugging Face's hub and of torch.hub."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub", tmp_path / "torch" / "hub" / "checkpoints"
+
+
+@pytest.fixture
+def server(caches: tuple[Path, Path], monkeypatch) -> Iterator[Hub]:
+    """A running hub, and empty caches."""
+    known = Hub()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known.asked.append((self.command, self.path))
+            found = self.path == PATH and known.status == 200
+            self.send_response(200 if found else known.status if self.path == PATH else 404)
+            content = known.content if found else b""
+            self.send_header("ETag", f'"{sha256(known.content).hexdigest()}"')
+            self.send_header("X-Repo-Commit", "ab" * 20)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(content[: known.broken])
+                self.close_connection = True
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, *_: object) -> None:
+            """Nothing on stderr."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        known.address = f"http://127.0.0.1:{running.server_address[1]}"
+        monkeypatch.setenv("HF_ENDPOINT", known.address)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("time.sleep", lambda _: None)  # between the client's attempts
+        yield known
+        running.shutdown()
+
+
+def download() -> tuple[list[str], list[int]]:
+    """Download it; the addresses said before, and the steps of the bar."""
+    said, steps = [], []
+    name = hub.download_small_vit(begins=said.append, progress=lambda _: nullcontext(steps.append))
+    assert name.name == f"timm:{hub.SMALL_VIT}"
+    return said, steps
+
+
+def test_it_is_downloaded_once_as_safetensors_and_found_afterwards(server):
+    server.content, part = bytes(3_400_000), constants.DOWNLOAD_CHUNK_SIZE
+    said, steps = download()
+    assert (said, sum(steps), len(steps) > 1) == ([server.address], 3, True)  # whole MB
+    assert {path for method, path in server.asked if method == "GET"} == {PATH}  # no pickle, no other file
+    (found,) = hub.vits_on_disk()
+    assert Path(found.weights).read_bytes() == server.content
+    assert (found.name, found.alias) == (f"timm:{hub.SMALL_VIT}", hub.SMALL_VIT)
+    assert part == constants.DOWNLOAD_CHUNK_SIZE
+
+
+def test_offline_nothing_is_asked_for(server):
+    with hub.offline():
+        with pytest.raises(ModelError, match="offline"):
+            download()
+        with pytest.raises(ModelError, match="offline; give --weights FILE"):
+            vitlens.load("timm:vit_tiny_patch16_224")
+    assert not server.asked
+    assert not constants.HF_HUB_OFFLINE
+    with hub.offline(False):
+        assert download()[0] == [server.address]
+
+
+def test_a_hub_that_is_not_there_refuses_or_ends_early_is_one_line_and_leaves_no_weights(server, monkeypatch):
+    for server.status, server.broken in ((404, None), (403, None), (200, 100)):
+        with pytest.raises(ModelError, match=r"^the download from http:") as caught:
+            download()
+        assert "\n" not in str(caught.value)
+        assert hub.vits_on_disk() == ()
+    server.broken = None
+    download()
+    assert len(hub.vits_on_disk()) == 1
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ModelError, match=r"^http://127\.0\.0\.1:9 does not answer$"):
+        download()
+
+
+def cached(folder: Path, name: str, file: str = "model.safetensors") -> Path:
+    place = folder / f"models--timm--{name}" / "snapshots" / "0a" / file
+    place.parent.mkdir(parents=True)
+    place.write_bytes(b"weights")
+    return place
+
+
+def test_vits_of_imagenet_are_found_by_name_and_others_are_not(caches):
+    downloads, checkpoints = caches
+    assert hub.vits_on_disk() == ()
+    assert not downloads.exists()
+    base = "vit_base_patch16_224.augreg2_in21k_ft_in1k"
+    for name in (
+        base, "vit_small_patch14_dinov2.lvd142m", "vit_base_patch16_clip_224.openai", "resnet50.a1_in1k",
+        "vit_base_patch16_224.augreg_in21k", "swin_tiny_patch4_window7_224.ms_in1k", "vit_base_patch16_224.no_such_tag",
+    ):  # fmt: skip
+        cached(downloads, name)
+    cached(downloads, "deit3_small_patch16_224.fb_in1k", file="config.json")  # without weights
+    gone = cached(downloads, "deit_tiny_patch16_224.fb_in1k")
+    gone.unlink()
+    gone.symlink_to(gone.with_name("blob"))  # a link whose file is gone
+    checkpoints.mkdir(parents=True)
+    for name in ("deit_tiny_patch16_224-a1311bcf.pth", "resnet18-5c106cde.pth", "dino_deitsmall16_pretrain.pth"):
+        (checkpoints / name).write_bytes(b"weights")
+    found = hub.vits_on_disk()
+    assert [(model.name, model.alias) for model in found] == [
+        ("timm:deit_tiny_patch16_224", "deit_tiny_patch16_224"), (f"timm:{base}", base)
+    ]  # fmt: skip
+    assert [Path(model.weights).name for model in found] == ["deit_tiny_patch16_224-a1311bcf.pth", "model.safetensors"]
+
+
+ADVICE = dict.fromkeys(("timm:vit_tiny_patch16_224", "torchvision:resnet18"), "--weights FILE, or --random-weights")
+
+
+@pytest.mark.parametrize(("name", "advice"), [*ADVICE.items(), ("hf:google/vit-base-patch16-224", "hf:FOLDER")])
+def test_without_a_network_a_pretrained_name_is_one_line(monkeypatch, caches, name, advice):
+    def fails(*_args: object, **_options: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(hub, "_answers", lambda _address: False)
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fails)
+    monkeypatch.setattr("time.sleep", lambda _: pytest.fail("slept for a network that is not there"))
+    with pytest.raises(ModelError, match=f"{name} from https://.*found no network.*{advice}") as caught:
+        vitlens.load(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_hubs_own_switch_comes_back_and_a_broken_download_says_why(monkeypatch):
+    before, seen = constants.HF_HUB_OFFLINE, []
+    for answers in (False, True):
+        monkeypatch.setattr(hub, "_answers", lambda _address, answers=answers: answers)
+        with suppress(KeyError), hub.pretrained_download("timm:x", "https://example.org"):
+            seen.append(constants.HF_HUB_OFFLINE)
+            raise KeyError
+    assert (constants.HF_HUB_OFFLINE, seen) == (before, [True, before])
+    with (
+        pytest.raises(ModelError, match=r"\(connection reset\); give --weights FILE"),
+        hub.pretrained_download("timm:x", "https://example.org"),
+    ):
+        raise OSError("connection reset\nmore")

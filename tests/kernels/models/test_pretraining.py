@@ -1,0 +1,123 @@
+"""What names and sources tell about a model's pretraining; nothing is guessed."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import timm
+
+import vitlens
+from tests.kit.models.files import written
+from tests.kit.models.transformers import folder_of
+from tests.kit.tiny import timm_model
+from vitlens.errors import InputError
+from vitlens.models.pretraining import Pretraining, pretraining_of, read_name, told_objectives
+
+NAMES = {  # name -> objective, recipe, data, labels afterwards
+    "vit_small_patch16_224.dino": ("self-supervised", "DINO", "", ""),
+    "vit_small_patch14_reg4_dinov2.lvd142m": ("self-supervised", "DINOv2", "LVD-142M", ""),
+    "vit_small_patch16_dinov3.lvd1689m": ("self-supervised", "DINOv3", "LVD-1689M", ""),
+    "hiera_tiny_224.mae_in1k_ft_in1k": ("self-supervised", "MAE", "ImageNet-1k", "ImageNet-1k"),
+    "convnextv2_tiny.fcmae": ("self-supervised", "FCMAE", "", ""),
+    "beit_base_patch16_224.in22k_ft_in22k_in1k": (
+        "self-supervised", "BEiT", "ImageNet-22k", "ImageNet-22k, ImageNet-1k"
+    ),
+    "vit_huge_patch14_gap_224.in1k_ijepa": ("self-supervised", "I-JEPA", "ImageNet-1k", ""),
+    "vit_base_patch16_clip_224.openai": ("language-image", "CLIP", "WIT-400M", ""),
+    "vit_base_patch16_clip_224.laion2b_ft_in12k_in1k": (
+        "language-image", "CLIP", "LAION-2B", "ImageNet-12k, ImageNet-1k"
+    ),
+    "vit_base_patch16_siglip_224.webli": ("language-image", "SigLIP", "WebLI", ""),
+    "vit_base_patch16_siglip_224.v2_webli": ("language-image", "SigLIP 2", "WebLI", ""),
+    "vit_base_patch16_224.augreg_in21k_ft_in1k": ("supervised", "labels", "ImageNet-21k", "ImageNet-1k"),
+    "resnet50.ft_in1k": ("supervised", "labels", "ImageNet-1k", "ImageNet-1k"),
+    "vit_base_patch16_224.sam_in1k": ("supervised", "labels", "ImageNet-1k", ""),  # the optimiser, not the masks
+    "deit_tiny_patch16_224.fb_in1k": ("supervised", "labels, DeiT's recipe or distillation", "ImageNet-1k", ""),
+    "resnet50.fb_swsl_ig1b_ft_in1k": ("supervised", "hashtags", "Instagram 1B", "ImageNet-1k"),
+    "dinov2 facebook/dinov2-base": ("self-supervised", "DINOv2", "", ""),  # transformers: model_type and repository
+    "vit facebook/dino-vits16": ("self-supervised", "DINO", "", ""),
+    "vit_mae facebook/vit-mae-base": ("self-supervised", "MAE", "", ""),
+    "vit_tiny_patch16_224": ("not known", "", "", ""),  # weights of the user's
+    "beit3_base_patch16_224.pt": ("not known", "", "", ""),
+    "vit_base_patch16_radio_v3.c_radio": ("not known", "", "", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names(name):
+    read = read_name(name)
+    assert (read.objective, read.recipe, read.data, read.labels) == NAMES[name]
+
+
+def test_most_of_timms_names_are_known_and_none_of_dino_or_clip_is_called_supervised():
+    known = {name: read_name(name).objective for name in timm.list_pretrained()}
+    assert list(known.values()).count("not known") < 0.05 * len(known)
+    for word, objective in (("dino", "self-supervised"), ("clip", "language-image"), (".mae", "self-supervised")):
+        assert {read for name, read in known.items() if word in name} == {objective}
+
+
+def told(model: vitlens.Model, name: str, weights: str = "hub", **said: Any) -> Pretraining:
+    """Of the model as if these weights had been loaded: the hub's, or a file's."""
+    model.provenance = replace(model.provenance, name=name, weights=weights)
+    return pretraining_of(model, told=said.get("told"))
+
+
+def test_the_source_tells_and_the_user_knows_better_but_not_of_random_weights():
+    digits = pretraining_of(vitlens.load("vit-digits"))
+    assert (digits.objective, digits.data, digits.source) == ("supervised", "digits", "bundled with vitlens")
+    dino, name = timm_model("vit_small_patch14_reg4_dinov2"), "timm:vit_small_patch14_reg4_dinov2"
+    assert pretraining_of(dino, told="self-supervised").objective == "random weights"
+    hub, own = told(dino, name), told(dino, name, "mine.safetensors")
+    assert (hub.recipe, hub.data, hub.source) == ("DINOv2", "LVD-142M", "its name")  # timm's tag of its own weights
+    assert (own.objective, own.data) == ("self-supervised", "")
+    assert "user's file" in own.source
+    assert told(dino, f"{name}.lvd142m", "mine.safetensors").data == "LVD-142M"
+    assert told(dino, "torchvision:vit_b_16").data == "ImageNet-1k"
+    assert told(dino, "torchvision:vit_b_16", "mine.pth") == Pretraining("not known")
+    plain = "timm:vit_tiny_patch16_224", "mine.safetensors"
+    assert told(dino, *plain, told="self-supervised") == Pretraining("self-supervised", source="--objective")
+    named = told(dino, name, "mine.safetensors", told="self-supervised")
+    assert (named.recipe, named.source) == ("DINOv2", "--objective")  # the word agrees with the name
+    assert told(dino, name, "mine.safetensors", told="supervised").recipe == ""
+
+
+def test_a_run_folder_is_known_where_it_holds_a_preset(tmp_path):
+    for name, objective in (("vit-micro@random", "supervised"), ("timm:test_vit@random", "not known")):
+        written(vitlens.load(name, image_size=32), tmp_path)
+        for place in (tmp_path, tmp_path / "model.safetensors"):
+            assert pretraining_of(vitlens.load(str(place))).objective == objective
+
+
+def test_a_text_tower_tells():
+    pytest.importorskip("open_clip", reason="needs the extra clip: pip install open_clip_torch")
+    from tests.kit.models.clip import tiny
+
+    read = told(tiny(), "open-clip:ViT-B-32/laion2b_s34b_b79k")
+    assert (read.objective, read.recipe, read.data) == ("language-image", "CLIP", "LAION-2B")
+    read = told(tiny(), "open-clip:ViT-B-16-SigLIP/webli")
+    assert (read.recipe, read.data, read.source) == ("SigLIP", "WebLI", "its text tower")
+    assert told(tiny(), "runs/laion2b", "model.safetensors").data == ""  # a folder's name says nothing
+
+
+@pytest.mark.parametrize(
+    ("family", "recipe"),  # "": not known, the architecture of supervised models and of DINO
+    [
+        ("vit", ""),
+        ("dinov2-features", "DINOv2"),
+        ("dinov3", "DINOv3"),
+        ("beit", "BEiT"),
+        ("clip", "CLIP"),
+        ("swin", ""),
+    ],
+)
+def test_a_folder_of_transformers_is_known_by_its_model_type(family, recipe):
+    pytest.importorskip("transformers", minversion="5", reason="the extra hf is not installed")
+    read = pretraining_of(vitlens.load(f"hf:{folder_of(family)[0]}"))
+    assert (read.recipe, read.objective == "not known") == (recipe, not recipe)
+
+
+def test_what_is_told_is_checked():
+    assert told_objectives(["a=supervised"], ["a", "b"]) == {"a": "supervised"}
+    for text, words in {"dino": "--objective a=self-supervised", "a=self": "'self'", "c=supervised": "'c'"}.items():
+        with pytest.raises(InputError, match=words):
+            told_objectives([text], ["a"])

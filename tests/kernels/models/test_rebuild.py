@@ -1,0 +1,252 @@
+"""Models made from models: without some heads (the whole one with those heads masked, and smaller), for other classes
+(what was learned stays, the head's logits are zero), with random weights, also for another image size."""
+
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+from torch import nn
+
+import vitlens
+from tests.kit.models.files import small, written
+from tests.kit.tiny import FAMILIES, images, ours, timm_model
+from vitlens.errors import InputError, ModelError, UnsupportedError
+from vitlens.models.rebuild import classifiers, for_classes, prune_heads, untrained_like
+
+Heads = Mapping[int, tuple[int, ...]]
+CUT: dict[str, Callable[[], vitlens.Model]] = {
+    **{name: FAMILIES[name] for name in ("ours", "deit-distilled", "siglip", "dinov2-registers", "torchvision-vit")},
+    "query-and-key-norms": lambda: timm_model("vit_tiny_patch16_224", qk_norm=True),
+    "no-bias": lambda: timm_model("vit_tiny_patch16_224", qkv_bias=False),
+    "post-norm": lambda: ours(norm_first=False),
+}
+PRUNED: list[tuple[str, Heads]] = [  # every pair of a family and a number of heads that matters to it
+    ("ours", {0: (1,)}), ("ours", {0: (0,), 1: (1,)}), ("ours", {0: (0, 1)}), ("ours", {1: (0, 1), 0: (1, 0)}),
+    ("deit-distilled", {0: (0,), 1: (1,)}), ("siglip", {1: (1,)}), ("dinov2-registers", {1: (0, 1)}),
+    ("torchvision-vit", {0: (0,), 1: (1,)}), ("torchvision-vit", {0: (0, 1)}),
+    ("query-and-key-norms", {0: (1,)}), ("query-and-key-norms", {0: (0, 1)}), ("no-bias", {0: (0,), 1: (0, 1)}),
+    ("post-norm", {1: (0,)}),
+]  # fmt: skip
+
+
+@torch.no_grad()
+def masked(model: vitlens.Model, heads: Heads, batch: torch.Tensor) -> torch.Tensor:
+    with vitlens.intervene(model, {f"blocks.{layer}.head.{head}": "zero" for layer in heads for head in heads[layer]}):
+        return model(batch)
+
+
+def values(model: vitlens.Model) -> dict[str, torch.Tensor]:
+    return {key: value.clone() for key, value in model.module.state_dict().items()}
+
+
+def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.parametrize(("name", "heads"), PRUNED, ids=str)
+def test_the_logits_of_masked_heads_with_fewer_parameters_and_the_lens_sees_those_that_are_left(name, heads):
+    whole = CUT[name]()
+    batch, before = images(whole.input_size), values(whole)
+    expected, clean = masked(whole, heads, batch), whole(batch)
+    pruned = prune_heads(whole, heads)
+    torch.testing.assert_close(pruned(batch), expected, atol=1e-5, rtol=0)
+    assert (expected - clean).abs().max() > 1e-3
+    dim, count = (16 if name in ("ours", "post-norm") else 32), sum(map(len, heads.values()))
+    lost = count * (4 * dim * dim // 2 + (0 if name == "no-bias" else 3 * dim // 2))
+    if name == "query-and-key-norms":  # shared by a layer's heads, and lost with the last of them
+        lost += sum(4 * dim // 2 for some in heads.values() if len(some) == 2)
+    assert pruned.parameter_count() == whole.parameter_count() - lost
+    assert same(values(whole), before)
+    assert pruned.provenance.notes[-1].startswith(f"removed {count} of ")
+    counts = [whole.anatomy.parts[name].heads for name in whole.anatomy.attention_modules]
+    left = [own for layer, count in enumerate(counts) if (own := count - len(heads.get(layer, ())))]
+    assert [pruned.anatomy.parts[name].heads for name in pruned.anatomy.attention_modules] == left
+    assert pruned.anatomy.layout == whole.anatomy.layout
+    if not left:
+        assert pruned.anatomy.blocks == whole.anatomy.blocks
+        return
+    last = {len(left[:2]) - 1: (0,)}
+    with vitlens.replay(pruned, batch) as kept:
+        replayed = kept.run([{f"blocks.{layer}.head.0": "zero" for layer in last}])[0]
+    torch.testing.assert_close(replayed, masked(pruned, last, batch), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "heads"), [("ours", {0: (0,), 1: (1,)}), ("no-bias", {0: (0, 1)}), ("torchvision-vit", {0: (0, 1)})]
+)
+@torch.no_grad()
+def test_means_go_into_the_bias_in_the_precision_of_the_model(name, heads):
+    whole = CUT[name]().double()
+    batch = images(whole.input_size).double()
+    seen = vitlens.capture(whole, images(whole.input_size, batch=4, seed=3).double(), "blocks.*.heads")
+    means = {layer: seen[f"blocks.{layer}.heads"].mean((0, 2)) for layer in heads}
+    what = {f"blocks.{layer}.head.{head}": means[layer][head] for layer, some in heads.items() for head in some}
+    with vitlens.intervene(whole, what):
+        expected = whole(batch)
+    torch.testing.assert_close(prune_heads(whole, heads, means=means)(batch), expected, atol=1e-12, rtol=0)
+    assert (prune_heads(whole, heads)(batch) - expected).abs().max() > 1e-4
+
+
+def test_pruned_again_is_pruned_at_once():
+    """What is second in a layer that lost its first head was third; a layer without heads no longer counts."""
+    whole = ours(depth=3, dim=24, heads=4)
+    twice = prune_heads(prune_heads(whole, {0: (0,), 1: (0, 1, 2, 3), 2: (3,)}), {0: (1,), 1: (0, 2)})
+    once = prune_heads(whole, {0: (0, 2), 1: (0, 1, 2, 3), 2: (0, 2, 3)})
+    assert same(values(twice), values(once))
+    assert (twice.anatomy, twice.architecture["pruned"]) == (once.anatomy, once.architecture["pruned"])
+
+
+@pytest.mark.parametrize("heads", [{0: (1,)}, {0: (0,), 1: (0, 1)}, {0: (0, 1), 1: (0, 1)}], ids=str)
+@pytest.mark.parametrize("name", ["vit-micro", "timm:test_vit"])
+def test_it_comes_back_from_its_file(tmp_path, name, heads):
+    whole = small() if name == "vit-micro" else vitlens.load(f"{name}@random", image_size=32)
+    means = {layer: torch.randn(2, 8) for layer in heads} if name == "vit-micro" else None
+    pruned = prune_heads(whole, heads, means=means)
+    loaded, batch = vitlens.load(str(written(pruned, tmp_path))), images(whole.input_size)
+    assert torch.equal(loaded(batch), pruned(batch))
+    assert loaded.anatomy == pruned.anatomy
+    assert loaded.parameter_count() == pruned.parameter_count() < whole.parameter_count()
+    other = vitlens.load(str(tmp_path), image_size=(64, 32))  # timm resizes positions, and knows whole models
+    assert torch.isfinite(other(images((64, 32)))).all()
+    if name == "vit-micro":
+        assert vitlens.load(f"{tmp_path}@random").parameter_count() == pruned.parameter_count()
+        torch.testing.assert_close(other(images((64, 32))), pruned.module((images((64, 32)) - 0.5) / 0.5))
+
+
+@pytest.mark.parametrize(
+    ("heads", "means", "words"),
+    [
+        ({0: ()}, None, "at least one head"),
+        ({2: (0,)}, None, "layer from 0 to 1"),
+        ({-1: (0,)}, None, "layer from 0 to 1"),
+        ({1: (0, 2)}, None, "head from 0 to 1 in layer 1"),
+        ({0: (1,)}, {0: torch.ones(2, 13, 8)}, r"take \.mean\(1\)"),
+        ({1: (0,)}, {0: torch.ones(2, 8)}, "layer 1, found none"),
+    ],
+)
+def test_heads_and_means_that_are_not_there(heads, means, words):
+    with pytest.raises(InputError, match=words):
+        prune_heads(ours(), heads, means=means)
+
+
+UNCUT = [(name, 0) for name in ("beit", "eva02", "perception-encoder", "cait", "swin", "torchvision-swin", "our-swin")]
+
+
+@pytest.mark.parametrize(("name", "layer"), [*UNCUT, ("siglip", 2)])  # of siglip its pooling; its blocks can be cut
+def test_attention_that_cannot_be_cut(name, layer):
+    with pytest.raises(UnsupportedError, match="vitlens ablate") as caught:
+        prune_heads(FAMILIES[name](), {layer: (0,)})
+    assert "\n" not in str(caught.value)
+
+
+def test_attention_with_a_norm_after_its_heads_cannot_be_cut():
+    with pytest.raises(UnsupportedError, match="vitlens ablate"):
+        prune_heads(timm_model("vit_tiny_patch16_224", scale_attn_norm=True), {0: (0,)})
+
+
+def test_a_projection_without_a_bias_takes_no_means():
+    with pytest.raises(UnsupportedError, match="leave the means out"):
+        prune_heads(timm_model("vit_tiny_patch16_224", proj_bias=False), {0: (1,)}, means={0: torch.zeros(2, 16)})
+
+
+def test_training_mode_and_gradients_are_kept():
+    frozen = prune_heads(ours(), {0: (0,)})
+    assert not any(module.training for module in frozen.modules())
+    assert not any(parameter.requires_grad for parameter in frozen.parameters())
+    pruned = prune_heads(ours(dropout=0.5).train().requires_grad_(True), {0: (0,)}, means={0: torch.zeros(2, 8)})
+    assert all(module.training for module in pruned.modules())
+    pruned(images(pruned.input_size)).sum().backward()
+    assert all(parameter.grad is not None for parameter in pruned.parameters())
+
+
+# ---- for other classes, with random weights
+
+NEW = ("x", "y", "z", "w")
+MADE: dict[str, tuple[Callable[[], vitlens.Model], int]] = {  # and the number of heads
+    "ours": (small, 1),
+    "ours, distilled": (lambda: small(distillation=True), 2),
+    "resnet": (lambda: small("resnet20"), 1),
+    "timm": (lambda: vitlens.load("timm:test_vit@random", image_size=32), 1),
+    "timm, distilled": (lambda: vitlens.load("timm:deit_tiny_distilled_patch16_224@random", image_size=32), 2),
+    "timm, without a head": (lambda: vitlens.load("timm:vit_tiny_patch16_dinov3_qkvb@random", image_size=32), 1),
+    "timm, a CNN": (lambda: vitlens.load("timm:test_resnet@random", image_size=32), 1),
+    "torchvision": (lambda: vitlens.load("torchvision:mobilenet_v3_small@random"), 1),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_the_head_is_new_and_nothing_else(name: str, tmp_path):
+    build_model, count = MADE[name]
+    old = build_model()
+    before, made = values(old), for_classes(old, NEW)
+    batch, heads = images(made.input_size), tuple(f"{path}." for path in classifiers(made))
+    assert len(heads) == count
+    assert made.classes == NEW
+    assert made(batch).shape == (2, 4)
+    assert made(batch).abs().max() == 0
+    for key, value in made.module.state_dict().items():
+        assert key.startswith(heads) or torch.equal(value, before[key]), key
+    assert same(values(old), before)
+    assert made.provenance.notes[-1].startswith("replaced the head of" if old.has_classifier else "added a head")
+    assert not made.training
+    assert not any(parameter.requires_grad for parameter in made.parameters())
+    for path in classifiers(made):
+        made.module.get_submodule(path).weight.normal_()
+    again = vitlens.load(str(written(made, tmp_path)))  # and it is a model like any other
+    assert again.classes == NEW
+    assert torch.equal(again(batch), made(batch))
+
+
+@pytest.mark.parametrize("positions", ["learned", "sine-2d", "none"])
+def test_a_head_for_the_same_classes_is_kept_and_positions_are_those_of_another_input_size(tmp_path, positions):
+    plain = small(positions=positions)
+    same_size = for_classes(plain, plain.classes)
+    assert same(values(same_size), values(plain))
+    assert (same_size.provenance.notes, same_size.module is plain.module) == ((), False)
+    old = vitlens.load(str(written(small(positions=positions), tmp_path)), image_size=(64, 32))
+    made, batch = for_classes(old, old.classes), images((64, 32))
+    torch.testing.assert_close(made(batch), old(batch), atol=1e-5, rtol=0)  # which interpolates in every pass
+    assert (made.module.config.image_size, made.layout.grid) == ((64, 32), (8, 2))
+    assert "from 32x48 to 64x32 px" in made.provenance.notes[-1]
+    assert torch.equal(vitlens.load(str(written(made, tmp_path / "again")))(batch), made(batch))
+
+
+def test_random_weights_have_the_same_shapes_and_depend_on_the_seed():
+    given, state = for_classes(small(), ("cat", "dog")).double(), torch.random.get_rng_state()
+    first, again, other = (untrained_like(given, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert (first.classes, first.provenance.weights, first.alias) == (("cat", "dog"), "random", given.alias)
+    assert not first.training
+    assert not any(parameter.requires_grad for parameter in first.parameters())
+    assert same(values(first), values(again))
+    assert not same(values(first), values(other))
+    assert {key: value.shape for key, value in values(first).items()} == {
+        key: value.shape for key, value in values(given).items()
+    }
+
+
+def test_another_image_size():
+    """A ViT has positions of its new grid and the heads it had; a ResNet keeps its stem; timm's models follow."""
+    model = prune_heads(small(), {0: {1}})
+    larger = untrained_like(model, seed=0, size=(64, 32))
+    assert larger.layout.grid == (8, 2)
+    assert larger.parameter_count() - model.parameter_count() == (8 * 2 - 4 * 3) * 16
+    for name in ("resnet18", "torchvision:mobilenet_v3_small"):
+        model = vitlens.load(f"{name}@random")
+        other = untrained_like(model, seed=0, size=(96, 128))
+        stem = next(iter(model.module.state_dict()))
+        assert other.module.state_dict()[stem].shape == model.module.state_dict()[stem].shape
+        assert (other.parameter_count(), other.input_size) == (model.parameter_count(), (96, 128))
+    model = vitlens.load("timm:test_vit@random", image_size=64)
+    assert untrained_like(for_classes(model, NEW), seed=1)(images((64, 64))).shape == (2, 4)
+
+
+def test_what_cannot_be_built_anew_is_refused():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 4))
+    wrapped = vitlens.wrap(net, image_size=(8, 8), mean=(0.5,) * 3, std=(0.5,) * 3)
+    with pytest.raises(UnsupportedError, match="timm:NAME"):
+        untrained_like(wrapped, seed=0)
+    with pytest.raises(InputError, match="30 and 8 px"):
+        untrained_like(small(), seed=0, size=(30, 32))
+    with pytest.raises(ModelError, match="check --sizes"):
+        untrained_like(vitlens.load("torchvision:squeezenet1_1@random"), seed=0, size=(8, 8))

@@ -1,0 +1,129 @@
+"""Activation patching: every number is that of a full forward with the part put in; and corrupted images."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+import vitlens
+from tests.kit.lens import heads_by_layer
+from tests.kit.tiny import images, ours, shared_model, small_cnn, timm_model
+from vitlens import Model
+from vitlens.analysis.patching.patching import CORRUPTIONS, Patching, corrupt, patch_parts
+from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+
+MADE = {
+    "ours": partial(shared_model, "ours"),
+    "siglip": partial(shared_model, "siglip"),
+    "swin": partial(timm_model, "swin_tiny_patch4_window7_224", alias="swin", depths=(1, 1)),
+}
+TARGETS, OTHERS = torch.tensor([0, 1]), torch.tensor([2, 3])
+
+
+def pair(model: Model) -> tuple[Tensor, Tensor]:
+    """Two images and two others, darker."""
+    return images(model.input_size), 0.2 * images(model.input_size, seed=1)
+
+
+@pytest.mark.parametrize("name", MADE)
+@torch.no_grad()
+def test_every_number_is_that_of_a_full_forward(name):
+    model = MADE[name]()
+    clean, corrupted = pair(model)
+    found = patch_parts(model, clean, corrupted, targets=TARGETS, others=OTHERS)
+
+    def difference(logits: Tensor) -> Tensor:
+        return logits[[0, 1], TARGETS] - logits[[0, 1], OTHERS]
+
+    torch.testing.assert_close(found.clean, difference(model(clean)), atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.corrupted, difference(model(corrupted)), atol=1e-5, rtol=0)
+    for layer, count in enumerate(heads_by_layer(model)):
+        heads = [f"blocks.{layer}.head.{head}" for head in range(count)]
+        numbers = *found.heads[:, layer].T[:count], *found.positions[:, layer, [0, 3]].T
+        put = vitlens.capture(model, clean, [*heads, f"blocks.{layer}.tokens[0]", f"blocks.{layer}.tokens[3]"])
+        for place, change in zip(put, numbers, strict=True):
+            with vitlens.intervene(model, {place: put[place]}):
+                full = difference(model(corrupted)) - found.corrupted
+            torch.testing.assert_close(change, full, atol=1e-5, rtol=0)
+    assert found.positions.nan_to_num().abs().amax((0, 2)).min() > 1e-3  # what was compared is not all zero
+    if name == "swin":
+        assert found.heads.isnan().any((0, 2)).tolist() == [True, False]  # 2 heads, then 4
+        assert (~found.positions.isnan()).all(0).sum(1).tolist() == [256, 64]  # 16 x 16 patches, then 8 x 8
+
+
+def test_by_default_the_two_predictions_are_compared():
+    model = ours()
+    clean, corrupted = pair(model)
+    with torch.no_grad():
+        ends = [model.module.forward_features(model.prepare(batch))[:, 0].mean(0) for batch in (clean, corrupted)]
+        head = model.module.head
+        head.weight[3], head.weight[1] = 100 * (ends[0] - ends[1]), 100 * (ends[1] - ends[0])
+        head.bias[:] = -(head.weight @ (ends[0] + ends[1])) / 2
+        assert [model(batch).argmax(-1).tolist() for batch in (clean, corrupted)] == [[3, 3], [1, 1]]
+    found = patch_parts(model, clean, corrupted)
+    assert [found.targets.tolist(), found.others.tolist()] == [[3, 3], [1, 1]]
+    assert (found.clean > 0).all()
+    assert (found.corrupted < 0).all()
+
+
+def test_the_share_of_several_pairs():
+    heads, ends = torch.tensor([[[1.0, 0.0]], [[-1.0, 1.0]]]), (torch.tensor([2.0, -1.0]), torch.tensor([0.0, 1.0]))
+    classes = torch.tensor([0, 0]), torch.tensor([1, 1])
+    made = Patching(heads, 2 * heads, *ends, *classes)
+    assert made.restored("heads").tolist() == [[0.5, -0.25]]  # half of either gap; none, and half the wrong way
+    assert made.restored("positions").tolist() == [[1.0, -0.5]]
+    one = Patching(*(each[:1] for each in vars(made).values()))
+    assert one.restored("heads").tolist() == [[0.5, 0.0]]
+
+
+WRONG = {
+    "no difference": ({"others": TARGETS}, InputError, r"\(a - a\) in both runs of pair 0"),
+    "no class": ({"targets": torch.tensor([0, 9])}, InputError, "found 9"),
+    "no pairs": ({"corrupted": images((32, 48), batch=1)}, InputError, "found 1 and 2"),
+    "another size": ({"corrupted": images((48, 48))}, InputError, ".32, 48. and .48, 48. px"),
+    "the same": ({"corrupted": images((32, 48))}, InputError, "in both runs of pair 0"),
+    "no attention": ({"model": small_cnn}, UnsupportedError, "softmax"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_compared_is_refused(case):
+    change, error, message = WRONG[case]
+    given = dict(change)
+    model = given.pop("model", ours)()
+    clean, corrupted = pair(model)
+    with pytest.raises(error, match=message):
+        patch_parts(model, clean, **{"corrupted": corrupted, "targets": TARGETS, "others": OTHERS, **given})
+
+
+@pytest.mark.parametrize("how", CORRUPTIONS)
+@pytest.mark.parametrize("size", [(32, 32), (24, 40), (7, 5), (1, 1)])
+def test_a_corruption_hangs_on_the_seed_and_the_place_in_the_batch_alone(how, size):
+    batch = images(size, batch=3)
+    before = batch.clone()
+    found = corrupt(batch, how, seed=5)
+    assert (found.shape, found.min() >= 0, found.max() <= 1) == (batch.shape, True, True)
+    assert torch.equal(batch, before)
+    assert torch.equal(found, corrupt(batch, how, seed=5))
+    assert torch.equal(found[:1], corrupt(batch[:1], how, seed=5))
+    if size == (32, 32):
+        assert not torch.allclose(found, batch, atol=0.1)
+        assert torch.equal(found, corrupt(batch, how, seed=6)) == (how == "blur")
+
+
+def test_what_each_corruption_keeps():
+    batch = images((32, 32))
+    blurred = corrupt(batch, "blur")
+    assert (blurred.std((2, 3)) < 0.2 * batch.std((2, 3))).all()
+    torch.testing.assert_close(blurred.mean((2, 3)), batch.mean((2, 3)), atol=0.05, rtol=0)
+    grey = torch.full((1, 3, 64, 64), 0.5)
+    assert 0.3 < corrupt(grey, "noise").std() < 0.5  # 0.5, cut off at black and white
+    ramp = torch.arange(64.0).view(1, 8, 8).expand(3, 8, 8).unsqueeze(0) / 64  # tiles are moved whole
+    own, moved = (
+        [tuple(tile.flatten().tolist()) for tile in picture[0, 0].unfold(0, 2, 2).unfold(1, 2, 2).flatten(0, 1)]
+        for picture in (ramp, corrupt(ramp, "shuffle"))
+    )
+    assert sorted(own) == sorted(moved) != moved
+    with pytest.raises(UnknownNameError, match="did you mean 'blur'"):
+        corrupt(images(), "blurr")

@@ -1,0 +1,183 @@
+"""The page: one file with every part of a document, in which no name acts and nothing is fetched."""
+
+import tomllib
+from collections import Counter
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from tests.kit.explorer_page import picture_of
+from tests.kit.nasty import NASTY
+from tests.kit.pages import Elements, document, page_problems, record, written
+from vitlens.report.claims import found
+from vitlens.report.document import Document, FigureSpec, FirstPage, ImagePanel, Section, Sentence
+from vitlens.report.html import page
+
+
+def said(name: str) -> str:
+    """A name as the sentence of a claim holds it."""
+    return found("name", "one", "{{ name }}", given={"name": name}).says
+
+
+def page_of(text: str, tmp_path: Path, **config: object) -> str:
+    """The page of one sentence."""
+    return page(Document("t", (), FirstPage((Sentence(text),))), record(tmp_path, **config))
+
+
+def test_every_part_stands_in_it(tmp_path):
+    text = written(tmp_path, document(), command_line="vitlens study /home/me/photos/x", seed=0)
+    assert page_problems(text) == []
+    elements = Elements(text)
+    words = " ".join(" ".join(elements.words).split())
+    for part in (
+        "Study of tabby", "tabby is calibrated.", "tabby wins.", "figure 1", "Attention explorer", "How good?",
+        "Side by side", "One seed.", "Glossary", "In full", "tabby 59", "vitlens study photos/x",
+        "50.0 % (40.0 to 60.0, n = 100)",
+    ):  # fmt: skip
+        assert part in words, part
+    policy = next(found for tag, found in elements.found if found.get("http-equiv") == "Content-Security-Policy")
+    assert policy["content"].startswith("default-src 'none'; img-src data:;")
+    assert dict(elements.found)["html"] == {"lang": "en"}
+    assert not [part for part in ("http://", "https://", "/home/me") if part in text]
+
+
+def test_panels_carry_what_they_are_found_by_and_a_long_table_is_closed(tmp_path):
+    elements = Elements(written(tmp_path, document())).found
+    figures = [found for tag, found in elements if tag == "figure"]
+    assert [each["id"] for each in figures if "id" in each] == ["figure-1"]
+    panels = [each for each in figures if each.get("class") == "panel"]
+    assert len(panels) == 6
+    assert (panels[1]["data-outcome"], panels[1]["data-class"]) == ("both wrong", "tabby 1")
+    assert ["open" in found for _, found in elements if found.get("class") == "table"] == [False]
+    labels = [found["name"] for tag, found in elements if tag == "select"]
+    assert labels == ["outcome", "class"]  # all agree alike
+
+
+def test_an_empty_document_is_a_page_and_an_unfinished_run_says_so(tmp_path):
+    for status, said in (("done", False), ("interrupted", True)):
+        text = page(Document("Nothing", (), FirstPage(())), record(tmp_path, status=status))
+        assert page_problems(text) == []
+        assert not [found for _, found in Elements(text).found if found.get("id") == "vl-explorer"]
+        assert ("This run was interrupted" in text) == said
+
+
+@pytest.mark.parametrize("escaped", [True, False])
+def test_names_only_show_themselves(tmp_path, escaped):
+    """All of them in one page, as a report gives them, and as somebody who does not escape them would."""
+    for start in range(0, len(NASTY), 40):
+        odd = "".join(NASTY[start : start + 40])
+        text = written(tmp_path, document(name=said(odd) if escaped else odd), command_line=f"vitlens study {odd!r}")
+        assert page_problems(text) == []
+
+
+@pytest.mark.parametrize("odd", NASTY, ids=ascii)
+def test_a_name_in_a_sentence_is_read_letter_by_letter(odd, tmp_path):
+    words = " ".join(Elements(page_of(f"before {said(odd)} after", tmp_path)).words).split()
+    shown = odd if odd.isprintable() and len(odd) <= 60 else ""
+    if shown.strip() and "/" not in shown and "\\" not in shown:  # paths of the machine are cut
+        assert " ".join(f"before {shown} after".split()) in " ".join(words)
+
+
+@pytest.mark.parametrize(
+    ("text", "html"),
+    [
+        ("**a** is `b<c>` & d", "<strong>a</strong> is <code>b&lt;c&gt;</code> &amp; d"),
+        ("in `/home/me/photos/cat.jpg` there, at 8/255", "in <code>photos/cat.jpg</code> there, at 8/255"),
+        ("of C:\\data\\my\\x.png", "of my/x.png"),
+    ],
+)
+def test_marks_are_elements_and_paths_of_the_machine_are_short(text, html, tmp_path):
+    assert f"<p>{html}</p>" in page_of(text, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("vitlens look '/home/my self/cat one.jpg' --model a=/m/n/x.pth@/w/u/v --weights='/w/my own/y' --data digits",
+         "vitlens look 'my self/cat one.jpg' --model a=n/x.pth@u/v '--weights=my own/y' --data digits"),
+        ("vitlens study --images 'a b.jpg'", "vitlens study --images 'a b.jpg'"),
+        ("vitlens look /home/me/x/it's.jpg", "vitlens look x/it's.jpg"),  # no line of a shell
+        ("vitlens look '\x1b[2J'", "vitlens look '\\x1b[2J'"),
+    ],
+)  # fmt: skip
+def test_a_command_line_names_no_folder_of_the_machine(line, shown, tmp_path):
+    assert shown in Elements(page_of("x", tmp_path, command_line=line)).words
+
+
+def test_a_term_is_explained_once_in_a_part(tmp_path):
+    parts = tuple(Section(title, (Sentence("The ECE and the ECE."), Sentence("The ECE."))) for title in ("A", "B"))
+    text = page(Document("t", parts, FirstPage((Sentence("The ECE."),))), record(tmp_path))
+    terms = [found for _, found in Elements(text).found if found.get("class") == "term"]
+    assert [term["aria-describedby"] for term in terms] == ["term-1", "term-2", "term-3"]
+    assert {term["tabindex"] for term in terms} == {"0"}  # for keyboards, too
+    tips = [found for _, found in Elements(text).found if found.get("role") == "tooltip"]
+    assert [tip["id"] for tip in tips] == ["term-1", "term-2", "term-3"]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("The ECE falls.", ["calibration error (ECE)"]),
+        ("expected calibration error", ["calibration error (ECE)"]),
+        ("insertion − deletion", ["deletion", "insertion"]),
+        ("Attention weights of CLS", ["attention weights", "CLS token"]),
+        ("McNemar's test, Holm's method", ["Holm", "McNemar"]),
+        ("runs/rollout and rollout.py, my-rollout, ablationist, sinking", []),
+    ],
+)
+def test_the_glossary_has_the_terms_that_are_used_as_whole_words(text, names, tmp_path):
+    shown = page_of(text, tmp_path).partition("<h2>Glossary</h2>")[2]
+    assert [part.partition("</dt>")[0] for part in shown.split("<dt>")[1:]] == names
+
+
+def test_each_term_is_one_sentence_and_no_spelling_is_of_two():
+    terms = tomllib.loads(files("vitlens.report").joinpath("glossary.toml").read_text("utf-8"))
+    for name, term in terms.items():
+        assert 0 < len(term["is"]) < 160, name
+        assert not term["is"].endswith("."), name
+    times = Counter(spelling.lower() for name, term in terms.items() for spelling in (name, *term.get("also", ())))
+    assert {spelling for spelling, count in times.items() if count > 1} == set()
+
+
+def figure_on_page(folder: Path, drawn: Image.Image, **saved: object) -> dict[str, str]:
+    """The element of a figure, of 200 dots an inch unless told otherwise."""
+    (folder / "figures").mkdir(exist_ok=True)
+    drawn.save(folder / "figures" / "one.png", **{"dpi": (200, 200), **saved})
+    shown = FigureSpec("one", "One.", Figure, alt="What it shows")
+    text = page(Document("t", (Section("S", figures=(shown,)),), FirstPage(())), record(folder))
+    (image,) = [found for tag, found in Elements(text).found if tag == "img"]
+    assert image["alt"] == "What it shows"
+    return image
+
+
+def test_a_chart_is_kept_without_loss(tmp_path):
+    chart = Image.new("RGB", (400, 200), "white")
+    chart.paste((0, 114, 178), (50, 60, 90, 200))
+    image = figure_on_page(tmp_path, chart, dpi=(100, 100))
+    assert (image["width"], image["height"]) == ("422", "211")  # 4 inches at 96 px, enlarged by a tenth
+    np.testing.assert_array_equal(np.asarray(picture_of(image["src"]).convert("RGB")), np.asarray(chart))
+
+
+def test_a_figure_has_few_more_pixels_than_are_shown_and_a_photograph_is_compressed(tmp_path):
+    image = figure_on_page(tmp_path, Image.new("RGBA", (1440, 720), (0, 0, 0, 0)))
+    assert (image["width"], picture_of(image["src"]).size) == ("760", (874, 437))
+    assert "class" not in image  # only what says so is inverted on a dark page
+    assert picture_of(image["src"]).convert("RGB").getpixel((5, 5)) == (255, 255, 255)  # transparent: white
+    noise = np.random.default_rng(0).integers(0, 255, (200, 300, 3), dtype=np.uint8)
+    image = figure_on_page(tmp_path, Image.fromarray(noise))
+    assert picture_of(image["src"]).size == (182, 121)
+    assert len(image["src"]) < (tmp_path / "figures" / "one.png").stat().st_size
+
+
+@pytest.mark.parametrize(("size", "shown"), [((1, 1), (1, 1)), ((10_000, 100), (160, 2)), ((50, 120), (50, 120))])
+def test_pictures_of_any_size_are_small_and_never_empty(size, shown, tmp_path):
+    """size: width, height."""
+    pixels = np.full((*size[::-1], 3), 200, np.uint8)
+    panel = ImagePanel("one", ("below",), lambda: (pixels,))
+    text = page(Document("t", (Section("S", panels=(panel,)),), FirstPage(())), record(tmp_path))
+    (image,) = [found for tag, found in Elements(text).found if tag == "img"]
+    assert (int(image["width"]), int(image["height"])) == picture_of(image["src"]).size == shown

@@ -1,0 +1,43 @@
+"""Maps of a run as rows: other images are of other sources, and no interval holds what is impossible."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from vitlens import load_data
+from vitlens.commands.shared.maps.measure import CheckedMaps, map_rows, on_object_rows
+
+
+@pytest.mark.parametrize("sources", [None, [0, 0, 0, 0, 1, 2, 2]])
+def test_other_images_are_of_other_sources(sources):
+    def others(count, known):
+        given = SimpleNamespace(seed=3)
+        return CheckedMaps(None, torch.zeros(count, 3, 2, 2), None, {}, (), given, sources=known).other_images()
+
+    own = None if sources is None else torch.tensor(sources)
+    other = others(7, own)
+    known = torch.arange(7) if own is None else own
+    assert not bool((known[other] == known).any())
+    assert others(2, torch.zeros(2).int()) is None
+
+
+def test_intervals_end_at_what_is_possible():
+    maps = torch.ones(9, 4, 4)
+    maps[0, 0, 0] = 400.0  # one sharp map among uniform ones
+    split = replace(load_data("digits", limit=len(maps)), masks=None)
+    (row,) = map_rows("m", [("relevance", maps)], split)
+    assert row.information.low == 0.0
+    assert 0.0 <= row.by_place.low <= row.by_place.high <= 1.0
+
+
+def test_maps_on_the_object_exceed_all_that_ignore_the_image():
+    masks = torch.zeros(12, 8, 8, dtype=torch.bool)
+    for at in range(12):
+        masks[at, at % 3 * 2 : at % 3 * 2 + 2, at % 4 * 2 : at % 4 * 2 + 2] = True
+    inside, centre = masks.float(), torch.zeros(12, 8, 8)
+    centre[:, 3:5, 3:5] = 1.0
+    own, fixed = on_object_rows("vit", [("own", inside), ("fixed", centre)], "roc_auc", masks)
+    assert (own.above, fixed.above) == (True, False)
+    assert own.estimate.value == 1.0

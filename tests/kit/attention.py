@@ -1,0 +1,86 @@
+"""Attention methods as whole matrices, written out from the papers, over the weights and gradients that a model has."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+import vitlens
+from vitlens import Model
+
+
+def close(found: Tensor, expected: Tensor, *, rtol: float = 1e-4) -> None:
+    """Equal to rtol, numbers near zero to the same part of the largest one; and not empty."""
+    largest = expected.abs().max().item()
+    assert largest > 0
+    torch.testing.assert_close(found, expected, atol=rtol * largest, rtol=rtol)
+
+
+def explicit_gradients(model: Model, batch: Tensor, targets: Tensor | None = None) -> tuple[list[Tensor], list[Tensor]]:
+    """Weights of every layer and ∂logit/∂weights, the model's attention made of matrix products that autograd sees."""
+    layers: list[Tensor] = []
+    logits = vitlens.observe(model, batch, lambda call: layers.append(call.weights()), explicit=True)
+    chosen = logits.argmax(-1) if targets is None else targets
+    target_logits = [logits[image, int(chosen[image])] for image in range(len(logits))]
+    gradients = torch.autograd.grad(torch.stack(target_logits).sum(), layers)
+    return [weights.detach() for weights in layers], list(gradients)
+
+
+def raising(weights: Tensor, gradient: Tensor) -> Tensor:
+    """Chefer 2021, equation 5: the mean over heads of the positive part of ∂logit/∂A ⊙ A (batch, query, key)."""
+    heads = [weights[:, head] * gradient[:, head] for head in range(weights.shape[1])]
+    return torch.stack([torch.where(one > 0, one, 0.0) for one in heads]).sum(0) / len(heads)
+
+
+def raised(model: Model, batch: Tensor, targets: Tensor | None = None) -> list[Tensor]:
+    """Ā of every layer."""
+    return [raising(*each) for each in zip(*explicit_gradients(model, batch, targets))]
+
+
+def among_all(fused: Tensor, tokens: int) -> Tensor:
+    """A layer as a square matrix over (reader, tokens): the reader is a pooling query or a CLS that joins late."""
+    whole = fused.new_zeros(len(fused), tokens + 1, tokens + 1)
+    if fused.shape[1] == tokens:
+        whole[:, 1:, 1:] = fused
+    elif fused.shape[2] == tokens:
+        whole[:, 0, 1:] = fused[:, 0]
+    else:
+        whole[:, 0] = fused[:, 0]
+    return whole
+
+
+def by_equation_six(layers: Sequence[Tensor], tokens: int) -> Tensor:
+    """R - I over (reader, tokens): R ← R + Ā R from R = I."""
+    eye = torch.eye(tokens + 1, dtype=layers[0].dtype)
+    product = eye.expand(len(layers[0]), -1, -1)
+    for fused in layers:
+        product = product + among_all(fused, tokens) @ product
+    return product - eye
+
+
+def by_rollout(layers: Sequence[Tensor], tokens: int, alpha: float) -> Tensor:
+    """Over (reader, tokens): the product of (1 - alpha) Ā + alpha I, rows scaled to 1."""
+    eye = torch.eye(tokens + 1, dtype=layers[0].dtype)
+    product = eye.expand(len(layers[0]), -1, -1)
+    for fused in layers:
+        mixed = (1 - alpha) * among_all(fused, tokens) + alpha * eye
+        if fused.shape[1:] == (1, tokens):
+            mixed[:, 0, 0] = 0  # a pooling query is no token: nothing of it is passed on
+        product = (mixed / mixed.sum(-1, keepdim=True)) @ product
+    return product
+
+
+def product_by_matrices(layers: Sequence[Tensor], alpha: float = 0.5) -> Tensor:
+    """R = Â_L ... Â_1, Â = rows of (1 - alpha) A + alpha I divided by their sums (Abnar & Zuidema 2020)."""
+    eye = torch.eye(layers[0].shape[-1], dtype=layers[0].dtype)
+    product = eye.expand_as(layers[0])
+    for weights in layers:
+        mixed = (1 - alpha) * weights + alpha * eye
+        product = (mixed / mixed.sum(-1, keepdim=True)) @ product
+    return product
+
+
+def as_read(matrix: Tensor, row: list[float] | None, model: Model) -> Tensor:
+    """The row of a matrix over (reader, tokens) that the classifier reads (None: the reader's), patches as a map."""
+    tokens = matrix[:, 0, 1:] if row is None else torch.tensor(row, dtype=matrix.dtype) @ matrix[:, 1:, 1:]
+    return tokens[:, len(model.layout.prefix) :].unflatten(1, model.layout.grid)

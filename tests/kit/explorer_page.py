@@ -1,0 +1,69 @@
+"""What the attention explorer of a page shows, decoded as its script does (vitlens/report/html/explorer.js)."""
+
+import json
+import re
+import zlib
+from base64 import b64decode
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+Shown = NDArray[np.float64]
+
+
+def shown_data(page: str) -> dict[str, Any]:
+    """The JSON in the page."""
+    data: dict[str, Any] = json.loads(_script(page, "vl-explorer"))
+    return data
+
+
+def shown_weights(page: str, image: int) -> Shown | None:
+    """The weights (layers, heads, queries, keys) of one image, of layer means with one head; None without any."""
+    data = shown_data(page)
+    packed, special = data["images"][image]["weights"], len(data["special"])
+    if packed is None:
+        return None
+    queries, keys = (special + grid[0] * grid[1] for grid in (packed["queries"], packed["keys"]))
+    shape = packed["layers"], max(packed["heads"], 1), queries
+    content = zlib.decompress(b64decode(_script(page, packed["block"])))
+    return _restored(content, shape, keys, special, packed["levels"])
+
+
+def shown_rollout(page: str, image: int) -> Shown | None:
+    """The rollout (layers, keys) of one image."""
+    data = shown_data(page)
+    packed, special = data["images"][image]["rollout"], len(data["special"])
+    if packed is None:
+        return None
+    keys = special + data["grid"][0] * data["grid"][1]
+    return _restored(b64decode(packed["data"]), (packed["layers"],), keys, special, packed["levels"])
+
+
+def shown_map(page: str, image: int, name: str) -> Shown:
+    """A map of one image by its name, from its least to its greatest value."""
+    (packed,) = [each for each in shown_data(page)["images"][image]["maps"] if each["name"] == name]
+    steps = np.frombuffer(b64decode(packed["data"]), np.uint8).reshape(packed["grid"])
+    return np.asarray(packed["low"] + (packed["high"] - packed["low"]) * steps / 255)
+
+
+def picture_of(uri: str) -> Image.Image:
+    """A picture that a page holds."""
+    head, _, data = uri.partition(",")
+    assert head == "data:image/webp;base64"
+    return Image.open(BytesIO(b64decode(data)))
+
+
+def _script(page: str, name: str) -> str:
+    (content,) = re.findall(rf'<script type="[a-z/]+" id="{name}">(.*?)</script>', page, re.DOTALL)
+    return str(content)
+
+
+def _restored(content: bytes, rows: tuple[int, ...], keys: int, special: int, levels: int) -> Shown:
+    """Bytes as weights: the square root of the share of a maximum of the row, of special tokens and of patches."""
+    maxima = np.frombuffer(content, "<f4", count=2 * int(np.prod(rows))).reshape(*rows, 2)
+    steps = np.frombuffer(content, np.uint8, offset=maxima.nbytes).reshape(*rows, keys)
+    of = np.where(np.arange(keys) < special, maxima[..., :1], maxima[..., 1:])
+    return np.asarray(of * (steps / levels) ** 2, np.float64)

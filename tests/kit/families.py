@@ -1,0 +1,83 @@
+"""One small model of each mechanism that a library's models have, by a name of their own: `made:windows`.
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch):
+    monkeypatch.setitem(SOURCES, "made", MADE)     # vitlens.models.sources.registry
+
+vitlens.load("made:windows"), run(["evaluate", "made:windows", "--data", "digits"])
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
+
+import timm
+from torch import Tensor, nn
+from torchvision.models import resnet18, swin_transformer, vision_transformer
+
+from tests.kit.tiny import shaken
+from vitlens.models.configs import ViTConfig
+from vitlens.models.rebuild import Architecture
+from vitlens.models.resnet import build_resnet
+from vitlens.models.sources.registry import ModelSource
+from vitlens.models.vit import VisionTransformer
+from vitlens.preprocessing import Preprocessing
+
+VIT: Final = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
+SWIN: Final = {
+    "img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4)
+}  # fmt: skip
+_OURS: Final = ViTConfig(patch_size=(8, 8), dim=16, depth=2, heads=2)
+_TORCHVISION_VIT: Final = {
+    "image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 32, "mlp_dim": 64
+}  # fmt: skip
+_TORCHVISION_SWIN: Final = {
+    "patch_size": [2, 2], "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": [4, 4]
+}  # fmt: skip
+
+
+def of_timm(name: str, *, classes: int = 10, **shape: object) -> nn.Module:
+    return timm.create_model(name, num_classes=classes, **shape)
+
+
+FAMILIES: Final[dict[str, tuple[int, Callable[[], nn.Module]]]] = {  # side in pixels, module
+    "cls": (32, lambda: VisionTransformer(_OURS)),
+    "mean": (32, partial(of_timm, "vit_wee_patch16_reg1_gap_256", **VIT)),
+    "distilled": (32, partial(of_timm, "deit_tiny_distilled_patch16_224", **VIT)),
+    "class-attention": (32, partial(of_timm, "cait_xxs24_224", **VIT)),
+    "map-pooling": (32, partial(of_timm, "vit_base_patch16_siglip_224", **VIT)),
+    "headless": (32, partial(of_timm, "vit_tiny_patch16_224", classes=0, **VIT)),
+    "windows": (32, partial(of_timm, "swin_tiny_patch4_window7_224", **SWIN)),
+    "channels": (
+        32, partial(of_timm, "xcit_nano_12_p16_224", img_size=32, patch_size=16, embed_dim=32, depth=1, num_heads=2)
+    ),
+    "channels-alone": (64, partial(of_timm, "edgenext_xx_small")),
+    "mixed-windows": (
+        64, partial(of_timm, "maxvit_rmlp_pico_rw_256", img_size=64, depths=(1,) * 4, embed_dim=(32, 32, 64, 64))
+    ),
+    "mobilevit": (64, partial(of_timm, "mobilevit_xxs")),
+    "pooled": (64, partial(of_timm, "pvt_v2_b0")),
+    "no-projection": (224, partial(of_timm, "levit_128s")),
+    "hybrid": (64, partial(of_timm, "vit_tiny_r_s16_p8_224", img_size=64)),
+    "resnet20": (32, lambda: build_resnet("resnet20", classes=10, image_size=(32, 32))),
+    "torchvision-vit": (32, lambda: vision_transformer.VisionTransformer(**_TORCHVISION_VIT, num_classes=10)),
+    "torchvision-swin": (32, lambda: swin_transformer.SwinTransformer(**_TORCHVISION_SWIN, num_classes=10)),
+    "torchvision-resnet": (64, lambda: resnet18(num_classes=10)),
+}  # fmt: skip
+
+
+def build(
+    architecture: Architecture, *, state: Mapping[str, Tensor] | None = None, pretrained: bool = False
+) -> tuple[nn.Module, Preprocessing]:
+    side, module = FAMILIES[architecture.name]
+    return shaken(module, scale=0.1 if side == 32 else 0.01), Preprocessing((side, side))
+
+
+MADE: Final = ModelSource(
+    kind="made", usage="made:NAME", help="Models of the tests.", example="made:cls", prefix="made:",
+    build=f"{__name__}:build", list_names=f"{__name__}:list_names",
+)  # fmt: skip
+
+
+def list_names() -> list[str]:
+    return list(FAMILIES)

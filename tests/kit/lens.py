@@ -1,0 +1,153 @@
+"""Models on which the lens is tried, and copies of a model that are cut by hand where the lens changes a place."""
+
+import copy
+from collections.abc import Callable
+from functools import cache, partial
+
+import torch
+from torch import Tensor, nn
+
+import vitlens
+from tests.kit.models.handwritten import EinsumViT, EncoderViT, InlineViT, MultiheadViT, SoftmaxViT
+from tests.kit.tiny import images, ours, shaken, shared_model, small_cnn
+from vitlens import Model
+from vitlens.errors import UnsupportedError
+from vitlens.lens.attention import projection_of
+from vitlens.lens.intervene import Change
+from vitlens.lens.trace import Layer, layers
+
+SAME = {"atol": 1e-5, "rtol": 1e-4}
+
+
+def handwritten(module: Callable[[], nn.Module]) -> Model:
+    """A wrapped module, as a user would write it."""
+    return vitlens.wrap(shaken(module), image_size=(24, 32), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+
+
+PLAIN = ("ours", "ours-unfused", "vit", "dinov2-registers", "torchvision-vit", "registers")  # one sequence, by CLS
+ATTENTIVE = (*PLAIN, "siglip", "cait", "swin", "torchvision-swin")
+MODELS: dict[str, Callable[[], Model]] = {
+    **{name: partial(shared_model, name) for name in ATTENTIVE},
+    "registers": cache(lambda: ours(registers=2)),
+    "cnn": cache(lambda: small_cnn((16, 24))),
+}
+HANDWRITTEN: dict[str, Callable[[], Model]] = {
+    "softmax": cache(partial(handwritten, SoftmaxViT)),
+    "einsum": cache(partial(handwritten, EinsumViT)),  # attention that stands in no block
+    "multihead": cache(partial(handwritten, MultiheadViT)),
+    "encoder": cache(partial(handwritten, EncoderViT)),  # (tokens, batch, dim)
+    "inline": cache(partial(handwritten, InlineViT)),  # attention and MLP in one module
+}
+EVERY = {**MODELS, **HANDWRITTEN}
+
+
+def of(model: Model, *, batch: int = 3, seed: int = 0) -> Tensor:
+    """Images of the model's size."""
+    return images(model.input_size, batch=batch, seed=seed)
+
+
+def changed(model: Model, batch: Tensor, changes: dict[str, Change], **options: object) -> Tensor:
+    """The logits under changes."""
+    with torch.no_grad(), vitlens.intervene(model, changes, **options):
+        return model(batch)
+
+
+def changeable(model: Model) -> list[str]:
+    """The names of the places that can be changed."""
+    return [place.name for place in vitlens.places(model) if place.changeable]
+
+
+def heads_by_layer(model: Model) -> list[int]:
+    """How many heads each layer has."""
+    return [layer.heads for layer in layers(model)]
+
+
+def removable(model: Model, layer: int) -> bool:
+    """Whether the block of a layer may be removed."""
+    try:
+        with vitlens.intervene(model, {f"blocks.{layer}": "remove"}):
+            return True
+    except UnsupportedError:
+        return False
+
+
+def without_head(model: Model, layer: int, head: int, constant: Tensor | None = None) -> Model:
+    """A copy whose output projection does not read a head, but (its bias) a constant instead."""
+    cut = copy.deepcopy(model)
+    known = layers(model)[layer]
+    projection = projection_of(cut, known.attention)
+    assert projection is not None
+    columns = slice(head * known.head_dim, (head + 1) * known.head_dim)
+    with torch.no_grad():
+        if constant is not None:
+            added = projection.weight[:, columns] @ constant
+            projection.bias = nn.Parameter(added if projection.bias is None else projection.bias + added, False)
+        projection.weight[:, columns] = 0
+    return cut
+
+
+def without_mlp(model: Model, layer: int, constant: Tensor | None = None) -> Model | None:
+    """A copy whose MLP gives zero, or a constant (dim,); None where the layer has no MLP that ends in a linear map."""
+    known = layers(model)[layer]
+    cut = copy.deepcopy(model)
+    mlp = cut.module.get_submodule(known.mlp) if known.mlp else nn.Identity()
+    linear = [each for each in mlp.modules() if isinstance(each, nn.Linear)]
+    if not linear or linear[-1].bias is None:
+        return None
+    with torch.no_grad():
+        linear[-1].weight.zero_()
+        linear[-1].bias.copy_(torch.zeros(()) if constant is None else constant)
+    return cut
+
+
+class Passes(nn.Module):
+    """In a block's place: what comes in goes out."""
+
+    def __init__(self, which: int) -> None:
+        super().__init__()
+        self.which = which
+
+    def forward(self, *tokens: Tensor, **_options: object) -> Tensor:
+        return tokens[self.which]
+
+
+def without_block(model: Model, layer: int) -> Model | None:
+    """A copy whose block does nothing; None where there is no such block."""
+    known: Layer = layers(model)[layer]
+    if not known.removable or known.unit == known.attention:
+        return None
+    cut = copy.deepcopy(model)
+    cut.module.set_submodule(known.unit, Passes(known.stream))
+    return cut
+
+
+def entering(model: Model, layer: int, batch: Tensor, *, projection: bool = False) -> Tensor:
+    """What a plain hook sees that enters a layer's block, or its output projection."""
+    known = layers(model)[layer]
+    module = projection_of(model, known.attention) if projection else model.module.get_submodule(known.unit)
+    which, seen = 0 if projection else known.stream, []
+    handle = module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[which]))
+    with torch.no_grad():
+        model(batch)
+    handle.remove()
+    return seen[0]
+
+
+def hooked(model: Model, batch: Tensor, path: str, write: Callable[[Tensor], Tensor], *, before: bool) -> Tensor:
+    """The logits with a plain hook that rewrites the output of a module, or its input."""
+    module = model.module.get_submodule(path)
+    if before:
+        handle = module.register_forward_pre_hook(lambda _module, inputs: (write(inputs[0]), *inputs[1:]))
+    else:
+        handle = module.register_forward_hook(lambda _module, _inputs, output: write(output))
+    with torch.no_grad():
+        logits = model(batch)
+    handle.remove()
+    return logits
+
+
+def module_paths(model: Model, layer: int) -> tuple[str, str]:
+    """The names of a layer's block and of its output projection."""
+    known = layers(model)[layer]
+    paths = {module: path for path, module in model.module.named_modules()}
+    return known.unit, paths[projection_of(model, known.attention)]

@@ -1,0 +1,68 @@
+"""Records of models whose answers are planted: which images each classifies correctly, and how surely."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vitlens.analysis.evaluation.evaluate import Evaluation
+from vitlens.analysis.failures.compare import compare_evaluations
+from vitlens.commands.compare.measure import answered
+from vitlens.commands.compare.record import AgreementRow, CompareRecord, MapRow
+from vitlens.commands.evaluate.measure import recorded
+from vitlens.commands.evaluate.record import EvaluateRecord
+from vitlens.record import Config, Data, ModelEntry
+from vitlens.uncertainty import Estimate
+
+NAMES = ("ant", "<b>*bee*</b>", "`cat`", "dog", "eel")
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Image i is predicted as predicted[i] with confidence[i]; labels: of the images, the same for all models."""
+
+    confidence: NDArray[np.floating]
+    predicted: NDArray[np.integer]
+    labels: NDArray[np.integer]
+
+
+def answers(right: NDArray[np.bool_], confidence: NDArray[np.floating] | float = 0.9, *, classes: int = 5) -> Answers:
+    """The image is of the class of its number; a wrong answer is the next class."""
+    labels = np.arange(len(right)) % classes
+    return Answers(np.broadcast_to(confidence, labels.shape), (labels + ~right) % classes, labels)
+
+
+def evaluations(models: Mapping[str, Answers], names: Sequence[str]) -> tuple[list[Evaluation], Config]:
+    found = []
+    for alias, own in models.items():
+        rest = np.repeat(((1 - own.confidence) / (len(names) - 1))[:, None], len(names), 1)
+        np.put_along_axis(rest, np.asarray(own.predicted)[:, None], own.confidence[:, None], 1)
+        logits = torch.from_numpy(np.log(rest)).float()
+        found.append(Evaluation(alias, tuple(names), logits, torch.from_numpy(np.asarray(own.labels)).long()))
+    data = Data("planted", "test", len(found[0].labels), len(names))
+    return found, Config(models=tuple(map(ModelEntry, models)), data=data)
+
+
+def evaluate_record(models: Mapping[str, Answers], *, seed: int = 0, names: Sequence[str] = NAMES) -> EvaluateRecord:
+    """What `vitlens evaluate` records of such models."""
+    found, config = evaluations(models, names)
+    return replace(recorded(found, classes=len(names), seed=seed), config=config)
+
+
+def compare_record(
+    models: Mapping[str, Answers], *, methods: Sequence[str] = ("relevance", "gradcam"), seed: int = 0
+) -> CompareRecord:
+    """What `vitlens compare` records of two such models, with maps by these methods that agree partly."""
+    found, config = evaluations(models, NAMES)
+    return replace(
+        answered(compare_evaluations(*found), seed),
+        config=config,
+        methods=tuple(MapRow(alias, name, around(1.0), around(0.2)) for alias, name in zip(models, methods)),
+        agreement=(AgreementRow(*models, around(0.3, unit=""), around(0.4), around(0.5), around(-0.2)),),
+    )
+
+
+def around(value: float, *, unit: str = "fraction") -> Estimate:
+    return Estimate(value, value - 0.01, value + 0.01, 200, unit)

@@ -1,0 +1,122 @@
+"""Scenes and models in which the cause of every error is known: a striped square whose stripes' direction is its class.
+
+The class is read off the luminance's gradients, so that neither moving nor tinting changes it.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import vitlens
+from tests.kit.planted_methods import planted_methods
+from tests.kit.splits import split_of
+from vitlens.analysis.evaluation.evaluate import Evaluation
+from vitlens.analysis.failures.covariates import Pictures, Subject, luminance
+from vitlens.data.split import Split
+from vitlens.models.model import Model
+
+SIDE = 32
+CLASSES = ("across", "down")
+GROUND = 0.3
+
+
+def squares(count: int = 300, *, seed: int = 0, masks: bool = True, dots: int = 40) -> Split:
+    """Squares of any contrast, a third of them at the border, among none to 40 bright pixels (or `dots`)."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def numbers(low: float, high: float) -> list[float]:
+        return (low + (high - low) * torch.rand(count, generator=draw)).tolist()
+
+    labels = torch.randint(0, 2, (count,), generator=draw)
+    images = GROUND + 0.02 * torch.rand(count, 3, SIDE, SIDE, generator=draw)
+    found = torch.zeros(count, SIDE, SIDE, dtype=torch.bool)
+    columns = zip(numbers(9, 14), numbers(0, 1), numbers(0, 1), numbers(0, 1), numbers(0.12, 0.5), numbers(0, dots + 1))
+    for at, (size, down, across, edge, contrast, bright) in enumerate(columns):
+        side = int(size)
+        row, column = (2 + int(share * (SIDE - side - 3)) for share in (down, across))
+        row = 0 if edge < 1 / 6 else row
+        column = SIDE - side if 1 / 6 <= edge < 1 / 3 else column
+        where = slice(row, row + side), slice(column, column + side)
+        found[(at, *where)] = True
+        free = (~F.max_pool2d(found[at][None].float(), 5, 1, 2)[0].bool()).nonzero()
+        for y, x in free[torch.randperm(len(free), generator=draw)[: int(bright)]].tolist():
+            images[at, :, y, x] = 1.0
+        stripes = contrast * ((torch.arange(side) // 2) % 2 == 0).float()
+        images[(at, slice(None), *where)] += stripes[:, None] if labels[at] == 0 else stripes[None, :]
+    return split_of(images.clamp(0, 1), labels, CLASSES, masks=found if masks else None)
+
+
+class Planted(nn.Module):
+    """Reads the direction of the stripes, and errs where the rule holds."""
+
+    def __init__(self, rule: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.rule = rule
+
+    def forward(self, images: Tensor) -> Tensor:
+        planes = luminance(images)
+        stripes = planes.clamp(max=0.85)  # without the bright pixels
+        down, across = (F.pad(stripes.diff(dim=axis).abs(), pad) for axis, pad in ((1, (0, 0, 0, 1)), (2, (0, 1))))
+        local = F.avg_pool2d((down - across)[:, None], 7, 1, 3)[:, 0]
+        strongest = local.flatten(1).abs().argmax(1, keepdim=True)
+        score = 30 * local.flatten(1).gather(1, strongest)[:, 0]
+        wrong = self.rule(planes, local)
+        score = torch.where(wrong, -score, score)
+        return torch.stack([score, -score], 1)
+
+
+def low_contrast(_planes: Tensor, local: Tensor) -> Tensor:
+    """The stripes are faint."""
+    return local.flatten(1).abs().amax(1) < 0.12
+
+
+def at_border(planes: Tensor, _local: Tensor) -> Tensor:
+    """A stripe reaches the edge of the image."""
+    edge = torch.cat([planes[:, 0], planes[:, -1], planes[:, :, 0], planes[:, :, -1]], 1)
+    return ((edge > 0.36) & (edge < 0.85)).any(1)
+
+
+def cluttered(planes: Tensor, _local: Tensor) -> Tensor:
+    """There are many bright pixels."""
+    return (planes > 0.9).flatten(1).sum(1) > 28
+
+
+def at_random(planes: Tensor, _local: Tensor) -> Tensor:
+    """Nothing that a property tells apart."""
+    return (1e5 * planes.mean((1, 2))).sin() > 0.6
+
+
+def model(rule: Callable[[Tensor, Tensor], Tensor], alias: str = "planted") -> Model:
+    return vitlens.wrap(
+        Planted(rule), alias=alias, image_size=SIDE, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), classes=CLASSES
+    )
+
+
+def boxes(*places: tuple[int, int, int, int], side: int = 16, masks: bool = True) -> Split:
+    """White rectangles (top, left, height, width) on grey of 100, of two classes in turn."""
+    pixels = torch.full((len(places), 3, side, side), 100, dtype=torch.uint8)
+    found = torch.zeros(len(places), side, side, dtype=torch.bool)
+    for at, (top, left, height, width) in enumerate(places):
+        found[at, top : top + height, left : left + width] = True
+        pixels[at][:, found[at]] = 200
+    return split_of(pixels, torch.arange(len(places)) % 2, CLASSES, masks=found if masks else None)
+
+
+def pictures_of(split: Split, maps: Tensor | None = None) -> Pictures:
+    """All images of a split and their maps, as they are given to a change of one property."""
+    evaluation = Evaluation("made", split.classes, torch.zeros(len(split), 2), split.labels)
+    return Pictures(Subject(None, split, evaluation, maps), torch.arange(len(split)))
+
+
+def even(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
+    """Maps that say nothing."""
+    return torch.ones(len(images), 4, 4)
+
+
+def properties(split: Split, maps: Tensor | None = None) -> dict[str, Tensor]:
+    """The properties that differ between the images of a split with these maps."""
+    method = even if maps is None else lambda _model, images, _targets: maps[: len(images)]
+    with planted_methods({"saliency": method}):
+        return dict(vitlens.failures(model(at_border), split, method="saliency").values[0])

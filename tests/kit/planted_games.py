@@ -1,0 +1,161 @@
+"""A model of which it is known what the removal of each patch does, its images, and methods of known maps."""
+
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import vitlens
+from vitlens import Model
+
+SIDE, CELLS, BLOCKS, COUNT = 16, 8, 12, 16  # px of a side, patches along it, blocks of the model, images
+FIRST, PAIR, BONUS, OFFSET, SCALE = 10, (20, 30), 7.0, 3.0, 4.0
+CHANGED, BRIGHT = slice(0, 8), slice(56, 64)  # patches of the mean colour, and white ones
+
+
+def worth() -> Tensor:
+    """What a white patch adds to the margin: the first and last row, a pair, one patch, and little elsewhere."""
+    found = torch.rand(CELLS**2, generator=torch.Generator().manual_seed(0)) * 0.6 - 0.2
+    found[CHANGED], found[BRIGHT] = 1.2, 0.4
+    found[FIRST], found[list(PAIR)] = 3.0, 2.0
+    return found
+
+
+def margins(cells: Tensor, values: Tensor) -> Tensor:
+    """How far the first class is ahead, of brightnesses (..., patches) and what they are worth."""
+    gone = 1 - cells
+    return (cells @ values + OFFSET - BONUS * gone[..., PAIR[0]] * gone[..., PAIR[1]]) / SCALE
+
+
+class Game(nn.Module):
+    """Two classes, decided by the brightness of the patches; its blocks change no grey image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 3, 1, bias=False)
+        self.blocks = nn.ModuleList(nn.Conv2d(3, 3, 1, bias=False) for _ in range(BLOCKS))
+        for layer in (self.stem, *self.blocks):
+            layer.weight.data = torch.eye(3)[:, :, None, None]
+        self.head = nn.Linear(CELLS**2, 1, bias=False)
+        self.head.weight.data = worth()[None]
+
+    def forward(self, images: Tensor) -> Tensor:
+        stream = self.stem(images)
+        for block in self.blocks:
+            stream = block(stream)
+        margin = margins(cells_of(stream), self.head.weight[0])
+        colour = (stream[:, 0] - stream[:, 1]).mean((1, 2))  # of grey images none, unless the blocks are changed
+        return torch.stack([margin, 100 * colour.abs()], 1)
+
+
+def cells_of(images: Tensor) -> Tensor:
+    """The mean brightness of each patch, row by row."""
+    return F.adaptive_avg_pool2d(images.mean(1, keepdim=True), CELLS).flatten(1)
+
+
+def game() -> Model:
+    names = [f"blocks.{number}" for number in range(BLOCKS)]
+    return vitlens.wrap(
+        Game(), image_size=SIDE, mean=(0, 0, 0), std=(1, 1, 1), classes=("a", "b"), blocks=names, alias="game"
+    )
+
+
+def brightness() -> Tensor:
+    """(images, patches) in steps of 1/255. Of the first image all is black but the pair and one patch."""
+    found = torch.rand(COUNT, CELLS**2, generator=torch.Generator().manual_seed(1))
+    found[:, [FIRST, *PAIR]] = 1.0
+    found[:, BRIGHT] = 1.0
+    rest = [cell for cell in range(CELLS**2) if cell >= CHANGED.stop]
+    found[:, CHANGED] = found[:, rest].mean(1, keepdim=True)
+    found[0] = 0.0
+    found[0, [FIRST, *PAIR]] = 1.0
+    return (255 * found).round() / 255
+
+
+def pixels() -> Tensor:
+    """The images (images, 3, height, width)."""
+    cells = brightness().view(-1, 1, CELLS, CELLS)
+    return F.interpolate(cells, size=SIDE, mode="nearest").expand(-1, 3, -1, -1).contiguous()
+
+
+def objects() -> Tensor:
+    """Masks of what is brighter than the mean grey; the last image's is empty."""
+    found = pixels().mean(1) > 0.5
+    found[-1] = False
+    return found
+
+
+def write(folder: Path) -> list[str]:
+    """A file with the model's function and one of the images; returns what to type after `vitlens explain`."""
+    images = (255 * pixels()).round().byte().permute(0, 2, 3, 1).numpy()
+    for name, parts in (("images", images), ("masks", (255 * objects().byte()).numpy())):
+        (folder / "data" / name).mkdir(parents=True, exist_ok=True)
+        for index, part in enumerate(parts):
+            Image.fromarray(part).save(folder / "data" / name / f"{index:02}.png")
+    (folder / "game.py").write_text("from tests.kit.planted_games import game as made\n\n__all__ = ['made']\n")
+    place = f"game={folder / 'game.py'}:made"
+    return [place, "--model-file", place, "--data", str(folder / "data"), "--device", "cpu", "--quiet"]
+
+
+def truth(model: Model, images: Tensor, _targets: Tensor) -> Tensor:
+    """What each patch is worth, by the weights that the model has at that time."""
+    return (cells_of(images) * model.module.head.weight[0].detach()).unflatten(1, (CELLS, CELLS))
+
+
+def opposite(model: Model, images: Tensor, targets: Tensor) -> Tensor:
+    return -truth(model, images, targets)
+
+
+def bright(model: Model, images: Tensor, _targets: Tensor) -> Tensor:
+    """The image itself, after three passes: follows every shift, and depends on no weight."""
+    with torch.no_grad():
+        for _ in range(3):
+            model(images)
+    return images.mean(1)
+
+
+def of_objects(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
+    """1 on the object and 0 elsewhere."""
+    return (images.mean(1) > 0.5).float()
+
+
+def marked(place: slice) -> Tensor:
+    """A map of the patches at a place, more or less."""
+    found = torch.linspace(0, 0.5, CELLS**2)
+    found[place] += 1
+    return found.view(CELLS, CELLS)
+
+
+def first_row(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
+    return marked(CHANGED).expand(len(images), -1, -1)
+
+
+def last_row(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
+    return marked(BRIGHT).expand(len(images), -1, -1)
+
+
+def noise(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
+    """Depends on the pixels without any continuity."""
+    seeds = (images.double().sum((1, 2, 3)) * 1e6).long().tolist()
+    return torch.stack([torch.rand(8, 8, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
+
+
+def broken(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
+    """Not finite for the first image, and the same everywhere for the others."""
+    maps = torch.ones(len(images), 8, 8)
+    maps[0, 0, 0] = torch.nan
+    return maps
+
+
+METHODS = {
+    "saliency": truth,
+    "gradcam": opposite,
+    "occlusion": bright,
+    "layercam": of_objects,
+    "hirescam": first_row,
+    "xgradcam": last_row,
+    "smoothgrad": noise,
+    "rise": broken,
+}

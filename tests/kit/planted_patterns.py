@@ -1,0 +1,210 @@
+"""A vision transformer of one layer whose heads are made by hand: weights that give each head a known pattern."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tests.kit.made import uniform
+from tests.kit.tiny import model_of
+from vitlens.models.configs import ViTConfig
+from vitlens.models.model import Model
+from vitlens.models.vit import VisionTransformer
+
+PATCH = 4  # px
+STRONG = 7.0  # nats: a key in a pattern has e^7 times the weight of one outside it
+RGB, MARK = 4, 1  # channels of a token: its colour, from -1 to 1, then 1; whether the patch bears a mark
+
+
+@dataclass(frozen=True)
+class Scenes:
+    """images (n, 3, height, width) in [0, 1]; masks (n, height, width) of their objects."""
+
+    images: Tensor
+    masks: Tensor
+
+
+def scenes(grid: tuple[int, int], count: int, seed: int) -> Scenes:
+    """Patches whose red and green lie on a circle at random angles; a rectangle of half the sides or more whose blue is
+    high, the object; 1 or 2 marked patches."""
+    draw = torch.Generator().manual_seed(seed)
+    rows, columns = grid
+    angle = 2 * math.pi * torch.rand(count, rows, columns, generator=draw)
+    colour = torch.stack((angle.cos(), angle.sin(), -torch.ones_like(angle)), 1) * 0.8
+    masks = torch.zeros(count, rows, columns, dtype=torch.bool)
+    marks = torch.zeros(count, rows * columns)
+    for image in range(count):
+        tall, wide = (int(torch.randint(side // 2, side, (1,), generator=draw)) for side in grid)
+        top = int(torch.randint(rows - tall + 1, (1,), generator=draw))
+        left = int(torch.randint(columns - wide + 1, (1,), generator=draw))
+        masks[image, top : top + tall, left : left + wide] = True
+        marks[image, torch.randperm(rows * columns, generator=draw)[: 1 + image % 2]] = 1
+    colour[:, 2][masks] = 0.8
+    pixels = (colour / 2 + 0.5).repeat_interleave(PATCH, 2).repeat_interleave(PATCH, 3)
+    stripes = torch.tensor([0.1, -0.1]).repeat_interleave(PATCH // 2).repeat(columns)  # mean 0 in every patch
+    marked = marks.view(count, rows, columns).repeat_interleave(PATCH, 1).repeat_interleave(PATCH, 2)
+    pixels[:, 2] += marked * stripes
+    return Scenes(pixels, masks.repeat_interleave(PATCH, 1).repeat_interleave(PATCH, 2))
+
+
+class Bench:
+    """The scores (tokens, tokens) and bilinear forms from which heads are made; tokens: CLS, a register, patches."""
+
+    def __init__(self, grid: tuple[int, int], seed: int) -> None:
+        self.grid, self.patches, self.draw = grid, grid[0] * grid[1], torch.Generator().manual_seed(seed)
+        self.tokens = self.patches + 2
+        self.width = self.tokens + RGB + MARK  # one channel for each token, then its content
+        places = torch.arange(self.patches)
+        row, column = places // grid[1], places % grid[1]
+        self.down, self.across = row - row[:, None], column - column[:, None]
+
+    def _form(self) -> Tensor:
+        return torch.zeros(self.width, self.width)
+
+    def offsets(self, inside: Tensor) -> Tensor:
+        """Patches attend to the pairs (query, key) that are inside."""
+        form = self._form()
+        form[2 : self.tokens, 2 : self.tokens] = STRONG * inside.float()
+        return form
+
+    def places(self, keys: list[int]) -> Tensor:
+        """All attend to these tokens."""
+        form = self._form()
+        form[: self.tokens, keys] = STRONG
+        return form
+
+    def content(self, channel: int, sign: float) -> Tensor:
+        """All attend to keys by a channel of their content, and not to the prefix."""
+        form = self._form()
+        form[: self.tokens, self.tokens + channel] = sign * STRONG
+        form[: self.tokens, :2] = -2 * STRONG
+        return form
+
+    def similar(self) -> Tensor:
+        """Patches attend to patches of their own colour; all colours are equally far from grey."""
+        form = self._form()
+        for channel in (0, 1, 2):
+            form[self.tokens + channel, self.tokens + channel] = 3 * STRONG
+        return form
+
+    def noise(self) -> Tensor:
+        """Scores without a pattern: at random for each pair of tokens."""
+        form = self._form()
+        form[: self.tokens, : self.tokens] = 3 * torch.randn(self.tokens, self.tokens, generator=self.draw)
+        return form
+
+    def heads(self) -> dict[str, Tensor]:
+        """The form of every planted head, by its label; noise is at the end."""
+        down, across, patches = self.down, self.across, self.patches
+        place = 2 + int(torch.randint(patches, (1,), generator=self.draw))
+        made = {
+            "uniform": self._form(),
+            "CLS": self.places([0]),
+            "register": self.places([1]),
+            "position": self.places([place]),
+            "sink": self.content(RGB, 1),
+            "object": self.content(2, 1),
+            "background": self.content(2, -1),
+            "similar": self.similar(),
+            "self": self.offsets((down == 0) & (across == 0)),
+            "previous": self.offsets((down == 0) & (across == -1)),
+            "next": self.offsets((down == 0) & (across == 1)),
+            "above": self.offsets((down == -1) & (across == 0)),
+            "below": self.offsets((down == 1) & (across == 0)),
+            "same row": self.offsets(down == 0),
+            "same column": self.offsets(across == 0),
+            "left": self.offsets(across < 0),
+            "right": self.offsets(across > 0),
+            "up": self.offsets(down < 0),
+            "down": self.offsets(down > 0),
+            "local": self.offsets((down.abs() <= 1) & (across.abs() <= 1)),
+            "dead": self.offsets(down == 0),
+        }
+        return {**made, "noise 1": self.noise(), "noise 2": self.noise()}
+
+
+def planted(forms: list[Tensor], grid: tuple[int, int], *, dead: tuple[int, ...] = (), seed: int = 0) -> Model:
+    """A model with a head for each bilinear form: score(query, key) = query form keyᵀ; dead: heads without values."""
+    heads, width = len(forms), len(forms[0])
+    size = (grid[0] * PATCH, grid[1] * PATCH)
+    config = ViTConfig(
+        image_size=size, patch_size=(PATCH, PATCH), dim=heads * width, depth=1, heads=heads, classes=5, registers=1,
+        mlp=False, norm=False, qkv_bias=False,
+    )  # fmt: skip
+    module, patches = VisionTransformer(config), grid[0] * grid[1]
+    tokens, draw = patches + 2, torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in (module.cls_token, module.reg_token, module.pos_embed):
+            parameter.zero_()
+        module.pos_embed[0, 0, 0] = 1
+        module.reg_token[0, 0, 1] = 1
+        module.pos_embed[0, 1:, 2:tokens] = torch.eye(patches)
+        kernel, bias = module.patch_embed.proj.weight.zero_(), module.patch_embed.proj.bias.zero_()
+        for channel in range(3):
+            kernel[tokens + channel, channel] = 1 / PATCH**2
+        bias[tokens + 3] = 1
+        kernel[tokens + RGB, 2, :, : PATCH // 2], kernel[tokens + RGB, 2, :, PATCH // 2 :] = 5 / PATCH**2, -5 / PATCH**2
+        query, key, value = module.blocks[0].attn.qkv.weight.zero_().view(3, heads, width, heads * width)
+        for head, form in enumerate(forms):
+            query[head, :, :width] = form.T * math.sqrt(width)
+            key[head, :, :width] = torch.eye(width)
+            value[head, :, :width] = torch.randn(width, width, generator=draw) * (head not in dead)
+    return model_of(module, alias="planted", size=size)
+
+
+class Maker:
+    """Weights (images, query, key) of one head, rows of the prefix uniform."""
+
+    def __init__(self, grid: tuple[int, int], prefix: int, *, images: int = 12, seed: int = 0) -> None:
+        self.grid, self.prefix, self.images = grid, prefix, images
+        self.patches = grid[0] * grid[1]
+        self.tokens = self.patches + prefix
+        self.generator = torch.Generator().manual_seed(seed)
+        places = torch.arange(self.patches)
+        self.down, self.across = places // grid[1], places % grid[1]
+
+    def head(self, patches: Tensor) -> Tensor:
+        """patches: what patches do to patches, (patches, patches) or one for each image."""
+        weights = self.even().clone()
+        weights[:, self.prefix :] = 0
+        weights[:, self.prefix :, self.prefix :] = patches / patches.sum(-1, keepdim=True)
+        return weights
+
+    def even(self) -> Tensor:
+        """The same on all tokens."""
+        return uniform(self.images, 1, self.tokens)[:, 0]
+
+    def row(self) -> Tensor:
+        """All on the query's row."""
+        return self.head((self.down[:, None] == self.down).float())
+
+    def beside(self) -> Tensor:
+        """All on the right neighbour; on itself where there is none."""
+        step = torch.where(self.across + 1 < self.grid[1], 1, 0)
+        return self.head(torch.eye(self.patches)[torch.arange(self.patches) + step])
+
+    def on(self, key: int) -> Tensor:
+        """All patches' attention on this token."""
+        weights = self.even().clone()
+        weights[:, self.prefix :] = torch.eye(self.tokens)[key]
+        return weights
+
+    def random_keys(self) -> Tensor:
+        """Another key for every query of every image."""
+        keys = torch.randint(self.patches, (self.images, self.patches), generator=self.generator)
+        return self.head(torch.eye(self.patches)[keys])
+
+    def own_key(self) -> Tensor:
+        """One key for all queries of an image, another in each image."""
+        keys = torch.randperm(self.patches, generator=self.generator)[: self.images]
+        return self.head(torch.eye(self.patches)[keys][:, None].expand(-1, self.patches, -1))
+
+
+def looking_evenly(model: Model) -> Model:
+    """Queries of zeros and no bias: uniform attention, wherever the masks of windows let it go."""
+    with torch.no_grad():
+        for name, parameter in model.module.named_parameters():
+            if "qkv" in name or "relative_position_bias" in name:
+                parameter.zero_()
+    return model

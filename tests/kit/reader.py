@@ -1,0 +1,45 @@
+"""A model that reads the class off the first pixel: red 10 is class 1, red 20 class 2, and red 255 breaks it."""
+
+import torch
+from torch import Tensor, nn
+
+from vitlens.models.anatomy import Anatomy
+from vitlens.models.model import Model, Provenance
+from vitlens.preprocessing import Preprocessing
+
+
+class Reader(nn.Module):
+    def __init__(self, classes: int, margin: float | None) -> None:
+        super().__init__()
+        self.classes, self.margin = classes, margin
+        self.drop = nn.Dropout(0.9)  # shows when it is not in evaluation mode
+
+    def forward(self, images: Tensor) -> Tensor:
+        red = (images[:, 0, 0, 0] * 255).round()
+        answer = (red / 10).long().clamp(max=self.classes - 1)
+        chosen = nn.functional.one_hot(answer, self.classes)
+        if self.margin is None:
+            sure = images[:, 1, 0, 0].clamp(1e-6, 1 - 1e-6)[:, None]
+            logits = torch.where(chosen == 1, sure, (1 - sure) / (self.classes - 1)).log()
+        else:
+            logits = self.margin * chosen
+        return self.drop(torch.where(red[:, None] == 255, torch.nan, logits))
+
+
+def reader(classes: tuple[str, ...] = ("a", "b", "c"), *, margin: float | None = 5.0) -> Model:
+    """margin: by which the logit of the answer is greater than the others; None: the first pixel's green is the
+    probability of the answer."""
+    return Model(
+        Reader(len(classes), margin),
+        alias="reader",
+        anatomy=Anatomy("other", ()),
+        preprocessing=Preprocessing((4, 6), mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)),
+        classes=classes,
+        provenance=Provenance("reader", "random"),
+        architecture={},
+    )
+
+
+def confident() -> Model:
+    """A reader of five classes that says how sure it is; for `--model-file`."""
+    return reader(tuple("abcde"), margin=None)

@@ -1,0 +1,88 @@
+"""Windows as the libraries themselves cut them, and the weights inside them put back between the patches of the map."""
+
+from typing import Protocol
+
+import torch
+from jaxtyping import Float
+from timm.models.maxxvit import grid_partition
+from timm.models.swin_transformer import window_partition
+from torch import Tensor
+from torch.nn import functional as F
+
+Pair = tuple[int, int]
+
+
+class Cut(Protocol):
+    """How a map was cut into windows, as `call.site.windows` of an observed layer says it."""
+
+    @property
+    def resolution(self) -> Pair: ...
+    @property
+    def window(self) -> Pair: ...
+    @property
+    def shift(self) -> Pair: ...
+    @property
+    def pad_first(self) -> bool: ...
+    @property
+    def dilated(self) -> bool: ...
+
+
+SHAPES = {  # resolution, window, shift
+    "plain": ((8, 8), (4, 4), (0, 0)),
+    "shifted": ((8, 8), (4, 4), (2, 2)),
+    "not square": ((8, 12), (4, 4), (2, 2)),
+    "window not square": ((8, 12), (4, 6), (2, 3)),
+    "padded": ((5, 7), (4, 4), (2, 2)),
+    "one window": ((4, 4), (4, 4), (0, 0)),
+    "one padded window": ((3, 4), (4, 4), (2, 2)),
+}
+
+
+def numbered(rows: int, columns: int) -> Tensor:
+    """The patches of a map by number, row by row."""
+    return torch.arange(float(rows * columns)).view(rows, columns)
+
+
+def timm_tokens(resolution: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]) -> Tensor:
+    """Numbers of the patches as timm's block lays them out: rolled, then padded, then cut (its _attn)."""
+    tokens = torch.arange(1.0, 1 + resolution[0] * resolution[1]).view(1, *resolution, 1)
+    tokens = tokens.roll((-shift[0], -shift[1]), (1, 2))
+    tokens = F.pad(tokens, (0, 0, 0, -resolution[1] % window[1], 0, -resolution[0] % window[0]))
+    return window_partition(tokens, window).flatten(1) - 1  # 0 was padding
+
+
+def torchvision_tokens(resolution: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]) -> Tensor:
+    """The same as torchvision's shifted_window_attention: padded, then rolled (never where one window covers all)."""
+    tokens = torch.arange(1.0, 1 + resolution[0] * resolution[1]).view(1, *resolution, 1)
+    tokens = F.pad(tokens, (0, 0, 0, -resolution[1] % window[1], 0, -resolution[0] % window[0]))
+    _, height, width, _ = tokens.shape
+    down, across = (0 if size <= w else s for size, w, s in zip((height, width), window, shift))
+    tokens = tokens.roll((-down, -across), (1, 2))
+    tokens = tokens.view(1, height // window[0], window[0], width // window[1], window[1], 1)
+    return tokens.permute(0, 1, 3, 2, 4, 5).reshape(-1, window[0] * window[1]) - 1
+
+
+def window_places(cut: Cut) -> Tensor:
+    """The number of the patch at each place of each window (windows, inside), by the libraries; -1 for padding."""
+    if cut.dilated:
+        grid = numbered(*cut.resolution)[None, ..., None]
+        return grid_partition(grid, list(cut.window)).flatten(1).long()
+    tokens = torchvision_tokens if cut.pad_first else timm_tokens
+    return tokens(cut.resolution, cut.window, cut.shift).long()
+
+
+def unwindow(
+    weights: Float[Tensor, "calls heads inside inside"], cut: Cut
+) -> Float[Tensor, "batch heads patches patches"]:
+    """The weights between all patches of the map, zero where two patches share no window; weights: row by row.
+
+    Rows sum to 1 minus the mass on padding. `calls` holds the windows of each image one after another.
+    """
+    index = window_places(cut).to(weights.device)
+    count, patches = len(index), cut.resolution[0] * cut.resolution[1]
+    split = weights.unflatten(0, (-1, count)).transpose(1, 2)  # (batch, heads, count, inside, inside)
+    # padding gets an extra row and column, which is cut off at the end
+    place = index.masked_fill(index < 0, patches)
+    full = weights.new_zeros(*split.shape[:2], patches + 1, patches + 1)
+    full[:, :, place[:, :, None], place[:, None, :]] = split
+    return full[:, :, :patches, :patches]

@@ -1,0 +1,185 @@
+"""`vitlens.ablate`: effects of removing units against full forwards with the same change in force."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import vitlens
+from tests.kit.sign_flips import sign_flip_test
+from tests.kit.splits import split_of
+from tests.kit.tiny import images, ours, timm_model
+from vitlens import Model
+from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
+from vitlens.uncertainty import bootstrap_difference, holm
+
+LABELS = torch.arange(8) % 5
+EVERY = ("head", "mlp", "block")
+
+
+def seen(batch: int = 8) -> Tensor:
+    return images((32, 48), batch=batch)
+
+
+def full(
+    model: Model, pictures: Tensor, labels: Tensor, changes: dict[str, Any], *, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Every image's loss, and whether it is right, in one forward pass."""
+    with vitlens.intervene(model, changes, seed=seed) as changed, torch.no_grad():
+        logits = changed(pictures)
+    return F.cross_entropy(logits, labels, reduction="none").double(), logits.argmax(-1) == labels
+
+
+def change_of(model: Model, pictures: Tensor, unit: Any, by: str) -> dict[str, Any]:
+    if unit.kind == "block":
+        return {unit.place: "remove"}
+    own = vitlens.capture(model, pictures, unit.place)[unit.place]
+    return {unit.place: own.mean(0) if by == "mean" else by}
+
+
+MODELS = {
+    "ours": ours,
+    "deit3": lambda: timm_model("deit3_small_patch16_224"),
+    "swin": lambda: timm_model("swin_tiny_patch4_window7_224"),
+}
+CASES = [
+    ("ours", "zero", None, None),
+    ("ours", "mean", None, [0, 0, 1, 1, 2, 2, 3, 3]),
+    ("ours", "mean", 3, None),
+    ("ours", "resample", 3, None),
+    ("deit3", "resample", None, None),
+    ("swin", "zero", 5, [0, 1, 2, 3, 4, 5, 6, 6]),
+    ("swin", "mean", None, None),
+]
+
+
+@pytest.mark.parametrize(("name", "by", "size", "groups"), CASES)
+def test_effects_equal_full_forwards(name: str, by: str, size: int | None, groups: Sequence[int] | None) -> None:
+    model = MODELS[name]()
+    members = None if groups is None else torch.tensor(groups)
+    split = split_of(images(model.input_size, batch=8), LABELS, model.classes, groups=members)
+    pictures, own = vitlens.images(split, model), None if members is None else members.numpy()
+    found = vitlens.ablate(model, split, replace=by, kinds=EVERY, batch_size=size, seed=2)
+    assert (found.n, found.replace) == (8, by)
+    clean, right = full(model, pictures, LABELS, {})
+    expected = float(clean.mean()), float(right.double().mean())
+    assert (found.clean_loss, found.clean_accuracy) == pytest.approx(expected, abs=1e-6)
+    for index, unit in enumerate(found.units):
+        loss, correct = full(model, pictures, LABELS, change_of(model, pictures, unit, by), seed=2)
+        points = 100 * (right.double() - correct.double())
+        for metric, first, second in ((found.loss, loss, clean), (found.accuracy, points, torch.zeros(8))):
+            alone = bootstrap_difference(first.numpy(), second.numpy(), groups=own, seed=2)
+            measured = tuple(map(float, (metric.mean[index], metric.low[index], metric.high[index])))
+            assert measured == pytest.approx((alone.value, alone.low, alone.high), abs=2e-5), unit
+            p = sign_flip_test((first - second).numpy(), groups=own, seed=2)
+            assert float(metric.p[index]) == pytest.approx(p, abs=5e-3)
+    assert found.loss.mean.abs().max() > 1e-3
+    for kind in EVERY:
+        rows = found.of_kind(kind)
+        for metric in (found.loss, found.accuracy):
+            assert metric.p_holm[rows].tolist() == holm(metric.p[rows].tolist())
+        means = found.loss.mean[rows]
+        assert found.ranking(kind) == tuple(found.units[rows[at]] for at in means.argsort(descending=True).tolist())
+
+
+def test_tables_put_heads_where_they_are() -> None:
+    swin = MODELS["swin"]()
+    found = vitlens.ablate(swin, images(batch=8), LABELS, replace="zero", kinds=("head", "mlp"))
+    assert [unit.place for unit in found.units[:3]] == ["blocks.0.head.0", "blocks.0.head.1", "blocks.1.head.0"]
+    heads = [(unit.layer, unit.head) for unit in found.units if unit.kind == "head"]
+    for table, values in (
+        (found.delta_loss, found.loss.mean), (found.delta_accuracy, found.accuracy.mean),
+        (found.low, found.loss.low), (found.high, found.loss.high),
+    ):  # fmt: skip
+        assert table.shape == (4, 4)
+        assert [table[place].item() for place in heads] == values[: len(heads)].tolist()
+        assert table.isnan().sum() == 16 - len(heads)  # the first stage has two heads a layer
+    assert torch.equal(found.table(found.loss.mean, "mlp")[:, 0], found.loss.mean[found.of_kind("mlp")])
+    assert found.table(found.loss.mean, "block").isnan().all()
+    alone = vitlens.ablate(swin, images(batch=8), LABELS, replace="zero", kinds="mlp")
+    assert {unit.kind for unit in alone.units} == {"mlp"}
+    pooled = timm_model("vit_base_patch16_siglip_224")  # its attention pooling is no block, but has heads
+    units = vitlens.ablate(pooled, images(), LABELS[:2], replace="zero", kinds=EVERY).units
+    assert [unit.layer for unit in units if unit.kind == "block"] == [0, 1]
+    assert max(unit.layer for unit in units if unit.kind == "head") == 2
+
+
+def test_forward_passes_are_counted() -> None:
+    """Batches do not give the means of all images, and resampling takes the other images' pass: one pass more."""
+    spent = {
+        (by, size): vitlens.ablate(ours(), seen(), LABELS, replace=by, batch_size=size).forward_equivalents
+        for by in ("zero", "mean", "resample") for size in (8, 3)
+    }  # fmt: skip
+    for (by, size), each in spent.items():
+        assert each == pytest.approx(spent["zero", 8] + (by == "resample") + (by == "mean" and size == 3))
+    deep = vitlens.ablate(ours(depth=6), seen(), LABELS, replace="zero")
+    assert 1 < deep.forward_equivalents < 1 + 0.6 * len(deep.units)  # replays cost less
+
+
+@pytest.mark.parametrize(("count", "by"), [(8, "mean"), (5, "resample"), (1, "zero")])
+def test_few_images_take_another_replacement_than_their_mean_and_say_so(count: int, by: str) -> None:
+    found, same = (vitlens.ablate(ours(), seen(count), LABELS[:count], replace=each) for each in (None, by))
+    assert (found.replace, bool(found.note)) == (by, count < 8)
+    assert torch.equal(found.delta_loss, same.delta_loss)
+    assert found.low.isnan().all() == found.loss.p.isnan().all() == (count == 1)  # no interval and no test of one
+    assert found.is_ranked("head") == bool(found.matters.any())
+
+
+def test_what_cannot_be_said_is_noted() -> None:
+    right = ours()(seen(9)).argmax(1)
+    never = vitlens.ablate(ours(), seen(9), (right + 1) % 5, replace="zero")
+    assert (never.clean_accuracy, bool(never.note)) == (0, True)
+    assert not vitlens.ablate(ours(), seen(9), right, replace="zero").note
+    one_group = split_of(seen(9), right, ours().classes, groups=torch.zeros(9, dtype=torch.int64))
+    found = vitlens.ablate(ours(), one_group, replace="zero")
+    assert found.loss.mean.isfinite().all()
+    assert all(getattr(found.loss, name).isnan().all() for name in ("low", "high", "p", "p_holm"))
+    assert (bool(found.matters.any()), bool(found.note)) == (False, True)
+
+
+def test_labels_may_be_the_predictions() -> None:
+    found, same = (vitlens.ablate(ours(), seen(), each) for each in ("predicted", ours()(seen()).argmax(1)))
+    assert found.clean_accuracy == 1
+    assert torch.equal(found.delta_loss, same.delta_loss)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], type[Exception]]] = {
+    "an unknown kind of unit": ({"kinds": ("mlp", "heads")}, UnknownNameError),
+    "an unknown replacement": ({"replace": "means"}, UnknownNameError),
+    "a label that is no class": ({"labels": torch.tensor([7])}, InputError),
+    "one image to resample from": ({"replace": "resample"}, InputError),
+    "too few for a mean": ({"replace": "mean", "images": seen(7), "labels": LABELS[:7]}, InputError),
+    "a CNN": ({"model": lambda: vitlens.load("cnn-digits")}, UnsupportedError),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_measured_is_refused(case: str) -> None:
+    options, error = REFUSED[case]
+    unchecked, given = getattr(vitlens.ablate, "__wrapped__", vitlens.ablate), {"model": ours, **options}
+    with pytest.raises(error):
+        unchecked(given.pop("model")(), **{"images": seen(1), "labels": LABELS[:1], **given})
+
+
+def test_a_loss_that_is_not_finite_names_unit_and_image() -> None:
+    model = ours()
+    with torch.no_grad():
+        model.module.head.weight[:] = torch.inf
+    with pytest.raises(NonFiniteError):
+        vitlens.ablate(model, seen(), LABELS)
+    model, batch, seen_by_head = ours(), seen(), list[Tensor]()
+    hook = model.module.head.register_forward_pre_hook(lambda _module, inputs: seen_by_head.append(inputs[0]))
+    full(model, batch, LABELS, {"blocks.1.head.1": "zero"})
+    hook.remove()
+    third = seen_by_head[-1][3]  # what the classifier reads of image 3 without that head
+
+    def broken(_module: object, inputs: tuple[Tensor, ...], logits: Tensor) -> Tensor:
+        return torch.where((inputs[0] - third).abs().amax(-1, keepdim=True) < 1e-4, torch.inf, logits)
+
+    model.module.head.register_forward_hook(broken)
+    for size in (8, 2):
+        with pytest.raises(NonFiniteError, match="image 3 without head/1/1"):
+            vitlens.ablate(model, batch, LABELS, replace="zero", batch_size=size)

@@ -1,0 +1,162 @@
+"""What `vitlens ablate` records beyond single units against full forwards: orders, pairs, similarity, first order."""
+
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import vitlens
+from tests.kit.making import CLASSES, save, untrained
+from tests.kit.sign_flips import sign_flip_test
+from tests.kit.vectors import gram_cka
+from vitlens import Model
+from vitlens.cli.main import run
+from vitlens.commands.ablate.record import AblateRecord
+from vitlens.commands.run.publish import read_folder
+from vitlens.uncertainty import bootstrap_mean, holm, resampled_means
+
+IMAGES = 24  # ranked on every other one, and removed in order on the others
+CLOSE = {"abs": 2e-5}
+
+
+class Ablated:
+    """A run of the command, its model and images, and full forwards without some of the heads."""
+
+    def __init__(self, folder: Path, by: str, *more: str, groups: bool = False) -> None:
+        shape = {"dim": 16, "depth": 3, "heads": 2, "patch_size": [8, 16]}
+        model = untrained("vit-mini", classes=CLASSES, seed=3, overrides=shape)
+        with torch.no_grad():  # so that heads matter
+            model.module.head.weight.mul_(12)
+            for block in model.module.blocks:
+                block.attn.proj.weight.mul_(4)
+                block.attn.qkv.weight.mul_(2)
+            qkv = model.module.blocks[0].attn.qkv
+            for start in (0, 16, 32):  # query, key and value of head 1 are those of head 0
+                qkv.weight[start + 8 : start + 16] = qkv.weight[start : start + 8]
+                qkv.bias[start + 8 : start + 16] = qkv.bias[start : start + 8]
+        save(model, folder / "model" / "model.safetensors")
+        pixels = np.random.default_rng(0).integers(0, 256, (IMAGES, 32, 32, 3), dtype=np.uint8)
+        self.images = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255
+        self.model: Model = vitlens.load(str(folder / "model"))
+        self.labels = self.model(self.images).argmax(1)
+        np.savez(folder / "data.npz", test_images=pixels, test_labels=self.labels.numpy(), classes=CLASSES)
+        self.by, self.captured = by, vitlens.capture(self.model, self.images, "blocks.*.head.*")
+        self.heads = [f"L{layer}.H{head}" for layer in range(3) for head in range(2)]
+        line = ["--data", str(folder / "data.npz"), "--replace", by, "--units", "head", "--no-patch", *more]
+        out = ["--device", "cpu", "--quiet", "--batch-size", "9", "--out", str(folder / "out")]
+        assert run(["ablate", f"tiny={folder / 'model'}", *line, *out]) == 0
+        self.record: AblateRecord = read_folder(folder / "out")
+
+    def place(self, head: str) -> str:
+        return f"blocks.{head[1]}.head.{head[4]}"
+
+    def without(self, *heads: str) -> tuple[Tensor, Tensor]:
+        """Every image's loss, and whether it is right."""
+        own = {self.place(head): self.captured[self.place(head)] for head in heads}
+        changes = {name: torch.zeros_like(each) if self.by == "zero" else each.mean(0) for name, each in own.items()}
+        return self.losses(changes)
+
+    def losses(self, changes: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        with vitlens.intervene(self.model, changes) as changed, torch.no_grad():
+            logits = changed(self.images)
+        return F.cross_entropy(logits, self.labels, reduction="none").double(), logits.argmax(1) == self.labels
+
+    def rise(self, *heads: str) -> Tensor:
+        return self.without(*heads)[0] - self.without()[0]
+
+
+@pytest.fixture(scope="module", params=["zero", "mean"])
+def ablated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ablated:
+    return Ablated(tmp_path_factory.mktemp(request.param), request.param, "--greedy", "--pairs", "3")
+
+
+def test_effects_of_every_image_are_stored(ablated: Ablated) -> None:
+    arrays = ablated.record.effects[ablated.by]
+    assert arrays.units.tolist() == ablated.heads
+    for row, head in enumerate(ablated.heads):
+        np.testing.assert_allclose(arrays.delta_loss[row], ablated.rise(head).numpy(), atol=2e-5)
+        assert arrays.correct[row].tolist() == ablated.without(head)[1].tolist()
+
+
+def test_first_order_is_the_slope_towards_the_replacement(ablated: Ablated) -> None:
+    found, step = ablated.record.effects[ablated.by].first_order, 1e-2
+    for row, head in enumerate(ablated.heads):
+        place = ablated.place(head)
+        own = ablated.captured[place]
+        target = torch.zeros_like(own) if ablated.by == "zero" else own.mean(0)
+        forth, back = (ablated.losses({place: own + sign * step * (target - own)})[0] for sign in (1, -1))
+        np.testing.assert_allclose(found[row], ((forth - back) / (2 * step)).numpy(), atol=5e-3)
+        assert ablated.record.heads[row].first_order == pytest.approx(float(found[row].mean()), abs=1e-6)
+    assert np.abs(found).max() > 0.1
+
+
+def orders(ablated: Ablated) -> dict[str, list[str]]:
+    """Ranked on the first half of the images by full forwards; those at random are not known here."""
+    ranked = slice(0, None, 2)
+    alone = {head: float(ablated.rise(head)[ranked].mean()) for head in ablated.heads}
+    least = sorted(ablated.heads, key=alone.__getitem__)
+    estimates = ablated.record.effects[ablated.by].first_order[:, ranked].mean(1)
+    gone: list[str] = []
+    while len(gone) < len(ablated.heads):
+        left = [head for head in ablated.heads if head not in gone]
+        gone.append(min(left, key=lambda head: float(ablated.without(*gone, head)[0][ranked].mean())))
+    by_slope = [ablated.heads[at] for at in estimates.argsort()]
+    return {"least first": least, "most first": least[::-1], "first-order": by_slope, "greedy": gone}
+
+
+def test_a_curve_is_full_forwards_without_the_first_heads(ablated: Ablated) -> None:
+    tested, known = slice(1, None, 2), orders(ablated)
+    names = {row.order for row in ablated.record.curves}
+    assert names == {*known, "random 0", "random 1"}
+    for name in names:
+        points = [row for row in ablated.record.curves if row.order == name]
+        assert [row.removed for row in points] == list(range(7))
+        for row in points:
+            if name in known or row.removed in (0, 6):
+                loss, correct = ablated.without(*(known.get(name, ablated.heads))[: row.removed])
+                assert row.loss == pytest.approx(float(loss[tested].mean()), **CLOSE), (name, row.removed)
+                assert row.accuracy.value == float(correct[tested].double().mean())
+    assert ablated.record.model.forwards["greedy"].value < 0.75 * 6 * 7 / 2  # candidates are replayed
+
+
+def test_the_share_that_can_be_removed_has_the_interval_of_a_bootstrap(ablated: Ablated) -> None:
+    least = orders(ablated)["least first"]
+    right = torch.stack([ablated.without(*least[:count])[1][1::2].double() for count in range(7)])
+
+    def share(accuracies: np.ndarray) -> float:
+        low = [at for at, each in enumerate(accuracies) if 100 * (accuracies[0] - each) > 1 + 1e-9]
+        return (min(low) - 1) / 6 if low else 1.0
+
+    found = ablated.record.model.removable
+    assert (found.value, found.n) == (share(right.mean(1).numpy()), 12)
+    drawn = resampled_means(right.T.numpy(), np.ones(12), seed=0, draws=10_000)
+    ends = np.quantile([share(each) for each in drawn], [0.025, 0.975])
+    assert (found.low, found.high) == pytest.approx(tuple(ends))
+
+
+def test_pairs_are_full_forwards_with_paired_intervals(ablated: Ablated) -> None:
+    record = ablated.record
+    alone = {head: float(ablated.rise(head).mean()) for head in ablated.heads}
+    top = sorted(ablated.heads, key=lambda head: -alone[head])[:3]
+    important = {tuple(sorted(pair)) for pair in combinations(top, 2)}
+    assert {(row.first, row.second) for row in record.pairs if row.chosen == "importance"} == important
+    assert ("L0.H0", "L0.H1") in {(row.first, row.second) for row in record.pairs}  # equal heads
+    p = []
+    for row in record.pairs:
+        both = ablated.rise(row.first, row.second)
+        beyond = both - ablated.rise(row.first) - ablated.rise(row.second)
+        expected = bootstrap_mean(beyond.numpy(), seed=0)
+        ends = (row.synergy.value, row.synergy.low, row.synergy.high)
+        assert ends == pytest.approx((expected.value, expected.low, expected.high), abs=1e-4)
+        assert (row.both, row.first_alone) == pytest.approx((float(both.mean()), alone[row.first]), **CLOSE)
+        assert row.second_alone == pytest.approx(alone[row.second], **CLOSE)
+        p.append(sign_flip_test(beyond.numpy(), seed=0))
+        outputs = [ablated.captured[ablated.place(head)].flatten(0, -2) for head in (row.first, row.second)]
+        assert row.similarity == pytest.approx(gram_cka(*outputs), abs=1e-4)
+    assert [row.p for row in record.pairs] == pytest.approx(holm(p), abs=0.02)
+    assert max(abs(row.synergy.value) for row in record.pairs) > 1e-3

@@ -1,0 +1,196 @@
+"""Rollout and relevance through windows and merging, against full matrices over the patches of the image."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import timm
+import torch
+from torch import Tensor
+
+import vitlens
+from tests.kit.attention import close, explicit_gradients, raising
+from tests.kit.tiny import FAMILIES, images, model_of, shaken, timm_model, torchvision_swin
+from tests.kit.windows import unwindow
+from vitlens import AttentionCall, Model
+from vitlens.errors import UnsupportedError
+
+SWIN, SWIN2 = "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"
+THREE = {"depths": (1, 2, 1), "num_heads": (2, 4, 4)}
+gradient_rollout = partial(vitlens.explain, method="gradient-rollout")
+
+
+def fused(model: Model) -> Model:
+    """timm leaves Swin's fused kernel off unless it is asked for: its bias and masks are then given to the kernel."""
+    for module in model.module.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = True
+    return model
+
+
+def made(name: str, *, size: int = 32, **options: object) -> Model:
+    return model_of(shaken(partial(timm.create_model, name, num_classes=5, **options)), alias=name, size=(size, size))
+
+
+# 16 x 16 patches in units of 8 x 8, then pooled queries; whole maps from the third stage on
+HIERA = {"img_size": (32, 32), "embed_dim": 8, "num_heads": 1, "stages": (1, 2, 2, 1), "patch_stride": (2, 2)}
+# windows of 8 x 8, 4 x 4 and 6 x 6 patches (padded), and whole maps; queries pooled in the windows
+HIERADET = {
+    "embed_dim": 8, "num_heads": 1, "stages": (1, 2, 2), "window_spec": (8, 4, 6), "q_pool": 2, "patch_stride": (2, 2),
+    "patch_kernel": (3, 3), "patch_padding": (1, 1), "global_att_blocks": (4,),
+}  # fmt: skip
+MODELS: dict[str, Callable[[], Model]] = {  # patches of 2x2 pixels, windows of 4x4 patches
+    "swin": FAMILIES["swin"],
+    "swin, windows padded": lambda: timm_model(SWIN, img_size=(20, 36)),
+    "swin, patches merged out of fewer than four": lambda: timm_model(SWIN, img_size=(18, 28)),
+    "swin, three stages": lambda: timm_model(SWIN, img_size=(36, 20), **THREE),  # 9 x 5 patches become 5 x 3
+    "swin, fused": lambda: fused(timm_model(SWIN, img_size=(20, 36))),
+    "swinv2, windows padded": lambda: timm_model(SWIN2, img_size=(20, 36)),
+    "torchvision, windows padded": lambda: torchvision_swin((20, 36)),
+    "torchvision, patches merged out of fewer than four": lambda: torchvision_swin((18, 28)),
+    "hiera": lambda: made("hiera_tiny_224", **HIERA),
+    "sam2's hiera, windows padded": lambda: made("hieradet_small", **HIERADET),
+}
+
+
+def merging(fine: tuple[int, int]) -> Tensor:
+    """How patches stand for those they were merged from: (merged, fine), 1 / number of children where one is."""
+    coarse = ((fine[0] + 1) // 2, (fine[1] + 1) // 2)
+    matrix = torch.zeros(coarse[0] * coarse[1], fine[0] * fine[1])
+    for row in range(coarse[0]):
+        for column in range(coarse[1]):
+            children = [
+                down * fine[1] + across
+                for down in (2 * row, 2 * row + 1)
+                for across in (2 * column, 2 * column + 1)
+                if down < fine[0] and across < fine[1]
+            ]
+            matrix[row * coarse[1] + column, children] = 1 / len(children)
+    return matrix
+
+
+def row_by_row(tensor: Tensor, windows: object) -> Tensor:
+    """The queries and keys of each window row by row; a pooled query stands at each of its patches."""
+    return tensor[..., list(windows.queries), :][..., list(windows.keys)] if windows.keys else tensor
+
+
+def whole_layers(model: Model, batch: Tensor) -> tuple[list[Tensor], list[Tensor], list[tuple[int, int]]]:
+    """Weights and their gradients over all patches of each layer's map (batch, heads, patches, patches); the maps."""
+    calls: list[AttentionCall] = []
+    vitlens.observe(model, batch, calls.append)
+    windows = [call.site.windows for call in calls]
+    weights, gradients = (
+        [unwindow(row_by_row(layer, own), own) for layer, own in zip(layers, windows, strict=True)]
+        for layers in explicit_gradients(model, batch)
+    )
+    return weights, gradients, [own.resolution for own in windows]
+
+
+def product(layers: list[Tensor], maps: list[tuple[int, int]], start_layer: int) -> Tensor:
+    """From the mean over the last patches down: each layer's matrix, and the merging where the map gets finer."""
+    patches = layers[-1].shape[-1]
+    row = layers[-1].new_full((len(layers[0]), 1, patches), 1 / patches)
+    for layer in range(len(layers) - 1, -1, -1):
+        if layer + 1 < len(layers) and maps[layer] != maps[layer + 1]:
+            row = row @ merging(maps[layer]).to(row)
+        if layer >= start_layer:
+            row = row @ layers[layer]
+    return row[:, 0].unflatten(1, maps[0])
+
+
+def mixed(layer: Tensor, alpha: float) -> Tensor:
+    """(1 - alpha) A + alpha I, rows scaled to 1; a row loses what lies on padding."""
+    whole = (1 - alpha) * layer + alpha * torch.eye(layer.shape[-1])
+    return whole / whole.sum(-1, keepdim=True)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(
+    request: pytest.FixtureRequest,
+) -> tuple[Model, Tensor, list[Tensor], list[Tensor], list[tuple[int, int]]]:
+    """A model, images, and its weights, gradients and maps by layer, spelled out."""
+    model = MODELS[request.param]()
+    batch = images(model.input_size)
+    return model, batch, *whole_layers(model, batch)
+
+
+WAYS = [("mean", 0.5), ("mean", 0.0), ("max", 0.3), ("min", 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("model", "fusion", "alpha"),
+    [(name, *WAYS[(row + step) % 4]) for row, name in enumerate(MODELS) for step in (0, 2)],  # each model in two ways
+    indirect=["model"],
+)
+def test_rollout_is_the_product_of_whole_matrices(model, fusion, alpha):
+    model, batch, weights, _, maps = model
+    fuse = {"mean": lambda w: w.mean(1), "max": lambda w: w.amax(1), "min": lambda w: w.amin(1)}[fusion]
+    layers = [mixed(fuse(layer), alpha) for layer in weights]
+    for start in range(len(layers)):
+        found = vitlens.rollout(model, batch, fusion=fusion, alpha=alpha, start_layer=start)
+        close(found, product(layers, maps, start))
+        torch.testing.assert_close(found.sum((1, 2)), torch.ones(2), atol=1e-5, rtol=0)
+    assert found.shape == (2, model.input_size[0] // 2, model.input_size[1] // 2)
+
+
+def test_relevance_is_the_product_of_whole_matrices(model):
+    """Equation 6, R ← R + Ā R; where patches merge, R is theirs. What nothing was asked of is taken off: R - I."""
+    model, batch, *_, maps = model
+    exact = copy.deepcopy(model).double()  # R - I is a small difference
+    weights, gradients, _ = whole_layers(exact, batch.double())
+    steps = [torch.eye(layer.shape[-1]) + raising(layer, gradient) for layer, gradient in zip(weights, gradients)]
+    for start in range(len(steps)):
+        expected = product(steps, maps, start) - product(steps, maps, len(steps))
+        close(vitlens.relevance(exact, batch.double(), start_layer=start), expected, rtol=1e-8)
+        assert (expected >= 0).all()
+    close(vitlens.relevance(model, batch, start_layer=start), expected.float(), rtol=1e-3)
+
+
+def test_gradient_rollout_is_the_product_of_whole_matrices(model):
+    model, batch, weights, gradients, maps = model
+    layers = [mixed(raising(layer, gradient), 0.1) for layer, gradient in zip(weights, gradients)]
+    for start in range(len(layers)):
+        found = gradient_rollout(model, batch, alpha=0.1, start_layer=start)
+        close(found, product(layers, maps, start))
+        torch.testing.assert_close(found.sum((1, 2)), torch.ones(2), atol=1e-5, rtol=0)
+
+
+def test_many_images_are_those_of_one_at_a_time():
+    """More than the processor's cache holds at once."""
+    model, batch = torchvision_swin(), images(batch=24)
+    for method in (vitlens.rollout, vitlens.relevance, gradient_rollout):
+        together = method(model, batch)
+        for image in (0, 11, 23):
+            close(together[image : image + 1], method(model, batch[image : image + 1]), rtol=1e-4)
+
+
+PVT = {"depths": (1, 1, 1, 1), "embed_dims": (16, 16, 16, 16), "num_heads": (1, 1, 1, 1)}
+XCIT = {"img_size": 32, "patch_size": 16, "embed_dim": 32, "depth": 1}
+VISFORMER = {"img_size": 32, "embed_dim": 32, "depth": (1, 1, 1), "num_heads": 2}
+REFUSED = {  # model, its layer, what that does
+    "xcit": (partial(made, "xcit_nano_12_p16_224", **XCIT), "blocks.0.attn", "channels attend to channels"),
+    "pvt": (partial(made, "pvt_v2_b0", **PVT), "stages.0.blocks.0.attn", "fewer, pooled keys"),
+    "nest": (partial(made, "nest_tiny", size=64, img_size=64), "levels.0.transformer_encoder.0.attn", "their window"),
+    "maxvit": (
+        partial(made, "maxvit_rmlp_pico_rw_256", size=64, img_size=64),
+        "stages.0.blocks.1.conv.conv2_kxk",
+        "nothing between them that mixes patches",
+    ),
+    "visformer": (partial(made, "visformer_tiny", **VISFORMER), "stage2.0.attn", "a stage with 4 tokens of its own"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_in_one_line_that_names_the_layer_and_what_it_does(name):
+    make, layer, does = REFUSED[name]
+    model = make()
+    batch = images(model.input_size, batch=1)
+    for method in (vitlens.rollout, vitlens.relevance):
+        with pytest.raises(UnsupportedError) as refusal:  # surveyed once, then remembered
+            method(model, batch)
+        message = str(refusal.value)
+        assert f"'{layer}'" in message
+        assert does in message
+        assert message == model.supports("rollout")
+        assert "\n" not in message

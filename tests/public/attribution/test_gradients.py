@@ -1,0 +1,111 @@
+"""Gradients of pixels beside captum's, and the identities that they satisfy."""
+
+import pytest
+import torch
+from captum.attr import InputXGradient, IntegratedGradients, Saliency
+from torch import Tensor, nn
+
+import vitlens
+from tests.kit.explainable import MODELS, linear
+from tests.kit.tiny import images, model_of, ours, shaken
+from vitlens import Model
+from vitlens.errors import InputError
+
+TARGETS = torch.tensor([1, 4])
+CAPTUM = {"atol": 1e-4, "rtol": 1e-4}
+
+
+def explained(model: Model, batch: Tensor, method: str, **options: object) -> Tensor:
+    return vitlens.explain(model, batch, targets=TARGETS, method=method, **options)
+
+
+def gain(model: Model, batch: Tensor, baseline: float = 0.0) -> Tensor:
+    """By how much the target's logit exceeds that of an image of one value."""
+    with torch.no_grad():
+        rise = model(batch) - model(torch.full_like(batch, baseline))
+    return rise.gather(1, TARGETS[:, None])[:, 0].float()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_values_equal_captums(name):
+    """In float64: in float32 a ReLU near its kink may be active in one of the two only."""
+    model = MODELS[name]().double()
+    batch = images(model.input_size).double()
+    theirs = Saliency(model).attribute(batch.clone().requires_grad_(), target=TARGETS).amax(1)
+    torch.testing.assert_close(explained(model, batch, "saliency"), theirs.float(), **CAPTUM)
+    theirs = InputXGradient(model).attribute(batch.clone().requires_grad_(), target=TARGETS).detach().sum(1)
+    torch.testing.assert_close(explained(model, batch, "input-x-gradient"), theirs.float(), **CAPTUM)
+    for steps, baseline in ((7, 0.0), (12, 0.5)):
+        theirs = IntegratedGradients(model).attribute(batch, baseline, target=TARGETS, n_steps=steps)
+        maps = explained(model, batch, "integrated-gradients", steps=steps, baseline=baseline)
+        torch.testing.assert_close(maps, theirs.sum(1).float(), **CAPTUM)
+    assert maps.abs().max() > 1e-3  # above the tolerance: the comparison is not empty
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_integrated_gradients_sum_to_the_logits_difference(name):
+    model = MODELS[name]()
+    batch = images(model.input_size)
+    # the gradient of a ReLU network is a step function, so that the quadrature converges slowly
+    coarse, fine = (explained(model, batch, "integrated-gradients", steps=steps).sum((1, 2)) for steps in (2, 1000))
+    expected = gain(model, batch)
+    torch.testing.assert_close(fine, expected, atol=2e-3 * expected.abs().max().item(), rtol=2e-3)
+    assert (coarse - expected).abs().max() > (fine - expected).abs().max()
+
+
+def test_the_gradients_of_a_linear_model_are_its_weights():
+    model = linear()
+    batch = images(model.input_size)
+    weight = model.module.weight[TARGETS].view(2, 3, 8, 12)
+    torch.testing.assert_close(explained(model, batch, "saliency"), weight.abs().amax(1))
+    torch.testing.assert_close(explained(model, batch, "smoothgrad", samples=3), weight.abs().amax(1))
+    torch.testing.assert_close(explained(model, batch, "input-x-gradient"), (weight * batch).sum(1))
+    torch.testing.assert_close(explained(model, batch, "integrated-gradients", steps=1), (weight * batch).sum(1))
+
+
+def test_smoothgrad_without_noise_is_saliency_and_its_noise_has_the_stated_standard_deviation():
+    model, batch = ours(), images((32, 48))
+    maps = explained(model, batch, "smoothgrad", samples=3, noise=0.0)
+    torch.testing.assert_close(maps, explained(model, batch, "saliency"), atol=1e-6, rtol=1e-4)
+    model, seen = linear(), []
+    batch = images((8, 12), batch=1) * torch.tensor([1.0, 0.1]).view(2, 1, 1, 1)
+    with model.module.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach())):
+        explained(model, batch, "smoothgrad", samples=200, noise=0.2)
+    noise = torch.cat([copies.unflatten(0, (-1, 2)) for copies in seen]) - batch
+    ranges = batch.amax((1, 2, 3)) - batch.amin((1, 2, 3))
+    assert len(noise) == 200
+    torch.testing.assert_close(noise.transpose(0, 1).flatten(1).std(1), 0.2 * ranges, rtol=0.02, atol=0)
+    torch.testing.assert_close(noise[:, 0] / ranges[0], noise[:, 1] / ranges[1], atol=1e-4, rtol=1e-3)  # same draws
+
+
+def test_copies_in_several_passes_change_nothing(monkeypatch):
+    model, batch = ours(), images((32, 48))
+    methods = {"integrated-gradients": {"steps": 9}, "smoothgrad": {"samples": 9}}
+    whole = [explained(model, batch, method, batch_size=2, **options) for method, options in methods.items()]
+    monkeypatch.setattr("vitlens.attribution.gradients.fitting_batch_size", lambda _model: 12)  # two copies at once
+    for (method, options), maps in zip(methods.items(), whole):
+        torch.testing.assert_close(explained(model, batch, method, **options), maps, atol=1e-6, rtol=1e-4)
+
+
+class Twice(nn.Module):
+    """Reads the pixels by a convolution and beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 5, 3)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.conv(pixels).square().mean((2, 3)) + pixels.mean((1, 2, 3))[:, None]
+
+
+def test_a_model_that_reads_the_pixels_twice_is_integrated_from_its_pixels():
+    model, batch = model_of(shaken(Twice)), images()
+    theirs = IntegratedGradients(model).attribute(batch, target=TARGETS, n_steps=5).sum(1).float()
+    maps = explained(model, batch, "integrated-gradients", steps=5)
+    torch.testing.assert_close(maps, theirs, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("method", "option"), [("integrated-gradients", "steps"), ("smoothgrad", "samples")])
+def test_refusals(method, option):
+    with pytest.raises(InputError):
+        explained(linear(), images((8, 12)), method, **{option: 0})

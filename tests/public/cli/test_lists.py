@@ -1,0 +1,47 @@
+"""Values of more than one word: lists, channels, sizes, places; each is read once, or refused by its option's name."""
+
+import pytest
+
+from vitlens.cli.main import run
+
+
+@pytest.mark.parametrize(
+    ("line", "option", "value"),
+    [
+        ("rollout m --fusion max,,min,\tmax", "fusions", ("max", "min")),
+        ("profile m --sizes 16,,32x48,16,", "sizes", ((16, 16), (32, 48))),
+        ("profile m --batch-sizes 8,1,2,8", "batch_sizes", (1, 2, 8)),
+        ("attention m --query 0,12", "query", (0, 12)),
+        ("predict m --mean 0.5", "mean", (0.5, 0.5, 0.5)),
+        ("predict m --mean 0,0.25,1", "mean", (0.0, 0.25, 1.0)),
+        ("predict m --image-size 32x48", "image_size", (32, 48)),
+        ("predict m --image-size 32", "image_size", (32, 32)),
+    ],
+)
+def test_a_list_is_read(line, option, value, stand_in):
+    calls = stand_in(line.split()[0])
+    assert run(line.split(" ")) == 0
+    (((options,), _),) = calls
+    known = {**vars(options), **vars(options.model_options)}
+    assert (known.get(option) or known["fusion"]) == value
+
+
+@pytest.mark.parametrize(
+    ("line", "texts"),
+    [
+        ("rollout m --fusion", ("", "mean,mex")),
+        ("predict m --mean", ("", "a", "0.5,0.5", "0.5,0.5,1.5", "nan", "-0.1", "0,0,0,0")),
+        ("profile m --sizes", ("", ",", "a", "3x4x5", "0")),
+        ("profile m --batch-sizes", ("", "0", "1,,2", "-1", "1.5")),
+        ("predict m --image-size", ("", "0", "1x2x3", "-4", "4.5", "x", "32x")),
+        ("attention m --query", ("", "3", "3,", "3,4,5", "-1,3", "3;4", "a,b", "1.5,2", "3x4")),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_the_name_of_its_option(line, texts, stand_in, capsys):
+    calls, option = stand_in(line.split()[0]), line.split()[-1]
+    for text in texts:
+        *words, name = line.split()
+        assert run([*words, f"{name}={text}"]) == 2, text
+        (told,) = capsys.readouterr().err.splitlines()
+        assert option in told
+    assert not calls

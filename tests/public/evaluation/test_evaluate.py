@@ -1,0 +1,105 @@
+"""`vitlens.evaluate`: answers in order, classes matched by name, accuracy with the interval that groups ask for."""
+
+import pytest
+import torch
+from torch import nn
+
+import vitlens
+from tests.kit.reader import reader
+from tests.kit.splits import answered, split_of
+from tests.kit.tiny import model_of
+from vitlens.errors import DataError, InputError, NonFiniteError
+from vitlens.names import imagenet_classes
+from vitlens.uncertainty import Estimate, bootstrap_mean, wilson
+
+
+def test_answers_come_in_order_whatever_the_batch_and_nothing_stays():
+    model, split, told = reader().train(), answered([0, 10, 20, 10], [0, 1, 2, 0]), []
+    result = vitlens.evaluate(model, split, batch_size=3, advance=told.append)
+    assert result.predictions.tolist() == [0, 1, 2, 1]
+    assert result.correct.tolist() == [True, True, True, False]
+    assert told == [3, 1]
+    assert torch.equal(result.logits, vitlens.evaluate(model, split).logits)
+    assert model.training
+    assert model.module.drop.training
+    assert not result.logits.is_inference()
+    assert torch.equal(result.probabilities, result.logits.softmax(-1))
+    assert torch.equal(result.confidence, result.probabilities.amax(-1))
+
+
+def test_classes_are_matched_by_name_or_where_they_are_only_numbered_by_position():
+    shuffled = vitlens.evaluate(reader(("c", "a", "b")), answered([0, 10, 20], [2, 0, 1]))
+    assert shuffled.classes == ("a", "b", "c")
+    assert shuffled.correct.all()
+    some = vitlens.evaluate(reader(("x", "b", "y", "a")), answered([30, 10], [0, 1], ("a", "b")))
+    assert some.classes == ("a", "b", "x", "y")
+    assert some.correct.all()
+    numbered = vitlens.evaluate(reader(("0", "1")), answered([0, 10], [0, 1], ("cat", "dog")))
+    assert (numbered.classes, numbered.correct.tolist()) == (("cat", "dog"), [True, True])
+
+
+def test_imagenet_answers_for_the_sixteen_shapes_by_the_mean_probability_of_each_group():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 6, 1000))
+    model = model_of(module, size=(4, 6), classes=imagenet_classes())
+    pixels = torch.rand(4, 3, 4, 6, generator=torch.Generator().manual_seed(0))
+    split = split_of(pixels, torch.tensor([0, 1, 2, 0]), ("cat", "knife", "dog"))
+    found = vitlens.evaluate(model, split)
+    assert found.classes[:3] == ("cat", "knife", "dog")
+    assert len(found.classes) == len(set(found.classes)) == 16
+    with torch.no_grad():
+        each = model(vitlens.images(split, model)).softmax(1)
+    torch.testing.assert_close(found.logits[:, 0].exp(), each[:, 281:287].mean(1))  # Geirhos 2019: six kinds of cats
+    torch.testing.assert_close(found.logits[:, 1].exp(), each[:, 499])  # the cleaver
+    elephant = found.logits[:, found.classes.index("elephant")].exp()
+    torch.testing.assert_close(elephant, each[:, 385:387].mean(1))
+    all_known = split_of(pixels, torch.tensor([0, 1, 2, 0]), imagenet_classes())
+    torch.testing.assert_close(vitlens.evaluate(model, all_known).probabilities, each)
+
+
+def names(*classes: str) -> tuple[list[int], list[int], tuple[str, ...]]:
+    return [0], [0], classes
+
+
+REFUSED = {
+    "no labels": (reader, ([0], None), DataError, "vitlens predict"),
+    "no images": (reader, ([], []), DataError, None),
+    "a model that breaks": (reader, ([0, 10, 255], [0, 1, 2]), NonFiniteError, "image 2"),
+    "fewer classes": (lambda: reader(("0", "1", "2")), names("cat", "dog"), InputError, "data: 'cat', 'dog'"),
+    "numbers in another order": (lambda: reader(("1", "0")), names("cat", "dog"), InputError, "model: '1', '0'"),
+    "a class more": (reader, names("c", "eel"), InputError, "model: 'a', 'b'; .*--classes"),
+    "many": (lambda: reader(("a",)), names(*"56789xy"), InputError, "'5', '6', '7', '8', '9' and 2 more"),
+    "twice the same": (lambda: reader(("a", "a", "b")), names("b", "a"), InputError, None),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_evaluated_is_refused(case):
+    make, given, error, words = REFUSED[case]
+    with pytest.raises(error, match=words):
+        vitlens.evaluate(make(), answered(*given), batch_size=2)
+
+
+def test_a_file_is_named_and_of_two_models_the_one_that_does_not_know_the_classes():
+    with pytest.raises(NonFiniteError, match=r"on b\.png"):
+        vitlens.evaluate(reader(), answered([0, 255], [0, 1], files=("a.png", "b.png")))
+    with pytest.raises(InputError, match=r"the second model .* in the data: 'c'"):
+        vitlens.compare(reader(), reader(("a", "b")), answered([0, 10, 20], [0, 1, 2]))
+
+
+def accuracy(right: list[bool], groups: list[int] | None = None) -> Estimate:
+    """As the result says it: images of class a, and b where the answer is wrong."""
+    own = None if groups is None else torch.tensor(groups)
+    split = answered([0 if each else 10 for each in right], [0] * len(right), groups=own)
+    return next(iter(vitlens.evaluate(reader(), split).summary())).value
+
+
+def test_accuracy_is_wilsons_unless_images_share_a_source():
+    right = [True, True, False, True]
+    assert accuracy(right) == accuracy(right, [0, 1, 2, 3]) == wilson(3, 4)
+    shared = accuracy(right, [0, 0, 1, 1])
+    assert (shared.value, shared.n, shared.low, shared.high) == (0.75, 4, 0.5, 1.0)
+    assert shared == bootstrap_mean([1, 1, 0, 1], groups=[0, 0, 1, 1], seed=0)
+    assert accuracy([True] * 6, [0, 0, 1, 1, 2, 2]) == Estimate(1.0, wilson(3, 3).low, 1.0, 6)
+    assert accuracy([False] * 4, [0, 0, 1, 1]) == Estimate(0.0, 0.0, wilson(0, 2).high, 4)
+    assert accuracy([True, False], [0, 0]) == Estimate(0.5, 0.0, 1.0, 2)  # nothing is known about other groups

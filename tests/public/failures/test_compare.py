@@ -1,0 +1,124 @@
+"""Two models on the same images: cells of errors, the paired test, classes matched by name; shape bias."""
+
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor, nn
+
+import vitlens
+from tests.kit.reader import reader
+from tests.kit.splits import answered
+from vitlens import Split
+from vitlens.errors import DataError, InputError
+
+triples = st.lists(st.tuples(*[st.integers(0, 2)] * 3), min_size=1, max_size=40)
+COLUMNS = {(True, True): 0, (False, True): 1, (True, False): 2}
+
+
+def compared(first: list[int], second: list[int], labels: list[int], **more: object):
+    """Two readers whose answers are given: each sees images of its own."""
+    one, two = (answered([10 * answer for answer in answers], labels) for answers in (first, second))
+    return vitlens.compare(reader(), reader(**more), one, second_images=two)
+
+
+@given(triples)
+@settings(max_examples=40, deadline=None)
+def test_cells_are_what_they_say_and_the_test_is_mcnemars(rows):
+    labels, first, second = (list(column) for column in zip(*rows))
+    found = compared(first, second, labels)
+    assert list(found.counts.values()) == torch.bincount(found.cells, minlength=5).tolist()
+    for (label, one, two), cell in zip(rows, found.cells.tolist(), strict=True):
+        both_wrong = 3 if one == two else 4
+        assert cell == COLUMNS.get((one == label, two == label), both_wrong)
+    only = [sum(each != label and other == label for label, each, other in own) for own in (rows, swapped(rows))]
+    expected = stats.binomtest(min(only), sum(only), 0.5).pvalue if sum(only) else 1.0
+    assert found.p == pytest.approx(expected)
+    one, two = found.accuracies()
+    assert found.difference().value == pytest.approx(100 * (one.value - two.value))
+    assert one.value == pytest.approx(sum(label == answer for label, answer, _ in rows) / len(rows))
+
+
+def swapped(rows: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    return [(label, second, first) for label, first, second in rows]
+
+
+def test_classes_are_matched_by_name():
+    found = compared([0, 1, 2], [2, 1, 3], [0, 1, 2], classes=("c", "b", "a", "d"))
+    assert found.first.classes == found.second.classes == ("a", "b", "c", "d")
+    assert found.second.predictions.tolist() == [0, 1, 3]
+    assert found.cells.tolist() == [0, 0, 2]
+    torch.testing.assert_close(
+        found.second.confidence, torch.tensor(5.0).exp().div(torch.tensor(5.0).exp() + 3).expand(3)
+    )
+
+
+def test_evaluations_are_those_of_evaluate_and_a_model_does_not_differ_from_itself():
+    vit, cnn, split = vitlens.load("vit-digits"), vitlens.load("cnn-digits"), vitlens.load_data("digits", limit=20)
+    found = vitlens.compare(vit, cnn, split)
+    for model, own in ((vit, found.first), (cnn, found.second)):
+        assert torch.equal(own.predictions, vitlens.evaluate(model, split).predictions)
+        assert own.alias == model.alias
+    same = vitlens.compare(vit, vit, split)
+    assert {cell for cell, count in same.counts.items() if count} <= {"both right", "both wrong, alike"}
+    assert same.p == 1.0
+
+
+class Knowing(nn.Module):
+    """A classifier that looks its answers up: images are told apart by their first pixels."""
+
+    def __init__(self, split: Split, answers: Tensor) -> None:
+        super().__init__()
+        pixels = split.source.read(torch.arange(len(split)))
+        self.known = {tuple(image.flatten()[:64].tolist()): answer for image, answer in zip(pixels, answers.tolist())}
+        self.classes = len(split.classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        keys = (tuple(image.flatten()[:64].tolist()) for image in (images * 255).round().byte())
+        return nn.functional.one_hot(torch.tensor([self.known.get(key, 0) for key in keys]), self.classes).float()
+
+
+def bias_of(answers: Tensor, split: Split):
+    model = vitlens.wrap(
+        Knowing(split, answers), image_size=32, mean=(0, 0, 0), std=(1, 1, 1), classes=split.classes, alias="knowing"
+    )
+    return vitlens.shape_bias(model, split)
+
+
+def test_the_shape_bias_of_a_classifier_of_shapes_of_textures_and_of_neither():
+    whole = vitlens.load_data("shapes-conflict", limit=60)
+    words = [re.findall("[a-z]+(?=[0-9])", file.rpartition("/")[2]) for file in whole.files]
+    shape, texture = torch.tensor([[whole.classes.index(word) for word in pair] for pair in words]).T
+    assert (shape != texture).all()
+    for answers, expected in ((shape, 1.0), (texture, 0.0)):
+        found = bias_of(answers, whole)
+        assert (found.bias.value, found.bias.n) == (expected, 60)
+        assert found.bias.low <= expected <= found.bias.high
+        assert (found.shape.value, found.texture.value) == (expected, 1 - expected)
+        assert [(one.shape, one.share) for one in found.by_class] == [
+            (one.n * expected, expected) for one in found.by_class
+        ]
+        assert sum(one.n for one in found.by_class) == 60
+    neither = (shape + 1 + (texture == (shape + 1) % 8).long()) % 8
+    assert bias_of(neither, whole).bias is None
+    neither[:3], neither[3:4] = shape[:3], texture[3:4]
+    found = bias_of(neither, whole)
+    assert (found.bias.value, found.bias.n, found.shape.value) == (0.75, 4, 3 / 60)
+
+
+@pytest.mark.parametrize(
+    ("refused", "error"),
+    [
+        (lambda: vitlens.compare(reader(("x", "y")), reader(), answered([0], [0])), InputError),
+        (lambda: vitlens.compare(reader(), reader(), answered([0], None)), DataError),
+        (lambda: vitlens.compare(reader(), reader(), answered([0], [0]), second_images=answered([0], [1])), InputError),
+        (lambda: vitlens.shape_bias(reader(), answered([0], [0])), DataError),
+        (lambda: vitlens.shape_bias(vitlens.load("vit-digits"), vitlens.load_data("shapes", limit=2)), DataError),
+    ],
+)  # shape and texture agree in the last
+def test_refusals(refused, error):
+    with pytest.raises(error):
+        refused()

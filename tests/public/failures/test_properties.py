@@ -1,0 +1,276 @@
+"""Properties of images against their definitions, and what is said of them against independent statistics."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize, stats
+from torch import Tensor, nn
+
+import vitlens
+from tests.kit.planted_failures import at_border, boxes, even, low_contrast, model, properties, squares
+from tests.kit.planted_methods import planted_methods
+from tests.kit.splits import split_of
+
+GREY, WHITE = 100 / 255, 200 / 255
+
+
+def test_properties_of_an_object():
+    found = properties(boxes((6, 6, 4, 4), (0, 6, 4, 4), (4, 12, 8, 4)))
+    assert found["off_centre"].tolist() == pytest.approx([0, 6 / 8, 6 / 8])
+    assert found["size"].tolist() == pytest.approx([16 / 256, 16 / 256, 32 / 256])
+    assert found["border"].tolist() == [0, 1, 1]
+    assert found["brightness"][0].item() == pytest.approx((16 * WHITE + 240 * GREY) / 256, abs=1e-5)
+    assert not {"object_contrast", "clutter", "contrast", "map_on_object", "map_size"} & found.keys()  # all are equal
+
+
+def test_each_edge_of_the_image_is_a_border():
+    places = (6, 6, 4, 4), (0, 6, 4, 4), (12, 6, 4, 4), (6, 0, 4, 4), (6, 12, 4, 4)
+    assert properties(boxes(*places))["border"].tolist() == [0, 1, 1, 1, 1]
+
+
+def test_contrast_and_clutter_of_the_surroundings():
+    split = boxes((6, 6, 4, 4), (6, 6, 4, 4))
+    split.source.pixels[1][:, split.masks[1]] = 50  # darker than the ground
+    split.source.pixels[1, :, 0, 0] = 255
+    found = properties(split)
+    assert found["object_contrast"][0].item() == pytest.approx(WHITE - GREY, abs=1e-5)
+    ground = (191 * GREY + 1) / 192  # without the object and 2 px around it
+    assert found["object_contrast"][1].item() == pytest.approx(ground - 50 / 255, abs=1e-5)
+    assert found["clutter"].tolist() == pytest.approx([0, 2 * 155 / 255 / 192], rel=1e-3, abs=1e-6)
+
+
+def test_an_image_without_an_object_has_no_property_of_one():
+    split = boxes((6, 6, 4, 4), (0, 2, 8, 4), (6, 6, 4, 4))
+    split.masks[2] = False
+    found = properties(split)
+    assert {name for name, own in found.items() if own[2].isnan()} >= {"off_centre", "size", "border"}
+    assert found["brightness"].isfinite().all()
+
+
+def test_properties_of_photographs_are_read_off_pixels_and_map():
+    split, maps = boxes((6, 6, 4, 4), (0, 0, 9, 8), masks=False), torch.zeros(2, 4, 4)
+    maps[0, 1:3, 1:3], maps[1, 0, 0] = 1.0, 1.0
+    found = properties(split, maps)
+    of_pixels = {"contrast", "brightness", "sharpness", "clutter", "confidence"}
+    assert found.keys() == of_pixels | {"map_off_centre", "map_size", "map_outer"}
+    assert found["map_off_centre"][0].item() == pytest.approx(0, abs=1e-6)
+    assert found["map_off_centre"][1].item() == pytest.approx(math.hypot(6, 6) / 8, rel=0.1)  # the centre of the cell
+    assert found["map_size"].tolist() == pytest.approx([2 / 16, 0.5 / 16], rel=0.35)  # interpolation widens them
+    assert found["map_outer"][0] < 0.5 < 0.95 < found["map_outer"][1]
+    assert found["contrast"][0].item() == pytest.approx(float(split.source.pixels[0].double().std(correction=0)) / 255)
+
+
+def test_where_a_map_lies():
+    """Of 8 x 8 cells of 2 px, none interpolated: centre of mass, half of the mass, the middle quarter, the object."""
+    split, maps = boxes((4, 4, 4, 8), (8, 4, 6, 4)), torch.zeros(2, 16, 16)
+    maps[0, 2:6, 2:6], maps[0, 12:14, 12:14] = 1.0, 2.0  # 16 and 8
+    maps[1, 10, 5], maps[1, 10, 15] = -4.0, 1.0  # what is negative is no evidence
+    inside = properties(split, maps)["map_on_object"]
+    assert inside.tolist() == pytest.approx([4 / 24, 0])
+    bare = boxes((4, 4, 4, 8), (8, 4, 6, 4), masks=False)
+    found = properties(bare, maps)
+    row = (16 * 4 + 8 * 13) / 24 - 8
+    assert found["map_off_centre"].tolist() == pytest.approx(
+        [math.hypot(row, row) / 8, math.hypot(10.5 - 8, 15.5 - 8) / 8]
+    )
+    assert found["map_outer"].tolist() == pytest.approx([1 - 4 / 24, 1])
+    assert found["map_size"].tolist() == pytest.approx([(4 + 4) / 256, 0.5 / 256])  # the greatest cells first
+
+
+def test_a_map_that_says_nothing_has_no_place():
+    maps = torch.rand(5, 8, 8, generator=torch.Generator().manual_seed(0))
+    maps[1], maps[2], maps[3] = 0.7, torch.nan, -1.0
+    maps[4, 0, 0] = torch.inf
+    found = properties(boxes(*[(at, 4, 5, 4) for at in range(5)], masks=False), maps)
+    for name in ("map_off_centre", "map_size", "map_outer"):
+        assert found[name].isfinite().tolist() == [True, False, False, False, False]
+
+
+class FirstPixels(nn.Module):
+    """The logits are the red of the first four pixels."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return 40 * images[:, 0, 0, :4]
+
+
+def test_look_alike_classes_have_correlated_logits():
+    draw = torch.Generator().manual_seed(0)
+    pixels, labels = torch.rand(200, 3, 8, 8, generator=draw), torch.randint(0, 4, (200,), generator=draw)
+    pixels[:, 0, 0, 1] = (pixels[:, 0, 0, 0] + 0.1 * torch.rand(200, generator=draw)).clamp(0, 1)
+    pixels = (255 * pixels).round().byte()
+    reader = vitlens.wrap(
+        FirstPixels(), image_size=8, mean=(0, 0, 0), std=(1, 1, 1), classes=("a", "b", "c", "d"), alias="reader"
+    )
+    with planted_methods({"saliency": even}):
+        found = vitlens.failures(reader, split_of(pixels, labels, reader.classes), method="saliency").values[0]
+        few = vitlens.failures(reader, split_of(pixels[:20], labels[:20], reader.classes), method="saliency").values[0]
+    rivals = pixels[:, 0, 0, :4].float().scatter(1, labels[:, None], -1).argmax(1)
+    for label, other in ((0, 1), (1, 0)):
+        assert torch.equal(found["look_alike"][labels == label], (rivals[labels == label] == other).float())
+    assert "look_alike" not in few  # of each class fewer than 20 images of others
+    probability = (40 * pixels[:, 0, 0, :4].float() / 255).softmax(-1).amax(1)
+    torch.testing.assert_close(found["confidence"], probability)
+
+
+def test_luminance_weighs_green_most():
+    pixels = torch.zeros(4, 3, 8, 8)
+    for channel in range(3):
+        pixels[channel, channel] = 1.0
+    pixels[3] = 0.3
+    found = properties(split_of(pixels, torch.tensor([0, 1, 0, 1]), ("across", "down")))["brightness"]
+    assert found.tolist() == pytest.approx([0.2126, 0.7152, 0.0722, round(0.3 * 255) / 255], abs=1e-4)
+
+
+def test_sharpness_is_cretes():
+    """Against a plain loop over both axes; a plain image has none."""
+    plane = (255 * torch.rand(1, 20, 30, generator=torch.Generator().manual_seed(0))).round()
+    ratios = []
+    for rows in (plane[0].tolist(), plane[0].T.tolist()):
+        lost = whole = 0.0
+        for row in rows:
+            padded = [row[0]] * 4 + row + [row[-1]] * 4
+            again = [sum(padded[i : i + 9]) / 9 for i in range(len(row))]
+            for i in range(1, len(row)):
+                before, after = abs(row[i] - row[i - 1]), abs(again[i] - again[i - 1])
+                whole += before
+                lost += max(0.0, before - after)
+        ratios.append(1 - lost / whole)
+    pixels = torch.cat([plane, torch.full((1, 20, 30), 100.0)]).byte()[:, None].expand(-1, 3, -1, -1)
+    found = properties(split_of(pixels, torch.tensor([0, 1]), ("across", "down")))["sharpness"]
+    assert found.tolist() == pytest.approx([1 - max(ratios), 0], rel=1e-3)
+
+
+@pytest.fixture(scope="module")
+def diagnosed():
+    """Two planted models on the same images."""
+    with planted_methods({"saliency": even}):
+        first, second = model(at_border, "first"), model(low_contrast, "second")
+        return vitlens.failures(first, squares(seed=3), second=second, method="saliency")
+
+
+def wrong_of(diagnosed, alias: str) -> np.ndarray:
+    """Which images each model misclassifies; of the second it is where the stripes are faint."""
+    if alias == "first":
+        return ~diagnosed.correct.numpy()
+    return ~vitlens.evaluate(model(low_contrast), squares(seed=3)).correct.numpy()
+
+
+def test_areas_and_medians_are_those_of_ranks(diagnosed):
+    for row in diagnosed.covariates:
+        numbers = diagnosed.values[row.model == "second"][row.covariate].numpy()
+        wrong = wrong_of(diagnosed, row.model)
+        failed, passed = numbers[wrong], numbers[~wrong]
+        area = stats.mannwhitneyu(failed, passed).statistic / len(failed) / len(passed)
+        assert row.area.value == pytest.approx(area)
+        assert (row.errors, row.median_errors, row.median_correct) == (
+            len(failed), pytest.approx(np.median(failed)), pytest.approx(np.median(passed)),
+        )  # fmt: skip
+    places = {(row.model, row.covariate): row.where for row in diagnosed.covariates}
+    assert places["first", "border"] == "objects at the border"
+    assert places["second", "object_contrast"] == "low-contrast objects"
+
+
+def test_likelihood_ratios_are_what_another_optimiser_finds(diagnosed):
+    """Of the properties that no prediction decides; a small ridge keeps the coefficients finite."""
+    rows = [row for row in diagnosed.covariates if row.model == "second" and row.likelihood_ratio is not None]
+    assert "confidence" not in {row.covariate for row in rows}
+    assert len(rows) == 7
+    x = np.stack([diagnosed.values[1][row.covariate].double().numpy() for row in rows], 1)
+    x, signs = (x - x.mean(0)) / x.std(0), np.where(wrong_of(diagnosed, "second"), 1, -1)[:, None]
+
+    def deviance(columns: np.ndarray) -> float:
+        design = signs * np.column_stack([np.ones(len(x)), columns])
+
+        def loss(at: np.ndarray) -> float:
+            return float(np.logaddexp(0, -design @ at).sum() + 1e-4 * (at[1:] ** 2).sum() / 2)
+
+        best = optimize.minimize(loss, np.zeros(design.shape[1]), method="BFGS").x
+        return 2 * float(np.logaddexp(0, -design @ best).sum())
+
+    whole = deviance(x)
+    for at, row in enumerate(rows):
+        ratio = deviance(np.delete(x, at, 1)) - whole
+        assert row.likelihood_ratio == pytest.approx(ratio, abs=0.02, rel=0.01)
+        assert row.p_joint == pytest.approx(stats.chi2.sf(row.likelihood_ratio, 1))
+    assert max(rows, key=lambda row: row.likelihood_ratio).covariate == "object_contrast"
+
+
+def test_p_values_are_corrected_over_all_properties_and_models(diagnosed):
+    for plain, corrected in (("p", "p_holm"), ("p_joint", "p_joint_holm")):
+        tested = [row for row in diagnosed.covariates if getattr(row, plain) is not None]
+        assert {row.model for row in tested} == {"first", "second"}
+        ordered = sorted(tested, key=lambda row: getattr(row, plain))
+        greatest = 0.0
+        for place, row in enumerate(ordered):
+            greatest = max(greatest, min(1.0, (len(tested) - place) * getattr(row, plain)))
+            assert getattr(row, corrected) == pytest.approx(greatest)
+
+
+def test_few_errors_allow_few_properties_and_none_an_interval():
+    """One property for every five errors, the strongest alone; fewer than ten errors have neither test nor interval."""
+    for count in (60, 30):
+        split = squares(count, seed=3)
+        with planted_methods({"saliency": even}):
+            found = vitlens.failures(model(at_border), split, method="saliency")
+        tested = [row for row in found.covariates if row.likelihood_ratio is not None]
+        if found.failures >= 10:
+            assert len(tested) == found.failures // 5 < 6
+            assert all((row.p is not None and row.area.low is not None) or row.area.value == 1 for row in tested)
+        else:
+            assert {(row.p, row.area.low, row.likelihood_ratio) for row in found.covariates} == {(None, None, None)}
+            assert found.interventions == ()
+
+
+def test_images_of_one_source_count_once():
+    """Every image twice: the regression takes one of them, and the interval is as wide as without the copies."""
+    one = squares(150, seed=3)
+    twice = torch.arange(150).repeat(2)
+    copies = split_of(one.source.pixels[twice], one.labels[twice], one.classes, masks=one.masks[twice], groups=twice)
+    with planted_methods({"saliency": even}):
+        alone, both = (vitlens.failures(model(low_contrast), each, method="saliency") for each in (one, copies))
+    for first, second in zip(alone.covariates, both.covariates, strict=True):
+        assert (second.covariate, second.errors) == (first.covariate, 2 * first.errors)
+        assert second.area.value == pytest.approx(first.area.value)
+        if first.area.low is not None and first.area.value < 0.99:
+            widths = [row.area.high - row.area.low for row in (first, second)]
+            assert widths[1] == pytest.approx(widths[0], rel=0.05)
+        if first.likelihood_ratio is not None:
+            assert second.likelihood_ratio == pytest.approx(first.likelihood_ratio, rel=1e-6)
+    (first,), (second,) = (
+        [row for row in each.interventions if row.covariate == "object_contrast"] for each in (alone, both)
+    )
+    assert (second.p, second.p_errors) == (first.p, first.p_errors)
+    assert second.mended == 2 * first.mended > 20
+
+
+def test_a_difference_of_areas_is_as_uncertain_as_the_bootstrap_says(diagnosed):
+    wrong = np.stack([wrong_of(diagnosed, alias) for alias in ("first", "second")])
+    (row,) = (row for row in diagnosed.differences if row.covariate == "brightness")
+    numbers, draw, gaps = diagnosed.values[0]["brightness"].numpy(), np.random.default_rng(0), []
+    for _ in range(400):
+        at = draw.integers(0, len(numbers), len(numbers))
+        areas = [
+            stats.mannwhitneyu(numbers[at][own[at]], numbers[at][~own[at]]).statistic / own[at].sum() / (~own[at]).sum()
+            for own in wrong
+        ]
+        gaps.append(areas[0] - areas[1])
+    gap = row.difference
+    assert gap.value == pytest.approx(np.mean(gaps), abs=0.01)
+    assert (gap.high - gap.low) / 2 / 1.96 == pytest.approx(np.std(gaps), rel=0.12)
+
+
+def test_quarters_hold_all_images_and_never_part_equal_values(diagnosed):
+    values, correct = diagnosed.values[0], diagnosed.correct
+    own = [row for row in diagnosed.quarters if row.model == "first"]
+    off = [row for row in own if row.covariate == "off_centre"]
+    assert [row.quarter for row in off] == [1, 2, 3, 4]
+    edges = torch.quantile(values["off_centre"].double(), torch.tensor([0.25, 0.5, 0.75]).double())
+    quarter = (values["off_centre"].double()[:, None] > edges).sum(1)
+    assert [row.accuracy.n for row in off] == quarter.bincount().tolist()
+    for row in off:
+        inside = (values["off_centre"] >= row.low) & (values["off_centre"] <= row.high)
+        assert row.accuracy.value == pytest.approx(float(correct[inside].double().mean()))
+    at_edge = [row.accuracy.n for row in own if row.covariate == "border"]
+    assert at_edge == [int((values["border"] == touches).sum()) for touches in (0, 1)]

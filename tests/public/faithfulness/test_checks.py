@@ -1,0 +1,331 @@
+"""`vitlens explain --verify` where it is known what each patch does, by methods whose maps are planted."""
+
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn.metrics import average_precision_score, roc_auc_score
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.kit.explained import explained
+from tests.kit.planted_games import (
+    BLOCKS,
+    BRIGHT,
+    CELLS,
+    CHANGED,
+    COUNT,
+    FIRST,
+    METHODS,
+    PAIR,
+    brightness,
+    game,
+    margins,
+    marked,
+    objects,
+    pixels,
+    truth,
+    worth,
+    write,
+)
+from tests.kit.planted_methods import planted_methods
+from vitlens import Model
+from vitlens.commands.explain.record import ExplainRecord, LeagueRow
+
+LINE = "--verify --substrate black --other-substrates mean --composites none"
+Call = dict[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def seen() -> list[Call]:
+    """The weights that the model has at each call of one method."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory, seen: list[Call]) -> ExplainRecord:
+    folder = tmp_path_factory.mktemp("game")
+
+    def watched(model: Model, images: Tensor, targets: Tensor) -> Tensor:
+        seen.append({name: value.detach().clone() for name, value in model.module.named_parameters()})
+        return truth(model, images, targets)
+
+    with planted_methods({**METHODS, "saliency": watched}):
+        return explained(folder / "run", f"{LINE} --method {','.join(METHODS)}", *write(folder))
+
+
+@pytest.fixture(scope="module")
+def league(record) -> dict[str, LeagueRow]:
+    return {row.method: row for row in record.league}
+
+
+def maps_of(name: str, grid: tuple[int, int] | None = None) -> Tensor:
+    """The maps of a method, as it gives them or on a grid."""
+    maps = METHODS[name](game(), pixels(), torch.zeros(COUNT, dtype=torch.long)).detach()
+    return maps if grid is None else F.adaptive_avg_pool2d(maps[:, None], grid)[:, 0]
+
+
+def margins_by_rank(maps: Tensor, counts: list[int], *, substrate: str = "black") -> Tensor:
+    """(images, counts): the margin without the highest patches of each map, the textbook way."""
+    found = torch.zeros(COUNT, len(counts))
+    for image, cells in enumerate(brightness()):
+        order = maps[image].flatten().argsort(descending=True, stable=True)
+        for place, count in enumerate(counts):
+            left = cells.clone()
+            left[order[:count]] = 0.0 if substrate == "black" else cells.mean()
+            found[image, place] = margins(left, worth())
+    return found
+
+
+def area(values: Tensor, counts: list[int]) -> float:
+    """Under the mean curve, by trapezoids."""
+    shares = [count / CELLS**2 for count in counts]
+    means = values.double().mean(0).tolist()
+    steps = pairwise(zip(shares, means, strict=True))
+    return sum((after[0] - before[0]) * (after[1] + before[1]) / 2 for before, after in steps) / shares[-1]
+
+
+# the other maps have ties whose order matters
+@pytest.mark.parametrize("method", ["saliency", "gradcam", "hirescam", "xgradcam"])
+def test_curves_are_those_of_removing_one_patch_after_the_other(record, league, method):
+    arrays = record.curves["game"]
+    counts = [round(share * CELLS**2) for share in arrays.shares.tolist()]
+    assert (counts[0], counts[-1], len(counts)) == (0, CELLS**2, 21)
+    assert counts == [CELLS**2 - count for count in reversed(counts)]
+    most, least = (margins_by_rank(sign * maps_of(method), counts) for sign in (1, -1))
+    place = arrays.methods.tolist().index(method)
+    np.testing.assert_allclose(arrays.deletion[place], most.sigmoid().mean(0), atol=1e-5)
+    np.testing.assert_allclose(arrays.insertion[place][::-1], least.sigmoid().mean(0), atol=1e-5)
+    np.testing.assert_allclose(arrays.inserted[::-1], 1 - arrays.shares, atol=1e-6)
+    row, deletion, insertion = league[method], area(most.sigmoid(), counts), area(least.sigmoid(), counts)
+    assert (row.deletion.value, row.insertion.value) == (
+        pytest.approx(deletion, abs=1e-5),
+        pytest.approx(insertion, abs=1e-5),
+    )
+    assert row.gap.value == pytest.approx(insertion - deletion, abs=1e-5)
+    assert row.relevance_gain.value == pytest.approx(area(least, counts) - area(most, counts), abs=1e-4)
+    assert row.deletion_accuracy.value == pytest.approx(area((most > 0).float(), counts), abs=1e-6)
+    assert row.insertion_accuracy.value == pytest.approx(area((least > 0).float(), counts), abs=1e-6)
+    assert (row.gap.n, row.gap.low <= row.gap.value <= row.gap.high) == (COUNT, True)
+
+
+def test_what_each_patch_is_worth_is_the_best_map_and_its_opposite_the_worst(league):
+    gaps = {name: row.gap.value for name, row in league.items()}
+    assert max(gaps, key=gaps.__getitem__) == "saliency"
+    assert min(gaps, key=gaps.__getitem__) == "gradcam"
+    assert gaps["saliency"] == pytest.approx(-gaps["gradcam"], abs=1e-6)
+    assert abs(gaps["random"]) < 0.15
+
+
+def test_along_a_map_the_first_length_that_changes_the_prediction_is_found(record):
+    arrays = record.sets["game"]
+    names = arrays.methods.tolist()
+    for method in ("gradcam", "hirescam", "xgradcam"):
+        turned = margins_by_rank(maps_of(method), list(range(CELLS**2 + 1))) < 0
+        assert turned.any(1).all()
+        sizes = turned.int().argmax(1)
+        (row,) = (row for row in record.orders if row.method == method)
+        assert row.size.value == pytest.approx(float(sizes.double().mean()) / CELLS**2)
+        assert (row.turned.value, row.turned.n) == (1.0, COUNT)
+        for image, size in enumerate(sizes[: len(arrays.removed)].tolist()):
+            top = maps_of(method)[image].flatten().argsort(descending=True, stable=True)[:size]
+            removed = arrays.removed[image, names.index(method)].ravel()
+            assert set(np.flatnonzero(removed)) == set(top.tolist())
+    assert arrays.prediction.tolist() == [0] * len(arrays.prediction)
+    assert (arrays.turned == 1).all()
+
+
+def test_no_patch_of_a_searched_set_can_be_put_back_and_no_order_has_a_smaller_one(record):
+    """Of the first image the patch that is removed first is not needed: two more change the prediction alone."""
+    arrays, cells = record.sets["game"], brightness()
+    names = arrays.methods.tolist()
+    found = torch.from_numpy(arrays.removed[:, names.index("search")].reshape(len(arrays.removed), -1))
+    assert found[0].nonzero().flatten().tolist() == list(PAIR) != [FIRST]
+    for image, removed in enumerate(found):
+        assert margins(cells[image] * ~removed, worth()) < 0
+        for patch in removed.nonzero().flatten().tolist():
+            fewer = removed.clone()
+            fewer[patch] = False
+            assert margins(cells[image] * ~fewer, worth()) >= 0
+        by_map = arrays.removed[image].reshape(len(names), -1).sum(1)
+        assert removed.sum() <= by_map.min()
+    (row,) = (row for row in record.orders if row.method == "search")
+    assert row.searched.n == COUNT
+
+
+def test_replacements_are_compared_by_the_rankings_that_they_give(record):
+    gaps = {(row.substrate, row.method): row.gap for row in record.substrates}
+    counts = [round(share * CELLS**2) for share in np.linspace(0, 1, 11)]
+    for method in ("hirescam", "xgradcam"):
+        curves = [margins_by_rank(sign * maps_of(method), counts, substrate="mean").sigmoid() for sign in (-1, 1)]
+        expected = area(curves[0], counts) - area(curves[1], counts)
+        assert gaps["mean", method].value == pytest.approx(expected, abs=5e-3)  # of other steps
+    for row in record.rankings:
+        means = [[gaps[substrate, name].value for name in METHODS] for substrate in (row.first, row.second)]
+        assert row.tau.value == pytest.approx(stats.kendalltau(*means).statistic)
+        pairs = [pair for pair in record.swapped if (pair.first, pair.second) == (row.first, row.second)]
+        assert (row.methods, row.swapped) == (len(METHODS), len(pairs))
+    for pair in record.swapped:
+        for substrate, difference in ((pair.first, pair.in_first), (pair.second, pair.in_second)):
+            value = gaps[substrate, pair.better].value - gaps[substrate, pair.worse].value
+            assert difference.value == pytest.approx(value, abs=1e-6)
+        assert pair.in_first.low > 0 > pair.in_second.high
+    assert ("saliency", "occlusion") in {(pair.better, pair.worse) for pair in record.swapped}
+
+
+def scores_by_hand(maps: Tensor, mask: Tensor) -> dict[str, float]:
+    """Of one image whose map has its mask's size."""
+    values, inside = maps.flatten().double(), mask.flatten()
+    above, positive = values > values.mean(), values.clamp_min(0)
+    top = values >= values.max()
+    return {
+        "roc_auc": roc_auc_score(inside, values),
+        "average_precision": average_precision_score(inside, values),
+        "iou": float((above & inside).sum() / (above | inside).sum()),
+        "pixel_accuracy": float((above == inside).double().mean()),
+        "mass": float((positive * inside).sum() / positive.sum()) if positive.sum() > 0 else 0.0,
+        "pointing": float((top & inside).sum() / top.sum()),
+    }
+
+
+@pytest.mark.parametrize("method", ["saliency", "gradcam", "layercam", "smoothgrad"])
+def test_localisation_is_scikit_learns_on_maps_enlarged_bilinearly(league, method):
+    maps, masks = maps_of(method).float(), objects()[:-1]  # the last image has no object
+    large = F.interpolate(maps[:, None], size=masks.shape[1:], mode="bilinear", align_corners=False)[:-1, 0]
+    found = [scores_by_hand(*each) for each in zip(large, masks, strict=True)]
+    for name in found[0]:
+        estimate = getattr(league[method], name)
+        assert estimate.n == COUNT - 1
+        assert estimate.value == pytest.approx(np.mean([each[name] for each in found]), abs=1e-5), name
+    if method == "layercam":
+        assert all(getattr(league[method], name).value == 1 for name in found[0])
+
+
+def test_a_uniform_map_scores_what_chance_does(league):
+    area = float(objects()[1:-1].float().mean())  # the first map is not finite and counts as uniform, too
+    whole = float(objects()[:-1].float().mean())
+    row = league["rise"]
+    assert (row.roc_auc.value, row.iou.value) == (0.5, 0.0)
+    assert row.average_precision.value == row.pointing.value == pytest.approx(whole, abs=1e-6)
+    assert row.mass.value == pytest.approx(area * (COUNT - 2) / (COUNT - 1), abs=1e-6)
+    assert row.faults == "1 of 16 not finite, 15 of 16 constant"
+
+
+def test_objects_are_compared_with_maps_that_ignore_the_image(record):
+    """The best of them here: the mean mask of the other images."""
+    masks, row = objects()[:-1].float(), next(row for row in record.on_object if row.maps == "layercam")
+    assert (row.score, row.estimate.value, row.estimate.n) == ("roc_auc", 1.0, COUNT - 1)
+    assert row.baseline == "the mean mask of the other images"
+    others = [(masks.sum(0) - mask) / (len(masks) - 1) for mask in masks]
+    expected = np.mean([roc_auc_score(mask.flatten(), other.flatten()) for mask, other in zip(masks, others)])
+    assert row.of_baseline.value == pytest.approx(expected, abs=1e-5)
+    assert row.difference.value == pytest.approx(1 - expected, abs=1e-5)
+    assert row.above
+
+
+def test_weights_are_permuted_from_the_head_down_and_come_back(record, seen):
+    names = ("head", "blocks 9 to 11", "blocks 6 to 8", "blocks 3 to 5", "blocks 0 to 2", "embedding")
+    assert tuple(row.stage for row in record.stages if row.method == "saliency") == names
+    own = dict(game().module.named_parameters())
+    stages = [call for call in seen if not all(torch.equal(call[name], own[name]) for name in own)]
+    assert len(stages) == len(names)
+    changed = [{name for name in own if not torch.equal(call[name], own[name])} for call in stages]
+    assert changed[0] == {"head.weight"}
+    assert all(before <= after for before, after in pairwise(changed))
+    assert changed[-1] <= own.keys()
+    numbers = [{int(name.split(".")[1]) for name in more if "blocks" in name} for more in changed]
+    assert [min(more, default=BLOCKS) >= least for more, least in zip(numbers, (12, 9, 6, 3, 0, 0))] == [True] * 6
+    assert len(numbers[-1]) > BLOCKS - 3  # an identity may be permuted to itself
+    for call in stages:
+        assert all(torch.equal(call[name].flatten().sort()[0], own[name].flatten().sort()[0]) for name in own)
+        assert torch.equal(call["head.weight"], stages[0]["head.weight"])  # a tensor's draw is its own
+    assert all(torch.equal(seen[-1][name], own[name]) for name in own)
+
+
+def test_stages_hold_rank_correlations_and_the_predictions_that_stay(record, seen):
+    own, model = dict(game().module.named_parameters()), game()
+    before = model(pixels()).argmax(-1)
+    stages = [call for call in seen if not all(torch.equal(call[name], own[name]) for name in own)]
+    rows, kept = [row for row in record.stages if row.method == "saliency"], []
+    for row, call in zip(rows, stages, strict=True):
+        model.module.load_state_dict(call)
+        kept.append(float((model(pixels()).argmax(-1) == before).double().mean()))
+        after = truth(model, pixels(), before).flatten(1).numpy()
+        known = maps_of("saliency").flatten(1).numpy()
+        expected = np.mean([stats.spearmanr(*pair).statistic for pair in zip(known, after)])
+        assert row.similarity.value == pytest.approx(expected, abs=1e-5)
+    assert [row.kept for row in rows] == pytest.approx(kept)
+    assert min(kept) < 0.5 < max(kept)
+
+
+def test_a_method_that_knows_no_model_fails_and_one_whose_maps_are_uniform_is_not_judged(record, league):
+    weights = {row.method: row for row in record.checks if row.check == "weights"}
+    for method in ("occlusion", "hirescam", "smoothgrad"):
+        assert (weights[method].state, weights[method].lacks) == ("fail", ("ignores the weights",))
+        assert league[method].randomisation.value == league[method].cascade.value == pytest.approx(1.0)
+    assert weights["saliency"].state == "pass"
+    last = [row.similarity.value for row in record.stages if row.method == "saliency"]
+    assert league["saliency"].randomisation.value == pytest.approx(last[-1], abs=1e-6)
+    assert league["saliency"].cascade.value == pytest.approx(np.mean(last), abs=1e-6)
+    assert weights["rise"].state == "inconclusive"
+    assert league["rise"].randomisation is None
+    assert (league["random"].randomisation, league["random"].forwards) == (None, None)
+
+
+def test_maps_that_follow_their_images_stay_and_noise_jumps(record):
+    rows = {(row.method, row.disturbance): row for row in record.stability}
+    shifts = ("shift-quarter", "shift-half", "shift-one")
+    for name in ("shifts", *shifts, "flip"):
+        assert rows["occlusion", name].correlation.value == pytest.approx(1.0, abs=1e-4)
+        assert (rows["occlusion", name].jumped.value, rows["occlusion", name].jumped.n) == (0.0, COUNT)
+    assert rows["smoothgrad", "shifts"].jumped.value > 0.9
+    assert rows["smoothgrad", "shifts"].jumped.value >= max(rows["smoothgrad", name].jumped.value for name in shifts)
+    assert rows["rise", "shifts"].jumped is None
+    of_shifts = np.mean([rows["hirescam", name].correlation.value for name in shifts])
+    assert rows["hirescam", "shifts"].correlation.value == pytest.approx(of_shifts, abs=1e-6)
+    states = {row.method: row.state for row in record.checks if row.check == "shifts"}
+    assert (states["occlusion"], states["smoothgrad"], states["rise"]) == ("pass", "fail", "inconclusive")
+
+
+@pytest.mark.parametrize(("disturbance", "pixel"), [("shift-quarter", 0.25), ("shift-half", 0.5), ("shift-one", 1.0)])
+def test_a_map_that_stays_is_compared_with_itself_moved_linearly(record, disturbance, pixel):
+    """By half as many cells as pixels, down and to the right, the edge repeated."""
+    known = marked(CHANGED).double().numpy()
+    share = pixel * CELLS / 16
+    moved = (1 - share) * known + share * np.concatenate([known[:1], known[:-1]])
+    moved = (1 - share) * moved + share * np.concatenate([moved[:, :1], moved[:, :-1]], 1)
+    (row,) = (row for row in record.stability if (row.method, row.disturbance) == ("hirescam", disturbance))
+    assert row.correlation.value == pytest.approx(stats.spearmanr(known.ravel(), moved.ravel()).statistic, abs=1e-5)
+
+
+def test_a_map_that_stays_jumps_from_side_to_side_when_its_image_is_flipped_and_is_not_judged_by_it(record):
+    for method, place in (("hirescam", CHANGED), ("xgradcam", BRIGHT)):
+        (row,) = (row for row in record.stability if (row.method, row.disturbance) == (method, "flip"))
+        known = marked(place)
+        expected = stats.spearmanr(known.flatten(), known.flip(1).flatten()).statistic
+        assert row.correlation.value == pytest.approx(expected, abs=1e-5)
+        assert row.jumped.value == 1.0
+        assert {(each.state, each.method) for each in record.checks if each.check == "shifts"} >= {("pass", method)}
+
+
+def test_costs_are_counted_in_forward_passes(league):
+    assert league["occlusion"].forwards.value == pytest.approx(3.0)
+    assert [league[name].forwards.value for name in ("hirescam", "smoothgrad", "rise")] == [0.0] * 3
+
+
+def test_methods_are_compared_pairwise_on_the_grid_of_patches(record):
+    rows = {(row.first, row.second): row for row in record.agreement}
+    assert rows.keys() == set(combinations(METHODS, 2))
+    for pair in (("saliency", "occlusion"), ("occlusion", "smoothgrad"), ("hirescam", "xgradcam")):
+        first, second = (maps_of(name, (CELLS, CELLS)).flatten(1) for name in pair)
+        expected = np.mean([stats.spearmanr(*each).statistic for each in zip(first.numpy(), second.numpy())])
+        assert rows[pair].spearman.value == pytest.approx(expected, abs=1e-5)
+        above, other = (maps > maps.mean(1, keepdim=True) for maps in (first, second))
+        shared = (above & other).sum(1) / (above | other).sum(1)
+        assert rows[pair].iou.value == pytest.approx(float(shared.mean()), abs=1e-5)
+        tops = [maps.argsort(dim=1, descending=True, stable=True)[:, :6].tolist() for maps in (first, second)]
+        overlap = np.mean([len({*one} & {*two}) / 6 for one, two in zip(*tops)])
+        assert rows[pair].top_overlap.value == pytest.approx(overlap, abs=1e-6)
+    assert rows["saliency", "gradcam"].spearman.value == pytest.approx(-1)

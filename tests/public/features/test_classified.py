@@ -1,0 +1,221 @@
+"""What `vitlens features` makes of features: votes, probes, maps, colours and matches, beside scikit-learn."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn import manifold
+from sklearn.decomposition import PCA
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor
+
+import vitlens
+from tests.kit.making import save
+from vitlens.cli.main import run
+from vitlens.commands.features.record import DepthRow, FeaturesRecord
+from vitlens.commands.run.publish import read_folder
+
+LAYERS = ("embedding", 0, 1)
+
+
+@pytest.fixture(scope="module")
+def record(golden) -> FeaturesRecord:
+    return golden("features").record
+
+
+@pytest.fixture(scope="module")
+def splits() -> tuple[vitlens.Split, vitlens.Split]:
+    """The images, and the training images that classifiers use."""
+    return vitlens.load_data("digits", limit=24), vitlens.load_data("digits", part="train", limit=40)
+
+
+@pytest.fixture(scope="module")
+def vit(tiny_vit) -> vitlens.Model:
+    return vitlens.load(str(tiny_vit))
+
+
+@pytest.fixture(scope="module")
+def read(vit, splits) -> list[dict[object, np.ndarray]]:
+    """Both sets' features by layer, float64."""
+    found = [vitlens.features(vit, split, embedding=True) for split in splits]
+    return [{layer: each.at(layer).double().numpy() for layer in LAYERS} for each in found]
+
+
+def unit(values: np.ndarray) -> np.ndarray:
+    return values / np.linalg.norm(values, axis=-1, keepdims=True)
+
+
+def dino(bank: np.ndarray, known: np.ndarray, queries: np.ndarray, k: int) -> np.ndarray:
+    """Written after facebookresearch/dino's eval_knn: exp(similarity / 0.07), summed by class."""
+    similarity = unit(queries) @ unit(bank).T
+    nearest = np.argsort(-similarity, axis=1, kind="stable")[:, :k]
+    votes = np.zeros((len(queries), 10))
+    for row, own in enumerate(nearest):
+        np.add.at(votes[row], known[own], np.exp(similarity[row, own] / 0.07))
+    return votes.argmax(1)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_votes_of_neighbours_are_scikit_learns_and_dinos(record, splits, read, layer):
+    (test, train), (queries, bank) = (split.labels.numpy() for split in splits), (each[layer] for each in read)
+    for k in (1, 3):
+        model = KNeighborsClassifier(k, metric="cosine", algorithm="brute").fit(bank, train)
+        for votes, answers in (("majority", model.predict(queries)), ("dino", dino(bank, train, queries, k))):
+            asked = ("a", None if layer == "embedding" else layer, f"knn-{k}", votes)
+            [row] = [row for row in record.depth if (row.model, row.layer, row.classifier, row.weighting) == asked]
+            assert row.accuracy.value == (answers == test).mean()
+            assert row.chance == np.bincount(test).max() / 24
+    if layer == 1:
+        nearest = np.argsort(-unit(queries) @ unit(bank).T, axis=1, kind="stable")
+        for k in (1, 3):
+            share = (train[nearest[:, :k]] == test[:, None]).mean()
+            assert record.features[0].precision[str(k)].value == pytest.approx(share)
+
+
+def check_probe(
+    row: DepthRow, split: vitlens.Split, train: vitlens.Split, queries: np.ndarray, bank: np.ndarray
+) -> None:
+    """scikit-learn's on standardised features; C is the least of the best on a seeded fifth of each class's sources."""
+    known = train.labels.numpy()
+    source = np.unique(train.groups.numpy(), return_inverse=True)[1]
+    order = torch.randperm(source.max() + 1, generator=torch.Generator().manual_seed(0)).numpy()
+    held = np.zeros(len(known), dtype=bool)
+    for label in set(known.tolist()):
+        own = order[np.isin(order, source[known == label])]
+        held |= np.isin(source, own[: min(max(1, round(0.2 * len(own))), len(own) - 1)])
+
+    def right(c: float, fitted: np.ndarray, labels: np.ndarray, asked: np.ndarray, truth: np.ndarray) -> float:
+        scale = StandardScaler().fit(fitted)
+        model = LogisticRegression(C=c, max_iter=1000).fit(scale.transform(fitted), labels)
+        return (model.predict(scale.transform(asked)) == truth).mean()
+
+    tried = {
+        c: right(c, bank[~held], known[~held], bank[held], known[held]) for c in (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
+    }
+    assert row.c == min(c for c, each in tried.items() if each == max(tried.values()))
+    expected = right(row.c, bank, known, queries, split.labels.numpy())
+    assert row.accuracy.value == pytest.approx(expected, abs=1.1 / len(split))  # from another start
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_the_probe_is_scikit_learns_with_the_c_that_held_out_images_choose(record, splits, read, layer):
+    asked = ("a", None if layer == "embedding" else layer, "probe")
+    [row] = [row for row in record.depth if (row.model, row.layer, row.classifier) == asked]
+    check_probe(row, *splits, *(each[layer] for each in read))
+
+
+def test_constant_features_say_nothing_and_a_classs_only_image_has_no_part_in_choosing_c(tiny_vit, splits, tmp_path):
+    model = vitlens.load(str(tiny_vit))
+    with torch.no_grad():
+        model.module.norm.weight[:3], model.module.norm.bias[:3] = 0, torch.tensor([0, 3.7, -1000.0])
+    save(model, tmp_path / "model" / "model.safetensors")
+    line = ["features", f"a={tmp_path / 'model'}", "--data", "digits", "--limit", "24", "--bank", "15", "--k", "1"]
+    out = ["--no-tsne", "--no-cache", "--device", "cpu", "--quiet", "--out", str(tmp_path / "out")]
+    assert run([*line, *out]) == 0
+    found, train = read_folder(tmp_path / "out"), vitlens.load_data("digits", part="train", limit=15)
+    queries, bank = (vitlens.features(model, split).at(1).double().numpy() for split in (splits[0], train))
+    check_probe([row for row in found.depth if row.classifier == "probe"][-1], splits[0], train, queries, bank)
+    assert any("5 classes have a single training image" in row.note for row in found.notes)
+
+
+@pytest.mark.parametrize("method", ["tsne", "pca"])
+def test_maps_are_of_unit_vectors_and_as_trustworthy_as_scikit_learn_says(record, read, method):
+    points = record.spaces["a"].points[f"{method}_images"]
+    values = unit(read[0][1])
+    [row] = [row for row in record.maps if (row.model, row.of, row.method) == ("a", "images", method)]
+    assert (row.n, row.neighbours, row.perplexity) == (24, 10, 4 if method == "tsne" else None)
+    trust = manifold.trustworthiness(values, points, n_neighbors=10)
+    assert row.trustworthiness.value == pytest.approx(trust, abs=1e-6)
+    assert trust > 0.7
+    if method == "pca":
+        check_components(points, values, row.explained, whole=2)
+
+
+def check_components(scores: np.ndarray, values: np.ndarray, explained: float, *, whole: int) -> None:
+    """The first principal components, each with its sign."""
+    model = PCA(whole, svd_solver="full").fit(values)
+    expected = model.transform(values)
+    for found, by_hand, direction in zip(scores.T, expected.T, model.components_, strict=True):
+        sign = np.sign(direction[np.abs(direction).argmax()])  # the greatest loading is positive
+        np.testing.assert_allclose(found, sign * by_hand, atol=1e-5 * np.abs(by_hand).max() + 1e-7, rtol=1e-4)
+    assert explained == pytest.approx(model.explained_variance_ratio_.sum(), abs=1e-5)
+
+
+def patches(model: vitlens.Model, images: Tensor, *, embedding: bool = False) -> np.ndarray:
+    """The patches of the last block after the norm, or what enters the first, on their grid."""
+    module = model.module
+    with torch.no_grad():
+        tokens = module.tokens(model.prepare(images))
+        if not embedding:
+            for block in module.blocks:
+                tokens = block(tokens)
+            tokens = module.norm(tokens)
+    return tokens[:, 1:].unflatten(1, model.layout.grid).double().numpy()
+
+
+def test_patches_that_enter_block_0_are_mapped_and_their_content_is_what_is_left_without_the_place(record, vit, splits):
+    entering, space = patches(vit, vitlens.images(splits[0], vit), embedding=True), record.spaces["a"]
+    content = entering - entering.mean(0)
+    for of, values in (("embedding", entering), ("content", content)):
+        [row] = [row for row in record.maps if (row.model, row.of, row.method) == ("a", of, "pca")]
+        flat = unit(values.reshape(-1, values.shape[-1]))
+        assert row.n == len(flat)
+        check_components(space.points[f"pca_{of}"], flat, row.explained, whole=2)
+
+
+def test_colours_are_three_components_of_the_patches_of_all_images(record, vit):
+    shown = record.shown["a"]
+    tokens = patches(vit, torch.from_numpy(shown.pixels) / 255)
+    flat = tokens.reshape(-1, tokens.shape[-1])
+    model = PCA(3, svd_solver="full").fit(flat)
+    for channel, (scores, direction) in enumerate(zip(model.transform(flat).T, model.components_, strict=True)):
+        signed = scores * np.sign(direction[np.abs(direction).argmax()])
+        expected = (signed - signed.min()) / (signed.max() - signed.min())
+        np.testing.assert_allclose(shown.colours[..., channel].ravel(), expected, atol=1e-4)
+    assert record.features[0].colours == pytest.approx(model.explained_variance_ratio_.sum(), abs=1e-5)
+
+
+def test_matched_patches_are_each_others_nearest(record, vit):
+    shown = record.shown["a"]
+    for number, (first, second) in enumerate(zip(shown.first, shown.second, strict=True)):
+        one, other = (
+            patches(vit, torch.from_numpy(image)[None] / 255).reshape(-1, vit.module.norm.weight.shape[0])
+            for image in (first, second)
+        )
+        cosines = unit(one) @ unit(other).T
+        there, back = cosines.argmax(1), cosines.argmax(0)
+        mutual = [cell for cell in range(len(one)) if back[there[cell]] == cell]
+        mutual.sort(key=lambda cell: -cosines[cell, there[cell]])
+        columns = vit.layout.grid[1]
+        assert shown.sources[number].tolist() == [list(divmod(cell, columns)) for cell in mutual]
+        assert shown.targets[number].tolist() == [list(divmod(int(there[cell]), columns)) for cell in mutual]
+        expected = [cosines[cell, there[cell]] for cell in mutual]
+        np.testing.assert_allclose(shown.alike[number], expected, atol=1e-5)
+
+
+def test_what_neighbours_of_patches_share_is_counted_among_other_images(record, vit, splits):
+    labels, masks = splits[0].labels.numpy(), splits[0].masks
+    entering = patches(vit, vitlens.images(splits[0], vit), embedding=True)
+    rows, columns = entering.shape[1:3]
+    flat = unit(entering.reshape(-1, entering.shape[-1]))
+    image, cell = np.divmod(np.arange(len(flat)), rows * columns)
+    cosines = (flat @ flat.T).round(12)
+    cosines[image[:, None] == image] = -2
+    nearest = np.argsort(-cosines, axis=1, kind="stable")[:, :10]
+    place = np.stack(np.divmod(cell, columns), 1) / (rows, columns)
+    near = np.linalg.norm(place[nearest] - place[:, None], axis=-1) <= 0.125 + 1e-9
+    found = {row.share: row for row in record.patches if (row.model, row.layer) == ("a", "embedding")}
+    assert found["position"].value.value == pytest.approx(near.mean())
+    assert found["position"].chance == pytest.approx(1 / (rows * columns))
+    same = labels[image][nearest] == labels[image][:, None]
+    assert found["class"].value.value == pytest.approx(same.mean())
+    alike = (labels[:, None] == labels).sum(1) - 1
+    assert found["class"].chance == pytest.approx(alike.mean() / 23)
+    share = torch.nn.functional.adaptive_avg_pool2d(masks.float()[:, None], (rows, columns))
+    on_object = (share > 0.5).flatten().numpy()
+    weights = np.exp(np.take_along_axis(cosines, nearest, 1) / 0.07)
+    voted = (weights * on_object[nearest]).sum(1) > weights.sum(1) / 2
+    overlap = (voted & on_object).sum() / (voted | on_object).sum()
+    assert found["object"].value.value == pytest.approx(overlap)
+    assert found["object"].chance == pytest.approx(on_object.mean())

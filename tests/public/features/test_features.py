@@ -1,0 +1,154 @@
+"""`vitlens.features`: what the classifier reads is the last of them; pooling, norm, layers; what enters block 0."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vitlens
+from tests.kit.tiny import EACH_FAMILY, images, model_of, ours, shared_model
+from vitlens import Model
+from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
+
+POOLED = ("siglip", "perception-encoder", "cait")  # their classifier reads an attention pooling, which is no layer
+
+
+def cnn() -> Model:
+    return vitlens.load("cnn-digits")
+
+
+def entering(model: Model, module: str, batch: Tensor) -> Tensor:
+    """What a module is given, by a hook of plain torch."""
+    kept: list[Tensor] = []
+    hook = model.module.get_submodule(module).register_forward_pre_hook(
+        lambda _module, inputs: kept.append(inputs[0].clone())
+    )
+    with torch.no_grad():
+        model(batch)
+    hook.remove()
+    return kept[0]
+
+
+READ = [each for each in EACH_FAMILY if each.values[0] not in POOLED]
+
+
+@pytest.mark.parametrize("name", [*READ, "cnn-digits", "vit-digits"])
+def test_the_last_features_are_what_the_classifier_reads(name):
+    model = vitlens.load(name) if name.endswith("-digits") else shared_model(name)
+    batch = images(model.input_size, batch=3)
+    found, classes = vitlens.features(model, batch, batch_size=2), len(model.classes)
+    linear = [name for name, each in model.module.named_modules() if getattr(each, "out_features", 0) == classes]
+    torch.testing.assert_close(found.at(-1), entering(model, linear[0], batch), atol=1e-5, rtol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(found.logits, model(batch), atol=1e-5, rtol=1e-5)
+
+
+def by_hand(model: Model, batch: Tensor) -> list[Tensor]:
+    """Our ViT's stream after each block."""
+    module, found = model.module, []
+    with torch.no_grad():
+        tokens = module.tokens(model.prepare(batch))
+        for block in module.blocks:
+            tokens = block(tokens)
+            found.append(tokens)
+    return found
+
+
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("pool", ["cls", "mean", "cls+mean"])
+def test_every_pooling_before_and_after_the_norm(pool, norm):
+    model = ours(registers=3)
+    batch = images(model.input_size, batch=3)
+    found = vitlens.features(model, batch, pool=pool, norm=norm, embedding=True)
+    assert found.pool == pool
+    for layer, values, tokens in zip(found.layers[1:], found.values[1:], by_hand(model, batch), strict=True):
+        read = model.module.norm(tokens) if norm else tokens
+        parts = {"cls": read[:, 0], "mean": read[:, 4:].mean(1)}  # CLS, three registers, patches
+        expected = torch.cat([parts[word] for word in pool.split("+")], 1)
+        torch.testing.assert_close(values, expected, atol=1e-6, rtol=1e-5)
+        assert (layer.dim, layer.norm) == (values.shape[1], "norm" if norm else None)
+    embedding = entering(model, "blocks.0", batch)[:, 4:].mean(1)  # its CLS token is the same for all images
+    torch.testing.assert_close(found.at("embedding"), embedding)
+    assert (found.layers[0].dim, found.layers[0].norm) == (16, None)
+
+
+def test_a_norm_of_the_pooled_vector_comes_after_the_mean():
+    model = ours(pooling="mean")
+    batch = images(model.input_size, batch=3)
+    first, tokens = vitlens.features(model, batch).values[0], by_hand(model, batch)[0]
+    torch.testing.assert_close(first, model.module.fc_norm(tokens.mean(1)), atol=1e-6, rtol=1e-5)
+    assert not torch.allclose(first, model.module.fc_norm(tokens).mean(1), atol=1e-3)
+
+
+TITLES = {"vit": ["embedding", "block 0", "block 1"], "cnn": ["stem", "stage 0", "stage 1", "stage 2"]}
+
+
+@pytest.mark.parametrize("family", TITLES)
+def test_layers_can_be_chosen_and_keep_their_numbers(family):
+    model = ours() if family == "vit" else cnn()
+    batch = images(model.input_size, batch=5)
+    whole, with_it = vitlens.features(model, batch), vitlens.features(model, batch, embedding=True)
+    last = vitlens.features(model, batch, layer=-1)
+    assert [layer.index for layer in last.layers] == [len(whole.layers) - 1]
+    assert torch.equal(last.at(), whole.at())
+    some = vitlens.features(model, batch, layer=[1, 0, 1])
+    assert [layer.index for layer in some.layers] == [0, 1]
+    assert torch.equal(some.at(1), whole.at(1))
+    assert [layer.title for layer in with_it.layers] == TITLES[family]
+    assert (whole.embedded, with_it.embedded, len(whole)) == (False, True, 5)
+    assert with_it.layers[1:] == whole.layers
+    assert all(torch.equal(one, other) for one, other in zip(with_it.values[1:], whole.values, strict=True))
+
+
+@pytest.mark.parametrize("name", [*EACH_FAMILY, "tiny-clip", "tiny-sigmoid", "tiny-resnet"])
+def test_the_embedding_is_what_enters_block_0_in_every_family(name):
+    if name.startswith("tiny-"):
+        pytest.importorskip("open_clip", reason="needs the extra clip: pip install open_clip_torch")
+        from tests.kit.models.clip import tiny
+
+        model = tiny(name)
+    else:
+        model = shared_model(name)
+    batch = images(model.input_size, batch=3)
+    tokens, layout = entering(model, model.anatomy.blocks[0], batch), model.anatomy.layout
+    if name == "tiny-resnet":  # channels first
+        patches = tokens.flatten(2).mT
+    else:
+        patches = tokens.flatten(1, -2) if layout is None else tokens[:, -layout.patches :]
+    found = vitlens.features(model, batch, embedding=True).at("embedding")
+    torch.testing.assert_close(found, patches.mean(1), atol=1e-6, rtol=1e-5)
+
+
+def plain() -> Model:
+    return model_of(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 900, 5)).eval(), alias="plain")
+
+
+def broken() -> Model:
+    model = ours()
+    with torch.no_grad():
+        model.module.blocks[1].mlp.fc2.bias.fill_(torch.inf)
+    return model
+
+
+REFUSED = {
+    "the CLS of a CNN": (cnn, {"pool": "cls"}, UnsupportedError, "try the pooling 'mean'"),
+    "an unknown pooling": (cnn, {"pool": "max"}, UnknownNameError, None),
+    "a layer too many": (cnn, {"layer": 3}, InputError, "from 0 to 2"),
+    "a layer too few": (cnn, {"layer": -4}, InputError, "from 0 to 2"),
+    "an embedding without blocks": (plain, {"embedding": True}, UnsupportedError, None),
+    "a model that breaks": (broken, {"norm": False}, NonFiniteError, "block 1"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_read_is_said(case):
+    make, options, error, words = REFUSED[case]
+    model, unchecked = make(), getattr(vitlens.features, "__wrapped__", vitlens.features)  # as from the command line
+    with pytest.raises(error, match=words):
+        unchecked(model, images(model.input_size), **options)
+
+
+def test_a_layer_that_was_not_read_is_said():
+    with pytest.raises(InputError, match=r"\[1\]"):
+        vitlens.features(cnn(), images(), layer=1).at(0)
+    with pytest.raises(InputError, match=r"\[0, 1, 2\]"):
+        vitlens.features(cnn(), images()).at("embedding")

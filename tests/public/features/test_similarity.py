@@ -1,0 +1,114 @@
+"""`vitlens.similarity`: CKA of full Gram matrices in float64, 1 with itself, blind to rotation, scale and shift."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+import vitlens
+from tests.kit.vectors import gram_cka, layers, of
+from vitlens import similarity
+from vitlens.errors import InputError
+
+
+@pytest.mark.parametrize(("count", "biased"), [(40, True), (40, False), (1030, False)])  # in batches of 1,024
+def test_cka_is_that_of_whole_gram_matrices(count: int, biased: bool) -> None:
+    first, second = layers(count, 5, 60), layers(count, 8, 3, 30, seed=1)
+    found = similarity(of(first), of(second), biased=biased, groups=1)
+    expected = torch.tensor([[gram_cka(x, y, biased=biased) for y in second] for x in first])
+    torch.testing.assert_close(found.values, expected.double(), atol=1e-7, rtol=0)
+    assert (found.n, found.low) == (count, None)
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_large_means_cancel_no_digits(biased: bool) -> None:
+    """Features far from 0, as an unnormalised stream has them."""
+    first, second = layers(50, 9, offset=3000.0), layers(50, 12, seed=1, offset=-800.0)
+    near = [part.double() - part.double().mean(0) for part in (*first, *second)]
+    found = similarity(of(first), of(second), biased=biased).values
+    assert found.item() == pytest.approx(gram_cka(near[0], near[1], biased=biased), abs=1e-9)
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_one_model_with_itself_is_two_models_that_are_the_same(biased: bool) -> None:
+    one = of(layers(30, 4, 50, 7))
+    alone, beside = similarity(one, biased=biased), similarity(one, one, biased=biased)
+    torch.testing.assert_close(alone.values.diagonal(), torch.ones(3).double(), atol=1e-12, rtol=0)
+    torch.testing.assert_close(alone.values, alone.values.T, atol=0, rtol=0)
+    torch.testing.assert_close(alone.values, beside.values, atol=1e-12, rtol=0)
+    torch.testing.assert_close(alone.low, beside.low, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_rotation_scale_and_shift_change_nothing_stretching_does(biased: bool) -> None:
+    first, (second,) = layers(40, 9), layers(40, 12, seed=1)
+    rotation, _ = torch.linalg.qr(torch.randn(12, 12, generator=torch.Generator().manual_seed(2)).double())
+
+    def with_first(changed: Tensor) -> Tensor:
+        return similarity(of(first), of([changed]), biased=biased).values
+
+    expected = with_first(second)
+    for changed in (second.double() @ rotation, second * 1e3, second + 5):
+        torch.testing.assert_close(with_first(changed.float()), expected, atol=1e-5, rtol=0)
+    assert (with_first(second * torch.linspace(0.1, 5, 12)) - expected).abs() > 0.01
+
+
+def test_unrelated_features_are_at_0_without_bias_and_a_layer_that_does_not_vary_has_none() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(60, 200, generator=generator) for _ in range(2))
+    assert abs(similarity(of([x]), of([y])).values.item()) < 0.05
+    assert similarity(of([x]), of([y]), biased=True).values.item() > 0.5
+    found = similarity(of([*layers(20, 5), torch.full((20, 3), 0.1)])).values
+    assert found[0, 0] == pytest.approx(1)
+    assert found[1].isnan().all()
+    assert found[:, 1].isnan().all()
+
+
+def test_the_interval_is_the_jackknife_of_groups() -> None:
+    x, y = layers(60, 8)[0], layers(60, 10, seed=1)[0]
+    found = similarity(of([x]), of([y]), groups=6, seed=3)
+    left = []
+    for group in torch.randperm(60, generator=torch.Generator().manual_seed(3)).chunk(6):
+        kept = torch.ones(60, dtype=torch.bool)
+        kept[group] = False
+        left.append(gram_cka(x[kept], y[kept]))
+    half = stats.t.ppf(0.975, 5) * np.sqrt(5 / 6 * np.sum((np.array(left) - np.mean(left)) ** 2))
+    value = gram_cka(x, y)
+    assert found.n == 60
+    ends = (found.values.item(), found.low.item(), found.high.item())
+    assert ends == pytest.approx((value, value - half, min(1, value + half)), abs=1e-6)
+    assert similarity(of(layers(7, 8))).low is None  # too few for two groups
+    assert similarity(of(layers(8, 8))).low is not None
+
+
+def rank_correlation(x: Tensor, y: Tensor) -> float:
+    """Spearman's correlation of the distances between images, 1 - cosine."""
+    rows, columns = np.triu_indices(len(x), 1)
+    units = [torch.nn.functional.normalize(part.double()) for part in (x, y)]
+    one, other = (1 - (unit @ unit.T).numpy()[rows, columns] for unit in units)
+    return float(stats.spearmanr(one, other).statistic)
+
+
+def test_the_rank_correlation_of_distances_within_a_model_and_between_two(golden, tiny_vit, tiny_cnn) -> None:
+    record, split = golden("features").record, vitlens.load_data("digits", limit=24)
+    models = {"a": vitlens.load(str(tiny_vit)), "b": vitlens.load(str(tiny_cnn))}
+    read = {alias: vitlens.features(model, split, embedding=True) for alias, model in models.items()}
+
+    def at(alias: str, layer: str) -> Tensor:
+        return read[alias].at(layer if layer == "embedding" else int(layer))
+
+    rows: Sequence = (*record.within, *record.between)
+    assert len(rows) == 3 * 3 + 4 * 4 + 3 * 4
+    for row in rows:
+        x, y = at(row.first, row.layer), at(row.second, row.other)
+        assert row.rank == pytest.approx(rank_correlation(x, y), abs=1e-6)
+        assert row.cka.value == pytest.approx(gram_cka(x - x.mean(0), y - y.mean(0)), abs=1e-4)
+
+
+def test_other_images_and_too_few_are_refused() -> None:
+    for wrong in (lambda: similarity(of(layers(9, 3)), of(layers(8, 3))), lambda: similarity(of(layers(3, 3)))):
+        with pytest.raises(InputError):
+            wrong()

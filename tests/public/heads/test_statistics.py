@@ -1,0 +1,298 @@
+"""Every statistic of `vitlens.statistics` against a naive reference in float64."""
+
+import math
+import pickle
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+import vitlens
+from tests.kit.made import made_model, numbered, random_weights, uniform
+from tests.kit.splits import split_of
+from tests.kit.tiny import images, ours, timm_model
+from vitlens import Model
+from vitlens.analysis.heads.registry import STATISTICS, token_statistics
+from vitlens.errors import InputError, NonFiniteError
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the reference needs to know, said by hand for each model."""
+
+    grid: tuple[int, int]
+    pitch: tuple[float, float]
+    cls: tuple[int, ...] = ()
+    others: tuple[int, ...] = ()  # registers and a distillation token
+
+    @property
+    def prefix(self) -> int:
+        return len(self.cls) + len(self.others)
+
+
+def of_rows(rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Entropy and sparsity of rows, as the textbooks have them."""
+    keys = rows.shape[-1]
+    root, rank = math.sqrt(keys), 2 * np.arange(1, keys + 1) - keys - 1
+    nats = -np.where(rows > 0, rows * np.log(np.maximum(rows, 1e-300)), 0).sum(-1)
+    sparse = (root - rows.sum(-1) / np.sqrt((rows**2).sum(-1))) / (root - 1) if keys > 1 else 0 * nats
+    return {
+        "entropy": nats,
+        "normalised_entropy": nats / math.log(keys) if keys > 1 else nats,
+        "effective_keys": np.exp(nats),
+        "hoyer": sparse,
+        "gini": (np.sort(rows, -1) * rank).sum(-1) / (keys * rows.sum(-1)),
+    }
+
+
+def of_head(attention: np.ndarray, place: Place, *, renormalise: bool) -> tuple[dict[str, float], np.ndarray]:
+    """All statistics of one head on one image, and its mass by offset."""
+    (rows, columns), (height, width), prefix = place.grid, place.pitch, place.prefix
+    queries = attention[prefix:]
+    inside, (row, column) = queries[:, prefix:], np.divmod(np.arange(rows * columns), columns)
+    down, across = row - row[:, None], column - column[:, None]
+    offsets = np.zeros((2 * rows - 1, 2 * columns - 1))
+    np.add.at(offsets, (down + rows - 1, across + columns - 1), inside / len(queries))
+    away = (inside * np.hypot(down * height, across * width)).sum(1)
+    received = queries.mean(0)
+    apart = received - np.median(received)
+    sinks = apart > 5 * np.median(np.abs(apart))
+    sums = {name: each.mean() for name, each in of_rows(queries).items()} | {
+        "self_mass": inside.diagonal().mean(),
+        "neighbour_mass": (inside * (np.abs(down) + np.abs(across) == 1)).sum(1).mean(),
+        "energy": (inside**2).sum(1).mean(),
+        "distance": (away / inside.sum(1) if renormalise else away).mean(),
+        "sinks": sinks.sum(),
+        "sink_mass": received[sinks].sum(),
+    }
+    if prefix:
+        sums |= {"prefix_mass": received[:prefix].sum(), "cls_mass": received[list(place.cls)].sum()}
+        sums["register_mass"] = received[list(place.others)].sum()
+    for at in place.cls:
+        sums |= {f"cls_{name}": each for name, each in of_rows(attention[at]).items()}
+        sums |= {"cls_self_mass": attention[at, at], "cls_register_mass": attention[at, list(place.others)].sum()}
+    return sums, offsets
+
+
+def exact_weights(model: Model, batch: Tensor) -> list[np.ndarray]:
+    """Softmax in float64 of the queries and keys that the lens shows, (images, heads, query, key) by layer."""
+    found: list[np.ndarray] = []
+
+    def keep(call: vitlens.AttentionCall) -> None:
+        query, key = call.inputs.query.double().numpy(), call.inputs.key.double().numpy()
+        logits = query @ key.swapaxes(-1, -2) * call.inputs.scale
+        powers = np.exp(logits - logits.max(-1, keepdims=True))
+        found.append(powers / powers.sum(-1, keepdims=True))
+
+    vitlens.observe(model, batch, keep)
+    return found
+
+
+def check(
+    table: vitlens.Statistics, weights: list[np.ndarray], place: Place, *, renormalise: bool = True, sinks: bool = True
+) -> None:
+    """Means, Student's intervals and mass by offset are those of the reference; sinks: of which no key is doubtful."""
+    values: dict[tuple[str, int], list[list[float]]] = {}
+    for layer, of_layer in enumerate(weights):
+        found = [[of_head(head, place, renormalise=renormalise) for head in image] for image in of_layer]
+        offsets = np.mean([[mass for _, mass in heads] for heads in found], 0)
+        np.testing.assert_allclose(table.offset_mass[layer].numpy(), offsets, rtol=1e-5, atol=1e-12)
+        for heads in found:
+            for name in heads[0][0]:
+                values.setdefault((name, layer), []).append([each[name] for each, _ in heads])
+    exact = {key: np.array(each) for key, each in values.items()}
+    for name in STATISTICS.keys() - token_statistics() - {name for name, _ in exact}:
+        assert getattr(table, name).isnan().all(), name
+    for (name, layer), each in exact.items():
+        if sinks or "sink" not in name:
+            # a weight near 1 has lost its last digits in fp32 whatever is made of it: 1e-6 nats are the floor
+            close = {"rtol": 1e-5, "atol": 1e-6 if "entropy" in name else 1e-9, "err_msg": f"{name} {layer}"}
+            mean, half = each.mean(0), stats.t.ppf(0.975, len(each) - 1) * stats.sem(each)
+            np.testing.assert_allclose(getattr(table, name)[layer].numpy(), mean, **close)
+            spread = {**close, "rtol": 1e-4, "atol": close["atol"] + 1e-5 * np.abs(mean).max()}
+            for end, sign in ((table.high(name), 1), (table.low(name), -1)):
+                np.testing.assert_allclose(end[layer].numpy(), mean + sign * half, **spread)
+    together = np.concatenate([each for (name, _), each in exact.items() if name == "entropy"], 1).mean(1)
+    assert table.overall.mean(("entropy", 0)).item() == pytest.approx(together.mean(), rel=1e-5, abs=1e-6)
+    half = stats.t.ppf(0.975, len(together) - 1) * stats.sem(together)
+    assert table.overall.half_width(("entropy", 0)).item() == pytest.approx(half, rel=1e-3, abs=1e-5)
+
+
+MODELS: dict[str, tuple[Callable[[], Model], Place]] = {
+    "cls": (ours, Place((4, 3), (8.0, 16.0), (0,))),
+    "registers": (lambda: ours(registers=4), Place((4, 3), (8.0, 16.0), (0,), (1, 2, 3, 4))),
+    "distilled": (lambda: ours(distillation=True), Place((4, 3), (8.0, 16.0), (0,), (1,))),
+    "mean": (lambda: ours(pooling="mean", registers=2, heads=1), Place((4, 3), (8.0, 16.0), (), (0, 1))),
+}
+
+
+@pytest.mark.parametrize("name", [*MODELS, "bf16"])
+def test_statistics_equal_the_naive_reference(name):
+    make, place = MODELS.get(name, MODELS["registers"])
+    model = make()
+    batch = images(model.input_size, batch=6)
+    with torch.autocast("cpu", torch.bfloat16) if name == "bf16" else nullcontext():  # weights are made in fp32
+        table = vitlens.statistics(model, batch, renormalise=name != "cls", batch_size=4)
+        weights = exact_weights(model, batch)
+    check(table, weights, place, renormalise=name != "cls", sinks=False)
+    assert (table.images, table.renormalised) == (6, name != "cls")
+    for each in table.geometries:
+        assert (each.grid, each.pitch, each.cls, each.registers) == (place.grid, place.pitch, place.cls, place.others)
+
+
+SINKS = {0: ((3,), (5, 11)), 1: ((0,), (2, 6)), 5: ((1,), (0, 9))}
+
+
+@pytest.mark.parametrize("prefix", SINKS)
+def test_clear_sinks_are_counted_exactly(prefix):
+    """Two heads: one key that all look at, and two of them; what is left is spread with a little noise."""
+    spread = random_weights(6, 2, 12 + prefix, sharpness=0.1)
+    for head, sinks in enumerate(SINKS[prefix]):
+        spread[:, head] *= 0.3
+        for key in sinks:
+            spread[:, head, :, key] += 0.7 / len(sinks)
+    model = made_model(spread, grid=(3, 4), prefix=prefix)
+    table = vitlens.statistics(model, numbered(model, 6))
+    check(table, [spread.double().numpy()], Place((3, 4), (4.0, 4.0), (0,)[:prefix], tuple(range(1, prefix))))
+    assert table.sinks.tolist() == [[1.0, 2.0]]
+    assert (table.sink_mass > 0.7).all()
+
+
+def test_keys_that_receive_equal_shares_are_no_sinks():
+    """In fp32 uniform attention over 197 keys differs in its last digits; a tenth more is within 5 deviations."""
+    model = made_model(uniform(2, 1, 197), grid=(14, 14), prefix=1)
+    assert vitlens.statistics(model, numbered(model, 2)).sinks.item() == 0
+
+
+@pytest.mark.parametrize(("grid", "prefix"), [((1, 1), 0), ((1, 6), 1), ((6, 1), 5), ((1, 2), 0)])
+def test_grids_of_one_row_column_or_patch(grid, prefix):
+    weights = random_weights(3, 2, grid[0] * grid[1] + prefix)
+    model = made_model(weights, grid=grid, prefix=prefix)
+    table = vitlens.statistics(model, numbered(model, 3))
+    place = Place(grid, (4.0, 4.0), (0,)[:prefix], tuple(range(1, prefix)))
+    check(table, [weights.double().numpy()], place, sinks=False)
+
+
+@pytest.mark.parametrize(
+    ("size", "patch", "expected"), [(224, 16, 116.492), (224, 32, 115.503), (224, 14, 116.565), (32, 4, 16.546)]
+)
+def test_a_model_that_looks_evenly_has_the_published_distance(size, patch, expected):
+    grid = (size // patch, size // patch)
+    model = made_model(uniform(1, 1, grid[0] ** 2 + 1), grid=grid, prefix=1, patch_size=(patch, patch))
+    table = vitlens.statistics(model, numbered(model, 1))
+    assert table.distance.item() == pytest.approx(expected, abs=1e-3)
+    assert table.uniform_distance().item() == pytest.approx(expected, abs=5e-4)
+    assert table.hoyer.item() == pytest.approx(0, abs=1e-6)
+    assert table.low("distance").isnan().all()  # one image has no interval
+    if (size, patch) == (224, 16):
+        assert [table.entropy.item(), table.cls_entropy.item()] == pytest.approx([5.2832] * 2, abs=5e-5)
+        assert table.effective_keys.item() == pytest.approx(197, rel=1e-5)
+
+
+@pytest.mark.parametrize("spread", [1e-3, 1e-2, 1.0])
+def test_nearly_uniform_rows_in_fp32_keep_their_precision(spread):
+    """Where the textbooks' formulas subtract almost equal numbers."""
+    weights = (spread * torch.randn(2, 1, 16, 16, generator=torch.Generator().manual_seed(1))).softmax(-1)
+    model = made_model(weights, grid=(4, 4))
+    table = vitlens.statistics(model, numbered(model, 2))
+    exact = weights.double() / weights.double().sum(-1, keepdim=True)
+    expected = of_rows(exact.numpy())
+    for name in ("entropy", "hoyer", "gini"):
+        assert getattr(table, name).item() == pytest.approx(expected[name].mean(), rel=3e-6 + 1e-7 / spread)
+
+
+@pytest.mark.parametrize("sizes", [4, 1])
+def test_batches_change_nothing_and_memory_does_not_grow_with_the_images(sizes):
+    layers = [random_weights(9, 3, 17, seed=seed).double() for seed in range(2)]
+    model = made_model(*layers, grid=(4, 3), prefix=5)
+    batch = numbered(model, 9)
+    whole, parts = (vitlens.statistics(model, batch, batch_size=size) for size in (9, sizes))
+    for name in STATISTICS:
+        torch.testing.assert_close(parts.low(name), whole.low(name), atol=1e-12, rtol=1e-9, equal_nan=True)
+    few = vitlens.statistics(model, batch[:2])
+    held = [len(pickle.dumps((each.moments, each.overall, each.evidence))) for each in (few, whole, parts)]
+    assert len(set(held)) == 1
+
+
+def test_intervals_of_a_split_with_groups_are_over_groups():
+    """Students over the means of groups: three scenes of two images each, of which one pair is alike."""
+    model, batch = ours(), images((32, 48), batch=6)
+    batch[1] = batch[0]
+    groups = torch.tensor([4, 4, 7, 7, 9, 9])
+    grouped = vitlens.statistics(model, split_of(batch, groups=groups), batch_size=4)
+    alone = [vitlens.statistics(model, split_of(batch[at : at + 1])).entropy for at in range(6)]
+    means = torch.stack(alone).view(3, 2, 2, 2).mean(1)
+    torch.testing.assert_close(grouped.entropy, means.mean(0), atol=1e-7, rtol=1e-6)
+    half = stats.t.ppf(0.975, 2) * stats.sem(means.numpy())
+    np.testing.assert_allclose((grouped.high("entropy") - grouped.entropy).numpy(), half, rtol=1e-4)
+
+
+def test_what_has_no_statistics_is_refused():
+    for images_of, options in ((2, {"masks": torch.zeros(3, 32, 48)}), (0, {})):
+        with pytest.raises(InputError):
+            vitlens.statistics(ours(), images((32, 48), batch=images_of), **options)
+    table = vitlens.statistics(ours(pooling="mean"), images((32, 48)))
+    assert table.cls_entropy.isnan().all()  # known, and not there
+    with pytest.raises(AttributeError, match="known: distance, entropy"):
+        _ = table.distanc
+
+
+@pytest.mark.parametrize("surveyed", [False, True])
+def test_weights_that_are_not_finite_name_their_layer(surveyed):
+    model, batch = ours(), images((32, 48))
+    if surveyed:
+        vitlens.statistics(model, batch)
+    with torch.no_grad():
+        model.module.blocks[1].attn.qkv.weight[0] = torch.nan
+    with pytest.raises(NonFiniteError, match=r"layer 1 \(blocks\.1\.attn\)" + ("" if surveyed else "|logits")):
+        vitlens.statistics(model, batch)
+
+
+TOKENS: dict[str, tuple[Callable[[], Model], int]] = {
+    "registers": (lambda: ours(registers=4), 5),
+    "distilled": (lambda: timm_model("deit_tiny_distilled_patch16_224"), 2),
+    "swin": (lambda: timm_model("swin_tiny_patch4_window7_224"), 0),
+}
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_token_norms_are_of_each_blocks_output(name):
+    """Also of tokens far out of line, among the prefix and among the patches."""
+    make, prefix = TOKENS[name]
+    model, streams = make(), dict[int, Tensor]()
+    factors = torch.ones(1, 400, 1).index_fill(1, torch.tensor([0, 7, 9]), 100)
+    for index, block in enumerate(map(model.module.get_submodule, model.anatomy.blocks)):
+        if index == 1:
+            block.register_forward_hook(lambda _block, _inputs, x: x * factors[:, : x.shape[1]] if x.dim() == 3 else x)
+        block.register_forward_hook(
+            lambda _block, _inputs, x, index=index: streams.__setitem__(index, x.clone().flatten(1, -2).double())
+        )
+    batch = images(model.input_size, batch=4)
+    table = vitlens.statistics(model, batch)
+    with torch.no_grad():
+        model(batch)
+    for index, tokens in streams.items():
+        lengths = tokens.square().sum(-1).sqrt().numpy()
+        middle = np.median(lengths, 1, keepdims=True)
+        high = lengths > middle + 5 * np.median(np.abs(lengths - middle), 1, keepdims=True)
+        expected = middle, lengths.max(1), high[:, prefix:].sum(1), high[:, :prefix].sum(1)
+        found = table.token_norm, table.greatest_norm, table.high_norm_patches, table.high_norm_prefix
+        for of_tokens, by_hand in zip(found, expected, strict=True):
+            assert of_tokens[index].tolist() == pytest.approx([by_hand.mean()], rel=1e-5)
+
+
+def test_streams_of_windows_have_no_norms_of_images():
+    """A block that puts out windows (MaxViT's) says nothing of the tokens of an image."""
+    model = made_model(uniform(4, 1, 12), grid=(4, 3))
+    model.module.blocks[0].register_forward_hook(
+        lambda _block, _inputs, tokens: tokens.unflatten(1, (2, 6)).flatten(0, 1)
+    )
+    model.module.register_forward_hook(lambda _model, _inputs, logits: logits[::2])
+    table = vitlens.statistics(model, numbered(model, 4))
+    assert table.entropy.shape == (1, 1)
+    assert table.token_norm.isnan().all()

@@ -1,0 +1,258 @@
+"""Changes of places against models that are cut by hand and hooks on timm's modules."""
+
+from collections.abc import Iterator
+
+import pytest
+import timm
+import torch
+from torch import Tensor
+from torch.nn.utils.parametrizations import weight_norm
+
+import vitlens
+from tests.kit.lens import (
+    EVERY,
+    HANDWRITTEN,
+    SAME,
+    changeable,
+    changed,
+    entering,
+    heads_by_layer,
+    hooked,
+    module_paths,
+    of,
+    without_block,
+    without_head,
+    without_mlp,
+)  # fmt: skip
+from tests.kit.tiny import EACH_FAMILY, images, model_of, ours, shaken, shared_model
+from vitlens import KnockOut, Model
+from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+
+WEIGHTS = "blocks.0.attention.weights"
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_what_was_captured_changes_nothing_and_another_images_does(name):
+    model = EVERY[name]()
+    batch = of(model, batch=2)
+    plain, listed = changed(model, batch, {}), changeable(model)
+    captured = vitlens.capture(model, batch, listed)
+    for place in listed:
+        for change in (captured[place], torch.clone):
+            found = changed(model, batch, {place: change})
+            torch.testing.assert_close(found, plain, atol=1e-6, rtol=1e-6, msg=place)
+        if not torch.equal(captured[place][0], captured[place][1]):  # the query of attention pooling is a parameter
+            moved = changed(model, batch, {place: captured[place].flip(0) + 0.1})
+            assert not torch.allclose(moved, plain, atol=1e-6), place
+
+
+def cut_by_hand(model: Model, layer: int, batch: Tensor) -> Iterator[tuple[dict[str, object], Tensor]]:
+    """Changes of a layer, each with the logits of a copy of the model whose weights or modules are changed instead."""
+    name = f"blocks.{layer}"
+    for place in (place for place in model.places() if place.name.startswith(f"{name}.head.")):
+        head, ramp = int(place.name.rpartition(".")[2]), torch.linspace(-1, 1, place.shape[-1])
+        yield {place.name: "zero"}, without_head(model, layer, head)(batch)
+        expected = without_head(model, layer, head, ramp)(batch)
+        shape = ((), place.shape[-2:-1], (len(batch), *place.shape[:-1]))[(layer + head) % 3]
+        yield {place.name: ramp.expand(*shape, -1)}, expected
+    for place in (place for place in model.places() if place.name == f"{name}.mlp"):
+        constant = torch.linspace(-1, 1, place.shape[-1])
+        for change, value in (("zero", None), (constant, constant)):
+            cut = without_mlp(model, layer, value)
+            if cut is not None:
+                yield {place.name: change}, cut(batch)
+    removed = without_block(model, layer)
+    if removed is not None:
+        yield {name: "remove"}, removed(batch)
+
+
+@pytest.mark.parametrize("name", [*EACH_FAMILY, *HANDWRITTEN])
+def test_changes_are_those_of_a_model_that_is_cut_by_hand(name):
+    model = HANDWRITTEN[name]() if name in HANDWRITTEN else shared_model(name)
+    batch = of(model)
+    with torch.no_grad():
+        plain = model(batch)
+        for layer in range(len(heads_by_layer(model))):
+            for changes, expected in cut_by_hand(model, layer, batch):
+                torch.testing.assert_close(changed(model, batch, changes), expected, **SAME, msg=str(changes))
+                assert not torch.allclose(expected, plain, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", EACH_FAMILY)
+def test_the_whole_stream_of_other_images_gives_their_logits(name):
+    model = shared_model(name)
+    batch = of(model)
+    plain = model(batch)
+    for layer in range(len(heads_by_layer(model))):
+        if module_paths(model, layer)[0].startswith("blocks_token_only"):
+            continue  # CaiT: the patches come in beside the stream of CLS
+        stream = entering(model, layer, batch).flatten(1, -2).flip(0)
+        torch.testing.assert_close(changed(model, batch, {f"blocks.{layer}.tokens": stream}), plain.flip(0), **SAME)
+
+
+def test_some_tokens_of_a_map_are_those_that_a_hook_writes():
+    model = shared_model("swin")
+    batch = of(model)
+    new = torch.randn(3, 2, entering(model, 1, batch).shape[-1], generator=torch.Generator().manual_seed(1))
+
+    def write(tensor: Tensor) -> Tensor:
+        tokens = tensor.clone()
+        tokens.view(3, -1, tokens.shape[-1])[:, [0, 5]] = new
+        return tokens
+
+    expected = hooked(model, batch, module_paths(model, 1)[0], write, before=True)
+    torch.testing.assert_close(changed(model, batch, {"blocks.1.tokens[0,5]": new}), expected, **SAME)
+
+
+def test_heads_of_a_window_that_stands_as_a_map_are_replaced_alone():
+    """MaxViT's projection reads (calls, rows, columns, width): zero for one head is zero for its columns."""
+    shape = {"img_size": 32, "num_classes": 5, "depths": (1, 1, 1, 1), "embed_dim": (32, 32, 64, 64)}
+    module = shaken(lambda: timm.create_model("maxvit_rmlp_pico_rw_256", **shape), scale=0.01)
+    model, batch = model_of(module, alias="maxvit"), images()
+    assert heads_by_layer(model)[4] == 2
+    assert entering(model, 4, batch, projection=True).dim() == 4
+    expected = changed(without_head(model, 4, 1), batch, {})
+    torch.testing.assert_close(changed(model, batch, {"blocks.4.head.1": "zero"}), expected, **SAME)
+
+
+def test_heads_before_a_projection_whose_weights_are_computed_again_in_each_pass():
+    module = ours().module
+    for block in module.blocks:
+        weight_norm(block.attn.proj)
+    model = model_of(module, size=(32, 48))
+
+    def cut(heads: Tensor) -> Tensor:
+        return torch.cat([heads[..., :8], torch.zeros_like(heads[..., 8:])], -1)
+
+    expected = hooked(model, of(model), "blocks.0.attn.proj", cut, before=True)
+    torch.testing.assert_close(changed(model, of(model), {"blocks.0.head.1": "zero"}), expected, **SAME)
+
+
+@pytest.mark.parametrize("name", ["ours", "swin", "cnn"])
+def test_the_mean_is_that_of_all_reference_images(name):
+    """More than go through the model at once."""
+    model = EVERY[name]()
+    batch, reference = of(model), of(model, batch=35, seed=3)
+    chosen = [place for place in changeable(model) if not place.endswith(("heads", "input"))]
+    means = {place: tensor.mean(0) for place, tensor in vitlens.capture(model, reference, chosen).items()}
+    for place in chosen[::3]:
+        found = changed(model, batch, {place: "mean"}, reference=reference)
+        torch.testing.assert_close(found, changed(model, batch, {place: means[place]}), **SAME, msg=place)
+
+
+def test_the_mean_of_a_model_in_16_bits_is_rounded_once():
+    model, reference = vitlens.load("vit-digits").to(torch.bfloat16), images((32, 32), batch=7, seed=3).bfloat16()
+    mean = vitlens.capture(model, reference, "blocks.1.mlp")["blocks.1.mlp"].double().mean(0)
+    with vitlens.intervene(model, {"blocks.1.mlp": "mean"}, reference=reference):
+        found = vitlens.capture(model, reference[:1], "blocks.1.mlp")["blocks.1.mlp"][0]
+    assert (found.double() - mean).abs().le(2**-8 * mean.abs() + 1e-9).all()  # half of the last bit
+
+
+def test_resampling_takes_each_image_once_and_never_its_own_by_the_seed_alone():
+    model, state = ours(), torch.get_rng_state()
+    orders = set()
+    for count, seed in ((2, 0), (3, 0), (5, 0), (5, 0), (5, 1)):
+        batch = images((32, 48), batch=count)
+        found, plain = changed(model, batch, {"blocks.0": "resample"}, seed=seed), model(batch)
+        order = (found[:, None] - plain).norm(dim=-1).argmin(1).tolist()
+        torch.testing.assert_close(found, plain[order], **SAME)
+        assert sorted(order) == list(range(count))
+        assert all(own != other for own, other in enumerate(order))
+        orders.add((count, *order))
+    assert len(orders) == 4  # the same seed twice, and another
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+NESTED: list[tuple[dict[str, object], dict[str, object]]] = [
+    ({WEIGHTS: lambda weights: weights.square()}, {"blocks.0.attention.queries": lambda query: 2 * query}),
+    ({WEIGHTS: lambda weights: weights.square()}, {"blocks.0.attention.scores": lambda scores: scores.clamp(0)}),
+    ({"blocks.0.attention.values": torch.abs}, {"blocks.0.head.1": torch.neg}),
+    ({"blocks.1.input": lambda tokens: tokens + 1}, {"blocks.0": lambda tokens: 2 * tokens}),
+    ({WEIGHTS: lambda weights: 2 * weights}, {WEIGHTS: KnockOut(keys=0)}),  # a knock-out comes before any change
+]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("outer_first", [True, False])
+@pytest.mark.parametrize("case", range(len(NESTED)))
+def test_what_comes_first_in_the_model_is_changed_first(case, outer_first, fused):
+    model, batch = ours(fused=fused), images((32, 48))
+    first, second = NESTED[case] if outer_first else NESTED[case][::-1]
+    if not set(first) | set(second) <= set(model.places().names):
+        return  # unfused attention has no queries and values
+    with vitlens.intervene(model, first):
+        nested = changed(model, batch, second)
+    assert not torch.equal(nested, changed(model, batch, first))
+    assert not torch.equal(nested, changed(model, batch, second))
+    if first.keys() != second.keys():
+        assert torch.equal(nested, changed(model, batch, {**first, **second}))
+    else:
+        with vitlens.intervene(model, NESTED[case][1]):
+            knocked = vitlens.capture(model, batch, WEIGHTS)[WEIGHTS]
+        torch.testing.assert_close(nested, changed(model, batch, {WEIGHTS: 2 * knocked}), **SAME)
+
+
+@pytest.mark.parametrize("place", changeable(ours()))
+def test_of_two_changes_of_one_place_the_outer_comes_first(place):
+    model, batch = ours(), images((32, 48))
+    plus_one, twice = {place: lambda tensor: tensor + 1}, {place: lambda tensor: 2 * tensor}
+    with vitlens.intervene(model, plus_one), vitlens.intervene(model, twice):
+        found = vitlens.capture(model, batch, place)[place]
+    torch.testing.assert_close(found, 2 * (vitlens.capture(model, batch, place)[place] + 1), **SAME)
+
+
+@pytest.mark.parametrize("place", [WEIGHTS, "blocks.0.head.1", "blocks.0.mlp", "blocks.0"])
+def test_gradients_flow_through_a_change_and_into_what_is_given(place):
+    model = ours().double()
+    batch = images((32, 48)).double().requires_grad_()
+    given = vitlens.capture(model, batch.detach(), place)[place].clone().requires_grad_()
+    with vitlens.intervene(model, {place: given}):
+        by_given = torch.autograd.grad(model(batch)[:, 1].sum(), given)[0]
+    captured = vitlens.capture(model, batch.detach(), place, graph=True)
+    expected = torch.autograd.grad(captured.logits[:, 1].sum(), captured[place])[0]
+    torch.testing.assert_close(by_given, expected)
+    factor = torch.ones((), dtype=torch.double, requires_grad=True)
+    with vitlens.intervene(model, {place: lambda tensor: factor * tensor}):
+        slope = torch.autograd.grad(model(batch)[:, 1].sum(), factor)[0]
+    torch.testing.assert_close(slope, (expected * given).sum())
+
+
+WRONG: dict[str, tuple[object, type[Exception], str]] = {
+    "an unknown word": ({"blocks.0": "none"}, UnknownNameError, "zero"),
+    "a mean of nothing": ({"blocks.0": "mean"}, InputError, "reference=IMAGES"),
+    "a shape": ({"blocks.0": torch.zeros(7)}, InputError, r"\(batch, 13, 16\).*found shape \(7,\)"),
+    "many axes": ({"blocks.0": torch.zeros(1, 2, 13, 16)}, InputError, r"found shape \(1, 2, 13, 16\)"),
+    "twice": ({"blocks.*": "zero", "blocks.1": "zero"}, InputError, "'blocks.1.residual' twice"),
+    "logits": ({"logits": "zero"}, UnsupportedError, "found logits"),
+    "removed": ({"blocks.0.mlp": "remove"}, UnsupportedError, "found blocks.0.mlp; try 'zero'"),
+    "tokens removed": ({"blocks.0[cls]": "remove"}, UnsupportedError, "to remove"),
+    "knocked": ({"blocks.0": KnockOut(keys=0)}, InputError, "attention weights"),
+    "knocked key": ({WEIGHTS: KnockOut(keys=13)}, InputError, "from 0 to 12, found 13"),
+    "knocked word": ({WEIGHTS: KnockOut(keys="regster")}, UnknownNameError, "did you mean 'register'"),
+    "knocked head": ({WEIGHTS: KnockOut(heads=2)}, InputError, "from 0 to 1, found 2"),
+    "a number": ({"blocks.0": 0.0}, InputError, "found float"),
+    "a list": ([("blocks.0", "zero")], InputError, "found list"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_is_refused_at_once(case, monkeypatch):
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+    changes, error, message = WRONG[case]
+    with pytest.raises(error, match=message) as told, vitlens.intervene(ours(), changes):
+        pytest.fail("it was not refused")
+    assert "\n" not in str(told.value)
+
+
+def test_what_cannot_be_is_refused_in_the_forward_pass():
+    model = ours()
+    batch = of(model)
+    for change in (torch.zeros(2, 13, 16), lambda tensor: tensor[:, :1], lambda _tensor: None):
+        with pytest.raises(InputError, match=r"blocks.0.residual, found"):
+            changed(model, batch, {"blocks.0": change})
+    with pytest.raises(InputError, match="at least two images"):
+        changed(model, batch[:1], {"blocks.0": "resample"})
+    with pytest.raises(InputError, match="found 16"):
+        changed(shared_model("swin"), images(), {WEIGHTS: KnockOut(keys="cls")})
+    with pytest.raises(UnsupportedError):
+        changed(shared_model("siglip"), images(), {"blocks.2": "remove"})

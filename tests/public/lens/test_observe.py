@@ -1,0 +1,186 @@
+"""Observation: what it hands on, what it refuses, and that its gradients are those of attention written by hand."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import vitlens
+from tests.kit.lens import ATTENTIVE, MODELS, changed, module_paths, of
+from tests.kit.tiny import images, model_of, ours, timm_model
+from vitlens import AttentionCall, Model
+from vitlens.errors import LensError, NonFiniteError, UnsupportedError
+
+OurAttention = type(ours().module.blocks[0].attn)
+
+
+class Unseen(nn.Module):
+    """Attention that the lens does not see: weights from a plain normalisation, not from a softmax."""
+
+    num_heads = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(16, 16)
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        scores = (tokens @ tokens.mT).square()
+        return self.project(scores / scores.sum(-1, keepdim=True) @ tokens)
+
+
+class Lying(OurAttention):
+    """Computes something else the second time."""
+
+    times = 0
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        self.times += 1
+        return super().forward(tokens * self.times, mask)
+
+
+class Infinite(OurAttention):
+    """Scores that are not finite."""
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        qkv = self.qkv(tokens).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        scores = qkv[0] @ qkv[1].mT
+        scores[:, :, 0] = torch.nan
+        return self.proj((F.softmax(scores, -1) @ qkv[2]).transpose(1, 2).flatten(2))
+
+
+class Masked(OurAttention):
+    """Lets one token attend to nothing."""
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        mask = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool)
+        mask[4] = False
+        return super().forward(tokens, mask)
+
+
+class Mixing(OurAttention):
+    """Attends to the other images of its batch."""
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        return super().forward(tokens + tokens.flip(0), mask)
+
+
+def with_attention(attention: nn.Module) -> Model:
+    model = ours()
+    model.module.blocks[1].attn = attention.eval()
+    return model
+
+
+def a_cnn() -> Model:
+    return model_of(nn.Sequential(nn.Conv2d(3, 5, 4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Softmax(-1)))
+
+
+REFUSED = {
+    "missed": (lambda: with_attention(Unseen()), LensError, "blocks.1.attn"),
+    "other logits": (lambda: with_attention(Lying(16, 2)), LensError, "unchanged under observation"),
+    "not finite": (lambda: with_attention(Infinite(16, 2)), NonFiniteError, r"layer 1 \(blocks.1.attn\)"),
+    "of the batch": (lambda: with_attention(Mixing(16, 2)), LensError, "others of its batch"),
+    "no attention": (lambda: ours(attention=False), UnsupportedError, "found none"),
+    "a cnn": (a_cnn, UnsupportedError, "found none"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_the_self_check_refuses(case):
+    make, error, message = REFUSED[case]
+    with pytest.raises(error, match=message):
+        vitlens.observe(model := make(), of(model), lambda _call: None)
+
+
+def test_a_masked_row_passes_the_self_check():
+    rows = vitlens.attention(with_attention(Masked(16, 2)), images((32, 48)))[1].sum(-1)
+    assert (rows[:, :, 4] == 0).all()
+    torch.testing.assert_close(rows[:, :, 5:], torch.ones_like(rows[:, :, 5:]))
+
+
+def test_calls_come_in_order_with_the_heads_output():
+    model, batch = ours(), images((32, 48))
+    calls: list[AttentionCall] = []
+    logits = vitlens.observe(model, batch, calls.append)
+    assert torch.equal(logits, changed(model, batch, {}))
+    sites = [(call.site.layer, call.site.module, call.site.part, call.site.kind) for call in calls]
+    assert sites == [(0, "blocks.0.attn", 0, "patch"), (1, "blocks.1.attn", 0, "patch")]
+    entered = vitlens.capture(model, batch, "blocks.*.attention").values()
+    for call, block, output in zip(calls, model.module.blocks, entered):
+        torch.testing.assert_close(call.weights() @ call.inputs.value, call.output, atol=1e-5, rtol=1e-5)
+        joined = call.output.transpose(1, 2).flatten(2)
+        torch.testing.assert_close(block.attn.proj(joined), output, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+@pytest.mark.parametrize("name", ATTENTIVE)
+def test_what_reads_places_around_an_observation_sees_what_it_sees(name, explicit):
+    model = MODELS[name]()
+    batch, outer, inner = of(model), [], []
+    alone = vitlens.attention(model, batch)
+
+    def keep(weights: Tensor) -> Tensor:
+        outer.append(weights.detach())
+        return weights
+
+    with vitlens.intervene(model, {"blocks.*.attention.weights": keep}):
+        outer.clear()
+        logits = vitlens.observe(model, batch, lambda call: inner.append(call.weights()), explicit=explicit)
+    torch.testing.assert_close(logits.detach(), changed(model, batch, {}), atol=1e-5, rtol=1e-5)
+    for seen, also, expected in zip(outer, inner, alone, strict=True):
+        torch.testing.assert_close(seen.flatten(0, -4), expected, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(also.detach(), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_another_model_can_be_observed_from_within_a_reducer():
+    outside, inside = ours(), timm_model("vit_tiny_patch16_224")
+    found: list[int] = []
+    vitlens.observe(outside, images((32, 48)), lambda _call: found.append(len(vitlens.attention(inside, images()))))
+    assert found == [2, 2]
+
+
+READ = {
+    "attention": vitlens.attention,
+    "observe": lambda model, batch: vitlens.observe(model, batch, lambda _: None),
+    "relevance": vitlens.relevance,
+    "statistics": vitlens.statistics,
+    "best": lambda model, batch: vitlens.explain(model, batch, method="best"),
+    "legrad": lambda model, batch: vitlens.explain(model, batch, method="legrad"),
+    "walkthrough": lambda model, batch: vitlens.walkthrough(model, batch[:1]),
+}
+DIFFERENTIAL = {"sequential": "vit_dwee_patch16_reg1_gap_256", "parallel": "vit_dpwee_patch16_reg1_gap_256"}
+
+
+def differential(blocks: str, *, fused: bool = True, wrapped: bool = False) -> Model:
+    """A tiny ViT of two blocks, each of whose heads subtracts one softmax from another."""
+    model = timm_model(DIFFERENTIAL[blocks])
+    for module in model.module.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = fused
+    return vitlens.wrap(model.module, image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3) if wrapped else model
+
+
+@pytest.mark.parametrize("read", READ)
+def test_a_difference_of_softmaxes_is_not_read_as_either(read):
+    with pytest.raises(UnsupportedError):
+        READ[read](differential("sequential"), images())
+
+
+@pytest.mark.parametrize(
+    ("blocks", "fused", "wrapped"),
+    [("sequential", False, True), ("sequential", True, True), ("parallel", True, False), ("parallel", False, True)],
+)
+def test_no_form_of_a_difference_is_read(blocks, fused, wrapped):
+    with pytest.raises(UnsupportedError, match=r"one softmax|side by side|has, found"):
+        vitlens.attention(differential(blocks, fused=fused, wrapped=wrapped), images())
+
+
+@pytest.mark.parametrize("blocks", DIFFERENTIAL)
+def test_heads_of_a_difference_are_those_that_the_projection_reads(blocks):
+    """Replaced by zero, a head is as if its columns were zero; of the four softmaxes of two heads, none is a head."""
+    model, batch = differential(blocks), images()
+    projection = model.module.get_submodule(module_paths(model, 1)[1])
+    found = changed(model, batch, {"blocks.1.head.1": "zero"})
+    projection.weight[:, projection.in_features // 2 :] = 0
+    torch.testing.assert_close(found, changed(model, batch, {}))
+    with pytest.raises(UnsupportedError, match="expected heads"):
+        vitlens.ablate(differential(blocks, fused=False), batch, "predicted")

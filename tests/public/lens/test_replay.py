@@ -1,0 +1,287 @@
+"""The replay and patching against the model run in full, and against models that are cut by hand."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vitlens
+from tests.kit.lens import EVERY, SAME, changeable, heads_by_layer, of, removable, without_head
+from tests.kit.tiny import EACH_FAMILY, model_of, ours, shared_model, small_cnn, timm_model
+from vitlens import KnockOut, Model
+from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+
+TIGHT = {"atol": 2e-6, "rtol": 1e-5}  # what is really reached on these models, where it tells a mistake
+Sets = list[dict[str, object]]
+
+
+def full(model: Model, batch: Tensor, sets: Sets) -> Tensor:
+    rows = []
+    for changes in sets:
+        with torch.no_grad(), vitlens.intervene(model, changes, reference=of(model, batch=4, seed=2), seed=3):
+            rows.append(model(batch))
+    return torch.stack(rows)
+
+
+def of_every_kind(model: Model, batch: Tensor) -> Sets:
+    """All that can be done at each layer, and some of it at once; {} is the last."""
+    heads = heads_by_layer(model)
+    generator = torch.Generator().manual_seed(1)
+    places = [f"blocks.{layer}.heads" for layer in range(len(heads))]
+    outputs = [*vitlens.capture(model, batch, places).values()]
+
+    def given(layer: int) -> Tensor:
+        """The output of one head."""
+        return torch.randn(outputs[layer].select(-3, 0).shape, generator=generator)
+
+    sets: Sets = []
+    for layer, count in enumerate(heads):
+        name, mean = f"blocks.{layer}", outputs[layer].mean(0)
+        for head in range(count):  # each in another way
+            ways = ("zero", mean.select(-3, head), "resample", given(layer))
+            sets.append({f"{name}.head.{head}": ways[(layer * count + head) % 4]})
+        stream = vitlens.capture(model, batch, f"{name}.tokens")[f"{name}.tokens"][:, :1].flip(0)
+        sets += [{f"{name}.tokens[0]": stream}, {f"{name}.mlp": torch.tensor(0.1)}, {f"{name}.mlp": "zero"}]
+        sets += [{f"{name}.heads": outputs[layer].flip(0)}]
+        sets += [{f"{name}.attention.weights": KnockOut(queries=0, keys=[1, 2])}]
+        sets += [{name: "remove"}] if removable(model, layer) else []
+    last, mean, knock = f"blocks.{len(heads) - 1}", outputs[0].mean(0), KnockOut(keys=1)
+    # the values of functions and means may depend on all images
+    sets += [{f"blocks.{block}.{part}": torch.neg} for block in (0, 1) for part in ("attention", "mlp")]
+    return [
+        *sets,
+        {"blocks.0.head.0": "zero", "blocks.0.head.1": mean.select(-3, 1), f"{last}.heads": "zero"},
+        {"blocks.0.head.1": "resample", "blocks.1.head.0": "resample", "blocks.0.mlp": "zero"},
+        {"blocks.0.head.0": "zero", "blocks.0.attention.weights": knock, "blocks.1": "remove", f"{last}.mlp": "zero"},
+        {"blocks.0.tokens[0]": "zero", "blocks.1.tokens[0]": "zero", "blocks.0.head.0": given(0)},
+        {f"{last}.attention.weights": KnockOut(queries=0, keys=1), f"{last}.head.0": "zero", "blocks.0.mlp": "zero"},
+        {"blocks.1.attention.weights": torch.square},
+        {"blocks.1": torch.neg},
+        {"blocks.1": "resample"},
+        {"blocks.0.mlp": "mean", "blocks.0.head.0": "mean"},
+        {"blocks.1": "remove", "blocks.0.mlp": torch.neg},
+        {"blocks.0.head.0": torch.neg, "blocks.1.attention.scores": lambda scores: 0.5 * scores},
+        {},
+    ]  # fmt: skip
+
+
+CHUNKS = {"whole": {}, "parts": {"chunk": 3}, "stacked": {"chunk": 9}}
+
+
+@pytest.mark.parametrize(
+    ("name", "chunks"),
+    [
+        pytest.param(*family.values, chunks, marks=family.marks if (row + column) % 3 == 0 else pytest.mark.slow)
+        for row, family in enumerate(EACH_FAMILY)
+        for column, chunks in enumerate(CHUNKS)
+    ],  # by default every mechanism once, and every way of cutting several times
+)
+def test_logits_are_those_of_the_full_forward(name, chunks):
+    model = shared_model(name)
+    batch = of(model, batch=4)
+    sets = of_every_kind(model, batch)
+    with vitlens.replay(model, batch, **CHUNKS[chunks]) as replay:
+        assert (replay.exact, replay.note) == (True, "")
+        replayed = replay.run(sets, reference=of(model, batch=4, seed=2), seed=3)
+        torch.testing.assert_close(replay.logits, model(batch), **TIGHT)
+    expected = full(model, batch, sets)
+    torch.testing.assert_close(replayed, expected, **TIGHT)
+    touched = [what for what in range(len(sets)) if not torch.allclose(expected[what], expected[-1])]
+    assert len(touched) > 0.6 * len(sets)
+
+
+@pytest.mark.parametrize("family", ["ours", "deit-distilled", "cait", "swin", "torchvision-vit", "siglip"])
+def test_with_little_memory_the_rest_is_computed_again_and_said(family):
+    """The same numbers, for the more work the less may be kept."""
+    model = shared_model(family)
+    batch = of(model, batch=4)
+    sets, spent = of_every_kind(model, batch), []
+    expected = full(model, batch, sets)
+    for budget in (1 << 30, 20_000, 0):
+        with vitlens.replay(model, batch, budget=budget) as replay:
+            torch.testing.assert_close(
+                replay.run(sets, reference=of(model, batch=4, seed=2), seed=3), expected, **TIGHT
+            )
+            spent.append(replay.forward_equivalents)
+            assert ("of the clean pass are kept" in replay.note) == (spent[-1] > spent[0])
+    assert spent == sorted(spent)
+    assert spent[0] < spent[-1]
+
+
+@pytest.mark.parametrize("name", EACH_FAMILY)
+def test_what_is_kept_is_the_models_own_also_where_it_is_computed_again(name):
+    model = shared_model(name)
+    batch = of(model, batch=4)
+    with vitlens.replay(model, batch) as replay, vitlens.replay(model, batch, budget=0) as again:
+        for layer in range(len(heads_by_layer(model))):
+            places = [f"blocks.{layer}.heads", f"blocks.{layer}.tokens"]
+            captured = vitlens.capture(model, batch, places)
+            for place in places:
+                torch.testing.assert_close(replay.tensor(place), captured[place], **TIGHT)
+                torch.testing.assert_close(again.tensor(place), captured[place], **TIGHT)
+
+
+def test_the_work_is_what_counting_says():
+    """ours: 13 tokens of 16 numbers, 2 blocks of 12 dim², 5 classes; CLS alone after keys and values of the last."""
+    model, square = ours(), 16 * 16
+    full_forward = 2 * 13 * 12 * square + 16 * 5
+    last, delta = 13 * 2 * square + (2 + 8) * square + 16 * 5, 8 * 16
+    first, only_rows = 13 * delta + 13 * 8 * square + last, delta + 8 * square + 16 * 5
+    with vitlens.replay(model, of(model, batch=4)) as replay:
+        spent = [replay.forward_equivalents]
+        for changes in ({"blocks.0.head.0": "zero"}, {"blocks.1.head.0": "zero"}, {}):
+            replay.run([changes])
+            spent.append(replay.forward_equivalents)
+    expected = [full_forward, full_forward + first, full_forward + first + only_rows, full_forward + first + only_rows]
+    assert spent == pytest.approx([work / full_forward for work in expected])
+
+
+READS_CLS = {"ours": True, "vit": True, "deit-distilled": True, "dinov2-registers": True, "vit-mean": False}
+
+
+@pytest.mark.parametrize("name", READS_CLS)
+def test_the_last_block_is_computed_for_the_tokens_that_the_classifier_reads(name):
+    """It then costs far less than its half of a forward pass."""
+    model = shared_model(name)
+    with vitlens.replay(model, of(model)) as replay:
+        replay.run([{"blocks.1.mlp": "zero"}])
+        spent = replay.forward_equivalents - 1
+    assert (spent < 0.3) == READS_CLS[name]
+
+
+def test_interventions_in_force_around_a_replay_stay_in_force():
+    model = ours()
+    batch = of(model)
+    outer = {"blocks.0.head.0": "zero", "blocks.1.mlp": "zero", "blocks.0.attention.weights": torch.square}
+    more: Sets = [
+        {"blocks.0.head.1": "zero"},
+        {"blocks.1.head.0": "zero"},
+        {"blocks.0.attention.weights": KnockOut(queries=0, keys=1)},
+        {"blocks.0.input[0]": "zero"},
+        {"blocks.0.attention.queries": torch.neg},
+    ]
+    with vitlens.intervene(model, outer):
+        expected = full(model, batch, more)
+        with vitlens.replay(model, batch) as replay:
+            torch.testing.assert_close(replay.run(more), expected, **TIGHT)
+
+
+@pytest.mark.parametrize("family", ["ours", "swin"])
+def test_in_half_precision_it_is_near_the_full_forward_in_half_precision(family):
+    model = shared_model(family)
+    batch = of(model, batch=4)
+    sets = of_every_kind(model, batch)
+    with torch.autocast("cpu", torch.bfloat16), vitlens.replay(model, batch) as replay:
+        replayed = replay.run(sets, reference=of(model, batch=4, seed=2), seed=3)
+        assert replay.tensor("blocks.0.heads").dtype == torch.bfloat16
+    torch.testing.assert_close(replayed.float(), full(model, batch, sets), atol=0.05, rtol=0)
+
+
+class Reaches(nn.Module):
+    """A ViT whose head reads the first block's output too, past the blocks: a replay from the second would miss it."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.layout, self.patch_embed = inner, inner.layout, inner.patch_embed
+
+    def forward(self, batch: Tensor) -> Tensor:
+        tokens = self.inner.tokens(batch)
+        first = self.inner.blocks[0](tokens)
+        return self.inner.forward_head(self.inner.norm(self.inner.blocks[1](first) + first.mean(1, keepdim=True)))
+
+
+def vit_with(change: str) -> Model:
+    """Our ViT, made into one that a replay must not take for what it looks like."""
+    module = copy.deepcopy(ours().module)
+    if change == "reaches":
+        return model_of(Reaches(module), alias="reaches", size=(32, 48))
+    block = type(module.blocks[0])
+
+    class Other(block):
+        """Our block's parts, put together in another way."""
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            tokens = tokens + 0.5 * self.attn(self.norm1(tokens))
+            return tokens + self.mlp(self.norm2(tokens))
+
+    class Goes(type(module.blocks[0].attn)):
+        """Attention that goes on after its projection: a change of heads cannot be added to its output."""
+
+        def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+            return super().forward(tokens, mask).tanh()
+
+    if change == "other":
+        module.blocks[1].__class__ = Other
+    else:
+        for each in module.blocks:
+            each.attn.__class__ = Goes
+    return model_of(module, alias=change, size=(32, 48))
+
+
+def test_a_model_that_cannot_be_replayed_is_run_in_full_and_says_so():
+    model = vit_with("reaches")
+    batch = of(model, batch=4)
+    sets = of_every_kind(model, batch)
+    with vitlens.replay(model, batch) as replay:
+        assert not replay.exact
+        assert "reaches is run by full forwards" in replay.note
+        replayed = replay.run(sets, reference=of(model, batch=4, seed=2), seed=3)
+        assert replay.forward_equivalents == pytest.approx(len(sets))  # the clean pass is that of {}
+    torch.testing.assert_close(replayed, full(model, batch, sets), **TIGHT)
+    assert not vitlens.patch(model, batch, batch.flip(0), "blocks.1").exact
+
+
+def test_a_last_block_that_only_looks_like_ours_is_run_whole():
+    model = vit_with("other")
+    with vitlens.replay(model, of(model)) as replay:
+        assert replay.exact
+        assert "other's last block is run whole" in replay.note
+        replayed = replay.run([{"blocks.1.head.0": "zero"}])
+    torch.testing.assert_close(replayed[0], without_head(model, 1, 0)(of(model)), **TIGHT)
+
+
+def test_attention_that_goes_on_after_its_projection_is_run_again():
+    model = vit_with("goes")
+    with vitlens.replay(model, of(model)) as replay:
+        assert replay.exact
+        replayed = replay.run([{"blocks.0.head.0": "zero"}, {"blocks.1.head.1": "zero"}])
+    for logits, (layer, head) in zip(replayed, ((0, 0), (1, 1))):
+        torch.testing.assert_close(logits, without_head(model, layer, head)(of(model)), **TIGHT)
+
+
+def test_a_model_without_attention_is_refused():
+    cnn = small_cnn()
+    with pytest.raises(UnsupportedError, match="softmax attention"), vitlens.replay(cnn, of(cnn)):
+        pytest.fail("it was not refused")
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_patching_a_place_is_a_full_forward_with_the_others_tensor_there(name):
+    model = EVERY[name]()
+    clean, other, listed = of(model), of(model, seed=1), changeable(model)
+    patched, captured = vitlens.patch(model, clean, other, listed), vitlens.capture(model, other, listed)
+    assert patched.places == tuple((place,) for place in listed)
+    assert patched.exact == (name not in ("cnn", "einsum", "encoder"))
+    with torch.no_grad():
+        torch.testing.assert_close(patched.clean, model(clean), **SAME)
+        torch.testing.assert_close(patched.other, model(other), **SAME)
+        for place in listed:
+            with vitlens.intervene(model, {place: captured[place]}):
+                torch.testing.assert_close(patched[place], model(clean), **SAME, msg=place)
+
+
+def test_what_was_captured_may_be_patched_in_and_places_together():
+    model = timm_model("vit_tiny_patch16_224")
+    clean, other = of(model), of(model, seed=1)
+    captured = vitlens.capture(model, other, "blocks.*.mlp")
+    by_images = vitlens.patch(model, clean, other, "blocks.*.mlp")
+    assert torch.equal(vitlens.patch(model, clean, captured, "blocks.*.mlp").logits, by_images.logits)
+    together = vitlens.patch(model, clean, other, [("blocks.0", "blocks.1")])
+    torch.testing.assert_close(together.logits[0], together.other, **SAME)
+    with pytest.raises(UnknownNameError, match=r"blocks.0.residual"):
+        vitlens.patch(model, clean, captured, "blocks.0")
+    with pytest.raises(InputError, match="found 3 and 2"):
+        vitlens.patch(model, clean, other[:2], "blocks.0")
+    with pytest.raises(InputError, match="patched alone, found 'blocks"):
+        by_images["blocks.0"]

@@ -1,0 +1,106 @@
+"""What a model is made of, as its modules tell it; and Model: pixels in, normalisation inside, its own size."""
+
+import pytest
+import timm
+import torch
+import torchvision
+from torch import nn
+from torchvision.models.maxvit import MaxVit
+
+import vitlens
+from tests.kit.tiny import images, model_of, shaken, timm_model, torchvision_swin
+from vitlens.errors import UnsupportedError
+
+SHAPE = {"embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
+
+
+def hybrid() -> vitlens.Model:
+    build = lambda: timm.create_model("vit_tiny_r_s16_p8_224", img_size=64, **SHAPE)  # noqa: E731
+    return model_of(shaken(build, scale=0.01), size=(64, 64))
+
+
+def around_encoder(name: str, **sizes: int) -> vitlens.Model:
+    return timm_model(name, img_size=(32, 48), patch_size=8, **SHAPE, **sizes)
+
+
+GEMMA = {"head_dim": 16, "intermediate_size": 64, "position_embedding_size": 16}
+PLACED = {  # grid, patch, prefix and readout
+    "patches cut from the map of a CNN": (hybrid, (2, 2), (32, 32), ("cls",), "cls"),
+    "a classifier around an encoder": (lambda: around_encoder("deepseek_vit_412m"), (4, 6), (8, 8), (), "mean"),
+    "another": (lambda: around_encoder("gemma4_vit_167m", **GEMMA), (4, 6), (8, 8), (), "mean"),
+}
+
+
+@pytest.mark.parametrize("case", PLACED)
+def test_patches_of_an_inner_module_are_placed(case):
+    build, grid, patch, prefix, readout = PLACED[case]
+    model = build()
+    assert (model.layout.grid, model.layout.patch_size, model.layout.prefix) == (grid, patch, prefix)
+    assert model.anatomy.readout == readout
+    assert {layer.shape[-1] for layer in vitlens.attention(model, images(model.input_size))} == {
+        grid[0] * grid[1] + len(prefix)
+    }
+
+
+CNNS = {
+    9: lambda: vitlens.load("resnet20@random"),
+    8: lambda: model_of(torchvision.models.resnet18(num_classes=5)),
+    16: lambda: model_of(timm.create_model("resnet34", num_classes=5)),
+}
+
+
+@pytest.mark.parametrize("blocks", CNNS)
+def test_a_cnn_has_its_residual_blocks(blocks):
+    model = CNNS[blocks]()
+    assert (model.anatomy.family, model.anatomy.layout, model.anatomy.readout) == ("cnn", None, None)
+    assert len(model.anatomy.blocks) == blocks
+    assert len({type(model.module.get_submodule(name)) for name in model.anatomy.blocks}) == 1
+
+
+def test_blocks_of_windows_and_grids_are_the_modules_that_hold_their_attention():
+    shape = {"stem_channels": 8, "partition_size": 2, "block_channels": [8, 16], "block_layers": [1, 1], "head_dim": 8}
+    model = model_of(MaxVit(input_size=(64, 64), stochastic_depth_prob=0.0, num_classes=5, **shape), size=(64, 64))
+    layers = [f"blocks.{stage}.layers.0.layers.{kind}_attention" for stage in (0, 1) for kind in ("window", "grid")]
+    assert model.anatomy.blocks == tuple(layers)
+
+
+def test_blocks_are_in_forward_order():
+    model, order = timm_model("swin_tiny_patch4_window7_224"), []
+    for name in model.anatomy.blocks:
+        model.module.get_submodule(name).register_forward_hook(lambda *_, name=name: order.append(name))
+    model(images())
+    assert tuple(order) == model.anatomy.blocks
+    assert len(order) == 4
+
+
+WITHOUT = {
+    "windowed": torchvision_swin,
+    "cnn": lambda: model_of(nn.Sequential(nn.Conv2d(3, 5, 32), nn.Flatten())),
+    "other": lambda: model_of(nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 5))),
+}
+
+
+@pytest.mark.parametrize("family", WITHOUT)
+def test_a_model_without_a_sequence_of_tokens_says_so(family):
+    model = WITHOUT[family]()
+    assert (model.anatomy.family, bool(model.anatomy.blocks)) == (family, family == "windowed")
+    with pytest.raises(UnsupportedError, match=family):
+        _ = model.layout
+
+
+@pytest.mark.parametrize("size", [(8, 8), (20, 30), (4, 4)])
+def test_pixels_are_resized_then_normalised_with_a_gradient(size):
+    module, mean, std = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 2)), (0.1, 0.2, 0.3), (0.5, 0.25, 2.0)
+    model, batch = vitlens.wrap(module, image_size=(8, 8), mean=mean, std=std), images(size).requires_grad_()
+    small = nn.functional.interpolate(batch, size=(8, 8), mode="bilinear", antialias=True)
+    expected = torch.stack([(small[:, c] - mean[c]) / std[c] for c in range(3)], 1)
+    torch.testing.assert_close(model.prepare(batch), expected)
+    torch.testing.assert_close(model(batch), module(expected))
+    assert torch.autograd.grad(model(batch).sum(), batch)[0].abs().sum() > 0
+
+
+def test_a_distilled_model_in_training_mode_answers_with_one():
+    model = timm_model("deit_tiny_distilled_patch16_224").train()
+    model.module.set_distilled_training(True)
+    first, second = model.module(model.prepare(images()))
+    torch.testing.assert_close(model(images()), (first + second) / 2)

@@ -1,0 +1,196 @@
+"""Each way to name a model, and each way in which it can fail: one line that says what to type."""
+
+import hashlib
+
+import pytest
+import timm
+import torch
+import torchvision
+from safetensors.torch import save_file
+
+import vitlens
+from tests.kit.models.files import small, written
+from tests.kit.tiny import images, ours
+from vitlens.cli.main import run
+from vitlens.errors import InputError, ModelError, UnknownNameError
+from vitlens.names import imagenet_classes
+
+TEST_VIT = "timm:test_vit"  # of 0.4 million parameters, for 160 px
+SQUEEZENET = "torchvision:squeezenet1_1"
+THEIRS = {  # of five classes, made without vitlens.load where that can be
+    "vit-micro": lambda: ours(size=(32, 32), patch_size=(4, 4), dim=128, depth=6, heads=4).module,
+    "resnet20": lambda: for_five(vitlens.load("resnet20@random", seed=3).module),
+    TEST_VIT: lambda: timm.create_model("test_vit", num_classes=5),
+    SQUEEZENET: lambda: torchvision.models.squeezenet1_1(),
+}
+
+
+def for_five(module: torch.nn.Module) -> torch.nn.Module:
+    module.fc = torch.nn.Linear(64, 5)
+    return module
+
+
+def test_random_weights_are_seeded_and_leave_the_callers_state_alone():
+    state = torch.random.get_rng_state()
+    models = [vitlens.load("vit-micro", random_weights=True, seed=seed) for seed in (0, 0, 1)]
+    a, b, c = (model(images()) for model in models)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+    assert (models[0].provenance.weights, models[0].alias, models[0].training) == ("random", "vit-micro", False)
+    assert not any(parameter.requires_grad for parameter in models[0].parameters())
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_weights_from_a_file_give_the_librarys_logits(name, tmp_path):
+    module = THEIRS[name]().eval()
+    save_file(module.state_dict(), tmp_path / "w.safetensors")
+    model = vitlens.load(name, weights=tmp_path / "w.safetensors")
+    batch = images(model.input_size, batch=1)
+    with torch.no_grad():
+        torch.testing.assert_close(model(batch), module(model.prepare(batch)), atol=1e-6, rtol=1e-5)
+    assert (len(model.classes), model.provenance.notes) == (1000 if name == SQUEEZENET else 5, ())
+
+
+@pytest.mark.parametrize(("way", "alias"), [("arch", "w"), ("weights", "vit-micro"), ("at", "a")])
+def test_each_way_to_name_a_file(tmp_path, way, alias):
+    path = tmp_path / "w.pth"
+    torch.save({"state_dict": THEIRS["vit-micro"]().state_dict()}, path)
+    model = {
+        "arch": lambda: vitlens.load(str(path), arch="vit-micro"),
+        "weights": lambda: vitlens.load("vit-micro", weights=path),
+        "at": lambda: vitlens.load(f"a=vit-micro@{path}"),
+    }[way]()
+    assert (model.alias, model.classes) == (alias, tuple("01234"))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert (model.provenance.weights, model.provenance.sha256) == ("w.pth", digest)
+    assert model.provenance.notes == ("took the weights from 'state_dict'",)
+
+
+def test_models_of_libraries_have_their_own_preprocessing():
+    model = vitlens.load(TEST_VIT, random_weights=True, image_size=(32, 48))
+    assert (model.layout.grid, model.classes) == ((2, 3), imagenet_classes())
+    found = vitlens.load("timm:deit_tiny_patch16_224@random").preprocessing
+    assert (found.size, found.resize, found.interpolation) == ((224, 224), 248, "bicubic")
+    assert (found.mean, found.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    transforms = torchvision.models.SqueezeNet1_1_Weights.DEFAULT.transforms()
+    for size, resize in ((None, transforms.resize_size[0]), (64, None)):
+        found = vitlens.load(f"{SQUEEZENET}@random", image_size=size).preprocessing
+        assert (found.size[0], found.resize, found.interpolation) == (size or 224, resize, "bilinear")
+
+
+def test_timm_positions_are_resized_as_timm_does_and_noted(tmp_path):
+    module = THEIRS[TEST_VIT]()
+    save_file(module.state_dict(), tmp_path / "w.safetensors")
+    model = vitlens.load(f"{TEST_VIT}@{tmp_path / 'w.safetensors'}", image_size=(64, 96))
+    expected = timm.layers.resample_abs_pos_embed(module.pos_embed, new_size=[4, 6], num_prefix_tokens=1)
+    torch.testing.assert_close(model.module.pos_embed, expected)
+    assert model.layout.grid == (4, 6)
+    assert model.provenance.notes == ("resized 'pos_embed' from (1, 101, 64) to (1, 25, 64)",)
+
+
+def test_told_preprocessing_classes_and_size():
+    names, mean, std = tuple("abcdefghij"), (0.1, 0.2, 0.3), (1.0, 2.0, 3.0)
+    model = vitlens.load("vit-micro", random_weights=True, mean=mean, std=std, classes=names, image_size=16)
+    assert (model.preprocessing.mean, model.preprocessing.std) == (mean, std)
+    assert (model.classes, model.input_size) == (names, (16, 16))
+    expected = (torch.zeros(1, 3, 16, 16) - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    torch.testing.assert_close(model.prepare(torch.zeros(1, 3, 16, 16)), expected)
+    only = vitlens.load("vit-micro@random", mean=mean)
+    assert (only.preprocessing.mean, only.preprocessing.std) == (mean, (0.5, 0.5, 0.5))
+
+
+def test_a_headless_model_of_timm_gives_features():
+    model = vitlens.load("timm:vit_tiny_patch16_dinov3_qkvb@random", image_size=32)
+    assert (model.classes, model.has_classifier, model(images()).shape) == ((), False, (2, 192))
+    with pytest.raises(InputError, match="--freeze-backbone"):
+        vitlens.load("timm:vit_tiny_patch16_dinov3_qkvb@random", image_size=32, classes=("a", "b"))
+
+
+# ---- what cannot
+
+UNKNOWN = {  # and the suggestion
+    "vit-tny@random": "'vit-tiny'",
+    "vit-digit@random": "'vit-digits'",
+    "timm:vit_tny_patch16_224@random": "'vit_tiny_patch16_224'",
+    "timm:vit_tiny_patch16_224.nonsense@random": "did you mean",
+    "timm:@random": "no timm model ''",
+    "torchvision:vit_b_23@random": "'vit_b_32'",
+    "torchvision:maskrcnn_resnet50_fpn@random": "torchvision",
+}
+WRONG = [  # names, options, and what the message says to type; FILE has a state dict, RUN is a run folder
+    ("runs/none", {}, "vitlens models"),
+    ("none.safetensors", {}, "none.safetensors"),
+    ("timm:vit_tiny_patch16_224@none.safetensors", {}, "give --weights FILE"),
+    ("vit-micro", {}, "vitlens train vit-micro"),
+    (".", {}, "vitlens train"),
+    ("TRANSFORMERS", {}, "hf:TRANSFORMERS"),
+    ("FILE", {}, "--arch NAME"),
+    ("FILE", {"arch": "vit-mikro"}, "'vit-micro'"),
+    ("FILE", {"arch": "vit-digits"}, "'vit-digits', which has its own"),
+    ("FILE", {"arch": "vit-micro", "weights": "other.pth"}, "which has its own"),
+    ("FILE@random", {"arch": "vit-micro"}, "@random"),
+    ("vit-micro", {"weights": "w.pth", "random_weights": True}, "either weights or --random-weights"),
+    ("RUN", {"random_weights": True}, "which has its own"),
+    ("vit-digits", {"weights": "w.pth"}, "which has its own"),
+    ("vit-micro@random", {"classes": ("a", "b")}, "--classes"),
+    ("vit-micro@random", {"image_size": (30, 32)}, "found 30 and 4 px"),
+    ("vit-micro@random", {"image_size": 0}, "0"),
+    ("torchvision:vit_b_32@random", {"image_size": (65, 65)}, "65x65 px"),
+]
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_an_unknown_name_gives_the_nearest_ones(name):
+    with pytest.raises(UnknownNameError) as caught:
+        vitlens.load(name)
+    assert UNKNOWN[name] in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "options", "words"), WRONG, ids=[f"{name} {told}" for name, told, _ in WRONG])
+def test_what_cannot_be_loaded_is_one_line(tmp_path, monkeypatch, name, options, words):
+    monkeypatch.chdir(tmp_path)
+    save_file({"head.weight": torch.zeros(7, 128)}, "w.safetensors")
+    written(small(), tmp_path / "run")
+    (tmp_path / "TRANSFORMERS").mkdir()
+    (tmp_path / "TRANSFORMERS" / "preprocessor_config.json").write_text("{}")
+    with pytest.raises(InputError) as caught:
+        vitlens.load(name.replace("FILE", "w.safetensors").replace("RUN", "run"), **options)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_folder_that_also_holds_a_processor_is_a_run_folder(tmp_path):
+    written(small(), tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    assert vitlens.load(str(tmp_path)).classes == ("cat", "dog", "newt")
+
+
+@pytest.mark.parametrize(
+    "line", ["train resnet20 --data digits --depth 3", "train vit-mikro --data digits", "train vit-micro --dim 3"]
+)
+def test_shapes_that_a_preset_does_not_have_are_refused(line, capsys):
+    assert run([*line.split(), "--quiet"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_a_state_dict_that_does_not_fit_names_the_first_keys(tmp_path, name):
+    state = {key: value.clone() for key, value in THEIRS[name]().state_dict().items()}
+    lost = list(state)[6]
+    del state[lost]
+    torch.save(state | {"zz.first": torch.zeros(1), "zz.second": torch.zeros(1)}, tmp_path / "w.pth")
+    with pytest.raises(ModelError) as caught:
+        vitlens.load(name, weights=tmp_path / "w.pth")
+    assert "\n" not in str(caught.value)
+    assert f"1 missing (first '{lost}')" in str(caught.value)
+    assert "2 unexpected (first 'zz.first')" in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [torch.tensor(1.0), torch.zeros(0, 16), torch.zeros(16, 10, 1)])
+@pytest.mark.parametrize("key", ["head.weight", "pos_embed"])
+def test_misshapen_tensors_for_timm(tmp_path, key, value):
+    torch.save(THEIRS[TEST_VIT]().state_dict() | {key: value}, tmp_path / "w.pth")
+    with pytest.raises(ModelError) as caught:
+        vitlens.load(TEST_VIT, weights=tmp_path / "w.pth")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,183 @@
+"""Swin: timm's weights, logits and windows; which patches meet, by gradients; padding; what cannot be built."""
+
+import pytest
+import timm
+import torch
+from torch import Tensor
+
+import vitlens
+from tests.kit.tiny import our_swin, shaken
+from vitlens.cli.main import run
+from vitlens.errors import InputError
+
+TIMM = "swin_tiny_patch4_window7_224"
+SHAPE = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4)}
+
+
+def pictures(height: int = 32, width: int = 32, *, batch: int = 2) -> Tensor:
+    return torch.rand(batch, 3, height, width, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(("name", "stated"), [("swin-micro", 1_267_670), ("swin-tiny-224", 28_288_354)])
+def test_a_preset_has_its_parameters(name, stated):
+    with torch.device("meta"):
+        assert vitlens.load(f"{name}@random", device="meta").parameter_count() == stated
+
+
+MICRO = {
+    "img_size": 32,
+    "patch_size": 2,
+    "window_size": 4,
+    "embed_dim": 48,
+    "depths": (2, 2, 2),
+    "num_heads": (2, 4, 8),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("swin-micro", MICRO), pytest.param("swin-tiny-224", {}, marks=pytest.mark.slow)]
+)
+def test_timms_file_is_loaded_under_our_names(tmp_path, name, options):
+    theirs = shaken(lambda: timm.create_model(TIMM, num_classes=7, **options), scale=0.05)
+    torch.save(theirs.state_dict(), tmp_path / "swin.pth")
+    model = vitlens.load(name, weights=tmp_path / "swin.pth")
+    images = pictures(*model.input_size, batch=1)
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), theirs(model.prepare(images)), atol=1e-5, rtol=1e-5)
+    assert len(model.classes) == 7
+
+
+TWINS: dict[str, tuple[dict[str, object], dict[str, object]]] = {
+    "tiny": ({}, {}),
+    "no qkv bias": ({"qkv_bias": False}, {"qkv_bias": False}),
+    "oblong windows": ({"window": (2, 4)}, {"window_size": (2, 4)}),
+    "odd depths": ({"depths": (1, 3)}, {"depths": (1, 3)}),
+    "oblong image": ({"size": (16, 48)}, {"img_size": (16, 48)}),
+}
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_logits_and_the_weights_of_every_window_are_timms(twin: str):
+    change, options = TWINS[twin]
+    theirs = shaken(lambda: timm.create_model(TIMM, num_classes=5, **{**SHAPE, **options}))
+    own = our_swin(**change)
+    state = {}
+    for name, value in theirs.state_dict().items():
+        name = name.replace("attn.relative_position_bias_table", "position_bias.bias_table")
+        state[name.replace("head.fc.", "head.")] = value
+    own.module.load_state_dict(state, strict=True)
+    wrapped = vitlens.wrap(theirs, image_size=own.input_size, mean=(0.5,) * 3, std=(0.5,) * 3)
+    seen: list[list[Tensor]] = [[], []]
+    logits = []
+    for model, kept in zip((own, wrapped), seen):
+        vitlens.observe(model, pictures(*own.input_size), lambda call, kept=kept: kept.append(call.weights()))
+        logits.append(model(pictures(*own.input_size)))
+    torch.testing.assert_close(*logits, atol=1e-5, rtol=0)
+    assert len(seen[0]) == len(seen[1]) == 4
+    for one, other in zip(*seen):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
+
+
+# ---- which patches meet
+
+
+def patches_that_meet(size: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]) -> set[tuple[int, int]]:
+    """Pairs of patches in one window of the shifted map whose offset in it is that in the map, by loops."""
+    rows, columns = (-(-side // part) * part for side, part in zip(size, window))
+    place = {
+        row * size[1] + column: ((row - shift[0]) % rows, (column - shift[1]) % columns, row, column)
+        for row in range(size[0])
+        for column in range(size[1])
+    }
+    return {
+        (one, other)
+        for one, (down, across, row, column) in place.items()
+        for other, (down2, across2, row2, column2) in place.items()
+        if (down // window[0], across // window[1]) == (down2 // window[0], across2 // window[1])
+        and (down - down2, across - across2) == (row - row2, column - column2)
+    }
+
+
+MAPS = [  # patches of the map, of a window, and by how many the second block shifts (none where one window holds all)
+    ((8, 8), (4, 4), (2, 2)),
+    ((7, 9), (4, 4), (2, 2)),
+    ((3, 12), (4, 4), (0, 2)),
+    ((12, 4), (4, 4), (2, 0)),
+    ((5, 6), (2, 3), (1, 1)),
+    ((6, 7), (3, 2), (1, 1)),
+    ((4, 9), (1, 5), (0, 2)),
+    ((3, 5), (5, 6), (0, 0)),
+]
+
+
+@pytest.mark.parametrize(("index", "shifts"), [(0, True), (1, True), (1, False)])
+@pytest.mark.parametrize(("size", "window", "shift"), MAPS)
+def test_a_patch_depends_on_those_that_share_its_window_and_were_neighbours(size, window, shift, index, shifts):
+    """By gradients of the whole branch: pad, shift, cut, attend and back; every second block shifts."""
+    block = our_swin(dim=8, depths=(2,), heads=(1,), window=window, shift=shifts).module.layers[0].blocks[index]
+    maps = torch.randn(2, *size, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    output = block.attend(maps)
+    assert output.shape == maps.shape
+    depends = set()
+    for query in range(size[0] * size[1]):
+        (gradient,) = torch.autograd.grad(output.flatten(1, 2)[1, query].sum(), maps, retain_graph=True)
+        assert not gradient[0].any()  # of another image
+        depends |= {(query, int(key)) for key in gradient[1].abs().sum(-1).flatten().nonzero()}
+    assert depends == patches_that_meet(size, window, shift if index and shifts else (0, 0))
+
+
+def test_padding_changes_no_patch():
+    """One window that is larger than the map gives what a window of the map's size gives."""
+    large, small = (our_swin(dim=8, depths=(1,), heads=(2,), window=side).module for side in ((5, 6), (3, 4)))
+    state = large.state_dict()
+    name = "layers.0.blocks.0.position_bias.bias_table"
+    state[name] = state[name].view(9, 11, 2)[2:-2, 2:-2].reshape(-1, 2)  # offsets up to 2 rows and 3 columns
+    small.load_state_dict(state)
+    maps = torch.randn(2, 3, 4, 8)
+    torch.testing.assert_close(large.layers(maps), small.layers(maps), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("size", [(33, 47), (64, 16)])
+def test_any_image_size(size):
+    seen = []
+    vitlens.observe(our_swin(size=size), pictures(*size), lambda call: seen.append(call.site.windows))  # checks logits
+    maps = [tuple(-(-side // patch) for side in size) for patch in (2, 4)]
+    assert [windows.resolution for windows in seen] == [maps[0], maps[0], maps[1], maps[1]]
+
+
+def test_padding_is_said():
+    assert vitlens.load("swin-micro@random").provenance.notes == ()
+    (note,) = vitlens.load("swin-micro@random", image_size=(28, 32)).provenance.notes
+    for words in ("14x16 patches to 16x16 in stage 0", "7x8 patches to 8x8 in stage 1"):
+        assert words in note
+
+
+def test_drop_path_grows_with_depth():
+    layers = our_swin(drop_path=0.3).module.layers
+    assert [block.drop_path.p for stage in layers for block in stage.blocks] == pytest.approx([0, 0.1, 0.2, 0.3])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"window": (4, -1)}, "window of at least 1"),
+        ({"patch_size": (0, 2)}, "patch_size of at least 1"),
+        ({"depths": (2, 0)}, "stage 1, found 0"),
+        ({"depths": ()}, "one number of stages"),
+        ({"heads": (2, 4, 8)}, "one number of stages"),
+        ({"heads": (2, 5)}, "found 5; try 4"),
+        ({"dim": 0}, "dim of at least 1"),
+        ({"mlp_ratio": 0.0}, "mlp_ratio"),
+        ({"drop_path": 1.0}, "drop_path"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_built(change: dict[str, object], words: str):
+    with pytest.raises(InputError, match=words):
+        our_swin(**change)
+
+
+@pytest.mark.parametrize("option", ["--pooling cls", "--depth 3", "--heads 3"])
+def test_options_of_other_models_are_refused(option: str, capsys):
+    assert run(["train", "swin-micro", "--data", "digits", *option.split()]) == 2
+    assert option.split()[0].lstrip("-") in capsys.readouterr().err

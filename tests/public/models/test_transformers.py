@@ -1,0 +1,304 @@
+"""Models of transformers against transformers itself: outputs, labels, sizes, attention under sdpa, texts."""
+
+import hashlib
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitlens
+from tests.kit.models.files import written
+from tests.kit.models.transformers import (
+    FAMILIES,
+    FEATURES,
+    LABELS,
+    TOWERS,
+    changed,
+    folder_of,
+    pixels,
+    save_family,
+)
+from tests.kit.windows import unwindow
+from vitlens.errors import InputError, ModelError, UnsupportedError
+from vitlens.names import imagenet_classes
+
+transformers = pytest.importorskip("transformers", minversion="5", reason="the extra hf is not installed")
+
+SEQUENCES = {  # family -> the prefix of its tokens, and what reads them
+    **dict.fromkeys(("vit", "vit-features", "dinov2", "dinov2-features"), (("cls",), "cls")),
+    **dict.fromkeys(("clip-vision", "clip-projected", "clip"), (("cls",), "cls")),
+    **dict.fromkeys(("beit", "beit-shared", "clip-classifier"), (("cls",), "mean")),
+    "deit": (("cls", "distillation"), "cls"),
+    "deit-distilled": (("cls", "distillation"), "cls+distillation"),
+    "dinov2-registers": (("cls", "register", "register"), "cls"),
+    "dinov3": (("cls", *["register"] * 4), "cls"),
+    **dict.fromkeys(("siglip-vision", "siglip"), ((), "pool")),
+    "siglip-classifier": ((), "mean"),  # its pooling head runs, but is not read
+}
+OTHERS = {"swin": "windowed", "swin-features": "windowed", "swinv2": "windowed", "convnext": "cnn", "convnextv2": "cnn"}
+HIDDEN = ("vit", "deit-distilled", "dinov3", "clip", "siglip", "swin", "swinv2")  # whose first hidden state is read
+
+
+def loaded(name, **options):
+    return vitlens.load(f"hf:{folder_of(name)[0]}", **options)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_outputs_are_those_of_transformers_on_pixels_normalised_by_its_processor(name, tmp_path):
+    """And those of the model that is saved and loaded again without the folder; another image size is taken, too."""
+    folder, own = folder_of(name)
+    model, larger, images = loaded(name), loaded(name, image_size=48), pixels()
+    processor = transformers.AutoImageProcessor.from_pretrained(folder)
+    inputs = processor(list(images), do_rescale=False, do_resize=False, return_tensors="pt")["pixel_values"]
+    again = vitlens.load(str(written(model, tmp_path)))
+    tower = TOWERS.get(name, lambda whole: whole)(own)
+    with torch.no_grad():
+        theirs = tower(pixel_values=inputs, output_hidden_states=True)
+        expected = FEATURES[name](theirs) if name in FEATURES else theirs.get("logits", theirs.get("pooler_output"))
+        torch.testing.assert_close(model(images), expected, rtol=1e-5, atol=1e-5)
+        assert torch.equal(again(images), model(images))
+        assert larger(pixels(size=48)).shape == expected.shape
+        if name == "vit":
+            resized = own(pixel_values=larger.prepare(pixels(size=48)), interpolate_pos_encoding=True).logits
+            torch.testing.assert_close(larger(pixels(size=48)), resized, rtol=1e-5, atol=1e-5)
+    classifier = "Classification" in FAMILIES[name][1]
+    assert (model.input_size, larger.input_size) == ((32, 32), (48, 48))
+    assert model.classes == again.classes == (LABELS if classifier else ())
+    assert again.preprocessing == model.preprocessing
+    assert any("features:" in note for note in model.provenance.notes) != classifier
+    if name in HIDDEN:
+        prefix = len(SEQUENCES[name][0]) if name in SEQUENCES else 0
+        found = vitlens.features(model, images, embedding=True).at("embedding")
+        torch.testing.assert_close(found, theirs.hidden_states[0][:, prefix:].mean(1), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_attention_under_sdpa_is_transformers_own_eager_attention(name):
+    own, model, (prefix, readout) = folder_of(name)[1], loaded(name), SEQUENCES[name]
+    assert (model.layout.prefix, model.layout.grid, model.anatomy.readout) == (prefix, (4, 4), readout)
+    assert len(model.anatomy.blocks) == 2
+    own.set_attn_implementation("eager")
+    with torch.no_grad():
+        tower = TOWERS.get(name, lambda whole: whole)(own)
+        expected = tower(pixel_values=model.prepare(pixels()), output_attentions=True).attentions
+        observed = vitlens.attention(model, pixels())
+    own.set_attn_implementation("sdpa")
+    assert {part.config._attn_implementation for part in model.modules() if hasattr(part, "config")} == {"sdpa"}
+    pooled = readout == "pool"  # by attention of one query, which transformers does not return
+    assert [layer.shape[-2] for layer in observed] == [layer.shape[-2] for layer in expected] + [1] * pooled
+    for theirs, ours in zip(expected, observed):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_families_without_one_sequence_of_tokens(name):
+    model = loaded(name)
+    assert model.anatomy.family == OTHERS[name]
+    assert model.supports("explain") is None
+    assert (model.supports("stats") is None) == (OTHERS[name] == "windowed")
+
+
+def windowed(model, images):
+    """Each layer's attention weights: of its windows, and between all patches of the map."""
+    weights, patches = [], []
+
+    def keep(call):
+        weights.append(call.weights())
+        patches.append(unwindow(call.weights(), call.site.windows))
+
+    vitlens.observe(model, images, keep)
+    return weights, patches
+
+
+@pytest.mark.parametrize("name", ["swin", "swinv2"])
+def test_windows_under_the_default_kernel_are_transformers_own_eager_attention(name):
+    own, model = folder_of(name)[1], loaded(name)
+    before = own.config._attn_implementation
+    own.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = own(pixel_values=model.prepare(pixels()), output_attentions=True).attentions
+    own.set_attn_implementation(before)
+    observed, _ = windowed(model, pixels())
+    assert len(observed) == 4
+    for theirs, ours in zip(expected, observed[1::2]):  # transformers returns the last block of each stage
+        torch.testing.assert_close(ours.reshape(theirs.shape), theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "window"), [("swin", 5), ("swinv2", 4), ("swinv2", 5)])  # 5: 16 x 16 are padded
+def test_windows_are_placed_where_patches_depend_on_each_other(name, window):
+    family, kind, fields, _, _ = FAMILIES[name]
+    config = getattr(transformers, f"{family}Config")(**fields | {"window_size": window})
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        own = getattr(transformers, family + kind)(config).eval()
+    model = vitlens.wrap(own, image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3)
+    for layer, weights in zip(model.anatomy.blocks[:2], windowed(model, pixels()[:1])[1]):  # the second one is shifted
+        block, tokens = model.module.get_submodule(layer), torch.randn(1, 256, 16).requires_grad_()
+        output = block(tokens, (16, 16))[0]
+        for patch in (0, 37, 255):
+            (gradient,) = torch.autograd.grad(output[0, patch].square().sum(), tokens, retain_graph=True)
+            placed = weights[0].mean(0)[patch] > 1e-12  # masked by -100, not by -inf
+            assert torch.equal(gradient[0].abs().sum(1) > 1e-12, placed)
+
+
+@pytest.mark.parametrize("kernel", ["flex_attention", "kernels-community/flash-attn"])
+def test_a_kernel_that_cannot_be_observed_is_refused_by_name(kernel):
+    own = save_family("vit", folder_of("vit")[0].with_name(kernel.replace("/", "-")))
+    own.config._attn_implementation_internal = kernel
+    with pytest.raises(UnsupportedError, match=f"'{kernel}'.*set_attn_implementation"):
+        vitlens.wrap(own, image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
+def save_tokenizer(folder):
+    """A tokenizer of letters with a start and an end, as CLIP's: the end has the largest id."""
+    letters = {letter: index for index, letter in enumerate("abcdefghijklmnopqrstuvwxyz")}
+    words = letters | {f"{letter}</w>": 26 + index for letter, index in letters.items()}
+    words |= {"<|startoftext|>": 52, "<|endoftext|>": 53}
+    (folder / "vocab.json").write_text(json.dumps(words))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    tokenizer = transformers.CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+@pytest.mark.parametrize("name", ["clip", "siglip"])
+def test_zero_shot_logits_are_transformers_own(name, tmp_path):
+    own, texts = save_family(name, tmp_path), ["a cat", "a dog", "an owl"]
+    tokenizer, model = save_tokenizer(tmp_path), vitlens.load(f"hf:{tmp_path}")
+    ids = tokenizer(texts, padding="max_length", max_length=16, return_tensors="pt")["input_ids"]
+    classifier = vitlens.zero_shot(model, texts, templates=["{}"])
+    with torch.no_grad():
+        inputs = model.prepare(pixels())
+        torch.testing.assert_close(model(pixels()), own.get_image_features(pixel_values=inputs).pooler_output)
+        expected = own(input_ids=ids, pixel_values=inputs).logits_per_image
+    torch.testing.assert_close(classifier(pixels()), expected, rtol=1e-4, atol=1e-4)
+    assert (model.classes, classifier.classes, classifier.layout.grid) == ((), tuple(texts), (4, 4))
+    assert vitlens.rollout(classifier, pixels()).shape == (2, 4, 4)
+    assert vitlens.explain(classifier, pixels(), method="legrad").flatten(1).std(1).min() > 0
+    assert "image tower" in model.supports("train")
+    assert vitlens.zero_shot(model, ["a b c d e f g h i j k l m n"], templates=["{}"])  # 14, a start and an end
+    with pytest.raises(InputError, match="at most 16 tokens"):
+        vitlens.zero_shot(model, ["a b c d e f g h i j k l m n o"], templates=["{}"])
+
+
+def test_without_a_tokenizer_the_tower_of_images_is_a_model_of_features(tmp_path):
+    save_family("clip", tmp_path)
+    with pytest.raises(UnsupportedError, match="embeds no texts"):
+        vitlens.zero_shot(vitlens.load(f"hf:{tmp_path}"), ["a"])
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match="tokenizer") as caught:
+        vitlens.zero_shot(vitlens.load(f"hf:{tmp_path}"), ["a"])
+    assert "\n" not in str(caught.value)
+    with (tmp_path / "tokenizer.json").open("wb") as file:
+        file.truncate(2**30)  # a gigabyte of nothing
+    with pytest.raises(ModelError, match="tokenizer of at most"):
+        vitlens.zero_shot(vitlens.load(f"hf:{tmp_path}"), ["a"])
+
+
+def test_provenance_has_the_sha256_of_one_file_and_of_several(tmp_path):
+    folder, own = folder_of("vit")
+    whole = loaded("vit")
+    assert whole.provenance.sha256 == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    own.save_pretrained(tmp_path, max_shard_size="20KB")
+    shutil.copy(folder / "preprocessor_config.json", tmp_path)
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    assert len(shards) > 1
+    model = vitlens.load(f"hf:{tmp_path}")
+    assert model.provenance.sha256 == hashlib.sha256(b"".join(shard.read_bytes() for shard in shards)).hexdigest()
+    assert torch.equal(model(pixels()), whole(pixels()))
+
+
+def test_random_weights_are_seeded_and_need_no_file_and_weights_are_taken_from_another(tmp_path):
+    folder, images = changed(tmp_path), pixels()
+    (folder / "model.safetensors").unlink()
+    first, second = (vitlens.load(f"hf:{folder}", random_weights=True, seed=seed)(images) for seed in (0, 1))
+    assert torch.equal(first, vitlens.load(f"hf:{folder}@random", seed=0)(images))
+    assert not torch.equal(first, second)
+    taken = vitlens.load(f"hf:{folder}@{folder_of('vit')[0] / 'model.safetensors'}")
+    assert torch.equal(taken(images), loaded("vit")(images))
+
+
+def test_labels(tmp_path):
+    numbered = {str(index): f"LABEL_{index}" for index in range(5)}
+    assert vitlens.load(f"hf:{changed(tmp_path, id2label=numbered)}").classes == ("0", "1", "2", "3", "4")
+    longer = {str(index): f"{name}, another name" for index, name in enumerate(imagenet_classes())}
+    folder = changed(tmp_path, id2label=longer | {"999": "toilet tissue, toilet paper"})
+    assert vitlens.load(f"hf:{folder}@random").classes == imagenet_classes()
+
+
+def test_what_a_configuration_cannot_choose_is_said_and_nothing_is_printed(tmp_path, capfd):
+    folder = changed(
+        tmp_path, auto_map={"AutoModelForImageClassification": "evil.Model"}, attn_implementation="flash_attention_2"
+    )
+    (folder / "evil.py").write_text("raise SystemExit('ran')")
+    capfd.readouterr()
+    model = vitlens.load(f"hf:{folder}")
+    for words in ("was not run", "flash_attention_2"):
+        assert any(words in note for note in model.provenance.notes)
+    assert capfd.readouterr() == ("", "")
+
+
+# ---- how images are prepared
+
+
+def photo(size):
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("vit", (40, 60)), ("clip", (40, 60)), ("convnext", (60, 40)), ("dinov2", (33, 50))]
+)
+def test_a_photograph_is_prepared_as_by_transformers(name, size, tmp_path):
+    image = photo(size).resize((size[1] * 4, size[0] * 4), Image.Resampling.BICUBIC)
+    image.save(tmp_path / "photo.png")
+    processor = transformers.AutoImageProcessor.from_pretrained(folder_of(name)[0], backend="pil")
+    model = loaded(name)
+    prepared = model.prepare(vitlens.images(str(tmp_path / "photo.png"), model))
+    theirs = processor(image, return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(prepared, theirs, rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("fields", "mean", "std"),
+    [
+        ({"do_normalize": False}, 0, 1),
+        ({"do_rescale": False}, 0.5 / 255, 0.5 / 255),
+        ({"rescale_factor": 2 / 255}, 0.25, 0.25),
+    ],
+)
+def test_normalisation_of_pixels_from_0_to_1(fields, mean, std, tmp_path):
+    folder = changed(tmp_path, file="preprocessor_config.json", **fields)
+    model, image = vitlens.load(f"hf:{folder}"), photo((32, 32))
+    assert model.preprocessing.mean == pytest.approx((mean,) * 3)
+    assert model.preprocessing.std == pytest.approx((std,) * 3)
+    theirs = transformers.AutoImageProcessor.from_pretrained(folder)(image, return_tensors="pt")["pixel_values"]
+    ours = model.prepare(torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].float() / 255)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+EARLIER = {"image_processor_type": None, "rescale_factor": None, "do_rescale": None}
+SQUASHED = {"feature_extractor_type": "DeiTFeatureExtractor", "size": 40, "crop_size": 32, "do_center_crop": True}
+CONVNEXT = {"feature_extractor_type": "ConvNextFeatureExtractor", "size": 32}
+PREPARED = {  # family, fields of the processor's file, (short side before a crop of 32 px, word of a note)
+    "as earlier versions wrote it": ("vit", EARLIER | {"size": 32}, None, ""),
+    "squashed": ("vit", EARLIER | SQUASHED, 40, "whatever the proportions"),
+    "with a short side alone": ("clip", {"do_center_crop": False}, 32, "does not crop"),
+    "without resizing": ("vit", {"do_resize": False}, None, "does not resize"),
+    "a ConvNeXt's": ("convnext", CONVNEXT, int(32 / (224 / 256)), ""),
+}
+
+
+@pytest.mark.parametrize("case", PREPARED)
+def test_other_processors(case, tmp_path):
+    name, fields, resize, words = PREPARED[case]
+    model = vitlens.load(f"hf:{changed(tmp_path, name, 'preprocessor_config.json', **fields)}")
+    assert (model.preprocessing.size, model.preprocessing.resize) == ((32, 32), resize)
+    assert words in " ".join(model.provenance.notes)
+
+
+def test_a_large_convnext_is_not_cropped(tmp_path):
+    full = changed(tmp_path, "convnext", "preprocessor_config.json", size={"shortest_edge": 384})
+    assert vitlens.load(f"hf:{full}").preprocessing.resize is None

@@ -1,0 +1,236 @@
+"""Our vision transformer: its parameters, timm's weights and logits, its tokens, its parts, what cannot be built."""
+
+import pytest
+import timm
+import torch
+from timm.layers import resample_abs_pos_embed
+from timm.layers.pos_embed_sincos import build_sincos2d_pos_embed
+from torch import Tensor, nn
+
+import vitlens
+from tests.kit.tiny import ours, shaken
+from vitlens.errors import InputError
+
+NARROW = {"size": (8, 12), "patch_size": (4, 2)}  # 2 x 6 patches
+
+
+def pictures(height: int = 8, width: int = 12, *, batch: int = 2) -> Tensor:
+    return torch.rand(batch, 3, height, width, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("name", "depth", "dim", "patches", "classes"),
+    [("vit-micro", 6, 128, 64, 10), ("vit-mini", 4, 128, 64, 10), ("vit-tiny", 6, 192, 64, 10)],
+)
+def test_a_preset_has_its_parameters(name, depth, dim, patches, classes):
+    """12 d² + 13 d a block (MLP ratio 4), the map of patches of 4 px, CLS, positions, final norm and head."""
+    expected = depth * (12 * dim**2 + 13 * dim) + (3 * 4**2 + 1) * dim + (patches + 4) * dim + (dim + 1) * classes
+    model = vitlens.load(f"{name}@random")
+    assert model.parameter_count() == expected
+    assert {part.heads for part in model.anatomy.attention} == {3 if name == "vit-tiny" else 4}
+
+
+@pytest.mark.parametrize("size", ["tiny", *(pytest.param(size, marks=pytest.mark.slow) for size in ("small", "base"))])
+def test_timms_weights_load_and_give_the_same_logits(size: str, tmp_path):
+    theirs = shaken(lambda: timm.create_model(f"vit_{size}_patch16_224"), scale=0.02)
+    torch.save(theirs.state_dict(), tmp_path / "w.pth")
+    ours, images = vitlens.load(f"vit-{size}-224@{tmp_path / 'w.pth'}"), pictures(224, 224, batch=1)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(images), theirs((images - 0.5) / 0.5), atol=1e-4, rtol=1e-4)
+
+
+TWINS = {
+    "cls": ({}, {}),
+    "no qkv bias": ({"qkv_bias": False}, {"qkv_bias": False}),
+    "mean": (
+        {"pooling": "mean", "registers": 2},
+        {"global_pool": "avg", "class_token": False, "reg_tokens": 2, "no_embed_class": True},
+    ),
+    # timm: no_embed_class takes positions from all prefix tokens; ours keeps CLS its own, set to 0 to compare
+    "registers": ({"registers": 4}, {"reg_tokens": 4, "no_embed_class": True}),
+    "distilled": ({"distillation": True}, {}),
+}
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_a_tiny_model_equals_timms(name: str):
+    change, options = TWINS[name]
+    kind = timm.models.deit.VisionTransformerDistilled if name == "distilled" else timm.models.VisionTransformer
+    shape = {"img_size": (8, 12), "patch_size": (4, 2), "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5}
+    theirs, own, images = shaken(lambda: kind(**shape, **options), scale=0.2), ours(**NARROW, **change), pictures()
+    state = theirs.state_dict()
+    if name == "registers":
+        state["pos_embed"] = torch.cat((torch.zeros(1, 1, 16), state["pos_embed"]), dim=1)
+    own.module.load_state_dict(state, strict=True)
+    prepared = (images - 0.5) / 0.5
+    torch.testing.assert_close(own(images), theirs(prepared), atol=1e-5, rtol=0)
+    if name == "distilled":
+        theirs.set_distilled_training(True)
+        torch.testing.assert_close(own.module.forward_heads(prepared), theirs.train()(prepared), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("change", "prefix"), [({}, 1), ({"distillation": True}, 2), ({"pooling": "mean"}, 0)])
+@pytest.mark.parametrize("size", [(4, 2), (12, 24)])
+def test_for_other_sizes_positions_are_resampled_as_timms(change, prefix, size):
+    module = ours(**NARROW, **change).module
+    images, grid = pictures(*size), [size[0] // 4, size[1] // 2]
+    added = module.tokens(images)[:, prefix:] - module.patch_embed(images)
+    expected = resample_abs_pos_embed(module.pos_embed, grid, [2, 6], num_prefix_tokens=prefix)[:, prefix:]
+    torch.testing.assert_close(added, expected.expand_as(added), atol=1e-6, rtol=0)
+    assert module(images).shape == (2, 5)
+
+
+PREFIXES = {  # and what the classifier reads
+    ("cls",): ({}, "cls"),
+    ("cls", "register"): ({"registers": 1}, "cls"),
+    ("register", "register"): ({"pooling": "mean", "registers": 2}, "mean"),
+    ("cls", "distillation", "register"): ({"distillation": True, "registers": 1}, "cls+distillation"),
+}
+
+
+@pytest.mark.parametrize("prefix", PREFIXES, ids="-".join)
+def test_tokens_stand_as_the_layout_says(prefix):
+    change, readout = PREFIXES[prefix]
+    model = ours(**NARROW, **change)
+    assert (model.layout.prefix, model.layout.grid, model.anatomy.readout) == (prefix, (2, 6), readout)
+    tokens, module = model.module.tokens(pictures()), model.module
+    assert tokens.shape == module.forward_features(pictures()).shape == (2, 12 + len(prefix), 16)
+    if module.reg_token is not None:  # no position is added to a register
+        assert torch.equal(tokens[:1, list(model.layout.positions("register"))], module.reg_token)
+
+
+def test_without_positions_the_order_of_patches_is_lost():
+    images = pictures()
+    swapped = torch.cat((images[..., 6:], images[..., :6]), dim=-1)  # three columns of patches change places
+    for positions in ("learned", "none"):
+        model = ours(**NARROW, positions=positions)
+        assert torch.allclose(model(images), model(swapped), atol=1e-5) is (positions == "none")
+
+
+def test_one_dimension_of_sines_is_the_formula_of_vaswani_and_no_parameter():
+    model = ours(**NARROW, positions="sine")
+    angles = torch.arange(12)[:, None] / 10_000 ** (torch.arange(0, 16, 2) / 16)
+    expected = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
+    torch.testing.assert_close(model.module.pos_embed, torch.cat((torch.zeros(1, 16), expected))[None])
+    assert model.parameter_count() == ours(**NARROW, positions="none").parameter_count()
+    assert "pos_embed" not in model.module.state_dict()
+
+
+@pytest.mark.parametrize("change", [{"pooling": "mean"}, {"distillation": True, "registers": 2}], ids=str)
+@pytest.mark.parametrize(("size", "grid"), [((8, 12), (2, 6)), ((16, 12), (4, 6)), ((4, 4), (1, 2))])
+def test_two_dimensions_of_sines_are_maes_and_computed_again_for_another_size(change, size, grid):
+    """MAE's are timm's with rows and columns exchanged; registers have none, CLS has zeros."""
+    module = ours(**NARROW, positions="sine-2d", **change).module
+    rows, columns = build_sincos2d_pos_embed(list(grid), dim=16, interleave_sin_cos=True).chunk(2, dim=1)
+    expected = torch.cat((columns, rows), dim=1)
+    images, layout = pictures(*size), module.layout
+    tokens = module.tokens(images)
+    added = tokens[:, len(layout.prefix) :] - module.patch_embed(images)
+    torch.testing.assert_close(added, expected.expand(2, -1, -1), atol=1e-5, rtol=0)
+    for place in layout.positions("cls"):
+        torch.testing.assert_close(tokens[:, place], module.cls_token[0].expand(2, -1))
+
+
+DEGENERATE: list[dict[str, object]] = [
+    {"classes": 1, "patch_size": (8, 12), "attention": False},
+    {"mlp": False, "residual": False},
+    {"norm": False},
+    {"attention": False, "residual": False, "norm": False, "positions": "none", "pooling": "mean"},
+    {"registers": 1, "distillation": True, "heads": 1, "depth": 1, "mlp_ratio": 0.5},
+]
+
+
+@pytest.mark.parametrize("change", DEGENERATE, ids=str)
+def test_degenerate_models_run_and_learn(change: dict[str, object]):
+    model = ours(**{**NARROW, **change}).train().requires_grad_(True)
+    logits = model(pictures(batch=1))
+    assert logits.shape == (1, change.get("classes", 5))
+    logits.square().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_parts_taken_away_are_gone():
+    whole = [type(part) for part in ours(**NARROW).modules()]
+    for part, kind in {"attention": nn.Linear, "mlp": nn.GELU, "norm": nn.LayerNorm}.items():
+        left = [type(each) for each in ours(**NARROW, **{part: False}).modules()]
+        assert left.count(kind) < whole.count(kind)
+    without = ours(**NARROW, attention=False).anatomy
+    assert (without.family, without.blocks, without.layout.grid) == ("vit", ("blocks.0", "blocks.1"), (2, 6))
+    tokens, block = torch.randn(2, 13, 16), ours(**NARROW, mlp=False, residual=False).module.blocks[0]
+    assert torch.equal(block(tokens), block.attn(block.norm1(tokens)))
+    block = ours(**NARROW, mlp=False).module.blocks[0]
+    assert torch.equal(block(tokens), tokens + block.attn(block.norm1(tokens)))
+
+
+def test_without_attention_a_patch_changes_its_own_token_alone():
+    module, images = ours(**NARROW, attention=False).module, pictures()
+    changed = images.clone()
+    changed[:, :, 4:8, 2:4] += 1  # row 1, column 1 of a grid of 2 rows and 6 columns, after CLS
+    moved = (module.forward_features(images) - module.forward_features(changed)).abs().amax(dim=(0, 2)) > 0
+    assert moved.nonzero().flatten().tolist() == [1 + 1 * 6 + 1]
+
+
+def test_drop_path_grows_with_depth_and_drops_whole_images():
+    blocks = ours(**NARROW, depth=3, drop_path=0.4).module.blocks
+    assert [block.drop_path.p for block in blocks] == pytest.approx([0, 0.2, 0.4])
+    block, tokens = blocks[2].train(), torch.randn(400, 3, 16, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    untouched = (block(tokens) == tokens).all(dim=2).float()
+    assert (untouched.mean(1).unique().tolist()) == [0, 1]  # an image's tokens go together
+    assert untouched.mean().item() == pytest.approx(0.4**2, abs=4 * (0.16 * 0.84 / 400) ** 0.5)  # both branches out
+    assert (block.eval()(tokens) != tokens).any(dim=2).all()
+
+
+@pytest.mark.parametrize("rate", ["dropout", "attention_dropout", "drop_path"])
+def test_each_dropout_acts_in_training_alone(rate: str):
+    model = ours(**NARROW, **{rate: 0.5})
+    assert torch.equal(model(pictures()), model(pictures()))
+    model.train()
+    assert not torch.equal(model(pictures()), model(pictures()))
+
+
+def test_initial_weights():
+    for name, parameter in vitlens.load("vit-tiny@random").module.named_parameters():
+        if name.endswith("bias"):
+            assert (parameter == 0).all(), name
+        elif "norm" in name:
+            assert (parameter == 1).all(), name
+        else:  # positions and tokens are cut off at twice their deviation, which leaves 0.88 of it
+            spread = 48**-0.5 if name == "patch_embed.proj.weight" else 0.02
+            assert parameter.std().item() == pytest.approx(spread, rel=0.2), name
+
+
+REFUSED = [  # what is asked for, and the word of the message that says what to change
+    ({"heads": 3}, "found dim 16 and 3 heads; try 2 heads"),
+    ({"size": (3, 12)}, "found 3 and 4 px; try 4 px"),
+    ({"patch_size": (0, 2)}, "found 8 and 0 px; try 8 px"),
+    ({"heads": 0}, "heads of at least 1"),
+    ({"registers": -1}, "registers of at least 0"),
+    ({"mlp_ratio": 0.0}, "mlp_ratio"),
+    ({"dropout": 1.0}, "expected dropout"),
+    ({"drop_path": -0.1}, "expected drop_path"),
+    ({"distillation": True, "pooling": "mean"}, "try pooling='cls'"),
+    ({"pooling": "max"}, "'max'"),
+    ({"positions": "rotary"}, "sine-2d"),
+    ({"attention": False, "mlp": False}, "try mlp=True"),
+    ({"residual": False, "drop_path": 0.1}, "try drop_path=0"),
+    ({"norm": False, "norm_first": False}, "try norm_first=True"),
+    ({"positions": "sine-2d", "dim": 18}, "try 20"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), REFUSED, ids=str)
+def test_what_cannot_be_built_is_refused(change: dict[str, object], words: str):
+    with pytest.raises(InputError) as error:
+        ours(**{**NARROW, **change})
+    assert words in str(error.value)
+
+
+def test_what_a_model_does_not_have_is_refused():
+    for call, words in (
+        (lambda: ours(**NARROW).module.forward_heads(pictures()), "distillation=True"),
+        (lambda: ours(**NARROW).module(pictures(8, 13)), "patches of 4x2 px, found 8x13 px"),
+        (lambda: ours(**NARROW, positions="none").module.positions((2, 6)), "'none'"),
+    ):
+        with pytest.raises(InputError, match=words):
+            call()

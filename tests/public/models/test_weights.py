@@ -1,0 +1,183 @@
+"""Weights from files: wrappers taken off and said, misfits named, no pickle ever run; whatever is wrong with a file is
+one line, quickly and in little memory."""
+
+import json
+import pickle
+import random
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import vitlens
+from tests.kit.tiny import images
+from vitlens.errors import ModelError
+
+STATE = {name: value.clone() for name, value in vitlens.load("resnet20@random", seed=1).module.state_dict().items()}
+LITTLE = {"a.bias": torch.ones(2), "a.weight": torch.arange(6.0).view(2, 3)}  # fits nothing
+
+
+def stored(folder: Path, content: object, *, name: str = "w.pth", legacy: bool = False) -> Path:
+    torch.save(content, folder / name, _use_new_zipfile_serialization=not legacy)
+    return folder / name
+
+
+def loaded(path: Path) -> vitlens.Model:
+    return vitlens.load(str(path), arch="resnet20")
+
+
+def has_them(model: vitlens.Model) -> bool:
+    found = model.module.state_dict()
+    return found.keys() == STATE.keys() and all(torch.equal(found[key], STATE[key]) for key in STATE)
+
+
+def refused(path: Path, words: str | None = None) -> None:
+    with pytest.raises(ModelError, match=words) as caught:
+        loaded(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["w.pth", "w.pt", "w.bin", "legacy.pth", "w.safetensors"])
+def test_a_plain_state_dict(tmp_path, name):
+    path = tmp_path / name
+    save_file(STATE, path) if path.suffix == ".safetensors" else stored(tmp_path, STATE, name=name, legacy="le" in name)
+    model = loaded(path)
+    assert has_them(model)
+    assert model.provenance.notes == ()
+
+
+def prefixed(prefix: str) -> dict[str, torch.Tensor]:
+    return {f"{prefix}{key}": value for key, value in STATE.items()}
+
+
+WRAPPERS = {
+    "model": ({"model": STATE, "optimizer": {"lr": 0.1}}, ["'model'"]),
+    "ema before model": ({"model": {"x": torch.zeros(1)}, "model_ema": STATE}, ["'model_ema'"]),
+    "two deep": ({"state_dict": {"model": STATE}, "epoch": 3}, ["'state_dict'", "'model'"]),
+    "all of it": ({"state_dict": prefixed("module._orig_mod.")}, ["'state_dict'", "'module.'", "'_orig_mod.'"]),
+}
+
+
+@pytest.mark.parametrize("case", WRAPPERS)
+def test_the_usual_wrappers_are_taken_off_and_said(tmp_path, case):
+    content, taken = WRAPPERS[case]
+    model = loaded(stored(tmp_path, content))
+    assert has_them(model)
+    assert len(model.provenance.notes) == len(taken)
+    assert all(word in note for word, note in zip(taken, model.provenance.notes))
+
+
+def test_a_prefix_of_some_names_alone_stays(tmp_path):
+    refused(stored(tmp_path, STATE | {"module.a": torch.zeros(1)}), r"1 unexpected \(first 'module\.a'\)")
+
+
+def test_weights_in_half_precision_are_loaded_as_full(tmp_path):
+    model = loaded(stored(tmp_path, {key: value.half() for key, value in STATE.items()}))
+    assert model(images()).dtype == torch.float32
+    assert torch.equal(model.module.fc.weight, STATE["fc.weight"].half().float())
+
+
+def test_masks_may_be_infinite(tmp_path):
+    refused(stored(tmp_path, STATE | {"attn_mask": torch.full((2, 2), float("-inf"))}), r"1 unexpected \(first 'attn")
+
+
+class Malicious:
+    """A pickle that makes a file as soon as it is read without care."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return Path.touch, (self.target,)
+
+
+@pytest.mark.parametrize("form", ["zip", "legacy", "bare pickle", "hidden in a wrapper"])
+def test_a_pickle_that_runs_code_is_refused_and_nothing_runs(tmp_path, form):
+    target = tmp_path / "it-ran"
+    evil = Malicious(target)
+    if form == "bare pickle":
+        path = tmp_path / "w.pth"
+        path.write_bytes(pickle.dumps({"a": evil}))
+    else:
+        content = {"state_dict": LITTLE, "extra": evil} if form == "hidden in a wrapper" else {**LITTLE, "b": evil}
+        path = stored(tmp_path, content, legacy=form == "legacy")
+    for name in ("vit-micro", "timm:vit_tiny_patch16_224", "torchvision:resnet18"):
+        with pytest.raises(ModelError, match="would run code: refused"):
+            vitlens.load(name, weights=path)
+    assert not target.exists()
+    torch.load(path, weights_only=False) if form != "bare pickle" else pickle.loads(path.read_bytes())
+    assert target.exists()  # it would have
+
+
+ENDLESS: dict[str, object] = {}
+ENDLESS["model"] = ENDLESS
+CONTENTS = {
+    "nothing": ({}, "expected a state dict"),
+    "a list": ([torch.zeros(1)], "expected a state dict"),
+    "numbers beside tensors": ({"a": torch.zeros(1), "epoch": 3}, "expected a state dict"),
+    "a tensor": (torch.zeros(2), "expected a state dict"),
+    "itself": (ENDLESS, "expected a state dict"),
+    "a long name": ({"module." * 10_000 + "a": torch.zeros(1)}, "names"),
+    "complex": ({"a": torch.zeros(2, dtype=torch.complex64)}, "real numbers"),
+    "sparse": ({"a": torch.eye(3).to_sparse()}, "real numbers"),
+    "more than the file": ({"a": torch.zeros(1).expand(10**6, 10**6)}, "more than the file holds"),
+    "8 MB in a small file": ({"a": torch.zeros(1).expand(2_000_000)}, "more than the file holds"),
+    "NaN": ({"b": torch.ones(3), "a": torch.full((10, 16), float("nan"))}, r"NaN in 'a' \(160 of 160"),
+    "infinite": ({"a": torch.tensor([1.0, float("-inf")])}, r"infinity in 'a' \(1 of 2"),
+    "NaN in half precision": ({"a": torch.tensor([0, float("nan")], dtype=torch.float16)}, "found NaN"),
+    "a sum that overflows alone": ({"a": torch.full((4,), 3e38)}, "do not fit"),
+}
+
+
+@pytest.mark.parametrize("case", CONTENTS)
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_anything_but_finite_tensors_is_refused(tmp_path, case):
+    content, words = CONTENTS[case]
+    refused(stored(tmp_path, content), words)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello world\n", b"\x89PNG\r\n\x1a\n" + bytes(100), b"PK\x03\x04 no zip"])
+def test_another_kind_of_file(tmp_path, content):
+    for name in ("w.pth", "w.safetensors"):
+        (tmp_path / name).write_bytes(content)
+        refused(tmp_path / name)
+
+
+def test_no_file_and_a_folder(tmp_path):
+    for path in (tmp_path / "none.pth", tmp_path):
+        with pytest.raises(ModelError, match="give --weights FILE"):
+            vitlens.load("resnet20", weights=path)
+
+
+def test_a_zip_of_something_else_and_a_packed_one(tmp_path):
+    with zipfile.ZipFile(tmp_path / "w.pth", "w") as archive:
+        archive.writestr("readme.txt", "no weights")
+    refused(tmp_path / "w.pth", "torch cannot read")
+    stored(tmp_path, {"a": torch.zeros(20 << 20, dtype=torch.uint8)})
+    with (
+        zipfile.ZipFile(tmp_path / "w.pth") as whole,
+        zipfile.ZipFile(tmp_path / "bomb.pth", "w", zipfile.ZIP_DEFLATED) as bomb,
+    ):
+        for name in whole.namelist():
+            bomb.writestr(name, whole.read(name))
+    refused(tmp_path / "bomb.pth", "packed")
+
+
+def test_a_header_of_272_tebibytes(tmp_path):
+    numbers = 37 * 10**12
+    header = json.dumps({"a": {"dtype": "F64", "shape": [numbers], "data_offsets": [0, 8 * numbers]}}).encode()
+    (tmp_path / "w.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    refused(tmp_path / "w.safetensors", "expected safetensors")
+
+
+def test_torn_and_scribbled_files_are_refused_in_one_line(tmp_path):
+    sources = [stored(tmp_path, LITTLE, legacy=legacy).read_bytes() for legacy in (False, True)]
+    chance = random.Random(0)
+    for number in range(40):
+        content = bytearray(sources[number % 2][: chance.randrange(1, 2000)])
+        for _ in range(chance.randrange(1, 20)):
+            content[chance.randrange(min(len(content), 400))] = chance.randrange(256)
+        (tmp_path / "damaged.pth").write_bytes(content)
+        refused(tmp_path / "damaged.pth")  # what can be read still does not fit

@@ -1,0 +1,179 @@
+"""wrap: where special tokens and patches stand, what is said of a module, and the order of its tokens in a run."""
+
+import sys
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vitlens
+from tests.kit.models import handwritten_rare as rare
+from tests.kit.models.handwritten import GRID, HALF, EinsumViT, SoftmaxViT, noise, own_weights, seeded, wrapped
+from vitlens.errors import InputError, UnsupportedError
+
+LABELS = torch.tensor([0, 1, 2])
+LAST = {  # special tokens after the patches: their kinds, what the classifier reads, whether it has blocks
+    rare.RegistersLast: (("register", "register"), "mean", True),
+    rare.ClassLast: (("register", "cls"), "cls", True),
+    rare.SimpleLast: (("register", "register"), "mean", False),
+}
+FUNCTIONS = {
+    "weights": vitlens.attention,
+    "relevance": lambda model, images: vitlens.relevance(model, images, targets=LABELS),
+    "statistics": lambda model, images: vitlens.statistics(model, images).distance,
+    "ablate": lambda model, images: vitlens.ablate(model, images, LABELS).delta_loss,
+    "gradcam": lambda model, images: vitlens.explain(model, images, targets=LABELS, method="gradcam"),
+}
+WITH_BLOCKS = {
+    "contribution": lambda model, images: vitlens.direct_logit_attribution(model, images).total(),
+    "features": lambda model, images: vitlens.features(model, images, layer=1, pool="mean").values[0],
+}
+
+
+@pytest.mark.parametrize("style", LAST)
+def test_special_tokens_may_stand_anywhere(style: type[nn.Module]):
+    """As in the same model with its special tokens first."""
+    kinds, readout, blocks = LAST[style]
+    twin = wrapped(type(style.__name__, (style,), {"last": False}), prefix=kinds)
+    model, images = wrapped(style), noise()
+    assert (model.layout, model.anatomy.readout) == (twin.layout, twin.anatomy.readout)
+    assert (model.layout.prefix, model.anatomy.readout) == (kinds, readout)
+    assert wrapped(style, grid=GRID, prefix=kinds).layout == model.layout
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), model.module((images - 0.5) / 0.5), atol=1e-5, rtol=1e-5)
+    for name, function in (FUNCTIONS | (WITH_BLOCKS if blocks else {})).items():
+        own, expected = function(model, images), function(twin, images)
+        torch.testing.assert_close(own, expected, atol=1e-4, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}")
+    changes: dict[str, object] = {
+        "blocks.1.head.2": "zero", "blocks.0.attention.weights": vitlens.KnockOut(keys=[1]),
+        **({"blocks.1.input": lambda tokens: tokens * torch.arange(1, 15)[:, None]} if blocks else {}),
+    }  # fmt: skip
+    with torch.no_grad(), vitlens.intervene(model, changes), vitlens.intervene(twin, changes):
+        torch.testing.assert_close(model(images), twin(images), atol=1e-5, rtol=1e-4)
+
+
+def test_logits_of_any_size_are_the_same_in_another_order():
+    def loud() -> nn.Module:
+        module = rare.RegistersLast()
+        nn.init.normal_(module.out.weight, std=1e4)
+        return module
+
+    assert wrapped(loud).layout.prefix == ("register", "register")
+
+
+def test_the_order_of_tokens_changes_in_its_own_run_alone():
+    """Another run inside this one, or in another thread, has its own order."""
+    model, images = wrapped(rare.RegistersLast), noise()
+    expected, found = model(images), []
+    interval = sys.getswitchinterval()
+
+    def again(*_: object) -> None:
+        if not found:
+            found.append(torch.zeros(0))
+            found.append(model(images))
+
+    handle = model.module.layers[1].register_forward_hook(again)
+    found.append(model(images))
+    handle.remove()
+    threads = [threading.Thread(target=lambda: found.extend(model(images) for _ in range(8))) for _ in range(4)]
+    sys.setswitchinterval(1e-6)  # so that threads meet between any two steps of torch's calls of hooks
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(found) == 3 + 4 * 8
+    for logits in found[1:]:
+        torch.testing.assert_close(logits, expected)
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+
+
+def test_the_order_of_tokens_cannot_change_where_attention_depends_on_it():
+    with pytest.raises(UnsupportedError, match=r"tokens \[12, 13\].*; put them first"):
+        _ = wrapped(rare.RotaryLast).layout
+
+
+class Shuffled(SoftmaxViT):
+    """Its patches are in an order that is not row by row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).flatten(2).transpose(1, 2)[:, torch.randperm(12, generator=torch.Generator().manual_seed(0))]
+        x = torch.cat([self.first.expand(len(x), -1, -1), x], 1) + self.places
+        for block in self.encoder:
+            x = block(x)
+        return self.out(self.ln(x)[:, 0])
+
+
+def test_patches_in_another_order_have_no_layout_until_it_is_said():
+    model = wrapped(Shuffled)
+    with pytest.raises(UnsupportedError, match=r"say grid=\(rows, columns\)"):
+        _ = model.layout
+    assert vitlens.attention(model, noise())[0].shape == (3, 3, 13, 13)  # what needs no layout works
+    assert wrapped(Shuffled, grid=GRID, prefix=("cls",)).layout.grid == GRID
+
+
+class Transposed(rare.RareViT):
+    """Sixteen patches, column by column: a square grid would be the wrong one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pos = nn.Parameter(torch.randn(1, 16, rare.DIM))
+
+    def tokens(self, x: Tensor) -> Tensor:
+        return self.stem(x).mT.flatten(2).mT + self.pos
+
+
+def test_no_square_grid_is_assumed_for_patches_in_another_order():
+    model, images = vitlens.wrap(seeded(Transposed), image_size=32, mean=HALF, std=HALF), torch.rand(2, 3, 32, 32)
+    assert not torch.isfinite(vitlens.statistics(model, images).distance).any()
+    with pytest.raises(UnsupportedError):
+        vitlens.rollout(model, images)
+
+
+@pytest.mark.parametrize("told", [{}, {"grid": GRID}], ids=str)
+def test_patches_cut_from_the_map_of_a_cnn_are_in_its_grid(told):
+    """Each depends on most of the image: the grid is that of the last map, or the one that is said."""
+    layout = wrapped(rare.Hybrid, **told).layout
+    assert (layout.grid, layout.prefix, layout.patch_size) == (GRID, ("cls",), (8, 8))
+
+
+def test_windows_cut_by_hand_are_observed_without_a_place_in_the_image():
+    model = wrapped(rare.Windowed)
+    own = own_weights(seeded(rare.Windowed), noise())
+    for ours, expected in zip(vitlens.attention(model, noise()), own, strict=True):
+        torch.testing.assert_close(ours, expected)
+    with pytest.raises(UnsupportedError):
+        vitlens.rollout(model, noise())
+
+
+SAID = [  # what is said, the error, and the word that its message holds
+    (SoftmaxViT, {"heads": 4}, UnsupportedError, r"encoder\.0\.sa"),
+    (SoftmaxViT, {"grid": (4, 4)}, UnsupportedError, "13 tokens"),
+    (SoftmaxViT, {"grid": (4, 3)}, UnsupportedError, r"grid=\(3, 4\)"),
+    (SoftmaxViT, {"prefix": ("cls", "register")}, UnsupportedError, "say grid="),
+    (SoftmaxViT, {"blocks": ("encoder.9",)}, InputError, "encoder.9"),
+    (SoftmaxViT, {"blocks": ("encoder",)}, InputError, "encoder"),  # a list, which is not called
+    (SoftmaxViT, {"blocks": ("encoder.0.sa",)}, UnsupportedError, "encoder.0.sa"),
+    (EinsumViT, {"blocks": ("layers.0.0",)}, UnsupportedError, "layers.0.0"),
+    (rare.of(rare.Linearised), {"heads": 3}, UnsupportedError, "heads="),
+    (rare.of(rare.Linearised), {"grid": GRID}, UnsupportedError, "grid="),
+    (SoftmaxViT, {"classes": ("a", "b")}, InputError, "5 class names"),
+    *((SoftmaxViT, told, InputError, rf"found {next(iter(told))}=.*e\.g\. prefix=") for told in (
+        {"prefix": 4}, {"heads": "many"}, {"grid": 4}, {"prefix": ("patch",)}, {"blocks": 2},
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("style", "told", "error", "word"), SAID, ids=lambda value: str(value)[:40])
+def test_what_is_said_is_checked(style, told, error, word):
+    with pytest.raises(error, match=word):
+        wrapped(style, **told)
+
+
+def test_blocks_that_are_said_are_the_blocks():
+    model = wrapped(SoftmaxViT, blocks=("encoder.1", "encoder.2"), heads=3, prefix=("register",))
+    assert (model.anatomy.blocks, model.layout.prefix) == (("encoder.1", "encoder.2"), ("register",))
+    assert vitlens.features(model, noise()).values[0].shape[0] == 3
