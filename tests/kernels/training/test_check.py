@@ -140,7 +140,7 @@ def test_a_part_that_is_frozen_on_purpose_is_no_fault():
 
 
 def test_images_of_one_class_and_without_labels():
-    found = run(tiny(), IMAGES.pick((IMAGES.labels == 3).nonzero()[:, 0]))
+    found = run(tiny(dim=8, depth=1), IMAGES.pick((IMAGES.labels == 3).nonzero()[:, 0]))
     assert states(found)[2:] == "ii"
     assert "two classes" in found["one batch"].line
     with pytest.raises(DataError, match="found images without labels"):
