@@ -47,16 +47,12 @@ PATCH = {"method": "patch"}
         ({"labels": LABELS[:2]}, "3 and 2"),
         ({"labels": LABELS + 3}, "0 to 4"),
         ({"labels": LABELS - 1}, "-1"),
-        ({"images": IMAGES * 255}, "divide by 255"),
-        ({"images": IMAGES - 0.5}, "leave out the normalisation"),
-        ({"images": IMAGES * torch.nan}, "NaN"),
-        ({"images": IMAGES[:, :1]}, "(3, 1, 8, 8)"),
     ],
 )
 def test_invalid_arguments(options, told):
-    given = {"images": IMAGES, "labels": LABELS, **options}
+    given = {"labels": LABELS, **options}
     with pytest.raises(InputError) as refused:
-        vitlens.attack(linear(), given.pop("images"), given.pop("labels"), **given)
+        vitlens.attack(linear(), IMAGES, **given)
     assert told in str(refused.value)
 
 

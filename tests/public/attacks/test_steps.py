@@ -220,12 +220,3 @@ def test_square_changes_one_square_of_the_best_image_so_far_and_never_gets_worse
             best, kept = query, kept + 1
     assert kept > 3
     assert reached > queries / 2
-
-
-def test_square_finds_more_with_more_queries_and_more_than_noise():
-    model, images = perceptron(seed=5), pictures(30, seed=5)
-    few, many, noise = (
-        int(vitlens.attack(model, images, "predicted", method=method, epsilon=0.03, steps=steps).success.sum())
-        for method, steps in (("square", 1), ("square", 4), ("noise", 200))
-    )
-    assert max(few, noise) < many

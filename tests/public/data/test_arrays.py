@@ -85,26 +85,18 @@ ODD = (
 )  # fmt: skip
 REFUSED = [
     *(PLAIN | {key: np.array([Trap()], dtype=object)} for key in (*PLAIN, "classes")),
-    {"images": GREY},
-    {"labels": LABELS},
-    PLAIN | {"images": GREY / 255},
-    PLAIN | {"images": GREY[0]},
-    PLAIN | {"images": GREY[..., None]},
-    PLAIN | {"images": GREY[:0], "labels": LABELS[:0]},
-    PLAIN | {"labels": LABELS[:3]},
-    PLAIN | {"labels": LABELS / 2},
-    PLAIN | {"labels": LABELS[:, None]},
-    PLAIN | {"labels": LABELS - 1},
+    {"images": GREY}, {"labels": LABELS}, {"images": GREY[:0], "labels": LABELS[:0]},
+    *(PLAIN | {"images": images} for images in (GREY / 255, GREY[0], GREY[..., None])),
+    *(PLAIN | {"labels": labels} for labels in (LABELS[:3], LABELS / 2, LABELS[:, None], LABELS - 1)),
     *(PLAIN | {"labels": LABELS * most} for most in (100_000, 2**33, 10**12)),
     PLAIN | {"labels": np.full(10, 2**63 + 5, np.uint64)},  # does not wrap
     PLAIN | {"classes": np.array(["one"])},
-    medmnist(test_images=None, test_labels=None, val_images=None),
-    medmnist(test_labels=None),
+    medmnist(test_images=None, test_labels=None, val_images=None), medmnist(test_labels=None),
     medmnist(test_labels=np.zeros((4, 14), np.uint8)),  # ChestMNIST: several labels each
     medmnist(test_images=np.zeros((4, 28, 28, 28), np.uint8)),  # a volume
     medmnist(test_labels=np.zeros((3, 1), np.uint8)),
     *(EIGHT | {key: odd} for key in EIGHT for odd in ODD),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("number", range(len(REFUSED)))

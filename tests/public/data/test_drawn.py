@@ -1,5 +1,7 @@
 """The drawn sets: each image depends on its own number alone, with an exact mask; redrawn without distractors."""
 
+import math
+
 import pytest
 import torch
 from sklearn.datasets import load_digits
@@ -96,6 +98,8 @@ def test_pixels_inside_the_mask_are_one_colour_and_colours_differ_between_scenes
         inner = -F.max_pool2d(-mask[None, None].float(), 9, 1, 4)[0, 0] > 0
         ink = image[:, inner]
         assert (ink.amax(1) - ink.amin(1) <= 0.06 + 2 / 255).all()
+        light = (image * LUMINANCE).sum(0)  # no stroke is lighter than the ink, but for the grain
+        assert light.max() <= light[inner].median() + 0.07
         inks.append(ink.mean(1))
     assert torch.stack(inks).std(0).min() > 0.05
 
@@ -126,7 +130,7 @@ def test_redrawn_without_distractors_and_on_another_ground(test_digits):
     split = test_digits.limit(60)
     scenes, images = split.scenes, pixels_of(split)
     plain, other = scenes.redrawn("without distractors"), scenes.redrawn("other ground")
-    strokes = differs(plain, images)
+    strokes, near = differs(plain, images), F.max_pool2d(split.masks[:, None].float(), 5, 1, 2)[:, 0] > 0
     assert not (strokes & split.masks).any()
     assert 0.005 < strokes.float().mean() < 0.1
     assert (strokes.flatten(1).any(1)).float().mean() > 0.95
@@ -135,6 +139,9 @@ def test_redrawn_without_distractors_and_on_another_ground(test_digits):
     assert (differs(other, images) & ~split.masks).float().mean() > 0.3
     kept, removed = ((each.int() - images.int()).abs().amax(1)[strokes].float().mean() for each in (other, plain))
     assert kept < removed / 3
+    for values, around in zip((plain.float() / 255 * LUMINANCE).sum(1), near):
+        spread = values[~around].max() - values[~around].min()
+        assert 0.06 < spread < 0.14 + 0.06 + 0.02  # of the texture and the grain
     light = [(each.float() / 255 * LUMINANCE).sum(1)[~split.masks].mean() for each in (other, images)]
     assert abs(light[0] - light[1]) < 0.01  # of the same luminance
     assert torch.equal(split.pick(torch.tensor([5, 2])).scenes.redrawn("other ground"), other[[5, 2]])
@@ -171,6 +178,27 @@ def test_the_mask_is_where_the_texture_is_and_inside_the_image():
     assert (masks & edge).flatten(1).any(1).float().mean() < 0.2  # only a soft edge may reach the border
     areas = masks.float().mean((1, 2))
     assert 0.06 < areas.min() < areas.max() < 0.6
+
+
+AREAS = {  # by elementary geometry, of shapes of size 1
+    "circle": math.pi * 0.9**2, "cross": 4 * 0.95 * 0.6 - 0.6**2, "hourglass": 1.188, "moon": 1.478,
+    "ring": math.pi * (0.97**2 - 0.43**2), "square": 1.4**2, "star": 10 * 0.42 * math.sin(math.pi / 5) / 2,
+    "triangle": 3 * math.sqrt(3) / 4,
+}  # fmt: skip
+
+
+def test_shapes_have_their_areas_and_are_lighter_than_the_ground():
+    split = load_data("shapes", part="train")
+    pixels, masks = split.source.draw(torch.arange(8 * 300))
+    light = (pixels.float() / 255 * LUMINANCE).sum(1)
+    sizes = 32**2 * (0.39**2 + 0.16**2 / 12)  # mean of the square, px: uniform from 0.31 to 0.47 of the canvas
+    for label, name in enumerate(split.classes):
+        own = split.labels[: len(masks)] == label
+        assert masks[own].flatten(1).sum(1).float().mean() / sizes == pytest.approx(AREAS[name], rel=0.05), name
+        assert 0.4 < light[own][masks[own]].mean() < 0.7
+    outside = light[~(F.max_pool2d(masks[:, None].float(), 5, 1, 2)[:, 0] > 0)]
+    assert abs(outside.mean() - 0.18) < 0.02
+    assert outside.max() < 0.35
 
 
 @pytest.mark.parametrize(("canvas", "fits"), [(15, False), (16, True), (1024, True), (1025, False)])

@@ -207,6 +207,11 @@ def test_cue_conflicts_are_labelled_by_shape(tmp_path):
 
 def test_the_published_stimuli_and_their_sixteen_classes(real_data):
     published = json.loads((real_data / "cue_conflict" / "category_to_imagenet_index.json").read_text())
+    lines = [line.split(" ") for line in (Path(vitlens.__file__).parent / "imagenet16.txt").read_text().splitlines()]
+    for name, text in lines:  # "3,5-7" is 3, 5, 6, 7
+        ends = [list(map(int, part.split("-"))) for part in text.split(",")]
+        assert [index for pair in ends for index in range(pair[0], pair[-1] + 1)] == sorted(published.pop(name))
+    assert not published
     split = load_data(str(real_data / "cue_conflict"))
-    assert (len(split), set(split.classes)) == (64, set(published))
+    assert (len(split), set(split.classes)) == (64, {name for name, _ in lines})
     assert np.isin(split.labels.numpy(), np.arange(16)).all()

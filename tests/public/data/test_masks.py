@@ -100,17 +100,24 @@ def test_boxes_in_cocos_form(folder):
     assert load(folder).masks is None
 
 
-@pytest.mark.parametrize("kind", ["cut off", "no image", "of fractions", "a folder"])
+def fractions(file: Path, _content: bytes) -> None:
+    Image.fromarray(np.ones(SIZE, np.float32)).save(file.with_suffix(".tif"))
+
+
+DAMAGES = {
+    "cut off": lambda file, content: file.write_bytes(content[:-30]),
+    "no image": lambda file, _: file.write_bytes(b"hello"),
+    "of fractions": fractions,
+    "a folder": lambda file, _: file.mkdir(),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
 def test_a_damaged_mask_is_left_out_and_named_and_none_that_fits_is_refused(folder, kind):
     def damage(file: Path) -> None:
         content = file.read_bytes()
         file.unlink()
-        if kind == "of fractions":
-            Image.fromarray(np.ones(SIZE, np.float32)).save(file.with_suffix(".tif"))
-        elif kind == "a folder":
-            file.mkdir()
-        else:
-            file.write_bytes(content[:-30] if kind == "cut off" else b"hello")
+        DAMAGES[kind](file, content)
 
     damage(folder / "masks" / "b.png")
     split = load(folder)

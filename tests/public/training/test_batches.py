@@ -25,7 +25,6 @@ from tests.kit.trainings import (
     shown,
     split_of,
     state,
-    still,
     tiny_cnn,
     tiny_model,
     tiny_split,
@@ -36,8 +35,6 @@ from vitlens import load_data
 from vitlens.cli.main import run
 from vitlens.commands.run.publish import read_folder
 from vitlens.errors import DataError, RunError
-
-__all__ = ["still"]
 
 MANY = tiny_split("train", 40)
 PIXELS = MANY.source.read(torch.arange(40))

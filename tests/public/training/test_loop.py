@@ -3,6 +3,7 @@
 import math
 import resource
 from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -17,7 +18,6 @@ from tests.kit.trainings import (
     InterruptedTrainingError,
     interrupting,
     plain_recipe,
-    progress_every_step,
     same,
     state,
     timeless,
@@ -28,7 +28,6 @@ from tests.kit.trainings import (
 )
 from vitlens.errors import DataError, InputError, NonFiniteError, StorageError
 
-__all__ = ["progress_every_step"]
 pytestmark = pytest.mark.usefixtures("progress_every_step")
 FILES = {"best.safetensors", "model.safetensors", "metrics.jsonl", "checkpoint"}
 STATE = "checkpoint/state.safetensors"
@@ -184,7 +183,8 @@ def test_a_full_disk_leaves_a_checkpoint_to_resume_from(tmp_path, at):
 
 def test_progress_counts_up_to_the_end(tmp_path):
     heard: list[Any] = []
-    _, result = trained(tmp_path, on_progress=heard.append)
+    times = [perf_counter()]
+    _, result = trained(tmp_path, on_progress=lambda told: heard.append(told) or times.append(perf_counter()))
     assert [progress.step for progress in heard] == sorted(progress.step for progress in heard)
     assert {progress.step for progress in heard} == set(range(1, STEPS + 1))
     assert (heard[-1].steps, heard[-1].seconds_left, heard[-1].test_accuracy) == (STEPS, 0.0, result.accuracy)
@@ -193,7 +193,9 @@ def test_progress_counts_up_to_the_end(tmp_path):
         [result.history[-1].train_loss, result.history[-1].train_accuracy]
     )
     assert all(progress.images_per_second > 0 and 0 <= progress.accuracy <= 1 for progress in heard)
-    assert all(progress.seconds_left > 0 for progress in heard if progress.step < STEPS)
+    (late,) = (index for index, progress in enumerate(heard) if progress.step == STEPS - 1)
+    elapsed = (STEPS - 1) * heard[late].seconds_left  # one step is left
+    assert times[late + 1] - times[1] <= elapsed <= times[late + 1] - times[0]
 
 
 class Notes:
