@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import vitlens
-from tests.lens.tiny import images, ours
-from vitlens.models.model import Model
+from tests.kit.tiny import images, ours
+from vitlens import Model
 
 
 @pytest.fixture(scope="module")

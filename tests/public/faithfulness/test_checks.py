@@ -1,4 +1,4 @@
-"""`vitlens explain --verify` on a model of which it is known what each patch does, by methods whose maps are planted."""
+"""`vitlens explain --verify` on a model of which it is known what each patch does, of maps that are planted."""
 
 from itertools import combinations, pairwise
 
