@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import vitlens
 from tests.kit.explainable import MODELS, cnn, linear
-from tests.kit.tiny import images, ours, shared_model, timm_model
+from tests.kit.tiny import images, model_of, ours, shared_model, timm_model
 from vitlens import Model
 from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
@@ -183,3 +183,22 @@ def test_images_of_another_size_are_explained_at_theirs():
         for name in ("integrated-gradients", "rise", "gradcam", "occlusion")
     ]
     assert shapes == [(2, 40, 40), (2, 40, 40), (2, 4, 3), (2, 4, 3)]
+
+
+class Unread(nn.Module):
+    """A network none of whose layers runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unread = nn.Conv2d(3, 3, 1)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return pixels.mean((2, 3))
+
+
+def test_a_model_whose_layers_do_not_run_is_explained():
+    """Its passes have no widest layer, by which images are counted."""
+    maps = vitlens.explain(
+        model_of(Unread(), size=(16, 16), classes=("r", "g", "b")), images((16, 16)), method="occlusion"
+    )
+    assert maps.shape == (2, 8, 8)
