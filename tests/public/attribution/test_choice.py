@@ -2,41 +2,24 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 import vitlens
+from tests.kit.planted_colours import CLASSES, COUNT, SIDE, Hues, flat_images, near
 from tests.kit.planted_methods import planted_methods
-from tests.kit.splits import split_of
 from tests.kit.tiny import model_of, ours
 from vitlens import Model, Split
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.errors import InputError, UnsupportedError
 
-SIDE, CLASSES, COUNT = 24, 12, 40
 FAITHFULNESS, LOCALISATION, SCORE = "insertion_minus_deletion", "localisation", "score"
 BASELINES = ("random", "centre")
 NAMES = ("occlusion", "saliency", "input-x-gradient")  # of which the functions are planted
-
-
-class Hues(nn.Module):
-    """Logits are the amounts of each class's colour, wherever it is (pixels are normalised to [-1, 1] before)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("colours", torch.tensor(list(product((0.0, 0.5, 1.0), (0.0, 1.0), (0.0, 1.0)))))
-
-    def nearness(self, images: Tensor) -> Tensor:
-        """How near each pixel is to each class's colour (batch, classes, height, width)."""
-        return (-60 * (images[:, None] - self.colours[:, :, None, None]).square().sum(2)).exp()
-
-    def forward(self, images: Tensor) -> Tensor:
-        return 40 * self.nearness(images / 2 + 0.5).mean((2, 3))
 
 
 class Blind(Hues):
@@ -54,15 +37,7 @@ def hues() -> Model:
 @pytest.fixture(scope="module")
 def flat(hues: Model) -> Split:
     """Images of one colour each on the left two thirds, with noise on the right."""
-    colours = hues.module.colours[torch.arange(COUNT) % CLASSES]
-    images = colours[:, :, None, None].expand(-1, -1, SIDE, SIDE).clone()
-    images[..., 16:] = torch.rand(COUNT, 3, SIDE, 8, generator=torch.Generator().manual_seed(2))
-    return split_of(images, None, hues.classes)
-
-
-def near(model: Model, images: Tensor, targets: Tensor) -> Tensor:
-    """The model's own evidence: the planted method."""
-    return model.module.nearness(images)[torch.arange(len(images)), targets]
+    return flat_images()
 
 
 def dull(seed: int) -> Callable[[Model, Tensor, Tensor], Tensor]:
