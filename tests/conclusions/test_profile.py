@@ -81,9 +81,3 @@ def test_disturbed_timings_are_inconclusive_and_no_title(spread, state):
     assert list(states(REPORT(record)).values()) == [state]
     assert (REPORT(record).title == found(record, "latency")[0].title) == (state == "pass")
     assert REPORT(record).title
-
-
-def test_a_name_is_escaped():
-    record = record_of({"*a*|<b>": ((1.0, 2.0, 3.0),) * 2})
-    texts = [claim.says for claim in REPORT(record).claims] + [each.text for each in REPORT(record).first.unknown]
-    assert not any("*a*|<b>" in text for text in texts)

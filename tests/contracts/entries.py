@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 import vitlens
-from tests.kit.explainable import cnn
-from tests.kit.odd import odd
-from tests.lens.tiny import images, ours, timm_model, torchvision_swin, torchvision_vit
+from tests.kit.odd import odd, odd_cnn
+from tests.kit.tiny import images, ours, timm_model, torchvision_swin, torchvision_vit
 from vitlens import Model
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attribution.registry import ATTRIBUTIONS
@@ -26,7 +25,7 @@ MODELS: Final[dict[str, Callable[[], Model]]] = {
     "distilled": partial(timm_model, "deit_tiny_distilled_patch16_224"),  # of timm, two readouts
     "multihead": torchvision_vit,  # nn.MultiheadAttention
     "windows": torchvision_swin,
-    "cnn": lambda: cnn((16, 24)),
+    "cnn": odd_cnn,
 }
 PLAIN: Final = ("odd", "ours", "distilled", "multihead")  # one sequence of tokens through all blocks
 ATTENTIVE: Final = (*PLAIN, "windows")
@@ -159,7 +158,8 @@ _OWN: Final = (
     Entry("failures", diagnosed, lambda found: found.correct),
     Entry("features", vitlens.features, lambda found: found.at(-1), needs_class=False),
     Entry(
-        "features/embedding", lambda model, batch: vitlens.features(model, batch, embedding=True), needs_class=False
+        "features/embedding", lambda model, batch: vitlens.features(model, batch, embedding=True), models=ATTENTIVE,
+        needs_class=False,
     ),
     Entry("intervene", intervened, needs_class=False, exempt={"repeated": _CALLER}),
     Entry("intervene/knock-out", knocked_out, models=PLAIN, needs_class=False, exempt={"repeated": _CALLER}),

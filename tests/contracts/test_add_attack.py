@@ -48,7 +48,8 @@ def test_the_public_function_finds_it_and_a_curve_is_the_attack_at_each_epsilon(
     assert result.success.any()
     assert result.forwards.max() <= ENTRY.steps + 1
     curve = vitlens.attack(*given, method=NAME, epsilons=(0.0, 0.1, 1.0))
-    assert torch.equal(curve.robust(1.0), ~result.success)
+    assert torch.equal(curve.success[-1], result.success)
+    assert not curve.success[0].any()
 
 
 def test_it_is_gone_afterwards():
@@ -69,15 +70,20 @@ def test_its_parts_passes_and_checks_follow_from_its_fields():
 
 
 @pytest.mark.usefixtures("added")
-def test_the_command_line_lists_runs_and_reports_it(tiny_vit, tmp_path, monkeypatch, capsys):
+def test_the_command_line_lists_it(monkeypatch, capsys):
+    assert COMMANDS["attack"].options  # imported, so that it is put back as it was
     monkeypatch.delitem(sys.modules, "vitlens.commands.attack.options")  # read again, as a new process does
     monkeypatch.setenv("COLUMNS", "200")
     assert run(["attack", "--help"]) == 0
     assert NAME in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("added")
+def test_the_command_runs_and_reports_it(tiny_vit, tmp_path):
     line = ["attack", str(tiny_vit), "--data", "digits", "--limit", "2", "--attack", f"fgsm,{NAME}", "--device", "cpu"]
     line += ["--steps", f"{NAME}=3", "--epsilon", "0,8", "--no-corruptions", "--no-inside", "--quiet"]
     assert run([*line, "--out", str(tmp_path / "out")]) == 0
     record = read_folder(tmp_path / "out")
-    assert {"fgsm", NAME} <= {row.attack for row in record.robustness}
+    assert {"fgsm", NAME} <= {row.name for row in record.attacks}
     assert COMMANDS["attack"].report(record).claims
     assert ENTRY.title in (tmp_path / "out" / "report.md").read_text()

@@ -1,11 +1,11 @@
-"""What observation promises for every family: unchanged logits, all layers, rows that sum to 1, gradients, a rollout."""
+"""What observation promises for every family: the same logits, all layers, rows that sum to 1, gradients, a rollout."""
 
 import pytest
 import torch
 from torch import Tensor
 
 import vitlens
-from tests.lens.tiny import CHAINED, FAMILIES, images
+from tests.kit.tiny import CHAINED, FAMILIES, images
 from vitlens import Model
 
 WHOLE = {  # models of full size, at their own

@@ -4,41 +4,44 @@ Its functions are checked in test_common.py.
 """
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
-import timm
 import torch
 
 import vitlens
 from tests.contracts.entries import HEADLESS as NAME
 from tests.contracts.entries import batch_of, headless
+from tests.kit import families
 from tests.kit.making import save
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.cli.main import run
+from vitlens.models.sources.registry import SOURCES
 
 SMALL = ("--random-weights", "--image-size", "28", "--device", "cpu", "--quiet")
 DIGITS = ("--data", "digits", "--limit", "2")
 CLASS_FREE = {name for name, method in ATTRIBUTIONS.items() if not method.needs_class}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "vit_tiny_patch16_224",
-        "deit_tiny_distilled_patch16_224",
-        "swin_tiny_patch4_window7_224",
-        "crossvit_tiny_240",
-        "convnext_atto",
-        "resnet10t",
-    ],
-)
-def test_a_classifier_is_read_from_the_model_and_not_from_its_name(name):
-    numbers = {"image_size": 64, "mean": (0.5,) * 3, "std": (0.5,) * 3}
-    loaded = vitlens.load(f"timm:{name}", random_weights=True)
-    assert loaded.has_classifier
-    bare = timm.create_model(name, num_classes=0)
-    assert not vitlens.wrap(bare, **(numbers | {"image_size": loaded.input_size})).has_classifier
+NAMES = {  # the side of its input and what makes it small
+    "vit_tiny_patch16_224": (32, families.VIT),
+    "deit_tiny_distilled_patch16_224": (32, families.VIT),
+    "swin_tiny_patch4_window7_224": (32, families.SWIN),
+    "crossvit_tiny_240": (240, {}),
+    "convnext_atto": (32, {"depths": (1, 1, 1, 1), "dims": (8, 8, 16, 16)}),
+    "resnet10t": (64, {}),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_classifier_is_read_from_the_model_and_not_from_its_name(name, monkeypatch):
+    monkeypatch.setitem(SOURCES, "made", families.MADE)
+    side, shape = NAMES[name]
+    for classes in (0, 7):
+        build = partial(families.of_timm, name, classes=classes, **shape)
+        monkeypatch.setitem(families.FAMILIES, name, (side, build))
+        assert vitlens.load(f"made:{name}").has_classifier == bool(classes)
 
 
 def test_its_features_are_no_classes(tmp_path):

@@ -17,7 +17,7 @@ UNUSED = (
 HELPS = [["--help"], *([word, "--help"] for word in COMMANDS)]
 
 
-def runs_without(unused: tuple[str, ...], first: str) -> None:
+def runs_without(first: str, unused: tuple[str, ...] = HEAVY) -> None:
     program = (
         f"import sys\n{first}\nheavy = [name for name in {unused} if name in sys.modules]\nassert not heavy, heavy"
     )
@@ -33,7 +33,7 @@ def test_neither_import_nor_help_nor_completion_nor_a_wrong_call_imports_anythin
         "assert run(['rollout', 'm', '--fusion', 'sum']) == 2",
         "from vitlens.cli.build import *; assert complete_model('vit') and complete_data('dig')",
     ]
-    runs_without(HEAVY, "\n".join(steps))
+    runs_without("\n".join(steps))
 
 
 @pytest.mark.slow
@@ -41,7 +41,7 @@ def test_a_map_of_one_photograph_imports_no_more_than_it_uses(tmp_path):
     PIL.Image.new("RGB", (40, 40), "teal").save(tmp_path / "photo.png")
     line = ["rollout", "timm:vit_tiny_patch16_224", "--random-weights", "--images", str(tmp_path / "photo.png")]
     line += ["--out", str(tmp_path / "out")]
-    runs_without(UNUSED, f"from vitlens.cli.main import run\nassert run({line}) == 0")
+    runs_without(f"from vitlens.cli.main import run\nassert run({line}) == 0", UNUSED)
 
 
 def test_python_dash_m_is_the_same():

@@ -98,15 +98,6 @@ def test_a_family_supports_what_it_is_made_for(name):
 
 
 @EACH
-def test_models_lists_what_is_supported(name, capsys):
-    """Of a model that is never built: shapes decide."""
-    assert run(["models", f"made:{name}"]) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"made:{name} ")]
-    for command in ("rollout", "attention", "ablate", "walkthrough", "evaluate"):
-        assert (command in line.replace(",", " ").split()) == (command not in WITHOUT.get(name, set()))
-
-
-@EACH
 def test_what_is_supported_works_and_what_is_not_is_refused_with_the_same_reason(name):
     model = family(name)
     batch = torch.rand(2, 3, *model.input_size, generator=torch.Generator().manual_seed(0))

@@ -15,7 +15,8 @@ import torch
 from tests.kit.damage import VALUES, damage_bytes
 
 Damage = Callable[[Path, random.Random], None]
-_VALUES: tuple[Any, ...] = tuple(value for value in VALUES if value not in ("MISSING!", "NaN!")) + (
+_VALUES: tuple[Any, ...] = (
+    *(value for value in VALUES if value not in ("MISSING!", "NaN!")),
     False, 1, 2, -(10**30), 0.5, -0.0, float("nan"), float("inf"), " ", "3", "nan", "/tmp/pwned", "<script>",
     "[x](javascript:1)", "a\nb", "\x1b[31m", "\ud800", [[]], [None], ["x"], [1, 2, 3], list(range(2_000)), {"": None},
 )  # fmt: skip

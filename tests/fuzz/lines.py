@@ -19,7 +19,7 @@ MODELS = ("vit-digits", "cnn-digits", "timm:vit_tiny_patch16_224", "vit-micro", 
 WORDS = {
     option: words.split()
     for option, words in {
-        "--attack": "fgsm pgd cw noise auto pgd,fgsm square", "--method": "rollout gradcam all relevance,attention rise",
+        "--attack": "fgsm pgd cw noise auto pgd,fgsm square", "--method": "rollout gradcam all relevance,attention",
         "--kind": "architecture pooling whole", "--epsilon": "0,1,2 8 1,1 2,1 300 -1", "--format": "png svg,pdf bmp",
         "--precision": "fp32 bf16 auto fp16", "--device": "cpu cuda cuda:9 mps auto", "--k": "1,5 0 1000",
         "--replace": "mean zero resample mean,zero", "--units": "head mlp block head,mlp layer",

@@ -1,56 +1,24 @@
 """`vitlens attention`: its numbers are those of the functions, for every family of models, and so are its views."""
 
-from dataclasses import replace
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 import vitlens
+from tests.kit.commands import figures, ran, report
 from tests.kit.contradictions import contradictions
 from tests.kit.making import save, untrained
+from tests.kit.planted_maps import alike, attention, bits, enlarged
 from vitlens import load, load_data, rollout
-from vitlens.analysis.attention.map_checks import alike, map_bits
-from vitlens.analysis.attention.weights import patch_views, window_layers
-from vitlens.analysis.faithfulness.localisation import mass_inside, pointing_hits
-from vitlens.cli.main import run as main
-from vitlens.commands.attention.measure import measure
-from vitlens.commands.attention.options import AttentionOptions
-from vitlens.commands.attention.record import AttentionRecord, LayerRow, LayoutRow
+from vitlens.commands.attention.record import AttentionRecord
 from vitlens.commands.attention.report import REPORT
-from vitlens.commands.run.options import ModelOptions, RunOptions
-from vitlens.commands.run.publish import read_folder
-from vitlens.commands.shared.maps.record import ATTENTION, HEAD, ROLLOUT, OnObjectRow
-from vitlens.errors import InputError, UnsupportedError
-from vitlens.record import Config, Data, ModelEntry
 from vitlens.uncertainty import Estimate
 
-OPTIONS = RunOptions(device="cpu", quiet=True)
 OVERVIEW = {"layers", "development", "heads", "layer", "position_maps"}
-
-
-def run(model: Path | str, out: Path, *, size: tuple[int, int] | None = None, **changes: object) -> AttentionRecord:
-    random = ModelOptions(random_weights=":" in str(model), image_size=size)
-    options = AttentionOptions(str(model), model_options=random, run=replace(OPTIONS, out=out))
-    measure(replace(options, **changes))
-    return read_folder(out)
-
-
-def figures(out: Path) -> set[str]:
-    return {path.stem for path in (out / "figures").glob("*.png")}
 
 
 def pixels(record: AttentionRecord) -> torch.Tensor:
     return torch.from_numpy(record.maps.images).float() / 255
-
-
-@pytest.fixture(scope="module")
-def swin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An untrained Swin of three stages, with windows of 4x4 patches."""
-    path = tmp_path_factory.mktemp("swin") / "swin.safetensors"
-    save(untrained("swin-micro", classes=("a", "b")), path)
-    return path
 
 
 def test_numbers_are_those_of_the_functions(tmp_path):
@@ -59,101 +27,78 @@ def test_numbers_are_those_of_the_functions(tmp_path):
     for block in model.module.blocks:
         block.attn.qkv.weight.data *= 30  # maps that differ from layer to layer
     save(model, tmp_path / "three.safetensors")
-    out = tmp_path / "out"
-    record = run(tmp_path / "three.safetensors", out, data="digits", run=replace(OPTIONS, limit=9, out=out))
-    masks, maps = load_data("digits", limit=9).masks, {k: torch.from_numpy(m) for k, m in record.maps.layer.items()}
-    model = load(str(tmp_path / "three.safetensors"))
+    record = ran(tmp_path / "out", f"attention {tmp_path / 'three.safetensors'} --data digits --limit 9")
+    model, maps = load(str(tmp_path / "three.safetensors")), record.maps.layer
     for layer, weights in enumerate(vitlens.attention(model, pixels(record))):
-        assert maps[layer].flatten(2).allclose(weights[:, :, 0, 1:], atol=1e-6)
+        own = weights[:, :, 0, 1:].numpy()
+        np.testing.assert_allclose(maps[layer].reshape(own.shape), own, atol=1e-6)
+        assert record.layers[layer].prefix_mass == pytest.approx(weights[:, :, 0, 0].mean().item(), rel=1e-4)
     np.testing.assert_allclose(record.maps.rollout[:, -1], rollout(model, pixels(record)), atol=1e-6)
-    assert {"layers", "layers_more"} <= figures(out)
+    assert {"layers", "layers_more"} <= figures(record)
+    masks = load_data("digits", limit=9).masks.numpy()
     rows = {(row.maps, row.layer, row.head): row for row in record.on_object}
     assert len(rows) == 3 + 3 + 6
     for (kind, layer, head), row in rows.items():
-        own = torch.from_numpy(record.maps.rollout[:, layer])
-        if kind != ROLLOUT:
-            own = maps[layer][:, head] if kind == HEAD else maps[layer].mean(1)
-        assert row.estimate.value == pytest.approx(float(mass_inside(own, masks).mean()), abs=1e-6)
-        assert row.of_baseline.value >= float(masks.float().mean()) - 1e-6  # of a uniform map, one of the baselines
+        own = record.maps.rollout[:, layer]
+        if kind != "rollout":
+            own = maps[layer][:, head] if kind == "head" else maps[layer].mean(1)
+        large = enlarged(own, masks.shape[1:])
+        expected = (large * masks).sum((1, 2)) / large.sum((1, 2))
+        assert row.estimate.value == pytest.approx(expected.mean(), abs=1e-6)
+        assert row.of_baseline.value >= masks.mean() - 1e-6  # of a uniform map, one of the baselines
         gain = 100 * (row.estimate.value - row.of_baseline.value)
         assert row.difference.value == pytest.approx(gain, abs=1e-4)
     means = [maps[layer].mean(1) for layer in range(3)]
     for row in record.layers:
-        known = rows[ATTENTION, row.layer, None]
+        known = rows["attention", row.layer, None]
         assert (row.share, row.share_of_baseline) == (known.estimate, known.of_baseline)
         assert row.share_difference == known.difference
-        assert row.information.value == pytest.approx(map_bits(means[row.layer]).mean().item(), rel=1e-5)
-        assert row.alike.value == pytest.approx(alike(maps[row.layer]).mean().item(), rel=1e-5)
-        hits = pointing_hits(means[row.layer], masks).float().mean().item()
-        assert record.metric(f"localisation/three/pointing/{row.layer}").value == pytest.approx(hits)
-    before = [alike(torch.stack(means[at - 1 : at + 1], 1)).mean().item() for at in (1, 2)]
-    assert abs(before[1] - alike(torch.stack(means[::2], 1)).mean().item()) > 1e-3
+        assert row.information.value == pytest.approx(bits(means[row.layer]).mean(), rel=1e-4)
+        assert row.alike.value == pytest.approx(alike(maps[row.layer]).mean(), rel=1e-5)
+        large = enlarged(means[row.layer], masks.shape[1:]).reshape(9, -1)
+        hits = np.take_along_axis(masks.reshape(9, -1), large.argmax(1)[:, None], 1).mean()
+        assert record.metric(f"localisation/three/pointing/{row.layer}").value == pytest.approx(hits, abs=0.06)
+    before = [alike(np.stack(means[at - 1 : at + 1], 1)).mean() for at in (1, 2)]
     assert record.layers[0].previous is None
     assert [row.previous.value for row in record.layers[1:]] == pytest.approx(before, rel=1e-5)
 
 
-def test_the_number_of_images_left_out_is_reported(tiny_vit, pictures, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("vitlens.commands.attention.measure.DRAWN", 2)
-    line = ["attention", str(tiny_vit), "--images", str(pictures), "--device", "cpu"]
-    assert main([*line, "--out", str(tmp_path / "two")]) == 0
-    assert len(vitlens.read(tmp_path / "two").arrays["attention"]["images"]) == 2
-    assert "2 of the 3 images" in capsys.readouterr().err
-    assert figures(tmp_path / "two") == OVERVIEW
-    assert main([*line, "--limit", "3", "--out", str(tmp_path / "three")]) == 0  # what is asked for is done
-    assert len(vitlens.read(tmp_path / "three").table("shown")) == 3
-    assert "of the 3 images" not in capsys.readouterr().err
+def test_similarities_of_maps_have_no_interval_beyond_1(golden):
+    record = golden("attention").record
+    assert figures(record) == OVERVIEW
+    for row in record.layers:
+        for each in (row.alike, row.previous):
+            assert each is None or -1 <= each.low <= each.value <= each.high <= 1 + 1e-12
 
 
-def test_views_of_a_patch(tiny_vit, pictures, tmp_path):
-    asked = {"query": (1, 2), "key": (0, 3), "layer": 0}
-    record = run(tiny_vit, tmp_path / "out", images=(str(pictures),), **asked)
-    assert figures(tmp_path / "out") == OVERVIEW | {"query", "key"}
-    model, images = load(str(tiny_vit)), pixels(record)
-    looks = patch_views(model, images, side="query", patch=(1, 2))
-    seen = patch_views(model, images, side="key", patch=(0, 3))
-    for name, expected in (("query", looks), ("key", seen)):
-        for layer, view in enumerate(expected):
-            np.testing.assert_allclose(record.views[name].mean[layer], view.maps.mean(1), atol=1e-7)
-    for row, view in zip(record.query, looks, strict=True):
+def test_views_of_a_patch(golden, tiny_vit):
+    record = golden("attention of a patch").record  # --query 1,2 --key 0,3
+    assert figures(record) == OVERVIEW | {"query", "key"}
+    query, key = 1 + 4 + 2, 1 + 3
+    for layer, weights in enumerate(vitlens.attention(load(str(tiny_vit)), pixels(record))):
+        looks, seen = weights[:, :, query], weights[:, :, 1:, key]
+        for name, view in (("query", looks[:, :, 1:]), ("key", seen)):
+            mean = record.views[name].mean[layer]
+            np.testing.assert_allclose(mean, view.mean(1).reshape(mean.shape), atol=1e-7)
+        (row,) = [each for each in record.query if each.layer == layer]
         assert (row.row, row.column, row.grid) == (1, 2, (4, 4))
-        assert row.prefix == pytest.approx(view.prefix.mean().item())
-        assert row.itself == pytest.approx(view.maps[:, :, 1, 2].mean().item())
-    for row, view in zip(record.key, seen, strict=True):
-        assert row.received == pytest.approx(view.maps.sum((2, 3)).mean().item())
+        assert row.prefix == pytest.approx(looks[:, :, 0].mean().item())
+        assert row.itself == pytest.approx(looks[:, :, query].mean().item())
+        (row,) = [each for each in record.key if each.layer == layer]
+        assert row.received == pytest.approx(seen.sum(2).mean().item())
 
 
 @pytest.mark.slow
 def test_attention_to_padding_is_recorded(pictures, tmp_path):
-    out, size = tmp_path / "out", (40, 40)  # 10x10 patches in windows of 7x7
-    record = run("torchvision:swin_t", out, size=size, images=(str(pictures / "0.png"),), query=(9, 9), key=(9, 9))
+    """10x10 patches in windows of 7x7."""
+    line = f"attention torchvision:swin_t --random-weights --image-size 40 --images {pictures / '0.png'}"
+    record = ran(tmp_path / "out", f"{line} --query 9,9 --key 9,9")
     assert record.query[0].grid == (10, 10)
     assert 0.1 < record.query[0].padding < 1
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"layer": 2}, "expected --layer with a layer from 0 to 1, found 2"),
-        ({"layer": -1}, "expected --layer with a layer from 0 to 1, found -1"),
-        ({"query": (4, 0)}, r"expected --query ROW,COL inside the 4x4 grid \(0,0 to 3,3\), found 4,0"),
-        ({"key": (0, 9)}, r"expected --key ROW,COL inside the 4x4 grid \(0,0 to 3,3\), found 0,9"),
-    ],
-)
-def test_what_is_not_there_is_refused_before_anything_is_written(asked, message, tiny_vit, pictures, tmp_path):
-    with pytest.raises(InputError, match=message):
-        run(tiny_vit, tmp_path / "out", images=(str(pictures),), **asked)
-    assert not (tmp_path / "out").exists()
-
-
-def test_what_a_model_does_not_have_is_refused(tiny_cnn, pictures, tmp_path):
-    for asked in ({}, {"query": (0, 0)}):
-        with pytest.raises(UnsupportedError, match="softmax attention"):
-            run(tiny_cnn, tmp_path / "out", images=(str(pictures / "0.png"),), **asked)
-    assert not (tmp_path / "out").exists()
-
-
 def test_the_order_of_positions_is_a_number(tiny_vit, pictures, tmp_path):
-    """Of a model whose positions were made so that near ones are alike, and of one that learned some of that order."""
+    """Of a model whose positions were made so that near ones are alike."""
     model = load(str(tiny_vit))
     rows, columns = (part.flatten().float() for part in torch.meshgrid(*[torch.arange(4)] * 2, indexing="ij"))
     apart = (rows[:, None] - rows[None]) ** 2 + (columns[:, None] - columns[None]) ** 2
@@ -162,7 +107,7 @@ def test_the_order_of_positions_is_a_number(tiny_vit, pictures, tmp_path):
     similar = torch.exp(-apart / 8) / (1 + 1e-4) + torch.eye(16) * 1e-4 / (1 + 1e-4)
     upper = torch.ones(16, 16).triu(1) > 0
     expected = torch.corrcoef(torch.stack((similar[upper], apart[upper].sqrt())))[0, 1].item()
-    record = run(tmp_path / "ordered.safetensors", tmp_path / "out", images=(str(pictures / "0.png"),))
+    record = ran(tmp_path / "out", f"attention {tmp_path / 'ordered.safetensors'} --images {pictures / '0.png'}")
     metric = record.metric("positions/ordered/distance_correlation")
     assert (metric.value, metric.n) == (pytest.approx(expected, abs=1e-3), 16)
     for pairs in ("all", "rows", "columns"):
@@ -172,25 +117,24 @@ def test_the_order_of_positions_is_a_number(tiny_vit, pictures, tmp_path):
 
 
 def test_layers_without_a_place_are_named_and_the_others_keep_their_numbers(pictures, tmp_path):
-    record = run("timm:gcvit_xxtiny", tmp_path / "out", images=(str(pictures / "0.png"),), size=(64, 64))
+    line = f"attention timm:gcvit_xxtiny --random-weights --image-size 64 --images {pictures / '0.png'}"
+    record = ran(tmp_path / "out", line)
     assert [row.layer for row in record.layers] == list(range(4, 12))
     assert [row.layer for row in record.without_map] == list(range(4))
 
 
-def test_the_windows_of_a_swin_and_a_patch_through_its_stages(swin, pictures, tmp_path):
-    out = tmp_path / "out"
-    record = run(swin, out, images=(str(pictures),), query=(13, 7))
-    model = load(str(swin)).eval()
-    expected = window_layers(model, vitlens.images(str(pictures), model))
-    assert [(row.pairs, row.new, row.reach) for row in record.windows] == [
-        (each.pairs, each.new, each.reach) for each in expected
-    ]
+def test_the_windows_of_a_swin_and_a_patch_through_its_stages(pictures, tmp_path):
+    """Of three stages, with windows of 4x4 patches."""
+    save(untrained("swin-micro", classes=("a", "b")), tmp_path / "swin.safetensors")
+    record = ran(tmp_path / "out", f"attention {tmp_path / 'swin.safetensors'} --images {pictures} --query 13,7")
     assert [row.shift for row in record.windows] == [(0, 0), (2, 2), (0, 0), (2, 2), (0, 0), (0, 0)]
     arrays = record.window_maps
     assert record.windows[0].patch == (7, 7)
     assert [int(arrays.reach[index].sum()) for index in range(4)] == [16, 64, 16, 64]
     assert arrays.mask[1].sum() == 4 * 4 * 4  # the corner's window: four parts of four patches
-    assert {"windows", "receptive_field", "receptive_maps", "heads_1", "heads_3"} <= figures(out)
+    assert record.windows[0].pairs == 16 * 16**2  # each of 256 patches with the 16 of its window
+    assert (record.windows[0].new, record.windows[1].new > 0) == (record.windows[2].new, True)
+    assert {"windows", "receptive_field", "receptive_maps", "heads_1", "heads_3"} <= figures(record)
     assert [row.seen for row in record.receptive_fields[:2]] == [8 * 8 / 32**2, 16 * 16 / 32**2]
     assert record.field_maps.field[0].shape == (32, 32)
     places = [(row.grid, row.row, row.column) for row in record.query[::2]]
@@ -198,12 +142,16 @@ def test_the_windows_of_a_swin_and_a_patch_through_its_stages(swin, pictures, tm
     assert all(row.prefix is None and (row.padding is None or row.padding < 1e-5) for row in record.query)
 
 
-def test_images_of_another_size_than_the_model_s_input(tmp_path):
+@pytest.mark.parametrize("preset", ["swin-micro", "vit-micro"])
+def test_images_of_another_size_than_the_models_are_resized_by_it(preset, tmp_path):
     """Digits keep their 32 px, and the model resizes them to its 40."""
-    random = ModelOptions(random_weights=True, image_size=(40, 40))
-    record = run("swin-micro", tmp_path / "out", data="digits", model_options=random)
-    assert record.windows[0].map == (20, 20)
-    assert record.field_maps.field[0].shape == (32, 32)
+    record = ran(tmp_path / "out", f"attention {preset} --random-weights --image-size 40 --data digits --limit 2")
+    assert record.layers[0].map == ((20, 20) if preset == "swin-micro" else (10, 10))
+    for row in record.layout:
+        assert row.image_size == tuple(side * patch for side, patch in zip(row.grid, row.patch_size))
+    if preset == "swin-micro":
+        assert record.windows[0].map == (20, 20)
+        assert record.field_maps.field[0].shape == (32, 32)
 
 
 @pytest.mark.parametrize(
@@ -212,37 +160,11 @@ def test_images_of_another_size_than_the_model_s_input(tmp_path):
      ("rollout", "cait_xxs24_224", True)],
 )  # fmt: skip
 def test_weights_before_talking_heads_are_said_to_be(pictures, tmp_path, command, name, mixed):
-    line = f"{command} timm:{name} --random-weights --image-size 32 --images {pictures} --device cpu --quiet"
-    assert main([*line.split(), "--out", str(tmp_path / "out")]) == 0
-    assert bool(read_folder(tmp_path / "out").mixed_heads) == mixed
-    assert ("before a linear map mixes them over heads" in (tmp_path / "out" / "report.md").read_text()) == mixed
-
-
-def planted(images: int = 40, **changes: object) -> AttentionRecord:
-    """Three layers, of which the second attends to the object; changes: of the last two layers' rows."""
-
-    def layer(number: int) -> LayerRow:
-        row = LayerRow(
-            model="vit", maps=str(number), layer=number, module=f"blocks.{number}", kind="patch", heads=2, map=(4, 4),
-            reading="the CLS token", prefix_mass=0.1, alike=Estimate(0.3, 0.2, 0.4, images, ""),
-            information=Estimate(2.0 + number / 10, 1.9, 2.3, images, "bits"),
-            by_place=Estimate(0.3, 0.2, 0.4, images),
-            previous=Estimate(0.5, 0.4, 0.6, images, "") if number else None,
-        )  # fmt: skip
-        return replace(row, **changes) if number else row
-
-    def mass(number: int) -> OnObjectRow:
-        gain = 20.0 if number == 1 else 0.0
-        return OnObjectRow(
-            "vit", ATTENTION, "mass", Estimate(0.3 + gain / 100, 0.2, 0.6, images), "a map of the centre",
-            Estimate(0.3), Estimate(gain, gain - 8, gain + 8, images, "points"), number,
-        )  # fmt: skip
-
-    config = Config(models=(ModelEntry("vit", "vit"),), data=Data("scenes", images=images))
-    layout = LayoutRow("vit", (4, 4), ("cls",), (8, 8), (32, 32), Estimate(0.05, n=16, unit=""))
-    return AttentionRecord(
-        config=config, layers=tuple(map(layer, range(3))), on_object=tuple(map(mass, range(3))), layout=(layout,)
-    )
+    line = f"{command} timm:{name} --random-weights --image-size 32 --images {pictures / '0.png'}"
+    record = ran(tmp_path / "out", line)
+    assert bool(record.mixed_heads) == mixed
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert ("before a linear map mixes them over heads" in text) == mixed
 
 
 def said(record: AttentionRecord) -> dict[str, str]:
@@ -252,7 +174,7 @@ def said(record: AttentionRecord) -> dict[str, str]:
 
 
 def test_what_was_planted_is_found():
-    found = said(planted())
+    found = said(attention())
     assert found.keys() == {"attention on the object", "information", "position embeddings"}
     assert "In 1 of 3 layers" in found["attention on the object"]
     assert "layer 1, 50.0 %" in found["attention on the object"]
@@ -269,22 +191,12 @@ def test_what_was_planted_is_found():
     ],
 )
 def test_a_fault_is_claimed_beyond_its_limit_alone(question, column, shown, not_shown):
-    assert "layers 1 to 2" in said(planted(**{column: Estimate(*shown, 40)}))[question]
-    assert question not in said(planted(**{column: Estimate(*not_shown, 40)}))
+    assert "layers 1 to 2" in said(attention(**{column: Estimate(*shown, 40)}))[question]
+    assert question not in said(attention(**{column: Estimate(*not_shown, 40)}))
 
 
 def test_of_few_images_nothing_is_claimed():
-    few = planted(images=19)
+    few = attention(images=19)
     assert said(few).keys() == {"position embeddings"}
-    titles = {part.title for part in REPORT(few).sections}
+    titles = {part.title for part in report(few).sections}
     assert not {"Which layers attend to the object?", "How do the maps change over the layers?"} & titles
-
-
-@pytest.mark.parametrize("preset", ["swin-micro", "vit-micro"])
-def test_images_of_another_size_than_the_models_are_resized_by_it(preset, tmp_path):
-    line = ["attention", preset, "--random-weights", "--image-size", "40", "--limit", "2", "--quiet"]
-    assert main([*line, "--out", str(tmp_path / "out")]) == 0
-    record = read_folder(tmp_path / "out")
-    assert record.layers[0].map == ((20, 20) if preset == "swin-micro" else (10, 10))
-    for row in record.layout:
-        assert row.image_size == tuple(side * patch for side, patch in zip(row.grid, row.patch_size))

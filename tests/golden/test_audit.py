@@ -6,28 +6,19 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
+from tests.kit.commands import quick_attacks, ran, report, said_first
 from tests.kit.first_page import check_first_page, judged
-from vitlens.cli.main import run
-from vitlens.commands.audit import measure
-from vitlens.commands.audit.record import AuditRecord, CandidateRow
-from vitlens.commands.registry import COMMANDS
+from vitlens.commands.audit.record import CandidateRow
 from vitlens.commands.run.publish import read_folder
-from vitlens.report.document import Document
+from vitlens.record import Record
 
-SUBJECTS = ("accuracy", "calibration", "maps", "robustness", "common corruptions", "attention health")
-OPTIONS = ["--quiet", "--device", "cpu", "--batch-size", "4"]
-TINY = ["--budget", "0.001"]  # FGSM alone
-
-
-def audited(folder: Path, *words: str, code: int = 0) -> tuple[AuditRecord, Document]:
-    assert run(["audit", *words, *OPTIONS, "--out", str(folder)]) == code
-    record = read_folder(folder)
-    return record, COMMANDS["audit"].report(record)
+SUBJECTS = {"accuracy", "calibration", "maps", "robustness", "common corruptions", "attention health"}
+TINY = "--batch-size 4 --budget 0.001"  # FGSM alone
 
 
-def states(document: Document) -> dict[str, str]:
-    found = {claim.question: claim.state for claim in judged(document)}
-    assert set(SUBJECTS) <= set(found)
+def states(record: Record) -> dict[str, str]:
+    found = {claim.question: claim.state for claim in judged(report(record))}
+    assert set(found) >= SUBJECTS
     return found
 
 
@@ -39,39 +30,39 @@ def labelled(golden) -> Path:
 
 def test_all_chapters_are_run_and_all_subjects_judged(labelled):
     record = read_folder(labelled / "run")
-    document = COMMANDS["audit"].report(record)
     done = {(row.word, row.part) for row in record.chapters}
     assert done == {("evaluate", ""), ("explain", ""), ("stats", ""), ("attack", "corruptions")}
     assert all(row.seconds > 0 for row in record.chapters)
-    found = states(document)
+    found = states(record)
     assert found["accuracy"] == "fail"  # as --at-least asks
     assert found["calibration"] == "inconclusive"
     assert "robust_accuracy/mine/fgsm-linf/1" in record.metrics
     assert record.metric("accuracy/mine").n == 4
-    check_first_page(document)
+    check_first_page(report(record))
+    for row in record.chapters:  # a metric of the audit is that of its chapter
+        chapter = read_folder(labelled / "run" / row.folder)
+        shared = chapter.metrics.keys() & record.metrics.keys()
+        assert {name: record.metrics[name] for name in shared} == {name: chapter.metrics[name] for name in shared}
 
 
 def test_a_budget_too_small_for_any_attack_is_said(labelled):
     record = read_folder(labelled / "run")
-    document = COMMANDS["audit"].report(record)
     [budget] = record.budget
     assert budget.left == pytest.approx(max(0.2 * budget.minutes, budget.minutes - budget.others))
     assert budget.others > budget.minutes
     assert record.attacks_considered[-1].state == "chosen"
-    assert states(document)["robustness"] in ("inconclusive", "fail")
+    assert states(record)["robustness"] in ("inconclusive", "fail")
 
 
-def test_the_checks_of_maps_are_kept_within_the_budget(labelled, tiny_cnn, tmp_path, monkeypatch):
+def test_the_checks_of_maps_are_kept_within_the_budget(labelled, tiny_cnn, tmp_path):
     """With next to no time the preferred method alone, which the report says; with more, all of them."""
-    monkeypatch.setattr(measure, "CANDIDATES", ())  # FGSM alone, however long the budget
-    record = read_folder(labelled / "run")
-    little = record, COMMANDS["audit"].report(record)
-    much = audited(tmp_path / "run", str(tiny_cnn), "--data", "digits", "--limit", "4", "--budget", "60")
-    for (record, document), is_cut in ((little, True), (much, False)):
-        said = any("do not fit the budget" in each.text for each in document.first.unknown)
-        assert said == ("explain" in {row.part for row in record.untested}) == is_cut
+    with quick_attacks(()):  # FGSM alone, however long the budget
+        much = ran(tmp_path / "run", f"audit {tiny_cnn} --data digits --limit 4 --batch-size 4 --budget 60")
+    for record, is_cut in ((read_folder(labelled / "run"), True), (much, False)):
+        assert ("do not fit the budget" in said_first(report(record))) == is_cut
+        assert ("explain" in {row.part for row in record.untested}) == is_cut
         assert (len(record.named["explain"].record.methods) == 1) == is_cut
-        assert sum(claim.question == "maps" for claim in judged(document)) == 1
+        assert sum(claim.question == "maps" for claim in judged(report(record))) == 1
 
 
 def test_the_file_for_continuous_integration_is_there_though_the_requirement_is_unmet(labelled):
@@ -85,76 +76,46 @@ def test_the_file_for_continuous_integration_is_there_though_the_requirement_is_
 
 
 def test_a_second_audit_repeats_nothing(labelled, tiny_vit, tmp_path):
-    words = [f"mine={tiny_vit}", "--data", "digits", "--limit", "4", *TINY]
-    record, document = audited(tmp_path / "run", *words)
+    record = ran(tmp_path / "run", f"audit mine={tiny_vit} --data digits --limit 4 {TINY}")
     assert all(row.cached for row in record.chapters)
     first = read_folder(labelled / "run")
     assert [row.seconds for row in record.chapters] == [row.seconds for row in first.chapters]
     assert record.metrics == first.metrics
-    assert states(document)["accuracy"] == "not tested"  # nothing to judge it by
+    assert states(record)["accuracy"] == "not tested"  # nothing to judge it by
 
 
 @pytest.mark.slow
-def test_a_cnn_on_one_image_without_a_label_and_an_attack_that_fits(tiny_cnn, pictures, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        measure, "CANDIDATES", (CandidateRow(("pgd",), 1, (1.0, 8.0), 2, None, "too long"),)
-    )  # whatever the time of a pass is here
-    image = str(pictures / "0.png")
-    record, document = audited(tmp_path / "run", str(tiny_cnn), "--images", image, "--budget", "9")
-    found = states(document)
+def test_a_cnn_on_one_image_without_a_label_and_an_attack_that_fits(tiny_cnn, pictures, tmp_path):
+    with quick_attacks([CandidateRow(("pgd",), 1, (1.0, 8.0), 2, None, "too long")]):  # whatever a pass takes here
+        record = ran(tmp_path / "run", f"audit {tiny_cnn} --images {pictures / '0.png'} --budget 9")
+    found = states(record)
     assert (found["accuracy"], found["calibration"], found["attention health"]) == ("not tested",) * 3
     assert found["common corruptions"] == "inconclusive"  # one image shows little
     assert {row.part for row in record.untested} == {"evaluate", "stats"}
     assert "accuracy/tiny-cnn" not in record.metrics  # 1 by construction
-    assert [(row.attacks, row.state) for row in record.attacks_considered] == [
-        (("pgd",), "chosen"),
-        (("fgsm",), "weaker"),
-    ]
+    chosen = [(row.attacks, row.state) for row in record.attacks_considered]
+    assert chosen == [(("pgd",), "chosen"), (("fgsm",), "weaker")]
     attack = next(row for row in record.chapters if (row.word, row.part) == ("attack", ""))
     chapter = read_folder(tmp_path / "run" / attack.folder)
     assert chapter.metric("accuracy/tiny-cnn").value == 1  # of its predictions
-    corruptions = next(each for each in judged(document) if each.question == "common corruptions")
+    (corruptions,) = [each for each in judged(report(record)) if each.question == "common corruptions"]
     assert corruptions.effect.value == pytest.approx(1 - record.metric("mean_error_on_corruptions/tiny-cnn").value)
 
 
 @pytest.mark.slow
-def test_a_few_images_of_one_class_and_a_class_that_the_model_does_not_know(tiny_vit, tmp_path):
-    for name in ("3", "<b>|*x*"):
-        (tmp_path / name / name).mkdir(parents=True)
-        for index, colour in enumerate(("red", "blue")):
-            Image.new("RGB", (32, 32), colour).save(tmp_path / name / name / f"{index}.png")
-    _, document = audited(tmp_path / "run", str(tiny_vit), "--data", str(tmp_path / "3"), *TINY)
-    assert set(states(document).values()) <= {"inconclusive", "not tested", "fail"}
-    odd = str(tmp_path / "<b>|*x*")
-    assert run(["audit", str(tiny_vit), "--data", odd, *OPTIONS, "--out", str(tmp_path / "o")]) == 2
-    assert not (tmp_path / "o").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--junit", "missing/file.xml"], "expected a folder that is there for --junit"),
-        (["--junit", "."], "expected a file for --junit"),
-        (["--budget", "0"], "expected --budget in minutes, above 0"),
-        (["--budget", "nan"], "expected --budget in minutes, above 0"),
-        (["--at-least", "accuracy"], "expected --at-least METRIC=VALUE"),
-    ],
-)
-def test_a_wrong_call_is_one_line_before_anything_is_measured(words, says, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert run(["audit", "vit-digits", *words, "--quiet", "--out", "out"]) == 2
-    shown = capsys.readouterr().err
-    assert says in shown
-    assert shown.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
+def test_one_class_and_few_images(tiny_vit, tmp_path):
+    (tmp_path / "3" / "3").mkdir(parents=True)
+    for index, colour in enumerate(("red", "blue")):
+        Image.new("RGB", (32, 32), colour).save(tmp_path / "3" / "3" / f"{index}.png")
+    record = ran(tmp_path / "run", f"audit {tiny_vit} --data {tmp_path / '3'} {TINY}")
+    assert set(states(record).values()) <= {"inconclusive", "not tested", "fail"}
 
 
 @pytest.mark.slow
 def test_the_audit_of_the_bundled_vit(tmp_path):
     """It ends in time on a quiet machine, with an attack of many steps; the verdicts are those of these weights."""
-    record, document = audited(tmp_path / "run", "vit-digits", "--no-cache", "--at-least", "accuracy=0.9")
-    found = states(document)
-    assert found["accuracy"] == "pass"
-    assert found["calibration"] in ("pass", "warn")
+    record = ran(tmp_path / "run", "audit vit-digits --no-cache --batch-size 4 --at-least accuracy=0.9")
+    assert states(record)["accuracy"] == "pass"
+    assert states(record)["calibration"] in ("pass", "warn")
     [taken] = [row for row in record.attacks_considered if row.state == "chosen"]
     assert taken.minutes <= record.budget[0].left

@@ -1,9 +1,9 @@
-"""`vitlens evaluate`: the record against its arrays, several processes, wrong calls."""
+"""`vitlens evaluate`: the record against its arrays, several processes, wrong input, models trained differently."""
 
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,43 +12,29 @@ import pytest
 import torch
 from PIL import Image
 
+import vitlens
+from tests.kit.axes import texts
+from tests.kit.commands import impatient, ran, refusal, report, said_first
 from tests.kit.first_page import check_first_page
 from tests.kit.making import save, untrained
 from tests.kit.simulated_processes import run_in_processes
 from tests.kit.waiting import HANGS
-from vitlens.arrays import read_arrays
-from vitlens.cli.main import run as vitlens
-from vitlens.commands.evaluate.measure import measure
-from vitlens.commands.evaluate.options import EvaluateOptions
-from vitlens.commands.evaluate.report import REPORT
-from vitlens.commands.run.options import ModelOptions, RunOptions
+from vitlens.cli.main import run
+from vitlens.commands.evaluate.record import EvaluateRecord
 from vitlens.commands.run.publish import read_folder
-from vitlens.data.cue_conflict import imagenet16
-from vitlens.errors import InputError, ModelError, NonFiniteError
 from vitlens.names import imagenet_classes
-from vitlens.processes import Processes
-from vitlens.record import read_run
 
 PAIR = ("vit-digits", "cnn-digits")
-RUN = RunOptions(device="cpu", limit=40, batch_size=10)
-
-
-def evaluate(out: Path, *models: str, **more: Any) -> Path | None:
-    return measure(EvaluateOptions(models, run=replace(RUN, quiet=True, out=out), **more))
-
-
-def command(out: Path, *more: str) -> list[str]:
-    return f"evaluate {' '.join(PAIR)} --limit 40 --batch-size 10 --device cpu --out {out}".split() + list(more)
+LINE = f"evaluate {' '.join(PAIR)} --data digits --limit 40 --batch-size 10"
 
 
 @pytest.fixture(scope="module")
-def folder(golden) -> Path:
+def record(golden) -> EvaluateRecord:
     """The bundled pair on 40 images, in one process."""
-    return golden("evaluate").folder
+    return golden("evaluate").record
 
 
-def test_numbers_are_those_of_the_arrays(folder: Path) -> None:
-    record = read_folder(folder)
+def test_numbers_are_those_of_the_models_and_of_the_arrays(record):
     words = ("accuracy", "cross_entropy", "calibration_error", "confidence_gap")
     names = {f"{word}/{alias}" for word in words for alias in PAIR}
     of_pair = {f"{word}/vit-digits/cnn-digits" for word in ("accuracy_difference", "mcnemar_p")}
@@ -56,6 +42,8 @@ def test_numbers_are_those_of_the_arrays(folder: Path) -> None:
     for score in record.scores:
         arrays = record.predictions[score.model]
         right = arrays.prediction == arrays.label
+        found = vitlens.evaluate(vitlens.load(score.model), vitlens.load_data("digits", limit=40))
+        assert right.tolist() == found.correct.tolist()
         assert record.metric(f"accuracy/{score.model}") == score.accuracy
         assert (score.accuracy.value, score.accuracy.n) == (right.mean(), 40)
         confidence = arrays.probability.astype(np.float64).mean() - right.mean()
@@ -66,6 +54,9 @@ def test_numbers_are_those_of_the_arrays(folder: Path) -> None:
         for row in record.per_class:
             own = arrays.label == list(arrays.classes).index(row.class_name)
             assert row.model != score.model or row.accuracy.value == right[own].mean()
+        surest = arrays.surest_errors
+        assert not right[surest].any()
+        assert (np.diff(arrays.probability[surest]) <= 0).all()
     (pair,) = record.pairs
     first, second = (each.prediction == each.label for each in (record.predictions[alias] for alias in PAIR))
     assert record.errors == (~first).sum() + (~second).sum()
@@ -75,112 +66,159 @@ def test_numbers_are_those_of_the_arrays(folder: Path) -> None:
     assert record.metric("accuracy_difference/vit-digits/cnn-digits").value == pair.difference.value
     assert pair.difference.value == pytest.approx(gap)
     assert pair.p == pair.p_holm == record.metric("mcnemar_p/vit-digits/cnn-digits").value
-    check_first_page(REPORT(record))
+    check_first_page(report(record))
 
 
-def require_same(one: Path, other: Path, *, rel: float) -> None:
-    """Both folders hold the same results: accuracy, counts and predictions exactly, other floats within rel."""
-    first, second = read_run(one), read_run(other)
+def test_the_figures_of_the_confusion_have_the_counts_of_each_model(record):
+    rows = [replace(row, count=20 * row.count + at) for at, row in enumerate(record.confusion)]  # errors are many
+    drawn = [each for each in report(replace(record, confusion=tuple(rows))).figures if "confusion" in each.name]
+    assert len(drawn) == 2
+    for figure, model in zip(drawn, PAIR, strict=True):
+        shown = set(texts(figure.draw()))
+        assert {str(row.count) for row in rows if row.model == model and row.truth != row.prediction} <= shown
 
-    def near(row: dict[str, Any]) -> dict[str, Any]:
-        return {key: pytest.approx(value, rel=rel) if isinstance(value, float) else value for key, value in row.items()}
 
-    metrics, expected = second.results["metrics"], first.results["metrics"]
-    assert metrics["accuracy/vit-digits"] == expected["accuracy/vit-digits"]
-    assert metrics == {name: near(values) for name, values in expected.items()}
-    actual, arrays = (read_arrays(run.folder / "arrays" / "predictions-vit-digits.npz") for run in (second, first))
-    for name, values in arrays.items():
-        same = np.allclose(actual[name], values, rtol=rel) if values.dtype.kind == "f" else actual[name] == values
-        assert np.all(same), name
+def require_same(one: EvaluateRecord, other: EvaluateRecord, *, rel: float) -> None:
+    """Both hold the same results: counts and predictions exactly, other floats within rel."""
+    assert one.metric("accuracy/vit-digits") == other.metric("accuracy/vit-digits")
+    assert one.metrics.keys() == other.metrics.keys()
+    for name, metric in one.metrics.items():
+        found, expected = (asdict(each) for each in (other.metrics[name], metric))
+        assert found == {k: pytest.approx(v, rel=rel) if isinstance(v, float) else v for k, v in expected.items()}
+    arrays: dict[str, Any] = asdict(other.predictions["vit-digits"])
+    for name, values in asdict(one.predictions["vit-digits"]).items():
+        if values.dtype.kind == "f":
+            np.testing.assert_allclose(arrays[name], values, rtol=rel)
+        else:
+            np.testing.assert_array_equal(arrays[name], values)
 
 
 # shares of 20 fill batches of 10 as the whole does; batches of other sizes are rounded otherwise (1e-7)
 @pytest.mark.parametrize(("count", "rel"), [(2, 1e-9), (3, 1e-5)])
-def test_several_processes_give_the_results_of_one(
-    count: int, rel: float, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    monkeypatch.setattr("vitlens.commands.run.progress.PATIENCE", 0.0)
-    monkeypatch.setenv("TERM", "dumb")
-
-    def work(processes: Processes) -> Path | None:
-        return measure(EvaluateOptions(PAIR, run=replace(RUN, out=tmp_path / str(processes.index))))
-
-    assert run_in_processes(count, work, monkeypatch) == [tmp_path / "0" / "report.md"] + [None] * (count - 1)
+def test_several_processes_give_the_results_of_one(count, rel, record, tmp_path, monkeypatch, capsys):
+    with impatient():
+        line = f"{LINE} --device cpu --out"
+        codes = run_in_processes(count, lambda each: run([*line.split(), str(tmp_path / str(each.index))]), monkeypatch)
+    assert codes == [0] * count
     assert [each.name for each in tmp_path.iterdir()] == ["0"]
-    require_same(folder, tmp_path / "0", rel=rel)
-    shown = [line for line in capsys.readouterr().err.splitlines() if line.startswith("evaluating vit")]
-    assert len(shown) == 1
+    require_same(record, read_folder(tmp_path / "0"), rel=rel)
+    shown = capsys.readouterr()
+    assert shown.out.split() == [str(tmp_path / "0" / "report.md")]  # one of them speaks
 
 
-def test_a_wrong_call_ends_all_processes(tmp_path: Path, monkeypatch, capsys) -> None:
-    few = command(tmp_path / "run", "--limit", "2")
-    assert run_in_processes(3, lambda _: vitlens(few), monkeypatch) == [2, 2, 2]
+def test_a_wrong_call_ends_all_processes(tmp_path, monkeypatch, capsys):
+    line = f"{LINE} --limit 2 --device cpu --out {tmp_path / 'run'}".split()
+    assert run_in_processes(3, lambda _: run(line), monkeypatch) == [2, 2, 2]
     printed = capsys.readouterr()
     assert printed.out == ""
-    said = "error: expected an image for each of 3 processes, found 2; start fewer processes"
-    assert set(printed.err.splitlines()) == {said}
+    (said,) = set(printed.err.splitlines())
+    assert "an image for each of 3 processes, found 2" in said
     assert not (tmp_path / "run").exists()
     (tmp_path / "run").mkdir()
-    assert all(run_in_processes(2, lambda _: vitlens(command(tmp_path / "run")), monkeypatch))
+    assert all(run_in_processes(2, lambda _: run(f"{LINE} --out {tmp_path / 'run'}".split()), monkeypatch))
     assert not any((tmp_path / "run").iterdir())
 
 
 @pytest.mark.slow  # torchrun and two processes: 15 s of one core
-def test_torchrun_gives_the_results_of_one(folder: Path, tmp_path: Path) -> None:
+def test_torchrun_gives_the_results_of_one(record, tmp_path):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "vitlens"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg"}
-    line, place = [*launch, *command(tmp_path / "two")], Path(__file__).parents[2]
+    line, place = [*launch, *LINE.split(), "--device", "cpu", "--out", str(tmp_path / "two")], Path(__file__).parents[2]
     two = subprocess.run(line, cwd=place, env=environment, timeout=HANGS, check=False, capture_output=True, text=True)
     assert two.returncode == 0, two.stderr
     assert two.stdout == f"{tmp_path}/two/report.md\n"
-    require_same(folder, tmp_path / "two", rel=1e-9)
+    require_same(record, read_folder(tmp_path / "two"), rel=1e-9)
 
 
-def conflict(path: Path) -> None:
-    path.parent.mkdir(exist_ok=True, parents=True)
-    Image.new("RGB", (32, 32), (10, 20, 200)).save(path)
+def conflicts(folder: Path, *names: str) -> Path:
+    for name in names:
+        path = folder / f"{name}.png"
+        path.parent.mkdir(exist_ok=True, parents=True)
+        Image.new("RGB", (32, 32), (10, 20, 200)).save(path)
+    return folder
 
 
-def with_weights(path: Path, value: float) -> str:
+def with_weights(path: Path, value: float) -> Path:
     """A CNN whose classifier has these weights."""
     model = untrained("resnet20", classes=tuple("0123456789"))
     state = model.module.state_dict()
     save(model, path, state={k: torch.full_like(each, value) if "fc" in k else each for k, each in state.items()})
-    return str(path)
+    return path
 
 
-def test_wrong_input_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    classes, conflicts = tmp_path / "classes.txt", tmp_path / "conflicts"
+def test_wrong_input_is_refused_before_anything_is_written(tmp_path, capsys):
+    classes, data = tmp_path / "classes.txt", conflicts(tmp_path / "conflicts", "cat/cat1-dog2")
     classes.write_text("\n".join("abcdefghij"))
-    conflict(conflicts / "cat" / "cat1-dog2.png")
     broken, zero = (with_weights(tmp_path / f"{value}.safetensors", value) for value in (torch.nan, 0.0))
-    named = {"model_options": ModelOptions(classes=classes)}
-    for error, message, model, more in (
-        (InputError, r"only in the data: '0'.*only in the model: 'a'", zero, named),
-        (InputError, r"only in the data: 'cat', 'dog'.*--classes FILE", "vit-digits", {"data": str(conflicts)}),
-        (ModelError, "expected finite weights", broken, {}),
+    for line, says in (
+        (f"{zero} --classes {classes}", "only in the model: 'a'"),
+        (f"vit-digits --data {data}", "--classes FILE"),
+        (str(broken), "expected finite weights"),
     ):
-        with pytest.raises(error, match=message):
-            evaluate(tmp_path / "run", model, **more)
+        said = refusal(capsys, f"evaluate {line} --limit 40 --device cpu --quiet --out {tmp_path / 'run'}")
+        assert says in said
         assert not (tmp_path / "run").exists()
 
 
-def test_a_model_whose_logits_overflow_fails_and_says_so(tmp_path: Path) -> None:
-    with pytest.raises(NonFiniteError, match=r"broken on .* of digits"):
-        evaluate(tmp_path / "run", with_weights(tmp_path / "broken.safetensors", 3e38))
-    assert read_run(tmp_path / "run").status == "failed"
+def test_a_model_whose_logits_overflow_fails_and_says_so(tmp_path, capsys):
+    weights = with_weights(tmp_path / "broken.safetensors", 3e38)
+    line = f"evaluate {weights} --data digits --limit 40 --device cpu --quiet --out {tmp_path / 'run'}"
+    assert "broken" in refusal(capsys, line, code=1)
+    assert read_folder(tmp_path / "run").status == "failed"
     assert not (tmp_path / "run" / "report.md").exists()
 
 
-def test_imagenet_answers_for_the_sixteen_of_cue_conflicts(tmp_path: Path) -> None:
-    for name in ("cat/cat1-dog2", "cat/cat1-bear3", "dog/dog4-cat1"):
-        conflict(tmp_path / "conflicts" / f"{name}.png")
+def test_imagenet_answers_for_the_sixteen_of_cue_conflicts(tmp_path):
+    data = conflicts(tmp_path / "conflicts", "cat/cat1-dog2", "cat/cat1-bear3", "dog/dog4-cat1")
     overrides = {"dim": 16, "depth": 2, "heads": 2}
     save(untrained("vit-micro", classes=imagenet_classes(), overrides=overrides), tmp_path / "vit.safetensors")
-    path = evaluate(tmp_path / "run", str(tmp_path / "vit.safetensors"), data=str(tmp_path / "conflicts"))
-    arrays, notes = read_folder(tmp_path / "run").predictions["vit"], read_folder(tmp_path / "run").config.data.notes
-    assert set(arrays.classes) == set(imagenet16())
-    assert arrays.label.tolist() == [1, 1, 2]  # bear, cat, dog
+    record = ran(tmp_path / "run", f"evaluate {tmp_path / 'vit.safetensors'} --data {data}")
+    arrays, notes = record.predictions["vit"], record.config.data.notes
+    assert len(set(arrays.classes)) == 16
+    assert [arrays.classes[label] for label in arrays.label] == ["cat", "cat", "dog"]
     assert "the 16" in notes[0]
     assert any("its label is the shape" in note for note in notes)
-    assert notes[0].rstrip(".") in path.read_text()
+    assert notes[0].rstrip(".") in (tmp_path / "run" / "report.md").read_text()
+
+
+# --- models that were trained differently are not compared as if they were trained alike
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, ()),
+        ({"epochs": 5, "steps": 25}, ("epochs 110", "steps 4,070", " 5 (")),
+        ({"data": "cifar10"}, ("data digits", "cifar10")),
+        ({"augmentation": "flip"}, ("augmentation", "flip")),
+        ({"seed": 3}, ("seed",)),
+        ({"epochs": None}, ()),  # what is not known of one is no difference
+    ],
+)
+def test_what_differs_of_two_trainings_is_said(changes, said, record):
+    vit, cnn = record.training
+    assert (vit.model, vit.epochs, vit.steps, cnn.model) == ("vit-digits", 110, 4070, "cnn-digits")
+    text = said_first(report(replace(record, training=(vit, replace(cnn, **changes)))))
+    assert ("trained differently" in text) == bool(said)
+    assert all(words in text for words in said)
+
+
+def test_what_nobody_knows_is_not_made_up(tiny_vit, tmp_path):
+    record = ran(tmp_path / "out", f"evaluate {tiny_vit} cnn-digits --data digits --limit 2")
+    row, known = record.training
+    assert {name for name, value in asdict(row).items() if value is not None} == {"model"}
+    assert (row.model, known.epochs) == ("tiny-vit", 110)
+
+
+def test_runs_of_unequal_budgets_say_so_first(tmp_path):
+    shape = "--dim 8 --depth 1 --heads 2 --patch-size 8 --set crop_padding=0"
+    for name, more in (("long", "--epochs 3"), ("short", "--epochs 1 --set flip=True")):
+        ran(tmp_path / name, f"train vit-micro --data digits --limit 20 {shape} {more}")
+    record = ran(tmp_path / "both", f"evaluate {tmp_path / 'long'} {tmp_path / 'short'} --data digits --limit 20")
+    rows = record.training
+    assert [(row.model, row.epochs, row.steps) for row in rows] == [("long", 3, 6), ("short", 1, 2)]
+    assert [row.augmentation for row in rows] == ["none", "flip"]
+    assert [row.images for row in rows] == [20, 20]
+    said = next(each.text for each in report(record).first.unknown if "epochs" in each.text)
+    assert "3 (long)" in said
+    assert said in (tmp_path / "both" / "report.md").read_text().partition("\n## ")[0]

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 import vitlens
+from tests.kit.commands import refusal
 from tests.kit.first_page import check_first_page
 from vitlens import load
 from vitlens.cli.main import run
@@ -88,59 +89,57 @@ def test_a_tensor_in_half_precision_with_many_tokens_is_pooled():
     np.testing.assert_allclose(shown.images[0].weights.sum(-1), 1, atol=0.02)
 
 
-@pytest.mark.parametrize(
-    ("made", "told"),
-    [
-        (lambda: weights_of(2, 17, 17), "save weights[None]"),
-        (lambda: weights_of(2, 1, 2, 17, 17), "weights[:, 0]"),
-        (lambda: weights_of(2, 2, 16, 17), "(2, 2, 16, 17)"),
-        (lambda: weights_of(2, 2, 323, 323), "give --prefix N"),
-        (lambda: np.zeros((0, 2, 17, 17), np.float32), "(0, 2, 17, 17)"),
-        (lambda: -weights_of(2, 2, 17, 17), "after the softmax"),
-        (lambda: weights_of(2, 2, 17, 17) * np.nan, "expected finite weights"),
-        (lambda: np.ones((1, 1, 17, 17), np.int64), "floating-point"),
-        (lambda: np.array([{"a": 1}], dtype=object), "expected a plain array"),
-    ],
-)
-def test_other_arrays_are_one_line_and_leave_no_folder(pictures, tmp_path, capsys, made, told):
-    path = tmp_path / "attention.npy"
-    np.save(path, made(), allow_pickle=True)
-    line = ["look", "--attention", str(path), "--image", str(pictures / "0.png"), "--out", str(tmp_path / "out")]
-    assert run(line) == 2
-    (error,) = capsys.readouterr().err.strip().splitlines()
-    assert told in error
+WRONG = {  # what is in the file, as a function of good weights (layers, heads, 17, 17); what is said
+    "save weights[None]": lambda good: good[0],
+    "weights[:, 0]": lambda good: good[:, None],
+    "(2, 2, 16, 17)": lambda good: good[:, :, 1:],
+    "give --prefix N": lambda _: weights_of(2, 2, 323, 323),
+    "(0, 2, 17, 17)": lambda good: good[:0],
+    "after the softmax": lambda good: -good,
+    "expected finite weights": lambda good: good * np.nan,
+    "floating-point": lambda _: np.ones((1, 1, 17, 17), np.int64),
+    "expected a plain array": lambda _: np.array([{"a": 1}], dtype=object),
+}
+
+
+@pytest.mark.parametrize("told", WRONG)
+def test_other_arrays_are_one_line_and_leave_no_folder(told, pictures, tmp_path, capsys):
+    np.save(tmp_path / "attention.npy", WRONG[told](weights_of(2, 2, 17, 17)), allow_pickle=True)
+    line = f"look --attention {tmp_path / 'attention.npy'} --image {pictures / '0.png'} --out {tmp_path / 'out'}"
+    assert told in refusal(capsys, line)
     assert not (tmp_path / "out").exists()
 
 
-def test_other_files_and_calls_are_one_line(pictures, tmp_path, capsys):
-    image, good = str(pictures / "0.png"), saved(tmp_path, weights_of(1, 2, 17, 17))
+CALLS = """
+--attention {at}/pickle.npy --image {image} | expected a plain array
+--attention {at}/several.npz --image {image} | found an .npz
+--attention {at}/cut.npy --image {image} | expected a plain array
+--attention {at}/gone.npy --image {image} | found no file
+--attention {good} | add --image FILE
+--attention {good} --image {pictures} | expected one image
+--attention {good} --image gone.png | gone.png
+--attention {good} --image {image} --prefix 2 | try --prefix 1
+--attention {good} --image {image} --model vit-digits | leave out --model
+--image {image} | add --attention FILE.npy
+--quiet | vitlens look cat.jpg
+"""
+
+
+@pytest.mark.parametrize("case", CALLS.strip().splitlines())
+def test_other_files_and_calls_are_one_line(case, pictures, tmp_path, capsys):
+    good = saved(tmp_path, weights_of(1, 2, 17, 17))
     (tmp_path / "pickle.npy").write_bytes(pickle.dumps([1]))
     np.savez(tmp_path / "several.npz", good=np.zeros(3))
-    whole = Path(good).read_bytes()
-    (tmp_path / "cut.npy").write_bytes(whole[: len(whole) // 2])
-    for words, told in (
-        (["--attention", str(tmp_path / "pickle.npy"), "--image", image], "expected a plain array"),
-        (["--attention", str(tmp_path / "several.npz"), "--image", image], "found an .npz"),
-        (["--attention", str(tmp_path / "cut.npy"), "--image", image], "expected a plain array"),
-        (["--attention", str(tmp_path / "gone.npy"), "--image", image], "found no file"),
-        (["--attention", good], "add --image FILE"),
-        (["--attention", good, "--image", str(pictures)], "expected one image"),
-        (["--attention", good, "--image", str(tmp_path / "gone.png")], "gone.png"),
-        (["--attention", good, "--image", image, "--prefix", "2"], "try --prefix 1"),
-        (["--attention", good, "--image", image, "--model", "vit-digits"], "leave out --model"),
-        (["--image", image], "add --attention FILE.npy"),
-        ([], "vitlens look cat.jpg"),
-    ):
-        assert run(["look", *words, "--out", str(tmp_path / "out")]) == 2, words
-        (error,) = capsys.readouterr().err.strip().splitlines()
-        assert told in error
+    (tmp_path / "cut.npy").write_bytes(Path(good).read_bytes()[:300])
+    line, _, told = case.partition(" | ")
+    words = line.format(at=tmp_path, good=good, image=pictures / "0.png", pictures=pictures)
+    assert told in refusal(capsys, f"look {words} --out {tmp_path / 'out'}")
     assert not (tmp_path / "out").exists()
 
 
 def test_more_weights_than_a_page_can_hold_are_refused_before_they_are_read(tmp_path):
     path = tmp_path / "many.npy"
-    shape = (400, 16, 197, 197)
-    header = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=shape)  # a file of holes
+    header = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=(400, 16, 197, 197))  # of holes
     del header
     with pytest.raises(InputError, match=r"save some layers: weights\[-4:\]"):
         vitlens.attention_explorer(np.load(path, mmap_mode="r"), np.zeros((9, 9, 3), np.uint8))

@@ -1,28 +1,17 @@
+"""`vitlens models` and `vitlens data`: what is listed, what each model supports, what nothing is found for."""
+
+import numpy as np
 import pytest
+from PIL import Image
 
+from tests.kit.commands import refusal
 from tests.kit.making import untrained
-from vitlens.commands.models import measure
-from vitlens.commands.models.measure import measure as listed_lines
+from vitlens import load_data
+from vitlens.cli.main import run
 from vitlens.commands.models.options import ModelsOptions
-from vitlens.errors import UnknownNameError
+from vitlens.commands.registry import COMMANDS
+from vitlens.data.registry import LAYOUTS, SETS
 from vitlens.names import BUNDLED, PRESETS
-
-
-def names(pattern: str) -> list[str]:
-    return [line.split()[0] for line in listed_lines(ModelsOptions(pattern))]
-
-
-def test_without_a_pattern_every_own_name_and_both_hubs_are_listed(monkeypatch):
-    monkeypatch.setattr(measure, "_described", lambda *_: ("", ""))  # what is said of each is tested below
-    assert names("") == [*BUNDLED, *PRESETS, "timm:NAME", "torchvision:NAME", "open-clip:ARCH/TAG", "hf:REPO|FOLDER"]
-
-
-def test_a_part_of_a_name_and_a_pattern_both_find(monkeypatch):
-    monkeypatch.setattr(measure, "_described", lambda *_: ("", ""))
-    assert "timm:deit_tiny_patch16_224" in names("deit_tiny")
-    assert names("torchvision:vit_b_1?") == ["torchvision:vit_b_16"]
-    assert names("vit-mic") == ["vit-micro"]
-
 
 CNN = ["look", "audit", "predict", "train", "evaluate", "compare", "explain", "attack", "features", "profile", "demo"]
 ALL = ["look", "study", *CNN[1:5], "attention", "rollout", "stats", "ablate", *CNN[5:], "walkthrough"]
@@ -44,9 +33,23 @@ LISTED = {
     "vit-micro": ("vit,", ["study", "train", "profile"]),  # others need weights
     "resnet50": ("cnn,", ["train", "profile"]),
 }
-
-
 LARGE = {"timm:maxvit_rmlp_pico_rw_256", "timm:eva02_tiny_patch14_224", "torchvision:vit_b_16"}  # slow to build
+
+
+def listed(capsys, line: str) -> list[str]:
+    assert run(line.split()) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.slow  # every preset is built
+def test_without_a_pattern_every_own_name_and_the_hubs_are_listed(capsys):
+    names = [line.split()[0] for line in listed(capsys, "models")]
+    assert names == [*BUNDLED, *PRESETS, "timm:NAME", "torchvision:NAME", "open-clip:ARCH/TAG", "hf:REPO|FOLDER"]
+
+
+def test_a_part_of_a_name_and_a_pattern_both_find(capsys):
+    assert [line.split()[0] for line in listed(capsys, "models vit-mic")] == ["vit-micro"]
+    assert [line.split()[0] for line in listed(capsys, "models torchvision:resnet1?")] == ["torchvision:resnet18"]
 
 
 @pytest.mark.parametrize(
@@ -54,26 +57,56 @@ LARGE = {"timm:maxvit_rmlp_pico_rw_256", "timm:eva02_tiny_patch14_224", "torchvi
 )
 def test_the_commands_that_each_supports(name):
     family, commands = LISTED[name]
-    line = next(line for line in listed_lines(ModelsOptions(name)) if line.split()[0] == name)
-    assert line.split()[1] == family
-    assert line.split()[-len(commands) :] == commands
-    assert not {*line.split()[: -len(commands)]} & {*ALL}
+    lines = COMMANDS["models"].measure(ModelsOptions(name))  # each is made when it is asked for
+    words = next(line.split() for line in lines if line.split()[0] == name)
+    assert words[1] == family
+    assert words[-len(commands) :] == commands
+    assert not {*words[: -len(commands)]} & {*ALL}
 
 
-def test_families_of_presets_are_those_of_the_models():
-    for line in listed_lines(ModelsOptions("vit-m")):
+def test_families_of_presets_are_those_of_the_models(capsys):
+    for line in listed(capsys, "models vit-m"):
         name, family = line.split()[:2]
         assert untrained(name, classes=("a", "b")).anatomy.family == family.rstrip(",")
 
 
-def test_a_broad_pattern_lists_names_and_says_how_to_learn_more():
-    lines = list(listed_lines(ModelsOptions("timm:*")))
+def test_a_broad_pattern_lists_names_and_says_how_to_learn_more(capsys):
+    lines = listed(capsys, "models timm:*")
     assert len(lines) > 500
-    assert lines[-1].startswith("more than 40 models: a narrower pattern")
+    assert "narrower pattern" in lines[-1]
 
 
-def test_nothing_found_names_the_nearest():
-    with pytest.raises(UnknownNameError, match=r"did you mean .*'vit-tiny'"):
-        list(listed_lines(ModelsOptions("vit-tny")))
-    with pytest.raises(UnknownNameError, match=r"known: cnn-digits, .*timm:NAME, .*vit-tiny"):
-        list(listed_lines(ModelsOptions("zzz")))
+def test_every_name_of_data_is_listed(capsys):
+    names = [line.split()[0] for line in listed(capsys, "data")]
+    assert names == [*SETS, *(layout.usage for layout in LAYOUTS if layout.usage)]
+
+
+def test_digits_are_counted_as_they_are_loaded(capsys):
+    title, train, test = listed(capsys, "data digits")
+    assert "10 classes (0, 1, 2" in title
+    assert train.startswith(f"train: {len(load_data('digits', part='train')):,} images of 32x32 px, with labels")
+    assert test.startswith(f"test: {len(load_data('digits', part='test')):,} images")
+    assert test.endswith("masks")
+
+
+def test_a_folder_of_images_names_what_was_skipped(tmp_path, capsys):
+    for name in ("a.png", "b.png"):
+        Image.fromarray(np.zeros((8, 12, 3), np.uint8)).save(tmp_path / name)
+    (tmp_path / "broken.jpg").write_bytes(b"no image")
+    title, counts, skipped = listed(capsys, f"data {tmp_path}")
+    assert title.endswith("no labels")
+    assert counts.startswith("all: 2 images of 8x12 px")
+    assert "broken.jpg" in skipped
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("models vit-tny", "'vit-tiny'"),
+        ("models zzz", "known: cnn-digits, "),
+        ("data cifar1", "did you mean 'cifar10'"),
+        ("data {empty}", "{empty}"),
+    ],
+)
+def test_nothing_found_names_the_nearest(line, says, tmp_path, capsys):
+    assert says.format(empty=tmp_path.name) in refusal(capsys, line.format(empty=tmp_path))

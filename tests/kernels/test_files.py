@@ -162,19 +162,16 @@ def test_names_in_paths(name):
         named_file(name, ".npz")
 
 
-def test_links_are_refused_on_the_way_and_at_the_end_but_the_folder_itself_may_be_one(tmp_path):
+@pytest.mark.parametrize("place", [("figures", "a.png"), ("x.npz",), ("report.md",)])
+def test_links_are_refused_on_the_way_and_at_the_end_but_the_folder_itself_may_be_one(tmp_path, place):
     run, other = tmp_path / "run", tmp_path / "other"
-    other.mkdir()
-    (other / "a.png").write_text("mine")
-    (run / "arrays").mkdir(parents=True)
-    (run / "figures").symlink_to(other)
-    (run / "arrays" / "x.npz").symlink_to(other / "a.png")
-    (run / "report.md").symlink_to(tmp_path / "nowhere")
-    for parts in (("figures", "a.png"), ("arrays", "x.npz"), ("report.md",)):
-        with pytest.raises(InputError, match="no link"):
-            inside(run, *parts)
-        with pytest.raises(InputError, match="no link"):
-            require_no_links(run, parts[:1])
+    run.mkdir()
+    for name, target in (("figures", other), ("x.npz", other / "a.png"), ("report.md", tmp_path / "nowhere")):
+        (run / name).symlink_to(target)
+    with pytest.raises(InputError, match="no link"):
+        inside(run, *place)
+    with pytest.raises(InputError, match="no link"):
+        require_no_links(run, place[:1])
     require_no_links(run, ("config.json",))
     (tmp_path / "latest").symlink_to(run)
     assert inside(tmp_path / "latest", "arrays", "y.npz") == tmp_path / "latest" / "arrays" / "y.npz"

@@ -21,6 +21,7 @@ from vitlens.uncertainty import (
     mcnemar,
     median_of,
     power_of,
+    steps,
     student_mean,
     student_test,
     widened,
@@ -47,6 +48,7 @@ def test_the_bootstrap_of_the_mean_is_close_to_the_normal_interval_and_chunks_do
     whole = bootstrap_mean(np.arange(50.0), seed=3)
     monkeypatch.setattr("vitlens.uncertainty._AT_ONCE", 50 * 7)
     assert bootstrap_mean(np.arange(50.0), seed=3) == whole
+    assert list(steps(10, 100)) == [(0, 3), (3, 3), (6, 3), (9, 1)]
 
 
 @pytest.mark.parametrize("function", [bootstrap_mean, student_mean])

@@ -1,6 +1,10 @@
-"""A clock for tests of times: each pass of a model takes as long as the test says."""
+"""Clocks for tests of times: each pass of a model takes as long as the test says."""
+
+import itertools
 
 import pytest
+
+_READ = "vitlens.analysis.cost.passes.perf_counter"
 
 
 class Clock:
@@ -19,5 +23,11 @@ class Clock:
 def moved_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock by which passes are timed from now on."""
     clock = Clock()
-    monkeypatch.setattr("vitlens.analysis.cost.passes.perf_counter", clock)
+    monkeypatch.setattr(_READ, clock)
     return clock
+
+
+def ticking_clock(monkeypatch: pytest.MonkeyPatch, *, seconds: float) -> None:
+    """From now on every pass takes this long: so much lies between two readings of the clock."""
+    ticks = itertools.count()
+    monkeypatch.setattr(_READ, lambda: seconds * next(ticks))

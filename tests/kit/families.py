@@ -15,7 +15,7 @@ import timm
 from torch import Tensor, nn
 from torchvision.models import resnet18, swin_transformer, vision_transformer
 
-from tests.lens.tiny import shaken
+from tests.kit.tiny import shaken
 from vitlens.models.configs import ViTConfig
 from vitlens.models.rebuild import Architecture
 from vitlens.models.resnet import build_resnet

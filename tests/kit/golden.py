@@ -12,6 +12,7 @@ from typing import Any, Final
 import pytest
 from filelock import FileLock
 
+from tests.kit.commands import few_passes, quick_attacks
 from tests.kit.saving import saved_figures
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
@@ -129,9 +130,7 @@ def golden(places: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
 def make(name: str, places: Mapping[str, Path], beside: Path, *, device: Sequence[str] = ("--device", "cpu")) -> Path:
     line = LINES.get(name, f"{name} {{vit}} --data digits --limit 4").format(**places, beside=beside)
     words = [*line.split(), *device, "--quiet", "--out", str(beside / "run")]
-    with saved_figures() if name in SAVED_TWICE else nullcontext(), pytest.MonkeyPatch.context() as patch:
-        # the self-checks attack an image about a hundred times: two images are enough here
-        patch.setattr("vitlens.commands.attack.sweep.CHECKED", 2)
+    with saved_figures() if name in SAVED_TWICE else nullcontext(), quick_attacks(), few_passes():
         code = run(words)
     assert code == (3 if name in UNMET else 0), line
     return beside / "run"

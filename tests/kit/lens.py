@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import vitlens
+from tests.kit.models.handwritten import EinsumViT, EncoderViT, InlineViT, MultiheadViT, SoftmaxViT
 from tests.kit.tiny import images, ours, shaken, shared_model, small_cnn
-from tests.models.handwritten import EinsumViT, EncoderViT, InlineViT, MultiheadViT, SoftmaxViT
 from vitlens import Model
 from vitlens.errors import UnsupportedError
 from vitlens.lens.attention import projection_of

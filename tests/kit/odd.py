@@ -14,6 +14,7 @@ hand: everything is read from its forward passes. Take another model (tests/kit/
 one lacks, a CNN or windows for instance, or weights that mean something (vit-digits, tests/kit/planted_heads.py).
 """
 
+from collections.abc import Callable
 from functools import cache
 from typing import Final
 
@@ -28,6 +29,8 @@ GRID: Final = (4, 3)
 PREFIX: Final = 2
 DEPTH: Final = 3
 HEADS: Final = 2
+MEAN: Final = (0.5, 0.4, 0.6)
+STD: Final = (0.2, 0.3, 0.25)
 CLASSES: Final = tuple(f"class {number}" for number in range(37))
 
 
@@ -85,11 +88,23 @@ class OddViT(nn.Module):
         return self.answer(self.last(x)[:, 0])
 
 
-def odd_module(*, seed: int = 0, **shape: int) -> nn.Module:
+class OddCNN(nn.Module):
+    """Convolutions with batch normalisation and dropout, on images of 16 x 24 px."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 2, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 12, 3, padding=1))
+        self.drop, self.answer = nn.Dropout(0.5), nn.Linear(12, len(CLASSES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.answer(self.drop(self.stem(x).relu().mean((2, 3))))
+
+
+def shaken(build: Callable[[], nn.Module], *, seed: int = 0) -> nn.Module:
     """Random weights everywhere: no zero bias, no batch statistics of 0 and 1 that would hide a mistake."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = OddViT(**shape)
+        module = build()
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
@@ -101,15 +116,14 @@ def odd_module(*, seed: int = 0, **shape: int) -> nn.Module:
 
 def odd(*, training: bool = False, seed: int = 0, **shape: int) -> vitlens.Model:
     """A new one, which a test may change. shape: dim, depth, heads."""
-    return wrapped(odd_module(seed=seed, **shape).train(training), alias="odd")
+    module = shaken(lambda: OddViT(**shape), seed=seed).train(training)
+    return vitlens.wrap(module, image_size=SIZE, mean=MEAN, std=STD, classes=CLASSES, alias="odd")
 
 
-def wrapped(module: nn.Module, *, alias: str) -> vitlens.Model:
-    """A user's own module of this size and these classes, as it is handed in."""
-    classes = CLASSES[: module.answer.out_features]
-    return vitlens.wrap(
-        module, image_size=SIZE, mean=(0.5, 0.4, 0.6), std=(0.2, 0.3, 0.25), classes=classes, alias=alias
-    )
+def odd_cnn() -> vitlens.Model:
+    """Without attention."""
+    module = shaken(OddCNN).eval()
+    return vitlens.wrap(module, image_size=(16, 24), mean=MEAN, std=STD, classes=CLASSES, alias="odd-cnn")
 
 
 @cache

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tests.lens.tiny import model_of
+from tests.kit.tiny import model_of
 from vitlens.models.configs import ViTConfig
 from vitlens.models.model import Model
 from vitlens.models.vit import VisionTransformer

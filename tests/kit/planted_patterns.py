@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tests.kit.made import uniform
 from tests.kit.tiny import model_of
 from vitlens.models.configs import ViTConfig
 from vitlens.models.model import Model
@@ -150,3 +151,60 @@ def planted(forms: list[Tensor], grid: tuple[int, int], *, dead: tuple[int, ...]
             key[head, :, :width] = torch.eye(width)
             value[head, :, :width] = torch.randn(width, width, generator=draw) * (head not in dead)
     return model_of(module, alias="planted", size=size)
+
+
+class Maker:
+    """Weights (images, query, key) of one head, rows of the prefix uniform."""
+
+    def __init__(self, grid: tuple[int, int], prefix: int, *, images: int = 12, seed: int = 0) -> None:
+        self.grid, self.prefix, self.images = grid, prefix, images
+        self.patches = grid[0] * grid[1]
+        self.tokens = self.patches + prefix
+        self.generator = torch.Generator().manual_seed(seed)
+        places = torch.arange(self.patches)
+        self.down, self.across = places // grid[1], places % grid[1]
+
+    def head(self, patches: Tensor) -> Tensor:
+        """patches: what patches do to patches, (patches, patches) or one for each image."""
+        weights = self.even().clone()
+        weights[:, self.prefix :] = 0
+        weights[:, self.prefix :, self.prefix :] = patches / patches.sum(-1, keepdim=True)
+        return weights
+
+    def even(self) -> Tensor:
+        """The same on all tokens."""
+        return uniform(self.images, 1, self.tokens)[:, 0]
+
+    def row(self) -> Tensor:
+        """All on the query's row."""
+        return self.head((self.down[:, None] == self.down).float())
+
+    def beside(self) -> Tensor:
+        """All on the right neighbour; on itself where there is none."""
+        step = torch.where(self.across + 1 < self.grid[1], 1, 0)
+        return self.head(torch.eye(self.patches)[torch.arange(self.patches) + step])
+
+    def on(self, key: int) -> Tensor:
+        """All patches' attention on this token."""
+        weights = self.even().clone()
+        weights[:, self.prefix :] = torch.eye(self.tokens)[key]
+        return weights
+
+    def random_keys(self) -> Tensor:
+        """Another key for every query of every image."""
+        keys = torch.randint(self.patches, (self.images, self.patches), generator=self.generator)
+        return self.head(torch.eye(self.patches)[keys])
+
+    def own_key(self) -> Tensor:
+        """One key for all queries of an image, another in each image."""
+        keys = torch.randperm(self.patches, generator=self.generator)[: self.images]
+        return self.head(torch.eye(self.patches)[keys][:, None].expand(-1, self.patches, -1))
+
+
+def looking_evenly(model: Model) -> Model:
+    """Queries of zeros and no bias: uniform attention, wherever the masks of windows let it go."""
+    with torch.no_grad():
+        for name, parameter in model.module.named_parameters():
+            if "qkv" in name or "relative_position_bias" in name:
+                parameter.zero_()
+    return model

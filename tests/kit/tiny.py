@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchvision.models.swin_transformer import SwinTransformer as TorchvisionSwin
 from torchvision.models.vision_transformer import VisionTransformer as TorchvisionViT
 
-from tests.models.handwritten import SIZE, SoftmaxViT
+from tests.kit.models.handwritten import SIZE, SoftmaxViT
 from vitlens.models.configs import SwinConfig, ViTConfig
 from vitlens.models.model import Model, Provenance
 from vitlens.models.rebuild import Architecture, assemble, prune_heads
@@ -44,7 +44,8 @@ def ours(*, fused: bool = True, size: tuple[int, int] = (32, 48), **changes: obj
     for module in model.modules():
         if hasattr(module, "fused"):
             module.fused = fused
-    return model_of(model, alias="ours", size=size)
+    classes = tuple("abcdefghijklmnopqrstuvwxyz"[: model.config.classes])
+    return model_of(model, alias="ours", size=size, classes=classes)
 
 
 def our_swin(*, size: tuple[int, int] = (32, 32), classes: int = 5, **changes: object) -> Model:

@@ -1,18 +1,24 @@
 """`vitlens train` as a function of what tests vary, and trainings that are interrupted."""
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from types import ModuleType
+from typing import Literal
 
 import pytest
 
+from tests.kit.making import CLASSES, save, untrained
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.train import measure as module
+from vitlens.commands.study.kinds import measure as kinds
+from vitlens.commands.train import measure as trainings
 from vitlens.commands.train.measure import measure
 from vitlens.commands.train.options import RecipeChanges, Shape, TrainOptions
-from vitlens.training.metrics import Progress
+from vitlens.files import write_text
+from vitlens.models.model import Model
+from vitlens.training.checkpoint import keep_weights
+from vitlens.training.metrics import METRICS_FILE, EpochMetrics, Progress
 from vitlens.training.task import Task
 
 
@@ -32,8 +38,9 @@ def train(
 
 
 @contextmanager
-def interrupted(when: Callable[[int, Progress], bool], module: ModuleType = module) -> Iterator[None]:
+def interrupted(when: Callable[[int, Progress], bool], command: Literal["train", "study"] = "train") -> Iterator[None]:
     """Inside, a training of all weights is interrupted, by its number (from 1 on) and its progress."""
+    module = kinds if command == "study" else trainings
     train_on_images, begun = module.train_on_images, 0
 
     def stopping(task: Task) -> object:
@@ -48,5 +55,19 @@ def interrupted(when: Callable[[int, Progress], bool], module: ModuleType = modu
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "train_on_images", stopping)
-        with pytest.raises(KeyboardInterrupt):
-            yield
+        yield
+
+
+def kept_run(folder: Path, *, kept: Sequence[int], epochs: int) -> Path:
+    """A run of so many epochs that kept its weights after some of them; each weights are other random ones."""
+
+    def made(seed: int) -> Model:
+        shape = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8]}
+        return untrained("vit-mini", classes=CLASSES, seed=seed, overrides=shape)
+
+    for epoch in kept:
+        keep_weights(folder, made(epoch), epochs=epoch)
+    save(made(epochs), folder / "model.safetensors")
+    lines = [EpochMetrics(epoch, epoch + 1, 8, 1e-3, 1.0, 0.5, None, None, 1.0, 8.0) for epoch in range(epochs)]
+    write_text(folder / METRICS_FILE, "".join(json.dumps(asdict(line)) + "\n" for line in lines))
+    return folder

@@ -1,11 +1,13 @@
 """A tiny model, data and recipe, trainings of them, and what a training shows to its model."""
 
-from collections.abc import Callable, Iterator
+from ast import literal_eval
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -29,9 +31,11 @@ class InterruptedTrainingError(Exception):
     """Stands for a Ctrl-C, or for anything else."""
 
 
-def tiny_model(*, seed: int = 0, drop_path: float = 0.2, dropout: float = 0.1, **shape: object) -> Model:
+def tiny_model(
+    *, seed: int = 0, drop_path: float = 0.2, dropout: float = 0.1, classes: tuple[str, ...] = CLASSES, **shape: object
+) -> Model:
     overrides: Any = {**SHAPE, "drop_path": drop_path, "dropout": dropout, **shape}
-    return untrained("vit-mini", classes=CLASSES, image_size=(8, 12), seed=seed, overrides=overrides)
+    return untrained("vit-mini", classes=classes, image_size=(8, 12), seed=seed, overrides=overrides)
 
 
 def given_a_head(*, seed: int = 0) -> Model:
@@ -84,6 +88,13 @@ def plain_recipe(**changes: object) -> Recipe:
     return tiny_recipe(**{**none, "label_smoothing": 0.0, **changes})
 
 
+def recipe_of(settings: Mapping[str, str]) -> Recipe:
+    """The recipe that a record shows."""
+    return Recipe(
+        **{name: value if name in ("source", "optimiser") else literal_eval(value) for name, value in settings.items()}
+    )
+
+
 TRAIN, TEST = tiny_split("train", 40), tiny_split("test", 12)
 
 
@@ -107,6 +118,16 @@ def interrupting(at: int) -> Callable[[Progress], None]:
 @pytest.fixture
 def progress_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "PROGRESS_INTERVAL", 0.0)
+
+
+@pytest.fixture(scope="session")
+def still(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An .npz of 50 scenes of digits, which stay the same in every epoch: 40 to train on."""
+    split = vitlens.load_data("digits", limit=50)
+    file = tmp_path_factory.mktemp("still") / "digits.npz"
+    pixels = split.source.read(torch.arange(50)).permute(0, 2, 3, 1).numpy()
+    np.savez(file, images=pixels, labels=split.labels.numpy())  # type: ignore[union-attr]
+    return file
 
 
 def state(model: Model) -> dict[str, Tensor]:
@@ -166,12 +187,12 @@ def shown(train: Split, folder: Path, *, steps: int = 1, seed: int = 0, **recipe
     showing = Showing(steps)
     model = tiny_model() if train.size == (8, 12) else untrained("vit-mini", classes=CLASSES, image_size=train.size)
     with pytest.raises(EnoughError):
-        trained(folder, model, train=train, recipe=plain_recipe(**recipe), seed=seed, objective=showing)
+        trained(folder, model, train=train, test=train, recipe=plain_recipe(**recipe), seed=seed, objective=showing)
     return torch.cat(showing.images), torch.cat(showing.targets)
 
 
 @contextmanager
-def one_of(processes: int, index: int) -> Iterator[dict[str, Tensor]]:
+def one_of(processes: int, index: int, model: Model) -> Iterator[dict[str, Tensor]]:
     """Inside, a training is one of several processes; the gradients that would be averaged are kept by name."""
     from contextlib import nullcontext
 
@@ -185,7 +206,6 @@ def one_of(processes: int, index: int) -> Iterator[dict[str, Tensor]]:
         num_processes, process_index = processes, index
 
         def prepare_model(self, module: nn.Module) -> nn.Module:
-            self.module = module
             return module
 
         def no_sync(self, _module: nn.Module) -> Any:
@@ -196,9 +216,10 @@ def one_of(processes: int, index: int) -> Iterator[dict[str, Tensor]]:
 
         def backward(self, loss: Tensor) -> None:
             loss.backward()
-            named = self.module.named_parameters()
+            named = model.module.named_parameters()
             gradients.update({name: value.grad.clone() for name, value in named if value.grad is not None})
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.distributed, "all_reduce", lambda _values: None)
         patch.setattr(loop, "accelerated", lambda device: (Alone(), Processes(index, processes, device)))
         yield gradients

@@ -1,7 +1,8 @@
-"""Features that are made: layers that have something in common, as `vitlens.features` gives them."""
+"""Features that are made: layers that have something in common, as `vitlens.features` gives them; and their CKA."""
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,3 +20,19 @@ def layers(count: int, *widths: int, seed: int = 0, offset: float = 0.0) -> list
 def of(values: Sequence[Tensor], alias: str = "made") -> Features:
     named = [FeatureLayer(i, f"block {i}", "block", f"b.{i}", part.shape[1], None) for i, part in enumerate(values)]
     return Features(alias, tuple(named), tuple(values), torch.zeros(len(values[0]), 2), "mean")
+
+
+def gram_cka(first: Tensor, second: Tensor, *, biased: bool = False) -> float:
+    """Linear CKA from whole Gram matrices (samples, samples): Song 2012, equation 5, or with biased HSIC."""
+
+    def hsic(k: np.ndarray, m: np.ndarray) -> float:
+        n = len(k)
+        if biased:
+            centre = np.eye(n) - 1 / n
+            return float(np.trace(k @ centre @ m @ centre) / (n - 1) ** 2)
+        k, m = k - np.diag(np.diag(k)), m - np.diag(np.diag(m))
+        ends = k.sum() * m.sum() / ((n - 1) * (n - 2))
+        return float(((k * m).sum() + ends - 2 / (n - 2) * (k.sum(0) @ m.sum(0))) / (n * (n - 3)))
+
+    k, m = (part.double().numpy() @ part.double().numpy().T for part in (first, second))
+    return hsic(k, m) / np.sqrt(hsic(k, k) * hsic(m, m))

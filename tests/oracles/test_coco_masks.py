@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 import vitlens
 from vitlens import Model, Split
+from vitlens.cli.main import run
 
 # ROC-AUC, as data/README says of the stored maps
 FIGURES = {"rollout": 0.676, "attention": 0.708, "relevance": 0.872}
@@ -49,20 +49,13 @@ def test_our_maps_are_the_stored_ones(split, reference, deit, count):
     names, maps = reference
     some = split.pick(torch.arange(0, 56, 56 // count))
     order = [names.index(name) for name in some.files]
-    for place, (method, auc) in enumerate(FIGURES.items()):
+    for place, method in enumerate(FIGURES):
         found = vitlens.explain(deit, some, targets="label", method=method)
         torch.testing.assert_close(found, maps[order, place], atol=1e-4, rtol=0)
-        if count == 56:
-            large = torch.nn.functional.interpolate(found[:, None], (224, 224), mode="bilinear")[:, 0]
-            areas = [roc_auc_score(mask.flatten(), each.flatten()) for mask, each in zip(some.masks, large)]
-            assert np.mean(areas) == pytest.approx(auc, abs=6e-4), method
 
 
 @pytest.mark.slow
 def test_the_command_has_the_stored_figures(real_data, tmp_path):
-    """By its own enlargement and its own area under the ROC curve."""
-    from vitlens.cli.main import run
-
     weights = real_data / "weights" / "deit_tiny_patch16_224.safetensors"
     line = ["explain", f"deit=timm:deit_tiny_patch16_224@{weights}", "--data", str(real_data / "coco_masks")]
     options = ["--method", ",".join(FIGURES), "--target", "true", "--device", "cpu", "--quiet"]

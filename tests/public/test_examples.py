@@ -15,17 +15,8 @@ import vitlens
 
 README = Path(__file__).parents[2] / "README.md"
 PAGE = README.parent / "docs" / "python.md"
-NONE = {  # and why
-    "Model": "a class",
-    "AttentionCall": "a class",
-    "KnockOut": "a class",
-    "Place": "a class",
-    "Split": "a class",
-    "Statistics": "a class",
-    "__version__": "a string",
-    "train": "takes minutes: docs/training.md",
-    "zero_shot": "needs open_clip's weights",
-}
+# classes, a string, what takes minutes and what needs open_clip's weights
+NONE = {"Model", "AttentionCall", "KnockOut", "Place", "Split", "Statistics", "__version__", "train", "zero_shot"}
 EXAMPLES = tuple(name for name in vitlens.__all__ if name not in NONE)
 
 

@@ -1,49 +1,26 @@
-"""The record of `vitlens stats` holds what the functions compute, in one process or two."""
+"""The record of `vitlens stats` holds what the functions compute, also over a training and in two processes."""
 
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from scipy import stats as scipy_stats
 
+from tests.kit.commands import figures, ran, refusal, report
+from tests.kit.first_page import check_first_page
 from tests.kit.making import digits, save
-from tests.kit.waiting import HANGS
+from tests.kit.training_runs import kept_run
 from vitlens import load, statistics
-from vitlens.analysis.heads.specialisation import specialise
-from vitlens.analysis.heads.statistics import measure
-from vitlens.commands.run.options import RunOptions
-from vitlens.commands.run.publish import read_folder
-from vitlens.commands.stats.measure import measure as stats
-from vitlens.commands.stats.options import StatsOptions
-from vitlens.commands.stats.record import StatsRecord
-from vitlens.errors import NonFiniteError, UnsupportedError
 
-OPTIONS = RunOptions(device="cpu", limit=12, batch_size=5, quiet=True)
-
-
-def run(model: str, out: Path, **changes: object) -> StatsRecord:
-    options = StatsOptions(model, **{"data": "digits", "run": replace(OPTIONS, out=out), **changes})
-    assert stats(options) == out / "report.md"
-    return read_folder(out)
-
-
-def batch_of(limit: int = 12):
-    (batch,) = digits("test").limit(limit).batches(limit)
-    return batch.images
+LINE = "--data digits --limit 12 --batch-size 5"
 
 
 def test_numbers_are_those_of_the_function(tiny_vit, golden):
-    record, model = golden("stats").record, load(str(tiny_vit))
-    table = statistics(model, batch_of(), masks=digits("test").limit(12).masks)
-    roles, rows = specialise(table), record.heads
+    record, split = golden("stats").record, digits("test").limit(12)
+    table = statistics(load(str(tiny_vit)), split)
+    rows, offsets = record.heads, record.offsets["tiny-vit"]
     for layer, head in product(range(2), range(2)):
         for name in ("distance", "entropy", "hoyer"):
             metric = record.metric(f"{name}/tiny-vit/L{layer}.H{head}")
@@ -51,17 +28,14 @@ def test_numbers_are_those_of_the_function(tiny_vit, golden):
             assert metric.low == pytest.approx(table.low(name)[layer, head].item(), rel=1e-6)
             assert metric.n == 12
     assert [row.name for row in rows] == ["L0.H0", "L0.H1", "L1.H0", "L1.H1"]
-    for row in rows:
-        given = roles.given[row.layer][row.head]
-        assert (row.label, row.best, row.other) == (given.label, given.best, given.other)
-        found = (row.score.value, row.score.low, row.score.high, row.other_score)
-        assert found == pytest.approx((given.score, given.low, given.high, given.other_score), abs=1e-5)
-        assert row.explained_by_offset == pytest.approx(float(roles.explained[row.layer, row.head]), abs=1e-5)
     assert [row.statistics["gini"].high for row in rows] == pytest.approx(table.high("gini").flatten().tolist())
-    offsets = record.offsets["tiny-vit"]
     assert offsets.layer[1].shape == (2, 7, 7)  # a grid of 4 x 4
     np.testing.assert_allclose(offsets.layer[1], table.offset_mass[1].numpy(), rtol=1e-5, atol=1e-8)
     assert record.means[0].labels == Counter(row.label for row in rows)
+    for row in rows:
+        assert row.score.low <= row.score.value <= row.score.high
+        assert row.other_score <= row.score.value
+        assert 0 <= row.explained_by_offset <= 1
     shares = table.distance / table.uniform_distance()[:, None]
     for row, layer, part in zip(record.local, (0, 1), ("first", "last"), strict=True):
         assert (row.model, row.part, row.layers, row.heads) == ("tiny-vit", part, (layer,), 2)
@@ -69,41 +43,75 @@ def test_numbers_are_those_of_the_function(tiny_vit, golden):
         assert row.share == pytest.approx(shares[layer].mean().item())
     assert (record.layers[0].grid, record.layers[0].unplaced) == ((4, 4), None)
     assert record.layers[0].statistics["token_norm"].value == pytest.approx(table.token_norm[0, 0].item())
-    values = measure(model, batch_of()).values
-    means = torch.cat([values["entropy", 0], values["entropy", 1]], 1).mean(1).double().numpy()
+
+
+def test_the_interval_of_a_models_mean_is_that_of_its_images(tiny_vit, golden):
+    record, model = golden("stats").record, load(str(tiny_vit))
+    images = next(digits("test").limit(12).batches(12)).images
+    means = np.array([statistics(model, image[None]).entropy.double().mean().item() for image in images])
     low, high = scipy_stats.t.interval(0.95, 11, means.mean(), scipy_stats.sem(means))
     metric = record.metric("entropy/tiny-vit")
     assert (metric.value, metric.low, metric.high) == pytest.approx((means.mean(), low, high), rel=1e-5)
 
 
-def test_refusals_write_nothing(tiny_vit, tiny_cnn, tmp_path):
+def test_attention_that_overflows_is_told_with_its_layer(tiny_vit, tmp_path, capsys):
     broken = load(str(tiny_vit))
-    broken.module.blocks[1].attn.qkv.weight.data[0] = 3e38
+    broken.module.blocks[1].attn.qkv.weight.data[0] = 3e38  # finite weights, too large
     save(broken, tmp_path / "broken" / "model.safetensors")
-    for error, model, message in (
-        (UnsupportedError, str(tiny_cnn), "softmax attention"),
-        (NonFiniteError, str(tmp_path / "broken"), r"layer 1 \(blocks.1.attn\)"),  # finite weights, too large
-    ):
-        with pytest.raises(error, match=message):
-            run(model, tmp_path / "out")
-        assert not (tmp_path / "out" / "report.md").exists()
+    line = f"stats {tmp_path / 'broken'} {LINE} --device cpu --quiet --out {tmp_path / 'out'}"
+    assert "layer 1 (blocks.1.attn)" in refusal(capsys, line, code=1)
+    assert not (tmp_path / "out" / "report.md").exists()
 
 
-@pytest.mark.parametrize("command", ["stats", "rollout"])
-@pytest.mark.slow  # torchrun starts two processes that import torch: 20 s on two busy cores
-def test_two_processes_find_what_one_does(command, tmp_path):
-    line = ["-m", "vitlens", command, "vit-digits", "--limit", "21", "--device", "cpu", "--quiet", "--out"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    for start, out in (([], "one"), (launch, "two")):
-        words = [sys.executable, *start, *line, str(tmp_path / out)]
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=HANGS, check=True)
-        assert done.stdout.split() == [str(tmp_path / out / "report.md")]
-    one, two = (json.loads((tmp_path / out / "results.json").read_text()) for out in ("one", "two"))
-    assert one["metrics"].keys() == two["metrics"].keys()
-    for name, metric in one["metrics"].items():
-        assert two["metrics"][name]["value"] == pytest.approx(metric["value"], rel=1e-6, abs=1e-9), name
-    assert (
-        one["tables"]["images" if command == "rollout" else "layers"]
-        == two["tables"]["images" if command == "rollout" else "layers"]
-    )
+@pytest.mark.parametrize("word", ["attention", "rollout", "stats"])
+def test_a_model_whose_heads_are_all_uniform(word: str, tiny_vit: Path, tmp_path: Path) -> None:
+    """Its queries are all zero; said in true words."""
+    model = load(str(tiny_vit))
+    for block in model.module.blocks:
+        width = block.attn.qkv.weight.shape[1]
+        block.attn.qkv.weight.data[:width] = 0
+        block.attn.qkv.bias.data[:width] = 0
+    save(model, tmp_path / "uniform" / "model.safetensors")
+    document = report(ran(tmp_path / "out", f"{word} {tmp_path / 'uniform'} --data digits --limit 24"))
+    check_first_page(document)
+    claims = " ".join(each.text for each in document.first.answer)
+    assert {"attention": "are uniform", "rollout": "nearly uniform", "stats": "(4 uniform)"}[word] in claims
+    assert "fixed place" not in claims
+    assert "same for every image" not in claims
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that kept its weights before training and after epochs 2 and 4, of 5."""
+    return kept_run(tmp_path_factory.mktemp("runs") / "taught", kept=(0, 2, 4), epochs=5)
+
+
+def test_over_a_training_numbers_are_those_of_the_function_at_every_checkpoint(trained, tmp_path):
+    record = ran(tmp_path / "out", f"stats {trained} {LINE} --over-training")
+    images = next(digits("test").limit(12).batches(12)).images
+    files = {epochs: trained / "kept" / f"epoch-{epochs:04}.safetensors" for epochs in (0, 2, 4)}
+    files[5] = trained / "model.safetensors"
+    assert [row.epochs for row in record.learning] == [0, 2, 4, 5]
+    rows = {(row.epochs, row.layer, row.head): row.statistics for row in record.learning_heads}
+    assert len(rows) == 4 * 2 * 2
+    for epochs, file in files.items():
+        table = statistics(load(str(file)), images)
+        for name in ("distance", "normalised_entropy", "cls_normalised_entropy"):
+            expected = getattr(table, name)
+            for layer, head in product(range(2), range(2)):
+                assert rows[epochs, layer, head][name] == pytest.approx(expected[layer, head].item(), rel=1e-5)
+            mean = record.metric(f"learning/taught/{name}/{epochs}")
+            assert mean.value == pytest.approx(expected.mean().item(), rel=1e-5)
+            assert mean.low < mean.value < mean.high
+            assert mean.n == 12
+    assert rows[0, 0, 0]["distance"] != rows[5, 0, 0]["distance"]
+    assert {"learning_distance", "learning_normalised_entropy"} <= figures(record)
+
+
+def test_a_long_training_is_measured_at_few_checkpoints_on_few_images(tmp_path):
+    trained = kept_run(tmp_path / "taught", kept=tuple(range(55)), epochs=55)
+    learning = ran(tmp_path / "out", f"stats {trained} --data digits --limit 2 --over-training").learning
+    assert (len(learning), learning[0].epochs, learning[-1].epochs) == (50, 0, 55)
+    trained = kept_run(tmp_path / "other", kept=(0,), epochs=1)
+    learning = ran(tmp_path / "more", f"stats {trained} --data digits --limit 201 --over-training").learning
+    assert [row.statistics["distance"].n for row in learning] == [200, 200]

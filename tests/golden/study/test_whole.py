@@ -1,25 +1,20 @@
 """The whole study: presets trained first, each chapter a complete folder, and one page that is written from all."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from PIL import Image
 
+from tests.kit.commands import few_chapters, ran, refusal
 from tests.kit.contradictions import contradictions
 from tests.kit.first_page import check_first_page
 from tests.kit.whole_folder import whole_folder
-from vitlens.commands.attack import sweep
-from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import read_folder
-from vitlens.commands.study import chapters
-from vitlens.commands.study.measure import measure
-from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.study.report import REPORT
-from vitlens.errors import InputError
 
-OPTIONS = RunOptions(device="cpu", limit=10, batch_size=5, quiet=True, command="vitlens study mine resnet20")
+LINE = "study {models} --data digits --limit 10 --batch-size 5"
 INSPECTED = [f"{word}-mine" for word in ("attention", "rollout", "stats", "ablate")]
+LONG = ("explain", "compare", "attack", "features", "profile")
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +22,8 @@ def inspected(tiny_vit, tmp_path_factory):
     """A study of a ViT and a preset; the chapters that take long are left out here: with all of them it is the next
     test, by hand."""
     out = tmp_path_factory.mktemp("study") / "out"
-    with pytest.MonkeyPatch.context() as patch:
-        run, left_out = chapters.Chapters.run, ("explain", "compare", "attack", "features", "profile")
-        patch.setattr(
-            chapters.Chapters, "run",
-            lambda self, word, *given, **part: None if word in left_out else run(self, word, *given, **part),
-        )  # fmt: skip
-        measure(StudyOptions((f"mine={tiny_vit}", "resnet20"), epochs=1, run=replace(OPTIONS, out=out)))
+    with few_chapters(*LONG):
+        ran(out, f"{LINE.format(models=f'mine={tiny_vit} resnet20')} --epochs 1")
     return out
 
 
@@ -79,17 +69,11 @@ def test_the_explorer_has_the_labels_and_the_importance_of_the_heads(inspected):
 
 
 @pytest.mark.slow
-def test_a_whole_study(tiny_vit, tmp_path, monkeypatch):
+def test_a_whole_study(tiny_vit, tmp_path):
     """Attacks, searches and checks of maps are tested where they are made: here few steps and images will do."""
-    few = replace(
-        chapters.USUAL, explained=("relevance", "gradcam"), attacks=("fgsm",), searched=3, search_steps=4, checked=4,
-        panels=6, thorough=True,
-    )  # fmt: skip
-    monkeypatch.setattr(chapters, "USUAL", few)
-    monkeypatch.setattr(sweep, "CHECKED", 2)
     out = tmp_path / "out"
-    measure(StudyOptions((f"mine={tiny_vit}", "resnet20"), epochs=1, run=replace(OPTIONS, out=out)))
-    record = read_folder(out)
+    with few_chapters():
+        record = ran(out, f"{LINE.format(models=f'mine={tiny_vit} resnet20')} --epochs 1")
     rest = ("explain-mine", "explain-resnet20", "compare", "attack", "attack-cw", "features", "profile")
     assert [row.folder for row in record.chapters] == [
         f"chapters/{name}" for name in ("train-resnet20", "evaluate", *INSPECTED, *rest)
@@ -107,32 +91,32 @@ def test_a_whole_study(tiny_vit, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_second_study_of_the_same_models_repeats_no_chapter(tiny_vit, tiny_cnn, tmp_path, monkeypatch):
     monkeypatch.setenv("VITLENS_CACHE", str(tmp_path / "cache"))
-    outs = [tmp_path / name for name in ("first", "second")]
-    for out in outs:
-        measure(StudyOptions((f"mine={tiny_vit}", f"other={tiny_cnn}"), run=replace(OPTIONS, out=out)))
-    first, second = map(read_folder, outs)
+    line = LINE.format(models=f"mine={tiny_vit} other={tiny_cnn}")
+    first, second, third = (
+        ran(tmp_path / name, f"{line} --seed {seed}") for name, seed in (("first", 0), ("second", 0), ("third", 1))
+    )
     assert all(row.cached for row in second.chapters)
     assert first.metrics == second.metrics
-    named = [path for path in outs[1].rglob("*.json") if str(outs[0]) in path.read_text()]
+    named = [path for path in second.folder.rglob("*.json") if str(first.folder) in path.read_text()]
     assert named == []
-    changed = replace(OPTIONS, out=tmp_path / "third", seed=1)
-    measure(StudyOptions((f"mine={tiny_vit}", f"other={tiny_cnn}"), run=changed))
-    assert not any(row.cached for row in read_folder(tmp_path / "third").chapters)
+    assert not any(row.cached for row in third.chapters)
 
 
-def test_a_study_needs_a_vit(tiny_cnn, tmp_path):
-    with pytest.raises(InputError, match="softmax attention"):
-        measure(StudyOptions((str(tiny_cnn),), run=replace(OPTIONS, out=tmp_path / "out")))
-    assert not (tmp_path / "out").exists()
+@pytest.mark.slow  # every chapter that needs no labels
+def test_a_study_of_own_images_leaves_out_what_needs_labels(pictures, tmp_path):
+    record = ran(tmp_path / "out", f"study vit-digits --images {pictures} --predicted")
+    words = [row.word for row in record.chapters]
+    assert words == ["attention", "rollout", "stats", "ablate", "explain", "attack", "profile"]
+    assert [row.chapter for row in record.left_out] == ["evaluate", "compare", "features"]
+    assert not any(name.split("/")[0] == "accuracy" for name in record.metrics)
 
 
-def test_classes_that_a_model_does_not_know_are_refused_before_any_chapter(tiny_vit, tmp_path):
+def test_classes_that_a_model_does_not_know_are_refused_before_any_chapter(tiny_vit, tmp_path, capsys):
     """And the folder that this leaves does not block the next try."""
     for name in ("cat", "dog"):
         (tmp_path / "data" / name).mkdir(parents=True)
         Image.new("RGB", (32, 32)).save(tmp_path / "data" / name / "1.png")
-    run = replace(OPTIONS, out=tmp_path / "out")
+    line = f"study mine={tiny_vit} --data {tmp_path / 'data'} --device cpu --quiet --out {tmp_path / 'out'}"
     for _ in range(2):
-        with pytest.raises(InputError, match="only in the data: 'cat', 'dog'"):
-            measure(StudyOptions((f"mine={tiny_vit}",), data=str(tmp_path / "data"), run=run))
+        assert "only in the data: 'cat', 'dog'" in refusal(capsys, line)
         assert not (tmp_path / "out" / "chapters").exists()

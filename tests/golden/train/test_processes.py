@@ -12,12 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.kit.training_runs import train
+from tests.kit.commands import gone_on, refusal
 from tests.kit.waiting import HANGS, wait_until
-from vitlens.cli.main import run as vitlens
-from vitlens.commands.run.options import RunOptions
-from vitlens.training.checkpoint import read_checkpoint
-from vitlens.training.metrics import read_metrics
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "vitlens")
 # without --multi_gpu accelerate starts a single process on a machine without GPUs
@@ -42,12 +38,12 @@ def test_two_processes_train_what_one_does(launch: tuple[str, ...], tmp_path: Pa
         done = subprocess.run(line, env=ENVIRONMENT, capture_output=True, text=True, timeout=HANGS, check=False)
         assert done.returncode == 0, done.stderr
         assert done.stdout.split() == [str(tmp_path / name / "report.md")]  # one of the two speaks
-    one, two = (read_metrics(tmp_path / name) for name in ("one", "two"))
+    one, two = (list(map(json.loads, lines(tmp_path / name))) for name in ("one", "two"))
     assert len(one) == len(two) == 2
     for first, second in zip(one, two, strict=True):
-        assert second.train_loss == pytest.approx(first.train_loss, rel=1e-5)
-        assert second.gradient_norm == pytest.approx(first.gradient_norm, rel=1e-4)
-        assert second.test_accuracy == first.test_accuracy
+        assert second["train_loss"] == pytest.approx(first["train_loss"], rel=1e-5)
+        assert second["gradient_norm"] == pytest.approx(first["gradient_norm"], rel=1e-4)
+        assert second["test_accuracy"] == first["test_accuracy"]
     left, right = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     assert all(torch.allclose(left[name], right[name], rtol=1e-3, atol=1e-5) for name in left)
     assert json.loads((tmp_path / "two" / "results.json").read_text())["status"] == "done"
@@ -70,11 +66,10 @@ def test_a_killed_process_ends_the_run_with_a_message_and_a_checkpoint(rank: int
     assert launcher.returncode == 1, shown
     assert "SIGKILL" in shown
     assert json.loads((out / "results.json").read_text())["status"] != "done"
-    checkpoint = read_checkpoint(out)
-    assert checkpoint is not None
-    assert 0 < checkpoint.facts.step < 40 * 4
-    assert train(None, resume=out, options=RunOptions(device="cpu", quiet=True)) == out / "report.md"
-    assert len(read_metrics(out)) == 40
+    before = len(lines(out))
+    assert 0 < before < 40
+    assert gone_on(out, "train").status == "done"
+    assert len(lines(out)) == 40
 
 
 def test_accelerate_on_cpus_says_that_it_started_one_process(
@@ -83,8 +78,8 @@ def test_accelerate_on_cpus_says_that_it_started_one_process(
     """`accelerate launch --cpu --num_processes 2` without MPI starts one, and says nothing of it."""
     for name, value in {"ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
-    assert vitlens(words((), tmp_path / "out", "--epochs", "1")[1:]) == 2
-    assert "torchrun --nproc_per_node" in capsys.readouterr().err
+    line = " ".join(words((), tmp_path / "out", "--epochs", "1")[1:])
+    assert "torchrun --nproc_per_node" in refusal(capsys, line)
 
 
 def lines(out: Path) -> list[str]:

@@ -15,6 +15,7 @@ from vitlens.analysis.ablation.several import share_removable
         ((0.8, 0.9, 0.85, 0.81, 0.2), 0.75),
         ((0.8, 0.8, 0.79, 0.5, 0.75), None),  # all may be removed, as far as is known
         ((0.8, 0.9, 0.85, 0.81, 0.8), None),
+        ((0.8, 0.8, 0.79, 0.5, 0.72), None),  # its interval ends at 0.799
     ],
 )
 def test_share_that_can_go(accuracies: tuple[float, ...], share: float | None) -> None:

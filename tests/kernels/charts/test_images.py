@@ -200,9 +200,8 @@ def ends(low, high):
     return np.repeat([low, high], 200).reshape(20, 20)
 
 
-PEAK, EXTREME = np.zeros((30, 30)), np.random.default_rng(0).normal(size=(10, 10))
+PEAK = np.zeros((30, 30))
 PEAK[3, 3] = 1
-EXTREME[0, 7] = -50.0
 
 
 @pytest.mark.parametrize(
@@ -226,12 +225,6 @@ def test_a_bar_says_its_range_at_round_numbers(scale, values, ticks):
     assert bar_words(figure) == (ticks, "attention (%)")
 
 
-def test_a_signed_scale_leaves_a_few_extremes_out():
-    (axes,) = shown(images(scale="signed")([Picture(None, EXTREME)], ""))
-    usual = np.sort(np.abs(EXTREME).ravel())[-2]
-    assert (axes.images[0].norm.vmin, axes.images[0].norm.vmax) == (-usual, usual)
-
-
-@pytest.mark.parametrize(("largest", "factor"), [(0.5, 1), (0.25, 2), (8 / 255, 10), (1 / 255, 100), (0.0, 1)])
-def test_changes_are_amplified_by_a_round_factor_within_the_colours(largest, factor):
-    assert amplification(np.array([[0.0, -largest]])) == factor
+def test_changes_are_amplified_by_a_round_factor_within_the_colours():
+    found = [amplification(np.array([[0.0, -largest]])) for largest in (0.5, 0.25, 8 / 255, 1 / 255, 0.0)]
+    assert found == [1, 2, 10, 100, 1]

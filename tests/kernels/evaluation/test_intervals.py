@@ -42,42 +42,25 @@ def test_where_only_images_or_only_seeds_vary_the_interval_is_students():
     assert found.high == min(high, 1.0) == 1.0
 
 
-def test_the_mean_squares_are_those_of_a_table_worked_out_by_hand():
-    """ANOVA of ANSWERS written out: variance of the mean = (MS seeds + MS images - MS rest) / (seeds x images)."""
-    table = ANSWERS.astype(float)
-    seeds, images = table.shape
-    total = ((table - table.mean()) ** 2).sum()
-    between_seeds = images * ((table.mean(1) - table.mean()) ** 2).sum()
-    between_images = seeds * ((table.mean(0) - table.mean()) ** 2).sum()
-    rest = (total - between_seeds - between_images) / ((seeds - 1) * (images - 1))
-    of_seeds, of_images = between_seeds / (seeds - 1), between_images / (images - 1)
-    assert rest > of_seeds  # the seeds' component is estimated below 0, so that the images' alone remains
-    found = accuracy_over_seeds(ANSWERS)
-    half = np.sqrt(of_images / table.size)
-    # the seeds' mean square enters and leaves again, and counts in the degrees of freedom
-    freedom = of_images**2 / (
-        of_images**2 / (images - 1) + of_seeds**2 / (seeds - 1) + of_seeds**2 / ((seeds - 1) * (images - 1))
-    )
-    assert found.value - found.low == pytest.approx(half * stats.t.ppf(0.975, freedom), rel=1e-9)
+SPREAD = np.random.default_rng(4).random((4, 30)) < np.linspace(0.1, 1, 30) * np.array([[1.0], [0.9], [0.3], [0.5]])
 
 
-@pytest.mark.parametrize(("spread", "images"), [(0.0, 60), (0.08, 60), (0.08, 400)])
-def test_the_interval_holds_the_truth_95_times_in_100(spread, images):
-    """Models of varying skill on images of varying hardness; a t interval over seed means alone covers far less."""
-    generator = np.random.default_rng(0)
-    covered = alone = 0
-    for _ in range(400):
-        skill = generator.normal(0.7, spread, size=(3, 1))
-        hardness = generator.choice([-0.25, 0.25], size=(1, images))
-        answers = generator.random((3, images)) < skill + hardness
-        found = accuracy_over_seeds(answers)
-        covered += found.low <= 0.7 <= found.high
-        with np.errstate(invalid="ignore"):
-            low, high = stats.t.interval(0.95, 2, answers.mean(1).mean(), stats.sem(answers.mean(1)))
-        alone += bool(low <= 0.7 <= high)
-    assert 0.92 <= covered / 400 <= 0.99, (covered, alone)
-    if not spread:
-        assert covered > alone
+@pytest.mark.parametrize("answers", [ANSWERS, SPREAD], ids=["alike", "of varying skill"])
+def test_the_mean_squares_are_those_of_a_table_worked_out_by_hand(answers):
+    """ANOVA written out: variance of the mean = (MS seeds + MS images - MS rest) / (seeds x images); Satterthwaite."""
+    table = answers.astype(float)
+    (seeds, images), every = table.shape, table - table.mean()
+    between = [images * (every.mean(1) ** 2).sum(), seeds * (every.mean(0) ** 2).sum()]
+    freedoms = [seeds - 1, images - 1, (seeds - 1) * (images - 1)]
+    rest = ((every**2).sum() - sum(between)) / freedoms[2]
+    of_seeds, of_images = (each / freedom for each, freedom in zip(between, freedoms))
+    assert (rest > of_seeds) == (answers is ANSWERS)  # the seeds' component is then below 0: the images' alone remains
+    squares = [of_seeds, of_images, rest if answers is SPREAD else of_seeds]
+    variance = of_seeds + of_images - squares[2]
+    freedom = variance**2 / sum(square**2 / each for square, each in zip(squares, freedoms))
+    found, half = accuracy_over_seeds(answers), np.sqrt(variance / table.size) * stats.t.ppf(0.975, freedom)
+    assert found.value - found.low == pytest.approx(half, rel=1e-9)
+    assert found.high == pytest.approx(min(1, found.value + half), rel=1e-9)
 
 
 def test_one_seed_has_wilsons_interval_and_mcnemars_test():
@@ -137,15 +120,17 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("groups", [None, torch.arange(30) // 4])
-def test_each_rows_interval_and_p_value_are_those_it_has_alone(groups: Tensor | None) -> None:
-    values = noise(3, 30) + torch.tensor([0.0, 0.2, 2.0])[:, None]
+@pytest.mark.parametrize(("n", "groups"), [(30, None), (30, torch.arange(30) // 4), (1000, None)])
+def test_each_rows_interval_and_p_value_are_those_it_has_alone(n: int, groups: Tensor | None) -> None:
+    """Of a thousand values 4,000 draws are made at once."""
+    values = noise(3 if n < 1000 else 1, n) + torch.tensor([0.0, 0.2, 2.0][: 3 if n < 1000 else 1])[:, None]
     low, high = intervals(values, groups=groups, seed=5)
     p, own = sign_flips(values, groups=groups, seed=5), None if groups is None else groups.numpy()
-    for row in range(3):
-        alone = bootstrap_mean(values[row].numpy(), groups=own, seed=5)
+    for row, each in enumerate(values.numpy()):
+        alone = bootstrap_mean(each, groups=own, seed=5)
         assert (float(low[row]), float(high[row])) == pytest.approx((alone.low, alone.high), abs=1e-12)
-        assert float(p[row]) == pytest.approx(sign_flip_test(values[row].numpy(), groups=own, seed=5), abs=1e-12)
+        assert float(p[row]) == pytest.approx(sign_flip_test(each, groups=own, seed=5), abs=1e-12)
+    assert resampled_means(values, draws=7).shape == (7, len(values))
 
 
 def test_sign_flips_agree_with_counting_them_all() -> None:
@@ -157,15 +142,6 @@ def test_sign_flips_agree_with_counting_them_all() -> None:
     assert float(sign_flips(copied, groups=torch.arange(8).repeat_interleave(4))[0]) == pytest.approx(exact, abs=0.02)
     assert float(sign_flips(torch.zeros(1, 5))[0]) == 1.0
     assert float(sign_flips(torch.full((1, 40), 0.1))[0]) == 1 / 10_001
-
-
-def test_draws_in_several_steps_are_the_same_draws() -> None:
-    values = noise(1, 1000)  # 4,000 draws at once
-    low, high = intervals(values, seed=1)
-    alone = bootstrap_mean(values[0].numpy(), seed=1)
-    assert (float(low[0]), float(high[0])) == pytest.approx((alone.low, alone.high), abs=1e-12)
-    assert float(sign_flips(values, seed=1)[0]) == pytest.approx(sign_flip_test(values[0].numpy(), seed=1), abs=1e-12)
-    assert resampled_means(values, draws=7).shape == (7, 1)
 
 
 def test_what_has_no_interval() -> None:

@@ -15,7 +15,6 @@ from vitlens.analysis.features.neighbours import (
     nearest,
     object_overlap,
     patch_neighbours,
-    shared,
     vote,
 )
 from vitlens.errors import DataError, InputError, UnknownNameError
@@ -87,26 +86,6 @@ def test_only_mutual_pairs_the_best_first_also_of_grids_that_differ():
     assert found.sources.tolist() == back.targets.tolist() == [[0, 0], [0, 2]]
     assert found.targets.tolist() == back.sources.tolist() == [[0, 0], [1, 0]]
     assert found.similarity[0] > found.similarity[1]
-
-
-IMAGES, SIDE, CELLS = 12, 4, 16
-OF_PATCH = torch.arange(IMAGES).repeat_interleave(CELLS)
-
-
-@pytest.mark.parametrize("by", ["position", "class"])
-def test_planted_positions_and_classes_are_found(by):
-    classes, cells = (torch.arange(IMAGES) % 3)[OF_PATCH], torch.arange(CELLS).repeat(IMAGES)
-    tokens = 5 * vectors(CELLS, seed=1)[cells if by == "position" else classes] + 0.1 * vectors(IMAGES * CELLS)
-    found = patch_neighbours(tokens, OF_PATCH, k=3)
-    centres = (torch.stack((cells // SIDE, cells % SIDE), 1).double() + 0.5) / SIDE
-    at_place, place_chance = shared(found, near(centres), OF_PATCH)
-    same, class_chance = shared(found, classes[:, None] == classes, OF_PATCH)
-    assert place_chance == pytest.approx(1 / CELLS)  # a quarter of the side apart: only the place itself is near
-    assert class_chance == pytest.approx(3 / 11)  # of the 11 other images 3 are of the class
-    planted, other, chance = (at_place, same, class_chance) if by == "position" else (same, at_place, place_chance)
-    assert planted.value == 1
-    assert other.value == pytest.approx(chance, abs=0.12)
-    assert other.low < chance + 0.1
 
 
 def test_near_is_a_distance_in_shares_of_the_image():

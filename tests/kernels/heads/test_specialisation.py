@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 import vitlens
-from tests.kit.made import made_model, numbered, uniform
-from tests.kit.planted_patterns import Bench, planted, scenes
+from tests.kit.made import made_model, numbered
+from tests.kit.planted_patterns import Bench, Maker, looking_evenly, planted, scenes
 from tests.kit.tiny import images as pictures
 from tests.kit.tiny import ours, timm_model, torchvision_swin
-from vitlens import Model, Statistics, statistics
+from vitlens import Statistics, statistics
 from vitlens.analysis.heads.registry import LABELS, MIXED, UNLABELLED, head_words
 from vitlens.analysis.heads.specialisation import (
     OFFSETS,
@@ -25,7 +25,6 @@ from vitlens.analysis.heads.specialisation import (
     specialise,
 )
 
-IMAGES = 12
 GROUPS = 16  # of images, each predicted from the others
 GRIDS = [(6, 6), (5, 8), (8, 8)]
 
@@ -72,50 +71,6 @@ def test_the_documentation_defines_every_label():
     assert {f"`{MIXED}`", f"`{UNLABELLED}`"} <= set(text.replace(":", " ").split())
 
 
-class Maker:
-    """Weights (images, query, key) of one head, rows of the prefix uniform."""
-
-    def __init__(self, grid: tuple[int, int], prefix: int, *, images: int = IMAGES, seed: int = 0) -> None:
-        self.grid, self.prefix, self.images = grid, prefix, images
-        self.patches = grid[0] * grid[1]
-        self.tokens = self.patches + prefix
-        self.generator = torch.Generator().manual_seed(seed)
-        places = torch.arange(self.patches)
-        self.down, self.across = places // grid[1], places % grid[1]
-
-    def head(self, patches: Tensor) -> Tensor:
-        """patches: what patches do to patches, (patches, patches) or one for each image."""
-        weights = uniform(self.images, 1, self.tokens)[:, 0].clone()
-        weights[:, self.prefix :] = 0
-        weights[:, self.prefix :, self.prefix :] = patches / patches.sum(-1, keepdim=True)
-        return weights
-
-    def row(self) -> Tensor:
-        """All on the query's row."""
-        return self.head((self.down[:, None] == self.down).float())
-
-    def beside(self) -> Tensor:
-        """All on the right neighbour; on itself where there is none."""
-        step = torch.where(self.across + 1 < self.grid[1], 1, 0)
-        return self.head(torch.eye(self.patches)[torch.arange(self.patches) + step])
-
-    def on(self, key: int) -> Tensor:
-        """All patches' attention on this token."""
-        weights = uniform(self.images, 1, self.tokens)[:, 0].clone()
-        weights[:, self.prefix :] = torch.eye(self.tokens)[key]
-        return weights
-
-    def random_keys(self) -> Tensor:
-        """Another key for every query of every image."""
-        keys = torch.randint(self.patches, (self.images, self.patches), generator=self.generator)
-        return self.head(torch.eye(self.patches)[keys])
-
-    def own_key(self) -> Tensor:
-        """One key for all queries of an image, another in each image."""
-        keys = torch.randperm(self.patches, generator=self.generator)[: self.images]
-        return self.head(torch.eye(self.patches)[keys][:, None].expand(-1, self.patches, -1))
-
-
 def table_of(heads: list[Tensor], grid: tuple[int, int], prefix: int) -> Statistics:
     model = made_model(torch.stack(heads, 1), grid=grid, prefix=prefix)
     return statistics(model, numbered(model, len(heads[0])), batch_size=5)
@@ -131,7 +86,7 @@ def test_made_attention_gets_its_label_on_any_layout(grid, prefix):
     kinds = {
         "self": made.head(torch.eye(made.patches)),
         "same row": made.row(),
-        "uniform": uniform(IMAGES, 1, made.tokens)[:, 0],
+        "uniform": made.even(),
         "position": made.on(prefix + 4),
         "sink": made.own_key(),
         UNLABELLED: made.random_keys(),
@@ -228,8 +183,7 @@ def test_labels_that_contain_one_another_do_not_compete():
 
 def test_a_margin_within_its_interval_is_not_clear():
     wide = scores(position=0.75)
-    wide["position"] = wide["position"] + 0.1 * torch.randn(17, generator=torch.Generator().manual_seed(1))
-    wide["position"][0] = 0.75
+    wide["position"][1:] += 0.1 * torch.randn(16, generator=torch.Generator().manual_seed(1))
     given = label_of({**wide, "sink": torch.full((17,), 0.5, dtype=torch.float64)})
     assert given.high - given.low > 0.3
     assert given.label == MIXED
@@ -237,7 +191,7 @@ def test_a_margin_within_its_interval_is_not_clear():
 
 def test_the_jackknife_of_a_mean_is_students_interval():
     values = torch.randn(16, generator=torch.Generator().manual_seed(0)).double()
-    left = torch.stack([torch.cat((values[:at], values[at + 1 :])).mean() for at in range(16)])
+    left = (values.sum() - values) / 15  # the means without each
     expected = 2.131449545559323 * float(values.std()) / 4  # Student's t with 15 degrees of freedom
     assert half_width(torch.cat((values.mean()[None], left))) == pytest.approx(expected)
 
@@ -246,15 +200,13 @@ def test_the_jackknife_of_a_mean_is_students_interval():
 def test_what_offsets_explain_is_the_share_of_variance(name, grid, prefix):
     """R² of the mean weight at each offset over all pairs of all images."""
     weights = getattr(Maker(grid, prefix, images=4), name)()
-    values: dict[tuple[int, int], list[float]] = {}
-    for image in weights[:, prefix:, prefix:].tolist():
-        for query, row in enumerate(image):
-            for key, weight in enumerate(row):
-                offset = (key // grid[1] - query // grid[1], key % grid[1] - query % grid[1])
-                values.setdefault(offset, []).append(weight)
-    everything = torch.tensor([weight for found in values.values() for weight in found]).double()
-    left = sum(((torch.tensor(found).double() - sum(found) / len(found)) ** 2).sum() for found in values.values())
-    expected = 1 - float(left / ((everything - everything.mean()) ** 2).sum())
+    made = Maker(grid, prefix)
+    down, across = made.down - made.down[:, None], made.across - made.across[:, None]
+    each, left = weights[:, prefix:, prefix:].double(), 0.0
+    for offset in set(zip(down.flatten().tolist(), across.flatten().tolist())):
+        own = each[:, (down == offset[0]) & (across == offset[1])]
+        left += float((own - own.mean()).square().sum())
+    expected = 1 - left / float((each - each.mean()).square().sum())
     found = specialise(table_of([weights], grid, prefix))
     assert found.explained[0, 0].item() == pytest.approx(expected, abs=1e-4)
 
@@ -272,7 +224,7 @@ def test_ratios_by_hand():
 @pytest.mark.parametrize(("grid", "prefix"), [((1, 7), 0), ((7, 1), 1), ((1, 1), 0), ((1, 1), 5), ((2, 1), 5)])
 def test_grids_of_one_row_column_or_patch(grid, prefix):
     made = Maker(grid, prefix)
-    even = uniform(IMAGES, 1, made.tokens)[:, 0]
+    even = made.even()
     found = specialise(table_of([even, made.head(torch.eye(made.patches)), made.beside()], grid, prefix))
     assert set(found.labels[0]) <= set(LABELS)
     assert all(torch.isfinite(found.all_scores[rule]).all() for rule in RULES)
@@ -290,19 +242,10 @@ FLAT = {
 }
 
 
-def flattened(model: Model) -> Model:
-    """Queries of zeros and no bias: uniform attention, wherever the masks of windows let it go."""
-    with torch.no_grad():
-        for name, parameter in model.module.named_parameters():
-            if "qkv" in name or "relative_position_bias" in name:
-                parameter.zero_()
-    return model
-
-
 @pytest.mark.parametrize("name", FLAT)
 def test_uniform_attention_is_chance_in_windows_too(name):
     """Also where a shifted window is cut in parts, so that some patches see fewer than others."""
-    model = flattened(FLAT[name]())
+    model = looking_evenly(FLAT[name]())
     table = statistics(model, pictures(model.input_size))
     found = specialise(table)
     for layer, site in enumerate(table.sites):
@@ -318,7 +261,7 @@ def test_uniform_attention_is_chance_in_windows_too(name):
 @pytest.mark.parametrize(("across", "label"), [(-1, "previous"), (1, "next")])
 def test_windows_of_swin_that_all_look_aside(across, label):
     """Made by the bias that Swin adds at each offset of a window."""
-    model = flattened(timm_model("swin_tiny_patch4_window7_224"))
+    model = looking_evenly(timm_model("swin_tiny_patch4_window7_224"))
     with torch.no_grad():
         for name, parameter in model.module.named_parameters():
             if name.endswith("relative_position_bias_table"):

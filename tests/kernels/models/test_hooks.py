@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import vitlens
-from tests.kit.models.tiny import images, ours
+from tests.kit.tiny import images, ours
 from vitlens.models.hooks import Memo, forget, once_per_model, per_model, watching
 
 CHANGED = {
@@ -38,8 +38,7 @@ def same(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> bool:
     return all(map(torch.equal, one, other))
 
 
-def counting() -> tuple[list[int], object]:
-    """The factors of the calls so far, and a function that is called once for each model and factor."""
+def test_a_value_is_found_once_for_each_model_and_argument_forgotten_for_one_and_no_exception_is_kept():
     calls: list[int] = []
 
     @per_model
@@ -49,29 +48,22 @@ def counting() -> tuple[list[int], object]:
             raise ValueError("a negative factor")
         return len(calls) * factor
 
-    return calls, counted
-
-
-def test_a_value_is_found_once_for_each_model_and_argument_and_forgotten_for_one():
-    (calls, counted), one, two = counting(), ours(), ours()
+    one, two = ours(), ours()
     assert [counted(one), counted(one), counted(two), counted(one)] == [1, 1, 2, 1]
     assert [counted(one, 10), counted(one, factor=10), counted(one, 10)] == [30, 40, 30]
     forget(one)
     assert [counted(two), counted(one)] == [2, 5]
-    assert len(calls) == 5
+    for _ in range(2):
+        with pytest.raises(ValueError, match="negative"):
+            counted(one, -1)
+    assert len(calls) == 7
 
 
-def test_none_is_a_value_and_an_exception_is_not():
+def test_none_is_a_value():
     memo, model, found = Memo(), ours(), []
     for _ in range(2):
         memo.get(model, lambda: found.append(1))
-    assert found == [1]
-    assert (memo.known(model), memo.known(model, key="other")) == (None, None)
-    calls, counted = counting()
-    for _ in range(2):
-        with pytest.raises(ValueError, match="negative"):
-            counted(model, -1)
-    assert calls == [-1, -1]
+    assert (found, memo.known(model), memo.known(model, key="other")) == ([1], None, None)
 
 
 def test_once_per_model_takes_the_first_arguments_and_a_model_is_freed_with_its_values():

@@ -8,7 +8,8 @@ import timm
 
 import vitlens
 from tests.kit.models.files import written
-from tests.kit.models.tiny import timm_model
+from tests.kit.models.transformers import folder_of
+from tests.kit.tiny import timm_model
 from vitlens.errors import InputError
 from vitlens.models.pretraining import Pretraining, pretraining_of, read_name, told_objectives
 
@@ -96,6 +97,23 @@ def test_a_text_tower_tells():
     read = told(tiny(), "open-clip:ViT-B-16-SigLIP/webli")
     assert (read.recipe, read.data, read.source) == ("SigLIP", "WebLI", "its text tower")
     assert told(tiny(), "runs/laion2b", "model.safetensors").data == ""  # a folder's name says nothing
+
+
+@pytest.mark.parametrize(
+    ("family", "recipe"),  # "": not known, the architecture of supervised models and of DINO
+    [
+        ("vit", ""),
+        ("dinov2-features", "DINOv2"),
+        ("dinov3", "DINOv3"),
+        ("beit", "BEiT"),
+        ("clip", "CLIP"),
+        ("swin", ""),
+    ],
+)
+def test_a_folder_of_transformers_is_known_by_its_model_type(family, recipe):
+    pytest.importorskip("transformers", minversion="5", reason="the extra hf is not installed")
+    read = pretraining_of(vitlens.load(f"hf:{folder_of(family)[0]}"))
+    assert (read.recipe, read.objective == "not known") == (recipe, not recipe)
 
 
 def test_what_is_told_is_checked():

@@ -9,7 +9,7 @@ from torch import nn
 
 import vitlens
 from tests.kit.models.files import small, written
-from tests.kit.models.tiny import FAMILIES, images, ours, timm_model
+from tests.kit.tiny import FAMILIES, images, ours, timm_model
 from vitlens.errors import InputError, ModelError, UnsupportedError
 from vitlens.models.rebuild import classifiers, for_classes, prune_heads, untrained_like
 
@@ -139,6 +139,11 @@ def test_attention_that_cannot_be_cut(name, layer):
     assert "\n" not in str(caught.value)
 
 
+def test_attention_with_a_norm_after_its_heads_cannot_be_cut():
+    with pytest.raises(UnsupportedError, match="vitlens ablate"):
+        prune_heads(timm_model("vit_tiny_patch16_224", scale_attn_norm=True), {0: (0,)})
+
+
 def test_a_projection_without_a_bias_takes_no_means():
     with pytest.raises(UnsupportedError, match="leave the means out"):
         prune_heads(timm_model("vit_tiny_patch16_224", proj_bias=False), {0: (1,)}, means={0: torch.zeros(2, 16)})
@@ -192,16 +197,12 @@ def test_the_head_is_new_and_nothing_else(name: str, tmp_path):
     assert torch.equal(again(batch), made(batch))
 
 
-def test_a_head_for_the_same_classes_is_kept():
-    old, batch = small(), images((32, 48))
-    made = for_classes(old, old.classes)
-    assert torch.equal(made(batch), old(batch))
-    assert made.provenance.notes == ()
-    assert made.module is not old.module
-
-
 @pytest.mark.parametrize("positions", ["learned", "sine-2d", "none"])
-def test_positions_are_those_of_another_input_size(tmp_path, positions):
+def test_a_head_for_the_same_classes_is_kept_and_positions_are_those_of_another_input_size(tmp_path, positions):
+    plain = small(positions=positions)
+    same_size = for_classes(plain, plain.classes)
+    assert same(values(same_size), values(plain))
+    assert (same_size.provenance.notes, same_size.module is plain.module) == ((), False)
     old = vitlens.load(str(written(small(positions=positions), tmp_path)), image_size=(64, 32))
     made, batch = for_classes(old, old.classes), images((64, 32))
     torch.testing.assert_close(made(batch), old(batch), atol=1e-5, rtol=0)  # which interpolates in every pass

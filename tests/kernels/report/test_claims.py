@@ -22,7 +22,7 @@ def claim(estimate: Estimate, kind: Kind = "fact", *, reference: float = 0.0, p:
 @pytest.mark.parametrize(
     ("estimate", "kind", "reference", "rank"),
     [
-        (effect(3.0, 1.0), "fact", 0.0, 3.0),
+        (effect(1.5, 0.5), "fact", 0.0, 3.0),
         (effect(3.0, 1.0), "comparison", 0.0, 4.5),
         (effect(-3.0, 1.0), "hidden fault", 0.0, 4.5),
         (effect(3.0, 1.0), "expected fact", 1.0, 1.0),

@@ -2,22 +2,19 @@
 
 import os
 import unicodedata
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matplotlib.figure import Figure
 
 from tests.kit.nasty import NASTY, cells, parsed, problems, read
+from tests.kit.pages import document, record
 from vitlens.cli.main import run
-from vitlens.record import Config, Data, ModelEntry, Record, SkippedEntry, col, table
-from vitlens.report.claims import Claim, found
+from vitlens.record import ModelEntry
+from vitlens.report.claims import found
 from vitlens.report.document import Document, FirstPage, Sentence
 from vitlens.report.markdown import markdown
-from vitlens.report.sections import Chart, Overview, Report, Section
 
 names = st.one_of(
     st.text(st.sampled_from("`*_~[]()<>!|\\&#$:/@.- \n\rab1\u202e\x1b猫"), max_size=20),
@@ -26,54 +23,21 @@ names = st.one_of(
 )
 
 
-@dataclass(frozen=True)
-class NamedRow:
-    name: str = col("name")
-    image: str = col("image")
-    n: int = col("n")
+def said(template: str, **given: str) -> str:
+    """A sentence of a claim."""
+    return found("question", "subject", template, given=given).says
 
 
-@dataclass(frozen=True, kw_only=True)
-class NamedRecord(Record):
-    command: ClassVar[str] = "predict"
-    rows: tuple[NamedRow, ...] = table()
-
-
-def claims(record: NamedRecord) -> Iterator[Claim]:
-    for row in record.rows:
-        yield found("names", row.name, "**vit** sees {{ n }}, {{ n }}", given={"n": row.name}, kind="answer")
-
-
-REPORT = Report(
-    NamedRecord,
-    claims=claims,
-    unknown=lambda record: (claim.says for claim in claims(record)),
-    glance=Overview("rows", ("name", "image", "n")),
-    sections=(
-        Section(
-            "Of {{ rows[0].name }}", "rows",
-            says="{{ name }} sees {{ image }} in `results.json` (p = 0.5), {{ name }}: first.",
-            columns=("name", "image", "n"),
-            charts=(
-                Chart("grid", lambda *_: Figure((1, 1)), "{{ first.name }}, {{ first.name }}.", "Of {{ first.name }}"),
-            ),
-        ),
-    ),
-)  # fmt: skip
-
-
-def report_of(name: str, command_line: str = "") -> str:
+def report_of(name: str) -> str:
     """A report with a name everywhere, as a run would write it."""
-    left_out = (SkippedEntry(name, name),)
-    config = Config(
-        title=f"Predictions on {name}",
-        command_line=command_line or f"vitlens predict vit --data '{name}'",
-        device=name,
-        data=Data(title=name, images=2, notes=(f"one image of {name} was left out",), skipped=left_out),
-        models=(ModelEntry("vit", name, name, parameters=1, notes=(name,)),),
-    )
-    record = NamedRecord(config=config, rows=(NamedRow(name, f"{name}.png", 1), NamedRow("tabby", "b.png", 2)))
-    return markdown(REPORT(record), record)
+    model = ModelEntry("vit", name, name, parameters=1, notes=(name,))
+    run = record(Path("run"), command_line=f"vitlens look '{name}'", device=name, models=(model,))
+    return markdown(document(name=said("{{ name }}", name=name)), run)
+
+
+def plain(text: str) -> str:
+    """A sentence as a report's paragraph."""
+    return markdown(Document("t", (), FirstPage(()), preface=(Sentence(text),)), record(Path("run"))).split("\n\n")[1]
 
 
 def seen(name: str) -> str:
@@ -87,11 +51,6 @@ def _seen(one: str) -> str:
     return " " if unicodedata.category(one) == "Zs" else ascii(one)[1:-1]
 
 
-def plain(text: str) -> str:
-    """A sentence as a report's paragraph."""
-    return markdown(Document("t", (), FirstPage(()), preface=(Sentence(text),)), NamedRecord()).split("\n\n")[1]
-
-
 PLAIN = [(block.type, block.tag) for block in parsed(report_of("name"))]
 
 
@@ -101,22 +60,21 @@ def test_a_name_in_a_report_is_only_read_letter_by_letter(name):
     assert problems(text) == []
     assert os.fsencode(text).decode("utf-8") == text
     assert [(block.type, block.tag) for block in parsed(text)] == PLAIN  # no block more, none less
-    shown = cells(text)[1][0]
+    shown = cells(text)[0][1]
     if len(name) <= 60 and not name.isspace():
         assert shown.split() == seen(name).split()
     assert all(len(part) <= 60 for part in shown.split("/")) or len(shown) == 180
     items = ["".join(read(block).split()) for block in parsed(text) if block.type == "inline"]
     assert "".join(f"vit: {shown}, weights: {shown}, 1 parameters; {seen(name)}.".split()) in items
-    headings = [read(after) for block, after in zip(parsed(text), parsed(text)[1:]) if block.type == "heading_open"]
-    assert " ".join(headings[1].split()) == " ".join(f"Of {shown}".rstrip(" #").split()) or "#" in name
 
 
 @settings(max_examples=50, deadline=None)
 @given(names)
 def test_any_name_in_a_report_is_only_read_and_a_block_of_code_holds_any_line(name):
-    assert problems(report_of(name)) == []
-    (block,) = (block for block in parsed(report_of("x", f"x{name}")) if block.type == "fence")
-    assert block.content == "".join(f"{line}\n" for line in map(seen, f"x{name}".split("\n")))
+    text = report_of(name)
+    assert problems(text) == []
+    (block,) = (block for block in parsed(text) if block.type == "fence")
+    assert block.content == "".join(f"{line}\n" for line in map(seen, f"vitlens look '{name}'".split("\n")))
 
 
 @pytest.mark.parametrize("address", ["http://x.org", "HTTPS://x.org/a_b", "www.x.org", "ftp://x", "a@x.org"])
@@ -129,8 +87,7 @@ def test_an_address_is_no_link_on_github(address):
 def test_our_own_marks_stay_and_those_of_names_do_not():
     own = "**vit** is in `runs/` at p < 0.05: 3 * 4, a_b, [0, 1]; (a-b), 100 %, it's."
     assert plain(own) == own
-    told = found("q", "s", "**{{ a }}** in `{{ b }}`", given={"a": "**", "b": "a`b"}).says
-    assert plain(told) == "**\\*\\*** in ``a`b``"
+    assert plain(said("**{{ a }}** in `{{ b }}`", a="**", b="a`b")) == "**\\*\\*** in ``a`b``"
 
 
 def test_a_message_is_one_line_of_a_stated_length_on_a_terminal(capsys):

@@ -17,6 +17,7 @@ from vitlens.uncertainty import Estimate
         (Estimate(0.0366, 8.86e-5, 0.102, 200, "nats"), "0.037 nats (0.000 to 0.102, n = 200)"),
         (Estimate(7.45, 7.3, 7.55, unit="ms"), "7.45 ms (7.30 to 7.55)"),
         (Estimate(1710.4, 1698, 1737, unit="images/s"), "1,710 images/s (1,698 to 1,737)"),
+        (Estimate(450.4, 400, 999.4, unit="ms"), "450 ms (400 to 999)"),
         (Estimate(3e-6, 1e-6, 4e-6, unit=""), "3e-06 (1e-06 to 4e-06)"),
         (Estimate(6091, unit="s"), "1 h 41 min"),
         (Estimate(100, unit="s"), "1 min 40 s"),

@@ -58,12 +58,11 @@ def test_panels_carry_what_they_are_found_by_and_a_long_table_is_closed(tmp_path
 
 
 def test_an_empty_document_is_a_page_and_an_unfinished_run_says_so(tmp_path):
-    empty = Document("Nothing", (), FirstPage(()))
-    text = written(tmp_path, empty)
-    assert page_problems(text) == []
-    assert not [found for _, found in Elements(text).found if found.get("id") == "vl-explorer"]
-    assert "This run was interrupted" in page(empty, record(tmp_path, status="interrupted"))
-    assert "This run" not in text
+    for status, said in (("done", False), ("interrupted", True)):
+        text = page(Document("Nothing", (), FirstPage(())), record(tmp_path, status=status))
+        assert page_problems(text) == []
+        assert not [found for _, found in Elements(text).found if found.get("id") == "vl-explorer"]
+        assert ("This run was interrupted" in text) == said
 
 
 @pytest.mark.parametrize("escaped", [True, False])

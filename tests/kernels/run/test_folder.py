@@ -2,51 +2,28 @@
 
 import json
 import os
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from vitlens.arrays import Form, read_arrays
+from tests.contracts.throw_away.record import BrightnessArrays, BrightnessRecord, MeanRow
+from vitlens.arrays import read_arrays
 from vitlens.commands.run.folder import RunFolder, versions
 from vitlens.commands.run.options import RunOptions
 from vitlens.errors import InputError, NonFiniteError, OutputError, StorageError
-from vitlens.record import Record, arrays, col, read_run, table
+from vitlens.record import read_run
 from vitlens.uncertainty import Estimate
 
-
-@dataclass(frozen=True)
-class ScoreRow:
-    model: str = col("model")
-    accuracy: Estimate | None = col("accuracy", metric="accuracy/{model}")
-
-
-@dataclass(frozen=True)
-class LabelArrays:
-    labels: Annotated[NDArray[np.integer], Form("i", (None,))]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoreRecord(Record):
-    command: ClassVar[str] = "evaluate"
-    scores: tuple[ScoreRow, ...] = table()
-    labels: Mapping[str, LabelArrays] = arrays("labels-{model}")
-
-
-KEPT = ScoreRecord(
-    scores=(ScoreRow("m", Estimate(0.5, 0.4, 0.6, 10)), ScoreRow("k", None)), labels={"m": LabelArrays(np.arange(3))}
-)
-NAN = ScoreRecord(scores=(ScoreRow("m", Estimate(float("nan"))),))
+MEANS = (MeanRow("m", Estimate(0.5, 0.4, 0.6, 10)),)
+KEPT = BrightnessRecord(means=MEANS, rows={"m": BrightnessArrays(np.arange(3.0)[None])})
+NAN = BrightnessRecord(means=(MeanRow("m", Estimate(float("nan"))),))
 
 
 def at(out: Path | None, config: dict[str, object] | None = None, *, overwrite: bool = False, **more) -> RunFolder:
     return RunFolder.opened(
-        more.pop("word", "evaluate"), RunOptions(out=out, overwrite=overwrite), config or {}, **more
+        more.pop("word", "brightness"), RunOptions(out=out, overwrite=overwrite), config or {}, **more
     )
 
 
@@ -59,13 +36,12 @@ def test_a_run_that_ends_well_is_done_and_reads_back(tmp_path):
         assert folder.record().status == "running"
     record = read_run(out)
     assert record.results.keys() == {"schema", "command", "status", "seconds", "metrics", "tables"}
-    assert (record.command, record.status, record.config["seed"]) == ("evaluate", "done", 3)
-    accuracy = {"value": 0.5, "low": 0.4, "high": 0.6, "n": 10, "unit": "fraction"}
-    assert record.results["metrics"] == {"accuracy/m": accuracy}
-    rows = [{"model": "m", "accuracy": accuracy}, {"model": "k", "accuracy": None}]
-    assert record.results["tables"]["scores"] == rows
-    assert read_arrays(out / "arrays" / "labels-m.npz")["labels"].tolist() == [0, 1, 2]
-    assert (record.config["versions"], record.config["title"]) == (versions(), "Evaluate m d")
+    assert (record.command, record.status, record.config["seed"]) == ("brightness", "done", 3)
+    number = {"value": 0.5, "low": 0.4, "high": 0.6, "n": 10, "unit": "fraction"}
+    assert record.results["metrics"] == {"brightness/m": number}
+    assert record.results["tables"] == {"images_shown": [], "means": [{"model": "m", "brightness": number}]}
+    assert read_arrays(out / "arrays" / "brightness-m.npz")["rows"].tolist() == [[0, 1, 2]]
+    assert (record.config["versions"], record.config["title"]) == (versions(), "Brightness m d")
     assert not list(out.glob(".*"))
 
 
@@ -82,7 +58,7 @@ def test_an_exception_shows_in_the_status_and_goes_on(tmp_path, error, status):
         run()
     record = read_run(tmp_path / "run")
     assert record.status == status
-    assert record.results["metrics"].keys() == {"accuracy/m"}
+    assert record.results["metrics"].keys() == {"brightness/m"}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +66,7 @@ def test_an_exception_shows_in_the_status_and_goes_on(tmp_path, error, status):
     [
         (KEPT, None, StorageError, "full"),
         (KEPT, ValueError("first"), ValueError, "first"),  # not that of the disk
-        (NAN, None, NonFiniteError, "metrics/accuracy/m/value"),
+        (NAN, None, NonFiniteError, "metrics/brightness/m/value"),
     ],
 )
 def test_a_full_disk_tells_the_first_error_and_a_nan_its_name_and_neither_looks_finished(
@@ -118,7 +94,7 @@ def test_the_default_place_is_named_by_what_and_when(tmp_path, monkeypatch):
     first, second = (at(None, name_parts=("vit-digits", "/some/where/my photos")) for _ in range(2))
     assert first.path != second.path
     assert first.path.parent == Path("reports")
-    assert first.path.name.startswith("evaluate-vit-digits-my-photos-2")
+    assert first.path.name.startswith("brightness-vit-digits-my-photos-2")
     train = at(None, word="train", name_parts=("vit-micro", "digits"))
     assert train.path.parent == Path("runs")
     assert train.path.name.startswith("vit-micro-digits-2")
@@ -213,7 +189,7 @@ def test_what_a_failed_run_left_of_use_is_not_taken_away(tmp_path, left):
     out = tmp_path / "out"
     folder = at(out)
     if left == "rows":
-        folder.keep(ScoreRecord(scores=KEPT.scores))
+        folder.keep(BrightnessRecord(means=MEANS))
     if left == "progress":
         folder.arrays("part", values=[1])
     if left == "a file of the user's":

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import vitlens
 from tests.kit.making import CLASSES, save, untrained
 from tests.kit.sign_flips import sign_flip_test
+from tests.kit.vectors import gram_cka
 from vitlens import Model
 from vitlens.cli.main import run
 from vitlens.commands.ablate.record import AblateRecord
@@ -138,19 +139,6 @@ def test_the_share_that_can_be_removed_has_the_interval_of_a_bootstrap(ablated: 
     assert (found.low, found.high) == pytest.approx(tuple(ends))
 
 
-def cka(one: Tensor, two: Tensor) -> float:
-    """Unbiased linear CKA from kernel matrices (samples, samples), by Song 2012's formula."""
-
-    def hsic(k: Tensor, m: Tensor) -> Tensor:
-        n = len(k)
-        k, m = (each - each.diagonal().diag() for each in (k, m))
-        ends = k.sum() * m.sum() / ((n - 1) * (n - 2))
-        return ((k @ m).trace() + ends - 2 * (k.sum(0) @ m.sum(0)) / (n - 2)) / (n * (n - 3))
-
-    k, m = (each.double() @ each.double().T for each in (one, two))
-    return float(hsic(k, m) / (hsic(k, k) * hsic(m, m)).sqrt())
-
-
 def test_pairs_are_full_forwards_with_paired_intervals(ablated: Ablated) -> None:
     record = ablated.record
     alone = {head: float(ablated.rise(head).mean()) for head in ablated.heads}
@@ -169,6 +157,6 @@ def test_pairs_are_full_forwards_with_paired_intervals(ablated: Ablated) -> None
         assert row.second_alone == pytest.approx(alone[row.second], **CLOSE)
         p.append(sign_flip_test(beyond.numpy(), seed=0))
         outputs = [ablated.captured[ablated.place(head)].flatten(0, -2) for head in (row.first, row.second)]
-        assert row.similarity == pytest.approx(cka(*outputs), abs=1e-4)
+        assert row.similarity == pytest.approx(gram_cka(*outputs), abs=1e-4)
     assert [row.p for row in record.pairs] == pytest.approx(holm(p), abs=0.02)
     assert max(abs(row.synergy.value) for row in record.pairs) > 1e-3

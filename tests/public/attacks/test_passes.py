@@ -28,24 +28,6 @@ def test_the_batch_is_refilled_as_images_leave():
     assert rounds < sum(int(group.max()) for group in result.backwards.split(4))  # the passes without refilling
 
 
-def test_an_image_leaves_once_broken():
-    result = vitlens.attack(
-        linear(classes=2), pictures(6, low=0.4, high=0.6), "predicted", method="pgd", epsilon=0.3, steps=20
-    )
-    assert result.success.all()
-    assert result.forwards.max() <= 4
-
-
-@pytest.mark.parametrize(("count", "padded"), [(1, [1]), (3, [4]), (5, [8]), (20, [24]), (45, [32, 16])])
-def test_a_cpu_runs_few_shapes_and_the_last_pass_without_gradients(count, padded):
-    model, images = linear(), pictures(count)
-    with asked(model) as seen:
-        result = vitlens.attack(model, images, "predicted", method="fgsm", epsilon=1e-6, batch_size=count)
-    assert sizes(seen)[-2 * len(padded) :] == [*((size, True) for size in padded), *((size, False) for size in padded)]
-    assert result.forwards.tolist() == [2] * count
-    assert result.backwards.tolist() == [1] * count
-
-
 def test_a_model_that_is_always_wrong_gets_a_note_and_an_empty_curve():
     model, images = perceptron(), pictures(3)
     labels = (predictions(model, images) + 1) % 5

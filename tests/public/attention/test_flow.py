@@ -39,10 +39,10 @@ def test_the_flow_of_a_model_is_that_of_a_linear_program(golden, places):
     """The capacities are the weights with the residual connection, 0.6 A + 0.4 I."""
     record = golden("every method").record
     maps = torch.tensor(record.maps.maps[:, [row.method for row in record.methods].index("flow")])
-    model, digits = vitlens.load(str(places["vit"])), vitlens.load_data("digits", limit=5)
+    model, digits = vitlens.load(str(places["vit"])), vitlens.load_data("digits", limit=len(record.maps.maps))
     layers, tokens = vitlens.attention(model, digits), model.layout.tokens
-    assert maps.shape == (5, 4, 4)
-    for image in range(5):
+    assert maps.shape[1:] == (4, 4)
+    for image in range(len(maps)):
         pipes = [0.6 * layer[image].double().mean(0).numpy() + 0.4 * np.eye(tokens) for layer in layers]
         targets = range(1 + image, tokens, 5)
         expected = [by_linear_program(np.eye(tokens)[0], pipes, target) for target in targets]

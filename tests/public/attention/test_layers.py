@@ -55,8 +55,5 @@ def test_layers_that_are_not_of_all_tokens_are_refused(name):
     model = REFUSED[name]()
     with pytest.raises(UnsupportedError, match=r"found"):
         vitlens.explorer(model, images(model.input_size))
-
-
-def test_no_image_is_refused():
     with pytest.raises(InputError):
         vitlens.explorer(ours(), images((32, 48), batch=0))

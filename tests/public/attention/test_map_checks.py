@@ -32,7 +32,7 @@ def explained(maps: Tensor) -> list[float]:
 
 def test_information_and_what_is_the_same_in_other_images(golden, places):
     record = golden("rollout").record
-    model, digits = vitlens.load(str(places["vit"])), vitlens.load_data("digits", limit=12)
+    model, digits = vitlens.load(str(places["vit"])), vitlens.load_data("digits", limit=record.methods[0].information.n)
     rows = {row.maps: row for row in record.methods}
     assert set(rows) == {"rollout-max", "rollout-min"}
     for fusion in ("max", "min"):
@@ -44,7 +44,7 @@ def test_information_and_what_is_the_same_in_other_images(golden, places):
 
 def test_how_alike_the_heads_of_a_layer_and_neighbouring_layers_are(golden, places):
     record = golden("attention of digits").record
-    model, digits = vitlens.load(str(places["vit"])), vitlens.load_data("digits", limit=6)
+    model, digits = vitlens.load(str(places["vit"])), vitlens.load_data("digits", limit=record.layers[0].information.n)
     weights = vitlens.attention(model, digits, rows="cls")
     means = [layer[:, :, 0, 1:].mean(1) for layer in weights]
     for layer, row in enumerate(record.layers):

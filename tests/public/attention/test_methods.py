@@ -112,8 +112,8 @@ def test_attention_of_channels_is_in_no_map():
 
 def test_several_methods_from_one_pass_are_each_alone_with_their_settings(golden, places):
     """`vitlens rollout` measures all of them at once."""
-    model, digits = vitlens.load(str(places["vit"])), vitlens.load_data("digits", limit=5)
     record = golden("every method").record  # --target true --alpha 0.4 --layer 0
+    model, digits = vitlens.load(str(places["vit"])), vitlens.load_data("digits", limit=len(record.maps.maps))
     settings = {"rollout": {"alpha": 0.4}, "gradient-rollout": {"alpha": 0.4}, "attention": {"layer": 0}}
     for at, row in enumerate(record.methods):
         if row.method != "flow":  # tests/public/attention/test_flow.py

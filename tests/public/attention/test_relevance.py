@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 import vitlens
 from tests.kit.attention import as_read, by_equation_six, by_rollout, close, raised
-from tests.kit.tiny import FAMILIES, TIMM, images, ours, small_cnn, timm_model
+from tests.kit.tiny import FAMILIES, TIMM, images, ours, timm_model
 from tests.kit.uses import state_of
 from vitlens import Model
-from vitlens.errors import InputError, LensError, UnsupportedError
+from vitlens.errors import InputError, LensError
 
 gradient_rollout = partial(vitlens.explain, method="gradient-rollout")
 READER = None  # the readout is the reader's row
@@ -123,11 +123,6 @@ def test_a_layer_that_has_no_part_in_the_logit_is_named_and_nothing_stays():
     with pytest.raises(LensError, match=r"blocks\.0\.attn"):
         vitlens.relevance(model, images((32, 48)))
     assert state_of(model) == before
-
-
-def test_a_model_without_attention_is_refused():
-    with pytest.raises(UnsupportedError):
-        vitlens.relevance(small_cnn(), images((32, 48)))
 
 
 def constant_norm(norm: Any, tokens: Tensor) -> Tensor:

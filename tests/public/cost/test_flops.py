@@ -8,9 +8,21 @@ import torch
 from scipy import stats
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 
 import vitlens
-from tests.kit.tiny import EACH_FAMILY, FAMILIES, images, our_swin, ours, shared_model, torchvision_vit
+from tests.kit.tiny import (
+    EACH_FAMILY,
+    FAMILIES,
+    images,
+    model_of,
+    our_swin,
+    ours,
+    shaken,
+    shared_model,
+    small_cnn,
+    torchvision_vit,
+)  # fmt: skip
 from vitlens import Model
 from vitlens.cli.main import run
 from vitlens.commands.run.publish import read_folder
@@ -84,6 +96,16 @@ class Weighted(TorchFunctionMode):
         return found
 
 
+def test_a_cnn_counts_what_a_sum_over_its_layers_gives():
+    model = small_cnn()
+    with torch.no_grad(), Weighted() as mode:
+        model(images((32, 48), batch=1))
+    found = flops(model)
+    assert sum(found.values()) == mode.flops
+    assert list(found) == [STEM, "stage 0", "stage 1", "stage 2", HEAD]
+    assert found[HEAD] == 2 * 64 * 5
+
+
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "torchvision-vit"])
 def test_other_families_count_what_a_sum_over_their_layers_gives(family):
     """Products with weights as they are called, and products of tokens as the lens sees them."""
@@ -111,12 +133,12 @@ def test_torch_s_multihead_attention_is_seen_into():
     assert torch.backends.mha.get_fastpath_enabled()
 
 
+@pytest.mark.slow
 def test_a_resnet_has_the_flops_of_its_paper():
     """He 2016, table 1: 1.8 billion multiplications and additions as one, at 224 px."""
     found = flops(vitlens.load("torchvision:resnet18", random_weights=True))
     assert round(sum(found.values()) / 2e9, 1) == 1.8
-    assert list(found) == ["stem", "stage 0", "stage 1", "stage 2", "stage 3", "head"]
-    assert found["head"] == 2 * 512 * 1000
+    assert found[HEAD] == 2 * 512 * 1000
 
 
 def swin_flops(model: Model) -> dict[str, int]:
@@ -142,12 +164,6 @@ def test_our_swin_by_counter_and_by_formula(size, shift):
     assert flops(model) == swin_flops(model)
 
 
-def test_products_grow_with_the_square_of_the_tokens_and_in_windows_with_the_tokens():
-    for make, power in ((lambda **size: ours(pooling="mean", **size), 2), (our_swin, 1)):
-        small, large = (flops(make(size=(side, side)))[PRODUCTS] for side in (32, 128))
-        assert large == small * 16**power
-
-
 def test_exponents_and_the_crossover_of_a_sweep_over_sizes(tiny_vit, tmp_path):
     """N² of the products, the interval of least squares on logarithms, and the tokens from which products lead."""
     sides = (16, 32, 64)
@@ -166,14 +182,6 @@ def test_exponents_and_the_crossover_of_a_sweep_over_sizes(tiny_vit, tmp_path):
         half = stats.t.ppf(0.975, 1) * fit.stderr
         assert found[cost].value == pytest.approx(fit.slope, abs=1e-6)
         assert (found[cost].low, found[cost].high) == pytest.approx((fit.slope - half, fit.slope + half), abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("name", "count"), [("vit-micro", 1_205_898), ("vit-tiny", 2_693_578), ("vit-mini", 809_354), ("resnet20", 269_722)]
-)
-def test_the_parameters_of_the_presets_follow_from_their_shapes(name, count):
-    model = vitlens.load(name, random_weights=True)
-    assert sum(parameters(model).values()) == model.parameter_count() == count
 
 
 def test_every_part_of_our_vit_and_of_a_cnn_has_what_its_shape_says():
@@ -224,9 +232,10 @@ def test_every_parameter_of_every_family_has_a_known_part(family):
 
 
 def test_downsampling_is_counted_with_the_stage_that_it_leads_to():
-    model = vitlens.load("torchvision:convnext_tiny", random_weights=True)
+    settings = [CNBlockConfig(8, 16, 1), CNBlockConfig(16, 24, 2), CNBlockConfig(24, None, 1)]
+    model = model_of(shaken(lambda: ConvNeXt(settings, num_classes=5)), alias="convnext")
     found = parameters(model)
-    assert list(found) == [STEM, "stage 0", "stage 1", "stage 2", "stage 3", HEAD]
-    for stage in range(1, 4):  # of torchvision's features: the stem, then blocks and downsampling in turn
+    assert list(found) == [STEM, "stage 0", "stage 1", "stage 2", HEAD]
+    for stage in (1, 2):  # of torchvision's features: the stem, then blocks and downsampling in turn
         own = [*model.module.features[2 * stage].parameters(), *model.module.features[2 * stage + 1].parameters()]
         assert found[f"stage {stage}"] == sum(parameter.numel() for parameter in own)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import vitlens
-from tests.kit.clock import moved_clock
+from tests.kit.clock import moved_clock, ticking_clock
 from tests.kit.tiny import model_of, ours, pruned, shared_model
 from vitlens.cli.main import run
 from vitlens.commands.run.publish import read_folder
@@ -129,16 +129,7 @@ def test_latencies_are_quartiles_of_passes_after_those_that_warm_up(monkeypatch)
 
 
 def test_on_the_command_line_no_larger_batch_is_timed_than_is_worth_while(monkeypatch, tiny_vit, tiny_cnn, tmp_path):
-    clock = moved_clock(monkeypatch)
-
-    class Slow:
-        """Each reading of the clock is so many seconds after the one before."""
-
-        def __call__(self) -> float:
-            clock.move(2.0)
-            return clock.now
-
-    monkeypatch.setattr("vitlens.analysis.cost.passes.perf_counter", Slow())
+    ticking_clock(monkeypatch, seconds=2.0)
     words = ["--sizes", "32", "--quiet", "--out", str(tmp_path / "run")]
     assert run(["profile", str(tiny_vit), str(tiny_cnn), *words]) == 0
     speed = read_folder(tmp_path / "run").speed

@@ -121,17 +121,6 @@ def test_a_damaged_mask_is_left_out_and_named_and_none_that_fits_is_refused(fold
         load(folder)
 
 
-def test_a_run_goes_on_without_the_damaged_mask(folder, tiny_vit, tmp_path, capsys):
-    mask, out = folder / "masks" / "b.png", tmp_path / "out"
-    mask.write_bytes(mask.read_bytes()[:-30])
-    line = ["rollout", str(tiny_vit), "--data", str(folder), "--fusion", "mean", "--quiet", "--out", str(out)]
-    assert run(line) == 0, capsys.readouterr().err
-    told = json.loads((out / "config.json").read_text())["data"]
-    assert told["images"] == 1
-    assert "b.png" in [row["file"] for row in told["skipped"]]
-    assert "b.png" in (out / "report.md").read_text()
-
-
 @pytest.mark.parametrize("file", ["annotations.json", "index.json"])
 def test_damaged_json_beside_images_is_one_line(folder, capsys, file, tiny_vit):
     content: object = [{"file": f"{name}.png", "imagenet_class": 7, "odd": None} for name in "abcd"]

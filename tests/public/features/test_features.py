@@ -1,7 +1,5 @@
 """`vitlens.features`: what the classifier reads is the last of them; pooling, norm, layers; what enters block 0."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -76,10 +74,9 @@ def test_every_pooling_before_and_after_the_norm(pool, norm):
 def test_a_norm_of_the_pooled_vector_comes_after_the_mean():
     model = ours(pooling="mean")
     batch = images(model.input_size, batch=3)
-    (first, _) = vitlens.features(model, batch).values
-    expected = model.module.fc_norm(by_hand(model, batch)[0].mean(1))
-    torch.testing.assert_close(first, expected, atol=1e-6, rtol=1e-5)
-    assert not torch.allclose(first, model.module.fc_norm(by_hand(model, batch)[0]).mean(1), atol=1e-3)
+    first, tokens = vitlens.features(model, batch).values[0], by_hand(model, batch)[0]
+    torch.testing.assert_close(first, model.module.fc_norm(tokens.mean(1)), atol=1e-6, rtol=1e-5)
+    assert not torch.allclose(first, model.module.fc_norm(tokens).mean(1), atol=1e-3)
 
 
 TITLES = {"vit": ["embedding", "block 0", "block 1"], "cnn": ["stem", "stage 0", "stage 1", "stage 2"]}
@@ -100,16 +97,6 @@ def test_layers_can_be_chosen_and_keep_their_numbers(family):
     assert (whole.embedded, with_it.embedded, len(whole)) == (False, True, 5)
     assert with_it.layers[1:] == whole.layers
     assert all(torch.equal(one, other) for one, other in zip(with_it.values[1:], whole.values, strict=True))
-
-
-def test_a_cnns_features_are_the_means_of_its_maps():
-    model, batch = cnn(), images(batch=3)
-    layer = vitlens.features(model, batch).layers[0]
-    kept, module = list[Tensor](), model.module.get_submodule(layer.module)
-    hook = module.register_forward_hook(lambda _module, _inputs, maps: kept.append(maps))
-    found = vitlens.features(model, batch).at(0)
-    hook.remove()
-    torch.testing.assert_close(found, kept[-1].mean((2, 3)), atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", [*EACH_FAMILY, "tiny-clip", "tiny-sigmoid", "tiny-resnet"])
@@ -142,26 +129,26 @@ def broken() -> Model:
     return model
 
 
-def read(make: Callable[[], Model], **options: object) -> object:
-    model = make()
-    function = getattr(vitlens.features, "__wrapped__", vitlens.features)  # past a check, as from the command line
-    return function(model, images(model.input_size), **options)
-
-
 REFUSED = {
-    "the CLS of a CNN": (lambda: read(cnn, pool="cls"), UnsupportedError, "try the pooling 'mean'"),
-    "an unknown pooling": (lambda: read(cnn, pool="max"), UnknownNameError, None),
-    "a layer too many": (lambda: read(cnn, layer=3), InputError, "from 0 to 2"),
-    "a layer too few": (lambda: read(cnn, layer=-4), InputError, "from 0 to 2"),
-    "a layer that was not read": (lambda: read(cnn, layer=1).at(0), InputError, r"\[1\]"),
-    "an embedding that was not read": (lambda: read(cnn).at("embedding"), InputError, r"\[0, 1, 2\]"),
-    "an embedding without blocks": (lambda: read(plain, embedding=True), UnsupportedError, None),
-    "a model that breaks": (lambda: read(broken, norm=False), NonFiniteError, "block 1"),
+    "the CLS of a CNN": (cnn, {"pool": "cls"}, UnsupportedError, "try the pooling 'mean'"),
+    "an unknown pooling": (cnn, {"pool": "max"}, UnknownNameError, None),
+    "a layer too many": (cnn, {"layer": 3}, InputError, "from 0 to 2"),
+    "a layer too few": (cnn, {"layer": -4}, InputError, "from 0 to 2"),
+    "an embedding without blocks": (plain, {"embedding": True}, UnsupportedError, None),
+    "a model that breaks": (broken, {"norm": False}, NonFiniteError, "block 1"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_read_is_said(case):
-    call, error, words = REFUSED[case]
+    make, options, error, words = REFUSED[case]
+    model, unchecked = make(), getattr(vitlens.features, "__wrapped__", vitlens.features)  # as from the command line
     with pytest.raises(error, match=words):
-        call()
+        unchecked(model, images(model.input_size), **options)
+
+
+def test_a_layer_that_was_not_read_is_said():
+    with pytest.raises(InputError, match=r"\[1\]"):
+        vitlens.features(cnn(), images(), layer=1).at(0)
+    with pytest.raises(InputError, match=r"\[0, 1, 2\]"):
+        vitlens.features(cnn(), images()).at("embedding")

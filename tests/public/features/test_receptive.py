@@ -15,9 +15,9 @@ from vitlens.commands.run.publish import read_folder
 
 @pytest.fixture(scope="module", params=[False, True], ids=["still", "shifted"])
 def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, AttentionRecord]:
-    """A Swin of two stages, 4 x 4 patches of 2 px in a window, on one image."""
-    folder, shape = tmp_path_factory.mktemp("swin"), {"dim": 16, "depths": [2, 2], "heads": [2, 2]}
-    model = untrained("swin-micro", classes=CLASSES, seed=1, overrides={**shape, "shift": request.param})
+    """A Swin of two stages, 4 x 4 patches of 2 x 4 px in a window, on one image."""
+    shape = {"dim": 16, "depths": [2, 2], "heads": [2, 2], "patch_size": [2, 4], "shift": request.param}
+    folder, model = tmp_path_factory.mktemp("swin"), untrained("swin-micro", classes=CLASSES, overrides=shape)
     save(model, folder / "model" / "model.safetensors")
     line = [str(folder / "model"), "--data", "digits", "--limit", "1", "--device", "cpu", "--quiet"]
     assert run(["attention", *line, "--out", str(folder / "out")]) == 0
@@ -26,12 +26,12 @@ def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 def test_windows_without_shift_see_one_window_and_with_shift_more(measured: tuple[Path, AttentionRecord]) -> None:
     fields, shifted = measured[1].receptive_fields, vitlens.load(str(measured[0])).module.config.shift
-    seen = [8 * 8 / 32**2, (16 if shifted else 8) ** 2 / 32**2, 16 * 16 / 32**2]  # a shifted one touches four
+    seen = [8 * 16 / 32**2, (16 * 32 if shifted else 8 * 16) / 32**2, 16 * 32 / 32**2]  # a shifted one touches four
     assert [row.seen for row in fields][:2] == seen[:2]
     if not shifted:
         assert [row.seen for row in fields][2:] == seen[2:] * 2  # merged patches are twice as large
         field = measured[1].field_maps.field[0]
-        assert (field[16:24, 16:24] > 0).all()  # the window of the patch in the middle
+        assert (field[16:24, 16:32] > 0).all()  # the window of the patch in the middle
     assert [row.layer for row in fields] == [0, 1, 2, 3]
 
 
@@ -39,11 +39,9 @@ def test_numbers_are_those_of_the_map(measured: tuple[Path, AttentionRecord]) ->
     """Of one image the map is its norms."""
     for index, row in enumerate(measured[1].receptive_fields):
         field = measured[1].field_maps.field[index].astype(np.float64)
-        side = (16, 16, 8, 8)[index]
-        patch = 32 / side
-        middle = (side // 2 + 0.5) * patch
-        steps = np.arange(32) + 0.5 - middle
-        apart = np.hypot(steps[:, None], steps)
+        grid = ((16, 8), (16, 8), (8, 4), (8, 4))[index]
+        down, across = (np.arange(32) + 0.5 - (side // 2 + 0.5) * 32 / side for side in grid)
+        apart = np.hypot(down[:, None], across)
         assert row.distance.value == pytest.approx((field * apart).sum() / field.sum(), rel=1e-4)
         assert row.uniform == pytest.approx(apart.mean(), rel=1e-6)
         held = np.sort(field.ravel())[::-1].cumsum()
@@ -60,7 +58,7 @@ def test_the_map_is_the_norm_of_the_gradients_of_the_middle_patch(measured: tupl
     hook = block.register_forward_hook(lambda _module, _inputs, tokens: kept.append(tokens))
     model(pixels)
     hook.remove()
-    tokens = kept[0].flatten(1, -2)[0, 8 * 16 + 8]  # row 8 and column 8 of 16 x 16
+    tokens = kept[0].flatten(1, -2)[0, 8 * 8 + 4]  # row 8 and column 4 of 16 x 8
     gradients = [torch.autograd.grad(each, pixels, retain_graph=True)[0][0] for each in tokens]
     exact = torch.stack(gradients).square().sum((0, 1)).sqrt().numpy()
     found = measured[1].field_maps.field[0]

@@ -9,37 +9,16 @@ from scipy import stats
 from torch import Tensor
 
 import vitlens
-from tests.kit.vectors import layers, of
+from tests.kit.vectors import gram_cka, layers, of
 from vitlens import similarity
 from vitlens.errors import InputError
-
-
-def unbiased_hsic(k: np.ndarray, m: np.ndarray) -> float:
-    """Song 2012, equation 5, from whole Gram matrices."""
-    n = len(k)
-    k, m = k - np.diag(np.diag(k)), m - np.diag(np.diag(m))
-    one = np.ones(n)
-    ends = (one @ k @ one) * (one @ m @ one) / ((n - 1) * (n - 2))
-    return float(((k * m).sum() + ends - 2 / (n - 2) * (one @ k @ m @ one)) / (n * (n - 3)))
-
-
-def biased_hsic(k: np.ndarray, m: np.ndarray) -> float:
-    n = len(k)
-    centre = np.eye(n) - 1 / n
-    return float(np.trace(k @ centre @ m @ centre) / (n - 1) ** 2)
-
-
-def reference(x: Tensor, y: Tensor, *, biased: bool = False) -> float:
-    hsic = biased_hsic if biased else unbiased_hsic
-    k, m = (part.double().numpy() @ part.double().numpy().T for part in (x, y))
-    return hsic(k, m) / np.sqrt(hsic(k, k) * hsic(m, m))
 
 
 @pytest.mark.parametrize(("count", "biased"), [(40, True), (40, False), (1030, False)])  # in batches of 1,024
 def test_cka_is_that_of_whole_gram_matrices(count: int, biased: bool) -> None:
     first, second = layers(count, 5, 60), layers(count, 8, 3, 30, seed=1)
     found = similarity(of(first), of(second), biased=biased, groups=1)
-    expected = torch.tensor([[reference(x, y, biased=biased) for y in second] for x in first])
+    expected = torch.tensor([[gram_cka(x, y, biased=biased) for y in second] for x in first])
     torch.testing.assert_close(found.values, expected.double(), atol=1e-7, rtol=0)
     assert (found.n, found.low) == (count, None)
 
@@ -50,7 +29,7 @@ def test_large_means_cancel_no_digits(biased: bool) -> None:
     first, second = layers(50, 9, offset=3000.0), layers(50, 12, seed=1, offset=-800.0)
     near = [part.double() - part.double().mean(0) for part in (*first, *second)]
     found = similarity(of(first), of(second), biased=biased).values
-    assert found.item() == pytest.approx(reference(near[0], near[1], biased=biased), abs=1e-9)
+    assert found.item() == pytest.approx(gram_cka(near[0], near[1], biased=biased), abs=1e-9)
 
 
 @pytest.mark.parametrize("biased", [True, False])
@@ -95,9 +74,9 @@ def test_the_interval_is_the_jackknife_of_groups() -> None:
     for group in torch.randperm(60, generator=torch.Generator().manual_seed(3)).chunk(6):
         kept = torch.ones(60, dtype=torch.bool)
         kept[group] = False
-        left.append(reference(x[kept], y[kept]))
+        left.append(gram_cka(x[kept], y[kept]))
     half = stats.t.ppf(0.975, 5) * np.sqrt(5 / 6 * np.sum((np.array(left) - np.mean(left)) ** 2))
-    value = reference(x, y)
+    value = gram_cka(x, y)
     assert found.n == 60
     ends = (found.values.item(), found.low.item(), found.high.item())
     assert ends == pytest.approx((value, value - half, min(1, value + half)), abs=1e-6)
@@ -126,7 +105,7 @@ def test_the_rank_correlation_of_distances_within_a_model_and_between_two(golden
     for row in rows:
         x, y = at(row.first, row.layer), at(row.second, row.other)
         assert row.rank == pytest.approx(rank_correlation(x, y), abs=1e-6)
-        assert row.cka.value == pytest.approx(reference(x - x.mean(0), y - y.mean(0)), abs=1e-4)
+        assert row.cka.value == pytest.approx(gram_cka(x - x.mean(0), y - y.mean(0)), abs=1e-4)
 
 
 def test_other_images_and_too_few_are_refused() -> None:

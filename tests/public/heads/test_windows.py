@@ -77,6 +77,7 @@ def test_a_pooling_query_has_a_row_and_no_place(name):
     last = table.sites[-1]
     assert (last.kind, table.geometries[-1], table.offset_mass[-1]) == ("class", None, None)
     assert table.uniform_distance()[-1].isnan()
+    assert table.token_norm[-1].isnan()  # of a block that puts out CLS alone
     assert all(getattr(table, name)[-1].isnan().all() for name in ("distance", "entropy", "self_mass", "sinks"))
     first = table.geometries[0]
     assert (first.grid, first.pitch, first.prefix) == ((4, 4), (8.0, 8.0), 0)  # CLS that comes in later is no patch

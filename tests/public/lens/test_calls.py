@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -36,6 +37,8 @@ class Attends(nn.Module):
         return windows.permute((0, 1, 3, 2, 4) if self.layout == "windows first" else (0, 3, 1, 2, 4))
 
     def forward(self, tokens: Tensor) -> Tensor:
+        if tokens.dim() == 4:  # a map
+            tokens = tokens.flatten(1, 2) if tokens.shape[3] == 32 else tokens.flatten(2).mT
         query, key, value = (self.split(part) for part in self.qkv(tokens).chunk(3, -1))
         key, value = key[:, :: self.every], value[:, :: self.every]
         output = F.scaled_dot_product_attention(query, key, value, **self.options(tokens))
@@ -44,18 +47,20 @@ class Attends(nn.Module):
 
 
 class One(nn.Module):
-    """A model of one attention layer."""
+    """A model of one attention layer, entered by tokens or by a map."""
 
-    def __init__(self, attn: nn.Module) -> None:
+    def __init__(self, attn: nn.Module, entered: str) -> None:
         super().__init__()
-        self.stem, self.attn, self.head = nn.Conv2d(3, 32, 8, 8), attn, nn.Linear(32, 5)
+        self.stem, self.attn, self.head, self.entered = nn.Conv2d(3, 32, 8, 8), attn, nn.Linear(32, 5), entered
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return self.head(self.attn(self.stem(pixels).flatten(2).mT).mean(1))
+        grid = self.stem(pixels)
+        given = {"tokens": grid.flatten(2).mT, "channels first": grid, "channels last": grid.permute(0, 2, 3, 1)}
+        return self.head(self.attn(given[self.entered]).mean(1))
 
 
-def one(attn: Callable[[], nn.Module], size: tuple[int, int] = (16, 24)) -> Model:
-    return model_of(shaken(lambda: One(attn())), size=size)
+def one(attn: Callable[[], nn.Module], size: tuple[int, int] = (16, 24), entered: str = "tokens") -> Model:
+    return model_of(shaken(lambda: One(attn(), entered)), size=size)
 
 
 def attending(options: Options = lambda _: {}, *, layout: str = "plain", every: int = 1, rows: int = 2) -> Model:
@@ -117,12 +122,12 @@ def test_a_row_that_is_masked_everywhere_is_zeros_and_has_a_finite_gradient(addi
     mask = torch.ones(6, 6, dtype=torch.bool)
     mask[3] = False
     given = torch.zeros(6, 6).masked_fill(~mask, -torch.inf) if additive else mask
-    model, layers = attending(lambda _: {"attn_mask": given}), []
-    batch = images((16, 24))
-    logits = vitlens.observe(model, batch, lambda call: layers.append(call.weights()), explicit=True)
-    assert (layers[0][:, :, 3] == 0).all()
-    torch.testing.assert_close(layers[0].sum(-1)[:, :, (0, 1, 2, 4, 5)], torch.ones(2, 4, 5))
-    assert torch.isfinite(torch.autograd.grad(logits.sum(), layers[0])[0]).all()
+    model, leaf = attending(lambda _: {"attn_mask": given}), images((16, 24)).requires_grad_()
+    captured = vitlens.capture(model, leaf, "blocks.0.attention.weights", graph=True)
+    weights = captured["blocks.0.attention.weights"]
+    assert (weights[:, :, 3] == 0).all()
+    torch.testing.assert_close(weights.sum(-1)[:, :, (0, 1, 2, 4, 5)], torch.ones(2, 4, 5))
+    assert torch.isfinite(torch.autograd.grad(captured.logits.sum(), leaf)[0]).all()
 
 
 @pytest.mark.parametrize("explicit", [False, True])
@@ -159,8 +164,6 @@ def test_the_call_of_one_image_has_its_windows_and_its_bias():
 
 
 def pvt() -> Model:
-    import timm
-
     shape = {"depths": (1, 1, 1, 1), "embed_dims": (16, 16, 16, 16), "num_heads": (1, 1, 1, 1), "num_classes": 5}
     return model_of(shaken(lambda: timm.create_model("pvt_v2_b0", **shape)))
 
@@ -170,6 +173,10 @@ KINDS = {
     "siglip": (lambda: shared_model("siglip"), ["patch", "patch", "class"]),
     "cait": (lambda: shared_model("cait"), ["patch", "patch", "class", "class"]),
     "swin": (lambda: shared_model("swin"), ["window"] * 4),
+    **{
+        axis: (lambda axis=axis: one(lambda: Attends(lambda _: {}, "plain", 1), entered=axis), ["patch"])
+        for axis in ("channels first", "channels last")
+    },
     "pvt": (pvt, ["pooled", "pooled", "pooled", "patch"]),
     "xcit": (
         lambda: timm_model("xcit_nano_12_p16_224", patch_size=16, embed_dim=32),
@@ -231,28 +238,24 @@ def test_multihead_attention_has_its_own_logits_and_weights(case):
     assert (call.site.module, call.site.heads) == ("attn.attention", 4)
 
 
-class Direct(nn.Module):
+class Direct(nn.MultiheadAttention):
     """Calls torch's function itself, whose boolean mask says who is left out (the module turns it into numbers)."""
 
-    num_heads = 4
-
     def __init__(self) -> None:
-        super().__init__()
-        self.own = nn.MultiheadAttention(32, 4)
+        super().__init__(32, 4)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        projections = (self.own.in_proj_weight, self.own.in_proj_bias, None, None, False, 0.0)
-        out = (self.own.out_proj.weight, self.own.out_proj.bias)
-        function, options = F.multi_head_attention_forward, {"need_weights": False, "attn_mask": ~BOOLEAN}
-        first = tokens.transpose(0, 1)
-        return function(first, first, first, 32, 4, *projections, *out, training=False, **options)[0].transpose(0, 1)
+        projections = (self.in_proj_weight, self.in_proj_bias, None, None, False, 0.0)
+        out, options = (self.out_proj.weight, self.out_proj.bias), {"need_weights": False, "attn_mask": ~BOOLEAN}
+        given = [tokens.transpose(0, 1)] * 3
+        found = F.multi_head_attention_forward(*given, 32, 4, *projections, *out, training=False, **options)
+        return found[0].transpose(0, 1)
 
 
 def test_the_function_called_with_a_boolean_mask():
-    model, batch = one(Direct), images((16, 24))
-    call = seen(model, batch)
-    assert (call.weights()[..., ~BOOLEAN] == 0).all()
-    assert (call.weights()[..., BOOLEAN] > 0).all()
+    weights = seen(one(Direct), images((16, 24))).weights()
+    assert (weights[..., ~BOOLEAN] == 0).all()
+    assert (weights[..., BOOLEAN] > 0).all()
 
 
 def test_added_keys_are_refused():

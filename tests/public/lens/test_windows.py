@@ -122,28 +122,3 @@ def test_hieras_tokens_are_where_its_own_unrolling_puts_them():
                 assert placed[at[0], at[1]] == raw[place % site.queries, other]
         assert placed.shape == (site.keys, site.keys)
         assert pooled in (1, 4)
-
-
-@pytest.mark.parametrize("name", ["hiera", "maxvit", "torchvision's maxvit"])
-def test_mean_distances_are_those_of_the_whole_matrix(name):
-    model = OTHERS[name]()
-    batch = images((64, 64))
-    table = vitlens.statistics(model, batch)
-    for call in calls_of(model, batch):
-        rows, columns = call.site.windows.resolution
-        place = torch.cartesian_prod(torch.arange(rows) * 64 / rows, torch.arange(columns) * 64 / columns)  # px
-        apart = torch.cdist(place, place).double()
-        whole = unwindow(call.placed(), call.site.windows)
-        expected = (whole.double() * apart).sum(-1).mean((0, 2))
-        torch.testing.assert_close(table.distance[call.site.layer, : call.site.heads], expected, rtol=1e-4, atol=1e-4)
-
-
-def test_patches_that_lie_apart_are_no_neighbours():
-    """Of MaxViT's grids every patch attends to patches as far apart as there are windows."""
-    model = OTHERS["maxvit"]()
-    table = vitlens.statistics(model, images((64, 64)))
-    for call in calls_of(model, images((64, 64))):
-        windows = call.site.windows
-        apart = windows.dilated and windows.resolution != windows.window
-        mass = table.neighbour_mass[call.site.layer, : call.site.heads]
-        assert (mass == 0).all() if apart else (mass > 0).all()

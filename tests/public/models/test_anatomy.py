@@ -1,31 +1,26 @@
-"""What a model is made of: the layout read from its modules is that of the attention it computes."""
+"""What a model is made of, as its modules tell it; and Model: pixels in, normalisation inside, its own size."""
 
 import pytest
 import timm
 import torch
 import torchvision
 from torch import nn
+from torchvision.models.maxvit import MaxVit
 
 import vitlens
-from tests.kit.models.tiny import images, model_of, shaken, timm_model, torchvision_swin
+from tests.kit.tiny import images, model_of, shaken, timm_model, torchvision_swin
 from vitlens.errors import UnsupportedError
 
-
-def seen_by(model: vitlens.Model) -> list[object]:
-    """Where each attention call of an image is, in order."""
-    sites = []
-    vitlens.observe(model, images(model.input_size, batch=1), lambda call: sites.append(call.site))
-    return sites
+SHAPE = {"embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
 
 
 def hybrid() -> vitlens.Model:
-    shape = {"img_size": 64, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
-    return model_of(shaken(lambda: timm.create_model("vit_tiny_r_s16_p8_224", **shape), scale=0.01), size=(64, 64))
+    build = lambda: timm.create_model("vit_tiny_r_s16_p8_224", img_size=64, **SHAPE)  # noqa: E731
+    return model_of(shaken(build, scale=0.01), size=(64, 64))
 
 
 def around_encoder(name: str, **sizes: int) -> vitlens.Model:
-    shape = {"img_size": (32, 48), "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5, "patch_size": 8}
-    return timm_model(name, **shape, **sizes)
+    return timm_model(name, img_size=(32, 48), patch_size=8, **SHAPE, **sizes)
 
 
 GEMMA = {"head_dim": 16, "intermediate_size": 64, "position_embedding_size": 16}
@@ -42,23 +37,31 @@ def test_patches_of_an_inner_module_are_placed(case):
     model = build()
     assert (model.layout.grid, model.layout.patch_size, model.layout.prefix) == (grid, patch, prefix)
     assert model.anatomy.readout == readout
-    assert {site.keys for site in seen_by(model)} == {grid[0] * grid[1] + len(prefix)}
+    assert {layer.shape[-1] for layer in vitlens.attention(model, images(model.input_size))} == {
+        grid[0] * grid[1] + len(prefix)
+    }
 
 
-@pytest.mark.parametrize(
-    ("build", "blocks"),
-    [
-        (lambda: vitlens.load("resnet20@random"), 9),
-        (lambda: model_of(torchvision.models.resnet18(num_classes=5)), 8),
-        (lambda: model_of(timm.create_model("resnet18", num_classes=5)), 8),
-    ],
-    ids=["resnet20", "torchvision", "timm"],
-)
-def test_a_cnn_has_its_residual_blocks(build, blocks):
-    model = build()
+CNNS = {
+    9: lambda: vitlens.load("resnet20@random"),
+    8: lambda: model_of(torchvision.models.resnet18(num_classes=5)),
+    16: lambda: model_of(timm.create_model("resnet34", num_classes=5)),
+}
+
+
+@pytest.mark.parametrize("blocks", CNNS)
+def test_a_cnn_has_its_residual_blocks(blocks):
+    model = CNNS[blocks]()
     assert (model.anatomy.family, model.anatomy.layout, model.anatomy.readout) == ("cnn", None, None)
     assert len(model.anatomy.blocks) == blocks
     assert len({type(model.module.get_submodule(name)) for name in model.anatomy.blocks}) == 1
+
+
+def test_blocks_of_windows_and_grids_are_the_modules_that_hold_their_attention():
+    shape = {"stem_channels": 8, "partition_size": 2, "block_channels": [8, 16], "block_layers": [1, 1], "head_dim": 8}
+    model = model_of(MaxVit(input_size=(64, 64), stochastic_depth_prob=0.0, num_classes=5, **shape), size=(64, 64))
+    layers = [f"blocks.{stage}.layers.0.layers.{kind}_attention" for stage in (0, 1) for kind in ("window", "grid")]
+    assert model.anatomy.blocks == tuple(layers)
 
 
 def test_blocks_are_in_forward_order():
@@ -70,42 +73,29 @@ def test_blocks_are_in_forward_order():
     assert len(order) == 4
 
 
-@pytest.mark.parametrize(
-    ("build", "family"),
-    [
-        (torchvision_swin, "windowed"),
-        (lambda: model_of(nn.Sequential(nn.Conv2d(3, 5, 32), nn.Flatten())), "cnn"),
-        (lambda: model_of(nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 5))), "other"),
-    ],
-)
-def test_a_model_without_a_sequence_of_tokens_says_so(build, family):
-    model = build()
-    assert model.anatomy.family == family
-    assert bool(model.anatomy.blocks) == (family == "windowed")
+WITHOUT = {
+    "windowed": torchvision_swin,
+    "cnn": lambda: model_of(nn.Sequential(nn.Conv2d(3, 5, 32), nn.Flatten())),
+    "other": lambda: model_of(nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 5))),
+}
+
+
+@pytest.mark.parametrize("family", WITHOUT)
+def test_a_model_without_a_sequence_of_tokens_says_so(family):
+    model = WITHOUT[family]()
+    assert (model.anatomy.family, bool(model.anatomy.blocks)) == (family, family == "windowed")
     with pytest.raises(UnsupportedError, match=family):
         _ = model.layout
 
 
-# ---- Model: pixels in, normalisation inside, its own size
-
-
-def linear(size: tuple[int, int] = (8, 8)) -> vitlens.Model:
-    module = nn.Sequential(nn.Flatten(), nn.Linear(3 * size[0] * size[1], 2))
-    return vitlens.wrap(module, image_size=size, mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 2.0))
-
-
-def test_normalisation_is_the_first_step():
-    model, batch = linear(), images((8, 8))
-    expected = torch.stack([(batch[:, c] - (0.1, 0.2, 0.3)[c]) / (0.5, 0.25, 2.0)[c] for c in range(3)], 1)
-    torch.testing.assert_close(model.prepare(batch), expected)
-    torch.testing.assert_close(model(batch), model.module(expected))
-
-
-@pytest.mark.parametrize("size", [(20, 30), (4, 4)])
-def test_other_sizes_are_resized_with_a_gradient(size):
-    model, batch = linear(), images(size).requires_grad_()
+@pytest.mark.parametrize("size", [(8, 8), (20, 30), (4, 4)])
+def test_pixels_are_resized_then_normalised_with_a_gradient(size):
+    module, mean, std = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 2)), (0.1, 0.2, 0.3), (0.5, 0.25, 2.0)
+    model, batch = vitlens.wrap(module, image_size=(8, 8), mean=mean, std=std), images(size).requires_grad_()
     small = nn.functional.interpolate(batch, size=(8, 8), mode="bilinear", antialias=True)
-    torch.testing.assert_close(model.prepare(batch), model.prepare(small))
+    expected = torch.stack([(small[:, c] - mean[c]) / std[c] for c in range(3)], 1)
+    torch.testing.assert_close(model.prepare(batch), expected)
+    torch.testing.assert_close(model(batch), module(expected))
     assert torch.autograd.grad(model(batch).sum(), batch)[0].abs().sum() > 0
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.kit.models.tiny import ours
+from tests.kit.tiny import ours
 
 TOKENS, DIM, HEADS = 5, 12, 3
 DRAWN = torch.rand(TOKENS, TOKENS, generator=torch.Generator().manual_seed(1))

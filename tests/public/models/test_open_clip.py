@@ -134,6 +134,11 @@ REFUSED = {
     "no weights": (ModelError, lambda: vitlens.load("open-clip:ViT-B-32"), "write open-clip:ViT-B-32/TAG"),
     "nothing like it": (UnknownNameError, lambda: vitlens.load("open-clip:nothing@random"), "open_clip"),
     "no weights known": (ModelError, lambda: vitlens.load("open-clip:tiny-clip/tag"), "--weights FILE"),
+    "a patch of no image": (
+        ModelError,
+        lambda: vitlens.load("open-clip:tiny-clip@random", image_size=4),
+        "check --image-size",
+    ),
     "settings": (InputError, lambda: vitlens.load("open-clip:tiny-clip@random", mean=(0.5,) * 3), "--mean"),
     "an empty text": (InputError, lambda: prompted(tiny(), " ", "dog"), "--prompt"),
     "a long text": (InputError, lambda: prompted(tiny(), "dog " * 40), "24 tokens"),

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 import vitlens
 from tests.kit.damage import damage_bytes, damaged, refused, served_or_refused
 from tests.kit.models.files import description, rewrite, small, written
-from tests.kit.models.tiny import images
+from tests.kit.tiny import images
 from vitlens.cli.main import run
 from vitlens.errors import ModelError, StorageError
 

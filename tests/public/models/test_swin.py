@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import vitlens
-from tests.kit.models.tiny import our_swin, shaken
+from tests.kit.tiny import our_swin, shaken
 from vitlens.cli.main import run
 from vitlens.errors import InputError
 

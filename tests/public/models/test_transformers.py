@@ -21,6 +21,7 @@ from tests.kit.models.transformers import (
     pixels,
     save_family,
 )
+from tests.kit.windows import unwindow
 from vitlens.errors import InputError, ModelError, UnsupportedError
 from vitlens.names import imagenet_classes
 
@@ -60,6 +61,9 @@ def test_outputs_are_those_of_transformers_on_pixels_normalised_by_its_processor
         torch.testing.assert_close(model(images), expected, rtol=1e-5, atol=1e-5)
         assert torch.equal(again(images), model(images))
         assert larger(pixels(size=48)).shape == expected.shape
+        if name == "vit":
+            resized = own(pixel_values=larger.prepare(pixels(size=48)), interpolate_pos_encoding=True).logits
+            torch.testing.assert_close(larger(pixels(size=48)), resized, rtol=1e-5, atol=1e-5)
     classifier = "Classification" in FAMILIES[name][1]
     assert (model.input_size, larger.input_size) == ((32, 32), (48, 48))
     assert model.classes == again.classes == (LABELS if classifier else ())
@@ -98,24 +102,15 @@ def test_families_without_one_sequence_of_tokens(name):
 
 
 def windowed(model, images):
-    """Each layer's attention weights, of windows, and whether a patch of the map attends to another."""
-    weights, placed = [], []
+    """Each layer's attention weights: of its windows, and between all patches of the map."""
+    weights, patches = [], []
 
     def keep(call):
-        (rows, columns), (down, across) = call.site.windows.resolution, call.site.windows.window
         weights.append(call.weights())
-        shift, padded = call.site.windows.shift, (-(-rows // down) * down, -(-columns // across) * across)
-        numbers = torch.full(padded, -1)
-        numbers[:rows, :columns] = torch.arange(rows * columns).view(rows, columns)
-        index = numbers.roll((-shift[0], -shift[1]), (0, 1)).unfold(0, down, down).unfold(1, across, across)
-        index = index.flatten(2).flatten(0, 1)
-        meet = torch.zeros(rows * columns + 1, rows * columns + 1, dtype=torch.bool)
-        of_image = call.weights()[: len(index)].mean(1) > 1e-12  # masked by -100, not by -inf
-        meet[index[:, :, None].expand_as(of_image), index[:, None, :].expand_as(of_image)] = of_image
-        placed.append(meet[:-1, :-1])
+        patches.append(unwindow(call.weights(), call.site.windows))
 
     vitlens.observe(model, images, keep)
-    return weights, placed
+    return weights, patches
 
 
 @pytest.mark.parametrize("name", ["swin", "swinv2"])
@@ -140,12 +135,13 @@ def test_windows_are_placed_where_patches_depend_on_each_other(name, window):
         torch.manual_seed(0)
         own = getattr(transformers, family + kind)(config).eval()
     model = vitlens.wrap(own, image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3)
-    for layer, placed in zip(model.anatomy.blocks[:2], windowed(model, pixels()[:1])[1]):  # the second one is shifted
+    for layer, weights in zip(model.anatomy.blocks[:2], windowed(model, pixels()[:1])[1]):  # the second one is shifted
         block, tokens = model.module.get_submodule(layer), torch.randn(1, 256, 16).requires_grad_()
         output = block(tokens, (16, 16))[0]
         for patch in (0, 37, 255):
             (gradient,) = torch.autograd.grad(output[0, patch].square().sum(), tokens, retain_graph=True)
-            assert torch.equal(gradient[0].abs().sum(1) > 1e-12, placed[patch])
+            placed = weights[0].mean(0)[patch] > 1e-12  # masked by -100, not by -inf
+            assert torch.equal(gradient[0].abs().sum(1) > 1e-12, placed)
 
 
 @pytest.mark.parametrize("kernel", ["flex_attention", "kernels-community/flash-attn"])
@@ -154,14 +150,6 @@ def test_a_kernel_that_cannot_be_observed_is_refused_by_name(kernel):
     own.config._attn_implementation_internal = kernel
     with pytest.raises(UnsupportedError, match=f"'{kernel}'.*set_attn_implementation"):
         vitlens.wrap(own, image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3)
-
-
-def test_another_image_size_interpolates_positions():
-    with torch.no_grad():
-        given = (pixels(size=48) - 0.5) / 0.5
-        expected = folder_of("vit")[1](pixel_values=given, interpolate_pos_encoding=True).logits
-        found = loaded("vit", image_size=(48, 48))(pixels(size=48))
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def save_tokenizer(folder):

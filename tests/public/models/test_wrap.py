@@ -11,14 +11,14 @@ import pytest
 import torch
 from timm.layers import Attention, AttentionRope
 from timm.models.eva import Eva, EvaAttention
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import ResPostBlock, VisionTransformer
 from torch import Tensor, nn
 
 import vitlens
 from tests.kit.models import handwritten as plain
 from tests.kit.models import handwritten_rare as rare
 from tests.kit.models.handwritten import GRID, HALF, SIZE, noise, own_weights, seeded, wrapped
-from tests.kit.models.tiny import FAMILIES, images, model_of, shaken
+from tests.kit.tiny import FAMILIES, images, model_of, shaken
 from vitlens.errors import UnsupportedError, VitlensError
 
 LABELS = torch.tensor([0, 1, 2])
@@ -109,6 +109,7 @@ GATED: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], vitlens.Mo
     "gated": (partial(with_attention, VisionTransformer, Attention), model_of),
     "eva": (partial(with_attention, Eva, EVA[0], use_rot_pos_emb=True), model_of),
     "rope": (partial(with_attention, Eva, EVA[1], use_rot_pos_emb=True), square),
+    "norms after the branches": (partial(VisionTransformer, **SHAPE, block_fn=ResPostBlock), model_of),
 }
 
 
@@ -116,15 +117,21 @@ GATED: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], vitlens.Mo
 def test_heads_that_are_normed_or_gated_are_read_at_the_input_of_their_projection(name: str):
     build, model_from = GATED[name]
     model, batch = model_from(shaken(build)), images()
+    if "after" not in name:
+        parts = vitlens.direct_logit_attribution(model, batch)
+        torch.testing.assert_close(parts.total(), parts.logit, atol=1e-3, rtol=1e-3)
     with torch.no_grad():
         with vitlens.intervene(model, {"blocks.1.head.1": "zero"}):
             found = model(batch)
-        clean, parts = model(batch), vitlens.direct_logit_attribution(model, batch)
+        with vitlens.replay(model, batch) as kept:
+            (replayed,) = kept.run([{"blocks.1.head.1": "zero"}])
+        clean = model(batch)
         model.module.get_submodule("blocks.1.attn.proj").weight[:, 16:] = 0
         expected = model(batch)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(replayed, expected, atol=1e-5, rtol=1e-4)
+    assert kept.exact
     assert (clean - expected).abs().max() > 1e-3
-    torch.testing.assert_close(parts.total(), parts.logit, atol=1e-3, rtol=1e-3)
 
 
 def is_untouched(module: nn.Module) -> bool:

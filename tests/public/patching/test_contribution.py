@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.models.vision_transformer import VisionTransformer as TorchvisionViT
 
 import vitlens
@@ -149,12 +149,33 @@ def with_pre_logits() -> Model:
     return model_of(shaken(build, scale=0.5), alias="tanh")
 
 
+class TwoLists(nn.Module):
+    """Our ViT with its blocks in two lists, one after the other."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.early, self.late = inner.blocks[:1], inner.blocks[1:]
+        inner.blocks = nn.ModuleList()
+        self.inner = inner
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        tokens = self.inner.tokens(pixels)
+        for block in (*self.early, *self.late):
+            tokens = block(tokens)
+        return self.inner.head(self.inner.norm(tokens)[:, 0])
+
+
+def in_two_lists() -> Model:
+    return vitlens.wrap(TwoLists(ours().module), image_size=(32, 48), mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
 ADDED = "the parts of image [012] sum to"
 NOT_READ = {
     "siglip": (FAMILIES["siglip"], "found attention pooling in siglip"),
     "cait": (FAMILIES["cait"], "found attention pooling in cait"),
     "torchvision-swin": (FAMILIES["torchvision-swin"], "found a windowed model"),
     "cnn": (small_cnn, "found a cnn model"),
+    "two-lists": (in_two_lists, "found blocks in 2 places"),
     "norm-after-branch": (partial(timm_model, "vit_base_patch16_rpn_224", alias="rpn", class_token=False), ADDED),
     "no-residual": (partial(ours, residual=False), ADDED),
     "tanh": (with_pre_logits, ADDED),

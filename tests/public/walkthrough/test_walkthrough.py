@@ -142,6 +142,45 @@ def test_a_block_that_adds_something_else_is_seen():
     assert checks["projection"].equal
 
 
+class Separate(nn.Module):
+    """Our attention with three projections of these names."""
+
+    num_heads = 2
+
+    def __init__(self, attention: nn.Module, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.names, self.proj = names, attention.proj
+        for name, weight, bias in zip(names, attention.qkv.weight.chunk(3), attention.qkv.bias.chunk(3)):
+            linear = nn.Linear(16, 16)
+            linear.weight.data, linear.bias.data = weight, bias
+            self.add_module(name, linear)
+
+    def forward(self, tokens, mask=None):
+        heads = [self.get_submodule(name)(tokens).unflatten(-1, (2, -1)).transpose(1, 2) for name in self.names]
+        return self.proj(F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(
+    "names", [("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("to_q", "to_k", "to_v"), ("a", "b", "c")]
+)
+def test_three_projections_are_found_under_the_names_of_the_libraries(names):
+    model = ours()
+    for block in model.module.blocks:
+        block.attn = Separate(block.attn, names)
+    queries = by_step(vitlens.walkthrough(model, images((32, 48), batch=1)))["queries"]
+    assert queries.equal == (names[0] != "a")
+    assert ("of a known name" in queries.note) == (names[0] == "a")
+
+
+def test_the_epsilon_of_a_norm_is_its_own():
+    model = ours()
+    for block in model.module.blocks:
+        block.norm1.eps = 0.5
+    walk = vitlens.walkthrough(model, images((32, 48), batch=1))
+    assert by_step(walk)["norm"].equal
+    torch.testing.assert_close(walk.normed, model.module.blocks[1].norm1(walk.input), rtol=1e-4, atol=1e-5)
+
+
 def test_by_default_the_layer_in_the_middle_and_its_sharpest_head():
     model, batch = ours(depth=4, heads=4), images((32, 48), batch=1)
     walk = vitlens.walkthrough(model, batch)
@@ -173,37 +212,3 @@ def test_what_cannot_be_walked_through_is_refused(build, options, error, said):
     batch = images(model.input_size, batch=options.get("batch", 1))
     with pytest.raises(error, match=said):
         vitlens.walkthrough(model, batch, **{name: options[name] for name in options if name != "batch"})
-
-
-def test_a_user_s_module_of_other_names_is_walked_through():
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.to_all, self.out, self.num_heads = nn.Linear(16, 48), nn.Linear(16, 16), 2
-
-        def forward(self, x):
-            q, k, v = self.to_all(x).view(*x.shape[:2], 3, 2, 8).permute(2, 0, 3, 1, 4)
-            return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.attention, self.second = nn.LayerNorm(16), Attention(), nn.LayerNorm(16)
-            self.mlp = nn.Linear(16, 16)
-
-        def forward(self, x):
-            x = x + self.attention(self.first(x))
-            return x + self.mlp(self.second(x))
-
-    class Mine(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.cut, self.blocks, self.head = nn.Conv2d(3, 16, 8, 8), nn.Sequential(Block(), Block()), nn.Linear(16, 5)
-
-        def forward(self, x):
-            return self.head(self.blocks(self.cut(x).flatten(2).transpose(1, 2)).mean(1))
-
-    torch.manual_seed(0)
-    model = vitlens.wrap(Mine().eval(), image_size=32, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
-    walk = vitlens.walkthrough(model, images(batch=1))
-    assert all(check.equal for check in walk.checks), walk.checks

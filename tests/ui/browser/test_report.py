@@ -43,14 +43,6 @@ def test_a_head_that_a_sentence_names_is_shown_first_and_linked(browser, tmp_pat
     page.close()
 
 
-def test_how_exact_the_weights_are_is_said_where_they_are_not(browser, tmp_path):
-    weights = np.random.default_rng(0).dirichlet(np.ones(5), (1, 1, 5)).astype(np.float32)
-    image = ExplorerImage("x", np.zeros((8, 8, 3), np.uint8), weights)
-    page = of(browser, tmp_path, explorer_fragment(Explorer("m", (image,), (2, 2), ("CLS",), (2, 2))))
-    assert page.tab.get_by_text("kept in 256 steps of their square root; the largest error is 0.").is_visible()
-    page.close()
-
-
 def test_point_at_a_patch_choose_a_head_and_a_layer(opened):
     opened.point(1, 1)
     assert "where the patch in row 1, column 1 looks; greatest at row 1, column 4: 0.75" in opened.words()
@@ -63,10 +55,7 @@ def test_point_at_a_patch_choose_a_head_and_a_layer(opened):
     opened.tab.get_by_role("gridcell", name="L1.H1").click()
     assert opened.words().startswith("L1.H1 · tabby: where")
     assert opened.words().endswith("greatest at row 0, column 0: 0.75")
-
-
-def test_from_query_to_key(opened):
-    opened.tab.get_by_role("gridcell", name="L0.H0").click()
+    opened.tab.get_by_role("gridcell", name="L0.H0").click()  # from query to key
     opened.point(2, 2)
     radio(opened, "who looks at it").click()
     assert opened.words().endswith("who looks at the patch in row 2, column 2; greatest at row 2, column 1: 0.75")
@@ -107,7 +96,7 @@ def test_heads_by_label_importance_and_scale(opened):
     assert opened.tab.locator(".ex-ticks span").nth(2).inner_text() == "0.75"
 
 
-def test_keyboard(opened):
+def test_the_keyboard_moves_and_playing_goes_through_the_layers(opened):
     opened.tab.locator(".ex-stage").focus()
     opened.tab.keyboard.press("ArrowRight")  # from the middle, row 2, column 2
     assert "the patch in row 2, column 3 looks" in opened.words()
@@ -118,9 +107,7 @@ def test_keyboard(opened):
     opened.tab.keyboard.press("ArrowDown")
     assert opened.tab.evaluate("document.activeElement.title").startswith("L1.H0")
     assert opened.words().startswith("L1.H0")
-
-
-def test_playing_goes_through_the_layers_and_stops(opened):
+    opened.tab.get_by_label("Layer", exact=True).fill("2")
     opened.tab.get_by_role("button", name="Play").click()  # at the last layer: from the first
     assert opened.words().startswith("L0.H0")
     opened.tab.locator(".ex-said", has_text="L1.H0").wait_for(timeout=3000)

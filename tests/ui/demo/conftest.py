@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -24,20 +23,14 @@ class Served:
 
     address: str
     files: Path
-    process: "subprocess.Popen[str]"
 
 
 @pytest.fixture(scope="session")
-def served() -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     if find_spec("gradio") is None:
         pytest.skip("needs gradio: pip install 'vitlens[demo]'")
-    with tempfile.TemporaryDirectory() as folder:
-        yield from serve(Path(folder), "vit-digits", "cnn-digits")
-
-
-def serve(folder: Path, *models: str) -> Iterator[Served]:
-    """Serve these models from a process that keeps its temporary files in this folder."""
-    line = [sys.executable, "-m", "vitlens", "demo", *models, "--no-browser"]
+    folder = tmp_path_factory.mktemp("served")
+    line = [sys.executable, "-m", "vitlens", "demo", "vit-digits", "cnn-digits", "--no-browser"]
     # in tests, a session's memory is given back a second after its tab is closed
     environment = {**os.environ, "TMPDIR": str(folder), "GRADIO_IS_E2E_TEST": "1"}
     with subprocess.Popen(
@@ -47,11 +40,11 @@ def serve(folder: Path, *models: str) -> Iterator[Served]:
         address = process.stdout.readline().strip()
         assert address.startswith("http://127.0.0.1:"), f"expected the address of the page, found {address!r}"
         try:
-            yield Served(address, folder, process)
+            yield Served(address, folder)
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(30)
-            left = [path for path in folder.rglob("*") if path.is_file() and "vitlens-demo" in str(path)]
+    left = [path for path in folder.rglob("*") if path.is_file() and "vitlens-demo" in str(path)]
     assert left == [], "files are left behind"
 
 
@@ -59,21 +52,19 @@ class Visitor:
     """One visitor of the page, with cookies and state of their own; what is asked for elsewhere is kept."""
 
     def __init__(self, browser: Any, address: str, **settings: Any) -> None:
+        self.address = address
         self.context = browser.new_context(**{"viewport": {"width": 1200, "height": 1000}, **settings})
         self.tab = self.context.new_page()
         self.tab.set_default_timeout(20_000)
         self.problems: list[str] = []
         self.tab.on("pageerror", lambda error: self.problems.append(str(error)))
-        self.tab.on(
-            "request",
-            lambda request: (
-                None
-                if request.url.startswith((address, "data:", "blob:", "about:"))
-                else self.problems.append(request.url)
-            ),
-        )
+        self.tab.on("request", lambda request: self._asked(request.url))
         self.tab.goto(address)
         self.shows("look", "predicts")
+
+    def _asked(self, url: str) -> None:
+        if not url.startswith((self.address, "data:", "blob:", "about:")):
+            self.problems.append(url)
 
     def open(self, name: str) -> None:
         self.tab.get_by_role("tab", name=name, exact=True).first.click()

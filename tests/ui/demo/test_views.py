@@ -89,6 +89,8 @@ def test_a_class_that_the_second_model_lacks_is_told_from_one_that_both_lack():
     assert not tabs.lacks_class(tabs.PREDICTED, CNN, letters)
     with pytest.raises(UnknownNameError, match="'a'"):
         tabs.lacks_class("a", CNN, letters)
+    with pytest.raises(UnsupportedError, match="no classifier"):  # is not served
+        Pool((with_classes(CNN, "features", ()),))
 
 
 def test_an_attack_stays_within_epsilon_and_a_model_is_named_as_it_was_typed(picture, tmp_path):
@@ -183,6 +185,13 @@ def test_what_intervene_shows_is_a_whole_report_folder(off, picture, tmp_path):
     )
     for name, values in vars(answer.maps).items():
         assert np.array_equal(getattr(record.maps, name), values)
+    shown = [axes for axes in REPORT(record).first.picture.draw().axes if axes.images]
+    assert [axes.get_title().split()[-1] for axes in shown] == ["image", "before", "after"]
+    image, before, after = (np.asarray(axes.images[0].get_array()) for axes in shown)
+    side = len(image) // 8
+    for each in record.patches_off:
+        assert (image[each.row * side :, each.column * side :][:side, :side] == 0.5).all()
+    assert np.array_equal(before, after) == (off == intervene.Off())
 
 
 def test_a_changed_prediction_is_the_title():
@@ -192,11 +201,6 @@ def test_a_changed_prediction_is_the_title():
     document = REPORT(everything)
     assert document.title.startswith(f"vit-digits predicts {row.predicted} without 24 heads and 64 patches")
     assert "L1.H1 and 18 more and 64 patches" in document.first.answer[0].text
-
-
-def test_only_models_with_a_classifier_are_served():
-    with pytest.raises(UnsupportedError, match="no classifier"):
-        Pool((with_classes(CNN, "features", ()),))
 
 
 def test_examples_are_scenes_for_models_of_digits_and_photographs_for_others(tmp_path):

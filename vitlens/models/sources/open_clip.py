@@ -67,7 +67,8 @@ def load(request: ModelRequest) -> Model:
     context = int(_of_texts(arch).get("context_length", 77))  # most tokens of a text
     tower = TextTower(model, lambda: tokenizer(arch), context, request.name)
     wrapped = _wrapped(model.visual, tower, preprocessing.size)
-    count_classes(wrapped, preprocessing.size)  # checks that it runs
+    with in_one_line("{} at {}x{} px to run".format(full, *preprocessing.size), "check --image-size"):
+        count_classes(wrapped, preprocessing.size)
     return Model(
         wrapped,
         alias=request.alias,

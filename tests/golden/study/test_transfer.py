@@ -1,0 +1,198 @@
+"""`study --kind transfer`: a trained model adapted to other data; each way does what its name says."""
+
+import json
+from pathlib import Path
+from shutil import copytree
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitlens
+from tests.kit.commands import gone_on, ran, refusal
+from tests.kit.making import digits
+from tests.kit.training_runs import interrupted
+from tests.kit.whole_folder import whole_folder
+from vitlens import load_data
+from vitlens.cli.main import run
+from vitlens.commands.study.record import StudyRecord
+
+NAMES = ("zero", "one", "two")
+LINE = "study {model} --kind transfer --data {data} --epochs 2 --precision fp32"
+
+
+def write_folder(root: Path, counts: dict[str, dict[str, int]]) -> Path:
+    """Class folders of the embedded digits: {"train": {"zero": 12 ...}}; a part "" has the class folders at the top."""
+    for part, classes in counts.items():
+        split = digits("test" if part == "test" else "train")
+        assert split.labels is not None
+        for number, (name, count) in enumerate(classes.items()):
+            place = root / part / name
+            place.mkdir(parents=True)
+            chosen = (split.labels == number).nonzero().flatten()[:count]
+            for index, pixels in enumerate(split.source.read(chosen)):
+                Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(place / f"{index}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("transfer") / "three"
+    return write_folder(root, {"train": dict.fromkeys(NAMES, 10), "test": dict.fromkeys(NAMES, 5)})
+
+
+@pytest.fixture(scope="module")
+def found(tiny_vit: Path, three: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyRecord:
+    folder = tmp_path_factory.mktemp("studies") / "transfer"
+    return ran(folder, f"{LINE.format(model=tiny_vit, data=three)} --seeds 2")
+
+
+@pytest.fixture(scope="module")
+def adapted(found: StudyRecord) -> Path:
+    return found.folder
+
+
+def weights(folder: Path, label: str, seed: int = 0) -> dict[str, torch.Tensor]:
+    return dict(vitlens.load(str(folder / "points" / label / f"seed-{seed}")).module.state_dict())
+
+
+def changed(folder: Path, label: str, start: dict[str, torch.Tensor]) -> set[str]:
+    return {name for name, value in weights(folder, label).items() if not torch.equal(value, start[name])}
+
+
+def test_every_way_trains_what_its_name_says(adapted, tiny_vit):
+    start = dict(vitlens.load(str(tiny_vit)).module.state_dict())
+    heads = {name for name in start if name.startswith("head")}
+    start |= {name: torch.zeros_like(value) for name, value in weights(adapted, "frozen").items() if name in heads}
+    assert changed(adapted, "frozen", start) == heads
+    last = changed(adapted, "last-blocks", start)
+    assert not any(name.startswith(("blocks.0", "patch_embed", "pos_embed", "cls_token")) for name in last)
+    assert any(name.startswith("blocks.1") for name in last)
+    assert any(name.startswith("blocks.0") for name in changed(adapted, "full", start))
+    alone, taught = (weights(adapted, label) for label in ("scratch", "distilled"))
+    for own in (alone, taught):
+        assert not np.allclose(own["blocks.0.attn.qkv.weight"], start["blocks.0.attn.qkv.weight"])
+    assert any(not torch.equal(alone[name], taught[name]) for name in alone)  # the teacher changes what is learned
+
+
+def test_accuracies_of_a_transfer_are_those_of_the_models_and_sizes_are_as_said(adapted, three, found):
+    split, stored = load_data(str(three), part="test"), found.correct.correct
+    points = {row.label: row for row in found.points}
+    for place, row in enumerate(found.points):
+        assert stored[place].shape == (2, 15)
+        assert row.accuracy.value == found.metric(f"accuracy/{row.label}").value == pytest.approx(stored[place].mean())
+        if row.candidate:
+            model = vitlens.load(str(adapted / "points" / row.label / "seed-1"))
+            assert vitlens.evaluate(model, split).correct.tolist() == stored[place][1].tolist()
+    gap = 100 * (points["full"].accuracy.value - points["scratch"].accuracy.value)
+    assert found.metric("difference/full/scratch").value == pytest.approx(gap)
+    assert points["frozen"].trained == 16 * 3 + 3 < points["last-blocks"].trained < points["full"].trained
+    assert points["full"].trained == points["full"].parameters == points["scratch"].trained
+    assert points["distilled"].before == points["full"].seconds
+    assert [row.epochs for row in found.points[:5]] == [2, 30, 2, 2, 2]
+    assert {row.label: row.train_images for row in found.points if not row.candidate} == {
+        f"{label}-{share}": images for share, images in ((20, 6), (50, 15)) for label in ("scratch", "frozen", "full")
+    }
+    last = {(row.label, row.seed): row.accuracy for row in found.curves}
+    assert all(last[row.label, row.seed] == pytest.approx(row.accuracy) for row in found.trials if "-" not in row.label)
+
+
+def test_attention_moves_only_where_something_was_trained_before_it(found):
+    rows = {(row.label, row.layer, row.head): row for row in found.heads_moved}
+    assert set(rows) == {
+        (label, layer, head) for label in ("last-blocks", "full") for layer in (0, 1) for head in (0, 1)
+    }
+    assert {rows["last-blocks", 0, head].moved.value for head in (0, 1)} == {0.0}
+    assert all(rows["full", layer, head].moved.value > 0 for layer in (0, 1) for head in (0, 1))
+    for row in found.moved:
+        own = [each for each in rows.values() if each.label == row.label]
+        assert row.moved.value == pytest.approx(np.mean([each.moved.value for each in own]))
+        assert row.beyond == sum(each.moved.low > each.between for each in own)
+        assert found.metric(f"attention_moved/{row.label}") == row.moved
+
+
+def test_shifts_are_those_of_the_public_statistics(adapted, three, found, tiny_vit):
+    images = load_data(str(three), part="test")
+    before, *after = (
+        vitlens.statistics(vitlens.load(str(place)), images)
+        for place in (tiny_vit, *(adapted / "points" / "full" / f"seed-{seed}" for seed in (0, 1)))
+    )
+    assert found.head_shifts
+    for row in found.head_shifts:
+        values = [float(getattr(table, row.statistic)[row.layer, row.head]) for table in (before, *after)]
+        assert row.before == pytest.approx(values[0], rel=1e-5)
+        assert row.change.value == pytest.approx(np.mean(values[1:]) - values[0], abs=1e-4)
+
+
+def test_similarity_is_one_where_nothing_was_trained(found):
+    rows = {(row.label, row.layer): row.cka.value for row in found.layer_similarity}
+    assert rows["last-blocks", 0] == pytest.approx(1.0, abs=1e-6)
+    assert rows["full", 1] < 1
+    assert {label for label, _ in rows} == {"last-blocks", "full", "scratch", "distilled"}
+    assert [(row.label, row.layer) for row in found.probes] == [
+        (label, layer) for label in ("pretrained", "random", "full") for layer in (0, 1)
+    ]
+    probes = {row.label: row.accuracy.value for row in found.probes if row.layer == 1}
+    gain = found.metric("probe_gain/pretrained/random").value
+    assert gain == pytest.approx(100 * (probes["pretrained"] - probes["random"]))
+
+
+def test_maps_show_one_image_of_each_class_with_both_models_own_classes(adapted, found, tiny_vit):
+    stored = found.map_arrays
+    assert [row.name for row in found.maps] == sorted(NAMES)
+    assert all(row.before in "0123456789" for row in found.maps)  # the digits it was made for
+    assert all(row.after in NAMES for row in found.maps)
+    pixels = torch.from_numpy(stored.images).float() / 255
+    both = (vitlens.load(str(place)) for place in (tiny_vit, adapted / "points" / "full" / "seed-0"))
+    shown = ((stored.before, stored.rollout_before), (stored.after, stored.rollout_after))
+    for model, (attention, rolled) in zip(both, shown):
+        row = vitlens.attention(model, pixels)[-1][:, :, 0, 1:].mean(1)  # of CLS, mean over heads
+        assert np.allclose(attention, row.unflatten(1, (4, 4)), atol=1e-6)
+        assert np.allclose(rolled, vitlens.rollout(model, pixels), atol=1e-6)
+    assert not np.array_equal(stored.before, stored.after)
+
+
+def test_a_stopped_transfer_goes_on_and_finds_the_same(adapted, tiny_vit, three, tmp_path):
+    folder = tmp_path / "stopped"
+    line = f"{LINE.format(model=tiny_vit, data=three)} --seeds 1 --device cpu --quiet --out {folder}"
+    with interrupted(lambda training, _: training == 3, "study"):
+        assert run(line.split()) == 130
+    first = folder / "points" / "scratch" / "seed-0" / "result.npz"
+    earlier = first.stat().st_mtime_ns
+    again = gone_on(folder, "study --seed 7")
+    assert first.stat().st_mtime_ns == earlier
+    models = sorted(path.relative_to(adapted) for path in adapted.glob("points/*/seed-0/model.safetensors"))
+    assert len(models) == len(again.points)
+    for name in models:
+        assert (folder / name).read_bytes() == (adapted / name).read_bytes()
+    assert not list((folder / "points").rglob("checkpoint"))
+    assert again.moved[1].between is None  # with one seed nothing is known of others
+
+
+UNFIT = {
+    "at least 2 classes to transfer to, found 1": {"": {"zero": 40}},
+    "found 8 and 2": {"": {"zero": 5, "one": 5}},
+    "found 40 and 8": {"train": {"zero": 20, "one": 20}, "test": {"zero": 4, "one": 4}},
+}
+
+
+@pytest.mark.parametrize("says", UNFIT)
+def test_data_that_are_too_few_are_refused_before_anything_is_written(says, tiny_vit, tmp_path, capsys):
+    data = write_folder(tmp_path / "data", UNFIT[says])
+    line = f"{LINE.format(model=tiny_vit, data=data)} --device cpu --quiet --out {tmp_path / 'out'}"
+    assert says in refusal(capsys, line)
+    assert not (tmp_path / "out").exists()
+
+
+def test_shares_that_leave_a_class_with_one_image_are_left_out(tiny_vit, tmp_path):
+    data = write_folder(tmp_path / "few", {"train": dict.fromkeys(NAMES, 7), "test": dict.fromkeys(NAMES, 4)})
+    line = f"{LINE.format(model=tiny_vit, data=data)} --seeds 1 --device cpu --quiet --out {tmp_path / 'out'}"
+    with interrupted(lambda *_: True, "study"):
+        assert run(line.split()) == 130
+    points = json.loads((tmp_path / "out" / "config.json").read_text())["points"]
+    assert {point["share"] for point in points} == {None, 0.5}  # a fifth of 21 images is 4
+
+
+def test_the_report_is_made_again_from_a_copy_without_the_models(adapted, tmp_path):
+    whole_folder(copytree(adapted, tmp_path / "copy", ignore=lambda *_: ["points"]), "study")

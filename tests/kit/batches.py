@@ -1,0 +1,43 @@
+"""Few images at a time, so that a test sees what happens in several batches; and a source that counts what is read."""
+
+import sys
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+from vitlens import Split
+
+SEEN_AT_ONCE = 4
+
+
+@dataclass
+class Counting:
+    """A source that keeps how many images it was asked for at once."""
+
+    pixels: Tensor
+    asked: list[int] = field(default_factory=list)
+    length: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.pixels) if self.length is None else self.length
+
+    def read(self, indices: Tensor) -> Tensor:
+        self.asked.append(len(indices))
+        return self.pixels[indices]
+
+
+def counted(size: tuple[int, int], classes: tuple[str, ...], *, count: int = 11, length: int | None = None) -> Split:
+    """Noise whose source counts; length: that it pretends to have."""
+    drawn = torch.rand(count, 3, *size, generator=torch.Generator().manual_seed(0))
+    source = Counting((255 * drawn).byte(), length=length)
+    return Split("lazy", "test", source, size, classes, labels=torch.arange(len(source)) % len(classes))
+
+
+def in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on, no more than four images fit at once."""
+    for module in [known for name, known in sys.modules.items() if name.startswith("vitlens.")]:
+        if hasattr(module, "fitting_batch_size"):
+            monkeypatch.setattr(module, "fitting_batch_size", lambda _: SEEN_AT_ONCE)
+    monkeypatch.setattr("vitlens.lens.capture._AT_ONCE", SEEN_AT_ONCE)

@@ -1,0 +1,141 @@
+"""A command as typed: the record and the report that it leaves, or the line with which it refuses."""
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.kit.making import digits
+from vitlens.analysis.ablation import bench as analysis
+from vitlens.cli.main import run
+from vitlens.commands.attack import sweep
+from vitlens.commands.audit.record import CandidateRow
+from vitlens.commands.registry import COMMANDS
+from vitlens.commands.run.publish import read_folder
+from vitlens.commands.study import chapters
+from vitlens.record import Record
+from vitlens.report.document import Document
+
+
+def ran(out: Path, line: str, *, code: int = 0) -> Any:
+    """The record of a line such as "stats {model} --limit 3", quiet and on the CPU, with its folder at out."""
+    assert run([*line.split(), "--device", "cpu", "--quiet", "--out", str(out)]) == code, line
+    return read_folder(out)
+
+
+def gone_on(folder: Path, line: str) -> Any:
+    """The record of a stopped run that went on, as "train" or "study --epochs 3"."""
+    assert run([*line.split(), "--resume", str(folder), "--device", "cpu", "--quiet"]) == 0
+    return read_folder(folder)
+
+
+def report(record: Record) -> Document:
+    document: Document = COMMANDS[record.command].report(record)
+    return document
+
+
+def said_first(document: Document) -> str:
+    """What its first page answers and does not know."""
+    return " ".join(each.text for each in (*document.first.answer, *document.first.unknown))
+
+
+def refusal(capsys: pytest.CaptureFixture[str], line: str, *, code: int = 2, unexpected: bool = False) -> str:
+    """What a line says that fails as it should: one line on stderr, nothing else."""
+    capsys.readouterr()
+    assert run(shlex.split(line)) == code, line
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("error: ")
+    assert shown.err.count("\n") == 1, shown.err
+    assert ("unexpected" in shown.err) == unexpected
+    return shown.err
+
+
+def figures(record: Record) -> set[str]:
+    """The names of its figures that were written."""
+    return {path.stem for path in (record.folder / "figures").glob("*.png")}
+
+
+def written_digits(folder: Path, count: int, place: Callable[[int, int], str]) -> Path:
+    """The first test digits as PNG, each at place(number, label) below the folder; "" leaves one out."""
+    for batch in digits("test").limit(count).batches(1):
+        where = place(int(batch.indices[0]), int(batch.labels[0]))
+        if where:
+            (folder / where).parent.mkdir(parents=True, exist_ok=True)
+            pixels = (batch.images[0] * 255).round().byte().permute(1, 2, 0).numpy()
+            Image.fromarray(np.ascontiguousarray(pixels)).save(folder / where)
+    return folder
+
+
+@contextmanager
+def impatient() -> Iterator[None]:
+    """Inside, progress is told at once and always, in lines."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitlens.commands.run.progress.PATIENCE", 0.0)
+        patch.setattr("vitlens.commands.run.progress.LINE_EVERY", 0.0)
+        patch.setenv("TERM", "dumb")
+        yield
+
+
+@contextmanager
+def quick_attacks(candidates: Sequence[CandidateRow] | None = None, *, part: int | None = None) -> Iterator[None]:
+    """Inside, attacks are checked on two images, which are attacked about a hundred times.
+
+    candidates: the attacks that an audit has to choose from beside FGSM (None: all); part: so many batches are
+    attacked, and stored, together.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitlens.commands.attack.sweep.CHECKED", 2)
+        if candidates is not None:
+            patch.setattr("vitlens.commands.audit.measure.CANDIDATES", candidates)
+        if part is not None:
+            patch.setattr("vitlens.commands.attack.sweep.PART_BATCHES", part)
+        yield
+
+
+@contextmanager
+def stopping(word: Literal["ablate", "attack"], *, at: int) -> Iterator[list[int]]:
+    """Inside, the measurement of that number in a run fails (0: none does); gives the number of them so far."""
+    module = {"ablate": analysis, "attack": sweep}[word]
+    name = {"ablate": "loss_and_correct", "attack": "sweep"}[word]
+    plain, calls = getattr(module, name), [0]
+
+    def counted(*given: Any, **more: Any) -> Any:
+        calls[0] += 1
+        return 1 / 0 if calls[0] == at else plain(*given, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, name, counted)
+        yield calls
+
+
+@contextmanager
+def few_chapters(*left_out: str) -> Iterator[None]:
+    """Inside, a study leaves these chapters out, and the others are made with few steps and images."""
+    plain = chapters.Chapters.run
+    usual = replace(
+        chapters.USUAL, explained=("relevance", "gradcam"), attacks=("fgsm",), searched=3, search_steps=4, checked=4,
+        panels=6, thorough=True,
+    )  # fmt: skip
+
+    def made(self: chapters.Chapters, word: str, *given: Any, **part: Any) -> Any:
+        return None if word in left_out else plain(self, word, *given, **part)
+
+    with pytest.MonkeyPatch.context() as patch, quick_attacks():
+        patch.setattr(chapters, "USUAL", usual)
+        patch.setattr(chapters.Chapters, "run", made)
+        yield
+
+
+@contextmanager
+def few_passes() -> Iterator[None]:
+    """Inside, a pass is timed twice a round: no test asks how long it takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitlens.analysis.cost.passes._ROUND", 0.0)
+        yield

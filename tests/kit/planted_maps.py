@@ -1,0 +1,93 @@
+"""Records of attention and rollout with planted facts, and the numbers of maps by their definitions."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from vitlens.commands.attention.record import AttentionRecord, LayerRow, LayoutRow
+from vitlens.commands.rollout.record import ImageRow, PairRow, RolloutRecord, RolloutRow
+from vitlens.commands.shared.maps.record import ATTENTION, OnObjectRow
+from vitlens.commands.shared.predictions import PredictionRow
+from vitlens.record import Config, Data, ModelEntry
+from vitlens.uncertainty import Estimate
+
+
+def bits(maps: np.ndarray) -> np.ndarray:
+    """The information of non-negative maps (batch, rows, columns) relative to a uniform one, in bits."""
+    shares = maps.reshape(len(maps), -1).astype(np.float64)
+    shares = shares / shares.sum(1, keepdims=True)
+    return np.array([np.log2(len(own)) + sum(p * np.log2(p) for p in own if p > 0) for own in shares])
+
+
+def alike(maps: np.ndarray) -> np.ndarray:
+    """The mean cosine similarity of different maps (batch, maps, rows, columns) of one image."""
+    count = maps.shape[1]
+    pairs = [(one, other) for one in range(count) for other in range(one)]
+    flat = maps.reshape(*maps.shape[:2], -1).astype(np.float64)
+    flat = flat / np.linalg.norm(flat, axis=-1, keepdims=True)
+    return np.array([np.mean([own[one] @ own[other] for one, other in pairs]) for own in flat])
+
+
+def enlarged(maps: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Maps (batch, rows, columns) interpolated bilinearly between the centres of their cells, for masks of pixels."""
+    large = functional.interpolate(torch.from_numpy(maps)[:, None].float(), size=size, mode="bilinear")
+    return large[:, 0].numpy()
+
+
+def config(images: int) -> Config:
+    return Config(models=(ModelEntry("vit", "vit"),), data=Data("scenes", images=images))
+
+
+def attention(images: int = 40, **changes: object) -> AttentionRecord:
+    """Three layers, of which the second attends to the object; changes: of the last two layers' rows."""
+
+    def layer(number: int) -> LayerRow:
+        row = LayerRow(
+            model="vit", maps=str(number), layer=number, module=f"blocks.{number}", kind="patch", heads=2, map=(4, 4),
+            reading="the CLS token", prefix_mass=0.1, alike=Estimate(0.3, 0.2, 0.4, images, ""),
+            information=Estimate(2.0 + number / 10, 1.9, 2.3, images, "bits"),
+            by_place=Estimate(0.3, 0.2, 0.4, images),
+            previous=Estimate(0.5, 0.4, 0.6, images, "") if number else None,
+        )  # fmt: skip
+        return replace(row, **changes) if number else row
+
+    def mass(number: int) -> OnObjectRow:
+        gain = 20.0 if number == 1 else 0.0
+        return OnObjectRow(
+            "vit", ATTENTION, "mass", Estimate(0.3 + gain / 100, 0.2, 0.6, images), "a map of the centre",
+            Estimate(0.3), Estimate(gain, gain - 8, gain + 8, images, "points"), number,
+        )  # fmt: skip
+
+    layout = LayoutRow("vit", (4, 4), ("cls",), (8, 8), (32, 32), Estimate(0.05, n=16, unit=""))
+    return AttentionRecord(
+        config=config(images), layers=tuple(map(layer, range(3))), on_object=tuple(map(mass, range(3))),
+        layout=(layout,),
+    )  # fmt: skip
+
+
+def rollout(images: int = 40, **changes: object) -> RolloutRecord:
+    """Two fusions and relevance, of which relevance alone finds the object; changes: of the mean fusion's row."""
+
+    def row(name: str, method: str, fusion: str | None, gain: float) -> RolloutRow:
+        return RolloutRow(
+            model="vit", maps=name, name=name, method=method, zero=0, fusion=fusion,
+            information=Estimate(2.0, 1.8, 2.2, images, "bits"),
+            by_place=Estimate(0.3, 0.2, 0.4, images), pointing=Estimate(0.5 + gain / 100, 0.4, 0.6, images),
+            baseline="a map of the centre", of_baseline=Estimate(0.5),
+            difference=Estimate(gain, gain - 10, gain + 10, images, "points"),
+        )  # fmt: skip
+
+    rows = (
+        replace(row("mean-map", "rollout", "mean", 0.0), **changes),
+        row("max-map", "rollout", "max", 1.0),
+        row("relevance", "relevance", None, 40.0),
+    )
+    pairs = (PairRow("mean-map", "max-map", Estimate(0.1, 0.05, 0.15, images, "")),)
+    return RolloutRecord(config=config(images), methods=rows, pairs=pairs, shown=(ImageRow("a"),))
+
+
+def prediction(image: str, name: str, probability: float, label: str | None) -> PredictionRow:
+    """A prediction, with a second class whose name is markup."""
+    return PredictionRow.of(image, [name, "<b>*x*</b>"], [probability, 0.1], label)

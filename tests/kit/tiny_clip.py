@@ -1,0 +1,56 @@
+"""Tiny language-image models: architectures of open_clip that are small enough to be made for every test."""
+
+import json
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import open_clip
+
+from vitlens.models.loading import load
+from vitlens.models.model import Model
+
+_TEXT = {"context_length": 24, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2}
+ARCHITECTURES = {
+    "tiny-clip": {
+        "embed_dim": 16,
+        "quick_gelu": True,
+        "vision_cfg": {"image_size": 32, "layers": 2, "width": 32, "head_width": 16, "patch_size": 8},
+        "text_cfg": _TEXT,
+    },
+    "tiny-clip-deep": {
+        "embed_dim": 16,
+        "quick_gelu": True,
+        "vision_cfg": {"image_size": 32, "layers": 3, "width": 32, "head_width": 16, "patch_size": 8},
+        "text_cfg": _TEXT,
+    },
+    # SigLIP's kind: pooling by attention, a bias on the logits
+    "tiny-sigmoid": {
+        "embed_dim": 64,
+        "init_logit_bias": -10,
+        "custom_text": True,
+        "vision_cfg": {"image_size": 160, "timm_model_name": "test_vit", "timm_pool": "map", "timm_proj": "none"},
+        "text_cfg": _TEXT | {"no_causal_mask": True, "pool_type": "last"},
+    },
+    "tiny-resnet": {
+        "embed_dim": 16,
+        "vision_cfg": {"image_size": 64, "layers": [1, 1, 1, 1], "width": 8, "head_width": 8, "patch_size": None},
+        "text_cfg": _TEXT,
+    },
+}
+
+
+@cache
+def registered() -> Path:
+    """The folder of these architectures, known to open_clip from now on."""
+    folder = Path(mkdtemp(prefix="tiny-clip-"))
+    for name, config in ARCHITECTURES.items():
+        (folder / f"{name}.json").write_text(json.dumps(config))
+    open_clip.add_model_config(folder)
+    return folder
+
+
+def tiny(arch: str = "tiny-clip", *, seed: int = 0) -> Model:
+    """One of them with seeded random weights."""
+    registered()
+    return load(f"{arch}=open-clip:{arch}@random", seed=seed)

@@ -1,0 +1,313 @@
+"""What enters the model: every image once an epoch, augmented each by its own draws, and the targets of mixtures."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.transforms import InterpolationMode, v2
+
+import vitlens
+from tests.kit.trainings import (
+    TRAIN,
+    EnoughError,
+    Showing,
+    drawn_anew,
+    plain_recipe,
+    recipe_of,
+    shown,
+    split_of,
+    state,
+    still,
+    tiny_cnn,
+    tiny_model,
+    tiny_split,
+    trained,
+)
+from tests.kit.waiting import HANGS
+from vitlens import load_data
+from vitlens.cli.main import run
+from vitlens.commands.run.publish import read_folder
+from vitlens.errors import DataError, RunError
+
+__all__ = ["still"]
+
+MANY = tiny_split("train", 40)
+PIXELS = MANY.source.read(torch.arange(40))
+
+
+def rows(images: Tensor) -> list[int]:
+    """Which images these are."""
+    plain = PIXELS.float() / 255
+    return [(plain == image).flatten(1).all(1).nonzero().item() for image in images]
+
+
+def test_an_epoch_shows_every_image_at_most_once_in_full_batches_whatever_their_size(tmp_path):
+    orders = {}
+    for name, size, seed in (("whole", 40, 0), ("parts", 8, 0), ("other", 8, 1)):
+        images, targets = shown(MANY, tmp_path, steps=2 * 40 // size, batch_size=size, seed=seed)
+        orders[name] = rows(images)
+        assert targets.tolist() == [row % 3 for row in orders[name]]
+    for order in orders.values():
+        assert sorted(order[:40]) == sorted(order[40:]) == list(range(40))
+        assert order[:40] != order[40:]  # another order in another epoch
+    assert orders["whole"] == orders["parts"] != orders["other"]
+    left_out, _ = shown(MANY, tmp_path, steps=5, batch_size=16)  # two batches an epoch
+    assert len(set(rows(left_out)[:32])) == len(set(rows(left_out)[32:64])) == 32
+    few, _ = shown(MANY.pick(torch.arange(3)), tmp_path, batch_size=8)
+    assert sorted(rows(few)) == [0, 1, 2]
+
+
+def test_the_views_of_an_image_are_in_one_batch_and_augmented_differently(tmp_path):
+    images, _ = shown(MANY, tmp_path, steps=6, batch_size=6, views=3)
+    for batch in images.split(6):
+        assert sorted(rows(batch).count(row) for row in set(rows(batch))) == [3, 3]
+    erased, _ = shown(MANY, tmp_path, batch_size=6, views=3, erasing=1.0)
+    assert len(erased.unique(dim=0)) == 6
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "shift and flip": {"crop_padding": 2, "flip": True}, "RandAugment": {"randaugment": 2}, "erasing": {"erasing": 0.5},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_view_depends_on_seed_epoch_and_image_and_not_on_its_batch(kind, tmp_path):
+    before = PIXELS.clone()
+    whole, _ = shown(MANY, tmp_path, steps=2, batch_size=40, **KINDS[kind])
+    parts, _ = shown(MANY, tmp_path, steps=8, batch_size=10, **KINDS[kind])
+    assert torch.equal(whole, parts)
+    same = split_of(PIXELS[:1].expand(40, -1, -1, -1))
+    each, _ = shown(same, tmp_path, steps=2, batch_size=40, **KINDS[kind])
+    assert len(each[:40].unique(dim=0)) > 15  # by index
+    assert len(each.unique(dim=0)) > len(each[:40].unique(dim=0))  # by epoch
+    for seed in (4, 1 << 32):
+        other, _ = shown(same, tmp_path, steps=2, batch_size=40, seed=seed, **KINDS[kind])
+        assert not torch.equal(each.sort(0).values, other.sort(0).values)
+    assert torch.equal(PIXELS, before)
+
+
+@pytest.mark.parametrize("flip", [True, False])
+def test_shifts_and_flips_are_all_equally_likely(flip, tmp_path):
+    image = torch.arange(1, 8 * 12 + 1, dtype=torch.uint8).view(1, 1, 8, 12).expand(-1, 3, -1, -1)
+    padded = nn.functional.pad(image[0], (1, 1, 1, 1))
+    crops = [padded[:, y : y + 8, x : x + 12] for y in range(3) for x in range(3)]
+    expected = torch.stack([view for crop in crops for view in ((crop, crop.flip(2)) if flip else (crop,))])
+    many = split_of(image.expand(3000, -1, -1, -1))
+    images, _ = shown(many, tmp_path, batch_size=3000, crop_padding=1, flip=flip)
+    views, counts = (255 * images).round().to(torch.uint8).unique(dim=0, return_counts=True)
+    assert torch.equal(views, expected.unique(dim=0))
+    usual = 3000 / len(expected)
+    assert ((counts - usual) ** 2 / usual).sum() < 41  # chi-squared with 17 degrees: p > 0.001
+
+
+THEIRS = (
+    "Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast",
+    "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("magnitude", [5, 9, 30])
+def test_randaugment_draws_torchvisions_operations_equally_often(magnitude, tmp_path):
+    noise = tiny_split("train", 1, (16, 24)).source.read(torch.tensor([0]))
+    theirs: Any = v2.RandAugment(fill=0)
+    expected, chances = [], []
+    for name in THEIRS:
+        values, signed = theirs._AUGMENTATION_SPACE[name]
+        steps = values(31, 16, 24)
+        for sign in (1, -1) if signed else (1,):
+            value = 0.0 if steps is None else float(steps[magnitude]) * sign
+            found = theirs._apply_image_or_video_transform(noise, name, value, InterpolationMode.NEAREST, theirs._fill)
+            expected.append(found[0])
+            chances.append(1 / len(THEIRS) / (2 if signed else 1))
+    images, _ = shown(
+        split_of(noise.expand(2500, -1, -1, -1)), tmp_path, batch_size=2500, randaugment=1, magnitude=magnitude
+    )
+    drawn = (255 * images).round().to(torch.uint8)
+    views, counts = drawn.unique(dim=0, return_counts=True)
+    wanted, index = torch.stack(expected).unique(dim=0, return_inverse=True)
+    assert torch.equal(views, wanted)
+    usual = 2500 * torch.zeros(len(wanted)).index_add(0, index, torch.tensor(chances))
+    assert ((counts - usual) ** 2 / usual).sum() < 50  # chi-squared with at most 22 degrees: p > 0.0006
+
+
+def test_rectangles_of_noise_of_the_right_sizes_in_a_share_of_the_images(tmp_path):
+    black = split_of(torch.zeros(1500, 3, 16, 24, dtype=torch.uint8))
+    erased, _ = shown(black, tmp_path, batch_size=1500, erasing=0.25)
+    changed = (erased != 0).any(1)
+    hit = changed.flatten(1).any(1)
+    assert abs(hit.float().mean() - 0.25) < 0.05
+    shapes = []
+    for box in (mask.nonzero() for mask in changed[hit]):
+        tall, wide = (box.max(0).values - box.min(0).values + 1).tolist()
+        assert len(box) == tall * wide  # a rectangle without holes
+        shapes.append((tall * wide / (16 * 24), tall / wide, *(box.min(0).values / torch.tensor([16, 24])).tolist()))
+    areas, aspects, tops, lefts = torch.tensor(shapes).T
+    assert 0.01 < areas.min() < 0.05
+    assert 0.28 < areas.max() <= 1 / 3 + 40 / (16 * 24)  # sides are rounded
+    assert abs(areas.mean() - (0.02 + 1 / 3) / 2) < 0.02
+    assert aspects.min() < 0.5
+    assert aspects.max() > 2
+    assert abs(aspects.log().mean()) < 0.2
+    assert min(tops.std(), lefts.std()) > 0.1
+    assert 0 <= erased.min() <= erased.max() < 1
+    assert abs(erased[erased != 0].mean() - 0.5) < 0.01
+
+
+@pytest.mark.parametrize("kind", ["mixup", "cutmix"])
+def test_targets_are_the_shares_of_the_images_in_the_mixture(kind, tmp_path):
+    """Constant images, as bright as their class: the mean of a mixture is linear in the shares, as its targets are."""
+    labels = torch.arange(96) % 3
+    shades = split_of((100 * labels).to(torch.uint8)[:, None, None, None].expand(-1, 3, 8, 12).contiguous())
+    images, targets = shown(shades, tmp_path, steps=12, batch_size=8, **{kind: 1.0})
+    assert targets.sum(1).tolist() == pytest.approx([1.0] * 96)
+    means = targets @ torch.tensor([0.0, 100.0, 200.0]) / 255
+    assert images.mean((1, 2, 3)).tolist() == pytest.approx(means.tolist(), abs=1e-4)
+    assert len(targets[:, 0].unique()) > 8
+    assert torch.isin((255 * images).round(), torch.tensor([0.0, 100.0, 200.0])).all() == (kind == "cutmix")
+
+
+def test_a_batch_is_mixed_with_the_given_probability_by_one_of_two(tmp_path):
+    few, showing = tiny_split("train", 8), Showing(120)
+    recipe = plain_recipe(mixup=0.8, cutmix=1.0, mix_chance=0.5)
+    split = few.pick(torch.arange(8 * 120) % 8)
+    with pytest.raises(EnoughError):
+        trained(tmp_path, tiny_model(), train=split, recipe=recipe, objective=showing)
+    pixels, kinds = few.source.read(torch.arange(8)).float() / 255, {"whole": 0, "mixed": 0, "cut": 0}
+    for images, targets in zip(showing.images, showing.targets):
+        if targets.ndim == 1:  # the labels as they are, of images as they are
+            kinds["whole"] += 1
+            assert all((pixels == image).flatten(1).all(1).any() for image in images)
+        else:
+            kinds["cut" if torch.isin(images, pixels).all() else "mixed"] += 1
+    assert abs(kinds["whole"] - 60) < 17  # three standard deviations
+    assert abs(kinds["cut"] - kinds["mixed"]) < 25
+    alone, target = shown(tiny_split("train", 1), tmp_path, batch_size=1, mixup=1.0)  # one image
+    assert (target.ndim, len(alone)) == (1, 1)
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    """A source of a user's own, which is read by workers."""
+
+    pixels: Tensor
+    fails: str = ""
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def read(self, indices: Tensor) -> Tensor:
+        if self.fails and 20 in indices:
+            if self.fails == "killed":  # as by a system out of memory
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise DataError("cannot read image 20")
+        return self.pixels[indices]
+
+
+def test_workers_read_the_same_pixels_in_the_same_order(tmp_path):
+    """And pixels given as floats are rounded to 8 bits."""
+    sources = {"disk": OnDisk(PIXELS), "floats": OnDisk(PIXELS / 255)}
+    expected, _ = shown(MANY, tmp_path, steps=10, batch_size=8)
+    for source in sources.values():
+        found, _ = shown(replace(MANY, source=source), tmp_path, steps=10, batch_size=8)
+        assert torch.equal(found, expected)
+
+
+def test_what_a_worker_cannot_read_is_one_line(tmp_path):
+    with pytest.raises(DataError, match=r"^cannot read image 20$"):
+        shown(replace(MANY, source=OnDisk(PIXELS, "broken")), tmp_path, steps=10, batch_size=8)
+
+
+KILLED = """
+from pathlib import Path
+from dataclasses import replace
+from tests.public.training.test_batches import MANY, OnDisk, PIXELS, shown
+shown(replace(MANY, source=OnDisk(PIXELS, "killed")), Path("{folder}"), steps=10, batch_size=8)
+"""
+
+
+@pytest.mark.slow  # in a process of its own, as PyTorch's handler of the signal may raise at any later time
+def test_a_killed_worker_is_an_error_with_how_to_resume(tmp_path):
+    command, root = [sys.executable, "-c", KILLED.format(folder=tmp_path)], Path(__file__).parents[3]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=HANGS, check=False)
+    assert "RunError" in done.stderr
+    assert "continue with vitlens train --resume" in done.stderr
+
+
+class Failing:
+    """An objective that raises."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def module(self, _model: object) -> nn.Module:
+        raise self.error
+
+    logits = loss = module
+
+    def identity(self) -> dict[str, object]:
+        return {}
+
+
+def test_errors_of_a_user_are_not_changed_and_those_of_lost_workers_are(tmp_path):
+    for error in (RuntimeError("of its own"), ValueError("of its own"), DataError("of its own")):
+        with pytest.raises(type(error), match=r"^of its own$"):
+            trained(tmp_path, objective=Failing(error))
+    for error in (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), ConnectionResetError()):
+        with pytest.raises(RunError, match="--resume"):
+            trained(tmp_path, objective=Failing(error))
+
+
+def test_each_epoch_draws_its_own_images_and_is_tested_when_due(tmp_path):
+    numbers: list[int] = []
+    recipe = plain_recipe(epochs=5, evaluate_every=2)
+    _, result = trained(tmp_path, train=drawn_anew(TRAIN, numbers), recipe=recipe)
+    assert numbers == [epoch for epoch in range(5) for _ in range(5)]
+    tested = [metrics.epoch for metrics in result.history if metrics.test_accuracy is not None]
+    assert tested == [1, 3, 4]
+    assert result.best_epoch in tested
+
+
+MIXED = "--set cutmix=1.0 --set mixup=0.8 --set randaugment=2 --set erasing=0.5 --set flip=true"
+
+
+@pytest.mark.parametrize(
+    ("size", "more"),
+    [(8, ""), (30, MIXED), (12, "--set cutmix=1.0"), (14, "--set mixup=0.8"), (30, "--set views=3 --set mixup=0.8")],
+)
+def test_the_first_batch_of_a_report_is_what_enters_the_model(size, more, still, tmp_path):
+    """Its first twelve images as given and as trained on, with their targets."""
+    line = f"train vit-mini --data {still} --epochs 1 --batch-size {size} --seed 3 --dim 16 --depth 1 --heads 2"
+    none = "--set crop_padding=1 --set randaugment=0 --set cutmix=0 --set mix_chance=1 --quiet --device cpu"
+    assert run([*line.split(), *none.split(), *more.split(), "--out", str(tmp_path / "out")]) == 0
+    record = read_folder(tmp_path / "out")
+    split, shown, showing = load_data(str(still), part="train", seed=3), record.first_batch, Showing()
+    recipe = recipe_of({row.setting: row.value for row in record.recipe})
+    with pytest.raises(EnoughError):
+        trained(tmp_path, vitlens.load("vit-digits"), train=split, test=split, recipe=recipe, seed=3, objective=showing)
+    images, targets, count = showing.images[0], showing.targets[0], min(12, size)
+    assert shown.trained.shape == (count, 3, 32, 32)
+    assert np.array_equal(shown.trained, (255 * images[:count]).round().byte().numpy())
+    shares = nn.functional.one_hot(targets, 10).float() if targets.ndim == 1 else targets
+    assert shown.targets == pytest.approx(shares[:count].numpy())
+    given = [
+        (split.source.read(torch.arange(40)).numpy() == each).all((1, 2, 3)).nonzero()[0][0] for each in shown.given
+    ]
+    assert split.labels[torch.tensor(given)].tolist() == shown.labels.tolist()
+    assert (shown.targets[range(count), shown.labels] > 0).mean() > 0.8
+    assert record.setup[0].mixed == ((shown.targets > 0).sum(1) > 1).sum()
+
+
+def test_a_cnn_trains_by_the_same_loop(tmp_path):
+    model = tiny_cnn()
+    before = state(model)
+    trained(tmp_path, model, recipe=plain_recipe(epochs=1, average=0.9))
+    assert state(model)["bn1.num_batches_tracked"] == 5  # counters are not averaged
+    assert not torch.equal(state(model)["conv1.weight"], before["conv1.weight"])

@@ -1,0 +1,176 @@
+"""Trainings beside the same loop written out with torch's optimisers, step by step."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.kit.trainings import TEST, plain_recipe, same, state, tiny_model, tiny_split, trained
+
+FEW = tiny_split("train", 8)
+IMAGES = next(FEW.batches(8)).images
+STEPS, PEAK = 6, 3e-3
+TOKENS = ("cls_token", "pos_embed")
+
+
+def rate(step: int, warmup: int, minimum: float) -> float:
+    """A line up to the peak, then a cosine."""
+    if step < warmup:
+        return PEAK * (step + 1) / warmup
+    share = (step - warmup) / max(STEPS - warmup - 1, 1)
+    return PEAK * (minimum + (1 - minimum) * (1 + math.cos(math.pi * share)) / 2)
+
+
+def share(name: str, decay: float) -> float:
+    """BEiT's: decay^(depth + 1 - layer), embeddings layer 0, block i layer i + 1, norm and head depth + 1."""
+    layer = int(name.split(".")[1]) + 1 if name.startswith("blocks.") else 3 if name.startswith(("norm", "head")) else 0
+    return decay ** (3 - layer)
+
+
+class Optimisers:
+    """AdamW, and Muon of the blocks' matrices; matrices decay, tokens, positions and vectors do not."""
+
+    def __init__(self, module: nn.Module, *, kind: str, betas: tuple[float, float], weight_decay: float, decay: float):
+        self.parts: list[tuple[torch.optim.Optimizer, float]] = []
+        for name, parameter in module.named_parameters():
+            own = weight_decay if parameter.ndim > 1 and name not in TOKENS else 0.0
+            muon = kind == "muon" and parameter.ndim == 2 and name.startswith("blocks.")
+            one = (
+                torch.optim.Muon([parameter], weight_decay=own, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+                if muon
+                else torch.optim.AdamW([parameter], weight_decay=own, betas=betas)
+            )
+            self.parts.append((one, share(name, decay)))
+
+    def step(self, rate: float) -> None:
+        for one, part in self.parts:
+            one.param_groups[0]["lr"] = rate * part
+            one.step()
+            one.zero_grad()
+
+
+def by_hand(*, warmup=0.0, minimum=1.0, clip=0.0, label_smoothing=0.0, average=0.0, optimiser="adamw",
+            betas=(0.9, 0.999), weight_decay=0.05, layer_decay=1.0):  # fmt: skip
+    """The weights after the last step, averaged where they are; losses, gradient norms and rates of all steps."""
+    model = tiny_model(drop_path=0.0, dropout=0.0).requires_grad_(True)
+    module, rows = model.module.train(), []
+    optimisers = Optimisers(module, kind=optimiser, betas=betas, weight_decay=weight_decay, decay=layer_decay)
+    averages = state(model)
+    for step in range(STEPS):
+        loss = F.cross_entropy(model(IMAGES), FEW.labels, label_smoothing=label_smoothing)
+        loss.backward()
+        norm = torch.stack([each.grad.norm() for each in module.parameters()]).norm().item()
+        for each in module.parameters() if clip else ():
+            each.grad.mul_(min(1.0, clip / norm))
+        optimisers.step(rate(step, round(warmup * STEPS), minimum))
+        keep = min(average, (1 + step) / (10 + step))
+        averages = {name: keep * averages[name] + (1 - keep) * value for name, value in state(model).items()}
+        rows.append((loss.item(), norm, rate(step, round(warmup * STEPS), minimum)))
+    return averages, rows
+
+
+def close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], *, atol: float) -> None:
+    """Equal weights, but for the bias of the keys: softmax ignores it, and its gradient is rounding."""
+    for name, value in found.items():
+        differs = (value - expected[name]).abs()
+        if name.endswith("qkv.bias"):
+            differs[16:32] = 0
+        assert (differs <= atol + 1e-3 * value.abs()).all(), name
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"betas": (0.8, 0.9), "weight_decay": 3.0, "label_smoothing": 0.2},
+        {"warmup": 0.5, "minimum": 0.1, "clip": 0.05},
+        {"optimiser": "muon", "weight_decay": 20.0},
+        {"optimiser": "muon", "layer_decay": 0.5},
+        {"average": 0.3},
+        {"average": 0.99, "layer_decay": 0.5},
+    ],
+    ids=str,
+)
+def test_a_training_is_the_loop_written_out(changes, tmp_path):
+    """One batch of all images, so that their order does not matter."""
+    recipe = plain_recipe(epochs=STEPS, batch_size=8, learning_rate=PEAK, **changes)
+    model, result = trained(
+        tmp_path, tiny_model(drop_path=0.0, dropout=0.0), train=FEW, recipe=recipe, precision="fp32"
+    )
+    expected, rows = by_hand(**changes)
+    for metrics, (loss, norm, rate) in zip(result.history, rows, strict=True):
+        assert metrics.train_loss == pytest.approx(loss, rel=1e-4)
+        assert metrics.gradient_norm == pytest.approx(norm, rel=1e-3)
+        assert metrics.learning_rate == pytest.approx(rate)
+    if "optimiser" not in changes:
+        close(state(model), expected, atol=2e-5)
+    for name, value in state(tiny_model()).items():  # Muon computes in bf16
+        change, wanted = state(model)[name] - value, expected[name] - value
+        assert (change - wanted).norm() < 0.1 * wanted.norm(), name
+    with torch.no_grad():
+        logits = model.eval()(next(TEST.batches(12)).images)
+    last = result.history[-1]
+    assert last.test_loss == pytest.approx(F.cross_entropy(logits, TEST.labels).item(), rel=1e-4)
+    assert last.test_accuracy == pytest.approx((logits.argmax(1) == TEST.labels).float().mean().item())
+
+
+@pytest.mark.parametrize("parts", [2, 3, 100])
+def test_accumulated_gradients_train_as_the_whole_batch_does(parts, tmp_path):
+    """100: no more parts than images."""
+    runs = []
+    for accumulate in (1, parts):
+        recipe = plain_recipe(epochs=1, batch_size=7, accumulate=accumulate, mixup=0.8)
+        model = tiny_model(drop_path=0.0, dropout=0.0)
+        _, result = trained(tmp_path / str(accumulate), model, recipe=recipe, precision="fp32")
+        runs.append((result.history, state(model)))
+    (whole, weights), (cut, others) = runs
+    for one, other in zip(whole, cut, strict=True):
+        assert other.train_loss == pytest.approx(one.train_loss, rel=1e-5)
+        assert other.gradient_norm == pytest.approx(one.gradient_norm, rel=1e-4)
+        assert other.train_accuracy == one.train_accuracy
+    close(weights, others, atol=2e-5)
+
+
+def test_recomputed_blocks_give_the_same_weights_from_fewer_saved_tensors(tmp_path):
+    kept, weights = {}, {}
+    for recompute in (False, True):
+        saved: list[int] = []
+
+        def count(tensor: torch.Tensor, saved: list[int] = saved) -> torch.Tensor:
+            saved.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            model, _ = trained(tmp_path / str(recompute), recompute=recompute, precision="fp32")
+        kept[recompute], weights[recompute] = sum(saved), state(model)
+        assert not any("forward" in block.__dict__ for block in model.module.blocks)
+        assert all(block.attn.fused for block in model.module.blocks)
+    assert all(torch.allclose(weights[True][name], value, atol=1e-5) for name, value in weights[False].items())
+    assert kept[True] < kept[False] / 2
+
+
+def test_precision_and_compilation_are_told(tmp_path):
+    _, result = trained(tmp_path, precision="fp32", compiling="off", recipe=plain_recipe(epochs=1))
+    assert result.notes == ("precision fp32 (given)", "compile off (given)")
+    _, result = trained(tmp_path, recipe=plain_recipe(epochs=1))
+    assert "(chosen)" in result.notes[0]
+    assert result.notes[1].startswith("compile off (")
+
+
+def test_one_batch_is_overfitted(tmp_path):
+    recipe = plain_recipe(epochs=40, learning_rate=1e-2, evaluate_every=100)
+    model = tiny_model(drop_path=0.0, dropout=0.0)
+    _, result = trained(tmp_path, model, train=FEW, test=FEW, recipe=recipe)
+    assert result.accuracy == 1.0
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first, second, other = (trained(tmp_path / name, seed=seed)[0] for name, seed in (("a", 0), ("b", 0), ("c", 1)))
+    assert torch.equal(torch.rand(3), expected)  # the caller's random numbers are not affected
+    assert same(state(first), state(second))
+    assert not same(state(first), state(other))

@@ -1,0 +1,128 @@
+"""Distillation: the loss of a batch beside the papers' formulas, cached teachers, and what is refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import vitlens
+from tests.kit.making import save
+from tests.kit.trainings import still
+from vitlens import load_data
+from vitlens.cli.main import run
+from vitlens.commands.run.publish import read_folder
+
+SMALL = "--dim 16 --depth 1 --heads 2 --patch-size 8 --set drop_path=0"
+STILL = "--warmup 0 --set minimum=1 --average 0 --set crop_padding=0 --set randaugment=0 --set cutmix=0"
+__all__ = ["still"]
+LINE = f"vit-mini --limit 20 --batch-size 20 {SMALL} {STILL} --quiet --device cpu --precision fp32"
+
+
+def command(out: Path, more: str) -> Path:
+    assert run(["train", *LINE.split(), *more.split(), "--out", str(out)]) == 0
+    return out
+
+
+def probabilities(logits: torch.Tensor, temperature: float = 1.0) -> np.ndarray:
+    scaled = logits.detach().double().numpy() / temperature
+    raised = np.exp(scaled - scaled.max(1, keepdims=True))
+    return raised / raised.sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "weight", "temperature", "token"),
+    [("soft", 0.3, 2.0, True), ("soft", 0.3, 2.0, False), ("hard", 0.4, 1, True)],
+)
+def test_the_loss_of_a_batch_is_that_of_the_formulas(kind, weight, temperature, token, tiny_cnn, tmp_path):
+    """Hinton 2015; Touvron 2021, equations 2 and 3. The rate is so small that the weights stay the first ones."""
+    more = f"--epochs 1 --learning-rate 1e-12 --label-smoothing 0.1 --distill-from {tiny_cnn} --distill {kind}"
+    more += f" --distill-weight {weight}" + (f" --temperature {temperature}" if kind == "soft" else "")
+    out = command(tmp_path / "out", more + ("" if token else " --no-distill-token"))
+    split, student = load_data("digits", part="train", limit=20), vitlens.load(str(out)).eval()
+    images, labels = next(split.batches(20)).images, split.labels.numpy()
+    with torch.no_grad():
+        teacher = vitlens.load(str(tiny_cnn)).eval()(images)
+        for_labels = for_teacher = student(images)
+        if token:
+            for_labels, for_teacher = student.module.forward_heads(student.prepare(images))
+            assert torch.allclose((for_labels + for_teacher) / 2, student(images), atol=1e-5)
+    target = 0.9 * np.eye(10)[labels] + 0.01  # smoothed
+    labelled = -(target * np.log(probabilities(for_labels))).sum(1)
+    wanted, said = (probabilities(each, temperature) for each in (teacher, for_teacher))
+    taught = temperature**2 * (wanted * np.log(wanted / said)).sum(1)
+    if kind == "hard":
+        taught = -np.log(said[np.arange(20), teacher.argmax(1).numpy()])
+    expected = ((1 - weight) * labelled + weight * taught).mean()
+    (metrics,) = read_folder(out).history
+    assert metrics.train_loss == pytest.approx(expected, rel=1e-5)
+    right = (student(images).argmax(1) == split.labels).float().mean().item()
+    assert metrics.train_accuracy == pytest.approx(right)
+
+
+@pytest.mark.parametrize(("flip", "epochs"), [("false", (1, 2)), ("true", (2, 3))])
+def test_remembered_answers_of_a_teacher_train_as_its_own(flip, epochs, still, tiny_cnn, tmp_path):
+    """They are worth it where each view occurs again: of images that stay, from two epochs on, or three if mirrored."""
+    histories = []
+    for count in epochs:
+        more = f"--epochs {count} --distill-from {tiny_cnn} --set flip={flip} --data {still}"
+        record = read_folder(command(tmp_path / str(count), more))
+        assert record.taught[0].forms == (0 if count == epochs[0] else 1 + (flip == "true"))
+        histories.append(record.history)
+    for own, remembered in zip(*histories):
+        assert remembered.train_loss == pytest.approx(own.train_loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("more", ["--set crop_padding=1 --data {still}", "--set cutmix=1 --data {still}", ""])
+def test_views_that_differ_each_time_are_not_remembered(more, still, tiny_cnn, tmp_path):
+    """Augmented ones, and those of digits: every epoch draws new images."""
+    out = command(tmp_path / "out", f"--epochs 3 --distill-from {tiny_cnn} {more.format(still=still)}")
+    assert read_folder(out).taught[0].forms == 0
+
+
+@pytest.mark.slow  # sixty epochs, twice
+def test_the_student_learns_from_the_teacher_rather_than_the_labels(tiny_vit, tmp_path):
+    """From a teacher whose predictions are shifted by one class, as are then the student's."""
+    model = vitlens.load("cnn-digits")
+    with torch.no_grad():
+        for name in ("fc.weight", "fc.bias"):
+            model.module.get_parameter(name).copy_(model.module.get_parameter(name).roll(1, 0))
+    save(model, tmp_path / "teacher" / "model.safetensors")
+    split, agreement = load_data("digits", part="train", limit=40), {}
+    for name, more in (("plain", ""), ("taught", f"--distill-from {tmp_path / 'teacher'} --distill-weight 0.9")):
+        line = f"--epochs 60 --learning-rate 0.01 --set optimiser=adamw --set evaluate_every=60 {more}"
+        out = command(tmp_path / name, line.replace("--limit 20", "--limit 40"))
+        images = next(split.batches(40)).images
+        said = vitlens.load(str(out))(images).argmax(1)
+        agreement[name] = (said == model(images).argmax(1)).float().mean().item()
+    assert agreement["plain"] < 0.3 < 0.4 < agreement["taught"]
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("--distill-from cnn-digits --distill softt", "soft"),
+        ("--distill-from cnn-digits --distill-weight 0", "--distill-weight"),
+        ("--distill-from cnn-digits --distill-weight 1.5", "--distill-weight"),
+        ("--distill-from cnn-digits --distill soft --temperature 0", "--temperature"),
+        ("--distill-from cnn-digits --distill soft --temperature inf", "--temperature"),
+        ("--distill-from cnn-digits --temperature 2", "--distill soft"),
+        ("--distill-weight 0.5", "--distill-from"),
+        ("--distill-from {learned}", "'x'"),
+        ("--distill-from cnn-digits --distill-token --pooling mean", "--no-distill-token"),
+    ],
+)
+def test_what_cannot_be_distilled_is_refused(more, told, learned, tmp_path, capsys):
+    line = f"train {LINE} {more.format(learned=learned)} --epochs 1 --out {tmp_path / 'out'}"
+    assert run(line.split()) == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_teacher_without_finite_answers_is_refused(tmp_path, capsys):
+    model = vitlens.load("cnn-digits")
+    model.module.fc.weight.data.fill_(3e38)
+    save(model, tmp_path / "huge" / "model.safetensors")
+    line = f"train {LINE} --distill-from {tmp_path / 'huge'} --epochs 1 --out {tmp_path / 'out'}"
+    assert run(line.split()) != 0
+    assert "from the teacher huge" in capsys.readouterr().err

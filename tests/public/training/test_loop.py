@@ -1,0 +1,306 @@
+"""Files of a training, resuming, refusals, and what a watcher sees."""
+
+import math
+import resource
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import vitlens
+from tests.kit.trainings import (
+    STEPS,
+    TEST,
+    TRAIN,
+    InterruptedTrainingError,
+    interrupting,
+    plain_recipe,
+    progress_every_step,
+    same,
+    state,
+    timeless,
+    tiny_model,
+    tiny_recipe,
+    tiny_split,
+    trained,
+)
+from vitlens.errors import DataError, InputError, NonFiniteError, StorageError
+
+__all__ = ["progress_every_step"]
+pytestmark = pytest.mark.usefixtures("progress_every_step")
+FILES = {"best.safetensors", "model.safetensors", "metrics.jsonl", "checkpoint"}
+STATE = "checkpoint/state.safetensors"
+
+
+def accuracy_of(file: object) -> float:
+    with torch.inference_mode():
+        logits = vitlens.load(str(file))(next(TEST.batches(12)).images)
+    return (logits.argmax(1) == TEST.labels).float().mean().item()
+
+
+def test_the_files_match_the_result_and_the_model_is_as_before(tmp_path):
+    model = tiny_model().eval().requires_grad_(False)
+    _, result = trained(tmp_path, model)
+    assert same(load_file(result.weights), state(model))
+    assert accuracy_of(result.weights) == pytest.approx(result.accuracy)
+    assert accuracy_of(result.best_weights) == pytest.approx(result.best_accuracy)
+    assert [(metrics.epoch, metrics.images) for metrics in result.history] == [(0, 40), (1, 80), (2, 120)]
+    accuracies = [metrics.test_accuracy for metrics in result.history]
+    assert (result.best_accuracy, result.best_epoch) == (max(accuracies), accuracies.index(max(accuracies)))
+    assert (result.accuracy, result.seconds) == (accuracies[-1], result.history[-1].seconds)
+    assert {path.name for path in tmp_path.iterdir()} == FILES
+    assert not any(module.training or module._forward_hooks for module in model.modules())
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("at", "every", "again", "optimiser"),
+    [(7, None, 6, "muon"), (2, 3, 1, "adamw"), (9, 3, 7, "adamw"), (STEPS, 3, 13, "adamw")],
+)
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path, at, every, again, optimiser):
+    given = {"recipe": tiny_recipe(optimiser=optimiser), "checkpoint_every": every}
+    whole, _ = trained(tmp_path / "whole", **given)
+    with pytest.raises(InterruptedTrainingError):
+        trained(tmp_path / "cut", on_progress=interrupting(at), **given)
+    steps: list[int] = []
+    resumed, result = trained(
+        tmp_path / "cut", tiny_model(seed=7), resume=True, on_progress=lambda told: steps.append(told.step), **given
+    )
+    assert min(steps) == again
+    assert same(state(resumed), state(whole))
+    assert timeless(tmp_path / "cut") == timeless(tmp_path / "whole")
+    for name in ("best.safetensors", "model.safetensors"):
+        assert same(load_file(tmp_path / "cut" / name), load_file(tmp_path / "whole" / name))
+    last, repeated = trained(tmp_path / "cut", tiny_model(seed=8), resume=True, **given)  # nothing is left to do
+    assert (repeated, same(state(last), state(whole))) == (result, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"recipe": plain_recipe(epochs=1, learning_rate=1.0)}, r"recipe\.learning_rate = 0.003, found 1.0"),
+        ({"seed": 3}, "seed = 0, found 3"),
+        ({"train": tiny_split("train", 39)}, r"data\.train = 40, found 39"),
+        ({"test": tiny_split("test", 11)}, r"data\.test = 12, found 11"),
+        ({"model": tiny_model(depth=1)}, r"architecture\.overrides"),
+        ({"train_last": 1}, "train_last = None, found 1"),
+    ],
+)
+def test_resuming_another_run_is_refused_by_the_first_difference(tmp_path, changes, named):
+    recipe = plain_recipe(epochs=1)
+    trained(tmp_path, recipe=recipe, resume=True)  # without a checkpoint it starts
+    with pytest.raises(InputError, match=named):
+        trained(tmp_path, resume=True, **{"recipe": recipe, **changes})
+
+
+def test_a_broken_checkpoint_is_refused_and_a_half_written_one_cleared_away(tmp_path):
+    recipe = plain_recipe(epochs=1)
+    trained(tmp_path, recipe=recipe)
+    leftover = tmp_path / "checkpoint" / ".state-0badcafe.safetensors"
+    leftover.write_bytes(b"half")  # of a killed run
+    trained(tmp_path, recipe=recipe, resume=True)
+    assert not leftover.exists()
+    file = tmp_path / STATE
+    file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(InputError, match="train anew in another folder"):
+        trained(tmp_path, recipe=recipe, resume=True)
+
+
+BARE = replace(TRAIN, labels=None)
+ONE = [replace(each, classes=("a",), labels=torch.zeros(len(each), dtype=torch.long)) for each in (TRAIN, TEST)]
+REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"train": BARE}, DataError, "train images in random, found images without labels"),
+    ({"test": replace(TEST, labels=None)}, DataError, "test images in random"),
+    ({"train": TRAIN.pick(torch.arange(0))}, DataError, "found none"),
+    ({"train": replace(TRAIN, classes=("a", "b"))}, InputError, "2 classes"),
+    ({"train": replace(TRAIN, labels=torch.full((40,), 3))}, DataError, "0 to 2"),
+    ({"test": replace(TEST, labels=TEST.labels - 1)}, DataError, "-1 to 1"),
+    ({"train": replace(TRAIN, labels=torch.arange(40) % 2)}, DataError, r"none of 1 \(c\)"),
+    ({"model": tiny_model(classes=("a",)), "train": ONE[0], "test": ONE[1]}, DataError, "at least 2 classes"),
+    ({"keep_every": 0}, InputError, "--keep-every"),
+    ({"train_last": 3}, InputError, "--train-last from 1 to 2"),
+    ({"train_last": -1}, InputError, "--train-last"),
+    ({"precision": "fp8"}, InputError, "no precision 'fp8'"),
+    ({"compiling": "maybe"}, InputError, "no --compile 'maybe'"),
+    ({"train": [1, 2]}, DataError, "vitlens.load_data"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path, number):
+    changes, error, told = REFUSED[number]
+    with pytest.raises(error, match=told):
+        trained(tmp_path, **changes)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_loss_that_explodes_keeps_the_last_good_weights(tmp_path):
+    model = tiny_model()
+
+    def poison(progress: Any) -> None:
+        if progress.step == 12:
+            model.module.get_parameter("head.weight").data.fill_(float("nan"))
+
+    with pytest.raises(NonFiniteError, match=r"epoch 3, step 13.*--learning-rate 0\.001"):
+        trained(tmp_path, model, on_progress=poison)
+    assert len(timeless(tmp_path)) == 2
+    for file in ("model.safetensors", "best.safetensors", STATE):
+        assert all(value.isfinite().all() for value in load_file(tmp_path / file).values())
+
+
+def test_weights_that_explode_in_the_last_step_of_an_epoch_are_not_written(tmp_path):
+    model = tiny_model()
+
+    def poison(progress: Any) -> None:
+        if progress.step == 10:
+            model.module.get_parameter("head.bias").data.fill_(float("inf"))
+
+    with pytest.raises(NonFiniteError, match=r"model/head\.bias"):
+        trained(tmp_path, model, on_progress=poison)
+    assert len(timeless(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("at", [4, 8])
+def test_a_full_disk_leaves_a_checkpoint_to_resume_from(tmp_path, at):
+    """The kernel refuses a write, as a full disk does: of a checkpoint within the epoch."""
+    whole, _ = trained(tmp_path / "whole")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(progress: Any) -> None:
+        if progress.step == at:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+
+    try:
+        with pytest.raises(StorageError, match=r"room|full"):
+            trained(tmp_path / "full", on_progress=fill, checkpoint_every=3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in (tmp_path / "full" / "checkpoint").iterdir()] == ["state.safetensors"]
+    resumed, _ = trained(tmp_path / "full", tiny_model(seed=7), resume=True)
+    assert same(state(resumed), state(whole))
+
+
+def test_progress_counts_up_to_the_end(tmp_path):
+    heard: list[Any] = []
+    _, result = trained(tmp_path, on_progress=heard.append)
+    assert [progress.step for progress in heard] == sorted(progress.step for progress in heard)
+    assert {progress.step for progress in heard} == set(range(1, STEPS + 1))
+    assert (heard[-1].steps, heard[-1].seconds_left, heard[-1].test_accuracy) == (STEPS, 0.0, result.accuracy)
+    assert heard[0].test_accuracy is None
+    assert [heard[-1].loss, heard[-1].accuracy] == pytest.approx(
+        [result.history[-1].train_loss, result.history[-1].train_accuracy]
+    )
+    assert all(progress.images_per_second > 0 and 0 <= progress.accuracy <= 1 for progress in heard)
+    assert all(progress.seconds_left > 0 for progress in heard if progress.step < STEPS)
+
+
+class Notes:
+    """A watcher that reads everything and draws random numbers; it may fail where it is told to."""
+
+    def __init__(self, name: str = "", fails: str = "") -> None:
+        self.name, self.fails = name, fails
+        self.steps: list[Any] = []
+        self.epochs: list[Any] = []
+        self.weights: list[dict[str, torch.Tensor]] = []
+        self.closed: list[str] = []
+
+    def on_step(self, facts: Any) -> None:
+        torch.rand(3)
+        self.steps.append(facts)
+        if self.fails == "step":
+            raise ZeroDivisionError
+
+    def on_epoch(self, metrics: Any, model: vitlens.Model) -> None:
+        images = next(TEST.batches(4)).images
+        vitlens.statistics(model, images)
+        vitlens.rollout(model, images)
+        torch.rand(7)
+        self.epochs.append(metrics)
+        self.weights.append(state(model))
+
+    def close(self) -> None:
+        self.closed.append(self.name)
+        if self.fails == "close":
+            raise ZeroDivisionError
+
+
+def test_every_step_and_every_epoch_is_reported_once_also_by_a_resumed_run(tmp_path):
+    """Watching changes no bit, and sees the averaged weights, which are tested."""
+    notes, first, second = Notes(), Notes(), Notes()
+    alone, _ = trained(tmp_path / "alone")
+    model, result = trained(tmp_path / "whole", watchers=[notes])
+    assert same(state(model), state(alone))
+    assert timeless(tmp_path / "whole") == timeless(tmp_path / "alone")
+    assert same(notes.weights[-1], state(model))
+    assert [(facts.step, facts.epoch) for facts in notes.steps] == [(step + 1, step // 5) for step in range(STEPS)]
+    assert tuple(notes.epochs) == result.history
+    for metrics in notes.epochs:
+        mine = [facts for facts in notes.steps if facts.epoch == metrics.epoch]
+        assert metrics.train_loss == pytest.approx(sum(facts.loss for facts in mine) / 5, rel=1e-6)
+        assert metrics.gradient_norm == pytest.approx(sum(facts.gradient_norm for facts in mine) / 5, rel=1e-6)
+        assert metrics.learning_rate == mine[-1].learning_rate
+    assert all(math.isfinite(facts.images_per_second) and facts.images_per_second > 0 for facts in notes.steps)
+    with pytest.raises(InterruptedTrainingError):
+        trained(tmp_path / "cut", on_progress=interrupting(7), watchers=[first])
+    trained(tmp_path / "cut", tiny_model(seed=7), resume=True, watchers=[second])
+    assert [facts.step for facts in second.steps] == list(range(6, STEPS + 1))
+    assert [metrics.epoch for metrics in second.epochs] == [1, 2]
+    assert [len(each.closed) for each in (notes, first, second)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("fails", "changes", "error"),
+    [
+        ("step", {}, ZeroDivisionError),
+        ("close", {}, ZeroDivisionError),
+        ("", {"train": BARE}, DataError),  # before anything begins
+        ("", {"recipe": plain_recipe(optimiser="muon")}, InputError),  # which torch before 2.9 does not have
+    ],
+)
+def test_all_watchers_are_closed_though_something_fails(tmp_path, fails, changes, error, monkeypatch):
+    monkeypatch.delattr(torch.optim, "Muon")
+    watchers = [Notes("a"), Notes("b", fails), Notes("c")]
+    order: list[str] = []
+    for watcher in watchers:
+        watcher.closed = order
+    with pytest.raises(error):
+        trained(tmp_path, **{"watchers": watchers, "recipe": plain_recipe(epochs=1), **changes})
+    assert order == ["c", "b", "a"]
+
+
+def kept(folder: Any) -> list[str]:
+    return sorted(path.name for path in (folder / "kept").iterdir()) if (folder / "kept").exists() else []
+
+
+@pytest.mark.parametrize(("every", "expected"), [(1, [0, 1, 2, 3]), (2, [0, 2])])
+def test_weights_are_kept_at_intervals_and_before_training_in_half_precision(tmp_path, every, expected):
+    initial, (without, _) = state(tiny_model()), trained(tmp_path / "without")
+    model, _ = trained(tmp_path, keep_every=every)
+    assert same(state(model), state(without))
+    assert kept(tmp_path) == [f"epoch-{epoch:04}.safetensors" for epoch in expected]
+    for epoch, weights in ((0, initial), (3, state(model))):
+        if epoch in expected:
+            file = tmp_path / "kept" / f"epoch-{epoch:04}.safetensors"
+            assert same(load_file(file), {name: value.half() for name, value in weights.items()})
+            assert vitlens.load(str(file)).classes == model.classes
+
+
+@pytest.mark.parametrize("at", [1, 11])
+def test_a_resumed_run_has_each_once_and_another_training_anew(tmp_path, at):
+    trained(tmp_path / "whole", keep_every=1)
+    with pytest.raises(InterruptedTrainingError):
+        trained(tmp_path / "cut", on_progress=interrupting(at), keep_every=1)
+    folder = tmp_path / "cut" / "kept"
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert "epoch-0000.safetensors" in before
+    (folder / ".epoch-0001-abc.safetensors").write_bytes(b"half-written")
+    trained(tmp_path / "cut", tiny_model(seed=7), resume=True, keep_every=1)
+    after = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert after == {path.name: path.read_bytes() for path in (tmp_path / "whole" / "kept").iterdir()}
+    assert before.items() <= after.items()
+    (folder / "epoch-12345.safetensors").write_bytes(after["epoch-0003.safetensors"])
+    (folder / "mine.safetensors").write_bytes(b"mine")
+    trained(tmp_path / "cut", recipe=tiny_recipe(epochs=1), keep_every=1)
+    assert kept(tmp_path / "cut") == ["epoch-0000.safetensors", "epoch-0001.safetensors", "mine.safetensors"]

@@ -1,0 +1,167 @@
+"""Partial fine-tuning, and a head on cached features, which is the head trained with the backbone run each time."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitlens
+from tests.kit.trainings import plain_recipe, recipe_of, state, still, tiny_cnn, tiny_model, trained
+from vitlens import load_data
+from vitlens.cli.main import run
+from vitlens.commands.run.publish import read_folder
+
+__all__ = ["still"]
+DIGITS = "--data digits --limit 40 --batch-size 8 --quiet --device cpu --precision fp32"
+CONSTANT = "--warmup 0 --clip 0 --average 0 --label-smoothing 0 --weight-decay 0.1 --learning-rate 0.03"
+PLAIN = f"{DIGITS} {CONSTANT} --set minimum=1 --set crop_padding=0 --set flip=false"
+
+
+def command(out: Path, model: object, line: str) -> Path:
+    assert run(["train", str(model), *line.split(), "--out", str(out)]) == 0
+    return out
+
+
+def changed(model: vitlens.Model, last: int | None, folder: Path) -> set[str]:
+    """The weights that a training changes."""
+    before = state(model)
+    trained(folder, model, train_last=last, recipe=plain_recipe(epochs=1))
+    return {name for name, value in state(model).items() if not torch.equal(value, before[name])}
+
+
+def test_everything_the_last_blocks_or_the_head_is_trained(tmp_path):
+    names = set(state(tiny_model()))
+    assert changed(tiny_model(), None, tmp_path) == names
+    assert changed(tiny_model(), 0, tmp_path) == {"head.weight", "head.bias"}
+    assert changed(tiny_model(distillation=True), 0, tmp_path) == {
+        f"{head}.{part}" for head in ("head", "head_dist") for part in ("weight", "bias")
+    }
+    for last, start in ((1, ("blocks.1.", "norm.", "head.")), (2, ("blocks.", "norm.", "head."))):
+        assert changed(tiny_model(), last, tmp_path) == {name for name in names if name.startswith(start)}
+
+
+def test_of_a_cnn_the_last_stages_with_their_statistics(tmp_path):
+    names = changed(tiny_cnn(), 3, tmp_path)
+    assert {name.split(".")[0] for name in names} == {"layer3", "fc"}
+    assert any(name.endswith("running_mean") for name in names)
+    assert changed(tiny_cnn(), 0, tmp_path) == {"fc.weight", "fc.bias"}
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_frozen_modules_are_in_evaluation_mode_and_modes_are_restored(last, tmp_path):
+    model, modes = tiny_model().eval().requires_grad_(False), {}
+    names = ("pos_drop", "blocks.0.mlp", "blocks.1.mlp", "head")
+    for name in names:
+        model.module.get_submodule(name).register_forward_hook(
+            lambda module, *_, name=name: modes.update({name: module.training} if name not in modes else {})
+        )
+    trained(tmp_path, model, train_last=last, recipe=plain_recipe(epochs=1))
+    assert [modes[name] for name in names] == [False, False, last == 1, True]
+    assert not any(module.training for module in model.modules())
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "more", ["--epochs 3", "--epochs 2 --average 0.9", "--epochs 3 --set crop_padding=1 --cached-views 3"]
+)
+def test_a_head_on_cached_features_is_the_head_trained_with_the_backbone(more, still, tiny_vit, tmp_path):
+    """With as many cached views as epochs, each epoch sees what a training without a cache would see."""
+    line = f"{PLAIN} {more}".replace("--data digits --limit 40", f"--data {still}")
+    out = command(tmp_path / "cached", tiny_vit, f"{line} --freeze-backbone")
+    recipe = recipe_of({row.setting: row.value for row in read_folder(out).recipe})
+    model = vitlens.load(str(tiny_vit))
+    model, expected = trained(
+        tmp_path / "uncached", model, recipe=recipe, precision="fp32", train_last=0,
+        train=load_data(str(still), part="train"), test=load_data(str(still)),
+    )  # fmt: skip
+    before, one = state(vitlens.load(str(tiny_vit))), state(vitlens.load(str(out)))
+    for name, value in state(model).items():
+        assert torch.allclose(one[name], value, rtol=1e-4, atol=1e-5), name
+        assert torch.equal(value, before[name]) == (not name.startswith("head.")), name
+    history = read_folder(out).history
+    for epoch, wanted in zip(history, expected.history, strict=True):
+        assert epoch.train_loss == pytest.approx(wanted.train_loss, rel=1e-4)
+        assert epoch.test_loss == pytest.approx(wanted.test_loss, rel=1e-4)
+        assert epoch.gradient_norm == pytest.approx(wanted.gradient_norm, rel=1e-3)
+        assert (epoch.step, epoch.images) == (wanted.step, wanted.images)
+    best = state(vitlens.load(str(out / "best.safetensors")))
+    assert torch.equal(best["head.weight"], one["head.weight"]) == (expected.best_epoch == len(history) - 1)
+
+
+def test_a_new_head_starts_at_zero(learned, tmp_path):
+    """Of three classes the head is replaced by one of ten: the first loss is that of equal probabilities."""
+    out = command(tmp_path / "out", learned, f"{PLAIN} --epochs 1 --set batch_size=40 --freeze-backbone".replace(
+        "--batch-size 8 ", ""))  # fmt: skip
+    assert read_folder(out).history[0].train_loss == pytest.approx(torch.tensor(10.0).log().item(), rel=1e-6)
+
+
+REFUSED = [  # of the recipe's augmentation, and what to type
+    ("--set flip=true --set crop_padding=2", "--cached-views 4"),
+    ("--set mixup=0.8 --cached-views 4", "--set mixup=0"),
+    ("--set cutmix=1.0 --cached-views 4", "--set cutmix=0"),
+    ("--set views=3 --cached-views 4", "--set views=1"),
+    ("--cached-views 0", "--cached-views"),
+    ("--train-last 1", "leave one out"),
+]
+
+
+@pytest.mark.parametrize(("more", "told"), REFUSED)
+def test_what_cannot_be_cached_is_refused(more, told, tiny_vit, capsys, tmp_path):
+    assert run(["train", str(tiny_vit), *f"{DIGITS} --freeze-backbone {more} --out {tmp_path / 'out'}".split()]) == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("way", ["--freeze-backbone", "--train-last 1"])
+@pytest.mark.parametrize("model", ["vit-mini", "vit-digits@random"])
+def test_random_weights_are_not_frozen(model, way, capsys, tmp_path):
+    assert run(["train", model, *f"{DIGITS} {way} --out {tmp_path / 'out'}".split()]) == 2
+    assert "timm:NAME" in capsys.readouterr().err
+
+
+MODELS = """
+import torch
+import vitlens
+from torch import nn
+
+
+class Head(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.first, self.head, self.how = nn.Conv2d(3, 4, 8, stride=8), nn.Linear(4, 10), how
+
+    def forward(self, images):
+        maps = self.first(images).flatten(2).transpose(1, 2)
+        if self.how == "twice":
+            self.head(maps[:, 0])
+            return self.head(maps.mean(1))
+        return self.head(maps).mean(1) if self.how == "every patch" else 2 * self.head(maps.mean(1))
+
+
+def wrapped(how):
+    mean, std, classes = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), [str(digit) for digit in range(10)]
+    return vitlens.wrap(Head(how), image_size=32, mean=mean, std=std, classes=classes)
+
+
+def every_patch():
+    return wrapped("every patch")
+
+
+def doubled():
+    return wrapped("doubled")
+
+
+def twice():
+    return wrapped("twice")
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "told"), [("every_patch", "linear layer"), ("doubled", "linear layer"), ("twice", "--train-last 1")]
+)
+def test_a_head_that_is_not_the_last_step_is_refused(function, told, tmp_path, capsys):
+    (tmp_path / "models.py").write_text(MODELS)
+    name = f"{tmp_path / 'models.py'}:{function}"
+    line = f"train {name} --model-file {name} {DIGITS} --freeze-backbone --out {tmp_path / 'out'}"
+    assert run(line.split()) == 2
+    assert told in capsys.readouterr().err
