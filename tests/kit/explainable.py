@@ -4,11 +4,14 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tests.kit.tiny import CLASSES, FAMILIES, model_of, ours, shaken
 from vitlens.models.anatomy import Anatomy
+from vitlens.models.language_image import with_prompts
 from vitlens.models.model import Model, Provenance
-from vitlens.models.resnet import CifarResNet
+from vitlens.models.rebuild import prune_heads
+from vitlens.models.resnet import CifarResNet, build_resnet
 from vitlens.preprocessing import Preprocessing
 from vitlens.shapes import TokenLayout
 
@@ -61,3 +64,18 @@ def with_layout(module: nn.Module, layout: TokenLayout) -> Model:
 def planted(module: nn.Module, grid: tuple[int, int], patch_size: tuple[int, int]) -> Model:
     """A model around any module, declared to have these patches."""
     return with_layout(module, TokenLayout(grid, patch_size))
+
+
+def resnet18() -> Model:
+    return model_of(shaken(lambda: build_resnet("resnet18", classes=5, image_size=(32, 48))), size=(32, 48))
+
+
+def headless(layer: int) -> Model:
+    """A ViT of three blocks, one of which has lost its two heads."""
+    return prune_heads(ours(depth=3), {layer: (0, 1)})
+
+
+def prompted(model: Model) -> Model:
+    """A language-image model with five prompts at random."""
+    prompts = F.normalize(torch.randn(5, 16, generator=torch.Generator().manual_seed(1)), dim=-1)
+    return with_prompts(model, CLASSES, prompts)

@@ -63,14 +63,17 @@ def game() -> Model:
 
 
 def brightness() -> Tensor:
-    """(images, patches) in steps of 1/255. Of the first image all is black but the pair and one patch."""
+    """(images, patches) in steps of 1/255. Of the first image all is black but the pair and one patch;
+    without any of its three patches the second one is of the other class."""
     found = torch.rand(COUNT, CELLS**2, generator=torch.Generator().manual_seed(1))
     found[:, [FIRST, *PAIR]] = 1.0
     found[:, BRIGHT] = 1.0
     rest = [cell for cell in range(CELLS**2) if cell >= CHANGED.stop]
     found[:, CHANGED] = found[:, rest].mean(1, keepdim=True)
-    found[0] = 0.0
+    found[:2] = 0.0
     found[0, [FIRST, *PAIR]] = 1.0
+    found[1, [FIRST, CELLS**2 - 1]] = 1.0
+    found[1, 0] = 0.7
     return (255 * found).round() / 255
 
 

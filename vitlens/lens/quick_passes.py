@@ -178,7 +178,8 @@ def quick_passes(model: Model) -> Iterator[None]:
 def quick_batch_size(model: Model) -> int:
     """How many images fit the processor's cache, by the widest activation of one image; at least 1."""
     leaves = {name for name, module in model.module.named_modules() if not any(module.children())}
-    return max(1, _CACHE // max(1, *(call.bytes for call in trace(model, 1).calls if call.module in leaves)))
+    widest = max((call.bytes for call in trace(model, 1).calls if call.module in leaves), default=1)
+    return max(1, _CACHE // max(1, widest))
 
 
 def _replaced(model: Model) -> set[nn.Module]:

@@ -12,15 +12,12 @@ from pytorch_grad_cam.utils.image import scale_cam_image
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import Tensor, nn
 
-from tests.kit.explainable import MODELS, Linear, cnn
+import vitlens
+from tests.kit.explainable import MODELS, Linear, cnn, resnet18
 from tests.kit.tiny import images, model_of, ours, shaken, shared_model, timm_model
-from vitlens.attribution import cam as rules
-from vitlens.attribution.cam import layer_gradients, target_layer
-from vitlens.attribution.explain import explain
+from vitlens import Model
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.errors import UnsupportedError
-from vitlens.models.model import Model
-from vitlens.models.resnet import build_resnet
 
 CLASSES = {name: method.package for name, method in ATTRIBUTIONS.items() if method.package is not None}
 # target layer and reshape by hand, as the package's examples write them
@@ -30,6 +27,10 @@ TARGET_LAYERS: dict[str, tuple[Callable[[nn.Module], nn.Module], tuple[int, int,
     "cnn": (lambda model: model.layer3[-1], None),
 }
 TARGETS = torch.tensor([1, 4])
+
+
+def explained(model: Model, batch: Tensor, method: str = "gradcam", **options: object) -> Tensor:
+    return vitlens.explain(model, batch, targets=TARGETS, method=method, **options)
 
 
 def packages(method: str, name: str, model: Model, batch: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -57,11 +58,10 @@ def packages(method: str, name: str, model: Model, batch: Tensor) -> tuple[np.nd
 def test_values_equal_the_packages(method, name, capsys):
     model = MODELS[name]()
     batch = images(model.input_size)
-    ours_raw = explain(model, batch, targets=TARGETS, method=method).numpy()
+    ours_raw = explained(model, batch, method).numpy()
     assert capsys.readouterr().err == ""
     raw, result = packages(method, name, model, batch)
-    packaged = explain(model, batch, targets=TARGETS, method=method, engine="grad-cam").numpy()
-    np.testing.assert_allclose(packaged, result, atol=1e-5)
+    np.testing.assert_allclose(explained(model, batch, method, engine="grad-cam").numpy(), result, atol=1e-5)
     if method == "eigencam":  # the sign of a component is arbitrary; ours makes the greatest value positive
         raw = raw * np.sign((raw * ours_raw).sum((1, 2), keepdims=True))
         largest = np.abs(ours_raw.reshape(2, -1)).argmax(1)
@@ -76,60 +76,98 @@ def test_values_equal_the_packages(method, name, capsys):
         np.testing.assert_allclose(scaled, result, atol=1e-5)
 
 
-@pytest.mark.parametrize("make", [ours, cnn])
-def test_ablation_removes_channels_as_in_the_paper(make):
-    """One channel after the other set to 0 in a plain loop."""
-    model, batch = make(), images((32, 48))
-    layer, channel = target_layer(model), [0]
+def read_at(module: str, model: Model, batch: Tensor) -> tuple[Tensor, Tensor]:
+    """The output of a module and the target's gradient there, with a plain graph."""
+    kept: list[Tensor] = []
 
-    def cut(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
-        changed = output.clone()
-        changed.select(layer.channel_axis, channel[0]).zero_()
-        return changed
+    def keep(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+        kept.append(output.detach().clone().requires_grad_())
+        return kept[-1].clone()
 
-    maps, gradients = rules.ablationcam(model, batch, TARGETS), layer_gradients(model, batch, TARGETS)
-    plain, expected = gradients.logits.gather(1, TARGETS[:, None]), torch.zeros_like(maps)
-    with torch.no_grad(), model.module.get_submodule(layer.module).register_forward_hook(cut):
-        for channel[0] in range(gradients.activations.shape[1]):
-            fall = (plain - model(batch).gather(1, TARGETS[:, None])) / plain.abs()
-            expected += fall[:, :, None] * gradients.activations[:, channel[0]]
-    torch.testing.assert_close(maps, expected, atol=1e-4 * expected.abs().max().item(), rtol=1e-3)
+    with model.module.get_submodule(module).register_forward_hook(keep), torch.enable_grad():
+        total = model(batch).gather(1, TARGETS[:, None]).sum()
+    return kept[-1].detach(), torch.autograd.grad(total, kept[-1])[0]
+
+
+def gradcam_at(module: str, model: Model, batch: Tensor, axis: int) -> Tensor:
+    """GradCAM's equations at a module, as the paper has them; axis: of its channels."""
+    output, gradient = read_at(module, model, batch)
+    assert gradient.abs().amax() > 0
+    if axis == 2:  # the patches are the last tokens
+        output, gradient = (each[:, -model.layout.patches :] for each in (output, gradient))
+    places = [place for place in range(1, output.dim()) if place != axis]
+    found = (gradient.mean(places, keepdim=True) * output).sum(axis)
+    return found.unflatten(1, model.layout.grid) if axis == 2 else found
 
 
 ATTENTIVE = ("ours", "deit-distilled", "beit", "eva02", "dinov2-registers", "siglip", "cait")
-EXPECTED = dict.fromkeys(ATTENTIVE, "blocks.1.norm1") | {
-    "torchvision-vit": "encoder.layers.encoder_layer_1.ln_1",
-    "swin": "norm",
-    "torchvision-swin": "norm",
+LAYERS = {
+    **dict.fromkeys(ATTENTIVE, ("blocks.1.norm1", 2)),
+    "torchvision-vit": ("encoder.layers.encoder_layer_1.ln_1", 2),
+    "swin": ("norm", 3),
+    "torchvision-swin": ("norm", 3),
+    "post-norm": ("blocks.0", 2),  # x + norm(attention(x)): the attention reads the block before it
 }
 
 
-@pytest.mark.parametrize("name", [*EXPECTED, "post-norm"])
+@pytest.mark.parametrize("name", LAYERS)
 def test_the_target_layer_of_a_model_with_tokens(name):
-    """Of post-norm blocks, x + norm(attention(x)), the attention reads the block before it."""
     model = timm_model("vit_base_patch16_rpn_224") if name == "post-norm" else shared_model(name)
-    assert target_layer(model).module == EXPECTED.get(name, "blocks.0")
-    reading = layer_gradients(model, images(model.input_size), TARGETS)
-    assert reading.gradients.abs().flatten(1).max(1).values.min() > 0
-    if model.anatomy.layout is not None:
-        assert reading.activations.shape[2:] == model.layout.grid
+    batch, (module, axis) = images(model.input_size), LAYERS[name]
+    expected = gradcam_at(module, model, batch, axis)
+    torch.testing.assert_close(explained(model, batch), expected, atol=1e-5 * expected.abs().max().item(), rtol=1e-3)
 
 
-CNNS: dict[str, tuple[Callable[[], nn.Module], str, tuple[int, int], tuple[int, int]]] = {
-    "resnet18": (lambda: build_resnet("resnet18", classes=5, image_size=(32, 48)), "layer4", (32, 48), (4, 6)),
-    "convnext": (lambda: timm.create_model("test_convnext", num_classes=5), "norm_pre", (64, 96), (2, 3)),
-    "efficientnet": (lambda: timm.create_model("test_efficientnet", num_classes=5), "bn2", (32, 48), (1, 2)),
+CNNS: dict[str, tuple[Callable[[], Model], str, tuple[int, int]]] = {
+    "resnet18": (resnet18, "layer4", (4, 6)),
+    "convnext": (
+        lambda: model_of(shaken(lambda: timm.create_model("test_convnext", num_classes=5)), size=(64, 96)),
+        "norm_pre",
+        (2, 3),
+    ),
+    "efficientnet": (
+        lambda: model_of(shaken(lambda: timm.create_model("test_efficientnet", num_classes=5)), size=(32, 48)),
+        "bn2",
+        (1, 2),
+    ),
 }
 
 
 @pytest.mark.parametrize("name", CNNS)
-def test_the_target_layer_of_a_cnn(name):
-    build, module, size, cells = CNNS[name]
-    model = model_of(shaken(build), size=size)
-    assert target_layer(model).module == module
-    assert layer_gradients(model, images(size), TARGETS).activations.shape[2:] == cells
-    with pytest.raises(UnsupportedError, match="or a map before the pooling"):
-        target_layer(model_of(Linear((8, 8)), size=(8, 8)))
+def test_the_target_layer_of_a_cnn_is_the_last_map_before_the_pooling(name):
+    build, module, cells = CNNS[name]
+    model = build()
+    batch = images(model.input_size)
+    found, expected = explained(model, batch), gradcam_at(module, model, batch, 1)
+    assert found.shape[1:] == cells
+    torch.testing.assert_close(found, expected, atol=1e-5 * expected.abs().max().item(), rtol=1e-3)
+
+
+def test_a_model_without_tokens_or_a_map_has_none():
+    with pytest.raises(UnsupportedError):
+        explained(model_of(Linear((8, 8)), size=(8, 8)), images((8, 8)))
+
+
+@pytest.mark.parametrize("make", [ours, cnn])
+def test_ablation_removes_channels_as_in_the_paper(make):
+    """One channel after the other set to 0 in a plain loop."""
+    model, batch, channel = make(), images((32, 48)), [0]
+    module, axis = ("layer3.0", 1) if make is cnn else ("blocks.1.norm1", 2)
+    output, _ = read_at(module, model, batch)
+    activations = output if make is cnn else output[:, 1:].mT.unflatten(2, (4, 3))
+
+    def cut(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+        changed = output.clone()
+        changed.select(axis, channel[0]).zero_()
+        return changed
+
+    maps = explained(model, batch, "ablationcam")
+    plain, expected = model(batch).gather(1, TARGETS[:, None]), torch.zeros_like(maps)
+    with torch.no_grad(), model.module.get_submodule(module).register_forward_hook(cut):
+        for channel[0] in range(activations.shape[1]):
+            fall = (plain - model(batch).gather(1, TARGETS[:, None])) / plain.abs()
+            expected += fall[:, :, None] * activations[:, channel[0]]
+    torch.testing.assert_close(maps, expected, atol=1e-4 * expected.abs().max().item(), rtol=1e-3)
 
 
 def _stop(_gradient: Tensor) -> None:
@@ -147,9 +185,9 @@ def test_no_backward_pass_below_the_target_layer(name):
     model = MODELS[name]().requires_grad_(True)
     below, batch = model.module.layer3[0].conv1 if name == "cnn" else model.module.blocks[0], images(model.input_size)
     with below.register_forward_hook(no_backward):
-        layer_gradients(model, batch, TARGETS)
+        explained(model, batch)
         with pytest.raises(AssertionError, match="below the target layer"):
-            explain(model, batch, method="saliency")
+            explained(model, batch, "saliency")
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
@@ -169,27 +207,7 @@ class InPlace(nn.Module):
 def test_an_in_place_layer_above_the_target_layer_gets_a_copy():
     """The activations are those before it."""
     model, batch = model_of(shaken(InPlace)), images()
-    reading = layer_gradients(model, batch, TARGETS)
-    assert reading.activations.min() < 0
-    expected = model.module.norm(model.module.conv(model.prepare(batch))).detach()
-    torch.testing.assert_close(reading.activations, expected)
-
-
-def test_identities_between_the_rules():
-    """One cell: GradCAM is HiResCAM. Positive gradients: LayerCAM is. XGradCAM's maps sum to what HiResCAM's do."""
-    generator = torch.Generator().manual_seed(0)
-    activations, gradients = torch.rand(2, 3, 7, 4, 5, generator=generator) + 0.1
-    one = rules.gradcam(activations[..., :1, :1], gradients[..., :1, :1])
-    torch.testing.assert_close(one, rules.hirescam(activations[..., :1, :1], gradients[..., :1, :1]))
-    torch.testing.assert_close(rules.layercam(activations, gradients), rules.hirescam(activations, gradients))
-    sums = rules.xgradcam(activations, gradients).sum((1, 2))
-    torch.testing.assert_close(sums, rules.hirescam(activations, gradients).sum((1, 2)))
-
-
-def test_eigencam_of_one_pattern_is_that_pattern():
-    pattern = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(0))
-    channels = torch.tensor([1.0, -2.0, 2.0])
-    maps = rules.eigencam(channels[:, None, None] * pattern[:, None] + 5)
-    centred = pattern - pattern.mean((1, 2), keepdim=True)
-    signs = centred.flatten(1).gather(1, centred.flatten(1).abs().argmax(1, keepdim=True)).sign()
-    torch.testing.assert_close(maps, 3 * centred * signs[:, :, None])
+    output, _ = read_at("norm", model, batch)
+    assert output.min() < 0
+    expected = gradcam_at("norm", model, batch, 1)
+    torch.testing.assert_close(explained(model, batch), expected, atol=1e-6, rtol=1e-4)

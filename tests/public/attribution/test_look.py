@@ -5,7 +5,7 @@ import torch
 
 import vitlens
 from tests.kit.tiny import images, ours
-from vitlens.models.model import Model
+from vitlens import Model
 
 
 @pytest.fixture(scope="module")

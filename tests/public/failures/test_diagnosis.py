@@ -84,7 +84,7 @@ def test_interventions_count_all_images_and_go_towards_correct_predictions():
 
 
 def test_a_change_is_tested_beside_its_control_by_mcnemar():
-    """The change mends errors and breaks nothing, the control neither: the pairs are the mended."""
+    """Nothing is broken by the change or its control: the pairs that differ are the errors that one of them mends."""
     split = squares(seed=0)
     found = diagnosed(low_contrast, split)
     row = next(row for row in found.interventions if row.covariate == "object_contrast")

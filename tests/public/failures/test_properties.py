@@ -26,8 +26,9 @@ def test_properties_of_an_object():
 
 
 def test_each_edge_of_the_image_is_a_border():
-    places = (6, 6, 4, 4), (0, 6, 4, 4), (12, 6, 4, 4), (6, 0, 4, 4), (6, 12, 4, 4)
-    assert properties(boxes(*places))["border"].tolist() == [0, 1, 1, 1, 1]
+    at_edge = (0, 6, 4, 4), (12, 6, 4, 4), (6, 0, 4, 4), (6, 12, 4, 4)
+    beside = (1, 6, 4, 4), (11, 6, 4, 4), (6, 1, 4, 4), (6, 11, 4, 4)
+    assert properties(boxes(*at_edge, *beside))["border"].tolist() == [1] * 4 + [0] * 4
 
 
 def test_contrast_and_clutter_of_the_surroundings():

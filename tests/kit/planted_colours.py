@@ -1,0 +1,65 @@
+"""A model that sees the colour of each class wherever it is, and images of one colour each."""
+
+from itertools import product
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import vitlens
+from tests.kit.splits import split_of
+from vitlens.data.split import Split
+from vitlens.models.model import Model
+
+SIDE, CLASSES, COUNT = 24, 12, 40
+
+
+class Hues(nn.Module):
+    """Logits are the amounts of each class's colour, wherever it is (pixels are normalised to [-1, 1] before)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Linear(3, 3, bias=False)  # changes nothing
+        self.block.weight.data = torch.eye(3)
+        self.register_buffer("colours", torch.tensor(list(product((0.0, 0.5, 1.0), (0.0, 1.0), (0.0, 1.0)))))
+
+    def nearness(self, images: Tensor) -> Tensor:
+        """How near each pixel is to each class's colour (batch, classes, height, width)."""
+        return (-60 * (images[:, None] - self.colours[:, :, None, None]).square().sum(2)).exp()
+
+    def forward(self, images: Tensor) -> Tensor:
+        return 40 * self.nearness(self.block(images.movedim(1, 3)).movedim(3, 1) / 2 + 0.5).mean((2, 3))
+
+
+def coloured() -> Model:
+    half = (0.5, 0.5, 0.5)
+    return vitlens.wrap(
+        Hues(), image_size=SIDE, mean=half, std=half, classes="abcdefghijkl", blocks=("block",), alias="hues"
+    )
+
+
+def flat_images() -> Split:
+    """Images of one colour each on the left two thirds, with noise on the right."""
+    colours = Hues().colours[torch.arange(COUNT) % CLASSES]
+    images = colours[:, :, None, None].expand(-1, -1, SIDE, SIDE).clone()
+    images[..., 16:] = torch.rand(COUNT, 3, SIDE, 8, generator=torch.Generator().manual_seed(2))
+    return split_of(images, None, tuple("abcdefghijkl"))
+
+
+def near(model: Model, images: Tensor, targets: Tensor) -> Tensor:
+    """The model's own evidence: the planted method."""
+    return model.module.nearness(images)[torch.arange(len(images)), targets]
+
+
+def write(folder: Path) -> list[str]:
+    """Files of the model and of images that are one colour everywhere, with squares as masks; what to type."""
+    mask = torch.zeros(SIDE, SIDE, dtype=torch.uint8)
+    mask[6:18, 4:16] = 255
+    for index, colour in enumerate((255 * Hues().colours).round().byte()):
+        for name, pixels in (("images", colour.expand(SIDE, SIDE, 3)), ("masks", mask)):
+            (folder / "data" / name).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels.contiguous().numpy()).save(folder / "data" / name / f"{index:02}.png")
+    (folder / "hues.py").write_text("from tests.kit.planted_colours import coloured as made\n\n__all__ = ['made']\n")
+    place = f"hues={folder / 'hues.py'}:made"
+    return [place, "--model-file", place, "--data", str(folder / "data"), "--device", "cpu", "--quiet"]
