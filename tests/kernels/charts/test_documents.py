@@ -124,9 +124,14 @@ def test_fields_by_layer_and_their_maps(swin):
     np.testing.assert_allclose(axes.lines[0].get_xydata(), [[row.layer, row.distance.value] for row in rows])
     (seen,) = figure_of(swin, "receptive_seen").axes
     np.testing.assert_allclose(seen.lines[0].get_ydata(), [100 * row.seen for row in rows])
-    maps = [axes for axes in figure_of(swin, "receptive_maps").axes if axes.images]
-    assert [axes.get_xlabel() for axes in maps] == [f"layer {row.layer}" for row in rows]
-    for axes, field in zip(maps, swin.field_maps.field.values()):
+    fields = list(swin.field_maps.field.values())
+    fields += [4 * field for field in fields]
+    other = tuple(replace(row, model="other", words="other") for row in rows)
+    both = replace(swin.field_maps, field=dict(enumerate(fields)))
+    figure = figure_of(replace(swin, receptive_fields=(*rows, *other), field_maps=both), "receptive_maps")
+    maps = [axes for axes in figure.axes if axes.images]
+    assert [axes.get_xlabel() for axes in maps] == 2 * [f"layer {row.layer}" for row in rows]
+    for axes, field in zip(maps, fields):
         np.testing.assert_allclose(np.nan_to_num(array(axes).astype(float)), np.sqrt(field), rtol=1e-5)
         np.testing.assert_array_equal(np.isnan(array(axes).astype(float)), field == 0)  # grey
 
@@ -171,6 +176,10 @@ def test_one_head_step_by_step(golden):
     np.testing.assert_allclose(array(weights), 100 * head.weights, rtol=1e-5)
     norm = scores.images[0].norm
     assert norm.vmin == -norm.vmax
+    masked = np.where(np.arange(len(head.scores)) == 3, -np.inf, head.scores)  # left white, beyond no colour
+    scores, *_ = figure_of(replace(record, head=replace(head, scores=masked)), "weights").axes
+    np.testing.assert_array_equal(np.ma.getmaskarray(scores.images[0].get_array())[0], np.isneginf(masked[0]))
+    assert np.isfinite(scores.images[0].norm.vmax)
     matrix, over, *_ = figure_of(record, "row").axes
     outlined = matrix.patches[-1]
     assert (outlined.get_y(), outlined.get_height()) == (row.query - 0.5, 1)

@@ -185,6 +185,7 @@ def test_what_intervene_shows_is_a_whole_report_folder(off, picture, tmp_path):
     )
     for name, values in vars(answer.maps).items():
         assert np.array_equal(getattr(record.maps, name), values)
+    assert np.array_equal(record.maps.pixels, picture.pixels["vit-digits"].numpy())
     shown = [axes for axes in REPORT(record).first.picture.draw().axes if axes.images]
     assert [axes.get_title().split()[-1] for axes in shown] == ["image", "before", "after"]
     image, before, after = (np.asarray(axes.images[0].get_array()) for axes in shown)
