@@ -26,22 +26,6 @@ def pixels(figure: Figure) -> np.ndarray:
     return np.asarray(drawn(figure).buffer_rgba())[..., :3] / 255
 
 
-def panel(figure: Figure, axes: Axes) -> np.ndarray:
-    """The pixels of one panel, without its border."""
-    seen = pixels(figure)
-    box = axes.get_window_extent()
-    rows = slice(len(seen) - int(box.y1) + 2, len(seen) - int(box.y0) - 2)
-    return seen[rows, int(box.x0) + 2 : int(box.x1) - 2]
-
-
-def colour_at(figure: Figure, axes: Axes, x: float, y: float) -> np.ndarray:
-    """The colour of the drawn figure at a place given as a share of a panel, from its left and top."""
-    seen = pixels(figure)
-    box = axes.get_window_extent()
-    row = len(seen) - box.y1 + y * box.height
-    return seen[int(row), int(box.x0 + x * box.width)]
-
-
 def texts(figure: Figure) -> list[str]:
     """All that is written in the figure and can be seen."""
     return [text.get_text() for text in _visible(figure)]

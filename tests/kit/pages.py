@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitlens.record import Config, Record
+from vitlens.report.claims import found
 from vitlens.report.document import Document, FigureSpec, FirstPage, ImagePanel, Section, Sentence, Table, Tags
 from vitlens.report.explorer import Explorer, ExplorerImage
 from vitlens.report.html import page
@@ -107,6 +108,11 @@ def written(folder: Path, content: Document, **config: object) -> str:
     for figure in content.figures:
         Image.new("RGB", (300, 150), "orange").save(folder / "figures" / f"{figure.name}.png", dpi=(200, 200))
     return page(content, record(folder, **config))
+
+
+def said(template: str = "{{ name }}", **given: object) -> str:
+    """The sentence of a claim."""
+    return found("question", "subject", template, given=given).says
 
 
 def _figure(name: str, of: str) -> FigureSpec:

@@ -53,24 +53,24 @@ def test_what_may_be_chance_is_not_shown():
 
 
 @pytest.mark.parametrize(
-    ("limit", "ends", "states", "words"),
-    [  # ends: a better end, the worse ends that are judged, and their states
-        ("robustness", (0.95, 0.5, 0.49, 0.1, 0.09), "pass warn warn fail", "pass from 50 %, warn from 10 %"),
-        ("calibration", (0.0, 0.03, 0.031, 0.08, 0.081), "pass warn warn fail", "pass to 3 %, warn to 8 %"),
-        ("corruptions", (1.0, 10.0, 10.1, 30.0, 30.1), "pass warn warn fail", "pass to 10 points, warn to 30 points"),
-        ("accuracy", (1.0, -1.0, -1.1, -5.0, -5.1), "pass warn warn fail", "pass from -1 points, warn from -5 points"),
-        ("classifier", (1.0, -1.0, -1.1, -5.0, -5.1), "pass warn warn fail", "pass from -1 points, warn from -5 points"),
-        ("heads", (0.0, 0.1, 0.11, 0.3, 0.31), "pass warn warn fail", "pass to 10 %, warn to 30 %"),
-        ("sinks", (0.0, 0.2, 0.21, 0.5, 0.51), "pass warn warn fail", "pass to 20 %, warn to 50 %"),
-        ("timings", (0.0, 0.0, 0.01, 0.5, 0.51), "pass warn warn fail", "pass to 0 %, warn to 50 %"),
-        ("consistency", (1.0, 0.9, 0.89, 0.7, 0.69), "pass warn warn fail", "pass from 90 %, warn from 70 %"),
-        ("steps", (0.0, 1e-4, 2e-4, 1e-3, 2e-3), "pass warn warn fail",
+    ("limit", "ends", "words"),
+    [  # ends: a better end, and worse ones that pass, warn, warn and fail
+        ("robustness", (0.95, 0.5, 0.49, 0.1, 0.09), "pass from 50 %, warn from 10 %"),
+        ("calibration", (0.0, 0.03, 0.031, 0.08, 0.081), "pass to 3 %, warn to 8 %"),
+        ("corruptions", (1.0, 10.0, 10.1, 30.0, 30.1), "pass to 10 points, warn to 30 points"),
+        ("accuracy", (1.0, -1.0, -1.1, -5.0, -5.1), "pass from -1 points, warn from -5 points"),
+        ("classifier", (1.0, -1.0, -1.1, -5.0, -5.1), "pass from -1 points, warn from -5 points"),
+        ("heads", (0.0, 0.1, 0.11, 0.3, 0.31), "pass to 10 %, warn to 30 %"),
+        ("sinks", (0.0, 0.2, 0.21, 0.5, 0.51), "pass to 20 %, warn to 50 %"),
+        ("timings", (0.0, 0.0, 0.01, 0.5, 0.51), "pass to 0 %, warn to 50 %"),
+        ("consistency", (1.0, 0.9, 0.89, 0.7, 0.69), "pass from 90 %, warn from 70 %"),
+        ("steps", (0.0, 1e-4, 2e-4, 1e-3, 2e-3),
          "pass to 0.0001 of the largest value, warn to 0.001 of the largest value"),
     ],
 )  # fmt: skip
-def test_a_limit_judges_by_the_worse_end_and_is_printed_as_it_is(limit, ends, states, words):
+def test_a_limit_judges_by_the_worse_end_and_is_printed_as_it_is(limit, ends, words):
     best, *worst = ends
-    for end, state in zip(worst, states.split(), strict=True):
+    for end, state in zip(worst, ("pass", "warn", "warn", "fail"), strict=True):
         value = Estimate((best + end) / 2, min(best, end), max(best, end), 9)
         judged = judge("calibration", "m", value, limit, because="of m")
         assert (judged.state, judged.effect, judged.limit) == (state, value, limit)
