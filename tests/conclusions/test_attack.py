@@ -96,10 +96,11 @@ def rounded() -> Model:
     return masked(before=lambda images: (8 * images).round() / 8)
 
 
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 21))])
 @pytest.mark.parametrize("function", ["saturated", "rounded"])
-def test_masked_gradients_of_a_model_come_first(function, tmp_path):
+def test_masked_gradients_of_a_model_come_first(function, seed, tmp_path):
     line = f"attack --model-file {__file__}:{function} --data digits --limit 24 --attack fgsm --epsilon 0,1,8"
-    record = ran(tmp_path / "run", f"{line} --no-corruptions --no-inside")
+    record = ran(tmp_path / "run", f"{line} --no-corruptions --no-inside --seed {seed}")
     document = REPORT(record)
     found, *_ = shown(document.claims)
     assert found.question == "masked gradients"

@@ -135,7 +135,10 @@ def test_examples_are_errors_that_a_change_mends_and_its_control_does_not():
     made = replace(BOTH, **failures_of({"vit": at_border, "cnn": low_contrast}, split))
     document = REPORT(made)
     assert {claim.subject for claim in document.claims if claim.question == "why it fails"} == {"vit", "cnn"}
-    (figure,) = [each for each in document.figures if each.name == "failure_examples"]
+    apart = min(made.covariate_differences, key=lambda row: row.p_holm)
+    (why,) = (section for section in document.sections if section.title == "Why do the models fail?")
+    assert f"differ most in how **{apart.title}**" in why.sentences[0].text
+    (figure,) = (each for each in document.figures if each.name == "failure_examples")
     shown = [axes for axes in figure.draw().axes if axes.images]
     assert len(shown) == 3 * sum(len(own.image) for own in made.failure_examples.values()) > 3
     for own in made.failure_examples.values():
