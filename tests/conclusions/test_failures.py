@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.kit.axes import shown as panels
 from tests.kit.contradictions import contradictions
 from tests.kit.planted_answers import answers, compare_record
 from tests.kit.planted_failures import at_border, failures_of, low_contrast, squares
@@ -139,8 +140,7 @@ def test_examples_are_errors_that_a_change_mends_and_its_control_does_not():
     (why,) = (section for section in document.sections if section.title == "Why do the models fail?")
     assert f"differ most in how **{apart.title}**" in why.sentences[0].text
     (figure,) = (each for each in document.figures if each.name == "failure_examples")
-    shown = [axes for axes in figure.draw().axes if axes.images]
-    assert len(shown) == 3 * sum(len(own.image) for own in made.failure_examples.values()) > 3
+    assert len(panels(figure.draw())) == 3 * sum(len(own.image) for own in made.failure_examples.values()) > 3
     for own in made.failure_examples.values():
         assert 0 < len(own.image) <= 3
         np.testing.assert_array_equal(own.pixels, split.source.pixels[own.image])

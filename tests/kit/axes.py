@@ -26,6 +26,16 @@ def pixels(figure: Figure) -> np.ndarray:
     return np.asarray(drawn(figure).buffer_rgba())[..., :3] / 255
 
 
+def shown(figure: Figure) -> list[Axes]:
+    """The panels of pictures and maps, without a colour bar's."""
+    return [axes for axes in figure.axes if axes.images]
+
+
+def array(axes: Axes) -> np.ndarray:
+    """The numbers of a panel's picture."""
+    return np.asarray(axes.images[0].get_array())
+
+
 def texts(figure: Figure) -> list[str]:
     """All that is written in the figure and can be seen."""
     return [text.get_text() for text in _visible(figure)]

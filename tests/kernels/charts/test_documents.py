@@ -9,7 +9,7 @@ from matplotlib import colormaps
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from tests.kit.axes import cut_off, overlapping, pixels
+from tests.kit.axes import array, cut_off, overlapping, pixels, shown
 from tests.kit.making import save, untrained
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
@@ -21,10 +21,6 @@ def figure_of(record, name: str) -> Figure:
     """A figure of a record's report."""
     (figure,) = [each for each in COMMANDS[record.command].report(record).figures if each.name == name]
     return figure.draw()
-
-
-def array(axes):
-    return np.asarray(axes.images[0].get_array())
 
 
 @pytest.mark.parametrize("name", ["features", "walkthrough"])
@@ -128,8 +124,7 @@ def test_fields_by_layer_and_their_maps(swin):
     fields += [4 * field for field in fields]
     other = tuple(replace(row, model="other", words="other") for row in rows)
     both = replace(swin.field_maps, field=dict(enumerate(fields)))
-    figure = figure_of(replace(swin, receptive_fields=(*rows, *other), field_maps=both), "receptive_maps")
-    maps = [axes for axes in figure.axes if axes.images]
+    maps = shown(figure_of(replace(swin, receptive_fields=(*rows, *other), field_maps=both), "receptive_maps"))
     assert [axes.get_xlabel() for axes in maps] == 2 * [f"layer {row.layer}" for row in rows]
     for axes, field in zip(maps, fields):
         np.testing.assert_allclose(np.nan_to_num(array(axes).astype(float)), np.sqrt(field), rtol=1e-5)
@@ -145,7 +140,7 @@ def test_heads_stand_where_their_labels_say(golden, layers, heads):
     rows = tuple(replace(record.layers[0], layer=layer) for layer in range(layers))
     given = replace(record, layers=rows, maps=replace(record.maps, layer=dict(enumerate(maps)), rollout=None))
     figure = figure_of(given, "heads")
-    _image, *cells = [axes for axes in figure.axes if axes.images]
+    _image, *cells = shown(figure)
     wanted = 10 * np.arange(layers)[:, None] + np.arange(heads)
     drawn = np.array([array(axes)[0, 0] for axes in cells])
     across = layers > 2 * heads
@@ -157,15 +152,14 @@ def test_heads_stand_where_their_labels_say(golden, layers, heads):
 
 def test_a_patch_is_outlined_in_the_image_and_in_each_map(golden):
     record = golden("attention of a patch").record
-    figure = figure_of(record, "query")
-    shown = [axes for axes in figure.axes if axes.images]
+    panels = shown(figure_of(record, "query"))
     (row, column), (rows, columns) = (record.query[0].row, record.query[0].column), record.query[0].grid
-    for axes in shown:
+    for axes in panels:
         side = np.array([axes.get_xlim()[1] / columns, axes.get_ylim()[0] / rows])
         ends = axes.collections[-1].get_paths()[0].get_extents()
         np.testing.assert_allclose([ends.x0, ends.y0], side * (column, row), atol=1)
         np.testing.assert_allclose([ends.x1, ends.y1], side * (column + 1, row + 1), atol=1)
-    assert len(shown) == 3 * (1 + len({each.layer for each in record.query}))
+    assert len(panels) == 3 * (1 + len({each.layer for each in record.query}))
 
 
 def test_one_head_step_by_step(golden):
@@ -205,7 +199,7 @@ def test_patches_in_another_order_are_moved_whole(golden):
     patches = int(np.prod(record.row.grid))
     order = np.random.default_rng(0).permutation(patches)
     given = replace(record, head=replace(record.head, order=order))
-    first, moved, *_ = [axes for axes in figure_of(given, "without_positions").axes if axes.images]
+    first, moved, *_ = shown(figure_of(given, "without_positions"))
     side = array(first).shape[0] // record.row.grid[0]
 
     def cells(axes):
