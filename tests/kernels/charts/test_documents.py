@@ -150,16 +150,18 @@ def test_heads_stand_where_their_labels_say(golden, layers, heads):
     assert columns == ["image", *expected]
 
 
-def test_a_patch_is_outlined_in_the_image_and_in_each_map(golden):
+def test_a_patch_is_outlined_in_the_image_and_in_each_map_of_its_own_grid(golden):
     record = golden("attention of a patch").record
-    panels = shown(figure_of(record, "query"))
-    (row, column), (rows, columns) = (record.query[0].row, record.query[0].column), record.query[0].grid
-    for axes in panels:
-        side = np.array([axes.get_xlim()[1] / columns, axes.get_ylim()[0] / rows])
+    (first, second), view = record.query, record.views["query"]
+    coarse = view.mean[1].reshape(-1, 2, 2, 2, 2).mean((2, 4))  # as of a later stage
+    second = replace(second, row=0, column=1, grid=(2, 2))
+    given = {"query": (first, second), "views": {"query": replace(view, mean={**view.mean, 1: coarse})}}
+    panels = shown(figure_of(replace(record, **given), "query"))
+    for axes, own in zip(panels, 3 * (first, first, second), strict=True):  # of three images
+        side = np.array([axes.get_xlim()[1] / own.grid[1], axes.get_ylim()[0] / own.grid[0]])
         ends = axes.collections[-1].get_paths()[0].get_extents()
-        np.testing.assert_allclose([ends.x0, ends.y0], side * (column, row), atol=1)
-        np.testing.assert_allclose([ends.x1, ends.y1], side * (column + 1, row + 1), atol=1)
-    assert len(panels) == 3 * (1 + len({each.layer for each in record.query}))
+        np.testing.assert_allclose([ends.x0, ends.y0], side * (own.column, own.row), atol=1)
+        np.testing.assert_allclose([ends.x1, ends.y1], side * (own.column + 1, own.row + 1), atol=1)
 
 
 def test_one_head_step_by_step(golden):
