@@ -2,7 +2,8 @@
 
 import torch
 
-from tests.kit.explained import explained, report
+from tests.kit.commands import report
+from tests.kit.explained import explained
 from tests.kit.first_page import states
 from tests.kit.making import save
 from vitlens import load
