@@ -15,7 +15,7 @@ from tests.kit.commands import refusal
 from tests.kit.saving import saved_figures
 from vitlens import load
 from vitlens.cli.main import run
-from vitlens.errors import UnknownNameError
+from vitlens.errors import InputError, UnknownNameError
 
 LONG = 300 * "a"
 PROGRAM = """
@@ -91,6 +91,13 @@ def test_a_line_of_output_moves_no_cursor(stand_in, capsys):
     stand_in("predict", result=["a\x1b[31m\rb\nc", "\u202etxt.exe"])
     assert run(["predict", "vit-digits"]) == 0
     assert capsys.readouterr().out == "a\\x1b[31m\\rb\\nc\n\\u202etxt.exe\n"
+
+
+def test_an_error_moves_no_cursor_and_has_an_end(stand_in, capsys):
+    stand_in("predict", error=InputError("expected \x1b[2J\u202e, found " + "x" * 100_000))
+    line = fails(["predict", "vit-digits"], capsys)
+    assert line[:-1].isprintable()
+    assert len(line) < 3000
 
 
 # Words of the command line
