@@ -122,10 +122,6 @@ def test_every_method_and_baseline_is_in_the_table(masked):
     assert masked.metric(f"counterfactual/tiny-vit/size_searched/{SEARCH}").n == 6
     assert masked.metric("faithfulness/tiny-vit/relevance_gain/relevance").unit == "logits"
     assert [row.score for row in masked.on_object[::2]] == ["roc_auc", "mass", "pointing"]
-    checked = {row.method: row for row in masked.checks if row.check == "object"}
-    for row in masked.on_object[:2]:
-        found = checked[row.maps]
-        assert (found.state, found.needed, found.value) == ("pass" if row.above else "warn", False, row.estimate)
 
 
 def test_other_replacements_are_measured_beside_the_first(record):
@@ -140,7 +136,6 @@ def test_other_replacements_are_measured_beside_the_first(record):
     assert len(record.rankings) == 6
     assert all(row.tau.value in (-1.0, 1.0) and row.methods == 2 for row in record.rankings)  # one pair of methods
     assert all(row.margin.n == IMAGES for row in record.checks if row.margin)
-    assert {row.check for row in record.checks if row.margin} == {imputed, "mean"}  # by neither do methods choose
 
 
 def test_stability_is_recorded_by_disturbance(record):

@@ -1,13 +1,12 @@
 """Claims: their rank, when an effect is clear of its reference, how limits judge, and their results in JUnit XML."""
 
 from dataclasses import dataclass
-from xml.etree import ElementTree
 
 import pytest
 
+from tests.kit.first_page import suite_of
 from vitlens.report.claims import WEIGHTS, Claim, Kind, clear, judge
-from vitlens.report.document import Document, FirstPage, State
-from vitlens.report.junit import junit
+from vitlens.report.document import State
 from vitlens.uncertainty import Estimate
 
 
@@ -89,14 +88,6 @@ class Outcome:
 MET = Outcome("accuracy/m", True, "accuracy at least 0.9: holds: accuracy/m is 0.95")
 UNMET = Outcome("accuracy/m", False, "accuracy at least 0.99: does not hold: accuracy/m is 0.95")
 ODD = "<b> & \"'\x1b[31m\x00\u202e\udcff ]]> é *"
-
-
-def suite_of(claims: tuple[Claim, ...], *judged: Outcome) -> ElementTree.Element:
-    document = Document("t", (), FirstPage(()), claims=claims)
-    root = ElementTree.fromstring(junit(document, judged, suite="vitlens audit", seconds=1.5))
-    assert root.tag == "testsuites"
-    (suite,) = root
-    return suite
 
 
 def of_state(state: State) -> Claim:
