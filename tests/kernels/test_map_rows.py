@@ -24,6 +24,17 @@ def test_other_images_are_of_other_sources(sources):
     assert others(2, torch.zeros(2).int()) is None
 
 
+def test_no_method_chooses_by_the_removals_that_judge_and_the_object_does_not_count(golden):
+    record = golden("explain verified").record
+    assert {row.check for row in record.checks if row.margin and row.needed} == {"mean", IMPUTED}
+    checked = {row.method: row for row in record.checks if row.check == "object"}
+    own = [row for row in record.on_object if row.score == "roc_auc"]
+    assert own
+    for row in own:
+        found = checked[row.maps]
+        assert (found.state, found.needed, found.value) == ("pass" if row.above else "warn", False, row.estimate)
+
+
 def test_intervals_end_at_what_is_possible():
     maps = torch.ones(9, 4, 4)
     maps[0, 0, 0] = 400.0  # one sharp map among uniform ones
@@ -42,14 +53,3 @@ def test_maps_on_the_object_exceed_all_that_ignore_the_image():
     own, fixed = on_object_rows("vit", [("own", inside), ("fixed", centre)], "roc_auc", masks)
     assert (own.above, fixed.above) == (True, False)
     assert own.estimate.value == 1.0
-
-
-def test_no_method_chooses_by_the_removals_that_judge_and_the_object_does_not_count(golden):
-    record = golden("explain verified").record
-    assert {row.check for row in record.checks if row.margin and row.needed} == {"mean", IMPUTED}
-    checked = {row.method: row for row in record.checks if row.check == "object"}
-    own = [row for row in record.on_object if row.score == "roc_auc"]
-    assert own
-    for row in own:
-        found = checked[row.maps]
-        assert (found.state, found.needed, found.value) == ("pass" if row.above else "warn", False, row.estimate)
