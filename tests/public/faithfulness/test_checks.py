@@ -20,6 +20,7 @@ from tests.kit.planted_games import (
     FIRST,
     METHODS,
     PAIR,
+    PASSES,
     brightness,
     game,
     margins,
@@ -311,8 +312,9 @@ def test_a_map_that_stays_jumps_from_side_to_side_when_its_image_is_flipped_and_
         assert {(each.state, each.method) for each in record.checks if each.check == "shifts"} >= {("pass", method)}
 
 
-def test_costs_are_counted_in_forward_passes(league):
-    assert league["occlusion"].forwards.value == pytest.approx(3.0)
+def test_costs_are_counted_in_forward_passes_and_a_costly_method_has_fewer_images_with_other_weights(league):
+    assert league["occlusion"].forwards.value == pytest.approx(PASSES)
+    assert [league[name].randomisation.n for name in ("occlusion", "hirescam")] == [12, COUNT]
     assert [league[name].forwards.value for name in ("hirescam", "smoothgrad", "rise")] == [0.0] * 3
 
 

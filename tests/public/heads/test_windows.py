@@ -90,7 +90,7 @@ def test_a_pooling_query_has_a_row_and_no_place(name):
     assert table.cls_effective_keys[-1, 0].item() == pytest.approx(entropy[:, 0].exp().mean().item(), rel=1e-5)
 
 
-def test_attention_of_channels_has_no_statistics_and_a_model_of_nothing_else_is_refused():
+def test_attention_of_channels_has_no_statistics():
     """XCiT's blocks attend over channels, its class attention at the end over tokens."""
     shape = {"img_size": 32, "patch_size": 16, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 5}
     table = vitlens.statistics(model_of(timm.create_model("xcit_nano_12_p16_224", **shape)), images())
