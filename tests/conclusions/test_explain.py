@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.kit.commands import report
 from tests.kit.contradictions import contradictions
-from tests.kit.explained import explained, report
+from tests.kit.explained import explained
 from tests.kit.first_page import clear_effects, states
 from tests.kit.making import save
 from vitlens import Model, load

@@ -33,7 +33,7 @@ def test_a_list_is_read(line, option, value, stand_in):
         ("predict m --mean", ("", "a", "0.5,0.5", "0.5,0.5,1.5", "nan", "-0.1", "0,0,0,0")),
         ("profile m --sizes", ("", ",", "a", "3x4x5", "0")),
         ("profile m --batch-sizes", ("", "0", "1,,2", "-1", "1.5")),
-        ("predict m --image-size", ("", "0", "1x2x3", "-4", "4.5", "x", "32x")),
+        ("predict m --image-size", ("", "0", "1x2x3", "-4", "4.5", "x", "32x", "9" * 30, "9" * 5000)),
         ("attention m --query", ("", "3", "3,", "3,4,5", "-1,3", "3;4", "a,b", "1.5,2", "3x4")),
     ],
 )
