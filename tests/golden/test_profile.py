@@ -1,6 +1,5 @@
 """The record of cost holds what the functions count, for any model without weights; no time is asserted."""
 
-import numpy as np
 import pytest
 
 from tests.kit.commands import few_passes, figures, ran, report, said_first
@@ -43,11 +42,10 @@ def test_medians_spreads_and_rates_agree(golden):
 
 
 def test_exponents_are_those_of_the_points(tmp_path):
+    """That of all FLOPs of a ViT: tests/public/cost."""
     record = ran(tmp_path / "out", "profile vit-micro resnet20 swin-micro --batch-sizes 1 --sizes 32,64,96")
     points = [row for row in record.tokens if row.model == "vit-micro"]
     assert [row.tokens for row in points] == [65, 257, 577]
-    slope, _ = np.polyfit(np.log([65, 257, 577]), np.log([row.flops for row in points]), 1)
-    assert record.metric("exponent/vit-micro/image-size/flops").value == pytest.approx(slope)
     assert record.metric("exponent/resnet20/image-size/flops").value == pytest.approx(1, abs=1e-3)
     assert "exponent/resnet20/image-size/products" not in record.metrics
     for model, power in (("vit-micro", 2.0), ("swin-micro", 1.0)):  # exact, with intervals without width

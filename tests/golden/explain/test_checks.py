@@ -70,17 +70,11 @@ def test_every_method_and_baseline_is_in_the_table(masked):
     assert scores == sorted(scores, reverse=True)
     for name in ("relevance", "attention"):
         assert not rows[name].baseline
-        stages = [row for row in masked.stages if row.method == name]
-        assert stages[0].stage == "head"
-        assert stages[-1].similarity.value == pytest.approx(rows[name].randomisation.value, abs=1e-6)
-        means = np.mean([row.similarity.value for row in stages])
-        assert rows[name].cascade.value == pytest.approx(means, abs=1e-6)
         for metric in ("localisation/tiny-vit/pointing", "counterfactual/tiny-vit/size",
                        "counterfactual/tiny-vit/turned"):  # fmt: skip
             assert masked.metric(f"{metric}/{name}").n == 6
     for name in BASELINES:
         assert rows[name].baseline
-        assert (rows[name].randomisation, rows[name].forwards) == (None, None)
     assert (masked.composite_sets, masked.composites) == ((), ())  # masks are known
     assert masked.metric("agreement/tiny-vit/relevance/attention").n == 6
     assert masked.metric(f"counterfactual/tiny-vit/size_searched/{SEARCH}").n == 6
@@ -98,23 +92,12 @@ def test_other_replacements_are_measured_beside_the_first(record):
             metric = record.metric(f"substrates/vit-digits/{substrate}/{method}")
             assert metric.value == pytest.approx(getattr(league[method], column).value, abs=1e-6)
     assert len(record.rankings) == 6
-    assert all(row.tau.value in (-1.0, 1.0) and row.methods == 2 for row in record.rankings)  # one pair of methods
     assert all(row.margin.n == IMAGES for row in record.checks if row.margin)
-
-
-def test_stability_is_recorded_by_disturbance(record):
-    rows = {(row.method, row.disturbance): row for row in record.stability}
-    assert {disturbance for _, disturbance in rows} == {OVERALL, "shift-quarter", "shift-half", "shift-one", "flip"}
-    for method in METHODS:
-        jumped = rows[method, OVERALL].jumped
-        assert record.metric(f"stability/vit-digits/jumped/{OVERALL}/{method}") == jumped
-        assert [row.state for row in record.checks if row.method == method and row.value == jumped] == ["inconclusive"]
-
-
-def test_power_is_that_of_the_two_methods(record):
-    (row,) = record.power  # no masks, so no localisation
-    assert (row.check, row.detectable.n) == ("road", IMAGES)
-    assert record.metric("detectable/vit-digits/road") == row.detectable
+    (power,) = record.power  # no masks, so no localisation
+    assert (power.check, power.detectable.n) == ("road", IMAGES)
+    assert record.metric("detectable/vit-digits/road") == power.detectable
+    for row in [row for row in record.stability if row.disturbance == OVERALL]:
+        assert record.metric(f"stability/vit-digits/jumped/{OVERALL}/{row.method}") == row.jumped
 
 
 def test_composites_are_made_where_masks_are_not_known(record):
