@@ -34,6 +34,7 @@ from tests.kit.planted_games import (
 from tests.kit.planted_methods import planted_methods
 from vitlens import Model
 from vitlens.commands.explain.record import ExplainRecord, LeagueRow
+from vitlens.uncertainty import power_of
 
 LINE = "--verify --substrate black --other-substrates mean --composites none"
 Call = dict[str, Tensor]
@@ -203,6 +204,18 @@ def test_localisation_is_scikit_learns_on_maps_enlarged_bilinearly(league, metho
         assert estimate.value == pytest.approx(np.mean([each[name] for each in found]), abs=1e-5), name
     if method == "layercam":
         assert all(getattr(league[method], name).value == 1 for name in found[0])
+
+
+def test_power_is_that_of_the_best_method_beside_each_other(record):
+    masks, values = objects()[:-1], {"rise": np.full(COUNT - 1, 0.5)}
+    for name in METHODS.keys() - values.keys():
+        large = F.interpolate(maps_of(name).float()[:-1, None], size=masks.shape[1:], mode="bilinear")[:, 0]
+        values[name] = np.array([roc_auc_score(mask.flatten(), own.flatten()) for own, mask in zip(large, masks)])
+    (row,) = (row for row in record.power if row.check == "roc_auc")
+    assert values[row.best].mean() == max(own.mean() for own in values.values())
+    powers = [power_of(values[row.best] - own) for name, own in values.items() if name != row.best]
+    detectable = np.median([each.detectable for each in powers if each is not None and each.error > 0])
+    assert (row.detectable.value, row.detectable.n) == (pytest.approx(detectable, rel=1e-3), COUNT - 1)
 
 
 def test_a_uniform_map_scores_what_chance_does(league):
