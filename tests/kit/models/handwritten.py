@@ -259,7 +259,3 @@ class SmallCNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(self.drop(self.features(x).mean((2, 3))))
-
-
-TRANSFORMERS = (SoftmaxViT, EinsumViT, MultiheadViT, EncoderViT, InlineViT)
-STYLES = (*TRANSFORMERS, SmallCNN)

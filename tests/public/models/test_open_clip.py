@@ -111,6 +111,8 @@ def test_weights_of_a_file(tmp_path):
     weights = model.module.text.model.state_dict()
     save_file({key: value.contiguous() for key, value in weights.items()}, tmp_path / "clip.safetensors")
     found = vitlens.load(f"mine=open-clip:tiny-clip@{tmp_path / 'clip.safetensors'}")
+    assert torch.equal(tiny(seed=5)(images), model(images))
+    assert not torch.equal(tiny()(images), model(images))
     torch.testing.assert_close(found(images), model(images))
     assert (found.alias, found.provenance.weights) == ("mine", "clip.safetensors")
     torch.save(weights, tmp_path / "clip.pt")

@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 
 import vitlens
-from tests.kit.tiny import our_swin, shaken
+from tests.kit.tiny import SWIN, our_swin, shaken
 from vitlens.cli.main import run
 from vitlens.errors import InputError
 
 TIMM = "swin_tiny_patch4_window7_224"
-SHAPE = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4)}
 
 
 def pictures(height: int = 32, width: int = 32, *, batch: int = 2) -> Tensor:
@@ -24,14 +23,8 @@ def test_a_preset_has_its_parameters(name, stated):
         assert vitlens.load(f"{name}@random", device="meta").parameter_count() == stated
 
 
-MICRO = {
-    "img_size": 32,
-    "patch_size": 2,
-    "window_size": 4,
-    "embed_dim": 48,
-    "depths": (2, 2, 2),
-    "num_heads": (2, 4, 8),
-}
+MICRO = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 48}
+MICRO |= {"depths": (2, 2, 2), "num_heads": (2, 4, 8)}
 
 
 @pytest.mark.parametrize(
@@ -59,7 +52,7 @@ TWINS: dict[str, tuple[dict[str, object], dict[str, object]]] = {
 @pytest.mark.parametrize("twin", TWINS)
 def test_logits_and_the_weights_of_every_window_are_timms(twin: str):
     change, options = TWINS[twin]
-    theirs = shaken(lambda: timm.create_model(TIMM, num_classes=5, **{**SHAPE, **options}))
+    theirs = shaken(lambda: timm.create_model(TIMM, **SWIN | options))
     own = our_swin(**change)
     state = {}
     for name, value in theirs.state_dict().items():

@@ -18,7 +18,7 @@ import vitlens
 from tests.kit.models import handwritten as plain
 from tests.kit.models import handwritten_rare as rare
 from tests.kit.models.handwritten import GRID, HALF, SIZE, noise, own_weights, seeded, wrapped
-from tests.kit.tiny import FAMILIES, images, model_of, shaken
+from tests.kit.tiny import FAMILIES, VIT, images, model_of, shaken
 from vitlens.errors import UnsupportedError, VitlensError
 
 LABELS = torch.tensor([0, 1, 2])
@@ -91,13 +91,12 @@ def square(module: nn.Module, image_size: int | tuple[int, int] = 32) -> vitlens
     return vitlens.wrap(module, image_size=image_size, mean=HALF, std=HALF)
 
 
-SHAPE = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
 BOTH = {"num_heads": 2, "qkv_bias": True, "gated": True, "scale_norm": True, "norm_layer": nn.LayerNorm}
 
 
 def with_attention(kind: Callable[..., nn.Module], attention: Callable[..., nn.Module], **options: object) -> nn.Module:
     """A model of timm whose attention modules are of another kind, with a norm and a gate after the heads."""
-    model = kind(**SHAPE, **options)
+    model = kind(**VIT, **options)
     for block in model.blocks:
         block.attn = attention(32, **BOTH)
     return model
@@ -105,11 +104,11 @@ def with_attention(kind: Callable[..., nn.Module], attention: Callable[..., nn.M
 
 EVA = partial(EvaAttention, num_prefix_tokens=1), partial(AttentionRope, num_prefix_tokens=1)
 GATED: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], vitlens.Model]]] = {
-    "normed": (partial(VisionTransformer, **SHAPE, scale_attn_norm=True), square),
+    "normed": (partial(VisionTransformer, **VIT, scale_attn_norm=True), square),
     "gated": (partial(with_attention, VisionTransformer, Attention), model_of),
     "eva": (partial(with_attention, Eva, EVA[0], use_rot_pos_emb=True), model_of),
     "rope": (partial(with_attention, Eva, EVA[1], use_rot_pos_emb=True), square),
-    "norms after the branches": (partial(VisionTransformer, **SHAPE, block_fn=ResPostBlock), model_of),
+    "norms after the branches": (partial(VisionTransformer, **VIT, block_fn=ResPostBlock), model_of),
 }
 
 
