@@ -10,6 +10,7 @@ from torch import nn
 
 import vitlens
 from tests.kit.models.files import small, written
+from tests.kit.models.handwritten import half
 from tests.kit.models.transformers import folder_of
 from tests.kit.tiny import FAMILIES, images, ours, timm_model
 from vitlens.errors import InputError, ModelError, UnsupportedError
@@ -261,7 +262,7 @@ def test_another_image_size():
 
 def test_what_cannot_be_built_anew_is_refused():
     net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 4))
-    wrapped = vitlens.wrap(net, image_size=(8, 8), mean=(0.5,) * 3, std=(0.5,) * 3)
+    wrapped = half(net, 8)
     with pytest.raises(UnsupportedError, match="timm:NAME"):
         untrained_like(wrapped, seed=0)
     with pytest.raises(InputError, match="30 and 8 px"):

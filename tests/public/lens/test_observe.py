@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import vitlens
 from tests.kit.lens import ATTENTIVE, MODELS, changed, module_paths, of
+from tests.kit.models.handwritten import half
 from tests.kit.tiny import images, model_of, ours, timm_model
 from vitlens import AttentionCall, Model
 from vitlens.errors import LensError, NonFiniteError, UnsupportedError
@@ -191,7 +192,7 @@ def differential(blocks: str, *, fused: bool = True, wrapped: bool = False) -> M
     for module in model.module.modules():
         if hasattr(module, "fused_attn"):
             module.fused_attn = fused
-    return vitlens.wrap(model.module, image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3) if wrapped else model
+    return half(model.module, 32) if wrapped else model
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ ONE_WINDOW, OURS = "torchvision, one window", "ours, padded"
 MODELS = {
     **WINDOWED,
     ONE_WINDOW: partial(torchvision_swin, (12, 12)),  # 3x3 patches padded into one of 4x4
-    OURS: partial(our_swin, size=(20, 36)),
+    OURS: partial(our_swin, size=(33, 47)),
 }
 SHIFTED = [name for name in MODELS if "maxvit" not in name and "hiera" not in name]
 
@@ -31,8 +31,7 @@ def calls_of(model: Model, batch: Tensor) -> list[AttentionCall]:
 def test_shifted_windows_are_read_from_the_model(name):
     """Put back, no weight joins patches a window apart: the mask of a shifted window keeps far corners apart."""
     model = MODELS[name]()
-    height, width = model.input_size
-    resolutions = [(height // 2, width // 2)] * 2 + [(-(-height // 4), -(-width // 4))] * 2
+    resolutions = [tuple(-(-side // patch) for side in model.input_size) for patch in (2, 2, 4, 4)]
     for call, resolution in zip(calls_of(model, images(model.input_size)), resolutions, strict=True):
         windows = call.site.windows
         assert windows.resolution == resolution

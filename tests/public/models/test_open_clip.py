@@ -14,6 +14,7 @@ from vitlens.names import imagenet_classes
 open_clip = pytest.importorskip("open_clip", reason="needs the extra clip: pip install open_clip_torch")
 
 from tests.kit.models.clip import registered, tiny  # noqa: E402
+from tests.kit.tiny import images as noise  # noqa: E402
 
 ARCHS = {  # family, prefix, readout, number of blocks
     "tiny-clip": ("vit", ("cls",), "cls", 2),
@@ -29,7 +30,7 @@ def prompted(model, *texts):
 
 
 def pictures(model, count=2):
-    return torch.rand(count, 3, *model.input_size, generator=torch.Generator().manual_seed(1))
+    return noise(model.input_size, batch=count, seed=1)
 
 
 @pytest.mark.parametrize("arch", ARCHS)

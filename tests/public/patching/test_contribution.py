@@ -11,6 +11,7 @@ from torchvision.models.vision_transformer import VisionTransformer as Torchvisi
 
 import vitlens
 from tests.kit.lens import HANDWRITTEN, of
+from tests.kit.models.handwritten import half
 from tests.kit.tiny import (
     FAMILIES,
     TORCHVISION_VIT,
@@ -175,7 +176,7 @@ class TwoLists(nn.Module):
 
 
 def in_two_lists() -> Model:
-    return vitlens.wrap(TwoLists(ours().module), image_size=(32, 48), mean=(0.5,) * 3, std=(0.5,) * 3)
+    return half(TwoLists(ours().module), (32, 48))
 
 
 ADDED = "the parts of image [012] sum to"
