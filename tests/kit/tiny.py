@@ -84,6 +84,14 @@ def timm_model(name: str, *, alias: str = "tiny", **options: object) -> Model:
     return model_of(shaken(lambda: timm.create_model(name, **shape)), alias=alias, size=size)
 
 
+def with_kernel(model: Model, *, fused: bool) -> Model:
+    """A timm model that calls the fused kernel of attention, or computes its own softmax."""
+    for module in model.module.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = fused
+    return model
+
+
 def small_cnn(size: tuple[int, int] = (32, 48)) -> Model:
     """One block a stage; the last map has a quarter of the rows and columns."""
     return model_of(shaken(lambda: CifarResNet(blocks=1, classes=5)), alias="cnn", size=size)

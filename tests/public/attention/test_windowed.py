@@ -10,7 +10,7 @@ from torch import Tensor
 
 import vitlens
 from tests.kit.attention import close, explicit_gradients, raising
-from tests.kit.tiny import TIMM, images, timm_model, torchvision_swin
+from tests.kit.tiny import TIMM, images, timm_model, torchvision_swin, with_kernel
 from tests.kit.windows import WINDOWED, of_timm, unwindow
 from vitlens import AttentionCall, Model
 from vitlens.errors import UnsupportedError
@@ -19,20 +19,13 @@ THREE = {"depths": (1, 2, 1), "num_heads": (2, 4, 4)}
 gradient_rollout = partial(vitlens.explain, method="gradient-rollout")
 
 
-def fused(model: Model) -> Model:
-    """timm leaves Swin's fused kernel off unless it is asked for: its bias and masks are then given to the kernel."""
-    for module in model.module.modules():
-        if hasattr(module, "fused_attn"):
-            module.fused_attn = True
-    return model
-
-
 MERGED = (18, 28)  # px: patches merged out of fewer than four
 MODELS: dict[str, Callable[[], Model]] = {
     **{name: make for name, make in WINDOWED.items() if "maxvit" not in name and name not in ("swinv2", "torchvision")},
     "swin, merged": partial(timm_model, TIMM["swin"], img_size=MERGED),
     "swin, three stages": partial(timm_model, TIMM["swin"], img_size=(36, 20), **THREE),  # 9 x 5 patches become 5 x 3
-    "swin, fused": lambda: fused(timm_model(TIMM["swin"], img_size=(20, 36))),
+    # timm leaves the fused kernel off unless it is asked for: its bias and masks are then given to the kernel
+    "swin, fused": lambda: with_kernel(WINDOWED["swin, padded"](), fused=True),
     "torchvision, merged": partial(torchvision_swin, MERGED),
 }
 

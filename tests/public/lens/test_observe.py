@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import vitlens
 from tests.kit.lens import ATTENTIVE, MODELS, changed, module_paths, of
 from tests.kit.models.handwritten import half
-from tests.kit.tiny import images, model_of, ours, timm_model
+from tests.kit.tiny import images, model_of, ours, timm_model, with_kernel
 from vitlens import AttentionCall, Model
 from vitlens.errors import LensError, NonFiniteError, UnsupportedError
 
@@ -188,10 +188,7 @@ CONVIT = {"convit": partial(timm_model, "convit_tiny", local_up_to_layer=1)}
 
 def differential(blocks: str, *, fused: bool = True, wrapped: bool = False) -> Model:
     """A tiny ViT of two blocks, each of whose heads subtracts one softmax from another; ConViT's adds two."""
-    model = (DIFFERENTIAL | CONVIT)[blocks]()
-    for module in model.module.modules():
-        if hasattr(module, "fused_attn"):
-            module.fused_attn = fused
+    model = with_kernel((DIFFERENTIAL | CONVIT)[blocks](), fused=fused)
     return half(model.module, 32) if wrapped else model
 
 
