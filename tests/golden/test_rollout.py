@@ -50,16 +50,22 @@ def test_the_maximum_of_a_map_points_at_the_object_or_not(golden):
         assert record.maps.hits[:, at].tolist() == hits.tolist()
 
 
-def test_every_method_has_a_row_and_the_shown_their_class(golden):
-    """Its maps are those of the function of its name: tests/public/attention/test_methods.py."""
-    record = golden("every method").record  # of the true class
-    assert [row.maps for row in record.methods if "rollout-" not in row.maps] == [
-        "relevance",
-        "gradient-rollout",
-        "attention",
-        "flow",
-    ]
-    assert [row.target for row in record.shown] == [str(int(label)) for label in digits("test").limit(5).labels]
+def test_every_method_is_the_function_of_its_name(tiny_vit, golden):
+    record = golden("every method").record  # of the true class, with --alpha 0.4 and --layer 0
+    split, model = digits("test").limit(5), load(str(tiny_vit))
+    batch = next(split.batches(5))
+    maps = {row.maps: torch.from_numpy(record.maps.maps[:, at]) for at, row in enumerate(record.methods)}
+    expected = {
+        "rollout-mean": vitlens.rollout(model, batch.images, alpha=0.4),
+        "relevance": vitlens.relevance(model, batch.images, targets=batch.labels),
+        "attention": vitlens.attention(model, batch.images)[0][:, :, 0, 1:].mean(1).unflatten(1, (4, 4)),
+    }
+    for name, own in expected.items():
+        torch.testing.assert_close(maps[name], own, atol=1e-6, rtol=1e-4)
+    own = vitlens.explain(model, batch.images, targets=batch.labels, method="gradient-rollout")
+    assert np.corrcoef(maps["gradient-rollout"].flatten(), own.flatten())[0, 1] > 0.9  # of another share of identity
+    assert [name for name in maps if "rollout-" not in name] == ["relevance", "gradient-rollout", "attention", "flow"]
+    assert [row.target for row in record.shown] == [str(int(label)) for label in split.labels]
 
 
 def test_own_images_are_shown_and_have_no_pointing_game(tiny_vit, pictures, tmp_path, capsys):

@@ -12,7 +12,10 @@ from tests.kit.tiny import images, ours, shared_model, small_cnn, timm_model
 from vitlens.analysis.attention.registry import ATTENTION_METHODS, MethodSettings
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 
+MODELS = ("ours", "dinov2-registers", "siglip", "cait", "torchvision-vit", "swin")
+GRIDS = {"ours": (4, 3), "swin": (16, 16)}
 METHODS = [method for method in ATTENTION_METHODS if method != "flow"]  # which the command line alone has
+CASES = [(method, name) for method in METHODS for name in MODELS]
 
 
 @pytest.mark.parametrize("name", ["rollout", "relevance"])
@@ -27,10 +30,23 @@ def test_the_settings_of_a_method_are_those_of_its_function_with_the_same_defaul
     torch.testing.assert_close(vitlens.explain(ours(), batch, method=name), getattr(vitlens, name)(ours(), batch))
 
 
+@pytest.mark.parametrize(("method", "name"), CASES)
+def test_maps_are_finite_differ_by_place_and_do_not_hang_on_the_batch(method, name):
+    model = shared_model(name)
+    batch, targets = images(model.input_size), torch.tensor([1, 4])
+    maps = vitlens.explain(model, batch, method=method, targets=targets)
+    grid = (8, 8) if (method, name) == ("attention", "swin") else GRIDS.get(name, (4, 4))  # the last stage's own
+    assert maps.shape == (2, *grid)
+    assert torch.isfinite(maps).all()
+    assert not maps.requires_grad
+    assert maps.flatten(1).std(1).min() > 0  # an even map would show nothing
+    alone = vitlens.explain(model, batch[1:], method=method, targets=targets[1:])
+    torch.testing.assert_close(alone, maps[1:], atol=1e-6, rtol=1e-3)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_only_a_method_with_gradients_differs_by_class(method):
     one, other = (vitlens.explain(ours(), images((32, 48)), method=method, targets=target) for target in (0, 3))
-    assert not one.requires_grad
     assert torch.equal(one, other) is not ATTENTION_METHODS[method].gradients
 
 

@@ -2,8 +2,10 @@
 
 from math import prod
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torchvision.models.convnext import CNBlockConfig, ConvNeXt
@@ -22,6 +24,8 @@ from tests.kit.tiny import (
     torchvision_vit,
 )  # fmt: skip
 from vitlens import Model
+from vitlens.cli.main import run
+from vitlens.commands.run.publish import read_folder
 from vitlens.errors import LensError
 
 EMBEDDING, POSITIONS, MLP, NORMS, BETWEEN = "patch embedding", "positions and tokens", "MLP", "norms", "between stages"
@@ -158,6 +162,26 @@ def swin_flops(model: Model) -> dict[str, int]:
 def test_our_swin_by_counter_and_by_formula(size, shift):
     model = our_swin(size=size, shift=shift)
     assert flops(model) == swin_flops(model)
+
+
+def test_exponents_and_the_crossover_of_a_sweep_over_sizes(tiny_vit, tmp_path):
+    """N² of the products, the interval of least squares on logarithms, and the tokens from which products lead."""
+    sides = (16, 32, 64)
+    words = ["--sizes", ",".join(map(str, sides)), "--batch-sizes", "1", "--quiet", "--out", str(tmp_path / "run")]
+    assert run(["profile", str(tiny_vit), *words]) == 0
+    record = read_folder(tmp_path / "run")
+    tokens = [1 + (side // 8) ** 2 for side in sides]
+    dim, hidden = 16, vitlens.load(str(tiny_vit)).module.config.hidden
+    # where 4 N² d = 8 N d² + 4 N d h
+    assert record.costs[0].crossover == pytest.approx(2 * dim + hidden)
+    counted = [flops(ours(size=(side, side), patch_size=(8, 8), classes=10, mlp_ratio=hidden / dim)) for side in sides]
+    counts = {"products": [each[PRODUCTS] for each in counted], "flops": [sum(each.values()) for each in counted]}
+    found = {row.cost: row.exponent for row in record.exponents}
+    for cost, values in counts.items():
+        fit = stats.linregress(np.log(tokens), np.log(values))
+        half = stats.t.ppf(0.975, 1) * fit.stderr
+        assert found[cost].value == pytest.approx(fit.slope, abs=1e-6)
+        assert (found[cost].low, found[cost].high) == pytest.approx((fit.slope - half, fit.slope + half), abs=1e-5)
 
 
 def test_every_part_of_our_vit_and_of_a_cnn_has_what_its_shape_says():
