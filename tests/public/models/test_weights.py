@@ -67,9 +67,7 @@ def test_the_usual_wrappers_are_taken_off_and_said(tmp_path, case):
     else:
         stored(tmp_path, content(), name=name, legacy=case == "legacy")
     model = loaded(tmp_path / name)
-    found = model.module.state_dict()
-    assert found.keys() == whole().keys()
-    assert all(torch.equal(found[key], value) for key, value in whole().items())
+    assert has_them(model)
     assert len(model.provenance.notes) == len(taken)
     assert all(word in note for word, note in zip(taken, model.provenance.notes))
 
