@@ -16,7 +16,6 @@ import vitlens
 from vitlens import Model, Split
 from vitlens.data.split import Drawings, Drawn, InMemory
 from vitlens.models.loading import untrained
-from vitlens.models.rebuild import for_classes
 from vitlens.names import Part
 from vitlens.training import loop
 from vitlens.training.metrics import Progress, TrainingResult, read_metrics
@@ -36,14 +35,6 @@ def tiny_model(
 ) -> Model:
     overrides: Any = {**SHAPE, "drop_path": drop_path, "dropout": dropout, **shape}
     return untrained("vit-mini", classes=classes, image_size=(8, 12), seed=seed, overrides=overrides)
-
-
-def given_a_head(*, seed: int = 0) -> Model:
-    """A tiny model of two other classes, given a head for these."""
-    overrides: Any = {**SHAPE, "drop_path": 0.2, "dropout": 0.1}
-    return for_classes(
-        untrained("vit-mini", classes=("1", "2"), image_size=(8, 12), seed=seed, overrides=overrides), CLASSES
-    )
 
 
 def tiny_cnn() -> Model:

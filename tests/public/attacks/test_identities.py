@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 import vitlens
 from tests.kit.attacked import INF, asked, linear, made, perceptron, pictures, predictions
+from tests.kit.commands import quick_attacks
 from vitlens.attacks.registry import ATTACKS
 from vitlens.cli.main import run
 from vitlens.commands.run.publish import read_folder
@@ -104,14 +105,16 @@ def test_a_lead_within_rounding_is_no_success(share, fooled):
         assert result.success.tolist() == [fooled, fooled]
 
 
-def test_an_attack_sees_the_gradient_of_a_model_that_saturates_the_softmax():
+@pytest.mark.parametrize(("name", "scale"), [("fgsm", 1000), ("pgd-l2", 1000), ("pgd-l2", 1e-25)])
+def test_an_attack_sees_the_gradient_of_a_model_that_saturates_the_softmax_or_whose_gradient_is_tiny(name, scale):
     """The cross-entropy of a confident model has a gradient of 0 in fp32; its log odds do not."""
     plain, model = perceptron(), perceptron()
     for parameter in model.module.layers[3].parameters():
-        parameter.mul_(1000)
+        parameter.mul_(scale)
     images = pictures(12, low=0.2, high=0.8)
     expected, found = (
-        vitlens.attack(each, images, "predicted", method="fgsm", epsilon=0.05).success for each in (plain, model)
+        vitlens.attack(each, images, "predicted", method=name, epsilon=0.4 if name == "pgd-l2" else 0.05).success
+        for each in (plain, model)
     )
     assert found.sum() >= expected.sum() > 0
 
@@ -143,17 +146,22 @@ def test_random_starts_in_l2_fill_the_ball():
     assert (starts - 0.5).div(1e-3).mean((0, 2, 3)).abs().max() < 0.12
 
 
-@pytest.mark.parametrize(("name", "restarts"), [("pgd", 1), ("pgd", 2), ("pgd-l2", 1)])
+@pytest.mark.parametrize(
+    ("name", "restarts"),
+    [("pgd", 1), ("pgd", 2), ("pgd-l2", 1), pytest.param("auto", 1, marks=pytest.mark.slow)],
+)
 def test_downwards_an_image_is_attacked_down_to_the_first_epsilon_at_which_it_withstands(
     sharp_vit, tmp_path, name, restarts
 ):
+    """In parts of five images, whose random starts are those of the whole."""
     norm, levels = ATTACKS[name].norm, (1.0, 2.0, 4.0, 8.0, 16.0)
     axis = {"linf": "--epsilon", "l2": "--epsilon-l2"}[norm]
-    line = f"attack {sharp_vit} --data digits --limit 12 --predicted --attack {name} --steps 2 --downwards --device cpu"
+    line = f"attack {sharp_vit} --data digits --limit 12 --batch-size 5 --predicted --attack {name} --steps 2 --downwards --device cpu"
     more = f"--restarts {restarts} --self-checks few --no-transfer --no-inside --no-corruptions --quiet {axis}"
     scale = 255 if norm == "linf" else 8
     given = ",".join(str(level if norm == "linf" else level / 8) for level in levels)
-    assert run([*line.split(), *more.split(), given, "--out", str(tmp_path / "run")]) == 0
+    with quick_attacks(part=1):
+        assert run([*line.split(), *more.split(), given, "--out", str(tmp_path / "run")]) == 0
     (found,) = read_folder(tmp_path / "run").attacked.values()
     (broken_at,) = found.broken_at.values()
     images, model = vitlens.load_data("digits", limit=12), vitlens.load(str(sharp_vit))
