@@ -1,7 +1,7 @@
-"""`vitlens train` as a function of what tests vary, and trainings that are interrupted."""
+"""Trainings that are interrupted, and the folder of one that kept its weights."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -11,31 +11,13 @@ from typing import Literal
 import pytest
 
 from tests.kit.making import CLASSES, save, untrained
-from vitlens.commands.run.options import RunOptions
 from vitlens.commands.study.kinds import measure as kinds
 from vitlens.commands.train import measure as trainings
-from vitlens.commands.train.measure import measure
-from vitlens.commands.train.options import RecipeChanges, Shape, TrainOptions
 from vitlens.files import write_text
 from vitlens.models.model import Model
 from vitlens.training.checkpoint import keep_weights
 from vitlens.training.metrics import METRICS_FILE, EpochMetrics, Progress
 from vitlens.training.task import Task
-
-
-def train(
-    model: str | None,
-    *,
-    recipe: Mapping[str, object] | None = None,
-    shape: Mapping[str, object] | None = None,
-    image_size: tuple[int, int] | None = None,
-    options: RunOptions,
-    **more: object,
-) -> Path | None:
-    """recipe, shape: numbers by field; more: other fields of TrainOptions."""
-    changes = RecipeChanges(settings=tuple(f"{name}={value}" for name, value in (recipe or {}).items()))
-    sides = Shape(image_size, **(shape or {}))  # type: ignore[arg-type]
-    return measure(TrainOptions(model or "", recipe=changes, shape=sides, run=options, **more))  # type: ignore[arg-type]
 
 
 @contextmanager

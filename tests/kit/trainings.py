@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import vitlens
+from tests.kit import splits
 from vitlens import Model, Split
-from vitlens.data.split import Drawings, Drawn, InMemory
+from vitlens.data.split import Drawings, Drawn
 from vitlens.models.loading import untrained
 from vitlens.names import Part
 from vitlens.training import loop
@@ -41,11 +42,9 @@ def tiny_cnn() -> Model:
     return untrained("resnet20", classes=CLASSES, image_size=(8, 12))
 
 
-def split_of(pixels: Tensor, labels: Tensor | None = None, *, part: Part = "train") -> Split:
-    """Images given as pixels; labels: in turn where none are given."""
-    labels = torch.arange(len(pixels)) % len(CLASSES) if labels is None else labels
-    size = (int(pixels.shape[2]), int(pixels.shape[3]))
-    return Split("random", part, InMemory(pixels), size, CLASSES, labels=labels)
+def split_of(pixels: Tensor, *, part: Part = "train") -> Split:
+    """Images given as pixels, labelled in turn."""
+    return replace(splits.split_of(pixels, torch.arange(len(pixels)) % len(CLASSES), CLASSES), name="random", part=part)
 
 
 def tiny_split(part: Part, count: int, size: tuple[int, int] = (8, 12)) -> Split:
