@@ -30,6 +30,24 @@ def family(request: pytest.FixtureRequest) -> tuple[str, Model]:
     return request.param, FAMILIES[request.param]()
 
 
+READ = {  # the tokens before the patches, and what the classifier reads: from the papers, not from the code
+    "ours": (("cls",), "cls"),
+    "ours-unfused": (("cls",), "cls"),
+    "vit": (("cls",), "cls"),
+    "vit-mean": (("register",), "mean"),
+    "deit-distilled": (("cls", "distillation"), "cls+distillation"),
+    "deit3": (("cls",), "cls"),
+    "beit": (("cls",), "mean"),
+    "eva02": (("cls",), "mean"),
+    "dinov2-registers": (("cls", *["register"] * 4), "cls"),
+    "dinov3": (("cls", *["register"] * 4), "mean"),
+    "siglip": ((), "pool"),
+    "perception-encoder": (("cls",), "pool"),
+    "cait": ((), "pool"),
+    "torchvision-vit": (("cls",), "cls"),
+}
+
+
 def observed(model: Model, batch: Tensor, **how: bool) -> tuple[Tensor, list[str], list[Tensor]]:
     """The logits, and the module and weights of every layer."""
     modules, layers = [], []
@@ -87,6 +105,9 @@ def test_every_family_has_a_rollout_of_each_image_alone(family):
     left = torch.ones(2) - maps.sum((1, 2))
     assert (left >= -1e-5).all()
     assert name in CHAINED or (left <= 1e-5).all()
+    blocks = 4 if name == "cait" or name not in READ else 2
+    assert (len(model.anatomy.blocks), model.anatomy.readout) == (blocks, READ[name][1] if name in READ else "mean")
+    assert name not in READ or model.layout.prefix == READ[name][0]
 
 
 @pytest.mark.slow

@@ -232,11 +232,15 @@ class Notes:
 
 
 def test_every_step_and_every_epoch_is_reported_once_also_by_a_resumed_run(tmp_path):
-    """Watching changes no bit, and sees the averaged weights, which are tested."""
+    """Watching changes no bit, nor do the caller's random numbers; it sees the averaged weights, which are tested."""
     notes, first, second = Notes(), Notes(), Notes()
+    random = torch.manual_seed(5).get_state()
     alone, _ = trained(tmp_path / "alone")
+    assert torch.equal(torch.get_rng_state(), random)
+    torch.manual_seed(6)
     model, result = trained(tmp_path / "whole", watchers=[notes])
     assert same(state(model), state(alone))
+    assert not same(state(model), state(trained(tmp_path / "other", seed=1)[0]))
     assert timeless(tmp_path / "whole") == timeless(tmp_path / "alone")
     assert same(notes.weights[-1], state(model))
     assert [(facts.step, facts.epoch) for facts in notes.steps] == [(step + 1, step // 5) for step in range(STEPS)]
