@@ -186,15 +186,17 @@ def main() -> None:
                 (folder / name).write_bytes((ROOT / name).read_bytes())
         if told.tests and noticed(Mutant(str(paths[0].relative_to(ROOT)), 0, 0, 0, "", ""), told.tests, folder):
             sys.exit("error: expected tests that pass on the unchanged code; run them with pytest first")
-        numbered = [(number, mutant) for number, mutant in enumerate(chosen) if told.only is None or number in told.only]
-        for number, mutant in numbered:
+        wanted = range(len(chosen)) if told.only is None else sorted({*told.only} & {*range(len(chosen))})
+        for number in wanted:
+            mutant = chosen[number]
             begun = time.perf_counter()
             tests = told.tests or tests_of(mutant, told.map)
             found = noticed(mutant, tests, folder) if tests else False
             counts[found] += 1
             word = {True: "noticed", False: "SURVIVED", None: "too long"}[found]
-            print(f"{number:3}  {word:9} {time.perf_counter() - begun:4.0f} s  {mutant}", flush=True)
-    print(f"{counts[True] + counts[None]} of {len(numbered)} noticed ({counts[None]} of them by the time that they took)")
+            took = time.perf_counter() - begun
+            print(f"{number:3}  {word:9} {took:4.0f} s  {mutant}", flush=True)
+    print(f"{counts[True] + counts[None]} of {len(wanted)} noticed ({counts[None]} of them by the time that they took)")
 
 
 def _short(text: str) -> str:

@@ -54,11 +54,11 @@ def load_data(
     in_scenes = [data_set.name for data_set in SETS.values() if data_set.scenes]
     if name not in in_scenes and (canvas is not None or scenes is not None):
         raise DataError(f"expected --data {' or '.join(in_scenes)} for a canvas or a number of scenes, found {name!r}")
-    split: Split = resolved(SETS[name].load if name in SETS else _reader_of(name, request.path))(request)
+    split: Split = resolved(SETS[name].load if name in SETS else reader_of(name, request.path))(request)
     return split.limit(limit, seed=seed)
 
 
-def _reader_of(name: str, path: Path) -> str:
+def reader_of(name: str, path: Path) -> str:
     """The function that reads a path, as module:function. Raises DataError and UnknownNameError."""
     if name.strip():  # as a path, an empty one would be the current folder
         for layout in LAYOUTS:

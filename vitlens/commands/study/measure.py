@@ -17,6 +17,7 @@ from vitlens.commands.study.chapters import Chapters, trained_first
 from vitlens.commands.study.kinds.measure import measure_kind
 from vitlens.commands.study.options import WHOLE, StudyOptions
 from vitlens.commands.study.record import LeftOutRow, StudyRecord
+from vitlens.data.catalogue import reader_of
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.loading import untrained
 from vitlens.models.naming import ModelName, parse_models, require_rule
@@ -57,6 +58,8 @@ def _measure_whole(options: StudyOptions) -> Path:
         raise InputError("expected --images or --data, found both; leave one out")
     data = None if options.images else options.data or "digits"
     images = ChapterImages(data, options.images, options.predicted)
+    if images.data:
+        reader_of(images.data, Path(images.data))  # a misspelt name is refused before anything is written
     presets = [model.name for model in named if trained_first(model, options.model_options)]
     studied, labelled = _checked(named, presets, images, options)
     aliases, data_name = [model.alias for model in named], data or "images"

@@ -1,0 +1,60 @@
+"""By which numbers a method's maps pass, fail or are inconclusive: the rules of the cascade and of stability."""
+
+import pytest
+
+from tests.kit.map_rows import FALLING, STAGES, STAYING
+from vitlens.analysis.faithfulness.checks import Judgement, Stage, judged_cascade, judged_stability
+from vitlens.uncertainty import Estimate, wilson
+
+
+def judged(*means: float, kept: float | None = None, n: int = 32) -> Judgement:
+    known = [Estimate(mean, mean - 0.02, mean + 0.02, n, "") if n else None for mean in means]
+    return judged_cascade([Stage(name, own, kept) for name, own in zip(STAGES, known)])
+
+
+@pytest.mark.parametrize(
+    ("means", "state", "decisive"),
+    [
+        (FALLING, "pass", 2),
+        (STAYING, "fail", 2),  # below 0.5 only in the lower half; the least down to the middle block decides
+        ((1.0, 0.4, 0.9, 0.9, 0.2, 0.0), "pass", 1),
+        ((0.1, 0.1, 0.1, 0.1, 0.1, 0.6), "fail", 5),  # all weights random, and the maps are the old ones
+        ((1.0,) * 6, "fail", 0),
+        ((0.9, 0.8, 0.49, 0.1, 0.1, 0.0), "inconclusive", 2),  # its interval holds 0.5
+        ((0.1, 0.1, 0.1, 0.1, 0.1, 0.49), "inconclusive", 0),
+    ],
+)
+def test_the_rule_of_the_cascade(means, state, decisive):
+    found = judged(*means)
+    assert (found.state, found.value.value) == (state, means[decisive])
+
+
+@pytest.mark.parametrize("changes", [{"n": 0}, {"n": 9}, {"kept": 0.9}])
+@pytest.mark.parametrize("means", [FALLING, STAYING])
+def test_a_cascade_that_could_not_have_failed(means, changes):
+    assert judged(*means, **changes).state == "inconclusive"
+
+
+@pytest.mark.parametrize(
+    ("names", "place"), [(STAGES, 2), (("head", "block 1", "block 0", "embedding"), 1), (("head", "block 0"), 1)]
+)
+def test_the_least_similarity_down_to_the_middle_block_decides(names, place):
+    means = [0.9 - 0.01 * number for number in range(len(names))]
+    stages = [Stage(name, Estimate(mean, mean, mean, 32, "")) for name, mean in zip(names, means)]
+    assert judged_cascade(stages).value.value == means[place]
+
+
+@pytest.mark.parametrize(
+    ("correlation", "jumped", "state"),
+    [
+        (Estimate(0.9, 0.8, 0.95), wilson(0, 16), "pass"),
+        (Estimate(0.9, 0.8, 0.95), wilson(12, 16), "fail"),
+        (Estimate(0.3, 0.2, 0.4), wilson(0, 16), "fail"),
+        (Estimate(0.9, 0.8, 0.95), wilson(4, 16), "inconclusive"),
+        (Estimate(0.6, 0.4, 0.8), wilson(0, 16), "inconclusive"),
+        (Estimate(0.9, 0.8, 0.95), wilson(9, 9), "inconclusive"),  # few images
+        (None, None, "inconclusive"),
+    ],
+)
+def test_the_rule_of_stability(correlation, jumped, state):
+    assert judged_stability(correlation, jumped).state == state
