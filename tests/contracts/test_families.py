@@ -30,13 +30,10 @@ def family(request: pytest.FixtureRequest) -> tuple[str, Model]:
     return request.param, FAMILIES[request.param]()
 
 
-READ = {  # the tokens before the patches, and what the classifier reads: from the papers, not from the code
-    "ours": (("cls",), "cls"),
-    "ours-unfused": (("cls",), "cls"),
-    "vit": (("cls",), "cls"),
+PLAIN = (("cls",), "cls")
+READ = {  # other tokens before the patches, and what the classifier reads: from the papers, not from the code
     "vit-mean": (("register",), "mean"),
     "deit-distilled": (("cls", "distillation"), "cls+distillation"),
-    "deit3": (("cls",), "cls"),
     "beit": (("cls",), "mean"),
     "eva02": (("cls",), "mean"),
     "dinov2-registers": (("cls", *["register"] * 4), "cls"),
@@ -44,7 +41,6 @@ READ = {  # the tokens before the patches, and what the classifier reads: from t
     "siglip": ((), "pool"),
     "perception-encoder": (("cls",), "pool"),
     "cait": ((), "pool"),
-    "torchvision-vit": (("cls",), "cls"),
 }
 
 
@@ -105,9 +101,9 @@ def test_every_family_has_a_rollout_of_each_image_alone(family):
     left = torch.ones(2) - maps.sum((1, 2))
     assert (left >= -1e-5).all()
     assert name in CHAINED or (left <= 1e-5).all()
-    blocks = 4 if name == "cait" or name not in READ else 2
-    assert (len(model.anatomy.blocks), model.anatomy.readout) == (blocks, READ[name][1] if name in READ else "mean")
-    assert name not in READ or model.layout.prefix == READ[name][0]
+    prefix, readout = READ.get(name, PLAIN) if name in CHAINED else (None, "mean")
+    assert (len(model.anatomy.blocks), model.anatomy.readout) == (2 if prefix or name == "siglip" else 4, readout)
+    assert prefix is None or model.layout.prefix == prefix
 
 
 @pytest.mark.slow

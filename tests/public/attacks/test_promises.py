@@ -46,16 +46,8 @@ def test_perturbations_are_within_bounds_and_successes_are_real(name):
         labels[0] = (labels[0] + 1) % 5  # misclassified
         epsilon = min(1.0, scaled(name, given)[0])
         budget = epsilon if entry.takes_epsilon else None
-        result = vitlens.attack(
-            model,
-            images,
-            labels,
-            method=name,
-            epsilon=budget,
-            seed=number,
-            restarts=restarts,
-            steps=enough(name, steps),
-        )
+        how = {"epsilon": budget, "seed": number, "restarts": restarts, "steps": enough(name, steps)}
+        result = vitlens.attack(model, images, labels, method=name, **how)
         assert torch.equal(images, before)
         assert 0 <= result.images.min() <= result.images.max() <= 1
         found = lengths(result.images, images, entry.norm)
