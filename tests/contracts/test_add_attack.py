@@ -16,7 +16,6 @@ from vitlens.attacks.registry import ATTACKS, Attack, comparisons
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import read_folder
-from vitlens.errors import UnknownNameError
 
 NAME = "pgd-again"
 ENTRY = Attack(
@@ -50,12 +49,6 @@ def test_the_public_function_finds_it_and_a_curve_is_the_attack_at_each_epsilon(
     curve = vitlens.attack(*given, method=NAME, epsilons=(0.0, 0.1, 1.0))
     assert torch.equal(curve.success[-1], result.success)
     assert not curve.success[0].any()
-
-
-def test_it_is_gone_afterwards():
-    with pytest.raises(UnknownNameError):
-        vitlens.attack(shared_odd(), odd_images(), method=NAME)
-    assert NAME not in ATTACKS
 
 
 @pytest.mark.usefixtures("added")

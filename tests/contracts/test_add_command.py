@@ -15,7 +15,6 @@ from tests.contracts.throw_away import ENTRY, WORD
 from tests.kit.whole_folder import whole_folder
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
-from vitlens.errors import UnknownNameError
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,12 +44,6 @@ def test_the_command_line_lists_it_with_its_options(capsys):
     assert shown.strip().endswith(f"Example: {ENTRY.example}")
     assert run(["brightnes", "vit-digits"]) == 2
     assert f"did you mean '{WORD}'" in capsys.readouterr().err
-
-
-def test_it_is_gone_afterwards():
-    assert run([WORD, "vit-digits"]) == 2
-    with pytest.raises(UnknownNameError):
-        vitlens.load("vit-digits").supports(WORD)
 
 
 def test_it_leaves_a_whole_folder_of_what_it_declares(made):

@@ -23,8 +23,7 @@ from vitlens.errors import DataError, InputError, UnsupportedError
 CHECKS = ("repeated", "each image alone", "other numbers", "refused pixels", "float64", "without a classifier")
 ONE_OF_MANY = ("explain/saliency", "attack/fgsm")
 QUICK = pytest.mark.parametrize(
-    ("name", "on"),
-    [pytest.param(name, on, marks=() if quick else pytest.mark.slow) for name, on, quick in cover()],
+    ("name", "on"), [pytest.param(name, on, marks=() if quick else pytest.mark.slow) for name, on, quick in cover()]
 )
 
 

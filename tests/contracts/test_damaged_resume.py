@@ -1,7 +1,8 @@
-"""--resume of folders whose files were damaged, or written by others: one line and exit code 2, or the run goes on."""
+"""--resume of folders whose files were damaged, or written by others: one line and exit code 2, or the run goes on.
+
+Many more of them: tests/fuzz/test_damage.py."""
 
 import json
-import random
 import shutil
 from dataclasses import fields
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tests.kit.damage import damage_bytes, damaged, every, refused, served_or_refused
+from tests.kit.damage import damaged, refused
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 
@@ -128,20 +129,3 @@ def test_links_are_refused(stopped, tmp_path, capsys, name):
     shutil.move(folder / name, tmp_path / "outside")
     (folder / name).symlink_to(tmp_path / "outside")
     assert refused(run(line), capsys.readouterr().err)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", USED)
-def test_many_damaged_files_are_refused_or_harmless(stopped, tmp_path, capsys, name):
-    generator, source = random.Random(3), stopped[name][1]
-    files = [path.relative_to(source) for path in source.rglob("*") if path.is_file() and path.suffix != ".png"]
-    for _ in range(30):
-        line, folder = resumed(stopped, name, tmp_path / "x")
-        damage_bytes(folder / generator.choice(files), generator)
-        assert served_or_refused(run(line), capsys.readouterr().err)
-    for file in ("config.json", "results.json"):
-        content = json.loads((source / file).read_text())
-        for at, value in generator.sample(every(content), 40):
-            line, folder = resumed(stopped, name, tmp_path / "x")
-            (folder / file).write_text(damaged(content, at, value))
-            assert served_or_refused(run(line), capsys.readouterr().err), (at, str(value)[:80])

@@ -30,6 +30,20 @@ def family(request: pytest.FixtureRequest) -> tuple[str, Model]:
     return request.param, FAMILIES[request.param]()
 
 
+PLAIN = (("cls",), "cls")
+READ = {  # other tokens before the patches, and what the classifier reads: from the papers, not from the code
+    "vit-mean": (("register",), "mean"),
+    "deit-distilled": (("cls", "distillation"), "cls+distillation"),
+    "beit": (("cls",), "mean"),
+    "eva02": (("cls",), "mean"),
+    "dinov2-registers": (("cls", *["register"] * 4), "cls"),
+    "dinov3": (("cls", *["register"] * 4), "mean"),
+    "siglip": ((), "pool"),
+    "perception-encoder": (("cls",), "pool"),
+    "cait": ((), "pool"),
+}
+
+
 def observed(model: Model, batch: Tensor, **how: bool) -> tuple[Tensor, list[str], list[Tensor]]:
     """The logits, and the module and weights of every layer."""
     modules, layers = [], []
@@ -87,6 +101,9 @@ def test_every_family_has_a_rollout_of_each_image_alone(family):
     left = torch.ones(2) - maps.sum((1, 2))
     assert (left >= -1e-5).all()
     assert name in CHAINED or (left <= 1e-5).all()
+    prefix, readout = READ.get(name, PLAIN) if name in CHAINED else (None, "mean")
+    assert (len(model.anatomy.blocks), model.anatomy.readout) == (2 if prefix or name == "siglip" else 4, readout)
+    assert prefix is None or model.layout.prefix == prefix
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from tests.kit import families
 from tests.kit.making import save
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.cli.main import run
+from vitlens.errors import UnsupportedError
 from vitlens.models.sources.registry import SOURCES
 
 SMALL = ("--random-weights", "--image-size", "28", "--device", "cpu", "--quiet")
@@ -53,6 +54,14 @@ def test_its_features_are_no_classes(tmp_path):
     again = vitlens.load(str(tmp_path / "model.safetensors"))
     assert again.classes == ()
     assert torch.equal(again(batch_of(again)), model(batch_of(model)))
+    split = vitlens.load_data("digits", limit=2)
+    for refused in (
+        lambda: vitlens.compare(vitlens.load("vit-digits"), model, split),
+        lambda: vitlens.failures(vitlens.load("vit-digits"), split, second=model),
+        lambda: vitlens.load(NAME, random_weights=True, classes=tuple(map(str, range(192)))),
+    ):
+        with pytest.raises(UnsupportedError, match=f"vitlens train {NAME} --freeze-backbone"):
+            refused()
 
 
 def test_a_method_needs_a_class_where_its_maps_change_with_it():

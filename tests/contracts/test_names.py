@@ -6,6 +6,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,8 @@ from tests.kit.making import untrained
 from tests.kit.odd import odd_images, shared_odd
 from vitlens import names
 from vitlens.cli.main import run
+from vitlens.commands.ablate.record import REPLACED
+from vitlens.commands.run.publish import read_folder
 from vitlens.errors import UnknownNameError
 
 HOME = Path(vitlens.__file__).parent
@@ -74,6 +77,21 @@ def test_every_word_of_a_choice_does_something_of_its_own_and_no_other_word_does
         assert first.shape != second.shape or not torch.allclose(first, second), (one, other)
     with pytest.raises(UnknownNameError):
         done("no-such-word")
+
+
+def test_every_projection_weighting_and_substrate_is_one_of_its_own(golden, tiny_vit, tmp_path):
+    record = golden("features").record
+    assert {row.weighting for row in record.depth} - {None} == set(names.WEIGHTINGS)  # the votes: golden/test_features
+    clouds = [record.spaces["a"].points[f"{word}_images"] for word in names.PROJECTIONS]
+    assert not any(np.allclose(*pair) for pair in combinations(clouds, 2))
+    line = f"explain {tiny_vit} --data digits --limit 2 --method saliency --verify --no-stability --no-counterfactuals"
+    words = f"{line} --composites none --other-substrates {','.join(names.SUBSTRATES)} --device cpu --quiet --out"
+    assert run([*words.split(), str(tmp_path / "out")]) == 0
+    rows = read_folder(tmp_path / "out").substrates
+    measured = {row.substrate: row.gap.value for row in rows if row.method == "saliency"}
+    assert measured.keys() - {"imputed"} == set(names.SUBSTRATES)
+    assert len(set(measured.values())) == len(measured)
+    assert set(REPLACED) == set(names.REPLACEMENTS)
 
 
 def test_every_format_of_figures_is_written_as_such(tmp_path):

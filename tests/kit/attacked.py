@@ -92,12 +92,7 @@ def tiny_cnn(size: Size = (8, 8), *, seed: int = 0) -> Model:
     return made(seeded(lambda: CifarResNet(blocks=1, classes=5), seed), size)
 
 
-MODELS: dict[str, Callable[..., Model]] = {
-    "linear": linear,
-    "perceptron": perceptron,
-    "vit": tiny_vit,
-    "cnn": tiny_cnn,
-}
+MODELS: dict[str, Callable[..., Model]] = {"linear": linear, "perceptron": perceptron, "vit": tiny_vit, "cnn": tiny_cnn}
 
 
 def pictures(count: int = 4, size: Size = (8, 8), *, seed: int = 0, low: float = 0.0, high: float = 1.0) -> Tensor:

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitlens import Split
-from vitlens.data.split import InMemory
+from vitlens.data.split import InMemory, share_of
 from vitlens.preprocessing import Preprocessing
 
 
@@ -24,6 +24,11 @@ def numbered(labels: Tensor, **fields: Any) -> Split:
 def pixels_of(split: Split) -> Tensor:
     """All pixels, as they are stored."""
     return split.source.read(torch.arange(len(split)))
+
+
+def seen_in_share(split: Split, share: float, *, seed: int = 0, epoch: int = 0) -> Tensor:
+    """The pixels of which a study's training on a share of the images consists in an epoch."""
+    return pixels_of(share_of(split, share, seed=seed).epoch(epoch))
 
 
 def fitted(size: tuple[int, int], resize: int | None = None, **more: Any) -> Preprocessing:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import vitlens
+from tests.kit import splits
 from vitlens import Model, Split
-from vitlens.data.split import Drawings, Drawn, InMemory
+from vitlens.data.split import Drawings, Drawn
 from vitlens.models.loading import untrained
-from vitlens.models.rebuild import for_classes
 from vitlens.names import Part
 from vitlens.training import loop
 from vitlens.training.metrics import Progress, TrainingResult, read_metrics
@@ -38,23 +38,13 @@ def tiny_model(
     return untrained("vit-mini", classes=classes, image_size=(8, 12), seed=seed, overrides=overrides)
 
 
-def given_a_head(*, seed: int = 0) -> Model:
-    """A tiny model of two other classes, given a head for these."""
-    overrides: Any = {**SHAPE, "drop_path": 0.2, "dropout": 0.1}
-    return for_classes(
-        untrained("vit-mini", classes=("1", "2"), image_size=(8, 12), seed=seed, overrides=overrides), CLASSES
-    )
-
-
 def tiny_cnn() -> Model:
     return untrained("resnet20", classes=CLASSES, image_size=(8, 12))
 
 
-def split_of(pixels: Tensor, labels: Tensor | None = None, *, part: Part = "train") -> Split:
-    """Images given as pixels; labels: in turn where none are given."""
-    labels = torch.arange(len(pixels)) % len(CLASSES) if labels is None else labels
-    size = (int(pixels.shape[2]), int(pixels.shape[3]))
-    return Split("random", part, InMemory(pixels), size, CLASSES, labels=labels)
+def split_of(pixels: Tensor, *, part: Part = "train") -> Split:
+    """Images given as pixels, labelled in turn."""
+    return replace(splits.split_of(pixels, torch.arange(len(pixels)) % len(CLASSES), CLASSES), name="random", part=part)
 
 
 def tiny_split(part: Part, count: int, size: tuple[int, int] = (8, 12)) -> Split:

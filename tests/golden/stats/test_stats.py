@@ -108,10 +108,13 @@ def test_over_a_training_numbers_are_those_of_the_function_at_every_checkpoint(t
     assert {"learning_distance", "learning_normalised_entropy"} <= figures(record)
 
 
-def test_a_long_training_is_measured_at_few_checkpoints_on_few_images(tmp_path):
+def test_a_long_training_is_measured_at_few_checkpoints_on_few_images(tmp_path, capsys):
     trained = kept_run(tmp_path / "taught", kept=tuple(range(55)), epochs=55)
     learning = ran(tmp_path / "out", f"stats {trained} --data digits --limit 2 --over-training").learning
     assert (len(learning), learning[0].epochs, learning[-1].epochs) == (50, 0, 55)
     trained = kept_run(tmp_path / "other", kept=(0,), epochs=1)
     learning = ran(tmp_path / "more", f"stats {trained} --data digits --limit 201 --over-training").learning
     assert [row.statistics["distance"].n for row in learning] == [200, 200]
+    for text in ("{", '{"epoch": 1}\n', '["a"]\n', "\xff"):
+        (trained / "metrics.jsonl").write_text(text, encoding="latin-1")
+        assert "metrics.jsonl" in refusal(capsys, f"stats {trained} --limit 2 --over-training --device cpu --quiet")

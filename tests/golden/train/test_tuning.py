@@ -132,6 +132,14 @@ def test_a_cnn_learns_from_a_teacher_too(tmp_path):
     assert not ran(tmp_path / "out", line).taught[0].token
 
 
+def test_a_student_of_timm_has_its_own_token(tmp_path):
+    name = "timm:deit_tiny_distilled_patch16_224@random --image-size 32"
+    line = f"train {name} {LINE} --limit 20 --epochs 1 --distill-from cnn-digits"
+    assert ran(tmp_path / "out", line).taught[0].token
+    module = load(str(tmp_path / "out")).module
+    assert not torch.equal(module.head.weight, module.head_dist.weight)  # both began at zero
+
+
 def test_a_stopped_run_goes_on_with_its_part_and_its_teacher(learned, tmp_path, capsys):
     teacher, whole, cut = tmp_path / "teacher", tmp_path / "whole", tmp_path / "cut"
     save(load("cnn-digits"), teacher / "model.safetensors")

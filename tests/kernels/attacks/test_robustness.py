@@ -1,5 +1,7 @@
 """What follows from the smallest epsilon that breaks each image; transfer; cosines of blocks."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -63,9 +65,12 @@ def test_rates_of_transfer_are_of_what_fooled_the_source_and_the_target_has_righ
     assert [one.rate for one in nothing] == [None] * 4
 
 
-@pytest.mark.parametrize("build", [tiny_vit, lambda: untrained("resnet20", classes=("a", "b"), image_size=(8, 8))])
+@pytest.mark.parametrize(
+    "build", [tiny_vit, *(partial(untrained, name, classes=("a", "b")) for name in ("resnet20", "swin-micro"))]
+)
 def test_an_image_is_like_itself_at_every_depth_and_less_like_another(build):
-    model, images = build(), pictures(4)
+    model = build()
+    images = pictures(4, model.input_size)
     found = cosines(model, images, {"same": images, "another": images.roll(1, 0)}, batch_size=3)
     assert found["same"].shape == (len(model.anatomy.blocks), 4)
     torch.testing.assert_close(found["same"], torch.ones_like(found["same"]), atol=1e-5, rtol=0)

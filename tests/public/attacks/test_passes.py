@@ -6,6 +6,8 @@ from torch import Tensor, nn
 
 import vitlens
 from tests.kit.attacked import asked, linear, made, perceptron, pictures, predictions
+from tests.kit.commands import ran
+from tests.kit.making import save
 from vitlens.errors import NonFiniteError, UnsupportedError
 
 
@@ -75,6 +77,17 @@ def test_a_model_without_a_gradient_is_attacked_by_its_scores_alone():
     with pytest.raises(UnsupportedError, match="noise, square"):
         vitlens.attack(model, images, "predicted", method="pgd")
     assert vitlens.attack(model, images, "predicted", method="square", epsilon=0.2, steps=2).success.all()
+
+
+def test_gradients_of_zero_are_told(tiny_vit, tmp_path):
+    model = vitlens.load(str(tiny_vit))
+    model.module.head.weight.data.zero_()
+    model.module.head.bias.data.copy_(torch.arange(10))
+    save(model, tmp_path / "silent" / "model.safetensors")
+    line = f"attack {tmp_path / 'silent'} --data digits --limit 4 --predicted --attack fgsm,noise --no-corruptions"
+    found = ran(tmp_path / "run", f"{line} --no-inside --no-transfer").checks
+    (check,) = (check for check in found if check.name == "gradients read")  # of noise there are none
+    assert (check.state, check.against, check.of) == ("failed", 4, 4)
 
 
 @pytest.mark.parametrize(("name", "steps"), [("fgsm", None), ("pgd", 5), ("pgd-targeted", 5), ("cw", 10)])

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import vitlens
-from tests.kit.attacked import MODELS, perceptron, pictures, predictions, robust
+from tests.kit.attacked import MODELS, asked, perceptron, pictures, predictions, robust
 from vitlens.attacks.registry import ATTACKS
 
 SWEPT = [name for name, attack in ATTACKS.items() if attack.takes_epsilon]
@@ -46,16 +46,8 @@ def test_perturbations_are_within_bounds_and_successes_are_real(name):
         labels[0] = (labels[0] + 1) % 5  # misclassified
         epsilon = min(1.0, scaled(name, given)[0])
         budget = epsilon if entry.takes_epsilon else None
-        result = vitlens.attack(
-            model,
-            images,
-            labels,
-            method=name,
-            epsilon=budget,
-            seed=number,
-            restarts=restarts,
-            steps=enough(name, steps),
-        )
+        how = {"epsilon": budget, "seed": number, "restarts": restarts, "steps": enough(name, steps)}
+        result = vitlens.attack(model, images, labels, method=name, **how)
         assert torch.equal(images, before)
         assert 0 <= result.images.min() <= result.images.max() <= 1
         found = lengths(result.images, images, entry.norm)
@@ -98,15 +90,32 @@ def test_the_batch_size_does_not_matter(name):
     """In double precision, in which it changes only the last digits."""
     model, images = perceptron(seed=1).double(), pictures(5, seed=1).double()
     (epsilon,) = scaled(name, 0.03) if ATTACKS[name].takes_epsilon else (None,)
-    one, *others = (
-        vitlens.attack(model, images, "predicted", method=name, epsilon=epsilon, steps=2, batch_size=size)
-        for size in (5, 2, 1)
-    )
-    for other in others:
+    found = {}
+    for size in (5, 2, 1):
+        with asked(model) as seen:
+            found[size] = vitlens.attack(
+                model, images, "predicted", method=name, epsilon=epsilon, steps=2, batch_size=size
+            )
+        assert max(map(len, seen)) <= max(size, 8 * (size == 5))  # five are padded to eight
+    assert sum(map(len, seen)) == 5 + found[1].forwards.sum()  # every pass is counted
+    one = found.pop(5)
+    for other in found.values():
         assert torch.equal(one.success, other.success)
         assert torch.equal(one.forwards, other.forwards)
         assert torch.equal(one.backwards, other.backwards)
         torch.testing.assert_close(one.images, other.images, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", [name for name in ALONE if ATTACKS[name].random_start])
+def test_more_restarts_never_break_fewer(name):
+    model, images, (epsilon,) = perceptron(seed=4), pictures(40, seed=4), scaled(name, 0.03)
+    budget = epsilon if ATTACKS[name].takes_epsilon else None
+    once, often = (
+        vitlens.attack(model, images, "predicted", method=name, epsilon=budget, steps=1, restarts=restarts).success
+        for restarts in (1, 4)
+    )
+    assert (once <= often).all()
+    assert once.sum() < often.sum() or name not in ("noise", "pgd", "apgd-ce", "square", "patch")
 
 
 @pytest.mark.parametrize("name", ALONE)

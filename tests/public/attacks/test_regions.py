@@ -58,10 +58,10 @@ def test_a_patch_may_lie_at_every_place():
 
 def test_each_restart_takes_the_place_of_the_next_largest_attribution():
     """Of equal ones the first in reading order; after the last place the first again."""
-    model, images = robust((4, 4)), pictures(2, (4, 4), low=0.2, high=0.8).double()
-    maps = torch.tensor([[[0.0, 3.0], [1.0, 2.0]], [[-1.0, -2.0], [5.0, 5.0]]])
+    model, images = robust((4, 6)), pictures(2, (4, 6), low=0.2, high=0.8).double()
+    maps = torch.tensor([[[0.0, 3.0, 5.0], [1.0, 2.0, 4.0]], [[-1.0, -2.0, 0.0], [5.0, 5.0, -3.0]]])
     with asked(model) as seen:
-        vitlens.attack(model, images, "predicted", method="patch", side=2, maps=maps, steps=1, restarts=5)
+        vitlens.attack(model, images, "predicted", method="patch", side=2, maps=maps, steps=1, restarts=7)
     firsts = [boxes(points.detach(), images) for points in seen[1::2]]
-    found = [[2 * (both[row][0] // 2) + both[row][1] // 2 for both in firsts] for row in range(2)]
-    assert found == [[1, 3, 2, 0, 1], [2, 3, 0, 1, 2]]
+    found = [[3 * (both[row][0] // 2) + both[row][1] // 2 for both in firsts] for row in range(2)]
+    assert found == [[2, 5, 1, 4, 3, 0, 2], [3, 4, 2, 0, 1, 5, 3]]

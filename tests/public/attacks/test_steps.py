@@ -49,13 +49,7 @@ def projected(image: Tensor, clean: Tensor, epsilon: float, *, l2: bool = False)
 @SEEDS
 @pytest.mark.parametrize(
     ("name", "loss", "length"),
-    [
-        ("bim", "ce", 1.25),
-        ("pgd", "ce", 2.5),
-        ("pgd-l2", "ce", 2.5),
-        ("pgd-dlr", "dlr", 2.5),
-        ("pgd-targeted", "ce", 2.5),
-    ],
+    [("bim", "ce", 1.25), *((name, "ce", 2.5) for name in ("pgd", "pgd-l2", "pgd-targeted")), ("pgd-dlr", "dlr", 2.5)],
 )
 def test_projected_gradient_descent(name, loss, length, seed):
     """Steps of 2.5 (BIM: 1.25) epsilons together, each projected into the ball and the range of pixels."""

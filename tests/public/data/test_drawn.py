@@ -61,6 +61,7 @@ def test_more_scenes_leave_the_first_ones_and_seeds_and_parts_change_them(test_d
     assert torch.equal(three.groups[450:900], test_digits.groups)
     assert not torch.equal(pixels_of(three)[450:900], pixels_of(test_digits))
     assert not torch.equal(pixels_of(other), pixels_of(test_digits))
+    assert torch.equal(pixels_of(other), pixels_of(load_data("digits", seed=3)))
     assert test_digits.epoch(5) is test_digits
     parts = [load_data("shapes", part=part, seed=seed) for part, seed in (("train", 0), ("train", 1), ("test", 0))]
     images = [each.source.read(torch.arange(16)) for each in parts]
@@ -170,9 +171,9 @@ def test_the_mask_is_where_the_texture_is_and_inside_the_image():
     masks = one.masks
     assert torch.equal(masks, other.masks)
     reach = F.max_pool2d(masks.float()[:, None], 3, 1, 1)[:, 0] > 0
-    assert (different & ~reach).float().mean() < 0.001
+    assert (different & ~reach).float().mean() < 0.0003
     share = (different & masks).flatten(1).sum(1) / masks.flatten(1).sum(1)
-    assert share.median() > 0.5
+    assert share.min() > 0.4
     edge = torch.ones(32, 32, dtype=torch.bool)
     edge[1:-1, 1:-1] = False
     assert (masks & edge).flatten(1).any(1).float().mean() < 0.2  # only a soft edge may reach the border

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.kit.datasets import numbered, pixels_of
-from vitlens import Split
+from tests.kit.datasets import numbered, pixels_of, seen_in_share
+from vitlens import Split, load_data
 from vitlens.errors import DataError
 
 
@@ -77,10 +77,35 @@ def test_images_named_are_there_whatever_the_sample(split, count):
     assert split.starting_with([]) is split
 
 
+@pytest.mark.parametrize("seed", [0, 3])
+def test_shares_of_a_study_are_balanced_seeded_nested_and_as_long_as_the_whole(seed):
+    whole, inner = numbered(torch.arange(200) % 4), set[int]()
+    for share in (0.05, 0.15, 0.25, 0.5, 1.0):
+        images = seen_in_share(whole, share, seed=seed)[:, 0, 0, 0].long()
+        counts, times = torch.bincount(images.unique() % 4, minlength=4), torch.bincount(images, minlength=200)
+        assert counts.sum() == round(200 * share)
+        assert counts.max() - counts.min() <= 1
+        assert inner < (inner := {*images.tolist()})
+        assert len(images) == 200
+        assert times.max() - times[times > 0].min() == (200 % len(inner) > 0)
+        assert torch.equal(images, seen_in_share(whole, share, seed=seed)[:, 0, 0, 0])
+    few, others = (seen_in_share(whole, 0.1, seed=each).unique() for each in (seed, seed + 1))
+    assert not torch.equal(few, others)
+
+
+def test_a_share_of_scenes_is_held_still():
+    scenes = load_data("digits", part="train", limit=40)
+    for share in (0.5, 1.0):
+        assert torch.equal(seen_in_share(scenes, share), seen_in_share(scenes, share, epoch=3))
+    some, every = ({image.numpy().tobytes() for image in seen_in_share(scenes, share)} for share in (0.5, 1.0))
+    assert some < every
+
+
 @pytest.mark.parametrize(
     ("act", "told"),
     [
         (lambda split: split.limit(0), "at least 1"),
+        (lambda split: seen_in_share(split, 0.1), "of 3 classes"),
         (lambda split: split.starting_with(["e"]), "such as 0.png"),
         (lambda split: replace(split, files=None).starting_with(["0"]), "leave out --show"),
     ],

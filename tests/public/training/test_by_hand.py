@@ -7,12 +7,21 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.kit.trainings import TEST, plain_recipe, same, state, tiny_model, tiny_split, trained
+from tests.kit.trainings import (
+    TEST,
+    InterruptedTrainingError,
+    interrupting,
+    plain_recipe,
+    state,
+    tiny_model,
+    tiny_split,
+    trained,
+)
 
 FEW = tiny_split("train", 8)
 IMAGES = next(FEW.batches(8)).images
 STEPS, PEAK = 6, 3e-3
-TOKENS = ("cls_token", "pos_embed")
+TOKENS = ("cls_token", "dist_token", "reg_token", "pos_embed")
 
 
 def rate(step: int, warmup: int, minimum: float) -> float:
@@ -52,9 +61,9 @@ class Optimisers:
 
 
 def by_hand(*, warmup=0.0, minimum=1.0, clip=0.0, label_smoothing=0.0, average=0.0, optimiser="adamw",
-            betas=(0.9, 0.999), weight_decay=0.05, layer_decay=1.0, accumulate=1):  # fmt: skip
+            betas=(0.9, 0.999), weight_decay=0.05, layer_decay=1.0, accumulate=1, **shape):  # fmt: skip
     """The weights after the last step, averaged where they are; loss, gradient norm, rate and accuracy of each step."""
-    model = tiny_model(drop_path=0.0, dropout=0.0).requires_grad_(True)
+    model = tiny_model(drop_path=0.0, dropout=0.0, **shape).requires_grad_(True)
     module, rows = model.module.train(), []
     optimisers = Optimisers(module, kind=optimiser, betas=betas, weight_decay=weight_decay, decay=layer_decay)
     averages = state(model)
@@ -82,35 +91,38 @@ def close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], *, 
         assert (differs <= atol + 1e-3 * value.abs()).all(), name
 
 
+TWO_HEADS = {"registers": 2, "distillation": True}
+
+
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "shape"),
     [
-        {},
-        {"betas": (0.8, 0.9), "weight_decay": 3.0, "label_smoothing": 0.2},
-        {"warmup": 0.5, "minimum": 0.1, "clip": 0.05},
-        {"optimiser": "muon", "weight_decay": 20.0},
-        {"optimiser": "muon", "layer_decay": 0.5},
-        {"average": 0.3},
-        {"average": 0.99, "layer_decay": 0.5},
-        {"accumulate": 3},
-        {"accumulate": 100},  # no more parts than images
+        ({}, {}),
+        ({"betas": (0.8, 0.9), "weight_decay": 3.0, "label_smoothing": 0.2}, TWO_HEADS),
+        ({"warmup": 0.5, "minimum": 0.1, "clip": 0.05}, {}),
+        ({"optimiser": "muon", "weight_decay": 20.0}, {}),
+        ({"optimiser": "muon", "layer_decay": 0.5}, {}),
+        ({"average": 0.3}, {}),
+        ({"average": 0.99, "layer_decay": 0.5}, {}),
+        ({"accumulate": 3}, {}),
+        ({"accumulate": 100}, {}),  # no more parts than images
     ],
     ids=str,
 )
-def test_a_training_is_the_loop_written_out(changes, tmp_path):
+def test_a_training_is_the_loop_written_out(changes, shape, tmp_path):
     """One batch of all images, so that their order does not matter."""
     recipe = plain_recipe(epochs=STEPS, batch_size=8, learning_rate=PEAK, **changes)
     model, result = trained(
-        tmp_path, tiny_model(drop_path=0.0, dropout=0.0), train=FEW, recipe=recipe, precision="fp32"
+        tmp_path, tiny_model(drop_path=0.0, dropout=0.0, **shape), train=FEW, recipe=recipe, precision="fp32"
     )
-    expected, rows = by_hand(**changes)
+    expected, rows = by_hand(**changes, **shape)
     for metrics, (loss, norm, rate, right) in zip(result.history, rows, strict=True):
         assert metrics.train_loss == pytest.approx(loss, rel=1e-4)
         assert metrics.gradient_norm == pytest.approx(norm, rel=1e-3)
         assert (metrics.learning_rate, metrics.train_accuracy) == pytest.approx((rate, right))
     if "optimiser" not in changes:
         close(state(model), expected, atol=2e-5)
-    for name, value in state(tiny_model()).items():  # Muon computes in bf16
+    for name, value in state(tiny_model(**shape)).items():  # Muon computes in bf16
         change, wanted = state(model)[name] - value, expected[name] - value
         assert (change - wanted).norm() < 0.1 * wanted.norm(), name
     with torch.no_grad():
@@ -146,11 +158,14 @@ def test_precision_and_compilation_are_told(tmp_path):
     assert result.notes[1].startswith("compile off (")
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path):
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    first, second, other = (trained(tmp_path / name, seed=seed)[0] for name, seed in (("a", 0), ("b", 0), ("c", 1)))
-    assert torch.equal(torch.rand(3), expected)  # the caller's random numbers are not affected
-    assert same(state(first), state(second))
-    assert not same(state(first), state(other))
+@pytest.mark.usefixtures("progress_every_step")
+@pytest.mark.parametrize(
+    ("epochs", "compiler", "compiled"), [(400, "g++", 1), (400, "clang++", 1), (399, "g++", 0), (400, "", 0)]
+)
+def test_long_trainings_are_compiled_where_there_is_a_compiler(epochs, compiler, compiled, tmp_path, monkeypatch):
+    asked: list[nn.Module] = []
+    monkeypatch.setattr("shutil.which", lambda name: name if name == compiler else None)
+    monkeypatch.setattr(torch, "compile", lambda module: asked.append(module) or module)
+    with pytest.raises(InterruptedTrainingError):  # of five steps an epoch, and of 2,000 from which it is worth it
+        trained(tmp_path, recipe=plain_recipe(epochs=epochs), on_progress=interrupting(1))
+    assert len(asked) == compiled

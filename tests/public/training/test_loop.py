@@ -135,15 +135,18 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path, numbe
     assert not list(tmp_path.iterdir())
 
 
-def test_a_loss_that_explodes_keeps_the_last_good_weights(tmp_path):
-    model = tiny_model()
+def test_a_loss_that_explodes_keeps_the_last_good_weights_and_the_model_its_state(tmp_path):
+    model = tiny_model().eval().requires_grad_(False)
 
     def poison(progress: Any) -> None:
         if progress.step == 12:
             model.module.get_parameter("head.weight").data.fill_(float("nan"))
 
     with pytest.raises(NonFiniteError, match=r"epoch 3, step 13.*--learning-rate 0\.001"):
-        trained(tmp_path, model, on_progress=poison)
+        trained(tmp_path, model, on_progress=poison, recompute=True)
+    assert not any(module.training for module in model.modules())
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert all(block.attn.fused and "forward" not in block.__dict__ for block in model.module.blocks)
     assert len(timeless(tmp_path)) == 2
     for file in ("model.safetensors", "best.safetensors", STATE):
         assert all(value.isfinite().all() for value in load_file(tmp_path / file).values())
@@ -229,11 +232,15 @@ class Notes:
 
 
 def test_every_step_and_every_epoch_is_reported_once_also_by_a_resumed_run(tmp_path):
-    """Watching changes no bit, and sees the averaged weights, which are tested."""
+    """Watching changes no bit, nor do the caller's random numbers; it sees the averaged weights, which are tested."""
     notes, first, second = Notes(), Notes(), Notes()
+    random = torch.manual_seed(5).get_state()
     alone, _ = trained(tmp_path / "alone")
+    assert torch.equal(torch.get_rng_state(), random)
+    torch.manual_seed(6)
     model, result = trained(tmp_path / "whole", watchers=[notes])
     assert same(state(model), state(alone))
+    assert not same(state(model), state(trained(tmp_path / "other", seed=1)[0]))
     assert timeless(tmp_path / "whole") == timeless(tmp_path / "alone")
     assert same(notes.weights[-1], state(model))
     assert [(facts.step, facts.epoch) for facts in notes.steps] == [(step + 1, step // 5) for step in range(STEPS)]

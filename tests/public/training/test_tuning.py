@@ -4,8 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 import vitlens
+from tests.kit.commands import gone_on, refusal
+from tests.kit.making import CLASSES, save, untrained
+from tests.kit.training_runs import interrupted
 from tests.kit.trainings import plain_recipe, recipe_of, state, tiny_cnn, tiny_model, trained
 from vitlens import load_data
 from vitlens.cli.main import run
@@ -118,6 +122,54 @@ def test_random_weights_are_not_frozen(model, way, capsys, tmp_path):
     assert "timm:NAME" in capsys.readouterr().err
 
 
+SHAPE = {"dim": 16, "depth": 1, "heads": 2, "patch_size": [8, 8]}
+KINDS = {
+    "two heads": lambda: untrained("vit-mini", classes=CLASSES, overrides={**SHAPE, "distillation": True}),
+    "the mean of patches": lambda: untrained("vit-mini", classes=CLASSES, overrides={**SHAPE, "pooling": "mean"}),
+    "a CNN": lambda: untrained("resnet20", classes=CLASSES),
+    "timm, two heads": lambda: vitlens.load("timm:deit_tiny_distilled_patch16_224@random", image_size=32),
+    "timm, a CNN": lambda: vitlens.load("timm:resnet10t@random", image_size=32),
+    "torchvision": lambda: vitlens.load("torchvision:mobilenet_v3_small@random"),
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind == "timm, a CNN" else ()) for kind in KINDS]
+)
+def test_a_head_of_every_kind_is_what_features_are_read_for(kind, tmp_path):
+    save(KINDS[kind](), tmp_path / "model" / "model.safetensors")
+    line = f"{PLAIN} --epochs 1 --freeze-backbone".replace("--limit 40", "--limit 16")
+    out = command(tmp_path / "out", tmp_path / "model", line)
+    before, model, split = state(vitlens.load(str(tmp_path / "model"))), vitlens.load(str(out)), load_data("digits")
+    new = {name for name, value in state(model).items() if not torch.equal(value, before[name])}
+    assert new
+    assert all(name.startswith(("head", "fc.", "classifier.")) for name in new)
+    expected = vitlens.evaluate(model, split.limit(16))
+    (epoch,) = read_folder(out).history
+    assert epoch.test_accuracy == expected.correct.double().mean()
+    assert epoch.test_loss == pytest.approx(F.cross_entropy(expected.logits, split.limit(16).labels).item(), rel=1e-4)
+
+
+@pytest.mark.usefixtures("progress_every_step")
+def test_a_stopped_head_goes_on_to_the_same_bits_and_with_no_other_backbone(tiny_vit, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("vitlens.training.loop.CHECKPOINT_INTERVAL", 0.0)
+    model, cut, steps = vitlens.load(str(tiny_vit)), tmp_path / "cut", list[int]()
+    save(model, tmp_path / "backbone" / "model.safetensors")
+    line = f"{PLAIN} --epochs 4 --freeze-backbone"
+    whole = command(tmp_path / "whole", tmp_path / "backbone", line)
+    with interrupted(lambda _, told: told.step == 12):
+        assert run(["train", str(tmp_path / "backbone"), *line.split(), "--out", str(cut)]) == 130
+    with interrupted(lambda _, told: steps.append(told.step)):
+        gone_on(cut, "train")
+    assert min(steps) == 11  # the epoch that was cut is begun again
+    for name in ("model.safetensors", "best.safetensors"):
+        assert (cut / name).read_bytes() == (whole / name).read_bytes()
+    model.module.head.bias.data.add_(1.0)
+    model.module.norm.bias.data.add_(1.0)
+    save(model, tmp_path / "backbone" / "model.safetensors")
+    assert "frozen.backbone" in refusal(capsys, f"train --resume {cut} --device cpu --quiet")
+
+
 TWICE = """
 import vitlens
 from torch import nn
@@ -130,8 +182,7 @@ class Twice(nn.Module):
 
     def forward(self, images):
         maps = self.first(images).flatten(2).transpose(1, 2)
-        self.head(maps[:, 0])
-        return self.head(maps.mean(1))
+        return {logits}
 
 
 def twice():
@@ -139,9 +190,16 @@ def twice():
 """
 
 
-def test_a_head_that_does_not_read_one_vector_an_image_is_refused(tmp_path, capsys):
-    (tmp_path / "models.py").write_text(TWICE)
+@pytest.mark.parametrize(
+    ("logits", "told"),
+    [
+        ("(self.head(maps[:, 0]), self.head(maps.mean(1)))[1]", "--train-last 1"),
+        ("2 * self.head(maps.mean(1))", "end forward in an nn.Linear"),
+    ],
+)
+def test_a_head_that_is_not_the_last_step_on_one_vector_an_image_is_refused(logits, told, tmp_path, capsys):
+    (tmp_path / "models.py").write_text(TWICE.replace("{logits}", logits))
     name = f"{tmp_path / 'models.py'}:twice"
     line = f"train {name} --model-file {name} {DIGITS} --freeze-backbone --out {tmp_path / 'out'}"
     assert run(line.split()) == 2
-    assert "--train-last 1" in capsys.readouterr().err
+    assert told in capsys.readouterr().err
