@@ -87,7 +87,7 @@ def check_hidden(folder: Path, seed: int = 0) -> None:
     assert [row.unit for row in without_effect(record)] == ["L0.H0", "L0.H2"]  # each is spare, as is any two
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 11))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 21))])
 @pytest.mark.parametrize("check", [check_plain, check_dead, check_redundant, check_hidden])
 def test_planted_facts(check, seed, tmp_path):
     check(tmp_path, seed)

@@ -3,9 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from torch import nn
 
+import vitlens
+from tests.kit.commands import ran
 from tests.kit.contradictions import contradictions
 from tests.kit.first_page import clear_effects, states
+from vitlens import Model
 from vitlens.commands.attack.record import (
     AttackCheckRow,
     AttackCurveRow,
@@ -66,6 +70,45 @@ def test_a_self_check_that_fails_clearly_is_the_first_finding(checks, effects):
         assert shown(document.claims)[0] == found[0]
         assert document.title == found[0].title
         assert states(document) == {"self-checks of m": "fail", "robustness of m": "inconclusive"}
+
+
+class Masked(nn.Module):
+    """The bundled CNN with gradients of zero: the softmax is saturated, or pixels are rounded."""
+
+    def __init__(self, before, after) -> None:
+        super().__init__()
+        self.inner, self.before, self.after = vitlens.load("cnn-digits"), before, after
+
+    def forward(self, images):
+        return self.after(self.inner(self.before(images)))
+
+
+def masked(before=lambda images: images, after=lambda logits: logits) -> Model:
+    classes = [str(digit) for digit in range(10)]
+    return vitlens.wrap(Masked(before, after), image_size=32, mean=(0.0,) * 3, std=(1.0,) * 3, classes=classes)
+
+
+def saturated() -> Model:
+    return masked(after=lambda logits: 10000 * logits)
+
+
+def rounded() -> Model:
+    return masked(before=lambda images: (8 * images).round() / 8)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 21))])
+@pytest.mark.parametrize("function", ["saturated", "rounded"])
+def test_masked_gradients_of_a_model_come_first(function, seed, tmp_path):
+    line = f"attack --model-file {__file__}:{function} --data digits --limit 24 --attack fgsm --epsilon 0,1,8"
+    record = ran(tmp_path / "run", f"{line} --no-corruptions --no-inside --seed {seed}")
+    document = REPORT(record)
+    found, *_ = shown(document.claims)
+    assert found.question == "masked gradients"
+    assert found.effect in [row.share for row in record.checks if row.state == "failed" and "gradients" in row.name]
+    assert found.effect.value > 0.5
+    assert document.title == found.title
+    judged = states(document)
+    assert (judged[f"self-checks of {function}"], judged[f"robustness of {function}"]) == ("fail", "inconclusive")
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.kit.axes import shown as panels
 from tests.kit.contradictions import contradictions
 from tests.kit.planted_answers import answers, compare_record
+from tests.kit.planted_failures import at_border, failures_of, low_contrast, squares
 from vitlens.commands.compare.record import CompareRecord
 from vitlens.commands.compare.report import REPORT
-from vitlens.report.claims import Claim, shown, title_of
+from vitlens.report.claims import Claim, found, shown, title_of
 from vitlens.uncertainty import Estimate
 
 ROWS = CompareRecord.contents().tables
@@ -113,7 +115,7 @@ def test_names_of_models_are_escaped():
     rows = [replace(each, model=name) for each in (covariate(), change(), *quarters("size"))]
     made = replace(BOTH, covariates=(rows[0],), interventions=(rows[1],), quarters=tuple(rows[2:]))
     assert name not in said(made).says
-    assert "a" in said(made).says
+    assert found("q", "s", "{{ name }}", given={"name": name}).says in said(made).says
 
 
 def test_the_report_draws_quarters_of_the_strongest_and_changes_beside_their_controls():
@@ -127,3 +129,21 @@ def test_the_report_draws_quarters_of_the_strongest_and_changes_beside_their_con
     np.testing.assert_allclose(first.lines[0].get_xydata(), [[1, 75], [2, 80], [3, 85], [4, 90]])
     (mended,) = sections["What mends their errors?"].figures
     assert mended.draw().axes[0].lines[0].get_xdata().tolist() == pytest.approx([(30 - 2) / 4, (5 - 1) / 4])
+
+
+def test_examples_are_errors_that_a_change_mends_and_its_control_does_not():
+    split = squares(200, seed=0)
+    made = replace(BOTH, **failures_of({"vit": at_border, "cnn": low_contrast}, split))
+    document = REPORT(made)
+    assert {claim.subject for claim in document.claims if claim.question == "why it fails"} == {"vit", "cnn"}
+    apart = min(made.covariate_differences, key=lambda row: row.p_holm)
+    (why,) = (section for section in document.sections if section.title == "Why do the models fail?")
+    assert f"differ most in how **{apart.title}**" in why.sentences[0].text
+    (figure,) = (each for each in document.figures if each.name == "failure_examples")
+    assert len(panels(figure.draw())) == 3 * sum(len(own.image) for own in made.failure_examples.values()) > 3
+    for own in made.failure_examples.values():
+        assert 0 < len(own.image) <= 3
+        np.testing.assert_array_equal(own.pixels, split.source.pixels[own.image])
+        assert not np.array_equal(own.changed, own.control)
+        before, changed, control = own.predictions == own.truth
+        assert (before.any(), changed.all(), control.any()) == (False, True, False)

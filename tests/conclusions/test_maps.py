@@ -5,16 +5,18 @@ from dataclasses import replace
 import pytest
 
 from tests.kit.contradictions import contradictions
+from tests.kit.first_page import clear_effects, states
 from tests.kit.map_rows import CENTRE, FALLING, IMPUTED, RANDOM, SHUFFLED, STAYING, checks
 from vitlens.commands.explain.record import ExplainRecord, MethodRow
 from vitlens.commands.explain.report import REPORT
 from vitlens.record import Config, Data, ModelEntry
 from vitlens.report.claims import Claim, shown
+from vitlens.report.document import Document
 from vitlens.uncertainty import Estimate
 
 
-def claims(rows, *, images: int = 100, unusable: dict[str, int] | None = None) -> list[Claim]:
-    """What is said of one model whose maps were checked."""
+def document_of(rows, *, images: int = 100, unusable: dict[str, int] | None = None) -> Document:
+    """The report of one model whose maps were checked."""
     config = Config(models=(ModelEntry("vit"),), data=Data("made", images=images), options={"verify": True})
     methods = tuple(
         MethodRow("vit", name, name, "", "4x4", False, images, constant, 0, 0.1)
@@ -22,7 +24,11 @@ def claims(rows, *, images: int = 100, unusable: dict[str, int] | None = None) -
     )
     document = REPORT(ExplainRecord(config=config, checks=tuple(rows), methods=methods))
     assert not list(contradictions(document.claims))
-    return list(document.claims)
+    return document
+
+
+def claims(rows, **more) -> list[Claim]:
+    return list(document_of(rows, **more).claims)
 
 
 @pytest.mark.parametrize(
@@ -86,9 +92,27 @@ def test_faults_are_named_where_no_map_passes():
     assert [each.state for each in found] == ["fail", "", ""]
     assert len(shown(found)) == 3
     assert found[2].effect.value == pytest.approx(-0.3)
-    (few,) = claims([*edges, *below], images=19)
-    assert (few.state, few.says) == ("inconclusive", "")
     assert claims([]) == []
+
+
+def test_the_first_page_is_that_of_one_claim_on_the_maps():
+    document = document_of([*checks(), *checks(method="edges", cascade=(1.0,) * 6)])
+    (claim,) = (each for each in document.claims if each.question == "maps")
+    assert document.title == claim.title
+    assert list(states(document).values()) == [claim.state]
+    assert {row[1] for row in document.first.glance.rows} == {"relevance", "edges"}
+    (ignoring,) = (each for each in document.claims if each.question == "maps that ignore the weights")
+    assert "**edges**" in ignoring.says
+    assert "relevance" not in ignoring.says
+
+
+@pytest.mark.parametrize("images", [1, 19])
+def test_few_images_are_inconclusive(images):
+    document = document_of([*checks(), *checks(method="edges", cascade=(1.0,) * 6)], images=images)
+    assert [(claim.state, claim.says) for claim in document.claims] == [("inconclusive", "")]
+    assert not clear_effects(document)
+    assert document.first.answer == ()
+    assert any("too few" in each.text for each in document.first.unknown)
 
 
 @pytest.mark.parametrize(("unusable", "images", "said"), [(60, 100, 1), (5, 100, 0), (0, 100, 0), (12, 12, 0)])

@@ -1,17 +1,16 @@
 """Heads made by hand are found first, in their words and numbers; a model without them has no such finding."""
 
+from functools import partial
 from math import exp
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.kit.commands import ran, report
 from tests.kit.first_page import clear_effects
 from tests.kit.planted_patterns import STRONG, Bench, planted, scenes
 from vitlens import Model
-from vitlens.cli.main import run
-from vitlens.commands.registry import COMMANDS
-from vitlens.commands.run.publish import read_folder
 from vitlens.report.claims import Claim
 from vitlens.report.document import Document
 from vitlens.uncertainty import Estimate
@@ -21,33 +20,32 @@ TOKENS = 6 * 5 + 2
 FAULTS = {"dead heads", "uniform heads", "fixed place", "sinks"}
 
 
-def made(kind: str, seed: int) -> Model:
+def made(kind: str) -> Model:
     """A model of four plain heads and, last but one, the head of this kind."""
-    bench = Bench(GRID, seed)
+    bench = Bench(GRID, 0)
     known = bench.heads()
     forms = [known[name] for name in ("previous", "same row", "local", "similar")]
     chosen = {"corner": bench.places([2 + 7]), "uniform": known["uniform"], "dead": known["same column"]}
     if kind == "plain":
-        return planted(forms, GRID, seed=seed)
+        return planted(forms, GRID)
     forms.insert(3, chosen[kind])
-    return planted(forms, GRID, dead=(3,) if kind == "dead" else (), seed=seed)
+    return planted(forms, GRID, dead=(3,) if kind == "dead" else ())
 
 
-def found(folder: Path, kind: str, seed: int = 0, images: int = 20):
+corner, uniform, dead, plain = (partial(made, kind) for kind in ("corner", "uniform", "dead", "plain"))
+
+
+def found(folder: Path, kind: str, images: int = 20):
     """The record and report of a model of this kind, by its name."""
-    pixels = (scenes(GRID, images, seed).images.permute(0, 2, 3, 1) * 255).round().byte().numpy()
+    pixels = (scenes(GRID, images, 0).images.permute(0, 2, 3, 1) * 255).round().byte().numpy()
     np.savez(folder / "data.npz", images=pixels, labels=np.zeros(images, np.int64))
-    code = f"\n\ndef {kind}():\n    return made({kind!r}, {seed})\n"
-    (folder / "hand.py").write_text(f"from tests.conclusions.test_stats import made\n{code}")
-    model = f"{kind}={folder / 'hand.py'}:{kind}"
-    typed = ["stats", model, "--model-file", model, "--device", "cpu"]
-    assert run([*typed, "--data", str(folder / "data.npz"), "--quiet", "--out", str(folder / "out")]) == 0
-    record = read_folder(folder / "out")
-    return record, COMMANDS["stats"].report(record)
+    model = f"{kind}={__file__}:{kind}"
+    record = ran(folder / "out", f"stats {model} --model-file {model} --data {folder / 'data.npz'}")
+    return record, report(record)
 
 
-def claim(report: Document, question: str) -> Claim:
-    (found,) = (each for each in report.claims if each.question == question)
+def claim(document: Document, question: str) -> Claim:
+    (found,) = (each for each in document.claims if each.question == question)
     assert found.is_shown
     return found
 

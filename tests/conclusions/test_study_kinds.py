@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.kit.axes import shown
 from tests.kit.contradictions import contradictions
 from tests.kit.planted_study import LABELS, UNTRIED, study_record, with_curves
 from vitlens.commands.study.kinds.report import REPORT, caught_up, decision, reasons
@@ -192,8 +193,8 @@ def test_similarities_of_positions_stand_at_the_places_of_their_patches():
     points = (record.points[0], replace(record.points[1], grid=(2, 3)))
     given = replace(record, points=points, position_order=(row,), position_similarity=kind({1: values}))
     (figure,) = [each for each in said(given).figures if each.name == "position_similarity"]
-    (axes,) = [axes for axes in figure.draw().axes if axes.images]
-    found = np.ma.filled(axes.images[0].get_array().astype(float), np.nan)
+    (panel,) = shown(figure.draw())
+    found = np.ma.filled(panel.images[0].get_array().astype(float), np.nan)
     assert found.shape == (5, 11)  # one empty line between maps of 2 x 3
     assert np.isnan(found[2]).all()
     assert np.isnan(found[:, [3, 7]]).all()

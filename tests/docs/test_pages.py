@@ -8,14 +8,13 @@ import pytest
 import typer
 
 from docs.make import measured
-from docs.make.command_pages import NEEDS, command_page
+from docs.make.command_pages import command_page
 from docs.make.pages import DOCS, PARTS, generated, outdated
 from docs.make.parts import MissingPartError
 from tests.contracts.throw_away import ENTRY, WORD
 from vitlens.cli.main import application
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.reading import read
-from vitlens.models.support import CHECKS
 from vitlens.report.numbers import in_words
 from vitlens.uncertainty import Estimate
 
@@ -96,10 +95,6 @@ def test_a_page_has_all_that_the_record_declares(word):
     linked = [word, *(name for name in COMMANDS if f"]({name}.md)" in pages[word])]
     for metric in contents.metrics:
         assert any(f"- `{metric.pattern}`" in pages[name] for name in linked), metric.pattern
-
-
-def test_every_need_of_a_model_has_words():
-    assert set(NEEDS) == set(CHECKS)
 
 
 def test_writing_the_pages_changes_only_what_is_outdated(tmp_path, monkeypatch, capsys):

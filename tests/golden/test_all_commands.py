@@ -1,12 +1,13 @@
 """What holds for all commands that measure: progress reaches its total, several processes find what one finds."""
 
 import re
+import shutil
 from dataclasses import asdict
 
 import numpy as np
 import pytest
 
-from tests.kit.commands import impatient, quick_attacks, ran
+from tests.kit.commands import figures, impatient, quick_attacks, ran
 from tests.kit.simulated_processes import run_in_processes
 from tests.kit.training_runs import kept_run
 from vitlens.cli.main import run
@@ -50,8 +51,7 @@ def test_every_bar_reaches_its_total(name, places, tmp_path, capsys):
         assert max(amounts) > 10 * min(amounts)  # occlusion is slower, and says so
 
 
-SHARED = {
-    "stats": "stats {vit} --limit 7 --batch-size 3",
+SHARED = {  # evaluate: test_evaluate.py; stats: tests/public/heads/test_processes.py
     "stats over a training": "stats {kept} --limit 7 --over-training",
     "rollout": "rollout {vit} --limit 12 --batch-size 5 --target true",
     "ablate": "ablate {vit} --limit 12 --batch-size 6 --pairs 2 --no-patch",
@@ -84,16 +84,20 @@ def test_two_processes_find_what_one_finds(name, places, tmp_path, monkeypatch):
         assert other.statistics == pytest.approx(row.statistics, rel=1e-5)
 
 
-@pytest.mark.parametrize("word", ["attention", "rollout", "explain"])
-def test_of_many_images_the_first_are_drawn_which_is_said(word, tiny_vit, pictures, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("word", "more"),
+    [("attention", ""), ("attention", "--limit 30"), ("rollout", "--method rollout"), ("explain", "--method rollout")],
+)
+def test_of_many_images_the_first_are_drawn_which_is_said(word, more, tiny_vit, pictures, tmp_path, capsys):
+    """Six on a sheet. The maps of attention, which stores no others, are as many as are asked for."""
     (tmp_path / "many").mkdir()
-    for number in range(40):
-        (tmp_path / "many" / f"{number:02}.png").write_bytes((pictures / "0.png").read_bytes())
-    method = "" if word == "attention" else "--method rollout"
-    line = f"{word} {tiny_vit} --images {tmp_path / 'many'} {method} --device cpu --out {tmp_path / 'out'}"
+    for number in range(30):
+        shutil.copy(pictures / "0.png", tmp_path / "many" / f"{number:02}.png")
+    line = f"{word} {tiny_vit} --images {tmp_path / 'many'} {more} --device cpu --out {tmp_path / 'out'}"
     assert run(line.split()) == 0
-    (said,) = [text for text in capsys.readouterr().err.splitlines() if "of the 40 images" in text]
-    maps = read_folder(tmp_path / "out").maps
-    drawn = len((maps["tiny-vit"] if word == "explain" else maps).images)
-    assert 0 < drawn < 40
-    assert str(drawn) in said
+    said = [text for text in capsys.readouterr().err.splitlines() if "of the 30 images" in text]
+    record, drawn = read_folder(tmp_path / "out"), 30 if "--limit" in more else 24
+    assert ["24 of" in text for text in said] == [True] * (drawn < 30)
+    maps = record.maps["tiny-vit"] if word == "explain" else record.maps
+    assert len(maps.images) == drawn
+    assert len([name for name in figures(record) if "_more" in name]) == 3

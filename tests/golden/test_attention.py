@@ -3,15 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import cosine_similarity
 
 import vitlens
 from tests.kit.commands import figures, ran, report
-from tests.kit.contradictions import contradictions
 from tests.kit.making import save, untrained
-from tests.kit.planted_maps import alike, attention, bits, enlarged
+from tests.kit.planted_maps import attention, enlarged, on_highest, said
 from vitlens import load, load_data, rollout
 from vitlens.commands.attention.record import AttentionRecord
-from vitlens.commands.attention.report import REPORT
 from vitlens.uncertainty import Estimate
 
 OVERVIEW = {"layers", "development", "heads", "layer", "position_maps"}
@@ -22,6 +21,7 @@ def pixels(record: AttentionRecord) -> torch.Tensor:
 
 
 def test_numbers_are_those_of_the_functions(tmp_path):
+    """Information and how alike heads are: tests/public/attention."""
     shape = {"dim": 16, "depth": 3, "heads": 2, "patch_size": [8, 8]}
     model = untrained("vit-mini", classes=tuple("0123456789"), seed=1, overrides=shape)
     for block in model.module.blocks:
@@ -53,12 +53,10 @@ def test_numbers_are_those_of_the_functions(tmp_path):
         known = rows["attention", row.layer, None]
         assert (row.share, row.share_of_baseline) == (known.estimate, known.of_baseline)
         assert row.share_difference == known.difference
-        assert row.information.value == pytest.approx(bits(means[row.layer]).mean(), rel=1e-4)
-        assert row.alike.value == pytest.approx(alike(maps[row.layer]).mean(), rel=1e-5)
-        large = enlarged(means[row.layer], masks.shape[1:]).reshape(9, -1)
-        hits = np.take_along_axis(masks.reshape(9, -1), large.argmax(1)[:, None], 1).mean()
-        assert record.metric(f"localisation/three/pointing/{row.layer}").value == pytest.approx(hits, abs=0.06)
-    before = [alike(np.stack(means[at - 1 : at + 1], 1)).mean() for at in (1, 2)]
+        hits = on_highest(means[row.layer], masks).mean()
+        assert record.metric(f"localisation/three/pointing/{row.layer}").value == pytest.approx(hits)
+    flat = [torch.from_numpy(each).flatten(1).double() for each in means]
+    before = [cosine_similarity(flat[at - 1], flat[at]).mean().item() for at in (1, 2)]
     assert record.layers[0].previous is None
     assert [row.previous.value for row in record.layers[1:]] == pytest.approx(before, rel=1e-5)
 
@@ -112,7 +110,7 @@ def test_the_order_of_positions_is_a_number(tiny_vit, pictures, tmp_path):
     assert (metric.value, metric.n) == (pytest.approx(expected, abs=1e-3), 16)
     for pairs in ("all", "rows", "columns"):
         assert record.metric(f"positions/ordered/rank_correlation/{pairs}").value == pytest.approx(1, abs=1e-3)
-    (claim,) = REPORT.claims(record)  # of one image nothing else is said
+    (claim,) = report(record).claims  # of one image nothing else is said
     assert "have more similar" in claim.says
 
 
@@ -165,12 +163,6 @@ def test_weights_before_talking_heads_are_said_to_be(pictures, tmp_path, command
     assert bool(record.mixed_heads) == mixed
     text = (tmp_path / "out" / "report.md").read_text()
     assert ("before a linear map mixes them over heads" in text) == mixed
-
-
-def said(record: AttentionRecord) -> dict[str, str]:
-    claims = list(REPORT.claims(record))
-    assert not list(contradictions(claims))
-    return {claim.question: claim.says for claim in claims if claim.is_shown}
 
 
 def test_what_was_planted_is_found():

@@ -1,5 +1,6 @@
 """An audit from beginning to end on tiny models: chapters, verdicts, what is said without labels, JUnit, exit codes."""
 
+import json
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -43,6 +44,20 @@ def test_all_chapters_are_run_and_all_subjects_judged(labelled):
         chapter = read_folder(labelled / "run" / row.folder)
         shared = chapter.metrics.keys() & record.metrics.keys()
         assert {name: record.metrics[name] for name in shared} == {name: chapter.metrics[name] for name in shared}
+
+
+def test_a_chapter_is_made_again_by_the_command_that_it_names(labelled, tmp_path):
+    record = read_folder(labelled / "run")
+    (place,) = [row.folder for row in record.chapters if row.word == "explain"]
+    options = json.loads((labelled / "run" / place / "config.json").read_text())["options"]
+    again = ran(tmp_path / "again", options["run"]["command"].removeprefix("vitlens "))
+    measured = [
+        {name: value for name, value in each.metrics.items() if "seconds" not in name}
+        for each in (again, read_folder(labelled / "run" / place))
+    ]
+    assert measured[0] == measured[1]
+    own = json.loads((tmp_path / "again" / "config.json").read_text())["options"]
+    assert {**own, "run": None} == {**options, "run": None}
 
 
 def test_a_budget_too_small_for_any_attack_is_said(labelled):

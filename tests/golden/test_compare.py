@@ -42,7 +42,6 @@ def of_shapes(tmp_path_factory: pytest.TempPathFactory) -> CompareRecord:
 
 
 def test_cells_are_those_of_the_public_comparison(record, tiny_vit, tiny_cnn):
-    found = vitlens.compare(load(str(tiny_vit)), load(str(tiny_cnn)), load_data("digits", limit=COUNT))
     counts = {row.cell: row.count for row in record.cells}
     assert set(counts) == set(CELLS)
     first, second = (vitlens.evaluate(load(str(each)), load_data("digits", limit=COUNT)).correct
@@ -50,7 +49,14 @@ def test_cells_are_those_of_the_public_comparison(record, tiny_vit, tiny_cnn):
     assert counts["both-right"] == int((first & second).sum())
     assert counts["only-first-wrong"] == int((~first & second).sum())
     assert counts["only-second-wrong"] == int((first & ~second).sum())
-    assert repr(found)
+    assert [row.method for row in record.methods] == ["best", "gradcam"]  # none was asked for
+    pair = "tiny-vit/tiny-cnn"
+    assert record.metrics.keys() >= {
+        *(f"{name}/{alias}" for name in ("accuracy", "calibration_error") for alias in PAIR),
+        *(f"maps/{alias}/{name}" for name in ("half", "inside") for alias in PAIR),
+        *(f"localisation/{alias}/pointing" for alias in PAIR), f"accuracy_difference/{pair}", f"mcnemar_p/{pair}",
+        f"half_difference/{pair}", *(f"agreement/{pair}/{name}" for name in ("spearman", "top", "shared")),
+    }  # fmt: skip
 
 
 def test_tables_agree_with_each_other(record):

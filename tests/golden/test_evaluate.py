@@ -1,6 +1,7 @@
 """`vitlens evaluate`: the record against its arrays, several processes, wrong input, models trained differently."""
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -104,6 +105,7 @@ def test_several_processes_give_the_results_of_one(count, rel, record, tmp_path,
     require_same(record, read_folder(tmp_path / "0"), rel=rel)
     shown = capsys.readouterr()
     assert shown.out.split() == [str(tmp_path / "0" / "report.md")]  # one of them speaks
+    assert len(re.findall(r"^evaluating vit\S*: (\d+) of \1 ", shown.err, re.MULTILINE)) == 1
 
 
 def test_a_wrong_call_ends_all_processes(tmp_path, monkeypatch, capsys):

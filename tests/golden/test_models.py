@@ -71,6 +71,9 @@ def test_families_of_presets_are_those_of_the_models(capsys):
 
 
 def test_a_broad_pattern_lists_names_and_says_how_to_learn_more(capsys):
+    assert {"resnet20", "timm:resnet18", "torchvision:resnet18"} <= {
+        line.split()[0] for line in listed(capsys, "models resnet")
+    }
     lines = listed(capsys, "models timm:*")
     assert len(lines) > 500
     assert "narrower pattern" in lines[-1]

@@ -1,6 +1,5 @@
 """The record of cost holds what the functions count, for any model without weights; no time is asserted."""
 
-import numpy as np
 import pytest
 
 from tests.kit.commands import few_passes, figures, ran, report, said_first
@@ -13,16 +12,6 @@ def _few_passes():
         yield
 
 
-def flops_of_a_vit(*, dim: int, depth: int, patches: int, patch: int, classes: int, ratio: int = 4) -> dict[str, int]:
-    """Two for each multiplication with a weight, or of two activations, counted by hand."""
-    tokens = patches + 1
-    return {
-        "products": depth * 2 * 2 * tokens * tokens * dim,
-        "all": 2 * patches * 3 * patch * patch * dim + 2 * dim * classes
-        + depth * (2 * tokens * dim * dim * (4 + 2 * ratio) + 2 * 2 * tokens * tokens * dim),
-    }  # fmt: skip
-
-
 def test_numbers_are_those_of_the_functions(golden, tiny_vit, tiny_cnn):
     record = golden("profile").record
     vit, cnn = record.costs
@@ -31,32 +20,32 @@ def test_numbers_are_those_of_the_functions(golden, tiny_vit, tiny_cnn):
         again = profile(model, batch_sizes=())
         assert record.metric(f"parameters/{row.model}").value == model.parameter_count()
         parts = [each for each in record.parts if each.model == row.model]
-        assert sum(each.parameters for each in parts) == model.parameter_count()
-        assert sum(each.flops for each in parts) == record.metric(f"flops/{row.model}").value
-        assert (row.training_bytes, row.inference_bytes) == (again.training_bytes, again.inference_bytes)
+        for name in ("parameters", "flops"):
+            known = {part: value for part, value in getattr(again, name).items() if value}
+            assert {each.part: getattr(each, name) for each in parts if getattr(each, name)} == known
+        metric = record.metric(f"flops/{row.model}")
+        assert (metric.value, metric.unit) == (sum(again.flops.values()), "FLOPs")
+        for name in ("by_formula", "tokens", "training_bytes", "inference_bytes"):
+            assert getattr(row, name) == getattr(again, name)
         assert [each.images for each in record.speed if each.model == row.model] == [1, 2]
-    counted = flops_of_a_vit(dim=16, depth=2, patches=16, patch=8, classes=10)
-    metric = record.metric("flops/tiny-vit")
-    assert (metric.value, metric.unit) == (pytest.approx(counted["all"], rel=0.1), "FLOPs")
-    assert (vit.products, vit.by_formula, vit.tokens, vit.untrained) == (counted["products"], True, 17, False)
-    assert (cnn.by_formula, cnn.tokens) == (False, 1024)
+    assert (vit.products, vit.untrained) == (2 * 4 * 17**2 * 16, False)  # 4 N² d in each of two blocks
+    assert (vit.by_formula, cnn.by_formula) == (True, False)
 
 
 def test_medians_spreads_and_rates_agree(golden):
     for row in golden("profile").record.speed:
         assert row.latency.low <= row.latency.value <= row.latency.high
         assert row.latency.unit == "ms"
-        assert row.spread == pytest.approx(row.latency.high / row.latency.low, rel=1e-3) or row.spread >= 1
+        assert row.spread >= 1
         assert row.rate.value == pytest.approx(1000 * row.images / row.latency.value)
         assert row.rate.low == pytest.approx(1000 * row.images / row.latency.high)
 
 
 def test_exponents_are_those_of_the_points(tmp_path):
+    """That of all FLOPs of a ViT: tests/public/cost."""
     record = ran(tmp_path / "out", "profile vit-micro resnet20 swin-micro --batch-sizes 1 --sizes 32,64,96")
     points = [row for row in record.tokens if row.model == "vit-micro"]
     assert [row.tokens for row in points] == [65, 257, 577]
-    slope, _ = np.polyfit(np.log([65, 257, 577]), np.log([row.flops for row in points]), 1)
-    assert record.metric("exponent/vit-micro/image-size/flops").value == pytest.approx(slope)
     assert record.metric("exponent/resnet20/image-size/flops").value == pytest.approx(1, abs=1e-3)
     assert "exponent/resnet20/image-size/products" not in record.metrics
     for model, power in (("vit-micro", 2.0), ("swin-micro", 1.0)):  # exact, with intervals without width

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.kit.map_rows import IMPUTED
 from vitlens import load_data
 from vitlens.commands.shared.maps.measure import CheckedMaps, map_rows, on_object_rows
+from vitlens.uncertainty import Side
 
 
 @pytest.mark.parametrize("sources", [None, [0, 0, 0, 0, 1, 2, 2]])
@@ -21,6 +23,17 @@ def test_other_images_are_of_other_sources(sources):
     known = torch.arange(7) if own is None else own
     assert not bool((known[other] == known).any())
     assert others(2, torch.zeros(2).int()) is None
+
+
+def test_no_method_chooses_by_the_removals_that_judge_and_the_object_does_not_count(golden):
+    record = golden("explain verified").record
+    assert {row.check for row in record.checks if row.margin and row.needed} == {"mean", IMPUTED}
+    checked = {row.method: row for row in record.checks if row.check == "object"}
+    own = [row for row in record.on_object if row.score == "roc_auc"]
+    assert own
+    for row in own:
+        found = checked[row.maps]
+        assert (found.state, found.needed, found.value) == ("pass" if row.above else "warn", False, row.estimate)
 
 
 def test_intervals_end_at_what_is_possible():
@@ -41,3 +54,24 @@ def test_maps_on_the_object_exceed_all_that_ignore_the_image():
     own, fixed = on_object_rows("vit", [("own", inside), ("fixed", centre)], "roc_auc", masks)
     assert (own.above, fixed.above) == (True, False)
     assert own.estimate.value == 1.0
+
+
+def test_no_hits_on_few_images_are_not_shown_to_be_fewer_than_by_chance():
+    """0 of 16 where chance is an eighth: the interval of the rate reaches 19 %."""
+    masks, maps = torch.zeros(16, 8, 8, dtype=torch.bool), torch.zeros(16, 8, 8)
+    for image in range(16):
+        masks[image, :, image % 7] = True
+    maps[:, 0, 7] = 1.0
+    (row,) = on_object_rows("vit", [("map", maps)], "pointing", masks)
+    assert (row.estimate.value, row.of_baseline.value < 0.2, row.side) == (0.0, True, Side.UNDECIDED)
+
+
+def test_no_baseline_is_of_the_same_photograph_stored_twice():
+    masks = torch.zeros(8, 8, 8, dtype=torch.bool)
+    for image in range(8):
+        masks[image, image // 2] = True  # four photographs, each twice; each map is right
+    twice, named = torch.arange(8) // 2, [("map", masks.float())]
+    (apart,) = on_object_rows("vit", named, "mass", masks, sources=twice)
+    (mixed,) = on_object_rows("vit", named, "mass", masks)
+    assert apart.baseline in ("a uniform map", "a map of the centre")  # of the others, none is on the object
+    assert mixed.of_baseline.value > apart.of_baseline.value

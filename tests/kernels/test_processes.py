@@ -73,6 +73,16 @@ def test_gathered_results_are_in_the_order_of_the_images(dtype, monkeypatch):
         assert torch.equal(values.view(torch.uint8), whole.view(torch.uint8))
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_totals_are_exact_in_float64_and_a_copy(count, monkeypatch):
+    parts = torch.tensor([[2**24 + 1.0 + index, 0.1] for index in range(count)], dtype=torch.float64)
+    expected = parts.sum(0)
+    for total in run_in_processes(count, lambda own: own.total(parts[own.index]), monkeypatch):
+        assert torch.equal(total, expected)
+        total.zero_()
+    assert torch.equal(parts.sum(0), expected)
+
+
 def test_other_images_than_the_share_and_a_process_that_ended_are_told(monkeypatch):
     found = run_in_processes(2, lambda own: own.gathered(torch.zeros(1 + own.index)), monkeypatch)
     assert all(isinstance(error, RunError) for error in found)

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from vitlens.references import import_without_compiler
+
 PROGRAM = """
 import sys, vitlens
 from vitlens.references import import_without_compiler
@@ -35,3 +37,11 @@ def test_the_compiler_stays_out_and_a_marked_function_is_not_compiled_once_there
     (tmp_path / "marks.py").write_text(MARKS)
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_library_that_is_not_there_is_said_and_no_placeholder_left(monkeypatch):
+    for name in ("torch._dynamo", "torch._dynamo.utils"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+        import_without_compiler("no_such_library")
+    assert not {"torch._dynamo", "torch._dynamo.utils"} & set(sys.modules)

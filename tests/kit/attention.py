@@ -1,12 +1,14 @@
 """Attention methods as whole matrices, written out from the papers, over the weights and gradients that a model has."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
 import vitlens
 from vitlens import Model
+from vitlens.lens.libra import libra_gradients
 
 
 def close(found: Tensor, expected: Tensor, *, rtol: float = 1e-4) -> None:
@@ -16,13 +18,17 @@ def close(found: Tensor, expected: Tensor, *, rtol: float = 1e-4) -> None:
     torch.testing.assert_close(found, expected, atol=rtol * largest, rtol=rtol)
 
 
-def explicit_gradients(model: Model, batch: Tensor, targets: Tensor | None = None) -> tuple[list[Tensor], list[Tensor]]:
-    """Weights of every layer and ∂logit/∂weights, the model's attention made of matrix products that autograd sees."""
+def explicit_gradients(
+    model: Model, batch: Tensor, targets: Tensor | None = None, *, libra: bool = False
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Weights of every layer and ∂logit/∂weights, the model's attention made of matrix products that autograd sees;
+    libra: under LibraGrad's rules."""
     layers: list[Tensor] = []
-    logits = vitlens.observe(model, batch, lambda call: layers.append(call.weights()), explicit=True)
-    chosen = logits.argmax(-1) if targets is None else targets
-    target_logits = [logits[image, int(chosen[image])] for image in range(len(logits))]
-    gradients = torch.autograd.grad(torch.stack(target_logits).sum(), layers)
+    with libra_gradients(model) if libra else nullcontext():
+        logits = vitlens.observe(model, batch, lambda call: layers.append(call.weights()), explicit=True)
+        chosen = logits.argmax(-1) if targets is None else targets
+        target_logits = [logits[image, int(chosen[image])] for image in range(len(logits))]
+        gradients = torch.autograd.grad(torch.stack(target_logits).sum(), layers)
     return [weights.detach() for weights in layers], list(gradients)
 
 
@@ -32,9 +38,9 @@ def raising(weights: Tensor, gradient: Tensor) -> Tensor:
     return torch.stack([torch.where(one > 0, one, 0.0) for one in heads]).sum(0) / len(heads)
 
 
-def raised(model: Model, batch: Tensor, targets: Tensor | None = None) -> list[Tensor]:
+def raised(model: Model, batch: Tensor, targets: Tensor | None = None, *, libra: bool = False) -> list[Tensor]:
     """Ā of every layer."""
-    return [raising(*each) for each in zip(*explicit_gradients(model, batch, targets))]
+    return [raising(*each) for each in zip(*explicit_gradients(model, batch, targets, libra=libra))]
 
 
 def among_all(fused: Tensor, tokens: int) -> Tensor:

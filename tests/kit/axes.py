@@ -26,20 +26,14 @@ def pixels(figure: Figure) -> np.ndarray:
     return np.asarray(drawn(figure).buffer_rgba())[..., :3] / 255
 
 
-def panel(figure: Figure, axes: Axes) -> np.ndarray:
-    """The pixels of one panel, without its border."""
-    seen = pixels(figure)
-    box = axes.get_window_extent()
-    rows = slice(len(seen) - int(box.y1) + 2, len(seen) - int(box.y0) - 2)
-    return seen[rows, int(box.x0) + 2 : int(box.x1) - 2]
+def shown(figure: Figure) -> list[Axes]:
+    """The panels of pictures and maps, without a colour bar's."""
+    return [axes for axes in figure.axes if axes.images]
 
 
-def colour_at(figure: Figure, axes: Axes, x: float, y: float) -> np.ndarray:
-    """The colour of the drawn figure at a place given as a share of a panel, from its left and top."""
-    seen = pixels(figure)
-    box = axes.get_window_extent()
-    row = len(seen) - box.y1 + y * box.height
-    return seen[int(row), int(box.x0 + x * box.width)]
+def array(axes: Axes) -> np.ndarray:
+    """The numbers of a panel's picture."""
+    return np.asarray(axes.images[0].get_array())
 
 
 def texts(figure: Figure) -> list[str]:

@@ -1,12 +1,14 @@
 """Few images at a time, so that a test sees what happens in several batches; and a source that counts what is read."""
 
-import sys
 from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+import vitlens
 from vitlens import Split
 
 SEEN_AT_ONCE = 4
@@ -37,7 +39,11 @@ def counted(size: tuple[int, int], classes: tuple[str, ...], *, count: int = 11,
 
 def in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on, no more than four images fit at once."""
-    for module in [known for name, known in sys.modules.items() if name.startswith("vitlens.")]:
-        if hasattr(module, "fitting_batch_size"):
-            monkeypatch.setattr(module, "fitting_batch_size", lambda _: SEEN_AT_ONCE)
+    root = Path(vitlens.__file__).parents[1]
+    for path in (root / "vitlens").rglob("*.py"):
+        if "fitting_batch_size" in path.read_text():
+            # also one that was not imported yet, or it would keep the replacement for good
+            module = import_module(".".join(path.relative_to(root).with_suffix("").parts))
+            if hasattr(module, "fitting_batch_size"):
+                monkeypatch.setattr(module, "fitting_batch_size", lambda _: SEEN_AT_ONCE)
     monkeypatch.setattr("vitlens.lens.capture._AT_ONCE", SEEN_AT_ONCE)

@@ -134,6 +134,14 @@ def few_chapters(*left_out: str) -> Iterator[None]:
 
 
 @contextmanager
+def small_explorer(size: int) -> Iterator[None]:
+    """Inside, so many bytes are kept of the weights of every head for the explorer, and as many of their means."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitlens.commands.shared.explorer_measure._BYTES", size)
+        yield
+
+
+@contextmanager
 def few_passes() -> Iterator[None]:
     """Inside, a pass is timed twice a round: no test asks how long it takes."""
     with pytest.MonkeyPatch.context() as patch:

@@ -15,7 +15,7 @@ import timm
 from torch import Tensor, nn
 from torchvision.models import resnet18, swin_transformer, vision_transformer
 
-from tests.kit.tiny import shaken
+from tests.kit.tiny import SWIN, TORCHVISION_SWIN, TORCHVISION_VIT, VIT, shaken
 from vitlens.models.configs import ViTConfig
 from vitlens.models.rebuild import Architecture
 from vitlens.models.resnet import build_resnet
@@ -23,21 +23,11 @@ from vitlens.models.sources.registry import ModelSource
 from vitlens.models.vit import VisionTransformer
 from vitlens.preprocessing import Preprocessing
 
-VIT: Final = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
-SWIN: Final = {
-    "img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4)
-}  # fmt: skip
 _OURS: Final = ViTConfig(patch_size=(8, 8), dim=16, depth=2, heads=2)
-_TORCHVISION_VIT: Final = {
-    "image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 32, "mlp_dim": 64
-}  # fmt: skip
-_TORCHVISION_SWIN: Final = {
-    "patch_size": [2, 2], "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": [4, 4]
-}  # fmt: skip
 
 
 def of_timm(name: str, *, classes: int = 10, **shape: object) -> nn.Module:
-    return timm.create_model(name, num_classes=classes, **shape)
+    return timm.create_model(name, **shape | {"num_classes": classes})
 
 
 FAMILIES: Final[dict[str, tuple[int, Callable[[], nn.Module]]]] = {  # side in pixels, module
@@ -60,8 +50,8 @@ FAMILIES: Final[dict[str, tuple[int, Callable[[], nn.Module]]]] = {  # side in p
     "no-projection": (224, partial(of_timm, "levit_128s")),
     "hybrid": (64, partial(of_timm, "vit_tiny_r_s16_p8_224", img_size=64)),
     "resnet20": (32, lambda: build_resnet("resnet20", classes=10, image_size=(32, 32))),
-    "torchvision-vit": (32, lambda: vision_transformer.VisionTransformer(**_TORCHVISION_VIT, num_classes=10)),
-    "torchvision-swin": (32, lambda: swin_transformer.SwinTransformer(**_TORCHVISION_SWIN, num_classes=10)),
+    "torchvision-vit": (32, lambda: vision_transformer.VisionTransformer(**TORCHVISION_VIT, num_classes=10)),
+    "torchvision-swin": (32, lambda: swin_transformer.SwinTransformer(**TORCHVISION_SWIN, num_classes=10)),
     "torchvision-resnet": (64, lambda: resnet18(num_classes=10)),
 }  # fmt: skip
 

@@ -1,10 +1,12 @@
 """What every report keeps to: a first page that is read in a minute, short sections and captions, claims that agree."""
 
-from typing import Final
+from typing import Any, Final
+from xml.etree import ElementTree
 
 from tests.kit.contradictions import contradictions
 from vitlens.report.claims import Claim, shown
-from vitlens.report.document import Document
+from vitlens.report.document import Document, FirstPage
+from vitlens.report.junit import junit
 
 SENTENCES: Final = 5
 TABLE: Final = 8  # rows
@@ -47,3 +49,12 @@ def check_first_page(document: Document) -> None:
         assert len(figure.caption.split()) <= 32, figure.caption
     names = [figure.name for figure in document.figures]
     assert len(names) == len(set(names))
+
+
+def suite_of(claims: tuple[Claim, ...], *outcomes: Any) -> ElementTree.Element:
+    """The suite of a report with these claims, and of requirements, in the JUnit XML of an audit that took 1.5 s."""
+    document = Document("t", (), FirstPage(()), claims=claims)
+    root = ElementTree.fromstring(junit(document, outcomes, suite="vitlens audit", seconds=1.5))
+    assert root.tag == "testsuites"
+    (suite,) = root
+    return suite

@@ -32,7 +32,7 @@ LINES: Final = {
     "every method": "rollout {vit} --data digits --limit 5 --target true --alpha 0.4 --layer 0 "
     "--method rollout,relevance,gradient-rollout,attention,flow",
     "stats": "stats {vit} --data digits --limit 12 --batch-size 5",
-    "stats of pictures": "stats {vit} --images {pictures} --no-renormalise",
+    "stats of pictures": "stats {vit} --images {pictures} --predicted --no-renormalise",
     "ablate": "ablate tiny={vit} --data digits --limit 12 --replace mean,zero,resample --greedy --prune 0.25",
     "ablate of heads alone": "ablate {vit} --data digits --limit 6 --units head --no-curves --pairs 0 --no-patch",
     "compare": "compare {vit} {cnn} --data digits --limit 24 --panels 6 --checked 8",

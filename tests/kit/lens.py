@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import vitlens
-from tests.kit.models.handwritten import EinsumViT, EncoderViT, InlineViT, MultiheadViT, SoftmaxViT
+from tests.kit.models.handwritten import EinsumViT, EncoderViT, InlineViT, MultiheadViT, SoftmaxViT, wrapped
 from tests.kit.tiny import images, ours, shaken, shared_model, small_cnn
 from vitlens import Model
 from vitlens.errors import UnsupportedError
@@ -19,11 +19,6 @@ from vitlens.lens.trace import Layer, layers
 SAME = {"atol": 1e-5, "rtol": 1e-4}
 
 
-def handwritten(module: Callable[[], nn.Module]) -> Model:
-    """A wrapped module, as a user would write it."""
-    return vitlens.wrap(shaken(module), image_size=(24, 32), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
-
-
 PLAIN = ("ours", "ours-unfused", "vit", "dinov2-registers", "torchvision-vit", "registers")  # one sequence, by CLS
 ATTENTIVE = (*PLAIN, "siglip", "cait", "swin", "torchvision-swin")
 MODELS: dict[str, Callable[[], Model]] = {
@@ -32,11 +27,14 @@ MODELS: dict[str, Callable[[], Model]] = {
     "cnn": cache(lambda: small_cnn((16, 24))),
 }
 HANDWRITTEN: dict[str, Callable[[], Model]] = {
-    "softmax": cache(partial(handwritten, SoftmaxViT)),
-    "einsum": cache(partial(handwritten, EinsumViT)),  # attention that stands in no block
-    "multihead": cache(partial(handwritten, MultiheadViT)),
-    "encoder": cache(partial(handwritten, EncoderViT)),  # (tokens, batch, dim)
-    "inline": cache(partial(handwritten, InlineViT)),  # attention and MLP in one module
+    name: cache(partial(wrapped, partial(shaken, module)))
+    for name, module in {
+        "softmax": SoftmaxViT,
+        "einsum": EinsumViT,  # attention that stands in no block
+        "multihead": MultiheadViT,
+        "encoder": EncoderViT,  # (tokens, batch, dim)
+        "inline": InlineViT,  # attention and MLP in one module
+    }.items()
 }
 EVERY = {**MODELS, **HANDWRITTEN}
 

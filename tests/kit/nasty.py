@@ -41,7 +41,7 @@ _FOLDED = re.compile(r"<details><summary>[^<>&]*</summary>|</details>")  # our o
 
 def problems(text: str) -> list[str]:
     """What is alive in a report that should only be read; empty for a good one."""
-    found = [f"control character {one!r}" for one in set(text) if one != "\n" and _hidden(one)]
+    found = [f"control character {one!r}" for one in set(text) if one != "\n" and hidden(one)]
     for token in (one for block in parsed(text) for one in (block, *(block.children or ()))):
         source = str(token.attrs.get("src", ""))
         if token.type in ("html_block", "html_inline", "link_open") and not _FOLDED.fullmatch(token.content.strip()):
@@ -74,7 +74,7 @@ def read(token: Token) -> str:
     )
 
 
-def _hidden(character: str) -> bool:
+def hidden(character: str) -> bool:
     return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") and character not in "\u200c\u200d"
 
 

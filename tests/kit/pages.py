@@ -1,6 +1,5 @@
 """HTML pages for tests: a document with everything in it, and what is wrong with a page."""
 
-import unicodedata
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +12,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
+from tests.kit.nasty import hidden
 from vitlens.record import Config, Record
+from vitlens.report.claims import found
 from vitlens.report.document import Document, FigureSpec, FirstPage, ImagePanel, Section, Sentence, Table, Tags
 from vitlens.report.explorer import Explorer, ExplorerImage
 from vitlens.report.html import page
@@ -109,6 +110,11 @@ def written(folder: Path, content: Document, **config: object) -> str:
     return page(content, record(folder, **config))
 
 
+def said(template: str = "{{ name }}", **given: object) -> str:
+    """The sentence of a claim."""
+    return found("question", "subject", template, given=given).says
+
+
 def _figure(name: str, of: str) -> FigureSpec:
     return FigureSpec(name, f"What {of} shows.", partial(Figure, (1, 1)))
 
@@ -143,7 +149,7 @@ class Elements(HTMLParser):
 def page_problems(text: str) -> list[str]:
     """What could act, load or lead out of a page, or says nothing; empty for a good one."""
     elements = Elements(text)
-    found = [f"control character {one!r}" for one in sorted(set(text)) if one != "\n" and _hidden(one)]
+    found = [f"control character {one!r}" for one in sorted(set(text)) if one != "\n" and hidden(one)]
     for tag, attributes in elements.found:
         found += [f"{tag} with {name}" for name in attributes if name.startswith("on") or name in ("style", "srcset")]
         if not attributes.get("href", "#").startswith("#"):
@@ -158,8 +164,3 @@ def page_problems(text: str) -> list[str]:
     found += [f"id {one} {times} times" for one, times in ids.items() if times > 1]
     linked = {attributes["href"][1:] for tag, attributes in elements.found if tag == "a"}
     return found + [f"a link to {one}, which is not there" for one in sorted(linked - set(ids))]
-
-
-def _hidden(character: str) -> bool:
-    kind = unicodedata.category(character)
-    return kind in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") and character not in "\u200c\u200d"

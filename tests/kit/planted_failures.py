@@ -3,7 +3,8 @@
 The class is read off the luminance's gradients, so that neither moving nor tinting changes it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from tests.kit.planted_methods import planted_methods
 from tests.kit.splits import split_of
 from vitlens.analysis.evaluation.evaluate import Evaluation
 from vitlens.analysis.failures.covariates import Pictures, Subject, luminance
+from vitlens.commands.shared.failures_measure import failure_fields
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 
@@ -120,3 +122,9 @@ def properties(split: Split, maps: Tensor | None = None) -> dict[str, Tensor]:
     method = even if maps is None else lambda _model, images, _targets: maps[: len(images)]
     with planted_methods({"saliency": method}):
         return dict(vitlens.failures(model(at_border), split, method="saliency").values[0])
+
+
+def failures_of(rules: Mapping[str, Callable[[Tensor, Tensor], Tensor]], split: Split) -> dict[str, Any]:
+    """What a record holds on why such models of these aliases fail, without maps."""
+    models = [model(rule, alias) for alias, rule in rules.items()]
+    return failure_fields([Subject(own, split, vitlens.evaluate(own, split)) for own in models], quiet=True)

@@ -6,34 +6,30 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from tests.kit.commands import report
+from tests.kit.contradictions import contradictions
 from vitlens.commands.attention.record import AttentionRecord, LayerRow, LayoutRow
 from vitlens.commands.rollout.record import ImageRow, PairRow, RolloutRecord, RolloutRow
 from vitlens.commands.shared.maps.record import ATTENTION, OnObjectRow
 from vitlens.commands.shared.predictions import PredictionRow
-from vitlens.record import Config, Data, ModelEntry
+from vitlens.record import Config, Data, ModelEntry, Record
 from vitlens.uncertainty import Estimate
-
-
-def bits(maps: np.ndarray) -> np.ndarray:
-    """The information of non-negative maps (batch, rows, columns) relative to a uniform one, in bits."""
-    shares = maps.reshape(len(maps), -1).astype(np.float64)
-    shares = shares / shares.sum(1, keepdims=True)
-    return np.array([np.log2(len(own)) + sum(p * np.log2(p) for p in own if p > 0) for own in shares])
-
-
-def alike(maps: np.ndarray) -> np.ndarray:
-    """The mean cosine similarity of different maps (batch, maps, rows, columns) of one image."""
-    count = maps.shape[1]
-    pairs = [(one, other) for one in range(count) for other in range(one)]
-    flat = maps.reshape(*maps.shape[:2], -1).astype(np.float64)
-    flat = flat / np.linalg.norm(flat, axis=-1, keepdims=True)
-    return np.array([np.mean([own[one] @ own[other] for one, other in pairs]) for own in flat])
 
 
 def enlarged(maps: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Maps (batch, rows, columns) interpolated bilinearly between the centres of their cells, for masks of pixels."""
     large = functional.interpolate(torch.from_numpy(maps)[:, None].float(), size=size, mode="bilinear")
     return large[:, 0].numpy()
+
+
+def on_highest(maps: np.ndarray, masks: np.ndarray) -> np.ndarray:
+    """The share of each map's highest points that lie on its mask (batch, height, width); up to rounding they tie.
+
+    Maps (batch, rows, columns) are interpolated bilinearly between the centres of their cells.
+    """
+    large = enlarged(maps, masks.shape[1:]).reshape(len(maps), -1)
+    highest = np.isclose(large, large.max(1, keepdims=True), rtol=1e-6)
+    return (highest & masks.reshape(len(maps), -1)).sum(1) / highest.sum(1)
 
 
 def config(images: int) -> Config:
@@ -86,6 +82,13 @@ def rollout(images: int = 40, **changes: object) -> RolloutRecord:
     )
     pairs = (PairRow("mean-map", "max-map", Estimate(0.1, 0.05, 0.15, images, "")),)
     return RolloutRecord(config=config(images), methods=rows, pairs=pairs, shown=(ImageRow("a"),))
+
+
+def said(record: Record) -> dict[str, str]:
+    """What its report claims, by question; nothing contradicts itself."""
+    claims = report(record).claims
+    assert not list(contradictions(claims))
+    return {claim.question: claim.says for claim in claims if claim.is_shown}
 
 
 def prediction(image: str, name: str, probability: float, label: str | None) -> PredictionRow:

@@ -10,14 +10,12 @@ from torch import Tensor, nn
 from torchvision.models.swin_transformer import SwinTransformer as TorchvisionSwin
 from torchvision.models.vision_transformer import VisionTransformer as TorchvisionViT
 
-from tests.kit.models.handwritten import SIZE, SoftmaxViT
 from vitlens.models.configs import SwinConfig, ViTConfig
 from vitlens.models.model import Model, Provenance
 from vitlens.models.rebuild import Architecture, assemble, prune_heads
 from vitlens.models.resnet import CifarResNet
 from vitlens.models.swin import SwinTransformer
 from vitlens.models.vit import VisionTransformer
-from vitlens.models.wrap import wrap
 from vitlens.preprocessing import Preprocessing
 
 CLASSES = ("a", "b", "c", "d", "e")
@@ -66,24 +64,32 @@ def shaken(build: Callable[[], nn.Module], *, seed: int = 0, scale: float = 0.1)
     return model.eval()
 
 
-_VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
-_SWIN = {
+VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
+SWIN = {
     "img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4),
     "num_classes": 5,
+}  # fmt: skip
+TORCHVISION_VIT = {
+    "image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 32, "mlp_dim": 64
+}  # fmt: skip
+TORCHVISION_SWIN = {
+    "patch_size": [2, 2], "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": [4, 4]
 }  # fmt: skip
 
 
 def timm_model(name: str, *, alias: str = "tiny", **options: object) -> Model:
     """A timm model of this name, its own recipe kept, made tiny."""
-    shape = {**(_SWIN if name.startswith("swin") else _VIT), **options}
+    shape = {**(SWIN if name.startswith("swin") else VIT), **options}
     size = shape["img_size"] if isinstance(shape["img_size"], tuple) else (32, 32)
     return model_of(shaken(lambda: timm.create_model(name, **shape)), alias=alias, size=size)
 
 
-def handwritten() -> Model:
-    """A user's own module, its weights not frozen."""
-    module = shaken(lambda: SoftmaxViT(depth=2, classes=5, drop=0.0))
-    return wrap(module, image_size=SIZE, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), classes=CLASSES, alias="wrapped")
+def with_kernel(model: Model, *, fused: bool) -> Model:
+    """A timm model that calls the fused kernel of attention, or computes its own softmax."""
+    for module in model.module.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = fused
+    return model
 
 
 def small_cnn(size: tuple[int, int] = (32, 48)) -> Model:
@@ -97,13 +103,12 @@ def pruned(model: Model, heads: Mapping[int, Iterable[int]]) -> Model:
 
 
 def torchvision_vit(classes: int = 5) -> Model:
-    shape = {"image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 32, "mlp_dim": 64}
-    return model_of(shaken(partial(TorchvisionViT, **shape, num_classes=classes)), alias="torchvision-vit")
+    return model_of(shaken(partial(TorchvisionViT, **TORCHVISION_VIT, num_classes=classes)), alias="torchvision-vit")
 
 
 def torchvision_swin(size: tuple[int, int] = (32, 32), classes: int = 5) -> Model:
-    shape = {"patch_size": [2, 2], "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": [4, 4]}
-    return model_of(shaken(partial(TorchvisionSwin, **shape, num_classes=classes)), alias="torchvision-swin", size=size)
+    build = partial(TorchvisionSwin, **TORCHVISION_SWIN, num_classes=classes)
+    return model_of(shaken(build), alias="torchvision-swin", size=size)
 
 
 TIMM = {

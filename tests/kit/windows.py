@@ -1,13 +1,21 @@
-"""Windows as the libraries themselves cut them, and the weights inside them put back between the patches of the map."""
+"""Windows as the libraries themselves cut them, the weights inside them put back between the patches of the map; and
+models with windows."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
+import timm
 import torch
 from jaxtyping import Float
 from timm.models.maxxvit import grid_partition
 from timm.models.swin_transformer import window_partition
 from torch import Tensor
 from torch.nn import functional as F
+from torchvision.models.maxvit import MaxVit
+
+from tests.kit.tiny import TIMM, model_of, shaken, timm_model, torchvision_swin
+from vitlens.models.model import Model
 
 Pair = tuple[int, int]
 
@@ -27,14 +35,34 @@ class Cut(Protocol):
     def dilated(self) -> bool: ...
 
 
-SHAPES = {  # resolution, window, shift
-    "plain": ((8, 8), (4, 4), (0, 0)),
-    "shifted": ((8, 8), (4, 4), (2, 2)),
-    "not square": ((8, 12), (4, 4), (2, 2)),
-    "window not square": ((8, 12), (4, 6), (2, 3)),
-    "padded": ((5, 7), (4, 4), (2, 2)),
-    "one window": ((4, 4), (4, 4), (0, 0)),
-    "one padded window": ((3, 4), (4, 4), (2, 2)),
+def of_timm(name: str, *, size: Pair = (32, 32), **options: object) -> Model:
+    """A timm model of this name, its own shape but for the options."""
+    return model_of(shaken(partial(timm.create_model, name, num_classes=5, **options)), alias=name, size=size)
+
+
+def _torchvision_maxvit() -> Model:
+    shape = {"stem_channels": 8, "partition_size": 4, "block_channels": [8, 16], "block_layers": [1, 1], "head_dim": 4}
+    return model_of(shaken(lambda: MaxVit((64, 64), stochastic_depth_prob=0.0, num_classes=5, **shape)), size=(64, 64))
+
+
+_HIERA = {"img_size": (32, 32), "embed_dim": 8, "num_heads": 1, "stages": (1, 2, 2, 1), "patch_stride": (2, 2)}
+_HIERADET = {
+    "embed_dim": 8, "num_heads": 1, "stages": (1, 2, 2), "window_spec": (8, 4, 6), "q_pool": 2, "patch_stride": (2, 2),
+    "patch_kernel": (3, 3), "patch_padding": (1, 1), "global_att_blocks": (4,),
+}  # fmt: skip
+WINDOWED: dict[str, Callable[[], Model]] = {  # of Swin patches of 2x2 pixels, windows of 4x4 patches
+    "swin": partial(timm_model, TIMM["swin"]),
+    "swin, padded": partial(timm_model, TIMM["swin"], img_size=(20, 36)),
+    "swinv2": partial(timm_model, TIMM["swinv2"]),
+    "swinv2, padded": partial(timm_model, TIMM["swinv2"], img_size=(20, 36)),
+    "torchvision": torchvision_swin,
+    "torchvision, padded": partial(torchvision_swin, (20, 36)),
+    # 16 x 16 patches in units of 8 x 8, then pooled queries; whole maps from the third stage on
+    "hiera": partial(of_timm, "hiera_tiny_224", **_HIERA),
+    # windows of 8 x 8, 4 x 4 and 6 x 6 patches (padded), and whole maps; queries pooled in the windows
+    "sam2's hiera": partial(of_timm, "hieradet_small", **_HIERADET),
+    "maxvit": partial(of_timm, "test_maxvit", size=(64, 64), img_size=64),  # blocks and grids
+    "torchvision's maxvit": _torchvision_maxvit,
 }
 
 

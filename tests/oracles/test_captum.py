@@ -10,7 +10,7 @@ from captum.attr import LayerActivation, LayerGradientXActivation
 from torch import Tensor, nn
 
 import vitlens
-from tests.kit.tiny import TIMM, images, timm_model
+from tests.kit.tiny import TIMM, images, timm_model, with_kernel
 from vitlens import Model
 
 FAMILIES = ("vit", "vit-mean", "deit3", "beit", "eva02", "dinov2-registers", "dinov3")
@@ -19,10 +19,7 @@ TARGETS = [3, 0, 4]
 
 def unfused(model: Model) -> tuple[Callable[[Tensor], Tensor], list[nn.Module]]:
     """A copy of the model with timm's fused_attn=False, and the attn_drop of its attention layers."""
-    twin = copy.deepcopy(model)
-    for module in twin.module.modules():
-        if hasattr(module, "fused_attn"):
-            module.fused_attn = False
+    twin = with_kernel(copy.deepcopy(model), fused=False)
     return twin, [module for name, module in twin.module.named_modules() if name.endswith(".attn_drop")]
 
 

@@ -240,6 +240,8 @@ def test_what_is_shown_is_short_without_addresses_and_escaped(vit, images):
         vitlens.ablate(vit, images, LABELS, replace="zero"), vitlens.attack(vit, images, LABELS, steps=1),
         vitlens.attack(vit, images, LABELS, steps=1, epsilons=[0.1]), vitlens.evaluate(vit, images, LABELS),
         vitlens.compare(vit, vit, images, LABELS), vitlens.failures(vit, images, LABELS),
+        vitlens.patch(vit, images, images, "blocks.0.mlp"), vitlens.logit_lens(vit, images),
+        vitlens.direct_logit_attribution(vit, images),
         vitlens.profile(vit, batch_sizes=[1]), vitlens.read(REPORTS / "stats-deit-tiny"), vitlens.list_methods(),
     ):  # fmt: skip
         text, html = repr(result), result._repr_html_()

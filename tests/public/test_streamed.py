@@ -1,6 +1,4 @@
-"""Public functions read a Split batch by batch, and keep its groups in every interval."""
-
-from dataclasses import replace
+"""Public functions read a Split batch by batch."""
 
 import pytest
 import torch
@@ -10,7 +8,6 @@ import vitlens
 from tests.kit.batches import SEEN_AT_ONCE, counted, in_small_batches
 from tests.kit.tiny import ours
 from vitlens import Split
-from vitlens.uncertainty import student_mean
 
 
 @pytest.fixture(scope="module")
@@ -91,32 +88,3 @@ def test_choosing_a_method_reads_no_more_than_the_images_that_it_uses(vit):
     many = counted(vit.input_size, vit.classes, count=450)
     vitlens.choose_method(vit, many, methods=["relevance", "gradcam"])
     assert max(many.source.asked) <= 200 < len(many)
-
-
-@pytest.fixture(scope="module")
-def clustered(vit) -> Split:
-    """Two images of each of twelve groups."""
-    split = counted(vit.input_size, vit.classes, count=24)
-    return replace(split, groups=torch.arange(12).repeat(2))
-
-
-def test_intervals_of_statistics_are_over_the_groups_of_a_split(vit, clustered):
-    table = vitlens.statistics(vit, clustered, evidence=False, batch_size=20)
-    single = [
-        vitlens.statistics(vit, clustered.pick(torch.tensor([index])), evidence=False).distance
-        for index in range(len(clustered))
-    ]
-    values = torch.stack(single).flatten(1).double().numpy()
-    for head, (low, high) in enumerate(zip(table.low("distance").flatten(), table.high("distance").flatten())):
-        expected = student_mean(values[:, head], groups=clustered.groups.numpy())
-        assert (float(low), float(high)) == pytest.approx((expected.low, expected.high), rel=1e-4)
-
-
-def test_intervals_of_ablate_are_over_the_groups_of_a_split(vit, clustered):
-    """Each of 12 images four times: the intervals of 48 independent images would be twice too narrow."""
-    repeated = clustered.pick(torch.arange(12).repeat(4))
-    grouped = vitlens.ablate(vit, repeated)
-    alone = vitlens.ablate(vit, replace(repeated, groups=None))
-    assert torch.equal(grouped.delta_loss, alone.delta_loss)
-    ratio = (grouped.high - grouped.low) / (alone.high - alone.low)
-    assert float(ratio.median()) == pytest.approx(4**0.5, rel=0.25)

@@ -78,13 +78,3 @@ def test_targets_as_arrays_and_scalars_are_those_of_a_list(vit, images):
 def test_a_word_of_a_class_name_is_found():
     assert nearest("cat", ["crate", "cab", "tiger cat", "Persian cat"])[0].endswith(" cat")
     assert str(UnknownNameError("method", None, ["a", "b"])) == "no method None; known: a, b"
-
-
-def test_results_of_the_lens_are_shown_as_tables(vit, images):
-    for result in (
-        vitlens.patch(vit, images, images, "blocks.0.mlp"),
-        vitlens.logit_lens(vit, images),
-        vitlens.direct_logit_attribution(vit, images),
-    ):
-        assert "tensor(" not in repr(result)
-        assert "<table>" in result._repr_html_()

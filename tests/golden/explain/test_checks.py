@@ -1,18 +1,14 @@
-"""Checks of methods in a record: numbers are those computed by hand, agree with each other, and are judged."""
+"""Checks of methods in a record: its tables agree and are judged; composites are made where there are no masks."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from scipy.ndimage import gaussian_filter
-from sklearn.metrics import roc_auc_score
 
 from tests.kit.commands import figures, ran, report
 from tests.kit.first_page import states
 from tests.kit.making import digits
-from tests.kit.planted_maps import enlarged
 from vitlens import explain, load
 from vitlens.commands.explain.record import OVERALL, SEARCH, ExplainRecord
 from vitlens.report.document import Document
@@ -51,43 +47,10 @@ def words(document: Document, question: str) -> str:
     return " ".join(text.text for each in document.sections if question in each.title for text in each.sentences)
 
 
-def removal_curves(model: Callable, images: torch.Tensor, targets: torch.Tensor, maps: torch.Tensor, counts: list[int]):
-    """The mean probability of the targets with so many of the 4 x 4 patches blurred, the highest of the map first."""
-    replaced = torch.from_numpy(gaussian_filter(images.numpy(), (0, 0, 4, 4), truncate=3, mode="mirror"))
-    ranks = maps.flatten(1).argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-    curve = []
-    for count in counts:
-        removed = (ranks < count).float().view(-1, 1, 4, 4).repeat_interleave(8, 2).repeat_interleave(8, 3)
-        with torch.no_grad():
-            shares = model(images * (1 - removed) + replaced * removed).softmax(1)
-        curve.append(float(shares[torch.arange(len(images)), targets].mean()))
-    return curve
-
-
-def test_removal_and_localisation_are_as_computed_by_hand(masked, tiny_vit):
-    model, split = load(str(tiny_vit)), digits("test").limit(6)
-    (batch,) = split.batches(6)
-    maps = explain(model, batch.images, targets=batch.labels, method="relevance")
-    arrays = masked.curves["tiny-vit"]
-    at = [row.method for row in masked.league].index("relevance")
-    counts = [round(float(share) * 16) for share in arrays.shares]
-    curve = removal_curves(model, batch.images, batch.labels, maps, counts)
-    np.testing.assert_allclose(arrays.deletion[at], curve, atol=1e-5)
-    back = removal_curves(model, batch.images, batch.labels, -maps, counts)
-    np.testing.assert_allclose(arrays.insertion[at], back[::-1], atol=1e-5)
-    (row,) = (row for row in masked.league if row.method == "relevance")
-    assert row.deletion.value == pytest.approx(np.trapezoid(curve, arrays.shares), abs=1e-5)
-    assert row.gap.value == pytest.approx(row.insertion.value - row.deletion.value, abs=1e-5)
-    large = enlarged(maps.numpy(), (32, 32))
-    pairs = zip(split.masks.numpy(), large, strict=True)
-    expected = np.mean([roc_auc_score(mask.ravel(), own.ravel()) for mask, own in pairs])
-    assert (row.roc_auc.value, row.roc_auc.n) == (pytest.approx(expected, abs=1e-5), 6)
-    assert row.roc_auc.low <= row.roc_auc.value <= row.roc_auc.high
-    assert 1.5 < row.forwards.value < 3  # a forward and a cheap backward pass
-
-
 def test_the_checks_of_a_method_are_its_rows_of_the_table(masked):
+    """Which are computed by hand in tests/public/faithfulness."""
     league = {row.method: row for row in masked.league}
+    assert 1.5 < league["relevance"].forwards.value < 3  # a forward and a cheap backward pass
     for method in ("relevance", "attention"):
         rows = {row.check: row for row in masked.checks if row.method == method}
         assert len(rows) == 5
@@ -107,17 +70,12 @@ def test_every_method_and_baseline_is_in_the_table(masked):
     assert scores == sorted(scores, reverse=True)
     for name in ("relevance", "attention"):
         assert not rows[name].baseline
-        stages = [row for row in masked.stages if row.method == name]
-        assert stages[0].stage == "head"
-        assert stages[-1].similarity.value == pytest.approx(rows[name].randomisation.value, abs=1e-6)
-        means = np.mean([row.similarity.value for row in stages])
-        assert rows[name].cascade.value == pytest.approx(means, abs=1e-6)
         for metric in ("localisation/tiny-vit/pointing", "counterfactual/tiny-vit/size",
                        "counterfactual/tiny-vit/turned"):  # fmt: skip
             assert masked.metric(f"{metric}/{name}").n == 6
     for name in BASELINES:
         assert rows[name].baseline
-        assert (rows[name].randomisation, rows[name].forwards) == (None, None)
+    assert (masked.composite_sets, masked.composites) == ((), ())  # masks are known
     assert masked.metric("agreement/tiny-vit/relevance/attention").n == 6
     assert masked.metric(f"counterfactual/tiny-vit/size_searched/{SEARCH}").n == 6
     assert masked.metric("faithfulness/tiny-vit/relevance_gain/relevance").unit == "logits"
@@ -134,24 +92,12 @@ def test_other_replacements_are_measured_beside_the_first(record):
             metric = record.metric(f"substrates/vit-digits/{substrate}/{method}")
             assert metric.value == pytest.approx(getattr(league[method], column).value, abs=1e-6)
     assert len(record.rankings) == 6
-    assert all(row.tau.value in (-1.0, 1.0) and row.methods == 2 for row in record.rankings)  # one pair of methods
     assert all(row.margin.n == IMAGES for row in record.checks if row.margin)
-
-
-def test_stability_is_recorded_by_disturbance(record):
-    rows = {(row.method, row.disturbance): row for row in record.stability}
-    assert {disturbance for _, disturbance in rows} == {OVERALL, "shift-quarter", "shift-half", "shift-one", "flip"}
-    for method in METHODS:
-        jumped = rows[method, OVERALL].jumped
-        assert record.metric(f"stability/vit-digits/jumped/{OVERALL}/{method}") == jumped
-        assert [row.state for row in record.checks if row.method == method and row.value == jumped] == ["inconclusive"]
-
-
-def test_power_is_that_of_the_two_methods(record):
-    (row,) = record.power  # no masks, so no localisation
-    assert (row.check, row.detectable.n) == ("road", IMAGES)
-    assert record.metric("detectable/vit-digits/road") == row.detectable
-    assert row.detectable.value > 0
+    (power,) = record.power  # no masks, so no localisation
+    assert (power.check, power.detectable.n) == ("road", IMAGES)
+    assert record.metric("detectable/vit-digits/road") == power.detectable
+    for row in [row for row in record.stability if row.disturbance == OVERALL]:
+        assert record.metric(f"stability/vit-digits/jumped/{OVERALL}/{row.method}") == row.jumped
 
 
 def test_composites_are_made_where_masks_are_not_known(record):
@@ -169,7 +115,7 @@ def test_composites_are_made_where_masks_are_not_known(record):
     targets = [model.classes.index(name) for name in arrays.targets]
     for target, own in zip(targets, arrays.maps[0], strict=True):
         found = explain(model, images, targets=torch.tensor([target]), method="relevance")[0]
-        assert np.corrcoef(own.ravel(), found.ravel())[0, 1] > 0.999  # of its rounded pixels
+        np.testing.assert_allclose(own, found, atol=0.02 * float(found.abs().max()))  # of its rounded pixels
     mass = record.metric("composites/vit-digits/mosaic-2/mass/relevance")
     assert (mass.n, mass.low <= mass.value <= mass.high) == (12, True)
     (row,) = (row for row in record.composites if (row.kind, row.method) == ("mosaic-2", "relevance"))

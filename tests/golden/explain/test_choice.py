@@ -79,14 +79,14 @@ def test_with_few_images_the_default_is_drawn_and_said_not_to_be_chosen_by_evide
     assert (maps.min(), maps.max()) == (0, pytest.approx(1, abs=1e-5))
 
 
-def test_verify_checks_the_chosen_method_of_each_model(tmp_path, sharp_vit, tiny_vit):
+def test_verify_checks_the_chosen_method_of_each_model(tmp_path, sharp_vit, tiny_cnn):
     line = f"--data digits --auto --limit 20 --method saliency,gradcam --verify {BRIEF}"
-    record = ran(tmp_path / "out", f"explain {sharp_vit} {tiny_vit} {line}")
+    record = ran(tmp_path / "out", f"explain {sharp_vit} {tiny_cnn} {line}")
     assert {each.question for each in report(record).claims} >= {"choice", "maps"}
     for row in record.chosen:
-        checked = [each.method for each in record.checks if each.model == row.model]
-        assert checked == [row.method] * 4  # two replacements, weights, the object
+        checked = [(each.method, each.check) for each in record.checks if each.model == row.model]
+        assert checked == [(row.method, check) for check in ("imputed", "blur", "weights", "object")]
         for metric in ("faithfulness/{}/gap/{}", "randomisation/{}/{}"):
             assert metric.format(row.model, row.method) in record.metrics
         assert f"checks_{row.model}" in figures(record)
-    assert [row.model for row in record.chosen] == ["sharp-vit", "tiny-vit"]
+    assert [row.model for row in record.chosen] == ["sharp-vit", "tiny-cnn"]

@@ -108,6 +108,14 @@ def test_a_failing_tracker_is_reported_once_and_does_not_stop_the_training(
     assert [step for name, step in libraries["tensorboard"].calls if name == "log"] == [4, 4, 8, 8, 10, 12, 12]
 
 
+def test_attention_that_cannot_be_measured_does_not_stop_the_training(libraries, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("vitlens.commands.run.tracking.statistics", lambda *_, **__: 1 / 0)
+    assert run([*LINE.split(), "--track", "tensorboard", "--out", str(tmp_path / "out")]) == 0
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "failed" in line]
+    assert said.startswith("attention failed")
+    assert [step for name, step in libraries["tensorboard"].calls if name == "log"] == [4, 8, 10, 12]
+
+
 def test_a_model_without_attention_is_no_failure_to_tell(libraries, tmp_path, capsys):
     line = "train resnet20 --data digits --limit 20 --batch-size 10 --epochs 1 --device cpu --quiet --track tensorboard"
     assert run([*line.split(), "--out", str(tmp_path / "out")]) == 0

@@ -68,7 +68,9 @@ def test_the_first_batch_is_drawn_where_images_are_augmented(tmp_path):
     record = ran(tmp_path / "out", f"{LINE} --epochs 1 --set cutmix=1 --set crop_padding=4")
     arrays, (row,) = record.first_batch, record.setup
     assert arrays.given.shape == arrays.trained.shape == (10, 3, 32, 32)
-    assert (row.shown, row.augmentation != "none") == (10, True)
+    assert (row.shown, row.augmentation) == (10, "crop 4 px, CutMix 1.0")
+    assert (arrays.given != arrays.trained).any()
+    assert arrays.targets.sum(axis=1) == pytest.approx(1.0)
     assert row.mixed == ((arrays.targets > 0).sum(axis=1) == 2).sum() > 0
     assert record.scores[0].gap is None  # mixed images say nothing of overfitting
 

@@ -8,7 +8,7 @@ import torch
 
 import vitlens
 from tests.kit.tiny import FAMILIES, images, our_swin, ours, shared_model, timm_model, torchvision_swin
-from tests.kit.windows import unwindow
+from tests.kit.windows import WINDOWED, unwindow
 from vitlens.analysis.attention.weights import (
     attention_maps,
     attention_moved,
@@ -37,29 +37,25 @@ def test_row_and_column_of_a_patch_in_every_family(family):
         assert look.patch == see.patch == patch
 
 
-SWINS = {
-    "timm": lambda: timm_model("swin_tiny_patch4_window7_224"),
-    "timm-padded": lambda: timm_model("swin_tiny_patch4_window7_224", img_size=(20, 36)),
-    "timm-v2": lambda: timm_model("swinv2_tiny_window8_256"),
-    "torchvision": torchvision_swin,
-    "torchvision-padded": lambda: torchvision_swin((20, 36)),
-}
+SWINS = [name for name in WINDOWED if name not in ("swinv2, padded", "torchvision's maxvit")]
 
 
 @pytest.mark.parametrize("patch", [(0, 0), (9, 9)])
 @pytest.mark.parametrize("name", SWINS)
 def test_row_and_column_of_a_patch_in_windows(name, patch):
-    model, full = SWINS[name](), []
+    model, full = WINDOWED[name](), []
     batch = images(model.input_size)
     vitlens.observe(model, batch, lambda call: full.append(unwindow(call.placed(), call.site.windows)))
     looks, seen = (patch_views(model, batch, side=side, patch=patch) for side in ("query", "key"))
+    first = looks[0].site.windows.resolution
     for look, see, weights in zip(looks, seen, full, strict=True):
-        where = patch if look.site.layer < 2 else (patch[0] // 2, patch[1] // 2)
+        now = look.site.windows.resolution
+        where = tuple(place * side // before for place, side, before in zip(patch, now, first))
         assert look.patch == see.patch == where
-        token = where[0] * look.site.windows.resolution[1] + where[1]
+        token = where[0] * now[1] + where[1]
         torch.testing.assert_close(look.maps.flatten(2), weights[:, :, token], atol=1e-6, rtol=0)
         torch.testing.assert_close(see.maps.flatten(2), weights[..., token], atol=1e-6, rtol=0)
-        assert look.maps.shape[2:] == look.site.windows.resolution
+        assert look.maps.shape[2:] == now
         assert look.prefix.shape[2] == see.prefix.shape[2] == 0
 
 

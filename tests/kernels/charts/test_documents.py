@@ -9,7 +9,7 @@ from matplotlib import colormaps
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from tests.kit.axes import cut_off, overlapping, pixels
+from tests.kit.axes import array, cut_off, overlapping, pixels, shown
 from tests.kit.making import save, untrained
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
@@ -21,10 +21,6 @@ def figure_of(record, name: str) -> Figure:
     """A figure of a record's report."""
     (figure,) = [each for each in COMMANDS[record.command].report(record).figures if each.name == name]
     return figure.draw()
-
-
-def array(axes):
-    return np.asarray(axes.images[0].get_array())
 
 
 @pytest.mark.parametrize("name", ["features", "walkthrough"])
@@ -124,9 +120,13 @@ def test_fields_by_layer_and_their_maps(swin):
     np.testing.assert_allclose(axes.lines[0].get_xydata(), [[row.layer, row.distance.value] for row in rows])
     (seen,) = figure_of(swin, "receptive_seen").axes
     np.testing.assert_allclose(seen.lines[0].get_ydata(), [100 * row.seen for row in rows])
-    maps = [axes for axes in figure_of(swin, "receptive_maps").axes if axes.images]
-    assert [axes.get_xlabel() for axes in maps] == [f"layer {row.layer}" for row in rows]
-    for axes, field in zip(maps, swin.field_maps.field.values()):
+    fields = list(swin.field_maps.field.values())
+    fields += [4 * field for field in fields]
+    other = tuple(replace(row, model="other", words="other") for row in rows)
+    both = replace(swin.field_maps, field=dict(enumerate(fields)))
+    maps = shown(figure_of(replace(swin, receptive_fields=(*rows, *other), field_maps=both), "receptive_maps"))
+    assert [axes.get_xlabel() for axes in maps] == 2 * [f"layer {row.layer}" for row in rows]
+    for axes, field in zip(maps, fields):
         np.testing.assert_allclose(np.nan_to_num(array(axes).astype(float)), np.sqrt(field), rtol=1e-5)
         np.testing.assert_array_equal(np.isnan(array(axes).astype(float)), field == 0)  # grey
 
@@ -140,7 +140,7 @@ def test_heads_stand_where_their_labels_say(golden, layers, heads):
     rows = tuple(replace(record.layers[0], layer=layer) for layer in range(layers))
     given = replace(record, layers=rows, maps=replace(record.maps, layer=dict(enumerate(maps)), rollout=None))
     figure = figure_of(given, "heads")
-    _image, *cells = [axes for axes in figure.axes if axes.images]
+    _image, *cells = shown(figure)
     wanted = 10 * np.arange(layers)[:, None] + np.arange(heads)
     drawn = np.array([array(axes)[0, 0] for axes in cells])
     across = layers > 2 * heads
@@ -150,17 +150,18 @@ def test_heads_stand_where_their_labels_say(golden, layers, heads):
     assert columns == ["image", *expected]
 
 
-def test_a_patch_is_outlined_in_the_image_and_in_each_map(golden):
+def test_a_patch_is_outlined_in_the_image_and_in_each_map_of_its_own_grid(golden):
     record = golden("attention of a patch").record
-    figure = figure_of(record, "query")
-    shown = [axes for axes in figure.axes if axes.images]
-    (row, column), (rows, columns) = (record.query[0].row, record.query[0].column), record.query[0].grid
-    for axes in shown:
-        side = np.array([axes.get_xlim()[1] / columns, axes.get_ylim()[0] / rows])
+    (first, second), view = record.query, record.views["query"]
+    coarse = view.mean[1].reshape(-1, 2, 2, 2, 2).mean((2, 4))  # as of a later stage
+    second = replace(second, row=0, column=1, grid=(2, 2))
+    given = {"query": (first, second), "views": {"query": replace(view, mean={**view.mean, 1: coarse})}}
+    panels = shown(figure_of(replace(record, **given), "query"))
+    for axes, own in zip(panels, 3 * (first, first, second), strict=True):  # of three images
+        side = np.array([axes.get_xlim()[1] / own.grid[1], axes.get_ylim()[0] / own.grid[0]])
         ends = axes.collections[-1].get_paths()[0].get_extents()
-        np.testing.assert_allclose([ends.x0, ends.y0], side * (column, row), atol=1)
-        np.testing.assert_allclose([ends.x1, ends.y1], side * (column + 1, row + 1), atol=1)
-    assert len(shown) == 3 * (1 + len({each.layer for each in record.query}))
+        np.testing.assert_allclose([ends.x0, ends.y0], side * (own.column, own.row), atol=1)
+        np.testing.assert_allclose([ends.x1, ends.y1], side * (own.column + 1, own.row + 1), atol=1)
 
 
 def test_one_head_step_by_step(golden):
@@ -171,6 +172,11 @@ def test_one_head_step_by_step(golden):
     np.testing.assert_allclose(array(weights), 100 * head.weights, rtol=1e-5)
     norm = scores.images[0].norm
     assert norm.vmin == -norm.vmax
+    masked = np.where(np.arange(len(head.scores)) == 3, -np.inf, head.scores)
+    scores, *_ = figure_of(replace(record, head=replace(head, scores=masked)), "weights").axes
+    assert np.ma.getmaskarray(scores.images[0].get_array())[0].nonzero()[0].tolist() == [3]  # white
+    known = np.abs(masked[np.isfinite(masked)])
+    assert scores.images[0].norm.vmax == pytest.approx(np.percentile(known, 99.5), rel=1e-5)
     matrix, over, *_ = figure_of(record, "row").axes
     outlined = matrix.patches[-1]
     assert (outlined.get_y(), outlined.get_height()) == (row.query - 0.5, 1)
@@ -196,7 +202,7 @@ def test_patches_in_another_order_are_moved_whole(golden):
     patches = int(np.prod(record.row.grid))
     order = np.random.default_rng(0).permutation(patches)
     given = replace(record, head=replace(record.head, order=order))
-    first, moved, *_ = [axes for axes in figure_of(given, "without_positions").axes if axes.images]
+    first, moved, *_ = shown(figure_of(given, "without_positions"))
     side = array(first).shape[0] // record.row.grid[0]
 
     def cells(axes):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.kit.axes import cut_off, pixels
+from tests.kit.pages import said
 from vitlens.charts import bars, lines
 from vitlens.record import col
-from vitlens.report.claims import found
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,7 @@ def test_long_titles_are_broken_and_make_room():
 
 
 def test_names_are_written_as_they_are_and_numbers_as_formulas(tmp_path):
-    own = found("q", "s", "{{ n }}", given={"n": "a*b`c"}).says
-    names = ["$x^2$", "$\\nocommand$", "\x1b[31m", "\U000ffff0", own]
+    names = ["$x^2$", "$\\nocommand$", "\x1b[31m", "\U000ffff0", said(name="a*b`c")]
     shown = ["$x^2$", "$\\nocommand$", "\\x1b[31m", "\\U000ffff0", "a*b`c"]
     rows = [Row(name, at + 1.0, 1000.0**at) for at, name in enumerate(names)]
     listed, named = (draw(rows, " ".join(names)) for draw in (lines("x", "y", of="name", log=True), bars("name", "x")))

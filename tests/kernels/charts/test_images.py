@@ -6,21 +6,12 @@ import torch
 from matplotlib import colormaps
 from matplotlib.colors import to_rgb
 
-from tests.kit.axes import crosses, cut_off, overlapping
+from tests.kit.axes import array, crosses, cut_off, overlapping, shown
 from vitlens.charts import Picture, amplification, images, pixels
 
 GREY = np.array([0.2126, 0.7152, 0.0722])
 RIGHT, WRONG = to_rgb("#0072B2"), to_rgb("#D55E00")
 FLAT = np.full((3, 16, 16), 0.5)
-
-
-def shown(figure):
-    """The axes of pictures, without a colour bar's."""
-    return [axes for axes in figure.axes if axes.images]
-
-
-def array(axes):
-    return np.asarray(axes.images[0].get_array())
 
 
 def words(figure):

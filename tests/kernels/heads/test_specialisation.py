@@ -51,6 +51,18 @@ def test_without_masks_no_head_is_said_to_attend_to_the_object():
     assert found.sinks_off_object is None
 
 
+def test_sinks_off_the_object_are_those_of_the_planted_head():
+    """A head that attends to the red patches, none of which lies on the object."""
+    drawn, model = scenes((6, 5), 16, 0), planted([Bench((6, 5), 0).heads()["background"]], (6, 5))
+    tables = [statistics(model, drawn.images, masks=masks) for masks in (drawn.masks, drawn.masks | True, None)]
+    nothing = statistics(model, drawn.images, masks=drawn.masks & False)
+    off, none, unknown, every = (specialise(table).sinks_off_object for table in (*tables, nothing))
+    assert unknown is None
+    assert none.value == pytest.approx(0, abs=1e-6)
+    assert every.value == pytest.approx(float(nothing.sink_mass.mean()), abs=0.02)  # but for sinks in the prefix
+    assert 0 <= off.value <= every.value + 1e-9
+
+
 @pytest.mark.parametrize("model", ["vit-digits", pytest.param("deit", marks=pytest.mark.slow)])
 def test_no_label_covers_more_than_half_of_a_real_model(model, request):
     split = vitlens.load_data("digits", limit=48)

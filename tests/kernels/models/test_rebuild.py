@@ -5,13 +5,16 @@ from collections.abc import Callable, Mapping
 
 import pytest
 import torch
+import torchvision
 from torch import nn
 
 import vitlens
 from tests.kit.models.files import small, written
+from tests.kit.models.handwritten import half
+from tests.kit.models.transformers import folder_of
 from tests.kit.tiny import FAMILIES, images, ours, timm_model
 from vitlens.errors import InputError, ModelError, UnsupportedError
-from vitlens.models.rebuild import classifiers, for_classes, prune_heads, untrained_like
+from vitlens.models.rebuild import classifiers, for_classes, named_classifiers, prune_heads, untrained_like
 
 Heads = Mapping[int, tuple[int, ...]]
 CUT: dict[str, Callable[[], vitlens.Model]] = {
@@ -162,6 +165,7 @@ def test_training_mode_and_gradients_are_kept():
 # ---- for other classes, with random weights
 
 NEW = ("x", "y", "z", "w")
+
 MADE: dict[str, tuple[Callable[[], vitlens.Model], int]] = {  # and the number of heads
     "ours": (small, 1),
     "ours, distilled": (lambda: small(distillation=True), 2),
@@ -195,6 +199,21 @@ def test_the_head_is_new_and_nothing_else(name: str, tmp_path):
     again = vitlens.load(str(written(made, tmp_path)))  # and it is a model like any other
     assert again.classes == NEW
     assert torch.equal(again(batch), made(batch))
+
+
+@pytest.mark.parametrize("family", ["vit", "deit-distilled", "vit-features", "swin", "convnext"])
+def test_a_model_of_transformers_gets_a_new_head(family):
+    pytest.importorskip("transformers", minversion="5", reason="the extra hf is not installed")
+    made = for_classes(vitlens.load(f"hf:{folder_of(family)[0]}"), NEW)
+    assert made.classes == NEW
+    assert torch.equal(made(images()), torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize("name", ["swin_t", "convnext_tiny", "densenet121", "vit_b_32", "resnet18", "mobilenet_v2"])
+def test_the_classifier_of_a_model_of_torchvision_is_found_by_its_name(name):
+    with torch.device("meta"):
+        module = torchvision.models.get_model(name)
+    assert [module.get_submodule(path).out_features for path in named_classifiers(module)] == [1000]
 
 
 @pytest.mark.parametrize("positions", ["learned", "sine-2d", "none"])
@@ -243,7 +262,7 @@ def test_another_image_size():
 
 def test_what_cannot_be_built_anew_is_refused():
     net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 4))
-    wrapped = vitlens.wrap(net, image_size=(8, 8), mean=(0.5,) * 3, std=(0.5,) * 3)
+    wrapped = half(net, 8)
     with pytest.raises(UnsupportedError, match="timm:NAME"):
         untrained_like(wrapped, seed=0)
     with pytest.raises(InputError, match="30 and 8 px"):

@@ -149,6 +149,17 @@ def test_a_page_of_many_weights_loses_detail_then_queries_and_says_so():
     assert found[-1][0] < 22
 
 
+def test_keys_of_a_page_of_very_many_are_added_up_over_blocks():
+    weights = attention(12, 10, 1 + 49, 1 + 37 * 37)
+    page = explorer_fragment(Explorer("m", (ExplorerImage("x", PIXEL, weights),), (37, 37), ("CLS",), (7, 7)))
+    back, block = shown_weights(page, 0), np.eye(28)[np.arange(37) * 28 // 37]
+    assert back is not None
+    expected = block.T @ weights[..., 1:].reshape(12, 10, 50, 37, 37) @ block
+    np.testing.assert_allclose(back[..., 1:], expected.reshape(12, 10, 50, 784), atol=expected.max() / 63)
+    (said,) = shown_data(page)["exactness"]
+    assert "28x28 blocks" in said
+
+
 def test_pooled_rows_are_means_over_blocks_of_patches_and_few_tokens_are_not_pooled():
     rows, columns, special = 29, 18, 2
     many = attention(2, special + rows * columns, 7)

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kit.nasty import NASTY, cells, parsed, problems, read
-from tests.kit.pages import document, record
+from tests.kit.pages import document, record, said
 from vitlens.cli.main import run
 from vitlens.record import ModelEntry
-from vitlens.report.claims import found
 from vitlens.report.document import Document, FirstPage, Sentence
 from vitlens.report.markdown import markdown
 
@@ -23,16 +22,11 @@ names = st.one_of(
 )
 
 
-def said(template: str, **given: str) -> str:
-    """A sentence of a claim."""
-    return found("question", "subject", template, given=given).says
-
-
 def report_of(name: str) -> str:
     """A report with a name everywhere, as a run would write it."""
     model = ModelEntry("vit", name, name, parameters=1, notes=(name,))
     run = record(Path("run"), command_line=f"vitlens look '{name}'", device=name, models=(model,))
-    return markdown(document(name=said("{{ name }}", name=name)), run)
+    return markdown(document(name=said(name=name)), run)
 
 
 def plain(text: str) -> str:

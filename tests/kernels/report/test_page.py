@@ -12,15 +12,9 @@ from PIL import Image
 
 from tests.kit.explorer_page import picture_of
 from tests.kit.nasty import NASTY
-from tests.kit.pages import Elements, document, page_problems, record, written
-from vitlens.report.claims import found
+from tests.kit.pages import Elements, document, page_problems, record, said, written
 from vitlens.report.document import Document, FigureSpec, FirstPage, ImagePanel, Section, Sentence
 from vitlens.report.html import page
-
-
-def said(name: str) -> str:
-    """A name as the sentence of a claim holds it."""
-    return found("name", "one", "{{ name }}", given={"name": name}).says
 
 
 def page_of(text: str, tmp_path: Path, **config: object) -> str:
@@ -58,11 +52,11 @@ def test_panels_carry_what_they_are_found_by_and_a_long_table_is_closed(tmp_path
 
 
 def test_an_empty_document_is_a_page_and_an_unfinished_run_says_so(tmp_path):
-    for status, said in (("done", False), ("interrupted", True)):
+    for status, unfinished in (("done", False), ("interrupted", True)):
         text = page(Document("Nothing", (), FirstPage(())), record(tmp_path, status=status))
         assert page_problems(text) == []
         assert not [found for _, found in Elements(text).found if found.get("id") == "vl-explorer"]
-        assert ("This run was interrupted" in text) == said
+        assert ("This run was interrupted" in text) == unfinished
 
 
 @pytest.mark.parametrize("escaped", [True, False])
@@ -70,13 +64,15 @@ def test_names_only_show_themselves(tmp_path, escaped):
     """All of them in one page, as a report gives them, and as somebody who does not escape them would."""
     for start in range(0, len(NASTY), 40):
         odd = "".join(NASTY[start : start + 40])
-        text = written(tmp_path, document(name=said(odd) if escaped else odd), command_line=f"vitlens study {odd!r}")
+        text = written(
+            tmp_path, document(name=said(name=odd) if escaped else odd), command_line=f"vitlens study {odd!r}"
+        )
         assert page_problems(text) == []
 
 
 @pytest.mark.parametrize("odd", NASTY, ids=ascii)
 def test_a_name_in_a_sentence_is_read_letter_by_letter(odd, tmp_path):
-    words = " ".join(Elements(page_of(f"before {said(odd)} after", tmp_path)).words).split()
+    words = " ".join(Elements(page_of(f"before {said(name=odd)} after", tmp_path)).words).split()
     shown = odd if odd.isprintable() and len(odd) <= 60 else ""
     if shown.strip() and "/" not in shown and "\\" not in shown:  # paths of the machine are cut
         assert " ".join(f"before {shown} after".split()) in " ".join(words)

@@ -17,13 +17,11 @@ ARRAYS = {"loss": np.arange(6.0).reshape(2, 3), "cost": np.array(7)}
 
 def watch(*, step: float, terminal: bool, quiet: bool = False) -> str:
     """What is said of 100 images, ten of which are done every `step` seconds."""
-    times, stream = iter(step * np.arange(1000)), io.StringIO()
-    now = [0.0]
+    stream, now = io.StringIO(), [0.0]
     console = Console(file=stream, force_terminal=terminal, width=100)
     with progress("evaluating m", 100, quiet=quiet, console=console, clock=lambda: now[0]) as advance:
-        next(times)
         for _ in range(10):
-            now[0] = next(times)
+            now[0] += step
             advance(10)
     return stream.getvalue()
 

@@ -4,6 +4,7 @@ Attention that gives its own weights does so by `own`, from the tokens that ente
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vitlens
+from tests.kit.tiny import images
 
 SIZE = (24, 32)
 PATCH = 8
@@ -25,14 +27,17 @@ def seeded(build: Callable[[], nn.Module]) -> nn.Module:
         return build().eval()
 
 
+def half(module: nn.Module, image_size: int | tuple[int, int] = SIZE, **told: Any) -> vitlens.Model:
+    """A module as a model of pixels from 0 to 1, which takes them from -1 to 1."""
+    return vitlens.wrap(module, image_size=image_size, mean=HALF, std=HALF, **told)
+
+
 def wrapped(build: Callable[[], nn.Module], **told: Any) -> vitlens.Model:
-    """That module as a model of pixels from 0 to 1."""
-    return vitlens.wrap(seeded(build), image_size=SIZE, mean=HALF, std=HALF, **told)
+    """That module as a model."""
+    return half(seeded(build), **told)
 
 
-def noise(count: int = 3) -> Tensor:
-    """Images."""
-    return torch.rand(count, 3, *SIZE, generator=torch.Generator().manual_seed(1))
+noise = partial(images, SIZE, batch=3, seed=1)
 
 
 def own_weights(module: nn.Module, images: Tensor) -> list[Tensor]:
@@ -259,7 +264,3 @@ class SmallCNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(self.drop(self.features(x).mean((2, 3))))
-
-
-TRANSFORMERS = (SoftmaxViT, EinsumViT, MultiheadViT, EncoderViT, InlineViT)
-STYLES = (*TRANSFORMERS, SmallCNN)

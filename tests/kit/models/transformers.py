@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from tests.kit.tiny import images
+
 LABELS = ("cat", "dog", "hen", "owl", "pig")
 _BLOCKS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
 _MLP = _BLOCKS | {"intermediate_size": 64}
@@ -106,4 +108,4 @@ def changed(into: Path, name: str = "vit", file: str = "config.json", **fields: 
 
 def pixels(seed: int = 0, size: int = 32) -> torch.Tensor:
     """Two images."""
-    return torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(seed))
+    return images((size, size), seed=seed)

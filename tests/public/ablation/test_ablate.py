@@ -107,6 +107,13 @@ def test_tables_put_heads_where_they_are() -> None:
     assert max(unit.layer for unit in units if unit.kind == "head") == 2
 
 
+def test_of_many_heads_one_can_matter() -> None:
+    """Of 504 the smallest p-value of 10,000 draws would be 0.0504 after Holm's correction."""
+    model = ours(dim=504, heads=504, depth=1, patch_size=(16, 48), mlp=False)
+    found = vitlens.ablate(model, seen(20), torch.zeros(20, dtype=torch.int64), replace="zero")
+    assert (len(found.units), found.is_ranked("head")) == (504, True)
+
+
 def test_forward_passes_are_counted() -> None:
     """Batches do not give the means of all images, and resampling takes the other images' pass: one pass more."""
     spent = {

@@ -12,7 +12,9 @@ from torch.nn import functional as F
 
 import vitlens
 from tests.kit.making import CLASSES, save, untrained
+from tests.kit.planted_heads import write
 from tests.kit.sign_flips import sign_flip_test
+from tests.kit.simulated_processes import run_in_processes
 from tests.kit.vectors import gram_cka
 from vitlens import Model
 from vitlens.cli.main import run
@@ -22,12 +24,13 @@ from vitlens.uncertainty import bootstrap_mean, holm, resampled_means
 
 IMAGES = 24  # ranked on every other one, and removed in order on the others
 CLOSE = {"abs": 2e-5}
+QUIET, PAIRS = ("--device", "cpu", "--quiet"), ("--units", "head", "--no-patch", "--no-curves", "--pairs")
 
 
 class Ablated:
     """A run of the command, its model and images, and full forwards without some of the heads."""
 
-    def __init__(self, folder: Path, by: str, *more: str, groups: bool = False) -> None:
+    def __init__(self, folder: Path, by: str, *more: str) -> None:
         shape = {"dim": 16, "depth": 3, "heads": 2, "patch_size": [8, 16]}
         model = untrained("vit-mini", classes=CLASSES, seed=3, overrides=shape)
         with torch.no_grad():  # so that heads matter
@@ -48,29 +51,44 @@ class Ablated:
         self.by, self.captured = by, vitlens.capture(self.model, self.images, "blocks.*.head.*")
         self.heads = [f"L{layer}.H{head}" for layer in range(3) for head in range(2)]
         line = ["--data", str(folder / "data.npz"), "--replace", by, "--units", "head", "--no-patch", *more]
-        out = ["--device", "cpu", "--quiet", "--batch-size", "9", "--out", str(folder / "out")]
-        assert run(["ablate", f"tiny={folder / 'model'}", *line, *out]) == 0
+        self.line = ["ablate", f"tiny={folder / 'model'}", *line, *QUIET, "--batch-size", "9", "--out"]
+        assert run([*self.line, str(folder / "out")]) == 0
         self.record: AblateRecord = read_folder(folder / "out")
 
     def place(self, head: str) -> str:
         return f"blocks.{head[1]}.head.{head[4]}"
 
+    def put(self, place: str) -> Tensor:
+        """What stands in the place of a head's output: zeros, the mean over images, or another image's output."""
+        own = self.captured[place]
+        if self.by != "resample":
+            return torch.zeros_like(own) if self.by == "zero" else own.mean(0).expand_as(own)
+        with vitlens.intervene(self.model, {place: "resample"}, seed=0):
+            return vitlens.capture(self.model, self.images, place)[place]
+
     def without(self, *heads: str) -> tuple[Tensor, Tensor]:
         """Every image's loss, and whether it is right."""
-        own = {self.place(head): self.captured[self.place(head)] for head in heads}
-        changes = {name: torch.zeros_like(each) if self.by == "zero" else each.mean(0) for name, each in own.items()}
+        changes = {self.place(head): self.put(self.place(head)) for head in heads}
         return self.losses(changes)
 
-    def losses(self, changes: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        with vitlens.intervene(self.model, changes) as changed, torch.no_grad():
-            logits = changed(self.images)
-        return F.cross_entropy(logits, self.labels, reduction="none").double(), logits.argmax(1) == self.labels
+    def losses(self, changes: dict[str, Any], part: slice = slice(None)) -> tuple[Tensor, Tensor]:
+        labels = self.labels[part]
+        with vitlens.intervene(self.model, changes, seed=0) as changed, torch.no_grad():
+            logits = changed(self.images[part])
+        return F.cross_entropy(logits, labels, reduction="none").double(), logits.argmax(1) == labels
+
+    def ranked(self, *heads: str) -> float:
+        """The mean loss of the images on which heads are ranked again, which have one another's outputs."""
+        part = slice(0, None, 2)
+        if self.by == "resample":
+            return float(self.losses(dict.fromkeys(map(self.place, heads), "resample"), part)[0].mean())
+        return float(self.without(*heads)[0][part].mean())
 
     def rise(self, *heads: str) -> Tensor:
         return self.without(*heads)[0] - self.without()[0]
 
 
-@pytest.fixture(scope="module", params=["zero", "mean"])
+@pytest.fixture(scope="module", params=["zero", "mean", "resample"])
 def ablated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ablated:
     return Ablated(tmp_path_factory.mktemp(request.param), request.param, "--greedy", "--pairs", "3")
 
@@ -88,8 +106,8 @@ def test_first_order_is_the_slope_towards_the_replacement(ablated: Ablated) -> N
     for row, head in enumerate(ablated.heads):
         place = ablated.place(head)
         own = ablated.captured[place]
-        target = torch.zeros_like(own) if ablated.by == "zero" else own.mean(0)
-        forth, back = (ablated.losses({place: own + sign * step * (target - own)})[0] for sign in (1, -1))
+        towards = step * (ablated.put(place) - own)
+        forth, back = (ablated.losses({place: own + sign * towards})[0] for sign in (1, -1))
         np.testing.assert_allclose(found[row], ((forth - back) / (2 * step)).numpy(), atol=5e-3)
         assert ablated.record.heads[row].first_order == pytest.approx(float(found[row].mean()), abs=1e-6)
     assert np.abs(found).max() > 0.1
@@ -104,7 +122,7 @@ def orders(ablated: Ablated) -> dict[str, list[str]]:
     gone: list[str] = []
     while len(gone) < len(ablated.heads):
         left = [head for head in ablated.heads if head not in gone]
-        gone.append(min(left, key=lambda head: float(ablated.without(*gone, head)[0][ranked].mean())))
+        gone.append(min(left, key=lambda head: ablated.ranked(*gone, head)))
     by_slope = [ablated.heads[at] for at in estimates.argsort()]
     return {"least first": least, "most first": least[::-1], "first-order": by_slope, "greedy": gone}
 
@@ -121,7 +139,8 @@ def test_a_curve_is_full_forwards_without_the_first_heads(ablated: Ablated) -> N
                 loss, correct = ablated.without(*(known.get(name, ablated.heads))[: row.removed])
                 assert row.loss == pytest.approx(float(loss[tested].mean()), **CLOSE), (name, row.removed)
                 assert row.accuracy.value == float(correct[tested].double().mean())
-    assert ablated.record.model.forwards["greedy"].value < 0.75 * 6 * 7 / 2  # candidates are replayed
+    others = 6 * (ablated.by == "resample")  # in each of six rounds a pass of the other images
+    assert ablated.record.model.forwards["greedy"].value - others < 0.75 * 6 * 7 / 2  # candidates are replayed
 
 
 def test_the_share_that_can_be_removed_has_the_interval_of_a_bootstrap(ablated: Ablated) -> None:
@@ -160,3 +179,57 @@ def test_pairs_are_full_forwards_with_paired_intervals(ablated: Ablated) -> None
         assert row.similarity == pytest.approx(gram_cka(*outputs), abs=1e-4)
     assert [row.p for row in record.pairs] == pytest.approx(holm(p), abs=0.02)
     assert max(abs(row.synergy.value) for row in record.pairs) > 1e-3
+
+
+def test_two_processes_find_the_same_pairs(ablated: Ablated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_in_processes(2, lambda _: run([*ablated.line, str(tmp_path / "two")]), monkeypatch) == [0, 0]
+    for row, other in zip(ablated.record.pairs, read_folder(tmp_path / "two").pairs, strict=True):
+        assert (other.pair, other.chosen) == (row.pair, row.chosen)
+        found, expected = ((each.similarity, each.both, each.synergy.value) for each in (other, row))
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def test_heads_of_windows_are_compared_within_a_layer(tmp_path: Path) -> None:
+    """The tokens of other layers' windows are not the same."""
+    shape = {"dim": 16, "depths": [2, 2], "heads": [2, 2]}
+    model = untrained("swin-micro", classes=CLASSES, seed=3, overrides=shape)
+    with torch.no_grad():
+        model.module.head.weight.mul_(20)
+    save(model, tmp_path / "model" / "model.safetensors")
+    line = [str(tmp_path / "model"), "--data", "digits", "--limit", "24", "--predicted", "--replace", "zero", *PAIRS]
+    assert run(["ablate", *line, "8", *QUIET, "--out", str(tmp_path / "out")]) == 0
+    pairs = read_folder(tmp_path / "out").pairs
+    assert len(pairs) == 8 * 7 / 2
+    assert all((row.similarity is None) == (row.first[1] != row.second[1]) for row in pairs)
+
+
+BROKEN = """
+from pathlib import Path
+
+import torch
+
+from tests.kit.planted_heads import WIDTH, model
+
+
+def made():
+    found = model([("red", 1.0), ("green", 2.0)])
+
+    def broken(_module, inputs, logits):
+        without = inputs[0][:, WIDTH, None] == 0
+        return torch.where(without & Path(__file__).with_name("broken").exists(), torch.inf, logits)
+
+    found.module.head.register_forward_hook(broken)
+    return found
+"""
+
+
+def test_a_loss_that_is_not_finite_is_measured_again_by_a_resumed_run(tmp_path: Path) -> None:
+    line = ["ablate", *write(tmp_path, []), "--replace", "zero", *PAIRS, "0"]
+    (tmp_path / "hand.py").write_text(BROKEN)
+    assert run([*line, "--out", str(tmp_path / "whole")]) == 0
+    (tmp_path / "broken").touch()
+    assert run([*line, "--out", str(tmp_path / "out")]) == 1
+    (tmp_path / "broken").unlink()
+    assert run([*line, "--resume", str(tmp_path / "out")]) == 0
+    whole, again = (read_folder(tmp_path / name) for name in ("whole", "out"))
+    assert again.units == whole.units

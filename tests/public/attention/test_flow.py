@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 import vitlens
+from tests.kit.commands import ran
+from tests.kit.families import MADE
 from vitlens.cli.main import run
+from vitlens.models.sources.registry import SOURCES
 
 PRECISION = 1e-5  # capacities are whole numbers of 6e-8, and a cut has at most some dozens of them
 
@@ -35,25 +37,35 @@ def by_linear_program(start: NDArray[np.float64], layers: list[NDArray[np.float6
     return -float(solved.fun)
 
 
-def test_the_flow_of_a_model_is_that_of_a_linear_program(golden, places):
-    """The capacities are the weights with the residual connection, 0.6 A + 0.4 I."""
-    record = golden("every method").record
-    maps = torch.tensor(record.maps.maps[:, [row.method for row in record.methods].index("flow")])
-    model, digits = vitlens.load(str(places["vit"])), vitlens.load_data("digits", limit=len(record.maps.maps))
-    layers, tokens = vitlens.attention(model, digits), model.layout.tokens
-    assert maps.shape[1:] == (4, 4)
-    for image in range(len(maps)):
-        pipes = [0.6 * layer[image].double().mean(0).numpy() + 0.4 * np.eye(tokens) for layer in layers]
-        targets = range(1 + image, tokens, 5)
-        expected = [by_linear_program(np.eye(tokens)[0], pipes, target) for target in targets]
-        found = maps[image].flatten()[[target - 1 for target in targets]]
-        np.testing.assert_allclose(found.numpy(), expected, atol=PRECISION)
-    assert maps.flatten(1).std(1).min() > 1e-4
+READ = {  # the row of the last layer's weights that is read
+    "mean": lambda _last, prefix: np.r_[np.zeros(prefix), np.full(16, 1 / 16)],
+    "map-pooling": lambda last, _prefix: last[0],
+    "cls": lambda last, _prefix: np.eye(len(last))[0],
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_the_flow_of_a_model_is_that_of_a_linear_program(name, golden, places, tmp_path, monkeypatch):
+    """The capacities are the weights with the residual connection, 0.6 A + 0.4 I; also beside other methods."""
+    monkeypatch.setitem(SOURCES, "made", MADE)
+    named = str(places["vit"]) if name == "cls" else f"made:{name}"
+    line = f"rollout {named} --data digits --limit 2 --method flow --alpha 0.4"
+    record = golden("every method").record if name == "cls" else ran(tmp_path / "out", line)
+    maps = record.maps.maps[:, [row.method for row in record.methods].index("flow")]
+    model, digits = vitlens.load(named), vitlens.load_data("digits", limit=len(maps))
+    layers, tokens, prefix = vitlens.attention(model, digits), model.layout.tokens, len(model.layout.prefix)
+    for image, found in enumerate(maps):
+        means = [layer[image].double().mean(0).numpy() for layer in layers]
+        pipes = [0.6 * each + 0.4 * np.eye(tokens) for each in means if len(each) == tokens]
+        targets = range(prefix + image, tokens, 5)
+        expected = [by_linear_program(READ[name](means[-1], prefix), pipes, target) for target in targets]
+        np.testing.assert_allclose(found.flatten()[[each - prefix for each in targets]], expected, atol=PRECISION)
+    assert maps.reshape(len(maps), -1).std(1).min() > 1e-4
 
 
 @pytest.mark.parametrize(
     ("model", "found"),
-    [("swin-micro --random-weights", "windows"), ("vit-micro --random-weights --image-size 64x80", "found 321")],
+    [("swin-micro --random-weights", "windows"), ("vit-micro --random-weights --image-size 64", "found 257")],
 )
 def test_windows_and_too_many_tokens_are_refused(model, found, capsys):
     assert run(["rollout", *model.split(), "--data", "digits", "--limit", "2", "--method", "flow"]) == 2

@@ -50,6 +50,14 @@ def test_relevance_from_every_layer_on_is_equation_six(case):
         close(vitlens.relevance(model, batch, start_layer=start), expected)
 
 
+def test_libra_relevance_is_equation_six_of_gradients_under_its_rules(case):
+    model, batch, row, plain = case
+    layers = raised(model, batch, libra=True)
+    expected = as_read(by_equation_six(layers, model.layout.tokens), row, model)
+    close(vitlens.explain(model, batch, method="libra-relevance"), expected)
+    assert (layers[0] - plain[0]).abs().max() > 1e-2 * plain[0].max()
+
+
 def test_gradient_rollout_from_every_layer_on_is_a_rollout_of_what_raises_the_logit(case):
     model, batch, row, layers = case
     for start in range(len(layers)):
@@ -73,6 +81,8 @@ def test_another_readout_than_the_models_own():
         layers = [layer for layer in raised(model, batch) if layer.shape[1] > 1]
         expected = as_read(by_equation_six(layers, model.layout.tokens), row, model)
         close(vitlens.relevance(model, batch, readout=readout), expected)
+        expected = as_read(by_rollout(layers, model.layout.tokens, 0.5), row, model)
+        close(gradient_rollout(model, batch, readout=readout), expected)
 
 
 @pytest.mark.parametrize("method", ["relevance", "libra-relevance", "gradient-rollout"])

@@ -5,52 +5,28 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-import timm
 import torch
 from torch import Tensor
 
 import vitlens
 from tests.kit.attention import close, explicit_gradients, raising
-from tests.kit.tiny import FAMILIES, images, model_of, shaken, timm_model, torchvision_swin
-from tests.kit.windows import unwindow
+from tests.kit.tiny import TIMM, images, timm_model, torchvision_swin, with_kernel
+from tests.kit.windows import WINDOWED, of_timm, unwindow
 from vitlens import AttentionCall, Model
 from vitlens.errors import UnsupportedError
 
-SWIN, SWIN2 = "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"
 THREE = {"depths": (1, 2, 1), "num_heads": (2, 4, 4)}
 gradient_rollout = partial(vitlens.explain, method="gradient-rollout")
 
 
-def fused(model: Model) -> Model:
-    """timm leaves Swin's fused kernel off unless it is asked for: its bias and masks are then given to the kernel."""
-    for module in model.module.modules():
-        if hasattr(module, "fused_attn"):
-            module.fused_attn = True
-    return model
-
-
-def made(name: str, *, size: int = 32, **options: object) -> Model:
-    return model_of(shaken(partial(timm.create_model, name, num_classes=5, **options)), alias=name, size=(size, size))
-
-
-# 16 x 16 patches in units of 8 x 8, then pooled queries; whole maps from the third stage on
-HIERA = {"img_size": (32, 32), "embed_dim": 8, "num_heads": 1, "stages": (1, 2, 2, 1), "patch_stride": (2, 2)}
-# windows of 8 x 8, 4 x 4 and 6 x 6 patches (padded), and whole maps; queries pooled in the windows
-HIERADET = {
-    "embed_dim": 8, "num_heads": 1, "stages": (1, 2, 2), "window_spec": (8, 4, 6), "q_pool": 2, "patch_stride": (2, 2),
-    "patch_kernel": (3, 3), "patch_padding": (1, 1), "global_att_blocks": (4,),
-}  # fmt: skip
-MODELS: dict[str, Callable[[], Model]] = {  # patches of 2x2 pixels, windows of 4x4 patches
-    "swin": FAMILIES["swin"],
-    "swin, windows padded": lambda: timm_model(SWIN, img_size=(20, 36)),
-    "swin, patches merged out of fewer than four": lambda: timm_model(SWIN, img_size=(18, 28)),
-    "swin, three stages": lambda: timm_model(SWIN, img_size=(36, 20), **THREE),  # 9 x 5 patches become 5 x 3
-    "swin, fused": lambda: fused(timm_model(SWIN, img_size=(20, 36))),
-    "swinv2, windows padded": lambda: timm_model(SWIN2, img_size=(20, 36)),
-    "torchvision, windows padded": lambda: torchvision_swin((20, 36)),
-    "torchvision, patches merged out of fewer than four": lambda: torchvision_swin((18, 28)),
-    "hiera": lambda: made("hiera_tiny_224", **HIERA),
-    "sam2's hiera, windows padded": lambda: made("hieradet_small", **HIERADET),
+MERGED = (18, 28)  # px: patches merged out of fewer than four
+MODELS: dict[str, Callable[[], Model]] = {
+    **{name: make for name, make in WINDOWED.items() if "maxvit" not in name and name not in ("swinv2", "torchvision")},
+    "swin, merged": partial(timm_model, TIMM["swin"], img_size=MERGED),
+    "swin, three stages": partial(timm_model, TIMM["swin"], img_size=(36, 20), **THREE),  # 9 x 5 patches become 5 x 3
+    # timm leaves the fused kernel off unless it is asked for: its bias and masks are then given to the kernel
+    "swin, fused": lambda: with_kernel(WINDOWED["swin, padded"](), fused=True),
+    "torchvision, merged": partial(torchvision_swin, MERGED),
 }
 
 
@@ -75,14 +51,16 @@ def row_by_row(tensor: Tensor, windows: object) -> Tensor:
     return tensor[..., list(windows.queries), :][..., list(windows.keys)] if windows.keys else tensor
 
 
-def whole_layers(model: Model, batch: Tensor) -> tuple[list[Tensor], list[Tensor], list[tuple[int, int]]]:
+def whole_layers(
+    model: Model, batch: Tensor, *, libra: bool = False
+) -> tuple[list[Tensor], list[Tensor], list[tuple[int, int]]]:
     """Weights and their gradients over all patches of each layer's map (batch, heads, patches, patches); the maps."""
     calls: list[AttentionCall] = []
     vitlens.observe(model, batch, calls.append)
     windows = [call.site.windows for call in calls]
     weights, gradients = (
         [unwindow(row_by_row(layer, own), own) for layer, own in zip(layers, windows, strict=True)]
-        for layers in explicit_gradients(model, batch)
+        for layers in explicit_gradients(model, batch, libra=libra)
     )
     return weights, gradients, [own.resolution for own in windows]
 
@@ -145,6 +123,10 @@ def test_relevance_is_the_product_of_whole_matrices(model):
         close(vitlens.relevance(exact, batch.double(), start_layer=start), expected, rtol=1e-8)
         assert (expected >= 0).all()
     close(vitlens.relevance(model, batch, start_layer=start), expected.float(), rtol=1e-3)
+    weights, gradients, _ = whole_layers(exact, batch.double(), libra=True)
+    steps = [torch.eye(layer.shape[-1]) + raising(layer, gradient) for layer, gradient in zip(weights, gradients)]
+    expected = product(steps, maps, 0) - product(steps, maps, len(steps))
+    close(vitlens.explain(exact, batch.double(), method="libra-relevance"), expected.float(), rtol=1e-6)
 
 
 def test_gradient_rollout_is_the_product_of_whole_matrices(model):
@@ -169,15 +151,19 @@ PVT = {"depths": (1, 1, 1, 1), "embed_dims": (16, 16, 16, 16), "num_heads": (1, 
 XCIT = {"img_size": 32, "patch_size": 16, "embed_dim": 32, "depth": 1}
 VISFORMER = {"img_size": 32, "embed_dim": 32, "depth": (1, 1, 1), "num_heads": 2}
 REFUSED = {  # model, its layer, what that does
-    "xcit": (partial(made, "xcit_nano_12_p16_224", **XCIT), "blocks.0.attn", "channels attend to channels"),
-    "pvt": (partial(made, "pvt_v2_b0", **PVT), "stages.0.blocks.0.attn", "fewer, pooled keys"),
-    "nest": (partial(made, "nest_tiny", size=64, img_size=64), "levels.0.transformer_encoder.0.attn", "their window"),
+    "xcit": (partial(of_timm, "xcit_nano_12_p16_224", **XCIT), "blocks.0.attn", "channels attend to channels"),
+    "pvt": (partial(of_timm, "pvt_v2_b0", **PVT), "stages.0.blocks.0.attn", "fewer, pooled keys"),
+    "nest": (
+        partial(of_timm, "nest_tiny", size=(64, 64), img_size=64),
+        "levels.0.transformer_encoder.0.attn",
+        "their window",
+    ),
     "maxvit": (
-        partial(made, "maxvit_rmlp_pico_rw_256", size=64, img_size=64),
+        partial(of_timm, "maxvit_rmlp_pico_rw_256", size=(64, 64), img_size=64),
         "stages.0.blocks.1.conv.conv2_kxk",
         "nothing between them that mixes patches",
     ),
-    "visformer": (partial(made, "visformer_tiny", **VISFORMER), "stage2.0.attn", "a stage with 4 tokens of its own"),
+    "visformer": (partial(of_timm, "visformer_tiny", **VISFORMER), "stage2.0.attn", "a stage with 4 tokens of its own"),
 }
 
 

@@ -20,6 +20,7 @@ from vitlens.errors import InputError, UnsupportedError
 FAITHFULNESS, LOCALISATION, SCORE = "insertion_minus_deletion", "localisation", "score"
 BASELINES = ("random", "centre")
 NAMES = ("occlusion", "saliency", "input-x-gradient")  # of which the functions are planted
+Maps = Callable[[Model, Tensor, Tensor], Tensor]
 
 
 class Blind(Hues):
@@ -35,19 +36,26 @@ def hues() -> Model:
 
 
 @pytest.fixture(scope="module")
-def flat(hues: Model) -> Split:
+def flat() -> Split:
     """Images of one colour each on the left two thirds, with noise on the right."""
     return flat_images()
 
 
-def dull(seed: int) -> Callable[[Model, Tensor, Tensor], Tensor]:
+def with_masks(split: Split, which: object = slice(None), **more: object) -> Split:
+    """The colour is the object of these images, the others are without one."""
+    masks = torch.zeros(COUNT, SIDE, SIDE, dtype=torch.bool)
+    masks[which, :, :16] = True
+    return replace(split, masks=masks, **more)
+
+
+def dull(seed: int) -> Maps:
     def maps(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
         return torch.rand(len(images), 6, 6, generator=torch.Generator().manual_seed(seed))
 
     return maps
 
 
-def chosen(model: Model, split: Split, *functions: Callable[[Model, Tensor, Tensor], Tensor], seed: int = 0):
+def chosen(model: Model, split: Split, *functions: Maps, seed: int = 0):
     """The choice between functions, under the NAMES."""
     planted = dict(zip(NAMES, functions))
     with planted_methods(planted):
@@ -73,19 +81,15 @@ def test_mosaics_judge_nothing_where_the_model_does_not_name_their_classes(hues,
 
 
 def test_masks_are_used_where_they_are_known(hues, flat):
-    masks = torch.zeros(COUNT, SIDE, SIDE, dtype=torch.bool)
-    masks[4:, :, :16] = True  # the first images are without an object, and have no value
-    left = torch.zeros(1, SIDE, SIDE)
-    left[..., :16] = 1.0
+    left = (torch.arange(SIDE) < 16).float().expand(1, SIDE, SIDE)
     inside = chosen(
-        hues, replace(flat, masks=masks), dull(3), lambda _model, images, _targets: left.expand(len(images), -1, -1)
+        hues, with_masks(flat, slice(4, None)), dull(3), lambda _model, images, _: left.expand(len(images), -1, -1)
     )
     assert (inside.method, inside.localised, inside.certainty) == ("saliency", "objects", 1.0)
     assert inside.scores[0].report[LOCALISATION].value == 1.0
     counts = [half[LOCALISATION].n for half in (inside.scores[0].selection, inside.scores[0].report)]
     assert sum(counts) == COUNT - 4
-    few = replace(flat, masks=masks & (torch.arange(COUNT) > 30)[:, None, None])
-    assert LOCALISATION in chosen(hues, few, dull(3), dull(4)).left_out
+    assert LOCALISATION in chosen(hues, with_masks(flat, slice(31, None)), dull(3), dull(4)).left_out
 
 
 def test_too_few_images_leave_the_default_method(hues, flat):
@@ -149,18 +153,19 @@ def test_images_and_targets_are_taken_in_every_form(hues, flat, tmp_path):
     assert of(flat, 2) == of(flat, "c") != expected
 
 
-def test_noise_is_chosen_with_little_certainty_and_hardly_ever_confirmed(hues, flat):
-    choices = [chosen(hues, flat, *(dull(3 * seed + own) for own in range(3)), seed=seed) for seed in range(4)]
-    assert [choice.confirmation for choice in choices].count("confirmed") <= 1
-    assert sum(choice.certainty for choice in choices) / len(choices) < 0.9
-    assert len({choice.method for choice in choices}) > 1
+@pytest.mark.parametrize("times", [4, pytest.param(40, marks=pytest.mark.slow)])
+def test_noise_is_chosen_with_little_certainty_and_hardly_ever_confirmed(hues, flat, times):
+    choices = [chosen(hues, flat, *(dull(3 * seed + own) for own in range(3)), seed=seed) for seed in range(times)]
+    assert [choice.confirmation for choice in choices].count("confirmed") <= max(1, times // 10)  # 2.5 %, narrow ones
+    assert sum(choice.certainty for choice in choices) / times < (0.9 if times < 40 else 0.85)
+    assert len({choice.method for choice in choices}) > (1 if times < 40 else 2)
 
 
 def test_a_method_that_is_good_on_the_selection_half_alone_is_contradicted(hues, flat):
     selection = set(chosen(hues, flat, dull(3), dull(4)).selection)
     (batch,) = flat.batches(COUNT)
 
-    def good_on(half: set[int]) -> Callable[[Model, Tensor, Tensor], Tensor]:
+    def good_on(half: set[int]) -> Maps:
         keys = {tuple(batch.images[index, :, 0, -1].tolist()) for index in half}
 
         def maps(model: Model, images: Tensor, targets: Tensor) -> Tensor:
@@ -169,10 +174,7 @@ def test_a_method_that_is_good_on_the_selection_half_alone_is_contradicted(hues,
 
         return maps
 
-    masks = torch.zeros(COUNT, SIDE, SIDE, dtype=torch.bool)
-    masks[:, :, :16] = True
-    rest = set(range(COUNT)) - selection
-    choice = chosen(hues, replace(flat, masks=masks), good_on(rest), good_on(selection))
+    choice = chosen(hues, with_masks(flat), good_on(set(range(COUNT)) - selection), good_on(selection))
     assert (choice.method, choice.runner_up, choice.confirmation) == ("saliency", "occlusion", "contradicted")
     assert choice.margin("occlusion").high < 0
 
@@ -217,30 +219,27 @@ def test_methods_with_the_same_maps_share_their_wins_and_are_no_runner_up(hues, 
 
 
 def test_images_without_a_mask_count_in_the_other_check(hues, flat):
-    masks = torch.zeros(COUNT, SIDE, SIDE, dtype=torch.bool)
-    masks[::2, :, :16] = True
-    masks[1:8:2, :, :16] = True
-    choice = chosen(hues, replace(flat, masks=masks), dull(3), near)
-    for half, indices in (("selection", choice.selection), ("report", choice.report)):
-        found = getattr(choice.scores[0], half)
+    known = [index for index in range(COUNT) if index % 2 == 0 or index < 8]
+    choice = chosen(hues, with_masks(flat, known), dull(3), near)
+    assert choice.method == "saliency"
+    for found, indices in (
+        (choice.scores[0].selection, choice.selection), (choice.scores[0].report, choice.report),
+    ):  # fmt: skip
         assert found[FAITHFULNESS].n == len(indices)
         if LOCALISATION in found:
-            assert found[LOCALISATION].n == int(masks[list(indices)].flatten(1).any(1).sum())
-    assert choice.method == "saliency"
-
-
-def alternating(model: Model, images: Tensor, targets: Tensor) -> Tensor:
-    """The planted method for every other class, its opposite for the others."""
-    return (1 - 2 * (targets % 2))[:, None, None] * near(model, images, targets)
+            assert found[LOCALISATION].n == len({*known} & {*indices})
 
 
 def test_intervals_are_over_groups(hues, flat):
     """Of images that are there twice, the groups' interval is wider by about the square root of two."""
-    twice, masks = flat.pick(torch.arange(COUNT) // 2), torch.zeros(COUNT, SIDE, SIDE, dtype=torch.bool)
-    masks[:, :, :16] = True
-    widths = []
-    for groups in (torch.arange(COUNT) // 2, None):
-        choice = chosen(hues, replace(twice, masks=masks, groups=groups), dull(3), alternating)
+
+    def alternating(model: Model, images: Tensor, targets: Tensor) -> Tensor:
+        """The planted method for every other class, its opposite for the others."""
+        return (1 - 2 * (targets % 2))[:, None, None] * near(model, images, targets)
+
+    twice, widths = torch.arange(COUNT) // 2, []
+    for groups in (twice, None):
+        choice = chosen(hues, with_masks(flat.pick(twice), groups=groups), dull(3), alternating)
         (own,) = (each.report[LOCALISATION] for each in choice.scores if each.method == "saliency")
         widths.append(own.high - own.low)
     assert widths[0] > 1.15 * widths[1] > 0.1

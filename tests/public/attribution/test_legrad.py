@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vitlens
-from tests.kit.explainable import headless, prompted
+from tests.kit.explainable import prompted
 from tests.kit.models.clip import tiny
-from tests.kit.tiny import FAMILIES, images, ours, shared_model, timm_model
+from tests.kit.tiny import FAMILIES, images, ours, pruned, shared_model, timm_model
 from vitlens import Model
 from vitlens.attribution.registry import LAST_BLOCKS
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
@@ -114,53 +114,57 @@ def test_ours_by_loops(made, readout, first):
     assert readout is None or (found - own).abs().max() > 0.1 * own.max()
 
 
+def by_hooks(
+    model: Model, gradient: Callable[..., Tensor], attentive: Callable[[Any], nn.Module] | None = None
+) -> Tensor:
+    """The maps from the streams of one pass. gradient: (heads, query, key) of a block's stream, an image's number and
+    target, and the block's weights; attentive: of a block the module that hands these on."""
+    weights, streams = list[Tensor](), list[Tensor]()
+    for block in trained(model).blocks:
+        block.register_forward_hook(lambda _m, _i, output: streams.append(output))
+        if attentive is not None:
+            attentive(block).register_forward_hook(lambda _m, _i, output: weights.append(output))
+    model(batch_of(model))
+    expected = torch.zeros(3, *model.layout.grid)
+    for index, target in enumerate(TARGETS.tolist()):
+        for stream, own in zip(streams, weights or streams, strict=True):
+            rows = rows_of(gradient(stream, index, target, own), model.layout.patches)
+            expected[index] += torch.tensor(rows).view(model.layout.grid)
+    return expected
+
+
 @pytest.mark.parametrize("name", ["vit", "vit-mean", "deit3", "dinov2-registers", "beit"])
 def test_timms_own_weights(name):
     """timm's unfused attention hands its weights to attn_drop."""
     model = FAMILIES[name]()  # its kernels are exchanged
-    found = legrad(model)
-    module = trained(model)
-    weights: list[Tensor] = []
-    streams: list[Tensor] = []
+    found, module = legrad(model), model.module
     for block in module.blocks:
         block.attn.fused_attn = False
-        block.attn.attn_drop.register_forward_hook(lambda _m, _i, output: weights.append(output))
-        block.register_forward_hook(lambda _m, _i, output: streams.append(output))
-    model(batch_of(model))
-    expected = torch.zeros(3, *model.layout.grid)
-    for index, target in enumerate(TARGETS.tolist()):
-        for own, stream in zip(weights, streams, strict=True):
-            score = module.forward_head(module.norm(stream))[index, target]
-            (gradient,) = torch.autograd.grad(score, own, retain_graph=True)
-            expected[index] += torch.tensor(rows_of(gradient[index], model.layout.patches)).view(model.layout.grid)
-    same(found, expected)
+
+    def gradient(stream: Tensor, index: int, target: int, weights: Tensor) -> Tensor:
+        score = module.forward_head(module.norm(stream))[index, target]
+        return torch.autograd.grad(score, weights, retain_graph=True)[0][index]
+
+    same(found, by_hooks(model, gradient, lambda block: block.attn.attn_drop))
 
 
 def test_attention_pooling_is_run_on_every_block():
     model = FAMILIES["siglip"]()  # with hooks
-    found = legrad(model)
-    module = trained(model)
-    pooling, streams = module.attn_pool, []
-    for block in module.blocks:
-        block.register_forward_hook(lambda _m, _i, output: streams.append(output))
-    model(batch_of(model))
+    found, module, logits = legrad(model), model.module, dict[int, Tensor]()
+    pooling = module.attn_pool
 
-    def read(stream: Tensor) -> tuple[Tensor, Tensor]:
-        tokens = module.norm(stream)
+    def gradient(stream: Tensor, index: int, target: int, _weights: Tensor) -> Tensor:
         query = pooling.q(pooling.latent.expand(1, -1, -1)).unflatten(-1, (pooling.num_heads, -1)).transpose(1, 2)
-        key, value = pooling.kv(tokens).unflatten(-1, (2, pooling.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        both = pooling.kv(module.norm(stream[index : index + 1])).unflatten(-1, (2, pooling.num_heads, -1))
+        key, value = both.permute(2, 0, 3, 1, 4)
         weights = (query @ key.transpose(-2, -1) * pooling.scale).softmax(-1)
         pooled = pooling.proj((weights @ value).transpose(1, 2).flatten(2))
         pooled = pooled + pooling.mlp(pooling.norm(pooled))
-        return module.head(module.fc_norm(pooled[:, 0])), weights
+        (logits[index],) = module.head(module.fc_norm(pooled[:, 0]))
+        return torch.autograd.grad(logits[index][target], weights)[0][0]
 
-    expected = torch.zeros(3, *model.layout.grid)
-    for index, target in enumerate(TARGETS.tolist()):
-        for stream in streams:
-            logits, weights = read(stream[index : index + 1])
-            (gradient,) = torch.autograd.grad(logits[0, target], weights)
-            expected[index] += torch.tensor(rows_of(gradient[0], model.layout.patches)).view(model.layout.grid)
-    torch.testing.assert_close(read(streams[-1][:1])[0], model(batch_of(model)[:1]), atol=1e-5, rtol=0)
+    expected = by_hooks(model, gradient)
+    torch.testing.assert_close(torch.stack([*logits.values()]), model(batch_of(model)), atol=1e-5, rtol=0)
     same(found, expected)
 
 
@@ -199,10 +203,12 @@ def test_language_image_models_prefer_it():
         last = vitlens.explain(model, batch, **options, start_layer=len(model.anatomy.blocks) - LAST_BLOCKS)
         assert torch.equal(maps, last)
         assert maps.flatten(1).std(1).min() > 0
+    convolutional = vitlens.zero_shot(tiny("tiny-resnet"), ("cat", "dog"))
+    assert vitlens.look(convolutional, images(convolutional.input_size, batch=1)).method == "gradcam"
 
 
 def test_a_block_without_heads_is_left_out():
-    model = headless(1)
+    model = pruned(ours(depth=3), {1: (0, 1)})
     found = legrad(model)
     module = trained(model)
 
@@ -223,7 +229,6 @@ def test_a_block_without_heads_is_left_out():
         ("ours", {"readout": "pool"}, UnsupportedError),
         ("ours", {"readout": "clss"}, UnknownNameError),
         ("siglip", {"readout": "mean"}, UnsupportedError),
-        ("swin", {}, UnsupportedError),
     ],
 )
 def test_refusals(monkeypatch, name, options, error):

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vitlens
-from tests.kit.explainable import MODELS, cnn, linear, planted
-from tests.kit.tiny import images, ours
+from tests.kit.explainable import MODELS, linear, planted
+from tests.kit.tiny import images, ours, small_cnn
 from vitlens import Model
 from vitlens.errors import InputError
 
@@ -114,7 +114,7 @@ def test_few_patches_get_their_exact_shapley_values_and_samples_come_near():
     assert (drawn - exact).abs().max() < 0.1 * exact.abs().max()
 
 
-@pytest.mark.parametrize("make", [ours, cnn])
+@pytest.mark.parametrize("make", [ours, small_cnn])
 def test_shapley_values_add_up(make):
     model, batch = make(), images((32, 48))
     grey = batch.mean((2, 3), keepdim=True).expand_as(batch)

@@ -152,8 +152,3 @@ def test_refinements_are_combined():
 def test_refusals(images, name, method, changes, error):
     with pytest.raises(error):
         vitlens.explain(vitlens.load(name), images, method=method, refinement=Refinement(**changes))
-
-
-def test_an_unknown_other_map_is_refused_before_anything_is_explained():
-    with pytest.raises(UnknownNameError):
-        Refinement(times="nothing")

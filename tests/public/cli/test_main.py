@@ -17,7 +17,9 @@ from vitlens.version import __version__
 @pytest.mark.parametrize("word", COMMANDS)
 def test_help_ends_with_the_example(word, capsys):
     assert run([word, "--help"]) == 0
-    assert capsys.readouterr().out.strip().endswith(f"Example: {COMMANDS[word].example}")
+    shown = capsys.readouterr().out
+    assert shown.strip().endswith(f"Example: {COMMANDS[word].example}")
+    assert word != "attack" or "0,1,2,4,8" in shown  # epsilons as they are typed
 
 
 def test_help_names_every_command(capsys):
@@ -41,6 +43,18 @@ def test_version(capsys):
         (OSError(errno.EACCES, "Permission denied", "x.png"), 1, "x.png"),
         (ZeroDivisionError("by zero"), 1, "unexpected ZeroDivisionError: by zero; --debug shows where"),
         (KeyboardInterrupt(), 130, "error: interrupted"),
+        (MemoryError(), 1, "--batch-size"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), 1, "--batch-size"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), 1, "--batch-size"),
+        (RecursionError("maximum recursion depth exceeded"), 2, ""),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no"), 2, ""),
+        (OSError(errno.ENAMETOOLONG, "File name too long", 300 * "a"), 2, ""),
+        (OSError(errno.ELOOP, "Too many links", "x"), 2, ""),
+        (ValueError("embedded null byte"), 2, ""),
+        (OSError(errno.EMFILE, "Too many open files"), 1, ""),
+        (OSError("of no number"), 1, ""),
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset"), 1, ""),
+        (EOFError("ended"), 2, ""),
     ],
 )
 def test_an_error_is_one_line(error, code, says, stand_in, capsys):

@@ -39,6 +39,14 @@ TYPED: dict[str, dict[str, Any]] = {
         "models": ("vit-digits", "small=runs/a"), "data": None,
         "run.at_least": ("accuracy=1", "accuracy/small=1"), "run.at_most": ("calibration_error=1",),
     },
+    "rollout m --fusion max,,min,max": {"fusion": ("max", "min")},
+    "profile m --sizes 16,,32x48,16, --batch-sizes 8,1,2,8": {
+        "sizes": ((16, 16), (32, 48)), "batch_sizes": (1, 2, 8),
+    },
+    "predict m --mean 0.5 --std 0,0.25,1 --image-size 32": {
+        "model_options.mean": (0.5, 0.5, 0.5), "model_options.std": (0.0, 0.25, 1.0),
+        "model_options.image_size": (32, 32),
+    },
     "stats fresh=vit-digits@random --no-renormalise": {"model": "fresh=vit-digits@random", "renormalise": False},
     "stats runs/a --over-training": {"over_training": True, "renormalise": True},
     "attention m --layer 3 --query 7,8 --key 0,1": {"layer": 3, "query": (7, 8), "key": (0, 1)},

@@ -1,4 +1,7 @@
-"""What cannot be is one line on stderr and exit code 2, before anything is loaded or written: a line a case."""
+"""What cannot be is one line on stderr and exit code 2, before anything is loaded or written: a line a case.
+
+Options that many commands have, and what a family of models lacks: tests/contracts/test_messages.py, test_support.py.
+"""
 
 from pathlib import Path
 
@@ -11,37 +14,41 @@ from vitlens.commands.registry import COMMANDS
 WRONG = """
 rolout vit-digits | no command 'rolout'; did you mean 'rollout'? see vitlens --help
 --nonsense | --nonsense
-rollout vit-digits --fusionn max | --fusion
-rollout | MODEL
-evaluate | MODEL
 rollout vit-digits --fusion sum | no --fusion value 'sum'
 rollout vit-digits --fusion , | expected --fusion with at least one of mean, max, min
 rollout vit-digits --alpha 2 | --alpha
 rollout vit-digits --readout moon | --readout
-rollout vit-digits --limit many | --limit to be a valid integer, found 'many'
-rollout vit-digits --precision fp8 | --precision to be one of 'auto', 'fp32', 'bf16', found 'fp8'
-rollout vit-digits --format gif | no --format value 'gif'
-rollout vit-digits --mean 0.5,0.5 | expected --mean R,G,B
 rollout vit-digits --std 300 | expected --std R,G,B
-rollout vit-digits --image-size huge | expected --image-size N or HEIGHTxWIDTH
 rollout vit-digits --image-size 100000 | at most 4096 px a side, found 100000
 predict torchvision:resnet18 --random-weights --image-size 4097x32 | found 4097x32
+train vit-micro --image-size 100000 | found 100000
 predict {vit} --images {pictures} --html | expected --out with --html
 ablate vit-digits --images {pictures} | --predicted
 attack vit-digits --images {pictures} | add --predicted
 study vit-digits --images {pictures} | --predicted
 study --images {pictures} |
 study --kind pooling --predicted --images {pictures} |
+study vit-micro --predicted --images {pictures} |
+study vit-digits --predicted --images {pictures} --data digits |
 
 predict deit_tny --random-weights | 'timm:deit_tiny_patch16_224'
 predict timm:deit_tny --random-weights | 'deit_tiny_patch16_224'
 predict deit_tiny_patch16_24 --random-weights | 'timm:deit_tiny_patch16_224'
-predict vit-digts --random-weights | 'vit-digits'
 predict timm:dinov2 --random-weights | 'vit_small_patch14_dinov2'
 predict timm:DEIT_TINY --random-weights | 'deit_tiny_patch16_224'
 predict torchvision:resnt18 --random-weights | 'resnet18'
 predict swin_tny --random-weights | 'timm:swin_tiny_patch4_window7_224'
+rollout vit-digits --data '' | empty
+rollout vit-digits --data= | empty
+rollout vit-digits --images a.png '' | empty
+rollout vit-digits --out '' | empty
+rollout '' | empty
+evaluate vit-digits ' ' | empty
+report '' | empty
+predict vit-digits --weights '' | empty
+
 evaluate vit-digits a/b=cnn-digits | letters, digits
+evaluate vit-digits 'a b'=cnn-digits | letters, digits
 compare vit-digits ä=cnn-digits | letters, digits
 attack vit-digits -- -a=cnn-digits | letters, digits
 profile vit-digits <b>=cnn-digits | letters, digits
@@ -62,9 +69,7 @@ rollout vit-digits --out {long} |
 attention {vit} --images {pictures} --layer 2 | --layer with a layer from 0 to 1, found 2
 attention {vit} --images {pictures} --query 4,0 | 0,0 to 3,3), found 4,0
 attention {vit} --images {pictures} --key 0,9 | 0,0 to 3,3), found 0,9
-attention {vit} --key 2 | expected --key ROW,COL
 attention {cnn} --images {pictures} | softmax attention
-rollout {cnn} --images {pictures} | tiny-cnn
 rollout {vit} --images {pictures} --target 10 | from 0 to 9, found 10
 rollout {vit} --images {pictures} --target cat | no class 'cat'
 rollout {vit} --images {pictures} --target true | labelled images
@@ -78,17 +83,14 @@ stats vit-digits --over-training | found none kept in vit-digits
 walkthrough {vit} --layer 2 | expected a layer from 0 to 1
 walkthrough {vit} --layer -1 | expected --layer
 walkthrough {vit} --layer 0 --head 2 | expected a head from 0 to 1 in layer 0
-walkthrough {vit} --images nowhere.png | found nothing
 walkthrough {vit} --images x.png --data digits | expected --images or --data
 walkthrough {cnn} | expected softmax attention
 
 ablate {cnn} --data digits | tiny-cnn
-ablate nothing --data digits | nothing
 ablate {vit} --data digits --limit 5 --replace mean,zero | --replace resample
 ablate {vit} --data digits --limit 12 --clean a.png | --clean and --corrupted together
 ablate {vit} --data digits --limit 12 --save there | --save with --prune
 
-profile vit-tny | did you mean
 profile resnet20 --patch-size 8 | expected a preset of a ViT with --patch-size
 profile vit-mini --patch-size 5 | divisible by the patch's
 profile vit-mini --limit 3 | expected no --limit
@@ -158,10 +160,12 @@ attack {vit} --attack , | expected --attack with at least one of
 attack {vit} --epsilon 1,x | expected --epsilon with numbers
 attack {vit} --epsilon -1 | --epsilon from 0 to 255, in 1/255, found -1
 attack {vit} --epsilon nan | expected --epsilon
+attack {vit} --epsilon 256 | found 256
 attack {vit} --epsilon-l2 inf | expected --epsilon-l2
 attack {vit} --epsilon-l2 -0.5 | --epsilon-l2 of at least 0
 attack {vit} --attack pgd --epsilon 0 | a number above 0 for pgd
 attack {vit} --steps 0 | expected --steps of at least 1, found 0
+attack {vit} --steps pgd=0 | expected --steps of at least 1, found 0
 attack {vit} --steps pgd=x | expected --steps N or NAME=N
 attack {vit} --steps apgd-ce=9 | found apgd-ce; try fgsm, pgd, cw
 attack {vit} --restarts 0 | expected --restarts of at least 1
@@ -171,7 +175,7 @@ attack {vit} --attack pgd --epsilon 0,4 --downwards | several epsilons, found pg
 audit vit-digits --junit missing/file.xml | expected a folder that is there for --junit
 audit vit-digits --junit . | expected a file for --junit
 audit vit-digits --budget 0 | expected --budget in minutes, above 0
-audit vit-digits --at-least accuracy | expected --at-least METRIC=VALUE
+audit vit-digits --budget nan | expected --budget in minutes, above 0
 audit {vit} --data <b>|*x* | <b>
 audit no-such-model --at-least entrpy=1 | entropy
 stats no-such-model --at-least entrpy=1 | entropy
@@ -198,11 +202,9 @@ study {cnn} --kind transfer --data digits | tiny-cnn
 study {vit} --kind transfer --images a.png | expected --data with --kind transfer
 
 train vit-mico | did you mean 'vit-micro'
-train vit-micro --data digts | did you mean 'digits'
 train vit-micro --heads 3 | dim divisible by heads
 train vit-micro --epochs 0 | --epochs at least 1
 train vit-micro --keep-every 0 | --keep-every
-train | expected a preset to train, found none
 train resnet20 --dropout 0.1 | --dropout for resnet20
 train swin-micro --pooling cls | --pooling
 train vit-micro --pooling max | --pooling
@@ -226,12 +228,16 @@ train vit-micro --distill-from m --temperature 2 | --temperature with --distill 
 train vit-micro --distill soft | --distill-from MODEL with --distill
 train vit-micro --distill-weight 0.3 | --distill-from MODEL with --distill-weight
 train vit-micro --distill-token | --distill-from MODEL with --distill-token
+train vit-micro --no-distill-token | --distill-from MODEL with --no-distill-token
 train vit-micro --beside cnn-digits | --distill-from MODEL with --beside
 train vit-mini --distill-from {learned} | only in the model
 train resnet20 --distill-from vit-digits --distill-token | add --no-distill-token
 train vit-micro --check --resume runs/a | --check without --resume
 train vit-micro --check --distill-from cnn-digits | --check without --distill-from
 train vit-micro --check --compile on | --check without --compile on
+train vit-micro --check --keep-every 1 | --check without --keep-every
+train vit-micro --check --recompute | --check without --recompute
+train vit-micro --check --track tensorboard | --check without --track
 train --resume {pictures} | expected the folder of a run
 train vit-micro --track tensorbord | did you mean 'tensorboard'
 """

@@ -74,6 +74,12 @@ def test_a_training_step_keeps_what_its_layers_need():
     assert cost(Twice()).training_bytes == (4 * (2 * (PIXELS + 5) + 1) + labels) // 2
 
 
+def test_attention_that_makes_its_weights_keeps_them():
+    fused, explicit = (vitlens.profile(ours(fused=way), batch_sizes=()).training_bytes for way in (True, False))
+    rows = 4 * 2 * 2 * 13  # bytes of a number for each layer, head and token
+    assert explicit >= fused + 12 * rows  # the fused kernel keeps one number a row in their place
+
+
 def test_the_peak_of_inference_is_that_of_the_widest_place():
     """The image, its normalised copy (made in two steps), then ever less; or two neighbouring activations."""
     assert cost(mlp()).inference_bytes == 4 * 3 * PIXELS
@@ -122,9 +128,20 @@ def test_latencies_are_quartiles_of_passes_after_those_that_warm_up(monkeypatch)
     assert vitlens.profile(model, batch_sizes=[1]).latencies[0].repeats == 30  # at most ten a round
 
 
-def test_on_the_command_line_no_larger_batch_is_timed_than_is_worth_while(monkeypatch, tiny_vit, tiny_cnn, tmp_path):
+def test_on_the_command_line_models_take_turns_and_no_larger_batch_than_is_worth_while(
+    monkeypatch, tiny_vit, tiny_cnn, tmp_path
+):
     ticking_clock(monkeypatch, seconds=2.0)
+    turns: list[str] = []
+
+    def keep(module: nn.Module, _inputs: object) -> None:
+        if isinstance(module, vitlens.Model) and torch.is_inference_mode_enabled():  # as passes are timed
+            turns.append(module.alias)
+
     words = ["--sizes", "32", "--quiet", "--out", str(tmp_path / "run")]
-    assert run(["profile", str(tiny_vit), str(tiny_cnn), *words]) == 0
+    with nn.modules.module.register_module_forward_pre_hook(keep):
+        assert run(["profile", str(tiny_vit), str(tiny_cnn), *words]) == 0
+    # a round: two passes to warm up and choose, two timed; the sweep over sizes comes afterwards
+    assert turns[:24] == (["tiny-vit"] * 4 + ["tiny-cnn"] * 4) * 3
     speed = read_folder(tmp_path / "run").speed
     assert [(row.images, row.latency.value) for row in speed] == [(1, 2000.0), (1, 2000.0)]  # longer than a second

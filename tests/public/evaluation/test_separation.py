@@ -11,12 +11,11 @@ from tests.kit.splits import split_of
 from vitlens.uncertainty import Estimate
 
 
-def separation(sure: np.ndarray, wrong: np.ndarray, groups: np.ndarray | None = None) -> tuple[Estimate, float | None]:
+def separation(sure: np.ndarray, wrong: np.ndarray) -> tuple[Estimate, float | None]:
     """The area of the confidence (n,), in 255ths, for errors, and its p."""
     pixels = torch.zeros(len(sure), 3, 4, 6, dtype=torch.uint8)
     pixels[:, 1] = torch.from_numpy(sure.astype(np.uint8))[:, None, None]
-    own = None if groups is None else torch.from_numpy(groups)
-    split = split_of(pixels, torch.from_numpy(wrong.astype(np.int64)), tuple("abcde"), groups=own)
+    split = split_of(pixels, torch.from_numpy(wrong.astype(np.int64)), tuple("abcde"))
     found = vitlens.failures(confident(), split, method="saliency")
     (row,) = [row for row in found.covariates if row.covariate == "confidence"]
     assert row.errors == wrong.sum()
@@ -49,16 +48,6 @@ def test_the_area_is_mann_whitneys_and_the_interval_delongs(n, shift):
     assert found.low == pytest.approx(1 / (1 + np.exp(1.959964 * error - centre)))
     assert found.high == pytest.approx(1 / (1 + np.exp(-1.959964 * error - centre)))
     assert p == pytest.approx(2 * stats.norm.sf(abs(centre) / error))
-
-
-def test_groups_of_equal_images_count_once():
-    values, wrong = made(60, 0.5)
-    five = np.tile(values, 5), np.tile(wrong, 5)
-    alone, ungrouped = separation(values, wrong)[0], separation(*five)[0]
-    repeated = separation(*five, np.tile(np.arange(60), 5))[0]
-    assert repeated.value == pytest.approx(alone.value)
-    assert repeated.high - repeated.low == pytest.approx(alone.high - alone.low, rel=0.05)
-    assert ungrouped.high - ungrouped.low < 0.6 * (alone.high - alone.low)
 
 
 def test_complete_separation_none_and_too_few():

@@ -1,6 +1,7 @@
 """Properties of images against their definitions, and what is said of them against independent statistics."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -230,13 +231,17 @@ def test_images_of_one_source_count_once():
     twice = torch.arange(150).repeat(2)
     copies = split_of(one.source.pixels[twice], one.labels[twice], one.classes, masks=one.masks[twice], groups=twice)
     with planted_methods({"saliency": even}):
-        alone, both = (vitlens.failures(model(low_contrast), each, method="saliency") for each in (one, copies))
-    for first, second in zip(alone.covariates, both.covariates, strict=True):
+        alone, both, more = (
+            vitlens.failures(model(low_contrast), each, method="saliency")
+            for each in (one, copies, replace(copies, groups=None))
+        )
+    for first, second, third in zip(alone.covariates, both.covariates, more.covariates, strict=True):
         assert (second.covariate, second.errors) == (first.covariate, 2 * first.errors)
         assert second.area.value == pytest.approx(first.area.value)
         if first.area.low is not None and first.area.value < 0.99:
-            widths = [row.area.high - row.area.low for row in (first, second)]
+            widths = [row.area.high - row.area.low for row in (first, second, third)]
             assert widths[1] == pytest.approx(widths[0], rel=0.05)
+            assert widths[2] < 0.8 * widths[0]
         if first.likelihood_ratio is not None:
             assert second.likelihood_ratio == pytest.approx(first.likelihood_ratio, rel=1e-6)
     (first,), (second,) = (

@@ -20,6 +20,7 @@ from tests.kit.planted_games import (
     FIRST,
     METHODS,
     PAIR,
+    PASSES,
     brightness,
     game,
     margins,
@@ -33,6 +34,7 @@ from tests.kit.planted_games import (
 from tests.kit.planted_methods import planted_methods
 from vitlens import Model
 from vitlens.commands.explain.record import ExplainRecord, LeagueRow
+from vitlens.uncertainty import power_of
 
 LINE = "--verify --substrate black --other-substrates mean --composites none"
 Call = dict[str, Tensor]
@@ -204,6 +206,18 @@ def test_localisation_is_scikit_learns_on_maps_enlarged_bilinearly(league, metho
         assert all(getattr(league[method], name).value == 1 for name in found[0])
 
 
+def test_power_is_that_of_the_best_method_beside_each_other(record):
+    masks, values = objects()[:-1], {"rise": np.full(COUNT - 1, 0.5)}
+    for name in METHODS.keys() - values.keys():
+        large = F.interpolate(maps_of(name).float()[:-1, None], size=masks.shape[1:], mode="bilinear")[:, 0]
+        values[name] = np.array([roc_auc_score(mask.flatten(), own.flatten()) for own, mask in zip(large, masks)])
+    (row,) = (row for row in record.power if row.check == "roc_auc")
+    assert values[row.best].mean() == max(own.mean() for own in values.values())
+    powers = [power_of(values[row.best] - own) for name, own in values.items() if name != row.best]
+    detectable = np.median([each.detectable for each in powers if each is not None and each.error > 0])
+    assert (row.detectable.value, row.detectable.n) == (pytest.approx(detectable, rel=1e-3), COUNT - 1)
+
+
 def test_a_uniform_map_scores_what_chance_does(league):
     area = float(objects()[1:-1].float().mean())  # the first map is not finite and counts as uniform, too
     whole = float(objects()[:-1].float().mean())
@@ -311,8 +325,9 @@ def test_a_map_that_stays_jumps_from_side_to_side_when_its_image_is_flipped_and_
         assert {(each.state, each.method) for each in record.checks if each.check == "shifts"} >= {("pass", method)}
 
 
-def test_costs_are_counted_in_forward_passes(league):
-    assert league["occlusion"].forwards.value == pytest.approx(3.0)
+def test_costs_are_counted_in_forward_passes_and_a_costly_method_has_fewer_images_with_other_weights(league):
+    assert league["occlusion"].forwards.value == pytest.approx(PASSES)
+    assert [league[name].randomisation.n for name in ("occlusion", "hirescam")] == [12, COUNT]
     assert [league[name].forwards.value for name in ("hirescam", "smoothgrad", "rise")] == [0.0] * 3
 
 

@@ -11,10 +11,9 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 import vitlens
+from tests.kit.commands import ran
 from tests.kit.making import save
-from vitlens.cli.main import run
 from vitlens.commands.features.record import DepthRow, FeaturesRecord
-from vitlens.commands.run.publish import read_folder
 
 LAYERS = ("embedding", 0, 1)
 
@@ -111,21 +110,10 @@ def test_constant_features_say_nothing_and_a_classs_only_image_has_no_part_in_ch
     with torch.no_grad():
         model.module.norm.weight[:3], model.module.norm.bias[:3] = 0, torch.tensor([0, 3.7, -1000.0])
     save(model, tmp_path / "model" / "model.safetensors")
-    line = [
-        "features",
-        f"a={tmp_path / 'model'}",
-        "--data",
-        "digits",
-        "--limit",
-        str(len(splits[0])),
-        "--bank",
-        "15",
-        "--k",
-        "1",
-    ]
-    out = ["--no-tsne", "--no-cache", "--device", "cpu", "--quiet", "--out", str(tmp_path / "out")]
-    assert run([*line, *out]) == 0
-    found, train = read_folder(tmp_path / "out"), vitlens.load_data("digits", part="train", limit=15)
+    line = (
+        f"features a={tmp_path / 'model'} --data digits --limit {len(splits[0])} --bank 15 --k 1 --no-tsne --no-cache"
+    )
+    found, train = ran(tmp_path / "out", line), vitlens.load_data("digits", part="train", limit=15)
     queries, bank = (vitlens.features(model, split).at(1).double().numpy() for split in (splits[0], train))
     check_probe([row for row in found.depth if row.classifier == "probe"][-1], splits[0], train, queries, bank)
     assert any("5 classes have a single training image" in row.note for row in found.notes)
@@ -142,6 +130,17 @@ def test_maps_are_of_unit_vectors_and_as_trustworthy_as_scikit_learn_says(record
     assert trust > 0.7
     if method == "pca":
         check_components(points, values, row.explained, whole=2)
+
+
+@pytest.mark.parametrize("count", [4, 7])
+def test_few_images_are_mapped(count, tiny_vit, tmp_path):
+    line = f"features a={tiny_vit} --data digits --limit {count} --bank 10 --k 1 --no-probe --no-cache --perplexity 1"
+    found = ran(tmp_path / "out", line)
+    rows = {row.method: row for row in found.maps if row.of == "images"}
+    assert {name: (row.n, row.neighbours) for name, row in rows.items()} == dict.fromkeys(
+        ("tsne", "pca"), (count, (count - 1) // 2)
+    )
+    assert np.isfinite(found.spaces["a"].points["tsne_images"]).all()
 
 
 def check_components(scores: np.ndarray, values: np.ndarray, explained: float, *, whole: int) -> None:

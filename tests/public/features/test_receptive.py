@@ -7,21 +7,18 @@ import pytest
 import torch
 
 import vitlens
+from tests.kit.commands import ran
 from tests.kit.making import CLASSES, save, untrained
-from vitlens.cli.main import run
 from vitlens.commands.attention.record import AttentionRecord
-from vitlens.commands.run.publish import read_folder
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["still", "shifted"])
 def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, AttentionRecord]:
     """A Swin of two stages, 4 x 4 patches of 2 x 4 px in a window, on one image."""
     shape = {"dim": 16, "depths": [2, 2], "heads": [2, 2], "patch_size": [2, 4], "shift": request.param}
-    folder, model = tmp_path_factory.mktemp("swin"), untrained("swin-micro", classes=CLASSES, overrides=shape)
-    save(model, folder / "model" / "model.safetensors")
-    line = [str(folder / "model"), "--data", "digits", "--limit", "1", "--device", "cpu", "--quiet"]
-    assert run(["attention", *line, "--out", str(folder / "out")]) == 0
-    return folder / "model", read_folder(folder / "out")
+    folder = tmp_path_factory.mktemp("swin")
+    save(untrained("swin-micro", classes=CLASSES, overrides=shape), folder / "model" / "model.safetensors")
+    return folder / "model", ran(folder / "out", f"attention {folder / 'model'} --data digits --limit 1")
 
 
 def test_windows_without_shift_see_one_window_and_with_shift_more(measured: tuple[Path, AttentionRecord]) -> None:

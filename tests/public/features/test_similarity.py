@@ -9,6 +9,7 @@ from scipy import stats
 from torch import Tensor
 
 import vitlens
+from tests.kit.commands import ran
 from tests.kit.vectors import gram_cka, layers, of
 from vitlens import similarity
 from vitlens.errors import InputError
@@ -107,6 +108,17 @@ def test_the_rank_correlation_of_distances_within_a_model_and_between_two(golden
         x, y = at(row.first, row.layer), at(row.second, row.other)
         assert row.rank == pytest.approx(rank_correlation(x, y), abs=1e-6)
         assert row.cka.value == pytest.approx(gram_cka(x - x.mean(0), y - y.mean(0)), abs=1e-4)
+
+
+def test_of_many_images_the_distances_of_a_seeded_thousand_are_ranked(tiny_vit, tmp_path) -> None:
+    model, data = vitlens.load(str(tiny_vit)), tmp_path / "noise.npz"
+    pixels = np.random.default_rng(0).integers(0, 256, (1030, 32, 32, 3), dtype=np.uint8)
+    np.savez(data, test_images=pixels, test_labels=np.arange(1030) % 10)
+    record = ran(tmp_path / "out", f"features a={tiny_vit} --data {data} --no-probe --no-tsne --no-cache --seed 5")
+    chosen = torch.randperm(1030, generator=torch.Generator().manual_seed(5))[:1000].sort().values
+    read = vitlens.features(model, torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255)
+    [row] = [row for row in record.within if (row.layer, row.other) == ("0", "1")]
+    assert row.rank == pytest.approx(rank_correlation(read.at(0)[chosen], read.at(1)[chosen]), abs=1e-6)
 
 
 def test_other_images_and_too_few_are_refused() -> None:

@@ -287,6 +287,13 @@ def test_token_norms_are_of_each_blocks_output(name):
             assert of_tokens[index].tolist() == pytest.approx([by_hand.mean()], rel=1e-5)
 
 
+def test_patches_before_the_prefix_comes_in_are_on_the_models_own_grid():
+    """Which need not be of square patches."""
+    model = made_model(random_weights(2, 1, 12), grid=(4, 3), prefix=1, patch_size=(8, 16))
+    (early,) = vitlens.statistics(model, numbered(model, 2)).geometries
+    assert (early.grid, early.pitch, early.prefix) == ((4, 3), (8.0, 16.0), 0)
+
+
 def test_streams_of_windows_have_no_norms_of_images():
     """A block that puts out windows (MaxViT's) says nothing of the tokens of an image."""
     model = made_model(uniform(4, 1, 12), grid=(4, 3))

@@ -1,15 +1,16 @@
 """What an observed call holds: attention by its definition, whatever the mask, the layout of the axes or the call."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
-import timm
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vitlens
 from tests.kit.tiny import images, model_of, shaken, shared_model, timm_model
+from tests.kit.windows import of_timm
 from vitlens import AttentionCall, Model
 from vitlens.errors import UnsupportedError
 
@@ -163,11 +164,7 @@ def test_the_call_of_one_image_has_its_windows_and_its_bias():
                 torch.testing.assert_close(call.pick(0).output, call.output.unflatten(0, (3, -1))[0], **CLOSE)
 
 
-def pvt() -> Model:
-    shape = {"depths": (1, 1, 1, 1), "embed_dims": (16, 16, 16, 16), "num_heads": (1, 1, 1, 1), "num_classes": 5}
-    return model_of(shaken(lambda: timm.create_model("pvt_v2_b0", **shape)))
-
-
+PVT = {"depths": (1, 1, 1, 1), "embed_dims": (16, 16, 16, 16), "num_heads": (1, 1, 1, 1)}
 KINDS = {
     "ours": (lambda: shared_model("ours"), ["patch", "patch"]),
     "siglip": (lambda: shared_model("siglip"), ["patch", "patch", "class"]),
@@ -177,7 +174,7 @@ KINDS = {
         axis: (lambda axis=axis: one(lambda: Attends(lambda _: {}, "plain", 1), entered=axis), ["patch"])
         for axis in ("channels first", "channels last")
     },
-    "pvt": (pvt, ["pooled", "pooled", "pooled", "patch"]),
+    "pvt": (partial(of_timm, "pvt_v2_b0", **PVT), ["pooled", "pooled", "pooled", "patch"]),
     "xcit": (
         lambda: timm_model("xcit_nano_12_p16_224", patch_size=16, embed_dim=32),
         ["channel", "channel", "class", "class"],

@@ -90,6 +90,25 @@ def test_the_whole_stream_of_other_images_gives_their_logits(name):
         torch.testing.assert_close(changed(model, batch, {f"blocks.{layer}.tokens": stream}), plain.flip(0), **SAME)
 
 
+@pytest.mark.parametrize(
+    ("place", "path"),
+    [("blocks.1.input", "blocks.1"), ("blocks.0", "blocks.0"), ("blocks.0.attention", "blocks.0.attn"),
+     ("blocks.0.mlp", "blocks.0.mlp")],
+)  # fmt: skip
+@pytest.mark.parametrize(("which", "tokens"), [("cls", [0]), ("3,5", [3, 5])])
+def test_some_tokens_of_a_place_are_those_that_a_hook_on_timms_module_writes(place, path, which, tokens):
+    model = shared_model("vit")
+    batch, ramp = of(model), torch.linspace(-1, 1, 32)
+
+    def write(tensor: Tensor) -> Tensor:
+        return tensor.index_copy(1, torch.tensor(tokens), tensor[:, tokens] + ramp)
+
+    expected = hooked(model, batch, path, write, before=place.endswith("input"))
+    found = changed(model, batch, {f"{place}[{which}]": lambda some: some + ramp})
+    torch.testing.assert_close(found, expected, **SAME)
+    assert not torch.allclose(expected, model(batch), atol=1e-6)
+
+
 def test_some_tokens_of_a_map_are_those_that_a_hook_writes():
     model = shared_model("swin")
     batch = of(model)

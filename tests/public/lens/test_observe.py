@@ -1,5 +1,7 @@
 """Observation: what it hands on, what it refuses, and that its gradients are those of attention written by hand."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,7 +9,8 @@ from torch.nn import functional as F
 
 import vitlens
 from tests.kit.lens import ATTENTIVE, MODELS, changed, module_paths, of
-from tests.kit.tiny import images, model_of, ours, timm_model
+from tests.kit.models.handwritten import half
+from tests.kit.tiny import images, model_of, ours, timm_model, with_kernel
 from vitlens import AttentionCall, Model
 from vitlens.errors import LensError, NonFiniteError, UnsupportedError
 
@@ -168,27 +171,32 @@ READ = {
     "attention": vitlens.attention,
     "observe": lambda model, batch: vitlens.observe(model, batch, lambda _: None),
     "relevance": vitlens.relevance,
+    "rollout": vitlens.rollout,
+    "explorer": vitlens.explorer,
     "statistics": vitlens.statistics,
     "best": lambda model, batch: vitlens.explain(model, batch, method="best"),
     "legrad": lambda model, batch: vitlens.explain(model, batch, method="legrad"),
     "walkthrough": lambda model, batch: vitlens.walkthrough(model, batch[:1]),
 }
-DIFFERENTIAL = {"sequential": "vit_dwee_patch16_reg1_gap_256", "parallel": "vit_dpwee_patch16_reg1_gap_256"}
+DIFFERENTIAL = {
+    "sequential": partial(timm_model, "vit_dwee_patch16_reg1_gap_256"),
+    "parallel": partial(timm_model, "vit_dpwee_patch16_reg1_gap_256"),
+}
+# by content and by position, two calls in a layer; CLS comes in later
+CONVIT = {"convit": partial(timm_model, "convit_tiny", local_up_to_layer=1)}
 
 
 def differential(blocks: str, *, fused: bool = True, wrapped: bool = False) -> Model:
-    """A tiny ViT of two blocks, each of whose heads subtracts one softmax from another."""
-    model = timm_model(DIFFERENTIAL[blocks])
-    for module in model.module.modules():
-        if hasattr(module, "fused_attn"):
-            module.fused_attn = fused
-    return vitlens.wrap(model.module, image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3) if wrapped else model
+    """A tiny ViT of two blocks, each of whose heads subtracts one softmax from another; ConViT's adds two."""
+    model = with_kernel((DIFFERENTIAL | CONVIT)[blocks](), fused=fused)
+    return half(model.module, 32) if wrapped else model
 
 
 @pytest.mark.parametrize(
     ("read", "blocks", "fused", "wrapped"),
     [
         *((read, "sequential", True, False) for read in READ),
+        *((read, "convit", True, False) for read in ("attention", "rollout", "statistics")),
         *(("attention", *form) for form in (("sequential", False, True), ("parallel", True, False))),
         *(("attention", *form) for form in (("sequential", True, True), ("parallel", False, True))),
     ],

@@ -154,7 +154,7 @@ def test_interventions_in_force_around_a_replay_stay_in_force():
             torch.testing.assert_close(replay.run(more), expected, **TIGHT)
 
 
-@pytest.mark.parametrize("family", ["ours", "cait"])
+@pytest.mark.parametrize("family", ["ours", "cait", "swin"])
 def test_in_half_precision_it_is_near_the_full_forward_in_half_precision(family):
     model = shared_model(family)
     batch = of(model, batch=4)

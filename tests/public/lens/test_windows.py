@@ -1,53 +1,24 @@
 """Windows in image coordinates: where the libraries' own partitions put each patch, and where attention is known."""
 
-from collections.abc import Callable
 from functools import partial
 
 import pytest
-import timm
 import torch
 from timm.models.hiera import Unroll
 from torch import Tensor
-from torchvision.models.maxvit import MaxVit
 
 import vitlens
-from tests.kit.tiny import images, model_of, our_swin, shaken, timm_model, torchvision_swin
-from tests.kit.windows import numbered, unwindow, window_places
+from tests.kit.tiny import images, our_swin, torchvision_swin
+from tests.kit.windows import WINDOWED, numbered, of_timm, unwindow, window_places
 from vitlens import AttentionCall, Model
 
-SWIN, SWIN2 = "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"
-
-
-def made(name: str, size: tuple[int, int], **options: object) -> Model:
-    return model_of(shaken(partial(timm.create_model, name, num_classes=5, **options)), alias=name, size=size)
-
-
-def torchvision_maxvit() -> Model:
-    shape = {"stem_channels": 8, "partition_size": 4, "block_channels": [8, 16], "block_layers": [1, 1], "head_dim": 4}
-    return model_of(shaken(lambda: MaxVit((64, 64), stochastic_depth_prob=0.0, num_classes=5, **shape)), size=(64, 64))
-
-
-HIERA = {"img_size": (64, 64), "embed_dim": 8, "num_heads": 1, "stages": (1, 2, 2, 2)}
-HIERADET = {
-    "embed_dim": 8, "num_heads": 1, "stages": (1, 2, 2), "window_spec": (8, 4, 6), "q_pool": 2, "patch_stride": (2, 2),
-    "patch_kernel": (3, 3), "patch_padding": (1, 1), "global_att_blocks": (4,),
-}  # fmt: skip
-SHIFTED: dict[str, tuple[Callable[[], Model], bool]] = {  # and whether maps are padded before they are shifted
-    "timm": (lambda: timm_model(SWIN), False),
-    "timm, padded": (lambda: timm_model(SWIN, img_size=(20, 36)), False),
-    "timm's v2, padded": (lambda: timm_model(SWIN2, img_size=(20, 36)), False),
-    "torchvision": (torchvision_swin, True),
-    "torchvision, padded": (lambda: torchvision_swin((20, 36)), True),
-    "torchvision, one window": (lambda: torchvision_swin((12, 12)), True),  # 3x3 patches padded into one of 4x4
-    "ours, padded": (lambda: our_swin(size=(20, 36)), False),
+ONE_WINDOW, OURS = "torchvision, one window", "ours, padded"
+MODELS = {
+    **WINDOWED,
+    ONE_WINDOW: partial(torchvision_swin, (12, 12)),  # 3x3 patches padded into one of 4x4
+    OURS: partial(our_swin, size=(33, 47)),
 }
-OTHERS: dict[str, Callable[[], Model]] = {
-    "hiera": lambda: made("hiera_tiny_224", (64, 64), **HIERA),
-    "hieradet": lambda: made("hieradet_small", (32, 32), **HIERADET),  # pooled queries, padded windows
-    "maxvit": lambda: made("test_maxvit", (64, 64), img_size=64),  # blocks and grids
-    "torchvision's maxvit": torchvision_maxvit,
-}
-WINDOWED = {**{name: make for name, (make, _) in SHIFTED.items()}, **OTHERS}
+SHIFTED = [name for name in MODELS if "maxvit" not in name and "hiera" not in name]
 
 
 def calls_of(model: Model, batch: Tensor) -> list[AttentionCall]:
@@ -59,14 +30,12 @@ def calls_of(model: Model, batch: Tensor) -> list[AttentionCall]:
 @pytest.mark.parametrize("name", SHIFTED)
 def test_shifted_windows_are_read_from_the_model(name):
     """Put back, no weight joins patches a window apart: the mask of a shifted window keeps far corners apart."""
-    make, pad_first = SHIFTED[name]
-    model = make()
-    height, width = model.input_size
-    resolutions = [(height // 2, width // 2)] * 2 + [(-(-height // 4), -(-width // 4))] * 2
+    model = MODELS[name]()
+    resolutions = [tuple(-(-side // patch) for side in model.input_size) for patch in (2, 2, 4, 4)]
     for call, resolution in zip(calls_of(model, images(model.input_size)), resolutions, strict=True):
         windows = call.site.windows
         assert windows.resolution == resolution
-        assert name.startswith("ours") or windows.pad_first == pad_first
+        assert name == OURS or windows.pad_first == name.startswith("torchvision")
         index = window_places(windows)
         assert len(call.weights()) == 2 * len(index)
         whole = unwindow(call.placed(), windows)
@@ -78,10 +47,10 @@ def test_shifted_windows_are_read_from_the_model(name):
             assert whole[:, :, apart].abs().sum() < 1e-6
 
 
-@pytest.mark.parametrize("name", WINDOWED)
+@pytest.mark.parametrize("name", MODELS)
 def test_a_map_of_a_layer_is_what_each_patch_receives_by_loops(name):
     """The mean over the patches of its window; padding neither gives nor receives."""
-    model = WINDOWED[name]()
+    model = MODELS[name]()
     batch = images(model.input_size)
     for call in calls_of(model, batch):
         windows = call.site.windows
@@ -96,7 +65,7 @@ def test_a_map_of_a_layer_is_what_each_patch_receives_by_loops(name):
 
 
 def test_even_attention_gives_an_even_map_in_a_shifted_window():
-    model = timm_model(SWIN)
+    model = WINDOWED["swin"]()
     for name, parameter in model.module.named_parameters():
         if ".qkv." in name or "relative_position" in name:
             parameter.zero_()
@@ -106,8 +75,7 @@ def test_even_attention_gives_an_even_map_in_a_shifted_window():
 
 
 def test_hieras_tokens_are_where_its_own_unrolling_puts_them():
-    model = OTHERS["hiera"]()
-    for call in calls_of(model, images((64, 64))):
+    for call in calls_of(WINDOWED["hiera"](), images()):
         windows, site = call.site.windows, call.site
         rows, columns = windows.resolution
         stage = {16: 3, 8: 2, 4: 1, 2: 0}[rows]  # merges that are still to come
@@ -122,3 +90,21 @@ def test_hieras_tokens_are_where_its_own_unrolling_puts_them():
                 assert placed[at[0], at[1]] == raw[place % site.queries, other]
         assert placed.shape == (site.keys, site.keys)
         assert pooled in (1, 4)
+
+
+DAVIT = {"depths": (1, 1, 1, 1), "embed_dims": (20, 24, 40, 48), "num_heads": (1, 1, 1, 1)}
+TINY = {"depths": (1, 1, 1, 1), "embed_dims": (16, 16, 32, 32), "num_heads": (1, 1, 2, 2), "window_sizes": (7, 7, 5, 3)}
+UNSHIFTED = {  # the first map and the windows of the layers; the first stage of TinyViT are convolutions
+    "davit_tiny": (DAVIT, (16, 24), [7, 7, 7, 7]),
+    "tiny_vit_5m_224": (TINY, (8, 12), [7, 5, 3]),
+}
+
+
+@pytest.mark.parametrize("name", UNSHIFTED)
+def test_windows_that_are_never_shifted_are_padded_below_and_on_the_right(name):
+    shape, (rows, columns), sides = UNSHIFTED[name]
+    calls = calls_of(of_timm(name, size=(64, 96), **shape), images((64, 96)))
+    windows = [call.site.windows for call in calls if call.site.kind != "channel"]  # every second layer of DaViT
+    found = [(each.resolution, each.window, each.shift) for each in windows]
+    maps = [(rows >> stage, columns >> stage) for stage in range(len(sides))]
+    assert found == [(place, (side, side), (0, 0)) for place, side in zip(maps, sides)]

@@ -5,10 +5,10 @@ import timm
 import torch
 import torchvision
 from torch import nn
-from torchvision.models.maxvit import MaxVit
 
 import vitlens
 from tests.kit.tiny import images, model_of, shaken, timm_model, torchvision_swin
+from tests.kit.windows import WINDOWED
 from vitlens.errors import UnsupportedError
 
 SHAPE = {"embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
@@ -58,10 +58,8 @@ def test_a_cnn_has_its_residual_blocks(blocks):
 
 
 def test_blocks_of_windows_and_grids_are_the_modules_that_hold_their_attention():
-    shape = {"stem_channels": 8, "partition_size": 2, "block_channels": [8, 16], "block_layers": [1, 1], "head_dim": 8}
-    model = model_of(MaxVit(input_size=(64, 64), stochastic_depth_prob=0.0, num_classes=5, **shape), size=(64, 64))
     layers = [f"blocks.{stage}.layers.0.layers.{kind}_attention" for stage in (0, 1) for kind in ("window", "grid")]
-    assert model.anatomy.blocks == tuple(layers)
+    assert WINDOWED["torchvision's maxvit"]().anatomy.blocks == tuple(layers)
 
 
 def test_blocks_are_in_forward_order():

@@ -13,7 +13,7 @@ from tests.kit.models.files import small, written
 from tests.kit.tiny import images, ours
 from vitlens.cli.main import run
 from vitlens.errors import InputError, ModelError, UnknownNameError
-from vitlens.names import imagenet_classes
+from vitlens.names import PRESETS, imagenet_classes
 
 TEST_VIT = "timm:test_vit"  # of 0.4 million parameters, for 160 px
 SQUEEZENET = "torchvision:squeezenet1_1"
@@ -39,6 +39,15 @@ def test_random_weights_are_seeded_and_leave_the_callers_state_alone():
     assert not torch.equal(a, c)
     assert (models[0].provenance.weights, models[0].alias, models[0].training) == ("random", "vit-micro", False)
     assert not any(parameter.requires_grad for parameter in models[0].parameters())
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_built_for_its_images_and_classes(name):
+    with torch.device("meta"):
+        model = vitlens.load(f"{name}@random", device="meta")
+    size, classes = (224, 1000) if name.endswith("-224") else (32, 10)
+    assert (model.input_size, len(model.classes)) == ((size, size), classes)
+    assert model(torch.rand(2, 3, size, size, device="meta")).shape == (2, classes)
 
 
 @pytest.mark.parametrize("name", THEIRS)

@@ -14,6 +14,7 @@ from vitlens.names import imagenet_classes
 open_clip = pytest.importorskip("open_clip", reason="needs the extra clip: pip install open_clip_torch")
 
 from tests.kit.models.clip import registered, tiny  # noqa: E402
+from tests.kit.tiny import images as noise  # noqa: E402
 
 ARCHS = {  # family, prefix, readout, number of blocks
     "tiny-clip": ("vit", ("cls",), "cls", 2),
@@ -29,7 +30,7 @@ def prompted(model, *texts):
 
 
 def pictures(model, count=2):
-    return torch.rand(count, 3, *model.input_size, generator=torch.Generator().manual_seed(1))
+    return noise(model.input_size, batch=count, seed=1)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -111,6 +112,8 @@ def test_weights_of_a_file(tmp_path):
     weights = model.module.text.model.state_dict()
     save_file({key: value.contiguous() for key, value in weights.items()}, tmp_path / "clip.safetensors")
     found = vitlens.load(f"mine=open-clip:tiny-clip@{tmp_path / 'clip.safetensors'}")
+    assert torch.equal(tiny(seed=5)(images), model(images))
+    assert not torch.equal(tiny()(images), model(images))
     torch.testing.assert_close(found(images), model(images))
     assert (found.alias, found.provenance.weights) == ("mine", "clip.safetensors")
     torch.save(weights, tmp_path / "clip.pt")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import vitlens
+from tests.kit.models.handwritten import half
 from tests.kit.tiny import ours
 from vitlens import Model
 from vitlens.errors import UnsupportedError
@@ -51,7 +52,7 @@ class Oracle(nn.Module):
 def both(pooling: str = "cls") -> tuple[Model, Model]:
     own = ours(size=SIZE, patch_size=(4, 4), depth=3, classes=3, norm_first=False, pooling=pooling)
     module = Oracle(own.module).eval()
-    return own, vitlens.wrap(module, image_size=SIZE, mean=(0.5,) * 3, std=(0.5,) * 3, classes="abc")
+    return own, half(module, SIZE, classes="abc")
 
 
 @pytest.fixture(scope="module")

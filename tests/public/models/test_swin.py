@@ -6,16 +6,12 @@ import torch
 from torch import Tensor
 
 import vitlens
-from tests.kit.tiny import our_swin, shaken
+from tests.kit.models.handwritten import half
+from tests.kit.tiny import SWIN, images, our_swin, shaken
 from vitlens.cli.main import run
 from vitlens.errors import InputError
 
 TIMM = "swin_tiny_patch4_window7_224"
-SHAPE = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4)}
-
-
-def pictures(height: int = 32, width: int = 32, *, batch: int = 2) -> Tensor:
-    return torch.rand(batch, 3, height, width, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize(("name", "stated"), [("swin-micro", 1_267_670), ("swin-tiny-224", 28_288_354)])
@@ -24,14 +20,8 @@ def test_a_preset_has_its_parameters(name, stated):
         assert vitlens.load(f"{name}@random", device="meta").parameter_count() == stated
 
 
-MICRO = {
-    "img_size": 32,
-    "patch_size": 2,
-    "window_size": 4,
-    "embed_dim": 48,
-    "depths": (2, 2, 2),
-    "num_heads": (2, 4, 8),
-}
+MICRO = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 48}
+MICRO |= {"depths": (2, 2, 2), "num_heads": (2, 4, 8)}
 
 
 @pytest.mark.parametrize(
@@ -41,9 +31,9 @@ def test_timms_file_is_loaded_under_our_names(tmp_path, name, options):
     theirs = shaken(lambda: timm.create_model(TIMM, num_classes=7, **options), scale=0.05)
     torch.save(theirs.state_dict(), tmp_path / "swin.pth")
     model = vitlens.load(name, weights=tmp_path / "swin.pth")
-    images = pictures(*model.input_size, batch=1)
+    batch = images(model.input_size, batch=1)
     with torch.no_grad():
-        torch.testing.assert_close(model(images), theirs(model.prepare(images)), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(model(batch), theirs(model.prepare(batch)), atol=1e-5, rtol=1e-5)
     assert len(model.classes) == 7
 
 
@@ -59,19 +49,19 @@ TWINS: dict[str, tuple[dict[str, object], dict[str, object]]] = {
 @pytest.mark.parametrize("twin", TWINS)
 def test_logits_and_the_weights_of_every_window_are_timms(twin: str):
     change, options = TWINS[twin]
-    theirs = shaken(lambda: timm.create_model(TIMM, num_classes=5, **{**SHAPE, **options}))
+    theirs = shaken(lambda: timm.create_model(TIMM, **SWIN | options))
     own = our_swin(**change)
     state = {}
     for name, value in theirs.state_dict().items():
         name = name.replace("attn.relative_position_bias_table", "position_bias.bias_table")
         state[name.replace("head.fc.", "head.")] = value
     own.module.load_state_dict(state, strict=True)
-    wrapped = vitlens.wrap(theirs, image_size=own.input_size, mean=(0.5,) * 3, std=(0.5,) * 3)
+    wrapped = half(theirs, own.input_size)
     seen: list[list[Tensor]] = [[], []]
     logits = []
     for model, kept in zip((own, wrapped), seen):
-        vitlens.observe(model, pictures(*own.input_size), lambda call, kept=kept: kept.append(call.weights()))
-        logits.append(model(pictures(*own.input_size)))
+        vitlens.observe(model, images(own.input_size), lambda call, kept=kept: kept.append(call.weights()))
+        logits.append(model(images(own.input_size)))
     torch.testing.assert_close(*logits, atol=1e-5, rtol=0)
     assert len(seen[0]) == len(seen[1]) == 4
     for one, other in zip(*seen):
@@ -135,14 +125,6 @@ def test_padding_changes_no_patch():
     small.load_state_dict(state)
     maps = torch.randn(2, 3, 4, 8)
     torch.testing.assert_close(large.layers(maps), small.layers(maps), atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize("size", [(33, 47), (64, 16)])
-def test_any_image_size(size):
-    seen = []
-    vitlens.observe(our_swin(size=size), pictures(*size), lambda call: seen.append(call.site.windows))  # checks logits
-    maps = [tuple(-(-side // patch) for side in size) for patch in (2, 4)]
-    assert [windows.resolution for windows in seen] == [maps[0], maps[0], maps[1], maps[1]]
 
 
 def test_padding_is_said():

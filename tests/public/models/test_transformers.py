@@ -11,6 +11,7 @@ from PIL import Image
 
 import vitlens
 from tests.kit.models.files import written
+from tests.kit.models.handwritten import half
 from tests.kit.models.transformers import (
     FAMILIES,
     FEATURES,
@@ -134,7 +135,7 @@ def test_windows_are_placed_where_patches_depend_on_each_other(name, window):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         own = getattr(transformers, family + kind)(config).eval()
-    model = vitlens.wrap(own, image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3)
+    model = half(own, 32)
     for layer, weights in zip(model.anatomy.blocks[:2], windowed(model, pixels()[:1])[1]):  # the second one is shifted
         block, tokens = model.module.get_submodule(layer), torch.randn(1, 256, 16).requires_grad_()
         output = block(tokens, (16, 16))[0]
@@ -149,7 +150,7 @@ def test_a_kernel_that_cannot_be_observed_is_refused_by_name(kernel):
     own = save_family("vit", folder_of("vit")[0].with_name(kernel.replace("/", "-")))
     own.config._attn_implementation_internal = kernel
     with pytest.raises(UnsupportedError, match=f"'{kernel}'.*set_attn_implementation"):
-        vitlens.wrap(own, image_size=32, mean=(0.5,) * 3, std=(0.5,) * 3)
+        half(own, 32)
 
 
 def save_tokenizer(folder):

@@ -203,7 +203,10 @@ def test_initial_weights():
 REFUSED = [  # what is asked for, and the word of the message that says what to change
     ({"heads": 3}, "found dim 16 and 3 heads; try 2 heads"),
     ({"size": (3, 12)}, "found 3 and 4 px; try 4 px"),
+    ({"size": (8, 13)}, "found 13 and 2 px; try 12 px"),
     ({"patch_size": (0, 2)}, "found 8 and 0 px; try 8 px"),
+    ({"depth": 0}, "depth of at least 1"),
+    ({"classes": 0}, "classes of at least 1"),
     ({"heads": 0}, "heads of at least 1"),
     ({"registers": -1}, "registers of at least 0"),
     ({"mlp_ratio": 0.0}, "mlp_ratio"),
@@ -216,6 +219,7 @@ REFUSED = [  # what is asked for, and the word of the message that says what to 
     ({"residual": False, "drop_path": 0.1}, "try drop_path=0"),
     ({"norm": False, "norm_first": False}, "try norm_first=True"),
     ({"positions": "sine-2d", "dim": 18}, "try 20"),
+    ({"positions": "sine", "dim": 15, "heads": 3}, "try 16"),
 ]
 
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 import vitlens
 from tests.kit.models import handwritten as plain
 from tests.kit.models import handwritten_rare as rare
-from tests.kit.models.handwritten import GRID, HALF, SIZE, noise, own_weights, seeded, wrapped
-from tests.kit.tiny import FAMILIES, images, model_of, shaken
+from tests.kit.models.handwritten import GRID, half, noise, own_weights, seeded, wrapped
+from tests.kit.tiny import FAMILIES, VIT, images, model_of, shaken
 from vitlens.errors import UnsupportedError, VitlensError
 
 LABELS = torch.tensor([0, 1, 2])
@@ -77,7 +77,7 @@ KNOWN = ("ours", "torchvision-vit", "torchvision-swin", "deit-distilled", "dinov
 @pytest.mark.parametrize("name", KNOWN)
 def test_the_traced_anatomy_of_a_librarys_model_is_that_of_its_names(name: str):
     model = FAMILIES[name]()
-    traced, known = square(model.module, image_size=model.input_size).anatomy, model.anatomy
+    traced, known = half(model.module, model.input_size).anatomy, model.anatomy
     for field in ("family", "blocks", "layout", "readout"):
         assert getattr(traced, field) == getattr(known, field)
     assert {part.module: (part.heads, part.projection) for part in traced.attention} == {
@@ -87,17 +87,13 @@ def test_the_traced_anatomy_of_a_librarys_model_is_that_of_its_names(name: str):
     assert known.family != "vit" or mlps >= {f"{block}.mlp" for block in known.blocks}
 
 
-def square(module: nn.Module, image_size: int | tuple[int, int] = 32) -> vitlens.Model:
-    return vitlens.wrap(module, image_size=image_size, mean=HALF, std=HALF)
-
-
-SHAPE = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
+at_32 = partial(half, image_size=32)
 BOTH = {"num_heads": 2, "qkv_bias": True, "gated": True, "scale_norm": True, "norm_layer": nn.LayerNorm}
 
 
 def with_attention(kind: Callable[..., nn.Module], attention: Callable[..., nn.Module], **options: object) -> nn.Module:
     """A model of timm whose attention modules are of another kind, with a norm and a gate after the heads."""
-    model = kind(**SHAPE, **options)
+    model = kind(**VIT, **options)
     for block in model.blocks:
         block.attn = attention(32, **BOTH)
     return model
@@ -105,11 +101,11 @@ def with_attention(kind: Callable[..., nn.Module], attention: Callable[..., nn.M
 
 EVA = partial(EvaAttention, num_prefix_tokens=1), partial(AttentionRope, num_prefix_tokens=1)
 GATED: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], vitlens.Model]]] = {
-    "normed": (partial(VisionTransformer, **SHAPE, scale_attn_norm=True), square),
+    "normed": (partial(VisionTransformer, **VIT, scale_attn_norm=True), at_32),
     "gated": (partial(with_attention, VisionTransformer, Attention), model_of),
     "eva": (partial(with_attention, Eva, EVA[0], use_rot_pos_emb=True), model_of),
-    "rope": (partial(with_attention, Eva, EVA[1], use_rot_pos_emb=True), square),
-    "norms after the branches": (partial(VisionTransformer, **SHAPE, block_fn=ResPostBlock), model_of),
+    "rope": (partial(with_attention, Eva, EVA[1], use_rot_pos_emb=True), at_32),
+    "norms after the branches": (partial(VisionTransformer, **VIT, block_fn=ResPostBlock), model_of),
 }
 
 
@@ -145,7 +141,7 @@ def is_untouched(module: nn.Module) -> bool:
 def test_wrapping_and_using_a_module_leaves_it_and_the_random_state_as_they_were(style):
     module, batch = style().train(), noise()
     weights, state = copy.deepcopy(module.state_dict()), torch.get_rng_state()
-    model = square(module, SIZE)
+    model = half(module)
     vitlens.explain(model, batch, targets=LABELS, method="saliency")
     vitlens.profile(model, batch_sizes=(1,))
     if style is not plain.SmallCNN:
@@ -175,7 +171,7 @@ def test_nothing_stays_behind_after_an_exception_anywhere(last: int, monkeypatch
     module = rare.of(Failing)().train()
     state = torch.get_rng_state()
     with suppress(VitlensError, ValueError):
-        square(module, SIZE)
+        half(module)
     assert Failing.calls >= last
     assert torch.equal(torch.get_rng_state(), state)
     assert is_untouched(module)
@@ -186,7 +182,7 @@ def test_it_works_in_inference_mode_without_gradients_under_autocast_and_in_a_th
     expected = vitlens.relevance(model, noise(), targets=LABELS)
     for context in (torch.inference_mode, torch.no_grad):
         with context():
-            found = vitlens.relevance(square(module, SIZE), noise(), targets=LABELS)
+            found = vitlens.relevance(half(module), noise(), targets=LABELS)
             torch.testing.assert_close(found, expected)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         anatomies = [wrapped(rare.RareViT).anatomy]
@@ -198,7 +194,7 @@ def test_it_works_in_inference_mode_without_gradients_under_autocast_and_in_a_th
 
 def test_two_models_of_one_module_copies_and_pickles_agree():
     module, batch = seeded(plain.SoftmaxViT), noise()
-    first, second = square(module, SIZE), square(module, SIZE)
+    first, second = half(module), half(module)
     with vitlens.intervene(first, {"blocks.0.head.1": "zero"}):
         assert torch.equal(first(batch), second(batch))
     for other in (copy.deepcopy(first), pickle.loads(pickle.dumps(first))):

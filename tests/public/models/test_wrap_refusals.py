@@ -10,11 +10,11 @@ from torch.nn import functional as F
 import vitlens
 from tests.kit.models import handwritten_rare as rare
 from tests.kit.models.handwritten import (
-    HALF,
     SIZE,
     EinsumViT,
     EncoderViT,
     SmallCNN,
+    half,
     noise,
     seeded,
     wrapped,
@@ -149,13 +149,13 @@ def test_modules_that_are_no_models_are_refused_in_one_line(case: str):
     build, words = REFUSED[case]
     module = seeded(build)
     with pytest.raises(ModelError, match=words) as refused:
-        vitlens.wrap(module, image_size=SIZE, mean=HALF, std=HALF)
+        half(module)
     assert "\n" not in str(refused.value)
     assert case != "a counter" or not module.net.features[1].num_batches_tracked  # it was set back
 
 
 def test_a_function_and_attention_of_no_module_are_refused():
     with pytest.raises(ModelError, match="found function"):
-        vitlens.wrap(seeded, image_size=SIZE, mean=HALF, std=HALF)
+        half(seeded)
     with pytest.raises(UnsupportedError, match="submodule for each attention layer"):
         wrapped(Central)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import vitlens
 from tests.kit.models import handwritten_rare as rare
-from tests.kit.models.handwritten import GRID, HALF, EinsumViT, SoftmaxViT, noise, own_weights, seeded, wrapped
+from tests.kit.models.handwritten import GRID, EinsumViT, SoftmaxViT, half, noise, own_weights, seeded, wrapped
 from vitlens.errors import InputError, UnsupportedError
 
 LABELS = torch.tensor([0, 1, 2])
@@ -127,7 +127,7 @@ class Transposed(rare.RareViT):
 
 
 def test_no_square_grid_is_assumed_for_patches_in_another_order():
-    model, images = vitlens.wrap(seeded(Transposed), image_size=32, mean=HALF, std=HALF), torch.rand(2, 3, 32, 32)
+    model, images = half(seeded(Transposed), 32), torch.rand(2, 3, 32, 32)
     assert not torch.isfinite(vitlens.statistics(model, images).distance).any()
     with pytest.raises(UnsupportedError):
         vitlens.rollout(model, images)
@@ -147,7 +147,7 @@ def test_one_column_or_row_of_patches_is_a_grid(grid):
         module.pos = nn.Parameter(torch.randn(1, 1 + grid[0] * grid[1], rare.DIM))
         return module
 
-    layout = vitlens.wrap(seeded(narrow), image_size=(8 * grid[0], 8 * grid[1]), mean=HALF, std=HALF).layout
+    layout = half(seeded(narrow), (8 * grid[0], 8 * grid[1])).layout
     assert (layout.grid, layout.prefix) == (grid, ("cls",))
 
 

@@ -11,7 +11,18 @@ from torchvision.models.vision_transformer import VisionTransformer as Torchvisi
 
 import vitlens
 from tests.kit.lens import HANDWRITTEN, of
-from tests.kit.tiny import FAMILIES, model_of, ours, pruned, shaken, shared_model, small_cnn, timm_model
+from tests.kit.models.handwritten import half
+from tests.kit.tiny import (
+    FAMILIES,
+    TORCHVISION_VIT,
+    model_of,
+    ours,
+    pruned,
+    shaken,
+    shared_model,
+    small_cnn,
+    timm_model,
+)  # fmt: skip
 from vitlens import Model
 from vitlens.errors import InputError, UnsupportedError
 
@@ -144,8 +155,7 @@ def test_blocks_that_lost_heads(name):
 
 def with_pre_logits() -> Model:
     """A hidden layer with tanh before the classifier."""
-    shape = {"image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 32, "mlp_dim": 64}
-    build = partial(TorchvisionViT, **shape, num_classes=5, representation_size=8)
+    build = partial(TorchvisionViT, **TORCHVISION_VIT, num_classes=5, representation_size=8)
     return model_of(shaken(build, scale=0.5), alias="tanh")
 
 
@@ -166,7 +176,7 @@ class TwoLists(nn.Module):
 
 
 def in_two_lists() -> Model:
-    return vitlens.wrap(TwoLists(ours().module), image_size=(32, 48), mean=(0.5,) * 3, std=(0.5,) * 3)
+    return half(TwoLists(ours().module), (32, 48))
 
 
 ADDED = "the parts of image [012] sum to"

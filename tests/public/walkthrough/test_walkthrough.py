@@ -8,11 +8,13 @@ from torch import nn
 from torch.nn import functional as F
 
 import vitlens
-from tests.kit.tiny import FAMILIES, handwritten, images, ours, small_cnn, torchvision_swin
+from tests.kit.lens import HANDWRITTEN
+from tests.kit.tiny import FAMILIES, images, ours, small_cnn, torchvision_swin
 from vitlens.errors import InputError, UnsupportedError
 
 WINDOWED = {"our-swin", "swin", "swinv2", "torchvision-swin"}
-WALKED = {name: build for name, build in FAMILIES.items() if name not in WINDOWED | {"cait"}} | {"wrapped": handwritten}
+WALKED = {name: build for name, build in FAMILIES.items() if name not in WINDOWED | {"cait"}}
+WALKED["wrapped"] = HANDWRITTEN["softmax"]
 ROTARY = {"eva02", "dinov3", "perception-encoder"}  # queries and keys are rotated after their projection
 IN_ATTENTION = {"beit", "eva02", "dinov3"}  # positions that do not leave with the vectors added to the patches
 STEPS = ["embedding", "positions", "norm", "queries", "scores", "softmax", "values", "projection", "residual"]

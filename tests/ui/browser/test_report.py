@@ -189,3 +189,15 @@ def test_names_run_nothing(browser, tmp_path):
     assert page.tab.title().startswith("Attention explorer: </script>")
     assert page.tab.locator("img[src=x]").count() == 0
     page.close()
+
+
+@pytest.mark.slow
+def test_many_tokens_are_interactive_within_a_second(browser, tmp_path):
+    """ViT-S at 1,370 tokens, pooled; measured by the page's own marks."""
+    rows = np.random.default_rng(0).random((12, 6, 1 + 14 * 14, 1370), dtype=np.float32)
+    image = ExplorerImage("x", np.zeros((518, 518, 3), np.uint8), rows / rows.sum(-1, keepdims=True))
+    page = of(browser, tmp_path, explorer_fragment(Explorer("m", (image,), (37, 37), ("CLS",), (14, 14))))
+    assert page.tab.evaluate("performance.getEntriesByName('vitlens-explorer-ready')[0].startTime") < 1000  # ms
+    page.point(20, 30, (37, 37))
+    assert "the patch in row 20, column 30 looks" in page.words()
+    page.close()

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 import vitlens
+from tests.kit.axes import array, shown
 from tests.kit.forms import picture_of, write
 from tests.kit.nasty import problems
 from tests.kit.pages import page_problems
@@ -185,9 +186,10 @@ def test_what_intervene_shows_is_a_whole_report_folder(off, picture, tmp_path):
     )
     for name, values in vars(answer.maps).items():
         assert np.array_equal(getattr(record.maps, name), values)
-    shown = [axes for axes in REPORT(record).first.picture.draw().axes if axes.images]
-    assert [axes.get_title().split()[-1] for axes in shown] == ["image", "before", "after"]
-    image, before, after = (np.asarray(axes.images[0].get_array()) for axes in shown)
+    assert np.array_equal(record.maps.pixels, picture.pixels["vit-digits"].numpy())
+    panels = shown(REPORT(record).first.picture.draw())
+    assert [axes.get_title().split()[-1] for axes in panels] == ["image", "before", "after"]
+    image, before, after = map(array, panels)
     side = len(image) // 8
     for each in record.patches_off:
         assert (image[each.row * side :, each.column * side :][:side, :side] == 0.5).all()

@@ -18,6 +18,7 @@ from vitlens.commands.study.kinds.measure import measure_kind
 from vitlens.commands.study.options import WHOLE, StudyOptions
 from vitlens.commands.study.record import LeftOutRow, StudyRecord
 from vitlens.data.catalogue import reader_of
+from vitlens.data.registry import SETS
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.loading import untrained
 from vitlens.models.naming import ModelName, parse_models, require_rule
@@ -58,7 +59,7 @@ def _measure_whole(options: StudyOptions) -> Path:
         raise InputError("expected --images or --data, found both; leave one out")
     data = None if options.images else options.data or "digits"
     images = ChapterImages(data, options.images, options.predicted)
-    if images.data:
+    if images.data and images.data not in SETS:
         reader_of(images.data, Path(images.data))  # a misspelt name is refused before anything is written
     presets = [model.name for model in named if trained_first(model, options.model_options)]
     studied, labelled = _checked(named, presets, images, options)
