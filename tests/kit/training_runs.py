@@ -36,6 +36,7 @@ def interrupted(when: Callable[[int, Progress], bool], command: Literal["train",
         return plain(replace(task, on_progress=tell), **how)
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitlens.training.loop.PROGRESS_INTERVAL", 0.0)  # told of every step, however quick
         for name in ("train_on_images", "fit_head")[
             : 1 if command == "study" else 2
         ]:  # a study's heads are not counted
