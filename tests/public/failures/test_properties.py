@@ -266,6 +266,16 @@ def test_a_difference_of_areas_is_as_uncertain_as_the_bootstrap_says(diagnosed):
     assert gap.value == pytest.approx(np.mean(gaps), abs=0.01)
     assert (gap.high - gap.low) / 2 / 1.96 == pytest.approx(np.std(gaps), rel=0.12)
 
+    def parts(own: np.ndarray) -> np.ndarray:
+        """What each image adds to the area's deviation from its mean: DeLong's placements."""
+        wins = (numbers[own][:, None] > numbers[~own]) + (numbers[own][:, None] == numbers[~own]) / 2
+        added = np.empty(len(own))
+        added[own], added[~own] = (wins.mean(1) - wins.mean()) / own.sum(), (wins.mean(0) - wins.mean()) / (~own).sum()
+        return added
+
+    error = np.sqrt(len(numbers) * np.var(parts(wrong[0]) - parts(wrong[1]), ddof=1))
+    assert gap.high - gap.low == pytest.approx(2 * stats.norm.ppf(0.975) * error, rel=1e-6)
+
 
 def test_quarters_hold_all_images_and_never_part_equal_values(diagnosed):
     values, correct = diagnosed.values[0], diagnosed.correct
