@@ -36,9 +36,11 @@ def interrupted(when: Callable[[int, Progress], bool], command: Literal["train",
         return plain(replace(task, on_progress=tell), **how)
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("train_on_images", "fit_head"):
-            if hasattr(module, name):
-                patch.setattr(module, name, partial(stopping, getattr(module, name)))
+        patch.setattr("vitlens.training.loop.PROGRESS_INTERVAL", 0.0)  # told of every step, however quick
+        for name in ("train_on_images", "fit_head")[
+            : 1 if command == "study" else 2
+        ]:  # a study's heads are not counted
+            patch.setattr(module, name, partial(stopping, getattr(module, name)))
         yield
 
 
