@@ -10,7 +10,7 @@ from vitlens.models.model import Model, Provenance
 from vitlens.preprocessing import Preprocessing
 from vitlens.shapes import PrefixKind, TokenLayout
 
-_STEPS = 1024  # images are told apart by their pixels
+_STEPS = 1024  # images are recognised by their pixels
 PREFIXES: dict[int, tuple[PrefixKind, ...]] = {
     0: (),
     1: ("cls",),

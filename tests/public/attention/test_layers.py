@@ -25,7 +25,7 @@ def test_the_explorer_shows_the_models_own_attention_and_the_rollout_so_far(name
     shown = vitlens.explorer(model, batch, whole=2).explorer
     square = [layer for layer in vitlens.attention(model, batch) if layer.shape[-2] == model.layout.tokens]
     expected = torch.stack(square, 1)  # without a last layer of one query
-    assert (expected[:, :, 0] - expected[:, :, 1]).abs().max() > 0.01  # heads are told apart
+    assert (expected[:, :, 0] - expected[:, :, 1]).abs().max() > 0.01  # the two heads differ
     prefix = len(model.layout.prefix)
     assert [image.weights is None for image in shown.images] == [False, False, True]
     for index, image in enumerate(shown.images):

@@ -68,7 +68,7 @@ def test_evaluations_are_those_of_evaluate_and_a_model_does_not_differ_from_itse
 
 
 class Knowing(nn.Module):
-    """A classifier that looks its answers up: images are told apart by their first pixels."""
+    """A classifier that looks its answers up by the first pixels of an image."""
 
     def __init__(self, split: Split, answers: Tensor) -> None:
         super().__init__()
