@@ -9,11 +9,7 @@ from tests.kit.tiny import ours
 TOKENS, DIM, HEADS = 5, 12, 3
 DRAWN = torch.rand(TOKENS, TOKENS, generator=torch.Generator().manual_seed(1))
 EMPTY = torch.ones(TOKENS, TOKENS, dtype=torch.bool).index_fill(0, torch.tensor([2]), value=False)
-MASKS = {  # boolean: True = take part
-    "none": None,
-    "boolean": (DRAWN < 0.5) | torch.eye(TOKENS, dtype=torch.bool),
-    "additive": DRAWN,
-}
+BOOLEAN = (DRAWN < 0.5) | torch.eye(TOKENS, dtype=torch.bool)  # True = take part
 
 
 def attention(*, fused: bool = False, **options: object) -> nn.Module:
@@ -26,18 +22,18 @@ def tokens() -> Tensor:
 
 @pytest.mark.parametrize(
     ("fused", "bias", "mask"),
-    [(True, True, "none"), (True, False, "boolean"), (True, True, "additive"), (False, False, "none"),
-     (False, True, "boolean"), (False, False, "additive")],
-)  # fmt: skip
-def test_output_and_gradients_are_those_of_torchs_module(fused: bool, bias: bool, mask: str):
-    own, given = attention(fused=fused, qkv_bias=bias).requires_grad_(True), MASKS[mask]
+    [(True, False, BOOLEAN), (True, True, DRAWN), (False, True, BOOLEAN), (False, False, DRAWN)],
+    ids=range(4),
+)
+def test_output_and_gradients_are_those_of_torchs_module(fused: bool, bias: bool, mask: Tensor):
+    own = attention(fused=fused, qkv_bias=bias).requires_grad_(True)
     theirs = nn.MultiheadAttention(DIM, HEADS, batch_first=True)
     with torch.no_grad():
         theirs.in_proj_weight.copy_(own.qkv.weight)
         theirs.in_proj_bias.copy_(own.qkv.bias if bias else torch.zeros(3 * DIM))
         theirs.out_proj.load_state_dict(own.proj.state_dict())
-    opposite = ~given if mask == "boolean" else given  # there, True = leave out
-    expected, found = theirs(*[tokens()] * 3, attn_mask=opposite)[0], own(tokens(), given)
+    opposite = ~mask if mask.dtype == torch.bool else mask  # there, True = leave out
+    expected, found = theirs(*[tokens()] * 3, attn_mask=opposite)[0], own(tokens(), mask)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     found.square().sum().backward()
     expected.square().sum().backward()
@@ -64,8 +60,7 @@ def test_dropout_falls_on_the_weights():
     own = ours(dim=2 * count, heads=1, attention_dropout=dropout, fused=False).module.blocks[0].attn.train()
     for parameter in own.parameters():
         parameter.zero_()
-    values = own.qkv.weight.view(3, 2 * count, 2 * count)[2]
-    values[:, :count] = torch.eye(count).repeat(2, 1)
+    own.qkv.weight.view(3, 2 * count, 2 * count)[2, :, :count] = torch.eye(count).repeat(2, 1)
     own.proj.weight.copy_(torch.eye(2 * count))
     one_hot = torch.cat((torch.eye(count), torch.zeros(count, count)), dim=1)[None]
     torch.manual_seed(0)

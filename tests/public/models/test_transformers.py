@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from functools import cache
 
 import numpy as np
 import pytest
@@ -12,52 +13,43 @@ from PIL import Image
 import vitlens
 from tests.kit.models.files import written
 from tests.kit.models.handwritten import half
-from tests.kit.models.transformers import (
-    FAMILIES,
-    FEATURES,
-    LABELS,
-    TOWERS,
-    changed,
-    folder_of,
-    pixels,
-    save_family,
-)
+from tests.kit.models.transformers import FAMILIES, FEATURES, LABELS, changed, folder_of, pixels, save_family, tower
 from tests.kit.windows import unwindow
 from vitlens.errors import InputError, ModelError, UnsupportedError
 from vitlens.names import imagenet_classes
 
 transformers = pytest.importorskip("transformers", minversion="5", reason="the extra hf is not installed")
 
+REGISTERS = ["register"] * 4
 SEQUENCES = {  # family -> the prefix of its tokens, and what reads them
-    **dict.fromkeys(("vit", "vit-features", "dinov2", "dinov2-features"), (("cls",), "cls")),
-    **dict.fromkeys(("clip-vision", "clip-projected", "clip"), (("cls",), "cls")),
-    **dict.fromkeys(("beit", "beit-shared", "clip-classifier"), (("cls",), "mean")),
+    **dict.fromkeys(("vit", "vit-features", "dinov2-features", "clip-projected", "clip"), (("cls",), "cls")),
+    **dict.fromkeys(("beit", "clip-classifier"), (("cls",), "mean")),
     "deit": (("cls", "distillation"), "cls"),
     "deit-distilled": (("cls", "distillation"), "cls+distillation"),
-    "dinov2-registers": (("cls", "register", "register"), "cls"),
-    "dinov3": (("cls", *["register"] * 4), "cls"),
-    **dict.fromkeys(("siglip-vision", "siglip"), ((), "pool")),
+    **dict.fromkeys(("dinov2-registers", "dinov3"), (("cls", *REGISTERS), "cls")),
+    "siglip": ((), "pool"),
     "siglip-classifier": ((), "mean"),  # its pooling head runs, but is not read
 }
-OTHERS = {"swin": "windowed", "swin-features": "windowed", "swinv2": "windowed", "convnext": "cnn", "convnextv2": "cnn"}
+OTHERS = {"swin": "windowed", "swinv2": "windowed", "convnext": "cnn"}
 HIDDEN = ("vit", "deit-distilled", "dinov3", "clip", "siglip", "swin", "swinv2")  # whose first hidden state is read
 
 
-def loaded(name, **options):
-    return vitlens.load(f"hf:{folder_of(name)[0]}", **options)
+@cache
+def loaded(name):
+    """Shared: nobody changes it."""
+    return vitlens.load(f"hf:{folder_of(name)[0]}")
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_outputs_are_those_of_transformers_on_pixels_normalised_by_its_processor(name, tmp_path):
     """And those of the model that is saved and loaded again without the folder; another image size is taken, too."""
     folder, own = folder_of(name)
-    model, larger, images = loaded(name), loaded(name, image_size=48), pixels()
+    model, larger, images = loaded(name), vitlens.load(f"hf:{folder}", image_size=48), pixels()
     processor = transformers.AutoImageProcessor.from_pretrained(folder)
     inputs = processor(list(images), do_rescale=False, do_resize=False, return_tensors="pt")["pixel_values"]
     again = vitlens.load(str(written(model, tmp_path)))
-    tower = TOWERS.get(name, lambda whole: whole)(own)
     with torch.no_grad():
-        theirs = tower(pixel_values=inputs, output_hidden_states=True)
+        theirs = tower(name, own)(pixel_values=inputs, output_hidden_states=True)
         expected = FEATURES[name](theirs) if name in FEATURES else theirs.get("logits", theirs.get("pooler_output"))
         torch.testing.assert_close(model(images), expected, rtol=1e-5, atol=1e-5)
         assert torch.equal(again(images), model(images))
@@ -70,36 +62,35 @@ def test_outputs_are_those_of_transformers_on_pixels_normalised_by_its_processor
     assert model.classes == again.classes == (LABELS if classifier else ())
     assert again.preprocessing == model.preprocessing
     assert any("features:" in note for note in model.provenance.notes) != classifier
+    assert model.anatomy.family == OTHERS.get(name, "vit")
+    assert (model.supports("stats") is None) == (name != "convnext")
     if name in HIDDEN:
         prefix = len(SEQUENCES[name][0]) if name in SEQUENCES else 0
         found = vitlens.features(model, images, embedding=True).at("embedding")
         torch.testing.assert_close(found, theirs.hidden_states[0][:, prefix:].mean(1), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", SEQUENCES)
-def test_attention_under_sdpa_is_transformers_own_eager_attention(name):
-    own, model, (prefix, readout) = folder_of(name)[1], loaded(name), SEQUENCES[name]
-    assert (model.layout.prefix, model.layout.grid, model.anatomy.readout) == (prefix, (4, 4), readout)
-    assert len(model.anatomy.blocks) == 2
+def eager_attention(name):
+    """Of transformers itself, for the same pixels."""
+    own = folder_of(name)[1]
     own.set_attn_implementation("eager")
     with torch.no_grad():
-        tower = TOWERS.get(name, lambda whole: whole)(own)
-        expected = tower(pixel_values=model.prepare(pixels()), output_attentions=True).attentions
-        observed = vitlens.attention(model, pixels())
-    own.set_attn_implementation("sdpa")
+        found = tower(name, own)(pixel_values=loaded(name).prepare(pixels()), output_attentions=True).attentions
+    own.set_attn_implementation("sdpa" if type(own)._supports_sdpa else "eager")
+    return found
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_attention_under_sdpa_is_transformers_own_eager_attention(name):
+    model, (prefix, readout) = loaded(name), SEQUENCES[name]
+    assert (model.layout.prefix, model.layout.grid, model.anatomy.readout) == (prefix, (4, 4), readout)
+    assert len(model.anatomy.blocks) == 2
+    expected, observed = eager_attention(name), vitlens.attention(model, pixels())
     assert {part.config._attn_implementation for part in model.modules() if hasattr(part, "config")} == {"sdpa"}
     pooled = readout == "pool"  # by attention of one query, which transformers does not return
     assert [layer.shape[-2] for layer in observed] == [layer.shape[-2] for layer in expected] + [1] * pooled
     for theirs, ours in zip(expected, observed):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_families_without_one_sequence_of_tokens(name):
-    model = loaded(name)
-    assert model.anatomy.family == OTHERS[name]
-    assert model.supports("explain") is None
-    assert (model.supports("stats") is None) == (OTHERS[name] == "windowed")
 
 
 def windowed(model, images):
@@ -116,19 +107,13 @@ def windowed(model, images):
 
 @pytest.mark.parametrize("name", ["swin", "swinv2"])
 def test_windows_under_the_default_kernel_are_transformers_own_eager_attention(name):
-    own, model = folder_of(name)[1], loaded(name)
-    before = own.config._attn_implementation
-    own.set_attn_implementation("eager")
-    with torch.no_grad():
-        expected = own(pixel_values=model.prepare(pixels()), output_attentions=True).attentions
-    own.set_attn_implementation(before)
-    observed, _ = windowed(model, pixels())
+    observed, _ = windowed(loaded(name), pixels())
     assert len(observed) == 4
-    for theirs, ours in zip(expected, observed[1::2]):  # transformers returns the last block of each stage
+    for theirs, ours in zip(eager_attention(name), observed[1::2]):  # the last block of each stage
         torch.testing.assert_close(ours.reshape(theirs.shape), theirs, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "window"), [("swin", 5), ("swinv2", 4), ("swinv2", 5)])  # 5: 16 x 16 are padded
+@pytest.mark.parametrize(("name", "window"), [("swin", 5), ("swinv2", 4)])  # 5: 16 x 16 are padded
 def test_windows_are_placed_where_patches_depend_on_each_other(name, window):
     family, kind, fields, _, _ = FAMILIES[name]
     config = getattr(transformers, f"{family}Config")(**fields | {"window_size": window})
@@ -249,9 +234,7 @@ def photo(size):
     return Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8))
 
 
-@pytest.mark.parametrize(
-    ("name", "size"), [("vit", (40, 60)), ("clip", (40, 60)), ("convnext", (60, 40)), ("dinov2", (33, 50))]
-)
+@pytest.mark.parametrize(("name", "size"), [("vit", (40, 60)), ("convnext", (60, 40)), ("dinov2-features", (33, 50))])
 def test_a_photograph_is_prepared_as_by_transformers(name, size, tmp_path):
     image = photo(size).resize((size[1] * 4, size[0] * 4), Image.Resampling.BICUBIC)
     image.save(tmp_path / "photo.png")
@@ -283,23 +266,19 @@ def test_normalisation_of_pixels_from_0_to_1(fields, mean, std, tmp_path):
 EARLIER = {"image_processor_type": None, "rescale_factor": None, "do_rescale": None}
 SQUASHED = {"feature_extractor_type": "DeiTFeatureExtractor", "size": 40, "crop_size": 32, "do_center_crop": True}
 CONVNEXT = {"feature_extractor_type": "ConvNextFeatureExtractor", "size": 32}
-PREPARED = {  # family, fields of the processor's file, (short side before a crop of 32 px, word of a note)
-    "as earlier versions wrote it": ("vit", EARLIER | {"size": 32}, None, ""),
-    "squashed": ("vit", EARLIER | SQUASHED, 40, "whatever the proportions"),
-    "with a short side alone": ("clip", {"do_center_crop": False}, 32, "does not crop"),
-    "without resizing": ("vit", {"do_resize": False}, None, "does not resize"),
-    "a ConvNeXt's": ("convnext", CONVNEXT, int(32 / (224 / 256)), ""),
+PREPARED = {  # family, fields of the processor's file, side, short side before a crop, word of a note
+    "as earlier versions wrote it": ("vit", EARLIER | {"size": 32}, 32, None, ""),
+    "squashed": ("vit", EARLIER | SQUASHED, 32, 40, "whatever the proportions"),
+    "with a short side alone": ("clip", {"do_center_crop": False}, 32, 32, "does not crop"),
+    "without resizing": ("vit", {"do_resize": False}, 32, None, "does not resize"),
+    "a ConvNeXt's": ("convnext", CONVNEXT, 32, int(32 / (224 / 256)), ""),
+    "a large ConvNeXt's": ("convnext", {"size": {"shortest_edge": 384}}, 384, None, ""),
 }
 
 
 @pytest.mark.parametrize("case", PREPARED)
 def test_other_processors(case, tmp_path):
-    name, fields, resize, words = PREPARED[case]
+    name, fields, side, resize, words = PREPARED[case]
     model = vitlens.load(f"hf:{changed(tmp_path, name, 'preprocessor_config.json', **fields)}")
-    assert (model.preprocessing.size, model.preprocessing.resize) == ((32, 32), resize)
+    assert (model.preprocessing.size, model.preprocessing.resize) == ((side, side), resize)
     assert words in " ".join(model.provenance.notes)
-
-
-def test_a_large_convnext_is_not_cropped(tmp_path):
-    full = changed(tmp_path, "convnext", "preprocessor_config.json", size={"shortest_edge": 384})
-    assert vitlens.load(f"hf:{full}").preprocessing.resize is None
