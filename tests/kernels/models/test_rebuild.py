@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 
 import pytest
 import torch
-import torchvision
 from torch import nn
 
 import vitlens
@@ -14,7 +13,7 @@ from tests.kit.models.handwritten import half
 from tests.kit.models.transformers import folder_of
 from tests.kit.tiny import FAMILIES, images, ours, timm_model
 from vitlens.errors import InputError, ModelError, UnsupportedError
-from vitlens.models.rebuild import classifiers, for_classes, named_classifiers, prune_heads, untrained_like
+from vitlens.models.rebuild import classifiers, for_classes, prune_heads, untrained_like
 
 Heads = Mapping[int, tuple[int, ...]]
 VIT = "vit_tiny_patch16_224"
@@ -73,9 +72,7 @@ def test_the_logits_of_masked_heads_with_fewer_parameters_and_the_lens_sees_thos
     torch.testing.assert_close(replayed, masked(pruned, last, batch), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("name", "heads"), [("ours", {0: (0,), 1: (1,)}), ("no-bias", {0: (0, 1)}), ("torchvision-vit", {0: (0, 1)})]
-)
+@pytest.mark.parametrize(("name", "heads"), [("ours", {0: (0,), 1: (1,)}), ("torchvision-vit", {0: (0, 1)})])
 @torch.no_grad()
 def test_means_go_into_the_bias_in_the_precision_of_the_model(name, heads):
     whole = CUT[name]().double()
@@ -114,21 +111,20 @@ def test_it_comes_back_from_its_file(tmp_path, name, heads):
     other = vitlens.load(str(tmp_path), image_size=(64, 32))  # timm resizes positions, and knows whole models
     assert torch.isfinite(other(images((64, 32)))).all()
     if name == "vit-micro":
-        assert vitlens.load(f"{tmp_path}@random").parameter_count() == pruned.parameter_count()
         torch.testing.assert_close(other(images((64, 32))), pruned.module((images((64, 32)) - 0.5) / 0.5))
 
 
-@pytest.mark.parametrize(
-    ("heads", "means", "words"),
-    [
-        ({0: ()}, None, "at least one head"),
-        ({2: (0,)}, None, "layer from 0 to 1"),
-        ({-1: (0,)}, None, "layer from 0 to 1"),
-        ({1: (0, 2)}, None, "head from 0 to 1 in layer 1"),
-        ({0: (1,)}, {0: torch.ones(2, 13, 8)}, r"take \.mean\(1\)"),
-        ({1: (0,)}, {0: torch.ones(2, 8)}, "layer 1, found none"),
-    ],
-)
+WRONG: list[tuple[Heads, dict[int, torch.Tensor] | None, str]] = [  # heads, means, and what is said
+    ({0: ()}, None, "at least one head"),
+    ({2: (0,)}, None, "layer from 0 to 1"),
+    ({-1: (0,)}, None, "layer from 0 to 1"),
+    ({1: (0, 2)}, None, "head from 0 to 1 in layer 1"),
+    ({0: (1,)}, {0: torch.ones(2, 13, 8)}, r"take \.mean\(1\)"),
+    ({1: (0,)}, {0: torch.ones(2, 8)}, "layer 1, found none"),
+]
+
+
+@pytest.mark.parametrize(("heads", "means", "words"), WRONG)
 def test_heads_and_means_that_are_not_there(heads, means, words):
     with pytest.raises(InputError, match=words):
         prune_heads(ours(), heads, means=means)
@@ -201,19 +197,12 @@ def test_the_head_is_new_and_nothing_else(name: str, tmp_path):
     assert torch.equal(again(batch), made(batch))
 
 
-@pytest.mark.parametrize("family", ["vit", "deit-distilled", "vit-features"])
+@pytest.mark.parametrize("family", ["deit-distilled", "vit-features"])
 def test_a_model_of_transformers_gets_a_new_head(family):
     pytest.importorskip("transformers", minversion="5", reason="the extra hf is not installed")
     made = for_classes(vitlens.load(f"hf:{folder_of(family)[0]}"), NEW)
     assert made.classes == NEW
     assert torch.equal(made(images()), torch.zeros(2, 4))
-
-
-@pytest.mark.parametrize("name", ["swin_t", "densenet121", "mobilenet_v2"])
-def test_the_classifier_of_a_model_of_torchvision_is_found_by_its_name(name):
-    with torch.device("meta"):
-        module = torchvision.models.get_model(name)
-    assert [module.get_submodule(path).out_features for path in named_classifiers(module)] == [1000]
 
 
 @pytest.mark.parametrize("positions", ["learned", "sine-2d", "none"])
@@ -235,13 +224,12 @@ def test_random_weights_have_the_same_shapes_and_depend_on_the_seed():
     first, again, other = (untrained_like(given, seed=seed) for seed in (0, 0, 1))
     assert torch.equal(torch.random.get_rng_state(), state)
     assert (first.classes, first.provenance.weights, first.alias) == (("cat", "dog"), "random", given.alias)
-    assert not first.training
+    assert not any(part.training for part in first.modules())
     assert not any(parameter.requires_grad for parameter in first.parameters())
     assert same(values(first), values(again))
     assert not same(values(first), values(other))
-    assert {key: value.shape for key, value in values(first).items()} == {
-        key: value.shape for key, value in values(given).items()
-    }
+    shapes = [{key: value.shape for key, value in values(model).items()} for model in (first, given)]
+    assert shapes[0] == shapes[1]
 
 
 def test_another_image_size():
