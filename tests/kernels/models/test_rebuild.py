@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import vitlens
-from tests.kit.models.files import small, written
+from tests.kit.models.files import one_line, small, written
 from tests.kit.models.handwritten import half
 from tests.kit.models.transformers import folder_of
 from tests.kit.tiny import FAMILIES, images, ours, timm_model
@@ -140,9 +140,8 @@ UNCUT: dict[str, tuple[Callable[[], vitlens.Model], int]] = {  # and the layer
 @pytest.mark.parametrize("name", UNCUT)
 def test_attention_that_cannot_be_cut(name):
     make, layer = UNCUT[name]
-    with pytest.raises(UnsupportedError, match="vitlens ablate") as caught:
+    with one_line(UnsupportedError, "vitlens ablate"):
         prune_heads(make(), {layer: (0,)})
-    assert "\n" not in str(caught.value)
 
 
 def test_a_projection_without_a_bias_takes_no_means():

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 import vitlens
+from tests.kit.models.files import one_line
 from vitlens.errors import InputError, ModelError, UnknownNameError, UnsupportedError
 from vitlens.models.sources.registry import SOURCES
 
@@ -113,9 +114,8 @@ def test_weights_of_a_file(tmp_path):
         ("tiny-resnet", "clip.pt", "do not fit"), ("tiny-clip", "no.pt", "no.pt"), ("tiny-clip", "bad.pt", "bad.pt"),
         ("tiny-clip", "nan.pt", "NaN in 'logit_scale'"),
     ):  # fmt: skip
-        with pytest.raises(ModelError, match=words) as caught:
+        with one_line(ModelError, words):
             vitlens.load(f"open-clip:{arch}@{tmp_path / file}")
-        assert "\n" not in str(caught.value)
 
 
 REFUSED = {
@@ -144,9 +144,8 @@ REFUSED = {
 def test_refused(case):
     registered()
     kind, call, words = REFUSED[case]
-    with pytest.raises(kind, match=words) as caught:
+    with one_line(kind, words):
         call()
-    assert "\n" not in str(caught.value)
     assert case != "a long text" or prompted(tiny(), "dog " * 22).classes  # with a start and an end just 24
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 import vitlens
 from tests.kit.damage import damage_bytes, damaged, refused, served_or_refused
-from tests.kit.models.files import description, rewrite, small, written
+from tests.kit.models.files import description, one_line, rewrite, small, written
 from tests.kit.tiny import images
 from vitlens.cli.main import run
 from vitlens.errors import ModelError, StorageError
@@ -106,6 +106,7 @@ DESCRIPTIONS = {
     "no attention": (("architecture", "pruned"), {"blocks.0": [0]}),
     "modules that are not there": (("architecture", "pruned"), {"x.y": [0]}),
     "another library": (("architecture", "kind"), "timm"),
+    "an unknown library": (("architecture", "kind"), "pickle"),
     "an unknown preset": (("architecture", "name"), "vit-none"),
     "an image that patches do not divide": (("preprocessing", "size"), [33, 33]),
     "a deviation of nothing": (("preprocessing", "std"), [0.5, 0, 0.5]),
@@ -119,9 +120,8 @@ def test_a_damaged_description_is_refused(tmp_path, case):
     about = description(written(small(), tmp_path))
     rewrite(tmp_path, damaged(about, *DESCRIPTIONS[case]) if case in DESCRIPTIONS else case)
     for name in (str(tmp_path), f"{tmp_path}@random"):
-        with pytest.raises(ModelError) as caught:
+        with one_line(ModelError):
             vitlens.load(name)
-        assert "\n" not in str(caught.value)
 
 
 def test_a_tensor_of_another_shape_is_named(tmp_path):

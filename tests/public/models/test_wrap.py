@@ -71,7 +71,7 @@ def test_anatomy_and_weights_are_the_modules_own_and_a_head_at_zero_is_its_colum
         assert (expected - model(batch)).abs().max() > 1e-4  # the head matters
 
 
-KNOWN = ("ours", "torchvision-vit", "torchvision-swin", "deit-distilled", "dinov2-registers", "siglip", "swin")
+KNOWN = ("ours", "torchvision-vit", "torchvision-swin", "deit-distilled", "dinov2-registers", "siglip", "beit", "swin")
 
 
 @pytest.mark.parametrize("name", KNOWN)
