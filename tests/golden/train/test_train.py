@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import vitlens
-from tests.kit.commands import figures, gone_on, impatient, ran, refusal
+from tests.kit.commands import figures, gone_on, impatient, refusal
 from tests.kit.training_runs import interrupted
 from vitlens import load_data
 from vitlens.cli.main import run
@@ -46,7 +46,6 @@ def test_the_folder_is_whole_and_a_model_with_the_accuracy_that_it_says(trained)
         "dim": 8, "depth": 1, "heads": 2, "patch_size": [8, 8], "dropout": 0.1, "pooling": "mean"
     }  # fmt: skip
     assert {part.p for part in model.modules() if isinstance(part, torch.nn.Dropout)} == {0.1}
-    assert found.table("setup")[0].keep_every is None
 
 
 def test_metrics_are_those_of_the_epochs(trained):
@@ -61,18 +60,6 @@ def test_metrics_are_those_of_the_epochs(trained):
     gap = round(lines[-1]["train_accuracy"] * 40) / 40 - metrics["accuracy"]
     assert metrics["generalisation_gap"] == pytest.approx(100 * gap)
     assert metrics["training_seconds"] >= lines[-1]["seconds"]
-
-
-def test_the_first_batch_is_drawn_where_images_are_augmented(tmp_path):
-    assert "first_batch" not in figures(ran(tmp_path / "plain", f"{LINE} --epochs 1 --set crop_padding=0"))
-    record = ran(tmp_path / "out", f"{LINE} --epochs 1 --set cutmix=1 --set crop_padding=4")
-    arrays, (row,) = record.first_batch, record.setup
-    assert arrays.given.shape == arrays.trained.shape == (10, 3, 32, 32)
-    assert (row.shown, row.augmentation) == (10, "crop 4 px, CutMix 1.0")
-    assert (arrays.given != arrays.trained).any()
-    assert arrays.targets.sum(axis=1) == pytest.approx(1.0)
-    assert row.mixed == ((arrays.targets > 0).sum(axis=1) == 2).sum() > 0
-    assert record.scores[0].gap is None  # mixed images say nothing of overfitting
 
 
 def test_a_stopped_run_says_so_and_resumes_to_the_same_weights_with_those_that_are_kept(trained, tmp_path, capsys):

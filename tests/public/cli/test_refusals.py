@@ -213,7 +213,12 @@ train swin-micro --dropout -0.1 | -0.1
 train vit-digits --dropout 0.1 | found --dropout for vit-digits; leave it out
 train {learned} --train-last 3 | --train-last from 1 to 2, the blocks of learned, found 3
 train {learned} --dim 8 | found --dim for
-train {learned} --freeze-backbone --set flip=True | add --cached-views 4
+train {learned} --freeze-backbone --set flip=True --set crop_padding=2 | crop_padding, flip; add --cached-views 4
+train {learned} --freeze-backbone --set mixup=0.8 --cached-views 4 | --set mixup=0
+train {learned} --freeze-backbone --set cutmix=1.0 --cached-views 4 | --set cutmix=0
+train {learned} --freeze-backbone --set views=3 --cached-views 4 | --set views=1
+train vit-digits@random --freeze-backbone | timm:NAME
+train vit-digits@random --train-last 1 | timm:NAME
 train vit-mini --freeze-backbone | 'vit-mini': its weights are random
 train vit-tiny --train-last 1 | --train-last, found the preset 'vit-tiny'
 train {learned} --train-last 0 | --train-last at least 1, found 0
@@ -225,6 +230,12 @@ train {learned} --freeze-backbone --keep-every 3 | --freeze-backbone without --k
 train {learned} --freeze-backbone --recompute | --freeze-backbone without --recompute
 train {learned} --freeze-backbone --compile on | --freeze-backbone without --compile on
 train vit-micro --distill-from m --temperature 2 | --temperature with --distill soft
+train vit-mini --limit 20 --distill-from cnn-digits --distill softt | soft
+train vit-mini --limit 20 --distill-from cnn-digits --distill-weight 0 | --distill-weight above 0
+train vit-mini --limit 20 --distill-from cnn-digits --distill-weight 1.5 | --distill-weight above 0 and at most 1
+train vit-mini --limit 20 --distill-from cnn-digits --distill soft --temperature 0 | --temperature
+train vit-mini --limit 20 --distill-from cnn-digits --distill soft --temperature inf | --temperature
+train vit-mini --limit 20 --distill-from cnn-digits --distill-token --pooling mean | --no-distill-token
 train vit-micro --distill soft | --distill-from MODEL with --distill
 train vit-micro --distill-weight 0.3 | --distill-from MODEL with --distill-weight
 train vit-micro --distill-token | --distill-from MODEL with --distill-token

@@ -5,6 +5,7 @@ import json
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,14 +101,10 @@ def test_boxes_in_cocos_form(folder):
     assert load(folder).masks is None
 
 
-def fractions(file: Path, _content: bytes) -> None:
-    Image.fromarray(np.ones(SIZE, np.float32)).save(file.with_suffix(".tif"))
-
-
-DAMAGES = {
+DAMAGES: dict[str, Any] = {
     "cut off": lambda file, content: file.write_bytes(content[:-30]),
     "no image": lambda file, _: file.write_bytes(b"hello"),
-    "of fractions": fractions,
+    "of fractions": lambda file, _: Image.fromarray(np.ones(SIZE, np.float32)).save(file.with_suffix(".tif")),
     "a folder": lambda file, _: file.mkdir(),
 }
 

@@ -1,4 +1,4 @@
-"""Trainings beside the same loop written out with torch's optimisers, step by step."""
+"""Trainings beside the same loop written out with torch's optimisers, and shares of a batch beside the whole."""
 
 import math
 
@@ -9,14 +9,16 @@ from torch.nn import functional as F
 
 from tests.kit.trainings import (
     TEST,
-    InterruptedTrainingError,
+    EnoughError,
     interrupting,
+    one_of,
     plain_recipe,
     state,
     tiny_model,
     tiny_split,
     trained,
 )
+from vitlens.errors import InputError
 
 FEW = tiny_split("train", 8)
 IMAGES = next(FEW.batches(8)).images
@@ -97,15 +99,12 @@ TWO_HEADS = {"registers": 2, "distillation": True}
 @pytest.mark.parametrize(
     ("changes", "shape"),
     [
-        ({}, {}),
         ({"betas": (0.8, 0.9), "weight_decay": 3.0, "label_smoothing": 0.2}, TWO_HEADS),
         ({"warmup": 0.5, "minimum": 0.1, "clip": 0.05}, {}),
-        ({"optimiser": "muon", "weight_decay": 20.0}, {}),
+        ({"optimiser": "muon", "weight_decay": 20.0, "accumulate": 3}, {}),
         ({"optimiser": "muon", "layer_decay": 0.5}, {}),
-        ({"average": 0.3}, {}),
+        ({"average": 0.3, "accumulate": 100}, {}),  # no more parts than images
         ({"average": 0.99, "layer_decay": 0.5}, {}),
-        ({"accumulate": 3}, {}),
-        ({"accumulate": 100}, {}),  # no more parts than images
     ],
     ids=str,
 )
@@ -166,6 +165,29 @@ def test_long_trainings_are_compiled_where_there_is_a_compiler(epochs, compiler,
     asked: list[nn.Module] = []
     monkeypatch.setattr("shutil.which", lambda name: name if name == compiler else None)
     monkeypatch.setattr(torch, "compile", lambda module: asked.append(module) or module)
-    with pytest.raises(InterruptedTrainingError):  # of five steps an epoch, and of 2,000 from which it is worth it
+    with pytest.raises(EnoughError):  # of five steps an epoch, and of 2,000 from which it is worth it
         trained(tmp_path, recipe=plain_recipe(epochs=epochs), on_progress=interrupting(1))
     assert len(asked) == compiled
+
+
+def test_a_batch_has_an_image_for_each_process(tmp_path):
+    with one_of(3, 0, tiny_model()), pytest.raises(InputError, match="--batch-size of at least 3"):
+        trained(tmp_path, recipe=plain_recipe(batch_size=2))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("processes", "accumulate"), [(3, 2), (7, 1)])
+def test_averaged_gradients_of_shares_are_that_of_the_whole_batch(processes, accumulate, tmp_path):
+    found, losses = [], []
+    for count, index in ((1, 0), *((processes, index) for index in range(processes))):
+        recipe = plain_recipe(epochs=1, batch_size=7, accumulate=accumulate if count > 1 else 1, label_smoothing=0.1)
+        model = tiny_model(drop_path=0.0, dropout=0.0)
+        with one_of(count, index, model) as gradients:
+            _, result = trained(tmp_path, model, train=tiny_split("train", 7), recipe=recipe, precision="fp32")
+        found.append(dict(gradients))
+        losses.append(result.history[0].train_loss * len(range(index, 7, count)))
+    whole, *parts = found
+    for name, expected in whole.items():
+        mean = torch.stack([part[name] for part in parts]).mean(0)
+        assert torch.allclose(mean, expected, rtol=1e-4, atol=1e-6), name
+    assert sum(losses[1:]) == pytest.approx(losses[0], rel=1e-5)
