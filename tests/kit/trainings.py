@@ -121,9 +121,10 @@ def timeless(folder: Path) -> list[Any]:
 
 @dataclass
 class Showing:
-    """An objective of a user's own, which keeps the images and targets of the first steps, and trains nothing."""
+    """An objective of a user's own, which keeps the images and targets of the first steps, trains nothing, and ends."""
 
     steps: int = 1
+    error: BaseException = field(default_factory=EnoughError)
     images: list[Tensor] = field(default_factory=list)
     targets: list[Tensor] = field(default_factory=list)
 
@@ -134,7 +135,7 @@ class Showing:
         self.images.append(images.clone())
         self.targets.append(targets.clone())
         if len(self.images) == self.steps:
-            raise EnoughError
+            raise self.error
         return outputs.sum()
 
     def logits(self, outputs: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ rollout vit-digits --fusion , | expected --fusion with at least one of mean, max
 rollout vit-digits --alpha 2 | --alpha
 rollout vit-digits --readout moon | --readout
 rollout vit-digits --std 300 | expected --std R,G,B
-rollout vit-digits --image-size 100000 | at most 4096 px a side, found 100000
+rollout vit-digits --image-size 4097 | at most 4096 px a side, found 4097
 predict torchvision:resnet18 --random-weights --image-size 4097x32 | found 4097x32
 train vit-micro --image-size 100000 | found 100000
 predict {vit} --images {pictures} --html | expected --out with --html
@@ -33,12 +33,14 @@ study vit-digits --predicted --images {pictures} --data digits |
 
 predict deit_tny --random-weights | 'timm:deit_tiny_patch16_224'
 predict timm:deit_tny --random-weights | 'deit_tiny_patch16_224'
-predict deit_tiny_patch16_24 --random-weights | 'timm:deit_tiny_patch16_224'
 predict timm:dinov2 --random-weights | 'vit_small_patch14_dinov2'
 predict timm:DEIT_TINY --random-weights | 'deit_tiny_patch16_224'
 predict torchvision:resnt18 --random-weights | 'resnet18'
-predict swin_tny --random-weights | 'timm:swin_tiny_patch4_window7_224'
 rollout vit-digits --data '' | empty
+rollout vit-digits --data ./nothing | found nothing at './nothing'
+rollout vit-digits --data a/b | found nothing at 'a/b'
+rollout vit-digits --data nothing.npz | found nothing at 'nothing.npz'
+rollout vit-digits --data {pictures}/0.png | try --images
 rollout vit-digits --data= | empty
 rollout vit-digits --images a.png '' | empty
 rollout vit-digits --out '' | empty
@@ -48,11 +50,8 @@ report '' | empty
 predict vit-digits --weights '' | empty
 
 evaluate vit-digits a/b=cnn-digits | letters, digits
-evaluate vit-digits 'a b'=cnn-digits | letters, digits
 compare vit-digits ä=cnn-digits | letters, digits
 attack vit-digits -- -a=cnn-digits | letters, digits
-profile vit-digits <b>=cnn-digits | letters, digits
-study vit-digits a+b=cnn-digits | letters, digits
 study vit-digits =cnn-digits | letters, digits
 evaluate vit-digits {long}=cnn-digits | letters, digits
 rollout vit-digits --images {long}.jpg |

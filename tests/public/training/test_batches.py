@@ -24,8 +24,6 @@ from tests.kit.trainings import (
     recipe_of,
     shown,
     split_of,
-    state,
-    tiny_cnn,
     tiny_model,
     tiny_split,
     trained,
@@ -200,16 +198,11 @@ class OnDisk:
         return self.pixels[indices]
 
 
-def test_workers_read_the_same_pixels_in_the_same_order(tmp_path):
-    """And pixels given as floats are rounded to 8 bits."""
-    sources = {"disk": OnDisk(PIXELS), "floats": OnDisk(PIXELS / 255)}
+def test_workers_read_the_same_pixels_in_the_same_order_and_what_they_cannot_read_is_one_line(tmp_path):
     expected, _ = shown(MANY, tmp_path, steps=10, batch_size=8)
-    for source in sources.values():
+    for source in (OnDisk(PIXELS), OnDisk(PIXELS / 255)):  # floats are rounded to 8 bits
         found, _ = shown(replace(MANY, source=source), tmp_path, steps=10, batch_size=8)
         assert torch.equal(found, expected)
-
-
-def test_what_a_worker_cannot_read_is_one_line(tmp_path):
     with pytest.raises(DataError, match=r"^cannot read image 20$"):
         shown(replace(MANY, source=OnDisk(PIXELS, "broken")), tmp_path, steps=10, batch_size=8)
 
@@ -230,28 +223,13 @@ def test_a_killed_worker_is_an_error_with_how_to_resume(tmp_path):
     assert "continue with vitlens train --resume" in done.stderr
 
 
-class Failing:
-    """An objective that raises."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    def module(self, _model: object) -> nn.Module:
-        raise self.error
-
-    logits = loss = module
-
-    def identity(self) -> dict[str, object]:
-        return {}
-
-
 def test_errors_of_a_user_are_not_changed_and_those_of_lost_workers_are(tmp_path):
     for error in (RuntimeError("of its own"), ValueError("of its own"), DataError("of its own")):
         with pytest.raises(type(error), match=r"^of its own$"):
-            trained(tmp_path, objective=Failing(error))
+            trained(tmp_path, objective=Showing(error=error))
     for error in (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), ConnectionResetError()):
         with pytest.raises(RunError, match="--resume"):
-            trained(tmp_path, objective=Failing(error))
+            trained(tmp_path, objective=Showing(error=error))
 
 
 def test_each_epoch_draws_its_own_images(tmp_path):
@@ -301,11 +279,3 @@ def test_the_first_batch_of_a_report_is_what_enters_the_model(size, more, words,
     assert (setup.augmentation, setup.shown) == (words, count)
     assert setup.mixed == ((shown.targets > 0).sum(1) > 1).sum()
     assert (record.scores[0].gap is None) == ("mixup" in more)  # mixed images say nothing of overfitting
-
-
-def test_a_cnn_trains_by_the_same_loop(tmp_path):
-    model = tiny_cnn()
-    before = state(model)
-    trained(tmp_path, model, recipe=plain_recipe(epochs=1, average=0.9))
-    assert state(model)["bn1.num_batches_tracked"] == 5  # counters are not averaged
-    assert not torch.equal(state(model)["conv1.weight"], before["conv1.weight"])

@@ -42,6 +42,9 @@ def test_of_a_cnn_the_last_stages_with_their_statistics(tmp_path):
     assert {name.split(".")[0] for name in names} == {"layer3", "fc"}
     assert any(name.endswith("running_mean") for name in names)
     assert changed(tiny_cnn(), 0, tmp_path) == {"fc.weight", "fc.bias"}
+    model, _ = trained(tmp_path, tiny_cnn(), recipe=plain_recipe(epochs=1, average=0.9))
+    assert state(model)["bn1.num_batches_tracked"] == 5  # counters are not averaged
+    assert not torch.equal(state(model)["conv1.weight"], state(tiny_cnn())["conv1.weight"])
 
 
 @pytest.mark.parametrize("last", [0, 1])
