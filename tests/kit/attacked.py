@@ -6,12 +6,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from tests.kit.tiny import bare
 from vitlens.attacks.robustness import Outcome
-from vitlens.models.anatomy import Anatomy
 from vitlens.models.loading import untrained
-from vitlens.models.model import Model, Provenance
+from vitlens.models.model import Model
 from vitlens.models.resnet import CifarResNet
-from vitlens.preprocessing import Preprocessing
 
 Size = tuple[int, int]
 INF = float("inf")
@@ -38,16 +37,7 @@ class Wave(nn.Module):
 
 def made(module: nn.Module, size: Size, *, classes: int | tuple[str, ...] = 5) -> Model:
     """A model around any module, without normalisation."""
-    model = Model(
-        module,
-        alias="made",
-        anatomy=Anatomy("other", ()),
-        preprocessing=Preprocessing(size, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)),
-        classes=tuple("abcdefghij"[:classes]) if isinstance(classes, int) else classes,
-        provenance=Provenance("made", "random"),
-        architecture={},
-    )
-    return model.eval().requires_grad_(False)
+    return bare(module, size, classes=tuple("abcdefghij"[:classes]) if isinstance(classes, int) else classes)
 
 
 def seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
