@@ -110,8 +110,8 @@ def test_more_steps_that_break_more_or_fewer(few, many, found, says):
 
 def test_gradients_that_vanish_and_gradients_that_are_not_finite():
     silent, broken = perceptron(), perceptron()
-    silent.module.layers[3].weight.zero_()
-    broken.module.layers[1].weight.fill_(float("nan"))
+    silent.module[3].weight.zero_()
+    broken.module[1].weight.fill_(float("nan"))
     check = checks.gradients_not_zero(silent, IMAGES, LABELS)
     assert (check.state, check.against, check.of) == ("failed", 8, 8)
     with pytest.raises(NonFiniteError, match="from made on image 0"):

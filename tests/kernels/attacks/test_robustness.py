@@ -1,12 +1,10 @@
 """What follows from the smallest epsilon that breaks each image; transfer; cosines of blocks."""
 
-from functools import partial
-
 import pytest
 import torch
 
-from tests.kit.attacked import INF, linear, outcome, pictures, tiny_vit
-from tests.kit.making import untrained
+from tests.kit.attacked import INF, linear, outcome, pictures
+from tests.kit.tiny import our_swin, ours
 from vitlens.attacks.robustness import cosines, halfway_block, halving_epsilon, transfers
 from vitlens.errors import InputError
 
@@ -61,7 +59,7 @@ def test_rates_of_transfer_are_of_what_fooled_the_source_and_the_target_has_righ
     assert [one.rate for one in nothing] == [None] * 4
 
 
-@pytest.mark.parametrize("build", [tiny_vit, partial(untrained, "swin-micro", classes=("a", "b"))])
+@pytest.mark.parametrize("build", [ours, our_swin])
 def test_an_image_is_like_itself_at_every_depth_and_less_like_another(build):
     model = build()
     images = pictures(4, model.input_size)

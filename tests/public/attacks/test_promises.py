@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 import vitlens
-from tests.kit.attacked import asked, linear, perceptron, pictures, predictions, robust, tiny_vit
+from tests.kit.attacked import asked, linear, perceptron, pictures, predictions, robust
+from tests.kit.tiny import ours
 from vitlens.attacks.registry import ATTACKS, comparisons
 
 ALONE = [name for name, attack in ATTACKS.items() if not attack.members]
 CASES = [  # model, height and width, epsilon, restarts, steps, and how far pixels are from black and white
-    (linear, (8, 8), 0.0, 1, 1, 0.0),
-    (perceptron, (8, 12), 0.05, 2, 2, 0.0),
-    (tiny_vit, (12, 8), 1.0, 1, 3, 0.4),
+    (linear(), (8, 8), 0.0, 1, 1, 0.0),
+    (perceptron((8, 12), seed=1), (8, 12), 0.05, 2, 2, 0.0),
+    (ours(size=(12, 8), patch_size=(4, 4), depth=1), (12, 8), 1.0, 1, 3, 0.4),
 ]
 DOCS = Path(__file__).parents[3] / "docs" / "attacks.md"
 
@@ -36,8 +37,7 @@ def lengths(adversarial: Tensor, images: Tensor, norm: str) -> np.ndarray:
 @pytest.mark.parametrize("name", ATTACKS)
 def test_perturbations_are_within_bounds_and_successes_are_real(name):
     entry, fooled = ATTACKS[name], 0
-    for number, (build, size, given, restarts, steps, margin) in enumerate(CASES):
-        model = build(size, seed=number)
+    for number, (model, size, given, restarts, steps, margin) in enumerate(CASES):
         images = pictures(4, size, seed=number, low=margin, high=1 - margin)
         before, labels = images.clone(), predictions(model, images)
         labels[0] = (labels[0] + 1) % 5  # misclassified

@@ -118,7 +118,7 @@ def test_values_that_are_not_finite_are_reported_with_model_and_image(backward, 
     with pytest.raises(NonFiniteError, match=f"{what}.* made on image 1 "):
         vitlens.attack(model, images, "predicted", epsilons=[1e-3])
     with torch.no_grad():
-        model.module.rest.layers[1].bias.fill_(torch.nan)
+        model.module.rest[1].bias.fill_(torch.nan)
     with pytest.raises(NonFiniteError, match="made on image 0"):
         vitlens.attack(model, images, "predicted")
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 import vitlens
-from tests.kit.attacked import asked, perceptron, pictures, robust, tiny_vit
+from tests.kit.attacked import asked, perceptron, pictures, robust
+from tests.kit.tiny import ours
 
 
 def points_of(model: vitlens.Model, image: Tensor, **options: object) -> list[Tensor]:
@@ -239,7 +240,7 @@ def boxes(images: Tensor, clean: Tensor) -> list[tuple[int, int, int, int]]:
 
 @pytest.mark.parametrize(("aligned", "side"), [(False, 3), (True, None)])
 def test_a_patch_is_one_square_on_tokens_or_anywhere(aligned, side):
-    model, images = tiny_vit((16, 12)), pictures(16, (16, 12))
+    model, images = ours(size=(16, 12), patch_size=(4, 4), depth=1), pictures(16, (16, 12))
     result = vitlens.attack(
         model, images, "predicted", method="patch", side=side, aligned=aligned, restarts=6, steps=5, seed=3
     )
