@@ -68,7 +68,6 @@ def test_the_weights_and_entropies_are_those_of_attention(walked):
     expected = torch.stack([entropy(each).mean((0, 2)) for each in weights if each.shape[-1] == each.shape[-2]])
     torch.testing.assert_close(walk.entropies.scaled, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(walk.entropies.unscaled[1, 1], entropy(walk.unscaled).mean(), rtol=1e-3, atol=1e-4)
-    assert bool((walk.entropies.unscaled <= walk.entropies.scaled + 1e-6).all())
 
 
 def test_permuted_patches_give_permuted_outputs_only_without_positions(walked):
@@ -135,31 +134,22 @@ def test_a_block_that_adds_something_else_is_seen():
     assert checks["projection"].equal
 
 
-class Separate(nn.Module):
-    """Our attention with three projections of these names."""
-
-    num_heads = 2
-
-    def __init__(self, attention: nn.Module, names: tuple[str, ...]) -> None:
-        super().__init__()
-        self.names, self.proj = names, attention.proj
-        for name, weight, bias in zip(names, attention.qkv.weight.chunk(3), attention.qkv.bias.chunk(3)):
-            linear = nn.Linear(16, 16)
-            linear.weight.data, linear.bias.data = weight, bias
-            self.add_module(name, linear)
-
-    def forward(self, tokens, mask=None):
-        heads = [self.get_submodule(name)(tokens).unflatten(-1, (2, -1)).transpose(1, 2) for name in self.names]
-        return self.proj(F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))
-
-
 @pytest.mark.parametrize(
     "names", [("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("to_q", "to_k", "to_v"), ("a", "b", "c")]
 )
 def test_three_projections_are_found_under_the_names_of_the_libraries(names):
+    class Separate(type(ours().module.blocks[0].attn)):
+        def forward(self, tokens, mask=None):
+            heads = [self.get_submodule(name)(tokens).unflatten(-1, (2, -1)).transpose(1, 2) for name in names]
+            return self.proj(F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))
+
     model = ours()
-    for block in model.module.blocks:
-        block.attn = Separate(block.attn, names)
+    for attention in (block.attn for block in model.module.blocks):
+        for name, weight, bias in zip(names, attention.qkv.weight.chunk(3), attention.qkv.bias.chunk(3)):
+            attention.add_module(name, nn.Linear(16, 16))
+            attention.get_submodule(name).load_state_dict({"weight": weight, "bias": bias})
+        del attention.qkv
+        attention.__class__ = Separate
     queries = by_step(vitlens.walkthrough(model, ONE))["queries"]
     assert queries.equal == (names[0] != "a")
     assert ("of a known name" in queries.note) == (names[0] == "a")
