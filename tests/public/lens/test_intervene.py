@@ -24,11 +24,10 @@ from tests.kit.lens import (
     hooked,
     module_paths,
     of,
-    without_block,
+    removable,
     without_head,
-    without_mlp,
 )  # fmt: skip
-from tests.kit.tiny import EACH_FAMILY, images, model_of, ours, shaken, shared_model
+from tests.kit.tiny import EACH_FAMILY, FAMILIES, images, model_of, ours, shaken, shared_model
 from vitlens import KnockOut, Model
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 
@@ -57,8 +56,8 @@ def test_what_was_captured_changes_nothing_and_another_images_does(name):
 
 
 def cut_by_hand(model: Model, layer: int, batch: Tensor) -> Iterator[tuple[dict[str, object], Tensor]]:
-    """Changes of a layer, each with the logits of a copy of the model whose weights or modules are changed instead."""
-    name = f"blocks.{layer}"
+    """Changes of a layer, each with the logits of a copy of the model that is cut, or with a hook of plain torch."""
+    name, (unit, _, mlp) = f"blocks.{layer}", module_paths(model, layer)
     for place in (place for place in model.places() if place.name.startswith(f"{name}.head.")):
         head, ramp = int(place.name.rpartition(".")[2]), torch.linspace(-1, 1, place.shape[-1])
         yield {place.name: "zero"}, without_head(model, layer, head)(batch)
@@ -66,37 +65,26 @@ def cut_by_hand(model: Model, layer: int, batch: Tensor) -> Iterator[tuple[dict[
         shape = ((), place.shape[-2:-1], (len(batch), *place.shape[:-1]))[(layer + head) % 3]
         yield {place.name: ramp.expand(*shape, -1)}, expected
     for place in (place for place in model.places() if place.name == f"{name}.mlp"):
-        constant = torch.linspace(-1, 1, place.shape[-1])
-        for change, value in (("zero", None), (constant, constant)):
-            cut = without_mlp(model, layer, value)
-            if cut is not None:
-                yield {place.name: change}, cut(batch)
-    removed = without_block(model, layer)
-    if removed is not None:
-        yield {name: "remove"}, removed(batch)
+        ramp = torch.linspace(-1, 1, place.shape[-1])
+        yield {place.name: "zero"}, hooked(model, batch, mlp, torch.zeros_like, before=False)
+        yield {place.name: ramp}, hooked(model, batch, mlp, lambda out, ramp=ramp: ramp.expand_as(out), before=False)
+    if removable(model, layer):
+        entered = entering(model, layer, batch)
+        yield {name: "remove"}, hooked(model, batch, unit, lambda _output: entered, before=False)
+    if model.alias in FAMILIES and not unit.startswith("blocks_token_only"):  # CaiT's CLS: beside the patches
+        yield {f"{name}.tokens": entering(model, layer, batch).flatten(1, -2).flip(0)}, model(batch).flip(0)
 
 
 @pytest.mark.parametrize("name", [*EACH_FAMILY, *HANDWRITTEN])
+@torch.no_grad()
 def test_changes_are_those_of_a_model_that_is_cut_by_hand(name):
     model = HANDWRITTEN[name]() if name in HANDWRITTEN else shared_model(name)
     batch = of(model)
-    with torch.no_grad():
-        plain = model(batch)
-        for layer in range(len(heads_by_layer(model))):
-            for changes, expected in cut_by_hand(model, layer, batch):
-                torch.testing.assert_close(changed(model, batch, changes), expected, **SAME, msg=str(changes))
-                assert not torch.allclose(expected, plain, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", EACH_FAMILY)
-def test_the_whole_stream_of_other_images_gives_their_logits(name):
-    model = shared_model(name)
-    batch = of(model)
+    assert removable(model, 0) == (name not in ("einsum", "encoder"))
     for layer in range(len(heads_by_layer(model))):
-        if not module_paths(model, layer)[0].startswith("blocks_token_only"):  # CaiT: beside the stream of CLS
-            stream = entering(model, layer, batch).flatten(1, -2).flip(0)
-            found = changed(model, batch, {f"blocks.{layer}.tokens": stream})
-            torch.testing.assert_close(found, model(batch).flip(0), **SAME)
+        for changes, expected in cut_by_hand(model, layer, batch):
+            torch.testing.assert_close(changed(model, batch, changes), expected, **SAME, msg=str(changes))
+            assert not torch.allclose(expected, model(batch), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -160,10 +148,10 @@ def test_the_mean_is_that_of_all_reference_images(name):
 
 
 def test_the_mean_of_a_model_in_16_bits_is_rounded_once():
-    model, reference = vitlens.load("vit-digits").to(torch.bfloat16), images((32, 32), batch=7, seed=3).bfloat16()
-    mean = vitlens.capture(model, reference, "blocks.1.mlp")["blocks.1.mlp"].double().mean(0)
+    model, reference = ours().to(torch.bfloat16), images((32, 48), batch=7, seed=3).bfloat16()
+    mean = seen(model, reference, "blocks.1.mlp").double().mean(0)
     with vitlens.intervene(model, {"blocks.1.mlp": "mean"}, reference=reference):
-        found = vitlens.capture(model, reference[:1], "blocks.1.mlp")["blocks.1.mlp"][0]
+        found = seen(model, reference[:1], "blocks.1.mlp")[0]
     assert (found.double() - mean).abs().le(2**-8 * mean.abs() + 1e-9).all()  # half of the last bit
 
 
