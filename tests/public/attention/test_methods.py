@@ -95,12 +95,8 @@ def by_linear_program(start: NDArray[np.float64], layers: list[NDArray[np.float6
     ]
     inner = [(level, token) for level in range(1, depth + 1) for token in range(tokens)]
     inner += [(0, token) for token in range(tokens) if token != target]  # what goes there would be lost: not allowed
-    kept = np.zeros((len(inner), len(edges)))
-    gain = np.zeros(len(edges))
-    for column, (head, tail, _) in enumerate(edges):
-        for row, node in enumerate(inner):
-            kept[row, column] = (tail == node) - (head == node)
-        gain[column] = tail == (0, target)
+    kept = [[(tail == node) * 1.0 - (head == node) for head, tail, _ in edges] for node in inner]
+    gain = np.array([tail == (0, target) for _, tail, _ in edges], dtype=float)
     solved = linprog(-gain, A_eq=kept, b_eq=np.zeros(len(inner)), bounds=[(0, capacity) for *_, capacity in edges])
     assert solved.success
     return -float(solved.fun)

@@ -87,6 +87,7 @@ def by_image(tokens: Tensor) -> Tensor:
 
 
 CASES: dict[str, tuple[Options, object, object, float]] = {  # options, which keys take part, bias, scale
+    "none": (lambda _: {}, ALL, 0.0, SCALE),
     "boolean": (lambda _: {"attn_mask": BOOLEAN}, BOOLEAN, 0.0, SCALE),
     "boolean per image": (lambda tokens: {"attn_mask": by_image(tokens)}, by_image, 0.0, SCALE),
     "one row for all queries": (lambda _: {"attn_mask": BOOLEAN[:1]}, BOOLEAN[:1], 0.0, SCALE),
@@ -97,48 +98,37 @@ CASES: dict[str, tuple[Options, object, object, float]] = {  # options, which ke
     "a scale of its own": (lambda _: {"scale": 0.5}, ALL, 0.0, 0.5),
     "grouped": (lambda _: {"enable_gqa": True}, ALL, 0.0, SCALE),
 }
+# (batch x heads, ..), (batch, windows, heads, ..), and Hiera's (batch, heads, windows, ..)
+LAYOUTS = [
+    *((case, "plain") for case in CASES), ("none", "joined"), ("boolean", "joined"), ("none", "windows first"),
+    ("boolean", "windows first"), ("none", "heads first"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("explicit", [False, True])
-@pytest.mark.parametrize("case", CASES)
-def test_weights_are_those_of_the_definition(case, explicit):
+@pytest.mark.parametrize(("case", "layout"), LAYOUTS)
+def test_weights_are_those_of_the_definition(case, layout, explicit):
     """exp(score) over the sum of the allowed keys; zeros where there is none, with a finite gradient."""
-    options, allowed, bias, scale = CASES[case]
-    model, batch = attending(options, every=2 if case == "grouped" else 1), images((16, 24), batch=3)
+    (options, allowed, bias, scale), rows = CASES[case], 6 if "first" in layout else 2
+    model = attending(options, layout=layout, every=2 if case == "grouped" else 1, rows=rows)
+    batch = images((8 * rows, 24), batch=3)
     call = seen(model, batch, explicit=explicit)
     tokens = model.module.stem(model.prepare(batch)).flatten(2).mT
     model(batch)
     query, key, value, output = model.module.attn.seen
     if case == "grouped":  # two queries share a key, in order
         key, value = (each.repeat_interleave(2, 1) for each in (key, value))
-    exponentials = (torch.einsum("bhqd,bhkd->bhqk", query, key) * scale + bias).exp()
-    exponentials = exponentials * (allowed(tokens) if callable(allowed) else allowed)
+    exponentials = (query @ key.mT * scale + bias).exp() * (allowed(tokens) if callable(allowed) else allowed)
     weights = exponentials / exponentials.sum(-1, keepdim=True).clamp_min(1e-30)
+    torch.testing.assert_close(weights @ value, output, atol=1e-5, rtol=1e-5)
+    weights = (weights.transpose(1, 2) if layout == "heads first" else weights).reshape(-1, 4, 6, 6)
     torch.testing.assert_close(call.weights().detach(), weights, **CLOSE)
     torch.testing.assert_close(call.rows((2, 0)).detach(), weights[..., (2, 0), :], **CLOSE)
-    torch.testing.assert_close(call.pick(1).weights().detach(), weights[1:2], **CLOSE)
-    torch.testing.assert_close(weights @ value, output, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(call.pick(1).weights().detach(), weights.chunk(3)[1], **CLOSE)
+    assert (call.site.heads, call.images) == (4, 3)
     leaf = batch.requires_grad_()
     logits = vitlens.capture(model, leaf, "blocks.0.attention.weights", graph=True).logits
     assert torch.isfinite(torch.autograd.grad(logits.sum(), leaf)[0]).all()
-
-
-@pytest.mark.parametrize("explicit", [False, True])
-@pytest.mark.parametrize("layout", ["joined", "windows first", "heads first"])
-def test_other_layouts_of_the_axes(layout, explicit):
-    """(batch x heads, ..), (batch, windows, heads, ..), and Hiera's (batch, heads, windows, ..)."""
-    rows = 2 if layout == "joined" else 6
-    masks = [lambda _: {}] if layout == "heads first" else [lambda _: {}, lambda _: {"attn_mask": BOOLEAN}]
-    for options in masks:
-        model, batch = attending(options, layout=layout, rows=rows), images((8 * rows, 24), batch=3)
-        call = seen(model, batch, explicit=explicit)
-        model(batch)
-        query, key, *_ = model.module.attn.seen
-        scores = query @ key.mT * SCALE
-        weights = (scores.masked_fill(~BOOLEAN, -torch.inf) if options(None) else scores).softmax(-1)
-        weights = weights.transpose(1, 2) if layout == "heads first" else weights
-        torch.testing.assert_close(call.weights().detach(), weights.reshape(-1, 4, 6, 6), **CLOSE)
-        assert (call.site.heads, call.images) == (4, 3)
 
 
 def test_the_call_of_one_image_has_its_windows_and_its_bias():

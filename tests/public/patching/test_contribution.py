@@ -67,35 +67,27 @@ def test_heads_and_mlps_of_ours_by_hand(pooling):
     """Elhage 2021: what a part writes where the classifier reads, centred and scaled by the norm, times the head."""
     model = ours(pooling=pooling)
     module, batch = model.module, of(model)
-    norm = module.norm if pooling == "cls" else module.fc_norm
+    norm, head = module.norm if pooling == "cls" else module.fc_norm, module.head
     found = attributed(model, batch, TARGETS)
+    places = ["blocks.1.residual", "blocks.0.input", "blocks.0.mlp", "blocks.1.mlp", "blocks.*.heads"]
+    last, before, *mlps, first, second = vitlens.capture(model, batch, places).values()
 
     def read(tokens: Tensor) -> Tensor:
         return tokens[:, 0] if pooling == "cls" else tokens.mean(1)
 
-    stream = module.tokens(model.prepare(batch))
-    parts, before = [], read(stream)
-    for layer, block in enumerate(module.blocks):
-        (output,) = vitlens.capture(model, batch, f"blocks.{layer}.heads").values()
-        weight = block.attn.proj.weight
-        parts += [read(output[:, head] @ weight[:, 8 * head : 8 * head + 8].T) for head in range(2)]
-        stream = stream + block.attn(block.norm1(stream))
-        mlp = block.mlp(block.norm2(stream))
-        parts.append(read(mlp))
-        stream = stream + mlp
-    last = read(stream)
-    scale = (last.var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
-
     def to_logit(part: Tensor) -> Tensor:
+        scale = (read(last).var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
         normed = (part - part.mean(-1, keepdim=True)) / scale * norm.weight
-        return (normed * module.head.weight[TARGETS]).sum(-1)
+        return (normed * head.weight[TARGETS]).sum(-1)
 
-    by_hand = torch.stack([to_logit(part) for part in parts], dim=1).unflatten(1, (2, 3))
-    bias = sum(to_logit(block.attn.proj.bias.expand(3, -1)) for block in module.blocks)
-    bias += module.head.bias[TARGETS] + module.head.weight[TARGETS] @ norm.bias
-    expected = by_hand[..., :2], by_hand[..., 2], to_logit(before), bias
-    for part, own in zip((found.heads, found.mlps, found.embedding, found.bias), expected, strict=True):
-        torch.testing.assert_close(part, own, atol=1e-6, rtol=1e-4)
+    bias = head.bias[TARGETS] + head.weight[TARGETS] @ norm.bias
+    for layer, (heads, block) in enumerate(zip((first, second), module.blocks)):
+        columns, bias = block.attn.proj.weight.split(8, 1), bias + to_logit(block.attn.proj.bias.expand(3, -1))
+        own = [to_logit(read(heads[:, number] @ columns[number].T)) for number in (0, 1)]
+        torch.testing.assert_close(found.heads[:, layer], torch.stack(own, 1), atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(found.mlps[:, layer], to_logit(read(mlps[layer])), atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(found.embedding, to_logit(read(before)), atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(found.bias, bias, atol=1e-6, rtol=1e-4)
 
 
 def test_the_prediction_unless_a_class_is_given_also_inside_an_intervention():
