@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import vitlens
 from tests.kit.tiny import images, model_of, shaken, shared_model, timm_model
-from tests.kit.windows import of_timm
+from tests.kit.windows import Pair, of_timm
 from vitlens import AttentionCall, Model
 from vitlens.errors import UnsupportedError
 
@@ -60,12 +60,14 @@ class One(nn.Module):
         return self.head(self.attn(given[self.entered]).mean(1))
 
 
-def one(attn: Callable[[], nn.Module], size: tuple[int, int] = (16, 24), entered: str = "tokens") -> Model:
+def one(attn: Callable[[], nn.Module], size: Pair = (16, 24), entered: str = "tokens") -> Model:
     return model_of(shaken(lambda: One(attn(), entered)), size=size)
 
 
-def attending(options: Options = lambda _: {}, *, layout: str = "plain", every: int = 1, rows: int = 2) -> Model:
-    return one(lambda: Attends(options, layout, every), (8 * rows, 24))
+def attending(
+    options: Options = lambda _: {}, *, layout: str = "plain", every: int = 1, size: Pair = (16, 24), **entered: str
+) -> Model:
+    return one(lambda: Attends(options, layout, every), size, **entered)
 
 
 def seen(model: Model, batch: Tensor, *, explicit: bool = False) -> AttentionCall:
@@ -110,8 +112,8 @@ LAYOUTS = [
 def test_weights_are_those_of_the_definition(case, layout, explicit):
     """exp(score) over the sum of the allowed keys; zeros where there is none, with a finite gradient."""
     (options, allowed, bias, scale), rows = CASES[case], 6 if "first" in layout else 2
-    model = attending(options, layout=layout, every=2 if case == "grouped" else 1, rows=rows)
-    batch = images((8 * rows, 24), batch=3)
+    model = attending(options, layout=layout, every=2 if case == "grouped" else 1, size=(8 * rows, 24))
+    batch = images(model.input_size, batch=3)
     call = seen(model, batch, explicit=explicit)
     tokens = model.module.stem(model.prepare(batch)).flatten(2).mT
     model(batch)
@@ -153,8 +155,8 @@ XCIT = {"patch_size": 16, "embed_dim": 32}
     [
         (partial(shared_model, "cait"), ["patch", "patch", "class", "class"]),
         (partial(shared_model, "swin"), ["window"] * 4),
-        (partial(one, lambda: Attends(lambda _: {}, "plain", 1), entered="channels first"), ["patch"]),
-        (partial(one, lambda: Attends(lambda _: {}, "plain", 1), entered="channels last"), ["patch"]),
+        (partial(attending, entered="channels first"), ["patch"]),
+        (partial(attending, entered="channels last"), ["patch"]),
         (partial(of_timm, "pvt_v2_b0", **PVT), ["pooled", "pooled", "pooled", "patch"]),
         (partial(timm_model, "xcit_nano_12_p16_224", **XCIT), ["channel", "channel", "class", "class"]),
     ],
@@ -163,6 +165,12 @@ def test_what_attends_to_what(make, kinds):
     model, found = make(), []
     vitlens.observe(model, images(model.input_size), lambda call: found.append(call.site.kind))
     assert found == kinds
+
+
+@pytest.mark.parametrize(("size", "grid"), [((32, 32), (4, 4)), ((16, 64), (2, 8)), ((64, 16), (8, 2))])
+def test_without_a_layout_the_grid_of_a_map_follows_the_images_shape(size, grid):
+    """16 patches could be 4 x 4 as well as 2 x 8; a map of the wrong shape would be wrong in silence."""
+    assert vitlens.explain(attending(size=size), images(size), method="attention").shape == (2, *grid)
 
 
 class Multihead(nn.Module):

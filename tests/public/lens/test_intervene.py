@@ -224,8 +224,8 @@ def test_gradients_flow_through_a_change_and_into_what_is_given(place):
 
 @pytest.mark.parametrize("name", ATTENTIVE)
 def test_attention_that_is_knocked_out_sharpened_or_replaced_is_as_written_out(name):
-    """The other keys are scaled to one; scores go through the softmax; even weights give the mean of the values, half of
-    them half of it; and observers see them."""
+    """The other keys are scaled to one; scores go through the softmax; even weights give the mean of the values, half
+    of them half of it; and observers see them."""
     model = MODELS[name]()
     batch = of(model)
     clean = seen(model, batch, WEIGHTS)
