@@ -96,26 +96,6 @@ def test_a_change_is_tested_beside_its_control_by_mcnemar():
     assert row.p == row.p_errors
 
 
-def test_two_models_and_their_difference():
-    split = squares(seed=0)
-    found = vitlens.failures(
-        model(at_border, "first"), split, second=model(low_contrast, "second"), method="saliency", batch_size=64
-    )
-    differences = {row.covariate: row for row in found.differences}
-    areas = {(row.model, row.covariate): row.area.value for row in found.covariates}
-    assert {(row.first, row.second) for row in found.differences} == {("first", "second")}
-    for name, row in differences.items():
-        assert row.difference.value == pytest.approx(areas["first", name] - areas["second", name])
-        assert row.difference.low <= row.difference.value <= row.difference.high
-    assert differences["border"].difference.low > 0
-    assert differences["border"].p_holm < 1e-6
-    assert differences["object_contrast"].difference.high > 0.2
-    assert found.causes[0] == "border"
-    few = squares(100)
-    same = vitlens.failures(model(at_border, "a"), few, second=model(at_border, "b"), method="saliency")
-    assert {(row.difference.value, row.p_holm) for row in same.differences} == {(0.0, 1.0)}
-
-
 def test_no_failure_and_every_image_misclassified():
     for value, count in ((False, 0), (True, 20)):
         found = diagnosed(lambda planes, _, value=value: torch.full((len(planes),), value), squares(20))
