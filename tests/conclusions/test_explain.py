@@ -2,8 +2,7 @@
 
 import torch
 
-from tests.kit.commands import report
-from tests.kit.explained import explained
+from tests.kit.commands import ran, report
 from tests.kit.first_page import states
 from tests.kit.making import save
 from vitlens import load
@@ -15,7 +14,7 @@ def test_uniform_maps_are_a_finding_and_fail(tmp_path, tiny_vit):
         model.module.head.weight.zero_()  # no pixel changes a logit
     save(model, tmp_path / "blind" / "model.safetensors")
     line = "--data digits --verify --no-counterfactuals --composites none --limit 20 --method relevance --no-stability"
-    record = explained(tmp_path / "run", line, tmp_path / "blind")
+    record = ran(tmp_path / "run", f"explain {tmp_path / 'blind'} {line}")
     document = report(record)
     assert list(states(document).values()) == ["fail"]
     assert [section.status for section in document.sections if section.status] == ["fail"]

@@ -1,4 +1,4 @@
-"""Many variants at once beside one by one, and imputation beside the grad-cam package."""
+"""Variants beside those from pixels, and imputation beside the grad-cam package."""
 
 import pytest
 import torch
@@ -13,7 +13,6 @@ from vitlens.analysis.faithfulness.removal import (
     SHARES,
     TOLERANCE,
     Variants,
-    blurred,
     both_orders,
     faithfulness,
     imputed,
@@ -36,24 +35,14 @@ def grid_of(model: Model) -> tuple[int, int]:
     return model.layout.grid if model.anatomy.layout else (8, 8)
 
 
-def pixels_of(removed: Tensor, model: Model) -> Tensor:
-    """Which pixels (1, height, width) belong to the removed patches of one image."""
-    cells = removed.view(1, 1, *grid_of(model)).float()
-    return F.interpolate(cells, size=model.input_size, mode="nearest-exact")[0] > 0.5
-
-
 @torch.no_grad()
-def one_by_one(model: Model, batch: Tensor, which: Tensor, removed: Tensor, substrate: str) -> Tensor:
-    """The logits of each variant by itself."""
-    rows = []
-    for index, gone in zip(which.tolist(), removed):
-        hole, image = pixels_of(gone, model), batch[index : index + 1]
-        if substrate == "imputed":
-            seen = imputed(image, hole[None])
-        else:
-            seen = torch.where(hole, substrate_images(image, substrate), image)
-        rows.append(model(seen)[0])
-    return torch.stack(rows)
+def by_pixels(model: Model, batch: Tensor, which: Tensor, removed: Tensor, substrate: str) -> Tensor:
+    """The logits of each variant, put together from pixels."""
+    cells = removed.view(-1, 1, *grid_of(model)).float()
+    holes = F.interpolate(cells, size=model.input_size, mode="nearest-exact") > 0.5
+    if substrate == "imputed":
+        return model(imputed(batch[which], holes))
+    return model(torch.where(holes, substrate_images(batch, substrate)[which], batch[which]))
 
 
 def variants(model: Model, count: int = 11, batch: int = 3) -> tuple[Tensor, Tensor, Tensor]:
@@ -67,11 +56,11 @@ def variants(model: Model, count: int = 11, batch: int = 3) -> tuple[Tensor, Ten
 @pytest.mark.parametrize(
     ("name", "substrate"), [*((name, "mean") for name in MODELS if name != "ours"), ("ours", "blur"), ("ours", "black")]
 )
-def test_many_variants_at_once_are_each_by_itself(name, substrate):
+def test_variants_are_those_that_are_put_together_from_pixels(name, substrate):
     model = MODELS[name]()
     batch, which, removed = variants(model)
     found = Variants(model, batch, substrate=substrate, batch_size=4).logits(which, removed)
-    torch.testing.assert_close(found, one_by_one(model, batch, which, removed, substrate), **SAME)
+    torch.testing.assert_close(found, by_pixels(model, batch, which, removed, substrate), **SAME)
     if name == "swin":
         with pytest.raises(UnsupportedError):
             Variants(model, images(), substrate="absent")
@@ -101,7 +90,7 @@ def test_images_of_another_size_are_resized_first():
 
 
 def test_the_curves_of_imputed_patches_are_those_of_a_plain_loop():
-    """Image by image and patch by patch, the textbook way; of other substrates: tests/public/faithfulness."""
+    """Of other substrates: tests/public/faithfulness."""
     model, batch, targets = ours(), images((32, 48), batch=3), torch.tensor([0, 4, 2])
     maps = [torch.rand(3, 4, 3, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2)]
     found = faithfulness(model, batch, targets, maps, substrate="imputed", batch_size=5)
@@ -111,11 +100,9 @@ def test_the_curves_of_imputed_patches_are_those_of_a_plain_loop():
             assert curve.shares.tolist() == pytest.approx((counts / 12).tolist())
             for index in range(3):  # without ties there is one order
                 ranks = (sign * one[index]).flatten().argsort(descending=True).argsort()
-                removed, which = ranks < counts[:, None], torch.full((len(counts),), index)
-                answers = one_by_one(model, batch, which, removed, "imputed")
+                answers = by_pixels(model, batch, torch.full((len(counts),), index), ranks < counts[:, None], "imputed")
                 expected = answers.softmax(-1)[:, targets[index]]
-                # the error is that of the imputed pixels
-                torch.testing.assert_close(curve.probability[index], expected, atol=1e-4, rtol=1e-3)
+                torch.testing.assert_close(curve.probability[index], expected, atol=1e-4, rtol=1e-3)  # of the pixels
                 assert torch.equal(curve.predicted[index], answers.argmax(-1))
                 assert torch.equal(curve.kept[index], answers.argmax(-1) == targets[index])
 

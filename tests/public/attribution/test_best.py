@@ -105,7 +105,8 @@ def candidates_of(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         return by_mean((similarity @ similarity @ maps.clamp_min(0).flatten(1)[..., None]).view_as(maps))
 
     rollout, gradcam = (
-        vitlens.explain(model, images, targets=targets, method=name).double() for name in ("gradient-rollout", "gradcam")
+        vitlens.explain(model, images, targets=targets, method=name).double()
+        for name in ("gradient-rollout", "gradcam")
     )
     libra = (cells * gradient).sum(2).view_as(gradcam)
     where, rollout = twice(rollout) * (twice(gradcam) + twice(libra)), by_mean(rollout)

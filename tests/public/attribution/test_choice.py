@@ -99,9 +99,7 @@ def test_mosaics_judge_nothing_where_the_model_does_not_name_their_classes(hues,
 
 def test_masks_are_used_where_they_are_known_and_images_without_one_count_in_the_other_check(hues, flat):
     left, known = (torch.arange(SIDE) < 16).float().expand(1, SIDE, SIDE), range(4, COUNT)
-    inside = chosen(
-        hues, with_masks(flat, known), dull(3), lambda _model, images, _: left.expand(len(images), -1, -1)
-    )
+    inside = chosen(hues, with_masks(flat, known), dull(3), lambda _model, images, _: left.expand(len(images), -1, -1))
     assert (inside.method, inside.localised, inside.certainty) == ("saliency", "objects", 1.0)
     best = inside.scores[0]
     assert best.report[LOCALISATION].value == 1.0

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 import vitlens
 from tests.kit.explainable import MODELS, Linear, linear
@@ -34,7 +33,8 @@ def test_the_methods_that_are_run_by_default_studied_slow_or_of_no_class():
 
 
 @pytest.mark.parametrize(
-    ("method", "name"), [(each, name) for each in OWN for name in ("vit", "cnn") if name == "vit" or each not in ATTENTION]
+    ("method", "name"),
+    [(each, name) for each in OWN for name in ("vit", "cnn") if name == "vit" or each not in ATTENTION],
 )
 def test_maps_are_of_their_shape_and_sign(method, name):
     model, entry = MODELS[name](), ATTRIBUTIONS[method]
@@ -104,20 +104,3 @@ def test_images_of_another_size_are_explained_at_theirs():
         for name in ("integrated-gradients", "rise", "gradcam", "occlusion")
     ]
     assert shapes == [(2, 40, 40), (2, 40, 40), (2, 4, 3), (2, 4, 3)]
-
-
-class Unread(nn.Module):
-    """A network none of whose layers runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.unread = nn.Conv2d(3, 3, 1)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        return pixels.mean((2, 3))
-
-
-def test_a_model_whose_layers_do_not_run_is_explained():
-    """Its passes have no widest layer, by which images are counted."""
-    model = model_of(Unread(), size=(16, 16), classes=("r", "g", "b"))
-    assert vitlens.explain(model, images((16, 16)), method="occlusion").shape == (2, 8, 8)

@@ -1,21 +1,14 @@
 """Planted failures are found and named first, errors at random have no cause, and the counts are of all images."""
 
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import pytest
 import torch
 from torch import Tensor
 
 import vitlens
-from tests.kit.planted_failures import (
-    at_border,
-    at_random,
-    cluttered,
-    even,
-    low_contrast,
-    model,
-    squares,
-)
+from tests.kit.planted_failures import at_border, at_random, cluttered, even, low_contrast, model, squares
 from tests.kit.planted_methods import planted_methods
 from vitlens import Split
 from vitlens.errors import DataError, UnsupportedError
@@ -36,15 +29,19 @@ def diagnosed(rule: Rule, split: Split, **options: object):
     return vitlens.failures(model(rule), split, method="saliency", **options)
 
 
+@cache
+def of_squares(rule: Rule, seed: int, *, masks: bool = True):
+    return diagnosed(rule, squares(seed=seed, masks=masks))
+
+
 def check(seed: int) -> None:
     """Every planted cause is named first; nothing is named of errors at random, nor where no change tests the cause."""
-    split, without = squares(seed=seed), squares(seed=seed, masks=False)
     for rule, cause in CAUSES.items():
-        assert diagnosed(rule, split).causes[:1] == (cause,), rule.__name__
+        assert of_squares(rule, seed).causes[:1] == (cause,), rule.__name__
     assert diagnosed(low_contrast, squares(seed=seed, masks=False, dots=0)).causes[:1] == ("contrast",)
-    assert not diagnosed(cluttered, without).causes
-    for scenes in (split, without):
-        found = diagnosed(at_random, scenes)
+    assert not of_squares(cluttered, seed, masks=False).causes
+    for masks in (True, False):
+        found = of_squares(at_random, seed, masks=masks)
         assert found.failures > 40
         assert not found.causes
 
@@ -85,9 +82,7 @@ def test_interventions_count_all_images_and_go_towards_correct_predictions():
 
 def test_a_change_is_tested_beside_its_control_by_mcnemar():
     """Nothing is broken by the change or its control: the pairs that differ are the errors that one of them mends."""
-    split = squares(seed=0)
-    found = diagnosed(low_contrast, split)
-    row = next(row for row in found.interventions if row.covariate == "object_contrast")
+    (row,) = (row for row in of_squares(low_contrast, 0).interventions if row.covariate == "object_contrast")
     assert row.change == "given more contrast"
     assert (row.broken, row.control_broken) == (0, 0)
     only = row.mended - row.control_mended
@@ -96,13 +91,11 @@ def test_a_change_is_tested_beside_its_control_by_mcnemar():
     assert row.p == row.p_errors
 
 
-def test_no_failure_and_every_image_misclassified():
-    for value, count in ((False, 0), (True, 20)):
-        found = diagnosed(lambda planes, _, value=value: torch.full((len(planes),), value), squares(20))
-        assert found.failures == count
-        assert not found.covariates
-        assert not found.interventions
-        assert not found.causes
+@pytest.mark.parametrize(("value", "count"), [(False, 0), (True, 20)])
+def test_no_failure_and_every_image_misclassified(value, count):
+    found = diagnosed(lambda planes, _: torch.full((len(planes),), value), squares(20))
+    assert found.failures == count
+    assert (found.covariates, found.interventions, found.causes) == ((), (), ())
 
 
 def test_one_image_labels_by_hand_and_refusals():

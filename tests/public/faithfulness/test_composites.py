@@ -1,14 +1,12 @@
 """Composites of images of one colour each: where the evidence lies, and what an ideal, a uniform and an opposite map
 score there."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from tests.kit.explained import explained
+from tests.kit.commands import ran
 from tests.kit.planted_colours import SIDE, coloured, near, write
 from tests.kit.planted_methods import planted_methods
 from vitlens import Model
@@ -17,11 +15,6 @@ from vitlens.commands.explain.record import ExplainRecord
 PARTS = {"mosaic-2": (4, 4), "mosaic-3": (9, 9), "embedded": (2, 1), "pasted": (2, 1)}  # classes, explained ones
 COUNT = 3
 LINE = f"--verify --no-counterfactuals --no-stability --other-substrates none --composite-count {COUNT}"
-Maps = Callable[[Model, Tensor, Tensor], Tensor]
-
-
-def opposite(model: Model, images: Tensor, targets: Tensor) -> Tensor:
-    return -near(model, images, targets)
 
 
 def uniform(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
@@ -31,10 +24,10 @@ def uniform(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> ExplainRecord:
     folder = tmp_path_factory.mktemp("composites")
-    planted: dict[str, Maps] = {"saliency": near, "occlusion": opposite, "gradcam": uniform}
+    planted = {"saliency": near, "occlusion": lambda *given: -near(*given), "gradcam": uniform}
     with planted_methods(planted):
         line = f"{LINE} --method {','.join(planted)} --composites {','.join(PARTS)}"
-        return explained(folder / "run", line, *write(folder))
+        return ran(folder / "run", f"explain {write(folder)} {line}")
 
 
 @pytest.mark.parametrize("kind", PARTS)
@@ -81,6 +74,6 @@ def test_too_few_classes_make_no_mosaic(tmp_path):
         for part in ("images", "masks"):
             (tmp_path / "data" / part / f"{index:02}.png").unlink()
     with planted_methods({"saliency": near, "gradcam": uniform}):
-        found = explained(tmp_path / "run", f"{LINE} --method saliency,gradcam --composites mosaic-2", *words)
+        found = ran(tmp_path / "run", f"explain {words} {LINE} --method saliency,gradcam --composites mosaic-2")
     assert all(row.refused and row.composites == 0 for row in found.composite_sets)
     assert found.composites == ()
