@@ -7,12 +7,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vitlens
-from tests.kit.tiny import CLASSES, FAMILIES, model_of, ours, shaken, small_cnn
+from tests.kit.tiny import CLASSES, FAMILIES, bare, model_of, ours, shaken, small_cnn
 from vitlens.models.anatomy import Anatomy
 from vitlens.models.language_image import with_prompts
-from vitlens.models.model import Model, Provenance
+from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
-from vitlens.preprocessing import Preprocessing
 from vitlens.shapes import TokenLayout
 
 MODELS: dict[str, Callable[[], Model]] = {
@@ -37,16 +36,7 @@ class Linear(nn.Module):
 def linear() -> Model:
     """A linear model of 8 x 12 px that declares the patch layout of a ViT; pixels are not normalised."""
     layout = TokenLayout((4, 3), (2, 4))
-    model = Model(
-        Linear((8, 12)),
-        alias="made",
-        anatomy=Anatomy("other", (), layout),
-        preprocessing=Preprocessing(layout.image_size, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)),
-        classes=CLASSES,
-        provenance=Provenance("made", "random"),
-        architecture={},
-    )
-    return model.eval().requires_grad_(False)
+    return bare(Linear((8, 12)), layout.image_size, anatomy=Anatomy("other", (), layout))
 
 
 def resnet18() -> Model:
