@@ -40,7 +40,7 @@ def test_every_bar_reaches_its_total(name, golden):
         assert max(amounts) > 10 * min(amounts)  # occlusion is slower, and says so
 
 
-SHARED = {  # evaluate: test_evaluate.py; stats: tests/public/heads/test_processes.py
+SHARED = {  # evaluate: test_evaluate.py; stats: test_stats.py
     "rollout": LINES["rollout"],
     "ablate": LINES["ablate"],
     "stats over a training": "stats {kept} --data digits --limit 7 --over-training",

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 import vitlens
+from tests.kit.models.files import one_line
 from tests.kit.tiny import images
 from vitlens.errors import ModelError
 
@@ -40,17 +41,14 @@ def has_them(model: vitlens.Model) -> bool:
     return found.keys() == whole().keys() and all(torch.equal(found[key], whole()[key]) for key in whole())
 
 
-def refused(path: Path, words: str | None = None) -> None:
-    with pytest.raises(ModelError, match=words) as caught:
+def refused(path: Path, words: str = "") -> None:
+    with one_line(ModelError, words):
         loaded(path)
-    assert "\n" not in str(caught.value)
 
 
 FORMS = {  # the file's name, what is stored, and what is said to be taken off
-    "plain": ("w.pt", lambda: whole(), []),
     "legacy": ("legacy.pth", lambda: whole(), []),
     "safetensors": ("w.safetensors", lambda: whole(), []),
-    "model": ("w.bin", lambda: {"model": whole(), "optimizer": {"lr": 0.1}}, ["'model'"]),
     "ema before model": ("w.pth", lambda: {"model": LITTLE, "model_ema": whole()}, ["'model_ema'"]),
     "two deep": ("w.pth", lambda: {"state_dict": {"model": whole()}, "epoch": 3}, ["'state_dict'", "'model'"]),
     "all of it": (
@@ -146,12 +144,6 @@ def test_another_kind_of_file(tmp_path, content):
     for name in ("w.pth", "w.safetensors"):
         (tmp_path / name).write_bytes(content)
         refused(tmp_path / name)
-
-
-def test_no_file_and_a_folder(tmp_path):
-    for path in (tmp_path / "none.pth", tmp_path):
-        with pytest.raises(ModelError, match="give --weights FILE"):
-            vitlens.load("resnet20", weights=path)
 
 
 def test_a_zip_of_something_else_and_a_packed_one(tmp_path):
