@@ -60,7 +60,7 @@ def explorer(*, name: str = "cat.jpg", label: str = "sink") -> Explorer:
     return Explorer("tiny", images, (ROWS, COLUMNS), ("CLS",), (ROWS, COLUMNS), labels, importance, ("Planted.",))
 
 
-def document(*, name: str = "tabby", explored: bool = True) -> Document:
+def document(*, name: str = "tabby") -> Document:
     """Every part of a report; name: stands wherever a name from outside can stand."""
     rows = tuple((f"{name} {number}", Estimate(0.5, 0.4, 0.6, 100, "fraction")) for number in range(60))
     panels = tuple(
@@ -87,7 +87,7 @@ def document(*, name: str = "tabby", explored: bool = True) -> Document:
             Section("In full", (Sentence(f"What {name} is."),), (Table("All rows", ("class", "accuracy"), rows),)),
         ),
         preface=(Sentence("Robust accuracy under PGD."),),
-        explorer=explorer(name=name, label=name) if explored else None,
+        explorer=explorer(name=name, label=name),
     )
 
 

@@ -1,4 +1,4 @@
-"""Features of a split: the same from memory, from disk, from several processes; read once, known by their content."""
+"""Features of a split, from memory, from disk and from several processes; the tokens of patches on their grid."""
 
 from pathlib import Path
 from typing import Any
@@ -6,15 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 import vitlens
 from tests.kit.simulated_processes import run_in_processes
 from tests.kit.splits import split_of
-from tests.kit.tiny import images, ours
+from tests.kit.tiny import images, model_of, ours, timm_model
 from vitlens import Model, Split
 from vitlens.analysis.features import features as module
-from vitlens.analysis.features.features import FeatureCache, Features, extract
-from vitlens.errors import InputError
+from vitlens.analysis.features.features import FeatureCache, Features, extract, patch_tokens
+from vitlens.errors import InputError, UnsupportedError
 
 SIZE = (32, 48)
 
@@ -66,7 +67,7 @@ CHANGES = {"pool": {"pool": "mean"}, "norm": {"norm": False}, "precision": {"pre
 
 @pytest.mark.parametrize("change", [*CHANGES, "weights", "heads", "data", "order"])
 def test_whatever_changes_the_features_is_read_anew(tmp_path, change):
-    model, data = ours(), split()
+    model, data, options = ours(), split(), CHANGES.get(change, {})
     extract(model, data, cache=tmp_path)
     if change == "weights":
         with torch.no_grad():
@@ -74,21 +75,20 @@ def test_whatever_changes_the_features_is_read_anew(tmp_path, change):
     if change == "heads":  # of the same weights
         model = ours(heads=4)
         model.architecture = {"heads": 4}
-    if change in ("data", "order"):
-        data = split(seed=1) if change == "data" else data.pick(torch.tensor([1, 0, 2, 3, 4, 5, 6]))
+    if change == "data":
+        data = split(seed=1)
+    if change == "order":
+        data = data.pick(torch.tensor([1, 0, 2, 3, 4, 5, 6]))
     seen = runs_of(model)
-    options = CHANGES.get(change, {})
     found = extract(model, data, cache=tmp_path, **options)
     assert sum(seen) == 7
     assert_same(found, extract(model, data, **options))
-    named = split_of(data.source.read(torch.arange(7)), classes=("c", "d"))
-    extract(model, named, cache=tmp_path, **options)  # what changes no feature
-    assert sum(seen) == 14
+    extract(model, split_of(data.source.read(torch.arange(7)), classes=("c", "d")), cache=tmp_path, **options)
+    assert sum(seen) == 14  # names of classes change no feature
 
 
 def test_files_are_known_by_their_content(tmp_path, pictures):
-    model = vitlens.load("vit-digits")
-    copies = tmp_path / "copies"
+    model, copies = vitlens.load("vit-digits"), tmp_path / "copies"
     copies.mkdir()
     for path in Path(pictures).glob("*.png"):
         (copies / f"copy-{path.name}").write_bytes(path.read_bytes())
@@ -173,3 +173,62 @@ def test_several_processes_read_what_one_reads(tmp_path, monkeypatch, count, cac
     assert [features for features, _ in results[1:]] == [None] * (count - 1)
     shares = [len(range(index, 7, count)) for index in range(count)]
     assert [seen for _, seen in results] == [[share, 0 if cached else share] for share in shares]
+
+
+def stream(model: Model, batch: Tensor) -> list[Tensor]:
+    """What enters block 0 of our ViT, and what each block puts out."""
+    with torch.no_grad():
+        found = [model.module.tokens(model.prepare(batch))]
+        for block in model.module.blocks:
+            found.append(block(found[-1]))
+    return found
+
+
+@pytest.mark.parametrize("norm", [True, False])
+def test_patch_tokens_lie_where_the_patches_lie_and_are_read_in_one_pass(norm):
+    model, batch = ours(registers=2), images(SIZE, batch=3)
+    calls = runs_of(model)
+    embedding, found = patch_tokens(model, batch, ["embedding", 0], norm=norm, batch_size=2)
+    assert calls == [2, 1]
+    (rows, columns), (entering, first, _) = model.layout.grid, stream(model, batch)
+    assert found.shape == (3, rows, columns, 16)
+    expected = model.module.norm(first) if norm else first
+    torch.testing.assert_close(found[:, 1, 2], expected[:, 3 + columns + 2], atol=1e-6, rtol=1e-5)
+    assert torch.equal(embedding.flatten(1, 2), entering[:, 3:])  # whatever the norm
+
+
+def test_maps_of_a_cnn_and_of_windows_are_on_their_grid():
+    for model in (vitlens.load("cnn-digits"), timm_model("swin_tiny_patch4_window7_224")):
+        kept, batch = list[Tensor](), images(batch=2)
+        layer = vitlens.features(model, batch).layers[1]
+        hook = model.module.get_submodule(layer.module).register_forward_hook(
+            lambda _module, _inputs, maps, kept=kept: kept.append(maps)
+        )
+        (tokens,) = patch_tokens(model, batch, [1], norm=False)
+        hook.remove()
+        expected = kept[-1] if model.anatomy.family == "windowed" else kept[-1].movedim(1, -1)
+        torch.testing.assert_close(tokens, expected)
+
+
+def test_tokens_that_a_block_overwrites_are_read_before_it_does():
+    model, batch = ours(pooling="mean"), images(SIZE)
+    expected = stream(model, batch)[0]
+    model.module.blocks[0].register_forward_hook(lambda _module, inputs, output: inputs[0].mul_(0).add_(output))
+    assert torch.equal(patch_tokens(model, batch, ["embedding"])[0].flatten(1, 2), expected)
+
+
+class Shuffled(nn.Module):
+    """Blocks of tokens whose place in the image is unknown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(nn.TransformerEncoderLayer(3, 1, 8, batch_first=True) for _ in range(2)))
+        self.head = nn.Linear(3, 5)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        return self.head(self.blocks(batch.flatten(2).mT[:, :11]).mean(1))
+
+
+def test_tokens_without_a_place_are_refused():
+    with pytest.raises(UnsupportedError):
+        patch_tokens(model_of(Shuffled().eval()), images())

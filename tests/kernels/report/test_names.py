@@ -29,40 +29,34 @@ def report_of(name: str) -> str:
     return markdown(document(name=said(name=name)), run)
 
 
-def plain(text: str) -> str:
+def paragraph(text: str) -> str:
     """A sentence as a report's paragraph."""
     return markdown(Document("t", (), FirstPage(()), preface=(Sentence(text),)), record(Path("run"))).split("\n\n")[1]
 
 
 def seen(name: str) -> str:
     """What a reader sees of a name: escapes as Python writes them, and spaces of any width as spaces."""
-    return "".join(map(_seen, name))
+    spaced = "".join(" " if unicodedata.category(one) == "Zs" else one for one in name)
+    return "".join(one if one.isprintable() or one in "\u200c\u200d" else ascii(one)[1:-1] for one in spaced)
 
 
-def _seen(one: str) -> str:
-    if one.isprintable() or one in "\u200c\u200d":
-        return one
-    return " " if unicodedata.category(one) == "Zs" else ascii(one)[1:-1]
+def test_a_name_in_a_report_is_only_read_letter_by_letter():
+    usual = [(block.type, block.tag) for block in parsed(report_of("name"))]
+    for name in NASTY:
+        text = report_of(name)
+        blocks = parsed(text)
+        assert problems(text) == []
+        assert os.fsencode(text).decode("utf-8") == text
+        assert [(block.type, block.tag) for block in blocks] == usual  # no block more, none less
+        shown = cells(text)[0][1]
+        if len(name) <= 60 and not name.isspace():
+            assert shown.split() == seen(name).split()
+        assert all(len(part) <= 60 for part in shown.split("/")) or len(shown) == 180
+        items = ["".join(read(block).split()) for block in blocks if block.type == "inline"]
+        assert "".join(f"vit: {shown}, weights: {shown}, 1 parameters; {seen(name)}.".split()) in items
 
 
-PLAIN = [(block.type, block.tag) for block in parsed(report_of("name"))]
-
-
-@pytest.mark.parametrize("name", NASTY, ids=ascii)
-def test_a_name_in_a_report_is_only_read_letter_by_letter(name):
-    text = report_of(name)
-    assert problems(text) == []
-    assert os.fsencode(text).decode("utf-8") == text
-    assert [(block.type, block.tag) for block in parsed(text)] == PLAIN  # no block more, none less
-    shown = cells(text)[0][1]
-    if len(name) <= 60 and not name.isspace():
-        assert shown.split() == seen(name).split()
-    assert all(len(part) <= 60 for part in shown.split("/")) or len(shown) == 180
-    items = ["".join(read(block).split()) for block in parsed(text) if block.type == "inline"]
-    assert "".join(f"vit: {shown}, weights: {shown}, 1 parameters; {seen(name)}.".split()) in items
-
-
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(names)
 def test_any_name_in_a_report_is_only_read_and_a_block_of_code_holds_any_line(name):
     text = report_of(name)
@@ -71,17 +65,17 @@ def test_any_name_in_a_report_is_only_read_and_a_block_of_code_holds_any_line(na
     assert block.content == "".join(f"{line}\n" for line in map(seen, f"vitlens look '{name}'".split("\n")))
 
 
-@pytest.mark.parametrize("address", ["http://x.org", "HTTPS://x.org/a_b", "www.x.org", "ftp://x", "a@x.org"])
+@pytest.mark.parametrize("address", ["HTTPS://x.org/a_b", "www.x.org", "a@x.org"])
 def test_an_address_is_no_link_on_github(address):
-    shown = plain(f"see {address} now")
+    shown = paragraph(f"see {address} now")
     assert not any(start in shown.lower() for start in ("://", "www.", "a@"))
     assert read(parsed(shown)[1]) == f"see {address} now"
 
 
 def test_our_own_marks_stay_and_those_of_names_do_not():
     own = "**vit** is in `runs/` at p < 0.05: 3 * 4, a_b, [0, 1]; (a-b), 100 %, it's."
-    assert plain(own) == own
-    assert plain(said("**{{ a }}** in `{{ b }}`", a="**", b="a`b")) == "**\\*\\*** in ``a`b``"
+    assert paragraph(own) == own
+    assert paragraph(said("**{{ a }}** in `{{ b }}`", a="**", b="a`b")) == "**\\*\\*** in ``a`b``"
 
 
 def test_a_message_is_one_line_of_a_stated_length_on_a_terminal(capsys):

@@ -23,8 +23,7 @@ def cache(root: Path, name: str = NAME, digest: str = "weights", data: str = "di
 def keep(root: Path, options: StatsOptions = OPTIONS, *, finished: bool = True) -> None:
     """Keep a chapter whose config names the folder of its run."""
     place = root / "first" / "chapters" / "stats-mine"
-    config = {"command_line": str(root / "first")}
-    folder = RunFolder.opened("stats", RunOptions(out=place, overwrite=True), config)
+    folder = RunFolder.opened("stats", RunOptions(out=place, overwrite=True), {"command_line": str(root / "first")})
     if finished:
         with folder:
             folder.stop()

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 import vitlens
 from tests.kit.clock import moved_clock, ticking_clock
+from tests.kit.odd import odd_cnn
 from tests.kit.tiny import model_of, ours, pruned, shared_model
 from vitlens.cli.main import run
 from vitlens.commands.run.publish import read_folder
@@ -33,9 +34,7 @@ def test_a_profile_holds_together():
     assert (other_size.tokens, other_size.by_formula) == (25, False)
 
 
-@pytest.mark.parametrize(
-    ("family", "tokens"), [("vit", 17), ("swin", 16 * 16), ("torchvision-vit", 17), ("cait", 16), ("siglip", 16)]
-)
+@pytest.mark.parametrize(("family", "tokens"), [("swinv2", 16 * 16), ("torchvision-vit", 17), ("cait", 16)])
 def test_every_family_has_a_profile(family, tokens):
     found = vitlens.profile(shared_model(family), batch_sizes=())
     assert min(sum(found.flops.values()), found.training_bytes, found.inference_bytes) > 0
@@ -88,15 +87,11 @@ def test_the_peak_of_inference_is_that_of_the_widest_place():
     assert held <= cost(wide).inference_bytes <= held + 4 * (PIXELS + 10)
 
 
-def test_nothing_of_a_training_step_stays():
-    model = vitlens.load("resnet20", random_weights=True)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+def test_no_random_number_is_taken_from_torch():
     torch.manual_seed(3)
     expected = torch.get_rng_state()
-    vitlens.profile(model, batch_sizes=())
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    vitlens.profile(odd_cnn(), batch_sizes=())  # which has dropout
     assert torch.equal(torch.get_rng_state(), expected)
-    assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
 class Metronome(nn.Module):

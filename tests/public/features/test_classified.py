@@ -1,4 +1,4 @@
-"""What `vitlens features` makes of features: votes, probes, maps, colours and matches, beside scikit-learn."""
+"""What `vitlens features` makes of features: votes, probes, maps, colours, matches; and zero-shot classification."""
 
 import numpy as np
 import pytest
@@ -13,9 +13,11 @@ from torch import Tensor
 import vitlens
 from tests.kit.commands import ran
 from tests.kit.making import save
+from vitlens.cli.main import run
 from vitlens.commands.features.record import DepthRow, FeaturesRecord
-
-LAYERS = ("embedding", 0, 1)
+from vitlens.commands.run.publish import read_folder
+from vitlens.names import imagenet_classes
+from vitlens.uncertainty import accuracy_difference, holm, mcnemar, wilson
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,7 @@ def vit(tiny_vit) -> vitlens.Model:
 def read(vit, splits) -> list[dict[object, np.ndarray]]:
     """Both sets' features by layer, float64."""
     found = [vitlens.features(vit, split, embedding=True) for split in splits]
-    return [{layer: each.at(layer).double().numpy() for layer in LAYERS} for each in found]
+    return [{layer: each.at(layer).double().numpy() for layer in ("embedding", 1)} for each in found]
 
 
 def unit(values: np.ndarray) -> np.ndarray:
@@ -56,7 +58,7 @@ def dino(bank: np.ndarray, known: np.ndarray, queries: np.ndarray, k: int) -> np
     return votes.argmax(1)
 
 
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", ["embedding", 1])
 def test_votes_of_neighbours_are_scikit_learns_and_dinos(record, splits, read, layer):
     (test, train), (queries, bank) = (split.labels.numpy() for split in splits), (each[layer] for each in read)
     for k in map(int, record.features[0].knn):
@@ -66,10 +68,9 @@ def test_votes_of_neighbours_are_scikit_learns_and_dinos(record, splits, read, l
             [row] = [row for row in record.depth if (row.model, row.layer, row.classifier, row.weighting) == asked]
             assert row.accuracy.value == (answers == test).mean()
             assert row.chance == np.bincount(test).max() / len(test)
-    if layer == 1:
-        nearest = np.argsort(-unit(queries) @ unit(bank).T, axis=1, kind="stable")
-        for k in map(int, record.features[0].knn):
-            share = (train[nearest[:, :k]] == test[:, None]).mean()
+        if layer == 1:
+            nearest = np.argsort(-unit(queries) @ unit(bank).T, axis=1, kind="stable")[:, :k]
+            share = (train[nearest] == test[:, None]).mean()
             assert record.features[0].precision[str(k)].value == pytest.approx(share)
 
 
@@ -98,7 +99,7 @@ def check_probe(
     assert row.accuracy.value == pytest.approx(expected, abs=1.1 / len(split))  # from another start
 
 
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", ["embedding", 1])
 def test_the_probe_is_scikit_learns_with_the_c_that_held_out_images_choose(record, splits, read, layer):
     asked = ("a", None if layer == "embedding" else layer, "probe")
     [row] = [row for row in record.depth if (row.model, row.layer, row.classifier) == asked]
@@ -132,14 +133,11 @@ def test_maps_are_of_unit_vectors_and_as_trustworthy_as_scikit_learn_says(record
         check_components(points, values, row.explained, whole=2)
 
 
-@pytest.mark.parametrize("count", [4, 7])
-def test_few_images_are_mapped(count, tiny_vit, tmp_path):
-    line = f"features a={tiny_vit} --data digits --limit {count} --bank 10 --k 1 --no-probe --no-cache --perplexity 1"
+def test_four_images_are_mapped(tiny_vit, tmp_path):
+    line = f"features a={tiny_vit} --data digits --limit 4 --bank 10 --k 1 --no-probe --no-cache --perplexity 1"
     found = ran(tmp_path / "out", line)
-    rows = {row.method: row for row in found.maps if row.of == "images"}
-    assert {name: (row.n, row.neighbours) for name, row in rows.items()} == dict.fromkeys(
-        ("tsne", "pca"), (count, (count - 1) // 2)
-    )
+    rows = {row.method: (row.n, row.neighbours) for row in found.maps if row.of == "images"}
+    assert rows == {"tsne": (4, 1), "pca": (4, 1)}
     assert np.isfinite(found.spaces["a"].points["tsne_images"]).all()
 
 
@@ -230,3 +228,58 @@ def test_what_neighbours_of_patches_share_is_counted_among_other_images(record, 
     overlap = (voted & on_object).sum() / (voted | on_object).sum()
     assert found["object"].value.value == pytest.approx(overlap)
     assert found["object"].chance == pytest.approx(on_object.mean())
+
+
+# --- by names alone, with a language-image model
+
+TEMPLATES = ("a photo of the digit {}.", "{}", "a {} in the dark")
+CLIP = "open-clip:tiny-clip@random"
+
+
+@pytest.fixture
+def clip() -> vitlens.Model:
+    pytest.importorskip("open_clip", reason="needs the extra clip: pip install open_clip_torch")
+    from tests.kit.models.clip import registered
+
+    registered()
+    return vitlens.load(CLIP)
+
+
+def test_every_template_is_the_classifier_of_its_prompts(clip, tmp_path):
+    split = vitlens.load_data("digits", limit=40)
+    line = f"features clip={CLIP} --data digits --limit 40 --bank 10 --k 1 --no-probe --no-tsne --no-cache --quiet"
+    templates = [word for template in TEMPLATES for word in ("--clip-templates", template)]
+    assert run([*line.split(), *templates, "--device", "cpu", "--out", str(tmp_path / "out")]) == 0
+    record, images = read_folder(tmp_path / "out"), vitlens.images(split, clip)
+    asked = [TEMPLATES, *((template,) for template in TEMPLATES)]
+    classifiers = [vitlens.zero_shot(clip, split.classes, templates=each) for each in asked]
+    whole, *each = [(model(images).argmax(1) == split.labels).numpy() for model in classifiers]
+    ensemble, *rows = record.templates
+    assert [row.template for row in rows] == list(TEMPLATES)
+    assert (ensemble.gain, ensemble.p) == (None, None)
+    assert record.metric("zero_shot_accuracy/clip") == ensemble.accuracy
+    groups, p = split.groups.numpy(), []
+    for row, right in zip((ensemble, *rows), (whole, *each), strict=True):
+        assert row.accuracy == wilson(int(right.sum()), 40)  # each of a source of its own
+        if row is not ensemble:
+            p.append(mcnemar(int((right & ~whole).sum()), int((whole & ~right).sum())))
+            assert row.gain == accuracy_difference(right, whole, groups=groups, seed=0)
+    assert [row.p for row in rows] == p
+    assert [row.p_holm for row in rows] == holm(p)
+
+
+def test_an_ensemble_is_the_mean_of_its_templates_and_names_are_said_as_one_says_them(clip):
+    images = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    one = vitlens.zero_shot(clip, ["hot_dog", "cat"], templates=["{}"])
+    same = vitlens.zero_shot(clip, ["0", "1"], names=["hot dog", "cat"], templates=["{}", "{}"])
+    torch.testing.assert_close(one(images), same(images))
+    assert one.classes == ("hot_dog", "cat")
+    several = vitlens.zero_shot(clip, ["hot_dog", "cat"], templates=["{}", "a drawing of a {}"])
+    assert not torch.allclose(several(images), one(images))
+
+
+def test_imagenets_names_are_unambiguous_in_prompts(clip):
+    """Two classes are called crane, two maillot: by names alone their logits would be equal."""
+    images = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    logits = vitlens.zero_shot(clip, imagenet_classes(), templates=["{}"])(images)[0]
+    assert len(logits.unique()) > 990
