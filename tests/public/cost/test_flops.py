@@ -11,20 +11,9 @@ from torch.overrides import TorchFunctionMode
 from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 
 import vitlens
-from tests.kit.tiny import (
-    EACH_FAMILY,
-    images,
-    model_of,
-    our_swin,
-    ours,
-    shaken,
-    shared_model,
-    small_cnn,
-    torchvision_vit,
-)  # fmt: skip
+from tests.kit.commands import ran
+from tests.kit.tiny import EACH_FAMILY, images, model_of, our_swin, ours, shaken, shared_model, small_cnn
 from vitlens import Model
-from vitlens.cli.main import run
-from vitlens.commands.run.publish import read_folder
 from vitlens.errors import LensError
 
 EMBEDDING, POSITIONS, MLP, NORMS, BETWEEN = "patch embedding", "positions and tokens", "MLP", "norms", "between stages"
@@ -125,18 +114,10 @@ def test_other_families_count_what_a_sum_over_their_layers_gives(family):
 
 def test_torch_s_multihead_attention_is_seen_into():
     """Its inference kernel is one opaque operation; 16 tokens and CLS, width 32, two layers, an MLP of 64."""
-    found = flops(torchvision_vit())
+    found = flops(shared_model("torchvision-vit"))
     assert found[PROJECTIONS] == 2 * 8 * 17 * 32**2
     assert found[PRODUCTS] == 2 * 4 * 17**2 * 32
     assert found[MLP] == 2 * 4 * 17 * 32 * 64
-
-
-@pytest.mark.slow
-def test_a_resnet_has_the_flops_of_its_paper():
-    """He 2016, table 1: 1.8 billion multiplications and additions as one, at 224 px."""
-    found = flops(vitlens.load("torchvision:resnet18", random_weights=True))
-    assert round(sum(found.values()) / 2e9, 1) == 1.8
-    assert found[HEAD] == 2 * 512 * 1000
 
 
 def swin_flops(model: Model) -> dict[str, int]:
@@ -164,10 +145,7 @@ def test_our_swin_by_counter_and_by_formula(size, shift):
 
 def test_exponents_and_the_crossover_of_a_sweep_over_sizes(tiny_vit, tmp_path):
     """N² of the products, the interval of least squares on logarithms, and the tokens from which products lead."""
-    sides = (16, 32, 64)
-    words = ["--sizes", ",".join(map(str, sides)), "--batch-sizes", "1", "--quiet", "--out", str(tmp_path / "run")]
-    assert run(["profile", str(tiny_vit), *words]) == 0
-    record = read_folder(tmp_path / "run")
+    sides, record = (16, 32, 64), ran(tmp_path / "run", f"profile {tiny_vit} --sizes 16,32,64 --batch-sizes 1")
     tokens = [1 + (side // 8) ** 2 for side in sides]
     dim, hidden = 16, vitlens.load(str(tiny_vit)).module.config.hidden
     # where 4 N² d = 8 N d² + 4 N d h
