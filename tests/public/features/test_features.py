@@ -34,16 +34,32 @@ def entering(model: Model, module: str, batch: Tensor) -> Tensor:
     return kept[0]
 
 
-READ = [each for each in EACH_FAMILY if each.values[0] not in POOLED]
+def model_named(name: str) -> Model:
+    if not name.startswith("tiny-"):
+        return cnn() if name == "cnn-digits" else shared_model(name)
+    pytest.importorskip("open_clip", reason="needs the extra clip: pip install open_clip_torch")
+    from tests.kit.models.clip import tiny
+
+    return tiny(name)
 
 
-@pytest.mark.parametrize("name", [*READ, "cnn-digits"])
-def test_the_last_features_are_what_the_classifier_reads(name):
-    model = cnn() if name == "cnn-digits" else shared_model(name)
-    batch = images(model.input_size, batch=3)
-    found, classes = vitlens.features(model, batch, batch_size=2), len(model.classes)
-    linear = [name for name, each in model.module.named_modules() if getattr(each, "out_features", 0) == classes]
-    torch.testing.assert_close(found.at(-1), entering(model, linear[0], batch), atol=1e-5, rtol=1e-5)
+@pytest.mark.parametrize("name", [*EACH_FAMILY, "cnn-digits", "tiny-clip", "tiny-sigmoid", "tiny-resnet"])
+def test_the_first_features_enter_block_0_and_the_last_the_classifier(name):
+    model = model_named(name)
+    batch, layout = images(model.input_size, batch=3), model.anatomy.layout
+    found, tokens = vitlens.features(model, batch, embedding=True), entering(model, model.anatomy.blocks[0], batch)
+    if name in ("tiny-resnet", "cnn-digits"):  # channels first
+        patches = tokens.flatten(2).mT
+    else:
+        patches = tokens.flatten(1, -2) if layout is None else tokens[:, -layout.patches :]
+    torch.testing.assert_close(found.at("embedding"), patches.mean(1), atol=1e-6, rtol=1e-5)
+    if name in POOLED or name.startswith("tiny-"):
+        return
+    outputs = {module: getattr(each, "out_features", 0) for module, each in model.module.named_modules()}
+    head = next(module for module, width in outputs.items() if width == len(model.classes))
+    torch.testing.assert_close(found.at(-1), entering(model, head, batch), atol=1e-5, rtol=1e-5)
+    parts = vitlens.features(model, batch, batch_size=2)
+    torch.testing.assert_close(parts.at(-1), found.at(-1), atol=1e-5, rtol=1e-5)
     with torch.no_grad():
         torch.testing.assert_close(found.logits, model(batch), atol=1e-5, rtol=1e-5)
 
@@ -104,25 +120,6 @@ def test_layers_can_be_chosen_and_keep_their_numbers(family):
     assert all(torch.equal(one, other) for one, other in zip(with_it.values[1:], whole.values, strict=True))
 
 
-@pytest.mark.parametrize("name", [*EACH_FAMILY, "tiny-clip", "tiny-sigmoid", "tiny-resnet"])
-def test_the_embedding_is_what_enters_block_0_in_every_family(name):
-    if name.startswith("tiny-"):
-        pytest.importorskip("open_clip", reason="needs the extra clip: pip install open_clip_torch")
-        from tests.kit.models.clip import tiny
-
-        model = tiny(name)
-    else:
-        model = shared_model(name)
-    batch = images(model.input_size, batch=3)
-    tokens, layout = entering(model, model.anatomy.blocks[0], batch), model.anatomy.layout
-    if name == "tiny-resnet":  # channels first
-        patches = tokens.flatten(2).mT
-    else:
-        patches = tokens.flatten(1, -2) if layout is None else tokens[:, -layout.patches :]
-    found = vitlens.features(model, batch, embedding=True).at("embedding")
-    torch.testing.assert_close(found, patches.mean(1), atol=1e-6, rtol=1e-5)
-
-
 def plain() -> Model:
     return model_of(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 900, 5)).eval(), alias="plain")
 
@@ -146,9 +143,9 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_read_is_said(case):
     make, options, error, words = REFUSED[case]
-    model, unchecked = make(), getattr(vitlens.features, "__wrapped__", vitlens.features)  # as from the command line
+    model = make()
     with pytest.raises(error, match=words):
-        unchecked(model, images(model.input_size), **options)
+        vitlens.features(model, images(model.input_size), **options)
 
 
 def test_a_layer_that_was_not_read_is_said():
