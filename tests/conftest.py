@@ -6,17 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.makers import learned, pictures, sharp_vit, tiny_cnn, tiny_vit, weaker
 from tests.kit.saving import save_little
 from tests.kit.typechecker import install
-
-__all__ = ["golden", "learned", "pictures", "places", "sharp_vit", "tiny_cnn", "tiny_vit", "weaker"]  # fixtures
 
 if "VITLENS_SHAPES" in os.environ:
     install("vitlens")
 save_little()
 
-from tests.kit.golden import golden, of_all_processes, places  # noqa: E402  after vitlens's annotations are checked
+# after vitlens's annotations are checked
+from tests.kit.golden import golden, of_all_processes, places  # noqa: E402
+from tests.kit.makers import learned, pictures, sharp_vit, tiny_cnn, tiny_vit, weaker  # noqa: E402
+
+__all__ = ["golden", "learned", "pictures", "places", "sharp_vit", "tiny_cnn", "tiny_vit", "weaker"]  # fixtures
 
 gc.set_threshold(50_000, 20, 20)  # a tenth of the tests' time went into walking through what stays anyway
 
@@ -34,7 +35,6 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder of real images and weights; tests that need it are skipped where VITLENS_DATA names none."""
-    folder = os.environ.get("VITLENS_DATA")
-    if not folder:
+    if not (folder := os.environ.get("VITLENS_DATA")):
         pytest.skip("needs real images and weights: set VITLENS_DATA to the folder that holds them")
     return Path(folder)

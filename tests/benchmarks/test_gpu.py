@@ -59,7 +59,7 @@ def test_training_without_data_says_what_to_add(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.splitlines()[-1].endswith("add --data TRAIN.zip,TEST.zip")
 
 
-def test_a_part_stops_when_its_time_is_up_and_the_next_run_goes_on(tmp_path, monkeypatch, capsys):
+def test_a_part_stops_when_its_time_is_up_and_the_next_run_goes_on(session, tmp_path, monkeypatch, capsys):
     runs = []
 
     def run(session):
@@ -83,11 +83,8 @@ def test_a_part_stops_when_its_time_is_up_and_the_next_run_goes_on(tmp_path, mon
     assert main(line) == 0
     assert runs == ["quick", "slow", "slow"]
     assert [row.case for row in Rows(out).rows] == ["quick", "slow"]
-
-
-def test_a_case_that_the_time_left_is_too_short_for_is_not_begun(session):
     session.seconds = 5
-    with pytest.raises(OutOfTimeError, match="long"):
+    with pytest.raises(OutOfTimeError, match="long"):  # the time left is too short for it: not begun
         session.case("long", lambda _: pytest.fail("begun"), batch=1, needs=60)
 
 
@@ -121,19 +118,14 @@ def test_a_check_holds_to_its_tolerance_relative_to_the_largest_value(session, o
     assert len(session.missing) == 2 * (not passed)
 
 
-def test_a_line_that_was_cut_off_is_measured_again(tmp_path):
-    path, row = tmp_path / "gpu.jsonl", Row("part", "case", "case", "a card", "versions", False, {"seconds": 1.0})
+def test_a_line_that_was_cut_off_is_measured_again_and_rows_of_another_machine_or_size_do_not_count(tmp_path):
+    path, row = tmp_path / "gpu.jsonl", Row("part", "case", "case", "a card", "versions", True, {"seconds": 1.0})
     Rows(path).add(row)
     path.write_text(path.read_text() + json.dumps({"part": "part"})[:-3])
     rows = Rows(path)
     assert rows.rows == [row]
     rows.add(row)
     assert Rows(path).rows == [row, row]
-
-
-def test_rows_of_another_machine_or_size_do_not_count(tmp_path):
-    rows = Rows(tmp_path / "gpu.jsonl")
-    rows.add(Row("part", "case", "case", "a card", "versions", True, {}))
     here = {"device": "a card", "versions": "versions", "tiny": True}
     assert rows.find("part", "case", **here)
     for other in ({"device": "another card"}, {"versions": "others"}, {"tiny": False}):
@@ -141,20 +133,9 @@ def test_rows_of_another_machine_or_size_do_not_count(tmp_path):
         assert rows.of(**{**here, **other}) == []
 
 
-@pytest.mark.parametrize(
-    ("card", "peak"),
-    [
-        ("NVIDIA H100 80GB HBM3, 85 GB", 989e12),
-        ("NVIDIA H200", 989e12),
-        ("NVIDIA L4", 121e12),
-        ("Tesla V100-SXM2-16GB", None),
-    ],
-)
-def test_the_peak_of_a_card(card, peak):
-    assert peak_of(card) == peak
-
-
-def test_a_share_of_an_unknown_peak_is_not_known():
+def test_the_share_of_a_cards_peak_is_known_for_known_cards():
+    cards = {"NVIDIA H100 80GB HBM3, 85 GB": 989e12, "NVIDIA H200": 989e12, "NVIDIA L4": 121e12, "Tesla V100": None}
+    assert {card: peak_of(card) for card in cards} == cards
     assert Machine("any", "", None).share(1e12) == "not known"
     assert Machine("any", "", 989e12).share(98.9e12) == "10.0%"
 
@@ -168,20 +149,14 @@ def test_precisions_are_undone():
         assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
 
 
-@pytest.mark.parametrize(
-    ("kernel", "kind"),
-    [
-        ("void pytorch_flash::flash_fwd_kernel<...>", "attention"),
-        ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNN", "matrix products"),
-        ("Memcpy DtoH (Device -> Pageable)", "copies"),
-        ("void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl>", "elementwise and sums"),
-    ],
-)
-def test_kernels_by_kind(kernel, kind):
-    assert kind_of(kernel) == kind
-
-
-def test_shares_add_up_with_the_time_in_which_the_card_waits():
+def test_time_is_shared_by_kinds_of_kernels_and_with_the_time_in_which_the_card_waits():
+    kernels = {
+        "void pytorch_flash::flash_fwd_kernel<...>": "attention",
+        "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNN": "matrix products",
+        "Memcpy DtoH (Device -> Pageable)": "copies",
+        "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl>": "elementwise and sums",
+    }
+    assert {kernel: kind_of(kernel) for kernel in kernels} == kernels
     found = summary(Busy(2.0, {"sgemm": 0.5, "gemm_2": 0.2, "gelu": 0.5}), torch.device("cuda"))
     assert found["shares"] == "idle 40%, matrix products 35%, elementwise and sums 25%"
     assert str(found["largest kernels"]).startswith("sgemm 25%; gelu 25%; gemm_2 10%")

@@ -16,21 +16,11 @@ from tests.kit.whole_folder import whole_folder
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture
 def added(monkeypatch: pytest.MonkeyPatch) -> None:
     """A throw-away command: its folder (tests/contracts/throw_away/), and its entry in the one mapping."""
     monkeypatch.setitem(COMMANDS, WORD, ENTRY)
-
-
-@pytest.fixture
-def made(added, tiny_vit: Path, tmp_path: Path) -> Path:
-    """What it leaves."""
-    line = [WORD, str(tiny_vit), "--data", "digits", "--limit", "4", "--scale", "2", "--device", "cpu", "--quiet"]
-    assert run([*line, "--out", str(tmp_path / "out")]) == 0
-    return tmp_path / "out"
 
 
 @pytest.mark.usefixtures("added")
@@ -46,7 +36,11 @@ def test_the_command_line_lists_it_with_its_options(capsys):
     assert f"did you mean '{WORD}'" in capsys.readouterr().err
 
 
-def test_it_leaves_a_whole_folder_of_what_it_declares(made):
+@pytest.mark.usefixtures("added")
+def test_it_leaves_a_whole_folder_of_what_it_declares_whose_report_is_made_again_without_torch(tiny_vit, tmp_path):
+    made = tmp_path / "out"
+    line = [WORD, str(tiny_vit), "--data", "digits", "--limit", "4", "--scale", "2", "--device", "cpu", "--quiet"]
+    assert run([*line, "--out", str(made)]) == 0
     whole_folder(made, WORD)
     (batch,) = vitlens.load_data("digits", limit=4).batches(4)
     results = json.loads((made / "results.json").read_text())
@@ -54,9 +48,6 @@ def test_it_leaves_a_whole_folder_of_what_it_declares(made):
     assert len(results["tables"]["images_shown"]) == 4
     with np.load(made / "arrays" / f"{WORD}-tiny-vit.npz") as stored:
         np.testing.assert_allclose(stored["rows"], 2 * batch.images.mean((1, 3)).numpy(), rtol=1e-6)
-
-
-def test_its_report_is_made_again_without_torch(made):
     kept = (made / "report.md").read_bytes()
     (made / "report.md").unlink()
     program = (
@@ -64,7 +55,8 @@ def test_its_report_is_made_again_without_torch(made):
         "from tests.contracts.throw_away import ENTRY, WORD; COMMANDS[WORD] = ENTRY; from vitlens.cli.main import run; "
         f"assert run(['report', {str(made)!r}]) == 0; assert 'torch' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (made / "report.md").read_bytes() == kept
 
@@ -84,18 +76,11 @@ def test_models_say_whether_they_support_it(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("added")
-@pytest.mark.parametrize(
-    ("module", "names"),
-    [
-        (test_messages, "LINES"),
-        (test_names_shown, "WORDS"),
-        (test_report_folders, "NAMES"),
-        (test_support, "ON_A_MODEL"),
-    ],
-)
-def test_the_tests_over_all_commands_take_it(module, names):
+def test_the_tests_over_all_commands_take_it():
     """Read again, as a new process reads them."""
-    spec = importlib.util.spec_from_file_location("again", module.__file__)
-    again = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(again)
-    assert any(WORD in name for name in getattr(again, names))
+    known = [(test_messages, "LINES"), (test_names_shown, "WORDS"), (test_report_folders, "NAMES")]
+    for module, names in (*known, (test_support, "ON_A_MODEL")):
+        spec = importlib.util.spec_from_file_location("again", module.__file__)
+        again = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(again)
+        assert any(WORD in name for name in getattr(again, names)), names

@@ -14,36 +14,33 @@ from vitlens.models.loading import load
 from vitlens.models.positions import fixed_positions
 
 PAGE = (Path(__file__).parents[2] / "docs" / "course.md").read_text()
-WEEKS = dict(re.findall(r"^## Week (\d): [^\n]+\n(.*?)(?=^## |\Z)", PAGE, flags=re.DOTALL | re.MULTILINE))
-EXERCISES = {
-    title.split()[0]: text
-    for title, text in re.findall(r"^### (\d\.\d [^\n]+)\n(.*?)(?=^##)", PAGE, flags=re.DOTALL | re.MULTILINE)
-}
 WORDS = re.sub(r"\s+", " ", PAGE)
 
 
-def test_there_are_eight_weeks_and_a_hint_for_each_exercise():
-    assert list(WEEKS) == [str(week) for week in range(1, 9)]
-    for week in WEEKS:
-        assert sum(number.startswith(week) for number in EXERCISES) >= 2
+def test_every_exercise_is_whole_and_has_a_hint():
+    exercises = dict(re.findall(r"^### (\d\.\d) [^\n]+\n(.*?)(?=^##)", PAGE, flags=re.DOTALL | re.MULTILINE))
+    assert re.findall(r"^## Week (\d): ", PAGE, flags=re.MULTILINE) == [str(week) for week in range(1, 9)]
+    assert all(sum(number.startswith(str(week)) for number in exercises) >= 2 for week in range(1, 9))
     hints = PAGE.partition("\n## Hints\n")[2]
-    assert re.findall(r"(?:^-|\.)\s+(\d\.\d):", hints, flags=re.MULTILINE) == list(EXERCISES)
+    assert re.findall(r"(?:^-|\.)\s+(\d\.\d):", hints, flags=re.MULTILINE) == list(exercises)
+    for number, text in exercises.items():
+        goal, command, rest = re.split(r"^```(?:sh)?\n", text, flags=re.MULTILINE)
+        assert goal.strip().endswith((".", "?")), number
+        assert re.search(r"vitlens |python docs/|python3 -c ", command), number
+        assert re.findall(r"^- \*\*([^*]+)\*\*:", rest, flags=re.MULTILINE) == ["Look for", "Right", "Mistake"]
+        assert re.search(r"\d", rest.partition("**Right**")[2].partition("**Mistake**")[0]), f"{number}: no number"
 
 
-@pytest.mark.parametrize("number", EXERCISES)
-def test_an_exercise_is_whole(number):
-    goal, command, rest = re.split(r"^```(?:sh)?\n", EXERCISES[number], flags=re.MULTILINE)
-    assert goal.strip().endswith((".", "?"))
-    assert "vitlens " in command or "python docs/" in command or "python3 -c " in command
-    labels = re.findall(r"^- \*\*([^*]+)\*\*:", rest, flags=re.MULTILINE)
-    assert labels == ["Look for", "Right", "Mistake"]
-    assert re.search(r"\d", rest.partition("**Right**")[2].partition("**Mistake**")[0]), "no number to reach"
-
-
-def test_three_patches():
+def test_numbers_that_follow_from_arithmetic():
     weights = torch.tensor([0, 0.5, 0]).softmax(0).tolist()
     assert ", ".join(f"{weight:.3f}" for weight in weights) in WORDS
     assert f"exponential of {math.log(0.52 / 0.24):.2f}" in WORDS
+    *some, last = ((32 // side) ** 2 + 1 for side in (2, 4, 8, 16))
+    assert f"{', '.join(map(str, some))} and {last} tokens" in WORDS
+    for side, patch in ((32, 4), (224, 16)):  # the mean distance of uniform attention
+        places = [(patch * row, patch * column) for row in range(side // patch) for column in range(side // patch)]
+        mean = math.fsum(itertools.starmap(math.dist, itertools.product(places, repeat=2))) / len(places) ** 2
+        assert f"{mean:.2f} px at {side} px" in WORDS
 
 
 def test_the_loss_of_a_reversal_without_positions():
@@ -70,18 +67,6 @@ def test_parameters(preset, width, depth):
     count = sum(parameter.numel() for parameter in model.parameters())
     assert count == 49 * width + 66 * width + depth * (12 * width**2 + 13 * width) + 2 * width + 10 * width + 10
     assert f"{count:,}" in WORDS
-
-
-def test_tokens_of_each_patch_size():
-    assert "257, 65, 17 and 5 tokens" in WORDS
-    assert [(32 // side) ** 2 + 1 for side in (2, 4, 8, 16)] == [257, 65, 17, 5]
-
-
-@pytest.mark.parametrize(("side", "patch"), [(32, 4), (224, 16)])
-def test_the_distance_of_uniform_attention(side, patch):
-    places = [(patch * row, patch * column) for row in range(side // patch) for column in range(side // patch)]
-    mean = math.fsum(itertools.starmap(math.dist, itertools.product(places, repeat=2))) / len(places) ** 2
-    assert f"{mean:.2f} px at {side} px" in WORDS
 
 
 @pytest.mark.parametrize(("kind", "words"), [("sine", "1-D"), ("sine-2d", "2-D")])

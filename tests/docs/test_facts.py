@@ -1,26 +1,118 @@
-"""What pages state is what the code holds: works of the literature."""
+"""What pages and the README state is so: links lead somewhere, commands are taken, Python compiles, works are known."""
 
+import ast
 import re
+import shlex
 from pathlib import Path
 
+import pytest
+
 from docs.make.literature import citations, works
+from docs.make.site import REPOSITORY, outward
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
 from vitlens.analysis.heads.registry import STATISTICS
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attribution.registry import ATTRIBUTIONS
-from vitlens.commands.registry import COMMANDS
+from vitlens.cli.main import run
+from vitlens.commands.registry import COMMANDS, Command
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
-WITHOUT_A_WORK = {"ICLR"}  # a venue with its year
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "reports/README.md")] + [
+    page for pattern in ("*.md", "commands/*.md", "parts/*.md") for page in sorted(DOCS.glob(pattern))
+]
+TYPED = [page for page in PAGES if page.parent in (DOCS, DOCS / "commands") or page == ROOT / "README.md"]
+BLOCKS = r"^```{}\n(.*?)^```"
+
+
+def on(pages: list[Path]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("path", pages, ids=[str(path.relative_to(ROOT)) for path in pages])
+
+
+def blocks(path: Path, kind: str) -> list[str]:
+    return re.findall(BLOCKS.format(kind), path.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def prose(path: Path) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and MyST make them."""
+    titles = re.findall(r"^#+ (.+?)\s*$", prose(path), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@on(PAGES)
+def test_every_link_of_a_page_is_there_on_github_as_in_the_site(path):
+    text = re.sub(r"`[^`\n]*`", "``", prose(path))
+    for image, said, target in re.findall(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)", text):
+        place, _, anchor = target.partition("#")
+        if "://" in target:
+            continue
+        found = (path.parent / place).resolve() if place else path
+        assert found.exists(), target
+        assert ROOT in (found, *found.parents), f"{target} leaves the repository"
+        if anchor and found.suffix == ".md":
+            assert anchor in anchors(found), target
+        assert not image or len(said) > 10, f"{target}: an image needs an alternative text"
+
+
+def test_every_page_is_in_the_table_of_contents():
+    listed = set(re.findall(r"^[\w/-]+$", (DOCS / "index.md").read_text(), flags=re.MULTILINE))
+    assert {path.stem for path in DOCS.glob("*.md")} - {"index"} | {"commands/index"} <= listed
+
+
+def test_a_link_that_leaves_the_site_becomes_an_address_of_the_repository():
+    text = "[a]({}/reports/x/report.md#b), ![a figure](../reports/x/figures/y.png), [c](stats.md), [d](https://e.f/g)"
+    assert outward(text.format(".."), "") == text.format(REPOSITORY)
+    below = outward("[a](../stats.md) [b](../../README.md)", "commands")
+    assert below == f"[a](../stats.md) [b]({REPOSITORY}/README.md)"
+
+
+def typed(path: Path) -> list[str]:
+    """What a page says to type after the word vitlens."""
+    code = "\n".join(blocks(path, "(?:sh|bash)")).replace("\\\n", " ")
+    lines = [part for line in code.splitlines() for part in re.split(r" && | \| ", line)]
+    lines += [with_model(inline) for inline in re.findall(r"(?<!`)`(vitlens [^`\n]+)`(?!`)", path.read_text())]
+    found = [re.search(r"(?:^|\s|/)vitlens (.+)$", line.split(" # ")[0].rstrip()) for line in lines]
+    return [match[1] for match in found if match and '"${' not in match[1]]  # which is of a script
+
+
+def with_model(inline: str) -> str:
+    """A command within a sentence, without brackets, and with a model where it names only an option."""
+    words = inline.replace("\\|", "|").replace("[", "").replace("]", "").split()
+    entry, option = COMMANDS.get(words[1]), words[2:] and words[2].startswith("--")
+    if entry is not None and entry.needs is not None and option and "--model-file" not in words:
+        words.insert(2, "vit-digits")
+    return " ".join(words)
+
+
+@on(TYPED)
+def test_the_command_line_takes_what_a_page_says_to_type(path, tmp_path, monkeypatch, capsys):
+    (tmp_path / "runs" / "train-build-digits").mkdir(parents=True)  # a trained model that docs/python.md names
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Command, "measure", property(lambda _: lambda _options: ()))  # parsed, checked and not run
+    for arguments in typed(path):
+        words = [word for word in shlex.split(arguments) if word not in ("...", "\\")]
+        if words[0] not in COMMANDS and not words[0].startswith("--"):
+            assert words[0] == "COMMAND", arguments  # the word for any of them
+        elif "..." not in arguments and len(words) > 1:  # else a part of a command, or a command's name
+            assert run(words) == 0, f"vitlens {arguments}: {capsys.readouterr().err}"
+
+
+def test_commands_are_found_and_python_on_a_page_compiles():
+    assert sum(len(typed(path)) for path in TYPED) > 100
+    for code in (code for path in TYPED for code in blocks(path, "python")):
+        if ">>>" not in code:  # those of docs/python.md are run by tests/public/test_examples.py
+            ast.parse(code)
 
 
 def test_every_work_is_cited_once_by_one_key():
     keys = [work.key for work in works()]
     assert len(keys) == len(set(keys)) > 50
-    text = (DOCS / "references.bib").read_text()
-    assert text.count("@misc{") == len(keys)  # none was lost while reading
+    assert (DOCS / "references.bib").read_text().count("@misc{") == len(keys)  # none was lost while reading
     assert all(re.fullmatch(r"(\d{4}\.\d{4,5})?", work.arxiv) for work in works())
 
 
@@ -32,10 +124,10 @@ def test_registries_and_pages_cite_known_works():
         **{f"method {name}": method.paper for name, method in ATTENTION_METHODS.items()},
         **{f"statistic {name}": statistic.source for name, statistic in STATISTICS.items()},
         **{f"command {word}": command.help for word, command in COMMANDS.items()},
-        **{path.name: path.read_text() for path in PAGES if path.name != "references.md"},
+        **{path.name: path.read_text() for path in DOCS.glob("*.md") if path.name != "references.md"},
     }
     cited = {where: set(citations(text)) for where, text in texts.items()}
     assert sum(map(len, cited.values())) > 100
-    missing = {where: sorted(keys - known) for where, keys in cited.items()}
-    assert {where: keys for where, keys in missing.items() if keys and keys[0][0] not in WITHOUT_A_WORK} == {}
+    missing = {where: [key for key in keys - known if key[0] != "ICLR"] for where, keys in cited.items()}  # a venue
+    assert not any(missing.values()), missing
     assert all(cited[f"attribution {name}"] for name in ATTRIBUTIONS if name != "attention")

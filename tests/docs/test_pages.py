@@ -1,12 +1,11 @@
 """The generated pages of the documentation: current, whole, and a clear error for a command without its parts."""
 
 import re
-import shutil
-from pathlib import Path
 
 import pytest
 import typer
 
+from docs.make import __main__ as make
 from docs.make import measured
 from docs.make.command_pages import command_page
 from docs.make.pages import DOCS, PARTS, generated, outdated
@@ -18,50 +17,37 @@ from vitlens.commands.run.reading import read
 from vitlens.report.numbers import in_words
 from vitlens.uncertainty import Estimate
 
-SHARED = (DOCS / "commands" / "shared.md").read_text()
+WHOLE = "## How to read it\n\nBright is bright.\n\n## Pitfalls\n\nGlare.\n"
 
 
-def test_the_generated_pages_are_current():
-    assert outdated(generated()) == [], "run: python -m docs.make"
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    return generated()
 
 
-def test_a_page_that_is_changed_missing_or_left_over_is_outdated(tmp_path):
-    pages = {"commands/attention.md": "a\n", "glossary.md": "b\n"}
-    (tmp_path / "commands").mkdir()
-    for name, text in pages.items():
-        (tmp_path / name).write_text(text)
-    assert outdated(pages, tmp_path) == []
-    (tmp_path / "glossary.md").unlink()
-    (tmp_path / "commands" / "attention.md").write_text("c\n")
-    (tmp_path / "commands" / "gone.md").write_text("d\n")
-    assert outdated(pages, tmp_path) == ["commands/attention.md", "commands/gone.md", "glossary.md"]
-
-
-def test_every_hand_written_part_belongs_to_a_command():
+def test_the_generated_pages_are_current_and_every_part_belongs_to_a_command(pages):
+    assert outdated(pages) == [], "run: python -m docs.make"
     assert {path.stem for path in PARTS.glob("*.md")} == set(COMMANDS)
-
-
-def test_a_command_without_its_parts_says_what_to_write():
-    with pytest.raises(MissingPartError, match=rf'docs/parts/{WORD}\.md with "## How to read it" and "## Pitfalls"'):
-        command_page(ENTRY, PARTS)
 
 
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("## How to read it\n\nBright is bright.\n", "nothing under Pitfalls"),
-        ("## How to read it\n\n## Pitfalls\n\nNone.\n", "nothing under How to read it"),
-        ("## How to read it\n\na\n\n## Pitfalls\n\nb\n\n## Advice\n\nc\n", "found Advice"),
+        (None, rf'docs/parts/{WORD}\.md with "## How to read it" and "## Pitfalls"'),
+        (WHOLE.replace("Glare.", ""), "nothing under Pitfalls"),
+        (WHOLE.replace("Bright is bright.", ""), "nothing under How to read it"),
+        (WHOLE + "\n## Advice\n\nc\n", "found Advice"),
     ],
 )
-def test_parts_that_are_not_whole_say_so(text, found, tmp_path):
-    (tmp_path / f"{WORD}.md").write_text(text)
+def test_a_command_without_its_parts_says_what_to_write(text, found, tmp_path):
+    if text is not None:
+        (tmp_path / f"{WORD}.md").write_text(text)
     with pytest.raises(MissingPartError, match=found):
-        command_page(ENTRY, tmp_path)
+        command_page(ENTRY, PARTS if text is None else tmp_path)
 
 
 def test_a_command_that_is_added_gets_its_page(tmp_path):
-    (tmp_path / f"{WORD}.md").write_text("## How to read it\n\nBright is bright.\n\n## Pitfalls\n\nGlare.\n")
+    (tmp_path / f"{WORD}.md").write_text(WHOLE)
     page = command_page(ENTRY, tmp_path)
     for text in (f"# vitlens {WORD}\n\n{ENTRY.help}", ENTRY.example, "`--scale", "Bright is bright.", "Glare."):
         assert text in page
@@ -69,49 +55,39 @@ def test_a_command_that_is_added_gets_its_page(tmp_path):
         assert f"| `{table}` |" in page
 
 
-@pytest.fixture(scope="module")
-def parsers():
-    """The parser of each command, as the command line makes it."""
-    return typer.main.get_command(application()).commands
+def test_a_page_has_every_option_of_the_command_line_and_all_that_the_record_declares():
+    texts = {word: (DOCS / "commands" / f"{word}.md").read_text() for word in (*COMMANDS, "shared")}
+    parsers = typer.main.get_command(application()).commands
+    for word, command in COMMANDS.items():
+        names = {name for each in parsers[word].params for name in (*each.opts, *each.secondary_opts)}
+        for name in names - {"--help", "--debug"}:
+            shown = re.search(rf"[`/]{name}[` /]", texts[word] + texts["shared"])
+            assert shown or not name.startswith("-"), (word, name)
+        contents = command.contents if command.reports else None
+        if contents is None:
+            continue
+        assert all(f"| `{table}` |" in texts[word] for table in contents.tables), word
+        assert all(f"`arrays/{arrays}.npz`" in texts[word] for arrays in contents.arrays), word
+        linked = [text for name, text in texts.items() if name == word or f"]({name}.md)" in texts[word]]
+        for metric in contents.metrics:
+            assert any(f"- `{metric.pattern}`" in text for text in linked), metric.pattern
 
 
-@pytest.mark.parametrize("word", COMMANDS)
-def test_a_page_has_every_option_of_the_command_line(word, parsers):
-    page = (DOCS / "commands" / f"{word}.md").read_text() + SHARED
-    for parameter in parsers[word].params:
-        for name in (*parameter.opts, *parameter.secondary_opts):
-            known = name in ("--help", "--debug") or not name.startswith("-")
-            assert known or re.search(rf"[`/]{name}[` /]", page), name
-
-
-@pytest.mark.parametrize("word", [word for word, command in COMMANDS.items() if command.reports])
-def test_a_page_has_all_that_the_record_declares(word):
-    pages = {name: (DOCS / "commands" / f"{name}.md").read_text() for name in COMMANDS}
-    contents = COMMANDS[word].contents
-    for table in contents.tables:
-        assert f"| `{table}` |" in pages[word]
-    for arrays in contents.arrays:
-        assert f"`arrays/{arrays}.npz`" in pages[word]
-    linked = [word, *(name for name in COMMANDS if f"]({name}.md)" in pages[word])]
-    for metric in contents.metrics:
-        assert any(f"- `{metric.pattern}`" in pages[name] for name in linked), metric.pattern
-
-
-def test_writing_the_pages_changes_only_what_is_outdated(tmp_path, monkeypatch, capsys):
-    from docs.make import __main__ as make
-
+def test_writing_the_pages_changes_only_what_is_outdated(pages, tmp_path, monkeypatch, capsys):
     docs = tmp_path / "docs"
-    for path in generated():
+    for path, text in pages.items():
         (docs / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(DOCS / path, docs / path)
-    (docs / "glossary.md").write_text("old\n")
+        (docs / path).write_text(text)
+    assert outdated(pages, docs) == []
+    (docs / "glossary.md").unlink()
+    (docs / "commands" / "attention.md").write_text("old\n")
     (docs / "commands" / "gone.md").write_text("left over\n")
     monkeypatch.setattr(make, "DOCS", docs)
     monkeypatch.setattr(make, "outdated", lambda pages: outdated(pages, docs))
     make.main()
-    assert capsys.readouterr().out.splitlines() == ["removed docs/commands/gone.md", "wrote docs/glossary.md"]
-    assert (docs / "glossary.md").read_text() == Path(DOCS / "glossary.md").read_text()
-    assert outdated(generated(), docs) == []
+    done = ["wrote docs/commands/attention.md", "removed docs/commands/gone.md", "wrote docs/glossary.md"]
+    assert capsys.readouterr().out.splitlines() == done
+    assert outdated(pages, docs) == []
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def test_every_bar_reaches_its_total(name, places, tmp_path, capsys):
         assert max(amounts) > 10 * min(amounts)  # occlusion is slower, and says so
 
 
-SHARED = {  # evaluate: test_evaluate.py; stats: tests/public/heads/test_processes.py
+SHARED = {  # evaluate: test_evaluate.py; stats: test_stats.py
     "stats over a training": "stats {kept} --limit 7 --over-training",
     "rollout": "rollout {vit} --limit 12 --batch-size 5 --target true",
     "ablate": "ablate {vit} --limit 12 --batch-size 6 --pairs 2 --no-patch",

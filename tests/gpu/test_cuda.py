@@ -1,4 +1,4 @@
-"""Every command on a CUDA device: the numbers of the CPU in fp32 within a stated tolerance (same_numbers.py).
+"""Every command on a CUDA device: the numbers of the CPU in fp32 within a stated tolerance (test_same_numbers.py).
 
     pytest -m gpu
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.gpu.same_numbers import differences, results
+from tests.gpu.test_same_numbers import differences, results
 from tests.kit.golden import LINES, make
 from vitlens.cli.main import run
 

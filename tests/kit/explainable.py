@@ -6,12 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.kit.tiny import CLASSES, FAMILIES, model_of, ours, shaken, small_cnn
+from tests.kit.tiny import CLASSES, FAMILIES, bare, model_of, ours, shaken, small_cnn
 from vitlens.models.anatomy import Anatomy
 from vitlens.models.language_image import with_prompts
-from vitlens.models.model import Model, Provenance
+from vitlens.models.model import Model
 from vitlens.models.resnet import build_resnet
-from vitlens.preprocessing import Preprocessing
 from vitlens.shapes import TokenLayout
 
 MODELS: dict[str, Callable[[], Model]] = {
@@ -41,16 +40,7 @@ def linear() -> Model:
 def planted(module: nn.Module, grid: tuple[int, int], patch_size: tuple[int, int]) -> Model:
     """A model around any module, declared to have these patches; pixels are not normalised."""
     layout = TokenLayout(grid, patch_size)
-    model = Model(
-        module,
-        alias="made",
-        anatomy=Anatomy("other", (), layout),
-        preprocessing=Preprocessing(layout.image_size, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)),
-        classes=CLASSES,
-        provenance=Provenance("made", "random"),
-        architecture={},
-    )
-    return model.eval().requires_grad_(False)
+    return bare(module, layout.image_size, anatomy=Anatomy("other", (), layout))
 
 
 def resnet18() -> Model:

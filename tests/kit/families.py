@@ -1,11 +1,5 @@
-"""One small model of each mechanism that a library's models have, by a name of their own: `made:windows`.
-
-@pytest.fixture(autouse=True)
-def known(monkeypatch):
-    monkeypatch.setitem(SOURCES, "made", MADE)     # vitlens.models.sources.registry
-
-vitlens.load("made:windows"), run(["evaluate", "made:windows", "--data", "digits"])
-"""
+"""One small model of each mechanism that a library's models have, by a name of their own: `made:windows`, once a test
+has done `monkeypatch.setitem(SOURCES, "made", MADE)` (vitlens.models.sources.registry)."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -23,7 +17,8 @@ from vitlens.models.sources.registry import ModelSource
 from vitlens.models.vit import VisionTransformer
 from vitlens.preprocessing import Preprocessing
 
-_OURS: Final = ViTConfig(patch_size=(8, 8), dim=16, depth=2, heads=2)
+_MAXVIT: Final = {"img_size": 64, "depths": (1,) * 4, "embed_dim": (32, 32, 64, 64)}
+_XCIT: Final = {"img_size": 32, "patch_size": 16, "embed_dim": 32, "depth": 1, "num_heads": 2}
 
 
 def of_timm(name: str, *, classes: int = 10, **shape: object) -> nn.Module:
@@ -31,20 +26,16 @@ def of_timm(name: str, *, classes: int = 10, **shape: object) -> nn.Module:
 
 
 FAMILIES: Final[dict[str, tuple[int, Callable[[], nn.Module]]]] = {  # side in pixels, module
-    "cls": (32, lambda: VisionTransformer(_OURS)),
+    "cls": (32, lambda: VisionTransformer(ViTConfig(patch_size=(8, 8), dim=16, depth=2, heads=2))),
     "mean": (32, partial(of_timm, "vit_wee_patch16_reg1_gap_256", **VIT)),
     "distilled": (32, partial(of_timm, "deit_tiny_distilled_patch16_224", **VIT)),
     "class-attention": (32, partial(of_timm, "cait_xxs24_224", **VIT)),
     "map-pooling": (32, partial(of_timm, "vit_base_patch16_siglip_224", **VIT)),
     "headless": (32, partial(of_timm, "vit_tiny_patch16_224", classes=0, **VIT)),
     "windows": (32, partial(of_timm, "swin_tiny_patch4_window7_224", **SWIN)),
-    "channels": (
-        32, partial(of_timm, "xcit_nano_12_p16_224", img_size=32, patch_size=16, embed_dim=32, depth=1, num_heads=2)
-    ),
+    "channels": (32, partial(of_timm, "xcit_nano_12_p16_224", **_XCIT)),
     "channels-alone": (64, partial(of_timm, "edgenext_xx_small")),
-    "mixed-windows": (
-        64, partial(of_timm, "maxvit_rmlp_pico_rw_256", img_size=64, depths=(1,) * 4, embed_dim=(32, 32, 64, 64))
-    ),
+    "mixed-windows": (64, partial(of_timm, "maxvit_rmlp_pico_rw_256", **_MAXVIT)),
     "mobilevit": (64, partial(of_timm, "mobilevit_xxs")),
     "pooled": (64, partial(of_timm, "pvt_v2_b0")),
     "no-projection": (224, partial(of_timm, "levit_128s")),
@@ -53,7 +44,7 @@ FAMILIES: Final[dict[str, tuple[int, Callable[[], nn.Module]]]] = {  # side in p
     "torchvision-vit": (32, lambda: vision_transformer.VisionTransformer(**TORCHVISION_VIT, num_classes=10)),
     "torchvision-swin": (32, lambda: swin_transformer.SwinTransformer(**TORCHVISION_SWIN, num_classes=10)),
     "torchvision-resnet": (64, lambda: resnet18(num_classes=10)),
-}  # fmt: skip
+}
 
 
 def build(
@@ -63,11 +54,11 @@ def build(
     return shaken(module, scale=0.1 if side == 32 else 0.01), Preprocessing((side, side))
 
 
+def list_names() -> list[str]:
+    return list(FAMILIES)
+
+
 MADE: Final = ModelSource(
     kind="made", usage="made:NAME", help="Models of the tests.", example="made:cls", prefix="made:",
     build=f"{__name__}:build", list_names=f"{__name__}:list_names",
 )  # fmt: skip
-
-
-def list_names() -> list[str]:
-    return list(FAMILIES)

@@ -19,10 +19,8 @@ from vitlens.models.support import meets
 
 def picture_of(models: Sequence[Model], *, seed: int = 0) -> Picture:
     """A scene of a digit as each of these models of digits sees it."""
-    split = vitlens.load_data("digits", limit=1, seed=seed)
-    (batch,) = split.batches(1)
-    pixels = (batch.images * 255).round().byte()
-    return Picture("key", "scene.png", "", {model.alias: pixels for model in models})
+    (batch,) = vitlens.load_data("digits", limit=1, seed=seed).batches(1)
+    return Picture("key", "scene.png", "", {model.alias: (batch.images * 255).round().byte() for model in models})
 
 
 def write(model: Model, picture: Picture, function: Write, place: Path, **options: Any) -> Path:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from tests.kit.tiny import bare
 from vitlens.models.anatomy import Anatomy
-from vitlens.models.model import Model, Provenance
-from vitlens.preprocessing import Preprocessing
+from vitlens.models.model import Model
 from vitlens.shapes import PrefixKind, TokenLayout
 
 _STEPS = 1024  # images are recognised by their pixels
@@ -60,15 +60,8 @@ class Answering(nn.Module):
 def made_model(*layers: Tensor, grid: tuple[int, int], prefix: int = 0, patch_size: tuple[int, int] = (4, 4)) -> Model:
     """A model whose layers have these weights (images, heads, query, key), rows of which sum to 1."""
     layout = TokenLayout(grid, patch_size, PREFIXES[prefix])
-    return Model(
-        Answering(layers),
-        alias="made",
-        anatomy=Anatomy("vit", tuple(f"blocks.{layer}" for layer in range(len(layers))), layout, "mean"),
-        preprocessing=Preprocessing(layout.image_size, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)),
-        classes=("a", "b", "c"),
-        provenance=Provenance("made", "random"),
-        architecture={},
-    ).eval()
+    anatomy = Anatomy("vit", tuple(f"blocks.{layer}" for layer in range(len(layers))), layout, "mean")
+    return bare(Answering(layers), layout.image_size, anatomy=anatomy, classes=("a", "b", "c"))
 
 
 def numbered(model: Model, count: int) -> Tensor:

@@ -1,20 +1,14 @@
 """The default model of tests: odd in every way in which a model can be, so that what holds for it alone shows.
 
-    from tests.kit.odd import CLASSES, odd, odd_images, odd_split
-
     model = odd()                # evaluation mode; odd(training=True): as a user's module is when it is built
-    images = odd_images()        # (3, 3, 32, 48) in [0, 1]
-    vitlens.relevance(model, images).shape    # (3, 4, 3): the grid of its patches
-    vitlens.evaluate(model, odd_split(6))     # labelled, of its classes
+    vitlens.relevance(model, odd_images()).shape    # (3, 4, 3): the grid of its patches
 
-Images of 32 x 48 px; patches of 8 x 16 px, cut by two convolutions with batch normalisation between them, so a grid of
-4 x 3; CLS and a register first; 3 blocks of 2 heads, whose attention has 0.3 dropout on its weights and returns (batch,
-tokens, heads, width), which the block flattens and projects; dropout between; 37 classes. It is a module written by
-hand: everything is read from its forward passes. Take another model (tests/kit/models/) where a test needs what this
-one lacks, a CNN or windows for instance, or weights that mean something (vit-digits, tests/kit/planted_heads.py).
+A module written by hand, read from its forward passes: images of 32 x 48 px; patches of 8 x 16 px, cut by two
+convolutions with batch normalisation between them; CLS and a register first; 3 blocks of 2 heads, whose attention has
+0.3 dropout on its weights and returns (batch, tokens, heads, width), which the block flattens and projects; dropout
+between; 37 classes.
 """
 
-from collections.abc import Callable
 from functools import cache
 from typing import Final
 
@@ -22,13 +16,11 @@ import torch
 from torch import Tensor, nn
 
 import vitlens
+from tests.kit.tiny import images, shaken
 
 SIZE: Final = (32, 48)
-PATCH: Final = (8, 16)
-GRID: Final = (4, 3)
+PATCHES: Final = 12  # of 8 x 16 px
 PREFIX: Final = 2
-DEPTH: Final = 3
-HEADS: Final = 2
 MEAN: Final = (0.5, 0.4, 0.6)
 STD: Final = (0.2, 0.3, 0.25)
 CLASSES: Final = tuple(f"class {number}" for number in range(37))
@@ -68,17 +60,16 @@ class OddBlock(nn.Module):
 class OddViT(nn.Module):
     """A stem of convolutions, CLS and a register, blocks, a classifier of CLS."""
 
-    def __init__(self, dim: int = 20, depth: int = DEPTH, heads: int = HEADS, classes: int = len(CLASSES)) -> None:
+    def __init__(self, dim: int = 20, depth: int = 3, heads: int = 2) -> None:
         super().__init__()
-        fine, coarse = (PATCH[0] // 4, PATCH[1] // 4), (4, 4)
         self.stem = nn.Sequential(
-            nn.Conv2d(3, 8, fine, fine), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, dim, coarse, coarse)
+            nn.Conv2d(3, 8, (2, 4), (2, 4)), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, dim, (4, 4), (4, 4))
         )
         self.first = nn.Parameter(torch.randn(1, PREFIX, dim))
-        self.places = nn.Parameter(torch.randn(1, PREFIX + GRID[0] * GRID[1], dim))
+        self.places = nn.Parameter(torch.randn(1, PREFIX + PATCHES, dim))
         self.drop = nn.Dropout(0.1)
         self.layers = nn.ModuleList(OddBlock(dim, heads) for _ in range(depth))
-        self.last, self.answer = nn.LayerNorm(dim), nn.Linear(dim, classes)
+        self.last, self.answer = nn.LayerNorm(dim), nn.Linear(dim, len(CLASSES))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x).flatten(2).transpose(1, 2)
@@ -100,29 +91,23 @@ class OddCNN(nn.Module):
         return self.answer(self.drop(self.stem(x).relu().mean((2, 3))))
 
 
-def shaken(build: Callable[[], nn.Module], *, seed: int = 0) -> nn.Module:
-    """Random weights everywhere: no zero bias, no batch statistics of 0 and 1 that would hide a mistake."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        module = build()
-        with torch.no_grad():
-            for parameter in module.parameters():
-                parameter.add_(0.1 * torch.randn_like(parameter))
-        norm = module.stem[1]
-        norm.running_mean.uniform_(-0.2, 0.2)
-        norm.running_var.uniform_(0.5, 2)
+def settled(module: nn.Module) -> nn.Module:
+    """No batch statistics of 0 and 1 that would hide a mistake."""
+    draws = torch.Generator().manual_seed(0)
+    module.stem[1].running_mean.uniform_(-0.2, 0.2, generator=draws)
+    module.stem[1].running_var.uniform_(0.5, 2, generator=draws)
     return module
 
 
-def odd(*, training: bool = False, seed: int = 0, **shape: int) -> vitlens.Model:
+def odd(*, training: bool = False, **shape: int) -> vitlens.Model:
     """A new one, which a test may change. shape: dim, depth, heads."""
-    module = shaken(lambda: OddViT(**shape), seed=seed).train(training)
+    module = settled(shaken(lambda: OddViT(**shape))).train(training)
     return vitlens.wrap(module, image_size=SIZE, mean=MEAN, std=STD, classes=CLASSES, alias="odd")
 
 
 def odd_cnn() -> vitlens.Model:
     """Without attention."""
-    module = shaken(OddCNN).eval()
+    module = settled(shaken(OddCNN))
     return vitlens.wrap(module, image_size=(16, 24), mean=MEAN, std=STD, classes=CLASSES, alias="odd-cnn")
 
 
@@ -132,15 +117,6 @@ def shared_odd() -> vitlens.Model:
     return odd()
 
 
-def odd_images(batch: int = 3, *, seed: int = 0, size: tuple[int, int] = SIZE) -> Tensor:
+def odd_images(batch: int = 3, *, size: tuple[int, int] = SIZE) -> Tensor:
     """Noise in [0, 1]."""
-    return torch.rand(batch, 3, *size, generator=torch.Generator().manual_seed(seed))
-
-
-def odd_split(images: int = 6, *, seed: int = 0) -> vitlens.Split:
-    """As many labelled images, of 8 bits."""
-    from vitlens.data.split import InMemory
-
-    pixels = (odd_images(images, seed=seed) * 255).to(torch.uint8)
-    labels = torch.arange(images) * 7 % len(CLASSES)
-    return vitlens.Split("odd", "test", InMemory(pixels), SIZE, CLASSES, labels=labels)
+    return images(size, batch=batch)

@@ -12,6 +12,7 @@ from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.models.model import Model
 
 Method = Callable[[Model, Tensor, Tensor], Tensor]  # of the model, images and target classes
+ANY = {"arguments": {}, "options": (), "needs": None, "families": ("vit", "windowed", "cnn", "other")}
 
 
 @contextmanager
@@ -21,13 +22,5 @@ def planted_methods(functions: Mapping[str, Method]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for place, (name, function) in enumerate(functions.items()):
             patch.setitem(globals(), f"planted_{place}", function)
-            entry = replace(
-                ATTRIBUTIONS[name],
-                function=f"{__name__}:planted_{place}",
-                arguments={},
-                options=(),
-                needs=None,
-                families=("vit", "windowed", "cnn", "other"),
-            )
-            patch.setitem(known, name, entry)
+            patch.setitem(known, name, replace(ATTRIBUTIONS[name], function=f"{__name__}:planted_{place}", **ANY))
         yield

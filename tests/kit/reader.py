@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from vitlens.models.anatomy import Anatomy
-from vitlens.models.model import Model, Provenance
-from vitlens.preprocessing import Preprocessing
+from tests.kit.tiny import bare
+from vitlens.models.model import Model
 
 
 class Reader(nn.Module):
@@ -29,15 +28,7 @@ class Reader(nn.Module):
 def reader(classes: tuple[str, ...] = ("a", "b", "c"), *, margin: float | None = 5.0) -> Model:
     """margin: by which the logit of the answer is greater than the others; None: the first pixel's green is the
     probability of the answer."""
-    return Model(
-        Reader(len(classes), margin),
-        alias="reader",
-        anatomy=Anatomy("other", ()),
-        preprocessing=Preprocessing((4, 6), mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)),
-        classes=classes,
-        provenance=Provenance("reader", "random"),
-        architecture={},
-    )
+    return bare(Reader(len(classes), margin), (4, 6), alias="reader", classes=classes)
 
 
 def confident() -> Model:

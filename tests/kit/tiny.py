@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torchvision.models.swin_transformer import SwinTransformer as TorchvisionSwin
 from torchvision.models.vision_transformer import VisionTransformer as TorchvisionViT
 
+from vitlens.models.anatomy import Anatomy
 from vitlens.models.configs import SwinConfig, ViTConfig
 from vitlens.models.model import Model, Provenance
 from vitlens.models.rebuild import Architecture, assemble, prune_heads
@@ -24,10 +25,21 @@ CLASSES = ("a", "b", "c", "d", "e")
 def model_of(
     module: nn.Module, *, alias: str = "tiny", size: tuple[int, int] = (32, 32), classes: tuple[str, ...] = CLASSES
 ) -> Model:
-    """A model around a model, as load would make it: evaluation mode, frozen."""
-    model = assemble(
-        module, Architecture("timm", alias), Preprocessing(size), classes, alias, Provenance(alias, "random")
-    )
+    """A model around a module whose anatomy is read from it, as load would make it: evaluation mode, frozen."""
+    made = Architecture("timm", alias), Preprocessing(size), classes, alias, Provenance(alias, "random")
+    return assemble(module, *made).eval().requires_grad_(False)
+
+
+def bare(
+    module: nn.Module, size: tuple[int, int], *, alias: str = "made", classes: tuple[str, ...] = CLASSES,
+    anatomy: Anatomy | None = None,
+) -> Model:  # fmt: skip
+    """A model around any module, as it is declared: pixels are not normalised."""
+    model = Model(
+        module, alias=alias, anatomy=anatomy or Anatomy("other", ()), classes=classes,
+        preprocessing=Preprocessing(size, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)),
+        provenance=Provenance(alias, "random"), architecture={},
+    )  # fmt: skip
     return model.eval().requires_grad_(False)
 
 
@@ -137,29 +149,17 @@ FAMILIES: dict[str, Callable[[], Model]] = {
 }
 
 
-# the others are put together of the same parts: they are tried with -m slow, and in tests/contracts/test_families.py
-_MECHANISMS = {
-    "ours",  # one sequence, read by CLS
-    "vit-mean",
-    "deit-distilled",  # two readouts
-    "beit",  # relative positions as a bias of the scores
-    "eva02",  # rotary positions, gated MLP
-    "siglip",  # attention pooling
-    "cait",  # class attention, talking heads
-    "swinv2",  # windows, cosine scores
-    "torchvision-vit",  # nn.MultiheadAttention
-    "torchvision-swin",  # attention called as a function
-    "our-swin",
-}
+# each a mechanism of its own; the others, of the same parts, run with -m slow and in tests/contracts/test_families.py
+_MECHANISMS = (
+    "ours", "vit-mean", "deit-distilled", "beit", "eva02", "siglip", "cait", "swinv2", "torchvision-vit",
+    "torchvision-swin", "our-swin",
+)  # fmt: skip
 EACH_FAMILY = [pytest.param(name, marks=() if name in _MECHANISMS else pytest.mark.slow) for name in FAMILIES]
 
 
 @cache
 def shared_model(name: str) -> Model:
-    """The model of a family that all tests read together: building and surveying it is half of what most of them cost.
-
-    A test that changes a model in place makes its own, FAMILIES[name]().
-    """
+    """The model of a family that tests read together; one that changes it in place makes its own, FAMILIES[name]()."""
     return FAMILIES[name]()
 
 

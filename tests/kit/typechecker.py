@@ -1,7 +1,4 @@
-"""The checks of shapes while tests run: jaxtyping's, on what has shapes, and on dataclasses.
-
-Its own import hook wraps every function of a package; the other annotations are mypy's.
-"""
+"""The checks of shapes while tests run: jaxtyping's, on what has shapes; the other annotations are mypy's."""
 
 import dataclasses
 import inspect

@@ -22,7 +22,7 @@ from vitlens.lens.call import INPUTS, AttentionCall, AttentionInputs, Stage, att
 from vitlens.lens.site import Caller, Site, decide_kind, windows_of
 from vitlens.models.anatomy import read_attention
 from vitlens.models.attention import SOFTMAX, multi_head_attention, positional, softmax_or_zero
-from vitlens.models.hooks import Forward, Memo, ScopedMode, overridden
+from vitlens.models.hooks import Forward, Memo, ScopedMode, overridden, unchanged
 from vitlens.models.model import Model
 
 TensorFunction = Callable[[Tensor], Tensor]  # to a tensor of the same shape
@@ -305,8 +305,9 @@ class _Call:
             assert computed is not None  # a call has inputs or weights
             shape = computed.shape
         call = AttentionCall(self.mode.site(self.module, shape), self.mode.images, inputs, computed, output)
-        for read in readers:
-            read(call, scored)
+        with unchanged():  # a reader may run the model again
+            for read in readers:
+                read(call, scored)
 
 
 _MODES: Final[ContextVar[tuple[AttentionMode, ...]]] = ContextVar("modes", default=())  # of the contexts around

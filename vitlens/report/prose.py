@@ -50,8 +50,11 @@ def names(values: Iterable[Any], most: int = NAMED) -> Marked:
 
 
 def listed(parts: Sequence[str], word: str = "and") -> Marked:
-    """Parts that are finished: "a, b and c"."""
-    return Marked(parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} {word} {parts[-1]}" if parts else "none")
+    """Parts that are finished: "a, b and c"; "a, 1; b, 2; and c" where one of several holds a comma."""
+    if len(parts) < 3:
+        return Marked(f" {word} ".join(parts) or "none")
+    commas = any(", " in part for part in parts)
+    return Marked(f"{('; ' if commas else ', ').join(parts[:-1])}{';' if commas else ''} {word} {parts[-1]}")
 
 
 def counts(numbers: Mapping[str, int]) -> Marked:

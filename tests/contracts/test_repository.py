@@ -1,0 +1,103 @@
+"""The repository is what it says of itself: committed reports can be read and are light, CONTRIBUTING.md is true to the
+code and its examples run, and the kernels are few."""
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from vitlens.commands.registry import COMMANDS
+from vitlens.commands.run.publish import read
+from vitlens.record import SCHEMA, read_run
+
+ROOT = Path(__file__).parents[2]
+TESTS, REPORTS = ROOT / "tests", ROOT / "reports"
+FOLDERS = sorted(path.name for path in REPORTS.iterdir() if path.is_dir())
+TEXT = (ROOT / "CONTRIBUTING.md").read_text()
+EXAMPLES = re.findall(r"\*\*(An? [^*]+)\.\*\*.*?```python\n(.*?)```", TEXT, flags=re.DOTALL)
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+(SEAMS,) = [contract for contract in CONTRACTS if contract["name"].startswith("Tests go through")]
+KERNELS = 40  # modules of vitlens that the kernels may import directly
+
+
+def test_every_committed_report_is_listed_and_light():
+    listed = re.findall(r"^\| \[([^\]]+)\]\(([^)]+)/report\.md\) \|", (REPORTS / "README.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == [(name, name) for name in FOLDERS]
+    files = [path for path in REPORTS.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 20e6
+    assert not [path for path in files if path.suffix in (".npz", ".safetensors", ".gif", ".mp4")]
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_report_can_be_read_shows_each_of_its_figures_and_names_no_path_of_the_machine(name):
+    folder = REPORTS / name
+    run = read_run(folder)
+    assert run.status == "done"
+    if run.results["schema"] == SCHEMA:  # else older, and made again with all others of minutes
+        metrics = COMMANDS[run.command].contents.metrics
+        assert all(any(kind.parts(metric) is not None for kind in metrics) for metric in read(run).metrics)
+    shown = re.findall(r"^!\[[^\]]*\]\(figures/([^)]+)\)$", (folder / "report.md").read_text(), re.MULTILINE)
+    assert set(shown) == {path.name for path in (folder / "figures").iterdir()}
+    for file in ("config.json", "results.json", "report.md"):
+        assert not re.search(r"""["' =(@]/[\w.-]+/""", (folder / file).read_text()), file
+
+
+def test_contributing_has_all_that_can_be_added_and_every_path_is_there():
+    rows = re.findall(r"^\| (an? [^|]+?) \| ([^|]+) \| ([^|]*) ?\|$", TEXT, flags=re.MULTILINE)
+    added = {
+        "an attack", "an attribution", "an attention method", "a head statistic", "a label of heads",
+        "a model source", "a data set", "a command", "a figure", "a section of a report",
+    }  # fmt: skip
+    assert {what for what, _, _ in rows} == added
+    assert {what.lower() for what, _ in EXAMPLES} == added - {"an attention method", "a label of heads"}
+    assert all(re.search(r"`vitlens/[^`]+\.py`", touched) for _, touched, _ in rows)  # a file with its registry
+    for path in re.findall(r"`((?:vitlens|tests|docs)/[^`]*)`", TEXT):
+        place = ROOT / path.partition(" ")[0]
+        assert place.is_dir() if path.endswith("/") else place.is_file(), path
+
+
+@pytest.mark.parametrize(("what", "code"), EXAMPLES, ids=[what for what, _ in EXAMPLES])
+def test_an_example_runs_as_it_stands(what, code):
+    exec(compile(code, what, "exec"), {"__name__": "example"})  # our own text
+    for module in re.findall(r'"(vitlens[\w.]+):\w+"', code):
+        assert module.endswith(".mine") or (ROOT / f"{module.replace('.', '/')}.py").is_file()
+
+
+def test_a_command_has_the_files_that_are_told():
+    told = set(re.findall(r"\b(\w+)\.py \(", TEXT))
+    assert told == {"options", "record", "measure", "report"}
+    for word, command in COMMANDS.items():
+        package = command.package or f"vitlens.commands.{word}"
+        parts = {path.stem for path in (ROOT / package.replace(".", "/")).iterdir()}
+        assert parts >= (told if command.reports else {"options", "measure"})
+    assert {path.stem for path in (TESTS / "contracts" / "throw_away").glob("[a-z]*.py")} == told
+
+
+def imported(path: Path) -> set[str]:
+    """The modules of vitlens that a file imports."""
+
+    def is_module(name: str) -> bool:
+        place = ROOT.joinpath(*name.split("."))
+        return place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()
+
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if is_module(name) else node.module for name in names}
+    return {name for name in found if name.startswith("vitlens")}
+
+
+def test_the_kernels_are_few_and_no_other_folder_is_left_out_of_the_contract():
+    """What import-linter's contract on tests (pyproject.toml) leaves free."""
+    free = [line.partition(" -> ")[2] for line in SEAMS["ignore_imports"] if line.startswith("tests.** ")]
+    seams = [re.escape(name).replace(r"\*\*", r".+").replace(r"\*", r"[^.]+") for name in free]
+    names = {name for path in (TESTS / "kernels").rglob("test_*.py") for name in imported(path)}
+    direct = {name for name in names if not any(re.fullmatch(seam, name) for seam in seams)}
+    assert len(direct) <= KERNELS, f"{len(direct)} internals are tested directly: {sorted(direct)}"
+    folders = {path.parent.name for path in TESTS.glob("*/__init__.py")} - {"kit", "kernels"}
+    assert {f"tests.{folder}" for folder in folders} == {*SEAMS["source_modules"]}

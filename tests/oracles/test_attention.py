@@ -1,0 +1,99 @@
+"""Attention as the lens sees it beside timm's own unfused path (what enters its attn_drop), relevance beside captum."""
+
+import copy
+
+import pytest
+import torch
+from captum.attr import LayerActivation, LayerGradientXActivation
+from torch import Tensor
+
+import vitlens
+from tests.kit.tiny import TIMM, images, timm_model, with_kernel
+from vitlens import Model
+
+
+def unfused_attention(model: Model, batch: Tensor) -> dict[str, Tensor]:
+    """timm's weights by module, through its own fused_attn=False: the input of attn_drop, before dropout."""
+    twin, found = with_kernel(copy.deepcopy(model), fused=False), dict[str, Tensor]()
+    for name, module in twin.module.named_modules():
+        if name.endswith("attn_drop"):
+            owner = name.rpartition(".")[0]
+            module.register_forward_pre_hook(lambda _module, inputs, owner=owner: found.__setitem__(owner, inputs[0]))
+    with torch.no_grad():
+        twin(batch)
+    return found
+
+
+def difference(model: Model, batch: Tensor) -> float:
+    """The largest over all layers that timm shows, which are all of ours; in double precision, as noise adds up."""
+    model, batch = copy.deepcopy(model).double(), batch.double()
+    expected, captured = unfused_attention(model, batch), list[vitlens.AttentionCall]()
+    vitlens.observe(model, batch, captured.append)
+    largest = 0.0
+    for call in captured:
+        if call.site.module == "attn_pool":  # it has no attn_drop to look at; by hand below
+            continue
+        own, module, weights = expected.pop(call.site.module), call.site.module, call.weights()
+        if hasattr(mixed := model.module.get_submodule(module), "proj_w"):  # talking heads: timm mixes before attn_drop
+            weights = mixed.proj_w(weights.movedim(1, -1)).movedim(-1, 1)
+        assert own.shape == weights.shape
+        assert own.std() > 1e-4  # the comparison is not empty
+        largest = max(largest, (own - weights).abs().max().item())
+    assert not expected
+    return largest
+
+
+@pytest.mark.parametrize("family", ["deit-distilled", "siglip", "cait", "swin", "swinv2"])
+def test_weights_are_timms_own(family):
+    assert difference(timm_model(TIMM[family]), images()) < 1e-12
+
+
+def test_siglips_pooling_by_hand():
+    model = timm_model(TIMM["siglip"])
+    pool = model.module.attn_pool
+    tokens: list[Tensor] = []
+    pool.register_forward_pre_hook(lambda _module, inputs: tokens.append(inputs[0]))
+    weights = vitlens.attention(model, images())[-1]
+    heads, width = pool.num_heads, pool.head_dim
+    query = pool.q(pool.latent)[0].view(heads, width)
+    key = pool.kv(tokens[-1])[..., : heads * width].view(2, -1, heads, width)
+    expected = torch.einsum("hd,bkhd->bhk", query, key).mul(width**-0.5).softmax(-1)
+    torch.testing.assert_close(weights[:, :, 0], expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "beit_base_patch16_224"])
+def test_whole_models(name):
+    model = vitlens.load(f"timm:{name}", random_weights=True)
+    assert difference(model, images(model.input_size, batch=1)) < 1e-10
+
+
+def relevance_of(products: list[Tensor], model: Model) -> Tensor:
+    """R + Ā R of every layer (Chefer 2021), Ā the mean over heads of the positive part of weights ⊙ gradient; the
+    readout's row of R - I over the patches."""
+    prefix, tokens = len(model.layout.prefix), products[0].shape[-1]
+    identity = torch.eye(tokens, dtype=products[0].dtype).expand(len(products[0]), -1, -1)
+    whole = identity
+    for product in products:
+        whole = whole + product.clamp_min(0).mean(1) @ whole
+    whole = whole - identity
+    row = whole[:, 0] if model.anatomy.readout == "cls" else whole[:, prefix:].mean(1)
+    return row[:, prefix:].unflatten(1, model.layout.grid)
+
+
+@pytest.mark.parametrize("family", ["vit", "vit-mean", "beit", "eva02", "dinov3"])
+def test_weights_and_relevance_are_captums(family):
+    def largest(found: list[Tensor], expected: list[Tensor]) -> float:
+        return max(((f - e).abs().max() / e.abs().max()).item() for f, e in zip(found, expected, strict=True))
+
+    model, batch, targets = timm_model(TIMM[family]).double(), images(batch=3).double(), [3, 0, 4]
+    twin = with_kernel(copy.deepcopy(model), fused=False)
+    layers = [module for name, module in twin.module.named_modules() if name.endswith(".attn_drop")]
+    weights = [LayerActivation(twin, layer).attribute(batch) for layer in layers]
+    products = [LayerGradientXActivation(twin, layer).attribute(batch, target=targets).detach() for layer in layers]
+    assert len(layers) == 2
+    assert largest(list(vitlens.attention(model, batch)), weights) < 1e-11
+    expected = [relevance_of(products, model)]
+    assert largest([vitlens.relevance(model, batch, targets=torch.tensor(targets))], expected) < 1e-11
+    other = vitlens.relevance(model, batch, targets=torch.tensor([2, 2, 2]))
+    assert largest([other], expected) > 0.01  # the comparison is not empty
