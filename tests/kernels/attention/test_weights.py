@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import vitlens
+from tests.kit.lens import calls_of
 from tests.kit.tiny import images, model_of, our_swin, ours, shared_model, timm_model, torchvision_swin, torchvision_vit
 from tests.kit.windows import WINDOWED, unwindow
-from vitlens import AttentionCall
 from vitlens.analysis.attention.positions import distance_correlation, position_similarity, rank_correlation
 from vitlens.analysis.attention.weights import attention_moved, merged, patch_views, reached, window_layers
 from vitlens.errors import InputError, UnsupportedError
@@ -35,14 +35,13 @@ from vitlens.errors import InputError, UnsupportedError
 )
 def test_row_and_column_of_a_patch(make, patch, count):
     """After merging, of the patch that contains it; not of layers whose query is no patch."""
-    model, full = make(), list[Tensor]()
+    model = make()
     batch = images(model.input_size, batch=count)
-
-    def keep(call: AttentionCall) -> None:
-        if call.site.kind != "class":
-            full.append(unwindow(call.placed(), call.site.windows) if call.site.windows else call.weights())
-
-    vitlens.observe(model, batch, keep)
+    full = [
+        unwindow(call.placed(), call.site.windows) if call.site.windows else call.weights()
+        for call in calls_of(model, batch)
+        if call.site.kind != "class"
+    ]
     looks, seen = (patch_views(model, batch, side=side, patch=patch) for side in ("query", "key"))
     grids = [look.site.windows.resolution if look.site.windows else model.layout.grid for look in looks]
     for look, see, weights, grid in zip(looks, seen, full, grids, strict=True):
