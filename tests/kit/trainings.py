@@ -23,7 +23,6 @@ from vitlens.training.recipe import Recipe
 
 CLASSES = ("a", "b", "c")
 SHAPE: Any = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [4, 4]}
-STEPS = 3 * 5  # three epochs of five batches of eight
 
 
 class EnoughError(Exception):
