@@ -99,14 +99,6 @@ def test_maps_without_a_classifier_are_those_that_need_none(command, method, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["attention", "stats", "features", "profile"])
-def test_commands_that_need_no_class_work(command, tmp_path):
-    data = () if command == "profile" else ("--data", "digits", "--limit", "40")
-    small = ("--random-weights", "--image-size", "28", *QUIET)
-    assert run([command, HEADLESS, *data, *small, "--out", str(tmp_path / "out")]) == 0
-
-
-@pytest.mark.slow
 def test_a_head_is_added_by_training_it(tmp_path):
     """What the message says: the trained model has a classifier, and predicts."""
     save(headless(), tmp_path / "eva" / "model.safetensors")
