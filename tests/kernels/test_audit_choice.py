@@ -21,53 +21,46 @@ def chosen(rows):
     return row
 
 
-def candidate_of(attacks, restarts, epsilons, images):
-    return CandidateRow(attacks, restarts, epsilons, images, None, "too long")
-
-
-def test_without_time_fgsm_is_left_and_with_time_without_end_the_strongest_on_all_images():
-    rows = considered_in(0.0)
-    assert chosen(rows) is rows[-1]
-    assert rows[-1].attacks == FEWEST
-    assert {row.state for row in rows[:-1]} == {"too long"}
-    rows = considered_in(1e9, images=300)
-    assert chosen(rows) is rows[0]
-    assert (rows[0].attacks, rows[0].images, rows[0].epsilons) == (("auto",), 300, (1.0, 2.0, 4.0, 8.0))
-    assert {row.state for row in rows[1:]} == {"weaker"}
+def candidate_of(attack, restarts, epsilons, images):
+    return CandidateRow((attack,), restarts, epsilons, images, None, "too long")
 
 
 def test_the_strongest_that_fits_is_chosen_and_more_time_is_never_a_weaker_one():
+    """Without time FGSM is left; with time without end it is the strongest on all images."""
     places = []
-    for seconds in (0, 1, 5, 20, 60, 200, 600, 2000, 1e5):
-        rows = considered_in(seconds)
+    for seconds in (0, 1, 5, 20, 60, 200, 600, 2000, 1e5, 1e9):
+        rows = considered_in(seconds, images=300)
         places.append(rows.index(chosen(rows)))
         assert all(row.minutes * 60 > seconds for row in rows[: places[-1]])
         assert chosen(rows).attacks == FEWEST or chosen(rows).minutes * 60 <= seconds
+        assert {row.state for row in rows[: places[-1]]} <= {"too long"}
+        assert {row.state for row in rows[places[-1] + 1 :]} <= {"weaker"}
     assert places == sorted(places, reverse=True)
     assert len(set(places)) > 5
+    assert (places[0], rows[-1].attacks, places[-1]) == (len(rows) - 1, FEWEST, 0)
+    assert (rows[0].attacks, rows[0].images, rows[0].epsilons) == (("auto",), 300, (1.0, 2.0, 4.0, 8.0))
 
 
 def test_the_time_of_a_rung_by_hand():
     """PGD: 20 steps at two epsilons; a tenth of the images is fooled at the first, so not attacked at the second."""
     shares = {0.0: 0.9, 1.0: 0.8, 8.0: 0.5}
-    few, many = (candidate_of(("pgd",), 3, (1.0, 8.0), images) for images in (300, 400))
+    few, many = (candidate_of("pgd", 3, (1.0, 8.0), images) for images in (300, 400))
     run = 3 * ATTACKS["pgd"].steps * 3  # restarts, steps, and forward passes that a step with its gradient takes
     assert passes_of(many, shares) - passes_of(few, shares) == pytest.approx(100 * run * (0.9 + 0.8))
-    (row, _) = considered([many], BudgetRow(1.0, 0.0, 1.0, PASS), images=400, shares=shares, defined=lambda _: True)
+    (row, _) = considered([many], BudgetRow(1.0, 0.0, 1.0, PASS), images=400, shares=shares)
     assert 60 * row.minutes == pytest.approx(PASS * passes_of(many, shares))
-    nothing_right = dict.fromkeys(shares, 0.0)
-    checks = passes_of(many, nothing_right)  # the self-checks and the sample have all images
+    checks = passes_of(many, dict.fromkeys(shares, 0.0))  # the self-checks and the sample have all images
     assert checks == (8 * 16 + 256) * run
 
 
 def test_later_members_of_an_ensemble_get_what_is_left_at_the_same_epsilon():
     """Beyond the self-checks, which have all images."""
-    shares, none = {0.0: 1.0, 8.0: 0.0}, {0.0: 0.0}  # all fooled: APGD-CE alone has work
 
     def swept(attack: str, left: dict[float, float]) -> float:
-        candidate = candidate_of((attack,), 1, (8.0,), 10)
-        return passes_of(candidate, left) - passes_of(candidate, none)
+        candidate = candidate_of(attack, 1, (8.0,), 10)
+        return passes_of(candidate, left) - passes_of(candidate, {0.0: 0.0})
 
+    shares = {0.0: 1.0, 8.0: 0.0}  # all fooled: APGD-CE alone has work
     assert swept("auto", shares) == pytest.approx(swept("apgd-ce", shares))
     assert swept("auto", ALL) > 5 * swept("auto", shares)
     assert swept("square", ALL) == 10 * ATTACKS["square"].passes()  # without gradients: forward passes

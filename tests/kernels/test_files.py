@@ -9,13 +9,14 @@ import warnings
 import zipfile
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from vitlens.arrays import Form, read_arrays, require_forms, write_arrays
 from vitlens.errors import DataError, InputError, NonFiniteError, StorageError
-from vitlens.files import inside, named_file, read_json, require_no_links, sha256, write_atomically, write_json
+from vitlens.files import inside, named_file, read_json, sha256, write_atomically, write_json
 
 
 def header(shape: str, kind: str = "<f8") -> bytes:
@@ -65,7 +66,7 @@ def test_a_damaged_archive_is_one_line_and_no_memory(tmp_path, form):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x05\x06", b"x" * 100, GOOD, None])
+@pytest.mark.parametrize("content", [b"", b"PK\x05\x06", GOOD, None])
 def test_what_is_no_archive_is_refused(tmp_path, content):
     if content is not None:
         (tmp_path / "a.npz").write_bytes(content)
@@ -73,16 +74,13 @@ def test_what_is_no_archive_is_refused(tmp_path, content):
         read_arrays(tmp_path / "a.npz")
 
 
-def test_a_bomb_is_refused_by_its_list_of_contents(tmp_path):
-    whole = zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED)
-    with whole as archive, archive.open("x.npy", "w") as file:
-        file.write(header("(314572800,)", "|u1"))
-        for _ in range(300):
-            file.write(b"\0" * (1 << 20))
+def test_a_bomb_is_refused_by_its_list_of_contents(tmp_path, monkeypatch):
+    monkeypatch.setattr("vitlens.arrays._SUSPECT", 1 << 20)
+    write_arrays(tmp_path / "a.npz", {"x": np.zeros(2 << 20, np.uint8)})
     with pytest.raises(InputError, match="packed at most"):
         read_arrays(tmp_path / "a.npz")
-    with pytest.raises(InputError, match=r"at most 0\.125 GiB"):
-        read_arrays(tmp_path / "a.npz", most=1 << 27)
+    with pytest.raises(InputError, match=r"at most 0\.000976562 GiB"):
+        read_arrays(tmp_path / "a.npz", most=1 << 20)
 
 
 def test_good_arrays_come_back_and_only_the_keys_asked_for(tmp_path):
@@ -126,10 +124,7 @@ def test_the_file_appears_whole_and_alone(tmp_path):
 
 @pytest.mark.parametrize(("code", "words"), [(errno.ENOSPC, "full"), (errno.EROFS, "Read-only")])
 def test_a_disk_that_fails_is_one_line_and_leaves_nothing(tmp_path, monkeypatch, code, words):
-    def fail(file: int) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(code, os.strerror(code))))
     with pytest.raises(StorageError, match=words) as caught:
         write_json(tmp_path / "file.json", {"a": 1})
     assert "\n" not in str(caught.value)
@@ -149,29 +144,16 @@ def test_json_holds_no_nan_and_says_where(tmp_path, bad):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("parts", [("..",), ("a", "../../x"), ("/etc",), ("a", "/etc"), (), ("a\0",), ("x" * 300,)])
-def test_no_place_outside(tmp_path, parts):
-    with pytest.raises(InputError):
-        inside(tmp_path, *parts)
-
-
-@pytest.mark.parametrize("name", ["", ".x", "~x", "a/b", "a\\b", "a\nb", "a" * 201, "\u202e"])
-def test_names_in_paths(name):
+def test_no_place_outside_no_link_and_no_path_in_a_name(tmp_path):
+    """That links are neither read nor written through: tests/contracts. The folder itself may be one."""
+    (tmp_path / "latest").symlink_to(tmp_path)
+    with pytest.raises(InputError, match="no link"):
+        inside(tmp_path, "latest", "y.npz")
+    assert inside(tmp_path / "latest", "y.npz") == tmp_path / "latest" / "y.npz"
+    for parts in (("..",), ("a", "../../x"), ("/etc",), ("a", "/etc"), (), ("a\0",), ("x" * 300,)):
+        with pytest.raises(InputError):
+            inside(tmp_path, *parts)
+    for name in ("", ".x", "~x", "a/b", "a\\b", "a\nb", "a" * 201, "\u202e"):
+        with pytest.raises(InputError):
+            named_file(name, ".npz")
     assert named_file("é", ".npz") == "é.npz"
-    with pytest.raises(InputError):
-        named_file(name, ".npz")
-
-
-@pytest.mark.parametrize("place", [("figures", "a.png"), ("x.npz",), ("report.md",)])
-def test_links_are_refused_on_the_way_and_at_the_end_but_the_folder_itself_may_be_one(tmp_path, place):
-    run, other = tmp_path / "run", tmp_path / "other"
-    run.mkdir()
-    for name, target in (("figures", other), ("x.npz", other / "a.png"), ("report.md", tmp_path / "nowhere")):
-        (run / name).symlink_to(target)
-    with pytest.raises(InputError, match="no link"):
-        inside(run, *place)
-    with pytest.raises(InputError, match="no link"):
-        require_no_links(run, place[:1])
-    require_no_links(run, ("config.json",))
-    (tmp_path / "latest").symlink_to(run)
-    assert inside(tmp_path / "latest", "arrays", "y.npz") == tmp_path / "latest" / "arrays" / "y.npz"

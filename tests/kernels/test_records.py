@@ -94,28 +94,24 @@ def test_contents_cells_rows_by_a_field_and_several_records_in_one():
     assert (whole.points, list(whole.grid.values())) == (ROWS, grids)
 
 
-@pytest.mark.parametrize("masks", [None, np.array([True, False])])
-def test_arrays_come_back_and_optional_ones_may_be_left_out(tmp_path, masks):
-    record = back(tmp_path / "run", grid={"vit": Grid(np.ones((3, 2)), masks), "a-b": Grid(np.zeros((1, 2)))})
-    assert set(record.grid) == {"vit", "a-b"}
-    assert (record.grid["vit"].numbers == np.ones((3, 2))).all()
-    assert (record.grid["vit"].masks is None) == (masks is None)
-    assert record.several is None
-    with pytest.raises(InputError, match="numbers"):
-        back(tmp_path / "other", grid={"vit": Grid(np.ones((3, 5)))})
-
-
-def test_several_arrays_of_one_form_come_back_by_number_and_by_name(tmp_path):
-    given = Several(
+def test_arrays_come_back_optional_or_not_and_several_of_one_form_by_number_and_by_name(tmp_path):
+    several = Several(
         {0: np.zeros((2, 2)), 10: np.ones((3, 1))}, {"own weight": np.zeros(2), "x_low": np.ones(3)}, {"x": np.ones(1)}
     )
-    several = back(tmp_path / "run", several=given).several
+    given = {"vit": Grid(np.ones((3, 2)), np.array([True, False])), "a-b": Grid(np.zeros((1, 2)))}
+    record = back(tmp_path / "run", grid=given, several=several)
+    assert set(record.grid) == {"vit", "a-b"}
+    assert (record.grid["vit"].numbers == np.ones((3, 2))).all()
+    assert record.grid["vit"].masks.tolist() == [True, False]
+    assert record.grid["a-b"].masks is None
     assert set(read_arrays(tmp_path / "run" / "arrays" / "several.npz")) == {
         "layer0", "layer10", "mean_own weight", "mean_x_low", "low_x",
     }  # fmt: skip
-    assert several is not None
-    assert {key: array.shape for key, array in several.layer.items()} == {0: (2, 2), 10: (3, 1)}
-    assert ({*several.mean}, {*several.low}) == ({"own weight", "x_low"}, {"x"})
+    assert {key: array.shape for key, array in record.several.layer.items()} == {0: (2, 2), 10: (3, 1)}
+    assert ({*record.several.mean}, {*record.several.low}) == ({"own weight", "x_low"}, {"x"})
+    assert back(tmp_path / "none").several is None
+    with pytest.raises(InputError, match="numbers"):
+        back(tmp_path / "other", grid={"vit": Grid(np.ones((3, 5)))})
 
 
 ROW = {"name": "a", "value": "much", "shares": {}}
@@ -139,7 +135,7 @@ MODEL = {"alias": "m", "name": "vit", "parameters": 3}
         ("config", {"seed": 1.5}, "seed"),
         *(
             ("config", {"models": [{**MODEL, "alias": alias}]}, "alias")  # it is part of names of files
-            for alias in ("", ".x", "a/b", "../x", "a\nb", "a" * 201, 3)
+            for alias in ("", ".x", "a/b", "a\nb", 3)
         ),
     ],
 )  # fmt: skip
@@ -161,11 +157,10 @@ def test_what_fits_is_read_as_its_types_and_unknown_names_are_left_alone(tmp_pat
     record = read_record(PointsRecord, read_run(tmp_path / "run"))
     assert record.points == ()  # of an unfinished run tables may be missing
     assert (record.aliases, record.config.formats) == (("é",), ("svg",))
-    assert record.config.data is not None
     assert record.config.data.size == (2, 3)
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"NaN", b"[Infinity]", b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize("text", [b"", b"[Infinity]", b"\xff", b"[" * 100_000])
 def test_what_is_not_json_is_one_line(tmp_path, text):
     back(tmp_path / "run")
     (tmp_path / "run" / "results.json").write_bytes(text)
@@ -175,10 +170,7 @@ def test_what_is_not_json_is_one_line(tmp_path, text):
 
 
 def test_what_is_no_run_is_refused(tmp_path):
-    with pytest.raises(InputError, match="nothing there"):
-        read_run(tmp_path / "none")
-    with pytest.raises(InputError, match=r"no config\.json and no results\.json"):
-        read_run(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(InputError, match="a file"):
-        read_run(tmp_path / "config.json")
+    for place, words in (("none", "nothing there"), ("", r"found no results\.json"), ("config.json", "a file")):
+        with pytest.raises(InputError, match=words):
+            read_run(tmp_path / place)

@@ -1,6 +1,6 @@
-"""Tiny models to attack: linear, with one hidden layer, a ViT, a CNN; planted outcomes; and what a model was asked."""
+"""Tiny models to attack, on the flattened pixels; planted outcomes; and what a model was asked."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -8,24 +8,10 @@ from torch import Tensor, nn
 
 from tests.kit.tiny import bare
 from vitlens.attacks.robustness import Outcome
-from vitlens.models.loading import untrained
 from vitlens.models.model import Model
-from vitlens.models.resnet import CifarResNet
 
 Size = tuple[int, int]
 INF = float("inf")
-
-
-class Flat(nn.Module):
-    """Layers on the flattened pixels."""
-
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Flatten(), *layers)
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.layers(images)
-        return logits
 
 
 class Wave(nn.Module):
@@ -40,49 +26,29 @@ def made(module: nn.Module, size: Size, *, classes: int | tuple[str, ...] = 5) -
     return bare(module, size, classes=tuple("abcdefghij"[:classes]) if isinstance(classes, int) else classes)
 
 
-def seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+def _layers(size: Size, seed: int, classes: int, *between: nn.Module) -> Model:
+    """Linear layers, of 16 hidden numbers where something stands between them."""
+    pixels = 3 * size[0] * size[1]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return build()
+        first = nn.Linear(pixels, 16 if between else classes)
+        last = [nn.Linear(16, classes)] if between else []
+    return made(nn.Sequential(nn.Flatten(), first, *between, *last), size, classes=classes)
 
 
 def linear(size: Size = (8, 8), *, classes: int = 5, seed: int = 0) -> Model:
-    return made(seeded(lambda: Flat(nn.Linear(3 * size[0] * size[1], classes)), seed), size, classes=classes)
+    return _layers(size, seed, classes)
 
 
 def perceptron(size: Size = (8, 8), *, classes: int = 5, seed: int = 0) -> Model:
-    def build() -> nn.Module:
-        return Flat(nn.Linear(3 * size[0] * size[1], 16), nn.GELU(), nn.Linear(16, classes))
-
-    return made(seeded(build, seed), size, classes=classes)
+    return _layers(size, seed, classes, nn.GELU())
 
 
 def robust(size: Size = (8, 8), *, seed: int = 0) -> Model:
     """Losses with many maxima, and always the prediction 0: no attack ends early. In double precision."""
-
-    def build() -> nn.Module:
-        last = nn.Linear(16, 5)
-        with torch.no_grad():
-            last.bias[0] = 4
-        return Flat(nn.Linear(3 * size[0] * size[1], 16), Wave(), last)
-
-    return made(seeded(build, seed), size).double()
-
-
-def tiny_vit(size: Size = (8, 8), *, seed: int = 0) -> Model:
-    shape = {"dim": 16, "depth": 1, "heads": 2, "patch_size": [4, 4]}
-    model = untrained("vit-mini", classes=tuple("abcde"), image_size=size, seed=seed, overrides=shape)  # type: ignore[arg-type]
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
-        parameter.data.add_(0.2 * torch.randn(parameter.shape, generator=generator))
-    return model.eval().requires_grad_(False)
-
-
-def tiny_cnn(size: Size = (8, 8), *, seed: int = 0) -> Model:
-    return made(seeded(lambda: CifarResNet(blocks=1, classes=5), seed), size)
-
-
-MODELS: dict[str, Callable[..., Model]] = {"linear": linear, "perceptron": perceptron, "vit": tiny_vit, "cnn": tiny_cnn}
+    model = _layers(size, seed, 5, Wave())
+    model.module[3].bias.data[0] = 4  # type: ignore[index]
+    return model.double()
 
 
 def pictures(count: int = 4, size: Size = (8, 8), *, seed: int = 0, low: float = 0.0, high: float = 1.0) -> Tensor:
@@ -108,13 +74,8 @@ def asked(model: Model) -> Iterator[list[Tensor]]:
 
 
 def outcome(
-    name: str,
-    broken_at: Sequence[float],
-    *,
-    alias: str = "m",
-    epsilons: Sequence[float] = (0.1, 0.2),
-    groups: Tensor | None = None,
+    name: str, broken_at: Sequence[float], *, epsilons: Sequence[float] = (0.1, 0.2), groups: Tensor | None = None
 ) -> Outcome:
     """An attack that broke images at these epsilons; 0: wrong before."""
     at = torch.tensor(broken_at)
-    return Outcome(name, alias, tuple(epsilons), at > 0, at, at, at < 0, 0, 0, 0.0, groups=groups)
+    return Outcome(name, "m", tuple(epsilons), at > 0, at, at, at < 0, 0, 0, 0.0, groups=groups)

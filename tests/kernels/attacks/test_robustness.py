@@ -1,12 +1,10 @@
 """What follows from the smallest epsilon that breaks each image; transfer; cosines of blocks."""
 
-from functools import partial
-
 import pytest
 import torch
 
-from tests.kit.attacked import INF, linear, outcome, pictures, tiny_vit
-from tests.kit.making import untrained
+from tests.kit.attacked import INF, linear, outcome, pictures
+from tests.kit.tiny import our_swin, ours
 from vitlens.attacks.robustness import cosines, halfway_block, halving_epsilon, transfers
 from vitlens.errors import InputError
 
@@ -25,11 +23,8 @@ def test_robust_is_right_before_and_not_broken_up_to_epsilon():
     for wobble in (-1e-7, 1e-7):  # epsilons are stored rounded
         moved = broken(*(at + wobble for at in (1, 2, 4)))
         assert [int(moved.robust(epsilon).sum()) for epsilon in EPSILONS] == [2, 1, 0]
-
-
-def test_images_of_a_group_do_not_count_as_many():
-    together = broken(*[INF] * 10, *[1] * 10, groups=torch.arange(4).repeat_interleave(5)).accuracies()[0]
-    apart = broken(*[INF] * 10, *[1] * 10).accuracies()[0]
+    groups = torch.arange(4).repeat_interleave(5)  # images of a group do not count as many
+    together, apart = (broken(*[INF] * 10, *[1] * 10, groups=each).accuracies()[0] for each in (groups, None))
     assert together.high - together.low > apart.high - apart.low
 
 
@@ -50,30 +45,26 @@ def test_the_epsilon_that_halves_every_model():
     assert halving_epsilon([broken(INF, INF)]) == 4.0
 
 
-def test_rates_of_transfer_are_of_what_fooled_the_source_and_the_target_has_right():
+@pytest.mark.parametrize("groups", [None, torch.tensor([0, 0, 1, 2])])
+def test_rates_of_transfer_are_of_what_fooled_the_source_and_the_target_has_right(groups):
     clean = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 1]]).bool()
     fooled = torch.tensor([[1, 1, 0, 0], [0, 1, 0, 0]]).bool()
     of_first = torch.tensor([[0, 0, 1, 0], [1, 0, 0, 1]]).bool()  # the first's images shown to both
     of_second = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 1]]).bool()
-    groups = torch.tensor([0, 0, 1, 2])
-    for more in ({}, {"groups": groups}):
-        found = {(one.source, one.target): one for one in transfers(clean, [of_first, of_second], fooled, **more)}
-        assert [found[pair].rate.value for pair in ((0, 0), (0, 1), (1, 0), (1, 1))] == [1, 0.5, 0, 1]
-        assert [found[pair].rate.n for pair in ((0, 1), (1, 0))] == [2, 1]
-        assert (found[0, 1].accuracy.value, found[0, 1].clean.value) == (0.5, 0.75)
-    nothing = list(transfers(clean, [clean, of_second], torch.zeros(2, 4).bool()))
+    found = {(one.source, one.target): one for one in transfers(clean, [of_first, of_second], fooled, groups=groups)}
+    assert [found[pair].rate.value for pair in ((0, 0), (0, 1), (1, 0), (1, 1))] == [1, 0.5, 0, 1]
+    assert [found[pair].rate.n for pair in ((0, 1), (1, 0))] == [2, 1]
+    assert (found[0, 1].accuracy.value, found[0, 1].clean.value) == (0.5, 0.75)
+    nothing = transfers(clean, [clean, of_second], torch.zeros(2, 4).bool(), groups=groups)
     assert [one.rate for one in nothing] == [None] * 4
 
 
-@pytest.mark.parametrize(
-    "build", [tiny_vit, *(partial(untrained, name, classes=("a", "b")) for name in ("resnet20", "swin-micro"))]
-)
+@pytest.mark.parametrize("build", [ours, our_swin])
 def test_an_image_is_like_itself_at_every_depth_and_less_like_another(build):
     model = build()
     images = pictures(4, model.input_size)
     found = cosines(model, images, {"same": images, "another": images.roll(1, 0)}, batch_size=3)
-    assert found["same"].shape == (len(model.anatomy.blocks), 4)
-    torch.testing.assert_close(found["same"], torch.ones_like(found["same"]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(found["same"], torch.ones(len(model.anatomy.blocks), 4), atol=1e-5, rtol=0)
     kept: list[torch.Tensor] = []
     for block in model.anatomy.blocks:
         model.module.get_submodule(block).register_forward_hook(lambda _, __, output: kept.append(output.flatten(1)))
@@ -82,9 +73,6 @@ def test_an_image_is_like_itself_at_every_depth_and_less_like_another(build):
     expected = torch.stack([torch.nn.functional.cosine_similarity(each, each.roll(1, 0)) for each in kept])
     torch.testing.assert_close(found["another"], expected, atol=1e-5, rtol=0)
     assert expected.min() < 0.999
-
-
-def test_a_model_without_blocks_has_no_depth():
     with pytest.raises(InputError, match="blocks"):
         cosines(linear(), pictures(2), {})
 

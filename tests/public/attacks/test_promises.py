@@ -1,32 +1,30 @@
 """The contract of every attack: bounds, real successes, batches, restarts, and what its entry in the registry says."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import vitlens
-from tests.kit.attacked import MODELS, asked, perceptron, pictures, predictions, robust
-from vitlens.attacks.registry import ATTACKS
+from tests.kit.attacked import asked, linear, perceptron, pictures, predictions, robust
+from tests.kit.tiny import ours
+from vitlens.attacks.registry import ATTACKS, comparisons
 
-SWEPT = [name for name, attack in ATTACKS.items() if attack.takes_epsilon]
 ALONE = [name for name, attack in ATTACKS.items() if not attack.members]
 CASES = [  # model, height and width, epsilon, restarts, steps, and how far pixels are from black and white
-    ("linear", (8, 8), 0.0, 1, 1, 0.0),
-    ("perceptron", (8, 12), 0.05, 2, 2, 0.0),
-    ("vit", (12, 8), 1.0, 1, 3, 0.4),
-    ("cnn", (8, 8), 1e-4, 1, 2, 0.4),
-    ("perceptron", (8, 8), 1.0, 1, 4, 0.0),
+    (linear(), (8, 8), 0.0, 1, 1, 0.0),
+    (perceptron((8, 12), seed=1), (8, 12), 0.05, 2, 2, 0.0),
+    (ours(size=(12, 8), patch_size=(4, 4), depth=1), (12, 8), 1.0, 1, 3, 0.4),
 ]
+DOCS = Path(__file__).parents[3] / "docs" / "attacks.md"
 
 
 def scaled(name: str, *epsilons: float) -> list[float]:
     """Epsilons of L∞, larger for L2 and for noise."""
     return [epsilon * (8 if ATTACKS[name].norm == "l2" or name == "noise" else 1) for epsilon in epsilons]
-
-
-def enough(name: str, steps: int) -> int:
-    return 12 if name == "cw" else steps
 
 
 def lengths(adversarial: Tensor, images: Tensor, norm: str) -> np.ndarray:
@@ -39,14 +37,13 @@ def lengths(adversarial: Tensor, images: Tensor, norm: str) -> np.ndarray:
 @pytest.mark.parametrize("name", ATTACKS)
 def test_perturbations_are_within_bounds_and_successes_are_real(name):
     entry, fooled = ATTACKS[name], 0
-    for number, (kind, size, given, restarts, steps, margin) in enumerate(CASES):
-        model = MODELS[kind](size, seed=number)
+    for number, (model, size, given, restarts, steps, margin) in enumerate(CASES):
         images = pictures(4, size, seed=number, low=margin, high=1 - margin)
         before, labels = images.clone(), predictions(model, images)
         labels[0] = (labels[0] + 1) % 5  # misclassified
         epsilon = min(1.0, scaled(name, given)[0])
         budget = epsilon if entry.takes_epsilon else None
-        how = {"epsilon": budget, "seed": number, "restarts": restarts, "steps": enough(name, steps)}
+        how = {"epsilon": budget, "seed": number, "restarts": restarts, "steps": 12 if name == "cw" else steps}
         result = vitlens.attack(model, images, labels, method=name, **how)
         assert torch.equal(images, before)
         assert 0 <= result.images.min() <= result.images.max() <= 1
@@ -64,16 +61,16 @@ def test_perturbations_are_within_bounds_and_successes_are_real(name):
     assert fooled > 0
 
 
-@pytest.mark.parametrize("name", SWEPT)
+@pytest.mark.parametrize("name", ["noise", "fgsm", "pgd-l2", "apgd-targeted", "cw"])
 def test_a_sweep_is_the_attack_at_each_epsilon_and_never_recovers(name):
     model, images, levels = perceptron(seed=3), pictures(12, seed=3), [0.0, *scaled(name, 0.005, 0.02, 0.08)]
-    asked = {"method": name, "steps": enough(name, 3), "seed": 3}
+    how = {"method": name, "steps": 12 if name == "cw" else 3, "seed": 3}
     labels = predictions(model, images)
     labels[5] = (labels[5] + 1) % 5
-    curve = vitlens.attack(model, images, labels, epsilons=levels, **asked)
+    curve = vitlens.attack(model, images, labels, epsilons=levels, **how)
     robust, broken_at = curve.tried, torch.where(curve.tried, torch.inf, 0.0).double()
     for row, epsilon in enumerate(levels):
-        alone = vitlens.attack(model, images, labels, epsilon=epsilon, **asked)
+        alone = vitlens.attack(model, images, labels, epsilon=epsilon, **how)
         broken_at[robust & alone.success] = epsilon
         robust = robust & ~alone.success
         assert torch.equal(curve.success[row], curve.tried & ~robust)
@@ -85,17 +82,14 @@ def test_a_sweep_is_the_attack_at_each_epsilon_and_never_recovers(name):
     assert (curve.distance[~curve.tried] == 0).all()
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", ["pgd-l2", "cw", "auto"])
 def test_the_batch_size_does_not_matter(name):
-    """In double precision, in which it changes only the last digits."""
+    """In double precision, in which it changes only the last digits; each image alone: tests/contracts."""
     model, images = perceptron(seed=1).double(), pictures(5, seed=1).double()
-    (epsilon,) = scaled(name, 0.03) if ATTACKS[name].takes_epsilon else (None,)
-    found = {}
+    found, how = {}, {"method": name, "epsilon": scaled(name, 0.03)[0], "steps": 2}
     for size in (5, 2, 1):
         with asked(model) as seen:
-            found[size] = vitlens.attack(
-                model, images, "predicted", method=name, epsilon=epsilon, steps=2, batch_size=size
-            )
+            found[size] = vitlens.attack(model, images, "predicted", batch_size=size, **how)
         assert max(map(len, seen)) <= max(size, 8 * (size == 5))  # five are padded to eight
     assert sum(map(len, seen)) == 5 + found[1].forwards.sum()  # every pass is counted
     one = found.pop(5)
@@ -106,38 +100,59 @@ def test_the_batch_size_does_not_matter(name):
         torch.testing.assert_close(one.images, other.images, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("name", [name for name in ALONE if ATTACKS[name].random_start])
-def test_more_restarts_never_break_fewer(name):
+@pytest.mark.parametrize("name", ["noise", "pgd", "apgd-ce", "square", "patch"])
+def test_more_restarts_break_more(name):
     model, images, (epsilon,) = perceptron(seed=4), pictures(40, seed=4), scaled(name, 0.03)
-    budget = epsilon if ATTACKS[name].takes_epsilon else None
-    once, often = (
-        vitlens.attack(model, images, "predicted", method=name, epsilon=budget, steps=1, restarts=restarts).success
-        for restarts in (1, 4)
-    )
+    how = {"method": name, "epsilon": epsilon if ATTACKS[name].takes_epsilon else None, "steps": 1}
+    once, often = (vitlens.attack(model, images, "predicted", restarts=count, **how).success for count in (1, 4))
     assert (once <= often).all()
-    assert once.sum() < often.sum() or name not in ("noise", "pgd", "apgd-ce", "square", "patch")
+    assert once.sum() < often.sum()
 
 
 @pytest.mark.parametrize("name", ALONE)
 def test_an_image_that_withstands_costs_what_the_registry_says(name):
     entry, model, images = ATTACKS[name], robust(), pictures(3).double()
-    epsilon = 1e-6 if entry.takes_epsilon else None
-    few, more = (
-        vitlens.attack(model, images, "predicted", method=name, epsilon=epsilon, steps=steps, restarts=2)
-        for steps in (3, 6)
-    )
+    how = {"method": name, "epsilon": 1e-6 if entry.takes_epsilon else None, "restarts": 2}
+    few, more = (vitlens.attack(model, images, "predicted", steps=steps, **how) for steps in (3, 6))
     assert not more.success.any()
     assert torch.equal(few.forwards < more.forwards, torch.full((3,), bool(entry.steps)))
     assert (more.backwards > 0).all() == entry.gradients
     classes = 4  # other than the label: fewer than a targeted attack takes of many
     steps = max(1, min(6, entry.steps)) * (1 if name == "deepfool" else entry.passes_a_step)
     jobs = (2 if entry.random_start else 1) * (min(entry.targets, classes) or 1)
-    own_start = entry.gradients and name != "cw"  # the last step's image is looked at, too
     if name == "cw":  # whose searches end where the loss stays
         assert (more.forwards <= steps).all()
         return
+    own_start = entry.gradients  # the last step's image is looked at, too
     assert more.forwards.tolist() == [(steps + own_start) * jobs] * 3
     if entry.gradients:
-        assert (
-            more.backwards.tolist() == [(steps - (not own_start)) * jobs * (classes if name == "deepfool" else 1)] * 3
-        )
+        assert more.backwards.tolist() == [steps * jobs * (classes if name == "deepfool" else 1)] * 3
+
+
+def test_names_and_members_are_known_and_costs_and_checks_follow_from_the_entries():
+    assert [ATTACKS[name].slug for name in ("pgd", "pgd-l2", "cw")] == ["pgd-linf", "pgd-l2", "cw-l2"]
+    for name, entry in ATTACKS.items():
+        assert (name, bool(entry.function)) == (entry.name, not entry.members)
+        assert {*entry.members, *entry.stronger_than} <= ATTACKS.keys() - {name}
+    ranks = sorted(entry.examples for entry in ATTACKS.values() if entry.examples)
+    assert ranks == list(range(1, len(ranks) + 1))
+    assert {name for name, entry in ATTACKS.items() if entry.slow} == {"square", "auto"}
+    assert [part.passes() for part in ATTACKS["auto"].parts] == [100, 9 * 100, 50 * 100]
+    assert [ATTACKS[name].passes(restarts=3) for name in ("pgd", "fgsm", "cw")] == [60, 1, 900]
+    longer = {name for name, entry in ATTACKS.items() if entry.takes_more_steps}
+    assert longer == {"bim", "pgd", "pgd-l2", "pgd-dlr", "apgd-ce", "apgd-dlr", "cw", "deepfool"}
+    single_step, score_based = "one step against many", "without gradients against with"
+    strong = ("bim", "pgd", "apgd-ce", "apgd-dlr", "auto")
+    assert list(comparisons(list(ATTACKS))) == [
+        *((weak, name, single_step) for weak in ("fgsm", "noise") for name in strong),
+        *(("square", name, score_based) for name in strong),
+        ("pgd", "apgd-ce", "fixed step against adaptive"),
+        ("pgd", "auto", "one attack against the worst case of three"),
+    ]
+    assert list(comparisons(["cw", "pgd-l2", "patch", "fgsm"])) == []
+
+
+def test_the_table_of_the_docs_is_that_of_the_registry():
+    rows = re.findall(r"^\| `([a-z][a-z0-9-]*)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", DOCS.read_text(), re.M)
+    norms = {"linf": "L∞", "l2": "L2", "patch": "patch"}
+    assert rows == [(name, norms[entry.norm], entry.description, entry.paper) for name, entry in ATTACKS.items()]

