@@ -3,7 +3,6 @@ exception."""
 
 import gc
 import weakref
-from threading import Barrier, Thread
 
 import pytest
 import torch
@@ -68,22 +67,6 @@ def test_none_is_a_value_the_first_arguments_hold_and_a_model_is_freed_with_its_
     del first
     gc.collect()
     assert gone() is None
-
-
-def test_threads_that_ask_at_once_get_the_same_value():
-    memo, model, both, got = Memo(), ours(), Barrier(2), []
-
-    def find() -> object:
-        both.wait(timeout=10)  # neither has a value when the other begins
-        return object()
-
-    threads = [Thread(target=lambda: got.append(memo.get(model, find))) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(got) == 2
-    assert got[0] is got[1]
 
 
 @pytest.mark.parametrize(("outer", "inner"), [("queries", "mlp"), ("mlp", "several"), ("several", "queries")])

@@ -8,7 +8,6 @@ from torch import Tensor
 import vitlens
 from tests.kit.models.handwritten import half
 from tests.kit.tiny import SWIN, images, our_swin, shaken
-from vitlens.cli.main import run
 from vitlens.errors import InputError
 
 TIMM = "swin_tiny_patch4_window7_224"
@@ -153,9 +152,3 @@ def test_drop_path_grows_with_depth():
 def test_what_cannot_be_built(change: dict[str, object], words: str):
     with pytest.raises(InputError, match=words):
         our_swin(**change)
-
-
-@pytest.mark.parametrize("option", ["--pooling cls", "--depth 3", "--heads 3"])
-def test_options_of_other_models_are_refused(option: str, capsys):
-    assert run(["train", "swin-micro", "--data", "digits", *option.split()]) == 2
-    assert option.split()[0].lstrip("-") in capsys.readouterr().err

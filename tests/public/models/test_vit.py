@@ -142,21 +142,17 @@ def test_degenerate_models_run_and_learn(change: dict[str, object]):
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-def test_parts_taken_away_are_gone():
+def test_parts_taken_away_are_gone_and_without_attention_a_patch_changes_its_own_token_alone():
     whole = [type(part) for part in ours(**NARROW).modules()]
     for part, kind in {"attention": nn.Linear, "mlp": nn.GELU, "norm": nn.LayerNorm}.items():
         left = [type(each) for each in ours(**NARROW, **{part: False}).modules()]
         assert left.count(kind) < whole.count(kind)
-    tokens = torch.randn(2, 13, 16)
+    tokens, images = torch.randn(2, 13, 16), pictures()
     for residual in (False, True):
         block = ours(**NARROW, mlp=False, residual=residual).module.blocks[0]
         assert torch.equal(block(tokens), residual * tokens + block.attn(block.norm1(tokens)))
-
-
-def test_without_attention_a_patch_changes_its_own_token_alone():
-    model, images = ours(**NARROW, attention=False), pictures()
+    model, changed = ours(**NARROW, attention=False), images.clone()
     assert (model.anatomy.family, model.anatomy.blocks) == ("vit", ("blocks.0", "blocks.1"))
-    changed = images.clone()
     changed[:, :, 4:8, 2:4] += 1  # row 1, column 1 of a grid of 2 rows and 6 columns, after CLS
     moved = (model.module.forward_features(images) - model.module.forward_features(changed)).abs().amax((0, 2)) > 0
     assert moved.nonzero().flatten().tolist() == [1 + 1 * 6 + 1]

@@ -11,22 +11,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vitlens
+from tests.kit.models import handwritten as plain
 from tests.kit.models import handwritten_rare as rare
 from tests.kit.models.files import one_line
 from tests.kit.models.handwritten import (
     DIM,
     GRID,
-    SIZE,
-    Build,
     EinsumViT,
-    EncoderViT,
     SmallCNN,
     SoftmaxViT,
     ViT,
     half,
     noise,
     of,
-    own_weights,
     seeded,
     wrapped,
 )
@@ -155,7 +152,8 @@ def test_one_column_or_row_of_patches_is_a_grid(grid):
 def test_windows_cut_by_hand_are_observed_without_a_place_in_the_image():
     build = of(rare.Halves, prefix=0)
     model = wrapped(build)
-    for ours, expected in zip(vitlens.attention(model, noise()), own_weights(seeded(build), noise()), strict=True):
+    own = plain.own_weights(seeded(build), noise())
+    for ours, expected in zip(vitlens.attention(model, noise()), own, strict=True):
         torch.testing.assert_close(ours, expected)
     with pytest.raises(UnsupportedError):
         vitlens.rollout(model, noise())
@@ -194,8 +192,6 @@ def test_blocks_that_are_said_are_the_blocks():
 
 # ---- attention that cannot be read is said to be so, and modules that are no models are refused in one line
 
-
-Act = Callable[[nn.Module, Tensor], object]
 UNSEEN = {  # and what the message names
     "heads last": (rare.styled(rare.heads_last), r"axis 2 of \(2, 13, 13, 3\) in layers\.1\.att"),
     "linear attention": (rare.styled(rare.linearised), "found none in a forward pass"),
@@ -212,7 +208,7 @@ def test_attention_that_is_not_seen_is_said_to_be_so_and_the_rest_works(case: st
     assert (model.anatomy.family, model.anatomy.attention) == ("other", ())
     with pytest.raises(UnsupportedError, match=reason):
         vitlens.attention(model, images)
-    assert vitlens.explain(model, images, targets=[0, 1, 2], method="saliency").shape == (3, *SIZE)
+    assert vitlens.explain(model, images, targets=[0, 1, 2], method="saliency").shape == (3, *plain.SIZE)
 
 
 @pytest.mark.parametrize("heads", [3, 6])  # 6: three times a batch of two, and twice one of three
@@ -231,12 +227,12 @@ def test_heads_before_the_batch_on_one_axis_are_found_by_the_self_check():
     [
         (vitlens.features, EinsumViT, "blocks="),
         (vitlens.logit_lens, EinsumViT, "blocks="),
-        (vitlens.direct_logit_attribution, EncoderViT, "batch.first"),
+        (vitlens.direct_logit_attribution, plain.EncoderViT, "batch.first"),
         (vitlens.features, rare.shared, r"called 3 times|found an other model"),
         (vitlens.logit_lens, rare.OptionalViT, r"layers\.0; return the tensor alone"),
     ],
 )
-def test_what_needs_the_residual_stream_is_refused_without_one(function, style: Build, word: str):
+def test_what_needs_the_residual_stream_is_refused_without_one(function, style: plain.Build, word: str):
     with pytest.raises(UnsupportedError, match=word):
         function(wrapped(style), noise())
 
@@ -244,16 +240,12 @@ def test_what_needs_the_residual_stream_is_refused_without_one(function, style: 
 class Acting(nn.Module):
     """A CNN that does something else than to return its logits."""
 
-    def __init__(self, act: Act) -> None:
+    def __init__(self, act: Callable[[nn.Module, Tensor], object]) -> None:
         super().__init__()
         self.net, self.act = SmallCNN(), act
 
     def forward(self, x: Tensor) -> object:
         return self.act(self.net, x)
-
-
-def acting(act: Act) -> Build:
-    return lambda: Acting(act)
 
 
 def failing(_net: nn.Module, x: Tensor) -> Tensor:
@@ -265,21 +257,42 @@ def counting(net: nn.Module, x: Tensor) -> Tensor:
     return net(x)
 
 
-class Central(nn.Module):
+ACTS = {  # and what the message says was found, or what to type
+    "it raises": (failing, "ValueError: no; check image_size="),
+    "it changes its input": (lambda net, x: net(x.mul_(2.0)), "clone it in forward"),
+    "nothing is returned": (lambda _net, _: None, "NoneType"),
+    "a dict without logits": (lambda net, x: {"answer": net(x)}, "dict of 1"),
+    "an empty tuple": (lambda _net, _: (), "tuple of 0"),
+    "another axis": (lambda net, x: net(x)[:, None], r"\(2, 1, 3\)"),
+    "an axis less for one image": (lambda net, x: net(x).squeeze(), r"\(3,\)"),
+    "one row for all images": (lambda net, x: net(x).mean(0, keepdim=True), r"\(1, 3\)"),
+    "whole numbers": (lambda net, x: net(x).long(), r"int64 of shape \(2, 3\)"),
+    "a softmax": (lambda net, x: net(x).softmax(1), "softmax; drop it"),
+    "a sigmoid": (lambda net, x: net(x).sigmoid(), r"sigmoid \(independent labels"),
+    "dropout in evaluation mode": (lambda net, x: net(F.dropout(x, 0.2)), "training=self.training"),
+    "statistics of the batch": (lambda net, x: net(x - x.mean(0)), "do not depend on its batch"),
+    "a counter": (counting, "num_batches_tracked changed"),
+}
+
+
+@pytest.mark.parametrize("case", ACTS)
+def test_modules_that_do_something_else_are_refused_in_one_line(case: str):
+    act, words = ACTS[case]
+    module = seeded(partial(Acting, act))
+    with one_line(ModelError, words):
+        half(module)
+    assert not module.net.features[1].num_batches_tracked  # what it counted was set back
+
+
+class Central(plain.Attention):
     """All attention in the outermost forward."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem, self.qkv, self.out = nn.Conv2d(3, 8, 8, 8), nn.Linear(8, 24), nn.Linear(8, 3)
+        self.stem = nn.Conv2d(3, DIM, 8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x).flatten(2).transpose(1, 2)
-        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
-        return self.out((x + F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)).mean(1))
-
-
-def traced() -> nn.Module:
-    return torch.jit.trace(seeded(SmallCNN), torch.rand(1, 3, *SIZE))
+        return super().forward(self.stem(x).flatten(2).mT).mean(1)
 
 
 def compiled() -> nn.Module:
@@ -293,41 +306,24 @@ def inferred() -> nn.Module:
         return SmallCNN()
 
 
-REFUSED = {  # and what the message says was found, or what to type
-    "it raises": (acting(failing), "ValueError: no; check image_size="),
-    "it changes its input": (acting(lambda net, x: net(x.mul_(2.0))), "clone it in forward"),
-    "nothing is returned": (acting(lambda _net, _: None), "NoneType"),
-    "a dict without logits": (acting(lambda net, x: {"answer": net(x)}), "dict of 1"),
-    "an empty tuple": (acting(lambda _net, _: ()), "tuple of 0"),
-    "another axis": (acting(lambda net, x: net(x)[:, None]), r"\(2, 1, 3\)"),
-    "an axis less for one image": (acting(lambda net, x: net(x).squeeze()), r"\(3,\)"),
-    "one row for all images": (acting(lambda net, x: net(x).mean(0, keepdim=True)), r"\(1, 3\)"),
-    "whole numbers": (acting(lambda net, x: net(x).long()), r"int64 of shape \(2, 3\)"),
-    "a softmax": (acting(lambda net, x: net(x).softmax(1)), "softmax; drop it"),
-    "a sigmoid": (acting(lambda net, x: net(x).sigmoid()), r"sigmoid \(independent labels"),
-    "grey images": (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten()), "3 channels"),
-    "dropout in evaluation mode": (acting(lambda net, x: net(F.dropout(x, 0.2))), "training=self.training"),
-    "statistics of the batch": (acting(lambda net, x: net(x - x.mean(0))), "do not depend on its batch"),
-    "a counter": (acting(counting), "num_batches_tracked changed"),
-    "the meta device": (lambda: SmallCNN().to("meta"), "to_empty"),
-    "weights made for inference": (inferred, "inference_mode"),
-    "a traced module": (traced, "scripted or traced"),
-    "a compiled module": (compiled, "_orig_mod"),
+MODULES = {
+    "grey images": (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten()), ModelError, "3 channels"),
+    "the meta device": (lambda: SmallCNN().to("meta"), ModelError, "to_empty"),
+    "weights made for inference": (inferred, ModelError, "inference_mode"),
+    "a traced module": (lambda: torch.jit.trace(seeded(SmallCNN), noise()), ModelError, "scripted or traced"),
+    "a compiled module": (compiled, ModelError, "_orig_mod"),
+    "attention of no module": (Central, UnsupportedError, "submodule for each attention layer"),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", MODULES)
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-def test_modules_that_are_no_models_are_refused_in_one_line(case: str):
-    build, words = REFUSED[case]
-    module = seeded(build)
-    with one_line(ModelError, words):
-        half(module)
-    assert case != "a counter" or not module.net.features[1].num_batches_tracked  # it was set back
+def test_modules_whose_inside_cannot_be_read_are_refused_in_one_line(case: str):
+    build, error, words = MODULES[case]
+    with one_line(error, words):
+        wrapped(build)
 
 
-def test_a_function_and_attention_of_no_module_are_refused():
+def test_a_function_is_refused():
     with pytest.raises(ModelError, match="found function"):
         half(seeded)
-    with pytest.raises(UnsupportedError, match="submodule for each attention layer"):
-        wrapped(Central)
