@@ -16,15 +16,7 @@ from tests.kit.tiny import images as pictures
 from tests.kit.tiny import ours, timm_model, torchvision_swin
 from vitlens import Statistics, statistics
 from vitlens.analysis.heads.registry import LABELS, MIXED, UNLABELLED, head_words
-from vitlens.analysis.heads.specialisation import (
-    OFFSETS,
-    RULES,
-    Specialisation,
-    half_width,
-    label_of,
-    offset_bits,
-    specialise,
-)
+from vitlens.analysis.heads.specialisation import OFFSETS, RULES, half_width, label_of, offset_bits, specialise
 
 GRIDS = [(6, 6), (5, 8), (8, 8)]
 SWIN = "swin_tiny_patch4_window7_224"
@@ -73,7 +65,7 @@ def table_of(grid: tuple[int, int], prefix: int, *heads: Tensor) -> Statistics:
     return statistics(model, numbered(model, len(heads[0])), batch_size=5)
 
 
-def score(found: Specialisation, rule: str, head: int = 0) -> float:
+def score(found, rule: str, head: int = 0) -> float:
     return found.all_scores[rule][0, head].item()
 
 

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 import vitlens
 from tests.kit.making import CLASSES, save, untrained
-from tests.kit.planted_heads import write
 from tests.kit.sign_flips import sign_flip_test
 from tests.kit.simulated_processes import run_in_processes
 from tests.kit.vectors import gram_cka
@@ -186,29 +185,3 @@ def test_heads_of_windows_are_compared_within_a_layer(tmp_path: Path) -> None:
     pairs = read_folder(tmp_path / "out").pairs
     assert len(pairs) == 8 * 7 / 2
     assert all((row.similarity is None) == (row.first[1] != row.second[1]) for row in pairs)
-
-
-BROKEN = """
-import torch
-from pathlib import Path
-from tests.kit.planted_heads import WIDTH, model
-
-def made():
-    found, flag = model([("red", 1.0), ("green", 2.0)]), Path(__file__).with_name("broken")
-    found.module.head.register_forward_hook(
-        lambda _module, inputs, logits: torch.where((inputs[0][:, WIDTH, None] == 0) & flag.exists(), torch.inf, logits)
-    )
-    return found
-"""
-
-
-def test_a_loss_that_is_not_finite_is_measured_again_by_a_resumed_run(tmp_path: Path) -> None:
-    line = ["ablate", *write(tmp_path, []), "--replace", "zero", *PAIRS, "0"]
-    (tmp_path / "hand.py").write_text(BROKEN)
-    assert run([*line, "--out", str(tmp_path / "whole")]) == 0
-    (tmp_path / "broken").touch()
-    assert run([*line, "--out", str(tmp_path / "out")]) == 1
-    (tmp_path / "broken").unlink()
-    assert run([*line, "--resume", str(tmp_path / "out")]) == 0
-    whole, again = (read_folder(tmp_path / name) for name in ("whole", "out"))
-    assert again.units == whole.units
