@@ -1,7 +1,6 @@
-"""The labels of heads: planted heads found by name, scores by hand, and no label on most heads of real models."""
+"""The labels of heads: planted heads found by name, and scores by hand."""
 
 import math
-from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import vitlens
 from tests.kit.made import made_model, numbered
 from tests.kit.planted_patterns import Bench, Maker, looking_evenly, planted, scenes
 from tests.kit.tiny import images as pictures
@@ -44,13 +42,6 @@ def test_sinks_off_the_object_are_those_of_the_planted_head():
     assert none.value == pytest.approx(0, abs=1e-6)
     assert every.value == pytest.approx(float(nothing.sink_mass.mean()), abs=0.02)  # but for sinks in the prefix
     assert 0 <= off.value <= every.value + 1e-9
-
-
-def test_no_label_covers_more_than_half_of_a_real_model():
-    split = vitlens.load_data("digits", limit=48)
-    labels = specialise(statistics(vitlens.load("vit-digits"), split, masks=split.masks)).labels
-    counts = Counter(label for layer in labels for label in layer)
-    assert max(counts.values()) <= counts.total() / 2, counts
 
 
 def test_the_documentation_defines_every_label():
