@@ -15,7 +15,6 @@ from torch import Tensor, nn
 import vitlens
 from tests.kit import splits
 from vitlens import Model, Split
-from vitlens.data.split import Drawings, Drawn
 from vitlens.models.loading import untrained
 from vitlens.names import Part
 from vitlens.training import loop
@@ -23,12 +22,12 @@ from vitlens.training.metrics import Progress, TrainingResult, read_metrics
 from vitlens.training.recipe import Recipe
 
 CLASSES = ("a", "b", "c")
-SHAPE = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [4, 4]}
+SHAPE: Any = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [4, 4]}
 STEPS = 3 * 5  # three epochs of five batches of eight
 
 
-class InterruptedTrainingError(Exception):
-    """Stands for a Ctrl-C, or for anything else."""
+class EnoughError(Exception):
+    """Ends a training of which all was seen that is needed; stands for a Ctrl-C, or for anything else."""
 
 
 def tiny_model(
@@ -50,18 +49,6 @@ def split_of(pixels: Tensor, *, part: Part = "train") -> Split:
 def tiny_split(part: Part, count: int, size: tuple[int, int] = (8, 12)) -> Split:
     generator = torch.Generator().manual_seed(len(part))
     return split_of(torch.randint(0, 256, (count, 3, *size), generator=generator, dtype=torch.uint8), part=part)
-
-
-def drawn_anew(split: Split, numbers: list[int]) -> Split:
-    """The same images, drawn when they are read; numbers: gets those of the drawings."""
-    pixels = split.source.read(torch.arange(len(split)))
-
-    def render(subjects: Tensor, drawings: Tensor) -> Drawn:
-        numbers.extend(drawings.unique().tolist())
-        return Drawn(pixels[subjects], torch.zeros(len(subjects), *split.size, dtype=torch.bool))
-
-    source = Drawings(render, torch.arange(len(split)), torch.zeros(len(split), dtype=torch.long))
-    return replace(split, source=source)
 
 
 def tiny_recipe(**changes: object) -> Recipe:
@@ -100,7 +87,7 @@ def interrupting(at: int) -> Callable[[Progress], None]:
 
     def stop(progress: Progress) -> None:
         if progress.step == at:
-            raise InterruptedTrainingError
+            raise EnoughError
 
     return stop
 
@@ -132,15 +119,12 @@ def timeless(folder: Path) -> list[Any]:
     return [replace(metrics, seconds=0.0, images_per_second=0.0) for metrics in read_metrics(folder)]
 
 
-class EnoughError(Exception):
-    """Ends a training of which all was seen that is needed."""
-
-
 @dataclass
 class Showing:
-    """An objective of a user's own, which keeps the images and targets of the first steps, and trains nothing."""
+    """An objective of a user's own, which keeps the images and targets of the first steps, trains nothing, and ends."""
 
     steps: int = 1
+    error: BaseException = field(default_factory=EnoughError)
     images: list[Tensor] = field(default_factory=list)
     targets: list[Tensor] = field(default_factory=list)
 
@@ -151,7 +135,7 @@ class Showing:
         self.images.append(images.clone())
         self.targets.append(targets.clone())
         if len(self.images) == self.steps:
-            raise EnoughError
+            raise self.error
         return outputs.sum()
 
     def logits(self, outputs: Tensor) -> Tensor:
@@ -175,7 +159,7 @@ class Constant(nn.Module):
 def shown(train: Split, folder: Path, *, steps: int = 1, seed: int = 0, **recipe: Any) -> tuple[Tensor, Tensor]:
     """The images and targets of the first steps of a training, as they enter the model."""
     showing = Showing(steps)
-    model = tiny_model() if train.size == (8, 12) else untrained("vit-mini", classes=CLASSES, image_size=train.size)
+    model = untrained("vit-mini", classes=train.classes, image_size=train.size, overrides=SHAPE)
     with pytest.raises(EnoughError):
         trained(folder, model, train=train, test=train, recipe=plain_recipe(**recipe), seed=seed, objective=showing)
     return torch.cat(showing.images), torch.cat(showing.targets)

@@ -12,12 +12,11 @@ import vitlens
 from tests.kit.commands import figures, gone_on, ran, refusal
 from tests.kit.making import digits
 from tests.kit.training_runs import interrupted
-from vitlens.cli.main import run
-from vitlens.commands.run.publish import read_folder
 from vitlens.commands.study.record import StudyRecord
 
 LINE = "study --data digits --limit 20 --batch-size 10"
 ENDS = "--device cpu --quiet"
+PARTS = ("attention", "residual", "norm", "mlp", "norm_first")  # which a point may leave out
 
 
 @pytest.fixture(scope="module")
@@ -30,48 +29,45 @@ def trained(record: StudyRecord, label: str, seed: int = 0) -> vitlens.Model:
     return vitlens.load(str(record.folder / "points" / label / f"seed-{seed}"))
 
 
+SLOW = ("data", "size", "swin", "positions", "patch-size")
+
+
 @pytest.mark.parametrize(
-    "kind",
-    [
-        *("architecture", "registers"),
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("data", "size", "swin", "positions", "patch-size")),
-    ],
+    "kind", ["architecture", "registers", *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)]
 )
 def test_every_point_of_a_kind_is_built_and_does_a_step(kind, tmp_path):
     limit = "--limit 200 --batch-size 100" if kind == "data" else ""
     record = ran(tmp_path / "out", f"{LINE} --kind {kind} --seeds 1 --epochs 1 {limit}")
-    labels = [row.label for row in record.points]
-    assert len(set(labels)) == len(labels) >= 2
-    assert len({row.words for row in record.points}) == len(labels)
+    points = {row.label: row for row in record.points}
+    assert len(points) == len(record.points) >= 2
+    assert len({row.words for row in record.points}) == len(points)
     assert len({row.steps for row in record.points}) == 1  # also of shares of the data
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert [point["label"] for point in config["points"]] == labels
+    assert [point["label"] for point in config["points"]] == [*points]
     shapes = {}
-    for row in record.points:
-        model = trained(record, row.label)
+    for label, row in points.items():
+        model = trained(record, label)
         assert row.parameters == model.parameter_count()
         assert row.flops == sum(vitlens.profile(model, batch_sizes=()).flops.values())
-        shapes[row.label] = {name: str(value) for name, value in model.architecture["overrides"].items()}
-    if kind == "architecture":
-        check_steps(config["points"], shapes)
+        shapes[label] = model.architecture["overrides"]
+    if kind == "architecture":  # each point differs in one thing from the one that it changes
+        full = {label: {**dict.fromkeys(PARTS, True), **shape} for label, shape in shapes.items()}
+        pairs = [(full[point["label"]], full[point["base"]]) for point in config["points"] if point["base"]]
+        assert [{name for name in {**one, **other} if one.get(name) != other.get(name)} for one, other in pairs] == [
+            {"attention", "mlp", "heads"}, {"heads"}, {"residual"}, {"norm"}, {"mlp"}, {"norm_first"}, {"depth"},
+            {"depth"}, {"depth"},
+        ]  # fmt: skip
     if kind == "data":
-        images = {row.label: row.train_images for row in record.points}
+        images = {label: row.train_images for label, row in points.items()}
         assert images == {f"{name}-{share}": 2 * share for name in ("vit", "cnn") for share in (5, 25, 100)}
-
-
-def check_steps(points: list, shapes: dict) -> None:
-    """Each point of the architecture differs in one thing from the one that it changes."""
-    usual = {"attention": "True", "residual": "True", "norm": "True", "mlp": "True", "norm_first": "True"}
-    full = {label: {**usual, **shape} for label, shape in shapes.items()}
-    changed = []
-    for point in points:
-        if point["base"]:
-            one, other = full[point["label"]], full[point["base"]]
-            changed.append({name for name in one.keys() | other.keys() if one.get(name) != other.get(name)})
-    assert changed == [
-        {"attention", "mlp", "heads"}, {"heads"}, {"residual"}, {"norm"}, {"mlp"}, {"norm_first"}, {"depth"}, {"depth"},
-        {"depth"},
-    ]  # fmt: skip
+    if kind == "swin":  # equal sizes, and how far they see
+        parameters = [row.parameters for row in points.values()]
+        assert max(parameters) < 1.04 * min(parameters)
+        assert points["swin"].flops == points["swin-no-shift"].flops
+        seen = {label: [row.seen for row in record.receptive_fields if row.model == label] for label in points}
+        assert seen["vit"] == [1.0] * 4
+        assert seen["swin"][:2] == [8 * 8 / 32**2, 16 * 16 / 32**2]
+        assert seen["swin-no-shift"][:2] == [8 * 8 / 32**2] * 2
 
 
 def test_accuracies_are_those_of_the_trained_models(done):
@@ -95,10 +91,8 @@ def test_accuracies_are_those_of_the_trained_models(done):
 
 def test_a_stopped_study_goes_on_and_finds_the_same(done, tmp_path):
     folder = tmp_path / "stopped"
-    line = f"{LINE} --kind pooling --seeds 2 --epochs 2 {ENDS} --out {folder}"
     with interrupted(lambda training, progress: (training, progress.epoch) == (3, 1), "study"):
-        assert run(line.split()) == 130
-    assert read_folder(folder).status == "interrupted"
+        assert ran(folder, f"{LINE} --kind pooling --seeds 2 --epochs 2", code=130).status == "interrupted"
     stopped, before = folder / "points" / "mean" / "seed-0", folder / "points" / "cls" / "seed-1" / "result.npz"
     assert (stopped / "metrics.jsonl").read_text().count("\n") == 1  # an epoch was through
     assert not (stopped / "result.npz").exists()
@@ -127,9 +121,9 @@ def test_all_points_have_one_batch_size_though_their_presets_differ(images, type
     count = images * 5 // 4  # a fifth is the test part
     pixels = np.random.default_rng(0).integers(0, 255, (count, 8, 8, 3), dtype=np.uint8)
     np.savez(tmp_path / "data.npz", images=pixels, labels=np.arange(count) % 10)
-    line = f"study --kind swin --data {tmp_path / 'data.npz'} --image-size 32 --epochs 8 --seeds 1 {typed} {ENDS}"
+    line = f"study --kind swin --data {tmp_path / 'data.npz'} --image-size 32 --epochs 8 --seeds 1 {typed}"
     with interrupted(lambda *_: True, "study"):
-        assert run(f"{line} --out {tmp_path / 'out'}".split()) == 130
+        ran(tmp_path / "out", line, code=130)
     recipes = json.loads((tmp_path / "out" / "config.json").read_text())["recipes"]
     assert {recipe["batch_size"] for recipe in recipes.values()} == {expected["vit"][0]}
     for label, (size, rate) in expected.items():
@@ -190,17 +184,3 @@ def test_the_image_that_is_cut_is_the_first_of_the_test_images(golden):
         (1 + side * side, (side, side), (32 // side, 32 // side)) for side in (8, 4, 2)
     ]
     assert "cuts" in figures(record)
-
-
-@pytest.mark.slow
-def test_the_kind_of_windows_compares_equal_sizes_and_shows_how_far_they_see(tmp_path):
-    record = ran(tmp_path / "swin", f"{LINE} --kind swin --seeds 1 --epochs 1")
-    points = {row.label: row for row in record.points}
-    assert list(points) == ["vit", "swin", "swin-no-shift", "cnn"]
-    parameters = [row.parameters for row in points.values()]
-    assert max(parameters) < 1.04 * min(parameters)
-    assert points["swin"].flops == points["swin-no-shift"].flops
-    seen = {label: [row.seen for row in record.receptive_fields if row.model == label] for label in points}
-    assert seen["vit"] == [1.0] * 4
-    assert seen["swin"][:2] == [8 * 8 / 32**2, 16 * 16 / 32**2]
-    assert seen["swin-no-shift"][:2] == [8 * 8 / 32**2] * 2

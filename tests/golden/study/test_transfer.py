@@ -1,6 +1,7 @@
 """`study --kind transfer`: a trained model adapted to other data; each way does what its name says."""
 
 import json
+from itertools import product
 from pathlib import Path
 from shutil import copytree
 
@@ -15,20 +16,18 @@ from tests.kit.making import digits
 from tests.kit.training_runs import interrupted
 from tests.kit.whole_folder import whole_folder
 from vitlens import load_data
-from vitlens.cli.main import run
 from vitlens.commands.study.record import StudyRecord
 
 NAMES = ("zero", "one", "two")
 LINE = "study {model} --kind transfer --data {data} --epochs 2 --precision fp32"
 
 
-def write_folder(root: Path, counts: dict[str, dict[str, int]]) -> Path:
-    """Class folders of the embedded digits: {"train": {"zero": 12 ...}}; a part "" has the class folders at the top."""
+def write_folder(root: Path, **counts: dict[str, int]) -> Path:
+    """Class folders of the embedded digits: train={"zero": 12 ...}; those of `top` stand at the top."""
     for part, classes in counts.items():
         split = digits("test" if part == "test" else "train")
-        assert split.labels is not None
         for number, (name, count) in enumerate(classes.items()):
-            place = root / part / name
+            place = root / part.removeprefix("top") / name
             place.mkdir(parents=True)
             chosen = (split.labels == number).nonzero().flatten()[:count]
             for index, pixels in enumerate(split.source.read(chosen)):
@@ -37,54 +36,51 @@ def write_folder(root: Path, counts: dict[str, dict[str, int]]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("transfer") / "three"
-    return write_folder(root, {"train": dict.fromkeys(NAMES, 10), "test": dict.fromkeys(NAMES, 5)})
+def three(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("transfer") / "three"
+    return write_folder(folder, train=dict.fromkeys(NAMES, 10), test=dict.fromkeys(NAMES, 5))
 
 
 @pytest.fixture(scope="module")
-def found(tiny_vit: Path, three: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyRecord:
+def found(tiny_vit, three, tmp_path_factory) -> StudyRecord:
     folder = tmp_path_factory.mktemp("studies") / "transfer"
     return ran(folder, f"{LINE.format(model=tiny_vit, data=three)} --seeds 2")
 
 
-@pytest.fixture(scope="module")
-def adapted(found: StudyRecord) -> Path:
-    return found.folder
+def adapted(found: StudyRecord, label: str, seed: int = 0) -> vitlens.Model:
+    return vitlens.load(str(found.folder / "points" / label / f"seed-{seed}"))
 
 
-def weights(folder: Path, label: str, seed: int = 0) -> dict[str, torch.Tensor]:
-    return dict(vitlens.load(str(folder / "points" / label / f"seed-{seed}")).module.state_dict())
-
-
-def changed(folder: Path, label: str, start: dict[str, torch.Tensor]) -> set[str]:
-    return {name for name, value in weights(folder, label).items() if not torch.equal(value, start[name])}
-
-
-def test_every_way_trains_what_its_name_says(adapted, tiny_vit):
+def test_every_way_trains_what_its_name_says(found, tiny_vit):
+    labels = ("frozen", "last-blocks", "full", "scratch", "distilled")
+    own = {label: dict(adapted(found, label).module.state_dict()) for label in labels}
     start = dict(vitlens.load(str(tiny_vit)).module.state_dict())
     heads = {name for name in start if name.startswith("head")}
-    start |= {name: torch.zeros_like(value) for name, value in weights(adapted, "frozen").items() if name in heads}
-    assert changed(adapted, "frozen", start) == heads
-    last = changed(adapted, "last-blocks", start)
-    assert not any(name.startswith(("blocks.0", "patch_embed", "pos_embed", "cls_token")) for name in last)
-    assert any(name.startswith("blocks.1") for name in last)
-    assert any(name.startswith("blocks.0") for name in changed(adapted, "full", start))
-    alone, taught = (weights(adapted, label) for label in ("scratch", "distilled"))
-    for own in (alone, taught):
-        assert not np.allclose(own["blocks.0.attn.qkv.weight"], start["blocks.0.attn.qkv.weight"])
-    assert any(not torch.equal(alone[name], taught[name]) for name in alone)  # the teacher changes what is learned
+    start |= {name: torch.zeros_like(own["frozen"][name]) for name in heads}
+    changed = {
+        label: {name for name, value in weights.items() if not torch.equal(value, start[name])}
+        for label, weights in own.items()
+    }
+    assert changed["frozen"] == heads
+    frozen = ("blocks.0", "patch_embed", "pos_embed", "cls_token")
+    assert not any(name.startswith(frozen) for name in changed["last-blocks"])
+    assert any(name.startswith("blocks.1") for name in changed["last-blocks"])
+    assert any(name.startswith("blocks.0") for name in changed["full"])
+    for label in ("scratch", "distilled"):
+        name = "blocks.0.attn.qkv.weight"
+        assert not np.allclose(own[label][name], start[name])
+    # the teacher changes what is learned
+    assert any(not torch.equal(value, own["distilled"][name]) for name, value in own["scratch"].items())
 
 
-def test_accuracies_of_a_transfer_are_those_of_the_models_and_sizes_are_as_said(adapted, three, found):
+def test_accuracies_of_a_transfer_are_those_of_the_models_and_sizes_are_as_said(three, found):
     split, stored = load_data(str(three), part="test"), found.correct.correct
     points = {row.label: row for row in found.points}
     for place, row in enumerate(found.points):
         assert stored[place].shape == (2, 15)
         assert row.accuracy.value == found.metric(f"accuracy/{row.label}").value == pytest.approx(stored[place].mean())
         if row.candidate:
-            model = vitlens.load(str(adapted / "points" / row.label / "seed-1"))
-            assert vitlens.evaluate(model, split).correct.tolist() == stored[place][1].tolist()
+            assert vitlens.evaluate(adapted(found, row.label, 1), split).correct.tolist() == stored[place][1].tolist()
     gap = 100 * (points["full"].accuracy.value - points["scratch"].accuracy.value)
     assert found.metric("difference/full/scratch").value == pytest.approx(gap)
     assert points["frozen"].trained == 16 * 3 + 3 < points["last-blocks"].trained < points["full"].trained
@@ -100,11 +96,9 @@ def test_accuracies_of_a_transfer_are_those_of_the_models_and_sizes_are_as_said(
 
 def test_attention_moves_only_where_something_was_trained_before_it(found):
     rows = {(row.label, row.layer, row.head): row for row in found.heads_moved}
-    assert set(rows) == {
-        (label, layer, head) for label in ("last-blocks", "full") for layer in (0, 1) for head in (0, 1)
-    }
+    assert set(rows) == {*product(("last-blocks", "full"), (0, 1), (0, 1))}
     assert {rows["last-blocks", 0, head].moved.value for head in (0, 1)} == {0.0}
-    assert all(rows["full", layer, head].moved.value > 0 for layer in (0, 1) for head in (0, 1))
+    assert all(row.moved.value > 0 for row in rows.values() if row.label == "full")
     for row in found.moved:
         own = [each for each in rows.values() if each.label == row.label]
         assert row.moved.value == pytest.approx(np.mean([each.moved.value for each in own]))
@@ -112,12 +106,9 @@ def test_attention_moves_only_where_something_was_trained_before_it(found):
         assert found.metric(f"attention_moved/{row.label}") == row.moved
 
 
-def test_shifts_are_those_of_the_public_statistics(adapted, three, found, tiny_vit):
-    images = load_data(str(three), part="test")
-    before, *after = (
-        vitlens.statistics(vitlens.load(str(place)), images)
-        for place in (tiny_vit, *(adapted / "points" / "full" / f"seed-{seed}" for seed in (0, 1)))
-    )
+def test_shifts_are_those_of_the_public_statistics(three, found, tiny_vit):
+    models = (vitlens.load(str(tiny_vit)), adapted(found, "full", 0), adapted(found, "full", 1))
+    before, *after = (vitlens.statistics(model, load_data(str(three), part="test")) for model in models)
     assert found.head_shifts
     for row in found.head_shifts:
         values = [float(getattr(table, row.statistic)[row.layer, row.head]) for table in (before, *after)]
@@ -130,69 +121,64 @@ def test_similarity_is_one_where_nothing_was_trained(found):
     assert rows["last-blocks", 0] == pytest.approx(1.0, abs=1e-6)
     assert rows["full", 1] < 1
     assert {label for label, _ in rows} == {"last-blocks", "full", "scratch", "distilled"}
-    assert [(row.label, row.layer) for row in found.probes] == [
-        (label, layer) for label in ("pretrained", "random", "full") for layer in (0, 1)
-    ]
+    assert [(row.label, row.layer) for row in found.probes] == [*product(("pretrained", "random", "full"), (0, 1))]
     probes = {row.label: row.accuracy.value for row in found.probes if row.layer == 1}
     gain = found.metric("probe_gain/pretrained/random").value
     assert gain == pytest.approx(100 * (probes["pretrained"] - probes["random"]))
 
 
-def test_maps_show_one_image_of_each_class_with_both_models_own_classes(adapted, found, tiny_vit):
+def test_maps_show_one_image_of_each_class_with_both_models_own_classes(found, tiny_vit):
     stored = found.map_arrays
     assert [row.name for row in found.maps] == sorted(NAMES)
     assert all(row.before in "0123456789" for row in found.maps)  # the digits it was made for
     assert all(row.after in NAMES for row in found.maps)
     pixels = torch.from_numpy(stored.images).float() / 255
-    both = (vitlens.load(str(place)) for place in (tiny_vit, adapted / "points" / "full" / "seed-0"))
     shown = ((stored.before, stored.rollout_before), (stored.after, stored.rollout_after))
-    for model, (attention, rolled) in zip(both, shown):
+    for model, (attention, rolled) in zip((vitlens.load(str(tiny_vit)), adapted(found, "full")), shown):
         row = vitlens.attention(model, pixels)[-1][:, :, 0, 1:].mean(1)  # of CLS, mean over heads
         assert np.allclose(attention, row.unflatten(1, (4, 4)), atol=1e-6)
         assert np.allclose(rolled, vitlens.rollout(model, pixels), atol=1e-6)
     assert not np.array_equal(stored.before, stored.after)
 
 
-def test_a_stopped_transfer_goes_on_and_finds_the_same(adapted, tiny_vit, three, tmp_path):
-    folder = tmp_path / "stopped"
-    line = f"{LINE.format(model=tiny_vit, data=three)} --seeds 1 --device cpu --quiet --out {folder}"
+def test_a_stopped_transfer_goes_on_and_finds_the_same(found, tiny_vit, three, tmp_path):
     with interrupted(lambda training, _: training == 3, "study"):
-        assert run(line.split()) == 130
-    first = folder / "points" / "scratch" / "seed-0" / "result.npz"
+        ran(tmp_path / "stopped", f"{LINE.format(model=tiny_vit, data=three)} --seeds 1", code=130)
+    points = tmp_path / "stopped" / "points"
+    first = points / "scratch" / "seed-0" / "result.npz"
     earlier = first.stat().st_mtime_ns
-    again = gone_on(folder, "study --seed 7")
+    again = gone_on(tmp_path / "stopped", "study --seed 7")
     assert first.stat().st_mtime_ns == earlier
-    models = sorted(path.relative_to(adapted) for path in adapted.glob("points/*/seed-0/model.safetensors"))
+    models = [*(found.folder / "points").glob("*/seed-0/model.safetensors")]
     assert len(models) == len(again.points)
-    for name in models:
-        assert (folder / name).read_bytes() == (adapted / name).read_bytes()
-    assert not list((folder / "points").rglob("checkpoint"))
+    for model in models:
+        assert (points / model.relative_to(found.folder / "points")).read_bytes() == model.read_bytes()
+    assert not list(points.rglob("checkpoint"))
     assert again.moved[1].between is None  # with one seed nothing is known of others
 
 
 UNFIT = {
-    "at least 2 classes to transfer to, found 1": {"": {"zero": 40}},
-    "found 8 and 2": {"": {"zero": 5, "one": 5}},
+    "at least 2 classes to transfer to, found 1": {"top": {"zero": 40}},
+    "found 8 and 2": {"top": {"zero": 5, "one": 5}},
     "found 40 and 8": {"train": {"zero": 20, "one": 20}, "test": {"zero": 4, "one": 4}},
 }
 
 
 @pytest.mark.parametrize("says", UNFIT)
 def test_data_that_are_too_few_are_refused_before_anything_is_written(says, tiny_vit, tmp_path, capsys):
-    data = write_folder(tmp_path / "data", UNFIT[says])
+    data = write_folder(tmp_path / "data", **UNFIT[says])
     line = f"{LINE.format(model=tiny_vit, data=data)} --device cpu --quiet --out {tmp_path / 'out'}"
     assert says in refusal(capsys, line)
     assert not (tmp_path / "out").exists()
 
 
 def test_shares_that_leave_a_class_with_one_image_are_left_out(tiny_vit, tmp_path):
-    data = write_folder(tmp_path / "few", {"train": dict.fromkeys(NAMES, 7), "test": dict.fromkeys(NAMES, 4)})
-    line = f"{LINE.format(model=tiny_vit, data=data)} --seeds 1 --device cpu --quiet --out {tmp_path / 'out'}"
+    data = write_folder(tmp_path / "few", train=dict.fromkeys(NAMES, 7), test=dict.fromkeys(NAMES, 4))
     with interrupted(lambda *_: True, "study"):
-        assert run(line.split()) == 130
+        ran(tmp_path / "out", f"{LINE.format(model=tiny_vit, data=data)} --seeds 1", code=130)
     points = json.loads((tmp_path / "out" / "config.json").read_text())["points"]
     assert {point["share"] for point in points} == {None, 0.5}  # a fifth of 21 images is 4
 
 
-def test_the_report_is_made_again_from_a_copy_without_the_models(adapted, tmp_path):
-    whole_folder(copytree(adapted, tmp_path / "copy", ignore=lambda *_: ["points"]), "study")
+def test_the_report_is_made_again_from_a_copy_without_the_models(found, tmp_path):
+    whole_folder(copytree(found.folder, tmp_path / "copy", ignore=lambda *_: ["points"]), "study")

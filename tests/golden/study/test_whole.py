@@ -1,7 +1,5 @@
 """The whole study: presets trained first, each chapter a complete folder, and one page that is written from all."""
 
-import json
-
 import pytest
 from PIL import Image
 
@@ -19,51 +17,37 @@ LONG = ("explain", "compare", "attack", "features", "profile")
 
 @pytest.fixture(scope="module")
 def inspected(tiny_vit, tmp_path_factory):
-    """A study of a ViT and a preset; the chapters that take long are left out here: with all of them it is the next
-    test, by hand."""
-    out = tmp_path_factory.mktemp("study") / "out"
+    """A study of a ViT and a preset; the chapters that take long are left out here: with all of them it is
+    test_a_whole_study, by hand."""
     with few_chapters(*LONG):
-        ran(out, f"{LINE.format(models=f'mine={tiny_vit} resnet20')} --epochs 1")
-    return out
+        line = f"{LINE.format(models=f'mine={tiny_vit} resnet20')} --epochs 1"
+        return ran(tmp_path_factory.mktemp("study") / "out", line)
 
 
 def test_a_preset_is_trained_and_every_chapter_is_a_folder_of_its_own(inspected):
-    record = read_folder(inspected)
-    assert [row.folder for row in record.chapters] == [
-        f"chapters/{name}" for name in ("train-resnet20", "evaluate", *INSPECTED)
-    ]
-    assert not any(row.cached for row in record.chapters)
-    whole_folder(inspected, "study", drawn=False)
-
-
-def test_the_metrics_are_those_of_the_chapters(inspected):
-    metrics = json.loads((inspected / "results.json").read_text())["metrics"]
-    evaluated = json.loads((inspected / "chapters/evaluate/results.json").read_text())["metrics"]
+    chapters = [f"chapters/{name}" for name in ("train-resnet20", "evaluate", *INSPECTED)]
+    assert [(row.folder, row.cached) for row in inspected.chapters] == [(chapter, False) for chapter in chapters]
+    evaluated = read_folder(inspected.folder / "chapters/evaluate").metrics
     for alias in ("mine", "resnet20"):
-        assert metrics[f"accuracy/{alias}"] == evaluated[f"accuracy/{alias}"]
-    assert "localisation/mine/pointing/rollout-mean" in metrics
-    record = read_folder(inspected)
-    assert record.better("accuracy/mine") == "higher"
-    assert record.better("calibration_error/mine") == "lower"
+        assert inspected.metrics[f"accuracy/{alias}"] == evaluated[f"accuracy/{alias}"]
+    assert "localisation/mine/pointing/rollout-mean" in inspected.metrics
+    assert inspected.better("accuracy/mine") == "higher"
+    assert inspected.better("calibration_error/mine") == "lower"
+    whole_folder(inspected.folder, "study", drawn=False)
 
 
-def test_how_the_vit_works_follows_from_its_chapters(inspected):
-    record = read_folder(inspected)
-    stats, ablate = record.about("stats", "mine").record, record.about("ablate", "mine").record
-    assert sum(row.heads for row in record.stages) == len(stats.heads)
-    for row in record.stages:
+def test_how_the_vit_works_and_the_explorer_follow_from_its_chapters(inspected):
+    stats, ablate = (inspected.about(word, "mine").record for word in ("stats", "ablate"))
+    assert sum(row.heads for row in inspected.stages) == len(stats.heads)
+    for row in inspected.stages:
         assert sum(row.attends.values()) + row.unclear == row.heads
         (block,) = [unit for unit in ablate.units if unit.unit == row.block]
         assert row.loss == block.loss
-    assert record.stages[-1].lens == ablate.lens[-1].accuracy
-    assert [section.title for section in REPORT(record).sections if "work" in section.title]
-
-
-def test_the_explorer_has_the_labels_and_the_importance_of_the_heads(inspected):
-    record = read_folder(inspected)
-    explorer = REPORT(record).explorer
-    assert explorer is not None
-    for row in record.about("ablate", "mine").record.heads:
+    assert inspected.stages[-1].lens == ablate.lens[-1].accuracy
+    document = REPORT(inspected)
+    assert [section.title for section in document.sections if "work" in section.title]
+    explorer = document.explorer
+    for row in ablate.heads:
         assert explorer.importance[row.layer, row.head] == pytest.approx(row.loss.value)
         assert explorer.labels[row.layer][row.head] == (row.label or "")
 

@@ -17,9 +17,7 @@ from tests.kit.commands import gone_on, ran, refusal
 from tests.kit.making import digits
 from tests.kit.training_runs import interrupted
 from vitlens import load, statistics
-from vitlens.cli.main import run
 
-LINE = f"{GOLDEN} --device cpu --quiet"
 needs_tensorboard = pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
 needs_wandb = pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
 
@@ -62,11 +60,12 @@ class Recording:
     """A tracker's library that records its calls, and fails where requested."""
 
     def __init__(self) -> None:
-        self.calls, self.fails = [], ""
+        self.calls, self.logged, self.fails = [], [], ""  # logged: the steps of numbers
 
     def __getattr__(self, name: str) -> Any:
         def do(*values: object, **settings: object) -> None:
-            self.calls.append((name, settings.get("step")))
+            self.calls.append(name)
+            self.logged.extend([settings["step"]] if name == "log" else [])
             if name == self.fails:
                 raise ConnectionError("no route\nto host")
 
@@ -88,46 +87,46 @@ def libraries(monkeypatch) -> dict[str, Recording]:
     return made
 
 
+def failures(out: Path, line: str, capsys) -> list[str]:
+    """What a run says of failures."""
+    ran(out, line)
+    return [said for said in capsys.readouterr().err.splitlines() if "failed" in said]
+
+
 @pytest.mark.parametrize("failing", ["start", "log_images", "finish"])
 def test_a_failing_tracker_is_reported_once_and_does_not_stop_the_training(
     failing, libraries, golden, tmp_path, capsys
 ):
-    libraries["wandb"].fails = failing
-    assert run([*LINE.split(), "--track", "tensorboard,wandb", "--out", str(tmp_path / "seen")]) == 0
-    assert weights(tmp_path / "seen") == weights(golden("train").folder)
-    (said,) = [line for line in capsys.readouterr().err.splitlines() if "failed" in line]
+    broken, whole = libraries["wandb"], libraries["tensorboard"]
+    broken.fails = failing
+    (said,) = failures(tmp_path / "seen", f"{GOLDEN} --track tensorboard,wandb", capsys)
     assert said.startswith("wandb failed")
     assert "(no route to host)" in said
-    names = [name for name, _ in libraries["wandb"].calls]
-    assert names.count(failing) == 1
-    assert names[-1] == failing
-    whole = [name for name, _ in libraries["tensorboard"].calls]
-    assert whole[:2] == ["start", "store_init_configuration"]
-    assert whole[-1] == "finish"
-    assert whole.count("log_images") == 1
-    assert [step for name, step in libraries["tensorboard"].calls if name == "log"] == [4, 4, 8, 8, 10, 12, 12]
+    assert weights(tmp_path / "seen") == weights(golden("train").folder)
+    assert (broken.calls.count(failing), broken.calls[-1]) == (1, failing)
+    assert (whole.calls[:2], whole.calls[-1]) == (["start", "store_init_configuration"], "finish")
+    assert whole.calls.count("log_images") == 1
+    assert whole.logged == [4, 4, 8, 8, 10, 12, 12]
 
 
 def test_attention_that_cannot_be_measured_does_not_stop_the_training(libraries, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("vitlens.commands.run.tracking.statistics", lambda *_, **__: 1 / 0)
-    assert run([*LINE.split(), "--track", "tensorboard", "--out", str(tmp_path / "out")]) == 0
-    (said,) = [line for line in capsys.readouterr().err.splitlines() if "failed" in line]
+    (said,) = failures(tmp_path / "out", f"{GOLDEN} --track tensorboard", capsys)
     assert said.startswith("attention failed")
-    assert [step for name, step in libraries["tensorboard"].calls if name == "log"] == [4, 8, 10, 12]
+    assert libraries["tensorboard"].logged == [4, 8, 10, 12]
 
 
 def test_a_model_without_attention_is_no_failure_to_tell(libraries, tmp_path, capsys):
-    line = "train resnet20 --data digits --limit 20 --batch-size 10 --epochs 1 --device cpu --quiet --track tensorboard"
-    assert run([*line.split(), "--out", str(tmp_path / "out")]) == 0
-    assert "failed" not in capsys.readouterr().err
-    assert "log_images" not in [name for name, _ in libraries["tensorboard"].calls]
+    line = "train resnet20 --data digits --limit 20 --batch-size 10 --epochs 1 --track tensorboard"
+    assert not failures(tmp_path / "out", line, capsys)
+    assert "log_images" not in libraries["tensorboard"].calls
 
 
 @needs_tensorboard
-def test_a_resumed_run_takes_back_what_came_after_its_checkpoint(golden, tmp_path):
+def test_a_resumed_run_takes_back_what_came_after_its_checkpoint(tmp_path):
     folder = tmp_path / "out"
     with interrupted(lambda _, progress: progress.step >= 11):
-        assert run([*LINE.split(), "--track", "tensorboard", "--out", str(folder)]) == 130
+        ran(folder, f"{GOLDEN} --track tensorboard", code=130)
     gone_on(folder, "train --track tensorboard")
     found = events(folder)
     assert [event.step for event in found.Scalars("train/loss")] == [10]
@@ -151,8 +150,7 @@ def test_wandb_writes_offline_into_the_run(golden, tmp_path, monkeypatch, capsys
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     folder = tmp_path / "run"
-    assert run([*LINE.split(), "--track", "wandb", "--out", str(folder)]) == 0
-    assert "failed" not in capsys.readouterr().err
+    assert not failures(folder, f"{GOLDEN} --track wandb", capsys)
     assert weights(folder) == weights(golden("train").folder)
     [file] = folder.glob("wandb/offline-run-*/*.wandb")
     assert file.stat().st_size > 0

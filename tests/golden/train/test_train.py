@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,16 +11,14 @@ from tests.kit.commands import figures, gone_on, impatient, ran, refusal
 from tests.kit.training_runs import interrupted
 from vitlens import load_data
 from vitlens.cli.main import run
-from vitlens.commands.run.publish import read_folder
 
 SHAPE = "--dim 8 --depth 1 --heads 2 --patch-size 8"
 LINE = f"train vit-micro --data digits --limit 40 --batch-size 10 {SHAPE}"
 GOLDEN = f"{LINE} --epochs 3 --dropout 0.1 --pooling mean"  # as the golden run
-NAMES = ("initial loss", "gradient norms", "one batch", "learning rate")
 
 
 @pytest.fixture(scope="module")
-def trained(golden) -> Path:
+def trained(golden):
     return golden("train").folder
 
 
@@ -33,7 +30,7 @@ def test_the_folder_is_whole_and_a_model_with_the_accuracy_that_it_says(trained)
     assert figures(found) >= {"training", "loss", "confusion", "first_batch"}
     assert found.status == "done"
     split = load_data("digits", part="test").limit(40)
-    predictions = model(split.source.read(torch.arange(len(split))).float() / 255).argmax(1)
+    predictions = model(next(split.batches(40)).images).argmax(1)
     correct = predictions == split.labels
     assert found.metrics["accuracy/vit-micro"].value == pytest.approx(correct.float().mean().item())
     for row in found.table("per_class"):
@@ -46,7 +43,6 @@ def test_the_folder_is_whole_and_a_model_with_the_accuracy_that_it_says(trained)
         "dim": 8, "depth": 1, "heads": 2, "patch_size": [8, 8], "dropout": 0.1, "pooling": "mean"
     }  # fmt: skip
     assert {part.p for part in model.modules() if isinstance(part, torch.nn.Dropout)} == {0.1}
-    assert found.table("setup")[0].keep_every is None
 
 
 def test_metrics_are_those_of_the_epochs(trained):
@@ -63,41 +59,25 @@ def test_metrics_are_those_of_the_epochs(trained):
     assert metrics["training_seconds"] >= lines[-1]["seconds"]
 
 
-def test_the_first_batch_is_drawn_where_images_are_augmented(tmp_path):
-    assert "first_batch" not in figures(ran(tmp_path / "plain", f"{LINE} --epochs 1 --set crop_padding=0"))
-    record = ran(tmp_path / "out", f"{LINE} --epochs 1 --set cutmix=1 --set crop_padding=4")
-    arrays, (row,) = record.first_batch, record.setup
-    assert arrays.given.shape == arrays.trained.shape == (10, 3, 32, 32)
-    assert (row.shown, row.augmentation) == (10, "crop 4 px, CutMix 1.0")
-    assert (arrays.given != arrays.trained).any()
-    assert arrays.targets.sum(axis=1) == pytest.approx(1.0)
-    assert row.mixed == ((arrays.targets > 0).sum(axis=1) == 2).sum() > 0
-    assert record.scores[0].gap is None  # mixed images say nothing of overfitting
-
-
 def test_a_stopped_run_says_so_and_resumes_to_the_same_weights_with_those_that_are_kept(trained, tmp_path, capsys):
     folder = tmp_path / "stopped"
-    line = f"{GOLDEN} --keep-every 2 --device cpu --quiet --out {folder}"
     with interrupted(lambda _, progress: progress.step >= 5):
-        assert run(line.split()) == 130
-    assert read_folder(folder).status == "interrupted"
+        assert ran(folder, f"{GOLDEN} --keep-every 2", code=130).status == "interrupted"
     assert not (folder / "report.md").exists()
     assert run(["report", str(folder)]) == 0
     assert "was interrupted" in (folder / "report.md").read_text()
-    for typed, says in (
-        ("--keep-every 1", "with its keep_every, 2, found 1"),
-        (f"--out {tmp_path}", "found both"),
-    ):
-        assert says in refusal(capsys, f"train --resume {folder} --device cpu --quiet {typed}"), typed
-    assert "its model, vit-micro, found vit-tiny" in refusal(capsys, f"train vit-tiny --resume {folder} --quiet")
+    again = f"--resume {folder} --device cpu --quiet"
+    assert "with its keep_every, 2, found 1" in refusal(capsys, f"train {again} --keep-every 1")
+    assert "found both" in refusal(capsys, f"train {again} --out {tmp_path}")
+    assert "its model, vit-micro, found vit-tiny" in refusal(capsys, f"train vit-tiny {again}")
     # what decides the result comes from the folder, not from what is typed now
     record = gone_on(folder, "train --seed 7")
     assert (record.status, record.setup[0].keep_every) == ("done", 2)
     assert (folder / "model.safetensors").read_bytes() == (trained / "model.safetensors").read_bytes()
     names = ["epoch-0000.safetensors", "epoch-0002.safetensors"]
     assert sorted(path.name for path in (folder / "kept").iterdir()) == names
-    assert run([*line.replace("--keep-every 2", "--overwrite --epochs 1").split()]) == 0
-    assert not (folder / "kept").exists() or not list((folder / "kept").iterdir())
+    ran(folder, f"{GOLDEN} --overwrite --epochs 1")
+    assert not [*folder.glob("kept/*")]
 
 
 def test_progress_is_told_by_epochs(tmp_path, capsys):
@@ -105,9 +85,7 @@ def test_progress_is_told_by_epochs(tmp_path, capsys):
         assert run([*f"{LINE} --epochs 2 --device cpu --out".split(), str(tmp_path / "out")]) == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if "loss" in line]
     assert "epoch 1/2" in lines[0]
-    assert "epoch 2/2" in lines[-1]
-    assert "test" in lines[-1]
-    assert "0:00 left" in lines[-1]
+    assert all(word in lines[-1] for word in ("epoch 2/2", "test", "0:00 left"))
 
 
 @pytest.mark.parametrize(("rate", "code"), [("0.01", 0), ("10", 1)])
@@ -116,7 +94,8 @@ def test_a_check_is_four_lines_and_an_exit_code(rate, code, tmp_path, monkeypatc
     line = "train vit-micro --check --dim 16 --depth 2 --heads 2 --patch-size 8 --limit 100 --device cpu --quiet"
     assert run([*line.split(), "--learning-rate", rate]) == code
     lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(":")[0][14:] for line in lines] == list(NAMES)
+    names = [line.partition(":")[0][14:] for line in lines]
+    assert names == ["initial loss", "gradient norms", "one batch", "learning rate"]
     assert {line.split()[0] for line in lines[:3]} == {"pass"}
     assert ("try --learning-rate 0.01" in lines[3]) == bool(code)
     assert not list(tmp_path.iterdir())

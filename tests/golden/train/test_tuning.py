@@ -1,6 +1,5 @@
 """Fine-tuning a trained model, all weights, the last blocks or the head; and learning from a teacher."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,50 +11,19 @@ from tests.kit.commands import gone_on, ran, refusal, written_digits
 from tests.kit.making import save, untrained
 from tests.kit.training_runs import interrupted
 from vitlens import load, load_data
-from vitlens.cli.main import run
 
 LINE = "--data digits --limit 40 --batch-size 10"
 
 
-def state(folder: Path) -> dict[str, torch.Tensor]:
-    return dict(load(str(folder)).module.state_dict())
-
-
 def changed(before: Path, after: Path) -> set[str]:
-    one, other = state(before), state(after)
-    return {name for name in other if name not in one or not torch.equal(one[name], other[name])}
-
-
-def test_the_head_alone(learned, tmp_path):
-    out = tmp_path / "out"
-    record = ran(out, f"train {learned} {LINE} --epochs 2 --freeze-backbone")
-    assert changed(learned, out) == {"head.weight", "head.bias"}
-    assert len(load(str(out)).classes) == 10
-    (row,) = record.started
-    assert (row.last, row.trained) == (0, 170)
-    assert "all zeros" in row.notes
-    assert "features computed once" in " ".join(record.setup[0].computed)
-    assert not (out / "features").exists()
-    text = (out / "report.md").read_text()
-    assert run(["report", str(out)]) == 0
-    assert (out / "report.md").read_text() == text
-
-
-def test_the_last_block(learned, tmp_path):
-    record = ran(tmp_path / "out", f"train {learned} {LINE} --epochs 2 --train-last 1")
-    assert {".".join(name.split(".")[:2]) for name in changed(learned, tmp_path / "out")} == {
-        "blocks.1", "norm.weight", "norm.bias", "head.weight", "head.bias",
-    }  # fmt: skip
-    assert record.started[0].last == 1
-    recipe = json.loads((tmp_path / "out" / "config.json").read_text())["recipe"]
-    assert not recipe["flip"]  # a mirrored digit is no digit
+    one, other = (load(str(folder)).module.state_dict() for folder in (before, after))
+    return {name for name in other if not torch.equal(one[name], other[name])}
 
 
 def test_everything_with_positions_for_another_size(learned, tmp_path):
-    out = tmp_path / "out"
-    record = ran(out, f"train {learned} {LINE} --epochs 1 --image-size 48")
-    model = load(str(out))
-    assert changed(learned, out) == set(state(learned))
+    record = ran(tmp_path / "out", f"train {learned} {LINE} --epochs 1 --image-size 48")
+    model = load(str(record.folder))
+    assert changed(learned, record.folder) == set(model.module.state_dict())
     assert model.input_size == (48, 48)
     assert model.module.get_parameter("pos_embed").shape == (1, 1 + 36, 16)
     assert "from 32x32 to 48x48 px" in record.started[0].notes
@@ -116,45 +84,40 @@ def test_the_student_has_a_token_and_numbers_are_those_of_the_models(taught, tin
     assert "without a teacher" in (taught / "report.md").read_text().partition("\n## ")[0]
 
 
-SMALL = "--dim 16 --depth 1 --heads 2 --patch-size 8"
-
-
-def test_without_the_token(tmp_path):
-    line = f"train vit-mini {LINE} {SMALL} --limit 20 --epochs 1 --distill-from cnn-digits --distill soft"
-    record = ran(tmp_path / "out", f"{line} --temperature 2 --distill-weight 0.4 --no-distill-token")
-    assert load(str(tmp_path / "out")).layout.prefix == ("cls",)
-    (row,) = record.taught
-    assert (row.kind, row.weight, row.temperature, row.token) == ("soft", 0.4, 2.0, False)
-
-
-def test_a_cnn_learns_from_a_teacher_too(tmp_path):
-    line = f"train resnet20 {LINE} --limit 20 --epochs 1 --distill-from vit-digits --distill soft"
-    assert not ran(tmp_path / "out", line).taught[0].token
-
-
-def test_a_student_of_timm_has_its_own_token(tmp_path):
-    name = "timm:deit_tiny_distilled_patch16_224@random --image-size 32"
-    line = f"train {name} {LINE} --limit 20 --epochs 1 --distill-from cnn-digits"
-    assert ran(tmp_path / "out", line).taught[0].token
-    module = load(str(tmp_path / "out")).module
-    assert not torch.equal(module.head.weight, module.head_dist.weight)  # both began at zero
+@pytest.mark.parametrize(
+    ("student", "teacher", "token"),
+    [
+        ("resnet20", "vit-digits", False),
+        ("timm:deit_tiny_distilled_patch16_224@random --image-size 32", "cnn-digits", True),
+    ],
+)
+def test_a_cnn_learns_from_a_teacher_too_and_a_student_of_timm_has_its_own_token(student, teacher, token, tmp_path):
+    record = ran(tmp_path / "out", f"train {student} {LINE} --limit 20 --epochs 1 --distill-from {teacher}")
+    assert record.taught[0].token == token
+    if token:
+        module = load(str(record.folder)).module
+        assert not torch.equal(module.head.weight, module.head_dist.weight)  # both began at zero
 
 
 def test_a_stopped_run_goes_on_with_its_part_and_its_teacher(learned, tmp_path, capsys):
-    teacher, whole, cut = tmp_path / "teacher", tmp_path / "whole", tmp_path / "cut"
+    teacher, cut = tmp_path / "teacher", tmp_path / "cut"
     save(load("cnn-digits"), teacher / "model.safetensors")
     line = f"train {learned} {LINE} --epochs 2 --train-last 1 --distill-from {teacher}"
-    ran(whole, line)
+    record = ran(tmp_path / "whole", line)
+    assert {".".join(name.split(".")[:2]) for name in changed(learned, record.folder)} == {
+        "blocks.1", "norm.weight", "norm.bias", "head.weight", "head.bias",
+    }  # fmt: skip
+    assert record.started[0].last == 1
+    assert {row.setting: row.value for row in record.recipe}["flip"] == "False"  # a mirrored digit is no digit
     with interrupted(lambda _, progress: progress.step >= 5):
-        assert run([*line.split(), "--device", "cpu", "--quiet", "--out", str(cut)]) == 130
+        ran(cut, line, code=130)
     gone_on(cut, "train")
-    assert (whole / "model.safetensors").read_bytes() == (cut / "model.safetensors").read_bytes()
+    assert (record.folder / "model.safetensors").read_bytes() == (cut / "model.safetensors").read_bytes()
     for typed, says in (("--train-last 2", "with its tuning"), ("--distill-from cnn-digits", "with its teaching")):
-        assert says in refusal(capsys, f"train --resume {whole} --device cpu --quiet {typed}")
+        assert says in refusal(capsys, f"train --resume {record.folder} --device cpu --quiet {typed}")
     # another teacher in its place is not gone on with
     model = load("cnn-digits")
-    with torch.no_grad():
-        model.module.get_parameter("fc.bias").add_(1.0)
+    model.module.get_parameter("fc.bias").data.add_(1.0)
     save(model, teacher / "model.safetensors")
     said = refusal(capsys, f"train --resume {cut} --device cpu --quiet")
     assert "with its distillation.teacher.sha256" in said

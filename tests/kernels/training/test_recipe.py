@@ -56,16 +56,9 @@ def test_invalid_settings_are_refused(changes):
 
 
 def test_limits_are_taken_and_numbers_are_json_without_the_notes():
-    limits = {
-        "epochs": 1,
-        "warmup": 1.0,
-        "erasing": 0.0,
-        "magnitude": 30,
-        "layer_decay": 1.0,
-        "average": 0.0,
-        "clip": 0,
-    }
-    changed = override(Recipe(), {**limits, "cutmix": 1, "betas": [0.9, 0.0], "learning_rate": np.float64(0.5)})
+    limits = dict.fromkeys(("warmup", "layer_decay"), 1.0) | dict.fromkeys(("erasing", "average", "clip"), 0)
+    changes = {**limits, "epochs": 1, "magnitude": 30, "cutmix": 1, "betas": [0.9, 0.0]}
+    changed = override(Recipe(), {**changes, "learning_rate": np.float64(0.5)})
     assert isinstance(changed.cutmix, float)  # torch draws no mixing share from Beta(1, 1) of whole numbers
     assert (type(changed.epochs), changed.betas) == (int, (0.9, 0.0))
     numbers = Recipe(source="a").numbers()

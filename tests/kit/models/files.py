@@ -1,9 +1,12 @@
-"""Run folders of tiny models, and their files with another description."""
+"""Run folders of tiny models, their files with another description, and refusals in one line."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -40,3 +43,11 @@ def rewrite(folder: Path, change: dict[str, Any] | str, **tensors: torch.Tensor 
     text = change if isinstance(change, str) else json.dumps(description(folder) | change)
     state = {**load_file(path), **tensors}
     save_file({key: value for key, value in state.items() if value is not None}, path, metadata={"vitlens": text})
+
+
+@contextmanager
+def one_line(error: type[Exception] | tuple[type[Exception], ...], words: str = "") -> Iterator[None]:
+    """Expects an error with these words (a pattern) in one line."""
+    with pytest.raises(error, match=words or None) as told:
+        yield
+    assert "\n" not in str(told.value)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -25,6 +24,7 @@ _TEXTS = {
 _SQUARE = {"size": {"height": 32, "width": 32}}
 _CROP = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
 
+_REGISTERS = {"num_register_tokens": 4}
 _TWO = {"vision_config": _MLP, "text_config": _TEXTS}
 _CLASSIFIER = "ForImageClassification"
 
@@ -35,44 +35,29 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any], str, dict[str, Any]]] = {
     "deit": ("DeiT", _CLASSIFIER, _MLP | _NAMES, "DeiT", _CROP),
     "deit-distilled": ("DeiT", f"{_CLASSIFIER}WithTeacher", _MLP | _NAMES, "DeiT", _CROP),
     "beit": ("Beit", _CLASSIFIER, _MLP | _NAMES | {"use_relative_position_bias": True}, "Beit", _SQUARE),
-    "beit-shared": ("Beit", "Model", _MLP | {"use_shared_relative_position_bias": True}, "Beit", _SQUARE),
-    "dinov2": ("Dinov2", _CLASSIFIER, _BLOCKS | _NAMES, "Bit", _CROP),
     "dinov2-features": ("Dinov2", "Model", _BLOCKS, "Bit", _CROP),
-    "dinov2-registers": (
-        "Dinov2WithRegisters",
-        _CLASSIFIER,
-        _BLOCKS | _NAMES | {"num_register_tokens": 2},
-        "Bit",
-        _CROP,
-    ),
-    "dinov3": ("DINOv3ViT", "Model", _MLP | {"num_register_tokens": 4}, "DINOv3ViT", _SQUARE),
-    "clip-vision": ("CLIPVision", "Model", _MLP, "CLIP", _CROP),
+    "dinov2-registers": ("Dinov2WithRegisters", _CLASSIFIER, _BLOCKS | _NAMES | _REGISTERS, "Bit", _CROP),
+    "dinov3": ("DINOv3ViT", "Model", _MLP | _REGISTERS, "DINOv3ViT", _SQUARE),
     "clip-projected": ("CLIPVision", "ModelWithProjection", _MLP | {"projection_dim": 16}, "CLIP", _CROP),
     "clip": ("CLIP", "Model", _TWO | {"projection_dim": 16}, "CLIP", _CROP),
     "clip-classifier": ("CLIP", _CLASSIFIER, _TWO | {"projection_dim": 16} | _NAMES, "CLIP", _CROP),
-    "siglip-vision": ("SiglipVision", "Model", _MLP, "Siglip", _SQUARE),
     "siglip": ("Siglip", "Model", _TWO, "Siglip", _SQUARE),
     "siglip-classifier": ("Siglip", _CLASSIFIER, _TWO | _NAMES, "Siglip", _SQUARE),
     "swin": ("Swin", _CLASSIFIER, _STAGES | _NAMES, "ViT", _SQUARE),
-    "swin-features": ("Swin", "Model", _STAGES, "ViT", _SQUARE),
     "swinv2": ("Swinv2", _CLASSIFIER, _STAGES | _NAMES, "ViT", _SQUARE),
     "convnext": ("ConvNext", _CLASSIFIER, _CNN | _NAMES, "ConvNext", {"size": {"shortest_edge": 32}}),
-    "convnextv2": ("ConvNextV2", _CLASSIFIER, _CNN | _NAMES, "ConvNext", {"size": {"shortest_edge": 32}}),
 }
 FEATURES = {  # what the models without a classifier give, by transformers' own output
     "vit-features": lambda output: output.last_hidden_state[:, 0],
     "dinov2-features": lambda output: output.last_hidden_state[:, 0],
     "dinov3": lambda output: output.last_hidden_state[:, 0],
-    "clip-vision": lambda output: output.pooler_output,
     "clip-projected": lambda output: output.image_embeds,
-    "siglip-vision": lambda output: output.pooler_output,
-    "swin-features": lambda output: output.pooler_output,
-    "beit-shared": lambda output: output.pooler_output,
 }
-TOWERS: dict[str, Callable[[Any], Any]] = {
-    "clip": lambda model: model.vision_model,
-    "siglip": lambda model: model.vision_model,
-}
+
+
+def tower(name: str, model: Any) -> Any:
+    """The part of a model that sees images."""
+    return model.vision_model if name in ("clip", "siglip") else model
 
 
 def save_family(name: str, folder: Path) -> Any:

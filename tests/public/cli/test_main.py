@@ -1,13 +1,19 @@
-"""The boundary: every error one line on stderr, the right exit code, a traceback only when asked for."""
+"""The boundary: every error one line on stderr and the right exit code; help, streams that end, names nearly right."""
 
 import errno
+import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.kit.commands import refusal
-from tests.kit.waiting import interrupt, interruptible
+from tests.kit.saving import saved_figures
+from tests.kit.waiting import HANGS, interrupt, interruptible
+from vitlens import load
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 from vitlens.errors import InputError, StorageError, UnknownNameError
@@ -22,21 +28,32 @@ def test_help_ends_with_the_example(word, capsys):
     assert word != "attack" or "0,1,2,4,8" in shown  # epsilons as they are typed
 
 
-def test_help_names_every_command(capsys):
+def test_vitlens_alone_is_help_which_names_every_command(capsys):
+    assert run([]) == 0
+    alone = capsys.readouterr()
     assert run(["--help"]) == 0
-    shown = capsys.readouterr().out
-    assert all(f" {word} " in shown for word in COMMANDS)
-
-
-def test_version(capsys):
+    assert (alone.out, alone.err) == (capsys.readouterr().out, "")
+    assert all(f" {word} " in alone.out for word in COMMANDS)
     assert run(["--version"]) == 0
     assert capsys.readouterr().out == f"vitlens {__version__}\n"
+
+
+def out_of_memory(asked: str, free: str) -> torch.OutOfMemoryError:
+    """As torch 2.15 says it."""
+    return torch.OutOfMemoryError(
+        f"CUDA out of memory. Tried to allocate {asked}. GPU 0 has a total capacity of 79.10 GiB of which {free} is "
+        "free. Including non-PyTorch memory, this process has 77.60 GiB memory in use."
+    )
+
+
+LONG = InputError("expected \x1b[2J\u202e, found " + "x" * 100_000)
 
 
 @pytest.mark.parametrize(
     ("error", "code", "says"),
     [
         (InputError("expected a,\nfound b"), 2, "error: expected a, found b\n"),
+        (LONG, 2, ""),  # moves no cursor, and has an end
         (UnknownNameError("model", "vit-digts", ["vit-digits"]), 2, "did you mean 'vit-digits'?"),
         (StorageError("expected room"), 1, "expected room"),
         (OSError(errno.ENOSPC, "No space left on device", "x.png"), 1, "the disk is full while writing x.png"),
@@ -53,13 +70,33 @@ def test_version(capsys):
         (ValueError("embedded null byte"), 2, ""),
         (OSError(errno.EMFILE, "Too many open files"), 1, ""),
         (OSError("of no number"), 1, ""),
-        (ConnectionResetError(errno.ECONNRESET, "Connection reset"), 1, ""),
         (EOFError("ended"), 2, ""),
     ],
 )
 def test_an_error_is_one_line(error, code, says, stand_in, capsys):
     stand_in("rollout", error=error)
-    assert says in refusal(capsys, "rollout vit-digits", code=code, unexpected="unexpected" in says)
+    line = refusal(capsys, "rollout vit-digits", code=code, unexpected="unexpected" in says)
+    assert says in line
+    assert line[:-1].isprintable()
+    assert len(line) < 3000
+
+
+@pytest.mark.parametrize(
+    ("error", "given", "tried"),
+    [
+        (out_of_memory("2.00 GiB", "1.50 GiB"), "--batch-size 400", 128),  # half of it, a power of two
+        (out_of_memory("512.00 MiB", "1.00 MiB"), "--batch-size=256", 128),
+        (out_of_memory("320.00 GiB", "79.00 GiB"), "--batch-size 256", 32),  # four times what there is
+        (out_of_memory("900.00 GiB", "79.00 GiB"), "--batch-size 4", 1),
+        (torch.OutOfMemoryError("of no form"), "--batch-size 2", 1),
+        (out_of_memory("2.00 GiB", "1.50 GiB"), "--batch-size 1", None),
+        (out_of_memory("2.00 GiB", "1.50 GiB"), "", None),
+    ],
+)
+def test_too_little_memory_on_a_device_says_which_batch_size_to_try(error, given, tried, stand_in, capsys):
+    stand_in("evaluate", error=error)
+    said = refusal(capsys, f"evaluate vit-digits {given}", code=1)
+    assert said.rstrip().endswith("try a smaller --batch-size" if tried is None else f"try --batch-size {tried}")
 
 
 @pytest.mark.parametrize("arguments", ["rollout vit-digits --debug", "--debug rollout vit-digits"])
@@ -69,22 +106,99 @@ def test_debug_shows_the_traceback(arguments, stand_in, capsys):
     assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT, which Windows has not")
-def test_interrupted_leaves_with_130(tmp_path: Path):
-    started = tmp_path / "started"
-    program = f"""
-import sys, threading, types
+REPLACED = """
+import logging, sys, threading, types, warnings
 from pathlib import Path
-module = types.ModuleType("vitlens.commands.rollout.measure")
 def measure(options):
-    Path({str(started)!r}).touch()
-    threading.Event().wait()
+    {act}
+module = types.ModuleType("vitlens.commands.predict.measure")
 module.measure = measure
 sys.modules[module.__name__] = module
-sys.argv = ["vitlens", "rollout", "vit-digits"]
+sys.argv = ["vitlens", *sys.argv[1:]]
 from vitlens.cli.main import main
 main()
 """
-    with interruptible([sys.executable, "-c", program]) as child:
+SAYING = """
+    warnings.warn("of a library", UserWarning)
+    warnings.warn("of another", DeprecationWarning)
+    logging.getLogger("matplotlib.font_manager").warning("findfont: no such font")
+    return ["∞ – é 猫 …", *["line"] * 20_000]
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT, which Windows has not")
+def test_interrupted_leaves_with_130(tmp_path):
+    started = tmp_path / "started"
+    program = REPLACED.format(act=f"Path({str(started)!r}).touch(); threading.Event().wait()")
+    with interruptible([sys.executable, "-c", program, "predict", "vit-digits"]) as child:
         shown = interrupt(child, started.exists)
     assert (child.returncode, shown) == (130, "error: interrupted\n")
+
+
+# Streams
+
+
+@pytest.mark.parametrize("arguments", ["predict vit-digits", "--help", "--version"])
+def test_a_reader_that_has_seen_enough_is_no_failure_and_a_full_output_is_said(
+    arguments, stand_in, monkeypatch, capsys
+):
+    stand_in("predict", result=["line"] * 50_000)
+    reading, writing = os.pipe()
+    os.close(reading)
+    places: list[tuple[int | str, int, str]] = [(writing, 0, "")]
+    if Path("/dev/full").exists():
+        places.append(("/dev/full", 1, "standard output"))
+    for place, code, says in places:
+        with open(place, "w") as stream, monkeypatch.context() as patch:  # noqa: PTH123  a number of a file, too
+            patch.setattr(sys, "stdout", stream)
+            assert run(arguments.split()) == code
+        said = capsys.readouterr().err
+        assert says in said
+        assert bool(says) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [("ascii", r"inf - \xe9 \u732b ..."), ("cp1252", r"inf – é \u732b …"), ("utf-8", "∞ – é 猫 …")],
+)
+def test_any_letter_goes_to_any_terminal_and_libraries_are_quiet(encoding, shown):
+    given = {"env": {**os.environ, "PYTHONIOENCODING": encoding, "LC_ALL": "C"}, "encoding": encoding}
+    command = [sys.executable, "-c", REPLACED.format(act=SAYING), "predict", "vit-digits", "--quiet"]
+    done = subprocess.run(command, capture_output=True, check=False, timeout=HANGS, **given)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[0] == shown
+    if encoding == "ascii":
+        helped = subprocess.run([*command[:3], "--help"], capture_output=True, check=False, timeout=HANGS, **given)
+        assert helped.returncode == 0
+
+
+def test_a_line_of_output_moves_no_cursor(stand_in, capsys):
+    stand_in("predict", result=["a\x1b[31m\rb\nc", "\u202etxt.exe"])
+    assert run(["predict", "vit-digits"]) == 0
+    assert capsys.readouterr().out == "a\\x1b[31m\\rb\\nc\n\\u202etxt.exe\n"
+
+
+# Aliases and names nearly right
+
+
+def test_a_folder_with_an_equals_sign_is_a_model(tiny_vit, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("rate of 0.1=lr").symlink_to(tiny_vit)
+    assert load("rate of 0.1=lr").alias == "rate-of-0.1-lr"
+    assert load("b=rate of 0.1=lr").alias == "b"
+
+
+def test_a_suggestion_is_near():
+    for name in ("zzzz", "", "_" * 1000, "%s{0}\\"):
+        assert "did you mean" not in str(UnknownNameError("model", name, ("vit-tiny", "deit_tiny_patch16_224")))
+    assert str(UnknownNameError("command", "rolout", ("rollout", "report"))).count("'") == 4
+
+
+def test_letters_that_no_font_has_are_drawn_without_a_warning(pictures, tiny_vit, tmp_path):
+    """Warnings are errors here."""
+    (tmp_path / "pictures").mkdir()
+    for name in ("猫 😀 🇩🇪", "$x$ $\\frac", "\U0001fae8 ᚠ ꦄ"):
+        shutil.copy(pictures / "0.png", tmp_path / "pictures" / f"{name}.png")
+    line = f"attention {tiny_vit} --images {tmp_path / 'pictures'} --quiet --device cpu --format png,svg"
+    with saved_figures():
+        assert run([*line.split(), "--out", str(tmp_path / "out")]) == 0

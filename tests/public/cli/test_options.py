@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.commands import refusal
 from vitlens import list_attacks
 from vitlens.cli.main import run
 from vitlens.commands.attack.options import AttackOptions
@@ -114,6 +115,25 @@ TYPED: dict[str, dict[str, Any]] = {
         "teaching.teacher": "r", "teaching.token": False, "teaching.beside": "p",
     },
 }  # fmt: skip
+
+
+UNREADABLE = [  # other wrong values: test_refusals.py
+    ("rollout m --fusion", ("", "mean,mex")),
+    ("predict m --mean", ("", "a", "0.5,0.5", "0.5,0.5,1.5", "nan", "-0.1", "0,0,0,0")),
+    ("profile m --sizes", ("", ",", "a", "3x4x5", "0")),
+    ("profile m --batch-sizes", ("", "0", "1,,2", "-1", "1.5")),
+    ("predict m --image-size", ("", "0", "1x2x3", "-4", "4.5", "x", "32x", "9" * 30, "9" * 5000)),
+    ("attention m --query", ("", "3", "3,", "3,4,5", "-1,3", "3;4", "a,b", "1.5,2", "3x4")),
+]
+
+
+@pytest.mark.parametrize(("line", "texts"), UNREADABLE)
+def test_values_that_cannot_be_read_are_refused_by_the_name_of_their_option(line, texts, stand_in, capsys):
+    word, option = line.split()[0], line.split()[-1]
+    calls = stand_in(word)
+    for text in texts:
+        assert option in refusal(capsys, f"{line}={text}")
+    assert not calls
 
 
 def options_of(stand_in, words: list[str]) -> Any:

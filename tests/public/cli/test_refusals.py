@@ -19,7 +19,7 @@ rollout vit-digits --fusion , | expected --fusion with at least one of mean, max
 rollout vit-digits --alpha 2 | --alpha
 rollout vit-digits --readout moon | --readout
 rollout vit-digits --std 300 | expected --std R,G,B
-rollout vit-digits --image-size 100000 | at most 4096 px a side, found 100000
+rollout vit-digits --image-size 4097 | at most 4096 px a side, found 4097
 predict torchvision:resnet18 --random-weights --image-size 4097x32 | found 4097x32
 train vit-micro --image-size 100000 | found 100000
 predict {vit} --images {pictures} --html | expected --out with --html
@@ -33,12 +33,14 @@ study vit-digits --predicted --images {pictures} --data digits |
 
 predict deit_tny --random-weights | 'timm:deit_tiny_patch16_224'
 predict timm:deit_tny --random-weights | 'deit_tiny_patch16_224'
-predict deit_tiny_patch16_24 --random-weights | 'timm:deit_tiny_patch16_224'
 predict timm:dinov2 --random-weights | 'vit_small_patch14_dinov2'
 predict timm:DEIT_TINY --random-weights | 'deit_tiny_patch16_224'
 predict torchvision:resnt18 --random-weights | 'resnet18'
-predict swin_tny --random-weights | 'timm:swin_tiny_patch4_window7_224'
 rollout vit-digits --data '' | empty
+rollout vit-digits --data ./nothing | found nothing at './nothing'
+rollout vit-digits --data a/b | found nothing at 'a/b'
+rollout vit-digits --data nothing.npz | found nothing at 'nothing.npz'
+rollout vit-digits --data {pictures}/0.png | try --images
 rollout vit-digits --data= | empty
 rollout vit-digits --images a.png '' | empty
 rollout vit-digits --out '' | empty
@@ -48,11 +50,8 @@ report '' | empty
 predict vit-digits --weights '' | empty
 
 evaluate vit-digits a/b=cnn-digits | letters, digits
-evaluate vit-digits 'a b'=cnn-digits | letters, digits
 compare vit-digits ä=cnn-digits | letters, digits
 attack vit-digits -- -a=cnn-digits | letters, digits
-profile vit-digits <b>=cnn-digits | letters, digits
-study vit-digits a+b=cnn-digits | letters, digits
 study vit-digits =cnn-digits | letters, digits
 evaluate vit-digits {long}=cnn-digits | letters, digits
 rollout vit-digits --images {long}.jpg |
@@ -213,7 +212,12 @@ train swin-micro --dropout -0.1 | -0.1
 train vit-digits --dropout 0.1 | found --dropout for vit-digits; leave it out
 train {learned} --train-last 3 | --train-last from 1 to 2, the blocks of learned, found 3
 train {learned} --dim 8 | found --dim for
-train {learned} --freeze-backbone --set flip=True | add --cached-views 4
+train {learned} --freeze-backbone --set flip=True --set crop_padding=2 | crop_padding, flip; add --cached-views 4
+train {learned} --freeze-backbone --set mixup=0.8 --cached-views 4 | --set mixup=0
+train {learned} --freeze-backbone --set cutmix=1.0 --cached-views 4 | --set cutmix=0
+train {learned} --freeze-backbone --set views=3 --cached-views 4 | --set views=1
+train vit-digits@random --freeze-backbone | timm:NAME
+train vit-digits@random --train-last 1 | timm:NAME
 train vit-mini --freeze-backbone | 'vit-mini': its weights are random
 train vit-tiny --train-last 1 | --train-last, found the preset 'vit-tiny'
 train {learned} --train-last 0 | --train-last at least 1, found 0
@@ -225,6 +229,12 @@ train {learned} --freeze-backbone --keep-every 3 | --freeze-backbone without --k
 train {learned} --freeze-backbone --recompute | --freeze-backbone without --recompute
 train {learned} --freeze-backbone --compile on | --freeze-backbone without --compile on
 train vit-micro --distill-from m --temperature 2 | --temperature with --distill soft
+train vit-mini --limit 20 --distill-from cnn-digits --distill softt | soft
+train vit-mini --limit 20 --distill-from cnn-digits --distill-weight 0 | --distill-weight above 0
+train vit-mini --limit 20 --distill-from cnn-digits --distill-weight 1.5 | --distill-weight above 0 and at most 1
+train vit-mini --limit 20 --distill-from cnn-digits --distill soft --temperature 0 | --temperature
+train vit-mini --limit 20 --distill-from cnn-digits --distill soft --temperature inf | --temperature
+train vit-mini --limit 20 --distill-from cnn-digits --distill-token --pooling mean | --no-distill-token
 train vit-micro --distill soft | --distill-from MODEL with --distill
 train vit-micro --distill-weight 0.3 | --distill-from MODEL with --distill-weight
 train vit-micro --distill-token | --distill-from MODEL with --distill-token

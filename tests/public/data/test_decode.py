@@ -31,12 +31,6 @@ def read(folder: Path, preprocessing: Any = AS_IT_IS) -> np.ndarray:
         return pixels_of(load_data(str(folder), preprocessing=preprocessing))[0].permute(1, 2, 0).numpy()
 
 
-def exif(orientation: int) -> Image.Exif:
-    found = Image.Exif()
-    found[0x0112] = orientation
-    return found
-
-
 DEEP = PICTURE[..., 0].astype(np.uint16) * 250 + 77
 PALETTE = Image.new("P", (8, 6), 1)
 PALETTE.putpalette([0, 0, 0, 10, 20, 30])
@@ -44,7 +38,8 @@ PALETTE.putpixel((0, 0), 0)
 OF_PALETTE = np.full((6, 8, 3), (10, 20, 30), np.uint8)
 OF_PALETTE[0, 0] = 255
 RGB = Image.fromarray(PICTURE)
-TURNED = {"exif": exif(6)}  # "turn me clockwise to see me upright"
+TURNED = Image.Exif()
+TURNED[0x0112] = 6  # "turn me clockwise to see me upright"
 SCALED = np.round(DEEP / 65535 * 255)[..., None].repeat(3, 2)
 GOOD: dict[str, tuple[Image.Image, str, dict[str, Any], np.ndarray]] = {
     "colour": (RGB, "png", {}, PICTURE),
@@ -52,7 +47,7 @@ GOOD: dict[str, tuple[Image.Image, str, dict[str, Any], np.ndarray]] = {
     "16 bit": (Image.fromarray(DEEP), "png", {}, SCALED),
     "16 bit TIFF": (Image.fromarray(DEEP), "tif", {}, SCALED),
     "a transparent palette": (PALETTE, "png", {"transparency": 0}, OF_PALETTE),
-    "turned": (RGB.transpose(Image.Transpose.ROTATE_90), "png", TURNED, PICTURE),
+    "turned": (RGB.transpose(Image.Transpose.ROTATE_90), "png", {"exif": TURNED}, PICTURE),
 }
 
 
@@ -83,23 +78,27 @@ def test_transparency_is_laid_on_white(tmp_path):
     assert np.abs(found[:, 3] - (PICTURE[:, 3] * (128 / 255) + 255 * (127 / 255))).max() <= 1
 
 
-def test_of_an_animation_the_first_frame_is_taken_and_that_is_said(tmp_path):
+@pytest.fixture
+def animation(tmp_path: Path) -> Path:
+    """Of a red frame and a blue one."""
     frames = [Image.new("RGB", (8, 6), colour) for colour in ("red", "blue")]
     frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
-    frames[0].save(tmp_path / "b.gif")
-    split = load_data(str(tmp_path))
+    return tmp_path / "a.gif"
+
+
+def test_of_an_animation_the_first_frame_is_taken_and_that_is_said(animation):
+    Image.new("RGB", (8, 6), "red").save(animation.with_name("b.gif"))
+    split = load_data(str(animation.parent))
     assert pixels_of(split)[:, :, 0, 0].tolist() == [[255, 0, 0]] * 2
-    assert len(split.notes) == 1
-    assert split.notes[0].startswith("1 of 2 images")
+    (note,) = split.notes
+    assert note.startswith("1 of 2 images")
     with limited(MEMORY_LIMIT=0):
-        assert load_data(str(tmp_path)).notes == split.notes
+        assert load_data(str(animation.parent)).notes == split.notes
 
 
-def test_a_picture_given_open_or_closed_is_only_read(tmp_path):
-    frames = [Image.new("RGB", (8, 6), colour) for colour in ("red", "blue")]
-    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+def test_a_picture_given_open_or_closed_is_only_read(animation):
     model, red = linear((6, 8)), [1.0, 0.0, 0.0]
-    with Image.open(tmp_path / "a.gif") as image:
+    with Image.open(animation) as image:
         image.load()
         image.putpixel((0, 0), 1)
         before = image.tobytes()
@@ -109,12 +108,10 @@ def test_a_picture_given_open_or_closed_is_only_read(tmp_path):
 
 
 def test_a_single_pixel_becomes_one_colour_and_a_large_crop_is_filled(tmp_path):
-    for side, ways in (
-        ((1, 1), (AS_IT_IS, fitted((6, 8), resize=10, interpolation="bicubic"))),
-        ((8, 6), [fitted(size, resize=10) for size in ((30, 20), (30, 8), (8, 30))]),
-    ):
+    ways = [fitted(size, resize=10) for size in ((30, 20), (30, 8), (8, 30))]
+    for side, wanted in (((1, 1), (AS_IT_IS, fitted((6, 8), 10, interpolation="bicubic"))), ((8, 6), ways)):
         Image.new("RGB", side, (9, 8, 7)).save(tmp_path / "a.png")
-        for preprocessing in ways:
+        for preprocessing in wanted:
             found = read(tmp_path, preprocessing)
             assert found.shape == (*preprocessing.size, 3)
             assert (found == (9, 8, 7)).all()
@@ -127,21 +124,16 @@ def png_header(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
 
 
-def half_a_jpeg(folder: Path) -> bytes:
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(folder / "b.jpg")
-    whole = (folder / "b.jpg").read_bytes()
-    (folder / "b.jpg").unlink()
-    return whole[: len(whole) // 2]
-
-
 def test_what_is_no_image_is_left_out_with_the_reason_and_without_a_warning(tmp_path):
     """Now and, where pixels are decoded later, by header and end."""
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))
+    noise.save(tmp_path / "cut.jpg")
     Image.fromarray(np.full((6, 8), 0.5, np.float32)).save(tmp_path / "float.tif")
     postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nquit\n"  # is not run
     bad = {"text.jpg": (b"hello", "JPEG, PNG"), "empty.jpg": (b"", ""), "script.png": (postscript, "something else")}
     # a limit of Pillow's own lies below 12,000, and another above it
     bad |= {f"{side}.png": (png_header(side, side), "64 megapixels") for side in (10_000, 12_000, 60_000)}
-    bad |= {"cut.jpg": (half_a_jpeg(tmp_path), "truncated")}
+    bad |= {"cut.jpg": ((tmp_path / "cut.jpg").read_bytes()[:1500], "truncated")}
     for name, (content, _) in bad.items():
         (tmp_path / name).write_bytes(content)
     RGB.save(tmp_path / "good.png")
@@ -176,25 +168,18 @@ def test_resizing_and_cropping_equal_torchvisions(tmp_path, size, interpolation)
     assert np.array_equal(ours, theirs(image).permute(1, 2, 0).numpy())
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> list[Path]:
-    """150 images of their own colour, of which number 3 is a text and number 130 is cut off."""
-    noise = np.random.default_rng(0).integers(0, 9, (40, 40, 3), dtype=np.uint8)
-    paths = [tmp_path / f"{index:03}.png" for index in range(150)]
-    for index, path in enumerate(paths):
-        Image.fromarray(noise + np.uint8(index)).save(path)
-    paths[3].write_text("no image")
-    paths[130].write_bytes(paths[130].read_bytes()[:-400])
-    return paths
-
-
 @torch.inference_mode()
-def test_the_readable_ones_are_kept_in_order_in_memory_or_on_disk(files):
-    told: list[tuple[int, int]] = []
-    folder, small = str(files[0].parent), fitted((8, 8))
-    now = load_data(folder, preprocessing=small, progress=lambda *done: told.append(done))
+def test_the_readable_ones_are_kept_in_order_in_memory_or_on_disk(tmp_path):
+    """Of 150 images of their own colour number 3 is a text, and number 130 cut off."""
+    files, told, small = [tmp_path / f"{index:03}.png" for index in range(150)], list[tuple[int, int]](), fitted((8, 8))
+    noise = np.random.default_rng(0).integers(0, 9, (40, 40, 3), dtype=np.uint8)
+    for index, path in enumerate(files):
+        Image.fromarray(noise + np.uint8(index)).save(path)
+    files[3].write_text("no image")
+    files[130].write_bytes(files[130].read_bytes()[:-400])
+    now = load_data(str(tmp_path), preprocessing=small, progress=lambda *done: told.append(done))
     with limited(MEMORY_LIMIT=0):
-        later = load_data(folder, preprocessing=small)
+        later = load_data(str(tmp_path), preprocessing=small)
     assert told[-1] == (150, 150)
     assert len(told) > 1
     readable = [index for index in range(150) if index not in (3, 130)]
@@ -207,9 +192,7 @@ def test_the_readable_ones_are_kept_in_order_in_memory_or_on_disk(files):
     assert len(pixels_of(now)) == 148
     with pytest.raises(DataError, match=r"000\.png"):
         later.source.read(torch.tensor([0]))
-    for file in files[4:]:
+    for file in (files[1], files[2], *files[4:]):
         file.unlink()
-    files[1].unlink()
-    files[2].unlink()
     with pytest.raises(DataError, match=r"none among 2: .*000\.png"):
-        load_data(folder, preprocessing=small)
+        load_data(str(tmp_path), preprocessing=small)

@@ -21,8 +21,8 @@ def load(root: Path, part: str = "test", **more: object) -> vitlens.Split:
 
 
 def test_train_and_test_inside_are_the_parts(tmp_path):
-    put(tmp_path / "train/cat", "a.png", "b.png", value=1)
-    put(tmp_path / "train/dog", "a.png", value=2)
+    put(tmp_path / "train/cat", "a.png", "b.png")
+    put(tmp_path / "train/dog", "a.png")
     put(tmp_path / "test/dog", "c.png", value=3)
     train, test = (load(tmp_path, part) for part in ("train", "test"))
     assert train.classes == test.classes == ("cat", "dog")
@@ -45,26 +45,23 @@ def test_val_serves_as_test_and_alone_is_for_evaluation(tmp_path, name):
 
 @pytest.mark.parametrize("top", ["", "train", "training"])
 def test_without_a_test_part_a_fifth_of_each_class_is_held_out(tmp_path, top):
-    """A class of a single image is trained on."""
+    """A class of a single image is trained on; where each has a single one all are for test."""
     for name, count in (("cat", 10), ("dog", 10), ("elk", 2), ("fox", 1)):
-        put(tmp_path / top / name, *(f"{index}.png" for index in range(count)))
-    train, test = (load(tmp_path, part, seed=1) for part in ("train", "test"))
+        put(tmp_path / "many" / top / name, *(f"{index}.png" for index in range(count)))
+        put(tmp_path / "few" / top / name, "a.png")
+    many, few = tmp_path / "many", tmp_path / "few"
+    train, test = (load(many, part, seed=1) for part in ("train", "test"))
     assert test.labels.bincount(minlength=4).tolist() == [2, 2, 1, 0]
     assert all(("cat", "dog", "elk")[label] in file for file, label in zip(test.files, test.labels))
-    every = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.png"))
+    every = sorted(str(path.relative_to(many)) for path in many.rglob("*.png"))
     assert sorted(train.files + test.files) == every
     assert "seed 1" in test.notes[0]
-    assert load(tmp_path, seed=2).files != test.files
-    whole = load(tmp_path, whole=True)
+    assert load(many, seed=2).files != test.files
+    whole = load(many, whole=True)
     assert (len(whole), whole.notes) == (23, ())
-
-
-def test_classes_of_one_image_are_all_for_test(tmp_path):
-    for name in ("cat", "dog"):
-        put(tmp_path / name, "a.png")
-    assert (len(load(tmp_path)), load(tmp_path).notes) == (2, ())
+    assert (len(load(few)), load(few).notes) == (4, ())
     with pytest.raises(DataError, match="at least two images of a class"):
-        load(tmp_path, "train")
+        load(few, "train")
 
 
 def test_wnids_get_imagenets_indices_and_names(tmp_path):
@@ -84,15 +81,14 @@ def test_loose_images_have_no_labels_and_no_parts_and_may_share_a_size(tmp_path)
     put(tmp_path, "c.png", size=(9, 9))
     assert load_data(str(tmp_path)).size == (224, 224)
     put(tmp_path / "cat", "a.png", "b.png")  # images beside class folders are left out, and counted
-    assert len(load(tmp_path, whole=True)) == 2
-    assert "3 images beside" in load(tmp_path, whole=True).notes[0]
+    whole = load(tmp_path, whole=True)
+    assert (len(whole), "3 images beside" in whole.notes[0]) == (2, True)
 
 
 def test_hidden_files_and_empty_folders_are_no_classes_and_unreadable_images_lose_their_label(tmp_path):
     put(tmp_path / "cat", "a.png", "c.png", "._a.png")
-    put(tmp_path / "dog", "d.png")
-    put(tmp_path / ".cache", "a.png")
-    put(tmp_path / "__MACOSX", "a.png")
+    for name in ("dog", ".cache", "__MACOSX"):
+        put(tmp_path / name, "d.png")
     (tmp_path / "empty").mkdir()
     (tmp_path / "cat/b.png").write_text("no")
     split = load(tmp_path, whole=True)
@@ -111,14 +107,13 @@ def test_a_folder_without_images_is_refused(tmp_path, inside):
 
 def test_a_folder_of_many_other_files_is_not_searched_to_its_end(tmp_path):
     """A home folder, or a whole disk, by mistake."""
-    (tmp_path / "cat").mkdir()
+    put(tmp_path / "cat", "z.png")
     for index in range(30):
         (tmp_path / "cat" / f"{index}.txt").touch()
-    put(tmp_path / "cat", "z.png")
-    with limited(MANY=20), pytest.raises(DataError, match="name the folder that holds them"):
-        load(tmp_path)
-    put(tmp_path / "cat", "a.png", "b.png", "c.png")  # more than a tenth are images
     with limited(MANY=20):
+        with pytest.raises(DataError, match="name the folder that holds them"):
+            load(tmp_path)
+        put(tmp_path / "cat", "a.png", "b.png", "c.png")  # more than a tenth are images
         assert len(load(tmp_path, whole=True)) == 4
 
 

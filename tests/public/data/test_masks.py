@@ -5,6 +5,7 @@ import json
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,17 +24,15 @@ SIZE = (24, 32)  # height, width
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Images a to d, of which a and b have a mask, c one of another size, d none."""
-    (tmp_path / "images").mkdir()
-    (tmp_path / "masks").mkdir()
-    generator = np.random.default_rng(0)
-    for name in "abcd":
-        pixels = generator.integers(0, 256, size=(*SIZE, 3), dtype=np.uint8)
+    for place in ("images", "masks"):
+        (tmp_path / place).mkdir()
+    for seed, name in enumerate("abcd"):
+        pixels = np.random.default_rng(seed).integers(0, 256, size=(*SIZE, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(tmp_path / "images" / f"{name}.png")
-    for name in "ab":
-        mask = np.zeros(SIZE, np.uint8)
-        mask[4:12, 8:20] = 255 if name == "a" else 1  # both ways of saying it
-        Image.fromarray(mask).save(tmp_path / "masks" / f"{name}.png")
-    Image.fromarray(np.ones((8, 8), np.uint8)).save(tmp_path / "masks" / "c.png")
+    mask = np.zeros(SIZE, np.uint8)
+    mask[4:12, 8:20] = 1
+    for name, values in (("a", 255 * mask), ("b", mask), ("c", np.ones((8, 8), np.uint8))):  # both ways of saying it
+        Image.fromarray(values).save(tmp_path / "masks" / f"{name}.png")
     return tmp_path
 
 
@@ -45,9 +44,8 @@ def test_masks_fit_their_images_and_the_rest_is_named(folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
     split = load(Path(folder.name), preprocessing=None)
     assert (split.name, split.title, split.files, split.labels) == (folder.name, folder.name, ("a.png", "b.png"), None)
-    expected = torch.zeros(SIZE, dtype=torch.bool)
-    expected[4:12, 8:20] = True
-    assert torch.equal(split.masks, expected.expand(2, -1, -1))
+    assert (split.masks.sum((1, 2)) == split.masks[:, 4:12, 8:20].sum((1, 2))).all()
+    assert split.masks[:, 4:12, 8:20].all()
     assert [skipped.file for skipped in split.skipped] == ["c.png", "d.png"]
     assert "32x24 px, found 8x8" in split.skipped[0].reason
 
@@ -77,37 +75,27 @@ def test_an_index_gives_classes(folder):
 def test_boxes_in_cocos_form(folder):
     shutil.rmtree(folder / "masks")
     assert load(folder, whole=True).masks is None
-    content = {
-        "images": [{"id": n, "file_name": f"{name}.png", "height": 24, "width": 32} for n, name in enumerate("abc")],
-        "annotations": [
-            {"image_id": 0, "bbox": [8, 4, 12, 8]},
-            {"image_id": 1, "bbox": [0, 0, 2, 2]},
-            {"image_id": 1, "bbox": [30, 22, 10, 10]},
-        ],
-    }
+    images = [{"id": n, "file_name": f"{name}.png", "height": 24, "width": 32} for n, name in enumerate("abc")]
+    boxes = ((0, [8, 4, 12, 8]), (1, [0, 0, 2, 2]), (1, [30, 22, 10, 10]))
+    content = {"images": images, "annotations": [{"image_id": image, "bbox": box} for image, box in boxes]}
     (folder / "annotations.json").write_text(json.dumps(content))
     split = load(folder)
     assert split.files == ("a.png", "b.png")
-    assert split.masks[0, 4:12, 8:20].all()
-    assert split.masks[0].sum() == 96
+    assert (split.masks[0, 4:12, 8:20].all(), split.masks[0].sum()) == (True, 96)
     assert split.masks[1].nonzero().tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [22, 30], [22, 31], [23, 30], [23, 31]]
     assert {skipped.file for skipped in split.skipped} == {"c.png", "d.png"}
     assert any("box" in note for note in split.notes)
-    content["images"][0]["height"] = 25
+    images[0]["height"] = 25
     (folder / "annotations.json").write_text(json.dumps(content))
     assert load(folder).files == ("b.png",)
     put(folder / "test" / "cat", "a.png")  # a folder with parts is one of classes
     assert load(folder).masks is None
 
 
-def fractions(file: Path, _content: bytes) -> None:
-    Image.fromarray(np.ones(SIZE, np.float32)).save(file.with_suffix(".tif"))
-
-
-DAMAGES = {
+DAMAGES: dict[str, Any] = {
     "cut off": lambda file, content: file.write_bytes(content[:-30]),
     "no image": lambda file, _: file.write_bytes(b"hello"),
-    "of fractions": fractions,
+    "of fractions": lambda file, _: Image.fromarray(np.ones(SIZE, np.float32)).save(file.with_suffix(".tif")),
     "a folder": lambda file, _: file.mkdir(),
 }
 

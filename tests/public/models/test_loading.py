@@ -1,6 +1,8 @@
-"""Each way to name a model, and each way in which it can fail: one line that says what to type."""
+"""Each way to name a model, what it is called, and each way in which loading fails: one line that says what to type."""
 
 import hashlib
+import json
+from pathlib import Path
 
 import pytest
 import timm
@@ -9,11 +11,12 @@ import torchvision
 from safetensors.torch import save_file
 
 import vitlens
-from tests.kit.models.files import small, written
+from tests.kit.models.files import one_line, small, written
 from tests.kit.tiny import images, ours
 from vitlens.cli.main import run
-from vitlens.errors import InputError, ModelError, UnknownNameError
-from vitlens.names import PRESETS, imagenet_classes
+from vitlens.errors import InputError, ModelError
+from vitlens.models.sources.registry import SOURCES, require_source, source_of
+from vitlens.names import BUNDLED, PRESETS, imagenet_classes
 
 TEST_VIT = "timm:test_vit"  # of 0.4 million parameters, for 160 px
 SQUEEZENET = "torchvision:squeezenet1_1"
@@ -28,26 +31,6 @@ THEIRS = {  # of five classes, made without vitlens.load where that can be
 def for_five(module: torch.nn.Module) -> torch.nn.Module:
     module.fc = torch.nn.Linear(64, 5)
     return module
-
-
-def test_random_weights_are_seeded_and_leave_the_callers_state_alone():
-    state = torch.random.get_rng_state()
-    models = [vitlens.load("vit-micro", random_weights=True, seed=seed) for seed in (0, 0, 1)]
-    a, b, c = (model(images()) for model in models)
-    assert torch.equal(torch.random.get_rng_state(), state)
-    assert torch.equal(a, b)
-    assert not torch.equal(a, c)
-    assert (models[0].provenance.weights, models[0].alias, models[0].training) == ("random", "vit-micro", False)
-    assert not any(parameter.requires_grad for parameter in models[0].parameters())
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_is_built_for_its_images_and_classes(name):
-    with torch.device("meta"):
-        model = vitlens.load(f"{name}@random", device="meta")
-    size, classes = (224, 1000) if name.endswith("-224") else (32, 10)
-    assert (model.input_size, len(model.classes)) == ((size, size), classes)
-    assert model(torch.rand(2, 3, size, size, device="meta")).shape == (2, classes)
 
 
 @pytest.mark.parametrize("name", THEIRS)
@@ -103,6 +86,8 @@ def test_told_preprocessing_classes_and_size():
     model = vitlens.load("vit-micro", random_weights=True, mean=mean, std=std, classes=names, image_size=16)
     assert (model.preprocessing.mean, model.preprocessing.std) == (mean, std)
     assert (model.classes, model.input_size) == (names, (16, 16))
+    assert not model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
     expected = (torch.zeros(1, 3, 16, 16) - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
     torch.testing.assert_close(model.prepare(torch.zeros(1, 3, 16, 16)), expected)
     only = vitlens.load("vit-micro@random", mean=mean)
@@ -118,16 +103,10 @@ def test_a_headless_model_of_timm_gives_features():
 
 # ---- what cannot
 
-UNKNOWN = {  # and the suggestion
-    "vit-tny@random": "'vit-tiny'",
-    "vit-digit@random": "'vit-digits'",
-    "timm:vit_tny_patch16_224@random": "'vit_tiny_patch16_224'",
-    "timm:vit_tiny_patch16_224.nonsense@random": "did you mean",
-    "timm:@random": "no timm model ''",
-    "torchvision:vit_b_23@random": "'vit_b_32'",
-    "torchvision:maskrcnn_resnet50_fpn@random": "torchvision",
-}
 WRONG = [  # names, options, and what the message says to type; FILE has a state dict, RUN is a run folder
+    ("timm:vit_tiny_patch16_224.nonsense@random", {}, "did you mean"),
+    ("timm:@random", {}, "no timm model ''"),
+    ("torchvision:maskrcnn_resnet50_fpn@random", {}, "torchvision"),
     ("runs/none", {}, "vitlens models"),
     ("none.safetensors", {}, "none.safetensors"),
     ("timm:vit_tiny_patch16_224@none.safetensors", {}, "give --weights FILE"),
@@ -149,13 +128,6 @@ WRONG = [  # names, options, and what the message says to type; FILE has a state
 ]
 
 
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_an_unknown_name_gives_the_nearest_ones(name):
-    with pytest.raises(UnknownNameError) as caught:
-        vitlens.load(name)
-    assert UNKNOWN[name] in str(caught.value)
-
-
 @pytest.mark.parametrize(("name", "options", "words"), WRONG, ids=[f"{name} {told}" for name, told, _ in WRONG])
 def test_what_cannot_be_loaded_is_one_line(tmp_path, monkeypatch, name, options, words):
     monkeypatch.chdir(tmp_path)
@@ -163,10 +135,8 @@ def test_what_cannot_be_loaded_is_one_line(tmp_path, monkeypatch, name, options,
     written(small(), tmp_path / "run")
     (tmp_path / "TRANSFORMERS").mkdir()
     (tmp_path / "TRANSFORMERS" / "preprocessor_config.json").write_text("{}")
-    with pytest.raises(InputError) as caught:
+    with one_line(InputError, words):
         vitlens.load(name.replace("FILE", "w.safetensors").replace("RUN", "run"), **options)
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_run_folder_that_also_holds_a_processor_is_a_run_folder(tmp_path):
@@ -175,12 +145,16 @@ def test_a_run_folder_that_also_holds_a_processor_is_a_run_folder(tmp_path):
     assert vitlens.load(str(tmp_path)).classes == ("cat", "dog", "newt")
 
 
-@pytest.mark.parametrize(
-    "line", ["train resnet20 --data digits --depth 3", "train vit-mikro --data digits", "train vit-micro --dim 3"]
-)
+OPTIONS = ("resnet20 --depth 3", "vit-mikro", "vit-micro --dim 3")
+SWINS = ("swin-micro --pooling cls", "swin-micro --depth 3", "swin-micro --heads 3")
+
+
+@pytest.mark.parametrize("line", [*OPTIONS, *SWINS])
 def test_shapes_that_a_preset_does_not_have_are_refused(line, capsys):
-    assert run([*line.split(), "--quiet"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    assert run(["train", *line.split(), "--data", "digits", "--quiet"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert line not in SWINS or line.split()[1] in error
 
 
 @pytest.mark.parametrize("name", THEIRS)
@@ -189,17 +163,99 @@ def test_a_state_dict_that_does_not_fit_names_the_first_keys(tmp_path, name):
     lost = list(state)[6]
     del state[lost]
     torch.save(state | {"zz.first": torch.zeros(1), "zz.second": torch.zeros(1)}, tmp_path / "w.pth")
-    with pytest.raises(ModelError) as caught:
+    with one_line(ModelError, rf"1 missing \(first '{lost}'\); 2 unexpected \(first 'zz\.first'\)"):
         vitlens.load(name, weights=tmp_path / "w.pth")
-    assert "\n" not in str(caught.value)
-    assert f"1 missing (first '{lost}')" in str(caught.value)
-    assert "2 unexpected (first 'zz.first')" in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [torch.tensor(1.0), torch.zeros(0, 16), torch.zeros(16, 10, 1)])
 @pytest.mark.parametrize("key", ["head.weight", "pos_embed"])
 def test_misshapen_tensors_for_timm(tmp_path, key, value):
     torch.save(THEIRS[TEST_VIT]().state_dict() | {key: value}, tmp_path / "w.pth")
-    with pytest.raises(ModelError) as caught:
+    with one_line(ModelError):
         vitlens.load(TEST_VIT, weights=tmp_path / "w.pth")
-    assert "\n" not in str(caught.value)
+
+
+# ---- names
+
+
+ALIASES = {  # folders and files are those of a tiny model
+    "vit-digits": "vit-digits",
+    "timm:test_vit.r160_in1k@random": "test_vit.r160_in1k-random",
+    "runs/vit-a/": "vit-a",
+    "a.b-c_1=runs/vit-a@random": "a.b-c_1",
+    "runs/lr=0.1": "lr-0.1",  # a slash before '=': no alias; and in an alias no '='
+    "w/_модель.safetensors": "model",
+    f"runs/{'long' * 60}": "long" * 15,
+}
+
+
+@pytest.mark.parametrize("text", ALIASES)
+def test_a_model_is_called_by_its_alias_or_the_last_part_of_its_name(text, tiny_vit, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if "/" in text:
+        place = Path(text.partition("@")[0].removeprefix("a.b-c_1="))
+        place.parent.mkdir()
+        place.symlink_to(tiny_vit / "model.safetensors" if place.suffix == ".safetensors" else tiny_vit)
+    model = vitlens.load(text)
+    assert model.alias == ALIASES[text]
+    assert (model.provenance.weights == "random") == text.endswith("@random")
+    monkeypatch.chdir(tiny_vit)
+    assert vitlens.load(".").alias == tiny_vit.name
+
+
+@pytest.mark.parametrize("text", ["", "@w.pth", "a=@w.pth", "no/alias=x", f"{'a' * 81}=vit-digits"])
+def test_other_names_are_refused(text):
+    with pytest.raises(InputError):
+        vitlens.load(text)
+
+
+@pytest.mark.parametrize(
+    ("texts", "aliases"),
+    [
+        (["runs/a/vit", "vit", "vit-2", "vit"], ["vit", "vit-2", "vit-2-2", "vit-3"]),
+        (["runs/a", "a=vit"], ["a-2", "a"]),  # a typed alias is kept whatever stands before it
+    ],
+)
+def test_aliases_of_one_command_are_made_unique(texts, aliases, tiny_vit, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = [text.partition("=")[2] or text for text in texts]
+    for name in set(names):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).symlink_to(tiny_vit)
+    assert run(["evaluate", *texts, "--limit", "4", "--out", "out", "--quiet"]) == 0
+    models = json.loads(Path("out/config.json").read_text())["models"]
+    assert [(model["alias"], model["name"]) for model in models] == list(zip(aliases, names))
+
+
+def test_an_alias_given_twice_is_refused(capsys):
+    assert run(["evaluate", "a=vit-digits", "b=cnn-digits", "a=cnn-digits"]) == 2
+    assert "'a' twice" in capsys.readouterr().err
+
+
+KINDS = {
+    "runs/a/best.pth": "file",
+    "timm:no_such_model": "timm",
+    "hf:google/vit-base-patch16-224": "hf",
+    **dict.fromkeys(("my.py:vit", "a/b.py:c", "my.py"), "code"),
+    **dict.fromkeys(("vit-tny", "my.pyc:vit", ".py", "runs/py"), None),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_source_of_a_name_by_its_form_alone(name):
+    source = source_of(name)
+    assert (source and source.kind) == KINDS[name]
+
+
+def test_a_folder_comes_before_a_preset_of_its_name_and_after_a_bundled_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("vit-micro", "vit-digits"):
+        Path(name).mkdir()
+    assert [require_source(name).kind for name in ("vit-micro", "vit-digits", ".")] == ["run", "bundled", "run"]
+
+
+def test_names_and_kinds_in_files_stay_as_they_are():
+    """`kind` is written into model.safetensors: files of earlier versions have these."""
+    assert {kind for kind, source in SOURCES.items() if source.build} == {"preset", "timm", "torchvision", "hf"}
+    assert SOURCES["bundled"].all_names() == list(BUNDLED)
+    assert SOURCES["preset"].all_names() == list(PRESETS)

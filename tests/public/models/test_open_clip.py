@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import save_file
 
 import vitlens
+from tests.kit.models.files import one_line
 from vitlens.errors import InputError, ModelError, UnknownNameError, UnsupportedError
 from vitlens.models.sources.registry import SOURCES
-from vitlens.names import imagenet_classes
 
 open_clip = pytest.importorskip("open_clip", reason="needs the extra clip: pip install open_clip_torch")
 
@@ -60,10 +60,9 @@ def test_embeddings_logits_and_ensembles_are_the_librarys(arch):
     assert not any(part.requires_grad for part in library.parameters())
 
 
-@pytest.mark.parametrize("arch", ["tiny-clip", "tiny-sigmoid"])
-def test_relevance_for_a_text_is_that_of_its_similarity(arch):
+def test_relevance_for_a_text_is_that_of_its_similarity():
     """The map for a text is the same whatever other texts stand beside it, and another for another text."""
-    model = tiny(arch)
+    model = tiny("tiny-sigmoid")
     images = pictures(model)
     alone, among, other = (
         vitlens.relevance(prompted(model, *texts), images, targets=torch.full((2,), target))
@@ -74,22 +73,11 @@ def test_relevance_for_a_text_is_that_of_its_similarity(arch):
     assert not torch.allclose(alone, other, rtol=1e-2)
 
 
-def test_imagenets_classes_have_unambiguous_names_in_prompts(monkeypatch):
-    model, asked = tiny(), []
-    monkeypatch.setattr(
-        type(model.module.text), "embed", lambda _, texts, **__: asked.extend(texts) or torch.ones(1000, 16)
-    )
-    assert vitlens.zero_shot(model, imagenet_classes()).classes == imagenet_classes()
-    assert asked == [f"a photo of a {name}." for name in open_clip.IMAGENET_CLASSNAMES]
-
-
 @pytest.mark.parametrize(
     ("name", "quick", "note"),
     [
         ("ViT-B-32/openai", True, "QuickGELU"),
-        ("ViT-B-32/laion2b_s34b_b79k", False, ""),
         ("ViT-B-32", False, ""),
-        ("ViT-B-32-quickgelu", True, ""),
         ("ViT-B-16-SigLIP", False, ""),
     ],
 )
@@ -126,9 +114,8 @@ def test_weights_of_a_file(tmp_path):
         ("tiny-resnet", "clip.pt", "do not fit"), ("tiny-clip", "no.pt", "no.pt"), ("tiny-clip", "bad.pt", "bad.pt"),
         ("tiny-clip", "nan.pt", "NaN in 'logit_scale'"),
     ):  # fmt: skip
-        with pytest.raises(ModelError, match=words) as caught:
+        with one_line(ModelError, words):
             vitlens.load(f"open-clip:{arch}@{tmp_path / file}")
-        assert "\n" not in str(caught.value)
 
 
 REFUSED = {
@@ -157,13 +144,9 @@ REFUSED = {
 def test_refused(case):
     registered()
     kind, call, words = REFUSED[case]
-    with pytest.raises(kind, match=words) as caught:
+    with one_line(kind, words):
         call()
-    assert "\n" not in str(caught.value)
-
-
-def test_a_text_of_just_as_many_tokens_as_are_taken():
-    assert prompted(tiny(), "dog " * 22)(torch.rand(1, 3, 32, 32)).shape == (1, 1)
+    assert case != "a long text" or prompted(tiny(), "dog " * 22).classes  # with a start and an end just 24
 
 
 def test_without_open_clip_it_is_said_what_to_type(monkeypatch):

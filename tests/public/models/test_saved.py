@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 import vitlens
 from tests.kit.damage import damage_bytes, damaged, refused, served_or_refused
-from tests.kit.models.files import description, rewrite, small, written
+from tests.kit.models.files import description, one_line, rewrite, small, written
 from tests.kit.tiny import images
 from vitlens.cli.main import run
 from vitlens.errors import ModelError, StorageError
@@ -97,23 +97,20 @@ DESCRIPTIONS = {
     "fewer names than classes": (("classes",), ["a"]),
     "a number for names": (("classes", 0), 5),
     "a wide model": (("architecture", "overrides", "dim"), 65_536),
+    "a giant image": (("preprocessing", "size"), [10**6, 10**6]),
+    "many registers": (("architecture", "overrides", "registers"), 10**9),
     "a deep model": (("architecture", "overrides", "depth"), 10**9),
     "a patch of nothing": (("architecture", "overrides", "patch_size"), [0, 0]),
-    "a text for a width": (("architecture", "overrides", "dim"), "x"),
-    "many registers": (("architecture", "overrides", "registers"), 10**9),
     "heads that are not there": (("architecture", "pruned"), {"blocks.0.attn": [7]}),
     "a head that was not cut": (("architecture", "pruned"), {"blocks.0.attn": [0]}),
     "no attention": (("architecture", "pruned"), {"blocks.0": [0]}),
     "modules that are not there": (("architecture", "pruned"), {"x.y": [0]}),
-    "a number for heads": (("architecture", "pruned"), {"blocks.0.attn": 0}),
     "another library": (("architecture", "kind"), "timm"),
     "an unknown library": (("architecture", "kind"), "pickle"),
     "an unknown preset": (("architecture", "name"), "vit-none"),
     "an image that patches do not divide": (("preprocessing", "size"), [33, 33]),
-    "a giant image": (("preprocessing", "size"), [10**6, 10**6]),
     "a deviation of nothing": (("preprocessing", "std"), [0.5, 0, 0.5]),
     "a mean that is none": (("preprocessing", "mean"), [0.5, "NaN!", 0.5]),
-    "four channels": (("preprocessing", "mean"), [0.5] * 4),
     "a wrong interpolation": (("preprocessing", "interpolation"), "magic"),
 }
 
@@ -123,21 +120,13 @@ def test_a_damaged_description_is_refused(tmp_path, case):
     about = description(written(small(), tmp_path))
     rewrite(tmp_path, damaged(about, *DESCRIPTIONS[case]) if case in DESCRIPTIONS else case)
     for name in (str(tmp_path), f"{tmp_path}@random"):
-        with pytest.raises(ModelError) as caught:
+        with one_line(ModelError):
             vitlens.load(name)
-        assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("head.weight", torch.zeros(3, 16, 1), r"'head.weight' expected \(3, 16\), found \(3, 16, 1\)"),
-        ("blocks.1.attn.qkv.weight", None, r"1 missing \(first 'blocks.1.attn.qkv.weight'\)"),
-    ],
-)
-def test_a_tensor_of_another_shape_or_missing_is_named(tmp_path, name, value, words):
-    rewrite(written(small(), tmp_path), {}, **{name: value})
-    with pytest.raises(ModelError, match=words):
+def test_a_tensor_of_another_shape_is_named(tmp_path):
+    rewrite(written(small(), tmp_path), {}, **{"head.weight": torch.zeros(3, 16, 1)})
+    with pytest.raises(ModelError, match=r"'head.weight' expected \(3, 16\), found \(3, 16, 1\)"):
         vitlens.load(str(tmp_path))
 
 

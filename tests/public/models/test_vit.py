@@ -1,4 +1,4 @@
-"""Our vision transformer: its parameters, timm's weights and logits, its tokens, its parts, what cannot be built."""
+"""Our vision transformer: its parameters, timm's weights, its tokens, parts and attention, what cannot be built."""
 
 import pytest
 import timm
@@ -19,24 +19,21 @@ def pictures(height: int = 8, width: int = 12, *, batch: int = 2) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("name", "depth", "dim", "patches", "classes"),
-    [("vit-micro", 6, 128, 64, 10), ("vit-mini", 4, 128, 64, 10), ("vit-tiny", 6, 192, 64, 10)],
+    ("name", "depth", "dim", "heads", "side", "patch", "classes"),
+    [
+        ("vit-micro", 6, 128, 4, 32, 4, 10),
+        ("vit-tiny", 6, 192, 3, 32, 4, 10),
+        ("vit-small-224", 12, 384, 6, 224, 16, 1000),
+    ],
 )
-def test_a_preset_has_its_parameters(name, depth, dim, patches, classes):
-    """12 d² + 13 d a block (MLP ratio 4), the map of patches of 4 px, CLS, positions, final norm and head."""
-    expected = depth * (12 * dim**2 + 13 * dim) + (3 * 4**2 + 1) * dim + (patches + 4) * dim + (dim + 1) * classes
-    model = vitlens.load(f"{name}@random")
-    assert model.parameter_count() == expected
-    assert {part.heads for part in model.anatomy.attention} == {3 if name == "vit-tiny" else 4}
-
-
-@pytest.mark.parametrize("size", ["tiny", *(pytest.param(size, marks=pytest.mark.slow) for size in ("small", "base"))])
-def test_timms_weights_load_and_give_the_same_logits(size: str, tmp_path):
-    theirs = shaken(lambda: timm.create_model(f"vit_{size}_patch16_224"), scale=0.02)
-    torch.save(theirs.state_dict(), tmp_path / "w.pth")
-    ours, images = vitlens.load(f"vit-{size}-224@{tmp_path / 'w.pth'}"), pictures(224, 224, batch=1)
-    with torch.no_grad():
-        torch.testing.assert_close(ours(images), theirs((images - 0.5) / 0.5), atol=1e-4, rtol=1e-4)
+def test_a_preset_has_its_parameters(name, depth, dim, heads, side, patch, classes):
+    """12 d² + 13 d a block (MLP ratio 4), the map of patches, CLS, positions, final norm and head."""
+    expected = depth * (12 * dim**2 + 13 * dim) + (3 * patch**2 + 1) * dim + ((side // patch) ** 2 + 4) * dim
+    with torch.device("meta"):
+        model = vitlens.load(f"{name}@random", device="meta")
+    assert model.parameter_count() == expected + (dim + 1) * classes
+    assert (model.input_size, len(model.classes)) == ((side, side), classes)
+    assert {part.heads for part in model.anatomy.attention} == {heads}
 
 
 TWINS = {
@@ -81,7 +78,6 @@ def test_for_other_sizes_positions_are_resampled_as_timms(change, prefix, size):
 
 
 PREFIXES = {  # and what the classifier reads
-    ("cls",): ({}, "cls"),
     ("cls", "register"): ({"registers": 1}, "cls"),
     ("register", "register"): ({"pooling": "mean", "registers": 2}, "mean"),
     ("cls", "distillation", "register"): ({"distillation": True, "registers": 1}, "cls+distillation"),
@@ -89,14 +85,13 @@ PREFIXES = {  # and what the classifier reads
 
 
 @pytest.mark.parametrize("prefix", PREFIXES, ids="-".join)
-def test_tokens_stand_as_the_layout_says(prefix):
+def test_tokens_stand_as_the_layout_says_and_no_position_is_added_to_a_register(prefix):
     change, readout = PREFIXES[prefix]
     model = ours(**NARROW, **change)
     assert (model.layout.prefix, model.layout.grid, model.anatomy.readout) == (prefix, (2, 6), readout)
     tokens, module = model.module.tokens(pictures()), model.module
     assert tokens.shape == module.forward_features(pictures()).shape == (2, 12 + len(prefix), 16)
-    if module.reg_token is not None:  # no position is added to a register
-        assert torch.equal(tokens[:1, list(model.layout.positions("register"))], module.reg_token)
+    assert torch.equal(tokens[:1, list(model.layout.positions("register"))], module.reg_token)
 
 
 def test_without_positions_the_order_of_patches_is_lost():
@@ -133,8 +128,6 @@ def test_two_dimensions_of_sines_are_maes_and_computed_again_for_another_size(ch
 
 DEGENERATE: list[dict[str, object]] = [
     {"classes": 1, "patch_size": (8, 12), "attention": False},
-    {"mlp": False, "residual": False},
-    {"norm": False},
     {"attention": False, "residual": False, "norm": False, "positions": "none", "pooling": "mean"},
     {"registers": 1, "distillation": True, "heads": 1, "depth": 1, "mlp_ratio": 0.5},
 ]
@@ -149,24 +142,19 @@ def test_degenerate_models_run_and_learn(change: dict[str, object]):
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-def test_parts_taken_away_are_gone():
+def test_parts_taken_away_are_gone_and_without_attention_a_patch_changes_its_own_token_alone():
     whole = [type(part) for part in ours(**NARROW).modules()]
     for part, kind in {"attention": nn.Linear, "mlp": nn.GELU, "norm": nn.LayerNorm}.items():
         left = [type(each) for each in ours(**NARROW, **{part: False}).modules()]
         assert left.count(kind) < whole.count(kind)
-    without = ours(**NARROW, attention=False).anatomy
-    assert (without.family, without.blocks, without.layout.grid) == ("vit", ("blocks.0", "blocks.1"), (2, 6))
-    tokens, block = torch.randn(2, 13, 16), ours(**NARROW, mlp=False, residual=False).module.blocks[0]
-    assert torch.equal(block(tokens), block.attn(block.norm1(tokens)))
-    block = ours(**NARROW, mlp=False).module.blocks[0]
-    assert torch.equal(block(tokens), tokens + block.attn(block.norm1(tokens)))
-
-
-def test_without_attention_a_patch_changes_its_own_token_alone():
-    module, images = ours(**NARROW, attention=False).module, pictures()
-    changed = images.clone()
+    tokens, images = torch.randn(2, 13, 16), pictures()
+    for residual in (False, True):
+        block = ours(**NARROW, mlp=False, residual=residual).module.blocks[0]
+        assert torch.equal(block(tokens), residual * tokens + block.attn(block.norm1(tokens)))
+    model, changed = ours(**NARROW, attention=False), images.clone()
+    assert (model.anatomy.family, model.anatomy.blocks) == ("vit", ("blocks.0", "blocks.1"))
     changed[:, :, 4:8, 2:4] += 1  # row 1, column 1 of a grid of 2 rows and 6 columns, after CLS
-    moved = (module.forward_features(images) - module.forward_features(changed)).abs().amax(dim=(0, 2)) > 0
+    moved = (model.module.forward_features(images) - model.module.forward_features(changed)).abs().amax((0, 2)) > 0
     assert moved.nonzero().flatten().tolist() == [1 + 1 * 6 + 1]
 
 
@@ -238,3 +226,72 @@ def test_what_a_model_does_not_have_is_refused():
     ):
         with pytest.raises(InputError, match=words):
             call()
+
+
+# ---- its attention against torch's own module: fused and by matrix products, masks, dropout, gradients
+
+
+TOKENS, DIM, HEADS = 5, 12, 3
+DRAWN = torch.rand(TOKENS, TOKENS, generator=torch.Generator().manual_seed(1))
+EMPTY = torch.ones(TOKENS, TOKENS, dtype=torch.bool).index_fill(0, torch.tensor([2]), value=False)
+BOOLEAN = (DRAWN < 0.5) | torch.eye(TOKENS, dtype=torch.bool)  # True = take part
+
+
+def attention(*, fused: bool = False, **options: object) -> nn.Module:
+    return ours(fused=fused, dim=DIM, heads=HEADS, **options).module.blocks[0].attn
+
+
+def tokens() -> Tensor:
+    return torch.randn(2, TOKENS, DIM, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("fused", "bias", "mask"),
+    [(True, False, BOOLEAN), (True, True, DRAWN), (False, True, BOOLEAN), (False, False, DRAWN)],
+    ids=range(4),
+)
+def test_output_and_gradients_are_those_of_torchs_module(fused: bool, bias: bool, mask: Tensor):
+    own = attention(fused=fused, qkv_bias=bias).requires_grad_(True)
+    theirs = nn.MultiheadAttention(DIM, HEADS, batch_first=True)
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(own.qkv.weight)
+        theirs.in_proj_bias.copy_(own.qkv.bias if bias else torch.zeros(3 * DIM))
+        theirs.out_proj.load_state_dict(own.proj.state_dict())
+    opposite = ~mask if mask.dtype == torch.bool else mask  # there, True = leave out
+    expected, found = theirs(*[tokens()] * 3, attn_mask=opposite)[0], own(tokens(), mask)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    found.square().sum().backward()
+    expected.square().sum().backward()
+    torch.testing.assert_close(own.qkv.weight.grad, theirs.in_proj_weight.grad, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(own.proj.weight.grad, theirs.out_proj.weight.grad, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("mask", [EMPTY, torch.zeros(TOKENS, TOKENS).masked_fill(~EMPTY, -torch.inf)])
+def test_a_token_that_may_attend_to_nothing_reads_nothing_and_has_no_gradient(mask: Tensor):
+    own, given = attention().requires_grad_(True), tokens().requires_grad_()
+    found = own(given, mask)
+    torch.testing.assert_close(found[:, 2], own.proj.bias.expand(2, -1))
+    torch.testing.assert_close(found, attention(fused=True)(given, mask), atol=1e-5, rtol=0)
+    found[:, 2].sum().backward()
+    assert not given.grad.any()  # and no NaN
+    own(given, mask).square().sum().backward()
+    assert given.grad.isfinite().all()
+
+
+def test_dropout_falls_on_the_weights():
+    """With equal keys and one-hot values, twice, the output is the weights twice: each 1/tokens, or dropped; dropout of
+    the output instead would treat the two copies differently."""
+    count, dropout = 64, 0.25
+    own = ours(dim=2 * count, heads=1, attention_dropout=dropout, fused=False).module.blocks[0].attn.train()
+    for parameter in own.parameters():
+        parameter.zero_()
+    own.qkv.weight.view(3, 2 * count, 2 * count)[2, :, :count] = torch.eye(count).repeat(2, 1)
+    own.proj.weight.copy_(torch.eye(2 * count))
+    one_hot = torch.cat((torch.eye(count), torch.zeros(count, count)), dim=1)[None]
+    torch.manual_seed(0)
+    weights, twice = own(one_hot).chunk(2, dim=-1)
+    assert torch.equal(weights, twice)
+    dropped = weights == 0
+    torch.testing.assert_close(weights[~dropped], torch.full_like(weights[~dropped], 1 / count / (1 - dropout)))
+    assert dropped.float().mean().item() == pytest.approx(dropout, abs=4 * (dropout * (1 - dropout) / count**2) ** 0.5)
+    torch.testing.assert_close(own.eval()(one_hot)[..., :count], torch.full((1, count, count), 1 / count))

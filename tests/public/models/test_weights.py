@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 import vitlens
+from tests.kit.models.files import one_line
 from tests.kit.tiny import images
 from vitlens.errors import ModelError
 
@@ -40,17 +41,14 @@ def has_them(model: vitlens.Model) -> bool:
     return found.keys() == whole().keys() and all(torch.equal(found[key], whole()[key]) for key in whole())
 
 
-def refused(path: Path, words: str | None = None) -> None:
-    with pytest.raises(ModelError, match=words) as caught:
+def refused(path: Path, words: str = "") -> None:
+    with one_line(ModelError, words):
         loaded(path)
-    assert "\n" not in str(caught.value)
 
 
 FORMS = {  # the file's name, what is stored, and what is said to be taken off
-    "plain": ("w.pt", lambda: whole(), []),
     "legacy": ("legacy.pth", lambda: whole(), []),
     "safetensors": ("w.safetensors", lambda: whole(), []),
-    "model": ("w.bin", lambda: {"model": whole(), "optimizer": {"lr": 0.1}}, ["'model'"]),
     "ema before model": ("w.pth", lambda: {"model": LITTLE, "model_ema": whole()}, ["'model_ema'"]),
     "two deep": ("w.pth", lambda: {"state_dict": {"model": whole()}, "epoch": 3}, ["'state_dict'", "'model'"]),
     "all of it": (
@@ -72,18 +70,10 @@ def test_the_usual_wrappers_are_taken_off_and_said(tmp_path, case):
     assert all(word in note for word, note in zip(taken, model.provenance.notes))
 
 
-def test_a_prefix_of_some_names_alone_stays(tmp_path):
-    refused(stored(tmp_path, whole() | {"module.a": torch.zeros(1)}), r"1 unexpected \(first 'module\.a'\)")
-
-
 def test_weights_in_half_precision_are_loaded_as_full(tmp_path):
     model = loaded(stored(tmp_path, {key: value.half() for key, value in whole().items()}))
     assert model(images()).dtype == torch.float32
     assert torch.equal(model.module.fc.weight, whole()["fc.weight"].half().float())
-
-
-def test_masks_may_be_infinite(tmp_path):
-    refused(stored(tmp_path, whole() | {"attn_mask": torch.full((2, 2), float("-inf"))}), r"1 unexpected \(first 'attn")
 
 
 class Malicious:
@@ -130,6 +120,8 @@ CONTENTS = {
     "NaN": ({"b": torch.ones(3), "a": torch.full((10, 16), float("nan"))}, r"NaN in 'a' \(160 of 160"),
     "infinite": ({"a": torch.tensor([1.0, float("-inf")])}, r"infinity in 'a' \(1 of 2"),
     "NaN in half precision": ({"a": torch.tensor([0, float("nan")], dtype=torch.float16)}, "found NaN"),
+    "a mask, which may be infinite": ({"attn_mask": torch.full((2, 2), float("-inf"))}, "do not fit"),
+    "a prefix of some names alone": ({"module.a": torch.zeros(1), "b": torch.zeros(1)}, r"first 'module\.a'"),
     "a sum that overflows alone": ({"a": torch.full((4,), 3e38)}, "do not fit"),
 }
 
@@ -146,12 +138,6 @@ def test_another_kind_of_file(tmp_path, content):
     for name in ("w.pth", "w.safetensors"):
         (tmp_path / name).write_bytes(content)
         refused(tmp_path / name)
-
-
-def test_no_file_and_a_folder(tmp_path):
-    for path in (tmp_path / "none.pth", tmp_path):
-        with pytest.raises(ModelError, match="give --weights FILE"):
-            vitlens.load("resnet20", weights=path)
 
 
 def test_a_zip_of_something_else_and_a_packed_one(tmp_path):

@@ -1,22 +1,38 @@
-"""wrap: where special tokens and patches stand, what is said of a module, and the order of its tokens in a run."""
+"""wrap: where special tokens and patches stand, what is said of a module, the order of its tokens; what is refused."""
 
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import vitlens
+from tests.kit.models import handwritten as plain
 from tests.kit.models import handwritten_rare as rare
-from tests.kit.models.handwritten import GRID, EinsumViT, SoftmaxViT, half, noise, own_weights, seeded, wrapped
-from vitlens.errors import InputError, UnsupportedError
+from tests.kit.models.files import one_line
+from tests.kit.models.handwritten import (
+    DIM,
+    GRID,
+    EinsumViT,
+    SmallCNN,
+    SoftmaxViT,
+    ViT,
+    half,
+    noise,
+    of,
+    seeded,
+    wrapped,
+)
+from vitlens.errors import InputError, LensError, ModelError, UnsupportedError
 
 LABELS = torch.tensor([0, 1, 2])
-LAST = {  # special tokens after the patches: their kinds, what the classifier reads, whether it has blocks
-    rare.RegistersLast: (("register", "register"), "mean", True),
-    rare.ClassLast: (("register", "cls"), "cls", True),
-    rare.SimpleLast: (("register", "register"), "mean", False),
+LAST = {  # special tokens after the patches: their kinds, and what the classifier reads
+    rare.RegistersLast: (("register", "register"), "mean"),
+    rare.ClassLast: (("register", "cls"), "cls"),
 }
 FUNCTIONS = {
     "weights": vitlens.attention,
@@ -24,8 +40,6 @@ FUNCTIONS = {
     "statistics": lambda model, images: vitlens.statistics(model, images).distance,
     "ablate": lambda model, images: vitlens.ablate(model, images, LABELS).delta_loss,
     "gradcam": lambda model, images: vitlens.explain(model, images, targets=LABELS, method="gradcam"),
-}
-WITH_BLOCKS = {
     "contribution": lambda model, images: vitlens.direct_logit_attribution(model, images).total(),
     "features": lambda model, images: vitlens.features(model, images, layer=1, pool="mean").values[0],
 }
@@ -34,20 +48,20 @@ WITH_BLOCKS = {
 @pytest.mark.parametrize("style", LAST)
 def test_special_tokens_may_stand_anywhere(style: type[nn.Module]):
     """As in the same model with its special tokens first."""
-    kinds, readout, blocks = LAST[style]
-    twin = wrapped(type(style.__name__, (style,), {"last": False}), prefix=kinds)
+    kinds, readout = LAST[style]
+    twin = wrapped(partial(style, last=False), prefix=kinds)
     model, images = wrapped(style), noise()
     assert (model.layout, model.anatomy.readout) == (twin.layout, twin.anatomy.readout)
     assert (model.layout.prefix, model.anatomy.readout) == (kinds, readout)
     assert wrapped(style, grid=GRID, prefix=kinds).layout == model.layout
     with torch.no_grad():
         torch.testing.assert_close(model(images), model.module((images - 0.5) / 0.5), atol=1e-5, rtol=1e-5)
-    for name, function in (FUNCTIONS | (WITH_BLOCKS if blocks else {})).items():
+    for name, function in FUNCTIONS.items():
         own, expected = function(model, images), function(twin, images)
         torch.testing.assert_close(own, expected, atol=1e-4, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}")
-    changes: dict[str, object] = {
+    changes = {
         "blocks.1.head.2": "zero", "blocks.0.attention.weights": vitlens.KnockOut(keys=[1]),
-        **({"blocks.1.input": lambda tokens: tokens * torch.arange(1, 15)[:, None]} if blocks else {}),
+        "blocks.1.input": lambda tokens: tokens * torch.arange(1, 15)[:, None],
     }  # fmt: skip
     with torch.no_grad(), vitlens.intervene(model, changes), vitlens.intervene(twin, changes):
         torch.testing.assert_close(model(images), twin(images), atol=1e-5, rtol=1e-4)
@@ -65,12 +79,11 @@ def test_logits_of_any_size_are_the_same_in_another_order():
 def test_the_order_of_tokens_changes_in_its_own_run_alone():
     """Another run inside this one, or in another thread, has its own order."""
     model, images = wrapped(rare.RegistersLast), noise()
-    expected, found = model(images), []
-    interval = sys.getswitchinterval()
+    expected, found, interval = model(images), [], sys.getswitchinterval()
 
     def again(*_: object) -> None:
         if not found:
-            found.append(torch.zeros(0))
+            found.append(expected)
             found.append(model(images))
 
     handle = model.module.layers[1].register_forward_hook(again)
@@ -86,65 +99,50 @@ def test_the_order_of_tokens_changes_in_its_own_run_alone():
     finally:
         sys.setswitchinterval(interval)
     assert len(found) == 3 + 4 * 8
-    for logits in found[1:]:
+    for logits in found:
         torch.testing.assert_close(logits, expected)
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
 def test_the_order_of_tokens_cannot_change_where_attention_depends_on_it():
     with pytest.raises(UnsupportedError, match=r"tokens \[12, 13\].*; put them first"):
-        _ = wrapped(rare.RotaryLast).layout
+        _ = wrapped(partial(rare.RegistersLast, rare.Grouped)).layout
 
 
-class Shuffled(SoftmaxViT):
-    """Its patches are in an order that is not row by row."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x).flatten(2).transpose(1, 2)[:, torch.randperm(12, generator=torch.Generator().manual_seed(0))]
-        x = torch.cat([self.first.expand(len(x), -1, -1), x], 1) + self.places
-        for block in self.encoder:
-            x = block(x)
-        return self.out(self.ln(x)[:, 0])
-
-
-def test_patches_in_another_order_have_no_layout_until_it_is_said():
-    model = wrapped(Shuffled)
-    with pytest.raises(UnsupportedError, match=r"say grid=\(rows, columns\)"):
-        _ = model.layout
-    assert vitlens.attention(model, noise())[0].shape == (3, 3, 13, 13)  # what needs no layout works
-    assert wrapped(Shuffled, grid=GRID, prefix=("cls",)).layout.grid == GRID
-
-
-class Transposed(rare.RareViT):
+class Transposed(ViT):
     """Sixteen patches, column by column: a square grid would be the wrong one."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.pos = nn.Parameter(torch.randn(1, 16, rare.DIM))
+        super().__init__(prefix=0)
+        self.pos = nn.Parameter(torch.randn(1, 16, DIM))
 
-    def tokens(self, x: Tensor) -> Tensor:
-        return self.stem(x).mT.flatten(2).mT + self.pos
+    def patches(self, x: Tensor) -> Tensor:
+        return self.stem(x).mT.flatten(2).mT
 
 
-def test_no_square_grid_is_assumed_for_patches_in_another_order():
+def test_patches_in_another_order_have_no_layout_until_it_is_said_and_no_square_grid_is_assumed():
     model, images = half(seeded(Transposed), 32), torch.rand(2, 3, 32, 32)
+    with pytest.raises(UnsupportedError, match=r"say grid=\(rows, columns\)"):
+        _ = model.layout
+    assert vitlens.attention(model, images)[0].shape == (2, 3, 16, 16)  # what needs no layout works
     assert not torch.isfinite(vitlens.statistics(model, images).distance).any()
     with pytest.raises(UnsupportedError):
         vitlens.rollout(model, images)
+    assert half(seeded(Transposed), 32, grid=(4, 4), prefix=()).layout.grid == (4, 4)
 
 
 @pytest.mark.parametrize("told", [{}, {"grid": GRID}], ids=str)
 def test_patches_cut_from_the_map_of_a_cnn_are_in_its_grid(told):
     """Each depends on most of the image: the grid is that of the last map, or the one that is said."""
-    layout = wrapped(rare.Hybrid, **told).layout
+    layout = wrapped(rare.hybrid, **told).layout
     assert (layout.grid, layout.prefix, layout.patch_size) == (GRID, ("cls",), (8, 8))
 
 
 @pytest.mark.parametrize("grid", [(3, 1), (1, 3), (1, 1)])
 def test_one_column_or_row_of_patches_is_a_grid(grid):
     def narrow() -> nn.Module:
-        module = rare.RareViT()
-        module.pos = nn.Parameter(torch.randn(1, 1 + grid[0] * grid[1], rare.DIM))
+        module = ViT()
+        module.pos = nn.Parameter(torch.randn(1, 1 + grid[0] * grid[1], DIM))
         return module
 
     layout = half(seeded(narrow), (8 * grid[0], 8 * grid[1])).layout
@@ -152,25 +150,27 @@ def test_one_column_or_row_of_patches_is_a_grid(grid):
 
 
 def test_windows_cut_by_hand_are_observed_without_a_place_in_the_image():
-    model = wrapped(rare.Windowed)
-    own = own_weights(seeded(rare.Windowed), noise())
+    build = of(rare.Halves, prefix=0)
+    model = wrapped(build)
+    own = plain.own_weights(seeded(build), noise())
     for ours, expected in zip(vitlens.attention(model, noise()), own, strict=True):
         torch.testing.assert_close(ours, expected)
     with pytest.raises(UnsupportedError):
         vitlens.rollout(model, noise())
 
 
+LINEAR = rare.styled(rare.linearised)
 SAID = [  # what is said, the error, and the word that its message holds
-    (SoftmaxViT, {"heads": 4}, UnsupportedError, r"encoder\.0\.sa"),
+    (SoftmaxViT, {"heads": 4}, UnsupportedError, r"layers\.0\.att"),
     (SoftmaxViT, {"grid": (4, 4)}, UnsupportedError, "13 tokens"),
     (SoftmaxViT, {"grid": (4, 3)}, UnsupportedError, r"grid=\(3, 4\)"),
     (SoftmaxViT, {"prefix": ("cls", "register")}, UnsupportedError, "say grid="),
-    (SoftmaxViT, {"blocks": ("encoder.9",)}, InputError, "encoder.9"),
-    (SoftmaxViT, {"blocks": ("encoder",)}, InputError, "encoder"),  # a list, which is not called
-    (SoftmaxViT, {"blocks": ("encoder.0.sa",)}, UnsupportedError, "encoder.0.sa"),
+    (SoftmaxViT, {"blocks": ("layers.9",)}, InputError, "layers.9"),
+    (SoftmaxViT, {"blocks": ("layers",)}, InputError, "layers"),  # a list, which is not called
+    (SoftmaxViT, {"blocks": ("layers.0.att",)}, UnsupportedError, "layers.0.att"),
     (EinsumViT, {"blocks": ("layers.0.0",)}, UnsupportedError, "layers.0.0"),
-    (rare.of(rare.Linearised), {"heads": 3}, UnsupportedError, "heads="),
-    (rare.of(rare.Linearised), {"grid": GRID}, UnsupportedError, "grid="),
+    (LINEAR, {"heads": 3}, UnsupportedError, "heads="),
+    (LINEAR, {"grid": GRID}, UnsupportedError, "grid="),
     (SoftmaxViT, {"classes": ("a", "b")}, InputError, "5 class names"),
     *((SoftmaxViT, told, InputError, rf"found {next(iter(told))}=.*e\.g\. prefix=") for told in (
         {"prefix": 4}, {"heads": "many"}, {"grid": 4}, {"prefix": ("patch",)}, {"blocks": 2},
@@ -185,6 +185,145 @@ def test_what_is_said_is_checked(style, told, error, word):
 
 
 def test_blocks_that_are_said_are_the_blocks():
-    model = wrapped(SoftmaxViT, blocks=("encoder.1", "encoder.2"), heads=3, prefix=("register",))
-    assert (model.anatomy.blocks, model.layout.prefix) == (("encoder.1", "encoder.2"), ("register",))
+    model = wrapped(SoftmaxViT, blocks=("layers.1", "layers.2"), heads=3, prefix=("register",))
+    assert (model.anatomy.blocks, model.layout.prefix) == (("layers.1", "layers.2"), ("register",))
     assert vitlens.features(model, noise()).values[0].shape[0] == 3
+
+
+# ---- attention that cannot be read is said to be so, and modules that are no models are refused in one line
+
+UNSEEN = {  # and what the message names
+    "heads last": (rare.styled(rare.heads_last), r"axis 2 of \(2, 13, 13, 3\) in layers\.1\.att"),
+    "linear attention": (rare.styled(rare.linearised), "found none in a forward pass"),
+    "a softmax for each head": (rare.styled(rare.one_by_one), r"3 attention calls side by side in layers\.0\.att"),
+    "a module for each head": (of(rare.HeadModules), r"heads\.1 beside layers\.0\.att\.heads\.0"),
+    "one block three times": (rare.shared, r"layers\.0\.att called 3 times"),
+}
+
+
+@pytest.mark.parametrize("case", UNSEEN)
+def test_attention_that_is_not_seen_is_said_to_be_so_and_the_rest_works(case: str):
+    build, reason = UNSEEN[case]
+    model, images = wrapped(build), noise()
+    assert (model.anatomy.family, model.anatomy.attention) == ("other", ())
+    with pytest.raises(UnsupportedError, match=reason):
+        vitlens.attention(model, images)
+    assert vitlens.explain(model, images, targets=[0, 1, 2], method="saliency").shape == (3, *plain.SIZE)
+
+
+@pytest.mark.parametrize("heads", [3, 6])  # 6: three times a batch of two, and twice one of three
+def test_heads_before_the_batch_are_refused(heads: int):
+    with pytest.raises(UnsupportedError, match=r"layers\.0\.att; put the batch first"):
+        wrapped(rare.styled(rare.heads_first, heads))
+
+
+def test_heads_before_the_batch_on_one_axis_are_found_by_the_self_check():
+    with pytest.raises((LensError, UnsupportedError), match=r"layers\.0"):
+        vitlens.attention(wrapped(of(rare.MergedHeadsFirst)), noise())
+
+
+@pytest.mark.parametrize(
+    ("function", "style", "word"),
+    [
+        (vitlens.features, EinsumViT, "blocks="),
+        (vitlens.logit_lens, EinsumViT, "blocks="),
+        (vitlens.direct_logit_attribution, plain.EncoderViT, "batch.first"),
+        (vitlens.features, rare.shared, r"called 3 times|found an other model"),
+        (vitlens.logit_lens, rare.OptionalViT, r"layers\.0; return the tensor alone"),
+    ],
+)
+def test_what_needs_the_residual_stream_is_refused_without_one(function, style: plain.Build, word: str):
+    with pytest.raises(UnsupportedError, match=word):
+        function(wrapped(style), noise())
+
+
+class Acting(nn.Module):
+    """A CNN that does something else than to return its logits."""
+
+    def __init__(self, act: Callable[[nn.Module, Tensor], object]) -> None:
+        super().__init__()
+        self.net, self.act = SmallCNN(), act
+
+    def forward(self, x: Tensor) -> object:
+        return self.act(self.net, x)
+
+
+def failing(_net: nn.Module, x: Tensor) -> Tensor:
+    raise ValueError(f"no\nsecond line {x.shape}")
+
+
+def counting(net: nn.Module, x: Tensor) -> Tensor:
+    net.features[1].num_batches_tracked += 1
+    return net(x)
+
+
+ACTS = {  # and what the message says was found, or what to type
+    "it raises": (failing, "ValueError: no; check image_size="),
+    "it changes its input": (lambda net, x: net(x.mul_(2.0)), "clone it in forward"),
+    "nothing is returned": (lambda _net, _: None, "NoneType"),
+    "a dict without logits": (lambda net, x: {"answer": net(x)}, "dict of 1"),
+    "an empty tuple": (lambda _net, _: (), "tuple of 0"),
+    "another axis": (lambda net, x: net(x)[:, None], r"\(2, 1, 3\)"),
+    "an axis less for one image": (lambda net, x: net(x).squeeze(), r"\(3,\)"),
+    "one row for all images": (lambda net, x: net(x).mean(0, keepdim=True), r"\(1, 3\)"),
+    "whole numbers": (lambda net, x: net(x).long(), r"int64 of shape \(2, 3\)"),
+    "a softmax": (lambda net, x: net(x).softmax(1), "softmax; drop it"),
+    "a sigmoid": (lambda net, x: net(x).sigmoid(), r"sigmoid \(independent labels"),
+    "dropout in evaluation mode": (lambda net, x: net(F.dropout(x, 0.2)), "training=self.training"),
+    "statistics of the batch": (lambda net, x: net(x - x.mean(0)), "do not depend on its batch"),
+    "a counter": (counting, "num_batches_tracked changed"),
+}
+
+
+@pytest.mark.parametrize("case", ACTS)
+def test_modules_that_do_something_else_are_refused_in_one_line(case: str):
+    act, words = ACTS[case]
+    module = seeded(partial(Acting, act))
+    with one_line(ModelError, words):
+        half(module)
+    assert not module.net.features[1].num_batches_tracked  # what it counted was set back
+
+
+class Central(plain.Attention):
+    """All attention in the outermost forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, DIM, 8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.stem(x).flatten(2).mT).mean(1)
+
+
+def compiled() -> nn.Module:
+    cnn = SmallCNN()
+    cnn._orig_mod = cnn.fc  # as torch.compile leaves it
+    return cnn
+
+
+def inferred() -> nn.Module:
+    with torch.inference_mode():
+        return SmallCNN()
+
+
+MODULES = {
+    "grey images": (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten()), ModelError, "3 channels"),
+    "the meta device": (lambda: SmallCNN().to("meta"), ModelError, "to_empty"),
+    "weights made for inference": (inferred, ModelError, "inference_mode"),
+    "a traced module": (lambda: torch.jit.trace(seeded(SmallCNN), noise()), ModelError, "scripted or traced"),
+    "a compiled module": (compiled, ModelError, "_orig_mod"),
+    "attention of no module": (Central, UnsupportedError, "submodule for each attention layer"),
+}
+
+
+@pytest.mark.parametrize("case", MODULES)
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_modules_whose_inside_cannot_be_read_are_refused_in_one_line(case: str):
+    build, error, words = MODULES[case]
+    with one_line(error, words):
+        wrapped(build)
+
+
+def test_a_function_is_refused():
+    with pytest.raises(ModelError, match="found function"):
+        half(seeded)

@@ -1,4 +1,4 @@
-"""Trainings beside the same loop written out with torch's optimisers, step by step."""
+"""Trainings beside the same loop written out with torch's optimisers, and shares of a batch beside the whole."""
 
 import math
 
@@ -9,14 +9,16 @@ from torch.nn import functional as F
 
 from tests.kit.trainings import (
     TEST,
-    InterruptedTrainingError,
+    EnoughError,
     interrupting,
+    one_of,
     plain_recipe,
     state,
     tiny_model,
     tiny_split,
     trained,
 )
+from vitlens.errors import InputError
 
 FEW = tiny_split("train", 8)
 IMAGES = next(FEW.batches(8)).images
@@ -97,15 +99,12 @@ TWO_HEADS = {"registers": 2, "distillation": True}
 @pytest.mark.parametrize(
     ("changes", "shape"),
     [
-        ({}, {}),
         ({"betas": (0.8, 0.9), "weight_decay": 3.0, "label_smoothing": 0.2}, TWO_HEADS),
         ({"warmup": 0.5, "minimum": 0.1, "clip": 0.05}, {}),
-        ({"optimiser": "muon", "weight_decay": 20.0}, {}),
+        ({"optimiser": "muon", "weight_decay": 20.0, "accumulate": 3}, {}),
         ({"optimiser": "muon", "layer_decay": 0.5}, {}),
-        ({"average": 0.3}, {}),
+        ({"average": 0.3, "accumulate": 100}, {}),  # no more parts than images
         ({"average": 0.99, "layer_decay": 0.5}, {}),
-        ({"accumulate": 3}, {}),
-        ({"accumulate": 100}, {}),  # no more parts than images
     ],
     ids=str,
 )
@@ -113,8 +112,10 @@ def test_a_training_is_the_loop_written_out(changes, shape, tmp_path):
     """One batch of all images, so that their order does not matter."""
     recipe = plain_recipe(epochs=STEPS, batch_size=8, learning_rate=PEAK, **changes)
     model, result = trained(
-        tmp_path, tiny_model(drop_path=0.0, dropout=0.0, **shape), train=FEW, recipe=recipe, precision="fp32"
-    )
+        tmp_path, tiny_model(drop_path=0.0, dropout=0.0, **shape), train=FEW, recipe=recipe, precision="fp32",
+        compiling="off", recompute=bool(shape),
+    )  # fmt: skip
+    assert result.notes == ("precision fp32 (given)", "compile off (given)")
     expected, rows = by_hand(**changes, **shape)
     for metrics, (loss, norm, rate, right) in zip(result.history, rows, strict=True):
         assert metrics.train_loss == pytest.approx(loss, rel=1e-4)
@@ -132,30 +133,16 @@ def test_a_training_is_the_loop_written_out(changes, shape, tmp_path):
     assert last.test_accuracy == pytest.approx((logits.argmax(1) == TEST.labels).float().mean().item())
 
 
-def test_recomputed_blocks_give_the_same_weights_from_fewer_saved_tensors(tmp_path):
-    kept, weights = {}, {}
-    for recompute in (False, True):
-        saved: list[int] = []
-
-        def count(tensor: torch.Tensor, saved: list[int] = saved) -> torch.Tensor:
-            saved.append(tensor.numel())
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            model, _ = trained(tmp_path / str(recompute), recompute=recompute, precision="fp32")
-        kept[recompute], weights[recompute] = sum(saved), state(model)
-        assert not any("forward" in block.__dict__ for block in model.module.blocks)
-        assert all(block.attn.fused for block in model.module.blocks)
-    assert all(torch.allclose(weights[True][name], value, atol=1e-5) for name, value in weights[False].items())
-    assert kept[True] < kept[False] / 2
+def saved_numbers(folder, **how: bool) -> int:
+    """How many numbers are kept for the backward passes."""
+    saved: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda each: saved.append(each.numel()) or each, lambda each: each):
+        trained(folder, precision="fp32", recipe=plain_recipe(epochs=1), **how)
+    return sum(saved)
 
 
-def test_precision_and_compilation_are_told(tmp_path):
-    _, result = trained(tmp_path, precision="fp32", compiling="off", recipe=plain_recipe(epochs=1))
-    assert result.notes == ("precision fp32 (given)", "compile off (given)")
-    _, result = trained(tmp_path, recipe=plain_recipe(epochs=1))
-    assert "(chosen)" in result.notes[0]
-    assert result.notes[1].startswith("compile off (")
+def test_recomputed_blocks_keep_fewer_tensors(tmp_path):
+    assert saved_numbers(tmp_path, recompute=True) < saved_numbers(tmp_path) / 2
 
 
 @pytest.mark.usefixtures("progress_every_step")
@@ -166,6 +153,29 @@ def test_long_trainings_are_compiled_where_there_is_a_compiler(epochs, compiler,
     asked: list[nn.Module] = []
     monkeypatch.setattr("shutil.which", lambda name: name if name == compiler else None)
     monkeypatch.setattr(torch, "compile", lambda module: asked.append(module) or module)
-    with pytest.raises(InterruptedTrainingError):  # of five steps an epoch, and of 2,000 from which it is worth it
+    with pytest.raises(EnoughError):  # of five steps an epoch, and of 2,000 from which it is worth it
         trained(tmp_path, recipe=plain_recipe(epochs=epochs), on_progress=interrupting(1))
     assert len(asked) == compiled
+
+
+def test_a_batch_has_an_image_for_each_process(tmp_path):
+    with one_of(3, 0, tiny_model()), pytest.raises(InputError, match="--batch-size of at least 3"):
+        trained(tmp_path, recipe=plain_recipe(batch_size=2))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("processes", "accumulate"), [(3, 2), (7, 1)])
+def test_averaged_gradients_of_shares_are_that_of_the_whole_batch(processes, accumulate, tmp_path):
+    found, losses = [], []
+    for count, index in ((1, 0), *((processes, index) for index in range(processes))):
+        recipe = plain_recipe(epochs=1, batch_size=7, accumulate=accumulate if count > 1 else 1, label_smoothing=0.1)
+        model = tiny_model(drop_path=0.0, dropout=0.0)
+        with one_of(count, index, model) as gradients:
+            _, result = trained(tmp_path, model, train=tiny_split("train", 7), recipe=recipe, precision="fp32")
+        found.append(dict(gradients))
+        losses.append(result.history[0].train_loss * len(range(index, 7, count)))
+    whole, *parts = found
+    for name, expected in whole.items():
+        mean = torch.stack([part[name] for part in parts]).mean(0)
+        assert torch.allclose(mean, expected, rtol=1e-4, atol=1e-6), name
+    assert sum(losses[1:]) == pytest.approx(losses[0], rel=1e-5)

@@ -1,25 +1,17 @@
 """Distillation: the loss of a batch beside the papers' formulas, cached teachers, and what is refused."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 import vitlens
+from tests.kit.commands import ran, refusal
 from tests.kit.making import save
 from vitlens import load_data
-from vitlens.cli.main import run
-from vitlens.commands.run.publish import read_folder
 
 SMALL = "--dim 16 --depth 1 --heads 2 --patch-size 8 --set drop_path=0"
 STILL = "--warmup 0 --set minimum=1 --average 0 --set crop_padding=0 --set randaugment=0 --set cutmix=0"
-LINE = f"vit-mini --limit 20 --batch-size 20 {SMALL} {STILL} --quiet --device cpu --precision fp32"
-
-
-def command(out: Path, more: str) -> Path:
-    assert run(["train", *LINE.split(), *more.split(), "--out", str(out)]) == 0
-    return out
+LINE = f"train vit-mini --limit 20 --batch-size 20 {SMALL} {STILL} --precision fp32"
 
 
 def probabilities(logits: torch.Tensor, temperature: float = 1.0) -> np.ndarray:
@@ -43,8 +35,12 @@ def test_the_loss_of_a_batch_is_that_of_the_formulas(kind, weight, temperature, 
     more = "--epochs 1 --learning-rate 1e-12 --label-smoothing 0.1"
     more += f" --distill-from {tmp_path / 'teacher'} --distill {kind}"
     more += f" --distill-weight {weight}" + (f" --temperature {temperature}" if kind == "soft" else "")
-    out = command(tmp_path / "out", more + ("" if token else " --no-distill-token"))
-    split, student = load_data("digits", part="train", limit=20), vitlens.load(str(out)).eval()
+    record = ran(tmp_path / "out", f"{LINE} {more}" + ("" if token else " --no-distill-token"))
+    (row,) = record.taught
+    assert (row.kind, row.weight, row.token) == (kind, weight, token)
+    assert row.temperature == temperature or kind == "hard"
+    split, student = load_data("digits", part="train", limit=20), vitlens.load(str(record.folder)).eval()
+    assert student.layout.prefix == ("cls", "distillation")[: 1 + token]
     images, labels = next(split.batches(20)).images, split.labels.numpy()
     with torch.no_grad():
         teacher = vitlens.load(str(tiny_cnn)).eval()(images)
@@ -59,7 +55,7 @@ def test_the_loss_of_a_batch_is_that_of_the_formulas(kind, weight, temperature, 
     if kind == "hard":
         taught = -np.log(said[np.arange(20), teacher.argmax(1).numpy()])
     expected = ((1 - weight) * labelled + weight * taught).mean()
-    (metrics,) = read_folder(out).history
+    (metrics,) = record.history
     assert metrics.train_loss == pytest.approx(expected, rel=1e-5)
     right = (student(images).argmax(1) == split.labels).float().mean().item()
     assert metrics.train_accuracy == pytest.approx(right)
@@ -71,7 +67,7 @@ def test_remembered_answers_of_a_teacher_train_as_its_own(flip, epochs, still, t
     histories = []
     for count in epochs:
         more = f"--epochs {count} --distill-from {tiny_cnn} --set flip={flip} --data {still}"
-        record = read_folder(command(tmp_path / str(count), more))
+        record = ran(tmp_path / str(count), f"{LINE} {more}")
         assert record.taught[0].forms == (0 if count == epochs[0] else 1 + (flip == "true"))
         histories.append(record.history)
     for own, remembered in zip(*histories):
@@ -81,35 +77,14 @@ def test_remembered_answers_of_a_teacher_train_as_its_own(flip, epochs, still, t
 @pytest.mark.parametrize("more", ["--set crop_padding=1 --data {still}", "--set cutmix=1 --data {still}", ""])
 def test_views_that_differ_each_time_are_not_remembered(more, still, tiny_cnn, tmp_path):
     """Augmented ones, and those of digits: every epoch draws new images."""
-    out = command(tmp_path / "out", f"--epochs 3 --distill-from {tiny_cnn} {more.format(still=still)}")
-    assert read_folder(out).taught[0].forms == 0
-
-
-@pytest.mark.parametrize(
-    ("more", "told"),
-    [
-        ("--distill-from cnn-digits --distill softt", "soft"),
-        ("--distill-from cnn-digits --distill-weight 0", "--distill-weight"),
-        ("--distill-from cnn-digits --distill-weight 1.5", "--distill-weight"),
-        ("--distill-from cnn-digits --distill soft --temperature 0", "--temperature"),
-        ("--distill-from cnn-digits --distill soft --temperature inf", "--temperature"),
-        ("--distill-from cnn-digits --temperature 2", "--distill soft"),
-        ("--distill-weight 0.5", "--distill-from"),
-        ("--distill-from {learned}", "'x'"),
-        ("--distill-from cnn-digits --distill-token --pooling mean", "--no-distill-token"),
-    ],
-)
-def test_what_cannot_be_distilled_is_refused(more, told, learned, tmp_path, capsys):
-    line = f"train {LINE} {more.format(learned=learned)} --epochs 1 --out {tmp_path / 'out'}"
-    assert run(line.split()) == 2
-    assert told in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    record = ran(tmp_path / "out", f"{LINE} --epochs 3 --distill-from {tiny_cnn} {more.format(still=still)}")
+    assert record.taught[0].forms == 0
+    assert (record.first_batch is None) == (not more)  # of a recipe without augmentation none is shown
 
 
 def test_a_teacher_without_finite_answers_is_refused(tmp_path, capsys):
     model = vitlens.load("cnn-digits")
     model.module.fc.weight.data.fill_(3e38)
     save(model, tmp_path / "huge" / "model.safetensors")
-    line = f"train {LINE} --distill-from {tmp_path / 'huge'} --epochs 1 --out {tmp_path / 'out'}"
-    assert run(line.split()) != 0
-    assert "from the teacher huge" in capsys.readouterr().err
+    line = f"{LINE} --distill-from {tmp_path / 'huge'} --epochs 1 --device cpu --out {tmp_path / 'out'}"
+    assert "from the teacher huge" in refusal(capsys, line, code=1)

@@ -1,5 +1,6 @@
 """Partial fine-tuning, and a head on cached features, which is the head trained with the backbone run each time."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -7,22 +8,15 @@ import torch
 from torch.nn import functional as F
 
 import vitlens
-from tests.kit.commands import gone_on, refusal
-from tests.kit.making import CLASSES, save, untrained
+from tests.kit.commands import gone_on, ran, refusal
+from tests.kit.making import CLASSES, digits, save, untrained
 from tests.kit.training_runs import interrupted
 from tests.kit.trainings import plain_recipe, recipe_of, state, tiny_cnn, tiny_model, trained
 from vitlens import load_data
-from vitlens.cli.main import run
-from vitlens.commands.run.publish import read_folder
 
-DIGITS = "--data digits --limit 40 --batch-size 8 --quiet --device cpu --precision fp32"
+DIGITS = "--data digits --limit 40 --batch-size 8 --precision fp32 --freeze-backbone"
 CONSTANT = "--warmup 0 --clip 0 --average 0 --label-smoothing 0 --weight-decay 0.1 --learning-rate 0.03"
 PLAIN = f"{DIGITS} {CONSTANT} --set minimum=1 --set crop_padding=0 --set flip=false"
-
-
-def command(out: Path, model: object, line: str) -> Path:
-    assert run(["train", str(model), *line.split(), "--out", str(out)]) == 0
-    return out
 
 
 def changed(model: vitlens.Model, last: int | None, folder: Path) -> set[str]:
@@ -48,6 +42,9 @@ def test_of_a_cnn_the_last_stages_with_their_statistics(tmp_path):
     assert {name.split(".")[0] for name in names} == {"layer3", "fc"}
     assert any(name.endswith("running_mean") for name in names)
     assert changed(tiny_cnn(), 0, tmp_path) == {"fc.weight", "fc.bias"}
+    model, _ = trained(tmp_path, tiny_cnn(), recipe=plain_recipe(epochs=1, average=0.9))
+    assert state(model)["bn1.num_batches_tracked"] == 5  # counters are not averaged
+    assert not torch.equal(state(model)["conv1.weight"], state(tiny_cnn())["conv1.weight"])
 
 
 @pytest.mark.parametrize("last", [0, 1])
@@ -70,8 +67,8 @@ def test_frozen_modules_are_in_evaluation_mode_and_modes_are_restored(last, tmp_
 def test_a_head_on_cached_features_is_the_head_trained_with_the_backbone(more, still, tiny_vit, tmp_path):
     """With as many cached views as epochs, each epoch sees what a training without a cache would see."""
     line = f"{PLAIN} {more}".replace("--data digits --limit 40", f"--data {still}")
-    out = command(tmp_path / "cached", tiny_vit, f"{line} --freeze-backbone")
-    recipe = recipe_of({row.setting: row.value for row in read_folder(out).recipe})
+    record = ran(tmp_path / "cached", f"train {tiny_vit} {line}")
+    recipe, out = recipe_of({row.setting: row.value for row in record.recipe}), record.folder
     model = vitlens.load(str(tiny_vit))
     model, expected = trained(
         tmp_path / "uncached", model, recipe=recipe, precision="fp32", train_last=0,
@@ -81,73 +78,51 @@ def test_a_head_on_cached_features_is_the_head_trained_with_the_backbone(more, s
     for name, value in state(model).items():
         assert torch.allclose(one[name], value, rtol=1e-4, atol=1e-5), name
         assert torch.equal(value, before[name]) == (not name.startswith("head.")), name
-    history = read_folder(out).history
-    for epoch, wanted in zip(history, expected.history, strict=True):
+    for epoch, wanted in zip(record.history, expected.history, strict=True):
         assert epoch.train_loss == pytest.approx(wanted.train_loss, rel=1e-4)
         assert epoch.test_loss == pytest.approx(wanted.test_loss, rel=1e-4)
         assert epoch.gradient_norm == pytest.approx(wanted.gradient_norm, rel=1e-3)
         assert (epoch.step, epoch.images) == (wanted.step, wanted.images)
     best = state(vitlens.load(str(out / "best.safetensors")))
-    assert torch.equal(best["head.weight"], one["head.weight"]) == (expected.best_epoch == len(history) - 1)
+    assert torch.equal(best["head.weight"], one["head.weight"]) == (expected.best_epoch == len(record.history) - 1)
 
 
 def test_a_new_head_starts_at_zero(learned, tmp_path):
     """Of three classes the head is replaced by one of ten: the first loss is that of equal probabilities."""
-    out = command(tmp_path / "out", learned, f"{PLAIN} --epochs 1 --set batch_size=40 --freeze-backbone".replace(
-        "--batch-size 8 ", ""))  # fmt: skip
-    assert read_folder(out).history[0].train_loss == pytest.approx(torch.tensor(10.0).log().item(), rel=1e-6)
+    line = PLAIN.replace("--batch-size 8", "--batch-size 40")
+    record = ran(tmp_path / "out", f"train {learned} {line} --epochs 1")
+    assert record.history[0].train_loss == pytest.approx(math.log(10), rel=1e-6)
+    assert len(vitlens.load(str(record.folder)).classes) == 10
+    (row,) = record.started
+    assert (row.last, row.trained) == (0, 170)
+    assert "all zeros" in row.notes
+    assert "features computed once" in " ".join(record.setup[0].computed)
+    assert not (record.folder / "features").exists()
 
 
-REFUSED = [  # of the recipe's augmentation, and what to type
-    ("--set flip=true --set crop_padding=2", "--cached-views 4"),
-    ("--set mixup=0.8 --cached-views 4", "--set mixup=0"),
-    ("--set cutmix=1.0 --cached-views 4", "--set cutmix=0"),
-    ("--set views=3 --cached-views 4", "--set views=1"),
-    ("--cached-views 0", "--cached-views"),
-    ("--train-last 1", "leave one out"),
-]
-
-
-@pytest.mark.parametrize(("more", "told"), REFUSED)
-def test_what_cannot_be_cached_is_refused(more, told, tiny_vit, capsys, tmp_path):
-    assert run(["train", str(tiny_vit), *f"{DIGITS} --freeze-backbone {more} --out {tmp_path / 'out'}".split()]) == 2
-    assert told in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("way", ["--freeze-backbone", "--train-last 1"])
-@pytest.mark.parametrize("model", ["vit-mini", "vit-digits@random"])
-def test_random_weights_are_not_frozen(model, way, capsys, tmp_path):
-    assert run(["train", model, *f"{DIGITS} {way} --out {tmp_path / 'out'}".split()]) == 2
-    assert "timm:NAME" in capsys.readouterr().err
-
-
-SHAPE = {"dim": 16, "depth": 1, "heads": 2, "patch_size": [8, 8]}
+SHAPE = {"dim": 16, "depth": 1, "heads": 2, "patch_size": [8, 8], "distillation": True}
 KINDS = {
-    "two heads": lambda: untrained("vit-mini", classes=CLASSES, overrides={**SHAPE, "distillation": True}),
-    "the mean of patches": lambda: untrained("vit-mini", classes=CLASSES, overrides={**SHAPE, "pooling": "mean"}),
+    "two heads": lambda: untrained("vit-mini", classes=CLASSES, overrides=SHAPE),
     "a CNN": lambda: untrained("resnet20", classes=CLASSES),
     "timm, two heads": lambda: vitlens.load("timm:deit_tiny_distilled_patch16_224@random", image_size=32),
-    "timm, a CNN": lambda: vitlens.load("timm:resnet10t@random", image_size=32),
     "torchvision": lambda: vitlens.load("torchvision:mobilenet_v3_small@random"),
 }
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind == "timm, a CNN" else ()) for kind in KINDS]
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_head_of_every_kind_is_what_features_are_read_for(kind, tmp_path):
     save(KINDS[kind](), tmp_path / "model" / "model.safetensors")
-    line = f"{PLAIN} --epochs 1 --freeze-backbone".replace("--limit 40", "--limit 16")
-    out = command(tmp_path / "out", tmp_path / "model", line)
-    before, model, split = state(vitlens.load(str(tmp_path / "model"))), vitlens.load(str(out)), load_data("digits")
+    line = PLAIN.replace("--limit 40", "--limit 16")
+    record = ran(tmp_path / "out", f"train {tmp_path / 'model'} {line} --epochs 1")
+    before, model = state(vitlens.load(str(tmp_path / "model"))), vitlens.load(str(record.folder))
     new = {name for name, value in state(model).items() if not torch.equal(value, before[name])}
     assert new
     assert all(name.startswith(("head", "fc.", "classifier.")) for name in new)
-    expected = vitlens.evaluate(model, split.limit(16))
-    (epoch,) = read_folder(out).history
+    split = digits("test").limit(16)
+    expected = vitlens.evaluate(model, split)
+    (epoch,) = record.history
     assert epoch.test_accuracy == expected.correct.double().mean()
-    assert epoch.test_loss == pytest.approx(F.cross_entropy(expected.logits, split.limit(16).labels).item(), rel=1e-4)
+    assert epoch.test_loss == pytest.approx(F.cross_entropy(expected.logits, split.labels).item(), rel=1e-4)
 
 
 @pytest.mark.usefixtures("progress_every_step")
@@ -155,10 +130,10 @@ def test_a_stopped_head_goes_on_to_the_same_bits_and_with_no_other_backbone(tiny
     monkeypatch.setattr("vitlens.training.loop.CHECKPOINT_INTERVAL", 0.0)
     model, cut, steps = vitlens.load(str(tiny_vit)), tmp_path / "cut", list[int]()
     save(model, tmp_path / "backbone" / "model.safetensors")
-    line = f"{PLAIN} --epochs 4 --freeze-backbone"
-    whole = command(tmp_path / "whole", tmp_path / "backbone", line)
+    line = f"train {tmp_path / 'backbone'} {PLAIN} --epochs 4"
+    whole = ran(tmp_path / "whole", line).folder
     with interrupted(lambda _, told: told.step == 12):
-        assert run(["train", str(tmp_path / "backbone"), *line.split(), "--out", str(cut)]) == 130
+        ran(cut, line, code=130)
     with interrupted(lambda _, told: steps.append(told.step)):
         gone_on(cut, "train")
     assert min(steps) == 11  # the epoch that was cut is begun again
@@ -200,6 +175,4 @@ def twice():
 def test_a_head_that_is_not_the_last_step_on_one_vector_an_image_is_refused(logits, told, tmp_path, capsys):
     (tmp_path / "models.py").write_text(TWICE.replace("{logits}", logits))
     name = f"{tmp_path / 'models.py'}:twice"
-    line = f"train {name} --model-file {name} {DIGITS} --freeze-backbone --out {tmp_path / 'out'}"
-    assert run(line.split()) == 2
-    assert told in capsys.readouterr().err
+    assert told in refusal(capsys, f"train {name} --model-file {name} {DIGITS} --quiet --out {tmp_path / 'out'}")
