@@ -64,24 +64,16 @@ def by_equation_six(layers: Sequence[Tensor], tokens: int) -> Tensor:
     return product - eye
 
 
-def by_rollout(layers: Sequence[Tensor], tokens: int, alpha: float) -> Tensor:
-    """Over (reader, tokens): the product of (1 - alpha) Ā + alpha I, rows scaled to 1."""
+def by_rollout(layers: Sequence[Tensor], tokens: int, alpha: float = 0.5) -> Tensor:
+    """R = Â_L ... Â_1 over (reader, tokens), Â = rows of (1 - alpha) A + alpha I divided by their sums (Abnar & Zuidema
+    2020); who attends to nothing keeps itself."""
     eye = torch.eye(tokens + 1, dtype=layers[0].dtype)
     product = eye.expand(len(layers[0]), -1, -1)
     for fused in layers:
         mixed = (1 - alpha) * among_all(fused, tokens) + alpha * eye
         if fused.shape[1:] == (1, tokens):
             mixed[:, 0, 0] = 0  # a pooling query is no token: nothing of it is passed on
-        product = (mixed / mixed.sum(-1, keepdim=True)) @ product
-    return product
-
-
-def product_by_matrices(layers: Sequence[Tensor], alpha: float = 0.5) -> Tensor:
-    """R = Â_L ... Â_1, Â = rows of (1 - alpha) A + alpha I divided by their sums (Abnar & Zuidema 2020)."""
-    eye = torch.eye(layers[0].shape[-1], dtype=layers[0].dtype)
-    product = eye.expand_as(layers[0])
-    for weights in layers:
-        mixed = (1 - alpha) * weights + alpha * eye
+        mixed = torch.where(mixed.sum(-1, keepdim=True) > 0, mixed, eye)
         product = (mixed / mixed.sum(-1, keepdim=True)) @ product
     return product
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 import vitlens
 from tests.kit.models.handwritten import EinsumViT, EncoderViT, InlineViT, MultiheadViT, SoftmaxViT, wrapped
 from tests.kit.tiny import images, ours, shaken, shared_model, small_cnn
-from vitlens import Model
-from vitlens.errors import UnsupportedError
+from vitlens import AttentionCall, Model
+from vitlens.errors import UnknownNameError, UnsupportedError
 from vitlens.lens.attention import projection_of
 from vitlens.lens.intervene import Change
-from vitlens.lens.trace import Layer, layers
+from vitlens.lens.trace import layers
 
 SAME = {"atol": 1e-5, "rtol": 1e-4}
 
@@ -44,6 +44,13 @@ def of(model: Model, *, batch: int = 3, seed: int = 0) -> Tensor:
     return images(model.input_size, batch=batch, seed=seed)
 
 
+def calls_of(model: Model, batch: Tensor, **how: bool) -> list[AttentionCall]:
+    """The calls of attention in the order of the forward pass."""
+    calls: list[AttentionCall] = []
+    vitlens.observe(model, batch, calls.append, **how)
+    return calls
+
+
 def changed(model: Model, batch: Tensor, changes: dict[str, Change], **options: object) -> Tensor:
     """The logits under changes."""
     with torch.no_grad(), vitlens.intervene(model, changes, **options):
@@ -65,7 +72,7 @@ def removable(model: Model, layer: int) -> bool:
     try:
         with vitlens.intervene(model, {f"blocks.{layer}": "remove"}):
             return True
-    except UnsupportedError:
+    except (UnknownNameError, UnsupportedError):
         return False
 
 
@@ -81,41 +88,6 @@ def without_head(model: Model, layer: int, head: int, constant: Tensor | None = 
             added = projection.weight[:, columns] @ constant
             projection.bias = nn.Parameter(added if projection.bias is None else projection.bias + added, False)
         projection.weight[:, columns] = 0
-    return cut
-
-
-def without_mlp(model: Model, layer: int, constant: Tensor | None = None) -> Model | None:
-    """A copy whose MLP gives zero, or a constant (dim,); None where the layer has no MLP that ends in a linear map."""
-    known = layers(model)[layer]
-    cut = copy.deepcopy(model)
-    mlp = cut.module.get_submodule(known.mlp) if known.mlp else nn.Identity()
-    linear = [each for each in mlp.modules() if isinstance(each, nn.Linear)]
-    if not linear or linear[-1].bias is None:
-        return None
-    with torch.no_grad():
-        linear[-1].weight.zero_()
-        linear[-1].bias.copy_(torch.zeros(()) if constant is None else constant)
-    return cut
-
-
-class Passes(nn.Module):
-    """In a block's place: what comes in goes out."""
-
-    def __init__(self, which: int) -> None:
-        super().__init__()
-        self.which = which
-
-    def forward(self, *tokens: Tensor, **_options: object) -> Tensor:
-        return tokens[self.which]
-
-
-def without_block(model: Model, layer: int) -> Model | None:
-    """A copy whose block does nothing; None where there is no such block."""
-    known: Layer = layers(model)[layer]
-    if not known.removable or known.unit == known.attention:
-        return None
-    cut = copy.deepcopy(model)
-    cut.module.set_submodule(known.unit, Passes(known.stream))
     return cut
 
 
@@ -144,8 +116,9 @@ def hooked(model: Model, batch: Tensor, path: str, write: Callable[[Tensor], Ten
     return logits
 
 
-def module_paths(model: Model, layer: int) -> tuple[str, str]:
-    """The names of a layer's block and of its output projection."""
+def module_paths(model: Model, layer: int) -> tuple[str, str | None, str | None]:
+    """The names of a layer's block, its output projection and its MLP."""
     known = layers(model)[layer]
     paths = {module: path for path, module in model.module.named_modules()}
-    return known.unit, paths[projection_of(model, known.attention)]
+    projection = projection_of(model, known.attention)
+    return known.unit, None if projection is None else paths[projection], known.mlp

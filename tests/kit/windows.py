@@ -3,7 +3,6 @@ models with windows."""
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 import timm
 import torch
@@ -15,24 +14,10 @@ from torch.nn import functional as F
 from torchvision.models.maxvit import MaxVit
 
 from tests.kit.tiny import TIMM, model_of, shaken, timm_model, torchvision_swin
-from vitlens.models.model import Model
+from vitlens import Model
+from vitlens.lens.site import Windows
 
 Pair = tuple[int, int]
-
-
-class Cut(Protocol):
-    """How a map was cut into windows, as `call.site.windows` of an observed layer says it."""
-
-    @property
-    def resolution(self) -> Pair: ...
-    @property
-    def window(self) -> Pair: ...
-    @property
-    def shift(self) -> Pair: ...
-    @property
-    def pad_first(self) -> bool: ...
-    @property
-    def dilated(self) -> bool: ...
 
 
 def of_timm(name: str, *, size: Pair = (32, 32), **options: object) -> Model:
@@ -71,7 +56,7 @@ def numbered(rows: int, columns: int) -> Tensor:
     return torch.arange(float(rows * columns)).view(rows, columns)
 
 
-def timm_tokens(resolution: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]) -> Tensor:
+def timm_tokens(resolution: Pair, window: Pair, shift: Pair) -> Tensor:
     """Numbers of the patches as timm's block lays them out: rolled, then padded, then cut (its _attn)."""
     tokens = torch.arange(1.0, 1 + resolution[0] * resolution[1]).view(1, *resolution, 1)
     tokens = tokens.roll((-shift[0], -shift[1]), (1, 2))
@@ -79,7 +64,7 @@ def timm_tokens(resolution: tuple[int, int], window: tuple[int, int], shift: tup
     return window_partition(tokens, window).flatten(1) - 1  # 0 was padding
 
 
-def torchvision_tokens(resolution: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]) -> Tensor:
+def torchvision_tokens(resolution: Pair, window: Pair, shift: Pair) -> Tensor:
     """The same as torchvision's shifted_window_attention: padded, then rolled (never where one window covers all)."""
     tokens = torch.arange(1.0, 1 + resolution[0] * resolution[1]).view(1, *resolution, 1)
     tokens = F.pad(tokens, (0, 0, 0, -resolution[1] % window[1], 0, -resolution[0] % window[0]))
@@ -90,7 +75,7 @@ def torchvision_tokens(resolution: tuple[int, int], window: tuple[int, int], shi
     return tokens.permute(0, 1, 3, 2, 4, 5).reshape(-1, window[0] * window[1]) - 1
 
 
-def window_places(cut: Cut) -> Tensor:
+def window_places(cut: Windows) -> Tensor:
     """The number of the patch at each place of each window (windows, inside), by the libraries; -1 for padding."""
     if cut.dilated:
         grid = numbered(*cut.resolution)[None, ..., None]
@@ -100,7 +85,7 @@ def window_places(cut: Cut) -> Tensor:
 
 
 def unwindow(
-    weights: Float[Tensor, "calls heads inside inside"], cut: Cut
+    weights: Float[Tensor, "calls heads inside inside"], cut: Windows
 ) -> Float[Tensor, "batch heads patches patches"]:
     """The weights between all patches of the map, zero where two patches share no window; weights: row by row.
 

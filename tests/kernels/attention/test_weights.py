@@ -1,62 +1,56 @@
-"""Views of one patch, windows as attention shows them, and how far attention moved: by whole matrices and loops."""
+"""Views of one patch, windows as attention shows them, how far attention moved, the order of position embeddings: by
+whole matrices, loops and scipy."""
 
 import copy
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
+from scipy import stats
+from torch import Tensor
+from torch.nn import functional as F
 
 import vitlens
-from tests.kit.tiny import FAMILIES, images, our_swin, ours, shared_model, timm_model, torchvision_swin
+from tests.kit.lens import calls_of
+from tests.kit.tiny import images, model_of, our_swin, ours, shared_model, timm_model, torchvision_swin, torchvision_vit
 from tests.kit.windows import WINDOWED, unwindow
-from vitlens.analysis.attention.weights import (
-    attention_maps,
-    attention_moved,
-    merged,
-    patch_views,
-    reached,
-    window_layers,
-)  # fmt: skip
+from vitlens.analysis.attention.positions import distance_correlation, position_similarity, rank_correlation
+from vitlens.analysis.attention.weights import attention_moved, merged, patch_views, reached, window_layers
 from vitlens.errors import InputError, UnsupportedError
 
 
-@pytest.mark.parametrize("family", [*(name for name in FAMILIES if "swin" not in name), "registers of several images"])
-def test_row_and_column_of_a_patch_in_every_family(family):
-    """More images than go at once, too."""
-    several = family not in FAMILIES
-    model = ours(registers=3, size=(64, 96), patch_size=(4, 4)) if several else shared_model(family)
-    batch, layout, patch = images(model.input_size, batch=9 if several else 2), model.layout, (1, 2)
-    token = len(layout.prefix) + patch[0] * layout.grid[1] + patch[1]
-    full = [weights for weights in vitlens.attention(model, batch) if weights.shape[-2:] == (layout.tokens,) * 2]
+@pytest.mark.parametrize(
+    ("make", "patch", "count"),
+    [
+        (partial(shared_model, "cait"), (1, 2), 2),
+        (partial(shared_model, "siglip"), (1, 2), 2),
+        (partial(ours, registers=3, size=(64, 96), patch_size=(4, 4)), (1, 2), 9),  # more images than go at once
+        (WINDOWED["swin"], (0, 0), 2),
+        *(
+            (WINDOWED[name], (9, 9), 2)
+            for name in ("swin, padded", "torchvision, padded", "hiera", "sam2's hiera", "maxvit")
+        ),
+    ],
+)
+def test_row_and_column_of_a_patch(make, patch, count):
+    """After merging, of the patch that contains it; not of layers whose query is no patch."""
+    model = make()
+    batch = images(model.input_size, batch=count)
+    full = [
+        unwindow(call.placed(), call.site.windows) if call.site.windows else call.weights()
+        for call in calls_of(model, batch)
+        if call.site.kind != "class"
+    ]
     looks, seen = (patch_views(model, batch, side=side, patch=patch) for side in ("query", "key"))
-    for look, see, weights in zip(looks, seen, full, strict=True):  # without layers whose query is no patch
-        row, column = (torch.cat([view.prefix, view.maps.flatten(2)], -1) for view in (look, see))
-        torch.testing.assert_close(row, weights[:, :, token], atol=1e-6, rtol=0)
-        torch.testing.assert_close(column, weights[..., token], atol=1e-6, rtol=0)
-        assert look.maps.shape[2:] == see.maps.shape[2:] == layout.grid
-        assert look.patch == see.patch == patch
-
-
-SWINS = [name for name in WINDOWED if name not in ("swinv2, padded", "torchvision's maxvit")]
-
-
-@pytest.mark.parametrize("patch", [(0, 0), (9, 9)])
-@pytest.mark.parametrize("name", SWINS)
-def test_row_and_column_of_a_patch_in_windows(name, patch):
-    model, full = WINDOWED[name](), []
-    batch = images(model.input_size)
-    vitlens.observe(model, batch, lambda call: full.append(unwindow(call.placed(), call.site.windows)))
-    looks, seen = (patch_views(model, batch, side=side, patch=patch) for side in ("query", "key"))
-    first = looks[0].site.windows.resolution
-    for look, see, weights in zip(looks, seen, full, strict=True):
-        now = look.site.windows.resolution
-        where = tuple(place * side // before for place, side, before in zip(patch, now, first))
-        assert look.patch == see.patch == where
-        token = where[0] * now[1] + where[1]
-        torch.testing.assert_close(look.maps.flatten(2), weights[:, :, token], atol=1e-6, rtol=0)
-        torch.testing.assert_close(see.maps.flatten(2), weights[..., token], atol=1e-6, rtol=0)
-        assert look.maps.shape[2:] == now
-        assert look.prefix.shape[2] == see.prefix.shape[2] == 0
+    grids = [look.site.windows.resolution if look.site.windows else model.layout.grid for look in looks]
+    for look, see, weights, grid in zip(looks, seen, full, grids, strict=True):
+        where = tuple(place * side // before for place, side, before in zip(patch, grid, grids[0]))
+        token = weights.shape[-1] - grid[0] * grid[1] + where[0] * grid[1] + where[1]
+        for view, line in ((look, weights[:, :, token]), (see, weights[..., token])):
+            assert (view.patch, view.maps.shape[2:]) == (where, grid)
+            found = torch.cat([view.prefix, view.maps.flatten(2)], -1)
+            torch.testing.assert_close(found, line, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -67,34 +61,13 @@ def test_a_place_after_merging(place, before, now, expected):
     assert merged(place, before, now) == expected
 
 
-XCIT = partial(timm_model, "xcit_nano_12_p16_224", img_size=32, patch_size=16, embed_dim=32)
-
-
-@pytest.mark.parametrize(
-    ("make", "side", "patch", "error", "words"),
-    [
-        (ours, "query", (4, 0), InputError, r"--query .*4x3 grid \(0,0 to 3,2\), found 4,0"),
-        (ours, "key", (0, 3), InputError, "--key .* found 0,3"),
-        (ours, "key", (0, -1), InputError, "found 0,-1"),
-        (ours, "key", (-1, 0), InputError, "found -1,0"),
-        (torchvision_swin, "query", (16, 0), InputError, r"\(0,0 to 15,15\), found 16,0"),
-        (XCIT, "key", (0, 0), UnsupportedError, "leave --key out"),
-    ],
-)
-def test_a_patch_that_is_not_there_is_refused(make, side, patch, error, words):
-    model = make()
-    with pytest.raises(error, match=words):
-        patch_views(model, images(model.input_size), side=side, patch=patch)
-
-
-def test_a_map_has_the_prefix_beside_it_and_sums_with_it_to_one():
-    for name, prefix in (("dinov2-registers", 5), ("vit-mean", 1), ("deit-distilled", 2), ("cait", 0)):
-        model = shared_model(name)
-        for layer, weights in zip(attention_maps(model, images()), vitlens.attention(model, images()), strict=True):
-            assert layer.prefix.shape[2] in (prefix, weights.shape[-1] - 16)
-            torch.testing.assert_close(layer.maps.sum((2, 3)) + layer.prefix.sum(-1), torch.ones(layer.maps.shape[:2]))
-        if name != "vit-mean":
-            torch.testing.assert_close(layer.prefix, weights[:, :, 0, :-16], atol=1e-6, rtol=0)
+def test_a_patch_that_is_not_there_is_refused():
+    xcit = timm_model("xcit_nano_12_p16_224", img_size=32, patch_size=16, embed_dim=32)
+    with pytest.raises(UnsupportedError, match="leave --key out"):
+        patch_views(xcit, images(), side="key", patch=(0, 0))
+    for patch in ((4, 0), (0, 3), (0, -1), (-1, 0)):
+        with pytest.raises(InputError, match=rf"4x3 grid \(0,0 to 3,2\), found {patch[0]},{patch[1]}"):
+            patch_views(ours(), images((32, 48)), side="query", patch=patch)
 
 
 def meets(one: tuple[int, int], other: tuple[int, int], *, shift: int, side: int, window: int = 4) -> bool:
@@ -105,25 +78,25 @@ def meets(one: tuple[int, int], other: tuple[int, int], *, shift: int, side: int
 
 
 PATCHES = [(row, column) for row in range(16) for column in range(16)]
-PLAIN, SHIFTED = ({(a, b) for a in PATCHES for b in PATCHES if meets(a, b, shift=shift, side=16)} for shift in (0, 2))
-THROUGH = {a: {c for b in PATCHES if (a, b) in SHIFTED for c in PATCHES if (b, c) in PLAIN} for a in PATCHES}
 
 
-@pytest.mark.parametrize("name", ["our-swin", "swin", "torchvision-swin"])
+@pytest.mark.parametrize("name", ["swin", "torchvision-swin"])
 def test_pairs_reach_and_parts_by_loops(name):
+    plain, shifted = ({(a, b) for a in PATCHES for b in PATCHES if meets(a, b, shift=step, side=16)} for step in (0, 2))
+    through = {a: {c for b in PATCHES if (a, b) in shifted for c in PATCHES if (b, c) in plain} for a in PATCHES}
     first, second, third, fourth = layers = window_layers(shared_model(name), images())
     assert [layer.shift for layer in layers[:2]] == [layer.windows.shift for layer in layers[2:]] == [(0, 0), (2, 2)]
-    assert (first.pairs, first.new, first.padding) == (len(PLAIN), None, 0) == (256 * 16, None, 0)
-    assert (second.pairs, second.new) == (len(SHIFTED), len(SHIFTED - PLAIN))
+    assert (first.pairs, first.new, first.padding) == (len(plain), None, 0) == (256 * 16, None, 0)
+    assert (second.pairs, second.new) == (len(shifted), len(shifted - plain))
     assert third.new is None  # the first layer after merging
     assert fourth.new > 0
     assert len(first.part.unique()) == 16
     assert len(second.part.unique()) == 25  # 3x3 whole windows, and 16 parts of those that the map's end cuts
     assert first.reach == third.reach == 16.0
     every = torch.arange(0, 256, 4)
-    assert second.reach == pytest.approx(sum(len(THROUGH[PATCHES[int(i)]]) for i in every) / len(every))
+    assert second.reach == pytest.approx(sum(len(through[PATCHES[int(i)]]) for i in every) / len(every))
     found = reached([first, second], torch.tensor([5 * 16 + 6]))[0]
-    assert {PATCHES[int(index)] for index in found.nonzero()} == THROUGH[5, 6]
+    assert {PATCHES[int(index)] for index in found.nonzero()} == through[5, 6]
 
 
 def test_without_shift_nothing_new_is_connected():
@@ -160,14 +133,13 @@ def test_nothing_passes_through_padding():
 def test_attention_moved_by_its_total_variation_and_only_from_the_changed_block_on():
     """In more images than are held at once; windows are averaged over."""
     vit, digits = vitlens.load("vit-digits"), vitlens.load_data("digits", limit=17)
-    other = copy.deepcopy(vit)
+    other, swins = copy.deepcopy(vit), (torchvision_swin(), torchvision_swin())
     other.module.blocks[3].mlp.fc1.weight.data.mul_(1.5)
+    for parameter in swins[1].module.parameters():
+        parameter.data.mul_(1.5)
     same, moved = attention_moved(vit, [vit, other], digits)
     assert all(not layer.any() for layer in same)
     assert [bool(layer.any()) for layer in moved] == [False] * 4 + [True] * 2  # its MLP is read by the next block
-    swins = torchvision_swin(), torchvision_swin()
-    for parameter in swins[1].module.parameters():
-        parameter.data.mul_(1.5)
     (in_windows,) = attention_moved(swins[0], [swins[1]], digits)
     for found, models in ((moved, (vit, other)), (in_windows, swins)):
         for layer, (one, two) in enumerate(zip(*(vitlens.attention(model, digits) for model in models))):
@@ -176,3 +148,57 @@ def test_attention_moved_by_its_total_variation_and_only_from_the_changed_block_
             torch.testing.assert_close(found[layer], expected, atol=1e-6, rtol=1e-4)
     with pytest.raises(InputError, match="of one architecture at one image size"):
         attention_moved(vit, [ours(size=(32, 32), depth=6)], digits)
+
+
+def pairs(similarity: Tensor, patch: tuple[int, int], keep: Callable[[int, int], bool]) -> list[tuple[float, float]]:
+    """The similarities of the pairs of 3 x 4 patches, and minus their distances in pixels."""
+    found = []
+    for i in range(12):
+        for j in range(i):
+            down, right = i // 4 - j // 4, i % 4 - j % 4
+            if keep(down, right):
+                found.append((float(similarity[i, j]), -(((down * patch[0]) ** 2 + (right * patch[1]) ** 2) ** 0.5)))
+    return list(zip(*found))
+
+
+@pytest.mark.parametrize("patch", [(4, 4), (4, 8)])
+def test_the_order_of_positions_is_spearmans_and_pearsons_over_pairs(patch):
+    own = ours(size=(3 * patch[0], 4 * patch[1]), patch_size=patch, pooling="mean", depth=1).layout
+    vectors = F.normalize(torch.randn(12, 6, generator=torch.Generator().manual_seed(0)), dim=1)
+    similarity = vectors @ vectors.T
+    kept = (lambda *_: True, lambda down, _: down == 0, lambda _, right: right == 0)
+    by_hand = [pairs(similarity, patch, keep) for keep in kept]
+    assert rank_correlation(similarity, own) == pytest.approx([stats.spearmanr(*each).statistic for each in by_hand])
+    assert distance_correlation(similarity, own) == pytest.approx(-stats.pearsonr(*by_hand[0]).statistic, abs=1e-6)
+    x = torch.arange(12) % 4
+    only_columns = torch.exp(-((x[:, None] - x) ** 2).float())  # all patches of one column alike
+    assert rank_correlation(only_columns, own)[1:] == (pytest.approx(1.0), None)
+    assert (*rank_correlation(torch.ones(12, 12), own), distance_correlation(torch.ones(12, 12), own)) == (None,) * 4
+    two = ours(size=(4, 8), patch_size=(4, 4), pooling="mean", depth=1).layout
+    assert (*rank_correlation(torch.eye(2), two), distance_correlation(torch.eye(2), two)) == (None,) * 4
+
+
+def cosine(embeddings: Tensor) -> Tensor:
+    return F.cosine_similarity(embeddings[:, None], embeddings, dim=-1)
+
+
+def test_similarity_is_the_cosine_of_the_patches_embeddings():
+    """With and without a prefix; None without positions of this grid: those learned on another are not sliced."""
+    for model in (ours(), ours(registers=2), ours(pooling="mean"), torchvision_vit()):
+        learned = getattr(model.module, "pos_embed", None)
+        learned = model.module.encoder.pos_embedding if learned is None else learned
+        expected = cosine(learned[0, -model.layout.patches :])
+        torch.testing.assert_close(position_similarity(model), expected, atol=1e-5, rtol=1e-5)
+    resized = (partial(model_of, ours().module, size=size) for size in ((16, 48), (64, 48)))
+    for make in (partial(ours, positions=False), torchvision_swin, *resized):
+        assert position_similarity(make()) is None
+
+
+@pytest.mark.parametrize("kind", ["sine", "sine-2d"])
+def test_fixed_positions_are_read_at_every_size(kind):
+    model = ours(positions=kind, size=(32, 32), patch_size=(4, 4), dim=64, pooling="mean")
+    large, grey = model_of(model.module, size=(64, 48)), torch.zeros(1, 3, 64, 48)
+    with torch.no_grad():
+        patches = vitlens.capture(large, grey, "patches")["patches"][0]
+        plain = large.module.patch_embed.proj(large.prepare(grey))[0].flatten(1).T
+    torch.testing.assert_close(position_similarity(large), cosine(patches - plain), atol=1e-4, rtol=0)

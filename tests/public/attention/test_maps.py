@@ -1,13 +1,19 @@
-"""Attention weights, and maps of them: which row they are, and where the prefix goes."""
+"""Attention weights and maps of them: which row they are, what the explorer shows, and what commands tell of maps."""
 
+from functools import partial
+
+import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from scipy import stats
+from torch import Tensor
 from torch.nn import functional as F
 
 import vitlens
-from tests.kit.tiny import TIMM, images, model_of, ours, shared_model, small_cnn, timm_model, torchvision_vit
-from vitlens.errors import UnsupportedError
+from tests.kit.attention import by_rollout
+from tests.kit.tiny import TIMM, images, ours, shared_model, small_cnn, timm_model, torchvision_vit
+from vitlens.errors import InputError, UnsupportedError
+from vitlens.uncertainty import student_mean
 
 
 def test_all_rows_and_the_cls_row():
@@ -16,14 +22,8 @@ def test_all_rows_and_the_cls_row():
     assert [layer.shape for layer in layers] == [(2, 2, 15, 15)] * 2
     for layer, row in zip(layers, rows, strict=True):
         torch.testing.assert_close(row, layer[:, :, :1], atol=1e-6, rtol=0)
-        torch.testing.assert_close(layer.sum(-1), torch.ones(2, 2, 15))
-
-
-def test_a_model_without_cls_or_without_attention_is_refused():
     with pytest.raises(UnsupportedError, match="found none; try rows='all'"):
         vitlens.attention(shared_model("siglip"), images(), rows="cls")
-    with pytest.raises(UnsupportedError, match="softmax attention"):
-        vitlens.attention(small_cnn(), images((32, 48)))
 
 
 CASES = {  # whose rows a map is the mean of, and how many keys come before the patches
@@ -55,30 +55,87 @@ def test_a_pooling_query_is_its_own_row(name):
     torch.testing.assert_close(vitlens.explain(model, images(), method="attention").flatten(1), row)
 
 
-class Attention(nn.Module):
-    num_heads = 1
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.query = nn.Linear(8, 8)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(self.query(tokens)[:, None], tokens[:, None], tokens[:, None])[:, 0]
+XCIT = partial(timm_model, "xcit_nano_12_p16_224", img_size=32, patch_size=16, embed_dim=32)
 
 
-class Global(nn.Module):
-    """A CNN with one attention over its map, as CAFormer or Visformer have it: no layout is known."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.attn, self.head = nn.Conv2d(3, 8, 8, stride=8), Attention(), nn.Linear(8, 5)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        return self.head(self.attn(self.stem(pixels).flatten(2).mT).mean(1))
+def test_attention_of_channels_is_in_no_map():
+    """XCiT's last layer is a CLS that reads the patches; those before it are channels."""
+    assert vitlens.explain(XCIT(), images(), method="attention").shape == (2, 2, 2)
+    with pytest.raises(UnsupportedError, match="layer 0 of tiny; choose another --layer"):
+        vitlens.explain(XCIT(), images(), method="attention", layer=0)
 
 
-@pytest.mark.parametrize(("size", "grid"), [((32, 32), (4, 4)), ((16, 64), (2, 8)), ((64, 16), (8, 2))])
-def test_without_a_layout_the_grid_follows_the_images_shape(size, grid):
-    """16 patches could be 4 x 4 as well as 2 x 8; a map of the wrong shape would be wrong in silence."""
-    maps = vitlens.explain(model_of(Global(), size=size), images(size), method="attention")
-    assert maps.shape == (2, *grid)
+@pytest.mark.parametrize("name", ["dinov2-registers", "vit-mean", "siglip", "cait"])
+def test_the_explorer_shows_the_models_own_attention_and_the_rollout_so_far(name):
+    """To half precision; of the first images every head, of the others the mean over heads of each layer."""
+    model, close = shared_model(name), partial(torch.testing.assert_close, rtol=0, atol=1e-3)
+    batch, tokens, prefix = images(batch=3), model.layout.tokens, len(model.layout.prefix)
+    shown = vitlens.explorer(model, batch, whole=2).explorer
+    square = [layer for layer in vitlens.attention(model, batch) if layer.shape[-2] == tokens]
+    expected = torch.stack(square, 1)  # without a last layer of one query
+    assert (expected[:, :, 0] - expected[:, :, 1]).abs().max() > 0.01  # the two heads differ
+    assert [image.weights is None for image in shown.images] == [False, False, True]
+    for image, weights in zip(shown.images, expected, strict=True):
+        whole = image.weights is not None
+        found = image.weights if whole else image.layer_weights
+        close(torch.tensor(found).float(), weights if whole else weights.mean(1))
+        for layer, row in enumerate(image.rollout):
+            matrix = by_rollout([each.mean(0)[None] for each in weights[: layer + 1]], tokens)[0, 1:, 1:]
+            own = matrix[0] if model.anatomy.readout == "cls" else matrix[prefix:].mean(0)
+            close(torch.tensor(row).float(), own)
+
+
+@pytest.mark.parametrize("make", [partial(shared_model, "torchvision-swin"), small_cnn, XCIT])
+def test_layers_that_are_not_of_all_tokens_are_not_explored(make):
+    model = make()
+    with pytest.raises(UnsupportedError, match=r"found"):
+        vitlens.explorer(model, images(model.input_size))
+    with pytest.raises(InputError):
+        vitlens.explorer(ours(), images((32, 48), batch=0))
+
+
+def bits(maps: Tensor) -> list[float]:
+    """log2 of the patches minus the entropy of each map."""
+    flat = maps.flatten(1).double().clamp_min(0).numpy()
+    return [np.log2(len(each)) - stats.entropy(each, base=2) for each in flat]
+
+
+def explained(maps: Tensor) -> list[float]:
+    """The gain in log2-likelihood over an even map, in parts of the bits (at least one), of each map under the mean of
+    those of other images, which is mixed with an even map with the weight of one image."""
+    flat = maps.flatten(1).double()
+    flat = flat / flat.sum(1, keepdim=True)
+    patches, gains = flat.shape[1], []
+    for image, own in enumerate(flat):
+        others = torch.cat([flat[:image], flat[image + 1 :], torch.full((1, patches), 1 / patches)]).mean(0)
+        gain = float((own * (others * patches).log2()).sum())
+        gains.append(min(1.0, max(0.0, gain / max(1.0, bits(maps)[image]))))
+    return gains
+
+
+def test_information_and_what_is_the_same_in_other_images(golden, places):
+    record = golden("rollout").record
+    model, digits = vitlens.load(str(places["vit"])), vitlens.load_data("digits", limit=record.methods[0].information.n)
+    rows = {row.maps: row for row in record.methods}
+    assert set(rows) == {"rollout-max", "rollout-min"}
+    for fusion in ("max", "min"):
+        maps = vitlens.rollout(model, digits, fusion=fusion)
+        row = rows[f"rollout-{fusion}"]
+        assert row.information.value == pytest.approx(np.mean(bits(maps)), abs=1e-4)
+        assert row.by_place.value == pytest.approx(np.mean(explained(maps)), abs=1e-3)
+
+
+def test_how_alike_the_heads_of_a_layer_and_neighbouring_layers_are(golden, places):
+    record = golden("attention of digits").record
+    model, digits = vitlens.load(str(places["vit"])), vitlens.load_data("digits", limit=record.layers[0].information.n)
+    weights = [layer[:, :, 0, 1:].double() for layer in vitlens.attention(model, digits, rows="cls")]
+    means = [layer.mean(1) for layer in weights]
+    for layer, row in enumerate(record.layers):
+        alike = F.cosine_similarity(weights[layer][:, 0], weights[layer][:, 1])
+        own = student_mean(alike.numpy(), groups=digits.groups.numpy(), unit="", least=-1.0, most=1.0)
+        assert row.alike.value == pytest.approx(own.value, abs=1e-4)
+        assert (row.alike.low, row.alike.high) == pytest.approx((own.low, own.high), abs=1e-3)
+        assert row.information.value == pytest.approx(np.mean(bits(means[layer])), abs=1e-4)
+        if layer:
+            previous = F.cosine_similarity(means[layer - 1], means[layer]).mean()
+            assert row.previous.value == pytest.approx(float(previous), abs=1e-4)

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vitlens
+from tests.kit.lens import calls_of
 from tests.kit.tiny import images, model_of, shaken, shared_model, timm_model
-from tests.kit.windows import of_timm
-from vitlens import AttentionCall, Model
+from tests.kit.windows import Pair, of_timm
+from vitlens import Model
 from vitlens.errors import UnsupportedError
 
 CLOSE = {"atol": 1e-6, "rtol": 1e-5}
@@ -60,23 +61,20 @@ class One(nn.Module):
         return self.head(self.attn(given[self.entered]).mean(1))
 
 
-def one(attn: Callable[[], nn.Module], size: tuple[int, int] = (16, 24), entered: str = "tokens") -> Model:
+def one(attn: Callable[[], nn.Module], size: Pair = (16, 24), entered: str = "tokens") -> Model:
     return model_of(shaken(lambda: One(attn(), entered)), size=size)
 
 
-def attending(options: Options = lambda _: {}, *, layout: str = "plain", every: int = 1, rows: int = 2) -> Model:
-    return one(lambda: Attends(options, layout, every), (8 * rows, 24))
-
-
-def seen(model: Model, batch: Tensor, *, explicit: bool = False) -> AttentionCall:
-    calls: list[AttentionCall] = []
-    vitlens.observe(model, batch, calls.append, explicit=explicit)
-    (call,) = calls
-    return call
+def attending(
+    options: Options = lambda _: {}, *, layout: str = "plain", every: int = 1, size: Pair = (16, 24), **entered: str
+) -> Model:
+    return one(lambda: Attends(options, layout, every), size, **entered)
 
 
 BOOLEAN = torch.randn(6, 6, generator=torch.Generator().manual_seed(3)) > -0.5
 ADDITIVE = torch.randn(1, 4, 6, 6, generator=torch.Generator().manual_seed(4))
+ALL, SCALE = torch.ones(6, 6, dtype=torch.bool), 8**-0.5
+NOTHING = ALL.index_fill(0, torch.tensor(3), False)  # the fourth query attends to nothing
 
 
 def by_image(tokens: Tensor) -> Tensor:
@@ -84,79 +82,56 @@ def by_image(tokens: Tensor) -> Tensor:
     return (tokens[:, None, :, :6] > 0) | torch.eye(6, dtype=torch.bool)
 
 
-ALL, SCALE = torch.ones(6, 6, dtype=torch.bool), 8**-0.5
 CASES: dict[str, tuple[Options, object, object, float]] = {  # options, which keys take part, bias, scale
     "none": (lambda _: {}, ALL, 0.0, SCALE),
     "boolean": (lambda _: {"attn_mask": BOOLEAN}, BOOLEAN, 0.0, SCALE),
     "boolean per image": (lambda tokens: {"attn_mask": by_image(tokens)}, by_image, 0.0, SCALE),
     "one row for all queries": (lambda _: {"attn_mask": BOOLEAN[:1]}, BOOLEAN[:1], 0.0, SCALE),
+    "an empty row": (lambda _: {"attn_mask": NOTHING}, NOTHING, 0.0, SCALE),
+    "an empty row of numbers": (lambda _: {"attn_mask": NOTHING.float().log()}, NOTHING, 0.0, SCALE),
     "additive": (lambda _: {"attn_mask": ADDITIVE}, ALL, ADDITIVE, SCALE),
     "causal": (lambda _: {"is_causal": True}, ALL.tril(), 0.0, SCALE),
     "a scale of its own": (lambda _: {"scale": 0.5}, ALL, 0.0, 0.5),
     "grouped": (lambda _: {"enable_gqa": True}, ALL, 0.0, SCALE),
 }
+# (batch x heads, ..), (batch, windows, heads, ..), and Hiera's (batch, heads, windows, ..)
+LAYOUTS = [
+    *((case, "plain") for case in CASES), ("none", "joined"), ("boolean", "joined"), ("none", "windows first"),
+    ("boolean", "windows first"), ("none", "heads first"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("explicit", [False, True])
-@pytest.mark.parametrize("case", CASES)
-def test_weights_are_those_of_the_definition(case, explicit):
-    """exp(score) over the sum of the allowed keys."""
-    options, allowed, bias, scale = CASES[case]
-    model, batch = attending(options, every=2 if case == "grouped" else 1), images((16, 24), batch=3)
-    call = seen(model, batch, explicit=explicit)
+@pytest.mark.parametrize(("case", "layout"), LAYOUTS)
+def test_weights_are_those_of_the_definition(case, layout, explicit):
+    """exp(score) over the sum of the allowed keys; zeros where there is none, with a finite gradient."""
+    (options, allowed, bias, scale), rows = CASES[case], 6 if "first" in layout else 2
+    model = attending(options, layout=layout, every=2 if case == "grouped" else 1, size=(8 * rows, 24))
+    batch = images(model.input_size, batch=3)
+    (call,) = calls_of(model, batch, explicit=explicit)
     tokens = model.module.stem(model.prepare(batch)).flatten(2).mT
     model(batch)
     query, key, value, output = model.module.attn.seen
     if case == "grouped":  # two queries share a key, in order
         key, value = (each.repeat_interleave(2, 1) for each in (key, value))
-    exponentials = (torch.einsum("bhqd,bhkd->bhqk", query, key) * scale + bias).exp()
-    exponentials = exponentials * (allowed(tokens) if callable(allowed) else allowed)
+    exponentials = (query @ key.mT * scale + bias).exp() * (allowed(tokens) if callable(allowed) else allowed)
     weights = exponentials / exponentials.sum(-1, keepdim=True).clamp_min(1e-30)
+    torch.testing.assert_close(weights @ value, output, atol=1e-5, rtol=1e-5)
+    weights = (weights.transpose(1, 2) if layout == "heads first" else weights).reshape(-1, 4, 6, 6)
     torch.testing.assert_close(call.weights().detach(), weights, **CLOSE)
     torch.testing.assert_close(call.rows((2, 0)).detach(), weights[..., (2, 0), :], **CLOSE)
-    torch.testing.assert_close(call.pick(1).weights().detach(), weights[1:2], **CLOSE)
-    torch.testing.assert_close(weights @ value, output, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("additive", [False, True])
-def test_a_row_that_is_masked_everywhere_is_zeros_and_has_a_finite_gradient(additive):
-    mask = torch.ones(6, 6, dtype=torch.bool)
-    mask[3] = False
-    given = torch.zeros(6, 6).masked_fill(~mask, -torch.inf) if additive else mask
-    model, leaf = attending(lambda _: {"attn_mask": given}), images((16, 24)).requires_grad_()
-    captured = vitlens.capture(model, leaf, "blocks.0.attention.weights", graph=True)
-    weights = captured["blocks.0.attention.weights"]
-    assert (weights[:, :, 3] == 0).all()
-    torch.testing.assert_close(weights.sum(-1)[:, :, (0, 1, 2, 4, 5)], torch.ones(2, 4, 5))
-    assert torch.isfinite(torch.autograd.grad(captured.logits.sum(), leaf)[0]).all()
-
-
-@pytest.mark.parametrize("explicit", [False, True])
-@pytest.mark.parametrize("layout", ["joined", "windows first", "heads first"])
-def test_other_layouts_of_the_axes(layout, explicit):
-    """(batch x heads, ..), (batch, windows, heads, ..), and Hiera's (batch, heads, windows, ..)."""
-    rows = 2 if layout == "joined" else 6
-    masks = [lambda _: {}] if layout == "heads first" else [lambda _: {}, lambda _: {"attn_mask": BOOLEAN}]
-    for options in masks:
-        model, batch = attending(options, layout=layout, rows=rows), images((8 * rows, 24), batch=3)
-        call = seen(model, batch, explicit=explicit)
-        model(batch)
-        query, key, *_ = model.module.attn.seen
-        scores = query @ key.mT * SCALE
-        weights = (scores.masked_fill(~BOOLEAN, -torch.inf) if options(None) else scores).softmax(-1)
-        weights = weights.transpose(1, 2) if layout == "heads first" else weights
-        torch.testing.assert_close(call.weights().detach(), weights.reshape(-1, 4, 6, 6), **CLOSE)
-        assert (call.site.heads, call.images) == (4, 3)
+    torch.testing.assert_close(call.pick(1).weights().detach(), weights.chunk(3)[1], **CLOSE)
+    assert (call.site.heads, call.images) == (4, 3)
+    leaf = batch.requires_grad_()
+    logits = vitlens.capture(model, leaf, "blocks.0.attention.weights", graph=True).logits
+    assert torch.isfinite(torch.autograd.grad(logits.sum(), leaf)[0]).all()
 
 
 def test_the_call_of_one_image_has_its_windows_and_its_bias():
-    batch = images(batch=3)
     for name in ("swin", "torchvision-swin", "ours-unfused"):
         model = shared_model(name)
-        calls: list[AttentionCall] = []
-        vitlens.observe(model, images(model.input_size, batch=3), calls.append)
-        for call in calls:
-            of_each = call.weights().unflatten(0, (len(batch), -1))
+        for call in calls_of(model, images(model.input_size, batch=3)):
+            of_each = call.weights().unflatten(0, (3, -1))
             torch.testing.assert_close(call.pick(2).weights(), of_each[2], **CLOSE)
             parts = torch.cat([part.weights() for _, part in call.parts()])
             torch.testing.assert_close(parts, call.weights(), **CLOSE)
@@ -165,29 +140,29 @@ def test_the_call_of_one_image_has_its_windows_and_its_bias():
 
 
 PVT = {"depths": (1, 1, 1, 1), "embed_dims": (16, 16, 16, 16), "num_heads": (1, 1, 1, 1)}
-KINDS = {
-    "ours": (lambda: shared_model("ours"), ["patch", "patch"]),
-    "siglip": (lambda: shared_model("siglip"), ["patch", "patch", "class"]),
-    "cait": (lambda: shared_model("cait"), ["patch", "patch", "class", "class"]),
-    "swin": (lambda: shared_model("swin"), ["window"] * 4),
-    **{
-        axis: (lambda axis=axis: one(lambda: Attends(lambda _: {}, "plain", 1), entered=axis), ["patch"])
-        for axis in ("channels first", "channels last")
-    },
-    "pvt": (partial(of_timm, "pvt_v2_b0", **PVT), ["pooled", "pooled", "pooled", "patch"]),
-    "xcit": (
-        lambda: timm_model("xcit_nano_12_p16_224", patch_size=16, embed_dim=32),
-        ["channel", "channel", "class", "class"],
-    ),
-}
+XCIT = {"patch_size": 16, "embed_dim": 32}
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_what_attends_to_what(name):
-    make, kinds = KINDS[name]
-    model, found = make(), []
-    vitlens.observe(model, images(model.input_size), lambda call: found.append(call.site.kind))
-    assert found == kinds
+@pytest.mark.parametrize(
+    ("make", "kinds"),
+    [
+        (partial(shared_model, "cait"), ["patch", "patch", "class", "class"]),
+        (partial(shared_model, "swin"), ["window"] * 4),
+        (partial(attending, entered="channels first"), ["patch"]),
+        (partial(attending, entered="channels last"), ["patch"]),
+        (partial(of_timm, "pvt_v2_b0", **PVT), ["pooled", "pooled", "pooled", "patch"]),
+        (partial(timm_model, "xcit_nano_12_p16_224", **XCIT), ["channel", "channel", "class", "class"]),
+    ],
+)
+def test_what_attends_to_what(make, kinds):
+    model = make()
+    assert [call.site.kind for call in calls_of(model, images(model.input_size))] == kinds
+
+
+@pytest.mark.parametrize(("size", "grid"), [((32, 32), (4, 4)), ((16, 64), (2, 8)), ((64, 16), (8, 2))])
+def test_without_a_layout_the_grid_of_a_map_follows_the_images_shape(size, grid):
+    """16 patches could be 4 x 4 as well as 2 x 8; a map of the wrong shape would be wrong in silence."""
+    assert vitlens.explain(attending(size=size), images(size), method="attention").shape == (2, *grid)
 
 
 class Multihead(nn.Module):
@@ -210,25 +185,22 @@ class Multihead(nn.Module):
 
 
 HEADS = torch.randn(4, 6, 6, generator=torch.Generator().manual_seed(3)) > 0.8
-MULTIHEAD = [  # mask, average, itself, options: every pair of them
-    (None, True, True, {"batch_first": True}),
-    (None, False, False, {"bias": False, "batch_first": True}),
-    (~BOOLEAN, True, False, {"batch_first": False}),
-    (~BOOLEAN, False, True, {"bias": False, "batch_first": True}),
-    (ADDITIVE[0, 0], True, True, {"bias": False, "batch_first": True}),
-    (ADDITIVE[0, 0], False, False, {"batch_first": True}),
-    (HEADS & ~torch.eye(6, dtype=torch.bool), True, False, {"batch_first": True}),
-    (HEADS & ~torch.eye(6, dtype=torch.bool), False, True, {"batch_first": False}),
-]
 
 
-@pytest.mark.parametrize("case", range(len(MULTIHEAD)))
-def test_multihead_attention_has_its_own_logits_and_weights(case):
-    mask, average, itself, options = MULTIHEAD[case]
+@pytest.mark.parametrize(
+    ("mask", "average", "itself", "options"),
+    [
+        (None, False, False, {"bias": False, "batch_first": True}),
+        (~BOOLEAN, True, False, {"batch_first": False}),
+        (ADDITIVE[0, 0], True, True, {"bias": False, "batch_first": True}),
+        (HEADS & ~torch.eye(6, dtype=torch.bool), False, True, {"batch_first": False}),
+    ],
+)
+def test_multihead_attention_has_its_own_logits_and_weights(mask, average, itself, options):
     model, batch = one(lambda: Multihead(options, mask, average, itself)), images((16, 24), batch=3)
     plain = model(batch)
     weights = model.module.attn.returned
-    call = seen(model, batch)
+    (call,) = calls_of(model, batch)
     torch.testing.assert_close(model.module.attn.returned, weights, **CLOSE)
     torch.testing.assert_close(call.weights().mean(1) if average else call.weights(), weights, **CLOSE)
     torch.testing.assert_close(vitlens.observe(model, batch, lambda _: None), plain, **CLOSE)
@@ -237,9 +209,6 @@ def test_multihead_attention_has_its_own_logits_and_weights(case):
 
 class Direct(nn.MultiheadAttention):
     """Calls torch's function itself, whose boolean mask says who is left out (the module turns it into numbers)."""
-
-    def __init__(self) -> None:
-        super().__init__(32, 4)
 
     def forward(self, tokens: Tensor) -> Tensor:
         projections = (self.in_proj_weight, self.in_proj_bias, None, None, False, 0.0)
@@ -250,7 +219,8 @@ class Direct(nn.MultiheadAttention):
 
 
 def test_the_function_called_with_a_boolean_mask():
-    weights = seen(one(Direct), images((16, 24))).weights()
+    (call,) = calls_of(one(lambda: Direct(32, 4)), images((16, 24)))
+    weights = call.weights()
     assert (weights[..., ~BOOLEAN] == 0).all()
     assert (weights[..., BOOLEAN] > 0).all()
 
@@ -258,4 +228,4 @@ def test_the_function_called_with_a_boolean_mask():
 def test_added_keys_are_refused():
     model = one(lambda: Multihead({"add_bias_kv": True, "batch_first": True}, None, True, True))
     with pytest.raises(UnsupportedError, match="added keys"):
-        seen(model, images((16, 24)))
+        calls_of(model, images((16, 24)))

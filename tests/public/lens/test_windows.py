@@ -5,73 +5,46 @@ from functools import partial
 import pytest
 import torch
 from timm.models.hiera import Unroll
-from torch import Tensor
 
 import vitlens
+from tests.kit.lens import calls_of
 from tests.kit.tiny import images, our_swin, torchvision_swin
 from tests.kit.windows import WINDOWED, numbered, of_timm, unwindow, window_places
-from vitlens import AttentionCall, Model
 
 ONE_WINDOW, OURS = "torchvision, one window", "ours, padded"
 MODELS = {
-    **WINDOWED,
+    **{name: make for name, make in WINDOWED.items() if name not in ("swin", "swinv2, padded", "torchvision")},
     ONE_WINDOW: partial(torchvision_swin, (12, 12)),  # 3x3 patches padded into one of 4x4
     OURS: partial(our_swin, size=(33, 47)),
 }
-SHIFTED = [name for name in MODELS if "maxvit" not in name and "hiera" not in name]
-
-
-def calls_of(model: Model, batch: Tensor) -> list[AttentionCall]:
-    calls: list[AttentionCall] = []
-    vitlens.observe(model, batch, calls.append)
-    return calls
-
-
-@pytest.mark.parametrize("name", SHIFTED)
-def test_shifted_windows_are_read_from_the_model(name):
-    """Put back, no weight joins patches a window apart: the mask of a shifted window keeps far corners apart."""
-    model = MODELS[name]()
-    resolutions = [tuple(-(-side // patch) for side in model.input_size) for patch in (2, 2, 4, 4)]
-    for call, resolution in zip(calls_of(model, images(model.input_size)), resolutions, strict=True):
-        windows = call.site.windows
-        assert windows.resolution == resolution
-        assert name == OURS or windows.pad_first == name.startswith("torchvision")
-        index = window_places(windows)
-        assert len(call.weights()) == 2 * len(index)
-        whole = unwindow(call.placed(), windows)
-        assert (whole.sum(-1) <= 1 + 1e-5).all()
-        if -1 not in index:
-            torch.testing.assert_close(whole.sum(-1), torch.ones_like(whole[..., 0]))
-            place = torch.cartesian_prod(torch.arange(resolution[0]), torch.arange(resolution[1]))
-            apart = (place[:, None] - place).abs().amax(-1) >= windows.window[0]
-            assert whole[:, :, apart].abs().sum() < 1e-6
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_map_of_a_layer_is_what_each_patch_receives_by_loops(name):
-    """The mean over the patches of its window; padding neither gives nor receives."""
+def test_windows_are_read_from_the_model_and_a_map_is_what_each_patch_receives(name):
+    """Put back, no weight joins patches a window apart: the mask of a shifted window keeps far corners apart. A map is
+    the mean over the patches of a window; padding neither gives nor receives."""
     model = MODELS[name]()
     batch = images(model.input_size)
-    for call in calls_of(model, batch):
+    for layer, call in enumerate(calls_of(model, batch)):
         windows = call.site.windows
-        whole = unwindow(call.placed(), windows).mean(1)
+        index, whole = window_places(windows), unwindow(call.placed(), windows)
+        assert len(call.weights()) == 2 * len(index)
+        assert (whole.sum(-1) <= 1 + 1e-5).all()
+        if "maxvit" not in name and "hiera" not in name:
+            assert windows.resolution == tuple(-(-side // (2, 2, 4, 4)[layer]) for side in model.input_size)
+            assert name == OURS or windows.pad_first == name.startswith("torchvision")
+        if -1 not in index:
+            torch.testing.assert_close(whole.sum(-1), torch.ones_like(whole[..., 0]))
+            place = torch.cartesian_prod(*map(torch.arange, windows.resolution))
+            apart = (place[:, None] - place).abs().amax(-1) >= windows.window[0]
+            assert "maxvit" in name or whole[:, :, apart].abs().sum() < 1e-6
         mates = torch.zeros(whole.shape[-1])
-        for places in window_places(windows).tolist():
+        for places in index.tolist():
             real = [place for place in places if place >= 0]
             mates[real] += len(real)
-        maps = vitlens.explain(model, batch, method="attention", layer=call.site.layer)
+        maps = vitlens.explain(model, batch, method="attention", layer=layer)
         assert maps.shape[1:] == windows.resolution
-        torch.testing.assert_close(maps.flatten(1), whole.sum(-2) / mates, atol=1e-6, rtol=1e-5)
-
-
-def test_even_attention_gives_an_even_map_in_a_shifted_window():
-    model = WINDOWED["swin"]()
-    for name, parameter in model.module.named_parameters():
-        if ".qkv." in name or "relative_position" in name:
-            parameter.zero_()
-    for layer in range(4):
-        maps = vitlens.explain(model, images(), method="attention", layer=layer)
-        torch.testing.assert_close(maps, torch.full_like(maps, 1 / 16), atol=1e-6, rtol=0)
+        torch.testing.assert_close(maps.flatten(1), whole.mean(1).sum(-2) / mates, atol=1e-6, rtol=1e-5)
 
 
 def test_hieras_tokens_are_where_its_own_unrolling_puts_them():
@@ -94,17 +67,15 @@ def test_hieras_tokens_are_where_its_own_unrolling_puts_them():
 
 DAVIT = {"depths": (1, 1, 1, 1), "embed_dims": (20, 24, 40, 48), "num_heads": (1, 1, 1, 1)}
 TINY = {"depths": (1, 1, 1, 1), "embed_dims": (16, 16, 32, 32), "num_heads": (1, 1, 2, 2), "window_sizes": (7, 7, 5, 3)}
-UNSHIFTED = {  # the first map and the windows of the layers; the first stage of TinyViT are convolutions
-    "davit_tiny": (DAVIT, (16, 24), [7, 7, 7, 7]),
-    "tiny_vit_5m_224": (TINY, (8, 12), [7, 5, 3]),
-}
 
 
-@pytest.mark.parametrize("name", UNSHIFTED)
-def test_windows_that_are_never_shifted_are_padded_below_and_on_the_right(name):
-    shape, (rows, columns), sides = UNSHIFTED[name]
+@pytest.mark.parametrize(  # the first map; the first stage of TinyViT are convolutions
+    ("name", "shape", "first", "sides"),
+    [("davit_tiny", DAVIT, (16, 24), [7, 7, 7, 7]), ("tiny_vit_5m_224", TINY, (8, 12), [7, 5, 3])],
+)
+def test_windows_that_are_never_shifted_are_padded_below_and_on_the_right(name, shape, first, sides):
     calls = calls_of(of_timm(name, size=(64, 96), **shape), images((64, 96)))
     windows = [call.site.windows for call in calls if call.site.kind != "channel"]  # every second layer of DaViT
     found = [(each.resolution, each.window, each.shift) for each in windows]
-    maps = [(rows >> stage, columns >> stage) for stage in range(len(sides))]
+    maps = [tuple(side >> stage for side in first) for stage in range(len(sides))]
     assert found == [(place, (side, side), (0, 0)) for place, side in zip(maps, sides)]
