@@ -190,12 +190,9 @@ PEAK[3, 3] = 1
 @pytest.mark.parametrize(
     ("scale", "values", "ticks"),
     [
-        ("joint", ends(0.0, 1.0), ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
         ("joint", PEAK, ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),  # on nothing a peak is not clipped away
         ("joint", np.append(np.linspace(0, 2, 500), 90.0)[None], ["0", "0.5", "1.0", "1.5"]),  # clipped at 1.99
         ("joint", ends(0.02, 21.04), ["0", "5", "10", "15", "20"]),  # no 5.26, 10.5, 15.8
-        ("joint", ends(0.35, 2.0), ["0.5", "1.0", "1.5", "2.0"]),
-        ("joint", ends(0.0, 1370.0), ["0", "500", "1000"]),
         ("joint", ends(-2e-9, 3e-9), ["-2e-09", "-1e-09", "0", "1e-09", "2e-09", "3e-09"]),
         ("joint", np.array([[3.0, 3.0]]), ["3\nall\nequal"]),
         ("signed", np.array([[0.1, -0.5]]), ["-0.5", "0", "0.5"]),  # symmetric; the ends, rather than 0.4
