@@ -60,10 +60,6 @@ def test_bins_have_the_interval_of_their_accuracy_and_empty_ones_are_left_out(go
     intervals = [container.lines[2][1].get_segments()[0][:, 1] for container in axes.containers]
     for found, expected in zip(intervals, (wilson(30, 40), wilson(60, 60))):
         np.testing.assert_allclose(sorted(found), [100 * expected.low, 100 * expected.high])
-    error = 100 * record.scores[0].calibration_error.value
-    assert figure.legends[0].get_texts()[0].get_text() == f"{a}: ECE {error:.1f} points"
-    few = COMMANDS["evaluate"].report(replace(record, calibration=bins))  # of 40 images
-    assert "calibration" not in {each.name for each in few.figures}
 
 
 @pytest.fixture(scope="module")
