@@ -1,15 +1,22 @@
-"""The first page of a comparison: the paired difference first, with its numbers; nothing found where nothing is."""
+"""Comparisons of two models, and of two runs: the paired difference first; nothing found where nothing is."""
 
+import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.kit.first_page import states
+from tests.kit.first_page import check_first_page, states
 from tests.kit.map_rows import CENTRE, RANDOM, STAYING, checks
+from tests.kit.pages import page_problems
 from tests.kit.planted_answers import answers, compare_record
+from vitlens.cli.main import run
 from vitlens.commands.compare.record import CompareRecord, DisturbedPairRow, HarderRow
 from vitlens.commands.compare.report import REPORT
+from vitlens.commands.report.report import REPORT as OF_RUNS
+from vitlens.commands.report.report import changes_between, compared_runs
+from vitlens.commands.run.publish import read_folder
 from vitlens.report.claims import Claim, shown
 from vitlens.uncertainty import Estimate, mcnemar
 
@@ -96,8 +103,65 @@ def test_maps_by_two_methods_are_compared_only_where_both_are_verified():
     assert compares(methods=("saliency", "saliency"), map_checks=same)
 
 
-@pytest.mark.slow
-def test_over_twenty_seeds_the_planted_difference_comes_first_and_equal_models_are_seldom_told_apart():
-    for seed in range(20):
-        assert found(recorded((0.18, 0.10), seed=seed))[0].says.startswith("**cnn**")
-    assert sum(bool(found(recorded((0.1, 0.1), seed=seed))) for seed in range(20)) <= 3  # at a level of 5 %
+@pytest.fixture(scope="module")
+def folders(weaker: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Evaluations of the CNN, a worse ViT, and that ViT again, under another alias."""
+    made = {}
+    for name, model in (("cnn", "cnn-digits"), ("vit", weaker), ("new", weaker.replace("vit-digits=", "new="))):
+        made[name] = tmp_path_factory.mktemp("runs") / name
+        assert run(["evaluate", model, "--limit", "200", "--seed", "1", "--out", str(made[name]), "--quiet"]) == 0
+    return made
+
+
+def test_a_worse_model_fails_by_the_paired_test(folders, capsys):
+    assert run(["report", "--compare", str(folders["cnn"]), str(folders["vit"])]) == 3
+    printed = capsys.readouterr()
+    assert printed.out.strip().endswith("comparison.md")
+    assert "worse" in printed.err
+    before, after = read_folder(folders["cnn"]), read_folder(folders["vit"])
+    (accuracy,) = [change for change in changes_between(before, after) if change.metric == "accuracy/vit-digits"]
+    was, now = (np.load(folders[name] / "arrays" / f"predictions-{name}-digits.npz") for name in ("cnn", "vit"))
+    correct = [answers["prediction"] == answers["label"] for answers in (was, now)]
+    lost, won = (correct[0] & ~correct[1]).sum(), (correct[1] & ~correct[0]).sum()
+    assert (accuracy.test, accuracy.p) == ("paired", mcnemar(int(won), int(lost)))
+    assert accuracy.difference.value == pytest.approx(100 * (won - lost) / 200)
+    assert accuracy.direction == "worse"
+    written = OF_RUNS(compared_runs(before, after, "vitlens report"))
+    assert accuracy.difference in [claim.effect for claim in written.claims]
+    assert written.claims[0].state == "fail"
+    check_first_page(written)
+    assert run(["report", "--compare", str(folders["vit"]), str(folders["cnn"])]) == 0  # better is no regression
+
+
+def test_a_comparison_is_repeated_by_its_own_command(folders, capsys):
+    line = ["report", "--compare", str(folders["vit"]), str(folders["new"])]
+    page = folders["new"] / "comparison.html"
+    for asked, printed in (([], "comparison.md"), (["--html"], "comparison.html"), ([], "comparison.html")):
+        capsys.readouterr()
+        assert run([*line, *asked]) == 0
+        assert capsys.readouterr().out.strip() == str(folders["new"] / printed)
+        assert page.is_file() == (printed == page.name)  # one that lies there is kept up to date
+        whole = shlex.join(["vitlens", *line, *(["--html"] if page.is_file() else [])])
+        text = (folders["new"] / "comparison.md").read_text(encoding="utf-8").partition("## Repeat it")[2]
+        assert f"\n{whole}\n" in text
+        assert "vitlens evaluate" not in text
+    written = page.read_text(encoding="utf-8")
+    assert page_problems(written) == []
+    assert str(folders["new"].parent) not in written
+    assert not (folders["new"] / "report.html").exists()
+
+
+def test_the_same_is_no_change_and_models_are_matched_by_their_place(folders):
+    before, after = read_folder(folders["vit"]), read_folder(folders["new"])
+    same = changes_between(before, after)
+    assert {change.metric for change in same} == set(after.metrics)
+    assert {change.difference.value for change in same} == {0.0}
+    assert not any(change.changed for change in same)
+    assert [claim.state for claim in OF_RUNS(compared_runs(before, after, "vitlens report")).claims] == ["pass"]
+
+
+@pytest.mark.parametrize("before", ["profile", "evaluate", "missing"])
+def test_folders_that_cannot_be_compared(before, folders, golden, tmp_path):
+    """Of another command, of two models, and none."""
+    folder = tmp_path / before if before == "missing" else golden(before).folder
+    assert run(["report", "--compare", str(folder), str(folders["vit"])]) == 2

@@ -190,12 +190,3 @@ def test_maps_and_searches_that_can_show_nothing_are_not_drawn():
     assert not document.figures
     said = " ".join(line.text for line in document.first.unknown)
     assert [part for part in ("there is no training part", "8 images", "1 image.") if part not in said] == []
-
-
-@pytest.mark.slow
-def test_over_twenty_seeds_the_planted_classifier_is_found_and_no_other():
-    for seed in range(20):
-        own = right(0.6, seed)
-        for probe, found in ((own | right(0.3, 100 + seed), True), (right(0.6, 200 + seed), False)):
-            record = record_of({"m": {"own": own, PROBE: probe}})
-            assert ("more than its classifier" in REPORT(record).title) == found

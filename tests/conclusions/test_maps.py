@@ -1,12 +1,16 @@
-"""A map passes only if it passes every check; otherwise the verdict says what it lacks. Rows are built by hand."""
+"""A map passes only if it passes every check; otherwise the verdict says what it lacks."""
 
 from dataclasses import replace
 
 import pytest
+import torch
 
+from tests.kit.commands import ran, report
 from tests.kit.contradictions import contradictions
 from tests.kit.first_page import clear_effects, states
+from tests.kit.making import save
 from tests.kit.map_rows import CENTRE, FALLING, IMPUTED, RANDOM, SHUFFLED, STAYING, checks
+from vitlens import load
 from vitlens.commands.explain.record import ExplainRecord, MethodRow
 from vitlens.commands.explain.report import REPORT
 from vitlens.record import Config, Data, ModelEntry
@@ -127,3 +131,20 @@ def test_a_check_holds_the_number_by_which_it_judges():
     assert randomised.value == Estimate(FALLING[2], FALLING[2] - 0.05, FALLING[2] + 0.05, 32, "")
     assert (shifted.state, shifted.value) == ("pass", Estimate(0.0, 0.0, 0.1, 16))
     assert removals.check == IMPUTED != second.check
+
+
+def test_uniform_maps_are_a_finding_and_fail(tmp_path, tiny_vit):
+    model = load(str(tiny_vit))
+    with torch.no_grad():
+        model.module.head.weight.zero_()  # no pixel changes a logit
+    save(model, tmp_path / "blind" / "model.safetensors")
+    line = "--data digits --verify --no-counterfactuals --composites none --limit 20 --method relevance --no-stability"
+    record = ran(tmp_path / "run", f"explain {tmp_path / 'blind'} {line}")
+    document = report(record)
+    assert list(states(document).values()) == ["fail"]
+    assert [section.status for section in document.sections if section.status] == ["fail"]
+    (uniform,) = (each for each in document.claims if each.question == "uniform maps")
+    assert uniform.effect.value == 1.0
+    assert [(row.constant, row.maps) for row in record.methods] == [(20, 20)]
+    assert not list((tmp_path / "run").glob("figures/explain*"))
+    assert any("uniform or not finite" in each.text for each in document.first.unknown)

@@ -1,71 +1,61 @@
-"""What holds for all commands that measure: progress reaches its total, several processes find what one finds."""
+"""All commands: progress reaches its total, several processes find what one finds, copies name no path."""
 
+import json
+import os
 import re
 import shutil
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.kit.commands import figures, impatient, quick_attacks, ran
+from tests.kit.commands import figures, quick_attacks, ran, refusal
+from tests.kit.golden import LINES
 from tests.kit.simulated_processes import run_in_processes
 from tests.kit.training_runs import kept_run
 from vitlens.cli.main import run
 from vitlens.commands.run.publish import read_folder
 
-LINES = {
-    "predict": "predict {vit} --data digits --limit 6 --batch-size 4",
-    "evaluate": "evaluate {vit} {cnn} --data digits --limit 6 --batch-size 4",
-    "attention": "attention {vit} --data digits --limit 6",
-    "rollout": "rollout {vit} --data digits --limit 6 --batch-size 4 --fusion mean",
-    "stats": "stats {vit} --data digits --limit 6 --batch-size 4",
-    "ablate": "ablate {vit} --data digits --limit 6 --batch-size 4 --units head --no-patch",
-    "compare": "compare {vit} {cnn} --data digits --limit 4 --batch-size 3 --panels 1 --method saliency "
-    "--disturbed 2 --checked 2",
-    "explain": "explain {vit} --data digits --limit 3 --batch-size 2 --method attention,occlusion --verify "
-    "--no-counterfactuals --no-stability --composites none --other-substrates mean,black",
-    "attack": "attack {vit} --data digits --limit 4 --batch-size 2 --attack fgsm,pgd --steps 2 --epsilon 1,8 "
-    "--predicted --self-checks few",
-    "features": "features {vit} --data digits --limit 12 --batch-size 4 --bank 20 --k 1 --no-tsne --no-cache",
-    "walkthrough": "walkthrough {vit} --images {pictures}/0.png --layer 1",
-    "study": "study --kind pooling --seeds 1 --epochs 1 --limit 20 --batch-size 10",
-}
 BAR = re.compile(r"^(?P<what>[^:]+): (?P<done>[\d,]+) of (?P<total>[\d,]+) \w")
+WITH_BARS = (
+    "predict", "evaluate", "rollout", "rollout of pictures", "stats", "ablate", "compare", "explain",
+    "explain verified", "attack", "features",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LINES)
-def test_every_bar_reaches_its_total(name, places, tmp_path, capsys):
-    with impatient():
-        assert run([*LINES[name].format(**places).split(), "--device", "cpu", "--out", str(tmp_path / "out")]) == 0
-    found = [match for line in capsys.readouterr().err.splitlines() if (match := BAR.match(line))]
+@pytest.mark.parametrize("name", WITH_BARS)
+def test_every_bar_reaches_its_total(name, golden):
     shown: dict[str, list[tuple[int, int]]] = {}
-    for each in found:
-        pair = tuple(int(each[word].replace(",", "")) for word in ("done", "total"))
-        shown.setdefault(each["what"], []).append(pair)
+    for found in filter(None, map(BAR.match, golden(name).said)):
+        pair = tuple(int(found[word].replace(",", "")) for word in ("done", "total"))
+        shown.setdefault(found["what"], []).append(pair)
+    assert shown
     for what, steps in shown.items():
         assert steps[-1][0] == steps[-1][1], (what, steps)
         assert all(done <= total for done, total in steps), (what, steps)
     if name == "explain":
-        (own,) = [steps for what, steps in shown.items() if what.startswith("Explaining")]
+        own = next(steps for what, steps in shown.items() if what.startswith("Explaining"))
         amounts = [after - before for (before, _), (after, _) in zip([(0, 0), *own], own)]
         assert max(amounts) > 10 * min(amounts)  # occlusion is slower, and says so
 
 
 SHARED = {  # evaluate: test_evaluate.py; stats: test_stats.py
-    "stats over a training": "stats {kept} --limit 7 --over-training",
-    "rollout": "rollout {vit} --limit 12 --batch-size 5 --target true",
-    "ablate": "ablate {vit} --limit 12 --batch-size 6 --pairs 2 --no-patch",
-    "attack": "attack {vit} --limit 4 --batch-size 2 --predicted --steps 3 --no-corruptions --no-inside "
+    "rollout": LINES["rollout"],
+    "ablate": LINES["ablate"],
+    "stats over a training": "stats {kept} --data digits --limit 7 --over-training",
+    "attack": "attack {vit} --data digits --limit 4 --batch-size 2 --predicted --steps 3 --no-corruptions --no-inside "
     "--attack fgsm,low-frequency --epsilon 0,4,32 --self-checks few --single-epsilon low-frequency=64",
 }
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_two_processes_find_what_one_finds(name, places, tmp_path, monkeypatch):
+def test_two_processes_find_what_one_finds(name, places, golden, tmp_path, monkeypatch):
     kept = kept_run(tmp_path / "taught", kept=(0, 2), epochs=3) if "training" in name else None
-    line = f"{SHARED[name].format(**places, kept=kept)} --data digits"
+    line = SHARED[name].format(**places, kept=kept, beside=tmp_path)
     with quick_attacks():
-        one, words = ran(tmp_path / "one", line), f"{line} --device cpu --quiet --out {tmp_path / 'two'}".split()
+        one = golden(name).record if SHARED[name] == LINES.get(name) else ran(tmp_path / "one", line)
+        words = f"{line} --device cpu --quiet --out {tmp_path / 'two'}".split()
         assert run_in_processes(2, lambda _: run(words), monkeypatch) == [0, 0]
     two = read_folder(tmp_path / "two")
     assert two.metrics.keys() == one.metrics.keys()
@@ -101,3 +91,63 @@ def test_of_many_images_the_first_are_drawn_which_is_said(word, more, tiny_vit, 
     maps = record.maps["tiny-vit"] if word == "explain" else record.maps
     assert len(maps.images) == drawn
     assert len([name for name in figures(record) if "_more" in name]) == 3
+
+
+TEXTS = {  # what a note of a run may say, and what the copy says
+    "/home/ann/photos/cat.jpg": "photos/cat.jpg",
+    "/home/ann/my photos/cat 1.jpg": "my photos/cat 1.jpg",
+    "vitlens look /home/ann/cat.jpg --model timm:deit@/srv/w/deit.pth --out=/tmp/x/y":
+        "vitlens look ann/cat.jpg --model timm:deit@w/deit.pth --out=x/y",
+    "~/photos/2026/cat.jpg": "2026/cat.jpg",
+    "C:\\Users\\ann\\photos\\cat.jpg": "photos/cat.jpg",
+    **{text: text for text in (
+        "https://arxiv.org/abs/2005.00928", "accuracy/vit/L3.H7", "photos/cat.jpg", "8/255 and 1/255",
+        "insertion - deletion",
+    )},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def own(pictures: Path, tiny_vit: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on photographs in a folder whose name has a space."""
+    root = tmp_path_factory.mktemp("sharing")
+    photos = Path(shutil.copytree(pictures, root / "my photos"))
+    line = ["rollout", str(tiny_vit), "--images", str(photos), "--fusion", "mean", "--quiet", "--device", "cpu"]
+    assert run([*line, "--out", str(root / "run")]) == 0
+    return root / "run"
+
+
+def test_the_copy_has_the_numbers_and_no_path(own, tmp_path):
+    copy, place = tmp_path / "copy", str(own.parent)
+    assert place in (own / "config.json").read_text()
+    before = (own / "config.json").read_bytes()
+    assert run(["report", str(own), "--share", str(copy), "--html"]) == 0
+    assert (own / "config.json").read_bytes() == before
+    assert (copy / "report.md").is_file()
+    assert (copy / "report.html").is_file()
+    assert list((copy / "figures").iterdir())
+    assert read_folder(copy).tables.keys() == read_folder(own).tables.keys()
+    assert read_folder(copy).metrics == read_folder(own).metrics
+    names = (place, str(Path.home()), os.sep + "tmp" + os.sep)
+    for path in copy.rglob("*"):
+        if path.suffix in (".json", ".md", ".html", ".csv"):
+            assert not [name for name in names if name in path.read_text()], path
+    assert "my photos/1.png" in (copy / "tables" / "shown.csv").read_text()
+
+
+def test_paths_are_shortened_and_nothing_else(own, tmp_path):
+    changed = Path(shutil.copytree(own, tmp_path / "run"))
+    config = json.loads((changed / "config.json").read_text())
+    config["data"]["notes"] = list(TEXTS)
+    (changed / "config.json").write_text(json.dumps(config))
+    assert run(["report", str(changed), "--share", str(tmp_path / "copy")]) == 0
+    shown = json.loads((tmp_path / "copy" / "config.json").read_text())["data"]["notes"]
+    assert shown == list(TEXTS.values())
+
+
+def test_a_copy_goes_outside_into_a_new_folder(own, tmp_path, capsys):
+    (tmp_path / "full" / "there").mkdir(parents=True)
+    assert "outside" in refusal(capsys, f"report {own} --share {own / 'copy'}")
+    refusal(capsys, f"report {own} --share {tmp_path / 'full'}")
+    refusal(capsys, f"report {tmp_path} --share {tmp_path / 'new'}")
+    assert not (tmp_path / "new").exists()

@@ -1,15 +1,18 @@
-"""`vitlens attention`: its numbers are those of the functions, for every family of models, and so are its views."""
+"""`vitlens attention` and `rollout`: numbers are those of the functions, reports claim no more than they show."""
+
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import cosine_similarity
+from scipy import stats
 
 import vitlens
 from tests.kit.commands import figures, ran, report
-from tests.kit.making import save, untrained
-from tests.kit.planted_maps import attention, enlarged, on_highest, said
-from vitlens import load, load_data, rollout
+from tests.kit.making import digits, save, untrained
+from tests.kit.planted_maps import attention, enlarged, on_highest, rollout, said
+from vitlens import load, load_data
 from vitlens.commands.attention.record import AttentionRecord
 from vitlens.uncertainty import Estimate
 
@@ -20,8 +23,8 @@ def pixels(record: AttentionRecord) -> torch.Tensor:
     return torch.from_numpy(record.maps.images).float() / 255
 
 
-def test_numbers_are_those_of_the_functions(tmp_path):
-    """Information and how alike heads are: tests/public/attention."""
+def test_numbers_are_those_of_the_functions(golden, tmp_path):
+    """Information and how alike heads and layers are: tests/public/attention."""
     shape = {"dim": 16, "depth": 3, "heads": 2, "patch_size": [8, 8]}
     model = untrained("vit-mini", classes=tuple("0123456789"), seed=1, overrides=shape)
     for block in model.module.blocks:
@@ -33,38 +36,29 @@ def test_numbers_are_those_of_the_functions(tmp_path):
         own = weights[:, :, 0, 1:].numpy()
         np.testing.assert_allclose(maps[layer].reshape(own.shape), own, atol=1e-6)
         assert record.layers[layer].prefix_mass == pytest.approx(weights[:, :, 0, 0].mean().item(), rel=1e-4)
-    np.testing.assert_allclose(record.maps.rollout[:, -1], rollout(model, pixels(record)), atol=1e-6)
+    np.testing.assert_allclose(record.maps.rollout[:, -1], vitlens.rollout(model, pixels(record)), atol=1e-6)
     assert {"layers", "layers_more"} <= figures(record)
     masks = load_data("digits", limit=9).masks.numpy()
     rows = {(row.maps, row.layer, row.head): row for row in record.on_object}
     assert len(rows) == 3 + 3 + 6
     for (kind, layer, head), row in rows.items():
-        own = record.maps.rollout[:, layer]
-        if kind != "rollout":
-            own = maps[layer][:, head] if kind == "head" else maps[layer].mean(1)
-        large = enlarged(own, masks.shape[1:])
+        own = record.maps.rollout[:, layer] if kind == "rollout" else maps[layer].mean(1)
+        large = enlarged(maps[layer][:, head] if kind == "head" else own, masks.shape[1:])
         expected = (large * masks).sum((1, 2)) / large.sum((1, 2))
         assert row.estimate.value == pytest.approx(expected.mean(), abs=1e-6)
         assert row.of_baseline.value >= masks.mean() - 1e-6  # of a uniform map, one of the baselines
         gain = 100 * (row.estimate.value - row.of_baseline.value)
         assert row.difference.value == pytest.approx(gain, abs=1e-4)
-    means = [maps[layer].mean(1) for layer in range(3)]
     for row in record.layers:
         known = rows["attention", row.layer, None]
         assert (row.share, row.share_of_baseline) == (known.estimate, known.of_baseline)
         assert row.share_difference == known.difference
-        hits = on_highest(means[row.layer], masks).mean()
+        hits = on_highest(maps[row.layer].mean(1), masks).mean()
         assert record.metric(f"localisation/three/pointing/{row.layer}").value == pytest.approx(hits)
-    flat = [torch.from_numpy(each).flatten(1).double() for each in means]
-    before = [cosine_similarity(flat[at - 1], flat[at]).mean().item() for at in (1, 2)]
+    overview = golden("attention").record
     assert record.layers[0].previous is None
-    assert [row.previous.value for row in record.layers[1:]] == pytest.approx(before, rel=1e-5)
-
-
-def test_similarities_of_maps_have_no_interval_beyond_1(golden):
-    record = golden("attention").record
-    assert figures(record) == OVERVIEW
-    for row in record.layers:
+    assert figures(overview) == OVERVIEW
+    for row in overview.layers:  # no interval beyond 1
         for each in (row.alike, row.previous):
             assert each is None or -1 <= each.low <= each.value <= each.high <= 1 + 1e-12
 
@@ -147,22 +141,17 @@ def test_images_of_another_size_than_the_models_are_resized_by_it(preset, tmp_pa
     assert record.layers[0].map == ((20, 20) if preset == "swin-micro" else (10, 10))
     for row in record.layout:
         assert row.image_size == tuple(side * patch for side, patch in zip(row.grid, row.patch_size))
-    if preset == "swin-micro":
-        assert record.windows[0].map == (20, 20)
-        assert record.field_maps.field[0].shape == (32, 32)
+    assert [row.map for row in record.windows[:1]] == [(20, 20)] * (preset == "swin-micro")
 
 
-@pytest.mark.parametrize(
-    ("command", "name", "mixed"),
-    [("attention", "cait_xxs24_224", True), ("attention", "vit_tiny_patch16_224", False),
-     ("rollout", "cait_xxs24_224", True)],
-)  # fmt: skip
-def test_weights_before_talking_heads_are_said_to_be(pictures, tmp_path, command, name, mixed):
-    line = f"{command} timm:{name} --random-weights --image-size 32 --images {pictures / '0.png'}"
-    record = ran(tmp_path / "out", line)
-    assert bool(record.mixed_heads) == mixed
-    text = (tmp_path / "out" / "report.md").read_text()
-    assert ("before a linear map mixes them over heads" in text) == mixed
+@pytest.mark.parametrize("command", ["attention", "rollout"])
+def test_weights_before_talking_heads_are_said_to_be(golden, pictures, tmp_path, command):
+    line = f"{command} timm:cait_xxs24_224 --random-weights --image-size 32 --images {pictures / '0.png'}"
+    for record in (ran(tmp_path / "out", line), golden(command).record):
+        mixed = record.folder == tmp_path / "out"
+        assert bool(record.mixed_heads) == mixed
+        text = (record.folder / "report.md").read_text()
+        assert ("before a linear map mixes them over heads" in text) == mixed
 
 
 def test_what_was_planted_is_found():
@@ -188,7 +177,73 @@ def test_a_fault_is_claimed_beyond_its_limit_alone(question, column, shown, not_
 
 
 def test_of_few_images_nothing_is_claimed():
-    few = attention(images=19)
+    few, rolled = attention(images=19), rollout(images=19)
     assert said(few).keys() == {"position embeddings"}
-    titles = {part.title for part in report(few).sections}
-    assert not {"Which layers attend to the object?", "How do the maps change over the layers?"} & titles
+    assert not said(rolled)
+    titles = {part.title for record in (few, rolled) for part in report(record).sections}
+    assert not titles & {
+        "Which layers attend to the object?", "How do the maps change over the layers?", "Do the maps find the object?",
+        "Do the maps agree?",
+    }  # fmt: skip
+
+
+def test_numbers_of_rollout_are_those_of_the_function(tiny_vit, golden):
+    """Information and other methods: tests/public/attention."""
+    record = golden("rollout").record
+    split, model = digits("test").limit(12), load(str(tiny_vit))
+    found = {fusion: vitlens.rollout(model, split, fusion=fusion) for fusion in ("max", "min")}
+    torch.testing.assert_close(torch.from_numpy(record.maps.maps[:, 0]), found["max"], atol=1e-6, rtol=0)
+    for at, row in enumerate(record.methods):
+        shares = on_highest(record.maps.maps[:, at], split.masks.numpy())
+        assert record.maps.hits[:, at].tolist() == (shares > 0.5).tolist()
+        metric = record.metric(f"localisation/tiny-vit/pointing/{row.maps}")
+        assert (metric, metric.n, metric.value) == (row.pointing, 12, pytest.approx(shares.mean()))
+        assert row.difference.value == pytest.approx(100 * (row.pointing.value - row.of_baseline.value))
+        assert row.of_baseline.value >= split.masks.float().mean().item() - 1e-6  # of a uniform map, one of them
+    assert [row.name for row in record.methods] == ["rollout (max)", "rollout (min)"]
+    mass = found["max"].flatten(1).sum(1).mean().item()
+    assert record.metric("rollout/tiny-vit/patch_mass/max").value == pytest.approx(mass, rel=1e-5)
+    (pair,) = record.pairs
+    ranked = [stats.spearmanr(*map(torch.flatten, both)).statistic for both in zip(found["max"], found["min"])]
+    assert pair.agreement.value == pytest.approx(sum(ranked) / len(ranked), rel=1e-5)
+
+
+def test_own_images_are_shown_and_have_no_pointing_game(tiny_vit, pictures, tmp_path):
+    broken = tmp_path / "broken.jpg"
+    broken.write_text("no image")
+    found = ran(tmp_path / "all", f"rollout {tiny_vit} --images {pictures} {broken}")
+    assert not [name for name in found.metrics if name.startswith("localisation")]
+    assert [Path(row.image).name for row in found.shown] == ["0.png", "1.png", "2.png"]
+    usual = ["rollout-mean", "rollout-max", "rollout-min", "relevance"]
+    assert [row.maps for row in found.methods] == usual  # none was asked for
+    assert "broken.jpg" in found.config.data.skipped[0].file
+
+
+def test_maps_that_are_zero_everywhere_are_said(tmp_path):
+    model = load("vit-digits")
+    model.module.head.weight.data.zero_()  # no weight of attention changes a logit
+    save(model, tmp_path / "blind" / "model.safetensors")
+    record = ran(tmp_path / "out", f"rollout {tmp_path / 'blind'} --data digits --limit 12 --fusion mean")
+    assert {row.name: row.zero for row in record.methods} == {"rollout (mean)": 0, "relevance": 12}
+    area = digits("test").limit(12).masks.float().mean().item()
+    hits = record.metric("localisation/blind/pointing/relevance").value
+    assert hits == pytest.approx(area, abs=1e-6)  # all points tie: no better than a random one
+    (told,) = report(record).first.answer
+    assert "12 of 12 maps of **relevance** are zero" in told.text
+
+
+def test_what_was_planted_is_found_and_nothing_beyond_its_limit():
+    found = said(rollout())
+    assert found.keys() == {"pointing game", "information", "fusion of heads"}
+    assert "1 of 3" in found["pointing game"]
+    assert "**relevance**" in found["pointing game"]
+    flat, not_flat = (said(rollout(information=Estimate(v, v - 0.1, v + 0.1, 40, "bits"))) for v in (0.2, 0.45))
+    assert "**mean-map** is nearly uniform" in flat["information"]
+    assert "nearly uniform" not in not_flat["information"]
+    fixed, not_fixed = (said(rollout(by_place=Estimate(v, v - 0.03, v + 0.03, 40))) for v in (0.95, 0.77))
+    assert "**mean-map**" in fixed["fixed places"]
+    assert "fixed places" not in not_fixed
+    missing = said(rollout(difference=Estimate(-40.0, -50.0, -30.0, 40, "points")))
+    assert "**mean-map**" in missing["maps that miss the object"]
+    none = rollout()
+    assert "None of 2" in said(replace(none, methods=none.methods[:2]))["pointing game"]  # gains of 0 and 1 points

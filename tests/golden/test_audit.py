@@ -5,7 +5,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from PIL import Image
 
 from tests.kit.commands import quick_attacks, ran, report, said_first
 from tests.kit.first_page import check_first_page, judged
@@ -40,6 +39,11 @@ def test_all_chapters_are_run_and_all_subjects_judged(labelled):
     assert "robust_accuracy/mine/fgsm-linf/1" in record.metrics
     assert record.metric("accuracy/mine").n == 4
     check_first_page(report(record))
+    (budget,) = record.budget  # too small for any attack, which is said
+    assert budget.left == pytest.approx(max(0.2 * budget.minutes, budget.minutes - budget.others))
+    assert budget.others > budget.minutes
+    assert record.attacks_considered[-1].state == "chosen"
+    assert found["robustness"] in ("inconclusive", "fail")
     for row in record.chapters:  # a metric of the audit is that of its chapter
         chapter = read_folder(labelled / "run" / row.folder)
         shared = chapter.metrics.keys() & record.metrics.keys()
@@ -51,22 +55,13 @@ def test_a_chapter_is_made_again_by_the_command_that_it_names(labelled, tmp_path
     (place,) = [row.folder for row in record.chapters if row.word == "explain"]
     options = json.loads((labelled / "run" / place / "config.json").read_text())["options"]
     again = ran(tmp_path / "again", options["run"]["command"].removeprefix("vitlens "))
-    measured = [
-        {name: value for name, value in each.metrics.items() if "seconds" not in name}
-        for each in (again, read_folder(labelled / "run" / place))
-    ]
-    assert measured[0] == measured[1]
+    before = read_folder(labelled / "run" / place).metrics
+    assert again.metrics.keys() == before.keys()
+    assert {name for name, value in again.metrics.items() if value != before[name]} <= {
+        name for name in before if "seconds" in name
+    }
     own = json.loads((tmp_path / "again" / "config.json").read_text())["options"]
     assert {**own, "run": None} == {**options, "run": None}
-
-
-def test_a_budget_too_small_for_any_attack_is_said(labelled):
-    record = read_folder(labelled / "run")
-    [budget] = record.budget
-    assert budget.left == pytest.approx(max(0.2 * budget.minutes, budget.minutes - budget.others))
-    assert budget.others > budget.minutes
-    assert record.attacks_considered[-1].state == "chosen"
-    assert states(record)["robustness"] in ("inconclusive", "fail")
 
 
 def test_the_checks_of_maps_are_kept_within_the_budget(labelled, tiny_cnn, tmp_path):
@@ -115,15 +110,6 @@ def test_a_cnn_on_one_image_without_a_label_and_an_attack_that_fits(tiny_cnn, pi
     assert chapter.metric("accuracy/tiny-cnn").value == 1  # of its predictions
     (corruptions,) = [each for each in judged(report(record)) if each.question == "common corruptions"]
     assert corruptions.effect.value == pytest.approx(1 - record.metric("mean_error_on_corruptions/tiny-cnn").value)
-
-
-@pytest.mark.slow
-def test_one_class_and_few_images(tiny_vit, tmp_path):
-    (tmp_path / "3" / "3").mkdir(parents=True)
-    for index, colour in enumerate(("red", "blue")):
-        Image.new("RGB", (32, 32), colour).save(tmp_path / "3" / "3" / f"{index}.png")
-    record = ran(tmp_path / "run", f"audit {tiny_vit} --data {tmp_path / '3'} {TINY}")
-    assert set(states(record).values()) <= {"inconclusive", "not tested", "fail"}
 
 
 @pytest.mark.slow

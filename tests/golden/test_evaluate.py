@@ -1,4 +1,4 @@
-"""`vitlens evaluate`: the record against its arrays, several processes, wrong input, models trained differently."""
+"""`vitlens evaluate` and `predict`: records against arrays, several processes, models trained differently."""
 
 import os
 import re
@@ -6,7 +6,6 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,15 +14,21 @@ from PIL import Image
 
 import vitlens
 from tests.kit.axes import texts
-from tests.kit.commands import impatient, ran, refusal, report, said_first
+from tests.kit.commands import impatient, ran, report, said_first
 from tests.kit.first_page import check_first_page
 from tests.kit.making import save, untrained
+from tests.kit.planted_maps import prediction
 from tests.kit.simulated_processes import run_in_processes
 from tests.kit.waiting import HANGS
+from vitlens import load
 from vitlens.cli.main import run
 from vitlens.commands.evaluate.record import EvaluateRecord
+from vitlens.commands.predict.record import PredictRecord
+from vitlens.commands.predict.report import REPORT
 from vitlens.commands.run.publish import read_folder
 from vitlens.names import imagenet_classes
+from vitlens.record import Config, ModelEntry
+from vitlens.uncertainty import wilson
 
 PAIR = ("vit-digits", "cnn-digits")
 LINE = f"evaluate {' '.join(PAIR)} --data digits --limit 40 --batch-size 10"
@@ -36,38 +41,30 @@ def record(golden) -> EvaluateRecord:
 
 
 def test_numbers_are_those_of_the_models_and_of_the_arrays(record):
+    """Calibration, classes and confusions: tests/public/evaluation."""
     words = ("accuracy", "cross_entropy", "calibration_error", "confidence_gap")
     names = {f"{word}/{alias}" for word in words for alias in PAIR}
     of_pair = {f"{word}/vit-digits/cnn-digits" for word in ("accuracy_difference", "mcnemar_p")}
     assert record.metrics.keys() == names | of_pair
+    both = []
     for score in record.scores:
         arrays = record.predictions[score.model]
         right = arrays.prediction == arrays.label
+        both.append(right)
         found = vitlens.evaluate(vitlens.load(score.model), vitlens.load_data("digits", limit=40))
         assert right.tolist() == found.correct.tolist()
         assert record.metric(f"accuracy/{score.model}") == score.accuracy
         assert (score.accuracy.value, score.accuracy.n) == (right.mean(), 40)
-        confidence = arrays.probability.astype(np.float64).mean() - right.mean()
-        assert score.confidence_gap.value == pytest.approx(confidence, abs=1e-6)
-        tables = (record.per_class, record.by_prediction, record.confusion, record.calibration)
-        for count, rows in zip(("n", "n", "count", "count"), tables):
-            assert sum(getattr(row, count) for row in rows if row.model == score.model) == 40
-        for row in record.per_class:
-            own = arrays.label == list(arrays.classes).index(row.class_name)
-            assert row.model != score.model or row.accuracy.value == right[own].mean()
         surest = arrays.surest_errors
         assert not right[surest].any()
         assert (np.diff(arrays.probability[surest]) <= 0).all()
-    (pair,) = record.pairs
-    first, second = (each.prediction == each.label for each in (record.predictions[alias] for alias in PAIR))
+    (pair,), (first, second) = record.pairs, both
     assert record.errors == (~first).sum() + (~second).sum()
     counts = (first & second).sum(), (first & ~second).sum(), (~first & second).sum(), (~first & ~second).sum()
     assert (pair.both_right, pair.only_first_right, pair.only_second_right, pair.both_wrong) == counts
-    gap = 100 * (first.mean() - second.mean())
     assert record.metric("accuracy_difference/vit-digits/cnn-digits").value == pair.difference.value
-    assert pair.difference.value == pytest.approx(gap)
+    assert pair.difference.value == pytest.approx(100 * (first.mean() - second.mean()))
     assert pair.p == pair.p_holm == record.metric("mcnemar_p/vit-digits/cnn-digits").value
-    check_first_page(report(record))
 
 
 def test_the_figures_of_the_confusion_have_the_counts_of_each_model(record):
@@ -86,12 +83,12 @@ def require_same(one: EvaluateRecord, other: EvaluateRecord, *, rel: float) -> N
     for name, metric in one.metrics.items():
         found, expected = (asdict(each) for each in (other.metrics[name], metric))
         assert found == {k: pytest.approx(v, rel=rel) if isinstance(v, float) else v for k, v in expected.items()}
-    arrays: dict[str, Any] = asdict(other.predictions["vit-digits"])
     for name, values in asdict(one.predictions["vit-digits"]).items():
+        found = getattr(other.predictions["vit-digits"], name)
         if values.dtype.kind == "f":
-            np.testing.assert_allclose(arrays[name], values, rtol=rel)
+            np.testing.assert_allclose(found, values, rtol=rel)
         else:
-            np.testing.assert_array_equal(arrays[name], values)
+            np.testing.assert_array_equal(found, values)
 
 
 # shares of 20 fill batches of 10 as the whole does; batches of other sizes are rounded otherwise (1e-7)
@@ -132,49 +129,13 @@ def test_torchrun_gives_the_results_of_one(record, tmp_path):
     require_same(record, read_folder(tmp_path / "two"), rel=1e-9)
 
 
-def conflicts(folder: Path, *names: str) -> Path:
-    for name in names:
-        path = folder / f"{name}.png"
-        path.parent.mkdir(exist_ok=True, parents=True)
-        Image.new("RGB", (32, 32), (10, 20, 200)).save(path)
-    return folder
-
-
-def with_weights(path: Path, value: float) -> Path:
-    """A CNN whose classifier has these weights."""
-    model = untrained("resnet20", classes=tuple("0123456789"))
-    state = model.module.state_dict()
-    save(model, path, state={k: torch.full_like(each, value) if "fc" in k else each for k, each in state.items()})
-    return path
-
-
-def test_wrong_input_is_refused_before_anything_is_written(tmp_path, capsys):
-    classes, data = tmp_path / "classes.txt", conflicts(tmp_path / "conflicts", "cat/cat1-dog2")
-    classes.write_text("\n".join("abcdefghij"))
-    broken, zero = (with_weights(tmp_path / f"{value}.safetensors", value) for value in (torch.nan, 0.0))
-    for line, says in (
-        (f"{zero} --classes {classes}", "only in the model: 'a'"),
-        (f"vit-digits --data {data}", "--classes FILE"),
-        (str(broken), "expected finite weights"),
-    ):
-        said = refusal(capsys, f"evaluate {line} --limit 40 --device cpu --quiet --out {tmp_path / 'run'}")
-        assert says in said
-        assert not (tmp_path / "run").exists()
-
-
-def test_a_model_whose_logits_overflow_fails_and_says_so(tmp_path, capsys):
-    weights = with_weights(tmp_path / "broken.safetensors", 3e38)
-    line = f"evaluate {weights} --data digits --limit 40 --device cpu --quiet --out {tmp_path / 'run'}"
-    assert "broken" in refusal(capsys, line, code=1)
-    assert read_folder(tmp_path / "run").status == "failed"
-    assert not (tmp_path / "run" / "report.md").exists()
-
-
 def test_imagenet_answers_for_the_sixteen_of_cue_conflicts(tmp_path):
-    data = conflicts(tmp_path / "conflicts", "cat/cat1-dog2", "cat/cat1-bear3", "dog/dog4-cat1")
+    for name in ("cat/cat1-dog2", "cat/cat1-bear3", "dog/dog4-cat1"):
+        (tmp_path / "conflicts" / name).parent.mkdir(exist_ok=True, parents=True)
+        Image.new("RGB", (32, 32), (10, 20, 200)).save(tmp_path / "conflicts" / f"{name}.png")
     overrides = {"dim": 16, "depth": 2, "heads": 2}
     save(untrained("vit-micro", classes=imagenet_classes(), overrides=overrides), tmp_path / "vit.safetensors")
-    record = ran(tmp_path / "run", f"evaluate {tmp_path / 'vit.safetensors'} --data {data}")
+    record = ran(tmp_path / "run", f"evaluate {tmp_path / 'vit.safetensors'} --data {tmp_path / 'conflicts'}")
     arrays, notes = record.predictions["vit"], record.config.data.notes
     assert len(set(arrays.classes)) == 16
     assert [arrays.classes[label] for label in arrays.label] == ["cat", "cat", "dog"]
@@ -224,3 +185,54 @@ def test_runs_of_unequal_budgets_say_so_first(tmp_path):
     said = next(each.text for each in report(record).first.unknown if "epochs" in each.text)
     assert "3 (long)" in said
     assert said in (tmp_path / "both" / "report.md").read_text().partition("\n## ")[0]
+
+
+@pytest.mark.parametrize("kind", ["photos", "digits"])
+def test_one_line_an_image_and_a_folder_only_when_asked(kind, tiny_vit, pictures, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    given = f"--images {pictures}" if kind == "photos" else "--data digits --limit 3"
+    line = f"predict {tiny_vit} {given} --device cpu --quiet"
+    assert run(line.split()) == 0
+    assert not list(tmp_path.iterdir())
+    lines = capsys.readouterr().out.splitlines()
+    assert run([*line.split(), "--html", "--out", "out"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == lines
+    assert printed.err.splitlines()[-1] == str(Path("out") / "report.html")
+    found = read_folder(tmp_path / "out")
+    rows = found.predictions
+    assert [str(row) for row in rows] == lines
+    assert len(found.images_drawn.pixels) == len(rows) == 3
+    if kind == "photos":
+        assert [row[0] for row in REPORT(found).first.glance.rows] == ["0.png", "1.png", "2.png"]
+        pixels = torch.from_numpy(np.array(Image.open(pictures / "0.png"))).permute(2, 0, 1)[None].float() / 255
+        expected = load(str(tiny_vit))(pixels).softmax(-1)[0].sort(descending=True)
+        names, probabilities = zip(*rows[0].top_classes)
+        assert probabilities == pytest.approx(expected.values[:5].tolist(), abs=1e-6)
+        assert names == tuple(str(index) for index in expected.indices[:5].tolist())
+
+
+@pytest.mark.parametrize(
+    ("predicted", "labels", "right", "one_class"),
+    [
+        ("7" * 18 + "21", "70123456897012345689", wilson(2, 20), wilson(18, 20)),
+        ("70123456897012345689", "70123456897012345680", wilson(19, 20), None),
+        ("7" * 20, "7" * 20, wilson(20, 20), None),  # the only class there is
+        ("7" * 10, "7" * 10, None, None),  # few images
+        ("7", "1", None, None),  # one image
+        ("7" * 21, None, None, None),  # no labels
+    ],
+)
+def test_one_class_for_everything_comes_first(predicted: str, labels: str | None, right, one_class) -> None:
+    rows = tuple(
+        prediction(f"{at % 2}/{at // 2}.png", name, 0.6 + 0.01 * at, labels and labels[at])
+        for at, name in enumerate(predicted)
+    )
+    document = REPORT(PredictRecord(config=Config(models=(ModelEntry("m"),)), predictions=rows))
+    effects = {claim.question: claim.effect for claim in document.claims}
+    assert (effects.get("accuracy"), effects.get("one class")) == (right, one_class)
+    assert (document.claims[0].question == "one class") == (one_class is not None)
+    assert document.title == document.claims[0].title
+    check_first_page(document)
+    if len(rows) > 1:  # names that two files share are whole paths
+        assert [row[0] for row in document.first.glance.rows][:3] == ["0/0.png", "1/0.png", "0/1.png"]

@@ -27,33 +27,6 @@ def pair(golden) -> FeaturesRecord:
     return golden("features").record
 
 
-def test_numbers_are_those_of_the_functions(pair, tiny_vit):
-    """Votes, probes, maps of patches and their neighbours, colours and matches: tests/public/features."""
-    images, labels = pixels()
-    for weighting, word in (("dino", ""), ("majority", "majority_")):
-        for k in (1, 3):
-            asked = ("a", 1, f"knn-{k}", weighting)
-            [row] = [row for row in pair.depth if (row.model, row.layer, row.classifier, row.weighting) == asked]
-            assert pair.metric(f"knn_{word}accuracy/a/{k}") == row.accuracy
-    wrong = load(str(tiny_vit))(images).argmax(1) != labels
-    assert pair.metric("accuracy/a").value == pytest.approx(1 - float(wrong.double().mean()))
-    space = pair.spaces["a"]
-    np.testing.assert_array_equal(space.wrong_images, wrong.numpy())
-    assert space.points["pca_images"].shape == space.points["tsne_images"].shape == (24, 2)
-    assert set(np.unique(space.labels_patches)) == {0, 1}  # digits have masks: background and object
-    assert len(space.pixels) == 24
-    assert 0 <= pair.metric("trustworthiness/a/tsne/images").value <= 1
-
-
-def test_the_curves_over_depth_are_of_votes_by_similarity(pair):
-    rows = {
-        weight: tuple(row for row in pair.depth if (row.weighting == "majority") == weight) for weight in (True, False)
-    }
-    for majority, own in rows.items():
-        drawn = {figure.name for figure in report(replace(pair, depth=own)).figures}
-        assert ("depth" in drawn) != majority
-
-
 def test_two_models_are_paired_on_the_same_images(pair, tiny_vit, tiny_cnn):
     gap = pair.metric("knn_difference/a/b/3")
     first, second = (pair.metric(f"knn_accuracy/{alias}/3").value for alias in "ab")
@@ -96,14 +69,7 @@ def test_pretraining_is_read_or_told(pair, tiny_vit, tiny_cnn, tmp_path):
     assert [row.parameters for row in record.features] == [load(name).parameter_count() for name in models]
     glance = {row[0]: row[1:4] for row in report(record).first.glance.rows}
     assert glance["pretraining"] == ("supervised", "self-supervised", "random weights")
-    known = [record.metric(f"knn_accuracy/{alias}/1") for alias in "abc"]
-    assert known in [list(cells) for cells in glance.values()]
-
-
-def test_layers_count_from_0(pair):
-    numbered = {"block 0": 0, "block 1": 1, "stage 0": 0, "stage 1": 1, "stage 2": 2}
-    assert {row.title: row.layer for row in pair.depth} == {"embedding": None, "stem": None, **numbered}
-    assert [row.depth for row in pair.depth if (row.model, row.classifier) == ("a", "probe")] == [0, 0.5, 1]
+    assert tuple(record.metric(f"knn_accuracy/{alias}/1") for alias in "abc") in glance.values()
 
 
 def test_maps_of_the_patches_that_enter_block_0_have_their_rows(pair):
@@ -123,19 +89,12 @@ def test_maps_of_the_patches_that_enter_block_0_have_their_rows(pair):
         assert torch.equal(torch.from_numpy(cut)[:, ::2, ::2], below)
 
 
-def test_shares_of_neighbours_are_of_the_first_and_the_last_layer(pair):
-    assert pair.metric("patch_neighbours/a/embedding/class").n == 24 * 4 * 4
-    known = {(row.model, row.title, row.share) for row in pair.patches}
-    layers = [("a", "embedding"), ("a", "block 1"), ("b", "stem"), ("b", "stage 2")]
-    assert known == {(*layer, share) for layer in layers for share in ("position", "class", "object")}
-
-
 def test_only_the_images_asked_for_are_drawn(tiny_vit, pictures, tmp_path):
     shown = (pictures / "2.png", pictures / "0.png")
     record = ran(tmp_path / "out", f"features {tiny_vit} {FAST} --k 1 --show {shown[0]},{shown[1]}")
     images = [np.asarray(Image.open(path)).transpose(2, 0, 1) for path in shown]
-    arrays = [np.load(path) for path in (tmp_path / "out" / "arrays").glob("*.npz")]
-    drawn = [file[name] for file in arrays for name in file.files if file[name].dtype == np.uint8]
+    arrays = [dict(np.load(path)) for path in (tmp_path / "out" / "arrays").glob("*.npz")]
+    drawn = [array for file in arrays for array in file.values() if array.dtype == np.uint8]
     assert len(drawn) == 5  # the images, queries, neighbours, both sides of the matches
     assert {image.tobytes() for array in drawn for image in array.reshape(-1, *array.shape[-3:])} == {
         image.tobytes() for image in images
@@ -213,3 +172,27 @@ def test_a_model_without_an_embedding_has_its_layers(tmp_path):
     assert (row.embedding, row.layers > 0) == (None, True)
     assert {each.layer for each in record.depth} == set(range(row.layers))
     assert {each.layer for each in record.patches} == {str(row.layers - 1)}
+
+
+def test_rows_are_of_the_models_and_the_layers_counted_from_0(pair, tiny_vit):
+    """Votes, probes, maps of patches and their neighbours, colours and matches: tests/public/features."""
+    images, labels = pixels()
+    asked = ("a", 1, "knn-3", "majority")
+    [row] = [row for row in pair.depth if (row.model, row.layer, row.classifier, row.weighting) == asked]
+    assert pair.metric("knn_majority_accuracy/a/3") == row.accuracy
+    wrong = load(str(tiny_vit))(images).argmax(1) != labels
+    assert pair.metric("accuracy/a").value == pytest.approx(1 - float(wrong.double().mean()))
+    space = pair.spaces["a"]
+    np.testing.assert_array_equal(space.wrong_images, wrong.numpy())
+    assert space.points["pca_images"].shape == space.points["tsne_images"].shape == (24, 2)
+    assert set(np.unique(space.labels_patches)) == {0, 1}  # digits have masks: background and object
+    numbered = {"block 0": 0, "block 1": 1, "stage 0": 0, "stage 1": 1, "stage 2": 2}
+    assert {row.title: row.layer for row in pair.depth} == {"embedding": None, "stem": None, **numbered}
+    assert [row.depth for row in pair.depth if (row.model, row.classifier) == ("a", "probe")] == [0, 0.5, 1]
+    for majority in (True, False):  # curves are of votes weighted by similarity
+        own = tuple(row for row in pair.depth if (row.weighting == "majority") == majority)
+        assert ("depth" in {figure.name for figure in report(replace(pair, depth=own)).figures}) != majority
+    assert pair.metric("patch_neighbours/a/embedding/class").n == 24 * 4 * 4
+    known = {(row.model, row.title, row.share) for row in pair.patches}
+    layers = [("a", "embedding"), ("a", "block 1"), ("b", "stem"), ("b", "stage 2")]
+    assert known == {(*layer, share) for layer in layers for share in ("position", "class", "object")}

@@ -1,11 +1,13 @@
-"""`vitlens look`: what it writes, which images and model it takes, and what it shows in the terminal."""
+"""`vitlens look`: what it writes and shows, which images, model and weights of attention it takes."""
 
-import shutil
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from numpy.typing import NDArray
 
 import vitlens
 from tests.kit.commands import refusal, report
@@ -13,7 +15,9 @@ from tests.kit.first_page import check_first_page, judged
 from vitlens import load
 from vitlens.cli.main import run
 from vitlens.commands.look.record import LookRecord
+from vitlens.commands.look.report import REPORT
 from vitlens.commands.run.publish import read_folder
+from vitlens.errors import InputError
 from vitlens.uncertainty import Estimate
 
 QUIET = ("--device", "cpu", "--quiet")
@@ -25,8 +29,32 @@ def record(golden) -> LookRecord:
     return golden("look").record
 
 
-def test_its_rows_and_arrays_are_what_the_function_gives(record, tiny_vit, pictures):
-    seen = vitlens.look(load(str(tiny_vit)), pictures)
+@pytest.fixture(scope="module")
+def seen(tiny_vit, pictures):
+    return vitlens.look(load(str(tiny_vit)), pictures)
+
+
+def test_what_is_no_image_is_one_line_each_and_does_not_count(tiny_vit, pictures, tmp_path, capsys):
+    (tmp_path / "text.jpg").write_text("no image")
+    (tmp_path / "empty").mkdir()
+    wrong = [str(tmp_path / "text.jpg"), str(tmp_path / "empty"), str(tmp_path / "gone.png")]
+    line = ["--model", str(tiny_vit), "--device", "cpu", "--out"]
+    images = [str(pictures / f"{number}.png") for number in (1, 0, 2, 1)]
+    assert run(["look", *wrong, *images, "--limit", "2", *line, str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().err
+    lines = [each for each in said.splitlines() if each.startswith("left out")]
+    assert len(lines) == 3
+    assert all(sum(Path(name).name in each for each in lines) == 1 for name in wrong)
+    assert "the first 2 of 5 files" in said
+    assert read_folder(tmp_path / "out").names == ["1.png", "0.png"]
+    assert run(["look", *wrong, *line, str(tmp_path / "none")]) == 2
+    told = capsys.readouterr().err.strip().splitlines()
+    assert len(told) == 1
+    assert "found none" in told[0]
+    assert not (tmp_path / "none").exists()
+
+
+def test_its_rows_and_arrays_are_what_the_function_gives_and_the_terminal_shows_them(record, seen, golden):
     names, shares = zip(*record.predictions[1].top_classes)
     assert names == seen.names[1]
     assert shares == pytest.approx(seen.probabilities[1].tolist())
@@ -38,6 +66,9 @@ def test_its_rows_and_arrays_are_what_the_function_gives(record, tiny_vit, pictu
     np.testing.assert_allclose(record.maps.runner_up, seen.maps[:, 1])
     (row,) = record.look
     assert (row.method, row.replace, row.images, row.heads) == ("best", "resample", 3, 4)
+    told, first, head = "\n".join(golden("look").said), record.predictions[0], record.heads[0]
+    assert f"{100 * first.probability_1:.1f} %  {first.class_1}" in told
+    assert f"{head.name}  {100 * head.probability:.1f} %" in told
 
 
 def test_it_claims_the_head_with_the_greatest_effect_and_judges_nothing(record):
@@ -69,34 +100,6 @@ def test_a_map_that_says_nothing_is_crossed_out_with_the_reason(record, change, 
 
     assert crossed(record) == 0
     assert crossed(replace(record, maps=replace(record.maps, prediction=change(record.maps.prediction)))) == 3
-
-
-def test_what_is_no_image_is_one_line_each_and_the_others_are_looked_at(tiny_vit, pictures, tmp_path, capsys):
-    (tmp_path / "text.jpg").write_text("no image")
-    (tmp_path / "empty").mkdir()
-    given = [str(tmp_path / "text.jpg"), str(tmp_path / "empty"), str(tmp_path / "gone.png"), str(pictures / "1.png")]
-    assert run(["look", *given, "--model", str(tiny_vit), "--device", "cpu", "--out", str(tmp_path / "out")]) == 0
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("left out")]
-    assert len(lines) == 3
-    assert all(sum(Path(name).name in line for line in lines) == 1 for name in given[:3])
-    assert read_folder(tmp_path / "out").names == ["1.png"]
-    capsys.readouterr()
-    assert run(["look", *given[:3], "--model", str(tiny_vit), *QUIET, "--out", str(tmp_path / "none")]) == 2
-    told = capsys.readouterr().err.strip().splitlines()
-    assert len(told) == 1
-    assert "found none" in told[0]
-    assert not (tmp_path / "none").exists()
-
-
-def test_of_many_images_the_first_are_looked_at_and_unreadable_ones_do_not_count(tiny_vit, pictures, tmp_path, capsys):
-    (tmp_path / "many").mkdir()
-    for number in range(5):
-        shutil.copy(pictures / "0.png", tmp_path / "many" / f"{number}.png")
-    (tmp_path / "many" / "0.png").write_text("no image")
-    line = ["look", str(tmp_path / "many"), "--model", str(tiny_vit), "--limit", "2", "--device", "cpu"]
-    assert run([*line, "--out", str(tmp_path / "out")]) == 0
-    assert "the first 2 of 5 files" in capsys.readouterr().err
-    assert read_folder(tmp_path / "out").names == ["1.png", "2.png"]
 
 
 @pytest.fixture
@@ -139,18 +142,7 @@ def test_the_model_is_the_named_one_then_the_smallest_on_the_disk_then_the_bundl
     assert (row.digits, row.replace) == (True, "zero")  # one image has no other to resample from
 
 
-def test_the_terminal_has_classes_and_heads(tiny_vit, pictures, tmp_path, capsys):
-    assert (
-        run(["look", str(pictures), "--model", str(tiny_vit), "--device", "cpu", "--out", str(tmp_path / "out")]) == 0
-    )
-    shown, record = capsys.readouterr(), read_folder(tmp_path / "out")
-    told, first, head = shown.out + shown.err, record.predictions[0], record.heads[0]
-    assert f"{100 * first.probability_1:.1f} %  {first.class_1}" in told
-    assert f"{head.name}  {100 * head.probability:.1f} %" in told
-
-
-def test_how_it_works_is_told_by_stages_from_labels_and_ablated_heads(record, tiny_vit, pictures):
-    seen = vitlens.look(load(str(tiny_vit)), pictures)
+def test_how_it_works_is_told_by_stages_from_labels_and_ablated_heads(record, seen):
     assert [row.layers for row in record.stages] == ["0", "1"]
     for layer, row in enumerate(record.stages):
         labels = [given.label for given in seen.labels[layer]]
@@ -163,10 +155,133 @@ def test_how_it_works_is_told_by_stages_from_labels_and_ablated_heads(record, ti
         assert row.loss.value == pytest.approx(float(rises[most]), abs=1e-6)
         uniform = seen.statistics.uniform_distance()[layer]
         assert row.range == pytest.approx(float((seen.statistics.distance[layer] / uniform).mean()))
-    (section,) = [part for part in report(record).sections if part.title.startswith("How does")]
-    assert len(section.sentences) == 2
+
+    def told(of: LookRecord) -> list[str]:
+        (section,) = [part for part in report(of).sections if part.title.startswith("How does")]
+        return [sentence.text for sentence in section.sentences]
+
+    assert len(told(record)) == 2
     harmless = tuple(replace(row, loss=Estimate(-0.1, unit="nats")) for row in record.stages)
-    (section,) = [
-        part for part in report(replace(record, stages=harmless)).sections if part.title.startswith("How does")
-    ]
-    assert not any(row.head in sentence.text for row in harmless for sentence in section.sentences)
+    assert not any(row.head in text for row in harmless for text in told(replace(record, stages=harmless)))
+
+
+def weights_of(*shape: int, seed: int = 0) -> NDArray[np.float32]:
+    """Weights (..., keys) whose rows sum to 1."""
+    raw = np.random.default_rng(seed).exponential(size=shape).astype(np.float32)
+    return np.asarray(raw / raw.sum(-1, keepdims=True))
+
+
+def saved(folder: Path, weights: NDArray[np.generic], name: str = "attention.npy") -> str:
+    np.save(folder / name, weights)
+    return str(folder / name)
+
+
+def test_its_explorer_is_that_of_the_model_whose_weights_they_are(tiny_vit, pictures, tmp_path, capsys):
+    model, image = load(str(tiny_vit)), pictures / "0.png"
+    seen = vitlens.explorer(model, vitlens.images(image, model)).explorer.images[0]
+    captured = vitlens.capture(model, vitlens.images(image, model), [f"blocks.{n}.attention.weights" for n in (0, 1)])
+    exact = torch.cat(list(captured.values())).numpy()
+    line = ["look", "--attention", saved(tmp_path, exact), "--image", str(image), "--out", str(tmp_path / "out")]
+    assert run(line) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "out" / "report.html")
+    record = read_folder(tmp_path / "out")
+    document = REPORT(record)
+    check_first_page(document)
+    shown = document.explorer
+    assert (shown.model, shown.keys, shown.special) == ("attention.npy", (4, 4), ("CLS",))
+    np.testing.assert_allclose(shown.images[0].weights, seen.weights, atol=1e-6)
+    np.testing.assert_allclose(shown.images[0].rollout, seen.rollout, atol=2e-3)
+    (row,) = record.given
+    assert (row.layers, row.heads, row.tokens, row.prefix, row.found, row.off) == (2, 2, 17, 1, True, 0)
+    np.testing.assert_allclose(record.given_maps.maps[1].ravel(), exact[1].mean(0)[0, 1:], atol=1e-6)
+    places = [(number // 4, number % 4) for number in range(16)]
+    for layer, each in enumerate(record.given_layers):
+        patches, whole = exact[layer].mean(0)[1:, 1:], exact[layer].mean(0)
+        apart = [[np.hypot(a - c, b - d) for c, d in places] for a, b in places]
+        assert each.distance == pytest.approx((patches * apart).sum() / patches.sum(), rel=1e-4)
+        assert each.on_prefix == pytest.approx(whole[1:, 0].mean(), rel=1e-4)
+
+
+def test_rows_that_do_not_sum_to_1_are_said_and_others_are_not(pictures, tmp_path):
+    weights = weights_of(2, 2, 17, 17)
+    line = ["look", str(pictures / "0.png"), "--quiet", "--attention"]
+    assert run([*line, saved(tmp_path, weights), "--out", str(tmp_path / "whole")]) == 0
+    weights[1, 0, 3] *= 0.5
+    assert run([*line, saved(tmp_path, weights), "--out", str(tmp_path / "half")]) == 0
+    said = {name: REPORT(read_folder(tmp_path / name)).claims for name in ("whole", "half")}
+    assert not [claim for claim in said["whole"] if claim.question == "sums of rows"]
+    (claim,) = [claim for claim in said["half"] if claim.question == "sums of rows"]
+    assert "1 of 68" in claim.says
+    (row,) = read_folder(tmp_path / "half").given
+    assert row.least == pytest.approx(0.5, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "given", "prefix"), [(16, None, 0), (17, None, 1), (18, None, 2), (21, None, 5), (25, 9, 9)]
+)
+def test_prefix_tokens_are_found_or_given(tokens, given, prefix):
+    pixels = np.zeros((32, 48, 3), np.uint8)
+    shown = vitlens.attention_explorer(weights_of(1, 2, tokens, tokens), pixels, prefix=given).explorer
+    side = int(np.sqrt(tokens - prefix))
+    assert (len(shown.special), shown.keys) == (prefix, (side, side))
+    assert shown.images[0].picture.shape[0] == shown.images[0].picture.shape[1]  # the centre square
+
+
+def test_a_tensor_in_half_precision_with_many_tokens_is_pooled():
+    tokens = 1 + 24 * 24
+    weights = weights_of(2, 1, tokens, tokens)
+    shown = vitlens.attention_explorer(torch.tensor(weights).half(), np.zeros((9, 9, 3), np.uint8)).explorer
+    assert (shown.keys, shown.queries) == ((24, 24), (14, 14))
+    assert not shown.images[0].facts  # its rows sum to 1, to rounding
+    np.testing.assert_allclose(shown.images[0].weights.sum(-1), 1, atol=0.02)
+
+
+WRONG = {  # what is in the file, as a function of good weights (layers, heads, 17, 17); what is said
+    "save weights[None]": lambda good: good[0],
+    "weights[:, 0]": lambda good: good[:, None],
+    "(2, 2, 16, 17)": lambda good: good[:, :, 1:],
+    "give --prefix N": lambda _: weights_of(2, 2, 323, 323),
+    "(0, 2, 17, 17)": lambda good: good[:0],
+    "after the softmax": lambda good: -good,
+    "expected finite weights": lambda good: good * np.nan,
+    "floating-point": lambda _: np.ones((1, 1, 17, 17), np.int64),
+}
+
+
+CALLS = """
+--attention {at}/pickle.npy --image {image} | expected a plain array
+--attention {at}/several.npz --image {image} | found an .npz
+--attention {at}/cut.npy --image {image} | expected a plain array
+--attention {at}/gone.npy --image {image} | found no file
+--attention {good} | add --image FILE
+--attention {good} --image {pictures} | expected one image
+--attention {good} --image gone.png | gone.png
+--attention {good} --image {image} --prefix 2 | try --prefix 1
+--attention {good} --image {image} --model vit-digits | leave out --model
+--image {image} | add --attention FILE.npy
+--quiet | vitlens look cat.jpg
+"""
+
+
+@pytest.mark.parametrize("case", [*WRONG, *CALLS.strip().splitlines()])
+def test_other_arrays_files_and_calls_are_one_line_and_leave_no_folder(case, pictures, tmp_path, capsys):
+    weights = weights_of(2, 2, 17, 17)
+    good = saved(tmp_path, weights)
+    (tmp_path / "pickle.npy").write_bytes(pickle.dumps([1]))
+    np.savez(tmp_path / "several.npz", good=np.zeros(3))
+    (tmp_path / "cut.npy").write_bytes(Path(good).read_bytes()[:300])
+    line, _, told = case.partition(" | ")
+    if case in WRONG:
+        np.save(tmp_path / "wrong.npy", WRONG[case](weights))
+        line, told = "--attention {at}/wrong.npy --image {image}", case
+    words = line.format(at=tmp_path, good=good, image=pictures / "0.png", pictures=pictures)
+    assert told in refusal(capsys, f"look {words} --out {tmp_path / 'out'}")
+    assert not (tmp_path / "out").exists()
+
+
+def test_more_weights_than_a_page_can_hold_are_refused_before_they_are_read(tmp_path):
+    path = tmp_path / "many.npy"
+    header = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=(400, 16, 197, 197))  # of holes
+    del header
+    with pytest.raises(InputError, match=r"save some layers: weights\[-4:\]"):
+        vitlens.attention_explorer(np.load(path, mmap_mode="r"), np.zeros((9, 9, 3), np.uint8))

@@ -1,12 +1,11 @@
-"""`vitlens models` and `vitlens data`: what is listed, what each model supports, what nothing is found for."""
+"""`vitlens models`, `data` and `profile`: what is listed and supported, and what a model costs; no time is asserted."""
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.kit.commands import refusal
-from tests.kit.making import untrained
-from vitlens import load_data
+from tests.kit.commands import few_passes, figures, ran, refusal, report, said_first
+from vitlens import load, load_data, profile
 from vitlens.cli.main import run
 from vitlens.commands.models.options import ModelsOptions
 from vitlens.commands.registry import COMMANDS
@@ -16,24 +15,17 @@ from vitlens.names import BUNDLED, PRESETS
 CNN = ["look", "audit", "predict", "train", "evaluate", "compare", "explain", "attack", "features", "profile", "demo"]
 ALL = ["look", "study", *CNN[1:5], "attention", "rollout", "stats", "ablate", *CNN[5:], "walkthrough"]
 WINDOWED = ALL[:-1]
-HEADLESS = ["train", "attention", "rollout", "stats", "explain", "features", "profile", "walkthrough"]
 WITHOUT_CHAIN = [word for word in WINDOWED if word not in ("study", "rollout")]
 WITHOUT_MAPS = [word for word in WITHOUT_CHAIN if word != "attention"]
 LISTED = {
-    "timm:deit_tiny_patch16_224": ("vit,", ALL),
     "timm:swin_tiny_patch4_window7_224": ("windowed,", WINDOWED),
-    "timm:maxvit_rmlp_pico_rw_256": ("windowed,", WITHOUT_CHAIN),
     "timm:mobilevit_xxs": ("other,", WITHOUT_MAPS),
-    "timm:xcit_nano_12_p16_224": ("vit,", WITHOUT_CHAIN),
-    "timm:eva02_tiny_patch14_224": ("vit,", HEADLESS),  # timm has it without a classifier
     "torchvision:resnet18": ("cnn,", CNN),
-    "torchvision:vit_b_16": ("vit,", ALL),
     "vit-digits": ("vit,", ALL),
     "cnn-digits": ("cnn,", CNN),
     "vit-micro": ("vit,", ["study", "train", "profile"]),  # others need weights
     "resnet50": ("cnn,", ["train", "profile"]),
 }
-LARGE = {"timm:maxvit_rmlp_pico_rw_256", "timm:eva02_tiny_patch14_224", "torchvision:vit_b_16"}  # slow to build
 
 
 def listed(capsys, line: str) -> list[str]:
@@ -47,14 +39,7 @@ def test_without_a_pattern_every_own_name_and_the_hubs_are_listed(capsys):
     assert names == [*BUNDLED, *PRESETS, "timm:NAME", "torchvision:NAME", "open-clip:ARCH/TAG", "hf:REPO|FOLDER"]
 
 
-def test_a_part_of_a_name_and_a_pattern_both_find(capsys):
-    assert [line.split()[0] for line in listed(capsys, "models vit-mic")] == ["vit-micro"]
-    assert [line.split()[0] for line in listed(capsys, "models torchvision:resnet1?")] == ["torchvision:resnet18"]
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for name in LISTED]
-)
+@pytest.mark.parametrize("name", LISTED)
 def test_the_commands_that_each_supports(name):
     family, commands = LISTED[name]
     lines = COMMANDS["models"].measure(ModelsOptions(name))  # each is made when it is asked for
@@ -64,27 +49,19 @@ def test_the_commands_that_each_supports(name):
     assert not {*words[: -len(commands)]} & {*ALL}
 
 
-def test_families_of_presets_are_those_of_the_models(capsys):
-    for line in listed(capsys, "models vit-m"):
-        name, family = line.split()[:2]
-        assert untrained(name, classes=("a", "b")).anatomy.family == family.rstrip(",")
-
-
-def test_a_broad_pattern_lists_names_and_says_how_to_learn_more(capsys):
-    assert {"resnet20", "timm:resnet18", "torchvision:resnet18"} <= {
-        line.split()[0] for line in listed(capsys, "models resnet")
-    }
+def test_a_part_of_a_name_and_a_pattern_both_find_and_of_many_only_names_are_listed(capsys):
+    for asked, name in (("vit-mic", "vit-micro"), ("torchvision:resnet1?", "torchvision:resnet18")):
+        assert [line.split()[0] for line in listed(capsys, f"models {asked}")] == [name]
+    names = {line.split()[0] for line in listed(capsys, "models resnet")}
+    assert names >= {"resnet20", "timm:resnet18", "torchvision:resnet18"}
     lines = listed(capsys, "models timm:*")
     assert len(lines) > 500
     assert "narrower pattern" in lines[-1]
 
 
-def test_every_name_of_data_is_listed(capsys):
+def test_every_name_of_data_is_listed_and_digits_are_counted_as_they_are_loaded(capsys):
     names = [line.split()[0] for line in listed(capsys, "data")]
     assert names == [*SETS, *(layout.usage for layout in LAYOUTS if layout.usage)]
-
-
-def test_digits_are_counted_as_they_are_loaded(capsys):
     title, train, test = listed(capsys, "data digits")
     assert "10 classes (0, 1, 2" in title
     assert train.startswith(f"train: {len(load_data('digits', part='train')):,} images of 32x32 px, with labels")
@@ -113,3 +90,76 @@ def test_a_folder_of_images_names_what_was_skipped(tmp_path, capsys):
 )
 def test_nothing_found_names_the_nearest(line, says, tmp_path, capsys):
     assert says.format(empty=tmp_path.name) in refusal(capsys, line.format(empty=tmp_path))
+
+
+@pytest.fixture(autouse=True)
+def _few_passes():
+    with few_passes():
+        yield
+
+
+def test_numbers_are_those_of_the_functions(golden, tiny_vit, tiny_cnn):
+    record = golden("profile").record
+    vit, cnn = record.costs
+    for row, place in ((vit, tiny_vit), (cnn, tiny_cnn)):
+        model = load(str(place))
+        again = profile(model, batch_sizes=())
+        assert record.metric(f"parameters/{row.model}").value == model.parameter_count()
+        parts = [each for each in record.parts if each.model == row.model]
+        for name in ("parameters", "flops"):
+            known = {part: value for part, value in getattr(again, name).items() if value}
+            assert {each.part: getattr(each, name) for each in parts if getattr(each, name)} == known
+        metric = record.metric(f"flops/{row.model}")
+        assert (metric.value, metric.unit) == (sum(again.flops.values()), "FLOPs")
+        for name in ("by_formula", "tokens", "training_bytes", "inference_bytes"):
+            assert getattr(row, name) == getattr(again, name)
+        assert [each.images for each in record.speed if each.model == row.model] == [1, 2]
+    assert (vit.products, vit.untrained) == (2 * 4 * 17**2 * 16, False)  # 4 N² d in each of two blocks
+    assert (vit.by_formula, cnn.by_formula) == (True, False)
+
+
+def test_medians_spreads_and_rates_agree(golden):
+    for row in golden("profile").record.speed:
+        assert row.latency.low <= row.latency.value <= row.latency.high
+        assert row.latency.unit == "ms"
+        assert row.spread >= 1
+        assert row.rate.value == pytest.approx(1000 * row.images / row.latency.value)
+        assert row.rate.low == pytest.approx(1000 * row.images / row.latency.high)
+
+
+def test_exponents_are_those_of_the_points(tmp_path):
+    """That of all FLOPs of a ViT: tests/public/cost."""
+    record = ran(tmp_path / "out", "profile vit-micro resnet20 swin-micro --batch-sizes 1 --sizes 32,64,96")
+    points = [row for row in record.tokens if row.model == "vit-micro"]
+    assert [row.tokens for row in points] == [65, 257, 577]
+    assert record.metric("exponent/resnet20/image-size/flops").value == pytest.approx(1, abs=1e-3)
+    assert "exponent/resnet20/image-size/products" not in record.metrics
+    for model, power in (("vit-micro", 2.0), ("swin-micro", 1.0)):  # exact, with intervals without width
+        each = record.metric(f"exponent/{model}/image-size/products")
+        assert (each.value, each.low, each.high) == pytest.approx((power,) * 3, abs=1e-6)
+    [claim] = [each for each in report(record).claims if each.subject == "vit-micro and swin-micro"
+               and "products" in each.question]  # fmt: skip
+    assert claim.effect == record.metric("exponent/vit-micro/image-size/products")
+    vit = record.costs[0]
+    assert (vit.untrained, vit.crossover) == (True, pytest.approx(768))  # 2 d + h
+    assert record.metric("parameters/vit-micro").value == 1_205_898
+
+
+def test_patch_sizes_of_a_preset_stand_side_by_side(tmp_path):
+    record = ran(tmp_path / "out", "profile vit-mini resnet20 --patch-size 4,8,8x16 --batch-sizes 1")
+    assert [(row.model, row.tokens) for row in record.costs] == [
+        ("vit-mini-p4", 65), ("vit-mini-p8", 17), ("vit-mini-p8x16", 9), ("resnet20", 1024)
+    ]  # fmt: skip
+    assert all(row.untrained for row in record.costs)
+    sweeps = {(row.model, row.sweep) for row in record.tokens}
+    assert sweeps == {("vit-mini", "patch-size"), ("resnet20", "image-size")}
+    assert record.metric("exponent/vit-mini/patch-size/products").value == pytest.approx(2)
+    assert "growth_patch-size" in figures(record)
+
+
+def test_a_default_size_that_does_not_run_is_left_out_and_said(tmp_path):
+    record = ran(tmp_path / "out", "profile torchvision:squeezenet1_1 --image-size 32 --batch-sizes 1")
+    (left,) = record.left_out
+    assert (left.size, left.sweep) == ((16, 16), "image-size")
+    assert [row.size for row in record.tokens] == [(side, side) for side in (24, 32, 48, 64)]
+    assert "16x16" in said_first(report(record))

@@ -56,16 +56,15 @@ def test_its_rows_and_arrays_are_what_the_function_gives(record, tiny_vit, pictu
 
 
 def test_its_report_has_a_step_a_section_and_judges_the_differences(record):
-    document = REPORT(record)
-    assert [section.step for section in document.sections] == [True] * 13
-    none = [replace(each, difference=None, note="it has none") if each.step == "positions" else each
-            for each in record.steps]  # fmt: skip
-    for own, words in (
-        (record, "a vector of its place is added, the same"),
-        (replace(record, steps=none), "it has none"),
-    ):
-        assert words in " ".join(each.text for part in REPORT(own).sections for each in part.sentences)
-    (verdict,) = judged(document)
+    def told(own: WalkthroughRecord) -> str:
+        return " ".join(each.text for part in REPORT(own).sections for each in part.sentences)
+
+    assert [section.step for section in REPORT(record).sections] == [True] * 13
+    assert "a vector of its place is added, the same" in told(record)
+    none = {each.step: each for each in record.steps}
+    none["positions"] = replace(none["positions"], difference=None, note="it has none")
+    assert "it has none" in told(replace(record, steps=tuple(none.values())))
+    (verdict,) = judged(REPORT(record))
     assert verdict.state == "pass"
     assert verdict.effect.value == max(each.relative for each in record.steps)
     page = (record.folder / "report.html").read_text()
@@ -88,9 +87,8 @@ def test_changes_that_change_the_prediction_are_counted(record):
     own, *others = record.answers
     rows = [replace(each, prediction=own.prediction) for each in others]
     rows[1] = replace(rows[1], prediction="a *cat*")
-    (claim,) = [
-        each for each in REPORT(replace(record, answers=(own, *rows))).claims if each.question == "changes"
-    ]  # fmt: skip
+    claims = REPORT(replace(record, answers=(own, *rows))).claims
+    (claim,) = [each for each in claims if each.question == "changes"]
     assert f"1 of {len(others)} changes" in claim.says
     assert "a *cat*" not in claim.says  # a class's name is no markup
     assert claim.evidence == "intervened"

@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 from filelock import FileLock
 
-from tests.kit.commands import few_passes, quick_attacks
+from tests.kit.commands import few_passes, impatient, quick_attacks
 from tests.kit.saving import saved_figures
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
@@ -33,16 +33,18 @@ LINES: Final = {
     "--method rollout,relevance,gradient-rollout,attention,flow",
     "stats": "stats {vit} --data digits --limit 12 --batch-size 5",
     "stats of pictures": "stats {vit} --images {pictures} --predicted --no-renormalise",
-    "ablate": "ablate tiny={vit} --data digits --limit 12 --replace mean,zero,resample --greedy --prune 0.25",
+    "ablate": "ablate tiny={vit} --data digits --limit 12 --batch-size 6 --replace mean,zero,resample --greedy "
+    "--prune 0.25 --save {beside}/pruned",
     "ablate of heads alone": "ablate {vit} --data digits --limit 6 --units head --no-curves --pairs 0 --no-patch",
-    "compare": "compare {vit} {cnn} --data digits --limit 24 --panels 6 --checked 8",
+    "compare": "compare {vit} {cnn} --data digits --limit 24 --batch-size 9 --panels 6 --checked 4",
     "compare of one family": "compare {vit} {vit}@random --data digits --limit 8 --panels 2 --no-harder "
     "--method attention,saliency --target true",
-    "explain": "explain {vit} {cnn} --data digits --limit 4 --method relevance,gradcam,integrated-gradients,occlusion",
+    "explain": "explain {vit} {cnn} --data digits --limit 3 --batch-size 2 "
+    "--method relevance,gradcam,integrated-gradients,occlusion",
     "explain by every method": "explain {vit} --images {pictures} --method all --target 3",
     "explain by a chosen method": "explain {sharp} --data digits --auto --limit 20 --method relevance,gradcam,saliency",
     "explain verified": "explain {vit} --data digits --limit 6 --method relevance,attention --target true --verify",
-    "attack": "attack vit-digits cnn-digits --data digits --limit 4 --batch-size 2 --predicted --attack fgsm,pgd,cw "
+    "attack": "attack vit={sharp} cnn-digits --data digits --limit 4 --batch-size 2 --predicted --attack fgsm,pgd,cw "
     "--steps 3 --epsilon 0,4,32 --epsilon-l2 0.5,2 --no-corruptions",
     "attack of predictions": "attack {vit} --images {pictures} --predicted --attack pgd-l2,noise,patch --steps 2",
     "features": "features a={vit} b={cnn} --data digits --limit 24 --batch-size 12 --k 1,3 --bank 40 --no-cache "
@@ -84,6 +86,11 @@ class Golden:
     def record(self) -> Any:
         """Its typed rows and arrays."""
         return read_folder(self.folder)
+
+    @property
+    def said(self) -> list[str]:
+        """The lines that it showed while it ran."""
+        return self.folder.parent.with_suffix(".said").read_text().splitlines()
 
     @property
     def document(self) -> Document:
@@ -129,8 +136,11 @@ def golden(places: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
 
 def make(name: str, places: Mapping[str, Path], beside: Path, *, device: Sequence[str] = ("--device", "cpu")) -> Path:
     line = LINES.get(name, f"{name} {{vit}} --data digits --limit 4").format(**places, beside=beside)
-    words = [*line.split(), *device, "--quiet", "--out", str(beside / "run")]
-    with saved_figures() if name in SAVED_TWICE else nullcontext(), quick_attacks(), few_passes():
-        code = run(words)
+    saving = saved_figures() if name in SAVED_TWICE else nullcontext()
+    with (
+        beside.with_suffix(".said").open("w") as said, redirect_stderr(said), redirect_stdout(said),
+        saving, quick_attacks(), few_passes(), impatient(),
+    ):  # fmt: skip
+        code = run([*line.split(), *device, "--out", str(beside / "run")])
     assert code == (3 if name in UNMET else 0), line
     return beside / "run"

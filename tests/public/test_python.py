@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 import vitlens
+from tests.kit.batches import SEEN_AT_ONCE, counted, in_small_batches
 from tests.kit.splits import split_of
 from tests.kit.tiny import ours
 from vitlens import Model
@@ -37,31 +38,50 @@ def replayed(vit: Model, given: object, _: Tensor | None) -> Tensor:
         return replay.run([{"blocks.0.head.1": "mean"}], reference=given)
 
 
+def means_of(vit: Model, given: object, _: Tensor | None) -> Tensor:
+    with vitlens.intervene(vit, {"blocks.1": "mean"}, reference=given), torch.no_grad():
+        return vit(torch.full((1, 3, *vit.input_size), 0.5))
+
+
 Take = Callable[[Model, object, Tensor | None], Tensor]
+AT_ONCE = {"batch_size": SEEN_AT_ONCE}
 LABELLED: dict[str, Take] = {
-    "ablate": lambda vit, given, labels: vitlens.ablate(vit, given, labels, replace="zero").delta_loss,
-    "attack": lambda vit, given, labels: vitlens.attack(vit, given, labels, epsilon=0.1, steps=1).images,
+    "ablate": lambda *given: vitlens.ablate(*given, replace="zero").delta_loss,
+    "attack": lambda *given: vitlens.attack(*given, epsilon=0.1, steps=1).images,
     "compare": lambda vit, given, labels: vitlens.compare(vit, vit, given, labels).first.confidence,
-    "evaluate": lambda vit, given, labels: torch.stack(
-        [vitlens.evaluate(vit, given, labels).logits.sum(1), vitlens.evaluate(vit, given, labels).correct]
-    ),
-    "failures": lambda vit, given, labels: vitlens.failures(vit, given, labels).correct,
+    "evaluate": lambda *given: torch.stack([vitlens.evaluate(*given).logits.sum(1), vitlens.evaluate(*given).correct]),
+    "failures": lambda *given: vitlens.failures(*given).correct,
 }
-TAKES: dict[str, Take] = LABELLED | {
-    "attention": lambda vit, given, _: vitlens.attention(vit, given)[0],
-    "capture": lambda vit, given, _: vitlens.capture(vit, given, "blocks.0.mlp")["blocks.0.mlp"],
+STREAMED: dict[str, Take] = {  # a split is read batch by batch
+    "attention": lambda vit, given, _: torch.stack(vitlens.attention(vit, given)),
     "direct_logit_attribution": lambda vit, given, _: vitlens.direct_logit_attribution(vit, given).heads,
-    "explain": lambda vit, given, _: vitlens.explain(vit, given, method="saliency"),
-    "explorer": lambda vit, given, _: torch.tensor(vitlens.explorer(vit, given).explorer.images[0].weights),
-    "features": lambda vit, given, _: vitlens.features(vit, given).at(-1),
+    "explain": lambda vit, given, _: vitlens.explain(vit, given, method="saliency", **AT_ONCE),
+    "features": lambda vit, given, _: vitlens.features(vit, given, **AT_ONCE).at(-1),
     "logit_lens": lambda vit, given, _: vitlens.logit_lens(vit, given).logits,
-    "look": lambda vit, given, _: vitlens.look(vit, given).delta_loss,
+    "look": lambda vit, given, _: vitlens.look(vit, given, **AT_ONCE).delta_loss,
+    "relevance": lambda vit, given, _: vitlens.relevance(vit, given),
+    "rollout": lambda vit, given, _: vitlens.rollout(vit, given),
+    "statistics": lambda vit, given, _: vitlens.statistics(vit, given, **AT_ONCE).distance,
+}
+WHOLE: dict[str, Take] = {
+    "capture": lambda vit, given, _: vitlens.capture(vit, given, "blocks.0.mlp")["blocks.0.mlp"],
+    "explorer": lambda vit, given, _: torch.tensor(vitlens.explorer(vit, given).explorer.images[0].weights),
     "observe": observed,
     "patch": lambda vit, given, _: vitlens.patch(vit, given, given, "blocks.0.mlp").logits,
-    "relevance": lambda vit, given, _: vitlens.relevance(vit, given),
     "replay": replayed,
-    "rollout": lambda vit, given, _: vitlens.rollout(vit, given),
-    "statistics": lambda vit, given, _: vitlens.statistics(vit, given).distance,
+}
+TAKES = LABELLED | STREAMED | WHOLE
+OTHER_WAYS: dict[str, Take] = {  # in which batches are read, too
+    "ablate by the mean": lambda *given: vitlens.ablate(*given, replace="mean", **AT_ONCE).delta_loss,
+    "ablate by another image": lambda *given: vitlens.ablate(*given, replace="resample", **AT_ONCE).delta_loss,
+    "attack at several epsilons": lambda vit, given, _: (
+        vitlens.attack(vit, given, "predicted", epsilons=[0, 2 / 255, 1], **AT_ONCE).distance
+    ),
+    "attention of CLS": lambda vit, given, _: torch.stack(vitlens.attention(vit, given, rows="cls")),
+    "attribution of targets": lambda vit, given, _: (
+        vitlens.direct_logit_attribution(vit, given, torch.arange(11) % 5).heads
+    ),
+    "intervene": means_of,
 }
 OTHERS = {"choose_method", "shape_bias", "show", "show_heads", "walkthrough"}  # of 20 images or more, of files, of one
 WITH_LABELS = ("class folders", "a path of class folders", "Split")
@@ -114,13 +134,44 @@ def functions_with(parameter: str) -> set[str]:
     return {name for name, each in found.items() if parameter in inspect.signature(each).parameters}
 
 
-@pytest.mark.parametrize("name", TAKES)
 def test_a_folder_files_arrays_and_a_split_give_what_a_tensor_gives(name, vit, images, forms):
     assert functions_with("images") == TAKES.keys() | OTHERS  # none is forgotten
     expected = TAKES[name](vit, images, LABELS)
     for form, given in forms.items():
         found = TAKES[name](vit, given, None if form in WITH_LABELS else LABELS)
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True, msg=form)
+
+
+@pytest.mark.parametrize("name", STREAMED | OTHER_WAYS)
+def test_no_more_than_a_batch_of_a_split_is_read_at_once(name, vit):
+    take, split = (STREAMED | OTHER_WAYS)[name], counted(vit.input_size, vit.classes)
+    with pytest.MonkeyPatch.context() as patch:
+        in_small_batches(patch)
+        found = take(vit, split, None)
+    assert max(split.source.asked) <= SEEN_AT_ONCE
+    torch.testing.assert_close(found, take(vit, split, None), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [*WHOLE, "attack", "walkthrough"])
+def test_a_split_that_does_not_fit_is_refused_before_it_is_read_with_advice_that_is_true(name, vit, monkeypatch):
+    take = {"walkthrough": lambda vit, given, _: vitlens.walkthrough(vit, given), **TAKES}[name]
+    many = counted(vit.input_size, vit.classes, length=10**6)
+    with pytest.raises(vitlens.errors.VitlensError, match=r"found 1000000; \w"):
+        take(vit, many, None)
+    assert not many.source.asked
+    if name == "capture":
+        split = counted(vit.input_size, vit.classes)
+        monkeypatch.setattr("vitlens.pixels.MOST_BYTES", 5 * 4 * 3 * 32 * 48)
+        with pytest.raises(DataError, match=r"found 11.*split\.limit\(5\)$"):
+            take(vit, split, None)
+        assert len(take(vit, split.limit(5), None)) == 5
+
+
+@pytest.mark.slow
+def test_choosing_a_method_reads_no_more_than_the_images_that_it_uses(vit):
+    many = counted(vit.input_size, vit.classes, count=450)
+    vitlens.choose_method(vit, many, methods=["relevance", "gradcam"])
+    assert max(many.source.asked) <= 200 < len(many)
 
 
 @pytest.mark.parametrize("name", LABELLED)
@@ -215,10 +266,7 @@ def test_lists_are_the_registries(vit, images):
         assert all(entry.name and entry.help and entry.family for entry in listed)
         assert all(entry.name in repr(listed) for entry in listed[:20])
         assert len(listed[:2]) == 2
-    found = vitlens.statistics(vit, images)
-    assert set(STATISTICS) <= set(dir(found))
-    for name, statistic in STATISTICS.items():
-        assert getattr(found, name).shape == (2, 1 if statistic.rows == "tokens" else 2)
+    assert set(STATISTICS) <= set(dir(vitlens.statistics(vit, images)))
 
 
 def test_lists_and_reports_need_no_torch(golden):
@@ -261,9 +309,3 @@ def test_names_are_escaped_and_nothing_runs_for_a_repr(monkeypatch):
     assert "\x1b" not in repr(vit)
     assert f"{vit.parameter_count():,}" in repr(vit)
     assert "2 heads" in repr(vit)
-
-
-def test_no_public_name_is_that_of_a_module():
-    """Importing a module of the package sets its attribute, which would hide the function."""
-    modules = {path.stem for path in Path(vitlens.__file__).parent.iterdir() if path.stem != "__init__"}
-    assert not modules & set(vitlens.__all__)

@@ -78,10 +78,13 @@ def test_unknown_names_are_told_with_the_nearest(folder):
     assert (run.metrics.get("none"), run.arrays.get("none", 3)) == (None, 3)
 
 
+def with_results(**changes: object) -> Callable[[Path], object]:
+    return lambda folder: (folder / "results.json").write_text(json.dumps({**results_of(folder), **changes}))
+
+
 @pytest.mark.parametrize("status", ["running", "failed", "interrupted"])
 def test_an_unfinished_run_is_read_only_when_asked(folder, status):
-    results = {**results_of(folder), "status": status, "tables": {}}
-    (folder / "results.json").write_text(json.dumps(results))
+    with_results(status=status, tables={})(folder)
     with pytest.raises(InputError, match="unfinished=True"):
         vitlens.read(folder)
     run = vitlens.read(folder, unfinished=True)
@@ -89,22 +92,13 @@ def test_an_unfinished_run_is_read_only_when_asked(folder, status):
     assert all(run.table(name) == [] for name in run.tables)
 
 
-def linked(folder: Path) -> None:
-    shutil.move(folder / "arrays", folder.parent / "elsewhere")
-    (folder / "arrays").symlink_to(folder.parent / "elsewhere")
-
-
-def with_results(**changes: object) -> Callable[[Path], object]:
-    return lambda folder: (folder / "results.json").write_text(json.dumps({**results_of(folder), **changes}))
-
-
-DAMAGED: dict[str, Callable[[Path], object]] = {
+DAMAGED: dict[str, Callable[[Path], object]] = {  # more: tests/contracts/test_foreign_folders.py
     "schema 1": with_results(schema=1),
     "a text for a number": with_results(metrics={"accuracy/tiny": {"value": "high"}}),
     "no table": with_results(tables={}),
     "another command": with_results(command="models"),
     "no JSON": lambda folder: (folder / "results.json").write_text("{"),
-    "a link": linked,
+    "a link": lambda folder: (folder / "progress").symlink_to(folder / "arrays"),
     "no config": lambda folder: (folder / "config.json").unlink(),
     "nothing": shutil.rmtree,
 }

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import vitlens
+from tests.kit.models.files import one_line
 from tests.kit.models.handwritten import half
 from tests.kit.tiny import ours
 from vitlens import Model
