@@ -44,9 +44,9 @@ def test_maps_are_the_functions(tiny_vit, tmp_path):
 
 def test_every_method_is_the_function_of_its_name(golden, tiny_vit, tiny_cnn, pictures):
     """Also inside quick passes, which the command makes."""
-    tried = set()
+    tried, of_cnn = set(), digits("test").limit(3)
     for name, place, given, more in (
-        ("explain by every method", tiny_vit, pictures, {"targets": 3}), ("explain", tiny_cnn, digits("test").limit(3), {}),
+        ("explain by every method", tiny_vit, pictures, {"targets": 3}), ("explain", tiny_cnn, of_cnn, {}),
     ):  # fmt: skip
         record, model = golden(name).record, load(str(place))
         rows = [row for row in record.methods if row.model == model.alias]
