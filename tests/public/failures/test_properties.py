@@ -127,7 +127,7 @@ def test_luminance_weighs_green_most():
 
 
 def test_sharpness_is_cretes():
-    """What a mean over nine pixels leaves of the differences, along the axis that loses less; a plain image has none."""
+    """What a mean over nine pixels takes of the differences, along the axis that loses less; a plain image has none."""
     plane, ratios = (255 * torch.rand(20, 30, generator=torch.Generator().manual_seed(0))).round(), []
     for axis in (0, 1):
         again = ndimage.uniform_filter1d(plane.numpy(), 9, axis=axis, mode="nearest")
