@@ -72,10 +72,6 @@ def test_a_dead_head(tmp_path):
     assert np.mean(outputs) == pytest.approx(1)
 
 
-def test_a_uniform_head(tmp_path):
-    assert claim(found(tmp_path, "uniform")[1], "uniform heads").effect.value == pytest.approx(1, abs=1e-3)
-
-
 def test_plain_heads_have_no_fault(tmp_path):
     record, report = found(tmp_path, "plain")
     assert not {each.question for each in report.claims} & FAULTS

@@ -3,7 +3,6 @@ found."""
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from tests.kit.contradictions import contradictions
@@ -129,13 +128,3 @@ def test_the_gain_of_a_teacher_is_told_with_its_test(p, words):
     (claim,) = [each for each in REPORT(record).claims if each.question == "comparison"]  # the teacher's is not shown
     assert (claim.subject, claim.effect, claim.kind) == ("m and alone", gap, "answer")
     assert words in claim.says
-
-
-def test_over_twenty_seeds_nothing_is_invented():
-    """Train and test images of one distribution, an accuracy that has stopped rising."""
-    for seed in range(20):
-        drawn = np.random.default_rng(seed).binomial([TRAINED, TESTED, TESTED], 0.9) / [TRAINED, TESTED, TESTED]
-        test = (*LEVEL, float(drawn[1]), float(drawn[2]))
-        record = record_of((*LEVEL, 0.9, float(drawn[0])), test)
-        assert set(found_in(record)) == {"accuracy", "convergence", "next"}
-        assert "still improving" not in REPORT(record).title

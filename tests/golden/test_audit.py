@@ -110,13 +110,3 @@ def test_a_cnn_on_one_image_without_a_label_and_an_attack_that_fits(tiny_cnn, pi
     assert chapter.metric("accuracy/tiny-cnn").value == 1  # of its predictions
     (corruptions,) = [each for each in judged(report(record)) if each.question == "common corruptions"]
     assert corruptions.effect.value == pytest.approx(1 - record.metric("mean_error_on_corruptions/tiny-cnn").value)
-
-
-@pytest.mark.slow
-def test_the_audit_of_the_bundled_vit(tmp_path):
-    """It ends in time on a quiet machine, with an attack of many steps; the verdicts are those of these weights."""
-    record = ran(tmp_path / "run", "audit vit-digits --no-cache --batch-size 4 --at-least accuracy=0.9")
-    assert states(record)["accuracy"] == "pass"
-    assert states(record)["calibration"] in ("pass", "warn")
-    [taken] = [row for row in record.attacks_considered if row.state == "chosen"]
-    assert taken.minutes <= record.budget[0].left

@@ -108,14 +108,3 @@ def test_a_headless_model_has_no_predictions_but_all_steps(pictures, tmp_path):
     assert {each.prediction for each in record.answers} == {None}
     assert "answers" not in {figure.name for figure in REPORT(record).figures}
     assert len(record.steps) == 9
-
-
-@pytest.mark.slow
-def test_deit_tiny_step_by_step(real_data, tmp_path):
-    weights = real_data / "weights" / "deit_tiny_patch16_224.safetensors"
-    photo = next(real_data.glob("photos/*/*.jpg"))
-    line = f"walkthrough timm:deit_tiny_patch16_224@{weights} --layer 3 --head 1 --images {photo}"
-    record = ran(tmp_path / "out", line)
-    assert all(row.relative is not None and row.relative < 1e-5 for row in record.steps)
-    assert record.permutations[1].equivariant
-    assert (tmp_path / "out" / "report.html").stat().st_size < 4 << 20
