@@ -83,7 +83,7 @@ def test_the_best_is_first_and_its_equals_are_named():
     assert (faulty.effect.value, "**rollout**" in faulty.says) == (STAYING[2], True)
 
 
-def test_faults_are_named_where_no_map_passes():
+def test_faults_are_named_where_no_map_passes_and_beside_one_that_does():
     edges = checks(method="edges", cascade=(1.0,) * 6)
     below = checks(method="gradcam", over={RANDOM: -0.2, CENTRE: -0.3})
     found = claims([*edges, *below], images=50)
@@ -92,9 +92,6 @@ def test_faults_are_named_where_no_map_passes():
     assert len(shown(found)) == 3
     assert found[2].effect.value == pytest.approx(-0.3)
     assert claims([]) == []
-
-
-def test_the_first_page_is_that_of_one_claim_on_the_maps():
     document = document_of([*checks(), *checks(method="edges", cascade=(1.0,) * 6)])
     (claim,) = (each for each in document.claims if each.question == "maps")
     assert document.title == claim.title

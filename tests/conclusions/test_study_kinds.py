@@ -72,7 +72,7 @@ def test_every_kind_says_its_range_and_what_was_not_tried(kind):
     assert UNTRIED[kind] in " ".join(sentence.text for sentence in document.first.unknown).replace("\\", "")
 
 
-def test_each_share_has_its_own_answer():
+def test_each_share_has_its_own_answer_and_a_planned_pair_one_verdict():
     """The CNN wins at 5 %, nothing is seen at 25 %, the ViT wins at 100 %; a quarter of the images is enough."""
     shares = {"vit-5": 0.3, "cnn-5": 0.5, "vit-25": 0.9, "cnn-25": 0.9, "vit-100": 0.9, "cnn-100": 0.7}
     record = study_record("data", shares)
@@ -80,10 +80,7 @@ def test_each_share_has_its_own_answer():
     assert winners == {5: "CNN, 5 %", 25: None, 100: "ViT, 100 %"}
     assert decision(record).cheapest.name.endswith("25 %")  # fewer images count before fewer operations
     assert "2 of 3" in answer(record, "Does the number of images decide?")
-
-
-def test_a_pair_that_was_planned_has_one_verdict():
-    """The CNN against the ViT on all images is one of 3 planned pairs and one of 5 against the best."""
+    # the CNN against the ViT on all images is one of 3 planned pairs and one of 5 against the best
     shares = {"vit-5": 0.3, "cnn-5": 0.9, "vit-25": 0.6, "cnn-25": 0.9, "vit-100": 0.8, "cnn-100": 0.9}
     record = study_record("data", shares)
     rows = [
@@ -114,7 +111,7 @@ def test_whether_transfer_wins_and_what_to_take_follow_from_the_differences(accu
     assert chosen is None or decision(record).cheapest.name == chosen
 
 
-def test_each_reason_has_the_state_of_its_number():
+def test_each_reason_has_the_state_of_its_number_and_a_way_the_epoch_at_which_it_reached_the_best():
     wins = reasons(transfer(WINS, by_share=((0.7, 0.8, 0.2),), spread=0.003))
     assert [row.state for row in wins] == ["supported"] * 5
     loses = reasons(transfer(LOSES, by_share=((0.3, 0.4, 0.35),), gain=(-9.0, -15.0, -2.0)))
@@ -122,31 +119,25 @@ def test_each_reason_has_the_state_of_its_number():
     equal = reasons(transfer(EQUAL, by_share=((0.5, 0.5, 0.5),), gain=(1.0, -4.0, 6.0)))
     assert {row.state for row in equal} == {"not decided"}
     assert reasons(architecture(0.6)) == []
+    record = with_curves(transfer(WINS), {"full": (0.5, 0.76, 0.8), "scratch": (0.3, 0.4, 0.5)})
+    rows = record.reached
+    assert [(each.label, each.epochs, each.seconds) for each in rows] == [("full", 2, 4.0), ("scratch", None, None)]
+    assert [each.accuracy for each in rows] == pytest.approx([0.76, 0.76])
 
 
 def at(images, low, high):
     return ComparisonRow("share", "full", "scratch", "full", "from scratch", Estimate(0.0, low, high), images=images)
 
 
-def test_from_scratch_has_caught_up_only_where_the_whole_interval_says_so():
+def test_from_scratch_has_caught_up_only_where_the_whole_interval_says_so_which_is_told():
     behind, caught, open_ = at(20, 20.0, 40.0), at(50, -2.0, 5.0), at(100, -4.0, 10.0)
     assert caught_up([behind, caught]) == caught
     assert caught_up([behind, caught, open_]) is None  # more images must not undo it
     assert caught_up([at(50, -2.0, 2.0), at(100, -2.0, 2.0)]) == at(50, -2.0, 2.0)
     assert caught_up([behind]) is None
-
-
-def test_where_training_from_scratch_catches_up_is_said():
     caught = transfer((0.9,) * 5, by_share=((0.8, 0.8, 0.4), (0.85, 0.85, 0.85)), spread=0.003)
     for record, says in ((caught, "catches up with full training at 50 images"), (transfer(WINS), "does not catch up")):
         assert says in answer(record, "Does the number of images decide?")
-
-
-def test_a_way_reaches_the_best_at_its_first_epoch_there_or_never():
-    record = with_curves(transfer(WINS), {"full": (0.5, 0.76, 0.8), "scratch": (0.3, 0.4, 0.5)})
-    rows = record.reached
-    assert [(each.label, each.epochs, each.seconds) for each in rows] == [("full", 2, 4.0), ("scratch", None, None)]
-    assert [each.accuracy for each in rows] == pytest.approx([0.76, 0.76])
 
 
 @pytest.mark.parametrize(

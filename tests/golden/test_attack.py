@@ -54,7 +54,7 @@ def test_numbers_are_those_of_the_arrays(record):
         assert (row.right, row.broken) == ((values > 0).sum(), (np.isfinite(values) & (values > 0)).sum())
 
 
-def test_the_sample_is_attacked_where_the_curve_fell(record):
+def test_the_sample_is_attacked_where_the_curve_fell_and_what_changes_inside_is_recorded(record):
     """An image that withstood the attack up to the sample's epsilon counts as not fooled."""
     for row in record.overall:
         own = [each for each in record.curves if each.model == row.model]
@@ -65,9 +65,6 @@ def test_the_sample_is_attacked_where_the_curve_fell(record):
         if row.made_for == row.shown_to:
             assert row.rate.value == 1
             assert row.accuracy.value == pytest.approx(1 - fooled[row.made_for] / 4)
-
-
-def test_what_changes_inside_is_recorded(record):
     names = {name for name in record.metrics if name.startswith("map_agreement")}
     assert names >= {f"map_agreement/vit/spearman/{maps}" for maps in ("best-for-each-prediction", "rollout")}
     cnn = ("the-true-class", "each-prediction")

@@ -27,7 +27,7 @@ def pair(golden) -> FeaturesRecord:
     return golden("features").record
 
 
-def test_two_models_are_paired_on_the_same_images(pair, tiny_vit, tiny_cnn):
+def test_two_models_are_paired_on_the_same_images_and_probes_and_queries_recorded(pair, tiny_vit, tiny_cnn, pictures):
     gap = pair.metric("knn_difference/a/b/3")
     first, second = (pair.metric(f"knn_accuracy/{alias}/3").value for alias in "ab")
     assert gap.value == pytest.approx(100 * (first - second))
@@ -43,9 +43,6 @@ def test_two_models_are_paired_on_the_same_images(pair, tiny_vit, tiny_cnn):
             cka = pair.metric(f"cka/a/b/{layer}/{other}")
             assert cka.value == pytest.approx(float(expected.values[row, column]))
             assert cka.low == pytest.approx(float(expected.low[row, column]))
-
-
-def test_probe_and_query(pair, pictures):
     [last] = [row for row in pair.depth if (row.model, row.classifier, row.layer) == ("a", "probe", 1)]
     assert pair.metric("probe_accuracy/a") == last.accuracy
     assert (last.c > 0, last.weighting) == (True, None)

@@ -62,7 +62,7 @@ def test_of_the_training_folder_what_was_held_out_wherever_it_lies(place, tmp_pa
     assert record.config.data.images == record.metric("accuracy/run").n == count
 
 
-def test_a_command_without_labels_leaves_out_the_same_and_says_so(place, tmp_path, capsys):
+def test_a_command_without_labels_leaves_out_the_same_but_for_weights_from_elsewhere(place, tmp_path, capsys):
     out = tmp_path / "out"
     assert run(f"stats {place / 'run'} --data {place / 'pictures'} --seed 7 --out {out} --device cpu".split()) == 0
     data = json.loads((out / "config.json").read_text())["data"]
@@ -71,6 +71,8 @@ def test_a_command_without_labels_leaves_out_the_same_and_says_so(place, tmp_pat
     text = (out / "report.md").read_text()
     assert data["notes"][0][1:] in text
     assert "6 images of" in text
+    record = ran(tmp_path / "all", f"predict vit-digits --data {place / 'pictures'}")
+    assert len(files(record)) == 30
 
 
 def test_images_that_were_all_trained_on_are_said_to_be_no_test(place, held_out, tmp_path):
@@ -92,10 +94,18 @@ def test_models_beside_each_other_answer_the_same_unseen_images(place, held_out,
         assert sorted(names) == sorted(Path(name).name for name in held_out)
 
 
-def test_the_bank_of_features_is_what_was_trained_on(place, tmp_path):
+def test_the_bank_of_features_and_the_usual_batches_are_of_what_was_trained_on(place, tmp_path):
     line = f"features {place / 'run'} --data {place / 'pictures'} --k 1 --no-probe --no-tsne --no-cache --seed 5"
     (row,) = ran(tmp_path / "out", line).sets
     assert (row.test, row.bank) == (6, 24)
+    results = json.loads((place / "run" / "results.json").read_text())["tables"]
+    (row,) = results["setup"]
+    assert (row["batch_size"], row["usual_batch_size"], row["test"]) == (8, 256, 6)
+    assert row["learning_rate"] == pytest.approx(row["usual_learning_rate"] / 32**0.5, rel=1e-3)
+    text = (place / "run" / "report.md").read_text()
+    assert "24 images" in text
+    assert "batches of 8" in text
+    assert results["history"][-1]["step"] == 2 * (24 // 8)
 
 
 def test_a_run_that_knows_nothing_of_its_images_holds_out_as_it_did(place, held_out, tmp_path):
@@ -104,11 +114,6 @@ def test_a_run_that_knows_nothing_of_its_images_holds_out_as_it_did(place, held_
     record = ran(tmp_path / "out", f"predict {old} --data {place / 'pictures'} --seed 9")
     assert files(record) == held_out  # with the seed of its training, not with this one
     assert "not known" in record.config.data.notes[0]
-
-
-def test_weights_from_elsewhere_see_the_whole_folder(place, tmp_path):
-    record = ran(tmp_path / "out", f"predict vit-digits --data {place / 'pictures'}")
-    assert len(files(record)) == 30
 
 
 def test_what_a_start_was_trained_on_is_remembered(place, tmp_path):
@@ -131,14 +136,3 @@ def test_arrays_are_known_by_their_pixels(tmp_path):
         seen.append(sorted(int(each.sum()) for each in record.images_drawn.pixels))
     assert seen[0] == seen[1]
     assert len(seen[0]) == 4
-
-
-def test_ten_epochs_of_few_images_are_more_than_ten_steps(place):
-    results = json.loads((place / "run" / "results.json").read_text())["tables"]
-    (row,) = results["setup"]
-    assert (row["batch_size"], row["usual_batch_size"], row["test"]) == (8, 256, 6)
-    assert row["learning_rate"] == pytest.approx(row["usual_learning_rate"] / 32**0.5, rel=1e-3)
-    text = (place / "run" / "report.md").read_text()
-    assert "24 images" in text
-    assert "batches of 8" in text
-    assert results["history"][-1]["step"] == 2 * (24 // 8)
