@@ -8,13 +8,11 @@ import torch
 
 from benchmarks.gpu import registry
 from benchmarks.gpu.__main__ import main
-from benchmarks.gpu.ablation import compiled
-from benchmarks.gpu.machine import Machine, computing, peak_of
+from benchmarks.gpu.machine import Machine, peak_of
 from benchmarks.gpu.profile import Busy, kind_of, summary
 from benchmarks.gpu.registry import PARTS, Part
 from benchmarks.gpu.rows import Row, Rows
 from benchmarks.gpu.session import OutOfTimeError, Session
-from benchmarks.gpu.subjects import small
 from benchmarks.gpu.table import TINY
 
 CPU = torch.device("cpu")
@@ -140,15 +138,6 @@ def test_the_share_of_a_cards_peak_is_known_for_known_cards():
     assert Machine("any", "", 989e12).share(98.9e12) == "10.0%"
 
 
-def test_precisions_are_undone():
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    for precision, expected in (("fp32", ("highest", False)), ("tf32", ("high", True)), ("bf16", ("highest", False))):
-        with computing(CPU, precision):
-            assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == expected
-            assert torch.is_autocast_enabled("cpu") == (precision == "bf16")
-        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
-
-
 def test_time_is_shared_by_kinds_of_kernels_and_with_the_time_in_which_the_card_waits():
     kernels = {
         "void pytorch_flash::flash_fwd_kernel<...>": "attention",
@@ -160,15 +149,3 @@ def test_time_is_shared_by_kinds_of_kernels_and_with_the_time_in_which_the_card_
     found = summary(Busy(2.0, {"sgemm": 0.5, "gemm_2": 0.2, "gelu": 0.5}), torch.device("cuda"))
     assert found["shares"] == "idle 40%, matrix products 35%, elementwise and sums 25%"
     assert str(found["largest kernels"]).startswith("sgemm 25%; gelu 25%; gemm_2 10%")
-
-
-@pytest.mark.slow  # torch's compiler takes seconds to import
-@pytest.mark.filterwarnings("ignore")  # of torch's compiler
-def test_compiled_parts_give_the_same_and_are_undone():
-    model, images = small(CPU)
-    before = model(images)
-    parts = [dict(vars(module)) for module in model.modules()]
-    with compiled(model, tiny=True):
-        assert any("forward" in vars(module) for module in model.modules())
-        torch.testing.assert_close(model(images), before)
-    assert [dict(vars(module)) for module in model.modules()] == parts

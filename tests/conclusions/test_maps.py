@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.kit.commands import report
+from tests.kit.commands import ran, report
 from tests.kit.contradictions import contradictions
-from tests.kit.explained import explained
 from tests.kit.first_page import clear_effects, states
 from tests.kit.making import save
 from tests.kit.map_rows import CENTRE, IMPUTED, RANDOM, SHUFFLED, STAYING, checks
@@ -123,7 +122,7 @@ def test_uniform_maps_are_a_finding_and_fail(tmp_path, tiny_vit):
         model.module.head.weight.zero_()  # no pixel changes a logit
     save(model, tmp_path / "blind" / "model.safetensors")
     line = "--data digits --verify --no-counterfactuals --composites none --limit 20 --method relevance --no-stability"
-    record = explained(tmp_path / "run", line, tmp_path / "blind")
+    record = ran(tmp_path / "run", f"explain {tmp_path / 'blind'} {line}")
     document = report(record)
     assert list(states(document).values()) == ["fail"]
     assert [section.status for section in document.sections if section.status] == ["fail"]

@@ -40,7 +40,8 @@ class Entry:
 
     run: on a model and images; models: of MODELS, on which it works; read: what of its result is compared, one row an
     image where `each`; needs_class: whether a model without a classifier is refused; draws: whether its result depends
-    on a seed and an image's place; exempt: the checks that it does not pass, with the reason of each.
+    on a seed and an image's place; exempt: the checks that it does not pass, with the reason of each; shares: for an
+    entry of a registry, the module that all its entries of one kind are measured by.
     """
 
     name: str
@@ -51,10 +52,7 @@ class Entry:
     needs_class: bool = True
     draws: bool = False
     exempt: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def of_registry(self) -> bool:
-        return "/" in self.name
+    shares: str = ""
 
     def tensor(self, model: Model, batch: Tensor) -> Tensor:
         assert self.read is not None
@@ -63,6 +61,10 @@ class Entry:
 
 def labels_of(batch: Tensor) -> Tensor:
     return torch.arange(len(batch)) % 5
+
+
+def evaluated(model: Model, batch: Tensor) -> Any:
+    return vitlens.evaluate(model, batch, labels_of(batch))
 
 
 def observed(model: Model, batch: Tensor, **how: bool) -> Tensor:
@@ -121,11 +123,8 @@ def diagnosed(model: Model, batch: Tensor) -> Any:
 
 def chosen(model: Model, batch: Tensor) -> Any:
     """On as many images as it needs."""
-    many = (
-        batch.repeat(7, 1, 1, 1)[:20]
-        if isinstance(batch, Tensor) and batch.shape[1:2] == (3,) and batch.dim() == 4
-        else batch
-    )
+    right = isinstance(batch, Tensor) and batch.shape[1:2] == (3,) and batch.dim() == 4
+    many = batch.repeat(7, 1, 1, 1)[:20] if right else batch
     return vitlens.choose_method(model, many, methods=["saliency", "input-x-gradient"])
 
 
@@ -136,7 +135,7 @@ _OWN: Final = (
         "ablate", lambda model, batch: vitlens.ablate(model, batch, labels_of(batch)), lambda found: found.delta_loss,
         models=ATTENTIVE, each=False,
     ),
-    Entry("attention", vitlens.attention, lambda found: found[0], models=ATTENTIVE, needs_class=False),
+    Entry("attention", vitlens.attention, lambda found: found[0], ATTENTIVE, needs_class=False),
     Entry("capture", captured, lambda found: next(iter(found.values())), needs_class=False),
     Entry("capture/graph", partial(captured, graph=True), needs_class=False),
     Entry("choose_method", chosen, lambda found: torch.tensor(len(found.candidates)), each=False),
@@ -145,27 +144,22 @@ _OWN: Final = (
         lambda found: found.first.confidence,
     ),
     Entry(
-        "direct_logit_attribution", vitlens.direct_logit_attribution, lambda found: found.heads, models=PLAIN,
+        "direct_logit_attribution", vitlens.direct_logit_attribution, lambda found: found.heads, PLAIN,
         needs_class=False,
     ),
+    Entry("evaluate", evaluated, lambda found: found.logits),
     Entry(
-        "evaluate", lambda model, batch: vitlens.evaluate(model, batch, labels_of(batch)), lambda found: found.logits,
-    ),
-    Entry(
-        "explorer", vitlens.explorer,
-        lambda found: torch.from_numpy(found.explorer.images[0].weights), models=PLAIN, each=False, needs_class=False,
+        "explorer", vitlens.explorer, lambda found: torch.from_numpy(found.explorer.images[0].weights), PLAIN,
+        each=False, needs_class=False,
     ),
     Entry("failures", diagnosed, lambda found: found.correct),
     Entry("features", vitlens.features, lambda found: found.at(-1), needs_class=False),
-    Entry(
-        "features/embedding", lambda model, batch: vitlens.features(model, batch, embedding=True), models=ATTENTIVE,
-        needs_class=False,
-    ),
+    Entry("features/embedding", partial(vitlens.features, embedding=True), models=ATTENTIVE, needs_class=False),
     Entry("intervene", intervened, needs_class=False, exempt={"repeated": _CALLER}),
     Entry("intervene/knock-out", knocked_out, models=PLAIN, needs_class=False, exempt={"repeated": _CALLER}),
-    Entry("logit_lens", vitlens.logit_lens, lambda found: found.logits, models=PLAIN, needs_class=False),
+    Entry("logit_lens", vitlens.logit_lens, lambda found: found.logits, PLAIN, needs_class=False),
     Entry("look", vitlens.look, lambda found: found.probabilities),
-    Entry("observe", observed, lambda found: found, models=ATTENTIVE, needs_class=False),
+    Entry("observe", observed, lambda found: found, ATTENTIVE, needs_class=False),
     Entry("observe/explicit", partial(observed, explicit=True), models=ATTENTIVE, needs_class=False),
     Entry("observe/graph", partial(observed, graph=True), models=ATTENTIVE, needs_class=False),
     Entry("patch", patched, lambda found: found, needs_class=False),
@@ -177,14 +171,12 @@ _OWN: Final = (
         "profile", lambda model, _: vitlens.profile(model, batch_sizes=[1]), needs_class=False,
         exempt={"repeated": "it measures times", "refused pixels": "it draws its own images"},
     ),
-    Entry("relevance", vitlens.relevance, lambda found: found, models=ATTENTIVE),
-    Entry("replay", replayed, lambda found: found, models=PLAIN, needs_class=False),
-    Entry("rollout", vitlens.rollout, lambda found: found, models=ATTENTIVE, needs_class=False),
+    Entry("relevance", vitlens.relevance, lambda found: found, ATTENTIVE),
+    Entry("replay", replayed, lambda found: found, PLAIN, needs_class=False),
+    Entry("rollout", vitlens.rollout, lambda found: found, ATTENTIVE, needs_class=False),
+    Entry("statistics", vitlens.statistics, lambda found: found.distance, ATTENTIVE, each=False, needs_class=False),
     Entry(
-        "statistics", vitlens.statistics, lambda found: found.distance, models=ATTENTIVE, each=False, needs_class=False
-    ),
-    Entry(
-        "walkthrough", lambda model, batch: vitlens.walkthrough(model, batch[:1]), models=PLAIN[1:], needs_class=False,
+        "walkthrough", lambda model, batch: vitlens.walkthrough(model, batch[:1]), models=PLAIN[1:], needs_class=False
     ),
 )  # fmt: skip
 # public functions of a model that are no entry
@@ -209,18 +201,15 @@ def _attributions() -> Iterator[Entry]:
         yield Entry(
             f"explain/{name}", partial(_explained, method=name), lambda maps: maps, models,
             needs_class=method.needs_class, draws=method.random,
+            shares=f"{method.function.partition(':')[0]} {method.arguments.get('method')}",
         )  # fmt: skip
-
-
-def _attacked(model: Model, batch: Tensor, *, method: str) -> Any:
-    return vitlens.attack(model, batch, "predicted", method=method, steps=1)
 
 
 def _attacks() -> Iterator[Entry]:
     for name, method in ATTACKS.items():
-        yield Entry(
-            f"attack/{name}", partial(_attacked, method=name), lambda found: found.images, draws=method.random_start
-        )
+        run = partial(vitlens.attack, labels="predicted", method=name, steps=1)
+        module = method.function.partition(":")[0]
+        yield Entry(f"attack/{name}", run, lambda found: found.images, draws=method.random_start, shares=module or name)
 
 
 ENTRIES: Final = {entry.name: entry for entry in (*_OWN, *_attributions(), *_attacks())}
@@ -236,7 +225,7 @@ def cover() -> Iterator[tuple[str, str, bool]]:
         first, *others = entry.models
         turn = [model for model in others if model != "cnn"] or [first]
         quick = {first, turn[number % len(turn)], *({"cnn"} & {*others})}
-        if entry.of_registry:
+        if entry.shares:
             quick = {entry.models[number % len(entry.models)]}
         for model in entry.models:
             yield entry.name, model, model in quick

@@ -1,6 +1,5 @@
 """A command that is added takes its folder and one entry of the registry: all else finds it there."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 
 import vitlens
-from tests.contracts import test_messages, test_names_shown, test_report_folders, test_support
 from tests.contracts.throw_away import ENTRY, WORD
 from tests.kit.whole_folder import whole_folder
 from vitlens.cli.main import run
@@ -73,14 +71,3 @@ def test_models_say_whether_they_support_it(tmp_path, capsys):
     assert run(line) == 2  # refused as the table says
     assert str(cnn.supports(WORD)) in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.usefixtures("added")
-def test_the_tests_over_all_commands_take_it():
-    """Read again, as a new process reads them."""
-    known = [(test_messages, "LINES"), (test_names_shown, "WORDS"), (test_report_folders, "NAMES")]
-    for module, names in (*known, (test_support, "ON_A_MODEL")):
-        spec = importlib.util.spec_from_file_location("again", module.__file__)
-        again = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(again)
-        assert any(WORD in name for name in getattr(again, names)), names

@@ -6,6 +6,7 @@ A check that an entry does not pass stands in the entry's `exempt`, with the rea
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
+from functools import cache
 from inspect import isfunction, signature
 
 import numpy as np
@@ -20,20 +21,31 @@ from tests.kit.uses import Break, BrokenError, state_of, unsettled
 from vitlens import Model
 from vitlens.errors import DataError, InputError, UnsupportedError
 
-CHECKS = ("repeated", "each image alone", "other numbers", "refused pixels", "float64", "without a classifier")
-ONE_OF_MANY = ("explain/saliency", "attack/fgsm")
+CHECKS = {
+    "nested", "repeated", "each image alone", "other numbers", "refused pixels", "float64", "without a classifier",
+}  # fmt: skip
 QUICK = pytest.mark.parametrize(
     ("name", "on"), [pytest.param(name, on, marks=() if quick else pytest.mark.slow) for name, on, quick in cover()]
 )
 
 
-def of_check(check: str, *, reads: bool = True, own: bool = False, each: bool = False) -> pytest.MarkDecorator:
-    """The entries that a check is for. reads: those with numbers to compare; each: with a row for each image; own: of a
-    registry one alone, as the check is of what its entries share."""
+def of_check(check: str, *, reads: bool = True, each: bool = False, of: str = "all") -> pytest.MarkDecorator:
+    """The entries that a check is for. reads: those with numbers to compare; each: with a row for each image; of a
+    registry, "all", one of each "kind" (of what they share), or "one" alone, as the check is of what all share."""
     assert check in CHECKS
-    entries = [entry for entry in ENTRIES.values() if (entry.read or not reads) and (entry.each or not each)]
-    shares = [entry for entry in entries if not (own and entry.of_registry) or entry.name in ONE_OF_MANY]
-    return pytest.mark.parametrize("name", [entry.name for entry in shares if check not in entry.exempt])
+    shown: dict[str, Entry] = {}
+    for name, entry in ENTRIES.items():
+        if check not in entry.exempt and (entry.read or not reads) and (entry.each or not each):
+            kind = {"all": name, "kind": entry.shares, "one": name.partition("/")[0]}[of] if entry.shares else name
+            shown.setdefault(kind, entry)
+    return pytest.mark.parametrize("name", [entry.name for entry in shown.values()])
+
+
+@cache
+def own(on: str, state: str) -> Model:
+    """The model of all checks of one state, which each leaves as it found it."""
+    model = MODELS[on]()
+    return {"unsettled": unsettled, "training": Model.train, "float64": Model.double}[state](model)
 
 
 def test_every_public_function_of_a_model_is_an_entry():
@@ -45,7 +57,7 @@ def test_every_public_function_of_a_model_is_an_entry():
     }
     assert takes | ELSEWHERE.keys() == {name.partition("/")[0] for name in ENTRIES} | ELSEWHERE.keys()
     assert not ELSEWHERE.keys() & ENTRIES.keys()
-    assert {check for entry in ENTRIES.values() for check in entry.exempt} <= set(CHECKS)
+    assert {check for entry in ENTRIES.values() for check in entry.exempt} <= CHECKS
 
 
 def deepest(model: Model) -> nn.Module:
@@ -58,28 +70,24 @@ def deepest(model: Model) -> nn.Module:
 @QUICK
 def test_nothing_is_left_behind(name: str, on: str) -> None:
     """Success, failures at the first and last call of a layer and in the backward pass, within another use; again."""
-    model, run = unsettled(MODELS[on]()), ENTRIES[name].run
+    model, run = own(on, "unsettled"), ENTRIES[name].run
     batch, before, random = batch_of(model), state_of(model), torch.get_rng_state()
     run(model, batch)
     assert state_of(model) == before
     assert torch.equal(batch, batch_of(model))
     assert not batch.requires_grad
     assert torch.equal(torch.get_rng_state(), random) or "repeated" in ENTRIES[name].exempt
-    calls = Break(BrokenError, 0)
-    handle = deepest(model).register_forward_pre_hook(calls)
+    calls, backward = Break(BrokenError, 0), list[Tensor]()
+    handles = [deepest(model).register_forward_pre_hook(calls), breaks_backward(model, backward, raises=False)]
     run(model, batch)
-    handle.remove()
+    for handle in handles:
+        handle.remove()
     last = 1 if name == "profile" else calls.calls  # how many passes it makes depends on the time that they take
-    for error, after in ((BrokenError, 1), (KeyboardInterrupt, last)):
-        if name == "places" and not calls.calls:
-            continue
+    for error, after in ((BrokenError, 1), (KeyboardInterrupt, last)) if calls.calls else ():
         handle = deepest(model).register_forward_pre_hook(Break(error, after))
         fails_as_it_was(model, batch, run, error)
         handle.remove()
-    backward: list[Tensor] = []
-    handle = breaks_backward(model, backward, raises=False)
-    run(model, batch)
-    handle.remove()
+    assert calls.calls or name == "places"
     if backward:
         handle = breaks_backward(model, backward, raises=True)
         fails_as_it_was(model, batch, run, BrokenError)
@@ -110,11 +118,11 @@ def breaks_backward(model: Model, calls: list[Tensor], *, raises: bool) -> Remov
     return list(model.module.children())[-1].register_forward_hook(watch)
 
 
-@pytest.mark.parametrize("name", ENTRIES)
+@of_check("nested", reads=False, of="kind")
 def test_a_use_within_others_undoes_its_own_alone(name: str) -> None:
     """After success and after a failure, what is around it goes on as before."""
     entry = ENTRIES[name]
-    model = MODELS[entry.models[0]]()
+    model = shared(entry.models[0])
     batch, before = batch_of(model), state_of(model)
     place = next(place.name for place in vitlens.places(model) if place.changeable)
     with vitlens.intervene(model, {place: torch.neg}), vitlens.intervene(model, {place: lambda value: 2 * value}):
@@ -137,11 +145,11 @@ def answers(model: Model, batch: Tensor) -> Tensor:
     return model(batch)
 
 
-@of_check("repeated", reads=False)
+@of_check("repeated", reads=False, of="kind")
 def test_a_module_in_training_mode_is_measured_in_evaluation_mode(name: str) -> None:
     """Twice the same, for all its dropout; its batch statistics unchanged, and in training mode again."""
     entry = ENTRIES[name]
-    model = MODELS[entry.models[0]]().train()
+    model = own(entry.models[0], "training")
     kept = {key: value.clone() for key, value in model.named_buffers()}
     first, second = (entry.run(model, batch_of(model)) for _ in range(2))
     assert not differences(first, second)
@@ -183,7 +191,7 @@ def first_of(entry: Entry) -> tuple[Model, Tensor]:
     return model, batch_of(model)
 
 
-@of_check("other numbers", own=True)
+@of_check("other numbers", of="one")
 def test_rounding_outside_0_to_1_is_clamped_and_float64_taken(name: str) -> None:
     entry = ENTRIES[name]
     model, batch = first_of(entry)
@@ -212,7 +220,7 @@ WRONG: dict[str, Callable[[Tensor], object]] = {
 }
 
 
-@of_check("refused pixels", own=True)
+@of_check("refused pixels", of="one")
 def test_wrong_pixels_are_refused(name: str) -> None:
     """As `vitlens.rollout` refuses them, whose words are in messages.txt."""
     entry = ENTRIES[name]
@@ -225,7 +233,7 @@ def test_wrong_pixels_are_refused(name: str) -> None:
         assert str(told.value) == str(expected.value), what
 
 
-@of_check("refused pixels", reads=False, own=True)
+@of_check("refused pixels", reads=False, of="one")
 def test_a_name_or_images_in_place_of_the_model_are_refused(name: str) -> None:
     model, batch = first_of(ENTRIES[name])
     for given in ("vit-digits", model.module, batch):
@@ -238,7 +246,7 @@ def test_a_name_or_images_in_place_of_the_model_are_refused(name: str) -> None:
 def test_a_module_in_float64_gives_what_it_gives_in_float32(name: str) -> None:
     entry = ENTRIES[name]
     model, batch = first_of(entry)
-    expected, found = entry.tensor(model, batch), entry.tensor(MODELS[entry.models[0]]().double(), batch)
+    expected, found = entry.tensor(model, batch), entry.tensor(own(entry.models[0], "float64"), batch)
     torch.testing.assert_close(found.double(), expected.double(), atol=1e-4, rtol=1e-3, equal_nan=True)
 
 

@@ -5,32 +5,15 @@ import torch
 from torch import Tensor
 
 import vitlens
-from tests.kit.tiny import CHAINED, FAMILIES, images
+from tests.kit.tiny import CHAINED, FAMILIES, images, shared_model
 from vitlens import Model
 
-WHOLE = {  # models of full size, at their own
-    "deit": "timm:deit_tiny_patch16_224",
-    "deit-distilled": "timm:deit_tiny_distilled_patch16_224",
-    "deit3": "timm:deit3_small_patch16_224",
-    "beit": "timm:beit_base_patch16_224",
-    "eva02": "timm:eva02_tiny_patch14_224",
-    "dinov2-registers": "timm:vit_small_patch14_reg4_dinov2",
-    "dinov3": "timm:vit_small_patch16_dinov3",
-    "siglip": "timm:vit_base_patch16_siglip_224",
-    "cait": "timm:cait_xxs24_224",
-    "swin": "timm:swin_tiny_patch4_window7_224",
-    "swinv2": "timm:swinv2_tiny_window8_256",
-    "torchvision-vit": "torchvision:vit_b_16",
-    "torchvision-swin": "torchvision:swin_t",
-}
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def family(request: pytest.FixtureRequest) -> tuple[str, Model]:
-    return request.param, FAMILIES[request.param]()
-
-
-PLAIN = (("cls",), "cls")
+WHOLE = (  # models of full size, at their own
+    "timm:deit_tiny_patch16_224", "timm:deit_tiny_distilled_patch16_224", "timm:deit3_small_patch16_224",
+    "timm:beit_base_patch16_224", "timm:eva02_tiny_patch14_224", "timm:vit_small_patch14_reg4_dinov2",
+    "timm:vit_small_patch16_dinov3", "timm:vit_base_patch16_siglip_224", "timm:cait_xxs24_224",
+    "timm:swin_tiny_patch4_window7_224", "timm:swinv2_tiny_window8_256", "torchvision:vit_b_16", "torchvision:swin_t",
+)  # fmt: skip
 READ = {  # other tokens before the patches, and what the classifier reads: from the papers, not from the code
     "vit-mean": (("register",), "mean"),
     "deit-distilled": (("cls", "distillation"), "cls+distillation"),
@@ -55,12 +38,12 @@ def observed(model: Model, batch: Tensor, **how: bool) -> tuple[Tensor, list[str
     return vitlens.observe(model, batch, keep, **how), modules, layers
 
 
-def check(name: str, model: Model, batch: Tensor) -> tuple[Tensor, list[Tensor]]:
+def check(model: Model, batch: Tensor) -> tuple[Tensor, list[Tensor]]:
     with torch.no_grad():
         plain = model(batch)
     logits, modules, layers = observed(model, batch)
     # unobserved inference of nn.MultiheadAttention takes another kernel
-    tolerance = 1e-5 if name == "torchvision-vit" else 0
+    tolerance = 1e-5 if any(isinstance(each, torch.nn.MultiheadAttention) for each in model.modules()) else 0
     torch.testing.assert_close(logits, plain, atol=tolerance, rtol=tolerance)
     assert modules == list(model.anatomy.attention_modules)
     for weights in layers:
@@ -69,30 +52,27 @@ def check(name: str, model: Model, batch: Tensor) -> tuple[Tensor, list[Tensor]]
     return logits, layers
 
 
-def test_logits_are_unchanged_every_layer_is_seen_and_no_image_depends_on_another(family):
-    name, model = family
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_are_unchanged_every_layer_is_seen_with_its_gradient_and_no_image_depends_on_another(name):
+    model = shared_model(name)
     batch = images(model.input_size, batch=3)
-    together, layers = check(name, model, batch)
+    together, layers = check(model, batch)
     alone, _, own = observed(model, batch[1:2])
     torch.testing.assert_close(alone[0], together[1], atol=1e-5, rtol=1e-5)
     tolerance = 1e-5 if name == "swinv2" else 1e-6  # cosine scores times up to 100: more float noise
     for one, layer in zip(own, layers, strict=True):  # windows of an image stand together
         torch.testing.assert_close(one, layer.unflatten(0, (3, -1))[1], atol=tolerance, rtol=0)
-
-
-def test_explicit_attention_gives_the_same_logits_and_gradients_of_every_layer(family):
-    _, model = family
-    batch = images(model.input_size)
-    (plain, _, layers), (explicit, _, graph) = observed(model, batch), observed(model, batch, explicit=True)
-    torch.testing.assert_close(explicit.detach(), plain, atol=1e-5, rtol=1e-5)
+    explicit, _, graph = observed(model, batch, explicit=True)
+    torch.testing.assert_close(explicit.detach(), together, atol=1e-5, rtol=1e-5)
     for weights, gradient, same in zip(graph, torch.autograd.grad(explicit[:, 1].sum(), graph), layers, strict=True):
         torch.testing.assert_close(weights.detach(), same, atol=1e-5, rtol=1e-5)
         assert gradient.abs().sum() > 0
 
 
-def test_every_family_has_a_rollout_of_each_image_alone(family):
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_has_a_rollout_of_each_image_alone(name):
     """Of windows over the patches of the first stage, where nothing is left to a prefix."""
-    name, model = family
+    model = shared_model(name)
     batch = images(model.input_size)
     maps = vitlens.rollout(model, batch)
     torch.testing.assert_close(vitlens.rollout(model, batch[1:])[0], maps[1], atol=1e-6, rtol=0)
@@ -100,8 +80,8 @@ def test_every_family_has_a_rollout_of_each_image_alone(family):
     assert maps.shape == (2, *(model.layout.grid if name in CHAINED else (16, 16)))
     left = torch.ones(2) - maps.sum((1, 2))
     assert (left >= -1e-5).all()
+    prefix, readout = READ.get(name, (("cls",), "cls")) if name in CHAINED else (None, "mean")
     assert name in CHAINED or (left <= 1e-5).all()
-    prefix, readout = READ.get(name, PLAIN) if name in CHAINED else (None, "mean")
     assert (len(model.anatomy.blocks), model.anatomy.readout) == (2 if prefix or name == "siglip" else 4, readout)
     assert prefix is None or model.layout.prefix == prefix
 
@@ -109,5 +89,5 @@ def test_every_family_has_a_rollout_of_each_image_alone(family):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WHOLE)
 def test_the_whole_model_under_observation(name):
-    model = vitlens.load(WHOLE[name], random_weights=True)
-    check(name, model, images(model.input_size, batch=1))
+    model = vitlens.load(name, random_weights=True)
+    check(model, images(model.input_size, batch=1))

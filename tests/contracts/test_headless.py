@@ -1,9 +1,6 @@
-"""A model without a classifier, on the command line: what needs a class is refused, what needs none works.
+"""A model without a classifier: what needs a class is refused, what needs none works. Its functions are checked in
+test_common.py and test_support.py."""
 
-Its functions are checked in test_common.py.
-"""
-
-import json
 from functools import partial
 
 import numpy as np
@@ -11,20 +8,17 @@ import pytest
 import torch
 
 import vitlens
-from tests.contracts.entries import HEADLESS as NAME
-from tests.contracts.entries import batch_of, headless
+from tests.contracts.entries import HEADLESS, batch_of, headless
 from tests.kit import families
 from tests.kit.making import save
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.cli.main import run
+from vitlens.commands.run.publish import read_folder
 from vitlens.errors import UnsupportedError
 from vitlens.models.sources.registry import SOURCES
 
-SMALL = ("--random-weights", "--image-size", "28", "--device", "cpu", "--quiet")
+QUIET = ("--device", "cpu", "--quiet")
 DIGITS = ("--data", "digits", "--limit", "2")
-CLASS_FREE = {name for name, method in ATTRIBUTIONS.items() if not method.needs_class}
-
-
 NAMES = {  # the side of its input and what makes it small
     "vit_tiny_patch16_224": (32, families.VIT),
     "deit_tiny_distilled_patch16_224": (32, families.VIT),
@@ -35,9 +29,13 @@ NAMES = {  # the side of its input and what makes it small
 }
 
 
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SOURCES, "made", families.MADE)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_classifier_is_read_from_the_model_and_not_from_its_name(name, monkeypatch):
-    monkeypatch.setitem(SOURCES, "made", families.MADE)
     side, shape = NAMES[name]
     for classes in (0, 7):
         build = partial(families.of_timm, name, classes=classes, **shape)
@@ -54,13 +52,13 @@ def test_its_features_are_no_classes(tmp_path):
     again = vitlens.load(str(tmp_path / "model.safetensors"))
     assert again.classes == ()
     assert torch.equal(again(batch_of(again)), model(batch_of(model)))
-    split = vitlens.load_data("digits", limit=2)
+    digits, split = vitlens.load("vit-digits"), vitlens.load_data("digits", limit=2)
     for refused in (
-        lambda: vitlens.compare(vitlens.load("vit-digits"), model, split),
-        lambda: vitlens.failures(vitlens.load("vit-digits"), split, second=model),
-        lambda: vitlens.load(NAME, random_weights=True, classes=tuple(map(str, range(192)))),
+        lambda: vitlens.compare(digits, model, split),
+        lambda: vitlens.failures(digits, split, second=model),
+        lambda: vitlens.load(HEADLESS, random_weights=True, classes=tuple(map(str, range(192)))),
     ):
-        with pytest.raises(UnsupportedError, match=f"vitlens train {NAME} --freeze-backbone"):
+        with pytest.raises(UnsupportedError, match=f"vitlens train {HEADLESS} --freeze-backbone"):
             refused()
 
 
@@ -75,44 +73,29 @@ def test_a_method_needs_a_class_where_its_maps_change_with_it():
 @pytest.mark.parametrize(
     "line",
     [
-        "look cat.jpg --model {name}",
-        "predict {name} {digits}",
-        "evaluate {name} {digits}",
-        "ablate {name} {digits}",
-        "attack {name} {digits} --predicted",
-        "explain {name} {digits} --method gradcam",
-        "explain {name} {digits} --target 3",
-        "explain {name} {digits} --auto",
-        "explain {name} {digits} --verify",
-        "rollout {name} {digits} --method rollout,relevance",
-        "rollout {name} {digits} --target 3",
-        "study {name} --data digits",
-        "audit {name} {digits}",
+        "look cat.jpg --model {name}", "predict {name} {digits}", "evaluate {name} {digits}", "ablate {name} {digits}",
+        "attack {name} {digits} --predicted", "explain {name} {digits} --method gradcam",
+        "explain {name} {digits} --target 3", "explain {name} {digits} --auto", "explain {name} {digits} --verify",
+        "rollout {name} {digits} --method rollout,relevance", "rollout {name} {digits} --target 3",
+        "study {name} --data digits", "audit {name} {digits}",
     ],
-)
+)  # fmt: skip
 def test_a_command_that_needs_a_class_is_refused_before_anything_is_written(line, tmp_path, capsys):
-    words = line.format(name=NAME, digits=" ".join(DIGITS)).split()
-    assert run([*words, *SMALL, "--out", str(tmp_path / "out")]) == 2
+    words = line.format(name="made:headless", digits=" ".join(DIGITS)).split()
+    assert run([*words, *QUIET, "--out", str(tmp_path / "out")]) == 2
     (told,) = capsys.readouterr().err.strip().splitlines()
-    assert f"vitlens train {NAME} --freeze-backbone" in told
+    assert "vitlens train made:headless --freeze-backbone" in told
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(("command", "method"), [("rollout", ()), ("explain", ("--method", "all"))])
 def test_maps_without_a_classifier_are_those_that_need_none(command, method, tmp_path):
     out = tmp_path / "out"
-    assert run([command, NAME, *DIGITS, *SMALL, *method, "--out", str(out)]) == 0
-    tables = json.loads((out / "results.json").read_text())["tables"]
-    assert {row["method"] for row in tables["methods"]} == (CLASS_FREE if method else {"rollout"})
-    assert [(row.get("prediction"), row.get("target")) for row in tables["shown"]] == [(None, None)] * 2
+    assert run([command, "made:headless", *DIGITS, *QUIET, *method, "--out", str(out)]) == 0
+    record, free = read_folder(out), {name for name, entry in ATTRIBUTIONS.items() if not entry.needs_class}
+    assert {row.method for row in record.methods} == (free if method else {"rollout"})
+    assert [(row.prediction, row.target) for row in record.shown] == [(None, None)] * 2
     assert "| prediction" not in (out / "report.md").read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["attention", "stats", "features", "profile"])
-def test_commands_that_need_no_class_work(command, tmp_path):
-    data = () if command == "profile" else ("--data", "digits", "--limit", "40")
-    assert run([command, NAME, *data, *SMALL, "--out", str(tmp_path / "out")]) == 0
 
 
 @pytest.mark.slow
@@ -120,8 +103,7 @@ def test_a_head_is_added_by_training_it(tmp_path):
     """What the message says: the trained model has a classifier, and predicts."""
     save(headless(), tmp_path / "eva" / "model.safetensors")
     learn = ["--freeze-backbone", "--data", "digits", "--limit", "60", "--epochs", "1", "--image-size", "28"]
-    out = ["--device", "cpu", "--quiet", "--out", str(tmp_path / "run")]
-    assert run(["train", str(tmp_path / "eva"), *learn, *out]) == 0
+    assert run(["train", str(tmp_path / "eva"), *learn, *QUIET, "--out", str(tmp_path / "run")]) == 0
     trained = vitlens.load(str(tmp_path / "run"))
     assert len(trained.classes) == 10
     assert np.isfinite(trained(batch_of(trained)).numpy()).all()

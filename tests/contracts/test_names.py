@@ -22,17 +22,14 @@ from vitlens.errors import UnknownNameError
 HOME = Path(vitlens.__file__).parent
 
 
-def test_every_preset_can_be_built():
+def test_every_preset_can_be_built_and_every_bundled_model_has_its_folder():
     for name in names.PRESETS:
         if not name.endswith("-224"):
             assert untrained(name, classes=("a", "b")).parameter_count() > 0
-
-
-def test_every_bundled_model_has_its_folder():
     assert {path.name for path in (HOME / "models" / "bundled").iterdir() if path.is_dir()} == set(names.BUNDLED)
 
 
-def test_the_public_names_are_what_the_type_checker_is_told():
+def test_public_names_are_there_documented_and_what_the_type_checker_is_told():
     told = {
         (alias.asname or "").replace("_fit", "train"): (node.module, alias.name)
         for node in ast.parse((HOME / "__init__.pyi").read_text()).body
@@ -40,20 +37,9 @@ def test_the_public_names_are_what_the_type_checker_is_told():
         for alias in node.names
     }
     assert told == vitlens._HOMES
-
-
-@pytest.mark.parametrize("name", vitlens.__all__)
-def test_every_public_name_is_there_and_documented(name):
-    assert name == "__version__" or getattr(vitlens, name).__doc__
-
-
-def test_no_public_name_is_that_of_a_module():
-    """Importing the module would put it in the function's place."""
+    assert all(name == "__version__" or getattr(vitlens, name).__doc__ for name in vitlens.__all__)
     modules = {path.stem for path in HOME.glob("*.py")} | {path.parent.name for path in HOME.glob("*/__init__.py")}
-    assert not modules & set(vitlens.__all__)
-
-
-def test_an_unknown_public_name_says_the_known_ones():
+    assert not modules & set(vitlens.__all__)  # importing the module would put it in the function's place
     with pytest.raises(AttributeError, match="rollout"):
         vitlens.roll  # noqa: B018
 
@@ -94,11 +80,11 @@ def test_every_projection_weighting_and_substrate_is_one_of_its_own(golden, tiny
     assert set(REPLACED) == set(names.REPLACEMENTS)
 
 
-def test_every_format_of_figures_is_written_as_such(tmp_path):
+def test_every_format_of_figures_is_written_as_such(tiny_vit, tmp_path):
     beginnings = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
     assert set(names.FORMATS) == beginnings.keys()
-    line = ["profile", "vit-digits", "--batch-sizes", "1", "--device", "cpu", "--quiet", "--format", "png,svg,pdf"]
-    assert run([*line, "--out", str(tmp_path / "out")]) == 0
+    line = f"profile {tiny_vit} --batch-sizes 1 --device cpu --quiet --format png,svg,pdf --out {tmp_path / 'out'}"
+    assert run(line.split()) == 0
     for form, beginning in beginnings.items():
         files = list((tmp_path / "out" / "figures").glob(f"*.{form}"))
         assert files

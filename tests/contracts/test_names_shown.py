@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.kit.making import save, untrained
+from tests.kit.making import little_vit, save
 from tests.kit.nasty import NASTY, cells, problems
 from tests.kit.pages import page_problems
 from vitlens.cli.main import run
@@ -50,8 +50,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The folder of a model of classes with such names, and one with a test image of each."""
     folder = tmp_path_factory.mktemp("odd")
     model, data = folder / "[a](b) <i>m`$", folder / "da|ta ![x](y)\x1b[31m"
-    shape = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8]}
-    save(untrained("vit-mini", classes=CLASSES, seed=1, overrides=shape), model / "model.safetensors")
+    save(little_vit(CLASSES), model / "model.safetensors")
     pixels = np.random.default_rng(0).integers(0, 255, (len(CLASSES), 32, 32, 3), np.uint8)
     for name, image in zip(CLASSES, pixels):
         place = data / "test" / name

@@ -4,7 +4,8 @@ requirements, comparison, JUnit and CSV; shown for a throw-away command."""
 import csv
 import json
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -86,24 +87,28 @@ def rows(alias: str = "cat", fur: float = 0.75) -> tuple[FurRow, ...]:
     return tuple(FurRow(alias, 0, head, of, 4.5 if head else None) for head in range(9))
 
 
-@pytest.fixture(autouse=True)
-def fur(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command whose parts are these."""
-    command = replace(COMMANDS["stats"], word="fur", package="tests.contracts.fur_command")
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Path]:
+    """Writes the folder of a command whose parts are these."""
+    for part in ("record", "report"):
+        monkeypatch.setitem(sys.modules, f"tests.contracts.fur.{part}", sys.modules[__name__])
+    command = replace(COMMANDS["stats"], word="fur", package="tests.contracts.fur")
     monkeypatch.setitem(COMMANDS, "fur", command)
 
+    def write(alias: str = "cat", fur: float = 0.75) -> Path:
+        out = tmp_path / str(fur)
+        config = {"models": [{"alias": alias}], "command_line": "vitlens fur cat"}
+        with RunFolder.opened("fur", RunOptions(out=out), config) as folder:
+            folder.keep(FurRecord(furs=rows(alias, fur)))
+            folder.record()
+        assert run(["report", str(out)]) == 0
+        return out
 
-def written(out: Path, alias: str = "cat", fur: float = 0.75) -> Path:
-    config = {"models": [{"alias": alias}], "command_line": "vitlens fur cat"}
-    with RunFolder.opened("fur", RunOptions(out=out), config) as folder:
-        folder.keep(FurRecord(furs=rows(alias, fur)))
-        folder.record()
-    assert run(["report", str(out)]) == 0
-    return out
+    return write
 
 
-def test_a_column_says_everything(tmp_path):
-    out = written(tmp_path / "out")
+def test_a_column_says_everything(written):
+    out = written()
     results = json.loads((out / "results.json").read_text())
     expected = {"value": 0.75, "low": 0.5, "high": 0.875, "n": 50, "unit": "fraction"}
     assert results["metrics"]["furriness/cat/0/3"] == expected
@@ -131,14 +136,11 @@ def test_a_column_says_everything(tmp_path):
     assert document.first.glance.rows[0][-1] == "pass"
 
 
-def test_a_fall_is_worse_as_the_column_says(tmp_path):
-    before, after = (read_folder(written(tmp_path / name, name, value)) for name, value in (("a", 0.8), ("b", 0.3)))
+def test_a_fall_is_worse_as_the_column_says_and_a_name_is_no_markup(written):
+    before, after = (read_folder(written("cat", fur)) for fur in (0.8, 0.3))
     assert {change.direction for change in changes_between(before, after)} == {"worse"}
     assert {change.direction for change in changes_between(after, before)} == {"better"}
-
-
-def test_a_name_is_no_markup(tmp_path):
-    text = (written(tmp_path / "out", "**bold** <b>`x`") / "report.md").read_text()
+    text = (written("**bold** <b>`x`") / "report.md").read_text()
     assert "**bold** " not in text.replace(r"\*\*bold\*\*", "")
     assert "<b>" not in text.replace(r"\<b>", "")
 
@@ -182,29 +184,23 @@ def reports(word: str) -> tuple[Report, ...]:
 
 def templates(made: Report) -> Iterator[str]:
     for section in made.sections:
-        if not isinstance(section, Section):
-            continue  # of chapters, whose reports are tested themselves
-        texts = (section.question, section.opening, section.says, section.otherwise, section.without)
-        yield from (text for text in texts if isinstance(text, str))
-        for chart in section.charts:
-            yield from (chart.title, chart.caption)
+        if isinstance(section, Section):  # not of chapters, whose reports are tested themselves
+            texts = (section.question, section.opening, section.says, section.otherwise, section.without)
+            yield from (text for text in texts if isinstance(text, str))
+            for chart in section.charts:
+                yield from (chart.title, chart.caption)
 
 
 @pytest.mark.parametrize("word", REPORTING)
-def test_a_template_only_looks_and_counts(word):
+def test_a_template_only_looks_and_counts_and_every_command_says_how_to_read_it(word):
     """No arithmetic, and no comparison but with 0 and 1."""
     arithmetic = (nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Pow)
     for text in (text for made in reports(word) for text in templates(made)):
         tree = environment().parse(text)
         assert not list(tree.find_all(arithmetic))
-        for compared in tree.find_all(nodes.Operand):
-            assert compared.expr.as_const() in (0, 1), text
+        assert all(compared.expr.as_const() in (0, 1) for compared in tree.find_all(nodes.Operand)), text
         said = re.sub(r"\{\{.*?\}\}|\{%.*?%\}|`[^`]*`|\([^()]*\d{4}[^()]*\)", "", text).replace("95 %", "")
         assert not re.search(r"(?<![\w.])\d+(?:\.\d+)?(?![\w/])", said), f"a number is typed: {text}"
-
-
-@pytest.mark.parametrize("word", REPORTING)
-def test_every_command_says_how_to_read_it(word):
     for made in reports(word):
         parts = help_of(made.package or package_of(word))
         assert {"How to read it", "Pitfalls"} <= parts.keys()
@@ -216,15 +212,13 @@ def test_every_command_says_how_to_read_it(word):
         assert all(column.title for column in columns(kind).values())
 
 
-HEADS = [
-    FurRow("a", layer, head, Estimate(0.1 * layer + 0.01 * head, 0.0, 0.9, 9), 1.0 + head)
-    for layer in range(3)
-    for head in range(4)
-]
-
-
 def test_marks_stand_where_the_numbers_are():
-    some, percent = HEADS[:4], [100 * row.fur.value for row in HEADS[:4]]
+    heads = [
+        FurRow("a", layer, head, Estimate(0.1 * layer + 0.01 * head, 0.0, 0.9, 9), 1.0 + head)
+        for layer in range(3)
+        for head in range(4)
+    ]
+    some, percent = heads[:4], [100 * row.fur.value for row in heads[:4]]
     (axes,) = intervals("head", "fur")(some, "").axes
     assert np.concatenate([np.asarray(line.get_xdata(), float) for line in axes.lines]) == pytest.approx(percent)
     assert axes.get_xlabel() == "furriness (%)"
@@ -236,5 +230,5 @@ def test_marks_stand_where_the_numbers_are():
     (axes,) = scatter("weight", "fur")(some, "").axes
     np.testing.assert_allclose(axes.lines[0].get_xydata(), list(zip([row.weight for row in some], percent)))
     for draw in (board("fur"), matrix("layer", "head", "fur")):
-        shown_ = np.asarray(draw(HEADS, "").axes[0].images[0].get_array())
-        np.testing.assert_allclose(shown_, np.reshape([100 * row.fur.value for row in HEADS], (3, 4)))
+        found = np.asarray(draw(heads, "").axes[0].images[0].get_array())
+        np.testing.assert_allclose(found, np.reshape([100 * row.fur.value for row in heads], (3, 4)))

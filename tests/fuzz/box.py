@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from vitlens.cli import main as cli
+
 CODES = (0, 1, 2, 3, 130)
 PATIENCE = 60.0  # seconds of a run after which it hangs
+WRITABLE = ("reports", "runs", "out", "data", ".cache")  # below the working folder
 _SHIFT = int(os.environ.get("VITLENS_FUZZ_SEED", "0")) * 1_000_003
-_TREE = Path(__file__).parents[2]
 
 
 def seeds(count: int) -> list[int]:
@@ -26,24 +28,22 @@ def seeds(count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run left: its words, exit code (None: it hung), both streams, seconds."""
+    """What a run left: its words, exit code (None: it hung), error stream, seconds."""
 
     words: tuple[str, ...]
     code: int | None
-    out: str
     err: str
     seconds: float
 
     def faults(self) -> list[str]:
         """What is wrong with it, whatever was asked: a hang, a traceback, a code or error line that should not be."""
         lines = len(re.findall(r"^error: ", self.err, re.MULTILINE))
-        expected = {0: 0, 1: 1, 2: 1}.get(self.code, lines)
         faults = {
             f"hung after {self.seconds:.0f} s": self.code is None,
             f"exit code {self.code}": self.code not in (None, *CODES),
             "a traceback": "Traceback (most recent" in self.err and "--debug" not in self.words,
             "an unexpected error": "error: unexpected " in self.err,
-            f"{lines} error lines with exit code {self.code}": lines != expected,
+            f"{lines} error lines with exit code {self.code}": lines != {0: 0, 1: 1, 2: 1}.get(self.code, lines),
         }
         return [fault for fault, found in faults.items() if found]
 
@@ -73,10 +73,7 @@ def alarm(seconds: float) -> Iterator[None]:
 
 @dataclass
 class Box:
-    """A folder with inputs, which no run may change, and a working folder in which runs write.
-
-    A run may write in work/{reports,runs,out,data,.cache} alone; whatever else appears or changes is a fault.
-    """
+    """A folder with inputs, which no run may change, and a working folder, in which runs write below WRITABLE alone."""
 
     root: Path
     inputs: Path = field(init=False)
@@ -99,34 +96,32 @@ class Box:
 
     def run(self, words: Sequence[str]) -> Outcome:
         """One command line in this process, in the working folder. A crash ends the worker: pytest-xdist says so."""
-        from vitlens.cli import main as cli
-
-        out, err, code, start = io.StringIO(), io.StringIO(), None, time.monotonic()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.chdir(self.work):
+        err, code, start = io.StringIO(), None, time.monotonic()
+        with (
+            contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err), contextlib.chdir(self.work),
+            contextlib.suppress(HangsError), alarm(PATIENCE),
+        ):  # fmt: skip
             try:
-                with alarm(PATIENCE):
-                    code = cli.run(list(words))
-            except HangsError:
-                pass
+                code = cli.run(list(words))
             except SystemExit as end:
                 code = end.code if isinstance(end.code, int) else 1
-        return Outcome(tuple(words), code, out.getvalue(), err.getvalue(), time.monotonic() - start)
+        return Outcome(tuple(words), code, err.getvalue(), time.monotonic() - start)
 
     def command(self, words: Sequence[str], *, patience: float = PATIENCE * 2) -> Outcome:
         """One command line as a process of its own; its imports are counted."""
         start = time.monotonic()
         with start_command(words, self.work) as child:
             try:
-                out, err = child.communicate(timeout=patience)
+                err = child.communicate(timeout=patience)[1]
                 code: int | None = child.returncode
             except subprocess.TimeoutExpired:
                 child.kill()
-                (out, err), code = child.communicate(), None
-        return Outcome(tuple(words), code, out, err, time.monotonic() - start)
+                err, code = child.communicate()[1], None
+        return Outcome(tuple(words), code, err, time.monotonic() - start)
 
     def _everything(self) -> dict[str, tuple[int, int]]:
         found = {}
-        allowed = {str(self.work / name) for name in ("reports", "runs", "out", "data", ".cache")}
+        allowed = {str(self.work / name) for name in WRITABLE}
         for place, folders, files in os.walk(self.root):
             folders[:] = [name for name in folders if f"{place}/{name}" not in allowed]
             for name in [*files, *folders]:
@@ -137,10 +132,11 @@ class Box:
 
 def start_command(words: Sequence[str], folder: Path) -> "subprocess.Popen[str]":
     """A command line as a process of its own, not waited for: this tree's vitlens, one thread, no hub."""
-    settings = {"PYTHONPATH": str(_TREE), "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", "HF_HUB_OFFLINE": "1"}
+    tree = str(Path(__file__).parents[2])
+    settings = {"PYTHONPATH": tree, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", "HF_HUB_OFFLINE": "1"}
     return subprocess.Popen(
-        [sys.executable, "-m", "vitlens", *words], cwd=folder, env={**os.environ, **settings},
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="surrogateescape",
+        [sys.executable, "-m", "vitlens", *words], cwd=folder, env={**os.environ, **settings}, stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="surrogateescape",
     )  # fmt: skip
 
 

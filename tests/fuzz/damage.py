@@ -5,14 +5,14 @@ import json
 import random
 import struct
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from tests.kit.damage import VALUES, damage_bytes
+from tests.kit.damage import VALUES, damage_bytes, places
 
 Damage = Callable[[Path, random.Random], None]
 _VALUES: tuple[Any, ...] = (
@@ -20,6 +20,7 @@ _VALUES: tuple[Any, ...] = (
     False, 1, 2, -(10**30), 0.5, -0.0, float("nan"), float("inf"), " ", "3", "nan", "/tmp/pwned", "<script>",
     "[x](javascript:1)", "a\nb", "\x1b[31m", "\ud800", [[]], [None], ["x"], [1, 2, 3], list(range(2_000)), {"": None},
 )  # fmt: skip
+_TEXTS = ("x", "[" * 100_000, '{"a":' * 100_000, "\0" * 100_000, "null", "[]", "1e999", "NaN", '{"a": 1, "a": 2}')
 
 
 def flip_head(path: Path, draw: random.Random) -> None:
@@ -36,40 +37,28 @@ def cut(path: Path, draw: random.Random) -> None:
     path.write_bytes(content[: draw.choice((0, 1, 7, 8, 9, draw.randrange(len(content)), len(content) - 1))])
 
 
-def splice(path: Path, draw: random.Random) -> None:
-    """A piece stands where another stood, or something follows."""
-    content = path.read_bytes()
-    a, b, c = sorted(draw.randrange(len(content) + 1) for _ in range(3))
-    after = (content + b"\0" * 10_000, content + b"]}", content * 2)
-    path.write_bytes(draw.choice((content[:a] + content[b:], content[:b] + content[a:c] + content[c:], *after)))
-
-
 def replace(path: Path, draw: random.Random) -> None:
     """Something else altogether: text, deep JSON, zeros, a folder, a link to itself, to nothing, to a device."""
     path.unlink()
-    texts = ("x", "[" * 100_000, '{"a":' * 100_000, "\0" * 100_000, "null", "[]", "1e999", "NaN", '{"a": 1, "a": 2}')
-    match draw.randrange(8):
-        case 0:
-            path.mkdir()
-        case 1:
-            path.symlink_to(path.name)
-        case 2:
-            path.symlink_to("/nowhere/at/all")
-        case 3:
-            path.symlink_to("/dev/zero")
-        case _:
-            path.write_text(draw.choice((*texts, "\ufeff{}")))
+    target = draw.choice((path.name, "/nowhere/at/all", "/dev/zero", None, *[""] * 4))
+    if target is None:
+        path.mkdir()
+    elif target:
+        path.symlink_to(target)
+    else:
+        path.write_text(draw.choice((*_TEXTS, "\ufeff{}")))
 
 
-BYTES: tuple[Damage, ...] = (damage_bytes, damage_bytes, flip_head, flip_head, cut, cut, splice, replace)
+BYTES: tuple[Damage, ...] = (damage_bytes, damage_bytes, flip_head, flip_head, cut, cut, replace)
 
 
 def change_json(value: Any, draw: random.Random) -> Any:
     """The same value with one place damaged: replaced, left out, doubled, renamed."""
-    places = list(_places(value))
-    if not places:
+    if not (known := list(places(value))):
         return draw.choice(_VALUES)
-    holder, key = draw.choice(places)
+    holder, (*way, key) = value, draw.choice(known)
+    for step in way:
+        holder = holder[step]
     match draw.randrange(8):
         case 0:
             del holder[key]
@@ -80,13 +69,6 @@ def change_json(value: Any, draw: random.Random) -> Any:
         case _:
             holder[key] = draw.choice(_VALUES)
     return value
-
-
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, child in pairs:
-        yield value, key
-        yield from _places(child)
 
 
 def json_file(path: Path, draw: random.Random) -> None:

@@ -7,10 +7,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from tests.kit.making import CLASSES, save, untrained
+from tests.kit.making import CLASSES, little_vit, save, untrained
 
 SIDE = 32
-SHAPE = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8]}
 
 
 def make_inputs(folder: Path) -> None:
@@ -43,8 +42,7 @@ def make_inputs(folder: Path) -> None:
     (folder / "classes.txt").write_text("\n".join(CLASSES) + "\n")
     (folder / "text.txt").write_text("no image, no weights\n")
     (folder / "empty").mkdir()
-    for name, preset, shape in (("vit", "vit-mini", SHAPE), ("cnn", "resnet20", {})):
-        model = untrained(preset, classes=CLASSES, seed=1, overrides=shape)
+    for name, model in (("vit", little_vit()), ("cnn", untrained("resnet20", classes=CLASSES, seed=1))):
         save(model, folder / name / "model.safetensors")
         torch.save({"state_dict": model.module.state_dict()}, folder / f"{name}.pth")
 

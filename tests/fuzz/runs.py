@@ -1,10 +1,7 @@
-"""Short runs of every command, finished or killed on their way, whose folders are damaged, or resumed."""
+"""Short runs of every command, finished or killed on their way, whose folders are damaged."""
 
 import shutil
-import signal
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from tests.fuzz.box import Box, start_command
@@ -26,47 +23,24 @@ FINISHED: dict[str, str] = {
     "walkthrough": "walkthrough {vit}",
     "train": "train vit-mini --dim 16 --depth 2 --heads 2 --patch-size 8 --epochs 1 --limit 20",
 }
-_TRAIN = "train vit-mini --dim 32 --depth 2 --heads 2 --patch-size 8 --batch-size 50"
-_ATTACK = "attack {vit} --attack pgd,cw --no-corruptions --no-inside"
-
-
-@dataclass(frozen=True)
-class Begun:
-    """A run that can be resumed: its words and the longer ones of a run that is killed at any time; the words that go
-    on with it; the pattern of files, and their number, that show that work is done and work is left."""
-
-    words: str
-    longer: str
-    again: str
-    pattern: str
-    count: int
-
-
-BEGUN: dict[str, Begun] = {
-    "train": Begun(
-        f"{_TRAIN} --epochs 20 --limit 200", f"{_TRAIN} --epochs 12 --limit 400", "train --resume {out}",
+BEGUN: dict[str, tuple[str, str, int]] = {  # runs to be killed: words; the files, and their number, that show work done
+    "train": (
+        "train vit-mini --dim 32 --depth 2 --heads 2 --patch-size 8 --batch-size 50 --epochs 20 --limit 200",
         "checkpoint/*", 1,
     ),
-    "ablate": Begun(
-        "ablate {vit} --limit 60 --batch-size 10 --replace mean,resample",
-        "ablate {vit} --limit 200 --batch-size 20 --replace mean,resample", "{line} --resume {out}",
-        "progress/*.npz", 2,
+    "ablate": ("ablate {vit} --limit 60 --batch-size 10 --replace mean,resample", "progress/*.npz", 2),
+    "attack": (
+        "attack {vit} --attack pgd,cw --no-corruptions --no-inside --limit 20 --batch-size 5 --steps 10",
+        "progress/*.npz", 1,
     ),
-    "attack": Begun(
-        f"{_ATTACK} --limit 20 --batch-size 5 --steps 10", f"{_ATTACK} --limit 60 --batch-size 10 --steps 20",
-        "{line} --resume {out}", "progress/*.npz", 1,
-    ),
-    "study": Begun(
-        "study --kind pooling --seeds 1 --epochs 1 --limit 40", "study --kind pooling --seeds 1 --epochs 2 --limit 100",
-        "study --resume {out}", "points/*/seed-*/results.json", 2,
-    ),
+    "study": ("study --kind pooling --seeds 1 --epochs 1 --limit 40", "points/*/seed-*/results.json", 2),
 }  # fmt: skip
 
 
-def words_of(line: str, box: Box, **more: object) -> list[str]:
+def words_of(line: str, box: Box) -> list[str]:
     """The words of a line, with the box's models and images in their places."""
     places = {name: str(box.inputs / name) for name in ("vit", "cnn", "photos", "masked")}
-    return [word.format(**places, **more) for word in line.split()]
+    return [word.format(**places) for word in line.split()]
 
 
 def make_finished(box: Box, folder: Path) -> None:
@@ -78,18 +52,12 @@ def make_finished(box: Box, folder: Path) -> None:
 
 def make_begun(box: Box, folder: Path) -> None:
     """One killed run of each command that can be resumed below the folder, named by the command."""
-    for name, begun in BEGUN.items():
-        words = [*words_of(begun.words, box), "--out", str(folder / name)]
-        kill(words, box, lambda at=folder / name, begun=begun: len(list(at.glob(begun.pattern))) >= begun.count)
-
-
-def kill(words: list[str], box: Box, sign: Callable[[], bool], *, how: signal.Signals = signal.SIGKILL) -> None:
-    """Start a command and end it at a sign."""
-    with start_command(words, box.work) as child:
-        while not sign() and child.poll() is None:
-            time.sleep(0.02)
-        child.send_signal(how)
-        child.communicate()
+    for name, (line, pattern, count) in BEGUN.items():
+        with start_command([*words_of(line, box), "--out", str(folder / name)], box.work) as child:
+            while len(list((folder / name).glob(pattern))) < count and child.poll() is None:
+                time.sleep(0.02)
+            child.kill()
+            child.communicate()
 
 
 def copy(folder: Path, to: Path) -> Path:

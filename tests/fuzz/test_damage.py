@@ -106,5 +106,5 @@ def test_damaged_runs_to_resume(ground: Box, name: str, seed: int) -> None:
     files = sorted(path for path in folder.rglob("[!.]*") if path.is_file() and path.suffix != ".png")
     file = files[seed % len(files)]
     own = {".json": (damage.json_file,), ".npz": (damage.arrays,), ".safetensors": (damage.safetensors_header,)}
-    words = [name] if name in ("train", "study") else words_of(BEGUN[name].words, ground)
+    words = [name] if name in ("train", "study") else words_of(BEGUN[name][0], ground)
     check(ground, file, own.get(file.suffix, ()), [*words, "--resume", str(folder)], seed)

@@ -1,33 +1,24 @@
-"""Clocks for tests of times: each pass of a model takes as long as the test says."""
-
-import itertools
+"""A clock for tests of times: each pass of a model takes as long as the test says."""
 
 import pytest
 
-_READ = "vitlens.analysis.cost.passes.perf_counter"
-
 
 class Clock:
-    """Stands still unless it is moved."""
+    """Moves by `tick` seconds between two readings, and when it is told to."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    def __init__(self, tick: float) -> None:
+        self.now, self.tick = 0.0, tick
 
     def __call__(self) -> float:
+        self.now += self.tick
         return self.now
 
     def move(self, seconds: float) -> None:
         self.now += seconds
 
 
-def moved_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock_of_passes(monkeypatch: pytest.MonkeyPatch, *, tick: float = 0.0) -> Clock:
     """The clock by which passes are timed from now on."""
-    clock = Clock()
-    monkeypatch.setattr(_READ, clock)
+    clock = Clock(tick)
+    monkeypatch.setattr("vitlens.analysis.cost.passes.perf_counter", clock)
     return clock
-
-
-def ticking_clock(monkeypatch: pytest.MonkeyPatch, *, seconds: float) -> None:
-    """From now on every pass takes this long: so much lies between two readings of the clock."""
-    ticks = itertools.count()
-    monkeypatch.setattr(_READ, lambda: seconds * next(ticks))

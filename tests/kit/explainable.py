@@ -1,11 +1,12 @@
 """Tiny models for attributions: ViTs with a grid that is not square and with registers, a CNN on images not square."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import vitlens
 from tests.kit.tiny import CLASSES, FAMILIES, bare, model_of, ours, shaken, small_cnn
 from vitlens.models.anatomy import Anatomy
 from vitlens.models.language_image import with_prompts
@@ -23,9 +24,9 @@ MODELS: dict[str, Callable[[], Model]] = {
 class Linear(nn.Module):
     """Logits that are linear in the pixels."""
 
-    def __init__(self, size: tuple[int, int], *, seed: int = 0) -> None:
+    def __init__(self, size: tuple[int, int]) -> None:
         super().__init__()
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(0)
         self.weight = nn.Parameter(torch.randn(len(CLASSES), 3 * size[0] * size[1], generator=generator))
 
     def forward(self, images: Tensor) -> Tensor:
@@ -33,14 +34,9 @@ class Linear(nn.Module):
 
 
 def linear() -> Model:
-    """A linear model of 8 x 12 px that declares the patch layout of a ViT."""
-    return planted(Linear((8, 12)), (4, 3), (2, 4))
-
-
-def planted(module: nn.Module, grid: tuple[int, int], patch_size: tuple[int, int]) -> Model:
-    """A model around any module, declared to have these patches; pixels are not normalised."""
-    layout = TokenLayout(grid, patch_size)
-    return bare(module, layout.image_size, anatomy=Anatomy("other", (), layout))
+    """A linear model of 8 x 12 px that declares the patch layout of a ViT; pixels are not normalised."""
+    layout = TokenLayout((4, 3), (2, 4))
+    return bare(Linear((8, 12)), layout.image_size, anatomy=Anatomy("other", (), layout))
 
 
 def resnet18() -> Model:
@@ -51,3 +47,12 @@ def prompted(model: Model) -> Model:
     """A language-image model with five prompts at random."""
     prompts = F.normalize(torch.randn(5, 16, generator=torch.Generator().manual_seed(1)), dim=-1)
     return with_prompts(model, CLASSES, prompts)
+
+
+def affinity(model: Model, images: Tensor, layers: Sequence[int] | None = None) -> Tensor:
+    """The attention between patches, mean over heads, plus its transpose, rows scaled to sum to 1."""
+    first = len(model.layout.prefix)
+    own = [layer[:, :, first:, first:].double().mean(1) for layer in vitlens.attention(model, images)]
+    total = torch.stack([each for layer, each in enumerate(own) if layers is None or layer in layers]).sum(0)
+    both = total + total.mT
+    return both / both.sum(-1, keepdim=True)

@@ -22,8 +22,6 @@ from vitlens.uncertainty import Estimate
 
 LAYERS, HEADS, ROWS, COLUMNS = 3, 2, 4, 5
 TOKENS = 1 + ROWS * COLUMNS
-
-
 _ELEMENTS = {  # that a page may hold
     "html", "head", "meta", "title", "style", "body", "a", "nav", "details", "summary", "ol", "li", "main",
     "header", "p", "h1", "h2", "h3", "section", "ul", "span", "strong", "em", "code", "div",
@@ -33,17 +31,13 @@ _ELEMENTS = {  # that a page may hold
 
 
 def next_patch_weights() -> NDArray[np.float32]:
-    """Weights (layers, heads, queries, keys) that a reader can check.
-
-    Each token looks at CLS with 0.25; with 0.75 head 0 of layer l looks at the patch l + 1 places to the right (in the
-    order of the tokens, CLS left out) and head 1 at the first patch.
-    """
-    weights = np.zeros((LAYERS, HEADS, TOKENS, TOKENS), np.float32)
+    """Weights (layers, heads, queries, keys) that a reader can check: each token looks at CLS with 0.25, and with 0.75
+    in head 0 of layer l at the patch l + 1 places to the right, in head 1 at the first patch."""
+    weights, query = np.zeros((LAYERS, HEADS, TOKENS, TOKENS), np.float32), np.arange(TOKENS)
     weights[..., 0] = 0.25
+    weights[:, 1, :, 1] += 0.75
     for layer in range(LAYERS):
-        for query in range(TOKENS):
-            weights[layer, 0, query, 1 + (max(query - 1, 0) + layer + 1) % (TOKENS - 1)] += 0.75
-            weights[layer, 1, query, 1] += 0.75
+        weights[layer, 0, query, 1 + (np.maximum(query - 1, 0) + layer + 1) % (TOKENS - 1)] += 0.75
     return weights
 
 
@@ -60,9 +54,10 @@ def explorer(*, name: str = "cat.jpg", label: str = "sink") -> Explorer:
     return Explorer("tiny", images, (ROWS, COLUMNS), ("CLS",), (ROWS, COLUMNS), labels, importance, ("Planted.",))
 
 
-def document(*, name: str = "tabby", explored: bool = True) -> Document:
+def document(*, name: str = "tabby") -> Document:
     """Every part of a report; name: stands wherever a name from outside can stand."""
     rows = tuple((f"{name} {number}", Estimate(0.5, 0.4, 0.6, 100, "fraction")) for number in range(60))
+    bars = FigureSpec("bars", f"What {name} shows.", partial(Figure, (1, 1)))
     panels = tuple(
         ImagePanel(
             f"{name} {index}",
@@ -75,7 +70,7 @@ def document(*, name: str = "tabby", explored: bool = True) -> Document:
     return Document(
         f"Study of {name}",
         (
-            Section("How good?", (Sentence(f"The ECE of `{name}` is **low**."),), figures=(_figure("bars", name),)),
+            Section("How good?", (Sentence(f"The ECE of `{name}` is **low**."),), figures=(bars,)),
             Section("Side by side", (Sentence("Maps."),), panels=panels),
         ),
         FirstPage(
@@ -87,7 +82,7 @@ def document(*, name: str = "tabby", explored: bool = True) -> Document:
             Section("In full", (Sentence(f"What {name} is."),), (Table("All rows", ("class", "accuracy"), rows),)),
         ),
         preface=(Sentence("Robust accuracy under PGD."),),
-        explorer=explorer(name=name, label=name) if explored else None,
+        explorer=explorer(name=name, label=name),
     )
 
 
@@ -113,10 +108,6 @@ def written(folder: Path, content: Document, **config: object) -> str:
 def said(template: str = "{{ name }}", **given: object) -> str:
     """The sentence of a claim."""
     return found("question", "subject", template, given=given).says
-
-
-def _figure(name: str, of: str) -> FigureSpec:
-    return FigureSpec(name, f"What {of} shows.", partial(Figure, (1, 1)))
 
 
 def _pictures(index: int) -> tuple[NDArray[np.uint8], ...]:

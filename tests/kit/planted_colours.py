@@ -4,10 +4,10 @@ from itertools import product
 from pathlib import Path
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 import vitlens
+from tests.kit.planted_games import written
 from tests.kit.splits import split_of
 from vitlens.data.split import Split
 from vitlens.models.model import Model
@@ -52,14 +52,9 @@ def near(model: Model, images: Tensor, targets: Tensor) -> Tensor:
     return model.module.nearness(images)[torch.arange(len(images)), targets]
 
 
-def write(folder: Path) -> list[str]:
-    """Files of the model and of images that are one colour everywhere, with squares as masks; what to type."""
-    mask = torch.zeros(SIDE, SIDE, dtype=torch.uint8)
-    mask[6:18, 4:16] = 255
-    for index, colour in enumerate((255 * Hues().colours).round().byte()):
-        for name, pixels in (("images", colour.expand(SIDE, SIDE, 3)), ("masks", mask)):
-            (folder / "data" / name).mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels.contiguous().numpy()).save(folder / "data" / name / f"{index:02}.png")
-    (folder / "hues.py").write_text("from tests.kit.planted_colours import coloured as made\n\n__all__ = ['made']\n")
-    place = f"hues={folder / 'hues.py'}:made"
-    return [place, "--model-file", place, "--data", str(folder / "data"), "--device", "cpu", "--quiet"]
+def write(folder: Path) -> str:
+    """Files of images that are one colour everywhere, with squares as masks; what to type after `vitlens explain`."""
+    masks = torch.zeros(CLASSES, SIDE, SIDE, dtype=torch.uint8)
+    masks[:, 6:18, 4:16] = 255
+    colours = (255 * Hues().colours).round().byte()[:, None, None].expand(-1, SIDE, SIDE, -1)
+    return written(folder, colours.contiguous(), masks, f"hues={__file__}:coloured")

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vitlens
+from tests.kit.planted_methods import Method
 from vitlens import Model
 
 SIDE, CELLS, BLOCKS, COUNT = 16, 8, 12, 16  # px of a side, patches along it, blocks of the model, images
@@ -91,16 +92,19 @@ def objects() -> Tensor:
     return found
 
 
-def write(folder: Path) -> list[str]:
-    """A file with the model's function and one of the images; returns what to type after `vitlens explain`."""
-    images = (255 * pixels()).round().byte().permute(0, 2, 3, 1).numpy()
-    for name, parts in (("images", images), ("masks", (255 * objects().byte()).numpy())):
+def write(folder: Path) -> str:
+    """A file of each image and mask; returns what to type after `vitlens explain`."""
+    images = (255 * pixels()).round().byte().permute(0, 2, 3, 1)
+    return written(folder, images, 255 * objects().byte(), f"game={__file__}:game")
+
+
+def written(folder: Path, images: Tensor, masks: Tensor, model: str) -> str:
+    """Files of images (n, height, width, 3) and their masks, uint8, and the words that explain them by this model."""
+    for name, parts in (("images", images), ("masks", masks)):
         (folder / "data" / name).mkdir(parents=True, exist_ok=True)
         for index, part in enumerate(parts):
-            Image.fromarray(part).save(folder / "data" / name / f"{index:02}.png")
-    (folder / "game.py").write_text("from tests.kit.planted_games import game as made\n\n__all__ = ['made']\n")
-    place = f"game={folder / 'game.py'}:made"
-    return [place, "--model-file", place, "--data", str(folder / "data"), "--device", "cpu", "--quiet"]
+            Image.fromarray(part.numpy()).save(folder / "data" / name / f"{index:02}.png")
+    return f"{model} --model-file {model} --data {folder / 'data'}"
 
 
 def truth(model: Model, images: Tensor, _targets: Tensor) -> Tensor:
@@ -108,21 +112,12 @@ def truth(model: Model, images: Tensor, _targets: Tensor) -> Tensor:
     return (cells_of(images) * model.module.head.weight[0].detach()).unflatten(1, (CELLS, CELLS))
 
 
-def opposite(model: Model, images: Tensor, targets: Tensor) -> Tensor:
-    return -truth(model, images, targets)
-
-
 def bright(model: Model, images: Tensor, _targets: Tensor) -> Tensor:
-    """The image itself, after many passes: follows every shift, and depends on no weight."""
+    """The image itself, after many passes of one image: follows every shift, and depends on no weight."""
     with torch.no_grad():
         for _ in range(PASSES):
-            model(images)
+            model(images[:1])
     return images.mean(1)
-
-
-def of_objects(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
-    """1 on the object and 0 elsewhere."""
-    return (images.mean(1) > 0.5).float()
 
 
 def marked(place: slice) -> Tensor:
@@ -130,14 +125,6 @@ def marked(place: slice) -> Tensor:
     found = torch.linspace(0, 0.5, CELLS**2)
     found[place] += 1
     return found.view(CELLS, CELLS)
-
-
-def first_row(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
-    return marked(CHANGED).expand(len(images), -1, -1)
-
-
-def last_row(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
-    return marked(BRIGHT).expand(len(images), -1, -1)
 
 
 def noise(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
@@ -153,13 +140,13 @@ def broken(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
     return maps
 
 
-METHODS = {
+METHODS: dict[str, Method] = {
     "saliency": truth,
-    "gradcam": opposite,
+    "gradcam": lambda *given: -truth(*given),
     "occlusion": bright,
-    "layercam": of_objects,
-    "hirescam": first_row,
-    "xgradcam": last_row,
+    "layercam": lambda _model, images, _targets: (images.mean(1) > 0.5).float(),  # 1 on the object
+    "hirescam": lambda _model, images, _targets: marked(CHANGED).expand(len(images), -1, -1),
+    "xgradcam": lambda _model, images, _targets: marked(BRIGHT).expand(len(images), -1, -1),
     "smoothgrad": noise,
     "rise": broken,
 }

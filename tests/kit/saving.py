@@ -1,15 +1,12 @@
-"""What tests save of a report's figures: every figure is made, few are laid out and encoded.
+"""What tests save of a report's figures: every figure is made, few are laid out and encoded, as that takes long.
 
-Matplotlib's layout and encoding of hundreds of reports' figures is a fifth of the tests' time. Tests of what a report
-says or measures need the figures made, for which vitlens's own code runs, and a file where each would be; that they can
-be saved is tested for every command by tests/kit/whole_folder.py, and what they show in tests/kernels/charts.
+Saving is tested for every command by tests/kit/whole_folder.py; what figures show, by tests/kernels/charts.
 """
 
 import os
+from base64 import b64decode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COARSE: Final = 50  # dots per inch
+_WHOLE: Final[list[int]] = []
+_PIXEL: Final = b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGNgYGAAAAAEAAH2FzhVAAAAAElFTkSuQmCC"
+)
 
 
 def save_little() -> None:
@@ -41,12 +42,9 @@ def save_little() -> None:
             return
         whole(figure, {form: path for form, path in files.items() if form != "png"})
         with write_atomically(files["png"]) as temporary:
-            temporary.write_bytes(_pixel())
+            temporary.write_bytes(_PIXEL)
 
     publish._save = save
-
-
-_WHOLE: list[int] = []
 
 
 @contextmanager
@@ -57,12 +55,3 @@ def saved_figures(dots: int = _COARSE) -> Iterator[None]:
         yield
     finally:
         _WHOLE.pop()
-
-
-@cache
-def _pixel() -> bytes:
-    from PIL import Image
-
-    written = BytesIO()
-    Image.new("RGB", (1, 1)).save(written, format="PNG")
-    return written.getvalue()

@@ -6,7 +6,6 @@ import pytest
 
 import vitlens
 from tests.kit.commands import figures, ran, report
-from tests.kit.explained import BRIEF
 from tests.kit.first_page import states
 from tests.kit.making import digits
 from vitlens import load
@@ -79,9 +78,10 @@ def test_with_few_images_the_default_is_drawn_and_said_not_to_be_chosen_by_evide
     assert (maps.min(), maps.max()) == (0, pytest.approx(1, abs=1e-5))
 
 
-def test_verify_checks_the_chosen_method_of_each_model(tmp_path, sharp_vit, tiny_cnn):
-    line = f"--data digits --auto --limit 20 --method saliency,gradcam --verify {BRIEF}"
-    record = ran(tmp_path / "out", f"explain {sharp_vit} {tiny_cnn} {line}")
+def test_verify_checks_the_chosen_method_of_each_model(tmp_path, sharp_vit, tiny_vit):
+    line = f"explain {sharp_vit} {tiny_vit} --data digits --auto --limit 20 --method saliency,gradcam --verify"
+    brief = "--composites none --other-substrates none --no-stability --no-counterfactuals"
+    record = ran(tmp_path / "out", f"{line} {brief}")
     assert {each.question for each in report(record).claims} >= {"choice", "maps"}
     for row in record.chosen:
         checked = [(each.method, each.check) for each in record.checks if each.model == row.model]
@@ -89,4 +89,4 @@ def test_verify_checks_the_chosen_method_of_each_model(tmp_path, sharp_vit, tiny
         for metric in ("faithfulness/{}/gap/{}", "randomisation/{}/{}"):
             assert metric.format(row.model, row.method) in record.metrics
         assert f"checks_{row.model}" in figures(record)
-    assert [row.model for row in record.chosen] == ["sharp-vit", "tiny-cnn"]
+    assert [row.model for row in record.chosen] == ["sharp-vit", "tiny-vit"]

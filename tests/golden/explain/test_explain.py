@@ -15,10 +15,8 @@ from tests.kit.making import digits
 from tests.kit.map_rows import FALLING, STAYING, checks
 from vitlens import Refinement, explain, load
 from vitlens.attribution.registry import ATTRIBUTIONS
-from vitlens.errors import UnsupportedError
 
 FIVE = "--data digits --limit 5 --batch-size 3"
-SLOW = ("kernel-shap", "scorecam", "ablationcam", "occlusion", "rise", "best")
 PATCHES = tuple(name for name, entry in ATTRIBUTIONS.items() if entry.resolution == "patch" and name != "best")
 USUAL = ("relevance", "rollout", "best", "gradcam", "integrated-gradients", "occlusion")
 
@@ -44,23 +42,23 @@ def test_maps_are_the_functions(tiny_vit, tmp_path):
     assert (metric.value, metric.n) == (pytest.approx(error.abs().mean().item(), rel=1e-2, abs=1e-5), 5)
 
 
-@pytest.mark.parametrize("method", [pytest.param(m, marks=pytest.mark.slow if m in SLOW else ()) for m in ATTRIBUTIONS])
-def test_every_method_is_the_function_of_its_name(method, tiny_vit, tiny_cnn, pictures, tmp_path):
+def test_every_method_is_the_function_of_its_name(golden, tiny_vit, tiny_cnn, pictures):
     """Also inside quick passes, which the command makes."""
-    tried = 0
-    for place in (tiny_vit, tiny_cnn):
-        model = load(str(place))
-        try:
-            expected = explain(model, vitlens.images(pictures, model), targets=3, method=method).numpy()
-        except UnsupportedError:
-            continue
-        record = ran(tmp_path / place.name, f"explain {place} --images {pictures} --method {method} --target 3")
-        (found,) = record.maps[model.alias].maps.values()
-        # a ReLU near 0 is active in only one of the two
-        tolerance = 1e-3 if ATTRIBUTIONS[method].gradients else 1e-4
-        np.testing.assert_allclose(found, expected, atol=tolerance * np.abs(expected).max())
-        tried += 1
-    assert tried
+    tried = set()
+    for name, place, given, more in (
+        ("explain by every method", tiny_vit, pictures, {"targets": 3}), ("explain", tiny_cnn, digits("test").limit(3), {}),
+    ):  # fmt: skip
+        record, model = golden(name).record, load(str(place))
+        rows = [row for row in record.methods if row.model == model.alias]
+        for row, found in zip(rows, record.maps[model.alias].maps.values(), strict=True):
+            expected = explain(model, vitlens.images(given, model), method=row.method, **more).numpy()
+            # a ReLU near 0 is active in only one of the two
+            tolerance = 1e-3 if ATTRIBUTIONS[row.method].gradients else 1e-4
+            np.testing.assert_allclose(found, expected, atol=tolerance * np.abs(expected).max(), err_msg=row.method)
+            tried.add((model.alias, row.method))
+    assert tried == {("tiny-vit", name) for name in ATTRIBUTIONS} | {
+        ("tiny-cnn", name) for name in ("gradcam", "integrated-gradients", "occlusion")
+    }
 
 
 def test_each_model_gets_the_methods_defined_for_it_and_nothing_is_judged(tiny_vit, tiny_cnn, pictures, tmp_path):
@@ -88,18 +86,13 @@ def test_a_lead_of_best_is_called_optimistic_on_the_data_sets_it_was_chosen_on(g
 def test_many_methods_are_divided_among_sheets_and_failed_ones_crossed_out(tiny_vit, tmp_path):
     """Every other method was made to fail the randomisation check."""
     names = ("rollout", "attention", "relevance", "gradient-rollout", "gradcam", "saliency", "eigencam", "legrad")
-    record = ran(tmp_path / "out", f"explain {tiny_vit} {FIVE} --method {','.join(names)}")
+    record = ran(tmp_path / "out", f"explain {tiny_vit} --data digits --limit 2 --method {','.join(names)}")
     rows = [checks("tiny-vit", name, cascade=(FALLING, STAYING)[at % 2]) for at, name in enumerate(names)]
     document = report(replace(record, checks=tuple(row for own in rows for row in own)))
     sheets = [figure for figure in document.figures if figure.name.startswith("explain")]
     assert [figure.name for figure in sheets] == ["explain", "explain_more"]
-    crossed = 0
-    for figure in sheets:
-        panels = figure.draw().axes[:-1]
-        row = panels[: len(panels) // 5]
-        assert 5 <= len(row) <= 8
-        crossed += sum(bool(crosses(axes)) for axes in row)
-    assert crossed == len(names) // 2
+    panels = [figure.draw().axes[:-1] for figure in sheets]
+    assert sum(bool(crosses(axes)) for sheet in panels for axes in sheet[: len(sheet) // 2]) == len(names) // 2
 
 
 def test_images_that_are_asked_for_are_drawn_whatever_the_sample(tiny_vit, pictures, tmp_path):
@@ -111,7 +104,6 @@ def test_images_that_are_asked_for_are_drawn_whatever_the_sample(tiny_vit, pictu
 @pytest.mark.parametrize(
     ("method", "line", "refinement", "size"),
     [
-        ("gradcam", "--refine affinity", Refinement("affinity"), "4x4"),
         ("gradcam", "--refine affinity --refine-layers 1 --refine-steps 4",
          Refinement("affinity", layers=(1,), steps=4), "4x4"),
         ("integrated-gradients", "--views 3", Refinement(views=3), "32x32"),  # whose sum is no longer the method's
@@ -143,14 +135,12 @@ def test_refinements_as_typed(tiny_vit, tmp_path, method, line, refinement, size
         pytest.param("--method all --refine affinity", PATCHES, marks=pytest.mark.slow),
     ],
 )
-def test_the_methods_that_are_taken_where_none_is_named(line, of_vit, tiny_vit, tmp_path):
-    record = ran(tmp_path / "out", f"explain {tiny_vit} --data digits --limit 1 {line}")
-    assert tuple(row.method for row in record.methods) == of_vit
-
-
-def test_a_cnn_gets_the_usual_methods_that_it_has(tiny_cnn, tmp_path):
-    record = ran(tmp_path / "out", f"explain {tiny_cnn} --data digits --limit 1")
-    assert [row.method for row in record.methods] == ["gradcam", "integrated-gradients", "occlusion"]
+def test_the_methods_that_are_taken_where_none_is_named(line, of_vit, tiny_vit, tiny_cnn, tmp_path):
+    models = f"{tiny_vit} {'' if line else tiny_cnn}"
+    record = ran(tmp_path / "out", f"explain {models} --data digits --limit 1 {line}")
+    assert tuple(row.method for row in record.methods if row.model == "tiny-vit") == of_vit
+    of_cnn = [row.method for row in record.methods if row.model == "tiny-cnn"]
+    assert of_cnn == ([] if line else ["gradcam", "integrated-gradients", "occlusion"])
 
 
 @pytest.mark.slow

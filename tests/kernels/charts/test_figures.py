@@ -1,15 +1,17 @@
-"""All figures: the user's own settings and other threads change nothing; any name is written as it is."""
+"""All figures: settings and threads change nothing, names are written as they are; and the figures of features."""
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 
-from tests.kit.axes import cut_off, pixels
+from tests.kit.axes import cut_off, drawn, overlapping, pixels
 from tests.kit.pages import said
 from vitlens.charts import bars, lines
+from vitlens.charts.features import Cloud, Matches, PatchMap, correspondences, feature_space, patch_map, place_colours
 from vitlens.record import col
 
 
@@ -23,17 +25,17 @@ class Row:
 ROWS = [Row("a", 0.0, 0.0), Row("a", 1.0, 1.0)]
 
 
-def drawn(title: str = "x"):
+def chart(title: str = "x"):
     return lines("x", "y")(ROWS, title)
 
 
 def test_neither_user_settings_nor_threads_nor_errors_change_a_figure_or_stay():
-    plain, figures = pixels(drawn()), []
+    plain, figures = pixels(chart()), []
     with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "xtick.labelsize": 40, "lines.linewidth": 9}):
         before = dict(matplotlib.rcParams)
         with pytest.raises(AttributeError):
             lines("x", "no column")(ROWS, "x")
-        threads = [threading.Thread(target=lambda: figures.append(drawn())) for _ in range(4)]
+        threads = [threading.Thread(target=lambda: figures.append(chart())) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -41,12 +43,6 @@ def test_neither_user_settings_nor_threads_nor_errors_change_a_figure_or_stay():
         assert dict(matplotlib.rcParams) == before
     for other in figures:
         np.testing.assert_array_equal(pixels(other), plain)
-
-
-def test_long_titles_are_broken_and_make_room():
-    long = drawn("many words " * 12)
-    assert not cut_off(long)
-    assert long.get_figheight() > drawn().get_figheight()
 
 
 def test_names_are_written_as_they_are_and_numbers_as_formulas(tmp_path):
@@ -61,3 +57,100 @@ def test_names_are_written_as_they_are_and_numbers_as_formulas(tmp_path):
     assert [label.get_text().replace("\\$", "$") for label in named.axes[0].get_yticklabels()] == shown
     labels = listed.axes[0].get_yticklabels()
     assert any("10^" in label.get_text() and label.get_parse_math() for label in labels)
+
+
+def cloud(count: int = 60, classes: int = 3, **changes: object) -> Cloud:
+    made = {"labels": np.arange(count) % classes, "wrong": np.arange(count) < 5, "by": "by the model"}
+    points = np.random.default_rng(0).normal(size=(count, 2))
+    return Cloud(**{"title": "t-SNE", "points": points, "classes": ("cat", "dog", "owl"), **made, **changes})
+
+
+def listed(figure) -> list[str]:
+    (legend,) = figure.legends
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def test_classes_are_named_and_errors_marked():
+    figure = feature_space(
+        [replace(cloud(), classes=("cat", "dog", "a class of a long name")), cloud(title="PCA")], "space"
+    )
+    assert not cut_off(figure)
+    assert not overlapping(figure)
+    assert [axes.get_title() for axes in figure.axes] == ["t-SNE", "PCA"]
+    assert listed(figure) == ["cat", "dog", "a class of a long…", "misclassified by the model"]
+    points, crosses = figure.axes[0].collections
+    assert len(points.get_offsets()) == 60
+    np.testing.assert_allclose(crosses.get_offsets(), cloud().points[:5])
+
+
+def test_a_class_has_one_colour_in_all_panels_and_the_list():
+    some = cloud(2, points=np.ones((2, 2)), labels=np.array([2, 2]), wrong=None)
+    figure = feature_space([cloud(6, wrong=None), some], "space")
+    whole, part = (axes.collections[0].get_facecolors() for axes in figure.axes)
+    np.testing.assert_array_equal(part, np.stack([whole[2], whole[5]]))
+    assert listed(figure) == ["cat", "dog", "owl"]
+    assert to_rgb(figure.legends[0].legend_handles[2].get_color()) == tuple(whole[2][:3])
+    apart = np.array([[0.0, 0.0], [0.01, 0.0], [1.0, 1.0]])  # names that would lie on each other are left to the list
+    figure = feature_space([cloud(3, points=apart, wrong=None)], "space")
+    assert [text.get_text() for text in figure.axes[0].texts] == ["cat", "owl"]
+
+
+def test_many_classes_are_right_or_wrong_and_without_labels_points_are_grey():
+    (axes,) = feature_space([replace(cloud(100, 50), classes=[*map(str, range(50))])], "space").axes
+    (points,) = axes.collections
+    assert len({tuple(colour) for colour in points.get_facecolors()}) == 2
+    assert axes.get_xlabel() == "orange: misclassified by the model"
+    (axes,) = feature_space([cloud(labels=None, wrong=None)], "space").axes
+    assert len({tuple(colour) for colour in axes.collections[0].get_facecolors()}) == 1
+
+
+def test_thumbnails_stand_in_place_of_points():
+    pictures = np.zeros((8, 3, 16, 8))
+    pictures[:, 1] = np.linspace(0, 1, 8)[:, None, None]
+    whole = cloud(16, 2, points=np.stack([np.arange(16) / 2, np.zeros(16)], 1))
+    chosen = np.arange(0, 16, 2)
+    (axes,) = feature_space([whole.with_thumbnails(chosen, pictures)], "space").axes
+    assert [box.xy for box in axes.artists] == [tuple(point) for point in whole.points[chosen]]
+    for box, picture in zip(axes.artists, pictures):
+        np.testing.assert_array_equal(box.offsetbox.get_data(), picture.transpose(1, 2, 0))
+        assert box.offsetbox.get_zoom() == pytest.approx(44 / 16 / 2)  # of the longer side, 44 px at 200 dots an inch
+    assert axes.get_title() == "8 of them as thumbnails"
+
+
+def test_arcs_from_patch_to_patch():
+    picture, similarity = np.random.default_rng(0).uniform(size=(3, 32, 48)), np.array([0.9, 0.5])
+    sources, targets = np.array([(0, 0), (1, 2)]), np.array([(1, 1), (0, 0)])
+    figure = correspondences(2 * [Matches("cats", picture, picture, sources, targets, similarity, (2, 3))], "Matches")
+    left, right, *others = figure.axes
+    assert len(others) == 2
+    for axes, places in ((left, sources), (right, targets)):
+        np.testing.assert_allclose([line.get_xydata()[0] for line in axes.lines], places[:, ::-1] + 0.5)
+    assert not cut_off(figure)
+    assert not overlapping(figure)
+    box = left.get_window_extent()
+    assert box.height / box.width == pytest.approx(32 / 48, rel=0.02)  # as the pictures
+    assert "0.50 (dark) to 0.90 (light)" in " ".join(figure.get_suptitle().split())
+
+
+def test_patches_are_coloured_by_place_and_drawn_as_pictures():
+    places = np.array([[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]])
+    points = np.array([[0, 0], [1, 1], [0.95, 0.95], [0, 1], [0.02, 0.98], [0.5, 0.5]])
+    blue = np.zeros((2, 3, 8, 8))
+    blue[:, 2] = 1
+    shown = PatchMap(model="m", points=points, content=points[::-1], places=places, grid=(2, 3),
+                     captions=("one", "two"), cut=np.array([1, 4]), pixels=blue)  # fmt: skip
+    figure = patch_map([shown], "The patch embeddings of a-vision-transformer, before any attention")
+    left, right = figure.axes[:2]
+    colours = left.collections[0].get_facecolors()[:, :3]
+    np.testing.assert_allclose(colours, place_colours(places, (2, 3)))
+    assert len({tuple(colour) for colour in colours}) == 6
+    np.testing.assert_allclose(right.collections[0].get_offsets(), shown.content)
+    assert [box.xy for box in right.artists] == [tuple(shown.content[at]) for at in (1, 4)]
+    (key,) = left.child_axes
+    np.testing.assert_allclose(key.images[0].get_array()[1, 2], place_colours(np.array([[1, 2]]), (2, 3))[0])
+    drawn(figure)  # lays it out
+    box, whole = key.get_window_extent(), left.get_window_extent()
+    assert max(abs(box.x1 - whole.x1), abs(box.y0 - whole.y0)) < 2  # lower right: the only corner without a point
+    assert right.get_title() == "without the mean of each place; 2 as pictures"
+    assert not cut_off(figure)
+    assert not overlapping(figure)

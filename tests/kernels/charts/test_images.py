@@ -14,15 +14,9 @@ RIGHT, WRONG = to_rgb("#0072B2"), to_rgb("#D55E00")
 FLAT = np.full((3, 16, 16), 0.5)
 
 
-def words(figure):
-    return {text.get_text() for axes in figure.axes for text in (axes.title, axes.xaxis.label, *axes.texts)} | {
-        text.get_text() for text in figure.texts
-    }
-
-
-def bar_words(figure):
-    bar = figure.axes[-1]
-    return [label.get_text() for label in bar.get_yticklabels()], bar.get_ylabel()
+@pytest.fixture
+def random() -> np.random.Generator:
+    return np.random.default_rng(0)
 
 
 def large(values, size, *, smooth=True):
@@ -42,7 +36,6 @@ def halves() -> np.ndarray:
     ("given", "below", "frame"),
     [
         (("cat", 0.5, "cat"), "✓ cat, 50 %", RIGHT),
-        (("dog", 0.994, "cat"), "✗ dog, 99 %\nis cat", WRONG),
         (("dog", 1, None), "dog, 100 %", None),
         (("a long name of a dog", 1, "cat"), "✗ a long name of…\n100 %\nis cat", WRONG),
     ],
@@ -56,21 +49,23 @@ def test_right_and_wrong_by_colour_and_symbol(given, below, frame):
     assert frame is None or to_rgb(axes.spines["left"].get_edgecolor()[:3]) == frame
 
 
-@pytest.mark.parametrize("shape", [(16, 40), (40, 16)])
-@pytest.mark.parametrize(("count", "maps", "under"), [(13, 0, False), (1, 12, True), (3, 13, False)])
+@pytest.mark.parametrize(
+    ("shape", "count", "maps", "under"),
+    [((16, 40), 13, 0, False), ((40, 16), 1, 12, True), ((16, 40), 3, 13, False)],
+)
 def test_a_page_holds_every_row_and_column_and_cuts_nothing_off(count, maps, under, shape, random):
-    names = ["mortarboard, academic cap", "black-and-gold garden spider, Argiope aurantia"]
     rows = []
     for index in range(count):
         image, row = random.uniform(size=(3, *shape)), f"{index}: golden retriever (97 %)" if maps else ""
-        rows.append(Picture(image, row=row, column="image" if maps else "", below="" if maps else names[index % 2]))
+        below = "" if maps else "black-and-gold garden spider, Argiope aurantia"
+        rows.append(Picture(image, row=row, column="image" if maps else "", below=below))
         every = random.uniform(size=(maps, 4, 6))
         rows += [Picture(image, own, row, f"map {k}", signed=under or None) for k, own in enumerate(every)]
     figure = images(scale="joint", label="share", under=under)(rows, "Maps by method")
     assert not cut_off(figure)
     assert not overlapping(figure)
     assert len(shown(figure)) == count * (maps + 1)
-    assert {*(f"map {k}" for k in range(maps))} <= words(figure)
+    assert {f"map {k}" for k in range(maps)} <= {axes.get_title() for axes in figure.axes}
     box = figure.axes[0].get_window_extent()
     assert box.height / box.width == pytest.approx(shape[0] / shape[1], rel=0.02)
     assert figure.get_figwidth() <= 7.21
@@ -92,8 +87,7 @@ def test_columns_that_do_not_fit_are_further_blocks(random):
     assert (places[7:14, 1] < places[14:21, 1]).all()
 
 
-@pytest.mark.parametrize("smooth", [True, False])
-@pytest.mark.parametrize("grid", [(4, 4), (3, 5), (1, 1)])
+@pytest.mark.parametrize(("grid", "smooth"), [((3, 5), True), ((3, 5), False), ((1, 1), True)])
 def test_a_map_over_an_image_is_the_one_that_torch_enlarges_on_a_scale_for_all(grid, smooth, random):
     image = random.uniform(size=(3, 240, 260))
     maps = random.uniform(1, 2, (2, *grid))
@@ -103,8 +97,7 @@ def test_a_map_over_an_image_is_the_one_that_torch_enlarges_on_a_scale_for_all(g
     for axes, own in zip(shown(figure), maps):
         shares = np.clip((large(own, (240, 260), smooth=smooth) - low) / (high - low), 0, 1)
         grey = np.tensordot(GREY, image, 1)[..., None]
-        uniform = own.size == 1
-        expected = grey.repeat(3, -1) if uniform else 0.35 * grey + 0.65 * colormaps["viridis"](shares)[..., :3]
+        expected = grey.repeat(3, -1) if own.size == 1 else 0.35 * grey + 0.65 * colormaps["viridis"](shares)[..., :3]
         np.testing.assert_allclose(array(axes), expected, atol=0.01)
 
 
@@ -156,8 +149,7 @@ def test_the_object_is_outlined_and_the_highest_point_marked():
     assert (alone[50, 50] == 51).all()
 
 
-@pytest.mark.parametrize("signed", [None, True])
-@pytest.mark.parametrize(("value", "flaw"), [(2.5, "uniform"), (np.nan, "not finite")])
+@pytest.mark.parametrize(("value", "flaw", "signed"), [(2.5, "uniform", None), (np.nan, "not finite", True)])
 def test_a_map_that_says_nothing_is_not_drawn_and_a_reason_crosses_one_out_that_stays(value, flaw, signed, random):
     image = random.uniform(size=(3, 16, 16))
     cells = [
@@ -212,8 +204,8 @@ PEAK[3, 3] = 1
     ],
 )
 def test_a_bar_says_its_range_at_round_numbers(scale, values, ticks):
-    figure = images(scale=scale, label="attention (%)")([Picture(None, values)], "")
-    assert bar_words(figure) == (ticks, "attention (%)")
+    bar = images(scale=scale, label="attention (%)")([Picture(None, values)], "").axes[-1]
+    assert ([label.get_text() for label in bar.get_yticklabels()], bar.get_ylabel()) == (ticks, "attention (%)")
 
 
 def test_changes_are_amplified_by_a_round_factor_within_the_colours():

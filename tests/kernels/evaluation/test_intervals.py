@@ -24,41 +24,28 @@ from vitlens.uncertainty import bootstrap_mean, mcnemar, wilson
 ANSWERS = np.array([[1, 1, 0, 1, 0, 1, 1, 1], [1, 0, 0, 1, 0, 1, 1, 1], [1, 1, 1, 1, 0, 0, 1, 0]], dtype=bool)
 
 
-def textbook(values: np.ndarray) -> tuple[float, float]:
-    """The t interval of a mean."""
-    found = stats.ttest_1samp(values, 0).confidence_interval(0.95)
-    return float(found.low), float(found.high)
-
-
-def test_where_only_images_or_only_seeds_vary_the_interval_is_students():
-    row = np.repeat([True, False], [30, 20])
-    found = accuracy_over_seeds(np.stack([row] * 4))
-    assert (found.low, found.high) == pytest.approx(textbook(row.astype(float)), rel=1e-9)
-    assert (found.value, found.n) == (0.6, 50)
-    seeds = np.array([True, True, True, False, True, True, True])  # each is right on all images or on none
-    found = accuracy_over_seeds(np.repeat(seeds[:, None], 20, axis=1))
-    low, high = textbook(seeds.astype(float))
-    assert found.low == pytest.approx(low, rel=1e-9)
-    assert found.high == min(high, 1.0) == 1.0
-
-
 SPREAD = np.random.default_rng(4).random((4, 30)) < np.linspace(0.1, 1, 30) * np.array([[1.0], [0.9], [0.3], [0.5]])
+BY_SEED = np.repeat([[True], [True], [True], [False], [True]], 20, axis=1)  # each is right on all images or on none
 
 
-@pytest.mark.parametrize("answers", [ANSWERS, SPREAD], ids=["alike", "of varying skill"])
-def test_the_mean_squares_are_those_of_a_table_worked_out_by_hand(answers):
+@pytest.mark.parametrize(
+    ("answers", "least"),
+    [(ANSWERS, 0), (np.repeat([[True] * 30 + [False] * 20], 4, axis=0), 0), (BY_SEED, 1), (SPREAD, 2)],
+    ids=["alike", "the same seeds", "the same images", "of varying skill"],
+)
+def test_the_mean_squares_are_those_of_a_table_worked_out_by_hand(answers, least):
     """ANOVA written out: variance of the mean = (MS seeds + MS images - MS rest) / (seeds x images); Satterthwaite."""
     table = answers.astype(float)
     (seeds, images), every = table.shape, table - table.mean()
     between = [images * (every.mean(1) ** 2).sum(), seeds * (every.mean(0) ** 2).sum()]
     freedoms = [seeds - 1, images - 1, (seeds - 1) * (images - 1)]
-    rest = ((every**2).sum() - sum(between)) / freedoms[2]
-    of_seeds, of_images = (each / freedom for each, freedom in zip(between, freedoms))
-    assert (rest > of_seeds) == (answers is ANSWERS)  # the seeds' component is then below 0: the images' alone remains
-    squares = [of_seeds, of_images, rest if answers is SPREAD else of_seeds]
-    variance = of_seeds + of_images - squares[2]
+    squares = np.array([*between, (every**2).sum() - sum(between)]) / freedoms
+    assert squares[least] == pytest.approx(squares.min(), abs=1e-12)
+    squares[2] = squares[least]  # else the component of seeds or images is below 0: that of the others alone remains
+    variance = squares[0] + squares[1] - squares[2]
     freedom = variance**2 / sum(square**2 / each for square, each in zip(squares, freedoms))
     found, half = accuracy_over_seeds(answers), np.sqrt(variance / table.size) * stats.t.ppf(0.975, freedom)
+    assert (found.value, found.n) == (pytest.approx(table.mean()), images)
     assert found.value - found.low == pytest.approx(half, rel=1e-9)
     assert found.high == pytest.approx(min(1, found.value + half), rel=1e-9)
 
@@ -85,35 +72,24 @@ def test_without_a_spread_to_estimate_there_is_wilsons_interval_and_no_smallest_
 
 
 def test_seeds_are_the_unit_of_a_comparison_however_many_images():
-    """Welch's test of SciPy over three seeds; ten copies of every image change nothing."""
+    """Welch's test of SciPy over three seeds; ten copies of every image change nothing. The smallest difference that is
+    found adds the quantiles of level and power."""
     generator = np.random.default_rng(3)
     skill = np.array([[0.90], [0.91], [0.93]])
     first, second = generator.random((3, 2000)) < skill, generator.random((3, 2000)) < skill - 0.15
     expected = stats.ttest_ind(100 * first.mean(1), 100 * second.mean(1), equal_var=False)
+    ends, quantile = expected.confidence_interval(), stats.t(expected.df).ppf
+    error = (ends.high - ends.low) / 2 / quantile(0.975)
     for copies in (1, 10):
         found = difference_over_seeds(np.tile(first, copies), np.tile(second, copies))
         assert found.p == pytest.approx(expected.pvalue, rel=1e-6)
-        assert found.p > 1e-6
-        ends = expected.confidence_interval()
         assert (found.estimate.low, found.estimate.high) == pytest.approx((ends.low, ends.high), rel=1e-6)
+        for level in (0.05, 0.05 / 8):
+            smallest = error * (quantile(1 - level / 2) + quantile(0.8))
+            assert found.detectable(level) == pytest.approx(smallest, rel=1e-6)
+    assert found.detectable() == found.detectable(0.05)
     back = difference_over_seeds(second, first)
     assert (back.estimate.value, back.estimate.low) == pytest.approx((-found.estimate.value, -found.estimate.high))
-
-
-def test_the_smallest_difference_that_is_seen_is_that_of_a_power_analysis():
-    """Half an interval and the quantile of the power; simulated with 7 values, 80 % of tests see it."""
-    random = np.random.default_rng(0)
-    first, second = (random.random((6, 400)) < 0.7 for _ in range(2))
-    found = difference_over_seeds(first, second)
-    error, freedom = found.spread
-    half = (found.estimate.high - found.estimate.low) / 2
-    assert half == pytest.approx(100 * error * stats.t.ppf(0.975, freedom))
-    assert found.detectable() == pytest.approx(half + 100 * error * stats.t.ppf(0.8, freedom))
-    assert found.detectable(0.05 / 8) > found.detectable()
-    few = found._replace(spread=(error, 6.0)).detectable()
-    drawn = random.normal(few, 100 * error * np.sqrt(7), size=(4000, 7))
-    seen = stats.ttest_1samp(drawn, 0, axis=1).pvalue <= 0.05
-    assert float(seen.mean()) == pytest.approx(0.8, abs=0.04)
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:

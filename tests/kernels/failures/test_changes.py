@@ -28,7 +28,7 @@ def luminance(images: Tensor) -> Tensor:
 
 def of_pixels(images: Tensor, masks: Tensor | None = None) -> dict[str, Tensor]:
     """Properties of changed images."""
-    return properties(split_of(images, torch.arange(len(images)) % 2, ("across", "down"), masks=masks))
+    return properties(split_of(images.clamp(0, 1), torch.arange(len(images)) % 2, ("across", "down"), masks=masks))
 
 
 def border(planes: Tensor) -> Tensor:
@@ -67,7 +67,6 @@ def test_moved_to_and_from_the_centre_with_a_control_around_it(scenes, sign):
 def test_moved_off_the_border_with_a_control_along_it(scenes):
     images, (changed, control) = images_of(scenes), edited(scenes, "border", -1)
     touching = border(scenes.masks)
-    assert 5 < int(touching.sum()) < 35
     edges = [border((luminance(each) - 0.3).abs() > 0.07) for each in (changed, control)]
     assert not edges[0].any()
     assert edges[1].sum() > 0.8 * touching.sum(), "but where the stripe at the border is a dark one"
@@ -77,8 +76,7 @@ def test_moved_off_the_border_with_a_control_along_it(scenes):
 
 @pytest.mark.parametrize(("sign", "least", "most"), [(1, 1.15, 1.35), (-1, 0.72, 0.88)])
 def test_scaled_with_a_turn_as_control(sign, least, most):
-    split = vitlens.load_data("digits", limit=40)
-    pictures = pictures_of(split)
+    pictures = pictures_of(vitlens.load_data("digits", limit=40))
     changed, control = CHANGES["size"](pictures, sign)
     before, after, turned = (
         ((images - pictures.ground).abs().amax(1) > 0.15).flatten(1).sum(1).sqrt()
@@ -90,32 +88,32 @@ def test_scaled_with_a_turn_as_control(sign, least, most):
     assert (control - pictures.images).abs().flatten(1).amax(1).min() > 0.05
 
 
-@pytest.mark.parametrize("masks", [True, False])
-@pytest.mark.parametrize(("name", "sign"), [(n, s) for n in ("contrast", "brightness", "sharpness") for s in (-1, 1)])
-def test_pixels_change_as_much_as_their_control_which_keeps_luminance(masks, name, sign):
+@pytest.mark.parametrize(
+    ("name", "sign", "masks"),
+    [*((n, s, False) for n in ("contrast", "brightness", "sharpness") for s in (-1, 1)), ("contrast", 1, True)],
+)
+def test_pixels_change_as_much_as_their_control_which_keeps_luminance(name, sign, masks):
     split = squares(30, seed=1, masks=masks, dots=0)
     if (name, sign) == ("sharpness", 1):  # nothing is sharper than its edges
         smooth = transforms.gaussian_blur(split.source.pixels, [9, 9], [1.5, 1.5])
-        split = split_of(smooth, split.labels, split.classes, masks=split.masks)
+        split = split_of(smooth, split.labels, split.classes)
     images, (changed, control) = images_of(split), edited(split, name, sign)
     sizes = [(each - images).square().mean((1, 2, 3)).sqrt() for each in (changed, control)]
     torch.testing.assert_close(*sizes, rtol=0.1, atol=2e-3)
-    before, after, same = (of_pixels(each)[name] for each in (images, changed.clamp(0, 1), control))
+    before, after, same = (of_pixels(each)[name] for each in (images, changed, control))
     assert (after - before).mean() * sign > 4 * (same - before).abs().mean()
-    assert float(control.min()) >= 0
-    assert float(control.max()) <= 1
+    assert 0 <= float(control.min()) <= float(control.max()) <= 1
 
 
-@pytest.mark.parametrize("sign", [-1, 1])
-def test_the_contrast_of_an_object_to_its_ground_changes_by_a_half(scenes, sign):
+@pytest.mark.parametrize(("sign", "factor"), [(-1, 1 / 1.5), (1, 1.5)])
+def test_the_contrast_of_an_object_to_its_ground_changes_by_a_half(scenes, sign, factor):
     changed, control = edited(scenes, "object_contrast", sign)
-    before, after, same = (of_pixels(each.clamp(0, 1), scenes.masks) for each in (images_of(scenes), changed, control))
-    factor = 1.5 if sign > 0 else 1 / 1.5
-    dark = before["object_contrast"] < 0.2  # brighter ones reach white
-    torch.testing.assert_close(
-        after["object_contrast"][dark], factor * before["object_contrast"][dark], rtol=0.1, atol=5e-3
+    before, after, same = (
+        of_pixels(each, scenes.masks)["object_contrast"] for each in (images_of(scenes), changed, control)
     )
-    torch.testing.assert_close(same["object_contrast"], before["object_contrast"], rtol=0, atol=0.02)
+    dark = before < 0.2  # brighter ones reach white
+    torch.testing.assert_close(after[dark], factor * before[dark], rtol=0.1, atol=5e-3)
+    torch.testing.assert_close(same, before, rtol=0, atol=0.02)
     ground = ~scenes.masks[:, None].expand_as(changed)
     assert torch.equal(changed[ground], images_of(scenes)[ground])
 

@@ -21,10 +21,6 @@ KEYS = torch.arange(4)
 TABLES = [*CORRUPTIONS.items(), *DISTURBANCES.items()]
 
 
-def test_every_corruption_has_five_severities():
-    assert all(len(entry.levels) == len(SEVERITIES) for entry in CORRUPTIONS.values())
-
-
 @pytest.mark.parametrize(("kind", "entry"), TABLES, ids=[kind for kind, _ in TABLES])
 def test_damage_grows_with_the_level_whatever_the_batch(kind, entry):
     """Of disturbances the first level changes nothing."""
@@ -36,6 +32,7 @@ def test_damage_grows_with_the_level_whatever_the_batch(kind, entry):
     if entry is CORRUPTIONS.get(kind):
         assert distances == sorted(distances)
         assert distances[0] > 0
+        assert len(levels) == len(SEVERITIES)
     else:
         assert len(levels) > 2
         torch.testing.assert_close(found[0], smooth, atol=1e-6, rtol=0)
@@ -63,56 +60,45 @@ def test_shuffling_keeps_every_tile_in_an_order_of_its_own():
         assert not torch.equal(before, after)
     image = IMAGES[:1].expand(8, -1, -1, -1)
     assert len({tuple(one.flatten().tolist()) for one in shuffled(image, 4, torch.arange(8))}) == 8
-    again = shuffled(image, 4, torch.zeros(8, dtype=torch.long))
-    assert (again == again[0]).all()
 
 
-@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
-def test_on_average_that_share_of_the_pixels_has_the_mean_colour(share):
-    images = IMAGES[:1].expand(400, -1, -1, -1)
-    gone = (covered(images, share, torch.arange(400)) == images.mean((2, 3))[:, :, None, None]).all(1).float()
-    assert gone.mean().item() == pytest.approx(share, abs=0.02 if 0 < share < 1 else 0)
-
-
-@pytest.mark.parametrize(("side", "patch"), [(32, 4), (28, 7), (224, 16)])
-def test_covered_squares_stay_covered_and_are_off_the_grid_of_patches(side, patch):
+@pytest.mark.parametrize(("side", "patch"), [(32, 4), (28, 7)])
+def test_covered_squares_have_the_mean_colour_stay_covered_and_are_off_the_grid_of_patches(side, patch):
     """A square of the grid itself would remove a token and leave its neighbours as they are; these never do."""
     images, keys = torch.rand(64, 3, side, side, generator=torch.Generator().manual_seed(0)), torch.arange(64)
-    changed, more = ((covered(images, share, keys) != images).any(1) for share in (0.5, 0.75))
-    assert not (changed & ~more).any()
-    assert changed.float().mean().item() == pytest.approx(0.5, abs=0.03)
-    whole = changed.unflatten(1, (-1, patch)).unflatten(3, (-1, patch)).float().mean((2, 4))
+    mean = images.mean((2, 3))[:, :, None, None]
+    gone = {share: (covered(images, share, keys) == mean).all(1) for share in (0.0, 0.5, 0.75, 1.0)}
+    for share, own in gone.items():
+        assert own.float().mean().item() == pytest.approx(share, abs=0.03 if 0 < share < 1 else 0)
+    assert not (gone[0.5] & ~gone[0.75]).any()
+    whole = gone[0.5].unflatten(1, (-1, patch)).unflatten(3, (-1, patch)).float().mean((2, 4))
     assert ((whole > 0) & (whole < 1)).any((1, 2)).all()  # every image has patches covered in part
 
 
-def grating(*, cycles: int, size: tuple[int, int] = (32, 32), across: bool = True) -> torch.Tensor:
-    """(1, 3, height, width): whole periods of a sine along one axis, around 0.5."""
-    along = torch.arange(size[across]) / size[across]
-    wave = 0.5 + 0.4 * (2 * math.pi * cycles * along).sin()
-    return (wave[None] if across else wave[:, None]).expand(1, 3, *size).contiguous()
-
-
-@pytest.mark.parametrize("cutoff", [0.0, 0.5, 1.5])
+@pytest.mark.parametrize("cutoff", [0.0, 0.5])
 def test_low_and_high_frequencies_make_the_image(cutoff):
     images = torch.rand(3, 3, 24, 37, generator=torch.Generator().manual_seed(0))
     low, high = frequency_bands(images, cutoff=cutoff)
     torch.testing.assert_close(low + high, images)
-    torch.testing.assert_close(low.mean((2, 3)), images.mean((2, 3)))
     torch.testing.assert_close(high.mean((2, 3)), torch.zeros(3, 3), atol=1e-6, rtol=0)
-    if cutoff in (0.0, 1.5):  # none but the mean, or all
-        expected = images if cutoff else images.mean((2, 3), keepdim=True).expand_as(images)
-        torch.testing.assert_close(low, expected, atol=1e-6, rtol=0)
+    assert (low.flatten(2).std(2).max() < 1e-6) == (cutoff == 0)  # the mean alone
 
 
 @pytest.mark.parametrize("across", [True, False])
 def test_the_cut_off_is_where_it_says(across):
     """8 cycles over 32 px are half of Nyquist's 16, kept at 0.5 and gone below; and not cycles an image: over 64 px
     they are a quarter."""
-    image = grating(cycles=8, across=across)
+
+    def grating(*size: int) -> torch.Tensor:
+        """Eight periods of a sine along one axis, around 0.5."""
+        wave = 0.5 + 0.4 * (16 * math.pi * torch.arange(size[across]) / size[across]).sin()
+        return (wave[None] if across else wave[:, None]).expand(1, 3, *size).contiguous()
+
+    image = grating(32, 32)
     for name, cutoff, kept in (("low-pass", 0.5, 1), ("low-pass", 0.49, 0), ("high-pass", 0.49, 1)):
         expected = image if kept else torch.full_like(image, 0.5)
         torch.testing.assert_close(OPERATIONS[name](image, cutoff, KEYS), expected, atol=1e-5, rtol=0)
-    wide = grating(cycles=8, size=(32, 64) if across else (64, 32), across=across)
+    wide = grating(32, 64) if across else grating(64, 32)
     torch.testing.assert_close(OPERATIONS["low-pass"](wide, 0.3, KEYS), wide, atol=1e-5, rtol=0)
 
 
@@ -148,7 +134,6 @@ def test_the_accuracy_of_a_model_falls_and_shares_of_the_images_agree():
     model, split, done = vitlens.load("cnn-digits"), vitlens.load_data("digits", limit=40), []
     entries = [DISTURBANCES[kind] for kind in ("low-pass", "occlusion", "shuffle")]
     changes = [(way.operation, level) for way in entries for level in way.at(split.size)]
-    changes += [(known.operation, level) for known in CORRUPTIONS.values() for level in known.levels[::4]]
     keys, mine = torch.arange(40), torch.arange(1, 40, 3)
     whole = correct_after(model, split, changes, keys=keys, advance=done.append)
     assert whole.shape == (len(changes), 40)

@@ -1,4 +1,4 @@
-"""Features of a split: the same from memory, from disk, from several processes; read once, known by their content."""
+"""Features of a split, from memory, from disk and from several processes; the tokens of patches on their grid."""
 
 from pathlib import Path
 from typing import Any
@@ -6,15 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 import vitlens
 from tests.kit.simulated_processes import run_in_processes
 from tests.kit.splits import split_of
-from tests.kit.tiny import images, ours
+from tests.kit.tiny import images, model_of, ours, timm_model
 from vitlens import Model, Split
 from vitlens.analysis.features import features as module
-from vitlens.analysis.features.features import FeatureCache, Features, extract
-from vitlens.errors import InputError
+from vitlens.analysis.features.features import FeatureCache, Features, extract, patch_tokens
+from vitlens.errors import InputError, UnsupportedError
 
 SIZE = (32, 48)
 
@@ -66,7 +67,7 @@ CHANGES = {"pool": {"pool": "mean"}, "norm": {"norm": False}, "precision": {"pre
 
 @pytest.mark.parametrize("change", [*CHANGES, "weights", "heads", "data", "order"])
 def test_whatever_changes_the_features_is_read_anew(tmp_path, change):
-    model, data = ours(), split()
+    model, data, options = ours(), split(), CHANGES.get(change, {})
     extract(model, data, cache=tmp_path)
     if change == "weights":
         with torch.no_grad():
@@ -74,21 +75,20 @@ def test_whatever_changes_the_features_is_read_anew(tmp_path, change):
     if change == "heads":  # of the same weights
         model = ours(heads=4)
         model.architecture = {"heads": 4}
-    if change in ("data", "order"):
-        data = split(seed=1) if change == "data" else data.pick(torch.tensor([1, 0, 2, 3, 4, 5, 6]))
+    if change == "data":
+        data = split(seed=1)
+    if change == "order":
+        data = data.pick(torch.tensor([1, 0, 2, 3, 4, 5, 6]))
     seen = runs_of(model)
-    options = CHANGES.get(change, {})
     found = extract(model, data, cache=tmp_path, **options)
     assert sum(seen) == 7
     assert_same(found, extract(model, data, **options))
-    named = split_of(data.source.read(torch.arange(7)), classes=("c", "d"))
-    extract(model, named, cache=tmp_path, **options)  # what changes no feature
-    assert sum(seen) == 14
+    extract(model, split_of(data.source.read(torch.arange(7)), classes=("c", "d")), cache=tmp_path, **options)
+    assert sum(seen) == 14  # names of classes change no feature
 
 
 def test_files_are_known_by_their_content(tmp_path, pictures):
-    model = vitlens.load("vit-digits")
-    copies = tmp_path / "copies"
+    model, copies = vitlens.load("vit-digits"), tmp_path / "copies"
     copies.mkdir()
     for path in Path(pictures).glob("*.png"):
         (copies / f"copy-{path.name}").write_bytes(path.read_bytes())
@@ -101,44 +101,37 @@ def test_files_are_known_by_their_content(tmp_path, pictures):
     assert sum(seen) == 3
 
 
-def test_an_old_cache_is_noted_and_built_again(tmp_path, monkeypatch):
-    model, data = ours(), split()
-    first = extract(model, data, cache=tmp_path)
-    monkeypatch.setattr(module, "VERSION", module.VERSION + 1)
-    old = extract(model, data, cache=tmp_path)
-    assert_same(old, first)
-    assert len(old.notes) == 3
-    assert str(tmp_path) not in old.notes[1]  # what a report keeps names no place of this machine
-    assert extract(model, data, cache=tmp_path).notes == ()
-
-
 ABOUT = {"model": "a", "data": "b", "pool": "cls", "norm": True}
 
 
-@pytest.mark.parametrize("fault", [0, 5, 300, "first", "last", "about", "name"])
-def test_a_half_written_damaged_or_foreign_file_is_ignored(tmp_path, fault):
+def written(root: Path, values: Tensor, name: str = "block-0", **about: object) -> Path:
+    shelf = FeatureCache(root, {**ABOUT, **about})
+    with shelf.writing(name, tuple(values.shape)) as file:
+        for part in values.split(4):
+            file.write(part.numpy().tobytes())
+    return shelf.file(name)
+
+
+@pytest.mark.parametrize("fault", ["empty", "cut", "first", "last", "about", "name", "version"])
+def test_a_half_written_damaged_foreign_or_older_file_is_ignored(tmp_path, monkeypatch, fault):
     values = torch.randn(10, 6, generator=torch.Generator().manual_seed(0))
-
-    def written(name: str = "block-0", **about: object) -> Path:
-        shelf = FeatureCache(tmp_path, {**ABOUT, **about})
-        with shelf.writing(name, (10, 6)) as file:
-            for part in values.split(4):
-                file.write(part.numpy().tobytes())
-        return shelf.file(name)
-
-    file, shelf = written(), FeatureCache(tmp_path, ABOUT)
-    whole = bytearray(file.read_bytes())
+    file, shelf = written(tmp_path, values), FeatureCache(tmp_path, ABOUT)
     assert np.array_equal(np.load(file, mmap_mode="r"), values.numpy())  # numpy itself reads it
     assert torch.equal(shelf.recall(["block-0"])[0]["block-0"], values)
-    if isinstance(fault, int):
-        whole = whole[:fault]
+    whole = bytearray(file.read_bytes())
+    if fault in ("empty", "cut"):
+        whole = whole[: 0 if fault == "empty" else 300]
     elif fault in ("first", "last"):
         whole[20 if fault == "first" else -40] ^= 1
+    elif fault == "version":
+        monkeypatch.setattr(module, "VERSION", module.VERSION + 1)
     else:
-        whole = (written(model="c") if fault == "about" else written("block-1")).read_bytes()
+        foreign = written(tmp_path, values, model="c") if fault == "about" else written(tmp_path, values, "block-1")
+        whole = foreign.read_bytes()
     file.write_bytes(whole)
     found, (note,) = shelf.recall(["block-0"])
     assert (found, "block-0.npy ignored" in note) == ({}, True)
+    assert str(tmp_path) not in note  # what a report keeps names no place of this machine
 
 
 def test_an_interrupted_run_leaves_nothing_that_could_be_taken_for_features(tmp_path):
@@ -160,16 +153,66 @@ def test_several_processes_read_what_one_reads(tmp_path, monkeypatch, count, cac
 
     def work(processes: Any) -> tuple[Features | None, list[int]]:
         model = models[processes.index]
-        seen = runs_of(model)
-        cache = tmp_path / f"cache-{count}" if cached else None
-        found = extract(model, data, batch_size=2, cache=cache, processes=processes)
-        first = list(seen)
-        extract(model, data, batch_size=2, cache=cache, processes=processes)
-        return found, [sum(first), sum(seen) - sum(first)]
+        seen, times = runs_of(model), []
+        for _ in range(2):
+            cache = tmp_path / "cache" if cached else None
+            found = extract(model, data, batch_size=2, cache=cache, processes=processes)
+            times.append(sum(seen))
+        return found, times
 
-    results = run_in_processes(count, work, monkeypatch)
-    found, _ = results[0]
+    (found, _), *others = results = run_in_processes(count, work, monkeypatch)
     assert_same(found, expected, within=1e-5)
-    assert [features for features, _ in results[1:]] == [None] * (count - 1)
+    assert [features for features, _ in others] == [None] * (count - 1)
     shares = [len(range(index, 7, count)) for index in range(count)]
-    assert [seen for _, seen in results] == [[share, 0 if cached else share] for share in shares]
+    assert [times for _, times in results] == [[share, share if cached else 2 * share] for share in shares]
+
+
+def stream(model: Model, batch: Tensor) -> list[Tensor]:
+    """What enters block 0 of our ViT, and what each block puts out."""
+    with torch.no_grad():
+        found = [model.module.tokens(model.prepare(batch))]
+        for block in model.module.blocks:
+            found.append(block(found[-1]))
+    return found
+
+
+@pytest.mark.parametrize("norm", [True, False])
+def test_patch_tokens_lie_where_the_patches_lie_read_in_one_pass_before_a_block_overwrites_them(norm):
+    model, batch = ours(registers=2), images(SIZE, batch=3)
+    (rows, columns), (entering, first, _) = model.layout.grid, stream(model, batch)
+    calls = runs_of(model)
+    model.module.blocks[0].register_forward_hook(lambda _module, inputs, output: inputs[0].mul_(0).add_(output))
+    embedding, found = patch_tokens(model, batch, ["embedding", 0], norm=norm, batch_size=2)
+    assert calls == [2, 1]
+    assert found.shape == (3, rows, columns, 16)
+    expected = model.module.norm(first) if norm else first
+    torch.testing.assert_close(found[:, 1, 2], expected[:, 3 + columns + 2], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(embedding.flatten(1, 2), entering[:, 3:], atol=1e-6, rtol=0)  # whatever the norm
+
+
+@pytest.mark.parametrize("family", ["cnn", "windowed"])
+def test_maps_of_a_cnn_and_of_windows_are_on_their_grid(family):
+    model = vitlens.load("cnn-digits") if family == "cnn" else timm_model("swin_tiny_patch4_window7_224")
+    kept, batch = list[Tensor](), images()
+    layer = model.module.get_submodule(vitlens.features(model, batch).layers[1].module)
+    hook = layer.register_forward_hook(lambda _module, _inputs, maps: kept.append(maps))
+    (tokens,) = patch_tokens(model, batch, [1], norm=False)
+    hook.remove()
+    torch.testing.assert_close(tokens, kept[-1].movedim(1, -1) if family == "cnn" else kept[-1])
+
+
+class Shuffled(nn.Module):
+    """Blocks of tokens whose place in the image is unknown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(nn.TransformerEncoderLayer(3, 1, 8, batch_first=True) for _ in range(2)))
+        self.head = nn.Linear(3, 5)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        return self.head(self.blocks(batch.flatten(2).mT[:, :11]).mean(1))
+
+
+def test_tokens_without_a_place_are_refused():
+    with pytest.raises(UnsupportedError):
+        patch_tokens(model_of(Shuffled().eval()), images())

@@ -9,20 +9,17 @@ import torch
 from torch import Tensor
 
 from vitlens.analysis.features import neighbours
-from vitlens.analysis.features.neighbours import (
-    correspond,
-    near,
-    nearest,
-    object_overlap,
-    patch_neighbours,
-    vote,
-)
+from vitlens.analysis.features.neighbours import correspond, near, nearest, object_overlap, patch_neighbours, vote
 from vitlens.errors import DataError, InputError, UnknownNameError
 
 
-def vectors(*shape: int, seed: int = 0) -> Tensor:
-    shape = shape if len(shape) > 1 else (*shape, 24)
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+def vectors(count: int, width: int = 24, *, seed: int = 0) -> Tensor:
+    return torch.randn(count, width, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_same(one: neighbours.Neighbours, other: neighbours.Neighbours) -> None:
+    assert torch.equal(one.indices, other.indices)
+    assert torch.equal(one.similarity, other.similarity)
 
 
 @pytest.mark.parametrize(("bank", "k", "close"), [(400, 1, 1), (2700, 5, 1), (30, 30, 1), (300, 5, 1e-4)])
@@ -41,12 +38,10 @@ def test_they_are_those_of_float64(bank, k, close):
 def test_everything_is_computed_on_the_device_of_the_features():
     """As on a GPU, the default device is not theirs: what is made on it by mistake does not mix with them."""
     queries, others, own = vectors(30, seed=1), vectors(400), torch.arange(30)
-    expected = [nearest(queries, others, k=3, leave_out=out) for out in (None, own)]
-    with torch.device("meta"):
-        found = [nearest(queries, others, k=3, leave_out=out) for out in (None, own)]
-    for one, other in zip(expected, found):
-        assert torch.equal(one.indices, other.indices)
-        assert torch.equal(one.similarity, other.similarity)
+    for out in (None, own):
+        expected = nearest(queries, others, k=3, leave_out=out)
+        with torch.device("meta"):
+            assert_same(nearest(queries, others, k=3, leave_out=out), expected)
 
 
 @pytest.mark.parametrize(("numbers", "block"), [(1 << 9, 37), (1 << 14, 150), (1 << 9, 1 << 16)])
@@ -55,9 +50,7 @@ def test_chunks_change_nothing(monkeypatch, numbers, block):
     expected = nearest(queries, others, k=7)
     monkeypatch.setattr(neighbours, "_NUMBERS", numbers)
     monkeypatch.setattr(neighbours, "_BANK", block)
-    found = nearest(queries, others, k=7)
-    assert torch.equal(found.indices, expected.indices)
-    assert torch.equal(found.similarity, expected.similarity)
+    assert_same(nearest(queries, others, k=7), expected)
 
 
 def test_copies_come_by_index_and_an_image_is_no_neighbour_of_its_own():
@@ -73,22 +66,18 @@ def test_copies_come_by_index_and_an_image_is_no_neighbour_of_its_own():
 
 
 def test_of_equal_votes_the_lowest_class_wins():
-    bank, truth = torch.eye(4).repeat(1, 6)[:, :24], torch.tensor([3, 1, 2, 0])
+    bank, truth = torch.eye(4, 24), torch.tensor([3, 1, 2, 0])
     near_to_two = nearest(torch.tensor([[1.0, 1.0] + [0.0] * 22]), bank, k=2)
     assert vote(near_to_two, truth, k=2, classes=4, weighting="majority").tolist() == [1]
     assert vote(near_to_two, truth, k=1, classes=4).tolist() == [3]
 
 
-def test_only_mutual_pairs_the_best_first_also_of_grids_that_differ():
+def test_places_of_matches_in_grids_that_differ_and_a_distance_in_shares_of_the_image():
     first = torch.tensor([[[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]])
     second = torch.tensor([[[1.0, 0.02]], [[0.1, 1.0]]])
     found, back = correspond(first, second), correspond(second, first)
     assert found.sources.tolist() == back.targets.tolist() == [[0, 0], [0, 2]]
     assert found.targets.tolist() == back.sources.tolist() == [[0, 0], [1, 0]]
-    assert found.similarity[0] > found.similarity[1]
-
-
-def test_near_is_a_distance_in_shares_of_the_image():
     grid = (torch.arange(16).double()[:, None] + 0.5) / 16
     alike = near(torch.cat((grid, grid * 0 + 0.5), 1))
     assert alike[5].nonzero().flatten().tolist() == [3, 4, 5, 6, 7]  # two sixteenths are an eighth

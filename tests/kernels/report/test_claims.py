@@ -1,6 +1,6 @@
 """Claims: their rank, when an effect is clear of its reference, how limits judge, and their results in JUnit XML."""
 
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 
@@ -78,16 +78,9 @@ def test_a_limit_judges_by_the_worse_end_and_is_printed_as_it_is(limit, ends, wo
     assert (case[0].get("message") or "").endswith(f"of m ({words})")
 
 
-@dataclass(frozen=True)
-class Outcome:
-    metric: str
-    holds: bool
-    line: str
-
-
-MET = Outcome("accuracy/m", True, "accuracy at least 0.9: holds: accuracy/m is 0.95")
-UNMET = Outcome("accuracy/m", False, "accuracy at least 0.99: does not hold: accuracy/m is 0.95")
 ODD = "<b> & \"'\x1b[31m\x00\u202e\udcff ]]> é *"
+UNMET = SimpleNamespace(metric=ODD, holds=False, line=ODD)
+MET = SimpleNamespace(metric="accuracy/m", holds=True, line="accuracy at least 0.9: holds: accuracy/m is 0.95")
 
 
 def of_state(state: State) -> Claim:
@@ -111,18 +104,15 @@ def test_each_state_has_its_result_and_a_claim_without_one_has_none(state, child
         assert said == f"{state}: 75.0 % (70.0 to 80.0, n = 10); measured (pass from 50 %, warn from 10 %)"
 
 
-def test_counts_are_those_of_the_cases_and_a_requirement_that_does_not_hold_is_a_failure():
+def test_cases_are_counted_and_named_apart_an_unmet_requirement_is_a_failure_and_any_text_well_formed():
     states: tuple[State, ...] = ("pass", "warn", "fail", "fail", "inconclusive", "not tested")
-    suite = suite_of(tuple(map(of_state, states)), MET, UNMET)
+    suite = suite_of((*map(of_state, states), Claim(ODD, ODD, state="fail", because=ODD)), MET, UNMET)
     counted = {name: int(suite.get(name, "")) for name in ("tests", "failures", "errors", "skipped")}
-    assert counted == {"tests": 8, "failures": 3, "errors": 0, "skipped": 2}
-    assert len(suite.findall("testcase")) == 8
-    assert [failure.get("message") for failure in suite.findall("testcase/failure")][2:] == [UNMET.line]
-    assert float(suite.get("time", "")) == 1.5
-    assert len({(case.get("classname"), case.get("name")) for case in suite}) == 8
-
-
-def test_any_text_is_well_formed():
-    suite = suite_of((Claim(ODD, ODD, state="fail", because=ODD),), Outcome(ODD, False, ODD))
-    assert suite[0].get("name", "").startswith("<b> & \"'\\x1b[31m\\x00\\u202e\\udcff ]]> é")
+    assert counted == {"tests": 9, "failures": 4, "errors": 0, "skipped": 2}
+    cases = suite.findall("testcase")
+    assert len({(case.get("classname"), case.get("name")) for case in cases}) == 9
+    shown = "<b> & \"'\\x1b[31m\\x00\\u202e\\udcff ]]> é"
+    assert cases[6].get("name", "").startswith(shown)
+    assert suite.findall("testcase/failure")[-1].get("message", "").startswith(shown)
     assert all("\x1b" not in text for text in suite.itertext())
+    assert float(suite.get("time", "")) == 1.5

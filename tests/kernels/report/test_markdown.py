@@ -1,15 +1,23 @@
-"""A document as markdown: what stands where, and what every report says of its run."""
+"""A report as markdown: what stands where, numbers in words, and names of which nothing is alive."""
 
+import os
+import unicodedata
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from tests.kit.pages import record
+from tests.kit.nasty import NASTY, cells, parsed, problems, read
+from tests.kit.pages import document, record, said
+from vitlens.cli.main import run
 from vitlens.record import ModelEntry
 from vitlens.report.document import Document, FigureSpec, FirstPage, Section, Sentence, Table
 from vitlens.report.markdown import figures_shown, markdown, summary_lines
+from vitlens.report.numbers import in_ranges, in_thousands, in_time, in_words, percent
 from vitlens.uncertainty import Estimate
 
 EMPTY = Document("Evaluate m", (), FirstPage(()))
@@ -74,10 +82,10 @@ def test_the_order_of_a_report():
 
 
 def test_a_run_that_did_not_finish_says_so():
-    for status, said in (("interrupted", True), ("running", True), ("failed", True), ("done", False)):
+    for status, is_said in (("interrupted", True), ("running", True), ("failed", True), ("done", False)):
         text = markdown(EMPTY, record(Path("run"), status=status))
-        assert ("> This run" in text) == said
-        assert ("took" in text) != said
+        assert ("> This run" in text) == is_said
+        assert ("took" in text) != is_said
 
 
 def test_the_terminal_has_the_title_the_first_answers_and_the_table():
@@ -92,3 +100,120 @@ def test_the_terminal_has_the_title_the_first_answers_and_the_table():
     assert list(summary_lines(EMPTY)) == ["Evaluate m"]
     glance = replace(FIRST, glance=replace(FIRST.glance, rows=(("row", 1, None),) * 9), answer=())
     assert len(list(summary_lines(replace(DOCUMENT, first=glance)))) == 1 + 6
+
+
+@pytest.mark.parametrize(
+    ("words", "value", "text"),
+    [
+        (in_words, Estimate(447 / 480, 0.905, 0.95, 480), "93.1 % (90.5 to 95.0, n = 480)"),
+        (partial(in_words, with_n=False), Estimate(0.5, 0.4, 0.6, 10), "50.0 % (40.0 to 60.0)"),
+        (in_words, Estimate(0.0312, n=1200), "3.1 % (n = 1,200)"),
+        (in_words, Estimate(-1.25, -2.0, -0.01, 9, "points"), "-1.2 points (-2.0 to 0.0, n = 9)"),
+        # of an interval all three have the decimals that the largest needs
+        (in_words, Estimate(0.0366, 8.86e-5, 0.102, 200, "nats"), "0.037 nats (0.000 to 0.102, n = 200)"),
+        (in_words, Estimate(7.45, 7.3, 7.55, unit="ms"), "7.45 ms (7.30 to 7.55)"),
+        (in_words, Estimate(1710.4, 1698, 1737, unit="images/s"), "1,710 images/s (1,698 to 1,737)"),
+        (in_words, Estimate(450.4, 400, 999.4, unit="ms"), "450 ms (400 to 999)"),
+        (in_words, Estimate(3e-6, 1e-6, 4e-6, unit=""), "3e-06 (1e-06 to 4e-06)"),
+        (in_words, Estimate(6091, unit="s"), "1 h 41 min"),
+        (in_words, Estimate(100, unit="s"), "1 min 40 s"),
+        (in_words, Estimate(99, unit="s"), "99 s"),
+        (in_words, Estimate(6091, 6000, 6200, unit="s"), "6,091 s (6,000 to 6,200)"),
+        (in_words, Estimate(12345.6, unit=""), "12,346"),
+        (in_words, Estimate(1.6e9, unit="bytes"), "1.6 GB"),
+        (in_words, None, "–"),
+        (in_words, 0.12345, "0.123"),
+        (in_words, -999.6, "-1,000"),
+        (in_words, 12345, "12,345"),
+        (in_thousands, 5, "5 "),
+        (in_thousands, 1_205_898, "1.21 M"),
+        (in_thousands, 999_800, "1 M"),
+        (in_thousands, 4e12, "4 T"),
+        (in_time, 0.84, "0.8 s"),
+        (in_time, 42.4, "42 s"),
+        (in_time, 200.0, "3 min 20 s"),
+        (in_time, 3600.0, "1 h 0 min"),
+        (in_time, 7500.0, "2 h 5 min"),
+        (in_ranges, [3], "layer 3"),
+        (in_ranges, [4, 1, 0, 3, 2, 7], "layers 0 to 4 and 7"),
+        (in_ranges, [0, 2, 2, 5], "layers 0, 2 and 5"),
+        (percent, 0.125, "12 %"),
+        (partial(percent, digits=1), 0.125, "12.5 %"),
+        (percent, -0.0001, "0 %"),
+    ],
+)
+def test_numbers_in_words(words, value, text):
+    assert words(value) == text
+
+
+# --- whatever a name is, a report shows it and nothing more
+
+NAMES = st.one_of(
+    st.text(st.sampled_from("`*_~[]()<>!|\\&#$:/@.- \n\rab1\u202e\x1b猫"), max_size=20),
+    st.text(max_size=30),
+    st.lists(st.sampled_from(NASTY), min_size=2, max_size=3).map("".join),
+)
+
+
+def report_of(name: str) -> str:
+    """A report with a name everywhere, as a run would write it."""
+    model = ModelEntry("vit", name, name, parameters=1, notes=(name,))
+    run = record(Path("run"), command_line=f"vitlens look '{name}'", device=name, models=(model,))
+    return markdown(document(name=said(name=name)), run)
+
+
+def paragraph(text: str) -> str:
+    """A sentence as a report's paragraph."""
+    return markdown(Document("t", (), FirstPage(()), preface=(Sentence(text),)), record(Path("run"))).split("\n\n")[1]
+
+
+def seen(name: str) -> str:
+    """What a reader sees of a name: escapes as Python writes them, and spaces of any width as spaces."""
+    spaced = "".join(" " if unicodedata.category(one) == "Zs" else one for one in name)
+    return "".join(one if one.isprintable() or one in "\u200c\u200d" else ascii(one)[1:-1] for one in spaced)
+
+
+def test_a_name_in_a_report_is_only_read_letter_by_letter():
+    usual = [(block.type, block.tag) for block in parsed(report_of("name"))]
+    for name in NASTY:
+        text = report_of(name)
+        blocks = parsed(text)
+        assert problems(text) == []
+        assert os.fsencode(text).decode("utf-8") == text
+        assert [(block.type, block.tag) for block in blocks] == usual  # no block more, none less
+        shown = cells(text)[0][1]
+        if len(name) <= 60 and not name.isspace():
+            assert shown.split() == seen(name).split()
+        assert all(len(part) <= 60 for part in shown.split("/")) or len(shown) == 180
+        items = ["".join(read(block).split()) for block in blocks if block.type == "inline"]
+        assert "".join(f"vit: {shown}, weights: {shown}, 1 parameters; {seen(name)}.".split()) in items
+
+
+@settings(max_examples=30, deadline=None)
+@given(NAMES)
+def test_any_name_in_a_report_is_only_read_and_a_block_of_code_holds_any_line(name):
+    text = report_of(name)
+    assert problems(text) == []
+    (block,) = (block for block in parsed(text) if block.type == "fence")
+    assert block.content == "".join(f"{line}\n" for line in map(seen, f"vitlens look '{name}'".split("\n")))
+
+
+@pytest.mark.parametrize("address", ["HTTPS://x.org/a_b", "www.x.org", "a@x.org"])
+def test_an_address_is_no_link_on_github(address):
+    shown = paragraph(f"see {address} now")
+    assert not any(start in shown.lower() for start in ("://", "www.", "a@"))
+    assert read(parsed(shown)[1]) == f"see {address} now"
+
+
+def test_our_own_marks_stay_and_those_of_names_do_not():
+    own = "**vit** is in `runs/` at p < 0.05: 3 * 4, a_b, [0, 1]; (a-b), 100 %, it's."
+    assert paragraph(own) == own
+    assert paragraph(said("**{{ a }}** in `{{ b }}`", a="**", b="a`b")) == "**\\*\\*** in ``a`b``"
+
+
+def test_a_message_is_one_line_of_a_stated_length_on_a_terminal(capsys):
+    for start in range(0, len(NASTY), 4):
+        assert run(["report", "--", "-".join(["no", *NASTY[start : start + 4]]) * 10]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.isprintable() or "\u200d" in line, line
+        assert len(line) <= 2000

@@ -22,9 +22,27 @@ NAN = BrightnessRecord(means=(MeanRow("m", Estimate(float("nan"))),))
 
 
 def at(out: Path | None, config: dict[str, object] | None = None, *, overwrite: bool = False, **more) -> RunFolder:
-    return RunFolder.opened(
-        more.pop("word", "brightness"), RunOptions(out=out, overwrite=overwrite), config or {}, **more
-    )
+    word, run = more.pop("word", "brightness"), RunOptions(out=out, overwrite=overwrite)
+    return RunFolder.opened(word, run, config or {}, **more)
+
+
+def raising(code: int):
+    """Stands in for a function of the operating system that is refused."""
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return refuse
+
+
+def ended(out: Path, record: BrightnessRecord, error: BaseException | None, full: pytest.MonkeyPatch | None = None):
+    """A run that keeps a record and ends with an error, or on a disk that is full."""
+    with at(out) as folder:
+        folder.keep(record)
+        if full:
+            full.setattr(os, "fsync", raising(28))
+        if error:
+            raise error
 
 
 def test_a_run_that_ends_well_is_done_and_reads_back(tmp_path):
@@ -35,7 +53,6 @@ def test_a_run_that_ends_well_is_done_and_reads_back(tmp_path):
         assert read_run(out).results["metrics"] == {}  # nothing claims to be there before it is asked for
         assert folder.record().status == "running"
     record = read_run(out)
-    assert record.results.keys() == {"schema", "command", "status", "seconds", "metrics", "tables"}
     assert (record.command, record.status, record.config["seed"]) == ("brightness", "done", 3)
     number = {"value": 0.5, "low": 0.4, "high": 0.6, "n": 10, "unit": "fraction"}
     assert record.results["metrics"] == {"brightness/m": number}
@@ -49,13 +66,8 @@ def test_a_run_that_ends_well_is_done_and_reads_back(tmp_path):
     ("error", "status"), [(ValueError("x"), "failed"), (KeyboardInterrupt(), "interrupted"), (SystemExit(1), "failed")]
 )
 def test_an_exception_shows_in_the_status_and_goes_on(tmp_path, error, status):
-    def run() -> None:
-        with at(tmp_path / "run") as folder:
-            folder.keep(KEPT)
-            raise error
-
     with pytest.raises(type(error)):
-        run()
+        ended(tmp_path / "run", KEPT, error)
     record = read_run(tmp_path / "run")
     assert record.status == status
     assert record.results["metrics"].keys() == {"brightness/m"}
@@ -72,63 +84,42 @@ def test_an_exception_shows_in_the_status_and_goes_on(tmp_path, error, status):
 def test_a_full_disk_tells_the_first_error_and_a_nan_its_name_and_neither_looks_finished(
     tmp_path, monkeypatch, record, error, kind, words
 ):
-    def full(file: int) -> None:
-        raise OSError(28, os.strerror(28))
-
-    def run() -> None:
-        with at(tmp_path / "run") as folder:
-            folder.keep(record)
-            if record is KEPT:
-                monkeypatch.setattr(os, "fsync", full)
-            if error:
-                raise error
-
-    with pytest.raises(kind, match=words):
-        run()
-    monkeypatch.undo()
+    with monkeypatch.context() as patch, pytest.raises(kind, match=words):
+        ended(tmp_path / "run", record, error, patch if record is KEPT else None)
     assert read_run(tmp_path / "run").status == "running"
 
 
 def test_the_default_place_is_named_by_what_and_when(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    first, second = (at(None, name_parts=("vit-digits", "/some/where/my photos")) for _ in range(2))
-    assert first.path != second.path
-    assert first.path.parent == Path("reports")
-    assert first.path.name.startswith("brightness-vit-digits-my-photos-2")
-    train = at(None, word="train", name_parts=("vit-micro", "digits"))
-    assert train.path.parent == Path("runs")
-    assert train.path.name.startswith("vit-micro-digits-2")
+    first, second = (at(None, name_parts=("vit-digits", "/some/where/my photos")).path for _ in range(2))
+    assert first != second
+    train = at(None, word="train", name_parts=("vit-micro", "digits")).path
+    assert (first.parent, train.parent) == (Path("reports"), Path("runs"))
+    assert first.name.startswith("brightness-vit-digits-my-photos-2")
+    assert train.name.startswith("vit-micro-digits-2")
 
 
-def test_an_existing_folder_is_kept_unless_asked(tmp_path):
-    out = tmp_path / "run"
+def test_an_existing_folder_is_kept_unless_asked_and_a_foreign_one_always(tmp_path):
+    out, foreign, empty = (tmp_path / name for name in ("run", "foreign", "empty"))
     with at(out) as folder:
         folder.arrays("old", x=np.ones(1))
-    (out / "figures").mkdir()
-    mine = [out / "notes.txt", out / "figures" / "mine.txt"]
+    mine = [out / "notes.txt", out / "figures" / "mine.txt", foreign / "config.json"]
     for path in (out / "report.md", *mine):
+        path.parent.mkdir(exist_ok=True)
         path.write_text("mine")
     before = (out / "results.json").read_text()
-    with pytest.raises(OutputError, match="--overwrite"):
-        at(out)
+    for place, overwrite, words in ((out, False, "--overwrite"), (foreign, True, "other files")):
+        with pytest.raises(OutputError, match=words):
+            at(place, overwrite=overwrite)
     assert (out / "results.json").read_text() == before
     with at(out, word="rollout", overwrite=True):
         assert read_run(out).status == "running"
     assert read_run(out).command == "rollout"
     assert not (out / "report.md").exists()
     assert not (out / "arrays" / "old.npz").exists()
-    assert [path.read_text() for path in mine] == ["mine"] * 2
-
-
-def test_overwrite_takes_no_foreign_folder(tmp_path):
-    (tmp_path / "foreign").mkdir()
-    precious = tmp_path / "foreign" / "model.safetensors"
-    precious.write_text("precious")
-    (tmp_path / "foreign" / "config.json").write_text("{}")
-    with pytest.raises(OutputError, match="other files"):
-        at(tmp_path / "foreign", overwrite=True)
-    (tmp_path / "empty").mkdir()
-    at(tmp_path / "empty", overwrite=True)
+    assert [path.read_text() for path in mine] == ["mine"] * 3
+    empty.mkdir()
+    at(empty, overwrite=True)
 
 
 @pytest.mark.parametrize(
@@ -136,15 +127,12 @@ def test_overwrite_takes_no_foreign_folder(tmp_path):
     [("file", False, "a file at"), ("file", True, "a file at"), ("file/below", False, None), ("x" * 300, False, None)],
 )
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, place, overwrite, words):
-    def refuse(*args: object, **kwargs: object) -> None:
-        raise PermissionError(13, os.strerror(13))
-
     (tmp_path / "file").write_text("mine")
     with pytest.raises(OutputError, match=words) as caught:
         at(tmp_path / place, overwrite=overwrite)
     assert "\n" not in str(caught.value)
     assert (tmp_path / "file").read_text() == "mine"
-    monkeypatch.setattr(Path, "mkdir", refuse)  # root may write anywhere, so the refusal is played
+    monkeypatch.setattr(Path, "mkdir", raising(13))  # root may write anywhere, so the refusal is played
     with pytest.raises(OutputError, match="Permission denied"):
         at(tmp_path / "run")
 
@@ -170,17 +158,13 @@ def test_a_reopened_run_keeps_its_results_and_its_time_and_leaves_nothing_half_w
     assert (record.config["command_line"], record.config["data"]) == ("first", {"title": "x", "images": 3})
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError(), KeyboardInterrupt()])
-def test_a_run_that_came_to_nothing_does_not_block_its_retry(tmp_path, error):
-    with suppress(type(error)), at(tmp_path / "out"):
-        raise error
-    with at(tmp_path / "out") as again:
-        again.keep(KEPT)
-    assert read_run(tmp_path / "out").status == "done"
-
-
-@pytest.mark.parametrize("left", ["rows", "progress", "a file of the user's", "running"])
-def test_what_a_failed_run_left_of_use_is_not_taken_away(tmp_path, left):
+@pytest.mark.parametrize(
+    ("left", "error"),
+    [("nothing", ValueError("x")), ("nothing", KeyboardInterrupt())]
+    + [(left, ValueError("x")) for left in ("rows", "progress", "a file of the user's")]
+    + [("still running", None)],
+)
+def test_only_a_run_that_has_come_to_nothing_gives_its_place_to_a_retry(tmp_path, left, error):
     out = tmp_path / "out"
     folder = at(out)
     if left == "rows":
@@ -189,9 +173,14 @@ def test_what_a_failed_run_left_of_use_is_not_taken_away(tmp_path, left):
         folder.arrays("part", values=[1])
     if left == "a file of the user's":
         (out / "notes.txt").write_text("mine")
-    if left != "running":
-        with pytest.raises(ValueError, match="x"), folder:
-            raise ValueError("x")
+    if error is not None:
+        with suppress(type(error)), folder:
+            raise error
+    if left == "nothing":
+        with at(out) as again:
+            again.keep(KEPT)
+        assert read_run(out).status == "done"
+        return
     before = sorted(out.rglob("*"))
     with pytest.raises(OutputError, match="--overwrite"):
         at(out)

@@ -1,13 +1,17 @@
-"""What a run says while it works, and the partial results that it keeps, and forgets once it has ended."""
+"""What a run says while it works, the partial results that it keeps until it has ended, and more images than digits."""
 
 import io
-from contextlib import suppress
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
+from tests.kit.making import digits
+from vitlens import load
 from vitlens.arrays import Form
+from vitlens.commands.run.load import load_split, scenes_of_digits
+from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.progress import ProgressStore, progress, rate_and_left
 from vitlens.errors import InputError
 
@@ -15,34 +19,31 @@ FORMS = {"loss": Form("f", (2, 3)), "cost": Form("iu")}
 ARRAYS = {"loss": np.arange(6.0).reshape(2, 3), "cost": np.array(7)}
 
 
-def watch(*, step: float, terminal: bool, quiet: bool = False) -> str:
-    """What is said of 100 images, ten of which are done every `step` seconds."""
-    stream, now = io.StringIO(), [0.0]
+def watch(stream: io.StringIO, *, step: float, terminal: bool, quiet: bool = False, fails: bool = False) -> str:
+    """What is said of 100 images, ten of which are done every `step` seconds; fails: in the end."""
+    now = [0.0]
     console = Console(file=stream, force_terminal=terminal, width=100)
     with progress("evaluating m", 100, quiet=quiet, console=console, clock=lambda: now[0]) as advance:
         for _ in range(10):
             now[0] += step
             advance(10)
+        if fails:
+            raise ZeroDivisionError
     return stream.getvalue()
 
 
 def test_short_work_and_quiet_work_are_silent_and_long_work_says_so_now_and_then():
     for terminal in (True, False):
-        assert watch(step=0.1, terminal=terminal) == watch(step=5, terminal=terminal, quiet=True) == ""
-    lines = watch(step=5, terminal=False).splitlines()
+        assert watch(io.StringIO(), step=0.1, terminal=terminal) == ""
+        assert watch(io.StringIO(), step=5, terminal=terminal, quiet=True) == ""
+    lines = watch(io.StringIO(), step=5, terminal=False).splitlines()
     assert lines[0] == "evaluating m: 10 of 100 images, 2 images/s, 0:45 left"
     assert len(lines) == 5
-    assert "evaluating m" in watch(step=5, terminal=True)
-
-
-def test_the_bar_goes_away_after_an_exception():
-    stream, now = io.StringIO(), [0.0]
-    console = Console(file=stream, force_terminal=True)
-    with suppress(ZeroDivisionError), progress("x", 2, console=console, clock=lambda: now[0]) as advance:
-        now[0] = 5.0
-        advance(1)
-        raise ZeroDivisionError
-    assert stream.getvalue().rstrip().endswith("\x1b[2K")  # the line is erased
+    stream = io.StringIO()
+    with pytest.raises(ZeroDivisionError):
+        watch(stream, step=5, terminal=True, fails=True)
+    assert "evaluating m" in stream.getvalue()
+    assert stream.getvalue().rstrip().endswith("\x1b[2K")  # the line of the bar is erased
 
 
 def test_rate_and_time_left():
@@ -51,33 +52,45 @@ def test_rate_and_time_left():
     assert rate_and_left(999, 1998, 10.0, "images") == "99.9 images/s, 0:10 left"
 
 
-def test_what_was_kept_is_recalled_by_its_key_and_process(tmp_path):
-    store = ProgressStore(tmp_path / "progress")
-    assert store.recall("pgd-0", "digest", FORMS) is None
-    store.remember("pgd-0", "digest", ARRAYS)
-    recalled = store.recall("pgd-0", "digest", FORMS)
-    assert recalled is not None
+@pytest.mark.parametrize("left", [[], ["notes.txt"]])
+def test_what_was_kept_is_recalled_by_its_key_and_process_and_forgotten_but_for_other_files(tmp_path, left):
+    folder = tmp_path / "progress"
+    for store in (ProgressStore(None), ProgressStore(folder)):
+        assert store.recall("pgd-0", "digest", FORMS) is None
+        store.remember("pgd-0", "digest", ARRAYS)
+        recalled = store.recall("pgd-0", "digest", FORMS)
+        assert (recalled is None) == (store.folder is None)
     assert all((recalled[name] == array).all() for name, array in ARRAYS.items())
-    assert store.recall("pgd-1", "digest", FORMS) is None
-    assert ProgressStore(tmp_path / "progress", process=1).recall("pgd-0", "digest", FORMS) is None
-
-
-def test_other_inputs_and_other_forms_are_refused(tmp_path):
-    store = ProgressStore(tmp_path / "progress")
-    store.remember("pgd-0", "digest", ARRAYS)
+    for other in (store.recall("pgd-1", "digest", FORMS), ProgressStore(folder, 1).recall("pgd-0", "digest", FORMS)):
+        assert other is None
     with pytest.raises(InputError, match="found others"):
         store.recall("pgd-0", "another", FORMS)
     with pytest.raises(InputError, match="'loss'"):
         store.recall("pgd-0", "digest", FORMS | {"loss": Form("f", (2, 4))})
-
-
-@pytest.mark.parametrize("left", [[], ["notes.txt"]])
-def test_a_finished_run_leaves_nothing_but_what_is_not_its_own(tmp_path, left):
-    nowhere, store = ProgressStore(None), ProgressStore(tmp_path / "progress")
-    nowhere.remember("pgd-0", "digest", ARRAYS)
-    assert nowhere.recall("pgd-0", "digest", FORMS) is None
-    store.remember("pgd-0", "digest", ARRAYS)
     for name in left:
-        (tmp_path / "progress" / name).touch()
+        (folder / name).touch()
     store.forget()
-    assert [path.name for path in (tmp_path / "progress").glob("*")] == left
+    assert [path.name for path in folder.glob("*")] == left
+    assert folder.exists() == bool(left)
+
+
+def test_of_more_scenes_than_digits_the_first_are_those_of_a_smaller_run_and_all_differ():
+    count, once = 950, digits("test", seed=3)
+    split = scenes_of_digits(count, seed=3)
+    assert len(split) == len(split.labels) == len(split.masks) == count
+    times = torch.bincount(split.groups)
+    assert (times[once.groups].min(), times.max()) == (2, 3)
+    assert torch.equal(split.groups[:450], once.groups)
+    assert torch.equal(split.source.read(torch.arange(450)), once.source.read(torch.arange(450)))
+    last = split.labels[900:].bincount()
+    assert last.max() - last.min() <= 1
+    assert len(split.source.read(torch.arange(450, count)).flatten(1).unique(dim=0)) == count - 450
+    assert "in 2 to 3 scenes" in split.notes[-1]
+
+
+def test_as_many_as_there_are_is_one_scene_each_and_only_who_asks_gets_more(tiny_vit):
+    split, expected = scenes_of_digits(450, seed=1), digits("test", seed=1).limit(450, seed=1)
+    assert torch.equal(split.groups, expected.groups)
+    assert not split.notes
+    model, options = load(str(tiny_vit)), RunOptions(device="cpu", quiet=True, limit=460)
+    assert [len(load_split(model, options=options, repeat=repeat)) for repeat in (False, True)] == [450, 460]

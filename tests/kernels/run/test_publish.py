@@ -1,6 +1,7 @@
 """Figures and report.md are made from a run's folder alone, and made again they are the same."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tests.kit.saving import saved_figures
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.run.publish import publish, report
+from vitlens.commands.run.publish import publish, read_folder, report
 from vitlens.errors import StorageError, UnknownNameError
 from vitlens.record import read_run
 from vitlens.uncertainty import Estimate
@@ -23,9 +24,8 @@ RECORDED = BrightnessRecord(
     means=(MeanRow("m", Estimate(0.25)),),
     rows={"m": BrightnessArrays(np.arange(4.0)[None])},
 )
-DOTS = 200  # an inch
-FORMS = ("png", "svg", "pdf")
-FIGURES = {f"{WORD}.{form}" for form in FORMS}
+DOTS = 50  # an inch
+FIGURES = {f"{WORD}.{form}" for form in ("png", "svg", "pdf")}
 
 
 @pytest.fixture(autouse=True)
@@ -35,13 +35,19 @@ def added(monkeypatch):
         yield
 
 
+def published(out: Path, *, formats: tuple[str, ...] = (), **options: object) -> Path:
+    """The page or text that a run writes at its end."""
+    config = {"models": [{"alias": "m"}], "options": {"run": options}}
+    with RunFolder.opened(WORD, RunOptions(out=out, formats=formats), config) as folder:
+        folder.keep(RECORDED)
+        written = publish(folder)
+        assert read_run(folder.path).status == "running"
+    return written
+
+
 @pytest.fixture
 def run(tmp_path):
-    config = {"models": [{"alias": "m"}]}
-    with RunFolder.opened(WORD, RunOptions(out=tmp_path / "run", formats=("svg", "pdf")), config) as folder:
-        folder.keep(RECORDED)
-        assert publish(folder) == tmp_path / "run" / "report.md"
-        assert read_run(folder.path).status == "running"
+    assert published(tmp_path / "run", formats=("svg", "pdf")) == tmp_path / "run" / "report.md"
     return tmp_path / "run"
 
 
@@ -61,17 +67,12 @@ def test_a_report_is_written_from_the_folder_and_written_again_it_is_the_same(ru
 
 
 def test_figures_that_are_drawn_no_more_are_removed_and_no_others(run, monkeypatch):
-    figures, one_figure = run / "figures", throw_away.REPORT
-
-    def two_figures(record):
-        document = one_figure(record)
-        (section,) = document.sections
-        (figure,) = section.figures
-        both = (figure, replace(figure, name=f"another_{WORD}"))
-        return replace(document, sections=(replace(section, figures=both),))
-
+    figures, document = run / "figures", throw_away.REPORT(read_folder(run))
+    (section,) = document.sections
+    both = (*section.figures, replace(section.figures[0], name=f"another_{WORD}"))
     with monkeypatch.context() as patch:
-        patch.setattr(throw_away, "REPORT", two_figures)
+        two = replace(document, sections=(replace(section, figures=both),))
+        patch.setattr(throw_away, "REPORT", lambda _record: two)
         report(run)
     assert {file.name for file in figures.iterdir()} == FIGURES | {f"another_{name}" for name in FIGURES}
     own = (figures / f"another_{WORD}.png").read_bytes()
@@ -111,10 +112,7 @@ def test_a_page_is_written_where_it_is_asked_for_and_kept_up_to_date(run):
 )
 def test_options_and_the_registry_decide_about_the_page(tmp_path, monkeypatch, asked, by_default, name):
     monkeypatch.setitem(COMMANDS, WORD, replace(ENTRY, html=by_default))
-    config = {"models": [{"alias": "m"}], "options": {"run": {"html": asked}}}
-    with RunFolder.opened(WORD, RunOptions(out=tmp_path / "run"), config) as folder:
-        folder.keep(RECORDED)
-        assert publish(folder) == tmp_path / "run" / name
+    assert published(tmp_path / "run", html=asked) == tmp_path / "run" / name
     assert (tmp_path / "run" / "report.html").exists() == (name == "report.html")
 
 

@@ -1,6 +1,5 @@
-"""`best` against plain loops over its equation, and what it costs."""
+"""`best` against its equation, on parts that have tests of their own, and what it costs."""
 
-import itertools
 import math
 from typing import Any
 
@@ -8,52 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision.transforms.v2.functional import gaussian_blur
 
 import vitlens
+from tests.kit.explainable import affinity
 from vitlens import Model
 
-GRID, SIDE, PATCH = 8, 32, 4  # of vit-digits
-Rows = list[list[float]]
-
-
-class Plain:
-    """One image through vit-digits by matrix products, in double precision, a leaf wherever a gradient is asked for.
-
-    weights: of each block (heads, query, key); cells, detached: the input of the last block's attention (tokens, dim),
-    once with plain gradients behind it and once with LibraGrad's.
-    """
-
-    def __init__(self, module: Any, image: Tensor, target: int) -> None:
-        self.module, stream = module, module.tokens(image[None])[0]
-        self.weights: list[Tensor] = []
-        for block in module.blocks:
-            self.cells = block.norm1(stream).detach().requires_grad_() if block is module.blocks[-1] else None
-            into = block.norm1(stream)
-            self.before, stream = stream, self.block(block, stream, into, libra=False)
-        logit = module.head(module.norm(stream)[0])[target]
-        self.weight_gradients = torch.autograd.grad(logit, self.weights)
-        last, kept = module.blocks[-1], list(self.weights)
-        assert self.cells is not None
-        self.cell_gradients = []
-        for libra in (False, True):
-            end = self.block(last, self.before.detach(), self.cells, libra=libra)
-            normed = constant_norm(module.norm, end) if libra else module.norm(end)
-            self.cell_gradients.append(torch.autograd.grad(module.head(normed[0])[target], self.cells)[0])
-        self.weights = [weights.detach() for weights in kept]
-
-    def block(self, block: Any, stream: Tensor, into: Tensor, *, libra: bool) -> Tensor:
-        attention = block.attn
-        query, key, value = attention.qkv(into).unflatten(-1, (3, attention.heads, -1)).permute(1, 2, 0, 3)
-        weights = (query @ key.mT / math.sqrt(query.shape[-1])).softmax(-1)
-        self.weights.append(weights)
-        weights = weights.detach() if libra else weights
-        stream = stream + attention.proj((weights @ value).transpose(0, 1).flatten(1))
-        if not libra:
-            return stream + block.mlp(block.norm2(stream)[None])[0]
-        first, second = (layer for layer in block.mlp.modules() if isinstance(layer, nn.Linear))
-        hidden = first(constant_norm(block.norm2, stream))
-        gate = (1 + torch.erf(hidden.detach() / math.sqrt(2))) / 2
-        return stream + second(hidden * gate)
+GRID, PATCH = 8, 4  # of vit-digits
 
 
 def constant_norm(norm: Any, tokens: Tensor) -> Tensor:
@@ -62,134 +22,97 @@ def constant_norm(norm: Any, tokens: Tensor) -> Tensor:
     return (tokens - tokens.mean(-1, keepdim=True)) / spread * norm.weight + norm.bias
 
 
-def rollout_by_loops(plain: Plain) -> list[float]:
-    """G: the row of CLS in the product of (Ā + I) / 2, rows scaled to sum to 1, without CLS's own column."""
-    tokens = plain.weights[0].shape[-1]
-    product = torch.eye(tokens, dtype=torch.double)
-    for weights, gradient in zip(plain.weights, plain.weight_gradients, strict=True):
-        mixed = (weights * gradient).clamp_min(0).mean(0) / 2 + torch.eye(tokens, dtype=torch.double) / 2
-        product = (mixed / mixed.sum(1, keepdim=True)) @ product
-    return product[0, 1:].tolist()
+def cells_of(model: Model, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Of patches (batch, patches, dim) the input of the last block's attention, and LibraGrad's gradient there: weights
+    of attention, gates of the GELU and standard deviations are constants."""
+    module: Any = model.module
+    before = vitlens.capture(model, images, "blocks.5.input")["blocks.5.input"]
+    block, attention = module.blocks[-1], module.blocks[-1].attn
+    cells = block.norm1(before).detach().requires_grad_()
+    query, key, value = attention.qkv(cells).unflatten(-1, (3, attention.heads, -1)).permute(2, 0, 3, 1, 4)
+    weights = (query @ key.mT / math.sqrt(query.shape[-1])).softmax(-1).detach()
+    stream = before + attention.proj((weights @ value).transpose(1, 2).flatten(2))
+    first, second = (layer for layer in block.mlp.modules() if isinstance(layer, nn.Linear))
+    hidden = first(constant_norm(block.norm2, stream))
+    stream = stream + second(hidden * (1 + torch.erf(hidden.detach() / math.sqrt(2))) / 2)
+    logits = module.head(constant_norm(module.norm, stream)[:, 0])
+    (gradient,) = torch.autograd.grad(logits.gather(1, targets[:, None]).sum(), cells)
+    return cells.detach()[:, 1:].double(), gradient[:, 1:].double()
 
 
-def affinity_by_loops(plain: Plain) -> Rows:
-    """S: attention between patches plus its transpose, over the layers 2 to 5 and heads, rows scaled to sum to 1."""
-    total = sum(weights[:, 1:, 1:].sum(0) for weights in plain.weights[2:])
-    assert isinstance(total, Tensor)
-    values, count = total.tolist(), len(total)
-    both = [[values[i][j] + values[j][i] for j in range(count)] for i in range(count)]
-    return [[value / sum(row) for value in row] for row in both]
+def by_mean(maps: Tensor) -> Tensor:
+    """The positive part divided by its mean."""
+    return maps.clamp_min(0) / maps.clamp_min(0).mean((1, 2), keepdim=True)
 
 
-def smoothed(values: list[float], similarity: Rows | None) -> list[float]:
-    """S² of what is positive (None: that itself), divided by its mean."""
-    values = [max(value, 0.0) for value in values]
-    for _ in range(2 if similarity else 0):
-        assert similarity is not None
-        values = [sum(a * b for a, b in zip(row, values, strict=True)) for row in similarity]
-    mean = sum(values) / len(values)
-    return [value / mean for value in values] if mean else values
-
-
-def parts_by_loops(image: Tensor, target: int) -> tuple[Tensor, ...]:
-    """V = S²G · (S²C⁺ + S²N⁺), G and C⁺ + N⁺, each factor divided by its mean, and T."""
-    model = vitlens.load("vit-digits")
-    module = model.module.double().requires_grad_(True)
-    plain = Plain(module, model.prepare(image[None])[0].double(), target)
-    similarity, rollout = affinity_by_loops(plain), rollout_by_loops(plain)
-    assert plain.cells is not None
-    cells = plain.cells.detach()[1:]
-    gradient, libra = (each[1:] for each in plain.cell_gradients)
-    cams = (cells * gradient.mean(0)).sum(1).tolist(), (cells * libra).sum(1).tolist()
-    first, second = (smoothed(cam, similarity) for cam in cams)
-    where = [g * (c + n) for g, c, n in zip(smoothed(rollout, similarity), first, second, strict=True)]
-    agreed = [sum(pair) for pair in zip(*(smoothed(cam, None) for cam in cams), strict=True)]
-    found = (where, smoothed(rollout, None), agreed)
-    return (*(torch.tensor(each, dtype=torch.double).view(GRID, GRID) for each in found), alike_by_formula(cells))
-
-
-def alike_by_formula(tokens: Tensor) -> Tensor:
+def alike(cells: Tensor) -> Tensor:
     """T: of tokens less their mean, exp(5 cos), rows scaled to sum to 1."""
-    centred = tokens - tokens.mean(0)
-    lengths = (centred**2).sum(1).sqrt()
-    found = (5 * (centred @ centred.T) / (lengths[:, None] * lengths)).exp()
-    return found / found.sum(1, keepdim=True)
+    centred = cells - cells.mean(1, keepdim=True)
+    lengths = centred.norm(dim=2, keepdim=True)
+    found = (5 * (centred @ centred.mT) / (lengths * lengths.mT)).exp()
+    return found / found.sum(2, keepdim=True)
 
 
-def blurred(image: Tensor) -> Tensor:
-    """A Gaussian blur of an eighth of the side, truncated at three standard deviations, mirrored at the edges."""
-    sigma = SIDE / 8
-    places = torch.arange(-12, 13.0)
-    kernel = torch.exp(-(places**2) / (2 * sigma**2))
-    kernel /= kernel.sum()
-    wide = F.pad(image[None], (12, 12, 12, 12), mode="reflect").transpose(0, 1)
-    return F.conv2d(F.conv2d(wide, kernel.view(1, 1, -1, 1)), kernel.view(1, 1, 1, -1))[:, 0]
+def blurred(images: Tensor) -> Tensor:
+    """A Gaussian blur of an eighth of the side, truncated at three standard deviations."""
+    return gaussian_blur(images, [25, 25], [4.0, 4.0])
 
 
-def area(patch: int) -> tuple[slice, slice, slice]:
-    row, column = PATCH * (patch // GRID), PATCH * (patch % GRID)
-    return slice(None), slice(row, row + PATCH), slice(column, column + PATCH)
+def effect(model: Model, images: Tensor, targets: Tensor) -> Tensor:
+    """e: each patch's share of the logit's first-order change at 9/10 blurred and 1/10 image."""
+    change = images - blurred(images)
+    start = (blurred(images) + change / 10).requires_grad_()
+    (gradient,) = torch.autograd.grad(model(start).gather(1, targets[:, None]).sum(), start)
+    found = F.avg_pool2d((gradient * change).sum(1), PATCH)
+    return found.double() / found.abs().sum((1, 2), keepdim=True)
 
 
-def effects_by_differences(image: Tensor, target: int) -> Tensor:
-    """e: by how much the logit changes at 9/10 blurred and 1/10 image as one patch moves to the image's pixels."""
-    model = vitlens.load("vit-digits")
-    model.module.double()
-    smooth = blurred(image).double()
-    change, step = image.double() - smooth, 1e-5
-    moves = torch.zeros(GRID * GRID, *image.shape, dtype=torch.double)
-    for patch in range(GRID * GRID):
-        moves[patch][area(patch)] = change[area(patch)]
-    mean, std = model.mean.double(), model.std.double()
-    start = smooth + 0.1 * change
-    with torch.no_grad():
-        more, less = (model.module((start + way * step * moves - mean) / std)[:, target] for way in (1, -1))
-    slopes = (more - less) / (2 * step)
-    return (slopes / slopes.abs().sum()).view(GRID, GRID)
+def spread(maps: Tensor) -> Tensor:
+    """(Σ m)² / (N Σ m²): the share of the patches that a map of zeros and equal values would mark."""
+    return maps.sum((-2, -1)) ** 2 / (maps[0].numel() * (maps**2).sum((-2, -1)))
 
 
-def kept_by_loops(model: Model, image: Tensor, target: int, candidate: Tensor) -> float:
-    """The target's probability with the highest 32 of 64 patches, the others from the blurred image."""
-    shown = blurred(image)
-    for patch in candidate.flatten().argsort(descending=True, stable=True).tolist()[:32]:
-        shown[area(patch)] = image[area(patch)]
-    with torch.no_grad():
-        return float(model(shown[None]).softmax(-1)[0, target])
-
-
-def smooth_by_loops(where: Tensor, rollout: Tensor, alike: Tensor, effect: Tensor) -> Tensor:
+def smooth(where: Tensor, rollout: Tensor, cells: Tensor, effects: Tensor) -> Tensor:
     """((4/5 Q + 1/5 BQ) / max + 3/2 e)⁺ over its greatest value and to a power, with Q = (R + TR) / 2 and R =
     (V⁶ G)^⅙; B has the kernel (1, 6, 1) / 8 along each axis, the border repeated."""
     root = (where**6 * rollout) ** (1 / 6)
-    root = (root + (alike @ root.flatten()).view_as(root)) / 2
-    rows, columns = root.shape
-    found = torch.zeros_like(root)
-    for row in range(rows):
-        for column in range(columns):
-            around = 0.0
-            for down, across in itertools.product((-1, 0, 1), repeat=2):
-                share = (1, 6, 1)[down + 1] * (1, 6, 1)[across + 1] / 64
-                near = min(max(row + down, 0), rows - 1), min(max(column + across, 0), columns - 1)
-                around += share * float(root[near])
-            found[row, column] = 0.8 * float(root[row, column]) + 0.2 * around
-    found = (found / found.max() + 1.5 * effect).clamp_min(0)
-    found /= found.max()
+    root = (root + (alike(cells) @ root.flatten(1)[..., None]).view_as(root)) / 2
+    line = torch.tensor([1.0, 6.0, 1.0]).double() / 8
+    wide = F.pad(root[:, None], (1, 1, 1, 1), mode="replicate")
+    mixed = 0.8 * root + 0.2 * F.conv2d(wide, torch.outer(line, line)[None, None])[:, 0]
+    found = (mixed / mixed.amax((1, 2), keepdim=True) + 1.5 * effects).clamp_min(0)
+    found = found / found.amax((1, 2), keepdim=True)
     powers = [1 + 3 * step / 5000 for step in range(5001)]
-    return found ** max([each for each in powers if spread(found**each) >= 0.15], default=1.0)
+    chosen = [max([each for each in powers if spread(own**each) >= 0.15], default=1.0) for own in found]
+    return torch.stack([own**power for own, power in zip(found, chosen, strict=True)])
 
 
-def spread(values: Tensor) -> float:
-    """(Σ m)² / (N Σ m²): the share of the patches that a map of zeros and equal values would mark."""
-    return float(values.sum()) ** 2 / (values.numel() * float((values**2).sum()))
+def kept_with(model: Model, images: Tensor, targets: Tensor, maps: Tensor) -> Tensor:
+    """The target's probability with the highest 32 of 64 patches, the others from the blurred image."""
+    ranks = maps.flatten(1).argsort(descending=True, stable=True).argsort().view_as(maps)
+    shown = F.interpolate((ranks < 32).float()[:, None], scale_factor=PATCH) > 0.5
+    with torch.no_grad():
+        return model(torch.where(shown, images, blurred(images))).softmax(-1).gather(1, targets[:, None])[:, 0]
 
 
-def candidates_by_loops(image: Tensor, target: int) -> tuple[Tensor, list[float]]:
-    """The smooth, the sharp and the rollout candidate, and what each keeps of the target's probability."""
-    where, rollout, agreed, alike = parts_by_loops(image, target)
-    smooth = smooth_by_loops(where, rollout, alike, effects_by_differences(image, target))
-    found = torch.stack([smooth, where**3 * rollout * agreed, rollout])
+def candidates_of(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The smooth, the sharp and the rollout candidate, and what each keeps of the target's probability: from V = S²G ·
+    (S²C⁺ + S²N⁺), G and C⁺ + N⁺, each factor divided by its mean; S is of the layers 2 to 5."""
     model = vitlens.load("vit-digits")
-    return found, [kept_by_loops(model, image, target, each.float()) for each in found]
+    similarity, (cells, gradient) = affinity(model, images, (2, 3, 4, 5)), cells_of(model, images, targets)
+
+    def twice(maps: Tensor) -> Tensor:
+        return by_mean((similarity @ similarity @ maps.clamp_min(0).flatten(1)[..., None]).view_as(maps))
+
+    rollout, gradcam = (
+        vitlens.explain(model, images, targets=targets, method=name).double()
+        for name in ("gradient-rollout", "gradcam")
+    )
+    libra = (cells * gradient).sum(2).view_as(gradcam)
+    where, rollout = twice(rollout) * (twice(gradcam) + twice(libra)), by_mean(rollout)
+    sharp = where**3 * rollout * (by_mean(gradcam) + by_mean(libra))
+    found = [smooth(where, rollout, cells, effect(model, images, targets)), sharp, rollout]
+    return torch.stack(found), torch.stack([kept_with(model, images, targets, each) for each in found])
 
 
 @pytest.fixture(scope="module")
@@ -199,24 +122,24 @@ def scenes() -> tuple[Tensor, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def candidates(scenes) -> list[tuple[Tensor, list[float]]]:
-    return [candidates_by_loops(image, int(label)) for image, label in zip(*scenes, strict=True)]
+def candidates(scenes) -> tuple[Tensor, Tensor]:
+    return candidates_of(*scenes)
 
 
 @pytest.mark.parametrize("margin", [None, -1.0, 0.0, 2.0])
-def test_the_map_is_that_of_plain_loops_and_the_image_decides_between_the_candidates(
+def test_the_map_is_that_of_the_equation_and_the_image_decides_between_the_candidates(
     scenes, candidates, margin, monkeypatch
 ):
     """By what each keeps of the target's probability; a margin of -1 never gives the smooth one, 2 always does."""
     if margin is not None:
         monkeypatch.setattr("vitlens.attribution.best.MARGIN", margin)
+    found = vitlens.explain(vitlens.load("vit-digits"), scenes[0], targets=scenes[1], method="best").double()
+    maps, kept = candidates
     margin = 0.1 if margin is None else margin
-    found = vitlens.explain(vitlens.load("vit-digits"), scenes[0], targets=scenes[1], method="best")
-    for own, (maps, kept) in zip(found.double(), candidates, strict=True):
-        number = max(range(3), key=lambda each: kept[each] + (margin if each == 0 else 0.0))
-        assert number != 0 or margin > -1
-        assert number == 0 or margin < 2
-        wanted = maps[number]
+    numbers = (kept + torch.tensor([margin, 0.0, 0.0])[:, None]).argmax(0)
+    assert margin > -1 or (numbers > 0).all()
+    assert margin < 2 or not numbers.any()
+    for own, wanted in zip(found, maps[numbers, torch.arange(4)], strict=True):
         torch.testing.assert_close(own, wanted, atol=1e-4 * wanted.max().item(), rtol=5e-3)  # p to 1/1000
 
 

@@ -62,15 +62,32 @@ def chosen(model: Model, split: Split, *functions: Maps, seed: int = 0):
         return vitlens.choose_method(model, split, methods=list(planted), seed=seed)
 
 
-def test_the_planted_method_wins_on_mosaics_with_certainty_and_is_confirmed(hues, flat):
+def test_the_planted_method_wins_on_mosaics_and_is_confirmed_and_scores_follow_from_the_checks(hues, flat):
+    """A score: the mean over checks of the mean value by the methods' standard deviation on the selection half."""
     choice = chosen(hues, flat, dull(3), near, dull(4))
     assert choice.checks == (FAITHFULNESS, LOCALISATION)
     assert (choice.method, choice.certainty, choice.confirmation) == ("saliency", 1.0, "confirmed")
     assert choice.scores[0].report[LOCALISATION].value > 0.9
-    assert choice.scores[0].wins == 1.0
     assert all(choice.margin(base).low > 0 for base in BASELINES)
     assert choice.scores[0].report[LOCALISATION].n <= len(choice.report)
     assert sorted([*choice.selection, *choice.report]) == list(range(COUNT))
+    scales = {check: np.std([each.selection[check].value for each in choice.scores]) for check in choice.checks}
+    for each in choice.scores:
+        for half in (each.selection, each.report):
+            expected = np.mean([half[check].value / scales[check] for check in choice.checks])
+            assert half[SCORE].value == pytest.approx(expected, rel=1e-6)
+            assert half[SCORE].low <= half[SCORE].value <= half[SCORE].high
+    order = [each.selection[SCORE].value for each in choice.scores if not each.baseline]
+    assert order == sorted(order, reverse=True)
+    assert [each.method for each in choice.scores if each.baseline] == list(BASELINES)
+    assert (choice.scores[0].method, choice.scores[1].method) == (choice.method, choice.runner_up)
+    own, reports = choice.scores[0].report, {each.method: each.report for each in choice.scores}
+    for margin in choice.margins:
+        expected = own[margin.check].value - reports[margin.against][margin.check].value
+        assert margin.difference.value == pytest.approx(expected, abs=1e-6)
+        assert margin.difference.n == own[margin.check].n
+    assert {margin.against for margin in choice.margins} == {choice.runner_up, *BASELINES}
+    assert [each.wins for each in choice.scores] == [1.0, 0.0, 0.0, None, None]
 
 
 def test_mosaics_judge_nothing_where_the_model_does_not_name_their_classes(hues, flat):
@@ -80,15 +97,14 @@ def test_mosaics_judge_nothing_where_the_model_does_not_name_their_classes(hues,
     assert "blind names" in choice.left_out[LOCALISATION]
 
 
-def test_masks_are_used_where_they_are_known(hues, flat):
-    left = (torch.arange(SIDE) < 16).float().expand(1, SIDE, SIDE)
-    inside = chosen(
-        hues, with_masks(flat, slice(4, None)), dull(3), lambda _model, images, _: left.expand(len(images), -1, -1)
-    )
+def test_masks_are_used_where_they_are_known_and_images_without_one_count_in_the_other_check(hues, flat):
+    left, known = (torch.arange(SIDE) < 16).float().expand(1, SIDE, SIDE), range(4, COUNT)
+    inside = chosen(hues, with_masks(flat, known), dull(3), lambda _model, images, _: left.expand(len(images), -1, -1))
     assert (inside.method, inside.localised, inside.certainty) == ("saliency", "objects", 1.0)
-    assert inside.scores[0].report[LOCALISATION].value == 1.0
-    counts = [half[LOCALISATION].n for half in (inside.scores[0].selection, inside.scores[0].report)]
-    assert sum(counts) == COUNT - 4
+    best = inside.scores[0]
+    assert best.report[LOCALISATION].value == 1.0
+    for half, indices in ((best.selection, inside.selection), (best.report, inside.report)):
+        assert (half[FAITHFULNESS].n, half[LOCALISATION].n) == (len(indices), len({*known} & {*indices}))
     assert LOCALISATION in chosen(hues, with_masks(flat, slice(31, None)), dull(3), dull(4)).left_out
 
 
@@ -116,8 +132,7 @@ def test_candidates_explain_a_class_are_not_slow_and_come_by_rank(engine):
     assert all(entry.needs_class and not entry.slow for entry in ranked.values())
     assert sorted(ranked) == list(range(1, len(ranked) + 1))
     for model in (ours(), vitlens.load("cnn-digits")):
-        few = torch.rand(2, 3, *model.input_size)
-        names = vitlens.choose_method(model, few, engine=engine).candidates
+        names = vitlens.choose_method(model, torch.rand(2, 3, *model.input_size), engine=engine).candidates
         ranks = [ATTRIBUTIONS[name].candidate for name in names]
         assert ranks == sorted(ranks)
         assert len(names) == 6 or engine == "grad-cam"
@@ -127,7 +142,6 @@ def test_candidates_explain_a_class_are_not_slow_and_come_by_rank(engine):
 @pytest.mark.parametrize(
     ("methods", "targets", "error"),
     [
-        (["saliency"], "predicted", InputError),
         (["saliency", "saliency"], "predicted", InputError),
         (["saliency", "rollout"], "predicted", UnsupportedError),
         (["saliency", "occlusion"], 99, InputError),
@@ -159,6 +173,7 @@ def test_noise_is_chosen_with_little_certainty_and_hardly_ever_confirmed(hues, f
     assert [choice.confirmation for choice in choices].count("confirmed") <= max(1, times // 10)  # 2.5 %, narrow ones
     assert sum(choice.certainty for choice in choices) / times < (0.9 if times < 40 else 0.85)
     assert len({choice.method for choice in choices}) > (1 if times < 40 else 2)
+    assert all(sum(each.wins or 0.0 for each in choice.scores) == pytest.approx(1.0) for choice in choices)
 
 
 def test_a_method_that_is_good_on_the_selection_half_alone_is_contradicted(hues, flat):
@@ -179,55 +194,14 @@ def test_a_method_that_is_good_on_the_selection_half_alone_is_contradicted(hues,
     assert choice.margin("occlusion").high < 0
 
 
-def test_scores_margins_and_wins_follow_from_the_checks(hues, flat):
-    """A score: the mean over checks of the mean value by the methods' standard deviation on the selection half."""
-    choice = chosen(hues, flat, dull(3), near, dull(4))
-    scales = {check: np.std([each.selection[check].value for each in choice.scores]) for check in choice.checks}
-    for each in choice.scores:
-        for half in (each.selection, each.report):
-            expected = np.mean([half[check].value / scales[check] for check in choice.checks])
-            assert half[SCORE].value == pytest.approx(expected, rel=1e-6)
-            assert half[SCORE].low <= half[SCORE].value <= half[SCORE].high
-    order = [each.selection[SCORE].value for each in choice.scores if not each.baseline]
-    assert order == sorted(order, reverse=True)
-    assert [each.method for each in choice.scores if each.baseline] == list(BASELINES)
-    assert (choice.scores[0].method, choice.scores[1].method) == (choice.method, choice.runner_up)
-    own, reports = choice.scores[0].report, {each.method: each.report for each in choice.scores}
-    for margin in choice.margins:
-        expected = own[margin.check].value - reports[margin.against][margin.check].value
-        assert margin.difference.value == pytest.approx(expected, abs=1e-6)
-        assert margin.difference.n == own[margin.check].n
-    assert {margin.against for margin in choice.margins} == {choice.runner_up, *BASELINES}
-    assert sum(each.wins or 0.0 for each in choice.scores) == pytest.approx(1.0)
-    assert [each.wins for each in choice.scores if each.baseline] == [None, None]
-
-
-def test_the_order_of_a_map_alone_counts(hues, flat):
-    one, other = (
-        chosen(hues, flat, dull(3), lambda *given, scale=scale: scale * dull(4)(*given)) for scale in (1, 1000)
-    )
-    assert (one.method, one.certainty) == (other.method, other.certainty)
-
-
 def test_methods_with_the_same_maps_share_their_wins_and_are_no_runner_up(hues, flat):
-    choice = chosen(hues, flat, near, near, dull(3))
+    """The same but for a scale, which does not count."""
+    choice = chosen(hues, flat, near, lambda *given: 1024 * near(*given), dull(3))
     assert (choice.method, choice.alike, choice.runner_up, choice.certainty) == (
         "occlusion", ("saliency",), "input-x-gradient", 1.0,
     )  # fmt: skip
     alone = chosen(hues, flat, near, near, near)
     assert (alone.runner_up, alone.confirmation, alone.certainty) == (None, None, 1.0)
-
-
-def test_images_without_a_mask_count_in_the_other_check(hues, flat):
-    known = [index for index in range(COUNT) if index % 2 == 0 or index < 8]
-    choice = chosen(hues, with_masks(flat, known), dull(3), near)
-    assert choice.method == "saliency"
-    for found, indices in (
-        (choice.scores[0].selection, choice.selection), (choice.scores[0].report, choice.report),
-    ):  # fmt: skip
-        assert found[FAITHFULNESS].n == len(indices)
-        if LOCALISATION in found:
-            assert found[LOCALISATION].n == len({*known} & {*indices})
 
 
 def test_intervals_are_over_groups(hues, flat):

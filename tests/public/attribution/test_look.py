@@ -28,8 +28,7 @@ def test_classes_and_maps_are_those_of_the_two_most_probable(vit):
 def test_heads_are_ablated_as_ablate_does(vit, count, replaced):
     batch = images(vit.input_size, batch=count)
     seen = vitlens.look(vit, batch)
-    assert seen.replace == replaced
-    assert bool(seen.note) == (replaced != "mean")
+    assert (seen.replace, bool(seen.note)) == (replaced, replaced != "mean")
     expected = vitlens.ablate(vit, batch, "predicted", replace=replaced)
     for index, (layer, head) in enumerate(seen.places):
         assert seen.delta_loss[:, index].mean() == pytest.approx(float(expected.delta_loss[layer, head]), abs=1e-5)
@@ -40,31 +39,25 @@ def test_heads_are_ablated_as_ablate_does(vit, count, replaced):
 def test_the_heads_of_an_image_come_by_effect_and_are_those_of_an_intervention(vit):
     batch = images(vit.input_size, batch=1)
     seen = vitlens.look(vit, batch)
-    first, *_ = effects = seen.heads(0, most=4)
+    effects = seen.heads(0, most=4)
     for each in effects:
         with vitlens.intervene(vit, {f"blocks.{each.layer}.head.{each.head}": "zero"}):
             share = float(vit(batch).softmax(-1)[0, seen.classes[0, 0]])
         assert each.probability == pytest.approx(share, abs=1e-5)
-        assert each.given is not None
-        assert each.given == seen.labels[each.layer][each.head]
+        assert each.given == seen.labels[each.layer][each.head] is not None
     rises = [each.delta_loss for each in effects]
     assert rises == sorted(rises, reverse=True)
     assert len(seen.heads(0)) == 3
-    text = repr(seen)
-    assert all(part in text for part in (seen.names[0][0], "too few for a mean", f"L{first.layer}.H{first.head}"))
+    shown = seen.names[0][0], "too few for a mean", f"L{effects[0].layer}.H{effects[0].head}"
+    assert all(part in repr(seen) for part in shown)
 
 
-def test_a_head_whose_output_is_not_read_has_no_effect():
+def test_a_head_whose_output_is_not_read_has_no_effect_and_a_cnn_has_no_heads():
     model = ours()
     projection = model.module.get_submodule("blocks.1.attn.proj")
-    with torch.no_grad():
-        projection.weight[:, projection.in_features // 2 :] = 0.0  # the second of two heads
+    projection.weight.data[:, projection.in_features // 2 :] = 0.0  # the second of two heads
     seen = vitlens.look(model, images(model.input_size, batch=2))
     assert seen.delta_loss[:, seen.places.index((1, 1))].abs().max() < 1e-5
     assert seen.labels[1][1].label == "dead"
-
-
-def test_a_cnn_has_maps_and_no_heads():
-    seen = vitlens.look(vitlens.load("cnn-digits"), torch.rand(2, 3, 32, 32))
-    assert (seen.method, seen.places, seen.heads(0)) == ("gradcam", (), ())
-    assert seen.maps.shape == (2, 2, 8, 8)
+    of_cnn = vitlens.look(vitlens.load("cnn-digits"), torch.rand(2, 3, 32, 32))
+    assert (of_cnn.method, of_cnn.places, of_cnn.heads(0), of_cnn.maps.shape) == ("gradcam", (), (), (2, 2, 8, 8))

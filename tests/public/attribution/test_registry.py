@@ -4,10 +4,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 import vitlens
-from tests.kit.explainable import MODELS, linear
+from tests.kit.explainable import MODELS, Linear, linear
 from tests.kit.tiny import images, model_of, ours, shared_model, small_cnn, timm_model
 from vitlens import Model
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
@@ -20,13 +19,6 @@ CHAINED, DEPTHS, CAMS = (
 )
 ATTENTION = tuple(name for name, method in ATTRIBUTIONS.items() if "cnn" not in method.families)
 OWN = tuple(name for name in ATTRIBUTIONS if name not in ATTENTION_METHODS)
-SLOW = ("scorecam", "ablationcam", "smoothgrad", "integrated-gradients", "rise", "kernel-shap")  # with few patches, too
-CASES = [
-    (method, name)
-    for method in OWN
-    for name in MODELS
-    if not (name == "cnn" and method in ATTENTION) and not (name == "registers" and method in SLOW)
-]
 TARGETS = torch.tensor([3, 0, 4])
 
 
@@ -40,24 +32,18 @@ def test_the_methods_that_are_run_by_default_studied_slow_or_of_no_class():
     assert those(lambda each: each.slow) == "scorecam ablationcam occlusion rise kernel-shap"
 
 
-@pytest.mark.parametrize(("method", "name"), CASES)
-def test_maps_are_finite_of_their_shape_and_sign_and_do_not_hang_on_the_batches(method, name):
-    model = MODELS[name]()
-    batch, entry = images(model.input_size, batch=3), ATTRIBUTIONS[method]
-    maps = vitlens.explain(model, batch, targets=TARGETS, method=method)
-    if entry.resolution == "pixel":
-        grid = model.input_size
-    elif model.anatomy.layout:
-        grid = model.layout.grid
-    else:
-        grid = (4, 6) if method in CAMS else (8, 8)
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [(each, name) for each in OWN for name in ("vit", "cnn") if name == "vit" or each not in ATTENTION],
+)
+def test_maps_are_of_their_shape_and_sign(method, name):
+    model, entry = MODELS[name](), ATTRIBUTIONS[method]
+    maps = vitlens.explain(model, images(model.input_size, batch=3), targets=TARGETS, method=method)
+    of_patches = (4, 3) if name == "vit" else (4, 6) if method in CAMS else (8, 8)
+    grid = model.input_size if entry.resolution == "pixel" else of_patches
     assert (maps.dtype, maps.shape, maps.requires_grad) == (torch.float32, (3, *grid), False)
-    assert torch.isfinite(maps).all()
     assert maps.flatten(1).std(1).min() > 0
     assert entry.signed or maps.min() >= -1e-6 * maps.max()
-    in_parts = vitlens.explain(model, batch, targets=TARGETS, method=method, batch_size=2)
-    # where rounding turns a ReLU, gradients jump
-    torch.testing.assert_close(in_parts, maps, atol=1e-3 * maps.abs().max().item(), rtol=0)
 
 
 @pytest.mark.parametrize("method", OWN)
@@ -71,22 +57,6 @@ def test_the_class_the_seed_and_the_options_matter_as_the_registry_says(method):
         one, again, other = (vitlens.explain(model, batch, method=method, seed=seed) for seed in (1, 1, 2))
         assert torch.equal(one, again)
         assert not torch.equal(one, other)
-
-
-@pytest.mark.parametrize("method", ["gradcam", "eigencam", "layercam"])
-@pytest.mark.parametrize("name", ["vit", "cnn"])
-def test_the_package_leaves_gradients_and_flags_alone(method, name):
-    model = MODELS[name]()
-    for number, parameter in enumerate(model.parameters()):
-        parameter.requires_grad_(number % 2 == 0)
-        parameter.grad = torch.ones_like(parameter)
-    maps = vitlens.explain(model, images(model.input_size), targets=TARGETS[:2], method=method, engine="grad-cam")
-    assert (maps.shape, maps.dtype) == ((2, *model.input_size), torch.float32)
-    assert 0 <= maps.min() < maps.max() <= 1
-    for number, parameter in enumerate(model.parameters()):
-        assert parameter.requires_grad == (number % 2 == 0)
-        assert torch.equal(parameter.grad, torch.ones_like(parameter))
-    assert not any(module._forward_hooks or module._backward_hooks for module in model.modules())
 
 
 def methods_of(model: Model, lacking: str) -> tuple[str, ...]:
@@ -104,6 +74,7 @@ def test_a_model_has_the_methods_of_its_family_and_a_look_takes_the_first_by_pre
     assert methods_of(swin, "legrad") == methods_of(swin, "best") == but(*DEPTHS, "best")
     assert methods_of(cnn, "relevance") == methods_of(cnn, "best") == but(*ATTENTION)
     assert methods_of(linear(), "gradcam") == but(*ATTENTION, *CAMS)
+    assert methods_of(model_of(Linear((8, 8)), size=(8, 8)), "gradcam") == but(*ATTENTION, *CAMS)  # without patches
     channels = timm_model("xcit_nano_12_p16_224", embed_dim=64)
     assert methods_of(channels, "relevance") == but(*CHAINED, *DEPTHS)
     looks = {ours(): "best", shared_model("siglip"): "best", swin: "relevance", cnn: "gradcam", linear(): "occlusion"}
@@ -111,31 +82,19 @@ def test_a_model_has_the_methods_of_its_family_and_a_look_takes_the_first_by_pre
         assert vitlens.look(model, images(model.input_size, batch=1)).method == method
 
 
-@pytest.mark.parametrize(
-    "name", ["swin", "torchvision-swin", "torchvision-vit", "siglip", "cait", "deit-distilled", "vit-mean"]
-)
-def test_other_families(name):
-    """GradCAM and attention methods of these are in test_cam.py and tests/public/attention."""
+@pytest.mark.parametrize("name", ["siglip", "cait", "vit-mean"])
+def test_best_of_other_families_does_not_depend_on_the_batch(name):
     model = shared_model(name)
     batch = images(model.input_size)
-    for method in ("occlusion", "best") if "swin" not in name else ("occlusion",):
-        maps = vitlens.explain(model, batch, targets=TARGETS[:2], method=method)
-        assert torch.isfinite(maps).all()
-        assert maps.flatten(1).std(1).min() > 0
-        alone = vitlens.explain(model, batch[1:], targets=TARGETS[1:2], method=method)[0]
-        torch.testing.assert_close(alone, maps[1], atol=1e-3 * maps[1].abs().max().item(), rtol=0)
+    maps = vitlens.explain(model, batch, targets=TARGETS[:2], method="best")
+    assert maps.flatten(1).std(1).min() > 0
+    alone = vitlens.explain(model, batch[1:], targets=TARGETS[1:2], method="best")[0]
+    torch.testing.assert_close(alone, maps[1], atol=1e-3 * maps[1].abs().max().item(), rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"method": "gradcam", "targets": torch.tensor([0, -1])}, InputError),
-        ({"method": "rise", "engine": "grad-cam"}, UnsupportedError),
-    ],
-)
-def test_refusals(options, error):
-    with pytest.raises(error):
-        vitlens.explain(small_cnn(), images((32, 48)), **options)
+def test_a_class_before_the_first_is_refused():
+    with pytest.raises(InputError):
+        vitlens.explain(small_cnn(), images((32, 48)), method="gradcam", targets=torch.tensor([0, -1]))
 
 
 def test_images_of_another_size_are_explained_at_theirs():
@@ -145,20 +104,3 @@ def test_images_of_another_size_are_explained_at_theirs():
         for name in ("integrated-gradients", "rise", "gradcam", "occlusion")
     ]
     assert shapes == [(2, 40, 40), (2, 40, 40), (2, 4, 3), (2, 4, 3)]
-
-
-class Unread(nn.Module):
-    """A network none of whose layers runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.unread = nn.Conv2d(3, 3, 1)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        return pixels.mean((2, 3))
-
-
-def test_a_model_whose_layers_do_not_run_is_explained():
-    """Its passes have no widest layer, by which images are counted."""
-    model = model_of(Unread(), size=(16, 16), classes=("r", "g", "b"))
-    assert vitlens.explain(model, images((16, 16)), method="occlusion").shape == (2, 8, 8)

@@ -1,16 +1,19 @@
-"""What `vitlens evaluate` says of confidences that are planted, against plain loops over the images."""
+"""What is said of planted confidences: calibration, by plain loops over the images, and how errors stand out."""
 
-import math
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from scipy import stats
 
-from vitlens.cli.main import run
+import vitlens
+from tests.kit.commands import ran
+from tests.kit.reader import confident
+from tests.kit.splits import split_of
 from vitlens.commands.evaluate.record import EvaluateRecord
-from vitlens.commands.run.publish import read_folder
-from vitlens.uncertainty import bootstrap_mean, calibration_test, holm
+from vitlens.uncertainty import Estimate, bootstrap_mean, calibration_test, holm
 
 N = 600
 
@@ -19,25 +22,24 @@ class Planted:
     """Images of five classes and what a model answers on them: how sure it is, and how often it is right."""
 
     def __init__(self, folder: Path, *, overconfident: float) -> None:
+        self.is_calibrated = not overconfident
         draw = np.random.default_rng(1)
         sure = draw.integers(130, 250, N)
         sure[:12] = [75, 90, *[255] * 10]  # less than half, and certain
-        self.sure = np.where(sure % 17, sure, np.minimum(sure + 1, 255)) / 255  # not at the edge of a bin
-        right = draw.random(N) < self.sure - overconfident
+        sure = np.where(sure % 17, sure, np.minimum(sure + 1, 255))  # not at the edge of a bin
+        self.sure = sure / 255
+        self.right = draw.random(N) < self.sure - overconfident
         self.answers = draw.integers(0, 4, N)  # the fifth class is never predicted
-        self.labels = np.where(right, self.answers, (self.answers + 1) % 4)
-        self.right = right
+        self.labels = np.where(self.right, self.answers, (self.answers + 1) % 4)
         pixels = np.zeros((N, 4, 6, 3), np.uint8)
         pixels[..., 0] = 10 * self.answers[:, None, None]
-        pixels[..., 1] = (255 * self.sure).round()[:, None, None]
+        pixels[..., 1] = sure[:, None, None]
         np.savez(folder / "data.npz", test_images=pixels, test_labels=self.labels, classes=[*"abcde"])
-        self.sure = pixels[:, 0, 0, 1] / 255
         (folder / "classes.txt").write_text("a\nb\nc\nd\ne\n")
         (folder / "hand.py").write_text("from tests.kit.reader import confident as made\n")
-        model = ["--model-file", f"m={folder / 'hand.py'}:made", "--classes", str(folder / "classes.txt")]
-        line = [f"m={folder / 'hand.py'}:made", *model, "--data", str(folder / "data.npz"), "--device", "cpu"]
-        assert run(["evaluate", *line, "--quiet", "--out", str(folder / "out")]) == 0
-        self.record: EvaluateRecord = read_folder(folder / "out")
+        name = f"m={folder / 'hand.py'}:made"
+        line = f"evaluate {name} --model-file {name} --classes {folder / 'classes.txt'} --data {folder / 'data.npz'}"
+        self.record: EvaluateRecord = ran(folder / "out", line)
 
 
 @pytest.fixture(scope="module", params=[0.0, 0.2], ids=["calibrated", "overconfident"])
@@ -58,18 +60,12 @@ def test_calibration_by_a_plain_loop(planted: Planted) -> None:
     found = score.calibration_error
     assert (found.value, found.n) == (pytest.approx(error, abs=1e-5), N)
     assert found.low <= found.value <= found.high
+    assert found.low < 0.01 if planted.is_calibrated else found.low > 0.1
     gap = bootstrap_mean(confidence - planted.right, seed=0)
     measured = (score.confidence_gap.value, score.confidence_gap.low, score.confidence_gap.high)
     assert measured == pytest.approx((gap.value, gap.low, gap.high), abs=1e-5)
     losses = -np.log(np.where(planted.right, confidence, (1 - confidence) / 4))
     assert score.cross_entropy.value == pytest.approx(losses.mean(), abs=1e-4)
-
-
-def test_a_calibrated_model_is_within_the_interval_and_an_overconfident_one_is_not(planted: Planted) -> None:
-    error, calibrated = planted.record.scores[0].calibration_error, planted.record.scores[0].confidence_gap.low < 0
-    assert (error.low < 0.01) == calibrated
-    if not calibrated:
-        assert error.low > 0.1
 
 
 def test_classes_and_confusions_are_counted(planted: Planted) -> None:
@@ -91,4 +87,58 @@ def test_classes_and_confusions_are_counted(planted: Planted) -> None:
         assert row.gap.value == pytest.approx(means[0] - means[1], abs=1e-5)
         p.append(calibration_test(planted.sure[own].clip(1e-6, 1 - 1e-6), int(planted.right[own].sum())))
     assert [row.p_holm for row in record.by_prediction] == pytest.approx(holm(p), rel=1e-3)
-    assert all(math.isfinite(row.p) for row in record.by_prediction)
+    assert [row.p for row in record.by_prediction] == pytest.approx(p, rel=1e-3)
+
+
+# --- the area under the ROC curve of the confidence for errors
+
+
+def separation(sure: np.ndarray, wrong: np.ndarray) -> tuple[Estimate, float | None]:
+    """The area of the confidence (n,), in 255ths, for errors, and its p."""
+    pixels = torch.zeros(len(sure), 3, 4, 6, dtype=torch.uint8)
+    pixels[:, 1] = torch.from_numpy(sure.astype(np.uint8))[:, None, None]
+    split = split_of(pixels, torch.from_numpy(wrong.astype(np.int64)), tuple("abcde"))
+    found = vitlens.failures(confident(), split, method="saliency")
+    (row,) = [row for row in found.covariates if row.covariate == "confidence"]
+    assert row.errors == wrong.sum()
+    return row.area, row.p
+
+
+def made(n: int, shift: float, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """n numbers with ties, half of errors that lie higher by shift."""
+    wrong = np.arange(n) % 2 == 1
+    numbers = np.random.default_rng(seed).normal(size=n) + shift * wrong
+    return (170 + 10 * numbers).round().clip(130, 250), wrong
+
+
+def delong(high: np.ndarray, low: np.ndarray) -> tuple[float, float]:
+    """Area and its variance by the definition's double loop."""
+    kernel = np.array([[1.0 if x > y else 0.5 if x == y else 0.0 for y in low] for x in high])
+    variance = kernel.mean(1).var(ddof=1) / len(high) + kernel.mean(0).var(ddof=1) / len(low)
+    return kernel.mean(), variance
+
+
+@pytest.mark.parametrize(("n", "shift"), [(60, 0.7), (31, -0.2)])
+def test_the_area_is_mann_whitneys_and_the_interval_delongs(n, shift):
+    values, wrong = made(n, shift)
+    found, p = separation(values, wrong)
+    high, low = values[wrong], values[~wrong]
+    area, variance = delong(high, low)
+    assert found.value == pytest.approx(area)
+    assert found.value == pytest.approx(stats.mannwhitneyu(high, low).statistic / (len(high) * len(low)))
+    error, centre = np.sqrt(variance) / (area * (1 - area)), np.log(area / (1 - area))
+    assert found.low == pytest.approx(1 / (1 + np.exp(1.959964 * error - centre)))
+    assert found.high == pytest.approx(1 / (1 + np.exp(-1.959964 * error - centre)))
+    assert p == pytest.approx(2 * stats.norm.sf(abs(centre) / error))
+
+
+def test_complete_separation_none_and_too_few():
+    wrong = np.arange(40) < 20
+    complete, p = separation(150 + 80.0 * wrong, wrong)
+    assert (complete.value, complete.low) == (1.0, None)
+    assert 0 < p < 1e-9
+    mirrored = np.where(np.arange(40) % 2 == 0, 150.0, 200.0)  # as many errors as successes at each
+    none, p = separation(mirrored, wrong)
+    assert (none.value, p) == (0.5, pytest.approx(1.0))
+    few, p = separation(made(40, 0.0)[0], np.arange(40) < 9)
+    assert (few.n, few.low, p) == (40, None, None)

@@ -12,9 +12,9 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 import vitlens
+from tests.kit.commands import ran
 from tests.kit.making import CLASSES, save, untrained
 from vitlens import Model
-from vitlens.cli.main import run
 from vitlens.errors import DataError
 
 RANDOM = np.random.default_rng(0).integers(0, 256, (50, 41, 4), dtype=np.uint8)
@@ -51,11 +51,8 @@ def seen(model: Model, folder: Path, tmp_path_factory: pytest.TempPathFactory) -
     """What `vitlens predict` gives the model for each file."""
     place = tmp_path_factory.mktemp("predict")
     save(model, place / "model" / "model.safetensors")
-    line = ["predict", str(place / "model"), "--images", str(folder), "--device", "cpu", "--quiet"]
-    assert run([*line, "--out", str(place / "out")]) == 0
-    with np.load(place / "out" / "arrays" / "images.npz") as arrays:
-        pixels = torch.from_numpy(arrays["pixels"]) / 255
-    return dict(zip(sorted(PICTURES), pixels.split(1), strict=True))
+    pixels = ran(place / "out", f"predict {place / 'model'} --images {folder}").images_drawn.pixels
+    return dict(zip(sorted(PICTURES), (torch.from_numpy(pixels) / 255).split(1), strict=True))
 
 
 @pytest.mark.parametrize("name", PICTURES)
@@ -85,36 +82,30 @@ def test_many_of_all_kinds_keep_their_order(folder, model, seen):
     assert torch.equal(found, torch.cat([seen[name] for name in parts]))
 
 
-WRONG: dict[str, Callable[[Path], object]] = {
-    "nothing": lambda _: [],
-    "a number": lambda _: 3,
-    "bytes": lambda _: b"cat.jpg",
-    "an empty name": lambda _: "",
-    "no such file": lambda _: "no.jpg",
-    "no image": lambda path: path / "text.png",
-    "one of several": lambda path: [path / "good.png", path / "cut.png"],
-    "a cut PIL image": lambda path: Image.open(BytesIO((path / "cut.png").read_bytes())),
-    "a closed PIL image": lambda path: closed(path / "good.png"),
-    "a strip": lambda _: np.zeros((1, 70_000), np.uint8),
-    "a float array": lambda _: RANDOM[..., :3] / 255,
-    "a float tensor": lambda _: torch.rand(2, 3, 8, 8),
-    "no colours": lambda _: RANDOM[..., :2],
-    "no pixels": lambda _: RANDOM[:0, :, :3],
-    "channels first": lambda _: RANDOM.transpose(2, 0, 1),
-    "channels last in a tensor": lambda _: torch.from_numpy(RANDOM),
-}
-NAMED = {
-    "no such file": "no.jpg",
-    "no image": "text.png",
-    "one of several": "cut.png",
-    "a closed PIL image": "good.png",
-}
-
-
 def closed(path: Path) -> Image.Image:
     with Image.open(path) as image:
         pass
     return image
+
+
+WRONG: dict[str, tuple[Callable[[Path], object], str | None]] = {  # and the file that is named
+    "nothing": (lambda _: [], None),
+    "a number": (lambda _: 3, None),
+    "bytes": (lambda _: b"cat.jpg", None),
+    "an empty name": (lambda _: "", None),
+    "no such file": (lambda _: "no.jpg", "no.jpg"),
+    "no image": (lambda path: path / "text.png", "text.png"),
+    "one of several": (lambda path: [path / "good.png", path / "cut.png"], "cut.png"),
+    "a cut PIL image": (lambda path: Image.open(BytesIO((path / "cut.png").read_bytes())), None),
+    "a closed PIL image": (lambda path: closed(path / "good.png"), "good.png"),
+    "a strip": (lambda _: np.zeros((1, 70_000), np.uint8), None),
+    "a float array": (lambda _: RANDOM[..., :3] / 255, None),
+    "a float tensor": (lambda _: torch.rand(2, 3, 8, 8), None),
+    "no colours": (lambda _: RANDOM[..., :2], None),
+    "no pixels": (lambda _: RANDOM[:0, :, :3], None),
+    "channels first": (lambda _: RANDOM.transpose(2, 0, 1), None),
+    "channels last in a tensor": (lambda _: torch.from_numpy(RANDOM), None),
+}
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -122,8 +113,8 @@ def test_what_is_no_picture_is_refused_on_one_line_and_files_by_name(tmp_path, w
     Image.fromarray(RANDOM[..., :3]).save(tmp_path / "good.png")
     (tmp_path / "cut.png").write_bytes((tmp_path / "good.png").read_bytes()[:2000])
     (tmp_path / "text.png").write_text("no image")
-    model = vitlens.load("vit-digits")
+    model, (make, named) = vitlens.load("cnn-digits"), WRONG[wrong]
     model.preprocessing = replace(model.preprocessing, resize=36)
-    with pytest.raises(DataError, match=NAMED.get(wrong)) as told:
-        getattr(vitlens.images, "__wrapped__", vitlens.images)(WRONG[wrong](tmp_path), model)  # past beartype
+    with pytest.raises(DataError, match=named) as told:
+        getattr(vitlens.images, "__wrapped__", vitlens.images)(make(tmp_path), model)  # past beartype
     assert "\n" not in str(told.value)

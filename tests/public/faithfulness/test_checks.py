@@ -10,27 +10,9 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.kit.explained import explained
-from tests.kit.planted_games import (
-    BLOCKS,
-    BRIGHT,
-    CELLS,
-    CHANGED,
-    COUNT,
-    FIRST,
-    METHODS,
-    PAIR,
-    PASSES,
-    brightness,
-    game,
-    margins,
-    marked,
-    objects,
-    pixels,
-    truth,
-    worth,
-    write,
-)
+from tests.kit import planted_games as games
+from tests.kit.commands import ran
+from tests.kit.planted_games import BLOCKS, BRIGHT, CELLS, CHANGED, COUNT, FIRST, METHODS, PAIR, PASSES
 from tests.kit.planted_methods import planted_methods
 from vitlens import Model
 from vitlens.commands.explain.record import ExplainRecord, LeagueRow
@@ -52,10 +34,10 @@ def record(tmp_path_factory: pytest.TempPathFactory, seen: list[Call]) -> Explai
 
     def watched(model: Model, images: Tensor, targets: Tensor) -> Tensor:
         seen.append({name: value.detach().clone() for name, value in model.module.named_parameters()})
-        return truth(model, images, targets)
+        return games.truth(model, images, targets)
 
     with planted_methods({**METHODS, "saliency": watched}):
-        return explained(folder / "run", f"{LINE} --method {','.join(METHODS)}", *write(folder))
+        return ran(folder / "run", f"explain {games.write(folder)} {LINE} --method {','.join(METHODS)}")
 
 
 @pytest.fixture(scope="module")
@@ -65,19 +47,24 @@ def league(record) -> dict[str, LeagueRow]:
 
 def maps_of(name: str, grid: tuple[int, int] | None = None) -> Tensor:
     """The maps of a method, as it gives them or on a grid."""
-    maps = METHODS[name](game(), pixels(), torch.zeros(COUNT, dtype=torch.long)).detach()
+    maps = METHODS[name](games.game(), games.pixels(), torch.zeros(COUNT, dtype=torch.long)).detach()
     return maps if grid is None else F.adaptive_avg_pool2d(maps[:, None], grid)[:, 0]
+
+
+def mean_rank_correlation(first: Tensor, second: Tensor) -> float:
+    pairs = zip(first.flatten(1).detach().numpy(), second.flatten(1).detach().numpy(), strict=True)
+    return float(np.mean([stats.spearmanr(*pair).statistic for pair in pairs]))
 
 
 def margins_by_rank(maps: Tensor, counts: list[int], *, substrate: str = "black") -> Tensor:
     """(images, counts): the margin without the highest patches of each map, the textbook way."""
     found = torch.zeros(COUNT, len(counts))
-    for image, cells in enumerate(brightness()):
+    for image, cells in enumerate(games.brightness()):
         order = maps[image].flatten().argsort(descending=True, stable=True)
         for place, count in enumerate(counts):
             left = cells.clone()
             left[order[:count]] = 0.0 if substrate == "black" else cells.mean()
-            found[image, place] = margins(left, worth())
+            found[image, place] = games.margins(left, games.worth())
     return found
 
 
@@ -102,14 +89,12 @@ def test_curves_are_those_of_removing_one_patch_after_the_other(record, league, 
     np.testing.assert_allclose(arrays.insertion[place][::-1], least.sigmoid().mean(0), atol=1e-5)
     np.testing.assert_allclose(arrays.inserted[::-1], 1 - arrays.shares, atol=1e-6)
     row, deletion, insertion = league[method], area(most.sigmoid(), counts), area(least.sigmoid(), counts)
-    assert (row.deletion.value, row.insertion.value) == (
-        pytest.approx(deletion, abs=1e-5),
-        pytest.approx(insertion, abs=1e-5),
-    )
+    assert row.deletion.value == pytest.approx(deletion, abs=1e-5)
+    assert row.insertion.value == pytest.approx(insertion, abs=1e-5)
     assert row.gap.value == pytest.approx(insertion - deletion, abs=1e-5)
-    assert row.relevance_gain.value == pytest.approx(area(least, counts) - area(most, counts), abs=1e-4)
     assert row.deletion_accuracy.value == pytest.approx(area((most > 0).float(), counts), abs=1e-6)
     assert row.insertion_accuracy.value == pytest.approx(area((least > 0).float(), counts), abs=1e-6)
+    assert row.relevance_gain.value == pytest.approx(area(least, counts) - area(most, counts), abs=1e-4)
     assert (row.gap.n, row.gap.low <= row.gap.value <= row.gap.high) == (COUNT, True)
 
 
@@ -142,16 +127,16 @@ def test_along_a_map_the_first_length_that_changes_the_prediction_is_found(recor
 
 def test_no_patch_of_a_searched_set_can_be_put_back_and_no_order_has_a_smaller_one(record):
     """Of the first image the patch that is removed first is not needed: two more change the prediction alone."""
-    arrays, cells = record.sets["game"], brightness()
+    arrays, cells = record.sets["game"], games.brightness()
     names = arrays.methods.tolist()
     found = torch.from_numpy(arrays.removed[:, names.index("search")].reshape(len(arrays.removed), -1))
     assert found[0].nonzero().flatten().tolist() == list(PAIR) != [FIRST]
     for image, removed in enumerate(found):
-        assert margins(cells[image] * ~removed, worth()) < 0
+        assert games.margins(cells[image] * ~removed, games.worth()) < 0
         for patch in removed.nonzero().flatten().tolist():
             fewer = removed.clone()
             fewer[patch] = False
-            assert margins(cells[image] * ~fewer, worth()) >= 0
+            assert games.margins(cells[image] * ~fewer, games.worth()) >= 0
         by_map = arrays.removed[image].reshape(len(names), -1).sum(1)
         assert removed.sum() <= by_map.min()
     (row,) = (row for row in record.orders if row.method == "search")
@@ -181,8 +166,7 @@ def test_replacements_are_compared_by_the_rankings_that_they_give(record):
 def scores_by_hand(maps: Tensor, mask: Tensor) -> dict[str, float]:
     """Of one image whose map has its mask's size."""
     values, inside = maps.flatten().double(), mask.flatten()
-    above, positive = values > values.mean(), values.clamp_min(0)
-    top = values >= values.max()
+    above, positive, top = values > values.mean(), values.clamp_min(0), values >= values.max()
     return {
         "roc_auc": roc_auc_score(inside, values),
         "average_precision": average_precision_score(inside, values),
@@ -195,7 +179,7 @@ def scores_by_hand(maps: Tensor, mask: Tensor) -> dict[str, float]:
 
 @pytest.mark.parametrize("method", ["saliency", "gradcam", "layercam", "smoothgrad"])
 def test_localisation_is_scikit_learns_on_maps_enlarged_bilinearly(league, method):
-    maps, masks = maps_of(method).float(), objects()[:-1]  # the last image has no object
+    maps, masks = maps_of(method).float(), games.objects()[:-1]  # the last image has no object
     large = F.interpolate(maps[:, None], size=masks.shape[1:], mode="bilinear", align_corners=False)[:-1, 0]
     found = [scores_by_hand(*each) for each in zip(large, masks, strict=True)]
     for name in found[0]:
@@ -207,7 +191,7 @@ def test_localisation_is_scikit_learns_on_maps_enlarged_bilinearly(league, metho
 
 
 def test_power_is_that_of_the_best_method_beside_each_other(record):
-    masks, values = objects()[:-1], {"rise": np.full(COUNT - 1, 0.5)}
+    masks, values = games.objects()[:-1], {"rise": np.full(COUNT - 1, 0.5)}
     for name in METHODS.keys() - values.keys():
         large = F.interpolate(maps_of(name).float()[:-1, None], size=masks.shape[1:], mode="bilinear")[:, 0]
         values[name] = np.array([roc_auc_score(mask.flatten(), own.flatten()) for own, mask in zip(large, masks)])
@@ -219,8 +203,8 @@ def test_power_is_that_of_the_best_method_beside_each_other(record):
 
 
 def test_a_uniform_map_scores_what_chance_does(league):
-    area = float(objects()[1:-1].float().mean())  # the first map is not finite and counts as uniform, too
-    whole = float(objects()[:-1].float().mean())
+    area = float(games.objects()[1:-1].float().mean())  # the first map is not finite and counts as uniform, too
+    whole = float(games.objects()[:-1].float().mean())
     row = league["rise"]
     assert (row.roc_auc.value, row.iou.value) == (0.5, 0.0)
     assert row.average_precision.value == row.pointing.value == pytest.approx(whole, abs=1e-6)
@@ -230,7 +214,7 @@ def test_a_uniform_map_scores_what_chance_does(league):
 
 def test_objects_are_compared_with_maps_that_ignore_the_image(record):
     """The best of them here: the mean mask of the other images."""
-    masks, row = objects()[:-1].float(), next(row for row in record.on_object if row.maps == "layercam")
+    masks, row = games.objects()[:-1].float(), next(row for row in record.on_object if row.maps == "layercam")
     assert (row.score, row.estimate.value, row.estimate.n) == ("roc_auc", 1.0, COUNT - 1)
     assert row.baseline == "the mean mask of the other images"
     others = [(masks.sum(0) - mask) / (len(masks) - 1) for mask in masks]
@@ -242,37 +226,28 @@ def test_objects_are_compared_with_maps_that_ignore_the_image(record):
 
 def test_weights_are_permuted_from_the_head_down_and_come_back(record, seen):
     names = ("head", "blocks 9 to 11", "blocks 6 to 8", "blocks 3 to 5", "blocks 0 to 2", "embedding")
-    assert tuple(row.stage for row in record.stages if row.method == "saliency") == names
-    own = dict(game().module.named_parameters())
+    rows = [row for row in record.stages if row.method == "saliency"]
+    assert tuple(row.stage for row in rows) == names
+    model = games.game()
+    own = {name: value.detach().clone() for name, value in model.module.named_parameters()}
+    before, kept = model(games.pixels()).argmax(-1), []
     stages = [call for call in seen if not all(torch.equal(call[name], own[name]) for name in own)]
-    assert len(stages) == len(names)
     changed = [{name for name in own if not torch.equal(call[name], own[name])} for call in stages]
     assert changed[0] == {"head.weight"}
     assert all(before <= after for before, after in pairwise(changed))
-    assert changed[-1] <= own.keys()
     numbers = [{int(name.split(".")[1]) for name in more if "blocks" in name} for more in changed]
     assert [min(more, default=BLOCKS) >= least for more, least in zip(numbers, (12, 9, 6, 3, 0, 0))] == [True] * 6
     assert len(numbers[-1]) > BLOCKS - 3  # an identity may be permuted to itself
-    for call in stages:
+    for row, call in zip(rows, stages, strict=True):
         assert all(torch.equal(call[name].flatten().sort()[0], own[name].flatten().sort()[0]) for name in own)
         assert torch.equal(call["head.weight"], stages[0]["head.weight"])  # a tensor's draw is its own
-    assert all(torch.equal(seen[-1][name], own[name]) for name in own)
-
-
-def test_stages_hold_rank_correlations_and_the_predictions_that_stay(record, seen):
-    own, model = dict(game().module.named_parameters()), game()
-    before = model(pixels()).argmax(-1)
-    stages = [call for call in seen if not all(torch.equal(call[name], own[name]) for name in own)]
-    rows, kept = [row for row in record.stages if row.method == "saliency"], []
-    for row, call in zip(rows, stages, strict=True):
         model.module.load_state_dict(call)
-        kept.append(float((model(pixels()).argmax(-1) == before).double().mean()))
-        after = truth(model, pixels(), before).flatten(1).numpy()
-        known = maps_of("saliency").flatten(1).numpy()
-        expected = np.mean([stats.spearmanr(*pair).statistic for pair in zip(known, after)])
+        kept.append(float((model(games.pixels()).argmax(-1) == before).double().mean()))
+        expected = mean_rank_correlation(maps_of("saliency"), games.truth(model, games.pixels(), before))
         assert row.similarity.value == pytest.approx(expected, abs=1e-5)
     assert [row.kept for row in rows] == pytest.approx(kept)
     assert min(kept) < 0.5 < max(kept)
+    assert all(torch.equal(seen[-1][name], own[name]) for name in own)
 
 
 def test_a_method_that_knows_no_model_fails_and_one_whose_maps_are_uniform_is_not_judged(record, league):
@@ -307,7 +282,7 @@ def test_maps_that_follow_their_images_stay_and_noise_jumps(record):
 @pytest.mark.parametrize(("disturbance", "pixel"), [("shift-quarter", 0.25), ("shift-half", 0.5), ("shift-one", 1.0)])
 def test_a_map_that_stays_is_compared_with_itself_moved_linearly(record, disturbance, pixel):
     """By half as many cells as pixels, down and to the right, the edge repeated."""
-    known = marked(CHANGED).double().numpy()
+    known = games.marked(CHANGED).double().numpy()
     share = pixel * CELLS / 16
     moved = (1 - share) * known + share * np.concatenate([known[:1], known[:-1]])
     moved = (1 - share) * moved + share * np.concatenate([moved[:, :1], moved[:, :-1]], 1)
@@ -318,7 +293,7 @@ def test_a_map_that_stays_is_compared_with_itself_moved_linearly(record, disturb
 def test_a_map_that_stays_jumps_from_side_to_side_when_its_image_is_flipped_and_is_not_judged_by_it(record):
     for method, place in (("hirescam", CHANGED), ("xgradcam", BRIGHT)):
         (row,) = (row for row in record.stability if (row.method, row.disturbance) == (method, "flip"))
-        known = marked(place)
+        known = games.marked(place)
         expected = stats.spearmanr(known.flatten(), known.flip(1).flatten()).statistic
         assert row.correlation.value == pytest.approx(expected, abs=1e-5)
         assert row.jumped.value == 1.0
@@ -336,8 +311,7 @@ def test_methods_are_compared_pairwise_on_the_grid_of_patches(record):
     assert rows.keys() == set(combinations(METHODS, 2))
     for pair in (("saliency", "occlusion"), ("occlusion", "smoothgrad"), ("hirescam", "xgradcam")):
         first, second = (maps_of(name, (CELLS, CELLS)).flatten(1) for name in pair)
-        expected = np.mean([stats.spearmanr(*each).statistic for each in zip(first.numpy(), second.numpy())])
-        assert rows[pair].spearman.value == pytest.approx(expected, abs=1e-5)
+        assert rows[pair].spearman.value == pytest.approx(mean_rank_correlation(first, second), abs=1e-5)
         above, other = (maps > maps.mean(1, keepdim=True) for maps in (first, second))
         shared = (above & other).sum(1) / (above | other).sum(1)
         assert rows[pair].iou.value == pytest.approx(float(shared.mean()), abs=1e-5)

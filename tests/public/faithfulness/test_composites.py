@@ -1,27 +1,22 @@
 """Composites of images of one colour each: where the evidence lies, and what an ideal, a uniform and an opposite map
 score there."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from tests.kit.explained import explained
+from tests.kit.commands import ran
 from tests.kit.planted_colours import SIDE, coloured, near, write
 from tests.kit.planted_methods import planted_methods
 from vitlens import Model
 from vitlens.commands.explain.record import ExplainRecord
 
-PARTS = {"mosaic-2": (4, 4), "mosaic-3": (9, 9), "embedded": (2, 1), "pasted": (2, 1)}  # classes, explained ones
+PARTS = {  # classes, explained ones, the share of a composite that one covers
+    "mosaic-2": (4, 4, 1 / 4), "mosaic-3": (9, 9, 1 / 9), "embedded": (2, 1, 1 / 4), "pasted": (2, 1, 1 / 4)
+}  # fmt: skip
 COUNT = 3
 LINE = f"--verify --no-counterfactuals --no-stability --other-substrates none --composite-count {COUNT}"
-Maps = Callable[[Model, Tensor, Tensor], Tensor]
-
-
-def opposite(model: Model, images: Tensor, targets: Tensor) -> Tensor:
-    return -near(model, images, targets)
 
 
 def uniform(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
@@ -31,18 +26,19 @@ def uniform(_model: Model, images: Tensor, _targets: Tensor) -> Tensor:
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> ExplainRecord:
     folder = tmp_path_factory.mktemp("composites")
-    planted: dict[str, Maps] = {"saliency": near, "occlusion": opposite, "gradcam": uniform}
+    planted = {"saliency": near, "occlusion": lambda *given: -near(*given), "gradcam": uniform}
     with planted_methods(planted):
         line = f"{LINE} --method {','.join(planted)} --composites {','.join(PARTS)}"
-        return explained(folder / "run", line, *write(folder))
+        return ran(folder / "run", f"explain {write(folder)} {line}")
 
 
 @pytest.mark.parametrize("kind", PARTS)
 def test_the_evidence_lies_where_the_mask_says_and_another_class_everywhere_else(record, kind):
     (made,) = (row for row in record.composite_sets if row.kind == kind)
-    classes, each = PARTS[kind]
+    classes, each, chance = PARTS[kind]
     assert (made.refused, made.composites, made.maps) == ("", COUNT, COUNT * each)
-    assert made.guessed == pytest.approx(classes / 12, abs=1e-5)
+    assert (made.guessed, made.chance) == (pytest.approx(classes / 12, abs=1e-5), pytest.approx(chance))
+    assert (made.recognised.value, made.seen, made.labels) == (1.0, kind != "mosaic-3", "predictions")
     arrays = record.composite_maps[f"{kind}-hues"]
     colours = (255 * coloured().module.colours).round().byte().numpy()
     names = "abcdefghijkl"
@@ -58,21 +54,17 @@ def test_the_evidence_lies_where_the_mask_says_and_another_class_everywhere_else
         assert np.unique(arrays.masks.sum((1, 2))).tolist() == [(SIDE // int(kind[-1])) ** 2]
         assert len({str(target) for target in arrays.targets}) == len(arrays.targets)
         assert arrays.masks.sum(0).max() == 1  # cells share no pixel
-    areas = {"mosaic-2": 1 / 4, "mosaic-3": 1 / 9, "embedded": 1 / 4, "pasted": 1 / 4}
-    assert made.chance == pytest.approx(areas[kind])
 
 
 @pytest.mark.parametrize("kind", PARTS)
 def test_an_ideal_a_uniform_and_an_opposite_map(record, kind):
     rows = {row.method: row for row in record.composites if row.kind == kind}
-    (made,) = (row for row in record.composite_sets if row.kind == kind)
     ideal, none, even = (rows[name] for name in ("saliency", "occlusion", "gradcam"))
     assert [each.value for each in (ideal.mass, ideal.pointing, ideal.roc_auc)] == pytest.approx([1, 1, 1], abs=1e-2)
     assert (none.mass.value, none.roc_auc.value) == (0, pytest.approx(0, abs=1e-2))  # negative is no mass
     assert even.roc_auc.value == 0.5
-    assert even.mass.value == even.pointing.value == pytest.approx(made.chance, abs=1e-6)  # all points tie
-    assert ideal.mass.n == made.maps
-    assert (made.recognised.value, made.labels) == (1.0, "predictions")
+    assert even.mass.value == even.pointing.value == pytest.approx(PARTS[kind][2], abs=1e-6)  # all points tie
+    assert ideal.mass.n == COUNT * PARTS[kind][1]
 
 
 def test_too_few_classes_make_no_mosaic(tmp_path):
@@ -81,6 +73,6 @@ def test_too_few_classes_make_no_mosaic(tmp_path):
         for part in ("images", "masks"):
             (tmp_path / "data" / part / f"{index:02}.png").unlink()
     with planted_methods({"saliency": near, "gradcam": uniform}):
-        found = explained(tmp_path / "run", f"{LINE} --method saliency,gradcam --composites mosaic-2", *words)
+        found = ran(tmp_path / "run", f"explain {words} {LINE} --method saliency,gradcam --composites mosaic-2")
     assert all(row.refused and row.composites == 0 for row in found.composite_sets)
     assert found.composites == ()

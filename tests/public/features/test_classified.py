@@ -1,4 +1,7 @@
-"""What `vitlens features` makes of features: votes, probes, maps, colours and matches, beside scikit-learn."""
+"""What `vitlens features` makes of features: votes, probes, maps, colours, matches; and zero-shot classification."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +16,11 @@ from torch import Tensor
 import vitlens
 from tests.kit.commands import ran
 from tests.kit.making import save
+from vitlens.cli.main import run
 from vitlens.commands.features.record import DepthRow, FeaturesRecord
-
-LAYERS = ("embedding", 0, 1)
+from vitlens.commands.run.publish import read_folder
+from vitlens.names import imagenet_classes
+from vitlens.uncertainty import accuracy_difference, holm, mcnemar, wilson
 
 
 @pytest.fixture(scope="module")
@@ -39,37 +44,40 @@ def vit(tiny_vit) -> vitlens.Model:
 def read(vit, splits) -> list[dict[object, np.ndarray]]:
     """Both sets' features by layer, float64."""
     found = [vitlens.features(vit, split, embedding=True) for split in splits]
-    return [{layer: each.at(layer).double().numpy() for layer in LAYERS} for each in found]
+    return [{layer: each.at(layer).double().numpy() for layer in ("embedding", 1)} for each in found]
+
+
+def only(rows: Sequence[Any], **fields: object) -> Any:
+    """The one row of these values."""
+    (found,) = [row for row in rows if all(getattr(row, name) == value for name, value in fields.items())]
+    return found
 
 
 def unit(values: np.ndarray) -> np.ndarray:
     return values / np.linalg.norm(values, axis=-1, keepdims=True)
 
 
-def dino(bank: np.ndarray, known: np.ndarray, queries: np.ndarray, k: int) -> np.ndarray:
+def dino(similarity: np.ndarray, known: np.ndarray, k: int) -> np.ndarray:
     """Written after facebookresearch/dino's eval_knn: exp(similarity / 0.07), summed by class."""
-    similarity = unit(queries) @ unit(bank).T
-    nearest = np.argsort(-similarity, axis=1, kind="stable")[:, :k]
-    votes = np.zeros((len(queries), 10))
-    for row, own in enumerate(nearest):
+    votes = np.zeros((len(similarity), 10))
+    for row, own in enumerate(np.argsort(-similarity, axis=1, kind="stable")[:, :k]):
         np.add.at(votes[row], known[own], np.exp(similarity[row, own] / 0.07))
     return votes.argmax(1)
 
 
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", ["embedding", 1])
 def test_votes_of_neighbours_are_scikit_learns_and_dinos(record, splits, read, layer):
     (test, train), (queries, bank) = (split.labels.numpy() for split in splits), (each[layer] for each in read)
+    similarity, at = unit(queries) @ unit(bank).T, {"model": "a", "layer": None if layer == "embedding" else layer}
     for k in map(int, record.features[0].knn):
         model = KNeighborsClassifier(k, metric="cosine", algorithm="brute").fit(bank, train)
-        for votes, answers in (("majority", model.predict(queries)), ("dino", dino(bank, train, queries, k))):
-            asked = ("a", None if layer == "embedding" else layer, f"knn-{k}", votes)
-            [row] = [row for row in record.depth if (row.model, row.layer, row.classifier, row.weighting) == asked]
+        for votes, answers in (("majority", model.predict(queries)), ("dino", dino(similarity, train, k))):
+            row = only(record.depth, classifier=f"knn-{k}", weighting=votes, **at)
             assert row.accuracy.value == (answers == test).mean()
             assert row.chance == np.bincount(test).max() / len(test)
-    if layer == 1:
-        nearest = np.argsort(-unit(queries) @ unit(bank).T, axis=1, kind="stable")
-        for k in map(int, record.features[0].knn):
-            share = (train[nearest[:, :k]] == test[:, None]).mean()
+        if layer == 1:
+            nearest = np.argsort(-similarity, axis=1, kind="stable")[:, :k]
+            share = (train[nearest] == test[:, None]).mean()
             assert record.features[0].precision[str(k)].value == pytest.approx(share)
 
 
@@ -90,18 +98,16 @@ def check_probe(
         model = LogisticRegression(C=c, max_iter=1000).fit(scale.transform(fitted), labels)
         return (model.predict(scale.transform(asked)) == truth).mean()
 
-    tried = {
-        c: right(c, bank[~held], known[~held], bank[held], known[held]) for c in (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
-    }
+    values = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
+    tried = {c: right(c, bank[~held], known[~held], bank[held], known[held]) for c in values}
     assert row.c == min(c for c, each in tried.items() if each == max(tried.values()))
     expected = right(row.c, bank, known, queries, split.labels.numpy())
     assert row.accuracy.value == pytest.approx(expected, abs=1.1 / len(split))  # from another start
 
 
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", ["embedding", 1])
 def test_the_probe_is_scikit_learns_with_the_c_that_held_out_images_choose(record, splits, read, layer):
-    asked = ("a", None if layer == "embedding" else layer, "probe")
-    [row] = [row for row in record.depth if (row.model, row.layer, row.classifier) == asked]
+    row = only(record.depth, model="a", layer=None if layer == "embedding" else layer, classifier="probe")
     check_probe(row, *splits, *(each[layer] for each in read))
 
 
@@ -110,12 +116,11 @@ def test_constant_features_say_nothing_and_a_classs_only_image_has_no_part_in_ch
     with torch.no_grad():
         model.module.norm.weight[:3], model.module.norm.bias[:3] = 0, torch.tensor([0, 3.7, -1000.0])
     save(model, tmp_path / "model" / "model.safetensors")
-    line = (
-        f"features a={tmp_path / 'model'} --data digits --limit {len(splits[0])} --bank 15 --k 1 --no-tsne --no-cache"
-    )
-    found, train = ran(tmp_path / "out", line), vitlens.load_data("digits", part="train", limit=15)
-    queries, bank = (vitlens.features(model, split).at(1).double().numpy() for split in (splits[0], train))
-    check_probe([row for row in found.depth if row.classifier == "probe"][-1], splits[0], train, queries, bank)
+    images, train = splits[0], vitlens.load_data("digits", part="train", limit=15)
+    line = f"features a={tmp_path / 'model'} --data digits --limit {len(images)} --bank 15 --k 1 --no-tsne --no-cache"
+    found, (queries, bank) = ran(tmp_path / "out", line), (vitlens.features(model, each) for each in (images, train))
+    row = only(found.depth, layer=1, classifier="probe")
+    check_probe(row, images, train, queries.at(1).double().numpy(), bank.at(1).double().numpy())
     assert any("5 classes have a single training image" in row.note for row in found.notes)
 
 
@@ -123,33 +128,30 @@ def test_constant_features_say_nothing_and_a_classs_only_image_has_no_part_in_ch
 def test_maps_are_of_unit_vectors_and_as_trustworthy_as_scikit_learn_says(record, read, method):
     points = record.spaces["a"].points[f"{method}_images"]
     values = unit(read[0][1])
-    [row] = [row for row in record.maps if (row.model, row.of, row.method) == ("a", "images", method)]
+    row = only(record.maps, model="a", of="images", method=method)
     assert (row.n, row.neighbours, row.perplexity is None) == (len(values), 10, method == "pca")
     trust = manifold.trustworthiness(values, points, n_neighbors=10)
     assert row.trustworthiness.value == pytest.approx(trust, abs=1e-6)
     assert trust > 0.7
     if method == "pca":
-        check_components(points, values, row.explained, whole=2)
+        check_components(points, values, row.explained)
 
 
-@pytest.mark.parametrize("count", [4, 7])
-def test_few_images_are_mapped(count, tiny_vit, tmp_path):
-    line = f"features a={tiny_vit} --data digits --limit {count} --bank 10 --k 1 --no-probe --no-cache --perplexity 1"
+def test_four_images_are_mapped(tiny_vit, tmp_path):
+    line = f"features a={tiny_vit} --data digits --limit 4 --bank 10 --k 1 --no-probe --no-cache --perplexity 1"
     found = ran(tmp_path / "out", line)
-    rows = {row.method: row for row in found.maps if row.of == "images"}
-    assert {name: (row.n, row.neighbours) for name, row in rows.items()} == dict.fromkeys(
-        ("tsne", "pca"), (count, (count - 1) // 2)
-    )
+    rows = {row.method: (row.n, row.neighbours) for row in found.maps if row.of == "images"}
+    assert rows == {"tsne": (4, 1), "pca": (4, 1)}
     assert np.isfinite(found.spaces["a"].points["tsne_images"]).all()
 
 
-def check_components(scores: np.ndarray, values: np.ndarray, explained: float, *, whole: int) -> None:
+def check_components(scores: np.ndarray, values: np.ndarray, explained: float) -> None:
     """The first principal components, each with its sign."""
-    model = PCA(whole, svd_solver="full").fit(values)
-    expected = model.transform(values)
-    for found, by_hand, direction in zip(scores.T, expected.T, model.components_, strict=True):
-        sign = np.sign(direction[np.abs(direction).argmax()])  # the greatest loading is positive
-        np.testing.assert_allclose(found, sign * by_hand, atol=1e-5 * np.abs(by_hand).max() + 1e-7, rtol=1e-4)
+    model = PCA(scores.shape[1], svd_solver="full").fit(values)
+    signs = np.sign([own[np.abs(own).argmax()] for own in model.components_])  # the greatest loading is positive
+    expected = signs * model.transform(values)
+    for found, by_hand in zip(scores.T, expected.T, strict=True):
+        np.testing.assert_allclose(found, by_hand, atol=1e-5 * np.abs(by_hand).max() + 1e-7, rtol=1e-4)
     assert explained == pytest.approx(model.explained_variance_ratio_.sum(), abs=1e-5)
 
 
@@ -169,10 +171,10 @@ def test_patches_that_enter_block_0_are_mapped_and_their_content_is_what_is_left
     entering, space = patches(vit, vitlens.images(splits[0], vit), embedding=True), record.spaces["a"]
     content = entering - entering.mean(0)
     for of, values in (("embedding", entering), ("content", content)):
-        [row] = [row for row in record.maps if (row.model, row.of, row.method) == ("a", of, "pca")]
+        row = only(record.maps, model="a", of=of, method="pca")
         flat = unit(values.reshape(-1, values.shape[-1]))
         assert row.n == len(flat)
-        check_components(space.points[f"pca_{of}"], flat, row.explained, whole=2)
+        check_components(space.points[f"pca_{of}"], flat, row.explained)
 
 
 def test_colours_are_three_components_of_the_patches_of_all_images(record, vit):
@@ -180,10 +182,9 @@ def test_colours_are_three_components_of_the_patches_of_all_images(record, vit):
     tokens = patches(vit, torch.from_numpy(shown.pixels) / 255)
     flat = tokens.reshape(-1, tokens.shape[-1])
     model = PCA(3, svd_solver="full").fit(flat)
-    for channel, (scores, direction) in enumerate(zip(model.transform(flat).T, model.components_, strict=True)):
-        signed = scores * np.sign(direction[np.abs(direction).argmax()])
-        expected = (signed - signed.min()) / (signed.max() - signed.min())
-        np.testing.assert_allclose(shown.colours[..., channel].ravel(), expected, atol=1e-4)
+    signed = model.transform(flat) * np.sign([own[np.abs(own).argmax()] for own in model.components_])
+    expected = (signed - signed.min(0)) / np.ptp(signed, axis=0)
+    np.testing.assert_allclose(shown.colours.reshape(-1, 3), expected, atol=1e-4)
     assert record.features[0].colours == pytest.approx(model.explained_variance_ratio_.sum(), abs=1e-5)
 
 
@@ -230,3 +231,58 @@ def test_what_neighbours_of_patches_share_is_counted_among_other_images(record, 
     overlap = (voted & on_object).sum() / (voted | on_object).sum()
     assert found["object"].value.value == pytest.approx(overlap)
     assert found["object"].chance == pytest.approx(on_object.mean())
+
+
+# --- by names alone, with a language-image model
+
+TEMPLATES = ("a photo of the digit {}.", "{}", "a {} in the dark")
+CLIP = "open-clip:tiny-clip@random"
+
+
+@pytest.fixture
+def clip() -> vitlens.Model:
+    pytest.importorskip("open_clip", reason="needs the extra clip: pip install open_clip_torch")
+    from tests.kit.models.clip import registered
+
+    registered()
+    return vitlens.load(CLIP)
+
+
+def test_every_template_is_the_classifier_of_its_prompts(clip, tmp_path):
+    split = vitlens.load_data("digits", limit=40)
+    line = f"features clip={CLIP} --data digits --limit 40 --bank 10 --k 1 --no-probe --no-tsne --no-cache --quiet"
+    templates = [word for template in TEMPLATES for word in ("--clip-templates", template)]
+    assert run([*line.split(), *templates, "--device", "cpu", "--out", str(tmp_path / "out")]) == 0
+    record, images = read_folder(tmp_path / "out"), vitlens.images(split, clip)
+    asked = [TEMPLATES, *((template,) for template in TEMPLATES)]
+    classifiers = [vitlens.zero_shot(clip, split.classes, templates=each) for each in asked]
+    whole, *each = [(model(images).argmax(1) == split.labels).numpy() for model in classifiers]
+    ensemble, *rows = record.templates
+    assert [row.template for row in rows] == list(TEMPLATES)
+    assert (ensemble.gain, ensemble.p) == (None, None)
+    assert record.metric("zero_shot_accuracy/clip") == ensemble.accuracy
+    groups, p = split.groups.numpy(), []
+    for row, right in zip((ensemble, *rows), (whole, *each), strict=True):
+        assert row.accuracy == wilson(int(right.sum()), 40)  # each of a source of its own
+        if row is not ensemble:
+            p.append(mcnemar(int((right & ~whole).sum()), int((whole & ~right).sum())))
+            assert row.gain == accuracy_difference(right, whole, groups=groups, seed=0)
+    assert [row.p for row in rows] == p
+    assert [row.p_holm for row in rows] == holm(p)
+
+
+def test_an_ensemble_is_the_mean_of_its_templates_and_names_are_said_as_one_says_them(clip):
+    images = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    one = vitlens.zero_shot(clip, ["hot_dog", "cat"], templates=["{}"])
+    same = vitlens.zero_shot(clip, ["0", "1"], names=["hot dog", "cat"], templates=["{}", "{}"])
+    torch.testing.assert_close(one(images), same(images))
+    assert one.classes == ("hot_dog", "cat")
+    several = vitlens.zero_shot(clip, ["hot_dog", "cat"], templates=["{}", "a drawing of a {}"])
+    assert not torch.allclose(several(images), one(images))
+
+
+def test_imagenets_names_are_unambiguous_in_prompts(clip):
+    """Two classes are called crane, two maillot: by names alone their logits would be equal."""
+    images = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    logits = vitlens.zero_shot(clip, imagenet_classes(), templates=["{}"])(images)[0]
+    assert len(logits.unique()) > 990

@@ -1,13 +1,19 @@
-"""`vitlens.features`: what the classifier reads is the last of them; pooling, norm, layers; what enters block 0."""
+"""`vitlens.features`: what the classifier reads, pooling, norm, layers, what enters block 0; and receptive fields."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import vitlens
+from tests.kit.commands import ran
+from tests.kit.making import CLASSES, save, untrained
 from tests.kit.tiny import EACH_FAMILY, images, model_of, ours, shared_model
 from vitlens import Model
-from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
+from vitlens.commands.attention.record import AttentionRecord
+from vitlens.errors import InputError, NonFiniteError, UnsupportedError
 
 POOLED = ("siglip", "perception-encoder", "cait")  # their classifier reads an attention pooling, which is no layer
 
@@ -28,16 +34,32 @@ def entering(model: Model, module: str, batch: Tensor) -> Tensor:
     return kept[0]
 
 
-READ = [each for each in EACH_FAMILY if each.values[0] not in POOLED]
+def model_named(name: str) -> Model:
+    if not name.startswith("tiny-"):
+        return cnn() if name == "cnn-digits" else shared_model(name)
+    pytest.importorskip("open_clip", reason="needs the extra clip: pip install open_clip_torch")
+    from tests.kit.models.clip import tiny
+
+    return tiny(name)
 
 
-@pytest.mark.parametrize("name", [*READ, "cnn-digits", "vit-digits"])
-def test_the_last_features_are_what_the_classifier_reads(name):
-    model = vitlens.load(name) if name.endswith("-digits") else shared_model(name)
-    batch = images(model.input_size, batch=3)
-    found, classes = vitlens.features(model, batch, batch_size=2), len(model.classes)
-    linear = [name for name, each in model.module.named_modules() if getattr(each, "out_features", 0) == classes]
-    torch.testing.assert_close(found.at(-1), entering(model, linear[0], batch), atol=1e-5, rtol=1e-5)
+@pytest.mark.parametrize("name", [*EACH_FAMILY, "cnn-digits", "tiny-clip", "tiny-sigmoid", "tiny-resnet"])
+def test_the_first_features_enter_block_0_and_the_last_the_classifier(name):
+    model = model_named(name)
+    batch, layout = images(model.input_size, batch=3), model.anatomy.layout
+    found, tokens = vitlens.features(model, batch, embedding=True), entering(model, model.anatomy.blocks[0], batch)
+    if name in ("tiny-resnet", "cnn-digits"):  # channels first
+        patches = tokens.flatten(2).mT
+    else:
+        patches = tokens.flatten(1, -2) if layout is None else tokens[:, -layout.patches :]
+    torch.testing.assert_close(found.at("embedding"), patches.mean(1), atol=1e-6, rtol=1e-5)
+    if name in POOLED or name.startswith("tiny-"):
+        return
+    outputs = {module: getattr(each, "out_features", 0) for module, each in model.module.named_modules()}
+    head = next(module for module, width in outputs.items() if width == len(model.classes))
+    torch.testing.assert_close(found.at(-1), entering(model, head, batch), atol=1e-5, rtol=1e-5)
+    parts = vitlens.features(model, batch, batch_size=2)
+    torch.testing.assert_close(parts.at(-1), found.at(-1), atol=1e-5, rtol=1e-5)
     with torch.no_grad():
         torch.testing.assert_close(found.logits, model(batch), atol=1e-5, rtol=1e-5)
 
@@ -53,8 +75,7 @@ def by_hand(model: Model, batch: Tensor) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize("norm", [True, False])
-@pytest.mark.parametrize("pool", ["cls", "mean", "cls+mean"])
+@pytest.mark.parametrize(("pool", "norm"), [("cls", True), ("mean", False), ("cls+mean", True)])
 def test_every_pooling_before_and_after_the_norm(pool, norm):
     model = ours(registers=3)
     batch = images(model.input_size, batch=3)
@@ -99,25 +120,6 @@ def test_layers_can_be_chosen_and_keep_their_numbers(family):
     assert all(torch.equal(one, other) for one, other in zip(with_it.values[1:], whole.values, strict=True))
 
 
-@pytest.mark.parametrize("name", [*EACH_FAMILY, "tiny-clip", "tiny-sigmoid", "tiny-resnet"])
-def test_the_embedding_is_what_enters_block_0_in_every_family(name):
-    if name.startswith("tiny-"):
-        pytest.importorskip("open_clip", reason="needs the extra clip: pip install open_clip_torch")
-        from tests.kit.models.clip import tiny
-
-        model = tiny(name)
-    else:
-        model = shared_model(name)
-    batch = images(model.input_size, batch=3)
-    tokens, layout = entering(model, model.anatomy.blocks[0], batch), model.anatomy.layout
-    if name == "tiny-resnet":  # channels first
-        patches = tokens.flatten(2).mT
-    else:
-        patches = tokens.flatten(1, -2) if layout is None else tokens[:, -layout.patches :]
-    found = vitlens.features(model, batch, embedding=True).at("embedding")
-    torch.testing.assert_close(found, patches.mean(1), atol=1e-6, rtol=1e-5)
-
-
 def plain() -> Model:
     return model_of(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 900, 5)).eval(), alias="plain")
 
@@ -131,7 +133,6 @@ def broken() -> Model:
 
 REFUSED = {
     "the CLS of a CNN": (cnn, {"pool": "cls"}, UnsupportedError, "try the pooling 'mean'"),
-    "an unknown pooling": (cnn, {"pool": "max"}, UnknownNameError, None),
     "a layer too many": (cnn, {"layer": 3}, InputError, "from 0 to 2"),
     "a layer too few": (cnn, {"layer": -4}, InputError, "from 0 to 2"),
     "an embedding without blocks": (plain, {"embedding": True}, UnsupportedError, None),
@@ -142,9 +143,9 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_read_is_said(case):
     make, options, error, words = REFUSED[case]
-    model, unchecked = make(), getattr(vitlens.features, "__wrapped__", vitlens.features)  # as from the command line
+    model = make()
     with pytest.raises(error, match=words):
-        unchecked(model, images(model.input_size), **options)
+        vitlens.features(model, images(model.input_size), **options)
 
 
 def test_a_layer_that_was_not_read_is_said():
@@ -152,3 +153,59 @@ def test_a_layer_that_was_not_read_is_said():
         vitlens.features(cnn(), images(), layer=1).at(0)
     with pytest.raises(InputError, match=r"\[0, 1, 2\]"):
         vitlens.features(cnn(), images()).at("embedding")
+
+
+# --- the effective receptive field of `vitlens attention`
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["still", "shifted"])
+def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, AttentionRecord]:
+    """A Swin of two stages, 4 x 4 patches of 2 x 4 px in a window, on one image."""
+    shape = {"dim": 16, "depths": [2, 2], "heads": [2, 2], "patch_size": [2, 4], "shift": request.param}
+    folder = tmp_path_factory.mktemp("swin")
+    save(untrained("swin-micro", classes=CLASSES, overrides=shape), folder / "model" / "model.safetensors")
+    return folder / "model", ran(folder / "out", f"attention {folder / 'model'} --data digits --limit 1")
+
+
+def test_windows_without_shift_see_one_window_and_with_shift_more(measured: tuple[Path, AttentionRecord]) -> None:
+    fields, shifted = measured[1].receptive_fields, vitlens.load(str(measured[0])).module.config.shift
+    seen = [8 * 16 / 32**2, (16 * 32 if shifted else 8 * 16) / 32**2, 16 * 32 / 32**2]  # a shifted one touches four
+    assert [row.seen for row in fields][:2] == seen[:2]
+    if not shifted:
+        assert [row.seen for row in fields][2:] == seen[2:] * 2  # merged patches are twice as large
+        field = measured[1].field_maps.field[0]
+        assert (field[16:24, 16:32] > 0).all()  # the window of the patch in the middle
+    assert [row.layer for row in fields] == [0, 1, 2, 3]
+
+
+def test_numbers_are_those_of_the_map(measured: tuple[Path, AttentionRecord]) -> None:
+    """Of one image the map is its norms."""
+    for index, row in enumerate(measured[1].receptive_fields):
+        field = measured[1].field_maps.field[index].astype(np.float64)
+        grid = ((16, 8), (16, 8), (8, 4), (8, 4))[index]
+        down, across = (np.arange(32) + 0.5 - (side // 2 + 0.5) * 32 / side for side in grid)
+        apart = np.hypot(down[:, None], across)
+        assert row.distance.value == pytest.approx((field * apart).sum() / field.sum(), rel=1e-4)
+        assert row.uniform == pytest.approx(apart.mean(), rel=1e-6)
+        held = np.sort(field.ravel())[::-1].cumsum()
+        assert row.half.value == pytest.approx(((held < field.sum() / 2).sum() + 1) / 1024, abs=2 / 1024)
+        assert row.seen == (field > 0).mean()
+        assert (row.distance.n, row.distance.low) == (1, None)
+
+
+def test_the_map_is_the_norm_of_the_gradients_of_the_middle_patch(measured: tuple[Path, AttentionRecord]) -> None:
+    """Up to the noise of four random directions, which falls with a mean over pixels."""
+    model, (image,) = vitlens.load(str(measured[0])), vitlens.load_data("digits", limit=1).batches(1)
+    pixels, kept = image.images.clone().requires_grad_(), []
+    block = model.module.get_submodule(model.anatomy.blocks[0])
+    hook = block.register_forward_hook(lambda _module, _inputs, tokens: kept.append(tokens))
+    model(pixels)
+    hook.remove()
+    tokens = kept[0].flatten(1, -2)[0, 8 * 8 + 4]  # row 8 and column 4 of 16 x 8
+    gradients = [torch.autograd.grad(each, pixels, retain_graph=True)[0][0] for each in tokens]
+    exact = torch.stack(gradients).square().sum((0, 1)).sqrt().numpy()
+    found = measured[1].field_maps.field[0]
+    assert ((found > 0) == (exact > 0)).all()
+    assert found.sum() == pytest.approx(exact.sum(), rel=0.25)
+    inside = exact > 0
+    assert np.corrcoef(found[inside], exact[inside])[0, 1] > 0.8

@@ -1,4 +1,4 @@
-"""`vitlens.similarity`: CKA of full Gram matrices in float64, 1 with itself, blind to rotation, scale and shift."""
+"""`vitlens.similarity`: CKA of full Gram matrices in float64, its interval; and the rank correlation of distances."""
 
 from collections.abc import Sequence
 
@@ -15,22 +15,18 @@ from vitlens import similarity
 from vitlens.errors import InputError
 
 
-@pytest.mark.parametrize(("count", "biased"), [(40, True), (40, False), (1030, False)])  # in batches of 1,024
-def test_cka_is_that_of_whole_gram_matrices(count: int, biased: bool) -> None:
-    first, second = layers(count, 5, 60), layers(count, 8, 3, 30, seed=1)
-    found = similarity(of(first), of(second), biased=biased, groups=1)
-    expected = torch.tensor([[gram_cka(x, y, biased=biased) for y in second] for x in first])
-    torch.testing.assert_close(found.values, expected.double(), atol=1e-7, rtol=0)
-    assert (found.n, found.low) == (count, None)
-
-
-@pytest.mark.parametrize("biased", [True, False])
-def test_large_means_cancel_no_digits(biased: bool) -> None:
+@pytest.mark.parametrize(
+    ("count", "biased", "offset"),
+    [(40, True, 0), (40, False, 0), (1030, False, 0), (50, True, 3000), (50, False, 3000)],  # in batches of 1,024
+)
+def test_cka_is_that_of_whole_gram_matrices_and_large_means_cancel_no_digits(count, biased, offset) -> None:
     """Features far from 0, as an unnormalised stream has them."""
-    first, second = layers(50, 9, offset=3000.0), layers(50, 12, seed=1, offset=-800.0)
-    near = [part.double() - part.double().mean(0) for part in (*first, *second)]
-    found = similarity(of(first), of(second), biased=biased).values
-    assert found.item() == pytest.approx(gram_cka(near[0], near[1], biased=biased), abs=1e-9)
+    first, second = layers(count, 5, 60, offset=offset), layers(count, 8, 3, 30, seed=1, offset=-offset / 4)
+    found = similarity(of(first), of(second), biased=biased, groups=1)
+    near = [[part.double() - part.double().mean(0) for part in each] for each in (first, second)]
+    expected = [[gram_cka(x, y, biased=biased) for y in near[1]] for x in near[0]]
+    np.testing.assert_allclose(found.values, expected, atol=1e-9, rtol=0)
+    assert (found.n, found.low) == (count, None)
 
 
 @pytest.mark.parametrize("biased", [True, False])
@@ -43,25 +39,7 @@ def test_one_model_with_itself_is_two_models_that_are_the_same(biased: bool) -> 
     torch.testing.assert_close(alone.low, beside.low, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("biased", [True, False])
-def test_rotation_scale_and_shift_change_nothing_stretching_does(biased: bool) -> None:
-    first, (second,) = layers(40, 9), layers(40, 12, seed=1)
-    rotation, _ = torch.linalg.qr(torch.randn(12, 12, generator=torch.Generator().manual_seed(2)).double())
-
-    def with_first(changed: Tensor) -> Tensor:
-        return similarity(of(first), of([changed]), biased=biased).values
-
-    expected = with_first(second)
-    for changed in (second.double() @ rotation, second * 1e3, second + 5):
-        torch.testing.assert_close(with_first(changed.float()), expected, atol=1e-5, rtol=0)
-    assert (with_first(second * torch.linspace(0.1, 5, 12)) - expected).abs() > 0.01
-
-
-def test_unrelated_features_are_at_0_without_bias_and_a_layer_that_does_not_vary_has_none() -> None:
-    generator = torch.Generator().manual_seed(0)
-    x, y = (torch.randn(60, 200, generator=generator) for _ in range(2))
-    assert abs(similarity(of([x]), of([y])).values.item()) < 0.05
-    assert similarity(of([x]), of([y]), biased=True).values.item() > 0.5
+def test_a_layer_that_does_not_vary_has_none() -> None:
     found = similarity(of([*layers(20, 5), torch.full((20, 3), 0.1)])).values
     assert found[0, 0] == pytest.approx(1)
     assert found[1].isnan().all()

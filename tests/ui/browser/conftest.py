@@ -62,7 +62,7 @@ class Opened:
         self.tab.locator(".ex-stage").hover(position=place)
 
     def close(self) -> None:
-        """Close it; fail for a line of the console, and a request to anywhere but the file itself and its own data."""
+        """Fail for a line of the console, and a request to anywhere but the file itself and its own data."""
         outside = [url for url in self.asked if url != self.address and not url.startswith(("data:", "blob:"))]
         assert self.said + outside == []
         self.context.close()

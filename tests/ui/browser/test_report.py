@@ -2,45 +2,50 @@
 the explorer says can be checked."""
 
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.kit.explorer_page import shown_rollout
-from tests.kit.pages import COLUMNS, ROWS, document, explorer, written
+from tests.kit.pages import COLUMNS, ROWS, document, explorer, page_problems, written
 from tests.ui.browser.conftest import Opened
-from vitlens.report.document import FirstPage, Sentence
+from vitlens.report.document import FirstPage, Section, Sentence
 from vitlens.report.explorer import Explorer, ExplorerImage
 from vitlens.report.html import explorer_fragment
 
 
-def of(browser, folder, text: str, **settings) -> Opened:
-    (folder / "page.html").write_text(text, "utf-8")
-    return Opened(browser, folder / "page.html", **settings)
+@pytest.fixture
+def of(browser, tmp_path) -> Iterator[Callable[..., Opened]]:
+    """Opens the page of a text."""
+    pages: list[Opened] = []
+
+    def open_(text: str, **settings) -> Opened:
+        (tmp_path / "page.html").write_text(text, "utf-8")
+        pages.append(Opened(browser, tmp_path / "page.html", **settings))
+        return pages[-1]
+
+    yield open_
+    for page in pages:
+        page.close()
 
 
 def radio(page: Opened, name: str):
     return page.tab.get_by_role("radio", name=name, exact=True)
 
 
-def test_the_head_that_matters_most_is_shown_first(opened):
-    assert (
-        opened.words() == "L2.H0 · next patch · importance 0.3 nats: where CLS looks; greatest at row 0, column 3: 0.75"
-    )
+def test_the_head_that_matters_most_or_that_a_sentence_names_is_shown_first(opened, of, tmp_path):
+    shown = "L2.H0 · next patch · importance 0.3 nats: where CLS looks; greatest at row 0, column 3: 0.75"
+    assert opened.words() == shown
     assert opened.tab.locator(".ex-shares").inner_text().split("\n") == ["CLS 25.0 %", "all patches 75.0 %"]
     assert opened.tab.get_by_text("steps of their square root").count() == 0  # the planted weights are exact
-
-
-def test_a_head_that_a_sentence_names_is_shown_first_and_linked(browser, tmp_path):
     said = ("**L1.H0** of **tiny** matters.", "**L0.H1** of **tiny** does not.", "Of another: **L2.H1**.")
-    content = replace(document(), first=FirstPage(tuple(map(Sentence, said))))
-    page = of(browser, tmp_path, written(tmp_path, content))
+    page = of(written(tmp_path, replace(document(), first=FirstPage(tuple(map(Sentence, said))))))
     assert page.words().startswith("L1.H0")
     page.tab.get_by_role("link", name="L0.H1").click()
     assert page.words().startswith("L0.H1")
     assert page.tab.get_by_role("link", name="L2.H1").count() == 0
-    page.close()
 
 
 def test_point_at_a_patch_choose_a_head_and_a_layer(opened):
@@ -155,18 +160,16 @@ def test_terms_explain_themselves_to_the_keyboard(opened):
         assert opened.tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-@pytest.mark.parametrize(
-    "settings", [{"color_scheme": "dark"}, {"viewport": {"width": 375, "height": 700}, "has_touch": True}]
-)
-def test_dark_and_narrow(browser, whole_page, settings):
-    page = Opened(browser, whole_page, **settings)
-    assert page.tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    dark = page.tab.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
-    assert dark == (settings.get("color_scheme") == "dark")
-    if "has_touch" in settings:
-        page.tab.locator(".ex-stage").tap(position={"x": 5, "y": 5})
-        assert "the patch in row 0, column 0 looks" in page.words()
-    page.close()
+def test_dark_and_narrow(browser, whole_page):
+    for settings in ({"color_scheme": "dark"}, {"viewport": {"width": 375, "height": 700}, "has_touch": True}):
+        page = Opened(browser, whole_page, **settings)
+        assert page.tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        dark = page.tab.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
+        assert dark == ("color_scheme" in settings)
+        if "has_touch" in settings:
+            page.tab.locator(".ex-stage").tap(position={"x": 5, "y": 5})
+            assert "the patch in row 0, column 0 looks" in page.words()
+        page.close()
 
 
 def test_without_scripts_everything_but_the_explorer_is_there(browser, whole_page):
@@ -179,25 +182,86 @@ def test_without_scripts_everything_but_the_explorer_is_there(browser, whole_pag
     page.close()
 
 
-def test_names_run_nothing(browser, tmp_path):
+def test_names_run_nothing(of):
     odd = "</script><img src=x onerror=document.title='run'><script>document.title='run'</script>"
     weights = np.full((1, 1, 4, 4), 0.25, np.float32)
     image = ExplorerImage(odd, np.zeros((1, 1, 3), np.uint8), weights, maps={odd: np.eye(2)}, facts=(odd,))
-    given = Explorer(odd, (image,), (2, 2), (), (2, 2), [[odd]], notes=(odd,))
-    page = of(browser, tmp_path, explorer_fragment(given))
+    page = of(explorer_fragment(Explorer(odd, (image,), (2, 2), (), (2, 2), [[odd]], notes=(odd,))))
     assert page.words().endswith("where the patch in row 1, column 1 looks; greatest at row 0, column 0: 0.25")
     assert page.tab.title().startswith("Attention explorer: </script>")
     assert page.tab.locator("img[src=x]").count() == 0
-    page.close()
 
 
 @pytest.mark.slow
-def test_many_tokens_are_interactive_within_a_second(browser, tmp_path):
+def test_many_tokens_are_interactive_within_a_second(of):
     """ViT-S at 1,370 tokens, pooled; measured by the page's own marks."""
     rows = np.random.default_rng(0).random((12, 6, 1 + 14 * 14, 1370), dtype=np.float32)
     image = ExplorerImage("x", np.zeros((518, 518, 3), np.uint8), rows / rows.sum(-1, keepdims=True))
-    page = of(browser, tmp_path, explorer_fragment(Explorer("m", (image,), (37, 37), ("CLS",), (14, 14))))
+    page = of(explorer_fragment(Explorer("m", (image,), (37, 37), ("CLS",), (14, 14))))
     assert page.tab.evaluate("performance.getEntriesByName('vitlens-explorer-ready')[0].startTime") < 1000  # ms
     page.point(20, 30, (37, 37))
     assert "the patch in row 20, column 30 looks" in page.words()
-    page.close()
+
+
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def in_steps(tmp_path_factory) -> str:
+    """A page with a slider through its steps."""
+    whole = document()
+    steps = (Section(f"{at}. Step <{at}>", (Sentence(f"Text {at}."),), step=True) for at in range(1, STEPS + 1))
+    sections = (*whole.sections[:1], *steps, *whole.sections[1:])
+    text = written(tmp_path_factory.mktemp("steps"), replace(whole, sections=sections))
+    assert page_problems(text) == []
+    return text
+
+
+def visible(tab) -> list[str]:
+    return tab.locator("[data-step]:visible h2").all_inner_texts()
+
+
+def test_one_step_at_a_time_all_of_them_and_one_again(of, in_steps):
+    tab = of(in_steps).tab
+    slider = tab.get_by_role("slider", name="Step", exact=True)
+    assert visible(tab) == ["1. Step <1>"]
+    assert tab.get_by_role("button", name="Back").is_disabled()
+    tab.get_by_role("button", name="Next").click()
+    assert visible(tab) == ["2. Step <2>"]
+    assert slider.get_attribute("aria-valuetext") == "2. Step <2>"
+    slider.fill("3")
+    assert visible(tab) == ["4. Step <4>"]
+    assert tab.locator(".steps output").inner_text() == "4. Step <4>"
+    assert tab.get_by_role("button", name="Next").is_disabled()
+    slider.focus()
+    tab.keyboard.press("ArrowLeft")
+    assert visible(tab) == ["3. Step <3>"]
+    assert tab.get_by_role("heading", name="Side by side").is_visible()  # other sections stay
+    tab.get_by_role("button", name="Show all").click()
+    assert len(visible(tab)) == STEPS
+    tab.get_by_role("button", name="One at a time").click()
+    assert visible(tab) == ["3. Step <3>"]
+
+
+def test_a_link_to_a_step_shows_it_and_so_does_an_address(of, in_steps):
+    page = of(in_steps)
+    link = page.tab.locator("nav.contents a", has_text="3. Step")
+    link.click()
+    assert visible(page.tab) == ["3. Step <3>"]
+    page.tab.get_by_role("slider", name="Step", exact=True).fill("0")
+    link.click()  # the same address again
+    assert visible(page.tab) == ["3. Step <3>"]
+    assert "#" in page.tab.url
+    tab = page.context.new_page()
+    tab.goto(page.tab.url)
+    assert visible(tab) == ["3. Step <3>"]
+
+
+@pytest.mark.parametrize("how", ["without scripts", "on paper"])
+def test_all_steps_are_there(how, of, in_steps):
+    page = of(in_steps, java_script_enabled=how == "on paper", viewport={"width": 375, "height": 812})
+    if how == "on paper":
+        assert page.tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.tab.emulate_media(media="print")
+    assert len(visible(page.tab)) == STEPS
+    assert page.tab.locator("form.steps:visible").count() == 0

@@ -1,1 +1,0 @@
-"""The parts of a throw-away command, which are in test_sections."""

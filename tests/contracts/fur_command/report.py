@@ -1,3 +1,0 @@
-from tests.contracts.test_sections import REPORT
-
-__all__ = ["REPORT"]
