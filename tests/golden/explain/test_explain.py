@@ -46,7 +46,8 @@ def test_every_method_is_the_function_of_its_name(golden, tiny_vit, tiny_cnn, pi
     """Also inside quick passes, which the command makes."""
     tried = set()
     for name, place, given, more in (
-        ("explain by every method", tiny_vit, pictures, {"targets": 3}), ("explain", tiny_cnn, digits("test").limit(3), {}),
+        ("explain by every method", tiny_vit, pictures, {"targets": 3}),
+        ("explain", tiny_cnn, digits("test").limit(3), {}),
     ):  # fmt: skip
         record, model = golden(name).record, load(str(place))
         rows = [row for row in record.methods if row.model == model.alias]
