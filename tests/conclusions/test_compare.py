@@ -133,7 +133,7 @@ def test_a_worse_model_fails_by_the_paired_test(folders, capsys):
     assert run(["report", "--compare", str(folders["vit"]), str(folders["cnn"])]) == 0  # better is no regression
 
 
-def test_a_comparison_is_repeated_by_its_own_command(folders, capsys):
+def test_a_comparison_of_runs_is_repeated_by_its_command_and_the_same_is_no_change(folders, capsys):
     line = ["report", "--compare", str(folders["vit"]), str(folders["new"])]
     page = folders["new"] / "comparison.html"
     for asked, printed in (([], "comparison.md"), (["--html"], "comparison.html"), ([], "comparison.html")):
@@ -149,9 +149,6 @@ def test_a_comparison_is_repeated_by_its_own_command(folders, capsys):
     assert page_problems(written) == []
     assert str(folders["new"].parent) not in written
     assert not (folders["new"] / "report.html").exists()
-
-
-def test_the_same_is_no_change_and_models_are_matched_by_their_place(folders):
     before, after = read_folder(folders["vit"]), read_folder(folders["new"])
     same = changes_between(before, after)
     assert {change.metric for change in same} == set(after.metrics)
