@@ -89,7 +89,7 @@ def claims(record: FeaturesRecord) -> dict[str, Claim]:
     return {claim.question: claim for claim in document.claims if claim.is_shown}
 
 
-def test_a_classifier_that_reads_less_than_its_features_hold_fails_and_another_passes():
+def test_a_classifier_that_reads_less_fails_and_what_compares_no_pretrainings_is_said():
     own = right(0.6, 0)
     alike = record_of({"m": {"own": own, KNN: own, PROBE: own}})
     assert claims(alike)["classifier"].state == "pass"
@@ -100,6 +100,11 @@ def test_a_classifier_that_reads_less_than_its_features_hold_fails_and_another_p
     assert 15 < gap.value < 25
     assert (claim.state, claim.effect.value) == ("fail", -gap.value)
     assert REPORT(record).title == "The last layer of m holds more than its classifier reads"
+    models = {alias: {PROBE: right(0.9 - 0.4 * at, at)} for at, alias in enumerate("ab")}
+    said = {"supervised": "compare models", "not known": "--objective", "random weights": "nothing about pretraining"}
+    for objective, words in said.items():
+        unknown = REPORT(record_of(models, {"b": objective})).first.unknown
+        assert words in " ".join(line.text for line in unknown)
 
 
 @pytest.mark.parametrize(
@@ -124,14 +129,6 @@ def test_who_is_ahead_follows_from_the_paired_tests(shares, title):
         claim = claims(record)["features"]
         assert claim.effect == known["a", "b", PROBE]  # the closest
         assert "language-image (X)" in claim.says
-
-
-def test_what_compares_no_pretrainings_is_said():
-    models = {alias: {PROBE: right(0.9 - 0.4 * at, at)} for at, alias in enumerate("ab")}
-    said = {"supervised": "compare models", "not known": "--objective", "random weights": "nothing about pretraining"}
-    for objective, words in said.items():
-        unknown = REPORT(record_of(models, {"b": objective})).first.unknown
-        assert words in " ".join(line.text for line in unknown)
 
 
 def overlap(alias: str, layer: str, value: float) -> PatchesRow:

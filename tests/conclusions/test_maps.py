@@ -64,7 +64,7 @@ def test_the_verdict_is_that_of_the_worst_check_and_says_what_lacks(changes, sta
     assert bool(faults) == (below or changes.get("cascade") == STAYING)
 
 
-def test_the_best_is_first_and_its_equals_are_named():
+def test_the_best_is_first_and_its_equals_are_named_and_few_images_are_inconclusive():
     rows = [
         *checks(method="rollout", score=0.9, cascade=STAYING),
         *checks(method="gradcam", score=0.3, behind=0.02),
@@ -80,6 +80,11 @@ def test_the_best_is_first_and_its_equals_are_named():
     (imputed,) = [row for row in rows if (row.method, row.check) == ("relevance", IMPUTED)]
     assert first.effect == imputed.margin
     assert (faulty.effect.value, "**rollout**" in faulty.says) == (STAYING[2], True)
+    document = document_of([*checks(), *checks(method="edges", cascade=(1.0,) * 6)], images=19)
+    assert [(claim.state, claim.says) for claim in document.claims] == [("inconclusive", "")]
+    assert not clear_effects(document)
+    assert document.first.answer == ()
+    assert any("too few" in each.text for each in document.first.unknown)
 
 
 def test_faults_are_named_where_no_map_passes_and_beside_one_that_does():
@@ -99,14 +104,6 @@ def test_faults_are_named_where_no_map_passes_and_beside_one_that_does():
     (ignoring,) = (each for each in document.claims if each.question == "maps that ignore the weights")
     assert "**edges**" in ignoring.says
     assert "relevance" not in ignoring.says
-
-
-def test_few_images_are_inconclusive():
-    document = document_of([*checks(), *checks(method="edges", cascade=(1.0,) * 6)], images=19)
-    assert [(claim.state, claim.says) for claim in document.claims] == [("inconclusive", "")]
-    assert not clear_effects(document)
-    assert document.first.answer == ()
-    assert any("too few" in each.text for each in document.first.unknown)
 
 
 @pytest.mark.parametrize(("unusable", "images", "said"), [(60, 100, 1), (5, 100, 0), (0, 100, 0), (12, 12, 0)])

@@ -47,15 +47,12 @@ def differences(record):
     return [claim for claim in said(record).claims if claim.question == "difference"]
 
 
-def test_the_step_that_matters_is_found():
+def test_the_step_that_matters_is_found_and_what_decides_nothing_is_no_claim():
     record = architecture(0.85)
     found = {claim.subject for claim in differences(record)}
     assert "the block post-norm and + MLP: a whole block" in found  # whose accuracy was planted to rise
     assert not any("residual" in subject for subject in found)
     assert record.metric("step/post-norm/mlp") in [claim.effect for claim in differences(record)]
-
-
-def test_one_seed_guessing_and_differences_within_the_spread_of_seeds_decide_nothing():
     spread = study_record("registers", dict.fromkeys(LABELS["registers"], 0.7), spread=0.05, seed=1)
     assert not differences(spread)
     assert said(spread).claims[0].state == "inconclusive"

@@ -59,7 +59,7 @@ def test_a_part_of_a_name_and_a_pattern_both_find_and_of_many_only_names_are_lis
     assert "narrower pattern" in lines[-1]
 
 
-def test_every_name_of_data_is_listed_and_digits_are_counted_as_they_are_loaded(capsys):
+def test_every_name_of_data_is_listed_digits_are_counted_and_skipped_files_named(capsys, tmp_path):
     names = [line.split()[0] for line in listed(capsys, "data")]
     assert names == [*SETS, *(layout.usage for layout in LAYOUTS if layout.usage)]
     title, train, test = listed(capsys, "data digits")
@@ -67,9 +67,6 @@ def test_every_name_of_data_is_listed_and_digits_are_counted_as_they_are_loaded(
     assert train.startswith(f"train: {len(load_data('digits', part='train')):,} images of 32x32 px, with labels")
     assert test.startswith(f"test: {len(load_data('digits', part='test')):,} images")
     assert test.endswith("masks")
-
-
-def test_a_folder_of_images_names_what_was_skipped(tmp_path, capsys):
     for name in ("a.png", "b.png"):
         Image.fromarray(np.zeros((8, 12, 3), np.uint8)).save(tmp_path / name)
     (tmp_path / "broken.jpg").write_bytes(b"no image")
@@ -140,7 +137,7 @@ def test_exponents_are_those_of_the_points(tmp_path):
     assert record.metric("parameters/vit-micro").value == 1_205_898
 
 
-def test_patch_sizes_of_a_preset_stand_side_by_side(tmp_path):
+def test_patch_sizes_stand_side_by_side_and_a_size_that_does_not_run_is_said(tmp_path):
     record = ran(tmp_path / "out", "profile vit-mini resnet20 --patch-size 4,8,8x16 --batch-sizes 1")
     assert [(row.model, row.tokens) for row in record.costs] == [
         ("vit-mini-p4", 65), ("vit-mini-p8", 17), ("vit-mini-p8x16", 9), ("resnet20", 1024)
@@ -150,10 +147,7 @@ def test_patch_sizes_of_a_preset_stand_side_by_side(tmp_path):
     assert sweeps == {("vit-mini", "patch-size"), ("resnet20", "image-size")}
     assert record.metric("exponent/vit-mini/patch-size/products").value == pytest.approx(2)
     assert "growth_patch-size" in figures(record)
-
-
-def test_a_default_size_that_does_not_run_is_left_out_and_said(tmp_path):
-    record = ran(tmp_path / "out", "profile torchvision:squeezenet1_1 --image-size 32 --batch-sizes 1")
+    record = ran(tmp_path / "small", "profile torchvision:squeezenet1_1 --image-size 32 --batch-sizes 1")
     (left,) = record.left_out
     assert (left.size, left.sweep) == ((16, 16), "image-size")
     assert [row.size for row in record.tokens] == [(side, side) for side in (24, 32, 48, 64)]
