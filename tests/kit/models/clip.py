@@ -4,6 +4,7 @@ import json
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 import open_clip
 
@@ -11,7 +12,7 @@ from vitlens.models.loading import load
 from vitlens.models.model import Model
 
 _TEXT = {"context_length": 24, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2}
-_TINY = {
+_TINY: dict[str, Any] = {
     "embed_dim": 16,
     "quick_gelu": True,
     "vision_cfg": {"image_size": 32, "layers": 2, "width": 32, "head_width": 16, "patch_size": 8},
