@@ -115,27 +115,6 @@ def test_heads_are_clicked_and_patches_painted_with_the_mouse_or_by_keyboard(vis
     visitor.shows("intervene", "Without L1.H1 and 1 patch")
 
 
-def test_clicks_in_quick_succession_are_all_in_the_answer_and_stay_in_their_tab(visitor):
-    tab, pressed = opened(visitor, "Intervene"), visitor.tab.locator(".vl-head[aria-pressed=true]")
-    switch_off(visitor, *(f"L2.H{head}" for head in range(4)))
-    visitor.shows("intervene", "Without L2.H0, L2.H1, L2.H2, L2.H3")
-    for name in ("Explain", "Break", "Look", "Break", "Explain"):
-        visitor.open(name)
-    for name in ("Break", "Explain", "Look"):
-        opened(visitor, name)
-    visitor.open("Intervene")
-    visitor.shows("intervene", "Without L2.H0")
-    assert pressed.count() == 4
-    before = tab.locator("[data-board]").get_attribute("data-board")
-    tab.evaluate(  # another picture, and shortly after it a click on the board as it was
-        "() => { document.querySelectorAll('#examples button')[1].click(); "
-        "setTimeout(() => document.querySelector('.vl-head').click(), 40); }"
-    )
-    tab.wait_for_function("old => document.querySelector('[data-board]')?.dataset.board !== old", arg=before)
-    tab.wait_for_timeout(1500)
-    visitor.shows("intervene", "Without L0.H0" if pressed.count() else "Nothing is off")
-
-
 def test_a_report_is_downloaded_as_a_folder_and_as_one_file(visitor, served, tmp_path):
     opened(visitor, "Intervene")
     switch_off(visitor, "L3.H1")
