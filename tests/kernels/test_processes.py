@@ -1,4 +1,4 @@
-"""Shares, sums and gathered results of several processes, simulated by threads, and once with real processes."""
+"""Sums and gathered results of several processes, simulated by threads, and once with real processes."""
 
 import multiprocessing
 import os
@@ -55,34 +55,18 @@ def test_half_a_launch_is_refused(said, device, found, monkeypatch):
         join(torch.device(device))
 
 
-def test_shares_are_every_count_th_image_and_none_may_be_empty():
-    split = load_data("digits", limit=7)
-    for index in range(3):
-        share = share_of(split, Processes(index, 3, CPU))
-        assert torch.equal(share.source.read(torch.arange(len(share))), split.source.read(torch.arange(7)[index::3]))
-        assert torch.equal(share.labels, split.labels[index::3])
-        with pytest.raises(InputError, match="fewer processes"):
-            share_of(load_data("digits", limit=2), Processes(index, 3, CPU))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool])
-def test_gathered_results_are_in_the_order_of_the_images(dtype, monkeypatch):
-    whole = torch.randn(7, 2, 3, generator=torch.Generator().manual_seed(0)).mul(3).to(dtype)
-    if dtype.is_floating_point:
-        whole[3, 1, 1] = torch.nan
+def test_results_are_gathered_bit_for_bit_and_totals_exact_and_copies(monkeypatch):
+    """In the order of the images: also tests/golden."""
+    whole = torch.randn(7, 2, 3, generator=torch.Generator().manual_seed(0)).mul(3).to(torch.bfloat16)
+    whole[3, 1, 1] = torch.nan
     for values in run_in_processes(3, lambda own: own.gathered(whole[own.index :: 3]), monkeypatch):
-        assert values.dtype == dtype
+        assert values.dtype == torch.bfloat16
         assert torch.equal(values.view(torch.uint8), whole.view(torch.uint8))
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_totals_are_exact_in_float64_and_a_copy(count, monkeypatch):
-    parts = torch.tensor([[2**24 + 1.0 + index, 0.1] for index in range(count)], dtype=torch.float64)
-    expected = parts.sum(0)
-    for total in run_in_processes(count, lambda own: own.total(parts[own.index]), monkeypatch):
-        assert torch.equal(total, expected)
-        total.zero_()
-    assert torch.equal(parts.sum(0), expected)
+    parts = torch.tensor([[2**24 + 1.0 + index, 0.1] for index in range(3)], dtype=torch.float64)
+    for total in run_in_processes(3, lambda own: own.total(parts[own.index]), monkeypatch):
+        assert torch.equal(total, parts.sum(0))
+    Processes(0, 1, CPU).total(parts).zero_()
+    assert parts.all()
 
 
 @pytest.mark.parametrize("broken", [False, True])

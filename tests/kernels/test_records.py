@@ -133,10 +133,7 @@ MODEL = {"alias": "m", "name": "vit", "parameters": 3}
         ("config", {"models": [{**MODEL, "parameters": -1}]}, "parameters"),
         ("config", {"data": {"size": [1, 2, 3]}}, "size"),
         ("config", {"seed": 1.5}, "seed"),
-        *(
-            ("config", {"models": [{**MODEL, "alias": alias}]}, "alias")  # it is part of names of files
-            for alias in ("", ".x", "a/b", "a\nb", 3)
-        ),
+        ("config", {"models": [{**MODEL, "alias": 3}]}, "alias"),  # paths as aliases: tests/contracts
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_one_line_with_its_place(tmp_path, file, changes, place):

@@ -12,15 +12,13 @@ PROGRAM = """
 import sys, vitlens
 from vitlens.references import import_without_compiler
 sys.path.insert(0, sys.argv[1])
-vitlens.load("torchvision:resnet18", random_weights=True)
-vitlens.load("timm:vit_tiny_patch16_224", random_weights=True)
+[vitlens.load(name, random_weights=True) for name in ("torchvision:resnet18", "timm:vit_tiny_patch16_224")]
 marks = import_without_compiler("marks")
 assert not [name for name in sys.modules if name.startswith(("torch._dynamo", "sympy"))]
 assert marks.compiling() is False and marks.compiling.__doc__
 import torch, torchvision
-def calls():
-    return marks.compiling(), torch.compiler.is_compiling()
-assert torch.compile(calls, backend="eager")() == (False, True)
+calls = torch.compile(lambda: (marks.compiling(), torch.compiler.is_compiling()), backend="eager")
+assert calls() == (False, True)
 box = torchvision.ops.roi_align(torch.ones(1, 1, 4, 4), [torch.tensor([[0.0, 0.0, 4.0, 4.0]])], 2)
 assert box.shape == (1, 1, 2, 2)
 """

@@ -17,6 +17,7 @@ from vitlens.cli.main import run
 from vitlens.commands.attack import sweep
 from vitlens.commands.audit.record import CandidateRow
 from vitlens.commands.registry import COMMANDS
+from vitlens.commands.run import publish
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.study import chapters
 from vitlens.record import Record
@@ -117,15 +118,24 @@ def stopping(word: Literal["ablate", "attack"], *, at: int) -> Iterator[list[int
 
 @contextmanager
 def few_chapters(*left_out: str) -> Iterator[None]:
-    """Inside, a study leaves these chapters out, and the others are made with few steps and images."""
+    """Inside, a study leaves these chapters out, and the others are made with few steps and images, and empty figures,
+    which the tests of their commands draw."""
+    from matplotlib.figure import Figure
+
     plain = chapters.Chapters.run
     usual = replace(
         chapters.USUAL, explained=("relevance", "gradcam"), attacks=("fgsm",), searched=3, search_steps=4, checked=4,
         panels=6, thorough=True,
     )  # fmt: skip
 
+    def empty(document: Document, record: Record, **_: object) -> None:
+        for spec in document.figures:
+            publish._save(Figure(), {"png": record.folder / "figures" / f"{spec.name}.png"})
+
     def made(self: chapters.Chapters, word: str, *given: Any, **part: Any) -> Any:
-        return None if word in left_out else plain(self, word, *given, **part)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(publish, "save_figures", empty)
+            return None if word in left_out else plain(self, word, *given, **part)
 
     with pytest.MonkeyPatch.context() as patch, quick_attacks():
         patch.setattr(chapters, "USUAL", usual)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import vitlens
 from tests.kit.models.handwritten import EinsumViT, EncoderViT, InlineViT, MultiheadViT, SoftmaxViT, wrapped
 from tests.kit.tiny import images, ours, shaken, shared_model, small_cnn
-from vitlens import Model
+from vitlens import AttentionCall, Model
 from vitlens.errors import UnknownNameError, UnsupportedError
 from vitlens.lens.attention import projection_of
 from vitlens.lens.intervene import Change
@@ -42,6 +42,13 @@ EVERY = {**MODELS, **HANDWRITTEN}
 def of(model: Model, *, batch: int = 3, seed: int = 0) -> Tensor:
     """Images of the model's size."""
     return images(model.input_size, batch=batch, seed=seed)
+
+
+def calls_of(model: Model, batch: Tensor, **how: bool) -> list[AttentionCall]:
+    """The calls of attention in the order of the forward pass."""
+    calls: list[AttentionCall] = []
+    vitlens.observe(model, batch, calls.append, **how)
+    return calls
 
 
 def changed(model: Model, batch: Tensor, changes: dict[str, Change], **options: object) -> Tensor:

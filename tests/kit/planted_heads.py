@@ -15,12 +15,9 @@ CHANNELS = {"red": 0, "green": 1}
 
 
 def model(heads: list[tuple[str, float]]) -> Model:
-    """A head for each (channel, gain): it reads the mean of that channel over the patches, from -1 to 1, and adds gain
-    times that to the margin of the class's bit of the channel; a gain of 0 is a head without values.
-
-    Class = 2 (red > 0) + (green > 0); the fifth class is never predicted. The two bits are independent: the
-    cross-entropy is softplus(-red margin) + softplus(-green margin).
-    """
+    """A head for each (channel, gain): it adds gain times the channel's mean over the patches, from -1 to 1, to the
+    margin of the class's bit of the channel; gain 0: a head without values. Class = 2 (red > 0) + (green > 0), the
+    fifth is never predicted; the cross-entropy is softplus(-red margin) + softplus(-green margin)."""
     patches = (SIDE // PATCH) ** 2
     config = ViTConfig(
         image_size=(SIDE, SIDE), patch_size=(PATCH, PATCH), dim=len(heads) * WIDTH, depth=1, heads=len(heads),

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,69 +60,54 @@ class Bench:
         row, column = places // grid[1], places % grid[1]
         self.down, self.across = row - row[:, None], column - column[:, None]
 
-    def _form(self) -> Tensor:
-        return torch.zeros(self.width, self.width)
+    def form(self, queries: Any, keys: Any, score: Tensor | float) -> Tensor:
+        """Queries with some channels score so for keys with others, 0 for the rest."""
+        form = torch.zeros(self.width, self.width)
+        form[queries, keys] = score
+        return form
 
     def offsets(self, inside: Tensor) -> Tensor:
         """Patches attend to the pairs (query, key) that are inside."""
-        form = self._form()
-        form[2 : self.tokens, 2 : self.tokens] = STRONG * inside.float()
-        return form
+        return self.form(slice(2, self.tokens), slice(2, self.tokens), STRONG * inside.float())
 
     def places(self, keys: list[int]) -> Tensor:
         """All attend to these tokens."""
-        form = self._form()
-        form[: self.tokens, keys] = STRONG
-        return form
+        return self.form(slice(self.tokens), keys, STRONG)
 
     def content(self, channel: int, sign: float) -> Tensor:
         """All attend to keys by a channel of their content, and not to the prefix."""
-        form = self._form()
-        form[: self.tokens, self.tokens + channel] = sign * STRONG
-        form[: self.tokens, :2] = -2 * STRONG
-        return form
-
-    def similar(self) -> Tensor:
-        """Patches attend to patches of their own colour; all colours are equally far from grey."""
-        form = self._form()
-        for channel in (0, 1, 2):
-            form[self.tokens + channel, self.tokens + channel] = 3 * STRONG
-        return form
+        every = slice(self.tokens)
+        return self.form(every, self.tokens + channel, sign * STRONG) + self.form(every, slice(2), -2 * STRONG)
 
     def noise(self) -> Tensor:
         """Scores without a pattern: at random for each pair of tokens."""
-        form = self._form()
-        form[: self.tokens, : self.tokens] = 3 * torch.randn(self.tokens, self.tokens, generator=self.draw)
-        return form
+        every = slice(self.tokens)
+        return self.form(every, every, 3 * torch.randn(self.tokens, self.tokens, generator=self.draw))
 
     def heads(self) -> dict[str, Tensor]:
         """The form of every planted head, by its label; noise is at the end."""
-        down, across, patches = self.down, self.across, self.patches
-        place = 2 + int(torch.randint(patches, (1,), generator=self.draw))
-        made = {
-            "uniform": self._form(),
+        down, across, colours = self.down, self.across, range(self.tokens, self.tokens + 3)
+        place = 2 + int(torch.randint(self.patches, (1,), generator=self.draw))
+        inside = {
+            "self": (down == 0) & (across == 0), "previous": (down == 0) & (across == -1),
+            "next": (down == 0) & (across == 1), "above": (down == -1) & (across == 0),
+            "below": (down == 1) & (across == 0), "same row": down == 0, "same column": across == 0,
+            "left": across < 0, "right": across > 0, "up": down < 0, "down": down > 0,
+            "local": (down.abs() <= 1) & (across.abs() <= 1), "dead": down == 0,
+        }  # fmt: skip
+        return {
+            "uniform": self.places([]),
             "CLS": self.places([0]),
             "register": self.places([1]),
             "position": self.places([place]),
             "sink": self.content(RGB, 1),
             "object": self.content(2, 1),
             "background": self.content(2, -1),
-            "similar": self.similar(),
-            "self": self.offsets((down == 0) & (across == 0)),
-            "previous": self.offsets((down == 0) & (across == -1)),
-            "next": self.offsets((down == 0) & (across == 1)),
-            "above": self.offsets((down == -1) & (across == 0)),
-            "below": self.offsets((down == 1) & (across == 0)),
-            "same row": self.offsets(down == 0),
-            "same column": self.offsets(across == 0),
-            "left": self.offsets(across < 0),
-            "right": self.offsets(across > 0),
-            "up": self.offsets(down < 0),
-            "down": self.offsets(down > 0),
-            "local": self.offsets((down.abs() <= 1) & (across.abs() <= 1)),
-            "dead": self.offsets(down == 0),
+            "similar": self.form(colours, colours, 3 * STRONG),  # all colours are equally far from grey
+            **{name: self.offsets(each) for name, each in inside.items()},
+            "noise 1": self.noise(),
+            "noise 2": self.noise(),
         }
-        return {**made, "noise 1": self.noise(), "noise 2": self.noise()}
 
 
 def planted(forms: list[Tensor], grid: tuple[int, int], *, dead: tuple[int, ...] = (), seed: int = 0) -> Model:

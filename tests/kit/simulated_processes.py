@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +13,8 @@ from tests.kit.waiting import HANGS
 from vitlens.commands.run import run as of_runs
 from vitlens.processes import Processes
 
-Result = TypeVar("Result")
 
-
-def run_in_processes(
-    count: int, work: Callable[[Processes], Result], monkeypatch: pytest.MonkeyPatch
-) -> list[Result | BaseException]:
+def run_in_processes(count: int, work: Callable[[Processes], Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The results of work(processes), or its exceptions, in each of count processes; runs inside use that process."""
     rounds: dict[int, dict[int, torch.Tensor]] = {}
     ended: set[int] = set()
@@ -45,7 +41,7 @@ def run_in_processes(
         for part, other in zip(parts, gathered, strict=True):
             part.copy_(other)
 
-    def alone(index: int) -> Result | BaseException:
+    def alone(index: int) -> Any:
         here.processes, here.round = Processes(index, count, torch.device("cpu")), 0
         try:
             return work(here.processes)

@@ -2,9 +2,10 @@
 
 from ast import literal_eval
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,13 @@ from tests.kit import splits
 from vitlens import Model, Split
 from vitlens.models.loading import untrained
 from vitlens.names import Part
+from vitlens.processes import Processes
 from vitlens.training import loop
 from vitlens.training.metrics import Progress, TrainingResult, read_metrics
 from vitlens.training.recipe import Recipe
 
 CLASSES = ("a", "b", "c")
 SHAPE: Any = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [4, 4]}
-STEPS = 3 * 5  # three epochs of five batches of eight
 
 
 class EnoughError(Exception):
@@ -129,7 +130,7 @@ class Showing:
     targets: list[Tensor] = field(default_factory=list)
 
     def module(self, model: Model) -> nn.Module:
-        return Constant(model)
+        return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, len(model.classes)))
 
     def loss(self, outputs: Tensor, targets: Tensor, images: Tensor, *, smoothing: float) -> Tensor:
         self.images.append(images.clone())
@@ -145,17 +146,6 @@ class Showing:
         return {}
 
 
-class Constant(nn.Module):
-    """Logits that do not depend on the images."""
-
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.weight, self.classes = model.module.head.weight, len(model.classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return (0 * self.weight.sum()).expand(len(images), self.classes)
-
-
 def shown(train: Split, folder: Path, *, steps: int = 1, seed: int = 0, **recipe: Any) -> tuple[Tensor, Tensor]:
     """The images and targets of the first steps of a training, as they enter the model."""
     showing = Showing(steps)
@@ -168,32 +158,18 @@ def shown(train: Split, folder: Path, *, steps: int = 1, seed: int = 0, **recipe
 @contextmanager
 def one_of(processes: int, index: int, model: Model) -> Iterator[dict[str, Tensor]]:
     """Inside, a training is one of several processes; the gradients that would be averaged are kept by name."""
-    from contextlib import nullcontext
-
-    from vitlens.processes import Processes
-
     gradients: dict[str, Tensor] = {}
 
-    class Alone:
-        """Stands for accelerate."""
+    def backward(loss: Tensor) -> None:
+        loss.backward()
+        named = model.module.named_parameters()
+        gradients.update({name: value.grad.clone() for name, value in named if value.grad is not None})
 
-        num_processes, process_index = processes, index
-
-        def prepare_model(self, module: nn.Module) -> nn.Module:
-            return module
-
-        def no_sync(self, _module: nn.Module) -> Any:
-            return nullcontext()
-
-        def wait_for_everyone(self) -> None:
-            pass
-
-        def backward(self, loss: Tensor) -> None:
-            loss.backward()
-            named = model.module.named_parameters()
-            gradients.update({name: value.grad.clone() for name, value in named if value.grad is not None})
-
+    accelerator = SimpleNamespace(
+        num_processes=processes, process_index=index, backward=backward, prepare_model=lambda module: module,
+        no_sync=lambda _: nullcontext(), wait_for_everyone=lambda: None,
+    )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.distributed, "all_reduce", lambda _values: None)
-        patch.setattr(loop, "accelerated", lambda device: (Alone(), Processes(index, processes, device)))
+        patch.setattr(loop, "accelerated", lambda device: (accelerator, Processes(index, processes, device)))
         yield gradients

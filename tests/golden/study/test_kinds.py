@@ -1,7 +1,6 @@
 """`study --kind` with models trained from presets: every kind, results against the trained models, resuming."""
 
 import json
-from pathlib import Path
 from shutil import copytree
 
 import numpy as np
@@ -132,42 +131,46 @@ def test_all_points_have_one_batch_size_though_their_presets_differ(images, type
 
 
 def test_another_study_and_results_about_other_images_are_not_resumed(done, tmp_path, capsys):
-    def changed(name: str, **own: object) -> Path:
-        folder = Path(copytree(done.folder, tmp_path / name))
-        config = json.loads((folder / "config.json").read_text())
-        options = {**config["options"], "run": {**config["options"]["run"], **own.pop("run", {})}}
-        (folder / "config.json").write_text(json.dumps({**config, "options": options, **own}))
-        return folder
-
     config = json.loads((done.folder / "config.json").read_text())
-    recipes = {name: {**recipe, "batch_size": 7} for name, recipe in config["recipes"].items()}
+    options, recipes = config["options"], config["recipes"]
+    others = {
+        "whole": {"options": {"run": options["run"]}},
+        "points": {"points": config["points"][:1]},
+        "recipes": {"recipes": {name: {**recipe, "batch_size": 7} for name, recipe in recipes.items()}},
+        "images": {"options": {**options, "run": {**options["run"], "limit": 10}}},
+    }
+    for name, other in others.items():
+        copytree(done.folder, tmp_path / name)
+        (tmp_path / name / "config.json").write_text(json.dumps({**config, **other}))
     for folder, typed, says in (
         (done.folder, f"--out {tmp_path / 'out'}", "found both"),
         (done.folder, "--kind size", "with its kind, pooling, found size"),
         (done.folder, "--epochs 5", "with its epochs, 2, found 5"),
         (tmp_path / "nothing", "", "expected the folder of a run"),
-        (changed("whole", options={"run": {}}), "", "folder of vitlens study --kind to resume"),
-        (changed("points", points=config["points"][:1]), "", "the points that the run began with"),
-        (changed("recipes", recipes=recipes), "", "the recipes that the run began with"),
-        (changed("other", run={"limit": 10}), "", "found 10"),
+        (tmp_path / "whole", "", "folder of vitlens study --kind to resume"),
+        (tmp_path / "points", "", "the points that the run began with"),
+        (tmp_path / "recipes", "", "the recipes that the run began with"),
+        (tmp_path / "images", "", "found 10"),
     ):
         assert says in refusal(capsys, f"study --resume {folder} {typed} {ENDS}")
 
 
 def test_position_embeddings_of_every_training_are_measured(pictures, tmp_path):
     record = ran(tmp_path / "positions", f"{LINE} --kind positions --seeds 2 --epochs 1")
-    assert [row.label for row in record.position_order] == ["sine", "sine-2d", "learned"]
-    for row in record.position_order:
+    rows = {row.label: row for row in record.position_order}
+    assert list(rows) == ["sine", "sine-2d", "learned"]
+    for label, seeds in (("sine", (0,)), ("learned", (0, 1))):
         found = []
-        for seed in (0, 1) if row.label == "learned" else (0,):
-            place = record.folder / "points" / row.label / f"seed-{seed}"
-            seen = ran(tmp_path / f"{row.label}-{seed}", f"attention m={place} --images {pictures / '0.png'}")
-            names = ("all", "rows", "columns")
-            found.append([seen.metric(f"positions/m/rank_correlation/{name}").value for name in names])
-        assert (row.all.value, row.rows.value, row.columns.value) == pytest.approx(np.mean(found, 0), abs=1e-6)
-        assert (row.before == row.all.value) == (row.label != "learned")
-        assert (row.all.low is None) == (row.label != "learned")  # fixed ones are those of every seed
-    assert record.metric("positions/learned/rank_correlation/all") == record.position_order[2].all
+        for seed in seeds:
+            place = record.folder / "points" / label / f"seed-{seed}"
+            seen = ran(tmp_path / f"{label}-{seed}", f"attention m={place} --images {pictures / '0.png'}")
+            metrics = (f"positions/m/rank_correlation/{name}" for name in ("all", "rows", "columns"))
+            found.append([seen.metric(metric).value for metric in metrics])
+        values = [estimate.value for estimate in (rows[label].all, rows[label].rows, rows[label].columns)]
+        assert values == pytest.approx(np.mean(found, 0), abs=1e-6)
+    for label, row in rows.items():
+        assert (row.before == row.all.value) == (row.all.low is None) == (label != "learned")  # fixed: of every seed
+    assert record.metric("positions/learned/rank_correlation/all") == rows["learned"].all
     stored = record.position_similarity.similarity
     assert sorted(stored) == [1, 2, 3]
     places = trained(record, "learned").module.get_parameter("pos_embed").detach()[0, 1:]

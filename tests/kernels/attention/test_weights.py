@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import vitlens
+from tests.kit.lens import calls_of
 from tests.kit.tiny import images, model_of, our_swin, ours, shared_model, timm_model, torchvision_swin, torchvision_vit
 from tests.kit.windows import WINDOWED, unwindow
 from vitlens.analysis.attention.positions import distance_correlation, position_similarity, rank_correlation
@@ -19,43 +20,37 @@ from vitlens.analysis.attention.weights import attention_moved, merged, patch_vi
 from vitlens.errors import InputError, UnsupportedError
 
 
-@pytest.mark.parametrize("name", ["cait", "siglip", "registers of several images"])
-def test_row_and_column_of_a_patch(name):
-    """More images than go at once, too."""
-    several = name not in ("cait", "siglip")
-    model = ours(registers=3, size=(64, 96), patch_size=(4, 4)) if several else shared_model(name)
-    batch, layout, patch = images(model.input_size, batch=9 if several else 2), model.layout, (1, 2)
-    token = len(layout.prefix) + patch[0] * layout.grid[1] + patch[1]
-    full = [weights for weights in vitlens.attention(model, batch) if weights.shape[-2:] == (layout.tokens,) * 2]
-    looks, seen = (patch_views(model, batch, side=side, patch=patch) for side in ("query", "key"))
-    for look, see, weights in zip(looks, seen, full, strict=True):  # without layers whose query is no patch
-        row, column = (torch.cat([view.prefix, view.maps.flatten(2)], -1) for view in (look, see))
-        torch.testing.assert_close(row, weights[:, :, token], atol=1e-6, rtol=0)
-        torch.testing.assert_close(column, weights[..., token], atol=1e-6, rtol=0)
-        assert look.maps.shape[2:] == see.maps.shape[2:] == layout.grid
-        assert look.patch == see.patch == patch
-
-
 @pytest.mark.parametrize(
-    ("name", "patch"),
-    [("swin", (0, 0)), ("swin, padded", (9, 9)), ("torchvision, padded", (9, 9)), ("hiera", (9, 9)),
-     ("sam2's hiera", (9, 9)), ("maxvit", (9, 9))],
-)  # fmt: skip
-def test_row_and_column_of_a_patch_in_windows(name, patch):
-    model, full = WINDOWED[name](), []
-    batch = images(model.input_size)
-    vitlens.observe(model, batch, lambda call: full.append(unwindow(call.placed(), call.site.windows)))
+    ("make", "patch", "count"),
+    [
+        (partial(shared_model, "cait"), (1, 2), 2),
+        (partial(shared_model, "siglip"), (1, 2), 2),
+        (partial(ours, registers=3, size=(64, 96), patch_size=(4, 4)), (1, 2), 9),  # more images than go at once
+        (WINDOWED["swin"], (0, 0), 2),
+        *(
+            (WINDOWED[name], (9, 9), 2)
+            for name in ("swin, padded", "torchvision, padded", "hiera", "sam2's hiera", "maxvit")
+        ),
+    ],
+)
+def test_row_and_column_of_a_patch(make, patch, count):
+    """After merging, of the patch that contains it; not of layers whose query is no patch."""
+    model = make()
+    batch = images(model.input_size, batch=count)
+    full = [
+        unwindow(call.placed(), call.site.windows) if call.site.windows else call.weights()
+        for call in calls_of(model, batch)
+        if call.site.kind != "class"
+    ]
     looks, seen = (patch_views(model, batch, side=side, patch=patch) for side in ("query", "key"))
-    first = looks[0].site.windows.resolution
-    for look, see, weights in zip(looks, seen, full, strict=True):
-        now = look.site.windows.resolution
-        where = tuple(place * side // before for place, side, before in zip(patch, now, first))
-        assert look.patch == see.patch == where
-        token = where[0] * now[1] + where[1]
-        torch.testing.assert_close(look.maps.flatten(2), weights[:, :, token], atol=1e-6, rtol=0)
-        torch.testing.assert_close(see.maps.flatten(2), weights[..., token], atol=1e-6, rtol=0)
-        assert look.maps.shape[2:] == now
-        assert look.prefix.shape[2] == see.prefix.shape[2] == 0
+    grids = [look.site.windows.resolution if look.site.windows else model.layout.grid for look in looks]
+    for look, see, weights, grid in zip(looks, seen, full, grids, strict=True):
+        where = tuple(place * side // before for place, side, before in zip(patch, grid, grids[0]))
+        token = weights.shape[-1] - grid[0] * grid[1] + where[0] * grid[1] + where[1]
+        for view, line in ((look, weights[:, :, token]), (see, weights[..., token])):
+            assert (view.patch, view.maps.shape[2:]) == (where, grid)
+            found = torch.cat([view.prefix, view.maps.flatten(2)], -1)
+            torch.testing.assert_close(found, line, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,12 @@ def test_the_gradients_of_a_vit_sum_to_its_logit(build):
 
 
 SWIGLU, QUICK = (lambda x: F.silu(2 * x) * (0.5 * x)), (lambda x: x * torch.sigmoid(1.702 * x))
+UNIT, DIVIDED = (lambda x: F.normalize(x, dim=0)), (lambda x: x / x.norm())
 
 
-@pytest.mark.parametrize("function", [F.gelu, F.silu, F.hardswish, F.mish, F.relu, SWIGLU, QUICK])
+@pytest.mark.parametrize("function", [F.gelu, F.silu, F.hardswish, F.mish, F.relu, SWIGLU, QUICK, UNIT, DIVIDED])
 def test_an_activation_is_its_gate_times_its_input_and_a_product_counts_once(function):
+    """Also where it is divided by its length."""
     tokens = torch.tensor([-2.0, -0.5, 0.0, 0.7, 3.0], requires_grad=True)
     with LibraMode():
         value = function(tokens)

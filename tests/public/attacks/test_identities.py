@@ -38,47 +38,19 @@ class Planted(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("intervals", "boundary"),
-    [([(0.0005, 2.0)], 0.0005), ([(0.71, 2.0)], 0.71), ([(0.3, 0.5), (0.8, 2.0)], 0.3)],  # of several the first
+    "intervals",
+    [[(0.0005, 2.0)], [(0.3, 0.5), (0.8, 2.0)], [(0.9175, 2.0)]],  # of several the first
 )
-def test_the_result_lies_just_beyond_the_boundary(intervals, boundary):
+def test_the_result_lies_just_beyond_the_boundary(intervals):
     model, black = made(Planted(*intervals), (4, 4), classes=2), torch.zeros(1, 3, 4, 4)
-    result = vitlens.attack(model, black, torch.tensor([0]), method="deepfool")
-    assert result.success.all()
-    gap = result.images.mean().item() - boundary
-    assert 0 < gap <= 0.92 * 9**-3 + 1e-6  # three rounds of eight points
-    assert result.images.std() < 1e-6
-    assert result.forwards.item() == 2 + 24
-
-
-def test_where_no_nearer_image_is_adversarial_the_one_found_is_returned_bit_for_bit():
-    model, black = made(Planted((0.9175, 2.0)), (4, 4), classes=2), torch.zeros(1, 3, 4, 4)
     with asked(model) as seen:
         result = vitlens.attack(model, black, torch.tensor([0]), method="deepfool")
     assert result.success.all()
-    assert torch.equal(result.images, seen[2].detach())
-
-
-def test_black_and_white_images_are_finite_in_tanh_space():
-    images = pictures(4, seed=6)
-    images[:, :, :4] = images[:, :, :4].round()
-    result = vitlens.attack(perceptron(seed=1), images, "predicted", method="cw", steps=20)
-    assert torch.isfinite(result.images).all()
-    assert result.success.any()
-    assert torch.isfinite(result.distance).all()
-
-
-def test_an_epsilon_bounds_what_counts():
-    """Of a search for the smallest change."""
-    model, images, how = perceptron(), pictures(6, seed=3), {"method": "deepfool", "steps": 15}
-    free = vitlens.attack(model, images, "predicted", **how)
-    middle = free.distance.median().item()
-    bound = vitlens.attack(model, images, "predicted", epsilon=middle, **how)
-    assert torch.equal(bound.success, free.success & (free.distance <= middle))
-    assert torch.equal(bound.images[~bound.success], images[~bound.success])
-    curve = vitlens.attack(model, images, "predicted", epsilons=[middle / 2, middle, 9.0], **how)
-    assert torch.equal(curve.success[1], bound.success)
-    torch.testing.assert_close(curve.distance, torch.where(free.success, free.distance, torch.inf))
+    assert 0 < result.images.mean().item() - intervals[0][0] <= 0.92 * 9**-3 + 1e-6  # three rounds of eight points
+    assert result.images.std() < 1e-6
+    assert result.forwards.item() == 2 + 24
+    if intervals[0][0] > 0.9:  # no nearer image is adversarial: the one found is returned bit for bit
+        assert torch.equal(result.images, seen[2].detach())
 
 
 def test_deepfool_stays_where_no_class_has_a_gradient():
@@ -182,14 +154,14 @@ def test_random_starts_in_l2_fill_the_ball():
     assert (starts - 0.5).div(1e-3).mean((0, 2, 3)).abs().max() < 0.12
 
 
-@pytest.mark.parametrize(("name", "steps"), [("pgd", 5), ("pgd-targeted", 5), ("cw", 10)])
-def test_with_bf16_gradients_success_is_evaluated_in_fp32(name, steps):
+@pytest.mark.parametrize("name", ["pgd", "pgd-targeted"])
+def test_with_bf16_gradients_success_is_evaluated_in_fp32(name):
     model, images = perceptron(seed=2), pictures(60, seed=2)
     labels = predictions(model, images)
     given = {"targets": (labels + 1) % 5} if name == "pgd-targeted" else {}
-    epsilon = 0.4 if name == "cw" else 0.09 if given else 0.015
+    epsilon = 0.09 if given else 0.015
     exact, coarse = (
-        vitlens.attack(model, images, labels, method=name, epsilon=epsilon, steps=steps, precision=precision, **given)
+        vitlens.attack(model, images, labels, method=name, epsilon=epsilon, steps=5, precision=precision, **given)
         for precision in ("fp32", "bf16")
     )
     found = predictions(model, coarse.images)

@@ -13,7 +13,6 @@ from tests.kit.commands import ran
 from tests.kit.families import MADE
 from tests.kit.tiny import images, ours, shared_model
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
-from vitlens.cli.main import run
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.models.sources.registry import SOURCES
 
@@ -126,12 +125,3 @@ def test_the_flow_of_a_model_is_that_of_a_linear_program(name, golden, places, t
         expected = [by_linear_program(READ[name](means[-1], prefix), pipes, target) for target in targets]
         np.testing.assert_allclose(found.flatten()[[each - prefix for each in targets]], expected, atol=PRECISION)
     assert maps.reshape(len(maps), -1).std(1).min() > 1e-4
-
-
-@pytest.mark.parametrize(
-    ("model", "found"),
-    [("swin-micro --random-weights", "windows"), ("vit-micro --random-weights --image-size 64", "found 257")],
-)
-def test_windows_and_too_many_tokens_are_refused(model, found, capsys):
-    assert run(["rollout", *model.split(), "--data", "digits", "--limit", "2", "--method", "flow"]) == 2
-    assert found in capsys.readouterr().err

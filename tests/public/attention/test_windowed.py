@@ -11,9 +11,10 @@ from torch import Tensor
 
 import vitlens
 from tests.kit.attention import close, explicit_gradients, raising
+from tests.kit.lens import calls_of
 from tests.kit.tiny import TIMM, images, timm_model, torchvision_swin, with_kernel
 from tests.kit.windows import WINDOWED, Pair, of_timm, unwindow
-from vitlens import AttentionCall, Model
+from vitlens import Model
 from vitlens.errors import UnsupportedError
 
 gradient_rollout = partial(vitlens.explain, method="gradient-rollout")
@@ -45,9 +46,7 @@ def row_by_row(tensor: Tensor, windows: Any) -> Tensor:
 
 def whole_layers(model: Model, batch: Tensor, *, libra: bool = False) -> tuple[list[Tensor], list[Tensor], list[Pair]]:
     """Weights and Ā over all patches of each layer's map (batch, .., patches, patches); the maps."""
-    calls: list[AttentionCall] = []
-    vitlens.observe(model, batch, calls.append)
-    windows = [call.site.windows for call in calls]
+    windows = [call.site.windows for call in calls_of(model, batch)]
     weights, gradients = (
         [unwindow(row_by_row(layer, own), own) for layer, own in zip(layers, windows, strict=True)]
         for layers in explicit_gradients(model, batch, libra=libra)

@@ -28,6 +28,7 @@ TYPED: dict[str, dict[str, Any]] = {
         "run.out": Path("o"), "run.overwrite": True, "run.formats": ("svg", "png"), "run.data_dir": Path("c"),
         "run.quiet": True, "run.html": True,
     },
+    "predict m --images 'a cat.jpg'": {"images": ("a cat.jpg",), "run.seed": 0},
     "predict vit-digits --images a.jpg b.jpg c --seed 1": {"images": ("a.jpg", "b.jpg", "c"), "run.seed": 1},
     "predict vit-digits --images a.jpg --images b.jpg --images c": {"images": ("a.jpg", "b.jpg", "c")},
     "predict --seed 1 vit-digits --images a b --images c": {"model": "vit-digits", "images": ("a", "b", "c")},
@@ -145,10 +146,10 @@ def options_of(stand_in, words: list[str]) -> Any:
 
 @pytest.mark.parametrize("line", TYPED)
 def test_every_option_arrives(line, stand_in, capsys):
-    options = options_of(stand_in, line.split())
+    options = options_of(stand_in, shlex.split(line))
     found = {name: operator.attrgetter(name)(options) for name in TYPED[line]}
     assert found == TYPED[line]
-    assert options.run.command == shlex.join(["vitlens", *line.split()])
+    assert shlex.split(options.run.command) == ["vitlens", *shlex.split(line)]  # can be typed again
     assert capsys.readouterr().out == ""  # a process that is not the first has nothing to say
 
 
@@ -159,11 +160,6 @@ def test_defaults_of_the_command_line_are_those_of_the_options(word, stand_in):
     expected = COMMANDS[word].options(**names)
     assert {**vars(given), "run": None} == {**vars(expected), "run": None}
     assert {**vars(given.run), "command": ""} == vars(expected.run)
-
-
-def test_the_command_line_can_be_typed_again(stand_in):
-    options = options_of(stand_in, ["predict", "m", "--images", "a cat.jpg"])
-    assert options.run.command == "vitlens predict m --images 'a cat.jpg'"
 
 
 @pytest.mark.parametrize("word", COMMANDS)

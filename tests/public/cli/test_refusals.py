@@ -76,6 +76,8 @@ rollout {vit} --images {pictures} --discard 1 | discard
 rollout {vit} --images {pictures} --start-layer 2 | layer
 rollout {vit} --images {pictures} --method attention --layer 2 | layer
 rollout {vit} --images {pictures} --data digits | --images or --data
+rollout swin-micro --random-weights --data digits --limit 2 --method flow | windows
+rollout vit-micro --random-weights --image-size 64 --data digits --limit 2 --method flow | found 257
 stats {cnn} --data digits | softmax attention
 stats {vit} --over-training | --keep-every N
 stats vit-digits --over-training | found none kept in vit-digits

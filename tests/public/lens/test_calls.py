@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vitlens
+from tests.kit.lens import calls_of
 from tests.kit.tiny import images, model_of, shaken, shared_model, timm_model
-from tests.kit.windows import of_timm
-from vitlens import AttentionCall, Model
+from tests.kit.windows import Pair, of_timm
+from vitlens import Model
 from vitlens.errors import UnsupportedError
 
 CLOSE = {"atol": 1e-6, "rtol": 1e-5}
@@ -60,19 +61,14 @@ class One(nn.Module):
         return self.head(self.attn(given[self.entered]).mean(1))
 
 
-def one(attn: Callable[[], nn.Module], size: tuple[int, int] = (16, 24), entered: str = "tokens") -> Model:
+def one(attn: Callable[[], nn.Module], size: Pair = (16, 24), entered: str = "tokens") -> Model:
     return model_of(shaken(lambda: One(attn(), entered)), size=size)
 
 
-def attending(options: Options = lambda _: {}, *, layout: str = "plain", every: int = 1, rows: int = 2) -> Model:
-    return one(lambda: Attends(options, layout, every), (8 * rows, 24))
-
-
-def seen(model: Model, batch: Tensor, *, explicit: bool = False) -> AttentionCall:
-    calls: list[AttentionCall] = []
-    vitlens.observe(model, batch, calls.append, explicit=explicit)
-    (call,) = calls
-    return call
+def attending(
+    options: Options = lambda _: {}, *, layout: str = "plain", every: int = 1, size: Pair = (16, 24), **entered: str
+) -> Model:
+    return one(lambda: Attends(options, layout, every), size, **entered)
 
 
 BOOLEAN = torch.randn(6, 6, generator=torch.Generator().manual_seed(3)) > -0.5
@@ -110,9 +106,9 @@ LAYOUTS = [
 def test_weights_are_those_of_the_definition(case, layout, explicit):
     """exp(score) over the sum of the allowed keys; zeros where there is none, with a finite gradient."""
     (options, allowed, bias, scale), rows = CASES[case], 6 if "first" in layout else 2
-    model = attending(options, layout=layout, every=2 if case == "grouped" else 1, rows=rows)
-    batch = images((8 * rows, 24), batch=3)
-    call = seen(model, batch, explicit=explicit)
+    model = attending(options, layout=layout, every=2 if case == "grouped" else 1, size=(8 * rows, 24))
+    batch = images(model.input_size, batch=3)
+    (call,) = calls_of(model, batch, explicit=explicit)
     tokens = model.module.stem(model.prepare(batch)).flatten(2).mT
     model(batch)
     query, key, value, output = model.module.attn.seen
@@ -133,9 +129,8 @@ def test_weights_are_those_of_the_definition(case, layout, explicit):
 
 def test_the_call_of_one_image_has_its_windows_and_its_bias():
     for name in ("swin", "torchvision-swin", "ours-unfused"):
-        model, calls = shared_model(name), list[AttentionCall]()
-        vitlens.observe(model, images(model.input_size, batch=3), calls.append)
-        for call in calls:
+        model = shared_model(name)
+        for call in calls_of(model, images(model.input_size, batch=3)):
             of_each = call.weights().unflatten(0, (3, -1))
             torch.testing.assert_close(call.pick(2).weights(), of_each[2], **CLOSE)
             parts = torch.cat([part.weights() for _, part in call.parts()])
@@ -153,16 +148,21 @@ XCIT = {"patch_size": 16, "embed_dim": 32}
     [
         (partial(shared_model, "cait"), ["patch", "patch", "class", "class"]),
         (partial(shared_model, "swin"), ["window"] * 4),
-        (partial(one, lambda: Attends(lambda _: {}, "plain", 1), entered="channels first"), ["patch"]),
-        (partial(one, lambda: Attends(lambda _: {}, "plain", 1), entered="channels last"), ["patch"]),
+        (partial(attending, entered="channels first"), ["patch"]),
+        (partial(attending, entered="channels last"), ["patch"]),
         (partial(of_timm, "pvt_v2_b0", **PVT), ["pooled", "pooled", "pooled", "patch"]),
         (partial(timm_model, "xcit_nano_12_p16_224", **XCIT), ["channel", "channel", "class", "class"]),
     ],
 )
 def test_what_attends_to_what(make, kinds):
-    model, found = make(), []
-    vitlens.observe(model, images(model.input_size), lambda call: found.append(call.site.kind))
-    assert found == kinds
+    model = make()
+    assert [call.site.kind for call in calls_of(model, images(model.input_size))] == kinds
+
+
+@pytest.mark.parametrize(("size", "grid"), [((32, 32), (4, 4)), ((16, 64), (2, 8)), ((64, 16), (8, 2))])
+def test_without_a_layout_the_grid_of_a_map_follows_the_images_shape(size, grid):
+    """16 patches could be 4 x 4 as well as 2 x 8; a map of the wrong shape would be wrong in silence."""
+    assert vitlens.explain(attending(size=size), images(size), method="attention").shape == (2, *grid)
 
 
 class Multihead(nn.Module):
@@ -200,7 +200,7 @@ def test_multihead_attention_has_its_own_logits_and_weights(mask, average, itsel
     model, batch = one(lambda: Multihead(options, mask, average, itself)), images((16, 24), batch=3)
     plain = model(batch)
     weights = model.module.attn.returned
-    call = seen(model, batch)
+    (call,) = calls_of(model, batch)
     torch.testing.assert_close(model.module.attn.returned, weights, **CLOSE)
     torch.testing.assert_close(call.weights().mean(1) if average else call.weights(), weights, **CLOSE)
     torch.testing.assert_close(vitlens.observe(model, batch, lambda _: None), plain, **CLOSE)
@@ -219,7 +219,8 @@ class Direct(nn.MultiheadAttention):
 
 
 def test_the_function_called_with_a_boolean_mask():
-    weights = seen(one(lambda: Direct(32, 4)), images((16, 24))).weights()
+    (call,) = calls_of(one(lambda: Direct(32, 4)), images((16, 24)))
+    weights = call.weights()
     assert (weights[..., ~BOOLEAN] == 0).all()
     assert (weights[..., BOOLEAN] > 0).all()
 
@@ -227,4 +228,4 @@ def test_the_function_called_with_a_boolean_mask():
 def test_added_keys_are_refused():
     model = one(lambda: Multihead({"add_bias_kv": True, "batch_first": True}, None, True, True))
     with pytest.raises(UnsupportedError, match="added keys"):
-        seen(model, images((16, 24)))
+        calls_of(model, images((16, 24)))

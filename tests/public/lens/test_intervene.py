@@ -15,7 +15,6 @@ from tests.kit.lens import (
     EVERY,
     HANDWRITTEN,
     MODELS,
-    PLAIN,
     SAME,
     changeable,
     changed,
@@ -223,50 +222,31 @@ def test_gradients_flow_through_a_change_and_into_what_is_given(place):
     torch.testing.assert_close(slope, (expected * given).sum())
 
 
-@pytest.mark.parametrize("name", PLAIN)
-def test_weights_that_are_replaced_are_multiplied_by_the_values(name):
-    """Uniform weights: every head gives the mean of its values; half of them, half of it; and observers see them."""
-    model = MODELS[name]()
-    batch = of(model)
-    for total in (1.0, 0.5):
-        uniform = torch.tensor(total / model.layout.tokens)
-        with vitlens.intervene(model, {WEIGHTS: uniform}):
-            weights, heads = vitlens.capture(model, batch, [WEIGHTS, "blocks.0.heads"]).values()
-            observed = vitlens.attention(model, batch)[0]
-        assert (weights == uniform).all()
-        assert (observed == uniform).all()
-        if VALUES in model.places().names:
-            expected = total * seen(model, batch, VALUES).mean(2, keepdim=True).expand(heads.shape)
-            torch.testing.assert_close(heads, expected, **SAME)
-
-
-@pytest.mark.parametrize("name", PLAIN)
-def test_changed_scores_go_through_the_softmax(name):
-    model = MODELS[name]()
-    batch = of(model)
-    squared = seen(model, batch, WEIGHTS) ** 2
-    with vitlens.intervene(model, {SCORES: lambda scores: 2 * scores}):
-        sharper, scores = vitlens.attention(model, batch)[0], seen(model, batch, SCORES)
-    torch.testing.assert_close(sharper, squared / squared.sum(-1, keepdim=True), **SAME)
-    torch.testing.assert_close(scores.softmax(-1), sharper, **SAME)
-
-
 @pytest.mark.parametrize("name", ATTENTIVE)
-def test_a_knock_out_leaves_the_other_keys_scaled_to_one(name):
+def test_attention_that_is_knocked_out_sharpened_or_replaced_is_as_written_out(name):
+    """The other keys are scaled to one; scores go through the softmax; even weights give the mean of the values, half
+    of them half of it; and observers see them."""
     model = MODELS[name]()
     batch = of(model)
     clean = seen(model, batch, WEIGHTS)
-    found = seen(model, batch, WEIGHTS, {WEIGHTS: KnockOut(keys=[1, 3], queries=0, heads=1)})
     keep = torch.ones(clean.shape[-3:])
     keep[1, 0, [1, 3]] = 0
+    found = seen(model, batch, WEIGHTS, {WEIGHTS: KnockOut(keys=[1, 3], queries=0, heads=1)})
     torch.testing.assert_close(found, clean * keep / (clean * keep).sum(-1, keepdim=True), **SAME)
-
-
-def test_tokens_of_a_knock_out_may_be_named():
-    model = MODELS["registers"]()
-    named = changed(model, of(model), {WEIGHTS: KnockOut(queries="cls", keys="register")})
-    assert torch.equal(named, changed(model, of(model), {WEIGHTS: KnockOut(queries=0, keys=[1, 2])}))
-    assert not torch.allclose(named, model(of(model)), atol=1e-6)
+    with vitlens.intervene(model, {SCORES: lambda scores: 2 * scores}):
+        sharper, scores = seen(model, batch, WEIGHTS), seen(model, batch, SCORES)
+        torch.testing.assert_close(vitlens.attention(model, batch)[0], sharper.flatten(0, -4), **SAME)
+    torch.testing.assert_close(sharper, clean**2 / (clean**2).sum(-1, keepdim=True), **SAME)
+    torch.testing.assert_close(scores.softmax(-1), sharper, **SAME)
+    for total in (1.0, 0.5):
+        uniform = torch.tensor(total / clean.shape[-1])
+        with vitlens.intervene(model, {WEIGHTS: uniform}):
+            assert (seen(model, batch, WEIGHTS) == uniform).all()
+            assert (vitlens.attention(model, batch)[0] == uniform).all()
+            heads = seen(model, batch, "blocks.0.heads")
+        if VALUES in model.places().names:
+            expected = total * seen(model, batch, VALUES).mean(-2, keepdim=True).expand(heads.shape)
+            torch.testing.assert_close(heads, expected, **SAME)
 
 
 @pytest.mark.parametrize("name", EACH_FAMILY)
@@ -281,37 +261,43 @@ def test_a_query_that_attends_to_nothing_reads_zeros(name):
             torch.testing.assert_close(changed(model, batch, {weights: KnockOut()}), zero, **SAME)
 
 
-@pytest.mark.parametrize("knocked", [{"keys": []}, {"queries": []}, {"heads": []}])
-def test_a_knock_out_of_nothing_changes_nothing(knocked):
+def test_a_knock_out_of_nothing_changes_nothing_and_tokens_may_be_named():
     """Also from a kept clean pass, which once took none for all."""
-    model, batch = ours(), images((32, 48))
-    nothing, clean = {WEIGHTS: KnockOut(**knocked)}, changed(model, batch, {})
-    torch.testing.assert_close(changed(model, batch, nothing), clean, **SAME)
+    model = MODELS["registers"]()
+    batch = of(model)
+    clean, sets = (
+        changed(model, batch, {}),
+        [{WEIGHTS: KnockOut(**{axis: []})} for axis in ("keys", "queries", "heads")],
+    )
     with vitlens.replay(model, batch) as kept:
-        torch.testing.assert_close(kept.run([nothing])[0], clean, **SAME)
+        for nothing in sets:
+            torch.testing.assert_close(changed(model, batch, nothing), clean, **SAME)
+            torch.testing.assert_close(kept.run([nothing])[0], clean, **SAME)
+    named = changed(model, batch, {WEIGHTS: KnockOut(queries="cls", keys="register")})
+    assert torch.equal(named, changed(model, batch, {WEIGHTS: KnockOut(queries=0, keys=[1, 2])}))
+    assert not torch.allclose(named, clean, atol=1e-6)
 
 
-WRONG: dict[str, tuple[object, type[Exception], str]] = {
-    "an unknown word": ({"blocks.0": "none"}, UnknownNameError, "zero"),
-    "a mean of nothing": ({"blocks.0": "mean"}, InputError, "reference=IMAGES"),
-    "a shape": ({"blocks.0": torch.zeros(7)}, InputError, r"\(batch, 13, 16\).*found shape \(7,\)"),
-    "many axes": ({"blocks.0": torch.zeros(1, 2, 13, 16)}, InputError, r"found shape \(1, 2, 13, 16\)"),
-    "twice": ({"blocks.*": "zero", "blocks.1": "zero"}, InputError, "'blocks.1.residual' twice"),
-    "logits": ({"logits": "zero"}, UnsupportedError, "found logits"),
-    "removed": ({"blocks.0.mlp": "remove"}, UnsupportedError, "found blocks.0.mlp; try 'zero'"),
-    "tokens removed": ({"blocks.0[cls]": "remove"}, UnsupportedError, "to remove"),
-    "knocked": ({"blocks.0": KnockOut(keys=0)}, InputError, "attention weights"),
-    "knocked key": ({WEIGHTS: KnockOut(keys=13)}, InputError, "from 0 to 12, found 13"),
-    "knocked word": ({WEIGHTS: KnockOut(keys="regster")}, UnknownNameError, "did you mean 'register'"),
-    "a number": ({"blocks.0": 0.0}, InputError, "found float"),
-    "a list": ([("blocks.0", "zero")], InputError, "found list"),
-}
+WRONG: list[tuple[object, type[Exception], str]] = [
+    ({"blocks.0": "none"}, UnknownNameError, "zero"),
+    ({"blocks.0": "mean"}, InputError, "reference=IMAGES"),
+    ({"blocks.0": torch.zeros(7)}, InputError, r"\(batch, 13, 16\).*found shape \(7,\)"),
+    ({"blocks.0": torch.zeros(1, 2, 13, 16)}, InputError, r"found shape \(1, 2, 13, 16\)"),
+    ({"blocks.*": "zero", "blocks.1": "zero"}, InputError, "'blocks.1.residual' twice"),
+    ({"logits": "zero"}, UnsupportedError, "found logits"),
+    ({"blocks.0.mlp": "remove"}, UnsupportedError, "found blocks.0.mlp; try 'zero'"),
+    ({"blocks.0[cls]": "remove"}, UnsupportedError, "to remove"),
+    ({"blocks.0": KnockOut(keys=0)}, InputError, "attention weights"),
+    ({WEIGHTS: KnockOut(keys=13)}, InputError, "from 0 to 12, found 13"),
+    ({WEIGHTS: KnockOut(keys="regster")}, UnknownNameError, "did you mean 'register'"),
+    ({"blocks.0": 0.0}, InputError, "found float"),
+    ([("blocks.0", "zero")], InputError, "found list"),
+]
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_what_cannot_be_is_refused_at_once(case, monkeypatch):
+@pytest.mark.parametrize(("changes", "error", "message"), WRONG)
+def test_what_cannot_be_is_refused_at_once(changes, error, message, monkeypatch):
     monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
-    changes, error, message = WRONG[case]
     with pytest.raises(error, match=message), vitlens.intervene(ours(), changes):
         pytest.fail("it was not refused")
 

@@ -5,12 +5,11 @@ from functools import partial
 import pytest
 import torch
 from timm.models.hiera import Unroll
-from torch import Tensor
 
 import vitlens
+from tests.kit.lens import calls_of
 from tests.kit.tiny import images, our_swin, torchvision_swin
 from tests.kit.windows import WINDOWED, numbered, of_timm, unwindow, window_places
-from vitlens import AttentionCall, Model
 
 ONE_WINDOW, OURS = "torchvision, one window", "ours, padded"
 MODELS = {
@@ -18,12 +17,6 @@ MODELS = {
     ONE_WINDOW: partial(torchvision_swin, (12, 12)),  # 3x3 patches padded into one of 4x4
     OURS: partial(our_swin, size=(33, 47)),
 }
-
-
-def calls_of(model: Model, batch: Tensor) -> list[AttentionCall]:
-    calls: list[AttentionCall] = []
-    vitlens.observe(model, batch, calls.append)
-    return calls
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -24,7 +24,6 @@ from tests.kit.trainings import (
     recipe_of,
     shown,
     split_of,
-    tiny_model,
     tiny_split,
     trained,
 )
@@ -60,30 +59,23 @@ def test_an_epoch_shows_every_image_at_most_once_in_full_batches_whatever_their_
 
 def test_the_views_of_an_image_are_in_one_batch_and_augmented_differently(tmp_path):
     images, _ = shown(MANY, tmp_path, steps=6, batch_size=6, views=3)
-    for batch in images.split(6):
-        assert sorted(rows(batch).count(row) for row in set(rows(batch))) == [3, 3]
+    for batch in map(rows, images.split(6)):
+        assert {batch.count(row) for row in batch} == {3}
     erased, _ = shown(MANY, tmp_path, batch_size=6, views=3, erasing=1.0)
     assert len(erased.unique(dim=0)) == 6
 
 
-KINDS: dict[str, dict[str, Any]] = {
-    "shift and flip": {"crop_padding": 2, "flip": True}, "RandAugment": {"randaugment": 2}, "erasing": {"erasing": 0.5},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [{"crop_padding": 2, "flip": True}, {"randaugment": 2}, {"erasing": 0.5}], ids=str)
 def test_a_view_depends_on_seed_epoch_and_image_and_not_on_its_batch(kind, tmp_path):
     before = PIXELS.clone()
-    whole, _ = shown(MANY, tmp_path, steps=2, batch_size=40, **KINDS[kind])
-    parts, _ = shown(MANY, tmp_path, steps=8, batch_size=10, **KINDS[kind])
+    whole, _ = shown(MANY, tmp_path, steps=2, batch_size=40, **kind)
+    parts, _ = shown(MANY, tmp_path, steps=8, batch_size=10, **kind)
     assert torch.equal(whole, parts)
     same = split_of(PIXELS[:1].expand(40, -1, -1, -1))
-    each, _ = shown(same, tmp_path, steps=2, batch_size=40, **KINDS[kind])
-    assert len(each[:40].unique(dim=0)) > 15  # by index
-    assert len(each.unique(dim=0)) > len(each[:40].unique(dim=0))  # by epoch
-    for seed in (4, 1 << 32):
-        other, _ = shown(same, tmp_path, steps=2, batch_size=40, seed=seed, **KINDS[kind])
-        assert not torch.equal(each.sort(0).values, other.sort(0).values)
+    each, *others = (shown(same, tmp_path, steps=2, batch_size=40, seed=seed, **kind)[0] for seed in (0, 4, 1 << 32))
+    by_index = len(each[:40].unique(dim=0))
+    assert len(each.unique(dim=0)) > by_index > 15  # and by epoch
+    assert not any(torch.equal(each.sort(0).values, other.sort(0).values) for other in others)
     assert torch.equal(PIXELS, before)
 
 
@@ -91,10 +83,9 @@ def test_a_view_depends_on_seed_epoch_and_image_and_not_on_its_batch(kind, tmp_p
 def test_shifts_and_flips_are_all_equally_likely(flip, tmp_path):
     image = torch.arange(1, 8 * 12 + 1, dtype=torch.uint8).view(1, 1, 8, 12).expand(-1, 3, -1, -1)
     padded = nn.functional.pad(image[0], (1, 1, 1, 1))
-    crops = [padded[:, y : y + 8, x : x + 12] for y in range(3) for x in range(3)]
-    expected = torch.stack([view for crop in crops for view in ((crop, crop.flip(2)) if flip else (crop,))])
-    many = split_of(image.expand(3000, -1, -1, -1))
-    images, _ = shown(many, tmp_path, batch_size=3000, crop_padding=1, flip=flip)
+    expected = torch.stack([padded[:, y : y + 8, x : x + 12] for y in range(3) for x in range(3)])
+    expected = torch.cat([expected, expected.flip(3)]) if flip else expected
+    images, _ = shown(split_of(image.expand(3000, -1, -1, -1)), tmp_path, batch_size=3000, crop_padding=1, flip=flip)
     views, counts = (255 * images).round().to(torch.uint8).unique(dim=0, return_counts=True)
     assert torch.equal(views, expected.unique(dim=0))
     usual = 3000 / len(expected)
@@ -105,19 +96,16 @@ def test_shifts_and_flips_are_all_equally_likely(flip, tmp_path):
 def test_randaugment_draws_torchvisions_operations_equally_often(magnitude, tmp_path):
     noise = tiny_split("train", 1, (16, 24)).source.read(torch.tensor([0]))
     theirs: Any = v2.RandAugment(fill=0)
-    expected, chances = [], []
-    operations = theirs._AUGMENTATION_SPACE.items()
+    expected, chances, operations = [], [], theirs._AUGMENTATION_SPACE.items()
     for name, (values, signed) in operations:
-        steps = values(31, 16, 24)
-        for sign in (1, -1) if signed else (1,):
+        steps, signs = values(31, 16, 24), (1, -1) if signed else (1,)
+        for sign in signs:
             value = 0.0 if steps is None else float(steps[magnitude]) * sign
             found = theirs._apply_image_or_video_transform(noise, name, value, InterpolationMode.NEAREST, theirs._fill)
             expected.append(found[0])
-            chances.append(1 / len(operations) / (2 if signed else 1))
-    images, _ = shown(
-        split_of(noise.expand(2500, -1, -1, -1)), tmp_path, batch_size=2500, randaugment=1, magnitude=magnitude
-    )
-    drawn = (255 * images).round().to(torch.uint8)
+            chances.append(1 / len(operations) / len(signs))
+    many, how = split_of(noise.expand(2500, -1, -1, -1)), {"randaugment": 1, "magnitude": magnitude}
+    drawn = (255 * shown(many, tmp_path, batch_size=2500, **how)[0]).round().to(torch.uint8)
     views, counts = drawn.unique(dim=0, return_counts=True)
     wanted, index = torch.stack(expected).unique(dim=0, return_inverse=True)
     assert torch.equal(views, wanted)
@@ -131,19 +119,19 @@ def test_rectangles_of_noise_of_the_right_sizes_in_a_share_of_the_images(tmp_pat
     changed = (erased != 0).any(1)
     hit = changed.flatten(1).any(1)
     assert abs(hit.float().mean() - 0.25) < 0.05
-    shapes = []
-    for box in (mask.nonzero() for mask in changed[hit]):
-        tall, wide = (box.max(0).values - box.min(0).values + 1).tolist()
-        assert len(box) == tall * wide  # a rectangle without holes
-        shapes.append((tall * wide / (16 * 24), tall / wide, *(box.min(0).values / torch.tensor([16, 24])).tolist()))
-    areas, aspects, tops, lefts = torch.tensor(shapes).T
+    down, across = changed[hit].any(2), changed[hit].any(1)
+    tall, wide = down.sum(1), across.sum(1)
+    assert torch.equal(changed[hit], down[:, :, None] & across[:, None])  # a rectangle without holes
+    areas, aspects = tall * wide / (16 * 24), tall / wide
     assert 0.01 < areas.min() < 0.05
     assert 0.28 < areas.max() <= 1 / 3 + 40 / (16 * 24)  # sides are rounded
     assert abs(areas.mean() - (0.02 + 1 / 3) / 2) < 0.02
-    assert aspects.min() < 0.5
-    assert aspects.max() > 2
+    assert aspects.min() < 0.5 < 2 < aspects.max()
     assert abs(aspects.log().mean()) < 0.2
-    assert min(tops.std(), lefts.std()) > 0.1
+    for side in (down, across):
+        first, after = side.int().argmax(1), side.shape[1] - side.flip(1).int().argmax(1)
+        assert torch.equal(after - first, side.sum(1))  # without gaps
+        assert (first / side.shape[1]).std() > 0.1
     assert 0 <= erased.min() <= erased.max() < 1
     assert abs(erased[erased != 0].mean() - 0.5) < 0.01
 
@@ -151,8 +139,7 @@ def test_rectangles_of_noise_of_the_right_sizes_in_a_share_of_the_images(tmp_pat
 @pytest.mark.parametrize("kind", ["mixup", "cutmix"])
 def test_targets_are_the_shares_of_the_images_in_the_mixture(kind, tmp_path):
     """Constant images, as bright as their class: the mean of a mixture is linear in the shares, as its targets are."""
-    labels = torch.arange(96) % 3
-    shades = split_of((100 * labels).to(torch.uint8)[:, None, None, None].expand(-1, 3, 8, 12).contiguous())
+    shades = split_of((100 * (torch.arange(96) % 3)).byte()[:, None, None, None].expand(-1, 3, 8, 12).contiguous())
     images, targets = shown(shades, tmp_path, steps=12, batch_size=8, **{kind: 1.0})
     assert targets.sum(1).tolist() == pytest.approx([1.0] * 96)
     means = targets @ torch.tensor([0.0, 100.0, 200.0]) / 255
@@ -164,16 +151,14 @@ def test_targets_are_the_shares_of_the_images_in_the_mixture(kind, tmp_path):
 def test_a_batch_is_mixed_with_the_given_probability_by_one_of_two(tmp_path):
     few, showing = tiny_split("train", 8), Showing(120)
     recipe = plain_recipe(mixup=0.8, cutmix=1.0, mix_chance=0.5)
-    split = few.pick(torch.arange(8 * 120) % 8)
     with pytest.raises(EnoughError):
-        trained(tmp_path, tiny_model(), train=split, recipe=recipe, objective=showing)
+        trained(tmp_path, train=few.pick(torch.arange(8 * 120) % 8), recipe=recipe, objective=showing)
     pixels, kinds = few.source.read(torch.arange(8)).float() / 255, {"whole": 0, "mixed": 0, "cut": 0}
     for images, targets in zip(showing.images, showing.targets):
+        cut = torch.isin(images, pixels).all()
+        kinds["whole" if targets.ndim == 1 else "cut" if cut else "mixed"] += 1
         if targets.ndim == 1:  # the labels as they are, of images as they are
-            kinds["whole"] += 1
             assert all((pixels == image).flatten(1).all(1).any() for image in images)
-        else:
-            kinds["cut" if torch.isin(images, pixels).all() else "mixed"] += 1
     assert abs(kinds["whole"] - 60) < 17  # three standard deviations
     assert abs(kinds["cut"] - kinds["mixed"]) < 25
     alone, target = shown(tiny_split("train", 1), tmp_path, batch_size=1, mixup=1.0)  # one image

@@ -24,6 +24,7 @@ FEW = tiny_split("train", 8)
 IMAGES = next(FEW.batches(8)).images
 STEPS, PEAK = 6, 3e-3
 TOKENS = ("cls_token", "dist_token", "reg_token", "pos_embed")
+TWO_HEADS = {"registers": 2, "distillation": True}
 
 
 def rate(step: int, warmup: int, minimum: float) -> float:
@@ -34,53 +35,45 @@ def rate(step: int, warmup: int, minimum: float) -> float:
     return PEAK * (minimum + (1 - minimum) * (1 + math.cos(math.pi * share)) / 2)
 
 
-def share(name: str, decay: float) -> float:
-    """BEiT's: decay^(depth + 1 - layer), embeddings layer 0, block i layer i + 1, norm and head depth + 1."""
-    layer = int(name.split(".")[1]) + 1 if name.startswith("blocks.") else 3 if name.startswith(("norm", "head")) else 0
-    return decay ** (3 - layer)
+def layer(name: str) -> int:
+    """BEiT's: embeddings 0, block i layer i + 1, norm and head depth + 1."""
+    return int(name.split(".")[1]) + 1 if name.startswith("blocks.") else 3 * name.startswith(("norm", "head"))
 
 
-class Optimisers:
-    """AdamW, and Muon of the blocks' matrices; matrices decay, tokens, positions and vectors do not."""
-
-    def __init__(self, module: nn.Module, *, kind: str, betas: tuple[float, float], weight_decay: float, decay: float):
-        self.parts: list[tuple[torch.optim.Optimizer, float]] = []
-        for name, parameter in module.named_parameters():
-            own = weight_decay if parameter.ndim > 1 and name not in TOKENS else 0.0
-            muon = kind == "muon" and parameter.ndim == 2 and name.startswith("blocks.")
-            one = (
-                torch.optim.Muon([parameter], weight_decay=own, momentum=0.95, adjust_lr_fn="match_rms_adamw")
-                if muon
-                else torch.optim.AdamW([parameter], weight_decay=own, betas=betas)
-            )
-            self.parts.append((one, share(name, decay)))
-
-    def step(self, rate: float) -> None:
-        for one, part in self.parts:
-            one.param_groups[0]["lr"] = rate * part
-            one.step()
-            one.zero_grad()
+def optimisers(module, *, kind, betas, weight_decay, decay) -> list[tuple[torch.optim.Optimizer, float]]:
+    """AdamW, and Muon of the blocks' matrices, each with its share of the rate; matrices decay, tokens, positions and
+    vectors do not."""
+    made: list[tuple[torch.optim.Optimizer, float]] = []
+    for name, parameter in module.named_parameters():
+        own = weight_decay if parameter.ndim > 1 and name not in TOKENS else 0.0
+        if kind == "muon" and parameter.ndim == 2 and name.startswith("blocks."):
+            one = torch.optim.Muon([parameter], weight_decay=own, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+        else:
+            one = torch.optim.AdamW([parameter], weight_decay=own, betas=betas)
+        made.append((one, decay ** (3 - layer(name))))
+    return made
 
 
 def by_hand(*, warmup=0.0, minimum=1.0, clip=0.0, label_smoothing=0.0, average=0.0, optimiser="adamw",
             betas=(0.9, 0.999), weight_decay=0.05, layer_decay=1.0, accumulate=1, **shape):  # fmt: skip
     """The weights after the last step, averaged where they are; loss, gradient norm, rate and accuracy of each step."""
     model = tiny_model(drop_path=0.0, dropout=0.0, **shape).requires_grad_(True)
-    module, rows = model.module.train(), []
-    optimisers = Optimisers(module, kind=optimiser, betas=betas, weight_decay=weight_decay, decay=layer_decay)
-    averages = state(model)
+    module, rows, averages = model.module.train(), [], state(model)
+    parts = optimisers(module, kind=optimiser, betas=betas, weight_decay=weight_decay, decay=layer_decay)
     for step in range(STEPS):
-        logits = model(IMAGES)
+        logits, now = model(IMAGES), rate(step, round(warmup * STEPS), minimum)
         loss = F.cross_entropy(logits, FEW.labels, label_smoothing=label_smoothing)
         loss.backward()
         norm = torch.stack([each.grad.norm() for each in module.parameters()]).norm().item()
         for each in module.parameters() if clip else ():
             each.grad.mul_(min(1.0, clip / norm))
-        optimisers.step(rate(step, round(warmup * STEPS), minimum))
+        for one, part in parts:
+            one.param_groups[0]["lr"] = now * part
+            one.step()
+            one.zero_grad()
         keep = min(average, (1 + step) / (10 + step))
         averages = {name: keep * averages[name] + (1 - keep) * value for name, value in state(model).items()}
-        right = (logits.argmax(1) == FEW.labels).float().mean().item()
-        rows.append((loss.item(), norm, rate(step, round(warmup * STEPS), minimum), right))
+        rows.append((loss.item(), norm, now, (logits.argmax(1) == FEW.labels).float().mean().item()))
     return averages, rows
 
 
@@ -91,9 +84,6 @@ def close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], *, 
         if name.endswith("qkv.bias"):
             differs[16:32] = 0
         assert (differs <= atol + 1e-3 * value.abs()).all(), name
-
-
-TWO_HEADS = {"registers": 2, "distillation": True}
 
 
 @pytest.mark.parametrize(

@@ -16,28 +16,15 @@ import torch
 from safetensors.torch import load_file
 
 import vitlens
-from tests.kit.trainings import (
-    STEPS,
-    TEST,
-    TRAIN,
-    EnoughError,
-    interrupting,
-    plain_recipe,
-    same,
-    state,
-    timeless,
-    tiny_model,
-    tiny_recipe,
-    tiny_split,
-    trained,
-)
+from tests.kit import trainings
+from tests.kit.trainings import TEST, TRAIN, EnoughError, interrupting, plain_recipe, same, state, tiny_model, trained
 from tests.kit.waiting import HANGS
 from vitlens import Model
 from vitlens.errors import DataError, InputError, NonFiniteError, StorageError
 
 pytestmark = pytest.mark.usefixtures("progress_every_step")
-FILES = {"best.safetensors", "model.safetensors", "metrics.jsonl", "checkpoint"}
 STATE = "checkpoint/state.safetensors"
+STEPS = 3 * 5  # three epochs of five batches of eight
 
 
 def accuracy_of(file: object) -> float:
@@ -46,9 +33,16 @@ def accuracy_of(file: object) -> float:
     return (logits.argmax(1) == TEST.labels).float().mean().item()
 
 
+def as_before(model: Model) -> bool:
+    """Whether a model that was frozen and in evaluation mode, without hooks, is so again."""
+    modes = any(module.training or module._forward_hooks for module in model.modules())
+    blocks = model.module.blocks
+    plain = all(block.attn.fused and "forward" not in block.__dict__ for block in blocks)
+    return plain and not modes and not any(parameter.requires_grad for parameter in model.parameters())
+
+
 def test_the_files_match_the_result_and_the_model_is_as_before(tmp_path):
-    model = tiny_model().eval().requires_grad_(False)
-    _, result = trained(tmp_path, model)
+    model, result = trained(tmp_path, tiny_model().eval().requires_grad_(False), recompute=True)
     assert same(load_file(result.weights), state(model))
     assert accuracy_of(result.weights) == pytest.approx(result.accuracy)
     assert accuracy_of(result.best_weights) == pytest.approx(result.best_accuracy)
@@ -56,11 +50,12 @@ def test_the_files_match_the_result_and_the_model_is_as_before(tmp_path):
     accuracies = [metrics.test_accuracy for metrics in result.history]
     assert (result.best_accuracy, result.best_epoch) == (max(accuracies), accuracies.index(max(accuracies)))
     assert (result.accuracy, result.seconds) == (accuracies[-1], result.history[-1].seconds)
-    assert {path.name for path in tmp_path.iterdir()} == FILES
-    assert "(chosen)" in result.notes[0]
-    assert result.notes[1].startswith("compile off (")
-    assert not any(module.training or module._forward_hooks for module in model.modules())
-    assert not any(parameter.requires_grad for parameter in model.parameters())
+    files = {"best.safetensors", "model.safetensors", "metrics.jsonl", "checkpoint"}
+    assert {path.name for path in tmp_path.iterdir()} == files
+    precision, compiling = result.notes
+    assert "(chosen)" in precision
+    assert compiling.startswith("compile off (")
+    assert as_before(model)
 
 
 @pytest.mark.parametrize(
@@ -68,20 +63,19 @@ def test_the_files_match_the_result_and_the_model_is_as_before(tmp_path):
     [(7, None, 6, "muon"), (2, 3, 1, "adamw"), (9, 3, 7, "adamw"), (STEPS, 3, 13, "adamw")],
 )
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path, at, every, again, optimiser):
-    given = {"recipe": tiny_recipe(optimiser=optimiser), "checkpoint_every": every}
+    given = {"recipe": trainings.tiny_recipe(optimiser=optimiser), "checkpoint_every": every}
+    cut, steps = tmp_path / "cut", list[int]()
     whole, _ = trained(tmp_path / "whole", **given)
     with pytest.raises(EnoughError):
-        trained(tmp_path / "cut", on_progress=interrupting(at), **given)
-    steps: list[int] = []
-    resumed, result = trained(
-        tmp_path / "cut", tiny_model(seed=7), resume=True, on_progress=lambda told: steps.append(told.step), **given
-    )
+        trained(cut, on_progress=interrupting(at), **given)
+    more = {"resume": True, **given}
+    resumed, result = trained(cut, tiny_model(seed=7), on_progress=lambda told: steps.append(told.step), **more)
     assert min(steps) == again
     assert same(state(resumed), state(whole))
-    assert timeless(tmp_path / "cut") == timeless(tmp_path / "whole")
+    assert trainings.timeless(cut) == trainings.timeless(tmp_path / "whole")
     for name in ("best.safetensors", "model.safetensors"):
-        assert same(load_file(tmp_path / "cut" / name), load_file(tmp_path / "whole" / name))
-    last, repeated = trained(tmp_path / "cut", tiny_model(seed=8), resume=True, **given)  # nothing is left to do
+        assert same(load_file(cut / name), load_file(tmp_path / "whole" / name))
+    last, repeated = trained(cut, tiny_model(seed=8), **more)  # nothing is left to do
     assert (repeated, same(state(last), state(whole))) == (result, True)
 
 
@@ -90,8 +84,8 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path, at, every, again, optim
     [
         ({"recipe": plain_recipe(epochs=1, learning_rate=1.0)}, r"recipe\.learning_rate = 0.003, found 1.0"),
         ({"seed": 3}, "seed = 0, found 3"),
-        ({"train": tiny_split("train", 39)}, r"data\.train = 40, found 39"),
-        ({"test": tiny_split("test", 11)}, r"data\.test = 12, found 11"),
+        ({"train": trainings.tiny_split("train", 39)}, r"data\.train = 40, found 39"),
+        ({"test": trainings.tiny_split("test", 11)}, r"data\.test = 12, found 11"),
         ({"model": tiny_model(depth=1)}, r"architecture\.overrides"),
         ({"train_last": 1}, "train_last = None, found 1"),
     ],
@@ -105,28 +99,26 @@ def test_resuming_another_run_is_refused_by_the_first_difference(tmp_path, chang
 
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
     """Killed in the middle of writing its fourth checkpoint."""
-    threads = torch.get_num_threads()
+    threads, folder = torch.get_num_threads(), tmp_path / "killed"
     torch.set_num_threads(1)
     try:
         whole, _ = trained(tmp_path / "whole")
-        command = [sys.executable, "-m", "tests.kit.training_job", str(tmp_path / "killed"), "4"]
+        command = [sys.executable, "-m", "tests.kit.training_job", str(folder), "4"]
         done = subprocess.run(command, cwd=Path(__file__).parents[3], timeout=HANGS, check=False)
         assert done.returncode == -signal.SIGKILL
-        resumed, _ = trained(tmp_path / "killed", tiny_model(seed=7), resume=True)
+        resumed, _ = trained(folder, tiny_model(seed=7), resume=True)
     finally:
         torch.set_num_threads(threads)
     assert same(state(resumed), state(whole))
-    assert timeless(tmp_path / "killed") == timeless(tmp_path / "whole")
-    assert not list((tmp_path / "killed" / "checkpoint").glob(".*"))
+    assert trainings.timeless(folder) == trainings.timeless(tmp_path / "whole")
+    assert not list((folder / "checkpoint").glob(".*"))
 
 
 def test_a_broken_checkpoint_is_refused(tmp_path):
-    recipe = plain_recipe(epochs=1)
-    trained(tmp_path, recipe=recipe)
-    file = tmp_path / STATE
-    file.write_bytes(file.read_bytes()[:-4])
+    trained(tmp_path, recipe=plain_recipe(epochs=1))
+    (tmp_path / STATE).write_bytes((tmp_path / STATE).read_bytes()[:-4])
     with pytest.raises(InputError, match="train anew in another folder"):
-        trained(tmp_path, recipe=recipe, resume=True)
+        trained(tmp_path, recipe=plain_recipe(epochs=1), resume=True)
 
 
 BARE = replace(TRAIN, labels=None)
@@ -172,10 +164,8 @@ def test_a_loss_that_explodes_keeps_the_last_good_weights_and_the_model_its_stat
     poison = poisoning(model, "head.weight", at=12, value=math.nan)
     with pytest.raises(NonFiniteError, match=r"epoch 3, step 13.*--learning-rate 0\.001"):
         trained(tmp_path, model, on_progress=poison, recompute=True)
-    assert not any(module.training for module in model.modules())
-    assert not any(parameter.requires_grad for parameter in model.parameters())
-    assert all(block.attn.fused and "forward" not in block.__dict__ for block in model.module.blocks)
-    assert len(timeless(tmp_path)) == 2
+    assert as_before(model)
+    assert len(trainings.timeless(tmp_path)) == 2
     for file in ("model.safetensors", "best.safetensors", STATE):
         assert all(value.isfinite().all() for value in load_file(tmp_path / file).values())
 
@@ -184,7 +174,7 @@ def test_weights_that_explode_in_the_last_step_of_an_epoch_are_not_written(tmp_p
     model = tiny_model()
     with pytest.raises(NonFiniteError, match=r"model/head\.bias"):
         trained(tmp_path, model, on_progress=poisoning(model, "head.bias", at=10, value=math.inf))
-    assert len(timeless(tmp_path)) == 1
+    assert len(trainings.timeless(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("at", [4, 8])
@@ -211,15 +201,16 @@ def test_progress_counts_up_to_the_end(tmp_path):
     heard: list[Any] = []
     times = [perf_counter()]
     _, result = trained(tmp_path, on_progress=lambda told: heard.append(told) or times.append(perf_counter()))
-    assert [progress.step for progress in heard] == sorted(progress.step for progress in heard)
-    assert {progress.step for progress in heard} == set(range(1, STEPS + 1))
-    assert (heard[-1].steps, heard[-1].seconds_left, heard[-1].test_accuracy) == (STEPS, 0.0, result.accuracy)
+    steps, last = [progress.step for progress in heard], heard[-1]
+    assert steps == sorted(steps)
+    assert {*steps} == {*range(1, STEPS + 1)}
+    assert (last.steps, last.seconds_left, last.test_accuracy) == (STEPS, 0.0, result.accuracy)
     assert heard[0].test_accuracy is None
-    assert [heard[-1].loss, heard[-1].accuracy] == pytest.approx(
-        [result.history[-1].train_loss, result.history[-1].train_accuracy]
+    assert (last.loss, last.accuracy) == pytest.approx(
+        (result.history[-1].train_loss, result.history[-1].train_accuracy)
     )
     assert all(progress.images_per_second > 0 and 0 <= progress.accuracy <= 1 for progress in heard)
-    (late,) = (index for index, progress in enumerate(heard) if progress.step == STEPS - 1)
+    late = steps.index(STEPS - 1)
     elapsed = (STEPS - 1) * heard[late].seconds_left  # one step is left
     assert times[late + 1] - times[1] <= elapsed <= times[late + 1] - times[0]
 
@@ -227,12 +218,9 @@ def test_progress_counts_up_to_the_end(tmp_path):
 class Notes:
     """A watcher that reads everything and draws random numbers; it may fail where it is told to."""
 
-    def __init__(self, name: str = "", fails: str = "") -> None:
-        self.name, self.fails = name, fails
-        self.steps: list[Any] = []
-        self.epochs: list[Any] = []
-        self.weights: list[dict[str, torch.Tensor]] = []
-        self.closed: list[str] = []
+    def __init__(self, name: str = "", fails: str = "", order: list[str] | None = None) -> None:
+        self.name, self.fails, self.closed = name, fails, [] if order is None else order
+        self.steps, self.epochs, self.weights = list[Any](), list[Any](), dict[str, torch.Tensor]()
 
     def on_step(self, facts: Any) -> None:
         torch.rand(3)
@@ -240,13 +228,13 @@ class Notes:
         if self.fails == "step":
             raise ZeroDivisionError
 
-    def on_epoch(self, metrics: Any, model: vitlens.Model) -> None:
+    def on_epoch(self, metrics: Any, model: Model) -> None:
         images = next(TEST.batches(4)).images
         vitlens.statistics(model, images)
         vitlens.rollout(model, images)
         torch.rand(7)
         self.epochs.append(metrics)
-        self.weights.append(state(model))
+        self.weights = state(model)
 
     def close(self) -> None:
         self.closed.append(self.name)
@@ -264,8 +252,8 @@ def test_every_step_and_every_epoch_is_reported_once_also_by_a_resumed_run(tmp_p
     model, result = trained(tmp_path / "whole", watchers=[notes])
     assert same(state(model), state(alone))
     assert not same(state(model), state(trained(tmp_path / "other", seed=1)[0]))
-    assert timeless(tmp_path / "whole") == timeless(tmp_path / "alone")
-    assert same(notes.weights[-1], state(model))
+    assert trainings.timeless(tmp_path / "whole") == trainings.timeless(tmp_path / "alone")
+    assert same(notes.weights, state(model))
     assert [(facts.step, facts.epoch) for facts in notes.steps] == [(step + 1, step // 5) for step in range(STEPS)]
     assert tuple(notes.epochs) == result.history
     for metrics in notes.epochs:
@@ -273,7 +261,7 @@ def test_every_step_and_every_epoch_is_reported_once_also_by_a_resumed_run(tmp_p
         assert metrics.train_loss == pytest.approx(sum(facts.loss for facts in mine) / 5, rel=1e-6)
         assert metrics.gradient_norm == pytest.approx(sum(facts.gradient_norm for facts in mine) / 5, rel=1e-6)
         assert metrics.learning_rate == mine[-1].learning_rate
-    assert all(math.isfinite(facts.images_per_second) and facts.images_per_second > 0 for facts in notes.steps)
+    assert all(0 < facts.images_per_second < math.inf for facts in notes.steps)
     with pytest.raises(EnoughError):
         trained(tmp_path / "cut", on_progress=interrupting(7), watchers=[first])
     trained(tmp_path / "cut", tiny_model(seed=7), resume=True, watchers=[second])
@@ -293,44 +281,40 @@ def test_every_step_and_every_epoch_is_reported_once_also_by_a_resumed_run(tmp_p
 )
 def test_all_watchers_are_closed_though_something_fails(tmp_path, fails, changes, error, monkeypatch):
     monkeypatch.delattr(torch.optim, "Muon")
-    watchers = [Notes("a"), Notes("b", fails), Notes("c")]
     order: list[str] = []
-    for watcher in watchers:
-        watcher.closed = order
+    watchers = [Notes("a", "", order), Notes("b", fails, order), Notes("c", "", order)]
     with pytest.raises(error):
         trained(tmp_path, **{"watchers": watchers, "recipe": plain_recipe(epochs=1), **changes})
     assert order == ["c", "b", "a"]
 
 
-def kept(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / "kept").iterdir())
-
-
-def test_weights_are_kept_at_intervals_and_before_training_in_half_precision(tmp_path):
+def test_weights_are_kept_before_training_and_at_intervals_in_half_precision(tmp_path):
     initial, (without, _) = state(tiny_model()), trained(tmp_path / "without")
     model, _ = trained(tmp_path, keep_every=1)
     assert same(state(model), state(without))
-    assert kept(tmp_path) == [f"epoch-{epoch:04}.safetensors" for epoch in range(4)]
-    for epoch, weights in ((0, initial), (3, state(model))):
-        file = tmp_path / "kept" / f"epoch-{epoch:04}.safetensors"
+    files = sorted((tmp_path / "kept").iterdir())
+    assert [file.name for file in files] == [f"epoch-{epoch:04}.safetensors" for epoch in range(4)]
+    for file, weights in ((files[0], initial), (files[3], state(model))):
         assert same(load_file(file), {name: value.half() for name, value in weights.items()})
         assert vitlens.load(str(file)).classes == model.classes
 
 
 @pytest.mark.parametrize("at", [1, 11])
 def test_a_resumed_run_has_each_once_and_another_training_anew(tmp_path, at):
+    def kept(name: str) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (tmp_path / name / "kept").iterdir()}
+
+    cut, folder = tmp_path / "cut", tmp_path / "cut" / "kept"
     trained(tmp_path / "whole", keep_every=1)
     with pytest.raises(EnoughError):
-        trained(tmp_path / "cut", on_progress=interrupting(at), keep_every=1)
-    folder = tmp_path / "cut" / "kept"
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+        trained(cut, on_progress=interrupting(at), keep_every=1)
+    before = kept("cut")
     assert "epoch-0000.safetensors" in before
     (folder / ".epoch-0001-abc.safetensors").write_bytes(b"half-written")
-    trained(tmp_path / "cut", tiny_model(seed=7), resume=True, keep_every=1)
-    after = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert after == {path.name: path.read_bytes() for path in (tmp_path / "whole" / "kept").iterdir()}
-    assert before.items() <= after.items()
-    (folder / "epoch-12345.safetensors").write_bytes(after["epoch-0003.safetensors"])
-    (folder / "mine.safetensors").write_bytes(b"mine")
-    trained(tmp_path / "cut", recipe=tiny_recipe(epochs=1), keep_every=1)
-    assert kept(tmp_path / "cut") == ["epoch-0000.safetensors", "epoch-0001.safetensors", "mine.safetensors"]
+    trained(cut, tiny_model(seed=7), resume=True, keep_every=1)
+    assert kept("cut") == kept("whole")
+    assert before.items() <= kept("cut").items()
+    for name in ("epoch-12345.safetensors", "mine.safetensors"):
+        (folder / name).write_bytes(b"mine")
+    trained(cut, recipe=trainings.tiny_recipe(epochs=1), keep_every=1)
+    assert sorted(kept("cut")) == ["epoch-0000.safetensors", "epoch-0001.safetensors", "mine.safetensors"]
