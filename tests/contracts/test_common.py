@@ -9,16 +9,17 @@ from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cache
 from inspect import isfunction, signature
+from itertools import islice
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils.hooks import RemovableHandle
 
 import vitlens
 from tests.contracts.entries import ELSEWHERE, ENTRIES, HEADLESS, MODELS, Entry, batch_of, cover, headless, shared
-from tests.kit.uses import Break, BrokenError, state_of, unsettled
 from vitlens import Model
 from vitlens.errors import DataError, InputError, UnsupportedError
 
@@ -28,6 +29,50 @@ CHECKS = {
 QUICK = pytest.mark.parametrize(
     ("name", "on"), [pytest.param(name, on, marks=() if quick else pytest.mark.slow) for name, on, quick in cover()]
 )
+
+
+class BrokenError(Exception):
+    """Raised in the middle of a forward or backward pass."""
+
+
+class Break:
+    """A pre-hook that raises at its n-th call; counts its calls."""
+
+    def __init__(self, error: type[BaseException], after: int) -> None:
+        self.error, self.after, self.calls = error, after, 0
+
+    def __call__(self, _module: nn.Module, _inputs: object) -> None:
+        self.calls += 1
+        if self.calls == self.after:
+            raise self.error
+
+
+def unsettled(model: Model) -> Model:
+    """The model in a state worth keeping: parts in training mode, some gradients asked for, one gradient there."""
+    leaves = (module for module in model.modules() if not any(True for _ in module.children()))
+    for module in islice(leaves, 0, None, 3):
+        module.training = not isinstance(module, nn.BatchNorm2d)
+    for number, parameter in enumerate(model.parameters()):
+        parameter.requires_grad_(number % 2 == 0)
+    first = next(model.parameters())
+    first.grad = torch.ones_like(first)
+    return model
+
+
+def state_of(model: Model) -> list[object]:
+    """Everything that a use of a model might forget to put back, in the model and in torch."""
+    modules = [
+        (name, module.training, vars(module).get("forward"), *map(list, hooks))
+        for name, module in model.named_modules()
+        for hooks in [(module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)]
+    ]
+    parameters = [
+        (name, value.requires_grad, value.stride(), None if value.grad is None else value.grad.sum().item())
+        for name, value in model.named_parameters()
+    ]
+    values = [value.sum().item() for value in model.state_dict().values() if value.is_floating_point()]
+    flags = [torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.backends.mha.get_fastpath_enabled()]
+    return [modules, parameters, values, flags, len(_get_current_function_mode_stack())]
 
 
 def of_check(check: str, *, reads: bool = True, each: bool = False, of: str = "all") -> pytest.MarkDecorator:
