@@ -53,7 +53,7 @@ def said(made: CompareRecord) -> Claim:
     return claim
 
 
-def test_a_cause_is_named_where_both_agree():
+def test_a_cause_is_named_where_both_agree_and_drawn_beside_its_control():
     test = change()
     claim = said(record(covariate(), covariate("clutter", 0.6, p_holm=0.4), tests=(test,)))
     for part in ("small objects", "because of their size", "75.0 %", "90.0 %", "30 of its 40 errors", ": 5)"):
@@ -63,6 +63,16 @@ def test_a_cause_is_named_where_both_agree():
     assert shown([claim]) == (claim,)
     much = said(record(covariate(area=0.8), tests=(change(),)))
     assert much.says.index("90.0 %") < much.says.index("75.0 %")  # of the last quarter, of the first
+    made = record(covariate(), covariate("clutter", 0.6, p_holm=0.4), tests=(change(),))
+    sections = {section.title: section for section in REPORT(made).sections}
+    figures = {each.name: each.draw for each in sections["Why do the models fail?"].figures}
+    area, *_ = figures["failure_properties"]().axes
+    assert area.lines[0].get_xdata().tolist() == pytest.approx([0.2, 0.6])
+    first, second = figures["failure_quarters"]().axes[:2]
+    assert [axes.get_title() for axes in (first, second)] == ["size", "clutter"]
+    np.testing.assert_allclose(first.lines[0].get_xydata(), [[1, 75], [2, 80], [3, 85], [4, 90]])
+    (mended,) = sections["What mends their errors?"].figures
+    assert mended.draw().axes[0].lines[0].get_xdata().tolist() == pytest.approx([(30 - 2) / 4, (5 - 1) / 4])
 
 
 @pytest.mark.parametrize(
@@ -105,19 +115,6 @@ def test_too_few_errors_are_not_asked(errors, few):
     made = record(row)
     assert few in said(made).says
     assert "Why do the models fail?" not in {section.title for section in REPORT(made).sections}
-
-
-def test_the_report_draws_quarters_of_the_strongest_and_changes_beside_their_controls():
-    made = record(covariate(), covariate("clutter", 0.6, p_holm=0.4), tests=(change(),))
-    sections = {section.title: section for section in REPORT(made).sections}
-    figures = {each.name: each.draw for each in sections["Why do the models fail?"].figures}
-    area, *_ = figures["failure_properties"]().axes
-    assert area.lines[0].get_xdata().tolist() == pytest.approx([0.2, 0.6])
-    first, second = figures["failure_quarters"]().axes[:2]
-    assert [axes.get_title() for axes in (first, second)] == ["size", "clutter"]
-    np.testing.assert_allclose(first.lines[0].get_xydata(), [[1, 75], [2, 80], [3, 85], [4, 90]])
-    (mended,) = sections["What mends their errors?"].figures
-    assert mended.draw().axes[0].lines[0].get_xdata().tolist() == pytest.approx([(30 - 2) / 4, (5 - 1) / 4])
 
 
 def test_examples_are_errors_that_a_change_mends_and_its_control_does_not():

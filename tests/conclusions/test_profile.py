@@ -41,7 +41,7 @@ def found(record: ProfileRecord, question: str) -> list[Claim]:
     return [claim for claim in REPORT(record).claims if claim.question.startswith(question)]
 
 
-def test_the_faster_model_comes_first_with_its_factor():
+def test_the_fastest_model_comes_first_at_each_batch_size():
     record = record_of(APART, side=64)
     [first] = found(record, "latency")  # the same order at both batch sizes is said once
     assert first.subject == "a"
@@ -50,9 +50,6 @@ def test_the_faster_model_comes_first_with_its_factor():
     assert REPORT(record).title == first.title
     assert REPORT(record).first.answer[0].text == first.says
     assert found(record, "operations")[0].subject == "b and a"
-
-
-def test_another_model_is_the_fastest_in_large_batches():
     times: Times = {**APART, "a": (APART["a"][0], (29.0, 30.0, 31.0))}
     assert [claim.subject for claim in found(record_of(times), "latency")] == ["a", "b"]
 

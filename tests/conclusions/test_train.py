@@ -3,7 +3,6 @@ found."""
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from tests.kit.contradictions import contradictions
@@ -47,19 +46,20 @@ def found_in(record: TrainRecord) -> dict[str, Claim]:
     return {claim.question: claim for claim in shown(claims)}
 
 
-def test_an_overfitted_training():
+def test_an_overfitted_training_and_one_that_had_not_converged_and_the_worst_class():
     found = found_in(record_of((*LEVEL, 0.99), (*LEVEL[:-1], 0.7, 0.7), worst=60))
     assert found["overfitting"].effect == difference_of(wilson(4950, TRAINED), wilson(700, TESTED))
     assert found["overfitting"].effect.value == pytest.approx(29.0)
-
-
-def test_a_training_that_had_not_converged():
     record = record_of((0.5, 0.6, 0.7), (0.5, 0.62, 0.75))
     found = found_in(record)
     assert found["convergence"].effect == difference_of(wilson(750, TESTED), wilson(620, TESTED))
     assert "from 62.0 % to 75.0 %" in found["convergence"].says
     assert "still improving" in REPORT(record).title
     assert "--epochs 6" in found["next"].says
+    worst = found_in(record_of(LEVEL, LEVEL, worst=60))["worst class"]
+    assert worst.effect.value == 0.6
+    assert "<3>" in worst.says
+    assert "worst class" not in found_in(record_of(LEVEL, LEVEL))
 
 
 @pytest.mark.parametrize("name", ["train", "train a head alone"])
@@ -94,26 +94,16 @@ def test_nothing_planted_nothing_found(test, title):
     assert "levelled off" in REPORT(record_of((0.9, 0.9), (0.995, 0.995))).title  # it cannot rise by a point
 
 
-def test_an_accuracy_at_chance_is_called_so():
+def test_an_accuracy_at_chance_is_called_so_and_of_few_images_nothing_is_claimed():
     assert "no better than chance" in REPORT(record_of((0.1,) * 12, (0.11,) * 12, worst=11)).title
     better = record_of((0.2,) * 12, (0.2,) * 12)
     assert "chance" not in REPORT(better).title
     classes = (replace(better.per_class[0], n=300), *better.per_class[1:])  # always guessing it is 25 % correct
     assert "chance" in REPORT(replace(better, per_class=classes)).title
-
-
-def test_few_test_images_are_no_claim():
     record = record_of(LEVEL, LEVEL)
     few = replace(record, scores=(replace(record.scores[0], accuracy=wilson(18, 19)),))
     assert found_in(few) == {}
     assert any("too few" in each.text for each in REPORT(few).first.unknown)
-
-
-def test_the_worst_class_is_named_and_an_ordinary_one_is_not():
-    worst = found_in(record_of(LEVEL, LEVEL, worst=60))["worst class"]
-    assert worst.effect.value == 0.6
-    assert "<3>" in worst.says
-    assert "worst class" not in found_in(record_of(LEVEL, LEVEL))
 
 
 @pytest.mark.parametrize(("p", "words"), [(1e-6, "more held-out images"), (0.4, "not differ significantly")])
@@ -129,13 +119,3 @@ def test_the_gain_of_a_teacher_is_told_with_its_test(p, words):
     (claim,) = [each for each in REPORT(record).claims if each.question == "comparison"]  # the teacher's is not shown
     assert (claim.subject, claim.effect, claim.kind) == ("m and alone", gap, "answer")
     assert words in claim.says
-
-
-def test_over_twenty_seeds_nothing_is_invented():
-    """Train and test images of one distribution, an accuracy that has stopped rising."""
-    for seed in range(20):
-        drawn = np.random.default_rng(seed).binomial([TRAINED, TESTED, TESTED], 0.9) / [TRAINED, TESTED, TESTED]
-        test = (*LEVEL, float(drawn[1]), float(drawn[2]))
-        record = record_of((*LEVEL, 0.9, float(drawn[0])), test)
-        assert set(found_in(record)) == {"accuracy", "convergence", "next"}
-        assert "still improving" not in REPORT(record).title

@@ -19,7 +19,6 @@ from vitlens.uncertainty import LEVEL
 
 DIGITS = "--data digits --limit 12 --batch-size 6"
 PLAIN = "--no-curves --pairs 0 --no-patch"
-HEADS = f"{PLAIN} --units head --replace zero"
 
 
 def test_numbers_are_those_of_the_function_and_one_row_holds_every_replacement(tiny_vit, golden, tmp_path):
@@ -67,8 +66,9 @@ def test_a_note_says_that_all_images_are_misclassified(tmp_path):
     model = load("vit-digits")
     model.module.head.weight.data.neg_()
     save(model, tmp_path / "wrong" / "model.safetensors")
-    [note] = ran(tmp_path / "out", f"ablate {tmp_path / 'wrong'} {DIGITS} {HEADS}").model.notes
-    assert "none of the 12 images" in note
+    line = f"ablate {tmp_path / 'wrong'} --data digits --limit 3 {PLAIN} --units head --replace zero"
+    [note] = ran(tmp_path / "out", line).model.notes
+    assert "none of the 3 images" in note
     assert note[1:] in (tmp_path / "out" / "report.md").read_text()
 
 
@@ -80,10 +80,10 @@ def test_folders_named_by_some_of_the_models_classes(tiny_vit, tmp_path):
 
 
 @pytest.mark.parametrize(("images", "by"), [(1, "zero"), (5, "resample"), (8, "mean")])
-def test_few_images_take_another_replacement_than_their_mean(images, by, tiny_vit, tmp_path):
+def test_few_images_take_another_replacement_than_their_mean(images, by, tiny_vit, pictures, tmp_path):
     """Nor are heads ranked without a significant effect: no removal in order, no removable share, no such figure."""
-    line = f"ablate {tiny_vit} --data digits --limit {images} --pairs 5 --prune 0.5 --units head --no-patch"
-    record = ran(tmp_path / "out", line)
+    given = f"--images {pictures}/0.png --predicted" if images == 1 else f"--data digits --limit {images}"
+    record = ran(tmp_path / "out", f"ablate {tiny_vit} {given} --pairs 5 --prune 0.5 --units head --no-patch")
     assert record.options["replace"] == [by]
     assert {row.replace for row in record.units} == {record.model.replace} == {by}
     assert bool(record.model.reason) == (by != "mean")
@@ -91,17 +91,12 @@ def test_few_images_take_another_replacement_than_their_mean(images, by, tiny_vi
     if images < 8:
         assert (record.model.removable, record.curves, record.pairs) == (None, (), ())
         assert figures(record) == {"importance"}
-    if images == 1:  # no interval, no test and no conclusion
+    if images == 1:  # no interval, no test and no conclusion; its prediction is the label
+        assert (record.model.accuracy.value, record.model.accuracy.n) == (1.0, 1)
         assert record.metric("importance/tiny-vit/delta_loss/0/0").low is None
         assert {(row.p, row.effect) for row in record.units} == {(None, "undecided")}
         assert not clear_effects(report(record))
         assert set(states(report(record)).values()) <= {"inconclusive", "not tested"}
-
-
-def test_own_photographs_are_ablated_with_the_predictions_as_labels(tiny_vit, pictures, tmp_path):
-    record = ran(tmp_path / "out", f"ablate {tiny_vit} {HEADS} --images {pictures} --predicted")
-    right = record.metric("accuracy/tiny-vit")
-    assert (right.value, right.n) == (1.0, 3)
 
 
 def test_a_ranking_needs_enough_images():
@@ -111,28 +106,8 @@ def test_a_ranking_needs_enough_images():
 
 
 def test_the_lens_ends_and_curves_begin_at_the_whole_model(pictures, tmp_path):
-    line = f"ablate vit-digits --data digits --limit 20 --units head --replace zero --pairs 0 --clean {pictures}/0.png"
-    record = ran(tmp_path / "out", f"{line} --corrupted {pictures}/1.png")
-    [patching] = record.patching
-    assert (patching.clean, patching.corrupted, patching.corruption) == ("0.png", "1.png", "")
-    assert {row.part for row in record.contributions} == {"head", "MLP", "rest"}
-    last = record.lens[-1]
-    assert last.accuracy.value == pytest.approx(record.model.accuracy.value)
-    half = next(row for row in record.lens if row.accuracy.value >= last.accuracy.value / 2)
-    (section,) = [each for each in report(record).sections if "lens" in {figure.name for figure in each.figures}]
-    told = section.sentences[0].text
-    assert f" {half.depth} block" in told
-    assert {f"{100 * row.accuracy.value:.1f}" for row in (half, last)} <= {*re.findall(r"\d+\.\d", told)}
-    for count in (0, len(record.heads)):
-        ends = {(row.accuracy.value, row.loss) for row in record.curves if row.removed == count}
-        assert len(ends) == 1  # of every order
-
-
-@pytest.mark.slow
-def test_the_default_pair_is_an_image_and_its_corrupted_copy(tmp_path):
-    """So that a position in one is that of the other."""
-    record = ran(tmp_path / "out", "ablate vit-digits --data digits --limit 4 --no-curves --pairs 0 --units head")
-    [patching], arrays = record.patching, record.patched
+    record = ran(tmp_path / "out", "ablate vit-digits --data digits --limit 20 --units head --replace zero --pairs 0")
+    [patching], arrays = record.patching, record.patched  # by default an image and its corrupted copy
     assert arrays.clean.shape == arrays.corrupted.shape
     assert np.abs(arrays.clean - arrays.corrupted).max() > 0
     model = load("vit-digits")
@@ -145,6 +120,20 @@ def test_the_default_pair_is_an_image_and_its_corrupted_copy(tmp_path):
     assert patching.corrupted.startswith(f"{patching.clean}, ")
     assert patching.target == patching.clean != patching.other
     assert "patching" in figures(record)
+    assert {row.part for row in record.contributions} == {"head", "MLP", "rest"}
+    last = record.lens[-1]
+    assert last.accuracy.value == pytest.approx(record.model.accuracy.value)
+    half = next(row for row in record.lens if row.accuracy.value >= last.accuracy.value / 2)
+    (section,) = [each for each in report(record).sections if "lens" in {figure.name for figure in each.figures}]
+    told = section.sentences[0].text
+    assert f" {half.depth} block" in told
+    assert {f"{100 * row.accuracy.value:.1f}" for row in (half, last)} <= {*re.findall(r"\d+\.\d", told)}
+    for count in (0, len(record.heads)):
+        ends = {(row.accuracy.value, row.loss) for row in record.curves if row.removed == count}
+        assert len(ends) == 1  # of every order
+    named = f"--clean {pictures}/0.png --corrupted {pictures}/1.png --no-curves --pairs 0 --units head"
+    [pair] = ran(tmp_path / "named", f"ablate vit-digits --data digits --limit 2 {named}").patching
+    assert (pair.clean, pair.corrupted, pair.corruption) == ("0.png", "1.png", "")
 
 
 def test_a_killed_run_goes_on_at_the_layer_it_was_at_and_no_other(tiny_vit, tmp_path, capsys):

@@ -117,7 +117,7 @@ def own(pictures: Path, tiny_vit: Path, tmp_path_factory: pytest.TempPathFactory
     return root / "run"
 
 
-def test_the_copy_has_the_numbers_and_no_path(own, tmp_path):
+def test_the_copy_has_the_numbers_and_no_path_and_goes_outside_into_a_new_folder(own, tmp_path, capsys):
     copy, place = tmp_path / "copy", str(own.parent)
     assert place in (own / "config.json").read_text()
     before = (own / "config.json").read_bytes()
@@ -133,6 +133,11 @@ def test_the_copy_has_the_numbers_and_no_path(own, tmp_path):
         if path.suffix in (".json", ".md", ".html", ".csv"):
             assert not [name for name in names if name in path.read_text()], path
     assert "my photos/1.png" in (copy / "tables" / "shown.csv").read_text()
+    (tmp_path / "full" / "there").mkdir(parents=True)
+    assert "outside" in refusal(capsys, f"report {own} --share {own / 'copy'}")
+    refusal(capsys, f"report {own} --share {tmp_path / 'full'}")
+    refusal(capsys, f"report {tmp_path} --share {tmp_path / 'new'}")
+    assert not (tmp_path / "new").exists()
 
 
 def test_paths_are_shortened_and_nothing_else(own, tmp_path):
@@ -143,11 +148,3 @@ def test_paths_are_shortened_and_nothing_else(own, tmp_path):
     assert run(["report", str(changed), "--share", str(tmp_path / "copy")]) == 0
     shown = json.loads((tmp_path / "copy" / "config.json").read_text())["data"]["notes"]
     assert shown == list(TEXTS.values())
-
-
-def test_a_copy_goes_outside_into_a_new_folder(own, tmp_path, capsys):
-    (tmp_path / "full" / "there").mkdir(parents=True)
-    assert "outside" in refusal(capsys, f"report {own} --share {own / 'copy'}")
-    refusal(capsys, f"report {own} --share {tmp_path / 'full'}")
-    refusal(capsys, f"report {tmp_path} --share {tmp_path / 'new'}")
-    assert not (tmp_path / "new").exists()

@@ -53,29 +53,6 @@ def test_panels_by_rising_agreement_say_and_show_what_the_rows_hold(record):
     assert not np.array_equal(first, second)
 
 
-@pytest.mark.slow
-def test_failures_and_conflicts_of_models_of_shapes(tmp_path):
-    """Untrained ones, which fail often enough to be tested; a single method for both, and a class by its number."""
-    line = f"compare {pair(tmp_path, load_data('shapes', limit=8).classes)} --data shapes --limit 104 --maps 20"
-    of_shapes = ran(tmp_path / "run", f"{line} --panels 1 --method saliency --target 3 --no-harder")
-    rows = of_shapes.covariates
-    assert {row.model for row in rows} == set(of_shapes.aliases)
-    assert {"off_centre", "size", "clutter", "map_on_object", "confidence"} <= {row.covariate for row in rows}
-    tested = [row for row in rows if row.p is not None]
-    smallest = min(tested, key=lambda row: row.p)
-    assert smallest.p_holm == pytest.approx(min(1, len(tested) * smallest.p)), "one correction for all"
-    assert all(row.area.n == 104 for row in rows if row.covariate == "size")
-    assert {row.covariate for row in of_shapes.interventions} <= {row.covariate for row in tested if row.p <= 0.05}
-    assert [row.method for row in of_shapes.methods] == ["saliency", "saliency"]
-    assert not of_shapes.robustness
-    assert sum(row.n for row in of_shapes.cue_conflicts) == 2 * 560
-    for bias in of_shapes.shape_bias:
-        own = [row for row in of_shapes.cue_conflicts if row.model == bias.model]
-        assert bias.shape.value == pytest.approx(sum(row.shape for row in own) / 560)
-        assert bias.texture.value == pytest.approx(sum(row.texture for row in own) / 560)
-    check_first_page(report(of_shapes))
-
-
 def test_unusable_maps_are_counted(tmp_path, tiny_vit):
     """A model without any weight in its head: no gradient, no relevance."""
     dead = load(str(tiny_vit))

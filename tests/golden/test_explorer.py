@@ -24,7 +24,7 @@ def attended(golden) -> Any:
     return golden("attention of digits").record
 
 
-def test_the_report_of_attention_has_the_models_weights(tiny_vit, attended):
+def test_the_report_of_attention_has_the_models_weights_where_the_folder_has_them(tiny_vit, attended, tmp_path):
     shown, model = report(attended).explorer, load(str(tiny_vit))
     batch = torch.stack([torch.from_numpy(image.picture).permute(2, 0, 1) for image in shown.images]).float() / 255
     assert (shown.model, shown.keys, shown.queries, shown.special) == ("tiny-vit", (4, 4), (4, 4), ("CLS",))
@@ -38,9 +38,6 @@ def test_the_report_of_attention_has_the_models_weights(tiny_vit, attended):
         found, wanted = (image.weights, expected) if whole else (image.layer_weights, expected.mean(1))
         assert (np.abs(found - wanted) / wanted.max(-1, keepdims=True)).max() <= EXACT
         np.testing.assert_allclose(image.rollout[-1, 1:].reshape(4, 4), rollout, atol=1e-3)
-
-
-def test_a_folder_without_the_arrays_has_a_report_without_explorer(attended, tmp_path):
     out = Path(shutil.copytree(attended.folder, tmp_path / "older"))
     (out / "arrays" / "explorer-tiny-vit.npz").unlink()
     assert report(read_folder(out)).explorer is None

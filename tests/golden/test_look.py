@@ -227,13 +227,18 @@ def test_prefix_tokens_are_found_or_given(tokens, given, prefix):
     assert shown.images[0].picture.shape[0] == shown.images[0].picture.shape[1]  # the centre square
 
 
-def test_a_tensor_in_half_precision_with_many_tokens_is_pooled():
+def test_many_tokens_in_half_precision_are_pooled_and_more_than_a_page_holds_are_refused(tmp_path):
     tokens = 1 + 24 * 24
     weights = weights_of(2, 1, tokens, tokens)
     shown = vitlens.attention_explorer(torch.tensor(weights).half(), np.zeros((9, 9, 3), np.uint8)).explorer
     assert (shown.keys, shown.queries) == ((24, 24), (14, 14))
     assert not shown.images[0].facts  # its rows sum to 1, to rounding
     np.testing.assert_allclose(shown.images[0].weights.sum(-1), 1, atol=0.02)
+    path = tmp_path / "many.npy"
+    header = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=(400, 16, 197, 197))  # of holes
+    del header
+    with pytest.raises(InputError, match=r"save some layers: weights\[-4:\]"):
+        vitlens.attention_explorer(np.load(path, mmap_mode="r"), np.zeros((9, 9, 3), np.uint8))
 
 
 WRONG = {  # what is in the file, as a function of good weights (layers, heads, 17, 17); what is said
@@ -277,11 +282,3 @@ def test_other_arrays_files_and_calls_are_one_line_and_leave_no_folder(case, pic
     words = line.format(at=tmp_path, good=good, image=pictures / "0.png", pictures=pictures)
     assert told in refusal(capsys, f"look {words} --out {tmp_path / 'out'}")
     assert not (tmp_path / "out").exists()
-
-
-def test_more_weights_than_a_page_can_hold_are_refused_before_they_are_read(tmp_path):
-    path = tmp_path / "many.npy"
-    header = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=(400, 16, 197, 197))  # of holes
-    del header
-    with pytest.raises(InputError, match=r"save some layers: weights\[-4:\]"):
-        vitlens.attention_explorer(np.load(path, mmap_mode="r"), np.zeros((9, 9, 3), np.uint8))

@@ -39,23 +39,30 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def evaluated(out: Path, *models: Path, data: Path, seed: int = 7) -> Any:
+def evaluated(out: Path, model: Path, data: Path) -> Any:
     """With another seed than the training's: what was held out is known by content."""
-    return ran(out, f"evaluate {' '.join(map(str, models))} --data {data} --seed {seed}")
+    return ran(out, f"evaluate {model} --data {data} --seed 7")
 
 
 def files(record: Any) -> set[str]:
-    """The names of the images that predictions are of."""
-    return {row.image for row in record.predictions}
+    """The images that predictions are of, as green/1.png."""
+    return {"/".join(Path(row.image).parts[-2:]) for row in record.predictions}
+
+
+@pytest.fixture(scope="module")
+def held_out(place: Path) -> set[str]:
+    found = files(ran(place / "held", f"predict {place / 'run'} --data {place / 'pictures'}"))
+    assert len(found) == 6
+    return found
 
 
 @pytest.mark.parametrize(("data", "count"), [("pictures", 6), ("others", 30), ("moved", 36)])
 def test_of_the_training_folder_what_was_held_out_wherever_it_lies(place, tmp_path, data, count):
-    record = evaluated(tmp_path / "out", place / "run", data=place / data)
+    record = evaluated(tmp_path / "out", place / "run", place / data)
     assert record.config.data.images == record.metric("accuracy/run").n == count
 
 
-def test_a_command_without_labels_leaves_out_the_same_and_says_so(place, tmp_path, capsys):
+def test_a_command_without_labels_leaves_out_the_same_but_for_weights_from_elsewhere(place, tmp_path, capsys):
     out = tmp_path / "out"
     assert run(f"stats {place / 'run'} --data {place / 'pictures'} --seed 7 --out {out} --device cpu".split()) == 0
     data = json.loads((out / "config.json").read_text())["data"]
@@ -64,25 +71,22 @@ def test_a_command_without_labels_leaves_out_the_same_and_says_so(place, tmp_pat
     text = (out / "report.md").read_text()
     assert data["notes"][0][1:] in text
     assert "6 images of" in text
+    record = ran(tmp_path / "all", f"predict vit-digits --data {place / 'pictures'}")
+    assert len(files(record)) == 30
 
 
-def test_images_that_were_all_trained_on_are_said_to_be_no_test(place, tmp_path):
-    held_out = files(ran(tmp_path / "held", f"predict {place / 'run'} --data {place / 'pictures'}"))
-    assert len(held_out) == 6
-    names = {"/".join(Path(name).parts[-2:]) for name in held_out}
-    for file in sorted((place / "pictures").rglob("*.png")):
-        if "/".join(file.parts[-2:]) not in names:
-            (tmp_path / "seen" / file.parent.name).mkdir(parents=True, exist_ok=True)
-            shutil.copy(file, tmp_path / "seen" / file.parent.name)
-    record = evaluated(tmp_path / "out", place / "run", data=tmp_path / "seen")
+def test_images_that_were_all_trained_on_are_said_to_be_no_test(place, held_out, tmp_path):
+    shutil.copytree(place / "pictures", tmp_path / "seen")
+    for name in held_out:
+        (tmp_path / "seen" / name).unlink()
+    record = evaluated(tmp_path / "out", place / "run", tmp_path / "seen")
     assert record.config.data.images == 24
     assert "no test accuracy" in record.config.data.notes[0]
 
 
 @pytest.mark.parametrize("order", ["{run} vit-digits", "vit-digits {run}"])
-def test_models_beside_each_other_answer_the_same_unseen_images(place, tmp_path, order):
+def test_models_beside_each_other_answer_the_same_unseen_images(place, held_out, tmp_path, order):
     """What is left out is asked of all models together."""
-    held_out = files(ran(tmp_path / "held", f"predict {place / 'run'} --data {place / 'pictures'}"))
     line = f"explain {order.format(run=place / 'run')} --data {place / 'pictures'} --method saliency --seed 7"
     shown = ran(tmp_path / "both", line).shown
     for model in ("run", "vit-digits"):
@@ -90,30 +94,32 @@ def test_models_beside_each_other_answer_the_same_unseen_images(place, tmp_path,
         assert sorted(names) == sorted(Path(name).name for name in held_out)
 
 
-def test_the_bank_of_features_is_what_was_trained_on(place, tmp_path):
+def test_the_bank_of_features_and_the_usual_batches_are_of_what_was_trained_on(place, tmp_path):
     line = f"features {place / 'run'} --data {place / 'pictures'} --k 1 --no-probe --no-tsne --no-cache --seed 5"
     (row,) = ran(tmp_path / "out", line).sets
     assert (row.test, row.bank) == (6, 24)
+    results = json.loads((place / "run" / "results.json").read_text())["tables"]
+    (row,) = results["setup"]
+    assert (row["batch_size"], row["usual_batch_size"], row["test"]) == (8, 256, 6)
+    assert row["learning_rate"] == pytest.approx(row["usual_learning_rate"] / 32**0.5, rel=1e-3)
+    text = (place / "run" / "report.md").read_text()
+    assert "24 images" in text
+    assert "batches of 8" in text
+    assert results["history"][-1]["step"] == 2 * (24 // 8)
 
 
-def test_a_run_that_knows_nothing_of_its_images_holds_out_as_it_did(place, tmp_path):
+def test_a_run_that_knows_nothing_of_its_images_holds_out_as_it_did(place, held_out, tmp_path):
     old = Path(shutil.copytree(place / "run", tmp_path / "old"))
     (old / "arrays" / "training_images.npz").unlink()
-    line = f"--data {place / 'pictures'} --seed 9"
-    records = [ran(tmp_path / f"of-{model.name}", f"predict {model} {line}") for model in (old, place / "run")]
-    assert files(records[0]) == files(records[1])  # with the seed of its training, not with this one
-    assert "not known" in records[0].config.data.notes[0]
-
-
-def test_weights_from_elsewhere_see_the_whole_folder(place, tmp_path):
-    record = ran(tmp_path / "out", f"predict vit-digits --data {place / 'pictures'}")
-    assert len(files(record)) == 30
+    record = ran(tmp_path / "out", f"predict {old} --data {place / 'pictures'} --seed 9")
+    assert files(record) == held_out  # with the seed of its training, not with this one
+    assert "not known" in record.config.data.notes[0]
 
 
 def test_what_a_start_was_trained_on_is_remembered(place, tmp_path):
     ran(tmp_path / "further", f"train {place / 'run'} --data {place / 'others'} --epochs 1")
     for data in ("others", "pictures"):
-        record = evaluated(tmp_path / data, tmp_path / "further", data=place / data)
+        record = evaluated(tmp_path / data, tmp_path / "further", place / data)
         assert record.config.data.images == 6
 
 
@@ -124,21 +130,9 @@ def test_arrays_are_known_by_their_pixels(tmp_path):
     np.savez(tmp_path / "a.npz", images=images, labels=labels)
     np.savez(tmp_path / "b.npz", images=images[order], labels=labels[order])
     ran(tmp_path / "run", f"{TINY} --data {tmp_path / 'a.npz'} --epochs 1")
-    tables = []
+    seen = []
     for name in ("a", "b"):
         record = ran(tmp_path / name, f"predict {tmp_path / 'run'} --data {tmp_path / f'{name}.npz'}")
-        pixels = record.images_drawn.pixels
-        tables.append(sorted(int(each.sum()) for each in pixels))
-        assert len(record.predictions) == 4
-    assert tables[0] == tables[1]
-
-
-def test_ten_epochs_of_few_images_are_more_than_ten_steps(place):
-    results = json.loads((place / "run" / "results.json").read_text())["tables"]
-    (row,) = results["setup"]
-    assert (row["batch_size"], row["usual_batch_size"], row["test"]) == (8, 256, 6)
-    assert row["learning_rate"] == pytest.approx(row["usual_learning_rate"] / 32**0.5, rel=1e-3)
-    text = (place / "run" / "report.md").read_text()
-    assert "24 images" in text
-    assert "batches of 8" in text
-    assert results["history"][-1]["step"] == 2 * (24 // 8)
+        seen.append(sorted(int(each.sum()) for each in record.images_drawn.pixels))
+    assert seen[0] == seen[1]
+    assert len(seen[0]) == 4

@@ -7,11 +7,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vitlens
-from tests.kit.tiny import CLASSES, FAMILIES, bare, model_of, ours, shaken, small_cnn
+from tests.kit.tiny import CLASSES, FAMILIES, bare, ours, small_cnn
 from vitlens.models.anatomy import Anatomy
 from vitlens.models.language_image import with_prompts
 from vitlens.models.model import Model
-from vitlens.models.resnet import build_resnet
 from vitlens.shapes import TokenLayout
 
 MODELS: dict[str, Callable[[], Model]] = {
@@ -37,10 +36,6 @@ def linear() -> Model:
     """A linear model of 8 x 12 px that declares the patch layout of a ViT; pixels are not normalised."""
     layout = TokenLayout((4, 3), (2, 4))
     return bare(Linear((8, 12)), layout.image_size, anatomy=Anatomy("other", (), layout))
-
-
-def resnet18() -> Model:
-    return model_of(shaken(lambda: build_resnet("resnet18", classes=5, image_size=(32, 48))), size=(32, 48))
 
 
 def prompted(model: Model) -> Model:

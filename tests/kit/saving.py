@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COARSE: Final = 50  # dots per inch
-_WHOLE: Final[list[int]] = []
+_WHOLE: Final[list[None]] = []  # one for each `saved_figures` that is entered
 _PIXEL: Final = b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGNgYGAAAAAEAAH2FzhVAAAAAElFTkSuQmCC"
 )
@@ -37,7 +37,7 @@ def save_little() -> None:
     def save(figure: "Figure", files: Mapping[str, Path]) -> None:
         if _WHOLE:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(publish, "_DOTS_PER_INCH", _WHOLE[-1])
+                patch.setattr(publish, "_DOTS_PER_INCH", _COARSE)
                 whole(figure, files)
             return
         whole(figure, {form: path for form, path in files.items() if form != "png"})
@@ -48,9 +48,9 @@ def save_little() -> None:
 
 
 @contextmanager
-def saved_figures(dots: int = _COARSE) -> Iterator[None]:
-    """Inside, figures are saved whole, with so many dots per inch."""
-    _WHOLE.append(dots)
+def saved_figures() -> Iterator[None]:
+    """Inside, figures are saved whole, if coarsely."""
+    _WHOLE.append(None)
     try:
         yield
     finally:

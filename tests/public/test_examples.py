@@ -117,8 +117,7 @@ def test_only_public_names_are_used_and_links_lead_to_files(cells):
     assert not re.search(r"^\s*(from vitlens|import vitlens\.)", code, re.MULTILINE)
     used = set(re.findall(r"\bvitlens\.(\w+)", code))
     assert {*SHOWN.split(), "read"} <= used <= set(vitlens.__all__)
-    texts = ["".join(cell["source"]) for cell in json.loads(TOUR.read_text())["cells"]]
-    links = [link for text in texts for link in re.findall(r"\]\(([^)]+)\)", text)]
+    links = re.findall(r"\]\(([^)]+)\)", TOUR.read_text())
     assert links
     assert all((TOUR.parent / link).is_file() for link in links)
 
@@ -126,10 +125,7 @@ def test_only_public_names_are_used_and_links_lead_to_files(cells):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of the kernel's own libraries
 def test_executed_again_it_gives_the_same_numbers(cells, tmp_path):
-    nbformat, nbclient, _ = (
-        pytest.importorskip(name, reason=f"needs the extra test: pip install {name}")
-        for name in ("nbformat", "nbclient", "ipykernel")
-    )
+    nbformat, nbclient, _ = map(pytest.importorskip, ("nbformat", "nbclient", "ipykernel"))
     notebook = nbformat.read(TOUR, as_version=4)
     nbformat.validate(notebook)
     options = {"kernel_name": "python3", "timeout": 300, "coalesce_streams": True}

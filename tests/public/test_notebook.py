@@ -34,7 +34,7 @@ def shown(figure) -> list[np.ndarray]:
     return [np.asarray(axes.images[0].get_array()) for axes in panels(figure)]
 
 
-def test_maps_over_images_are_drawn_with_their_own_values(vit, images):
+def test_maps_over_images_are_drawn_with_their_own_values_and_equal_ones_crossed_out(vit, images):
     maps = vitlens.rollout(vit, images)
     before, settings = maps.clone(), dict(mpl.rcParams)
     figure = vitlens.show(images, maps, title="Rollout", label="share", names=["a", "b"])
@@ -48,16 +48,15 @@ def test_maps_over_images_are_drawn_with_their_own_values(vit, images):
     assert dict(mpl.rcParams) == settings
     pyplot = sys.modules.get("matplotlib.pyplot")
     assert pyplot is None or not pyplot.get_fignums()
+    equal = vitlens.show(images, torch.stack((torch.zeros(2, 3), torch.rand(2, 3))))
+    assert [len(crosses(axes)) for axes in panels(equal)] == [0, 0, 2, 0]
 
 
-def test_several_methods_and_signed_maps_are_shares(vit, images):
+def test_several_methods_images_alone_and_files_in_every_form(vit, images, pictures):
     named = {name: vitlens.explain(vit, images, method=name) for name in ("rollout", "input-x-gradient")}
     assert len(panels(vitlens.show(images, named))) == 6
     alone = vitlens.show(images, named["input-x-gradient"])
     assert [axes.get_ylabel() for axes in alone.axes if "share" in axes.get_ylabel()]
-
-
-def test_images_alone_in_every_form(images):
     pixels = (images * 255).round().byte()
     assert [len(panels(vitlens.show(each))) for each in (images[0], pixels)] == [1, 2]
     array = pixels.permute(0, 2, 3, 1).numpy()
@@ -67,6 +66,11 @@ def test_images_alone_in_every_form(images):
     assert len(panels(vitlens.show(vitlens.load_data("digits", limit=12)))) == 12
     with pytest.raises(InputError):
         vitlens.show(vitlens.load_data("digits", limit=13))
+    figure = vitlens.show(pictures, vitlens.rollout(vit, pictures), model=vit, names=[3, 5, 8])
+    height, width = vit.input_size
+    first = shown(figure)[0]
+    assert first.shape[0] / first.shape[1] == height / width
+    assert [axes.get_xlabel() for axes in figure.axes[:3]] == ["3", "5", "8"]
 
 
 def test_heads_of_weights_are_the_rows_of_cls(vit, images):
@@ -81,13 +85,13 @@ def test_heads_of_weights_are_the_rows_of_cls(vit, images):
             np.testing.assert_allclose(each, 100 * expected[layer, 1, head].numpy(), rtol=1e-4)
     assert len(panels(vitlens.show_heads(expected))) == layers * heads
     assert len(panels(vitlens.show_heads(vit, images, layer=1))) == 2 * (heads + 1)
-
-
-def test_heads_of_a_model_with_windows(vit, images):
     one = vitlens.show_heads(vit, images, layer=1)
-    other = vitlens.show_heads(vitlens.attention(vit, images), images, model=vit, layer=1)
+    other = vitlens.show_heads(weights, images, model=vit, layer=1)
     for first, second in zip(shown(one), shown(other), strict=True):
         np.testing.assert_allclose(first, second, atol=0.02)  # rounding may turn a colour into its neighbour
+
+
+def test_heads_of_a_model_with_windows():
     swin, pictures = timm_model("swin_tiny_patch4_window7_224"), made(batch=1)
     assert len(panels(vitlens.show_heads(swin, pictures, layer=3))) == 1 + 4
     with pytest.raises(InputError, match="layer="):
@@ -115,16 +119,3 @@ def test_a_notebook_displays_figures_with_the_label_of_small_numbers_within_them
     assert figure._repr_png_().startswith(b"\x89PNG")
     (bar,) = [axes for axes in figure.axes if axes.get_ylabel() == "share of 1"]
     assert bar.yaxis.label.get_window_extent().x1 < figure.bbox.x1
-
-
-def test_files_are_shown_with_the_crop_of_the_model(vit, pictures):
-    figure = vitlens.show(pictures, vitlens.rollout(vit, pictures), model=vit, names=[3, 5, 8])
-    height, width = vit.input_size
-    first = shown(figure)[0]
-    assert first.shape[0] / first.shape[1] == height / width
-    assert [axes.get_xlabel() for axes in figure.axes[:3]] == ["3", "5", "8"]
-
-
-def test_maps_that_are_all_equal_say_so(images):
-    figure = vitlens.show(images, torch.stack((torch.zeros(2, 3), torch.rand(2, 3))))
-    assert [len(crosses(axes)) for axes in panels(figure)] == [0, 0, 2, 0]

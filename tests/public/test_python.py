@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -216,7 +217,8 @@ def test_targets_in_every_form_are_the_same(name, vit, images, forms):
     for given, targets, expected in (
         (images, "predicted", predicted), (images, torch.ones(3, dtype=torch.int64), second),
         (images, vit.classes[1], second), (images, vit.classes[1].upper(), second),
-        (images, [1, vit.classes[1], 1], second),
+        (images, [1, vit.classes[1], 1], second), (images, (1, 1, 1), second), (images, np.array([1, 1, 1]), second),
+        (images, torch.tensor(1), second), (images, np.int64(1), second),
         *((forms[form], "label", maps(vit, images, targets=LABELS)) for form in WITH_LABELS),
     ):  # fmt: skip
         torch.testing.assert_close(maps(vit, given, targets=targets), expected, rtol=0, atol=0)
@@ -230,10 +232,10 @@ def test_targets_in_every_form_are_the_same(name, vit, images, forms):
 
 
 def test_an_attack_is_targeted_by_name_too(vit, images):
-    labels = torch.zeros(3, dtype=torch.int64)
+    labels, ones = torch.zeros(3, dtype=torch.int64), torch.ones(3, dtype=torch.int64)
     first, *others = (
         vitlens.attack(vit, images, labels, method="pgd-targeted", steps=2, targets=targets).images
-        for targets in (torch.ones(3, dtype=torch.int64), 1, vit.classes[1])
+        for targets in (ones, 1, vit.classes[1])
     )
     assert all(torch.equal(first, other) for other in others)
 
@@ -307,5 +309,4 @@ def test_names_are_escaped_and_nothing_runs_for_a_repr(monkeypatch):
     assert "<script>" not in vit._repr_html_()
     assert "&lt;script&gt;" in vit._repr_html_()
     assert "\x1b" not in repr(vit)
-    assert f"{vit.parameter_count():,}" in repr(vit)
-    assert "2 heads" in repr(vit)
+    assert all(words in repr(vit) for words in (f"{vit.parameter_count():,}", "2 heads"))

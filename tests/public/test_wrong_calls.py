@@ -69,12 +69,6 @@ def test_a_wrong_call_is_answered_in_one_line(call, vit, images):
     assert "\n" not in str(told.value)
 
 
-def test_targets_as_arrays_and_scalars_are_those_of_a_list(vit, images):
-    expected = vitlens.relevance(vit, images, targets=[1, 1])
-    for targets in (np.array([1, 1]), torch.tensor([1, 1]), torch.tensor(1), np.int64(1), 1, (1, 1)):
-        assert torch.equal(vitlens.relevance(vit, images, targets=targets), expected)
-
-
 def test_a_word_of_a_class_name_is_found():
     assert nearest("cat", ["crate", "cab", "tiger cat", "Persian cat"])[0].endswith(" cat")
     assert str(UnknownNameError("method", None, ["a", "b"])) == "no method None; known: a, b"

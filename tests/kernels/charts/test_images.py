@@ -72,7 +72,7 @@ def test_a_page_holds_every_row_and_column_and_cuts_nothing_off(count, maps, und
     assert figure.get_figheight() <= 10.6
 
 
-def test_columns_that_do_not_fit_are_further_blocks(random):
+def test_of_more_columns_than_fit_each_map_has_its_panel(random):
     maps = random.uniform(0, 0.01, (13, 2, 2, 2))
     maps[6, 1, 1, 0] = 1.0  # the seventh map of the second image
     image, cells = np.zeros((3, 8, 8)), []
@@ -81,10 +81,6 @@ def test_columns_that_do_not_fit_are_further_blocks(random):
         cells += [Picture(image, own[at], name, f"map {number}") for number, own in enumerate(maps)]
     axes = shown(images(scale="joint", smooth=False)(cells, "Maps"))
     assert [array(each).max() > 0.6 for each in axes] == [number == 14 + 7 for number in range(28)]
-    places = np.array([(each.get_position().x0, each.get_position().y0) for each in axes])
-    np.testing.assert_allclose(places[:7, 1], places[0, 1])
-    np.testing.assert_allclose(places[7:14, 0], places[:7, 0])  # a block of seven columns below
-    assert (places[7:14, 1] < places[14:21, 1]).all()
 
 
 @pytest.mark.parametrize(("grid", "smooth"), [((3, 5), True), ((3, 5), False), ((1, 1), True)])
@@ -190,12 +186,9 @@ PEAK[3, 3] = 1
 @pytest.mark.parametrize(
     ("scale", "values", "ticks"),
     [
-        ("joint", ends(0.0, 1.0), ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
         ("joint", PEAK, ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),  # on nothing a peak is not clipped away
         ("joint", np.append(np.linspace(0, 2, 500), 90.0)[None], ["0", "0.5", "1.0", "1.5"]),  # clipped at 1.99
         ("joint", ends(0.02, 21.04), ["0", "5", "10", "15", "20"]),  # no 5.26, 10.5, 15.8
-        ("joint", ends(0.35, 2.0), ["0.5", "1.0", "1.5", "2.0"]),
-        ("joint", ends(0.0, 1370.0), ["0", "500", "1000"]),
         ("joint", ends(-2e-9, 3e-9), ["-2e-09", "-1e-09", "0", "1e-09", "2e-09", "3e-09"]),
         ("joint", np.array([[3.0, 3.0]]), ["3\nall\nequal"]),
         ("signed", np.array([[0.1, -0.5]]), ["-0.5", "0", "0.5"]),  # symmetric; the ends, rather than 0.4

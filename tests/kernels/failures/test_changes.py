@@ -9,9 +9,7 @@ import vitlens
 from tests.kit.planted_failures import SIDE, pictures_of, properties, squares
 from tests.kit.splits import split_of
 from vitlens import Split
-from vitlens.analysis.failures.covariates import CHANGES, Edited
-
-LUMINANCE = torch.tensor([0.2126, 0.7152, 0.0722])
+from vitlens.analysis.failures.covariates import CHANGES, Edited, luminance
 
 
 def edited(split: Split, name: str, sign: int, maps: Tensor | None = None) -> Edited:
@@ -20,10 +18,6 @@ def edited(split: Split, name: str, sign: int, maps: Tensor | None = None) -> Ed
 
 def images_of(split: Split) -> Tensor:
     return split.source.pixels.float() / 255
-
-
-def luminance(images: Tensor) -> Tensor:
-    return torch.einsum("bchw,c->bhw", images, LUMINANCE)
 
 
 def of_pixels(images: Tensor, masks: Tensor | None = None) -> dict[str, Tensor]:

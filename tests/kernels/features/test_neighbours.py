@@ -1,7 +1,4 @@
-"""Nearest neighbours: exactly those of float64, whatever the chunks and devices; ties; patches planted to be alike.
-
-What is made of them on real features is compared with scikit-learn in tests/public/features/test_classified.py.
-"""
+"""Nearest neighbours: exactly those of float64, in any chunks; on real features: tests/public/features."""
 
 import numpy as np
 import pytest

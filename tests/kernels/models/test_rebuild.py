@@ -109,6 +109,7 @@ def test_it_comes_back_from_its_file(tmp_path, name, heads):
     assert loaded.anatomy == pruned.anatomy
     assert loaded.parameter_count() == pruned.parameter_count() < whole.parameter_count()
     other = vitlens.load(str(tmp_path), image_size=(64, 32))  # timm resizes positions, and knows whole models
+    assert (other.input_size, other.layout.grid) == ((64, 32), (8, 2) if name == "vit-micro" else (4, 2))
     assert torch.isfinite(other(images((64, 32)))).all()
     if name == "vit-micro":
         torch.testing.assert_close(other(images((64, 32))), pruned.module((images((64, 32)) - 0.5) / 0.5))

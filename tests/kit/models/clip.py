@@ -11,19 +11,15 @@ from vitlens.models.loading import load
 from vitlens.models.model import Model
 
 _TEXT = {"context_length": 24, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2}
+_TINY = {
+    "embed_dim": 16,
+    "quick_gelu": True,
+    "vision_cfg": {"image_size": 32, "layers": 2, "width": 32, "head_width": 16, "patch_size": 8},
+    "text_cfg": _TEXT,
+}
 ARCHITECTURES = {
-    "tiny-clip": {
-        "embed_dim": 16,
-        "quick_gelu": True,
-        "vision_cfg": {"image_size": 32, "layers": 2, "width": 32, "head_width": 16, "patch_size": 8},
-        "text_cfg": _TEXT,
-    },
-    "tiny-clip-deep": {
-        "embed_dim": 16,
-        "quick_gelu": True,
-        "vision_cfg": {"image_size": 32, "layers": 3, "width": 32, "head_width": 16, "patch_size": 8},
-        "text_cfg": _TEXT,
-    },
+    "tiny-clip": _TINY,
+    "tiny-clip-deep": _TINY | {"vision_cfg": _TINY["vision_cfg"] | {"layers": 3}},
     # SigLIP's kind: pooling by attention, a bias on the logits
     "tiny-sigmoid": {
         "embed_dim": 64,

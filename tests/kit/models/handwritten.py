@@ -88,11 +88,9 @@ class Attention(nn.Module):
         return q, k, v
 
     def own(self, x: Tensor) -> Tensor:
-        """The weights (batch, heads, query, key)."""
         return weights(*self.split(x)[:2])
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The heads' outputs (batch, heads, tokens, head_dim)."""
         return self.style(q, k, v)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -173,15 +171,12 @@ class ViT(nn.Module):
         self.ln, self.out = nn.LayerNorm(DIM), nn.Linear(DIM, classes)
 
     def patches(self, x: Tensor) -> Tensor:
-        """The patches, row by row, without positions."""
         return self.stem(x).flatten(2).transpose(1, 2)
 
     def tokens(self, x: Tensor) -> Tensor:
-        """The tokens that enter the first block."""
         return torch.cat([self.extra.expand(len(x), -1, -1), self.patches(x)], 1) + self.pos
 
     def read(self, x: Tensor) -> Tensor:
-        """What the classifier reads of the last tokens."""
         return x[:, 0] if self.extra.shape[1] else x.mean(1)
 
     def forward(self, x: Tensor) -> Any:

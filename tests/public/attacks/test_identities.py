@@ -154,14 +154,13 @@ def test_random_starts_in_l2_fill_the_ball():
     assert (starts - 0.5).div(1e-3).mean((0, 2, 3)).abs().max() < 0.12
 
 
-@pytest.mark.parametrize("name", ["pgd", "pgd-targeted"])
-def test_with_bf16_gradients_success_is_evaluated_in_fp32(name):
+@pytest.mark.parametrize(("name", "epsilon"), [("fgsm", 0.015), ("pgd", 0.015), ("pgd-targeted", 0.09), ("cw", 0.4)])
+def test_with_bf16_gradients_success_is_evaluated_in_fp32(name, epsilon):
     model, images = perceptron(seed=2), pictures(60, seed=2)
     labels = predictions(model, images)
     given = {"targets": (labels + 1) % 5} if name == "pgd-targeted" else {}
-    epsilon = 0.09 if given else 0.015
     exact, coarse = (
-        vitlens.attack(model, images, labels, method=name, epsilon=epsilon, steps=5, precision=precision, **given)
+        vitlens.attack(model, images, labels, method=name, epsilon=epsilon, steps=10, precision=precision, **given)
         for precision in ("fp32", "bf16")
     )
     found = predictions(model, coarse.images)

@@ -29,6 +29,7 @@ def test_picking_keeps_everything_of_an_image_together(split):
     assert chosen.groups.tolist() == [0, 5]
     assert chosen.masks[:, 0, 0].tolist() == [False, True]
     assert replace(chosen, files=None).names == ("toy 0", "toy 1")
+    assert "2 x 5" in repr(chosen)  # px
     bare = replace(split, labels=None, masks=None, groups=None, files=None).pick(torch.tensor([2]))
     assert (bare.labels, bare.masks, bare.groups, bare.files) == (None, None, None, None)
     first, second = split.batches(7)  # every image once, in order

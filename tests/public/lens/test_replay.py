@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import vitlens
 from tests.kit.lens import EVERY, HANDWRITTEN, SAME, changeable, changed, heads_by_layer, of, removable, without_head
-from tests.kit.tiny import EACH_FAMILY, model_of, ours, shared_model, timm_model
+from tests.kit.tiny import FAMILIES, model_of, ours, shared_model, timm_model
 from vitlens import KnockOut, Model
 from vitlens.errors import InputError, UnknownNameError
 
@@ -74,16 +74,20 @@ def keeps_the_models_own(replay: Any) -> None:
 
 
 CHUNKS = {"whole": {}, "parts": {"chunk": 3}, "stacked": {"chunk": 9}}
+BY_DEFAULT = {  # every mechanism once, and every way of cutting several times
+    "ours": "whole", "vit-mean": "whole", "deit-distilled": "stacked", "beit": "stacked", "eva02": "parts",
+    "siglip": "parts", "cait": "whole", "torchvision-vit": "stacked", "torchvision-swin": "stacked",
+    "our-swin": "parts",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("name", "chunks"),
     [
-        pytest.param(*family.values, chunks, marks=family.marks if (row + column) % 3 == 0 else pytest.mark.slow)
-        for row, family in enumerate(EACH_FAMILY)
-        for column, chunks in enumerate(CHUNKS)
-        if family.values != ("swinv2",)  # as swin
-    ],  # by default every mechanism once, and every way of cutting several times
+        pytest.param(name, chunks, marks=() if BY_DEFAULT.get(name) == chunks else pytest.mark.slow)
+        for name in FAMILIES
+        for chunks in CHUNKS
+    ],
 )
 def test_logits_are_those_of_the_full_forward(name, chunks):
     model = shared_model(name)

@@ -94,13 +94,6 @@ def test_told_preprocessing_classes_and_size():
     assert (only.preprocessing.mean, only.preprocessing.std) == (mean, (0.5, 0.5, 0.5))
 
 
-def test_a_headless_model_of_timm_gives_features():
-    model = vitlens.load("timm:vit_tiny_patch16_dinov3_qkvb@random", image_size=32)
-    assert (model.classes, model.has_classifier, model(images()).shape) == ((), False, (2, 192))
-    with pytest.raises(InputError, match="--freeze-backbone"):
-        vitlens.load("timm:vit_tiny_patch16_dinov3_qkvb@random", image_size=32, classes=("a", "b"))
-
-
 # ---- what cannot
 
 WRONG = [  # names, options, and what the message says to type; FILE has a state dict, RUN is a run folder

@@ -16,10 +16,10 @@ open_clip = pytest.importorskip("open_clip", reason="needs the extra clip: pip i
 from tests.kit.models.clip import registered, tiny  # noqa: E402
 from tests.kit.tiny import images as noise  # noqa: E402
 
-ARCHS = {  # family, prefix, readout, number of blocks
-    "tiny-clip": ("vit", ("cls",), "cls", 2),
-    "tiny-sigmoid": ("vit", ("cls",), "pool", 6),
-    "tiny-resnet": ("cnn", None, None, 4),
+ARCHS = {  # family, prefix, readout, numbers of blocks and of layers with attention
+    "tiny-clip": ("vit", ("cls",), "cls", 2, 2),
+    "tiny-sigmoid": ("vit", ("cls",), "pool", 6, 7),
+    "tiny-resnet": ("cnn", None, None, 4, 0),
 }
 PROMPTS = ["a photo of a cat.", "a photo of a dog.", "grass"]
 
@@ -36,12 +36,10 @@ def pictures(model, count=2):
 @pytest.mark.parametrize("arch", ARCHS)
 def test_embeddings_logits_and_ensembles_are_the_librarys(arch):
     model = tiny(arch)
-    anatomy, (family, prefix, readout, blocks) = model.anatomy, ARCHS[arch]
+    anatomy, (family, prefix, readout, blocks, layers) = model.anatomy, ARCHS[arch]
     assert (anatomy.family, anatomy.readout, len(anatomy.blocks)) == (family, readout, blocks)
     assert (anatomy.layout.prefix if anatomy.layout else None) == prefix
-    assert len(vitlens.attention(model, pictures(model)) if prefix else ()) == (
-        blocks + (readout == "pool") if prefix else 0
-    )
+    assert len(vitlens.attention(model, pictures(model)) if prefix else ()) == layers
     library, tokenizer, images = model.module.text.model, open_clip.get_tokenizer(arch), pictures(model)
     with torch.no_grad():
         embedded = library.encode_image(model.prepare(images))

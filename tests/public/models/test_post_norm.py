@@ -76,7 +76,6 @@ ANALYSES: dict[str, Callable[[Model], Tensor]] = {
     "logit lens": lambda model: vitlens.logit_lens(model, IMAGES).logits,
     "ablation": lambda model: vitlens.ablate(model, IMAGES, LABELS).delta_loss,
     "gradcam": lambda model: vitlens.explain(model, IMAGES, targets=LABELS, method="gradcam"),
-    "legrad": lambda model: vitlens.explain(model, IMAGES, targets=LABELS, method="legrad"),
 }
 
 

@@ -58,16 +58,6 @@ def test_other_weights_than_its_own_and_random_ones(tmp_path):
     assert random_ones.provenance.weights == "random"
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "grid"), [("vit-micro", (64, 32), (8, 2)), ("timm:test_vit", (48, 64), (3, 4))]
-)
-def test_another_image_size(tmp_path, name, size, grid):
-    written(vitlens.load(f"{name}@random", image_size=(32, 32)) if ":" in name else small(name), tmp_path)
-    loaded = vitlens.load(str(tmp_path), image_size=size)
-    assert (loaded.input_size, loaded.layout.grid) == (size, grid)
-    assert torch.isfinite(loaded(images(size))).all()
-
-
 def test_preprocessing_and_classes_that_were_told_are_kept(tmp_path):
     model, told = small(), {"mean": (0.1, 0.2, 0.3), "std": (0.3, 0.2, 0.1), "classes": ("x", "y", "z")}
     again = vitlens.load(str(written(vitlens.load(str(written(model, tmp_path)), **told), tmp_path / "b")))

@@ -295,6 +295,7 @@ REFUSED = {  # fields of config.json, or of the image processor's, and a word of
     "sigmoid": ({"problem_type": "multi_label_classification"}, "exclude each other"),
     "huge": ({"hidden_size": 2**20, "intermediate_size": 2**20}, "at most"),
     "layers": ({"num_hidden_layers": 10**6}, "at most 999 layers"),
+    "type": ({"hidden_size": "wide"}, "config.json"),
     "activation": ({"hidden_act": "none"}, "config.json"),
     "shape": ({"hidden_size": 64}, "do not fit"),
     "one architecture": ({"architectures": "ViTForImageClassification"}, "a list as architectures"),

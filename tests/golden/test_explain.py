@@ -1,0 +1,318 @@
+"""The record of `vitlens explain` holds what the functions compute, and its figures show it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import vitlens
+from tests.kit.axes import crosses
+from tests.kit.commands import figures, ran, report, said_first
+from tests.kit.first_page import clear_effects, judged, states
+from tests.kit.making import digits
+from tests.kit.map_rows import FALLING, STAYING, checks
+from vitlens import Refinement, explain, load
+from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.commands.explain.record import OVERALL, SEARCH
+
+FIVE = "--data digits --limit 5 --batch-size 3"
+PATCHES = tuple(name for name, entry in ATTRIBUTIONS.items() if entry.resolution == "patch" and name != "best")
+NAMES = ("relevance", "gradcam", "saliency")  # to choose from
+COUNT, IMAGES = 20, 6
+BASELINES = ("random", "centre")
+USUAL = ("relevance", "rollout", "best", "gradcam", "integrated-gradients", "occlusion")
+
+
+def test_maps_are_the_functions(tiny_vit, tmp_path):
+    methods = ("relevance", "gradcam", "smoothgrad", "integrated-gradients")
+    out = tmp_path / "out"
+    record = ran(out, f"explain {tiny_vit} {FIVE} --method {','.join(methods)} --target true --seed 4")
+    model, split = load(str(tiny_vit)), digits("test", seed=4).limit(5, seed=4)
+    (batch,) = split.batches(5)
+    maps = dict(zip(methods, map(torch.from_numpy, record.maps[model.alias].maps.values()), strict=True))
+    assert [row.method for row in record.methods] == list(methods)
+    for row in record.methods:
+        expected = explain(model, batch.images, targets=batch.labels, method=row.method, seed=4)
+        torch.testing.assert_close(maps[row.method], expected, atol=1e-5 * float(expected.abs().max()), rtol=1e-3)
+        assert row.map == "x".join(map(str, expected.shape[1:]))
+        assert (row.gain is None) == (row.method != "integrated-gradients")
+    assert [row.target for row in record.shown] == [str(int(label)) for label in batch.labels]
+    with torch.no_grad():
+        gain = (model(batch.images) - model(torch.zeros_like(batch.images)))[torch.arange(5), batch.labels]
+    error = maps["integrated-gradients"].sum((1, 2)) - gain
+    metric = record.metric(f"completeness/{model.alias}/integrated-gradients")
+    assert (metric.value, metric.n) == (pytest.approx(error.abs().mean().item(), rel=1e-2, abs=1e-5), 5)
+
+
+def test_every_method_is_the_function_of_its_name(golden, tiny_vit, tiny_cnn, pictures):
+    """Also inside quick passes, which the command makes."""
+    tried, of_cnn = set(), digits("test").limit(3)
+    for name, place, given, more in (
+        ("explain by every method", tiny_vit, pictures, {"targets": 3}), ("explain", tiny_cnn, of_cnn, {}),
+    ):  # fmt: skip
+        record, model = golden(name).record, load(str(place))
+        rows = [row for row in record.methods if row.model == model.alias]
+        for row, found in zip(rows, record.maps[model.alias].maps.values(), strict=True):
+            expected = explain(model, vitlens.images(given, model), method=row.method, **more).numpy()
+            # a ReLU near 0 is active in only one of the two
+            tolerance = 1e-3 if ATTRIBUTIONS[row.method].gradients else 1e-4
+            np.testing.assert_allclose(found, expected, atol=tolerance * np.abs(expected).max(), err_msg=row.method)
+            tried.add((model.alias, row.method))
+    assert tried == {("tiny-vit", name) for name in ATTRIBUTIONS} | {
+        ("tiny-cnn", name) for name in ("gradcam", "integrated-gradients", "occlusion")
+    }
+
+
+def test_each_model_gets_the_methods_defined_for_it_and_nothing_is_judged(golden):
+    record = golden("explain").record
+    names = ("relevance", "gradcam", "integrated-gradients", "occlusion")
+    rows = [(row.model, row.method) for row in record.methods]
+    assert rows == [*(("tiny-vit", name) for name in names), *(("tiny-cnn", name) for name in names[1:])]
+    assert not record.checks
+    document = report(record)
+    assert [(each.state, each.effect) for each in judged(document)] == [("not tested", None)] * 2
+    assert not clear_effects(document)
+    assert "--verify" in document.first.unknown[0].text
+    assert "**relevance** is not defined for tiny-cnn" in said_first(document)
+    assert figures(record) >= {"explain", "explain_more"}
+
+
+def test_a_lead_of_best_is_called_optimistic_on_the_data_sets_it_was_chosen_on(golden):
+    without = golden("explain verified").record
+    record = replace(without, methods=(without.methods[0], replace(without.methods[1], method="best")))
+    data = replace(record.config.data, title="Other images")
+    elsewhere = replace(record, config=replace(record.config, data=data))
+    for own, said in ((record, True), (without, False), (elsewhere, False)):
+        assert ("chosen while looking at" in said_first(report(own))) == said
+
+
+def test_many_methods_are_divided_among_sheets_and_failed_ones_crossed_out(golden):
+    """Every other method was made to fail the randomisation check."""
+    record = golden("explain by every method").record
+    record = replace(record, methods=record.methods[:8])
+    names = [row.method for row in record.methods]
+    rows = [checks("tiny-vit", name, cascade=(FALLING, STAYING)[at % 2]) for at, name in enumerate(names)]
+    document = report(replace(record, checks=tuple(row for own in rows for row in own)))
+    sheets = [figure for figure in document.figures if figure.name.startswith("explain")]
+    assert [figure.name for figure in sheets] == ["explain", "explain_more"]
+    panels = [figure.draw().axes[:-1] for figure in sheets]
+    assert sum(bool(crosses(axes)) for sheet in panels for axes in sheet[: len(sheet) // 3]) == len(names) // 2
+
+
+def test_images_that_are_asked_for_are_drawn_whatever_the_sample(tiny_vit, pictures, tmp_path):
+    for name in ("0.png", "2.png"):
+        line = f"explain {tiny_vit} --images {pictures} --limit 1 --show {name} --method rollout"
+        assert [Path(row.image).name for row in ran(tmp_path / name, line).shown] == [name]
+
+
+@pytest.mark.parametrize(
+    ("method", "line", "refinement", "size"),
+    [
+        ("gradcam", "--refine affinity --refine-layers 1 --refine-steps 4",
+         Refinement("affinity", layers=(1,), steps=4), "4x4"),
+        ("integrated-gradients", "--views 3", Refinement(views=3), "32x32"),  # whose sum is no longer the method's
+        ("gradcam", "--times rollout", Refinement(times="rollout"), "4x4"),
+        ("gradcam", "--upsample image", Refinement(upsample="image"), "32x32"),
+        ("relevance", "--refine affinity --views 2 --times gradcam",
+         Refinement("affinity", times="gradcam", views=2), "8x8"),
+    ],
+)  # fmt: skip
+def test_refinements_as_typed(tiny_vit, tmp_path, method, line, refinement, size):
+    record = ran(tmp_path / "out", f"explain {tiny_vit} --data digits --limit 2 --method {method} --target 3 {line}")
+    (row,), model = record.methods, load(str(tiny_vit))
+    assert (row.map, row.signed) == (size, refinement.times is None)
+    assert row.title == f"{ATTRIBUTIONS[method].title}, {refinement.words}"
+    assert (row.gain, row.completeness) == (None, None)
+    batch = next(digits("test").limit(2).batches(2)).images
+    expected = explain(model, batch, targets=3, method=method, refinement=refinement).numpy()
+    (found,) = record.maps[model.alias].maps.values()
+    np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max(), rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("line", "of_vit"),
+    [
+        ("", USUAL),
+        ("--engine grad-cam", ("gradcam",)),
+        ("--refine affinity", ("relevance", "rollout", "gradcam", "occlusion")),
+        ("--times gradcam", tuple(name for name in USUAL if name != "gradcam")),
+        pytest.param("--method all --refine affinity", PATCHES, marks=pytest.mark.slow),
+    ],
+)
+def test_the_methods_that_are_taken_where_none_is_named(line, of_vit, tiny_vit, tiny_cnn, tmp_path):
+    models = f"{tiny_vit} {'' if line else tiny_cnn}"
+    record = ran(tmp_path / "out", f"explain {models} --data digits --limit 1 {line}")
+    assert tuple(row.method for row in record.methods if row.model == "tiny-vit") == of_vit
+    of_cnn = [row.method for row in record.methods if row.model == "tiny-cnn"]
+    assert of_cnn == ([] if line else ["gradcam", "integrated-gradients", "occlusion"])
+
+
+@pytest.mark.slow
+def test_checks_are_of_the_refined_maps(tiny_vit, tmp_path):
+    """A verified run removes patches in the order of the refined map."""
+    line = f"explain {tiny_vit} --data digits --limit 5 --method gradcam --verify --no-counterfactuals --no-stability"
+    plain, refined = (
+        ran(tmp_path / name, f"{line} --other-substrates none {more}")
+        for name, more in (("plain", ""), ("refined", "--refine affinity --views 2"))
+    )
+    rows = [{row.method: row for row in record.league} for record in (plain, refined)]
+    assert rows[0]["gradcam"].gap != rows[1]["gradcam"].gap
+    assert rows[0]["random"].gap == rows[1]["random"].gap
+    assert rows[1]["gradcam"].forwards.value > 2 * rows[0]["gradcam"].forwards.value
+
+
+def test_rows_and_metrics_of_a_choice_are_those_of_the_function_and_the_chosen_method_alone_is_drawn(golden, sharp_vit):
+    chosen = golden("explain by a chosen method").record
+    expected = vitlens.choose_method(load(str(sharp_vit)), digits("test").limit(COUNT), methods=NAMES)
+    (row,) = chosen.chosen
+    assert (row.method, row.runner_up, row.confirmation) == (expected.method, expected.runner_up, expected.confirmation)
+    assert (row.candidates, row.checks, row.reason) == (NAMES, expected.checks, "")
+    assert (row.selection, row.report) == (len(expected.selection), len(expected.report)) == (COUNT // 2, COUNT // 2)
+    certainty = chosen.metric("choice/sharp-vit/certainty")
+    assert (certainty.value, certainty.n) == (pytest.approx(expected.certainty, abs=0.01), COUNT // 2)
+    assert [each.method for each in chosen.choice_scores] == [each.method for each in expected.scores]
+    for scored in expected.scores:
+        for half, known in (("selection", scored.selection), ("report", scored.report)):
+            for check, estimate in known.items():
+                metric = chosen.metric(f"choice/sharp-vit/{half}/{check}/{scored.method}")
+                assert (metric.value, metric.n) == (pytest.approx(estimate.value, abs=1e-3), estimate.n)
+    margins = {(each.against, each.check): each.difference for each in chosen.choice_margins}
+    assert set(margins) == {(each.against, each.check) for each in expected.margins}
+    assert {*BASELINES, expected.runner_up} <= {against for against, _ in margins}
+    assert [each.method for each in chosen.methods] == [row.method]
+    (check,) = chosen.checks
+    own = {name: value for name, value in chosen.metrics.items() if name.startswith("choice/sharp-vit/report")}
+    (faithfulness,) = {name.split("/")[3] for name, value in own.items() if value == check.value}
+    assert check.method == row.method
+    assert check.margin.value == min(expected.margin(name, faithfulness).value for name in BASELINES)
+    document = report(chosen)
+    assert row.method in document.title
+    (claim,) = [claim for claim in document.claims if claim.question == "choice"]
+    assert claim.effect.value == pytest.approx(expected.margin(row.runner_up, "score").value, abs=1e-3)
+    assert list(states(document).values()) != ["pass"]  # the weights were not randomised
+    (section,) = (each for each in document.sections if "chosen" in each.title)
+    assert len(section.tables[0].rows) == len(NAMES) + len(BASELINES)
+    assert [figure.name for figure in section.figures] == ["choice"]
+
+
+def test_with_few_images_the_default_is_drawn_and_said_not_to_be_chosen_by_evidence(tmp_path, sharp_vit):
+    record = ran(tmp_path / "out", f"explain {sharp_vit} --data digits --auto --limit 5 --engine grad-cam")
+    (row,), (method,) = record.chosen, record.methods
+    assert row.method in row.candidates
+    assert (row.certainty, row.confirmation, record.choice_scores, record.checks) == (None, None, (), ())
+    assert "at least 20" in row.reason
+    (answer,) = report(record).first.answer
+    assert "not chosen by evidence" in answer.text
+    # the package's own maps
+    assert (method.title, method.signed) == (f"{ATTRIBUTIONS[row.method].title} (grad-cam package)", False)
+    assert (method.source, method.map) == ("grad-cam package, ReLU and min-max scaled", "32x32")
+    maps = record.maps["sharp-vit"].maps[0]
+    assert (maps.min(), maps.max()) == (0, pytest.approx(1, abs=1e-5))
+
+
+def test_verify_checks_the_chosen_method_of_each_model(tmp_path, sharp_vit, tiny_vit):
+    line = f"explain {sharp_vit} {tiny_vit} --data digits --auto --limit 20 --method saliency,gradcam --verify"
+    brief = "--composites none --other-substrates none --no-stability --no-counterfactuals"
+    record = ran(tmp_path / "out", f"{line} {brief}")
+    assert {each.question for each in report(record).claims} >= {"choice", "maps"}
+    for row in record.chosen:
+        checked = [(each.method, each.check) for each in record.checks if each.model == row.model]
+        assert checked == [(row.method, check) for check in ("imputed", "blur", "weights", "object")]
+        for metric in ("faithfulness/{}/gap/{}", "randomisation/{}/{}"):
+            assert metric.format(row.model, row.method) in record.metrics
+        assert f"checks_{row.model}" in figures(record)
+    assert [row.model for row in record.chosen] == ["sharp-vit", "tiny-vit"]
+
+
+def test_the_checks_of_a_method_are_its_rows_of_the_table(golden):
+    """On six images with masks and labels; they are computed by hand in tests/public/faithfulness."""
+    masked = golden("explain verified").record
+    league = {row.method: row for row in masked.league}
+    assert 1.5 < league["relevance"].forwards.value < 3  # a forward and a cheap backward pass
+    for method in ("relevance", "attention"):
+        rows = {row.check: row for row in masked.checks if row.method == method}
+        assert len(rows) == 5
+        (road,) = [
+            row for row in rows.values() if row.value and row.value.value == pytest.approx(league[method].road.value)
+        ]
+        margins = [league[method].road.value - league[name].road.value for name in BASELINES]
+        assert road.margin.value <= min(margins) + 1e-6  # of the hardest baseline
+        assert league[method].roc_auc.value in [pytest.approx(row.value.value) for row in rows.values() if row.value]
+    assert list(states(report(masked)).values()) == ["inconclusive"]  # of six images
+    scores = [row.road.value for row in masked.league]
+    assert scores == sorted(scores, reverse=True)
+    assert {row.method: row.baseline for row in masked.league} == {
+        "relevance": False, "attention": False, **dict.fromkeys(BASELINES, True)
+    }  # fmt: skip
+    for name in ("localisation/tiny-vit/pointing/relevance", "counterfactual/tiny-vit/size/attention",
+                 "counterfactual/tiny-vit/turned/relevance", "agreement/tiny-vit/relevance/attention",
+                 f"counterfactual/tiny-vit/size_searched/{SEARCH}"):  # fmt: skip
+        assert masked.metric(name).n == 6
+    assert (masked.composite_sets, masked.composites) == ((), ())  # masks are known
+    assert masked.metric("faithfulness/tiny-vit/relevance_gain/relevance").unit == "logits"
+    assert [row.score for row in masked.on_object[::2]] == ["roc_auc", "mass", "pointing"]
+
+
+def test_other_replacements_are_measured_beside_the_first_and_composites_made_where_no_masks_are_known(tmp_path):
+    """By the trained ViT, on an .npz of digits and labels."""
+    split = digits("test").limit(IMAGES)
+    pixels = split.source.read(torch.arange(IMAGES)).permute(0, 2, 3, 1).numpy()
+    np.savez(tmp_path / "digits.npz", images=pixels, labels=split.labels.numpy())
+    line = f"explain vit-digits --data {tmp_path / 'digits.npz'} --method relevance,rollout --verify"
+    record = ran(tmp_path / "out", f"{line} --no-counterfactuals --composite-count 3")
+    methods = ("relevance", "rollout", *BASELINES)
+    league = {row.method: row for row in record.league}
+    found = {row.substrate for row in record.substrates}
+    assert found >= {"blur", "mean", "absent"}
+    (imputed,) = found - {"blur", "mean", "absent"}
+    for substrate, column in (("blur", "gap"), (imputed, "road")):
+        for method in methods:
+            metric = record.metric(f"substrates/vit-digits/{substrate}/{method}")
+            assert metric.value == pytest.approx(getattr(league[method], column).value, abs=1e-6)
+    assert len(record.rankings) == 6
+    assert all(row.margin.n == IMAGES for row in record.checks if row.margin)
+    (power,) = record.power  # no masks, so no localisation
+    assert (power.check, power.detectable.n) == ("road", IMAGES)
+    assert record.metric("detectable/vit-digits/road") == power.detectable
+    for row in [row for row in record.stability if row.disturbance == OVERALL]:
+        assert record.metric(f"stability/vit-digits/jumped/{OVERALL}/{row.method}") == row.jumped
+    model = load("vit-digits")
+    rows = {row.kind: row for row in record.composite_sets}
+    assert [(row.kind, row.composites, row.maps, row.refused, row.labels) for row in rows.values()] == [
+        ("mosaic-2", 3, 12, "", "labels"),
+        ("embedded", 3, 3, "", "labels"),
+    ]
+    assert (rows["mosaic-2"].chance, rows["mosaic-2"].guessed) == (0.25, pytest.approx(0.4))
+    assert record.metric("composites/vit-digits/mosaic-2/recognised").n == 12
+    assert {row.method for row in record.composites} == {*methods}
+    arrays = record.composite_maps["mosaic-2-vit-digits"]
+    images = torch.from_numpy(arrays.images[:1]).float() / 255
+    targets = [model.classes.index(name) for name in arrays.targets]
+    for target, own in zip(targets, arrays.maps[0], strict=True):
+        found = explain(model, images, targets=torch.tensor([target]), method="relevance")[0]
+        np.testing.assert_allclose(own, found, atol=0.02 * float(found.abs().max()))  # of its rounded pixels
+    mass = record.metric("composites/vit-digits/mosaic-2/mass/relevance")
+    assert (mass.n, mass.low <= mass.value <= mass.high) == (12, True)
+    (row,) = (row for row in record.composites if (row.kind, row.method) == ("mosaic-2", "relevance"))
+    assert row.above == ()  # three composites show nothing
+    # the bundled ViT knows digits of one size: in a mosaic it names the classes as often as by guessing
+    assert not any(row.seen for row in record.composite_sets)
+    (section,) = (each for each in report(record).sections if "class among others" in each.title)
+    assert "judge no map" in " ".join(text.text for text in section.sentences)
+    assert "composite_maps_0" in figures(record)
+    assert "composites" not in figures(record)
+
+
+@pytest.mark.slow
+def test_pasted_objects_are_seen_and_found(tmp_path):
+    line = "explain vit-digits --data digits --limit 40 --method relevance,rollout --composites pasted"
+    more = "--composite-count 12 --verify --no-counterfactuals --no-stability"
+    found = ran(tmp_path / "out", f"{line} {more}")
+    (row,) = found.composite_sets
+    assert (row.seen, row.maps) == (True, 12)
+    (relevance,) = (each for each in found.composites if each.method == "relevance")
+    assert relevance.mass.value > 0.5
+    assert relevance.above == BASELINES
+    assert found.stability == ()
