@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from benchmarks.gpu import registry
+from benchmarks.gpu import registry, train
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.machine import Machine, peak_of
 from benchmarks.gpu.profile import Busy, kind_of, summary
@@ -50,8 +50,6 @@ def with_part(monkeypatch, run):
 
 
 def test_training_without_data_says_what_to_add(tmp_path, monkeypatch, capsys):
-    from benchmarks.gpu import train
-
     with_part(monkeypatch, lambda session: train._data(Session(CPU, session.machine, session.rows)))
     assert main(["--part", "any", "--out", str(tmp_path / "gpu.jsonl")]) == 2
     assert capsys.readouterr().err.splitlines()[-1].endswith("add --data TRAIN.zip,TEST.zip")

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import vitlens
-from tests.kit.odd import odd, odd_cnn
-from tests.kit.tiny import images, ours, timm_model, torchvision_swin, torchvision_vit
+from tests.kit.odd import odd
+from tests.kit.tiny import images, ours, small_cnn, timm_model, torchvision_swin, torchvision_vit
 from vitlens import Model
 from vitlens.attacks.registry import ATTACKS
 from vitlens.attribution.registry import ATTRIBUTIONS
@@ -25,7 +25,7 @@ MODELS: Final[dict[str, Callable[[], Model]]] = {
     "distilled": partial(timm_model, "deit_tiny_distilled_patch16_224"),  # of timm, two readouts
     "multihead": torchvision_vit,  # nn.MultiheadAttention
     "windows": torchvision_swin,
-    "cnn": odd_cnn,
+    "cnn": partial(small_cnn, (16, 24)),
 }
 PLAIN: Final = ("odd", "ours", "distilled", "multihead")  # one sequence of tokens through all blocks
 ATTENTIVE: Final = (*PLAIN, "windows")
@@ -94,12 +94,8 @@ def intervened(model: Model, batch: Tensor) -> Tensor:
 
 def knocked_out(model: Model, batch: Tensor) -> Tensor:
     """Keys knocked out in all layers, a head and a block removed, the last block set to its mean."""
-    changes = {
-        "blocks.*.attention.weights": vitlens.KnockOut(keys=[0, 1], queries=2),
-        "blocks.0.head.1": "zero",
-        "blocks.1": "remove",
-    }
-    last = vitlens.places(model).names[-2]
+    keys, last = vitlens.KnockOut(keys=[0, 1], queries=2), vitlens.places(model).names[-2]
+    changes = {"blocks.*.attention.weights": keys, "blocks.0.head.1": "zero", "blocks.1": "remove"}
     with vitlens.intervene(model, changes), vitlens.intervene(model, {last: "mean"}, reference=batch), torch.no_grad():
         return model(batch)
 

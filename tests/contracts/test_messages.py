@@ -89,17 +89,11 @@ def lines() -> Iterator[tuple[str, list[str]]]:
             yield f"{word}, nothing named", [word]
 
 
-def functions() -> Iterator[tuple[str, Callable[[], object]]]:
-    def on(call: Callable[[Any, Any], object]) -> Callable[[], object]:
-        return lambda: call(shared("odd"), batch_of(shared("odd")))
-
-    for name, call in CALLS.items():
-        yield f"vitlens.{name}", on(call)
+def functions() -> Iterator[tuple[str, Callable[[Any, Any], object]]]:
+    yield from ((f"vitlens.{name}", call) for name, call in CALLS.items())
     for name in dict.fromkeys(name.partition("/")[0] for name in ENTRIES):
-        function = getattr(vitlens, name)
         if name not in PYTHONS:
-            wrong = partial(function, batchsize=3)
-            yield f"vitlens.{name}, a misspelt option", on(wrong)
+            yield f"vitlens.{name}, a misspelt option", partial(getattr(vitlens, name), batchsize=3)
 
 
 LINES, FUNCTIONS = dict(lines()), dict(functions())
@@ -114,9 +108,9 @@ def refused_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return suggested.replace(f"vitlens {words[0]} --help", "vitlens COMMAND --help")
 
 
-def refused_call(call: Callable[[], object]) -> str:
+def refused_call(call: Callable[[Any, Any], object]) -> str:
     with pytest.raises(InputError) as told:
-        call()
+        call(shared("odd"), batch_of(shared("odd")))
     assert "\n" not in str(told.value)
     return f"{type(told.value).__name__}: {told.value}"
 
@@ -136,16 +130,12 @@ def read() -> dict[str, str]:
 
 def as_text(said: dict[str, str]) -> str:
     """Each message once; below it what is wrong, and in which commands and functions."""
-    calls: dict[str, dict[str, list[str]]] = {}
+    calls: dict[str, dict[str, str]] = {}
     for call, message in said.items():
         subject, _, what = call.partition(", ")
-        calls.setdefault(message, {}).setdefault(what, []).append(subject)
-    rows = [
-        line
-        for message, found in calls.items()
-        for line in (message, *(f"    {what}: {' '.join(subjects)}" for what, subjects in found.items()))
-    ]
-    return "\n".join(rows) + "\n"
+        found = calls.setdefault(message, {})
+        found[what] = f"{found.get(what, f'    {what}:')} {subject}"
+    return "".join("\n".join([message, *found.values()]) + "\n" for message, found in calls.items())
 
 
 @pytest.fixture(scope="module")

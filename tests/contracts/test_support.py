@@ -4,12 +4,9 @@ import dataclasses
 from collections.abc import Callable
 from functools import cache
 from itertools import product
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 
 import vitlens
@@ -114,27 +111,19 @@ LINES = {  # a command line for each, as short as it can be; another is given tw
 }
 # study and audit have the others as chapters; demo runs until it is stopped
 ON_A_MODEL = [command for command in NEEDS if command not in ("study", "audit", "demo")]
-
-
-def typed(command: str, name: str, out: Path) -> list[str]:
-    model, options = f"made:{name}", LINES.get(command, "--data digits --limit 2").split()
-    line = [model, *options]
-    if command == "look":
-        picture = out.parent / "picture.png"
-        Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)).save(picture)
-        line = [str(picture), "--model", model]
-    elif command == "compare":  # a model is not compared with itself
-        line = [model, "made:cls" if name == "resnet20" else "made:resnet20", *options]
-    return [command, *line, "--out", str(out), "--device", "cpu", "--quiet"]
-
-
 PAIRS = [("headless", "evaluate"), ("resnet20", "rollout"), ("cls", "predict")]
 MORE = [pytest.param(*each, marks=pytest.mark.slow) for each in product(FAMILIES, ON_A_MODEL) if each not in PAIRS]
 
 
 @pytest.mark.parametrize(("name", "command"), [*PAIRS, *MORE])
-def test_a_command_runs_where_it_is_supported_and_is_refused_elsewhere(name, command, tmp_path, capsys):
+def test_a_command_runs_where_it_is_supported_and_is_refused_elsewhere(name, command, pictures, tmp_path, capsys):
     reason, out = family(name).supports(command), tmp_path / "out"
-    code, said = run(typed(command, name, out)), capsys.readouterr().err
+    line = [f"made:{name}", *LINES.get(command, "--data digits --limit 2").split()]
+    if command == "look":
+        line = [str(pictures / "0.png"), "--model", f"made:{name}"]
+    elif command == "compare":  # a model is not compared with itself
+        line.insert(1, "made:cls" if name == "resnet20" else "made:resnet20")
+    code = run([command, *line, "--out", str(out), "--device", "cpu", "--quiet"])
+    said = capsys.readouterr().err
     assert code == (0 if reason is None else 2), said
     assert reason is None or (reason in said and not out.exists())

@@ -107,18 +107,6 @@ class Box:
                 code = end.code if isinstance(end.code, int) else 1
         return Outcome(tuple(words), code, err.getvalue(), time.monotonic() - start)
 
-    def command(self, words: Sequence[str], *, patience: float = PATIENCE * 2) -> Outcome:
-        """One command line as a process of its own; its imports are counted."""
-        start = time.monotonic()
-        with start_command(words, self.work) as child:
-            try:
-                err = child.communicate(timeout=patience)[1]
-                code: int | None = child.returncode
-            except subprocess.TimeoutExpired:
-                child.kill()
-                err, code = child.communicate()[1], None
-        return Outcome(tuple(words), code, err, time.monotonic() - start)
-
     def _everything(self) -> dict[str, tuple[int, int]]:
         found = {}
         allowed = {str(self.work / name) for name in WRITABLE}
@@ -130,14 +118,12 @@ class Box:
         return found
 
 
-def start_command(words: Sequence[str], folder: Path) -> "subprocess.Popen[str]":
+def start_command(words: Sequence[str], folder: Path) -> "subprocess.Popen[bytes]":
     """A command line as a process of its own, not waited for: this tree's vitlens, one thread, no hub."""
-    tree = str(Path(__file__).parents[2])
+    tree, nowhere = str(Path(__file__).parents[2]), subprocess.DEVNULL
     settings = {"PYTHONPATH": tree, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", "HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "vitlens", *words], cwd=folder, env={**os.environ, **settings}, stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="surrogateescape",
-    )  # fmt: skip
+    line = [sys.executable, "-m", "vitlens", *words]
+    return subprocess.Popen(line, cwd=folder, env={**os.environ, **settings}, stdout=nowhere, stderr=nowhere)
 
 
 def require_sound(outcomes: Sequence[Outcome], box: Box) -> None:

@@ -21,13 +21,12 @@ WORDS = {
     for option, words in {
         "--attack": "fgsm pgd cw noise auto pgd,fgsm square", "--method": "rollout gradcam all relevance,attention",
         "--kind": "architecture pooling whole", "--epsilon": "0,1,2 8 1,1 2,1 300 -1", "--format": "png svg,pdf bmp",
-        "--precision": "fp32 bf16 auto fp16", "--device": "cpu cuda cuda:9 mps auto", "--k": "1,5 0 1000",
-        "--replace": "mean zero resample mean,zero", "--units": "head mlp block head,mlp layer",
-        "--fusion": "mean max,min sum", "--image-size": "32 16x48 7 100000 0", "--head": "0 1 9 -1",
-        "--query": "0,0 3,3 99,99", "--key": "0,0 3,3 99,99", "--set": "epochs=1 epochs=x nothing=1 epochs",
-        "--arch": "vit-mini resnet20 timm:vit_tiny_patch16_224 none", "--recipe": "short course deit long",
-        "--substrate": "blur mean black absent", "--batch-sizes": "1 1,2 0", "--sizes": "32 32,64 0",
-        "--patch-size": "4 8 5 0",
+        "--precision": "fp32 bf16 auto fp16", "--device": "cpu cuda:9 mps auto", "--k": "1,5 0 1000",
+        "--replace": "mean,zero resample", "--units": "head mlp block head,mlp", "--fusion": "mean max,min sum",
+        "--image-size": "32 16x48 7 100000 0", "--head": "0 9 -1", "--query": "0,0 99,99", "--key": "3,3 99,99",
+        "--set": "epochs=1 epochs=x nothing=1 epochs", "--arch": "vit-mini resnet20 timm:vit_tiny_patch16_224 none",
+        "--recipe": "short course deit", "--substrate": "blur mean absent", "--batch-sizes": "1,2 0",
+        "--sizes": "32,64 0", "--patch-size": "4 5 0",
     }.items()
 }  # fmt: skip
 # What makes any accepted line of a command a short one; `study` is held to calls that are refused.

@@ -15,12 +15,3 @@ def test_a_hundred_lines_in_one_process(box: Box, seed: int) -> None:
     outcomes = [box.run(lines.draw(seed * A_TEST + index)) for index in range(A_TEST)]
     require_sound(outcomes, box)
     assert {outcome.code for outcome in outcomes} >= {0, 2}  # else the lines try nothing
-
-
-@pytest.mark.parametrize("seed", seeds(10))
-def test_ten_lines_as_commands(box: Box, seed: int) -> None:
-    lines = Lines(box)
-    drawn = [lines.draw((seed + 1_000) * A_TEST + index) for index in range(10)]
-    # the system passes no word of over 128 KiB
-    outcomes = [box.command(words) for words in drawn if not any(len(word) > 60_000 for word in words)]
-    require_sound(outcomes, box)

@@ -52,19 +52,15 @@ class Visitor:
     """One visitor of the page, with cookies and state of their own; what is asked for elsewhere is kept."""
 
     def __init__(self, browser: Any, address: str, **settings: Any) -> None:
-        self.address = address
         self.context = browser.new_context(**{"viewport": {"width": 1200, "height": 1000}, **settings})
         self.tab = self.context.new_page()
         self.tab.set_default_timeout(20_000)
         self.problems: list[str] = []
         self.tab.on("pageerror", lambda error: self.problems.append(str(error)))
-        self.tab.on("request", lambda request: self._asked(request.url))
+        own = (address, "data:", "blob:", "about:")
+        self.tab.on("request", lambda asked: asked.url.startswith(own) or self.problems.append(asked.url))
         self.tab.goto(address)
         self.shows("look", "predicts")
-
-    def _asked(self, url: str) -> None:
-        if not url.startswith((self.address, "data:", "blob:", "about:")):
-            self.problems.append(url)
 
     def open(self, name: str) -> None:
         self.tab.get_by_role("tab", name=name, exact=True).first.click()

@@ -3,6 +3,7 @@
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from io import BytesIO
 from pathlib import Path
@@ -56,9 +57,7 @@ def test_a_request_waits_for_a_limited_time_and_a_failed_one_lets_the_next_in():
         pass
     with pytest.raises(RuntimeError, match="broken"), pool.turn("vit-digits"):
         raise RuntimeError("broken")
-    with pool.turn("vit-digits"):
-        pass
-    with pytest.raises(UnknownNameError, match="another"), pool.turn("another"):
+    with pool.turn("vit-digits"), pytest.raises(UnknownNameError, match="another"), pool.turn("another"):
         pass
 
 
@@ -150,13 +149,11 @@ def test_a_sessions_reports_are_forgotten_and_of_many_the_latest_are_kept(tmp_pa
     site, cache = DemoSite(Pool((VIT,)), (), tmp_path / "reports"), tmp_path / "cache"
     picture = picture_of((VIT,))
 
-    def write(job):
+    def write(job, error: Exception | None = None):
         job.run.out.mkdir()
+        if error is not None:
+            raise error
         (job.run.out / "report.html").write_text("a")
-
-    def fail(job):
-        job.run.out.mkdir()
-        raise RuntimeError("broken")
 
     def made(session: str) -> Path:
         page = written(site, VIT, picture, write, session=session, word="look")
@@ -171,7 +168,7 @@ def test_a_sessions_reports_are_forgotten_and_of_many_the_latest_are_kept(tmp_pa
     assert pages[-1].is_file()
     other = made("two")
     with pytest.raises(RuntimeError, match="broken"):
-        written(site, VIT, picture, fail, session="two", word="explain")
+        written(site, VIT, picture, partial(write, error=RuntimeError("broken")), session="two", word="explain")
     forget(site.place, cache, "one")
     left = {f"vitlens-look-{token_of('two')}.{form}" for form in ("html", "zip")}
     assert {path.name for path in site.place.rglob("*.*")} == left
