@@ -55,6 +55,7 @@ TIMM = (
 IMAGE_SIZE = {"gemma4_vit_167m": (192, 192), "deepseek_vit_412m": (126, 126)}  # in place of 768 and 546 px, for memory
 TORCHVISION = ("vit_b_16", "swin_t", "swin_v2_t", "maxvit_t", "resnet18", "convnext_tiny")
 OPEN_CLIP = ("ViT-B-32", "ViT-B-16-SigLIP", "RN50", "coca_ViT-B-32", "convnext_base")
+HANDWRITTEN = ("SoftmaxViT", "EinsumViT", "MultiheadViT", "EncoderViT", "InlineViT", "SmallCNN")
 COLUMNS = ("source", "model", "layers", "attention", "rollout", "relevance", "ablation", "explain", "attack", "note")
 WORKS, TOLERANCE = "works", 1e-4
 FAULTS: list[str] = []
@@ -146,9 +147,9 @@ def models() -> dict[tuple[str, str], Callable[[], Model]]:
         return lambda: with_classifier(vitlens.load(name, random_weights=True, image_size=size))
 
     made: dict[tuple[str, str], Callable[[], Model]] = {}
-    for style in handwritten.STYLES:
-        made["hand-written", style.__name__] = lambda style=style: vitlens.wrap(
-            shaken(style()), image_size=handwritten.SIZE, mean=half, std=half
+    for name in HANDWRITTEN:
+        made["hand-written", name] = lambda name=name: vitlens.wrap(
+            shaken(getattr(handwritten, name)()), image_size=handwritten.SIZE, mean=half, std=half
         )
     for name, build in of_transformers().items():
         made["transformers", name] = lambda name=name, build=build: vitlens.wrap(

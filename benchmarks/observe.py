@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from vitlens.analysis.attention.methods import rollout
 from vitlens.analysis.attention.tokens import rollouts_so_far

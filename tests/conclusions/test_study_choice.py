@@ -94,3 +94,8 @@ def test_of_equal_costs_the_next_decides_and_no_difference_above_a_hundred_point
     assert "below 14.9 points" in unknown(14.94)
     assert "below over 100 points" in unknown(523.0)
     assert "may have been missed" not in unknown(None)
+
+
+def test_names_with_commas_are_joined_by_semicolons():
+    costs = {"vit, 5 %": 40, "swin, 5 %": 20, "shiftless": 20}
+    assert "**cnn**; **vit, 5 %**; and **swin, 5 %**" in said(study((OPEN, OPEN, WORSE), costs=costs)).says

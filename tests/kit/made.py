@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.kit.tiny import bare
+from vitlens.analysis.ablation.bench import Outcomes, Unit
 from vitlens.models.anatomy import Anatomy
 from vitlens.models.model import Model
 from vitlens.shapes import PrefixKind, TokenLayout
@@ -77,3 +78,12 @@ def uniform(images: int, heads: int, tokens: int) -> Tensor:
 def random_weights(images: int, heads: int, tokens: int, *, seed: int = 0, sharpness: float = 2.0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return (sharpness * torch.randn(images, heads, tokens, tokens, generator=generator)).softmax(-1)
+
+
+def curve(*accuracies: float, n: int = 100) -> Outcomes:
+    """A curve over as many heads as there are numbers but one; images fail from the last one on."""
+    correct = torch.arange(n) < (torch.tensor(accuracies)[:, None] * n).round()
+    units = tuple(Unit("head", 0, head) for head in range(len(accuracies) - 1))
+    sets = tuple(units[:count] for count in range(len(accuracies)))
+    none = torch.zeros(len(sets), n).double()
+    return Outcomes(sets, "mean", torch.zeros(n).long(), none[0], correct[0], none, correct, 1.0)

@@ -11,7 +11,6 @@ from tests.kit.explorer_page import picture_of
 from tests.kit.nasty import NASTY
 from tests.kit.pages import Elements, document, page_problems, record, said, written
 from vitlens.report.document import Document, FigureSpec, FirstPage, ImagePanel, Section, Sentence
-from vitlens.report.glossary import GLOSSARY, SPELLINGS
 from vitlens.report.html import page
 
 
@@ -128,10 +127,6 @@ def test_a_term_is_explained_once_in_a_part(tmp_path):
 def test_the_glossary_has_the_terms_that_are_used_as_whole_words(text, names, tmp_path):
     shown = page_of(tmp_path, text).partition("<h2>Glossary</h2>")[2]
     assert [part.partition("</dt>")[0] for part in shown.split("<dt>")[1:]] == names
-
-
-def test_no_spelling_is_of_two_terms():
-    assert len(SPELLINGS) == sum(len(term.spellings) for term in GLOSSARY.values())
 
 
 def figure_on_page(folder: Path, drawn: Image.Image, **saved: object) -> dict[str, str]:

@@ -142,3 +142,16 @@ def test_heads_of_a_difference_are_those_that_the_projection_reads(blocks):
     torch.testing.assert_close(found, changed(model, batch, {}))
     with pytest.raises(UnsupportedError, match="expected heads"):
         vitlens.ablate(with_kernel(DIFFERENTIAL[blocks](), fused=False), batch, "predicted")
+
+
+def test_a_reader_may_run_the_model_again():
+    model, pixels, inner, outer = ours(), images((32, 48)), [], []
+
+    def read(call: AttentionCall) -> None:
+        inner.append(vitlens.attention(model, pixels))
+        outer.append(call.weights())
+
+    vitlens.observe(model, pixels, read)
+    for own in (outer, *inner):
+        assert all(map(torch.equal, own, vitlens.attention(model, pixels)))
+    assert len(outer) == len(inner) == len(inner[0])
