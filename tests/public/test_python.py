@@ -135,6 +135,7 @@ def functions_with(parameter: str) -> set[str]:
     return {name for name, each in found.items() if parameter in inspect.signature(each).parameters}
 
 
+@pytest.mark.parametrize("name", TAKES)
 def test_a_folder_files_arrays_and_a_split_give_what_a_tensor_gives(name, vit, images, forms):
     assert functions_with("images") == TAKES.keys() | OTHERS  # none is forgotten
     expected = TAKES[name](vit, images, LABELS)

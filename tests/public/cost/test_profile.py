@@ -14,7 +14,7 @@ from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 import vitlens
 from tests.kit.clock import clock_of_passes
 from tests.kit.commands import ran
-from tests.kit.odd import odd_cnn
+from tests.kit.odd import odd
 from tests.kit.tiny import EACH_FAMILY, images, model_of, our_swin, ours, pruned, shaken, shared_model, small_cnn
 from vitlens import Model
 from vitlens.errors import LensError
@@ -257,7 +257,7 @@ def test_a_training_step_keeps_what_its_layers_need_and_draws_nothing():
     assert explicit >= fused + 12 * rows  # the fused kernel keeps one number a row in place of the weights
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    vitlens.profile(odd_cnn(), batch_sizes=())  # which has dropout
+    vitlens.profile(odd(), batch_sizes=())  # which has dropout
     assert torch.equal(torch.get_rng_state(), before)
 
 
