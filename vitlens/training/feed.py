@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from traceback import clear_frames
 
 import torch
 from torch import Tensor
@@ -102,12 +103,13 @@ def decoding_errors() -> Iterator[None]:
     """
     try:
         yield
-    except DataError as error:
-        lines = str(error).strip().splitlines()
-        if len(lines) == 1:
-            raise
-        raise DataError(lines[-1].partition(": ")[2]) from error
-    except (RuntimeError, ConnectionError, EOFError) as error:
+    except (DataError, RuntimeError, ConnectionError, EOFError) as error:
+        clear_frames(error.__traceback__)  # ends the workers, which the garbage collector would wait 5 s each for
+        if isinstance(error, DataError):
+            lines = str(error).strip().splitlines()
+            if len(lines) == 1:
+                raise
+            raise DataError(lines[-1].partition(": ")[2]) from error
         if isinstance(error, RuntimeError) and not any(word in str(error) for word in _KILLED):
             raise
         raise RunError(

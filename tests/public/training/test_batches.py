@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -188,8 +189,10 @@ def test_workers_read_the_same_pixels_in_the_same_order_and_what_they_cannot_rea
     for source in (OnDisk(PIXELS), OnDisk(PIXELS / 255)):  # floats are rounded to 8 bits
         found, _ = shown(replace(MANY, source=source), tmp_path, steps=10, batch_size=8)
         assert torch.equal(found, expected)
-    with pytest.raises(DataError, match=r"^cannot read image 20$"):
+    with pytest.raises(DataError, match=r"^cannot read image 20$") as caught:
         shown(replace(MANY, source=OnDisk(PIXELS, "broken")), tmp_path, steps=10, batch_size=8)
+    assert caught.value.__cause__ is not None
+    assert not active_children()  # ended, though the error is still held
 
 
 KILLED = """
