@@ -48,8 +48,10 @@ def test_the_function_s_model_under_its_own_name(here, capsys):
     assert capsys.readouterr().err == "to stderr\n"
 
 
-def test_random_weights_follow_the_seed(here):
+def test_random_weights_follow_the_seed_and_the_callers_random_state_is_kept(here):
+    before = torch.random.get_rng_state()
     first, second, again = (load("my.py:small", seed=seed).module.head.weight for seed in (0, 1, 0))
+    assert torch.equal(torch.random.get_rng_state(), before)
     assert torch.equal(first, again)
     assert not torch.equal(first, second)
 
@@ -144,6 +146,9 @@ def test_a_part_of_a_module_is_trained_and_the_training_resumed(here):
     changed = {name for name, value in made.items() if not torch.equal(value, given.get(name, value))}
     assert made["head.weight"].any()
     assert all(name.startswith(("head.", "blocks.1.")) or name == "again.weight" for name in changed)
+    head = state(trained("--epochs 1 --limit 32 --quiet --freeze-backbone", here, "head"))
+    assert head["head.weight"].any()
+    assert all(torch.equal(head[name], given[name]) for name in head.keys() & given if not name.startswith("head."))
     assert run(["train", "--resume", "whole", "--model-file", "my.py:small", "--quiet"]) == 0
     again = vitlens.load(str(here / "whole"), code_files=("my.py:small",))
     assert all(torch.equal(made[name], value) for name, value in state(again).items())
