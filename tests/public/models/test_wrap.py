@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from timm.layers import Attention, AttentionRope
+from timm.layers import AttentionRope
 from timm.models.eva import Eva, EvaAttention
 from timm.models.vision_transformer import ResPostBlock, VisionTransformer
 from torch import Tensor, nn
@@ -98,19 +98,8 @@ def eva(kind: type[nn.Module]) -> nn.Module:
 
 
 at_32 = partial(half, image_size=32)
-
-
-def gated() -> nn.Module:
-    """A model of timm with a gate alone."""
-    model = VisionTransformer(**VIT)
-    for block in model.blocks:
-        block.attn = Attention(32, num_heads=2, qkv_bias=True, gated=True)
-    return model
-
-
 GATED = {  # and whether the anatomy is traced, or known by the names
     "normed": (partial(VisionTransformer, **VIT, scale_attn_norm=True), at_32),
-    "gated": (gated, model_of),
     "eva": (partial(eva, EvaAttention), model_of),
     "rope": (partial(eva, AttentionRope), at_32),
     "norms after the branches": (partial(VisionTransformer, **VIT, block_fn=ResPostBlock), model_of),
