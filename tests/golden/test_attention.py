@@ -25,7 +25,7 @@ def pixels(record: AttentionRecord) -> torch.Tensor:
 
 def test_numbers_are_those_of_the_functions(golden, tmp_path):
     """Information and how alike heads and layers are: tests/public/attention."""
-    shape = {"dim": 16, "depth": 3, "heads": 2, "patch_size": [8, 8]}
+    shape = {"dim": 16, "depth": 3, "heads": 2, "patch_size": [8, 8], "registers": 2}
     model = untrained("vit-mini", classes=tuple("0123456789"), seed=1, overrides=shape)
     for block in model.module.blocks:
         block.attn.qkv.weight.data *= 30  # maps that differ from layer to layer
@@ -33,9 +33,9 @@ def test_numbers_are_those_of_the_functions(golden, tmp_path):
     record = ran(tmp_path / "out", f"attention {tmp_path / 'three.safetensors'} --data digits --limit 9")
     model, maps = load(str(tmp_path / "three.safetensors")), record.maps.layer
     for layer, weights in enumerate(vitlens.attention(model, pixels(record))):
-        own = weights[:, :, 0, 1:].numpy()
+        own = weights[:, :, 0, 3:].numpy()
         np.testing.assert_allclose(maps[layer].reshape(own.shape), own, atol=1e-6)
-        assert record.layers[layer].prefix_mass == pytest.approx(weights[:, :, 0, 0].mean().item(), rel=1e-4)
+        assert record.layers[layer].prefix_mass == pytest.approx(weights[:, :, 0, :3].sum(-1).mean().item(), rel=1e-4)
     np.testing.assert_allclose(record.maps.rollout[:, -1], vitlens.rollout(model, pixels(record)), atol=1e-6)
     assert {"layers", "layers_more"} <= figures(record)
     masks = load_data("digits", limit=9).masks.numpy()

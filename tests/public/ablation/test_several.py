@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import vitlens
-from tests.kit.commands import ran
+from tests.kit.commands import gone_on, ran
 from tests.kit.making import CLASSES, save, untrained
 from tests.kit.sign_flips import sign_flip_test
 from tests.kit.simulated_processes import run_in_processes
@@ -183,3 +183,14 @@ def test_heads_of_windows_are_compared_within_a_layer(tmp_path: Path) -> None:
     pairs = ran(tmp_path / "out", f"{line} --no-patch --no-curves --pairs 8").pairs
     assert len(pairs) == 8 * 7 / 2
     assert all((row.similarity is None) == (row.first[1] != row.second[1]) for row in pairs)
+
+
+def test_a_loss_that_is_not_finite_is_measured_again_by_a_resumed_run(
+    tiny_vit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = f"ablate {tiny_vit} --data digits --limit 4 --replace zero --units head --no-patch --no-curves --pairs 0"
+    plain, more = F.cross_entropy, {4: 0.0}  # of four images; without heads there are more at once
+    with monkeypatch.context() as patch:
+        patch.setattr(F, "cross_entropy", lambda *each, **how: plain(*each, **how) + more.get(len(each[0]), torch.inf))
+        assert ran(tmp_path / "out", line, code=1).status == "failed"
+    assert gone_on(tmp_path / "out", line).units == ran(tmp_path / "whole", line).units

@@ -132,6 +132,7 @@ def test_an_image_that_withstands_costs_what_the_registry_says(name):
 
 def test_names_and_members_are_known_and_costs_and_checks_follow_from_the_entries():
     assert [ATTACKS[name].slug for name in ("pgd", "pgd-l2", "cw")] == ["pgd-linf", "pgd-l2", "cw-l2"]
+    assert len({entry.slug for entry in ATTACKS.values()}) == len(ATTACKS)  # in names of metrics
     for name, entry in ATTACKS.items():
         assert (name, bool(entry.function)) == (entry.name, not entry.members)
         assert {*entry.members, *entry.stronger_than} <= ATTACKS.keys() - {name}
