@@ -8,7 +8,7 @@ import torch
 
 import vitlens
 from tests.kit.commands import gone_on, quick_attacks, ran, refusal, report, stopping
-from tests.kit.first_page import judged, states
+from tests.kit.first_page import clear_effects, judged, states
 from tests.kit.making import save
 from vitlens import load
 from vitlens.cli.main import run
@@ -195,3 +195,13 @@ def test_a_model_without_a_correct_image_has_nothing_to_attack(tmp_path, tiny_vi
 def test_one_image_without_a_label(tmp_path, tiny_vit, pictures):
     line = f"attack {tiny_vit} --images {pictures / '0.png'} --predicted --attack fgsm --epsilon 1,200 --no-corruptions"
     assert ran(tmp_path / "run", line).curves[0].accuracy.value == 1  # of its own prediction
+
+
+def test_a_model_that_classifies_no_image_correctly_is_not_judged(tmp_path):
+    model = load("vit-digits")
+    model.module.head.weight.data.neg_()
+    save(model, tmp_path / "bad" / "model.safetensors")
+    record = ran(tmp_path / "out", f"attack {tmp_path / 'bad'} --data digits --limit 3 --attack fgsm --no-corruptions")
+    assert (record.metric("accuracy/bad").value, record.checks) == (0, ())
+    assert set(states(report(record)).values()) == {"inconclusive"}
+    assert not clear_effects(report(record))
