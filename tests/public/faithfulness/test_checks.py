@@ -100,6 +100,15 @@ def test_curves_are_those_of_removing_one_patch_after_the_other(record, league, 
     assert (row.gap.n, row.gap.low <= row.gap.value <= row.gap.high) == (COUNT, True)
 
 
+def test_a_map_of_the_centre_has_the_middle_patches_first(record):
+    arrays, middle = record.curves["game"], torch.zeros(CELLS, CELLS, dtype=torch.bool)
+    middle[CELLS // 4 : 3 * CELLS // 4, CELLS // 4 : 3 * CELLS // 4] = True
+    at = np.round(arrays.shares * CELLS**2).tolist().index(middle.sum())
+    without = torch.stack([games.margins(cells * ~middle.flatten(), games.worth()) for cells in games.brightness()])
+    found = arrays.deletion[arrays.methods.tolist().index("centre"), at]
+    np.testing.assert_allclose(found, without.sigmoid().mean(), atol=1e-5)
+
+
 def test_what_each_patch_is_worth_is_the_best_map_and_its_opposite_the_worst(league):
     gaps = {name: row.gap.value for name, row in league.items()}
     assert max(gaps, key=gaps.__getitem__) == "saliency"
