@@ -15,6 +15,7 @@ from vitlens.models.pretraining import Pretraining, pretraining_of, read_name
 NAMES = {  # name -> objective, recipe, data, labels afterwards
     "vit_small_patch16_224.dino": ("self-supervised", "DINO", "", ""),
     "hiera_tiny_224.mae_in1k_ft_in1k": ("self-supervised", "MAE", "ImageNet-1k", "ImageNet-1k"),
+    "convnextv2_tiny.fcmae_ft_in1k": ("self-supervised", "FCMAE", "", "ImageNet-1k"),
     "beit_base_patch16_224.in22k_ft_in22k_in1k": (
         "self-supervised", "BEiT", "ImageNet-22k", "ImageNet-22k, ImageNet-1k"
     ),

@@ -12,7 +12,7 @@ from PIL import Image
 from tests.kit.datasets import fitted, limited, pixels_of
 from vitlens import load_data
 from vitlens.data.registry import SETS
-from vitlens.errors import DataError
+from vitlens.errors import DataError, UnknownNameError
 
 
 @pytest.mark.parametrize("name", [name for name, known in SETS.items() if not known.download])
@@ -27,6 +27,12 @@ def test_a_canvas_and_scenes_are_for_digits_alone(tmp_path):
         for option in ({"canvas": 64}, {"scenes": 2}):
             with pytest.raises(DataError, match="--data digits"):
                 load_data(name, **option)
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_name_is_not_the_current_folder(name):
+    with pytest.raises(UnknownNameError, match=f"no data '{name}'"):
+        load_data(name)
 
 
 @pytest.mark.parametrize("name", [name for name, known in SETS.items() if known.torchvision])

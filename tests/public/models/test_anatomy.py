@@ -7,7 +7,7 @@ import torchvision
 from torch import nn
 
 import vitlens
-from tests.kit.tiny import images, model_of, shaken, timm_model
+from tests.kit.tiny import images, model_of, shaken, timm_model, torchvision_swin
 from tests.kit.windows import WINDOWED
 from vitlens.errors import UnsupportedError
 
@@ -59,6 +59,17 @@ def test_a_cnn_has_its_residual_blocks(blocks):
 def test_blocks_of_windows_and_grids_are_the_modules_that_hold_their_attention():
     layers = [f"blocks.{stage}.layers.0.layers.{kind}_attention" for stage in (0, 1) for kind in ("window", "grid")]
     assert WINDOWED["torchvision's maxvit"]().anatomy.blocks == tuple(layers)
+
+
+WITHOUT = {"windowed": torchvision_swin, "other": lambda: model_of(nn.Sequential(nn.Flatten(), nn.Linear(3072, 5)))}
+
+
+@pytest.mark.parametrize("family", WITHOUT)
+def test_a_model_without_a_sequence_of_tokens_says_so(family):
+    model = WITHOUT[family]()
+    assert (model.anatomy.family, bool(model.anatomy.blocks)) == (family, family == "windowed")
+    with pytest.raises(UnsupportedError, match=family):
+        _ = model.layout
 
 
 @pytest.mark.parametrize("size", [(20, 30), (4, 4)])

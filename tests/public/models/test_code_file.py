@@ -48,8 +48,10 @@ def test_the_function_s_model_under_its_own_name(here, capsys):
     assert capsys.readouterr().err == "to stderr\n"
 
 
-def test_random_weights_follow_the_seed(here):
+def test_random_weights_follow_the_seed_and_the_callers_random_state_is_kept(here):
+    before = torch.random.get_rng_state()
     first, second, again = (load("my.py:small", seed=seed).module.head.weight for seed in (0, 1, 0))
+    assert torch.equal(torch.random.get_rng_state(), before)
     assert torch.equal(first, again)
     assert not torch.equal(first, second)
 

@@ -33,6 +33,15 @@ def for_five(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
+@pytest.mark.parametrize("name", ["vit-micro", TEST_VIT])
+def test_random_weights_are_seeded_and_leave_the_callers_state_alone(name):
+    before = torch.random.get_rng_state()
+    one, again, other = (vitlens.load(f"{name}@random", image_size=32, seed=seed)(images()) for seed in (0, 0, 1))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+
+
 @pytest.mark.parametrize("name", THEIRS)
 def test_weights_from_a_file_give_the_librarys_logits(name, tmp_path):
     module = THEIRS[name]().eval()

@@ -75,7 +75,9 @@ def test_relevance_for_a_text_is_that_of_its_similarity():
     ("name", "quick", "note"),
     [
         ("ViT-B-32/openai", True, "QuickGELU"),
+        ("ViT-B-32/laion2b_s34b_b79k", False, ""),
         ("ViT-B-32", False, ""),
+        ("ViT-B-32-quickgelu", True, ""),
         ("ViT-B-16-SigLIP", False, ""),
     ],
 )

@@ -22,8 +22,11 @@ def pictures(height: int = 8, width: int = 12, *, batch: int = 2) -> Tensor:
     ("name", "depth", "dim", "heads", "side", "patch", "classes"),
     [
         ("vit-micro", 6, 128, 4, 32, 4, 10),
+        ("vit-mini", 4, 128, 4, 32, 4, 10),
         ("vit-tiny", 6, 192, 3, 32, 4, 10),
+        ("vit-tiny-224", 12, 192, 3, 224, 16, 1000),
         ("vit-small-224", 12, 384, 6, 224, 16, 1000),
+        ("vit-base-224", 12, 768, 12, 224, 16, 1000),
     ],
 )
 def test_a_preset_has_its_parameters(name, depth, dim, heads, side, patch, classes):
