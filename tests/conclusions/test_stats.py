@@ -61,7 +61,8 @@ def test_a_head_that_attends_to_one_place_whatever_the_image(tmp_path):
     assert place.says in {each.text for each in report.first.answer}
 
 
-def test_a_dead_head_is_found_and_plain_heads_have_no_fault(tmp_path):
+def test_a_dead_and_a_uniform_head_are_found_and_plain_heads_have_no_fault(tmp_path):
+    assert claim(found(tmp_path, "uniform")[1], "uniform heads").effect.value == pytest.approx(1, abs=1e-3)
     record, report = found(tmp_path, "dead")
     dead = claim(report, "dead heads")
     assert (dead.effect.value, dead.effect.high) == (0.0, 0.0)

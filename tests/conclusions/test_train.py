@@ -91,6 +91,8 @@ def test_nothing_planted_nothing_found(test, title):
     assert set(found_in(record)) <= {"accuracy", "convergence", "next"}
     assert title in REPORT(record).title
     assert not judged(REPORT(record))
+    by_chance = REPORT(record_of((*LEVEL[:-1], 0.92), LEVEL)).claims  # 2 points more in training, or as few as 0.1
+    assert "overfitting" not in {claim.question for claim in by_chance}
     assert "levelled off" in REPORT(record_of((0.9, 0.9), (0.995, 0.995))).title  # it cannot rise by a point
 
 

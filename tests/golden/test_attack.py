@@ -8,7 +8,7 @@ import torch
 
 import vitlens
 from tests.kit.commands import gone_on, quick_attacks, ran, refusal, report, stopping
-from tests.kit.first_page import judged, states
+from tests.kit.first_page import clear_effects, judged, states
 from tests.kit.making import save
 from vitlens import load
 from vitlens.cli.main import run
@@ -80,14 +80,21 @@ def test_the_sample_is_attacked_where_the_curve_fell_and_what_changes_inside_is_
     assert 0 <= arrays.before.min() < arrays.before.max()
 
 
-def test_noise_beside_an_attack_is_as_large_as_its_perturbation(record, sharp_vit):
-    arrays, draws = record.examples["vit"], np.random.default_rng(0)
+@pytest.mark.parametrize(
+    ("name", "alias", "model"), [("attack", "vit", "sharp"), ("attack of predictions", "tiny-vit", "vit")]
+)
+def test_noise_beside_an_attack_is_as_large_as_its_perturbation(name, alias, model, golden, places):
+    record = golden(name).record
+    arrays, draws = record.examples[alias], np.random.default_rng(0)
     clean, change = arrays.pixels / 255, arrays.change
     noise = draws.choice((-1, 1), clean.shape) * np.abs(change).max((1, 2, 3), keepdims=True)
+    if name == "attack of predictions":  # by PGD in L2
+        noise = draws.standard_normal(clean.shape)
+        noise *= np.sqrt((change**2).sum((1, 2, 3), keepdims=True) / (noise**2).sum((1, 2, 3), keepdims=True))
     images = torch.from_numpy(np.concatenate([clean, (clean + noise).clip(0, 1)])).float()
-    (outputs,) = vitlens.capture(load(str(sharp_vit)), images, ["blocks.1.input"]).values()
+    (outputs,) = vitlens.capture(load(str(places[model])), images, ["blocks.1.input"]).values()
     distance = 1 - torch.cosine_similarity(*outputs.flatten(1).chunk(2)).mean().item()
-    found = {(row.kind, row.block): row.distance.value for row in record.blocks if row.model == "vit"}
+    found = {(row.kind, row.block): row.distance.value for row in record.blocks if row.model == alias}
     assert found["noise", 0] == pytest.approx(distance, rel=0.5)  # of other random numbers
 
 
@@ -188,3 +195,13 @@ def test_a_model_without_a_correct_image_has_nothing_to_attack(tmp_path, tiny_vi
 def test_one_image_without_a_label(tmp_path, tiny_vit, pictures):
     line = f"attack {tiny_vit} --images {pictures / '0.png'} --predicted --attack fgsm --epsilon 1,200 --no-corruptions"
     assert ran(tmp_path / "run", line).curves[0].accuracy.value == 1  # of its own prediction
+
+
+def test_a_model_that_classifies_no_image_correctly_is_not_judged(tmp_path):
+    model = load("vit-digits")
+    model.module.head.weight.data.neg_()
+    save(model, tmp_path / "bad" / "model.safetensors")
+    record = ran(tmp_path / "out", f"attack {tmp_path / 'bad'} --data digits --limit 3 --attack fgsm --no-corruptions")
+    assert (record.metric("accuracy/bad").value, record.checks) == (0, ())
+    assert set(states(report(record)).values()) == {"inconclusive"}
+    assert not clear_effects(report(record))

@@ -1,5 +1,7 @@
 """The record of `vitlens compare`: its numbers agree with each other and with what was asked for."""
 
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from tests.kit.first_page import check_first_page
 from tests.kit.making import save, untrained
 from vitlens import load, load_data
 from vitlens.commands.compare.record import CELLS, CompareRecord
+from vitlens.uncertainty import Estimate
 
 COUNT = 24
 SHAPE = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8]}
@@ -119,3 +122,29 @@ def test_tables_are_those_of_the_public_comparison_and_agree_with_each_other(rec
     scores = {row.model: {"mass": row.inside.value, "pointing": row.pointing.value} for row in record.methods}
     on_object = {(row.model, row.score): row.estimate.value for row in record.on_object}
     assert on_object == {(alias, name): value for alias, own in scores.items() for name, value in own.items()}
+
+
+def test_shape_biases_are_those_of_the_function_and_the_model_that_relies_on_shape_is_named(tmp_path):
+    draws, animals = np.random.default_rng(0), ("bear", "cat", "dog")
+    for shape, texture, number in product(animals, animals, range(2)):
+        place = tmp_path / "data" / shape / f"{shape}{number}-{texture}{number}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draws.integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(place)
+    line = f"compare {pair(tmp_path, animals)} --data {tmp_path / 'data'} --no-harder --panels 1 --checked 0"
+    record = ran(tmp_path / "run", line)
+    for row in record.shape_bias:
+        model = load(str(tmp_path / row.model))
+        found = vitlens.shape_bias(model, load_data(str(tmp_path / "data"), preprocessing=model.preprocessing))
+        assert (row.bias, row.shape, row.texture, row.n) == (found.bias, found.shape, found.texture, 12)
+        own = [(each.shape, each.texture) for each in record.cue_conflicts if each.model == row.model]
+        assert own == [(each.shape, each.texture) for each in found.by_class]
+    assert record.metric("shape_bias/vit") == record.shape_bias[0].bias
+    high, low = (Estimate(value, value - 0.1, value + 0.1, 100, "fraction") for value in (0.8, 0.3))
+    for biases, words in (
+        ((high, low), "**vit** relies on shape more than **cnn**"),
+        ((low, high), "**cnn** relies on shape more than **vit**"),
+        ((low, low), "do not differ significantly"),
+    ):
+        rows = tuple(replace(row, bias=bias) for row, bias in zip(record.shape_bias, biases, strict=True))
+        (section,) = (each for each in report(replace(record, shape_bias=rows)).sections if "texture" in each.title)
+        assert words in section.sentences[0].text

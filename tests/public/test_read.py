@@ -92,7 +92,7 @@ def test_an_unfinished_run_is_read_only_when_asked(folder, status):
     assert all(run.table(name) == [] for name in run.tables)
 
 
-DAMAGED: dict[str, Callable[[Path], object]] = {  # more: tests/contracts/test_foreign_folders.py
+DAMAGED: dict[str, Callable[[Path], object]] = {  # more: tests/contracts/test_folders.py
     "schema 1": with_results(schema=1),
     "a text for a number": with_results(metrics={"accuracy/tiny": {"value": "high"}}),
     "no table": with_results(tables={}),
