@@ -15,7 +15,7 @@ from tests.kit.making import digits
 from tests.kit.map_rows import FALLING, STAYING, checks
 from vitlens import Refinement, explain, load
 from vitlens.attribution.registry import ATTRIBUTIONS
-from vitlens.commands.explain.record import OVERALL, SEARCH
+from vitlens.commands.explain.record import OVERALL, SEARCH, ExplainRecord
 
 FIVE = "--data digits --limit 5 --batch-size 3"
 PATCHES = tuple(name for name, entry in ATTRIBUTIONS.items() if entry.resolution == "patch" and name != "best")
@@ -46,23 +46,30 @@ def test_maps_are_the_functions(tiny_vit, tmp_path):
     assert (metric.value, metric.n) == (pytest.approx(error.abs().mean().item(), rel=1e-2, abs=1e-5), 5)
 
 
+def as_functions(record: ExplainRecord, place: Path, given: object, **more: object) -> tuple[str, ...]:
+    """The methods of a model, whose maps are those of their functions."""
+    model = load(str(place))
+    rows = [row for row in record.methods if row.model == model.alias]
+    for row, found in zip(rows, record.maps[model.alias].maps.values(), strict=True):
+        expected = explain(model, vitlens.images(given, model), method=row.method, **more).numpy()
+        # a ReLU near 0 is active in only one of the two
+        tolerance = 1e-3 if ATTRIBUTIONS[row.method].gradients else 1e-4
+        np.testing.assert_allclose(found, expected, atol=tolerance * np.abs(expected).max(), err_msg=row.method)
+    return tuple(row.method for row in rows)
+
+
 def test_every_method_is_the_function_of_its_name(golden, tiny_vit, tiny_cnn, pictures):
     """Also inside quick passes, which the command makes."""
-    tried, of_cnn = set(), digits("test").limit(3)
-    for name, place, given, more in (
-        ("explain by every method", tiny_vit, pictures, {"targets": 3}), ("explain", tiny_cnn, of_cnn, {}),
-    ):  # fmt: skip
-        record, model = golden(name).record, load(str(place))
-        rows = [row for row in record.methods if row.model == model.alias]
-        for row, found in zip(rows, record.maps[model.alias].maps.values(), strict=True):
-            expected = explain(model, vitlens.images(given, model), method=row.method, **more).numpy()
-            # a ReLU near 0 is active in only one of the two
-            tolerance = 1e-3 if ATTRIBUTIONS[row.method].gradients else 1e-4
-            np.testing.assert_allclose(found, expected, atol=tolerance * np.abs(expected).max(), err_msg=row.method)
-            tried.add((model.alias, row.method))
-    assert tried == {("tiny-vit", name) for name in ATTRIBUTIONS} | {
-        ("tiny-cnn", name) for name in ("gradcam", "integrated-gradients", "occlusion")
-    }
+    every = golden("explain by every method").record
+    assert as_functions(every, tiny_vit, pictures, targets=3) == tuple(ATTRIBUTIONS)
+    few = as_functions(golden("explain").record, tiny_cnn, digits("test").limit(3))
+    assert few == ("gradcam", "integrated-gradients", "occlusion")
+
+
+@pytest.mark.slow
+def test_every_method_of_a_cnn_is_the_function_of_its_name(tiny_cnn, pictures, tmp_path):
+    record = ran(tmp_path / "out", f"explain {tiny_cnn} --images {pictures} --method all --target 3")
+    assert {"scorecam", "ablationcam", "rise", "kernel-shap"} < {*as_functions(record, tiny_cnn, pictures, targets=3)}
 
 
 def test_each_model_gets_the_methods_defined_for_it_and_nothing_is_judged(golden):
@@ -212,8 +219,8 @@ def test_with_few_images_the_default_is_drawn_and_said_not_to_be_chosen_by_evide
     assert (maps.min(), maps.max()) == (0, pytest.approx(1, abs=1e-5))
 
 
-def test_verify_checks_the_chosen_method_of_each_model(tmp_path, sharp_vit, tiny_vit):
-    line = f"explain {sharp_vit} {tiny_vit} --data digits --auto --limit 20 --method saliency,gradcam --verify"
+def test_verify_checks_the_chosen_method_of_each_model(tmp_path, sharp_vit, tiny_cnn):
+    line = f"explain {sharp_vit} {tiny_cnn} --data digits --auto --limit 20 --method saliency,gradcam --verify"
     brief = "--composites none --other-substrates none --no-stability --no-counterfactuals"
     record = ran(tmp_path / "out", f"{line} {brief}")
     assert {each.question for each in report(record).claims} >= {"choice", "maps"}
@@ -223,7 +230,9 @@ def test_verify_checks_the_chosen_method_of_each_model(tmp_path, sharp_vit, tiny
         for metric in ("faithfulness/{}/gap/{}", "randomisation/{}/{}"):
             assert metric.format(row.model, row.method) in record.metrics
         assert f"checks_{row.model}" in figures(record)
-    assert [row.model for row in record.chosen] == ["sharp-vit", "tiny-vit"]
+    assert [row.model for row in record.chosen] == ["sharp-vit", "tiny-cnn"]
+    of_cnn = [row.stage for row in record.stages if row.model == "tiny-cnn"]
+    assert (of_cnn[0], of_cnn[-1], len(of_cnn)) == ("head", "embedding", 6)
 
 
 def test_the_checks_of_a_method_are_its_rows_of_the_table(golden):

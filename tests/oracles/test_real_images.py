@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
+from torch.nn import functional as F
 
 import vitlens
 from tests.oracles.test_attention import difference
@@ -110,6 +112,15 @@ def test_our_maps_are_the_stored_ones(split, reference, deit, count):
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
         # some are small: beside their largest too, image by image
         assert ((found - expected).abs().amax(1) < 1e-3 * expected.amax(1)).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("start", "readout", "auc"), [(0, "cls", 0.846), (8, "mean", 0.855)])
+def test_legrad_finds_objects_as_well_as_was_measured_apart(split, deit, start, readout, auc):
+    maps = vitlens.explain(deit, split, targets="label", method="legrad", start_layer=start, readout=readout)
+    large = F.interpolate(maps[:, None], size=split.masks.shape[1:], mode="bilinear")
+    found = [roc_auc_score(mask.flatten(), own.flatten()) for mask, own in zip(split.masks, large, strict=True)]
+    assert np.mean(found) == pytest.approx(auc, abs=3e-3)
 
 
 @pytest.mark.slow

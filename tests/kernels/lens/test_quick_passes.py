@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 
 import vitlens
-from tests.kit.tiny import images, model_of, ours, shaken, small_cnn, timm_model
+from tests.kit.tiny import bare, images, model_of, ours, shaken, small_cnn, timm_model
 from vitlens import Model
 from vitlens.lens import quick_passes as quick
 from vitlens.lens.quick_passes import quick_batch_size, quick_convolutions, quick_layers, quick_linear, quick_passes
@@ -159,3 +159,6 @@ def test_the_same_logits_in_parts_but_a_watched_model_gets_the_whole_batch(build
 def test_the_size_follows_the_widest_activation():
     assert quick_batch_size(ours()) > quick_batch_size(ours(dim=32)) >= 1
     assert quick_batch_size(vitlens.load("vit-digits")) == (12 << 20) // (65 * 512 * 4)
+    silent = nn.Flatten()
+    silent.unread = nn.Linear(1, 1)
+    assert quick_batch_size(bare(silent, (8, 8))) >= 1, "no layer of it runs"
