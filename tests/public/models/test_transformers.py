@@ -135,9 +135,10 @@ def test_windows_are_placed_where_patches_depend_on_each_other(name, window):
 
 def test_a_kernel_that_cannot_be_observed_is_refused_by_name():
     own = copy.deepcopy(folder_of("vit")[1])
-    own.config._attn_implementation_internal = "kernels-community/flash-attn"
-    with pytest.raises(UnsupportedError, match=r"'kernels-community/flash-attn'.*set_attn_implementation"):
-        half(own, 32)
+    for kernel in ("flex_attention", "kernels-community/flash-attn"):
+        own.config._attn_implementation_internal = kernel
+        with pytest.raises(UnsupportedError, match=f"'{kernel}'.*set_attn_implementation"):
+            half(own, 32)
 
 
 def save_tokenizer(folder):
