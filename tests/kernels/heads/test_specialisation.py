@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.kit.families import of_timm
 from tests.kit.made import made_model, numbered
+from tests.kit.models.handwritten import half
 from tests.kit.planted_patterns import Bench, Maker, looking_evenly, planted, scenes
 from tests.kit.tiny import images as pictures
 from tests.kit.tiny import ours, timm_model, torchvision_swin
@@ -244,6 +246,11 @@ def test_windows_of_swin_that_all_look_aside():
     for layer in range(4):  # whole windows, and shifted ones
         assert set(found.labels[layer]) == {"previous"}
         assert min(one.score for one in found.given[layer]) > 0.9
+
+
+def test_layers_of_pooled_keys_have_no_ratios():
+    table = statistics(half(of_timm("pvt_v2_b0"), 64), pictures((64, 64)))
+    assert [ratio is None for ratio in specialise(table).ratios] == [True] * 6 + [False] * 2
 
 
 def test_a_head_in_words():

@@ -249,6 +249,7 @@ def test_weights_are_permuted_from_the_head_down_and_come_back(record, seen):
     numbers = [{int(name.split(".")[1]) for name in more if "blocks" in name} for more in changed]
     assert [min(more, default=BLOCKS) >= least for more, least in zip(numbers, (12, 9, 6, 3, 0, 0))] == [True] * 6
     assert len(numbers[-1]) > BLOCKS - 3  # an identity may be permuted to itself
+    assert ["stem.weight" in more for more in changed] == [False] * 5 + [True]
     for row, call in zip(rows, stages, strict=True):
         assert all(torch.equal(call[name].flatten().sort()[0], own[name].flatten().sort()[0]) for name in own)
         assert torch.equal(call["head.weight"], stages[0]["head.weight"])  # a tensor's draw is its own
