@@ -141,8 +141,7 @@ def test_a_language_image_model_by_names_alone(tmp_path):
 
     registered()
     name = "open-clip:tiny-clip@random"
-    templates = ("a_photo_of_the_digit_{}.", "{}")
-    typed = " ".join(f"--clip-templates {each}" for each in templates)
+    templates, typed = ("a photo of a {}.", "{}"), "--clip-templates photo --clip-templates {}"  # a set, and one
     record = ran(tmp_path / "out", f"features clip={name} {FAST} {typed} --prompt a_five --prompt grass")
     images, labels = pixels()
     both = vitlens.zero_shot(load(name), digits("test").classes, templates=templates)
