@@ -4,8 +4,8 @@ Each mutant changes one place in a copy of the repository: a comparison, an oper
 `not`, a whole number, True or False, or a statement that is a call, left out. Not changed are types, messages of
 errors, docstrings, fractions (tolerances, sizes of figures) and numbers of named constants. Tests are those of
 `--tests`, else those that run the changed line by a map of `pytest -n auto --cov --cov-context=test` (`--map`,
-`.coverage` unless told otherwise); of tests/golden, whose runs are shared, the whole file. A run that takes ten minutes
-counts as noticed.
+`.coverage` unless told otherwise); where a fixture runs it, and of tests/golden, whose runs are shared, the whole file.
+A run that takes ten minutes counts as noticed.
 """
 
 import argparse
@@ -154,6 +154,7 @@ def tests_of(mutant: Mutant, coverage: Path) -> list[str]:
     contexts = {each for each in lines.get(mutant.line, ()) if each} or {each for of in lines.values() for each in of}
     names = {each.partition("|")[0] for each in contexts if each}
     shared = {name.partition("::")[0] for name in names if name.startswith("tests/golden")}
+    shared |= {each.partition("::")[0] for each in contexts if each.endswith("|setup")}
     return sorted({name for name in names if name.partition("::")[0] not in shared} | shared)
 
 
