@@ -55,7 +55,7 @@ def run(session: Session) -> None:
     one = subject(session.device, tiny=session.tiny)
     for name, job in _jobs(session).items():
         precision = "fp32" if name.startswith("PGD") else "bf16"  # its gradients are in bf16 by its own option
-        session.case(name, partial(_case, session, one, job, precision), batch=one.batch // 2, needs=10)
+        session.case(name, partial(_case, session, one, job, precision), batch=max(8, one.batch // 2), needs=10)
 
 
 def _jobs(session: Session) -> dict[str, Callable[[Model, Tensor], object]]:
