@@ -32,10 +32,10 @@ class Linear(nn.Module):
         return images.flatten(1) @ self.weight.T + 0.5
 
 
-def linear() -> Model:
-    """A linear model of 8 x 12 px that declares the patch layout of a ViT; pixels are not normalised."""
-    layout = TokenLayout((4, 3), (2, 4))
-    return bare(Linear((8, 12)), layout.image_size, anatomy=Anatomy("other", (), layout))
+def linear(grid: tuple[int, int] = (4, 3), patch: tuple[int, int] = (2, 4)) -> Model:
+    """A linear model, of 8 x 12 px, that declares the patch layout of a ViT; pixels are not normalised."""
+    layout = TokenLayout(grid, patch)
+    return bare(Linear(layout.image_size), layout.image_size, anatomy=Anatomy("other", (), layout))
 
 
 def prompted(model: Model) -> Model:

@@ -23,7 +23,7 @@ from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation, State, a
 from vitlens.attacks.losses import is_misclassified, is_target, margin
 from vitlens.attacks.norms import per_pixel
 from vitlens.attacks.plan import AttackPlan, CleanImages, fitting_batch, frozen
-from vitlens.attacks.registry import PRECISION, Attack, without_gradients
+from vitlens.attacks.registry import Attack, without_gradients
 from vitlens.data.draws import keys
 from vitlens.devices import autocast
 from vitlens.errors import NonFiniteError, UnsupportedError
@@ -72,8 +72,8 @@ class Evaluator:
 
     model: Model
     algorithm: Algorithm
-    precision: str = PRECISION
-    targeted: bool = False
+    precision: str
+    targeted: bool
 
     def evaluate(self, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"]) -> PointEvaluation:
         """The model's outputs on the points; last (on the CPU): jobs for which no gradient is needed."""
@@ -172,7 +172,7 @@ class Engine:
     ) -> None:
         self.model, self.clean, self.plan, self.minimum = model, clean, plan, attack.kind == "minimum"
         self.algorithm = algorithm_of(attack, plan.setting(attack, model, clean))
-        self.evaluator = Evaluator(model, self.algorithm, plan.precision, targeted=plan.targets is not None)
+        self.evaluator = Evaluator(model, self.algorithm, plan.precision, plan.targets is not None)
         self.outcome = outcome or nothing_yet(len(clean.labels))
         self.batch_size = plan.batch_size or fitting_batch(model)
         self.targets = 1 if plan.targets is not None else max(1, min(attack.targets, clean.runners_up.shape[1]))

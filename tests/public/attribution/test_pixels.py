@@ -99,6 +99,18 @@ def test_sampled_shapley_values_of_a_linear_model_are_its_pixel_contributions():
     torch.testing.assert_close(sampled, expected, atol=1e-3, rtol=1e-3)
 
 
+def test_of_many_patches_each_is_in_four_coalitions_and_the_ends_are_two_more():
+    model, seen = linear((12, 12), (1, 1)), 0
+
+    def count(_module: nn.Module, inputs: tuple[Tensor]) -> None:
+        nonlocal seen
+        seen += len(inputs[0])
+
+    with model.module.register_forward_pre_hook(count):
+        explained(model, images((12, 12)), "kernel-shap")
+    assert 0.95 < seen / (2 * (4 * 144 + 2)) <= 1  # a coalition drawn twice is run once
+
+
 def masks_of(size: tuple[int, int], count: int, seed: int) -> Tensor:
     """RISE's: 7 x 7 cells, each visible or not, and one more a side, enlarged and cropped at random."""
     generator, found = torch.Generator().manual_seed(seed), []

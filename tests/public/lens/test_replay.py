@@ -208,7 +208,7 @@ def test_a_model_that_cannot_be_replayed_is_run_in_full_and_says_so():
     model = vit_with("reaches")
     batch = of(model, batch=4)
     sets = of_every_kind(model, batch)
-    with vitlens.replay(model, batch) as replay:
+    with vitlens.replay(model, batch, **CHUNKS["parts"]) as replay:
         assert not replay.exact
         assert "reaches is run by full forwards" in replay.note
         found = replayed(replay, sets)
