@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ import pytest
 from filelock import FileLock
 
 from tests.kit.commands import few_passes, impatient, quick_attacks
-from tests.kit.saving import saved_figures
+from tests.kit.saving import no_figures, saved_figures
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import read_folder
@@ -136,7 +136,7 @@ def golden(places: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
 
 def make(name: str, places: Mapping[str, Path], beside: Path, *, device: Sequence[str] = ("--device", "cpu")) -> Path:
     line = LINES.get(name, f"{name} {{vit}} --data digits --limit 4").format(**places, beside=beside)
-    saving = saved_figures() if name in SAVED_TWICE else nullcontext()
+    saving = saved_figures() if name in SAVED_TWICE else no_figures()
     with (
         beside.with_suffix(".said").open("w") as said, redirect_stderr(said), redirect_stdout(said),
         saving, quick_attacks(), few_passes(), impatient(),

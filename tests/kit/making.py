@@ -1,11 +1,34 @@
 """What tests that go through the public API make their models and images with, in one place for all of them."""
 
+from typing import Any, Final
+
+from torch import Tensor
+
+from vitlens.data import digits as drawing
 from vitlens.data.digits import CLASSES, digits
+from vitlens.data.split import Drawn
 from vitlens.models.loading import untrained
 from vitlens.models.model import Model
 from vitlens.models.saved import save
 
-__all__ = ["CLASSES", "digits", "little_vit", "save", "untrained"]
+__all__ = ["CLASSES", "digits", "keep_scenes", "little_vit", "save", "untrained"]
+
+_MOST: Final = 500  # scenes that are drawn together and kept
+
+
+def keep_scenes() -> None:
+    """From now on, the same few scenes of digits are drawn once in this process."""
+    draw, kept = drawing._scenes, {}
+
+    def scenes(sources: Tensor, numbers: Tensor, **style: Any) -> Drawn:
+        if len(sources) > _MOST:
+            return draw(sources, numbers, **style)
+        key = (*(each.numpy().tobytes() for each in (sources, numbers)), repr(style))
+        if key not in kept:
+            kept[key] = draw(sources, numbers, **style)
+        return Drawn(kept[key].pixels.clone(), kept[key].masks.clone())
+
+    drawing._scenes = scenes
 
 
 def little_vit(classes: tuple[str, ...] = CLASSES, *, seed: int = 1) -> Model:

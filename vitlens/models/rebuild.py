@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -130,9 +131,12 @@ def rebuilt(
     return made.to(model.device)
 
 
+_version = cache(version)  # which reads the disk each time
+
+
 def versions() -> dict[str, str]:
     """The versions of the libraries that determine a model's outputs."""
-    return {"vitlens": __version__} | {name: version(name) for name in ("torch", "torchvision", "timm")}
+    return {"vitlens": __version__} | {name: _version(name) for name in ("torch", "torchvision", "timm")}
 
 
 def provenance_of(
