@@ -8,7 +8,7 @@ variance, both over the keys of a row, summed over queries and images: shares ad
 query together, the same keys whoever asks, are orthogonal to the others: theirs is a share of the variance.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.heads.geometry import Geometry, geometry_of
 from vitlens.analysis.heads.specialisation import half_width, left_out
 from vitlens.analysis.heads.statistics import GROUPS, by_group, layers_of
@@ -24,7 +23,7 @@ from vitlens.errors import InputError
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.observe import observe
 from vitlens.models.model import Model
-from vitlens.pixels import AnyImages, as_parts, groups_of, takes_images
+from vitlens.pixels import Parts, groups_of
 
 SAME: Final = "same keys"  # whichever patch asks
 SAME_BY_POSITION: Final = "same keys by position"
@@ -58,23 +57,23 @@ class LayerParts:
         return value, value - half, value + half
 
 
-@takes_images
-def logit_parts(model: Model, images: AnyImages, *, batch_size: int | None = None) -> Mapping[int, LayerParts]:
+def logit_parts(model: Model, images: Parts, size: int, advance: Callable[[int], object]) -> Mapping[int, LayerParts]:
     """The parts of the attention logits between patches, by layer: of all layers in which each patch attends to each,
     and the model's scores are products of queries and keys, with a bias that is the same for all images or without.
 
-    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; queries and keys of all of them
-    are kept in memory. Raises InputError for fewer than FEWEST images.
+    Queries and keys of all images are kept in memory; size: images at a time. Raises InputError for fewer than FEWEST
+    images.
     """
-    pixels, size = as_parts(images), batch_size or fitting_batch_size(model)
-    if len(pixels) < FEWEST:
-        raise InputError(f"expected at least {FEWEST} images to tell position from content, found {len(pixels)}")
-    own = groups_of(pixels)
-    order = torch.arange(len(pixels)) if own is None else own.cpu().unique(return_inverse=True)[1]
+    if len(images) < FEWEST:
+        raise InputError(f"expected at least {FEWEST} images to tell position from content, found {len(images)}")
+    own = groups_of(images)
+    order = torch.arange(len(images)) if own is None else own.cpu().unique(return_inverse=True)[1]
     layers_of(model)  # the passes that survey the layers are not kept
     kept: dict[int, _Kept] = {}
-    for start in range(0, len(pixels), size):
-        observe(model, pixels[start : start + size].to(model.device), lambda call: _keep(model, call, kept))
+    for start in range(0, len(images), size):
+        batch = images[start : start + size].to(model.device)
+        observe(model, batch, lambda call: _keep(model, call, kept))
+        advance(len(batch))
     return {
         layer: LayerParts(found.geometry, *_shares(found, order % GROUPS))
         for layer, found in sorted(kept.items())

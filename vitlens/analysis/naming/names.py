@@ -1,22 +1,22 @@
 """Three words for every head: by what it attends, what it looks at, what it writes, each with its test."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from vitlens.analysis.ablation.bench import Bench, Unit, units_of
+from vitlens.analysis.ablation.bench import Bench, Unit, silent, units_of
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.heads.registry import LABELS, MIXED, THRESHOLD, UNLABELLED
 from vitlens.analysis.heads.specialisation import HeadLabel, Specialisation, half_width, specialise
 from vitlens.analysis.heads.statistics import Stream
 from vitlens.analysis.naming.attends import AttendsBy, agreement, attends_by, orders, shuffled
-from vitlens.analysis.naming.logits import FEWEST as FEWEST_OF_PARTS
 from vitlens.analysis.naming.logits import LayerParts, logit_parts
-from vitlens.analysis.naming.writes import LEVEL, Writes, at_random, of_halves, things_of, writes
+from vitlens.analysis.naming.writes import LEVEL, STATES, Writes, at_random, of_halves, things_of, writes
 from vitlens.analysis.patching.contribution import head_contributions
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.capture import capture
@@ -27,6 +27,7 @@ from vitlens.summary import Line, Summary
 from vitlens.uncertainty import Estimate, holm
 
 FEWEST: Final = 50  # images with labels: of fewer, no word is tested for what a head writes
+Progress: TypeAlias = Callable[..., AbstractContextManager[Callable[[int], object]]]
 SHUFFLED: Final = 64  # images, the first ones
 
 
@@ -75,7 +76,7 @@ class HeadNames(Summary):
         seen = [head.looks.holds for head in self.heads if head.looks is not None and head.looks.holds is not None]
         yield Line("looks at: tested, holds", (len(seen), sum(seen)))
         states = [head.writes.state for head in self.heads if head.writes is not None]
-        for state in ("shown to matter", "correlates", "nothing"):
+        for state in STATES:
             yield Line(f"writes: {state}", states.count(state))
         for note in self.notes:
             yield Line("note", note)
@@ -109,36 +110,54 @@ def name_heads(
     (24, True)
     """
     require(model, "statistics")
-    pixels, size = as_parts(images), batch_size or fitting_batch_size(model)
-    for name, value in {"masks": masks, **(attributes or {})}.items():
-        if value is not None and len(value) != len(pixels):
-            raise InputError(f"expected {name} of {len(pixels)} images, found {len(value)}")
-    groups, notes = groups_of(pixels), list[str]()
-    roles = _roles(model, pixels, masks, groups, size)
+    return named(
+        model, as_parts(images), labels if isinstance(labels, Tensor) else None, attributes or {}, masks,
+        batch_size or fitting_batch_size(model), seed,
+    )  # fmt: skip
+
+
+def named(
+    model: Model,
+    images: Parts,
+    labels: Tensor | None,
+    attributes: Mapping[str, Tensor],
+    masks: Tensor | None,
+    size: int,
+    seed: int,
+    progress: Progress = silent,
+) -> HeadNames:
+    """`name_heads` of images that are read `size` at a time; progress: of its loops (words, total)."""
+    for name, value in {"masks": masks, **attributes}.items():
+        if value is not None and len(value) != len(images):
+            raise InputError(f"expected {name} of {len(images)} images, found {len(value)}")
+    groups, notes, count = groups_of(images), list[str](), len(images)
+    with progress("Statistics of heads", count) as advance:
+        roles = _roles(model, images, masks, groups, size, advance)
     parts: Mapping[int, LayerParts] = {}
-    if len(pixels) < FEWEST_OF_PARTS:
-        notes.append(f"by what heads attend: expected at least {FEWEST_OF_PARTS} images, found {len(pixels)}")
-    else:
-        parts = logit_parts(model, images, batch_size=size)
-    some, layout = pixels[:SHUFFLED], model.anatomy.layout
-    sides, moved = {}, None
+    try:
+        with progress("Queries and keys", count) as advance:
+            parts = logit_parts(model, images, size, advance)
+    except InputError as error:
+        notes.append(f"by what heads attend: {error}")
+    some, layout = images[:SHUFFLED], model.anatomy.layout
+    few = None if groups is None else groups[: len(some)]
+    sides, moved = dict[int, Tensor](), None
     if layout is None or tuple(layout.image_size) != tuple(model.input_size):
         notes.append("attention is not tested on shuffled patches: the tokens are not patches of the image")
     else:
         order = orders(layout, len(some), seed=seed)
-        sides = agreement(model, some, list(parts), order)
         own = None if masks is None else shuffled(masks[: len(some), None].float(), layout, order)[:, 0] > 0.5
-        few = None if groups is None else groups[: len(some)]
-        moved = _roles(model, shuffled(some, layout, order), own, few, size)
+        with progress("Shuffled patches", 2 * len(some)) as advance:
+            sides = agreement(model, some, list(parts), order)
+            advance(len(some))
+            moved = _roles(model, shuffled(some, layout, order), own, few, size, advance)
     written: Mapping[tuple[int, int], Writes] = {}
     try:
-        written = _writes(model, pixels, labels, attributes or {}, size, seed)
+        written = _writes(model, images, labels, attributes, size, seed, progress)
     except (InputError, UnsupportedError) as error:
         notes.append(f"what heads write: {error}")
     attends = {
-        (layer, head): attends_by(
-            part, head, len(pixels), sides.get(layer), None if groups is None else groups[:SHUFFLED]
-        )
+        (layer, head): attends_by(part, head, count, sides.get(layer), few)
         for layer, part in parts.items()
         for head in range(part.shares.shape[1])
     }
@@ -146,20 +165,28 @@ def name_heads(
     adjusted = dict(zip(tested, holm(list(tested.values())) if tested else ()))
     heads = []
     for layer, labelled in enumerate(roles.given):
-        count = max(len(labelled), *(head + 1 for at, head in (*attends, *written) if at == layer), 0)
-        for head in range(count):
+        most = max(len(labelled), *(head + 1 for at, head in (*attends, *written) if at == layer), 0)
+        for head in range(most):
             at = (layer, head)
             holds = adjusted[at] <= LEVEL if at in adjusted else None
-            looks = _looks(labelled[head], layer, head, moved, len(pixels)) if head < len(labelled) else None
+            looks = _looks(labelled[head], layer, head, moved, count) if head < len(labelled) else None
             heads.append(HeadName(layer, head, attends.get(at), holds, looks, written.get(at)))
-    return HeadNames(tuple(heads), len(pixels), len(some) if moved is not None else 0, tuple(notes))
+    return HeadNames(tuple(heads), count, len(some) if moved is not None else 0, tuple(notes))
 
 
-def _roles(model: Model, pixels: Parts, masks: Tensor | None, groups: Tensor | None, size: int) -> Specialisation:
+def _roles(
+    model: Model,
+    images: Parts,
+    masks: Tensor | None,
+    groups: Tensor | None,
+    size: int,
+    advance: Callable[[int], object],
+) -> Specialisation:
     stream = Stream(model, groups=groups)
-    for start in range(0, len(pixels), size):
-        own = None if masks is None else masks[start : start + size]
-        stream.add(pixels[start : start + size].to(model.device), masks=own)
+    for start in range(0, len(images), size):
+        own, batch = None if masks is None else masks[start : start + size], images[start : start + size]
+        stream.add(batch.to(model.device), masks=own)
+        advance(len(batch))
     return specialise(stream.result())
 
 
@@ -176,13 +203,14 @@ def _looks(given: HeadLabel, layer: int, head: int, moved: Specialisation | None
 
 
 def _writes(
-    model: Model, pixels: Parts, labels: Tensor | str | None, attributes: Mapping[str, Tensor], size: int, seed: int
-) -> dict[tuple[int, int], Writes]:
+    model: Model, images: Parts, labels: Tensor | None, attributes: Mapping[str, Tensor], size: int, seed: int,
+    progress: Progress,
+) -> dict[tuple[int, int], Writes]:  # fmt: skip
     require(model, "classifier", "heads")
-    if not isinstance(labels, Tensor):
+    if labels is None:
         raise InputError("expected labels, found none; give labels=, or data with a folder for each class")
-    if len(pixels) < FEWEST:
-        raise InputError(f"expected at least {FEWEST} images with labels, found {len(pixels)}")
+    if len(images) < FEWEST:
+        raise InputError(f"expected at least {FEWEST} images with labels, found {len(images)}")
     classes, names = things_of(labels, model.classes, attributes)
     if len(classes) + len(names) < 1:
         raise InputError("expected two classes, or an attribute, of at least 5 images each, found none")
@@ -190,42 +218,45 @@ def _writes(
     at = [(unit.layer, unit.head) for unit in units]
     scores, truth = [], []
     if classes:
-        of_classes = torch.cat([
-            head_contributions(model, pixels[start : start + size].to(model.device), torch.tensor(classes))
-            for start in range(0, len(pixels), size)
-        ])  # fmt: skip
+        found = []
+        with progress("Contributions of heads", len(images)) as advance:
+            for start in range(0, len(images), size):
+                batch = images[start : start + size].to(model.device)
+                found.append(head_contributions(model, batch, torch.tensor(classes)))
+                advance(len(batch))
+        of_classes = torch.cat(found)
         of_classes = of_classes - of_classes.mean(-1, keepdim=True)  # what all classes share changes no prediction
         scores.append(torch.stack([of_classes[:, layer, head] for layer, head in at], 1))
         truth.append(labels[:, None] == torch.tensor(classes))
     if names:
         held = torch.stack([attributes[name].bool() for name in names], 1)
-        scores.append(of_halves(_outputs(model, pixels, units, size), held, _half(pixels)))
+        scores.append(of_halves(_outputs(model, images, units, size), held, _half(images)))
         truth.append(held)
     all_scores, all_truth = torch.cat(scores, -1), torch.cat(truth, -1)
-    bench = Bench(model, pixels, labels, "mean", groups_of(pixels), seed, size)
+    bench = Bench(model, images, labels, "mean", groups_of(images), seed, size, progress=progress)
     outcomes = bench.without([(unit,) for unit in units])
     control = at_random(all_scores, all_truth, seed=seed)
     things = [*(model.classes[number] for number in classes), *names]
-    found = writes(all_scores, all_truth, things, outcomes, control=control)
-    return {(layer, head or 0): each for (layer, head), each in zip(at, found)}
+    words = writes(all_scores, all_truth, things, outcomes, control=control)
+    return {(layer, head or 0): each for (layer, head), each in zip(at, words)}
 
 
-def _half(pixels: Parts) -> Bool[Tensor, " images"]:
+def _half(images: Parts) -> Bool[Tensor, " images"]:
     """Every other image, or group of images that share a source."""
-    groups = groups_of(pixels)
-    numbers = torch.arange(len(pixels)) if groups is None else groups.cpu().unique(return_inverse=True)[1]
+    groups = groups_of(images)
+    numbers = torch.arange(len(images)) if groups is None else groups.cpu().unique(return_inverse=True)[1]
     return numbers % 2 == 0
 
 
-def _outputs(model: Model, pixels: Parts, units: tuple[Unit, ...], size: int) -> Tensor:
+def _outputs(model: Model, images: Parts, units: tuple[Unit, ...], size: int) -> Tensor:
     """The output of every head (images, heads, width), the mean over the tokens that the classifier reads."""
     cls = model.anatomy.layout.positions("cls") if model.anatomy.layout is not None else ()
     where = f"[{cls[0]}]" if cls and model.anatomy.readout != "mean" else ""
     by_layer = sorted({unit.layer for unit in units})
     found = []
-    for start in range(0, len(pixels), size):
+    for start in range(0, len(images), size):
         places = [f"blocks.{layer}.heads{where}" for layer in by_layer]
-        captured = capture(model, pixels[start : start + size].to(model.device), places)
+        captured = capture(model, images[start : start + size].to(model.device), places)
         rows = {layer: captured[place].float().mean(-2).cpu() for layer, place in zip(by_layer, places)}
         found.append(torch.stack([rows[unit.layer][:, unit.head or 0] for unit in units], 1))
     return torch.cat(found)

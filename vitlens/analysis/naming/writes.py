@@ -8,7 +8,7 @@ have the thing than in the others.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -23,6 +23,7 @@ from vitlens.uncertainty import Estimate, holm, student_mean
 LEVEL: Final = 0.05  # of a test, after Holm's correction
 FEWEST: Final = 5  # images with a thing, and without it
 PERMUTATIONS: Final = 20  # of what is true of the images: the control
+MATTERS, CORRELATES, NOTHING = STATES = ("shown to matter", "correlates", "nothing")
 LEAST: Final = 0.1  # nats of log-odds: a head of which a thing loses less does not matter to it
 
 Scores = Float[Tensor, "images heads things"]
@@ -30,15 +31,16 @@ Truth = Bool[Tensor, "images things"]
 Table = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Writes:
     """What one head writes.
 
     word: the thing, None where none is told better than by chance; auc: of the best thing, with DeLong's interval;
-    control: the largest AUC of a head with as many things that are assigned to the images at random; state: "shown to
-    matter", "correlates" or "nothing"; lost, others_lost: points of accuracy that the images with and without the thing
+    control: the largest AUC of a head with as many things that are assigned to the images at random; state: of
+    STATES; lost, others_lost: points of accuracy that the images with and without the thing
     lose without the head; margin: by how much the log-odds of the label fall more in the former, nats; p: of that,
-    after Holm's correction over heads. The last four are None without a word.
+    after Holm's correction over heads; these four are None without a word. scores, falls, points (n,): of each image,
+    what the head adds to the best thing, and what it loses without the head, nats of log-odds and points.
     """
 
     word: str | None
@@ -46,6 +48,9 @@ class Writes:
     auc: Estimate
     control: float
     state: str
+    scores: Tensor = field(repr=False)
+    falls: Tensor = field(repr=False)
+    points: Tensor = field(repr=False)
     lost: Estimate | None = None
     others_lost: Estimate | None = None
     margin: Estimate | None = None
@@ -103,24 +108,26 @@ def writes(
     best = area.argmax(1)
     heads = np.arange(len(area))
     named = (chance[heads, best] <= LEVEL) & (area[heads, best] > control)
+    falls, points = log_odds(outcomes.clean_loss) - log_odds(outcomes.loss), outcomes.delta_accuracy
     margins: dict[int, tuple[Estimate, float]] = {}
-    clean = log_odds(outcomes.clean_loss)
     for head in heads[named].tolist():
-        held, fall = truth[:, best[head]].numpy(), (clean - log_odds(outcomes.loss[head])).numpy()
+        held, fall = truth[:, best[head]].numpy(), falls[head].numpy()
         margins[head] = _welch(fall[held], fall[~held])
-    adjusted = dict(zip(margins, holm([p for _, p in margins.values()])) if margins else ())
+    adjusted = dict(zip(margins, holm([p for _, p in margins.values()]) if margins else ()))
     found = []
     for head in heads.tolist():
         thing, half = things[best[head]], 1.96 * float(np.sqrt(variance[head, best[head]]))
         value = float(area[head, best[head]])
         auc = Estimate(value, max(0.0, value - half), min(1.0, value + half), n, "")
+        each = (scores[:, head, best[head]], falls[head], points[head])
         if head not in margins:
-            found.append(Writes(None, thing, auc, control, "nothing"))
+            found.append(Writes(None, thing, auc, control, NOTHING, *each))
             continue
-        has, points = truth[:, best[head]], outcomes.delta_accuracy[head]
-        lost, others = (student_mean(points[each], unit="points") for each in (has, ~has))
-        state = "shown to matter" if adjusted[head] <= LEVEL and margins[head][0].value >= LEAST else "correlates"
-        found.append(Writes(thing, thing, auc, control, state, lost, others, margins[head][0], adjusted[head]))
+        has = truth[:, best[head]]
+        lost, others = (student_mean(points[head][rows], unit="points") for rows in (has, ~has))
+        margin, p = margins[head][0], adjusted[head]
+        state = MATTERS if p <= LEVEL and margin.value >= LEAST else CORRELATES
+        found.append(Writes(thing, thing, auc, control, state, *each, lost, others, margin, p))
     return found
 
 
