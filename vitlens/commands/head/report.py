@@ -129,8 +129,8 @@ REPORT: Final = Report(
             "By what does it attend?", "parts",
             columns=("part", "share"),
             charts=(Chart(
-                "parts", bars("part", "share"), "Shares of the attention logits by the parts of query and key; they "
-                "add up to 100 %.",
+                "parts", bars("part", "share"), "Shares of the attention logits by the parts of query and key; "
+                "together they make up all.",
                 title="What the attention logits are made of",
             ),),
         ),
@@ -148,7 +148,7 @@ REPORT: Final = Report(
             "With which heads does it work?", "partners", opening=_pairs, columns=("partner", "synergy", "p"),
             charts=(Chart(
                 "partners", intervals("partner", "synergy"), "Loss without both heads, beyond the sum of the losses "
-                "without each; above 0 each makes up for the other.",
+                "without each; positive: each makes up for the other.",
                 title="What is lost beyond the sum without another head, too", rows=_strongest,
             ),),
         ),
