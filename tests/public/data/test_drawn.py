@@ -103,7 +103,7 @@ def test_masks_hold_the_whole_digit(test_digits):
 
 def test_pixels_inside_the_mask_are_one_colour_and_colours_differ_between_scenes():
     """The mask is exact: away from the soft outline only the ink's grain is seen, never ground or stroke."""
-    pixels, masks = drawn(20, canvas=128)
+    pixels, masks = drawn(50, canvas=128)
     inks = []
     for image, values, inner in zip(pixels.float() / 255, light(pixels), grown(masks, -4)):
         ink = image[:, inner]
