@@ -94,7 +94,7 @@ def quick_attacks(candidates: Sequence[CandidateRow] | None = None, *, part: int
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitlens.commands.attack.sweep.CHECKED", 2)
-        patch.setitem(carlini_wagner.__kwdefaults__, "searches", 4)
+        patch.setattr(carlini_wagner, "__kwdefaults__", {**(carlini_wagner.__kwdefaults__ or {}), "searches": 4})
         if candidates is not None:
             patch.setattr("vitlens.commands.audit.measure.CANDIDATES", candidates)
         if part is not None:
