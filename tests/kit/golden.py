@@ -36,7 +36,7 @@ LINES: Final = {
     "ablate": "ablate tiny={vit} --data digits --limit 12 --batch-size 6 --replace mean,zero,resample --greedy "
     "--prune 0.25 --save {beside}/pruned",
     "ablate of heads alone": "ablate {vit} --data digits --limit 6 --units head --no-curves --pairs 0 --no-patch",
-    "compare": "compare {vit} {cnn} --data digits --limit 12 --batch-size 5 --panels 6 --checked 4",
+    "compare": "compare {vit} {cnn} --data digits --limit 12 --batch-size 5 --panels 6 --checked 2",
     "compare of one family": "compare {vit} {vit}@random --data digits --limit 8 --panels 2 --no-harder "
     "--method attention,saliency --target true",
     "explain": "explain {vit} {cnn} --data digits --limit 3 --batch-size 2 "
