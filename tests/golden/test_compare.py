@@ -17,14 +17,14 @@ from vitlens import load, load_data
 from vitlens.commands.compare.record import CELLS, CompareRecord
 from vitlens.uncertainty import Estimate
 
-COUNT = 24
+COUNT = 12
 SHAPE = {"dim": 16, "depth": 2, "heads": 2, "patch_size": [8, 8]}
 PAIR = ("tiny-vit", "tiny-cnn")
 
 
 @pytest.fixture(scope="module")
 def record(golden) -> CompareRecord:
-    """Two untrained models on 24 scenes."""
+    """Two untrained models on 12 scenes."""
     return golden("compare").record
 
 
