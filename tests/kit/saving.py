@@ -62,7 +62,7 @@ def saved_figures() -> Iterator[None]:
 
 @contextmanager
 def no_figures() -> Iterator[None]:
-    """Inside, no figure of a report is made, but for `saved_figures`: what runs here is drawn by another test."""
+    """Inside, no figure of a report is made, unless `saved_figures` is entered: other tests draw what runs here."""
     from vitlens.commands.run import publish
 
     plain = publish.save_figures
