@@ -14,11 +14,11 @@ if "VITLENS_SHAPES" in os.environ:
 save_little()
 
 # after vitlens's annotations are checked
-from tests.kit.golden import golden, of_all_processes, places  # noqa: E402
+from tests.kit.golden import golden, of_all_processes, places, undrawn  # noqa: E402
 from tests.kit.makers import learned, pictures, sharp_vit, tiny_cnn, tiny_vit, weaker  # noqa: E402
 from tests.kit.making import keep_scenes  # noqa: E402
 
-__all__ = ["golden", "learned", "pictures", "places", "sharp_vit", "tiny_cnn", "tiny_vit", "weaker"]  # fixtures
+__all__ = ["golden", "learned", "pictures", "places", "sharp_vit", "tiny_cnn", "tiny_vit", "undrawn", "weaker"]
 
 keep_scenes()
 gc.set_threshold(50_000, 20, 20)  # a tenth of the tests' time went into walking through what stays anyway

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from statistics import NormalDist
 from typing import SupportsFloat
 
@@ -126,13 +127,26 @@ def bootstrap_mean(
 
 def resampled_means(sums: Numbers, counts: Numbers, *, seed: int, draws: int) -> Numbers:
     """The means (draws, ...) over bootstrap samples of groups, of their sums (groups, ...) and sizes (groups,)."""
-    generator, size, means = np.random.default_rng(seed), len(sums), np.empty((draws, *sums.shape[1:]))
+    size, means = len(sums), np.empty((draws, *sums.shape[1:]))
+    parts = _kept_parts(seed, size, draws) if draws * size <= _AT_ONCE else _parts(seed, size, draws)
+    for start, drawn in parts:
+        times = drawn.astype(np.float64)
+        means[start : start + len(times)] = ((times @ sums).T / (times @ counts)).T
+    return means
+
+
+def _parts(seed: int, size: int, draws: int) -> Iterator[tuple[int, NDArray[np.integer]]]:
+    """How often each of so many groups was drawn, (some of the draws, size), and the first of these draws."""
+    generator = np.random.default_rng(seed)
     for start, count in steps(draws, size):
         drawn = generator.integers(0, size, size=(count, size))
         times = np.bincount((drawn + size * np.arange(count)[:, None]).ravel(), minlength=count * size)
-        times = times.reshape(count, size).astype(np.float64)  # how often each group was drawn
-        means[start : start + count] = ((times @ sums).T / (times @ counts)).T
-    return means
+        yield start, times.reshape(count, size)
+
+
+@lru_cache(maxsize=3)  # 48 MB at most; a run has several numbers of the same images
+def _kept_parts(seed: int, size: int, draws: int) -> tuple[tuple[int, NDArray[np.int32]], ...]:
+    return tuple((start, times.astype(np.int32)) for start, times in _parts(seed, size, draws))
 
 
 def steps(draws: int, size: int) -> Iterator[tuple[int, int]]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import vitlens
+from tests.kit.commands import few_passes
 from tests.kit.odd import odd
 from tests.kit.tiny import images, ours, small_cnn, timm_model, torchvision_swin, torchvision_vit
 from vitlens import Model
@@ -117,6 +118,11 @@ def diagnosed(model: Model, batch: Tensor) -> Any:
     return vitlens.failures(model, batch, labels_of(batch), second=model)
 
 
+def profiled(model: Model, _: Tensor) -> Any:
+    with few_passes():
+        return vitlens.profile(model, batch_sizes=[1])
+
+
 def chosen(model: Model, batch: Tensor) -> Any:
     """On as many images as it needs."""
     right = isinstance(batch, Tensor) and batch.shape[1:2] == (3,) and batch.dim() == 4
@@ -169,7 +175,7 @@ _OWN: Final = (
         exempt={"refused pixels": "it takes no images"},
     ),
     Entry(
-        "profile", lambda model, _: vitlens.profile(model, batch_sizes=[1]), needs_class=False,
+        "profile", profiled, needs_class=False,
         exempt={"repeated": "it measures times", "refused pixels": "it draws its own images"},
     ),
     Entry("relevance", vitlens.relevance, lambda found: found, ATTENTIVE),

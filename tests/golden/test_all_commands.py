@@ -49,6 +49,7 @@ SHARED = {  # evaluate: test_evaluate.py; stats: test_stats.py
 }
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("name", SHARED)
 def test_two_processes_find_what_one_finds(name, places, golden, tmp_path, monkeypatch):
     kept = kept_run(tmp_path / "taught", kept=(0, 2), epochs=3) if "training" in name else None
@@ -78,8 +79,10 @@ def test_two_processes_find_what_one_finds(name, places, golden, tmp_path, monke
     ("word", "more"),
     [("attention", ""), ("attention", "--limit 30"), ("rollout", "--method rollout"), ("explain", "--method rollout")],
 )
-def test_of_many_images_the_first_are_drawn_which_is_said(word, more, tiny_vit, pictures, tmp_path, capsys):
+def test_of_many_images_the_first_are_drawn_which_is_said(word, more, tiny_vit, pictures, tmp_path, capsys, request):
     """Six on a sheet. The maps of attention, which stores no others, are as many as are asked for."""
+    if word != "explain":  # whose sheets are made here
+        request.getfixturevalue("undrawn")
     (tmp_path / "many").mkdir()
     for number in range(30):
         shutil.copy(pictures / "0.png", tmp_path / "many" / f"{number:02}.png")

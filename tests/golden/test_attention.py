@@ -23,6 +23,7 @@ def pixels(record: AttentionRecord) -> torch.Tensor:
     return torch.from_numpy(record.maps.images).float() / 255
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_numbers_are_those_of_the_functions(golden, tmp_path):
     """Information and how alike heads and layers are: tests/public/attention."""
     shape = {"dim": 16, "depth": 3, "heads": 2, "patch_size": [8, 8], "registers": 2}
@@ -118,7 +119,8 @@ def test_layers_without_a_place_are_named_and_the_others_keep_their_numbers(pict
 def test_the_windows_of_a_swin_and_a_patch_through_its_stages(pictures, tmp_path):
     """Of three stages, with windows of 4x4 patches."""
     save(untrained("swin-micro", classes=("a", "b")), tmp_path / "swin.safetensors")
-    record = ran(tmp_path / "out", f"attention {tmp_path / 'swin.safetensors'} --images {pictures} --query 13,7")
+    line = f"attention {tmp_path / 'swin.safetensors'} --images {pictures / '0.png'} --query 13,7"
+    record = ran(tmp_path / "out", line)
     assert [row.shift for row in record.windows] == [(0, 0), (2, 2), (0, 0), (2, 2), (0, 0), (0, 0)]
     arrays = record.window_maps
     assert record.windows[0].patch == (7, 7)
@@ -134,6 +136,7 @@ def test_the_windows_of_a_swin_and_a_patch_through_its_stages(pictures, tmp_path
     assert all(row.prefix is None and (row.padding is None or row.padding < 1e-5) for row in record.query)
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("preset", ["swin-micro", "vit-micro"])
 def test_images_of_another_size_than_the_models_are_resized_by_it(preset, tmp_path):
     """Digits keep their 32 px, and the model resizes them to its 40."""
@@ -144,6 +147,7 @@ def test_images_of_another_size_than_the_models_are_resized_by_it(preset, tmp_pa
     assert [row.map for row in record.windows[:1]] == [(20, 20)] * (preset == "swin-micro")
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("command", ["attention", "rollout"])
 def test_weights_before_talking_heads_are_said_to_be(golden, pictures, tmp_path, command):
     line = f"{command} timm:cait_xxs24_224 --random-weights --image-size 32 --images {pictures / '0.png'}"

@@ -50,10 +50,10 @@ def test_all_chapters_are_run_and_all_subjects_judged(labelled):
         assert {name: record.metrics[name] for name in shared} == {name: chapter.metrics[name] for name in shared}
 
 
-def test_the_checks_of_maps_are_kept_within_the_budget(labelled, tiny_cnn, tmp_path):
+def test_the_checks_of_maps_are_kept_within_the_budget(labelled, tiny_vit, tmp_path):
     """With next to no time the preferred method alone, which the report says; with more, all of them."""
     with quick_attacks(()):  # FGSM alone, however long the budget
-        much = ran(tmp_path / "run", f"audit {tiny_cnn} --data digits --limit 4 --batch-size 4 --budget 60")
+        much = ran(tmp_path / "run", f"audit mine={tiny_vit} --data digits --limit 4 --batch-size 4 --budget 60")
     for record, is_cut in ((read_folder(labelled / "run"), True), (much, False)):
         assert ("do not fit the budget" in said_first(report(record))) == is_cut
         assert ("explain" in {row.part for row in record.untested}) == is_cut

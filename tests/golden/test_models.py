@@ -120,6 +120,7 @@ def test_numbers_are_those_of_the_functions(golden, tiny_vit, tiny_cnn):
     assert (vit.by_formula, cnn.by_formula) == (True, False)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_exponents_are_those_of_the_points(tmp_path):
     """That of all FLOPs of a ViT: tests/public/cost."""
     record = ran(tmp_path / "out", "profile vit-micro resnet20 swin-micro --batch-sizes 1 --sizes 32,64,96")

@@ -13,6 +13,7 @@ from PIL import Image
 
 from tests.kit.making import digits
 from vitlens.analysis.ablation import bench as analysis
+from vitlens.attacks.minimum_norm import carlini_wagner
 from vitlens.cli.main import run
 from vitlens.commands.attack import sweep
 from vitlens.commands.audit.record import CandidateRow
@@ -86,13 +87,14 @@ def impatient() -> Iterator[None]:
 
 @contextmanager
 def quick_attacks(candidates: Sequence[CandidateRow] | None = None, *, part: int | None = None) -> Iterator[None]:
-    """Inside, attacks are checked on two images, which are attacked about a hundred times.
+    """Inside, attacks are checked on two images, which are attacked about a hundred times, and C&W searches four times.
 
     candidates: the attacks that an audit has to choose from beside FGSM (None: all); part: so many batches are
     attacked, and stored, together.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitlens.commands.attack.sweep.CHECKED", 2)
+        patch.setattr(carlini_wagner, "__kwdefaults__", {**(carlini_wagner.__kwdefaults__ or {}), "searches": 4})
         if candidates is not None:
             patch.setattr("vitlens.commands.audit.measure.CANDIDATES", candidates)
         if part is not None:

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,7 +37,7 @@ LINES: Final = {
     "ablate": "ablate tiny={vit} --data digits --limit 12 --batch-size 6 --replace mean,zero,resample --greedy "
     "--prune 0.25 --save {beside}/pruned",
     "ablate of heads alone": "ablate {vit} --data digits --limit 6 --units head --no-curves --pairs 0 --no-patch",
-    "compare": "compare {vit} {cnn} --data digits --limit 24 --batch-size 9 --panels 6 --checked 4",
+    "compare": "compare {vit} {cnn} --data digits --limit 12 --batch-size 5 --panels 6 --checked 2",
     "compare of one family": "compare {vit} {vit}@random --data digits --limit 8 --panels 2 --no-harder "
     "--method attention,saliency --target true",
     "explain": "explain {vit} {cnn} --data digits --limit 3 --batch-size 2 "
@@ -133,6 +133,13 @@ def golden(places: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
         return made[name]
 
     return find
+
+
+@pytest.fixture
+def undrawn() -> Iterator[None]:
+    """The test makes no figures: those of such a record are drawn by another."""
+    with no_figures():
+        yield
 
 
 def make(name: str, places: Mapping[str, Path], beside: Path, *, device: Sequence[str] = ("--device", "cpu")) -> Path:

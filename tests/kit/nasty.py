@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from functools import cache
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -51,6 +52,7 @@ def problems(text: str) -> list[str]:
     return found + _crooked(text)
 
 
+@cache
 def parsed(text: str) -> list[Token]:
     """The blocks of a markdown text, as GitHub takes it apart."""
     return MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text)

@@ -13,6 +13,7 @@ from vitlens.data.split import Split
 from vitlens.models.model import Model
 
 SIDE, CLASSES, COUNT = 24, 12, 40
+LEVELS = (0.0, 0.5, 1.0), (0.0, 1.0), (0.0, 1.0)  # of red, green and blue
 
 
 class Hues(nn.Module):
@@ -22,11 +23,15 @@ class Hues(nn.Module):
         super().__init__()
         self.block = nn.Linear(3, 3, bias=False)  # changes nothing
         self.block.weight.data = torch.eye(3)
-        self.register_buffer("colours", torch.tensor(list(product((0.0, 0.5, 1.0), (0.0, 1.0), (0.0, 1.0)))))
+        self.register_buffer("colours", torch.tensor(list(product(*LEVELS))))
 
     def nearness(self, images: Tensor) -> Tensor:
         """How near each pixel is to each class's colour (batch, classes, height, width)."""
-        return (-60 * (images[:, None] - self.colours[:, :, None, None]).square().sum(2)).exp()
+        red, green, blue = (  # a colour is a level of each channel
+            (-60 * (channel[:, None] - images.new_tensor(levels)[:, None, None]).square()).exp()
+            for channel, levels in zip(images.unbind(1), LEVELS, strict=True)
+        )
+        return (red[:, :, None, None] * (green[:, :, None] * blue[:, None])[:, None]).flatten(1, 3)
 
     def forward(self, images: Tensor) -> Tensor:
         return 40 * self.nearness(self.block(images.movedim(1, 3)).movedim(3, 1) / 2 + 0.5).mean((2, 3))

@@ -4,6 +4,7 @@ The class is read off the luminance's gradients, so that neither moving nor tint
 """
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,8 +25,12 @@ CLASSES = ("across", "down")
 GROUND = 0.3
 
 
+@cache
 def squares(count: int = 300, *, seed: int = 0, masks: bool = True, dots: int = 40) -> Split:
-    """Squares of any contrast, a third of them at the border, among none to 40 bright pixels (or `dots`)."""
+    """Squares of any contrast, a third of them at the border, among none to 40 bright pixels (or `dots`).
+
+    Shared: nobody changes them.
+    """
     draw = torch.Generator().manual_seed(seed)
 
     def numbers(low: float, high: float) -> list[float]:

@@ -52,7 +52,7 @@ def split(real_data: Path, deit: Model) -> Split:
     return vitlens.load_data(str(real_data / "coco_masks"), preprocessing=deit.preprocessing)
 
 
-@pytest.mark.parametrize("step", [25, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [60, pytest.param(1, marks=pytest.mark.slow)])
 def test_stored_logits(deit, photos, reference, step):
     chosen = photos[::step]
     with torch.no_grad():
@@ -66,14 +66,14 @@ def test_stored_logits(deit, photos, reference, step):
 
 
 def test_attention_is_timms_own_unfused(deit, photos):
-    assert difference(deit, vitlens.images(photos[:2], deit)) < 1e-10
+    assert difference(deit, vitlens.images(photos[:1], deit)) < 1e-10
 
 
 @pytest.mark.parametrize("truth", [False, True])
 def test_direct_contributions_of_heads_and_the_rest_sum_to_the_logit(deit, some, truth):
-    batch, labels = some
+    batch, labels = (each[:4] for each in some)
     found = vitlens.direct_logit_attribution(deit, batch, targets=labels if truth else "predicted")
-    assert found.heads.shape == (10, 12, 3)
+    assert found.heads.shape == (4, 12, 3)
     assert found.logit.abs().max() > 5
     torch.testing.assert_close(found.total(), found.logit, atol=1e-4, rtol=0)
     heads = found.heads.abs().mean((0, 2))
@@ -100,7 +100,7 @@ def test_a_folder_of_masks_is_read_whole(split, reference, real_data):
     assert areas == pytest.approx({entry["file"]: entry["mask_area"] for entry in entries}, abs=1e-4)
 
 
-@pytest.mark.parametrize("count", [7, pytest.param(56, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [4, pytest.param(56, marks=pytest.mark.slow)])
 def test_our_maps_are_the_stored_ones(split, reference, deit, count):
     names = [Path(str(name)).name for name in reference["map_files"]]
     chosen = split.pick(torch.arange(0, 56, 56 // count))

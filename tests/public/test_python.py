@@ -135,11 +135,12 @@ def functions_with(parameter: str) -> set[str]:
     return {name for name, each in found.items() if parameter in inspect.signature(each).parameters}
 
 
+@pytest.mark.parametrize("share", [3, pytest.param(1, marks=pytest.mark.slow)])  # by default each takes a third
 @pytest.mark.parametrize("name", TAKES)
-def test_a_folder_files_arrays_and_a_split_give_what_a_tensor_gives(name, vit, images, forms):
+def test_a_folder_files_arrays_and_a_split_give_what_a_tensor_gives(name, share, vit, images, forms):
     assert functions_with("images") == TAKES.keys() | OTHERS  # none is forgotten
-    expected = TAKES[name](vit, images, LABELS)
-    for form, given in forms.items():
+    expected, first = TAKES[name](vit, images, LABELS), [*TAKES].index(name) % share
+    for form, given in [*forms.items()][first::share]:
         found = TAKES[name](vit, given, None if form in WITH_LABELS else LABELS)
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True, msg=form)
 

@@ -35,7 +35,7 @@ SLOW = ("data", "size", "swin", "positions", "patch-size")
     "kind", ["architecture", "registers", *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)]
 )
 def test_every_point_of_a_kind_is_built_and_does_a_step(kind, tmp_path):
-    limit = "--limit 200 --batch-size 100" if kind == "data" else ""
+    limit = "--limit 200 --batch-size 100" if kind == "data" else "--limit 10"
     record = ran(tmp_path / "out", f"{LINE} --kind {kind} --seeds 1 --epochs 1 {limit}")
     points = {row.label: row for row in record.points}
     assert len(points) == len(record.points) >= 2
@@ -155,8 +155,9 @@ def test_another_study_and_results_about_other_images_are_not_resumed(done, tmp_
         assert says in refusal(capsys, f"study --resume {folder} {typed} {ENDS}")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_position_embeddings_of_every_training_are_measured(pictures, tmp_path):
-    record = ran(tmp_path / "positions", f"{LINE} --kind positions --seeds 2 --epochs 1")
+    record = ran(tmp_path / "positions", f"{LINE} --kind positions --seeds 2 --epochs 1 --limit 10")
     rows = {row.label: row for row in record.position_order}
     assert list(rows) == ["sine", "sine-2d", "learned"]
     for label, seeds in (("sine", (0,)), ("learned", (0, 1))):

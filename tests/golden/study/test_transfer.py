@@ -13,13 +13,14 @@ from PIL import Image
 import vitlens
 from tests.kit.commands import gone_on, ran, refusal
 from tests.kit.making import digits
+from tests.kit.saving import no_figures
 from tests.kit.training_runs import interrupted
 from tests.kit.whole_folder import whole_folder
 from vitlens import load_data
 from vitlens.commands.study.record import StudyRecord
 
 NAMES = ("zero", "one", "two")
-LINE = "study {model} --kind transfer --data {data} --epochs 2 --precision fp32"
+LINE = "study {model} --kind transfer --data {data} --epochs 2 --batch-size 15 --precision fp32"
 
 
 def write_folder(root: Path, **counts: dict[str, int]) -> Path:
@@ -44,7 +45,8 @@ def three(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def found(tiny_vit, three, tmp_path_factory) -> StudyRecord:
     folder = tmp_path_factory.mktemp("studies") / "transfer"
-    return ran(folder, f"{LINE.format(model=tiny_vit, data=three)} --seeds 2")
+    with no_figures():  # test_the_report_is_made_again draws them
+        return ran(folder, f"{LINE.format(model=tiny_vit, data=three)} --seeds 2")
 
 
 def adapted(found: StudyRecord, label: str, seed: int = 0) -> vitlens.Model:

@@ -109,7 +109,7 @@ def test_what_is_broken_is_named(kind):
     ],
 )
 def test_a_wrong_learning_rate_is_the_only_fault_and_a_better_one_is_given(rate, word, optimiser):
-    found = run(tiny(), recipe=replace(RECIPE, optimiser=optimiser, learning_rate=rate))
+    found = run(tiny(depth=1), recipe=replace(RECIPE, optimiser=optimiser, learning_rate=rate))
     assert states(found) == "pppf"  # the batch is learned at another rate
     assert found["learning rate"].value == rate
     assert f"too {word}: try --learning-rate 0.01." in found["learning rate"].line

@@ -14,7 +14,7 @@ GREY = torch.full((300, 3, 4, 4), 0.5)
 
 @pytest.mark.parametrize(("name", "slack"), [("deepfool", (0.002, 0.0)), ("cw", (0.03, 0.012))])  # C&W's step: 0.01
 def test_the_smallest_change_of_a_linear_model_is_the_distance_to_its_boundary(name, slack):
-    model, images = linear(classes=2), pictures(8, low=0.4, high=0.6)
+    model, images = linear(classes=2), pictures(4, low=0.4, high=0.6)
     with torch.no_grad():
         exact = model(images).diff(dim=1)[:, 0].abs() / model.module[1].weight.diff(dim=0).norm()
     result = vitlens.attack(model, images, "predicted", method=name, steps=60)
@@ -64,7 +64,7 @@ def test_deepfool_stays_where_no_class_has_a_gradient():
 
 
 def test_auto_is_the_worst_case_of_its_members():
-    model, images = perceptron(seed=1), pictures(16, seed=1)
+    model, images = perceptron(seed=1), pictures(8, seed=1)
     given = {"steps": 2, "seed": 4, "epsilons": (0.005, 0.01, 0.02)}
     whole = vitlens.attack(model, images, "predicted", method="auto", **given)
     parts = [vitlens.attack(model, images, "predicted", method=name, **given) for name in ATTACKS["auto"].members]

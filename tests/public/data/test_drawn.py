@@ -84,13 +84,13 @@ def test_more_scenes_leave_the_first_ones_and_seeds_and_parts_change_them(test_d
 
 @pytest.mark.parametrize("canvas", [32, 64])
 def test_ink_is_lighter_than_ground_on_every_scene(canvas):
-    pixels, masks = drawn(300, canvas=canvas)
+    pixels, masks = drawn(100, canvas=canvas)
     for values, mask in zip(light(pixels), masks):
         assert values[mask].median() - values[~mask].median() > 0.25
 
 
 def test_masks_hold_the_whole_digit(test_digits):
-    masks, large = test_digits.masks, load_data("digits", canvas=64)
+    masks, large = test_digits.masks, load_data("digits", canvas=64, limit=100)
     area, heights = masks.flatten(1).float().mean(1), large.masks.any(2).sum(1)
     assert 0.04 < area.min() < area.max() < 0.45
     assert masks.any(2).sum(1).float().mean() > 14  # px of 32: large enough to read
@@ -132,7 +132,7 @@ def test_redrawn_without_distractors_and_on_another_ground(test_digits):
     assert abs(light(other)[~masks].mean() - light(images)[~masks].mean()) < 0.01  # of the same luminance
     assert torch.equal(split.pick(torch.tensor([5, 2])).scenes.redrawn("other ground"), other[[5, 2]])
     assert load_data("digits", part="train").scenes is None
-    large = load_data("digits", canvas=128, limit=40)
+    large = load_data("digits", canvas=128, limit=12)
     strokes = change(large.scenes.redrawn("without distractors"), pixels_of(large)) > 3
     assert strokes.any()
     assert not (strokes & grown(large.masks, 1)).any()  # none touches the ink

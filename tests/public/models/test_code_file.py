@@ -116,7 +116,7 @@ def trained(line, here, name):
 
 
 def test_a_module_is_trained_and_its_folder_is_a_model(here, capsys):
-    model, images = trained("--epochs 1 --limit 64 --quiet", here, "run"), torch.rand(3, 3, 32, 32)
+    model, images = trained("--epochs 1 --limit 16 --quiet", here, "run"), torch.rand(3, 3, 32, 32)
     assert (model.classes, model.anatomy.family) == (tuple("0123456789"), "vit")
     assert any("code was run" in note for note in model.provenance.notes)
     folder = str(written(model, here / "again"))
@@ -124,7 +124,7 @@ def test_a_module_is_trained_and_its_folder_is_a_model(here, capsys):
     for more in ({"image_size": 64}, {"random_weights": True}):
         with pytest.raises(InputError):
             vitlens.load(folder, code_files=("my.py:small",), **more)
-    line = "evaluate run cnn-digits --model-file my.py:small --limit 64 --out judged --quiet"
+    line = "evaluate run cnn-digits --model-file my.py:small --limit 16 --out judged --quiet"
     assert run(line.split()) == 0
     before, after = (json.loads((here / name / "results.json").read_text())["metrics"] for name in ("run", "judged"))
     assert after["accuracy/run"]["value"] == before["accuracy/small"]["value"]
@@ -141,7 +141,7 @@ def test_a_module_is_trained_and_its_folder_is_a_model(here, capsys):
 
 
 def test_a_part_of_a_module_is_trained_and_the_training_resumed(here):
-    whole = trained("--epochs 2 --limit 32 --quiet --train-last 1", here, "whole")
+    whole = trained("--epochs 2 --limit 16 --quiet --train-last 1", here, "whole")
     made, given = state(whole), state(load("my.py:small"))
     changed = {name for name, value in made.items() if not torch.equal(value, given.get(name, value))}
     assert made["head.weight"].any()

@@ -43,7 +43,12 @@ def loaded(name):
     return vitlens.load(f"hf:{folder_of(name)[0]}")
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+TWINS = {"vit-features": "dinov2-features", "deit": "deit-distilled", "siglip-classifier": "clip-classifier"}
+
+
+@pytest.mark.parametrize(  # of two with the same parts, one
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in TWINS else ()) for name in FAMILIES]
+)
 def test_outputs_are_those_of_transformers_on_pixels_normalised_by_its_processor(name, tmp_path):
     """And those of the model that is saved and loaded again without the folder; another image size is taken, too."""
     folder, own = folder_of(name)

@@ -112,9 +112,9 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_of_every_kind_is_what_features_are_read_for(kind, tmp_path):
     save(KINDS[kind](), tmp_path / "model" / "model.safetensors")
-    line = f"train {tmp_path / 'model'} {PLAIN.replace('limit 40', 'limit 16')} --epochs 1"
+    line = f"train {tmp_path / 'model'} {PLAIN.replace('limit 40', 'limit 10')} --epochs 1"
     record = ran(tmp_path / "out", line)
-    model, split = vitlens.load(str(record.folder)), digits("test").limit(16)
+    model, split = vitlens.load(str(record.folder)), digits("test").limit(10)
     new = different(state(model), state(vitlens.load(str(tmp_path / "model"))))
     assert new
     assert all(name.startswith(("head", "fc.", "classifier.")) for name in new)
