@@ -25,7 +25,7 @@ from vitlens.lens.call import AttentionCall
 from vitlens.lens.observe import observe
 from vitlens.models.model import Model
 from vitlens.shapes import Images, TokenLayout
-from vitlens.uncertainty import Estimate, student_mean, student_test
+from vitlens.uncertainty import Estimate, by_group, student_mean, student_test
 
 _AT_ONCE: Final = 1 << 26  # logits of all layers that are kept at a time
 
@@ -82,7 +82,8 @@ def attends_by(layer: LayerParts, head: int, images: int, sides: Sides | None, g
             stays, moves = sides[:, head].double().mean(over - 1).unbind(1)
             margins = stays - moves if part == "position" else moves - stays
             of_sides[side] = student_mean(margins, groups=groups, unit="")
-            found = student_test(_means(margins, groups))
+            sums, counts = by_group(margins.numpy(), groups)
+            found = student_test(sums / counts)
             worse = found / 2 if of_sides[side].value > 0 else 1 - found / 2
             p = worse if p is None else max(p, worse)
     return AttendsBy(word, best, share, other, below, shares, spread, of_sides, p)
@@ -94,16 +95,6 @@ def _predicted(word: str, shares: Mapping[str, float]) -> dict[str, str]:
         return dict(zip(("query", "key"), PRODUCTS[word]))
     largest = max((name for name in PRODUCTS if PRODUCTS[name][0] == "mean"), key=lambda name: shares[name])
     return {"key": PRODUCTS[largest][1]}
-
-
-def _means(values: Tensor, groups: Tensor | None) -> Tensor:
-    """The means of the groups of images that share a source."""
-    if groups is None:
-        return values
-    index = groups.unique(return_inverse=True)[1]
-    sums = torch.zeros(int(index.max()) + 1, dtype=values.dtype).index_add_(0, index, values)
-    means: Tensor = sums / index.bincount()
-    return means
 
 
 def orders(layout: TokenLayout, count: int, *, seed: int = 0) -> Int[Tensor, "count patches"]:
@@ -128,9 +119,11 @@ def agreement(
 ) -> dict[int, Sides]:
     """How the attention logits of the images, shuffled in this order, agree with those of the images, by layer:
     correlations over all pairs of patches, without the mean over the keys."""
+    if not layers:
+        return {}
     layout = model.layout
     found: dict[int, list[Tensor]] = {layer: [] for layer in layers}
-    size = max(1, _AT_ONCE // max(1, len(layers) * 16 * layout.patches**2))
+    size = max(1, _AT_ONCE // (len(layers) * 16 * layout.patches**2))
     for part, own in zip(images.split(size), order.split(size)):
         batch = part.to(model.device)
         known, again = (_logits(model, each, layers) for each in (batch, shuffled(batch, layout, own)))

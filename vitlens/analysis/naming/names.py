@@ -237,7 +237,7 @@ def _writes(
     outcomes = bench.without([(unit,) for unit in units])
     control = at_random(all_scores, all_truth, seed=seed)
     things = [*(model.classes[number] for number in classes), *names]
-    words = writes(all_scores, all_truth, things, outcomes, control=control)
+    words = writes(all_scores, all_truth, things, outcomes, control=control, groups=groups_of(images))
     return {(layer, head or 0): each for (layer, head), each in zip(at, words)}
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.ablation.bench import Outcomes
-from vitlens.uncertainty import Estimate, holm, student_mean
+from vitlens.uncertainty import Estimate, by_group, holm, student_mean
 
 LEVEL: Final = 0.05  # of a test, after Holm's correction
 FEWEST: Final = 5  # images with a thing, and without it
@@ -97,8 +97,10 @@ def at_random(scores: Scores, truth: Truth, *, seed: int, draws: int = PERMUTATI
 
 def writes(
     scores: Scores, truth: Truth, things: Sequence[str], outcomes: Outcomes, *, control: float,
+    groups: Tensor | None = None,
 ) -> list[Writes]:  # fmt: skip
-    """The word for every head; outcomes: without each of the same heads, in their order; control: see at_random."""
+    """The word for every head; outcomes: without each of the same heads, in their order; control: see at_random;
+    groups (n,): of images that share a source, whose means the test and the intervals are of."""
     from scipy import stats
 
     area, variance = tell(scores, truth)
@@ -111,8 +113,8 @@ def writes(
     falls, points = log_odds(outcomes.clean_loss) - log_odds(outcomes.loss), outcomes.delta_accuracy
     margins: dict[int, tuple[Estimate, float]] = {}
     for head in heads[named].tolist():
-        held, fall = truth[:, best[head]].numpy(), falls[head].numpy()
-        margins[head] = _welch(fall[held], fall[~held])
+        held = truth[:, best[head]]
+        margins[head] = _welch(*(_means(falls[head][rows], groups, rows) for rows in (held, ~held)))
     adjusted = dict(zip(margins, holm([p for _, p in margins.values()]) if margins else ()))
     found = []
     for head in heads.tolist():
@@ -124,7 +126,10 @@ def writes(
             found.append(Writes(None, thing, auc, control, NOTHING, *each))
             continue
         has = truth[:, best[head]]
-        lost, others = (student_mean(points[head][rows], unit="points") for rows in (has, ~has))
+        lost, others = (
+            student_mean(points[head][rows], groups=None if groups is None else groups[rows], unit="points")
+            for rows in (has, ~has)
+        )
         margin, p = margins[head][0], adjusted[head]
         state = MATTERS if p <= LEVEL and margin.value >= LEAST else CORRELATES
         found.append(Writes(thing, thing, auc, control, state, *each, lost, others, margin, p))
@@ -135,6 +140,11 @@ def log_odds(loss: Float[Tensor, "*images"]) -> Float[Tensor, "*images"]:
     """The log-odds of the label's probability, from the cross-entropy: where a model is certain, a head that matters
     changes these, and hardly its loss. Bounded where rounding leaves nothing of the loss."""
     return -loss.double().clamp(1e-9, 700).expm1().log()
+
+
+def _means(values: Tensor, groups: Tensor | None, rows: Tensor) -> Table:
+    sums, counts = by_group(values.numpy(), None if groups is None else groups[rows])
+    return sums / counts
 
 
 def _welch(first: Table, second: Table) -> tuple[Estimate, float]:

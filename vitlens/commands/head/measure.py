@@ -67,7 +67,7 @@ def measure(options: HeadOptions) -> Path | None:
                 parts=tuple(_parts(one)),
                 looks=tuple(_looks(alias, one)),
                 writes=tuple(_writes(alias, one)),
-                classes=tuple(_classes(model, one, labels)),
+                classes=tuple(_classes(model, one, labels, split)),
                 partners=partners,
                 heads=(_counts(alias, names),),
                 exemplars=tuple(row for _, row in exemplars),
@@ -159,15 +159,16 @@ def _writes(alias: str, one: HeadName) -> Iterator[rows.WritesRow]:
         )  # fmt: skip
 
 
-def _classes(model: Model, one: HeadName, labels: Tensor | None) -> Iterator[rows.ClassRow]:
+def _classes(model: Model, one: HeadName, labels: Tensor | None, split: Split) -> Iterator[rows.ClassRow]:
     """What each class loses, the most first."""
     if one.writes is None or labels is None:
         return
     found = []
     for number in labels.unique().tolist():
         own = labels == number
-        lost = student_mean(one.writes.points[own], unit="points")
-        fall = student_mean(one.writes.falls[own], unit="nats")
+        groups = None if split.groups is None else split.groups[own]
+        lost = student_mean(one.writes.points[own], groups=groups, unit="points")
+        fall = student_mean(one.writes.falls[own], groups=groups, unit="nats")
         found.append(rows.ClassRow(model.classes[number], int(own.sum()), lost, fall))
     yield from sorted(found, key=lambda row: -row.fall.value)
 
