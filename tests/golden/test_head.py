@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from PIL import Image
 
 import vitlens
 from tests.kit.commands import ran, refusal, report
@@ -49,9 +50,28 @@ def test_what_is_lost_without_the_head_is_that_of_the_ablated_model(golden, tiny
     assert [row.quantile for row in record.exemplars][::5] == [1, 0]
 
 
-def test_columns_of_a_csv_are_attributes_and_those_that_match_no_image_are_refused(
-    tiny_vit, pictures, tmp_path, capsys
-):
+def test_columns_of_a_csv_are_attributes_that_a_head_may_write(tiny_vit, tmp_path):
+    """Of sixty digits: yes and no in one column, three names in another, and numbers, which are none, in the third."""
+    split = digits("test").limit(60)
+    pixels = split.source.read(torch.arange(60))
+    (tmp_path / "data").mkdir()
+    lines = ["file,small,third,number"]
+    for index, label in enumerate(split.labels.tolist()):
+        name = f"{59 - index:02}.png"
+        Image.fromarray(pixels[index].permute(1, 2, 0).numpy()).save(tmp_path / "data" / name)
+        lines.append(f"{name},{'YES' if label < 4 else 'no'},{'abc'[label % 3]},{index}")
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    line = f"head {tiny_vit} L1.H1 --images {tmp_path / 'data'} --attributes {tmp_path / 'table.csv'} --predicted"
+    record, model, turned = ran(tmp_path / "out", line), load(str(tiny_vit)), split.labels.flip(0)
+    attributes = {"small": turned < 4} | {f"third = {name}": turned % 3 == at for at, name in enumerate("abc")}
+    predicted = vitlens.evaluate(model, split.pick(torch.arange(60).flip(0))).logits.argmax(-1)
+    found = vitlens.name_heads(model, tmp_path / "data", predicted, attributes=attributes).heads[3]
+    (writes,) = record.writes
+    assert (writes.best, writes.auc) == (found.writes.best, found.writes.auc)
+    assert writes.best in {*attributes, *model.classes}
+
+
+def test_a_csv_without_a_line_for_an_image_is_refused(tiny_vit, pictures, tmp_path, capsys):
     files = sorted(pictures.iterdir())
     table = tmp_path / "attributes.csv"
     table.write_text("file,dark,place\n" + "".join(f"{file.name},yes,in\n" for file in files))

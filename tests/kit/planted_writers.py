@@ -14,7 +14,7 @@ CLASSES = ("red", "green", "blue", "other", "never")
 
 def model(gains: list[tuple[int, float]]) -> Model:
     """A head for each (channel, gain): it adds gain times the mean of that colour, from -1 to 1, to the class of the
-    channel. All attend to all patches alike."""
+    channel; of the channel 3, that of red to all classes. All attend to all patches alike."""
     config = ViTConfig(
         image_size=(SIDE, SIDE), patch_size=(PATCH, PATCH), dim=len(gains) * WIDTH, depth=1, heads=len(gains),
         classes=len(CLASSES), mlp=False, norm=False, qkv_bias=False,
@@ -30,8 +30,8 @@ def model(gains: list[tuple[int, float]]) -> Model:
         attention.proj.weight.copy_(torch.eye(len(gains) * WIDTH))
         module.head.bias[4] = -100.0
         for head, (channel, gain) in enumerate(gains):
-            values[head, 0, channel] = float(gain != 0)
-            module.head.weight[channel, head * WIDTH] = gain
+            values[head, 0, channel % 3] = float(gain != 0)
+            module.head.weight[channel if channel < 3 else slice(None), head * WIDTH] = gain
     return model_of(module, alias="writers", size=(SIDE, SIDE), classes=CLASSES)
 
 

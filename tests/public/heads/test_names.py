@@ -8,7 +8,7 @@ import vitlens
 from tests.kit.planted_patterns import STRONG, Bench, planted, scenes
 from tests.kit.planted_writers import model as writers
 from tests.kit.planted_writers import pictures
-from tests.kit.tiny import images, ours, small_cnn
+from tests.kit.tiny import FAMILIES, images, ours, small_cnn
 from vitlens.errors import InputError, UnsupportedError
 
 GRID, COUNT = (4, 5), 24
@@ -45,9 +45,11 @@ def test_by_what_planted_heads_attend_and_what_they_look_at_is_named_and_stands_
         assert (looks[name].word, looks[name].holds) == (name, True)
 
 
-def test_shares_are_those_of_the_logits_that_the_model_computes():
-    """The same keys whoever asks: the variance of the mean row; an image shuffled by another seed is another one."""
-    model, batch = ours(), images((32, 48), batch=12)
+@pytest.mark.parametrize("family", ["ours", "beit"])  # the second adds a bias for every pair of positions
+def test_shares_are_those_of_the_logits_that_the_model_computes(family):
+    """The same keys whoever asks: the variance of the mean row."""
+    model = FAMILIES[family]()
+    batch = images(model.input_size, batch=12)
     found = vitlens.name_heads(model, batch)
     prefix = len(model.layout.prefix)
     scores = vitlens.capture(model, batch, "blocks.1.attention.scores")["blocks.1.attention.scores"].double()
@@ -62,7 +64,8 @@ def test_shares_are_those_of_the_logits_that_the_model_computes():
         assert head.attends.spread == pytest.approx(float(own.square().mean().sqrt()), rel=1e-4)
 
 
-GAINS = [(0, 40.0), (1, 40.0), (2, 40.0), (0, 0.2), (1, 0.0)]  # the fourth hardly matters, the fifth is dead
+# the fourth hardly matters, the fifth is dead, the last adds the same to all classes
+GAINS = [(0, 40.0), (1, 40.0), (2, 40.0), (0, 0.2), (1, 0.0), (3, 40.0)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -71,7 +74,7 @@ def test_what_planted_heads_write_is_named_and_only_what_matters_is_said_to(seed
     found = vitlens.name_heads(model, pixels, labels).heads
     assert [(head.writes.word, head.writes.state) for head in found] == [
         ("red", "shown to matter"), ("green", "shown to matter"), ("blue", "shown to matter"), ("red", "correlates"),
-        (None, "nothing"),
+        (None, "nothing"), (None, "nothing"),
     ]  # fmt: skip
     for head, name in zip(found[:3], ("red", "green", "blue")):
         assert head.writes.margin.value > 0.1

@@ -109,7 +109,7 @@ def writes(
     chance = np.asarray(holm(stats.norm.sf((area - 0.5) / spread).ravel().tolist())).reshape(area.shape)
     best = area.argmax(1)
     heads = np.arange(len(area))
-    named = (chance[heads, best] <= LEVEL) & (area[heads, best] > control)
+    named = chance[heads, best] <= LEVEL
     falls, points = log_odds(outcomes.clean_loss) - log_odds(outcomes.loss), outcomes.delta_accuracy
     margins: dict[int, tuple[Estimate, float]] = {}
     for head in heads[named].tolist():
