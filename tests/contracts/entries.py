@@ -130,6 +130,10 @@ def chosen(model: Model, batch: Tensor) -> Any:
     return vitlens.choose_method(model, many, methods=["saliency", "input-x-gradient"])
 
 
+def looked_at(names: Any) -> Tensor:
+    return torch.tensor([head.looks.score.value for head in names.heads if head.looks is not None])
+
+
 _CALLER: Final = "its caller runs the model, in the caller's mode"
 _FEW: Final = {"masks": 8, "coalitions": 200, "samples": 2, "steps": 3}  # in place of the defaults of many passes
 _OWN: Final = (
@@ -161,6 +165,7 @@ _OWN: Final = (
     Entry("intervene/knock-out", knocked_out, models=PLAIN, needs_class=False, exempt={"repeated": _CALLER}),
     Entry("logit_lens", vitlens.logit_lens, lambda found: found.logits, PLAIN, needs_class=False),
     Entry("look", vitlens.look, lambda found: found.probabilities),
+    Entry("name_heads", vitlens.name_heads, looked_at, ATTENTIVE, each=False, needs_class=False),
     Entry("observe", observed, lambda found: found, ATTENTIVE, needs_class=False),
     Entry("observe/explicit", partial(observed, explicit=True), models=ATTENTIVE, needs_class=False),
     Entry("observe/graph", partial(observed, graph=True), models=ATTENTIVE, needs_class=False),

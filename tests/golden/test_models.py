@@ -13,7 +13,7 @@ from vitlens.data.registry import LAYOUTS, SETS
 from vitlens.names import BUNDLED, PRESETS
 
 CNN = ["look", "audit", "predict", "train", "evaluate", "compare", "explain", "attack", "features", "profile", "demo"]
-ALL = ["look", "study", *CNN[1:5], "attention", "rollout", "stats", "ablate", *CNN[5:], "walkthrough"]
+ALL = ["look", "study", *CNN[1:5], "attention", "rollout", "stats", "head", "ablate", *CNN[5:], "walkthrough"]
 WINDOWED = ALL[:-1]
 WITHOUT_CHAIN = [word for word in WINDOWED if word not in ("study", "rollout")]
 WITHOUT_MAPS = [word for word in WITHOUT_CHAIN if word != "attention"]

@@ -33,6 +33,7 @@ LINES: Final = {
     "--method rollout,relevance,gradient-rollout,attention,flow",
     "stats": "stats {vit} --data digits --limit 12 --batch-size 5",
     "stats of pictures": "stats {vit} --images {pictures} --predicted --no-renormalise",
+    "head": "head {vit} L1.H0 --data digits --limit 60 --batch-size 30",
     "ablate": "ablate tiny={vit} --data digits --limit 12 --batch-size 6 --replace mean,zero,resample --greedy "
     "--prune 0.25 --save {beside}/pruned",
     "ablate of heads alone": "ablate {vit} --data digits --limit 6 --units head --no-curves --pairs 0 --no-patch",

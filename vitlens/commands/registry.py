@@ -112,6 +112,10 @@ _ENTRIES: Final = (
         "vitlens stats vit-digits --limit 100", "Inspect", needs=("statistics",),
     ),
     Command(
+        "head", "One head: by what it attends, what it looks at, what it writes, each tested; what breaks without it.",
+        "vitlens head vit-digits L5.H2 --limit 100", "Inspect", needs=("statistics", "heads"),
+    ),
+    Command(
         "ablate",
         "What ablating each head, MLP and block changes, with intervals; removal in order of importance, and pruning.",
         "vitlens ablate vit-digits --limit 100", "Explain and test", needs=("classifier", "heads"),

@@ -220,13 +220,15 @@ class Marks:
 @dataclass(frozen=True)
 class Specialisation:
     """given, marks: the label of every head by layer and what it rests on, empty for a layer whose attention has no
-    place in the image; all_scores: (layers, heads) of every label; explained: (layers, heads), see explained_by_offset;
+    place in the image; samples: by layer and label (samples, heads), over all images and without each group of them;
+    all_scores: (layers, heads) of every label; explained: (layers, heads), see explained_by_offset;
     ratios: by layer (heads, 2 rows - 1, 2 columns - 1), the mean weight at an offset divided by uniform attention's,
     NaN where no pair of patches has the offset; sinks_off_object: the share of the patches' attention on sinks that lie
     off the object, the mean over heads, None without masks."""
 
     given: tuple[tuple[HeadLabel, ...], ...]
     marks: tuple[tuple[Marks, ...], ...]
+    samples: Mapping[int, Mapping[str, Samples]]
     all_scores: Mapping[str, PerHead]
     explained: PerHead
     ratios: tuple[Tensor | None, ...]
@@ -253,6 +255,7 @@ def specialise(table: Statistics) -> Specialisation:
     ratios: list[Tensor | None] = []
     explained: dict[int, Tensor] = {}
     every: dict[str, dict[int, Tensor]] = {name: {} for name in LABELS if name in RULES}
+    samples: dict[int, dict[str, Samples]] = {}
     for layer, (mass, place) in enumerate(zip(table.offset_mass, table.geometries)):
         if mass is None or place is None or ("bits", layer) not in sums:
             given.append(())
@@ -261,7 +264,7 @@ def specialise(table: Statistics) -> Specialisation:
             continue
         means = {name: left_out(value, counts) for (name, at), value in sums.items() if at == layer}
         evidence = LayerEvidence(place, means, sums["received", layer], counts, output)
-        scores = {name: RULES[name](evidence) for name in every}
+        samples[layer] = scores = {name: RULES[name](evidence) for name in every}
         for name, score in scores.items():
             every[name][layer] = score[0]
         given.append(
@@ -274,8 +277,8 @@ def specialise(table: Statistics) -> Specialisation:
         ratios.append(ratio.masked_fill(uniform == 0, torch.nan))
     as_table = partial(per_head, layers=len(table.sites), heads=table.heads)
     return Specialisation(
-        tuple(given), tuple(marks), {name: as_table(rows) for name, rows in every.items()}, as_table(explained),
-        tuple(ratios), None if off is None else _estimate(off[:, 0], table.images),
+        tuple(given), tuple(marks), samples, {name: as_table(rows) for name, rows in every.items()},
+        as_table(explained), tuple(ratios), None if off is None else _estimate(off[:, 0], table.images),
     )  # fmt: skip
 
 

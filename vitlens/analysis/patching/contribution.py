@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -22,7 +22,7 @@ from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
 from vitlens.lens.attention import projection_of
 from vitlens.lens.call import precise
-from vitlens.lens.capture import capture
+from vitlens.lens.capture import Captured, capture
 from vitlens.lens.stages import stages
 from vitlens.lens.trace import layers
 from vitlens.models.anatomy import require_pre_norm
@@ -118,29 +118,73 @@ def direct_logit_attribution(model: Model, images: AnyImages, targets: Targets =
     return Contributions(*(torch.cat(field) for field in fields))
 
 
-def _contributions(model: Model, images: Images, targets: Labels | None) -> Contributions:
+def head_contributions(model: Model, images: Images, classes: Labels) -> Float[Tensor, "batch layers heads classes"]:
+    """What every head contributes to the logit of each of these classes, as `direct_logit_attribution` says it; NaN
+    where a layer has fewer heads than the widest. images: of one batch, on the model's device. On the CPU."""
+    found = []
+    with torch.no_grad(), torch.autocast(model.device.type, enabled=False):
+        seen = _seen(model, images, mlps=False)
+        for each in classes.to(model.device):
+            with evaluating(model):
+                weights = precise(_stream_weights(model, seen.streams[-1], each.expand(len(images))))
+            found.append(stacked(_of_heads(model, seen, weights)).cpu())
+    return torch.stack(found, -1)
+
+
+class _Seen(NamedTuple):
+    """What one pass over a batch tells: the streams after the blocks, the outputs of heads and MLPs, the logits; reads,
+    tokens: those that the classifier reads, and their suffix of a place."""
+
+    streams: list[Tokens]
+    captured: Captured
+    reads: list[int] | None
+    tokens: str
+
+    def read(self, weights: Tokens) -> Tokens:
+        """Of the tokens that the classifier reads."""
+        return weights if self.reads is None else weights[:, self.reads]
+
+
+def _seen(model: Model, images: Images, *, mlps: bool = True) -> _Seen:
     blocks, known, reads = blocks_of(model), layers(model), _reads(model)
     tokens = "" if reads is None else f"[{','.join(map(str, reads))}]"
     places = [f"blocks.{layer.index}.heads{tokens}" for layer in known]
-    places += [f"blocks.{layer.index}.mlp{tokens}" for layer in known if layer.mlp is not None]
+    places += [f"blocks.{layer.index}.mlp{tokens}" for layer in known if mlps and layer.mlp is not None]
+    with _watching_stream(model, blocks) as streams:
+        captured = capture(model, images, places)
+    return _Seen(streams, captured, reads, tokens)
+
+
+def _of_heads(model: Model, seen: _Seen, weights: Tokens) -> list[Float[Tensor, "batch heads"]]:
+    """What each head of each layer adds to a logit, of which these are the weights of the stream."""
+    read, heads = seen.read(weights), []
+    for layer in layers(model):
+        projection = projection_of(model, layer.attention)
+        assert projection is not None  # as the layer has heads
+        scaled = read * branch_scale(model.module.get_submodule(layer.unit), 1)
+        joined = precise(seen.captured[f"blocks.{layer.index}.heads{seen.tokens}"]).transpose(1, 2).flatten(2)
+        heads.append((scaled @ precise(projection.weight) * joined).unflatten(-1, (layer.heads, -1)).sum((1, 3)))
+    return heads
+
+
+def _contributions(model: Model, images: Images, targets: Labels | None) -> Contributions:
+    blocks, known = blocks_of(model), layers(model)
     with torch.no_grad(), torch.autocast(model.device.type, enabled=False):
-        with _watching_stream(model, blocks) as streams:
-            captured = capture(model, images, places)
+        seen = _seen(model, images)
+        streams, captured = seen.streams, seen.captured
         targets = check_targets(targets, captured.logits)
         with evaluating(model):
             weights = precise(_stream_weights(model, streams[-1], targets))  # (batch, tokens, dim)
             constant = precise(logits_from(model, torch.zeros_like(streams[-1][:1]))[0, targets])
-        read = weights if reads is None else weights[:, reads]
-        heads, mlps, biases = [], [], [torch.zeros_like(constant)]
+        read, heads = seen.read(weights), _of_heads(model, seen, weights)
+        mlps, biases = [], [torch.zeros_like(constant)]
         for layer in known:
             unit, projection = model.module.get_submodule(layer.unit), projection_of(model, layer.attention)
             assert projection is not None  # as the layer has heads
-            scaled = read * branch_scale(unit, 1)
-            joined = precise(captured[f"blocks.{layer.index}.heads{tokens}"]).transpose(1, 2).flatten(2)
-            heads.append((scaled @ precise(projection.weight) * joined).unflatten(-1, (layer.heads, -1)).sum((1, 3)))
             if projection.bias is not None:
-                biases.append((scaled @ precise(projection.bias)).sum(1))
-            mlp = captured[f"blocks.{layer.index}.mlp{tokens}"] if layer.mlp is not None else torch.zeros_like(read)
+                biases.append((read * branch_scale(unit, 1) @ precise(projection.bias)).sum(1))
+            has = layer.mlp is not None
+            mlp = captured[f"blocks.{layer.index}.mlp{seen.tokens}"] if has else torch.zeros_like(read)
             mlps.append((read * (precise(mlp) * branch_scale(unit, 2))).sum((1, 2)))
         rest, units = weights.new_zeros(len(weights)), {layer.unit for layer in known}
         for name, before, after in zip(blocks, streams, streams[1:]):

@@ -1,0 +1,94 @@
+"""`vitlens head`: its numbers are those of the functions, and a CSV gives attributes that a head may write."""
+
+import pytest
+import torch
+from PIL import Image
+
+import vitlens
+from tests.kit.commands import ran, refusal, report
+from tests.kit.making import digits
+from vitlens import load
+
+
+def test_words_and_tests_are_those_of_the_function(golden, tiny_vit):
+    record, split = golden("head").record, digits("test").limit(60)
+    model = load(str(tiny_vit))
+    found = vitlens.name_heads(model, split, masks=split.masks, batch_size=30)
+    (one,) = (each for each in found.heads if (each.layer, each.head) == (1, 0))
+    (attends,), (looks,), (writes,) = record.attends, record.looks, record.writes
+    assert (attends.word, attends.holds, attends.share) == (one.attends.word, one.holds, one.attends.share)
+    assert {row.part: row.share.value for row in record.parts} == pytest.approx(one.attends.shares)
+    assert (looks.word, looks.score, looks.moved) == (one.looks.word, one.looks.score, one.looks.moved)
+    assert (writes.word, writes.state, writes.auc, writes.p) == (
+        one.writes.word, one.writes.state, one.writes.auc, one.writes.p,
+    )  # fmt: skip
+    (counts,) = record.heads
+    states = [each.writes.state for each in found.heads]
+    assert (counts.matter, counts.correlate, counts.nothing) == tuple(
+        states.count(state) for state in ("shown to matter", "correlates", "nothing")
+    )
+    assert counts.heads == len(found.heads) == 4
+
+
+def test_what_is_lost_without_the_head_is_that_of_the_ablated_model(golden, tiny_vit):
+    record, split = golden("head").record, digits("test").limit(60)
+    model, images = load(str(tiny_vit)), split.source.read(torch.arange(60)).float() / 255
+    mean = vitlens.capture(model, images, "blocks.1.head.0")["blocks.1.head.0"].mean(0)
+    with torch.no_grad():
+        clean = model(images).log_softmax(-1)
+        with vitlens.intervene(model, {"blocks.1.head.0": mean}):
+            without = model(images).log_softmax(-1)
+    for row in record.classes:
+        own = split.labels == split.classes.index(row.name)
+        chances = [each[own, split.labels[own]].double() for each in (clean, without)]
+        fall = [chance - (-chance.expm1()).log() for chance in chances]  # of the log-odds
+        assert row.fall.value == pytest.approx(float((fall[0] - fall[1]).mean()), abs=1e-4)
+        right = [(each[own].argmax(-1) == split.labels[own]).double().mean() for each in (clean, without)]
+        assert row.lost.value == pytest.approx(100 * float(right[0] - right[1]))
+    adds = [row.adds for row in record.exemplars]
+    assert adds == sorted(adds, reverse=True)
+    assert [row.quantile for row in record.exemplars][::5] == [1, 0]
+
+
+def test_columns_of_a_csv_are_attributes_that_a_head_may_write(tiny_vit, tmp_path):
+    """Of sixty digits: yes and no in one column, three names in another, and numbers, which are none, in the third."""
+    split = digits("test").limit(60)
+    pixels = split.source.read(torch.arange(60))
+    (tmp_path / "data").mkdir()
+    lines = ["file,small,third,number"]
+    for index, label in enumerate(split.labels.tolist()):
+        name = f"{59 - index:02}.png"
+        Image.fromarray(pixels[index].permute(1, 2, 0).numpy()).save(tmp_path / "data" / name)
+        lines.append(f"{name},{'YES' if label < 4 else 'no'},{'abc'[label % 3]},{index}")
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    line = f"head {tiny_vit} L1.H1 --images {tmp_path / 'data'} --attributes {tmp_path / 'table.csv'} --predicted"
+    record, model, turned = ran(tmp_path / "out", line), load(str(tiny_vit)), split.labels.flip(0)
+    attributes = {"small": turned < 4} | {f"third = {name}": turned % 3 == at for at, name in enumerate("abc")}
+    predicted = vitlens.evaluate(model, split.pick(torch.arange(60).flip(0))).logits.argmax(-1)
+    found = vitlens.name_heads(model, tmp_path / "data", predicted, attributes=attributes).heads[3]
+    (writes,) = record.writes
+    assert (writes.best, writes.auc) == (found.writes.best, found.writes.auc)
+    assert writes.best in {*attributes, *model.classes}
+
+
+def test_a_csv_without_a_line_for_an_image_is_refused(tiny_vit, pictures, tmp_path, capsys):
+    files = sorted(pictures.iterdir())
+    table = tmp_path / "attributes.csv"
+    table.write_text("file,dark,place\n" + "".join(f"{file.name},yes,in\n" for file in files))
+    record = ran(tmp_path / "out", f"head {tiny_vit} L0.H1 --images {pictures} --attributes {table} --predicted")
+    assert record.writes == ()
+    assert "50 images" in " ".join(row.note for row in record.notes)
+    assert report(record).title
+    line = f"head {tiny_vit} L0.H1 --images {pictures} --attributes"
+    for text, said in (
+        ("file,dark\nother.png,yes\n", "found none for 3"),
+        ("file\n0.png\n", "column names"),
+        ("file,size\n" + "".join(f"{file.name}\n" for file in files), "2 columns"),
+    ):
+        table.write_text(text)
+        assert said in refusal(capsys, f"{line} {table} --out {tmp_path / 'refused'}")
+
+
+@pytest.mark.parametrize(("head", "said"), [("7", "L3.H7"), ("L2.H0", "L0.H0 to L1.H1"), ("L0.H9", "L0.H0 to L1.H1")])
+def test_a_head_that_is_not_there_is_refused(tiny_vit, pictures, tmp_path, capsys, head, said):
+    assert said in refusal(capsys, f"head {tiny_vit} {head} --images {pictures} --out {tmp_path / 'refused'}")

@@ -1,0 +1,161 @@
+"""By what each head attends: its attention logits split into parts of the query and of the key, after the bi-orthogonal
+factor decomposition (2601.05328).
+
+A query is the sum of the mean of its image's queries, of what its position adds (the mean over images of what is left),
+and of the rest, its content; a key, whose mean over a row the softmax removes, is the sum of position and content. The
+logits are the sum of the products of these parts. The share of a product is its covariance with the logits over their
+variance, both over the keys of a row, summed over queries and images: shares add up to 1. The two products of the mean
+query together, the same keys whoever asks, are orthogonal to the others: theirs is a share of the variance.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitlens.analysis.heads.geometry import Geometry, geometry_of
+from vitlens.analysis.heads.specialisation import half_width, left_out
+from vitlens.analysis.heads.statistics import GROUPS, by_group, layers_of
+from vitlens.errors import InputError
+from vitlens.lens.call import AttentionCall, precise
+from vitlens.lens.observe import observe
+from vitlens.models.model import Model
+from vitlens.pixels import Parts, groups_of
+
+SAME: Final = "same keys"  # whichever patch asks
+SAME_BY_POSITION: Final = "same keys by position"
+SAME_BY_CONTENT: Final = "same keys by content"
+PRODUCTS: Final = {  # of the query's part and the key's
+    SAME_BY_POSITION: ("mean", "position"),
+    SAME_BY_CONTENT: ("mean", "content"),
+    "position to position": ("position", "position"),
+    "position to content": ("position", "content"),
+    "content to position": ("content", "position"),
+    "content to content": ("content", "content"),
+}
+FEWEST: Final = 8  # images: of fewer, position and content cannot be told apart
+UNIFORM: Final = 0.1  # nats: logits that spread less over the keys of a row leave attention uniform
+_TINY: Final = 1e-30
+
+
+@dataclass(frozen=True)
+class LayerParts:
+    """One layer's products of query and key. geometry: of its tokens; shares (samples, heads, products): over all
+    images, then without each group of them; spread (heads,): the standard deviation of the logits of a row, nats."""
+
+    geometry: Geometry
+    shares: Float[Tensor, "samples heads products"]
+    spread: Float[Tensor, " heads"]
+
+    def interval(self, head: int, product: str) -> tuple[float, float, float]:
+        """The share of a product and its 95 % interval over images; NaN without groups of images."""
+        samples = self.shares[:, head, list(PRODUCTS).index(product)]
+        value, half = float(samples[0]), half_width(samples)
+        return value, value - half, value + half
+
+
+def logit_parts(model: Model, images: Parts, size: int, advance: Callable[[int], object]) -> Mapping[int, LayerParts]:
+    """The parts of the attention logits between patches, by layer: of all layers in which each patch attends to each,
+    and the model's scores are products of queries and keys, with a bias that is the same for all images or without.
+
+    Queries and keys of all images are kept in memory; size: images at a time. Raises InputError for fewer than FEWEST
+    images.
+    """
+    if len(images) < FEWEST:
+        raise InputError(f"expected at least {FEWEST} images to tell position from content, found {len(images)}")
+    own = groups_of(images)
+    order = torch.arange(len(images)) if own is None else own.cpu().unique(return_inverse=True)[1]
+    layers_of(model)  # the passes that survey the layers are not kept
+    kept: dict[int, _Kept] = {}
+    for start in range(0, len(images), size):
+        batch = images[start : start + size].to(model.device)
+        observe(model, batch, lambda call: _keep(model, call, kept))
+        advance(len(batch))
+    return {
+        layer: LayerParts(found.geometry, *_shares(found, order % GROUPS))
+        for layer, found in sorted(kept.items())
+        if found.usable
+    }
+
+
+@dataclass
+class _Kept:
+    """Queries (scaled) and keys of the patches of one layer by batch, and its bias (heads, query, key) or 0."""
+
+    geometry: Geometry
+    queries: list[Tensor]
+    keys: list[Tensor]
+    bias: Tensor
+    usable: bool = True
+
+
+def _keep(model: Model, call: AttentionCall, kept: dict[int, _Kept]) -> None:
+    site, place = call.site, geometry_of(call.site, model)
+    if site.kind != "patch" or place is None or call.inputs is None or site.part:
+        if site.layer in kept:
+            kept[site.layer].usable = False
+        return
+    inputs = call.inputs.each(precise)
+    patches = slice(place.prefix, None)
+    bias = torch.zeros(())
+    if inputs.bias is not None:
+        whole = inputs.bias[..., patches, :] if inputs.bias.shape[-2] > 1 else inputs.bias
+        whole = whole[..., patches] if whole.shape[-1] > 1 else whole
+        bias = whole[0].cpu()
+        bias = bias[None] if bias.dim() == 2 else bias
+    queries, keys = inputs.query[..., patches, :] * inputs.scale, inputs.key[..., patches, :]
+    known = kept.setdefault(site.layer, _Kept(place, [], [], bias))
+    fixed = inputs.bias is None or (inputs.bias.dtype != torch.bool and bool((whole == whole[:1]).all()))
+    known.usable &= fixed and bias.shape == known.bias.shape and bool((bias == known.bias).all())
+    known.queries.append(queries.cpu())
+    known.keys.append(keys.cpu())
+
+
+def _shares(kept: _Kept, groups: Tensor) -> tuple[Tensor, Tensor]:
+    """The shares (samples, heads, products) and the standard deviation of the logits (heads,)."""
+    queries, keys = (torch.cat(each).double() for each in (kept.queries, kept.keys))
+    by_image = covariances(queries, keys, kept.bias.double())
+    counts = by_group(torch.ones(len(queries)), groups)
+    samples = left_out(by_group(by_image, groups), counts)
+    whole = samples.sum(-1, keepdim=True)
+    patches = queries.shape[-2] ** 2
+    return samples / whole.clamp_min(_TINY), (whole[0, :, 0] / patches).clamp_min(0).sqrt()
+
+
+def covariances(
+    queries: Float[Tensor, "images heads patches width"],
+    keys: Float[Tensor, "images heads patches width"],
+    bias: Float[Tensor, "heads patches patches"] | Float[Tensor, ""],
+) -> Float[Tensor, "images heads products"]:
+    """The sum over queries and keys of each product times the logits, both without their mean over the keys.
+
+    bias: what the model adds to the products, the same for all images: what all queries share of it belongs to the
+    positions of keys alone, the rest to position and position. The sum over products is that of the squared logits.
+    """
+    keys = keys - keys.mean(2, keepdim=True)
+    bias = (bias - bias.mean(-1, keepdim=True)).expand(queries.shape[1], queries.shape[2], keys.shape[2])
+    mean = queries.mean(2, keepdim=True)
+    position, of_key = (queries - mean).mean(0, keepdim=True), keys.mean(0, keepdim=True)
+    parts = {"mean": mean, "position": position, "content": queries - mean - position}
+    of_keys = {"position": of_key, "content": keys - of_key}
+    # sum over i, j of (a_i . b_j) (q_i . k_j) = sum over u, v of (sum over i of a_iu q_iv) (sum over j of b_ju k_jv)
+    left = {name: part.expand_as(queries).transpose(-1, -2) @ queries for name, part in parts.items()}
+    right = {name: part.expand_as(keys).transpose(-1, -2) @ keys for name, part in of_keys.items()}
+    found = {}
+    for name, (one, other) in PRODUCTS.items():
+        found[name] = (left[one] * right[other]).sum((-1, -2))
+    if bool(bias.any()):
+        shared = bias.mean(-2, keepdim=True).expand_as(bias)
+        with_logits = {
+            name: torch.einsum("hij,nhid,nhjd->nh", part, queries, keys) + (part * bias).sum((-1, -2))
+            for name, part in (("shared", shared), ("rest", bias - shared))
+        }
+        for name, (one, other) in PRODUCTS.items():
+            left_part, right_part = parts[one].expand_as(queries), of_keys[other].expand_as(keys)
+            found[name] = found[name] + torch.einsum("hij,nhid,nhjd->nh", bias, left_part, right_part)
+        found[SAME_BY_POSITION] = found[SAME_BY_POSITION] + with_logits["shared"]
+        found["position to position"] = found["position to position"] + with_logits["rest"]
+    return torch.stack([found[name] for name in PRODUCTS], -1)

@@ -1,0 +1,262 @@
+"""Three words for every head: by what it attends, what it looks at, what it writes, each with its test."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from vitlens.analysis.ablation.bench import Bench, Unit, silent, units_of
+from vitlens.analysis.evaluation.evaluate import fitting_batch_size
+from vitlens.analysis.heads.registry import LABELS, MIXED, THRESHOLD, UNLABELLED
+from vitlens.analysis.heads.specialisation import HeadLabel, Specialisation, half_width, specialise
+from vitlens.analysis.heads.statistics import Stream
+from vitlens.analysis.naming.attends import AttendsBy, agreement, attends_by, orders, shuffled
+from vitlens.analysis.naming.logits import LayerParts, logit_parts
+from vitlens.analysis.naming.writes import LEVEL, STATES, Writes, at_random, of_halves, things_of, writes
+from vitlens.analysis.patching.contribution import head_contributions
+from vitlens.errors import InputError, UnsupportedError
+from vitlens.lens.capture import capture
+from vitlens.models.model import Model
+from vitlens.models.support import require
+from vitlens.pixels import AnyImages, Parts, as_parts, groups_of, takes_images
+from vitlens.summary import Line, Summary
+from vitlens.uncertainty import Estimate, holm
+
+FEWEST: Final = 50  # images with labels: of fewer, no word is tested for what a head writes
+Progress: TypeAlias = Callable[..., AbstractContextManager[Callable[[int], object]]]
+SHUFFLED: Final = 64  # images, the first ones
+
+
+@dataclass(frozen=True)
+class LooksAt:
+    """What one head looks at: its label, by the information in its attention that the pattern explains.
+
+    score: of the label; moved: its score on images whose patches are shuffled, masks with them; holds: whether the
+    pattern still explains most there, None without a test or for a head without one pattern.
+    """
+
+    word: str
+    score: Estimate
+    moved: Estimate | None
+    holds: bool | None
+
+
+@dataclass(frozen=True)
+class HeadName:
+    """One head, its words; None where it has no such word. holds: whether the sides that `attends` names hold on
+    shuffled images, after Holm's correction over heads; None without a test."""
+
+    layer: int
+    head: int
+    attends: AttendsBy | None
+    holds: bool | None
+    looks: LooksAt | None
+    writes: Writes | None
+
+
+@dataclass(frozen=True, repr=False)
+class HeadNames(Summary):
+    """Words for every head of a model. images: their number; shuffled: those that were also shuffled; notes: one line
+    for each word that could not be given, or not be tested, to the model's heads."""
+
+    heads: tuple[HeadName, ...]
+    images: int
+    shuffled: int
+    notes: tuple[str, ...] = ()
+
+    def summary(self) -> Iterator[Line]:
+        """How many heads have each word, and how many of those that were tested hold."""
+        yield Line("heads", len(self.heads))
+        tested = [head for head in self.heads if head.holds is not None]
+        yield Line("attends by: tested, holds", (len(tested), sum(bool(head.holds) for head in tested)))
+        seen = [head.looks.holds for head in self.heads if head.looks is not None and head.looks.holds is not None]
+        yield Line("looks at: tested, holds", (len(seen), sum(seen)))
+        states = [head.writes.state for head in self.heads if head.writes is not None]
+        for state in STATES:
+            yield Line(f"writes: {state}", states.count(state))
+        for note in self.notes:
+            yield Line("note", note)
+
+
+@takes_images
+def name_heads(
+    model: Model,
+    images: AnyImages,
+    labels: Tensor | str | None = None,
+    *,
+    attributes: Mapping[str, Tensor] | None = None,
+    masks: Tensor | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+) -> HeadNames:
+    """Three words for every head, each tested by an intervention: by what it attends, what it looks at, what it writes.
+
+    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; labels: class indices (n,) (None:
+    those of the Split or the class folders); attributes: of the images, by name (n,), True or False each, that a head
+    may write as it may write a class; masks: (n, height, width) True on the object. The first two words are tested on
+    images whose patches are shuffled: what is by position stays, what is by content moves. The third is tested by
+    ablating the head. Queries, keys and outputs of all images are kept in memory: a few hundred images are enough.
+    Raises UnsupportedError for a model without attention between tokens, InputError for masks or attributes of another
+    number than images.
+
+    >>> import torch, vitlens
+    >>> vit = vitlens.load("vit-digits")
+    >>> names = vitlens.name_heads(vit, torch.rand(8, 3, 32, 32))
+    >>> len(names.heads), names.heads[0].writes is None  # without labels
+    (24, True)
+    """
+    require(model, "statistics")
+    return named(
+        model, as_parts(images), labels if isinstance(labels, Tensor) else None, attributes or {}, masks,
+        batch_size or fitting_batch_size(model), seed,
+    )  # fmt: skip
+
+
+def named(
+    model: Model,
+    images: Parts,
+    labels: Tensor | None,
+    attributes: Mapping[str, Tensor],
+    masks: Tensor | None,
+    size: int,
+    seed: int,
+    progress: Progress = silent,
+) -> HeadNames:
+    """`name_heads` of images that are read `size` at a time; progress: of its loops (words, total)."""
+    for name, value in {"masks": masks, **attributes}.items():
+        if value is not None and len(value) != len(images):
+            raise InputError(f"expected {name} of {len(images)} images, found {len(value)}")
+    groups, notes, count = groups_of(images), list[str](), len(images)
+    with progress("Statistics of heads", count) as advance:
+        roles = _roles(model, images, masks, groups, size, advance)
+    parts: Mapping[int, LayerParts] = {}
+    try:
+        with progress("Queries and keys", count) as advance:
+            parts = logit_parts(model, images, size, advance)
+    except InputError as error:
+        notes.append(f"by what heads attend: {error}")
+    some, layout = images[:SHUFFLED], model.anatomy.layout
+    few = None if groups is None else groups[: len(some)]
+    sides, moved = dict[int, Tensor](), None
+    if layout is None or tuple(layout.image_size) != tuple(model.input_size):
+        notes.append("attention is not tested on shuffled patches: the tokens are not patches of the image")
+    else:
+        order = orders(layout, len(some), seed=seed)
+        own = None if masks is None else shuffled(masks[: len(some), None].float(), layout, order)[:, 0] > 0.5
+        with progress("Shuffled patches", 2 * len(some)) as advance:
+            sides = agreement(model, some, list(parts), order)
+            advance(len(some))
+            moved = _roles(model, shuffled(some, layout, order), own, few, size, advance)
+    written: Mapping[tuple[int, int], Writes] = {}
+    try:
+        written = _writes(model, images, labels, attributes, size, seed, progress)
+    except (InputError, UnsupportedError) as error:
+        notes.append(f"what heads write: {error}")
+    attends = {
+        (layer, head): attends_by(part, head, count, sides.get(layer), few)
+        for layer, part in parts.items()
+        for head in range(part.shares.shape[1])
+    }
+    tested = {at: each.p for at, each in attends.items() if each.p is not None}
+    adjusted = dict(zip(tested, holm(list(tested.values())) if tested else ()))
+    heads = []
+    for layer, labelled in enumerate(roles.given):
+        most = max(len(labelled), *(head + 1 for at, head in (*attends, *written) if at == layer), 0)
+        for head in range(most):
+            at = (layer, head)
+            holds = adjusted[at] <= LEVEL if at in adjusted else None
+            looks = _looks(labelled[head], layer, head, moved, count) if head < len(labelled) else None
+            heads.append(HeadName(layer, head, attends.get(at), holds, looks, written.get(at)))
+    return HeadNames(tuple(heads), count, len(some) if moved is not None else 0, tuple(notes))
+
+
+def _roles(
+    model: Model,
+    images: Parts,
+    masks: Tensor | None,
+    groups: Tensor | None,
+    size: int,
+    advance: Callable[[int], object],
+) -> Specialisation:
+    stream = Stream(model, groups=groups)
+    for start in range(0, len(images), size):
+        own, batch = None if masks is None else masks[start : start + size], images[start : start + size]
+        stream.add(batch.to(model.device), masks=own)
+        advance(len(batch))
+    return specialise(stream.result())
+
+
+def _looks(given: HeadLabel, layer: int, head: int, moved: Specialisation | None, images: int) -> LooksAt:
+    known = given.low == given.low  # else NaN: one image
+    score = Estimate(given.score, given.low if known else None, given.high if known else None, images, "")
+    if moved is None or given.label not in LABELS or given.label in (MIXED, UNLABELLED):
+        return LooksAt(given.label, score, None, None)
+    samples = moved.samples[layer][given.label][:, head]
+    value, half = float(samples[0]), half_width(samples)
+    if half != half:
+        return LooksAt(given.label, score, Estimate(value, n=images, unit=""), None)
+    return LooksAt(given.label, score, Estimate(value, value - half, value + half, images, ""), value >= THRESHOLD)
+
+
+def _writes(
+    model: Model, images: Parts, labels: Tensor | None, attributes: Mapping[str, Tensor], size: int, seed: int,
+    progress: Progress,
+) -> dict[tuple[int, int], Writes]:  # fmt: skip
+    require(model, "classifier", "heads")
+    if labels is None:
+        raise InputError("expected labels, found none; give labels=, or data with a folder for each class")
+    if len(images) < FEWEST:
+        raise InputError(f"expected at least {FEWEST} images with labels, found {len(images)}")
+    classes, names = things_of(labels, model.classes, attributes)
+    if len(classes) + len(names) < 1:
+        raise InputError("expected two classes, or an attribute, of at least 5 images each, found none")
+    units = units_of(model, kinds=["head"])
+    at = [(unit.layer, unit.head) for unit in units]
+    scores, truth = [], []
+    if classes:
+        found = []
+        with progress("Contributions of heads", len(images)) as advance:
+            for start in range(0, len(images), size):
+                batch = images[start : start + size].to(model.device)
+                found.append(head_contributions(model, batch, torch.tensor(classes)))
+                advance(len(batch))
+        of_classes = torch.cat(found)
+        of_classes = of_classes - of_classes.mean(-1, keepdim=True)  # what all classes share changes no prediction
+        scores.append(torch.stack([of_classes[:, layer, head] for layer, head in at], 1))
+        truth.append(labels[:, None] == torch.tensor(classes))
+    if names:
+        held = torch.stack([attributes[name].bool() for name in names], 1)
+        scores.append(of_halves(_outputs(model, images, units, size), held, _half(images)))
+        truth.append(held)
+    all_scores, all_truth = torch.cat(scores, -1), torch.cat(truth, -1)
+    bench = Bench(model, images, labels, "mean", groups_of(images), seed, size, progress=progress)
+    outcomes = bench.without([(unit,) for unit in units])
+    control = at_random(all_scores, all_truth, seed=seed)
+    things = [*(model.classes[number] for number in classes), *names]
+    words = writes(all_scores, all_truth, things, outcomes, control=control, groups=groups_of(images))
+    return {(layer, head or 0): each for (layer, head), each in zip(at, words)}
+
+
+def _half(images: Parts) -> Bool[Tensor, " images"]:
+    """Every other image, or group of images that share a source."""
+    groups = groups_of(images)
+    numbers = torch.arange(len(images)) if groups is None else groups.cpu().unique(return_inverse=True)[1]
+    return numbers % 2 == 0
+
+
+def _outputs(model: Model, images: Parts, units: tuple[Unit, ...], size: int) -> Tensor:
+    """The output of every head (images, heads, width), the mean over the tokens that the classifier reads."""
+    cls = model.anatomy.layout.positions("cls") if model.anatomy.layout is not None else ()
+    where = f"[{cls[0]}]" if cls and model.anatomy.readout != "mean" else ""
+    by_layer = sorted({unit.layer for unit in units})
+    found = []
+    for start in range(0, len(images), size):
+        places = [f"blocks.{layer}.heads{where}" for layer in by_layer]
+        captured = capture(model, images[start : start + size].to(model.device), places)
+        rows = {layer: captured[place].float().mean(-2).cpu() for layer, place in zip(by_layer, places)}
+        found.append(torch.stack([rows[unit.layer][:, unit.head or 0] for unit in units], 1))
+    return torch.cat(found)

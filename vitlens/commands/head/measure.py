@@ -1,0 +1,244 @@
+"""One head of a model: the words for it, their tests, and what breaks without it."""
+
+import csv
+import re
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path, PurePath
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitlens.analysis.ablation.bench import Bench, Unit, units_of
+from vitlens.analysis.ablation.several import pairwise
+from vitlens.analysis.evaluation.evaluate import fitting_batch_size
+from vitlens.analysis.heads.geometry import geometry_of
+from vitlens.analysis.naming.logits import PRODUCTS
+from vitlens.analysis.naming.names import HeadName, HeadNames, named
+from vitlens.analysis.naming.writes import STATES
+from vitlens.commands.head import record as rows
+from vitlens.commands.head.options import HeadOptions
+from vitlens.commands.run.run import Run
+from vitlens.commands.run.targets import labels_of
+from vitlens.data.split import Split
+from vitlens.devices import autocast
+from vitlens.errors import InputError
+from vitlens.files import read_bounded
+from vitlens.lens.call import AttentionCall
+from vitlens.lens.observe import observe
+from vitlens.models.model import Model
+from vitlens.pixels import Streamed
+from vitlens.uncertainty import Estimate, student_mean
+
+IMAGES: Final = 300  # at most, where --limit says nothing
+QUANTILES: Final = (1.0, 0.95, 0.75, 0.5, 0.25, 0.0)  # of the exemplars
+PAIRED: Final = 128  # images on which the head is removed together with another one
+_VALUES: Final = 10  # of a column of attributes, above which it is none
+_TRUE, _FALSE = {"1", "true", "yes"}, {"0", "false", "no"}
+_BYTES: Final = 64 << 20  # of a file of attributes
+
+
+def measure(options: HeadOptions) -> Path | None:
+    """Name a head, test the words, remove it, and write the report; returns its path.
+
+    Of several processes each measures the same; all but the first return None. Raises InputError for a head that the
+    model does not have, and for attributes that match no image.
+    """
+    run = Run("head", options, most=1, limit=IMAGES)
+    model, split = run.model, run.split
+    layer, head = head_of(options.head, model)
+    labels = None
+    if split.labels is not None or options.predicted:
+        labels = labels_of(model, split, predicted=options.predicted, doing="name heads", options=run.run)
+    attributes = {} if options.attributes is None else attributes_of(options.attributes, split)
+    images, size = Streamed(split, model.mean.dtype), run.run.batch_size or fitting_batch_size(model)
+    with run.folder(f"Head {options.head} of") as folder, autocast(model.device, run.run.precision):
+        names = named(model, images, labels, attributes, split.masks, size, run.run.seed, run.progress)
+        (one,) = (each for each in names.heads if (each.layer, each.head) == (layer, head))
+        partners = _partners(run, one, labels, size)
+
+        def record() -> rows.HeadRecord:
+            alias, exemplars = run.aliases[0], _exemplars(one, split)
+            shown = torch.tensor([index for index, _ in exemplars])
+            return rows.HeadRecord(
+                attends=tuple(_attends(alias, one)),
+                parts=tuple(_parts(one)),
+                looks=tuple(_looks(alias, one)),
+                writes=tuple(_writes(alias, one)),
+                classes=tuple(_classes(model, one, labels, split)),
+                partners=partners,
+                heads=(_counts(alias, names),),
+                exemplars=tuple(row for _, row in exemplars),
+                notes=tuple(map(rows.NoteRow, names.notes)),
+                shown={alias: _arrays(model, split, one, shown)},
+            )
+
+        return folder.publish(record)
+
+
+def head_of(text: str, model: Model) -> tuple[int, int]:
+    """The layer and head of a text as L3.H7. Raises InputError for another text, and a head that is not there."""
+    found = re.fullmatch(r"[lL](\d{1,4})\.[hH](\d{1,4})", text)
+    if found is None:
+        raise InputError(f"expected a head as L3.H7, layer and head counted from 0, found {text!r}")
+    units = units_of(model, kinds=["head"])
+    layer, head = int(found[1]), int(found[2])
+    if Unit("head", layer, head) not in units:
+        last = units[-1]
+        raise InputError(f"expected a head of {model.alias}, L0.H0 to L{last.layer}.H{last.head}, found {text}")
+    return layer, head
+
+
+def attributes_of(path: Path, split: Split) -> dict[str, Tensor]:
+    """The attributes of the images in a CSV whose first column names files: (n,) True or False by name; a column of a
+    few other values is an attribute for each of these, "column = value".
+
+    Raises InputError for a file that is no such table, and for images that it does not name.
+    """
+    text = read_bounded(path, _BYTES).decode("utf-8-sig", "replace")
+    table = list(csv.reader(StringIO(text)))
+    if len(table) < 2 or len(table[0]) < 2 or len({*table[0]}) < len(table[0]):
+        raise InputError(
+            f"expected a line of column names, file names first, then a line an image, found other in {path}"
+        )
+    cells = {PurePath(row[0]).name: row for row in table[1:] if row}
+    missing = [name for name in split.names if PurePath(name).name not in cells]
+    if missing:
+        raise InputError(
+            f"expected a line for each of {len(split)} images in {path}, found none for {len(missing)}, as "
+            f"{PurePath(missing[0]).name}"
+        )
+    ordered = [cells[PurePath(name).name] for name in split.names]
+    if any(len(row) < len(table[0]) for row in ordered):
+        raise InputError(f"expected {len(table[0])} columns in every line of {path}, found fewer")
+    found = {}
+    for column, title in enumerate(table[0][1:], 1):
+        values = [row[column].strip().lower() for row in ordered]
+        if {*values} <= _TRUE | _FALSE:
+            found[title] = torch.tensor([value in _TRUE for value in values])
+        elif len({*values}) <= _VALUES:
+            found |= {
+                f"{title} = {each}": torch.tensor([value == each for value in values]) for each in sorted({*values})
+            }
+    if not found:
+        raise InputError(f"expected a column of yes and no, or of at most {_VALUES} values, in {path}, found none")
+    return found
+
+
+def _attends(alias: str, one: HeadName) -> Iterator[rows.AttendsRow]:
+    if (each := one.attends) is not None:
+        stays = min(each.sides.values(), key=lambda side: side.value, default=None)
+        yield rows.AttendsRow(
+            model=alias, layer=one.layer, head=one.head, word=each.word, best=each.best, share=each.share,
+            next=each.other, next_share=each.other_share, spread=each.spread, stays=stays, holds=one.holds,
+        )  # fmt: skip
+
+
+def _parts(one: HeadName) -> Iterator[rows.PartRow]:
+    if one.attends is not None:
+        for name in PRODUCTS:
+            yield rows.PartRow(name, Estimate(one.attends.shares[name], n=one.attends.share.n))
+
+
+def _looks(alias: str, one: HeadName) -> Iterator[rows.LooksRow]:
+    if (each := one.looks) is not None:
+        yield rows.LooksRow(
+            model=alias, layer=one.layer, head=one.head, word=each.word, score=each.score, moved=each.moved,
+            holds=each.holds,
+        )  # fmt: skip
+
+
+def _writes(alias: str, one: HeadName) -> Iterator[rows.WritesRow]:
+    if (each := one.writes) is not None:
+        yield rows.WritesRow(
+            model=alias, layer=one.layer, head=one.head, word=each.word, best=each.best, auc=each.auc,
+            control=each.control, state=each.state, lost=each.lost, others_lost=each.others_lost, margin=each.margin,
+            p=each.p,
+        )  # fmt: skip
+
+
+def _classes(model: Model, one: HeadName, labels: Tensor | None, split: Split) -> Iterator[rows.ClassRow]:
+    """What each class loses, the most first."""
+    if one.writes is None or labels is None:
+        return
+    found = []
+    for number in labels.unique().tolist():
+        own = labels == number
+        groups = None if split.groups is None else split.groups[own]
+        lost = student_mean(one.writes.points[own], groups=groups, unit="points")
+        fall = student_mean(one.writes.falls[own], groups=groups, unit="nats")
+        found.append(rows.ClassRow(model.classes[number], int(own.sum()), lost, fall))
+    yield from sorted(found, key=lambda row: -row.fall.value)
+
+
+def _partners(run: Run[HeadOptions], one: HeadName, labels: Tensor | None, size: int) -> tuple[rows.PartnerRow, ...]:
+    """What is lost without this head and each other one, the largest synergy first."""
+    if labels is None or one.writes is None:
+        return ()
+    model, own = run.model, Unit("head", one.layer, one.head)
+    others = [unit for unit in units_of(model, kinds=["head"]) if unit != own]
+    if not others:
+        return ()
+    bench = Bench(
+        model, Streamed(run.split, model.mean.dtype), labels, "mean", run.split.groups, run.run.seed, size,
+        progress=run.progress,
+    )  # fmt: skip
+    first = torch.arange(min(PAIRED, len(labels)))
+    units = [own, *others]
+    change, _, _, _ = pairwise(bench, units, [(0, at) for at in range(1, len(units))], first, what="Removing pairs")
+    found = [
+        rows.PartnerRow(
+            f"L{unit.layer}.H{unit.head}", change.estimate(at, len(first), "nats"), float(change.p_holm[at])
+        )
+        for at, unit in enumerate(others)
+    ]
+    return tuple(sorted(found, key=lambda row: -abs(row.synergy.value)))
+
+
+def _counts(alias: str, names: HeadNames) -> rows.ModelRow:
+    held = [each.holds for each in names.heads if each.holds is not None]
+    seen = [each.looks.holds for each in names.heads if each.looks is not None and each.looks.holds is not None]
+    states = [each.writes.state for each in names.heads if each.writes is not None]
+    return rows.ModelRow(
+        alias, len(names.heads), len(held), sum(held), len(seen), sum(seen), *(states.count(state) for state in STATES)
+    )
+
+
+def _exemplars(one: HeadName, split: Split) -> list[tuple[int, rows.ExemplarRow]]:
+    """Images at the quantiles of what the head adds to its class; without one, the first images."""
+    count = len(split)
+    if one.writes is None:
+        order, scores = list(range(min(len(QUANTILES), count))), None
+        quantiles = [0.0] * len(order)
+    else:
+        scores = one.writes.scores
+        ranked = scores.argsort(stable=True).tolist()
+        chosen = dict.fromkeys(round(quantile * (count - 1)) for quantile in QUANTILES)
+        order, quantiles = [ranked[at] for at in chosen], [at / max(1, count - 1) for at in chosen]
+    found = []
+    for index, quantile in zip(order, quantiles):
+        label = None if split.labels is None else split.classes[int(split.labels[index])]
+        adds = 0.0 if scores is None else float(scores[index])
+        found.append((index, rows.ExemplarRow(split.names[index], label, adds, quantile)))
+    return found
+
+
+def _arrays(model: Model, split: Split, one: HeadName, shown: Tensor) -> rows.HeadArrays:
+    """The exemplars with the head's attention on their patches."""
+    (batch,) = split.pick(shown).batches(len(shown), device=model.device)
+    maps: list[Tensor] = []
+
+    def take(call: AttentionCall) -> None:
+        place = geometry_of(call.site, model)
+        if call.site.layer != one.layer or place is None or place.windows is not None or call.site.part:
+            return
+        weights = call.precise().weights()[:, one.head]
+        row = weights[:, place.cls[0]] if place.cls else weights[:, place.prefix :].mean(1)
+        maps.append(row[:, place.prefix :].unflatten(1, place.grid).cpu())
+
+    observe(model, batch.images, take)
+    pixels = (batch.images.float().cpu() * 255).round().byte().numpy()
+    found = maps[0].numpy().astype(np.float32) if maps else np.full((len(shown), 1, 1), np.nan, np.float32)
+    return rows.HeadArrays(pixels, found)

@@ -1,0 +1,156 @@
+"""The report of `vitlens head`: three words for a head, and whether they stand their tests."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from vitlens.analysis.heads.registry import LABELS, MIXED, UNLABELLED
+from vitlens.charts import Picture, bars, images, intervals
+from vitlens.commands.head.record import HeadRecord, PartnerRow
+from vitlens.report.claims import Claim, found
+from vitlens.report.numbers import percent
+from vitlens.report.prose import say
+from vitlens.report.sections import Chart, Overview, Report, Section
+
+LEVEL: Final = 0.05
+PAIRS: Final = 8  # other heads that are drawn
+
+
+def claims(record: HeadRecord) -> Iterator[Claim]:
+    """The three words, and whether each stands its test."""
+    for row in record.writes:
+        yield found(
+            "writes", row.model,
+            "{% if row.word is none %}**{{ row.name }}** tells no class better than permuted labels do (best: "
+            "{{ row.best }}, AUC {{ row.auc }}).{% else %}**{{ row.name }}** {{ 'writes' if matters else 'correlates "
+            "with' }} **{{ row.word }}** (AUC {{ row.auc|value }}, permuted labels at most {{ row.control|number }})"
+            "{% if not matters %}, not shown to matter to it{% endif %}: without the head the images of {{ row.word }} "
+            "lose {{ effect|alone }} more log-odds than the others, and {{ row.lost|value }} of accuracy beside "
+            "{{ row.others_lost|value }}.{% endif %}",
+            row.margin or row.auc, given={"row": row, "matters": row.state.startswith("shown")},
+            headline="{% if row.word is none %}{{ row.name }} writes no class{% elif matters %}{{ row.name }} writes "
+            "{{ row.word }}{% else %}{{ row.name }} correlates with {{ row.word }}, not shown to matter{% endif %}",
+            kind="answer", evidence="intervened" if row.word else "attributed", p=row.p, place="exemplars",
+        )  # fmt: skip
+    for by in record.attends:
+        named = by.word not in (MIXED, UNLABELLED, "uniform")
+        yield found(
+            "attends by", by.model,
+            "{% if uniform %}**{{ row.name }}** attends evenly: its logits spread by {{ row.spread|number }} nats."
+            "{% elif not named %}No product of query and key has most of the logits of **{{ row.name }}**: "
+            "{{ row.best }} has {{ row.share|value }}, {{ row.next }} {{ row.next_share|percent }}."
+            "{% else %}{{ row.share|value }} of the attention logits of **{{ row.name }}** are **{{ row.word }}**"
+            "{% if row.holds %}, and on shuffled patches they do as it says{% elif row.holds is false %}, but on "
+            "shuffled patches they do not do as it says{% endif %}.{% endif %}",
+            by.share, given={"row": by, "named": named, "uniform": by.word == "uniform"},
+            headline="{{ row.name }} attends by {{ row.best }}" if named and by.holds else "",
+            kind="answer", evidence="observed" if by.holds is None else "intervened", place="parts",
+        )  # fmt: skip
+    for seen in record.looks:
+        named = seen.word in LABELS and seen.word not in (MIXED, UNLABELLED)
+        yield found(
+            "looks at", seen.model,
+            "{% if named %}The pattern of **{{ row.name }}** is **{{ row.word }}** (score {{ row.score|value }}"
+            "{% if row.moved %}; {{ row.moved|value }} on shuffled patches{% endif %})."
+            "{% else %}No single pattern explains half of the attention of **{{ row.name }}** (the best: "
+            "{{ row.score|value }}).{% endif %}",
+            seen.score, given={"row": seen, "named": named}, kind="answer",
+            evidence="observed" if seen.holds is None else "intervened",
+        )  # fmt: skip
+
+
+def _pictures(record: HeadRecord) -> Iterator[Picture]:
+    """The exemplars, the one to whose class the head adds most first."""
+    shown = record.shown.get(record.aliases[0])
+    if shown is None:
+        return
+    known = bool(record.writes)
+    for index, row in enumerate(record.exemplars):
+        column = "" if not known else "most" if row.quantile == 1 else "least" if row.quantile == 0 else (
+            f"more than {percent(row.quantile)}"
+        )  # fmt: skip
+        below = row.label or ""
+        if known:
+            below = f"{below}\nadds {row.adds:.2g}".strip()
+        values = shown.maps[index]
+        yield Picture(shown.images[index] / 255, None if values.size == 1 else values, "", column, below)
+
+
+def _strongest(record: HeadRecord) -> list[PartnerRow]:
+    return list(record.partners[:PAIRS])
+
+
+def _best(record: HeadRecord) -> str:
+    return record.writes[0].best if record.writes else "its class"
+
+
+def _pairs(record: HeadRecord) -> str:
+    clear = [row for row in record.partners if row.p <= LEVEL]
+    if not clear:
+        return say(
+            "With none of {{ n }} other heads is more lost, or less, than the sum of what is lost without each.",
+            n=len(record.partners),
+        )
+    return say(
+        "Without {{ lead.partner }} too, {{ lead.synergy|alone }} {{ 'more' if more else 'less' }} is lost than the "
+        "sum: {{ 'each makes up for the other' if more else 'they work in a chain' }}. So it is, by a test, for "
+        "{{ clear|length }} of {{ n }} other heads.",
+        lead=clear[0], clear=clear, n=len(record.partners), more=clear[0].synergy.value > 0,
+    )  # fmt: skip
+
+
+def unknown(record: HeadRecord) -> Iterator[str]:
+    """What the words leave open."""
+    yield from (f"{row.note[0].upper()}{row.note[1:].rstrip('.')}." for row in record.notes)
+    for row in record.heads:
+        yield say(
+            "Of {{ row.heads }} heads of {{ row.model }} {{ row.attends_hold }} of {{ row.attends }} tested words for "
+            "what they attend by hold, {{ row.looks_hold }} of {{ row.looks }} for what they look at; {{ row.matter }} "
+            "heads write a class to which they matter, {{ row.correlate }} only correlate, {{ row.nothing }} tell "
+            "none.",
+            row=row,
+        )
+    if any(row.word for row in record.writes):
+        yield "Which features of the class the head reads is not known: another class may share them."
+
+
+REPORT: Final = Report(
+    HeadRecord,
+    claims=claims,
+    unknown=unknown,
+    picture=Chart(
+        "exemplars", images(largest=1.6), "The head's attention, from CLS or a mean over patches, on images at spread "
+        "quantiles of what it adds to its class.",
+        title="{% if record.writes %}What it adds to {{ record.writes[0].best }}{% else %}Where it attends{% endif %}",
+        rows=_pictures,
+    ),
+    glance=Overview("writes", ("name", "best", "auc", "control", "state", "margin")),
+    sections=(
+        Section(
+            "By what does it attend?", "parts",
+            columns=("part", "share"),
+            charts=(Chart(
+                "parts", bars("part", "share"), "Shares of the attention logits by the parts of query and key; "
+                "together they make up all.",
+                title="What the attention logits are made of",
+            ),),
+        ),
+        Section(
+            "What breaks without it?", "classes",
+            says="Images of {{ name }} lose {{ fall }} of log-odds and {{ lost }} of accuracy.",
+            columns=("name", "images", "lost", "fall"),
+            charts=(Chart(
+                "classes", intervals("name", "fall"), "What the log-odds of the label fall without the head, by class, "
+                "with 95 % intervals.",
+                title="What each class loses without the head",
+            ),),
+        ),
+        Section(
+            "With which heads does it work?", "partners", opening=_pairs, columns=("partner", "synergy", "p"),
+            charts=(Chart(
+                "partners", intervals("partner", "synergy"), "Loss without both heads, beyond the sum of the losses "
+                "without each; positive: each makes up for the other.",
+                title="What is lost beyond the sum without another head, too", rows=_strongest,
+            ),),
+        ),
+    ),
+)  # fmt: skip
