@@ -2,7 +2,7 @@
 
 import csv
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from io import StringIO
 from pathlib import Path, PurePath
 from typing import Final
@@ -17,7 +17,7 @@ from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.heads.geometry import geometry_of
 from vitlens.analysis.naming.logits import PRODUCTS
 from vitlens.analysis.naming.names import HeadName, HeadNames, named
-from vitlens.analysis.naming.writes import STATES
+from vitlens.analysis.naming.writes import STATES, things_of
 from vitlens.commands.head import record as rows
 from vitlens.commands.head.options import HeadOptions
 from vitlens.commands.run.run import Run
@@ -67,7 +67,7 @@ def measure(options: HeadOptions) -> Path | None:
                 parts=tuple(_parts(one)),
                 looks=tuple(_looks(alias, one)),
                 writes=tuple(_writes(alias, one)),
-                classes=tuple(_classes(model, one, labels, split)),
+                classes=tuple(_classes(model, one, labels, attributes, split)),
                 partners=partners,
                 heads=(_counts(alias, names),),
                 exemplars=tuple(row for _, row in exemplars),
@@ -159,17 +159,20 @@ def _writes(alias: str, one: HeadName) -> Iterator[rows.WritesRow]:
         )  # fmt: skip
 
 
-def _classes(model: Model, one: HeadName, labels: Tensor | None, split: Split) -> Iterator[rows.ClassRow]:
-    """What each class loses, the most first."""
+def _classes(
+    model: Model, one: HeadName, labels: Tensor | None, attributes: Mapping[str, Tensor], split: Split
+) -> Iterator[rows.ClassRow]:
+    """What the images of each class and attribute lose, the most first."""
     if one.writes is None or labels is None:
         return
+    numbers, names = things_of(labels, model.classes, attributes)
+    things = {model.classes[number]: labels == number for number in numbers}
     found = []
-    for number in labels.unique().tolist():
-        own = labels == number
+    for name, own in (things | {name: attributes[name] for name in names}).items():
         groups = None if split.groups is None else split.groups[own]
         lost = student_mean(one.writes.points[own], groups=groups, unit="points")
         fall = student_mean(one.writes.falls[own], groups=groups, unit="nats")
-        found.append(rows.ClassRow(model.classes[number], int(own.sum()), lost, fall))
+        found.append(rows.ClassRow(name, int(own.sum()), lost, fall))
     yield from sorted(found, key=lambda row: -row.fall.value)
 
 

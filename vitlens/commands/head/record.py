@@ -83,9 +83,9 @@ class WritesRow(OfHead):
 
 @dataclass(frozen=True)
 class ClassRow:
-    """What the images of one class lose without the head."""
+    """What the images of one class, or with one attribute, lose without the head; of at least 5 images."""
 
-    name: str = col("class")
+    name: str = col("class or attribute")
     images: int = col("images")
     lost: Estimate = col("accuracy lost")
     fall: Estimate = col("log-odds lost", term="how much the log-odds of the label fall without the head")
