@@ -60,6 +60,9 @@ STREAMED: dict[str, Take] = {  # a split is read batch by batch
     "features": lambda vit, given, _: vitlens.features(vit, given, **AT_ONCE).at(-1),
     "logit_lens": lambda vit, given, _: vitlens.logit_lens(vit, given).logits,
     "look": lambda vit, given, _: vitlens.look(vit, given, **AT_ONCE).delta_loss,
+    "name_heads": lambda vit, given, _: torch.tensor(
+        [head.looks.score.value for head in vitlens.name_heads(vit, given, **AT_ONCE).heads]
+    ),
     "relevance": lambda vit, given, _: vitlens.relevance(vit, given),
     "rollout": lambda vit, given, _: vitlens.rollout(vit, given),
     "statistics": lambda vit, given, _: vitlens.statistics(vit, given, **AT_ONCE).distance,

@@ -24,6 +24,7 @@ from vitlens.data.draws import keys, uniform
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.observe import observe
 from vitlens.models.model import Model
+from vitlens.pixels import Parts
 from vitlens.shapes import Images, TokenLayout
 from vitlens.uncertainty import Estimate, by_group, student_mean, student_test
 
@@ -115,17 +116,17 @@ def shuffled(
 
 
 def agreement(
-    model: Model, images: Images, layers: Sequence[int], order: Int[Tensor, "images patches"]
+    model: Model, images: Parts, layers: Sequence[int], order: Int[Tensor, "some patches"], size: int
 ) -> dict[int, Sides]:
-    """How the attention logits of the images, shuffled in this order, agree with those of the images, by layer:
-    correlations over all pairs of patches, without the mean over the keys."""
+    """How the attention logits of the first images, shuffled in this order, agree with those of the images, by layer:
+    correlations over all pairs of patches, without the mean over the keys. size: images at a time, at most."""
     if not layers:
         return {}
     layout = model.layout
     found: dict[int, list[Tensor]] = {layer: [] for layer in layers}
-    size = max(1, _AT_ONCE // (len(layers) * 16 * layout.patches**2))
-    for part, own in zip(images.split(size), order.split(size)):
-        batch = part.to(model.device)
+    size = min(size, max(1, _AT_ONCE // (len(layers) * 16 * layout.patches**2)))
+    for start, own in zip(range(0, len(order), size), order.split(size)):
+        batch = images[start : start + len(own)].to(model.device)
         known, again = (_logits(model, each, layers) for each in (batch, shuffled(batch, layout, own)))
         for layer in layers:
             found[layer].append(_correlations(known[layer], again[layer], own.to(batch.device)))

@@ -1,5 +1,5 @@
 """By what each head attends: its attention logits split into parts of the query and of the key, after the bi-orthogonal
-factor decomposition (2601.05328).
+factor decomposition (Doshi 2026).
 
 A query is the sum of the mean of its image's queries, of what its position adds (the mean over images of what is left),
 and of the rest, its content; a key, whose mean over a row the softmax removes, is the sum of position and content. The

@@ -139,18 +139,17 @@ def named(
             parts = logit_parts(model, images, size, advance)
     except InputError as error:
         notes.append(f"by what heads attend: {error}")
-    some, layout = images[:SHUFFLED], model.anatomy.layout
-    few = None if groups is None else groups[: len(some)]
+    some, layout = min(SHUFFLED, count), model.anatomy.layout
+    few = None if groups is None else groups[:some]
     sides, moved = dict[int, Tensor](), None
     if layout is None or tuple(layout.image_size) != tuple(model.input_size):
         notes.append("attention is not tested on shuffled patches: the tokens are not patches of the image")
     else:
-        order = orders(layout, len(some), seed=seed)
-        own = None if masks is None else shuffled(masks[: len(some), None].float(), layout, order)[:, 0] > 0.5
-        with progress("Shuffled patches", 2 * len(some)) as advance:
-            sides = agreement(model, some, list(parts), order)
-            advance(len(some))
-            moved = _roles(model, shuffled(some, layout, order), own, few, size, advance)
+        order = orders(layout, some, seed=seed)
+        with progress("Shuffled patches", 2 * some) as advance:
+            sides = agreement(model, images, list(parts), order, size)
+            advance(some)
+            moved = _roles(model, images, masks, few, size, advance, order)
     written: Mapping[tuple[int, int], Writes] = {}
     try:
         written = _writes(model, images, labels, attributes, size, seed, progress)
@@ -171,21 +170,22 @@ def named(
             holds = adjusted[at] <= LEVEL if at in adjusted else None
             looks = _looks(labelled[head], layer, head, moved, count) if head < len(labelled) else None
             heads.append(HeadName(layer, head, attends.get(at), holds, looks, written.get(at)))
-    return HeadNames(tuple(heads), count, len(some) if moved is not None else 0, tuple(notes))
+    return HeadNames(tuple(heads), count, 0 if moved is None else some, tuple(notes))
 
 
 def _roles(
-    model: Model,
-    images: Parts,
-    masks: Tensor | None,
-    groups: Tensor | None,
-    size: int,
-    advance: Callable[[int], object],
-) -> Specialisation:
-    stream = Stream(model, groups=groups)
-    for start in range(0, len(images), size):
-        own, batch = None if masks is None else masks[start : start + size], images[start : start + size]
-        stream.add(batch.to(model.device), masks=own)
+    model: Model, images: Parts, masks: Tensor | None, groups: Tensor | None, size: int,
+    advance: Callable[[int], object], order: Tensor | None = None,
+) -> Specialisation:  # fmt: skip
+    """The labels of heads on the images, or on the first ones with their patches, and masks, in this order."""
+    stream, count = Stream(model, groups=groups), len(images if order is None else order)
+    for start in range(0, count, size):
+        rows = slice(start, min(start + size, count))
+        batch, own = images[rows].to(model.device), None if masks is None else masks[rows]
+        if order is not None:
+            batch = shuffled(batch, model.layout, order[rows])
+            own = None if own is None else shuffled(own[:, None].float(), model.layout, order[rows])[:, 0] > 0.5
+        stream.add(batch, masks=own)
         advance(len(batch))
     return specialise(stream.result())
 

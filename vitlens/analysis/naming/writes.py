@@ -1,6 +1,6 @@
 """What each head writes, in a word, and whether that class, or attribute of the images, suffers most without the head.
 
-The word is the thing that the head's direct contribution tells best from the others (INVERT, 2311.13594): a class, by
+The word is the thing that the head's direct contribution tells best from the others (INVERT, Bykov 2023): a class, by
 the area under the ROC curve of what the head adds to its logit, above the mean of the classes; or an attribute, by that
 of the projection of its output on the difference of the means of the images with and without it, those of one half of
 the images for the other half. It holds where the log-odds of the label fall more without the head in the images that
