@@ -39,6 +39,7 @@ QUICK: Final = {  # minutes
     "audit-vit-digits": "audit vit-digits --at-least accuracy=0.9 --budget 6",
     "look-deit-tiny": "look square.png --model timm:deit_tiny_patch16_224@deit_tiny.safetensors --html",
     "stats-deit-tiny": f"stats {DEIT} --data photos",
+    "head-vit-digits": "head vit-digits L5.H2",
     "rollout-vit-digits": "rollout vit-digits --limit 3",
     "walkthrough-deit-tiny": f"walkthrough {DEIT.partition('=')[2]} --images square.png --layer 3 --head 1",
     "profile-vit-resnet-swin": "profile vit-tiny resnet20 resnet18 timm:swin_tiny_patch4_window7_224 --random-weights",

@@ -39,9 +39,10 @@ def claims(record: HeadRecord) -> Iterator[Claim]:
             "{% elif not named %}No product of query and key has most of the logits of **{{ row.name }}**: "
             "{{ row.best }} has {{ row.share|value }}, {{ row.next }} {{ row.next_share|percent }}."
             "{% else %}{{ row.share|value }} of the attention logits of **{{ row.name }}** are **{{ row.word }}**"
+            "{% if row.word == same %} (whichever patch asks){% endif %}"
             "{% if row.holds %}, and on shuffled patches they do as it says{% elif row.holds is false %}, but on "
             "shuffled patches they do not do as it says{% endif %}.{% endif %}",
-            by.share, given={"row": by, "named": named, "uniform": by.word == "uniform"},
+            by.share, given={"row": by, "named": named, "uniform": by.word == "uniform", "same": "same keys"},
             headline="{{ row.name }} attends by {{ row.best }}" if named and by.holds else "",
             kind="answer", evidence="observed" if by.holds is None else "intervened", place="parts",
         )  # fmt: skip
