@@ -79,6 +79,8 @@ def test_a_csv_without_a_line_for_an_image_is_refused(tiny_vit, pictures, tmp_pa
     assert record.writes == ()
     assert "50 images" in " ".join(row.note for row in record.notes)
     assert report(record).title
+    record = ran(tmp_path / "unlabelled", f"head {tiny_vit} L0.H1 --images {pictures}")
+    assert (record.writes, "labelled images" in record.notes[-1].note) == ((), True)
     line = f"head {tiny_vit} L0.H1 --images {pictures} --attributes"
     for text, said in (
         ("file,dark\nother.png,yes\n", "found none for 3"),

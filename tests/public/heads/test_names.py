@@ -5,10 +5,11 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 import vitlens
+from tests.kit.families import FAMILIES as MANY
 from tests.kit.planted_patterns import STRONG, Bench, planted, scenes
 from tests.kit.planted_writers import model as writers
 from tests.kit.planted_writers import pictures
-from tests.kit.tiny import FAMILIES, images, ours, small_cnn
+from tests.kit.tiny import FAMILIES, images, model_of, ours, small_cnn
 from vitlens.errors import InputError, UnsupportedError
 
 GRID, COUNT = (4, 5), 24
@@ -43,6 +44,22 @@ def test_by_what_planted_heads_attend_and_what_they_look_at_is_named_and_stands_
     looks = {name: head.looks for name, head in zip(ATTENDS, found.heads)}
     for name in ("position", "object", "next", "similar", "uniform"):
         assert (looks[name].word, looks[name].holds) == (name, True)
+
+
+def test_images_of_another_size_are_shuffled_by_the_patches_of_the_model():
+    drawn, model = scenes(GRID, COUNT, 0), planted(forms(Bench(GRID, 0)), GRID)
+    large = [each.repeat_interleave(2, -1).repeat_interleave(2, -2) for each in (drawn.images, drawn.masks)]
+    found = vitlens.name_heads(model, large[0], masks=large[1])
+    assert {name: head.attends.word for name, head in zip(ATTENDS, found.heads)} == ATTENDS
+    assert [head.holds for head in found.heads] == [True] * 6 + [None]
+    assert [head.looks.holds for head in found.heads[:3]] == [True] * 3
+
+
+def test_every_head_is_there_though_it_may_have_no_word():
+    side, make = MANY["mobilevit"]
+    found = vitlens.name_heads(model_of(make(), size=(side, side)), images((side, side), batch=8))
+    assert {head.layer for head in found.heads} == set(range(9))
+    assert {(head.attends, head.looks, head.writes) for head in found.heads} == {(None, None, None)}
 
 
 @pytest.mark.parametrize("family", ["ours", "beit"])  # the second adds a bias for every pair of positions

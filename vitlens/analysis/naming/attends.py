@@ -15,6 +15,7 @@ from typing import Final
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from vitlens.analysis.heads.geometry import geometry_of
 from vitlens.analysis.heads.registry import MARGIN, MIXED, THRESHOLD, UNLABELLED
@@ -105,8 +106,10 @@ def orders(layout: TokenLayout, count: int, *, seed: int = 0) -> Int[Tensor, "co
 
 def shuffled(
     images: Float[Tensor, "batch channels height width"], layout: TokenLayout, order: Int[Tensor, "batch patches"]
-) -> Float[Tensor, "batch channels height width"]:
-    """Images whose patches are put in this order."""
+) -> Float[Tensor, "batch channels _ _"]:
+    """Images, resized as the model would, whose patches are put in this order."""
+    if tuple(images.shape[-2:]) != tuple(layout.image_size):
+        images = F.interpolate(images, size=layout.image_size, mode="bilinear", antialias=True, align_corners=False)
     (down, across), (tall, wide) = layout.grid, layout.patch_size
     order = order.to(images.device)
     cut = images.unflatten(2, (down, tall)).unflatten(4, (across, wide)).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)

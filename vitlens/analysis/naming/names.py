@@ -13,7 +13,7 @@ from vitlens.analysis.ablation.bench import Bench, Unit, silent, units_of
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.heads.registry import LABELS, MIXED, THRESHOLD, UNLABELLED
 from vitlens.analysis.heads.specialisation import HeadLabel, Specialisation, half_width, specialise
-from vitlens.analysis.heads.statistics import Stream
+from vitlens.analysis.heads.statistics import Stream, layers_of
 from vitlens.analysis.naming.attends import AttendsBy, agreement, attends_by, orders, shuffled
 from vitlens.analysis.naming.logits import LayerParts, logit_parts
 from vitlens.analysis.naming.writes import LEVEL, STATES, Writes, at_random, of_halves, things_of, writes
@@ -125,8 +125,11 @@ def named(
     size: int,
     seed: int,
     progress: Progress = silent,
+    *,
+    remove: bool = True,
 ) -> HeadNames:
-    """`name_heads` of images that are read `size` at a time; progress: of its loops (words, total)."""
+    """`name_heads` of images that are read `size` at a time; progress: of its loops (words, total); remove: also say
+    what heads write, for which every head is removed."""
     for name, value in {"masks": masks, **attributes}.items():
         if value is not None and len(value) != len(images):
             raise InputError(f"expected {name} of {len(images)} images, found {len(value)}")
@@ -152,7 +155,8 @@ def named(
             moved = _roles(model, images, masks, few, size, advance, order)
     written: Mapping[tuple[int, int], Writes] = {}
     try:
-        written = _writes(model, images, labels, attributes, size, seed, progress)
+        if remove:
+            written = _writes(model, images, labels, attributes, size, seed, progress)
     except (InputError, UnsupportedError) as error:
         notes.append(f"what heads write: {error}")
     attends = {
@@ -163,13 +167,13 @@ def named(
     tested = {at: each.p for at, each in attends.items() if each.p is not None}
     adjusted = dict(zip(tested, holm(list(tested.values())) if tested else ()))
     heads = []
-    for layer, labelled in enumerate(roles.given):
-        most = max(len(labelled), *(head + 1 for at, head in (*attends, *written) if at == layer), 0)
-        for head in range(most):
-            at = (layer, head)
+    for site in layers_of(model):
+        labelled = roles.given[site.layer]
+        for head in range(site.heads):
+            at = (site.layer, head)
             holds = adjusted[at] <= LEVEL if at in adjusted else None
-            looks = _looks(labelled[head], layer, head, moved, count) if head < len(labelled) else None
-            heads.append(HeadName(layer, head, attends.get(at), holds, looks, written.get(at)))
+            looks = _looks(labelled[head], *at, moved, count) if head < len(labelled) else None
+            heads.append(HeadName(*at, attends.get(at), holds, looks, written.get(at)))
     return HeadNames(tuple(heads), count, 0 if moved is None else some, tuple(notes))
 
 

@@ -24,7 +24,7 @@ from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import labels_of
 from vitlens.data.split import Split
 from vitlens.devices import autocast
-from vitlens.errors import InputError
+from vitlens.errors import DataError, InputError
 from vitlens.files import read_bounded
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.observe import observe
@@ -49,13 +49,11 @@ def measure(options: HeadOptions) -> Path | None:
     run = Run("head", options, most=1, limit=IMAGES)
     model, split = run.model, run.split
     layer, head = head_of(options.head, model)
-    labels = None
-    if split.labels is not None or options.predicted:
-        labels = labels_of(model, split, predicted=options.predicted, doing="name heads", options=run.run)
+    labels, why = _labels(run)
     attributes = {} if options.attributes is None else attributes_of(options.attributes, split)
     images, size = Streamed(split, model.mean.dtype), run.run.batch_size or fitting_batch_size(model)
     with run.folder(f"Head {options.head} of") as folder, autocast(model.device, run.run.precision):
-        names = named(model, images, labels, attributes, split.masks, size, run.run.seed, run.progress)
+        names = named(model, images, labels, attributes, split.masks, size, run.run.seed, run.progress, remove=not why)
         (one,) = (each for each in names.heads if (each.layer, each.head) == (layer, head))
         partners = _partners(run, one, labels, size)
 
@@ -71,11 +69,24 @@ def measure(options: HeadOptions) -> Path | None:
                 partners=partners,
                 heads=(_counts(alias, names),),
                 exemplars=tuple(row for _, row in exemplars),
-                notes=tuple(map(rows.NoteRow, names.notes)),
+                notes=tuple(map(rows.NoteRow, (*names.notes, *why))),
                 shown={alias: _arrays(model, split, one, shown)},
             )
 
         return folder.publish(record)
+
+
+def _labels(run: Run[HeadOptions]) -> tuple[Tensor | None, tuple[str, ...]]:
+    """The labels as columns of the logits; or None, and why what heads write cannot be said."""
+    if not run.model.has_classifier:
+        return None, (f"what heads write: {run.model.alias} has no classifier",)
+    try:
+        found = labels_of(
+            run.model, run.split, predicted=run.options.predicted, doing="say what heads write", options=run.run
+        )
+    except (DataError, InputError) as error:
+        return None, (f"what heads write: {error}",)
+    return found, ()
 
 
 def head_of(text: str, model: Model) -> tuple[int, int]:

@@ -105,11 +105,11 @@ def unknown(record: HeadRecord) -> Iterator[str]:
     for row in record.heads:
         yield say(
             "Of {{ row.heads }} heads of {{ row.model }} {{ row.attends_hold }} of {{ row.attends }} tested words for "
-            "what they attend by hold, {{ row.looks_hold }} of {{ row.looks }} for what they look at; {{ row.matter }} "
-            "heads write a class to which they matter, {{ row.correlate }} only correlate, {{ row.nothing }} tell "
-            "none.",
-            row=row,
-        )
+            "what they attend by hold, {{ row.looks_hold }} of {{ row.looks }} for what they look at{% if told %}; "
+            "{{ row.matter }} heads write a class to which they matter, {{ row.correlate }} only correlate, "
+            "{{ row.nothing }} tell none{% endif %}.",
+            row=row, told=bool(record.writes),
+        )  # fmt: skip
     if any(row.word for row in record.writes):
         yield "Which features of the class the head reads is not known: another class may share them."
 
