@@ -124,6 +124,19 @@ def test_an_attribute_of_the_images_is_written_as_a_class_is():
     assert head.writes.auc.value > 0.95
 
 
+def test_predictions_stand_for_labels_and_heads_of_windows_write_nothing_that_is_known():
+    model, (pixels, _) = writers(GAINS), pictures(60, 0)
+    with torch.no_grad():
+        predicted = model(pixels).argmax(-1)
+    found, same = (vitlens.name_heads(model, pixels, labels).heads for labels in ("predicted", predicted))
+    assert [head.writes.auc for head in found] == [head.writes.auc for head in same]
+    windowed = FAMILIES["torchvision-swin"]()
+    batch = images(windowed.input_size, batch=50)
+    given = vitlens.name_heads(windowed, batch, torch.zeros(50).long(), attributes={"odd": torch.arange(50) % 2 == 1})
+    assert "what heads write" in given.notes[-1]
+    assert all(head.writes is None for head in given.heads)
+
+
 def test_words_that_need_nothing_else_are_given_and_the_others_are_told_why_not():
     model, batch = ours(), images((32, 48), batch=9)
     found = vitlens.name_heads(model, batch)

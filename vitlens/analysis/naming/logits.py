@@ -36,7 +36,7 @@ PRODUCTS: Final = {  # of the query's part and the key's
     "content to position": ("content", "position"),
     "content to content": ("content", "content"),
 }
-FEWEST: Final = 8  # images: of fewer, position and content cannot be told apart
+FEWEST: Final = 8  # images, below which position cannot be told from content
 UNIFORM: Final = 0.1  # nats: logits that spread less over the keys of a row leave attention uniform
 _TINY: Final = 1e-30
 

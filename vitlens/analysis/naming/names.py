@@ -10,6 +10,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from vitlens.analysis.ablation.bench import Bench, Unit, silent, units_of
+from vitlens.analysis.evaluation.classes import required_labels
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.heads.registry import LABELS, MIXED, THRESHOLD, UNLABELLED
 from vitlens.analysis.heads.specialisation import HeadLabel, Specialisation, half_width, specialise
@@ -17,7 +18,7 @@ from vitlens.analysis.heads.statistics import Stream, layers_of
 from vitlens.analysis.naming.attends import AttendsBy, agreement, attends_by, orders, shuffled
 from vitlens.analysis.naming.logits import LayerParts, logit_parts
 from vitlens.analysis.naming.writes import LEVEL, STATES, Writes, at_random, of_halves, things_of, writes
-from vitlens.analysis.patching.contribution import head_contributions
+from vitlens.analysis.patching.contribution import blocks_of, head_contributions
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.capture import capture
 from vitlens.models.model import Model
@@ -95,13 +96,13 @@ def name_heads(
 ) -> HeadNames:
     """Three words for every head, each tested by an intervention: by what it attends, what it looks at, what it writes.
 
-    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; labels: class indices (n,) (None:
-    those of the Split or the class folders); attributes: of the images, by name (n,), True or False each, that a head
-    may write as it may write a class; masks: (n, height, width) True on the object. The first two words are tested on
-    images whose patches are shuffled: what is by position stays, what is by content moves. The third is tested by
-    ablating the head. Queries, keys and outputs of all images are kept in memory: a few hundred images are enough.
-    Raises UnsupportedError for a model without attention between tokens, InputError for masks or attributes of another
-    number than images.
+    images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; labels: class indices (n,), or
+    "predicted" (None: those of the Split or the class folders); attributes: of the images, by name (n,), True or False
+    each, that a head may write as it may write a class; masks: (n, height, width) True on the object. The first two
+    words are tested on images whose patches are shuffled: what is by position stays, what is by content moves. The
+    third is tested by ablating the head. Queries, keys and outputs of all images are kept in memory: a few hundred
+    images are enough. Raises UnsupportedError for a model without attention between tokens, InputError for masks or
+    attributes of another number than images.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -110,10 +111,9 @@ def name_heads(
     (24, True)
     """
     require(model, "statistics")
-    return named(
-        model, as_parts(images), labels if isinstance(labels, Tensor) else None, attributes or {}, masks,
-        batch_size or fitting_batch_size(model), seed,
-    )  # fmt: skip
+    size, pixels = batch_size or fitting_batch_size(model), as_parts(images)
+    known = None if labels is None else required_labels(model, pixels, labels, size)
+    return named(model, pixels, known, attributes or {}, masks, size, seed)
 
 
 def named(
@@ -172,7 +172,7 @@ def named(
         for head in range(site.heads):
             at = (site.layer, head)
             holds = adjusted[at] <= LEVEL if at in adjusted else None
-            looks = _looks(labelled[head], *at, moved, count) if head < len(labelled) else None
+            looks = _looks(labelled[head], *at, moved, count, some) if head < len(labelled) else None
             heads.append(HeadName(*at, attends.get(at), holds, looks, written.get(at)))
     return HeadNames(tuple(heads), count, 0 if moved is None else some, tuple(notes))
 
@@ -194,7 +194,9 @@ def _roles(
     return specialise(stream.result())
 
 
-def _looks(given: HeadLabel, layer: int, head: int, moved: Specialisation | None, images: int) -> LooksAt:
+def _looks(
+    given: HeadLabel, layer: int, head: int, moved: Specialisation | None, images: int, shuffled: int
+) -> LooksAt:
     known = given.low == given.low  # else NaN: one image
     score = Estimate(given.score, given.low if known else None, given.high if known else None, images, "")
     if moved is None or given.label not in LABELS or given.label in (MIXED, UNLABELLED):
@@ -202,8 +204,8 @@ def _looks(given: HeadLabel, layer: int, head: int, moved: Specialisation | None
     samples = moved.samples[layer][given.label][:, head]
     value, half = float(samples[0]), half_width(samples)
     if half != half:
-        return LooksAt(given.label, score, Estimate(value, n=images, unit=""), None)
-    return LooksAt(given.label, score, Estimate(value, value - half, value + half, images, ""), value >= THRESHOLD)
+        return LooksAt(given.label, score, Estimate(value, n=shuffled, unit=""), None)
+    return LooksAt(given.label, score, Estimate(value, value - half, value + half, shuffled, ""), value >= THRESHOLD)
 
 
 def _writes(
@@ -218,6 +220,7 @@ def _writes(
     classes, names = things_of(labels, model.classes, attributes)
     if len(classes) + len(names) < 1:
         raise InputError("expected two classes, or an attribute, of at least 5 images each, found none")
+    blocks_of(model)  # or what the classifier reads of a head is not known
     units = units_of(model, kinds=["head"])
     at = [(unit.layer, unit.head) for unit in units]
     scores, truth = [], []

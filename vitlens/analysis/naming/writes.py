@@ -36,11 +36,11 @@ class Writes:
     """What one head writes.
 
     word: the thing, None where none is told better than by chance; auc: of the best thing, with DeLong's interval;
-    control: the largest AUC of a head with as many things that are assigned to the images at random; state: of
-    STATES; lost, others_lost: points of accuracy that the images with and without the thing
-    lose without the head; margin: by how much the log-odds of the label fall more in the former, nats; p: of that,
-    after Holm's correction over heads; these four are None without a word. scores, falls, points (n,): of each image,
-    what the head adds to the best thing, and what it loses without the head, nats of log-odds and points.
+    control: the largest AUC of a head with as many things that are assigned to the images at random; state: of STATES;
+    lost, others_lost: points of accuracy that the images with and without the thing lose without the head; margin: by
+    how much the log-odds of the label fall more in the former, nats; p: of that, after Holm's correction over heads;
+    these four are None without a word. scores, falls, points (n,): of each image, what the head adds to the best thing,
+    and what it loses without the head, nats of log-odds and points.
     """
 
     word: str | None

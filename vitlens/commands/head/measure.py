@@ -24,7 +24,7 @@ from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import labels_of
 from vitlens.data.split import Split
 from vitlens.devices import autocast
-from vitlens.errors import DataError, InputError
+from vitlens.errors import InputError
 from vitlens.files import read_bounded
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.observe import observe
@@ -84,7 +84,7 @@ def _labels(run: Run[HeadOptions]) -> tuple[Tensor | None, tuple[str, ...]]:
         found = labels_of(
             run.model, run.split, predicted=run.options.predicted, doing="say what heads write", options=run.run
         )
-    except (DataError, InputError) as error:
+    except InputError as error:
         return None, (f"what heads write: {error}",)
     return found, ()
 

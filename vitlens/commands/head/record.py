@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vitlens.arrays import Matrix, Pixels, Stack
+from vitlens.arrays import Pixels, Stack
 from vitlens.record import OfModel, Record, arrays, col, head_name, table
 from vitlens.uncertainty import Estimate
 
@@ -129,11 +129,10 @@ class ExemplarRow:
 @dataclass(frozen=True)
 class HeadArrays:
     """images: the exemplars; maps (images, rows, columns): the head's attention on their patches, from CLS, or a mean
-    over the patches; offsets: the mean attention by offset, divided by that of uniform attention, or None."""
+    over the patches."""
 
     images: Pixels
     maps: Stack
-    offsets: Matrix | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

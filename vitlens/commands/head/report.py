@@ -6,12 +6,11 @@ from typing import Final
 from vitlens.analysis.heads.registry import LABELS, MIXED, UNLABELLED
 from vitlens.charts import Picture, bars, images, intervals
 from vitlens.commands.head.record import HeadRecord, PartnerRow
-from vitlens.report.claims import Claim, found
+from vitlens.report.claims import ASKED, Claim, found
 from vitlens.report.numbers import percent
 from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Overview, Report, Section
 
-LEVEL: Final = 0.05
 PAIRS: Final = 8  # other heads that are drawn
 
 
@@ -20,7 +19,7 @@ def claims(record: HeadRecord) -> Iterator[Claim]:
     for row in record.writes:
         yield found(
             "writes", row.model,
-            "{% if row.word is none %}**{{ row.name }}** tells no class better than permuted labels do (best: "
+            "{% if row.word is none %}**{{ row.name }}** tells no class better than by chance (best: "
             "{{ row.best }}, AUC {{ row.auc }}).{% else %}**{{ row.name }}** {{ 'writes' if matters else 'correlates "
             "with' }} **{{ row.word }}** (AUC {{ row.auc|value }}, permuted labels at most {{ row.control|number }})"
             "{% if not matters %}, not shown to matter to it{% endif %}: without the head the images of {{ row.word }} "
@@ -85,7 +84,7 @@ def _best(record: HeadRecord) -> str:
 
 
 def _pairs(record: HeadRecord) -> str:
-    clear = [row for row in record.partners if row.p <= LEVEL]
+    clear = [row for row in record.partners if row.p <= ASKED]
     if not clear:
         return say(
             "With none of {{ n }} other heads is more lost, or less, than the sum of what is lost without each.",
@@ -93,7 +92,7 @@ def _pairs(record: HeadRecord) -> str:
         )
     return say(
         "Without {{ lead.partner }} too, {{ lead.synergy|alone }} {{ 'more' if more else 'less' }} is lost than the "
-        "sum: {{ 'each makes up for the other' if more else 'they work in a chain' }}. So it is, by a test, for "
+        "sum: {{ 'each makes up for the other' if more else 'they depend on each other' }}. So it is, by a test, for "
         "{{ clear|length }} of {{ n }} other heads.",
         lead=clear[0], clear=clear, n=len(record.partners), more=clear[0].synergy.value > 0,
     )  # fmt: skip
