@@ -50,6 +50,34 @@ def test_what_is_lost_without_the_head_is_that_of_the_ablated_model(golden, tiny
     assert [row.quantile for row in record.exemplars][::5] == [1, 0]
 
 
+def test_exemplars_show_what_the_head_adds_through_each_patch_and_classes_what_it_adds(golden, tiny_vit):
+    """By hand: weights times values, read by the classifier behind the final norm with its scale fixed."""
+    record, split, model = golden("head").record, digits("test").limit(60), load(str(tiny_vit))
+    images = split.source.read(torch.arange(60)).float() / 255
+    weights, values, stream, rows = (
+        vitlens.capture(model, images, place)[place]
+        for place in ("blocks.1.attention.weights", "blocks.1.attention.values", "blocks.1.residual", "blocks.1.heads")
+    )
+    norm, classifier = model.module.norm, model.module.head
+    scaled = classifier.weight * norm.weight / stream[:, 0].var(-1, correction=0).add(norm.eps).sqrt()[:, None, None]
+    read = scaled - scaled.mean(-1, keepdim=True)  # (images, classes, dim)
+    output = model.module.blocks[1].attn.proj.weight[:, : values.shape[-1]]
+    through = torch.einsum("nk,nkd,ed,nce->nck", weights[:, 0, 0], values[:, 0], output, read)
+    of_all = through - through.mean(1, keepdim=True)
+    whole = torch.einsum("nd,ed,nce->nc", rows[:, 0, 0], output, read)
+    assert torch.allclose(through.sum(-1), whole, atol=1e-5)
+    for row in record.pushed:
+        own = of_all.sum(-1)[:, model.classes.index(row.name)].double()
+        assert row.adds.value == pytest.approx(float(own.mean()), abs=1e-5)
+    best = model.classes.index(record.writes[0].best)
+    for row, shown in zip(record.exemplars, record.shown["tiny-vit"].maps, strict=True):
+        own = of_all[split.names.index(row.image), best]
+        assert row.adds == pytest.approx(float(own.sum()), abs=1e-5)
+        assert torch.allclose(torch.from_numpy(shown).flatten(), own[1:], atol=1e-5)
+        assert row.patch == divmod(int(own[1:].abs().argmax()), shown.shape[1])
+        assert row.patch_adds == pytest.approx(float(own[1 + row.patch[0] * shown.shape[1] + row.patch[1]]), abs=1e-5)
+
+
 def test_columns_of_a_csv_are_attributes_that_a_head_may_write(tiny_vit, tmp_path):
     """Of sixty digits: yes and no in one column, three names in another, and numbers, which are none, in the third."""
     split = digits("test").limit(60)

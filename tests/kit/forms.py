@@ -43,6 +43,6 @@ def every_view(model: Model, batch: Tensor) -> list[str]:
         switches = intervene.switches_of(served)
         off = {"heads": switches.heads[:2], "patches": () if switches.grid is None else (0,)}
         views.append((intervene.write_intervened, {"off": off}))
-        shown.append(intervene.board_html(served, picture, switches))
+        shown.append(intervene.board_html(served, picture, switches, {}))
     with TemporaryDirectory() as place:
         return [*shown, *(write(served, picture, each, Path(place), **more).read_text("utf-8") for each, more in views)]

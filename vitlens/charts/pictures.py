@@ -157,7 +157,7 @@ def _places(rows: Sequence[Picture]) -> tuple[dict[int, tuple[int, int]], int, i
 def _scale(rows: Sequence[Picture], kind: str) -> tuple[overlay.Scale, str, str] | None:
     """What the colours of all maps mean: their scale, the map of colours, and the label of their bar."""
     if any(each.signed is not None for each in rows):
-        return overlay.Scale(-1.0, 1.0, clipped=True), style.SIGNED, "share of the map's largest value"
+        return overlay.Scale(-1.0, 1.0, clipped=True), style.SIGNED, "of the map's maximum"
     maps = [np.ravel(each.map) for each in rows if each.map is not None]  # their grids may differ
     if not maps or kind == "own":
         return None
@@ -254,13 +254,14 @@ def with_maps(
     for index, (name, image) in enumerate(zip(names, pictures)):
         masks: list[NDArray[np.bool_] | None] = [None] * len(maps)
         if patches:
-            masks = [_patch_mask(patch, own.shape[1:], image.shape[1:]) for patch, own in zip(patches, maps)]
+            masks = [patch_mask(patch, own.shape[1:], image.shape[1:]) for patch, own in zip(patches, maps)]
         yield Picture(image, row=name, column="image", mask=masks[0])
         for title, own, mask in zip(titles, maps, masks, strict=True):
             yield Picture(image, own[index], name, title, mask=mask)
 
 
-def _patch_mask(patch: tuple[int, int], grid: tuple[int, ...], size: tuple[int, ...]) -> NDArray[np.bool_]:
+def patch_mask(patch: tuple[int, int], grid: tuple[int, ...], size: tuple[int, ...]) -> NDArray[np.bool_]:
+    """One patch (row, column) as a mask of the image, to be outlined."""
     one = np.zeros(grid)
     one[patch] = 1.0
     return np.asarray(overlay.upsample(one, (size[0], size[1]), smooth=False) > 0.5)

@@ -55,6 +55,14 @@ element.addEventListener("click", (event) => {
   tell();
 });
 
+// ---- the words of the head that is pointed at, or focused
+for (const name of ["pointerover", "focusin"]) {
+  element.addEventListener(name, (event) => {
+    const head = event.target.closest("[data-head]");
+    if (head) element.querySelector("[data-words]").textContent = head.title;
+  });
+}
+
 // ---- arrow keys move within a grid
 const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 element.addEventListener("keydown", (event) => {

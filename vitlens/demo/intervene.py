@@ -1,5 +1,7 @@
 """Intervene: a picture's prediction and map with some heads and some patches switched off, by replay."""
 
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -8,6 +10,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
+import torch
 from matplotlib import colormaps
 from numpy.typing import NDArray
 from torch import Tensor
@@ -22,6 +25,7 @@ from vitlens.charts.overlay import enlarged
 from vitlens.charts.style import MAGNITUDE
 from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.publish import publish
+from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.demo import record as kept
 from vitlens.demo.options import DemoOptions
 from vitlens.demo.pictures import Picture, embedded
@@ -35,6 +39,7 @@ from vitlens.models.support import meets, require
 Head = tuple[int, int]  # layer, head
 _LIVE: Final = 4  # passes of a map that answers a click
 _LEADING: Final = 5  # classes in the table
+_NAMED: Final = 64  # scenes of digits by which heads are named
 _RANKED: Final = 3  # methods by preference, of which the first quick one is taken
 _SCRIPT: Final = (Path(__file__).parent / "board.js").read_text(encoding="utf-8")
 
@@ -152,9 +157,22 @@ def _changed_classes(model: Model, before: Tensor, after: Tensor) -> tuple[kept.
     return tuple(kept.ChangedClassRow(model.classes[at], *(float(each[at]) for each in values)) for at in leading)
 
 
-def board_html(model: Model, picture: Picture, switches: Switches) -> str:
-    """Everything on: a button a head, with its attention on the picture, and a button a patch over the picture, which
-    board.js makes lively."""
+def words_of(model: Model, examples: Sequence[Picture]) -> dict[Head, str]:
+    """What each head attends by, looks at and writes: by scenes of digits where the model knows these, else by the
+    examples without the third word, and of fewer than eight without the first; nothing where heads have no words."""
+    with suppress(InputError, UnsupportedError):
+        if model.classes == DIGITS:
+            split = vitlens.load_data("digits", part="test", preprocessing=model.preprocessing, limit=_NAMED)
+            found = vitlens.name_heads(model, split)
+        else:
+            found = vitlens.name_heads(model, torch.cat([each.images(model) for each in examples]))
+        return {(one.layer, one.head): one.words for one in found.heads}
+    return {}
+
+
+def board_html(model: Model, picture: Picture, switches: Switches, words: Mapping[Head, str]) -> str:
+    """Everything on: a button a head, with its attention on the picture and its words, and a button a patch over the
+    picture, which board.js makes lively."""
     maps = attention_maps(model, picture.images(model)) if meets(model, "maps") else ()
     attention = {
         (layer.site.layer, head): values.double().cpu().numpy()
@@ -165,7 +183,7 @@ def board_html(model: Model, picture: Picture, switches: Switches) -> str:
         for head, values in attention.items()
     }
     layers = [
-        (layer, [(head, drawn.get((layer, head), "")) for _, head in heads])
+        (layer, [(head, drawn.get((layer, head), ""), words.get((layer, head), "")) for _, head in heads])
         for layer, heads in groupby(sorted(switches.heads), key=lambda each: each[0])
     ]
     shown = embedded(enlarged(picture.array(model)))
@@ -214,7 +232,7 @@ def intervene_tab(here: Here) -> Tab:
             except UnsupportedError as error:
                 return {board: str(pieces.sentence(f"{error}.")), whole: {}, **result.nothing()}
             answer = answered(model, now.picture, Off(), switches)
-            html = board_html(model, now.picture, switches)
+            html = board_html(model, now.picture, switches, here.site.words.get(now.alias, {}))
         known = {board: html, whole: {board_key(model, now.picture): answer}}
         return {**known, **here.report(now, result, partial(write_record, answer))}
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from vitlens.commands.run.load import load_models
 from vitlens.commands.run.options import RunOptions
 from vitlens.data.decode import quiet_pillow
-from vitlens.demo.intervene import switches_of, write_intervened
+from vitlens.demo.intervene import switches_of, words_of, write_intervened
 from vitlens.demo.options import DemoOptions
 from vitlens.demo.pictures import UPLOAD_BYTES, Picture, examples
 from vitlens.demo.pool import Pool
@@ -65,7 +65,8 @@ def serving(options: DemoOptions) -> Iterator[str]:
         from vitlens.demo.page import build
 
         typed = dict(zip((model.alias for model in models), names))
-        site = DemoSite(pool, shown, root / "reports", typed)
+        words = {model.alias: words_of(model, shown) for model in models}
+        site = DemoSite(pool, shown, root / "reports", typed, words)
         if shown:
             warm_up(site, shown[0])
         page = build(site, cache)

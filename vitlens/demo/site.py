@@ -97,12 +97,13 @@ Write: TypeAlias = Callable[[Job], Path | None]
 @dataclass(frozen=True)
 class DemoSite:
     """The models and examples of a page. place: a folder for reports, one a session, deleted at the end; typed: the
-    models' names by alias, where these are not their own."""
+    models' names by alias, where these are not their own; words: for each head, by alias, where they are known."""
 
     pool: Pool
     examples: tuple[Picture, ...]
     place: Path
     typed: Mapping[str, str] = field(default_factory=dict)
+    words: Mapping[str, Mapping[tuple[int, int], str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

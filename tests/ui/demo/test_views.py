@@ -149,9 +149,9 @@ def test_what_is_off_changes_the_logit_as_a_whole_forward_does(picture, monkeypa
 
 
 def test_the_board_has_a_button_a_head_and_a_patch(picture):
-    html = intervene.board_html(VIT, picture, SWITCHES)
+    html = intervene.board_html(VIT, picture, SWITCHES, {(0, 1): "writes <a>"})
     assert (html.count("data-head="), html.count("data-patch=")) == (6 * 4, 8 * 8)
-    without = intervene.board_html(VIT, picture, intervene.Switches(((0, 0),), None, "windows"))
+    without = intervene.board_html(VIT, picture, intervene.Switches(((0, 0),), None, "windows"), {})
     assert "data-patch" not in without
     assert "windows." in without
     with pytest.raises(UnsupportedError):

@@ -20,7 +20,9 @@ from torch.nn import functional as F
 from vitlens.analysis.heads.geometry import geometry_of
 from vitlens.analysis.heads.registry import MARGIN, MIXED, THRESHOLD, UNLABELLED
 from vitlens.analysis.heads.specialisation import half_width
-from vitlens.analysis.naming.logits import PRODUCTS, SAME, UNIFORM, LayerParts
+from vitlens.analysis.naming.logits import PRODUCTS, UNIFORM, LayerParts
+from vitlens.analysis.naming.words import SAME
+from vitlens.analysis.naming.words import UNIFORM as EVENLY
 from vitlens.data.draws import keys, uniform
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.observe import observe
@@ -71,7 +73,7 @@ def attends_by(layer: LayerParts, head: int, images: int, sides: Sides | None, g
     half, of_margin = half_width(merged[best]), half_width(merged[best] - merged[other])
     spread = float(layer.spread[head])
     if spread < UNIFORM:
-        word = "uniform"
+        word = EVENLY
     elif value >= THRESHOLD and value - below >= MARGIN and not value - below <= of_margin:
         word = best
     else:

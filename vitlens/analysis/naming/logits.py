@@ -25,7 +25,6 @@ from vitlens.lens.observe import observe
 from vitlens.models.model import Model
 from vitlens.pixels import Parts, groups_of
 
-SAME: Final = "same keys"  # whichever patch asks
 SAME_BY_POSITION: Final = "same keys by position"
 SAME_BY_CONTENT: Final = "same keys by content"
 PRODUCTS: Final = {  # of the query's part and the key's

@@ -14,10 +14,11 @@ from vitlens.analysis.evaluation.classes import required_labels
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.heads.registry import LABELS, MIXED, THRESHOLD, UNLABELLED
 from vitlens.analysis.heads.specialisation import HeadLabel, Specialisation, half_width, specialise
-from vitlens.analysis.heads.statistics import Stream, layers_of
+from vitlens.analysis.heads.statistics import Statistics, Stream, layers_of
 from vitlens.analysis.naming.attends import AttendsBy, agreement, attends_by, orders, shuffled
 from vitlens.analysis.naming.logits import LayerParts, logit_parts
-from vitlens.analysis.naming.writes import LEVEL, STATES, Writes, at_random, of_halves, things_of, writes
+from vitlens.analysis.naming.words import STATES, three_words
+from vitlens.analysis.naming.writes import LEVEL, Writes, at_random, of_halves, things_of, writes
 from vitlens.analysis.patching.contribution import blocks_of, head_contributions
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.capture import capture
@@ -57,6 +58,15 @@ class HeadName:
     holds: bool | None
     looks: LooksAt | None
     writes: Writes | None
+
+    @property
+    def words(self) -> str:
+        """All three in one line, with what their tests said."""
+        return three_words(
+            self.attends.word if self.attends else None, self.holds,
+            *((self.looks.word, self.looks.holds) if self.looks else (None, None)),
+            *((self.writes.word, self.writes.state) if self.writes else (None, None)),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False)
@@ -127,15 +137,19 @@ def named(
     progress: Progress = silent,
     *,
     remove: bool = True,
+    known: Statistics | None = None,
 ) -> HeadNames:
     """`name_heads` of images that are read `size` at a time; progress: of its loops (words, total); remove: also say
-    what heads write, for which every head is removed."""
+    what heads write, for which every head is removed; known: the statistics from which heads are labelled, of more
+    images than these (None: of these)."""
     for name, value in {"masks": masks, **attributes}.items():
         if value is not None and len(value) != len(images):
             raise InputError(f"expected {name} of {len(images)} images, found {len(value)}")
     groups, notes, count = groups_of(images), list[str](), len(images)
-    with progress("Statistics of heads", count) as advance:
-        roles = _roles(model, images, masks, groups, size, advance)
+    if known is None:
+        with progress("Statistics of heads", count) as advance:
+            known = _statistics(model, images, masks, groups, size, advance)
+    roles = specialise(known)
     parts: Mapping[int, LayerParts] = {}
     try:
         with progress("Queries and keys", count) as advance:
@@ -152,7 +166,7 @@ def named(
         with progress("Shuffled patches", 2 * some) as advance:
             sides = agreement(model, images, list(parts), order, size)
             advance(some)
-            moved = _roles(model, images, masks, few, size, advance, order)
+            moved = specialise(_statistics(model, images, masks, few, size, advance, order))
     written: Mapping[tuple[int, int], Writes] = {}
     try:
         if remove:
@@ -172,16 +186,16 @@ def named(
         for head in range(site.heads):
             at = (site.layer, head)
             holds = adjusted[at] <= LEVEL if at in adjusted else None
-            looks = _looks(labelled[head], *at, moved, count, some) if head < len(labelled) else None
+            looks = _looks(labelled[head], *at, moved, known.images, some) if head < len(labelled) else None
             heads.append(HeadName(*at, attends.get(at), holds, looks, written.get(at)))
     return HeadNames(tuple(heads), count, 0 if moved is None else some, tuple(notes))
 
 
-def _roles(
+def _statistics(
     model: Model, images: Parts, masks: Tensor | None, groups: Tensor | None, size: int,
     advance: Callable[[int], object], order: Tensor | None = None,
-) -> Specialisation:  # fmt: skip
-    """The labels of heads on the images, or on the first ones with their patches, and masks, in this order."""
+) -> Statistics:  # fmt: skip
+    """The statistics of heads on the images, or on the first ones with their patches, and masks, in this order."""
     stream, count = Stream(model, groups=groups), len(images if order is None else order)
     for start in range(0, count, size):
         rows = slice(start, min(start + size, count))
@@ -191,7 +205,7 @@ def _roles(
             own = None if own is None else shuffled(own[:, None].float(), model.layout, order[rows])[:, 0] > 0.5
         stream.add(batch, masks=own)
         advance(len(batch))
-    return specialise(stream.result())
+    return stream.result()
 
 
 def _looks(

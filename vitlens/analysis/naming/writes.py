@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.ablation.bench import Outcomes
+from vitlens.analysis.naming.words import CORRELATES, MATTERS, NOTHING
 from vitlens.uncertainty import Estimate, by_group, holm, student_mean
 
 LEVEL: Final = 0.05  # of a test, after Holm's correction
 FEWEST: Final = 5  # images with a thing, and without it
 PERMUTATIONS: Final = 20  # of what is true of the images: the control
-MATTERS, CORRELATES, NOTHING = STATES = ("shown to matter", "correlates", "nothing")
 LEAST: Final = 0.1  # nats of log-odds: a head of which a thing loses less does not matter to it
 
 Scores = Float[Tensor, "images heads things"]
@@ -36,11 +36,11 @@ class Writes:
     """What one head writes.
 
     word: the thing, None where none is told better than by chance; auc: of the best thing, with DeLong's interval;
-    control: the largest AUC of a head with as many things that are assigned to the images at random; state: of STATES;
-    lost, others_lost: points of accuracy that the images with and without the thing lose without the head; margin: by
-    how much the log-odds of the label fall more in the former, nats; p: of that, after Holm's correction over heads;
-    these four are None without a word. scores, falls, points (n,): of each image, what the head adds to the best thing,
-    and what it loses without the head, nats of log-odds and points.
+    control: the largest AUC of a head with as many things that are assigned to the images at random; state: one of
+    words.STATES; lost, others_lost: points of accuracy that the images with and without the thing lose without the
+    head; margin: by how much the log-odds of the label fall more in the former, nats; p: of that, after Holm's
+    correction over heads; these four are None without a word. scores, falls, points (n,): of each image, what the head
+    adds to the best thing, and what it loses without the head, nats of log-odds and points.
     """
 
     word: str | None

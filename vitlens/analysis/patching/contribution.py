@@ -21,8 +21,9 @@ from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
 from vitlens.lens.attention import projection_of
-from vitlens.lens.call import precise
+from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.capture import Captured, capture
+from vitlens.lens.observe import observe
 from vitlens.lens.stages import stages
 from vitlens.lens.trace import layers
 from vitlens.models.anatomy import require_pre_norm
@@ -131,6 +132,48 @@ def head_contributions(model: Model, images: Images, classes: Labels) -> Float[T
     return torch.stack(found, -1)
 
 
+def key_contributions(
+    model: Model, images: Images, wanted: Logits, layer: int, head: int
+) -> Float[Tensor, "batch keys"]:
+    """What one head contributes to a sum of logits through each token that it attends to: the weight of the token times
+    the part of its value in that sum. wanted: the weight of each logit; images: of one batch, on the model's device. On
+    the CPU; NaN where the sum over tokens is not the head's contribution (a model that changes the outputs of heads
+    before it joins them). Raises UnsupportedError as `direct_logit_attribution`."""
+    calls: list[AttentionCall] = []
+    with torch.no_grad(), torch.autocast(model.device.type, enabled=False):
+        seen = _seen(model, images, mlps=False)
+        observe(model, images, lambda call: calls.append(call.precise()) if call.site.layer == layer else None)
+        with evaluating(model):
+            weights = precise(_stream_weights(model, seen.streams[-1], wanted.to(model.device)))
+        whole = stacked(_of_heads(model, seen, weights))[:, layer, head].cpu()
+        value, read = calls[0].at("values"), _read_by(model, seen, weights, layer, head)
+        if len(calls) > 1 or value is None or value.shape[-1] != read.shape[-1]:
+            return torch.full((len(images), calls[0].site.keys), torch.nan)
+        rows = calls[0].weights()[:, head]
+        found = (seen.read(rows) * (read @ precise(value[:, head]).transpose(-1, -2))).sum(1).cpu()
+    exact = (found.sum(1) - whole).abs() <= TOLERANCE * whole.abs().amax().clamp_min(1)
+    return found.masked_fill(~exact[:, None], torch.nan)
+
+
+def class_contributions(model: Model, images: Images, layer: int, head: int) -> Float[Tensor, "batch classes"]:
+    """What one head contributes to the logit of every class, as `head_contributions` for all of them at once. images:
+    of one batch, on the model's device. On the CPU."""
+    with torch.no_grad(), torch.autocast(model.device.type, enabled=False), evaluating(model):
+        seen, of = _seen(model, images, mlps=False), layers(model)[layer]
+        projection = projection_of(model, of.attention)
+        assert projection is not None  # as the layer has heads
+        output = precise(seen.captured[f"blocks.{layer}.heads{seen.tokens}"])[:, head]
+        columns = precise(projection.weight).unflatten(1, (of.heads, -1))[:, head]
+        added = output @ columns.T * branch_scale(model.module.get_submodule(of.unit), 1)
+        with torch.enable_grad(), _FixedScale():
+            leaf = seen.streams[-1].detach().requires_grad_()
+            logits = logits_from(model, leaf)
+            weights = torch.zeros_like(logits, requires_grad=True)
+            (slope,) = torch.autograd.grad(logits, leaf, weights, create_graph=True)
+            (found,) = torch.autograd.grad(precise(seen.read(slope)), weights, added)
+    return precise(found).cpu()
+
+
 class _Seen(NamedTuple):
     """What one pass over a batch tells: the streams after the blocks, the outputs of heads and MLPs, the logits; reads,
     tokens: those that the classifier reads, and their suffix of a place."""
@@ -165,6 +208,16 @@ def _of_heads(model: Model, seen: _Seen, weights: Tokens) -> list[Float[Tensor, 
         joined = precise(seen.captured[f"blocks.{layer.index}.heads{seen.tokens}"]).transpose(1, 2).flatten(2)
         heads.append((scaled @ precise(projection.weight) * joined).unflatten(-1, (layer.heads, -1)).sum((1, 3)))
     return heads
+
+
+def _read_by(model: Model, seen: _Seen, weights: Tokens, layer: int, head: int) -> Float[Tensor, "batch read width"]:
+    """The weight of each number of a head's output at each token that the classifier reads."""
+    of = layers(model)[layer]
+    projection = projection_of(model, of.attention)
+    assert projection is not None  # as the layer has heads
+    scaled = seen.read(weights) * branch_scale(model.module.get_submodule(of.unit), 1)
+    found: Tensor = (scaled @ precise(projection.weight)).unflatten(-1, (of.heads, -1))[:, :, head]
+    return found
 
 
 def _contributions(model: Model, images: Images, targets: Labels | None) -> Contributions:
@@ -352,14 +405,16 @@ def logits_from(model: Model, stream: Tokens, *, blocks: Sequence[str] | None = 
         return model.run(blank)
 
 
-def _stream_weights(model: Model, stream: Tokens, targets: Labels) -> Tokens:
+def _stream_weights(model: Model, stream: Tokens, targets: Labels | Logits) -> Tokens:
     """The weight of each number of the last residual stream in a logit, with the final norm's scale fixed.
 
-    targets: a class for each image. The logit is then the sum of weights times stream plus a constant.
+    targets: a class for each image, or the weights of a sum of logits. The logit is then the sum of weights times
+    stream plus a constant.
     """
     with torch.enable_grad(), _FixedScale():
         leaf = stream.detach().requires_grad_()
-        logit = logits_from(model, leaf).gather(1, targets.unsqueeze(1)).sum()
+        logits = logits_from(model, leaf)
+        logit = (logits.gather(1, targets.unsqueeze(1)) if targets.ndim == 1 else logits * targets).sum()
         (weights,) = torch.autograd.grad(logit, leaf)
     return weights
 

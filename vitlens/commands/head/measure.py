@@ -2,13 +2,15 @@
 
 import csv
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path, PurePath
 from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.ablation.bench import Bench, Unit, units_of
@@ -16,12 +18,15 @@ from vitlens.analysis.ablation.several import pairwise
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.heads.geometry import geometry_of
 from vitlens.analysis.naming.logits import PRODUCTS
-from vitlens.analysis.naming.names import HeadName, HeadNames, named
-from vitlens.analysis.naming.writes import STATES, things_of
+from vitlens.analysis.naming.names import HeadName, HeadNames
+from vitlens.analysis.naming.words import STATES
+from vitlens.analysis.naming.writes import things_of
+from vitlens.analysis.patching.contribution import class_contributions, key_contributions
 from vitlens.commands.head import record as rows
 from vitlens.commands.head.options import HeadOptions
 from vitlens.commands.run.run import Run
-from vitlens.commands.run.targets import labels_of
+from vitlens.commands.shared.names import NoteRow
+from vitlens.commands.shared.naming import heads_named
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.errors import InputError
@@ -34,6 +39,7 @@ from vitlens.uncertainty import Estimate, student_mean
 
 IMAGES: Final = 300  # at most, where --limit says nothing
 QUANTILES: Final = (1.0, 0.95, 0.75, 0.5, 0.25, 0.0)  # of the exemplars
+PUSHED: Final = 64  # images of what it adds to every class
 PAIRED: Final = 128  # images on which the head is removed together with another one
 _VALUES: Final = 10  # of a column of attributes, above which it is none
 _TRUE, _FALSE = {"1", "true", "yes"}, {"0", "false", "no"}
@@ -49,17 +55,17 @@ def measure(options: HeadOptions) -> Path | None:
     run = Run("head", options, most=1, limit=IMAGES)
     model, split = run.model, run.split
     layer, head = head_of(options.head, model)
-    labels, why = _labels(run)
     attributes = {} if options.attributes is None else attributes_of(options.attributes, split)
-    images, size = Streamed(split, model.mean.dtype), run.run.batch_size or fitting_batch_size(model)
     with run.folder(f"Head {options.head} of") as folder, autocast(model.device, run.run.precision):
-        names = named(model, images, labels, attributes, split.masks, size, run.run.seed, run.progress, remove=not why)
+        names, labels = heads_named(run, split, attributes)
         (one,) = (each for each in names.heads if (each.layer, each.head) == (layer, head))
-        partners = _partners(run, one, labels, size)
+        partners, pushed = _partners(run, one, labels), _pushed(run, one)
 
         def record() -> rows.HeadRecord:
             alias, exemplars = run.aliases[0], _exemplars(one, split)
             shown = torch.tensor([index for index, _ in exemplars])
+            classes = None if labels is None else things_of(labels, model.classes, {})[0]
+            drawn, through = _arrays(model, split, one, shown, classes)
             return rows.HeadRecord(
                 attends=tuple(_attends(alias, one)),
                 parts=tuple(_parts(one)),
@@ -68,25 +74,15 @@ def measure(options: HeadOptions) -> Path | None:
                 classes=tuple(_classes(model, one, labels, attributes, split)),
                 partners=partners,
                 heads=(_counts(alias, names),),
-                exemplars=tuple(row for _, row in exemplars),
-                notes=tuple(map(rows.NoteRow, (*names.notes, *why))),
-                shown={alias: _arrays(model, split, one, shown)},
+                pushed=pushed,
+                exemplars=tuple(
+                    _through(row, each) if through else row for (_, row), each in zip(exemplars, drawn.maps)
+                ),
+                notes=tuple(map(NoteRow, names.notes)),
+                shown={alias: drawn},
             )
 
         return folder.publish(record)
-
-
-def _labels(run: Run[HeadOptions]) -> tuple[Tensor | None, tuple[str, ...]]:
-    """The labels as columns of the logits; or None, and why what heads write cannot be said."""
-    if not run.model.has_classifier:
-        return None, (f"what heads write: {run.model.alias} has no classifier",)
-    try:
-        found = labels_of(
-            run.model, run.split, predicted=run.options.predicted, doing="say what heads write", options=run.run
-        )
-    except InputError as error:
-        return None, (f"what heads write: {error}",)
-    return found, ()
 
 
 def head_of(text: str, model: Model) -> tuple[int, int]:
@@ -187,7 +183,7 @@ def _classes(
     yield from sorted(found, key=lambda row: -row.fall.value)
 
 
-def _partners(run: Run[HeadOptions], one: HeadName, labels: Tensor | None, size: int) -> tuple[rows.PartnerRow, ...]:
+def _partners(run: Run[HeadOptions], one: HeadName, labels: Tensor | None) -> tuple[rows.PartnerRow, ...]:
     """What is lost without this head and each other one, the largest synergy first."""
     if labels is None or one.writes is None:
         return ()
@@ -196,7 +192,8 @@ def _partners(run: Run[HeadOptions], one: HeadName, labels: Tensor | None, size:
     if not others:
         return ()
     bench = Bench(
-        model, Streamed(run.split, model.mean.dtype), labels, "mean", run.split.groups, run.run.seed, size,
+        model, Streamed(run.split, model.mean.dtype), labels, "mean", run.split.groups, run.run.seed,
+        run.run.batch_size or fitting_batch_size(model),
         progress=run.progress,
     )  # fmt: skip
     first = torch.arange(min(PAIRED, len(labels)))
@@ -239,10 +236,46 @@ def _exemplars(one: HeadName, split: Split) -> list[tuple[int, rows.ExemplarRow]
     return found
 
 
-def _arrays(model: Model, split: Split, one: HeadName, shown: Tensor) -> rows.HeadArrays:
-    """The exemplars with the head's attention on their patches."""
+def _through(row: rows.ExemplarRow, values: NDArray[np.float32]) -> rows.ExemplarRow:
+    """The row with the patch through which the head adds most; values: its map."""
+    at = divmod(int(np.abs(values).argmax()), values.shape[1])
+    return replace(row, patch=at, patch_adds=float(values[at]))
+
+
+def _pushed(run: Run[HeadOptions], one: HeadName) -> tuple[rows.PushedRow, ...]:
+    """What the head adds to the logit of every class, the largest first, on the first images."""
+    if one.writes is None:
+        return ()
+    model, split = run.model, run.split.pick(torch.arange(min(PUSHED, len(run.split))))
+    found = torch.cat([
+        class_contributions(model, batch.images, one.layer, one.head)
+        for batch in split.batches(run.run.batch_size or fitting_batch_size(model), device=model.device)
+    ]).double()  # fmt: skip
+    found = found - found.mean(1, keepdim=True)
+    each = [
+        rows.PushedRow(name, student_mean(found[:, at], groups=split.groups, unit=""))
+        for at, name in enumerate(model.classes)
+    ]
+    return tuple(sorted(each, key=lambda row: -row.adds.value))
+
+
+def _arrays(
+    model: Model, split: Split, one: HeadName, shown: Tensor, classes: Sequence[int] | None
+) -> tuple[rows.HeadArrays, bool]:
+    """The exemplars with what the head adds to its class, above the mean of the classes, through each patch; or with
+    its attention on their patches. And whether it is the former."""
     (batch,) = split.pick(shown).batches(len(shown), device=model.device)
-    maps: list[Tensor] = []
+    pixels = (batch.images.float().cpu() * 255).round().byte().numpy()
+    layout = model.layout
+    if one.writes is not None and classes and one.writes.best in model.classes:
+        wanted = torch.zeros(len(shown), len(model.classes))
+        wanted[:, list(classes)] -= 1 / len(classes)
+        wanted[:, model.classes.index(one.writes.best)] += 1
+        added = key_contributions(model, batch.images, wanted, one.layer, one.head)
+        if added.shape[1] == layout.tokens and bool(added.isfinite().all()):
+            maps = added[:, len(layout.prefix) :].unflatten(1, layout.grid)
+            return rows.HeadArrays(pixels, maps.numpy().astype(np.float32)), True
+    seen: list[Tensor] = []
 
     def take(call: AttentionCall) -> None:
         place = geometry_of(call.site, model)
@@ -250,9 +283,8 @@ def _arrays(model: Model, split: Split, one: HeadName, shown: Tensor) -> rows.He
             return
         weights = call.precise().weights()[:, one.head]
         row = weights[:, place.cls[0]] if place.cls else weights[:, place.prefix :].mean(1)
-        maps.append(row[:, place.prefix :].unflatten(1, place.grid).cpu())
+        seen.append(row[:, place.prefix :].unflatten(1, place.grid).cpu())
 
     observe(model, batch.images, take)
-    pixels = (batch.images.float().cpu() * 255).round().byte().numpy()
-    found = maps[0].numpy().astype(np.float32) if maps else np.full((len(shown), 1, 1), np.nan, np.float32)
-    return rows.HeadArrays(pixels, found)
+    found = seen[0].numpy().astype(np.float32) if seen else np.full((len(shown), 1, 1), np.nan, np.float32)
+    return rows.HeadArrays(pixels, found), False

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vitlens.arrays import Pixels, Stack
+from vitlens.commands.shared.names import NoteRow
 from vitlens.record import OfModel, Record, arrays, col, head_name, table
 from vitlens.uncertainty import Estimate
 
@@ -118,18 +119,30 @@ class ModelRow(OfModel):
 
 @dataclass(frozen=True)
 class ExemplarRow:
-    """An image by how much the head adds to the class that it tells best; quantile: its place among all images."""
+    """An image by how much the head adds to the class that it tells best; quantile: its place among all images; patch:
+    (row, column) of the patch through which it adds most, patch_adds: so much of it; None where that is not known."""
 
     image: str = col("image")
     label: str | None = col("label")
     adds: float = col("adds to the class", unit="")
     quantile: float = col("more than this share of the images", unit="fraction")
+    patch: tuple[int, int] | None = col("most through the patch (row, column)", default=None)
+    patch_adds: float | None = col("through it", unit="", default=None)
+
+
+@dataclass(frozen=True)
+class PushedRow:
+    """A class by what the head adds to its logit beyond the mean of all classes: pushed, or suppressed where it is
+    negative."""
+
+    name: str = col("class")
+    adds: Estimate = col("added to its logit", term="beyond what it adds to the mean of all classes, directly")
 
 
 @dataclass(frozen=True)
 class HeadArrays:
-    """images: the exemplars; maps (images, rows, columns): the head's attention on their patches, from CLS, or a mean
-    over the patches."""
+    """images: the exemplars; maps (images, rows, columns): what the head adds to its class through each patch, signed;
+    where that is not known its attention on the patches, from CLS, or a mean over the patches."""
 
     images: Pixels
     maps: Stack
@@ -144,15 +157,9 @@ class HeadRecord(Record):
     looks: tuple[LooksRow, ...] = table()
     writes: tuple[WritesRow, ...] = table()
     classes: tuple[ClassRow, ...] = table()
+    pushed: tuple[PushedRow, ...] = table()
     partners: tuple[PartnerRow, ...] = table()
     heads: tuple[ModelRow, ...] = table()
     exemplars: tuple[ExemplarRow, ...] = table()
-    notes: tuple["NoteRow", ...] = table()
+    notes: tuple[NoteRow, ...] = table()
     shown: Mapping[str, HeadArrays] = arrays("head-{model}")
-
-
-@dataclass(frozen=True)
-class NoteRow:
-    """A word that could not be given or tested, and why."""
-
-    note: str = col("note")

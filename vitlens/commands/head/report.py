@@ -5,7 +5,9 @@ from typing import Final
 
 from vitlens.analysis.heads.registry import LABELS, MIXED, UNLABELLED
 from vitlens.charts import Picture, bars, images, intervals
-from vitlens.commands.head.record import HeadRecord, PartnerRow
+from vitlens.charts.pictures import patch_mask
+from vitlens.commands.head.record import HeadRecord, PartnerRow, PushedRow
+from vitlens.commands.shared.names import noted
 from vitlens.report.claims import ASKED, Claim, found
 from vitlens.report.numbers import percent
 from vitlens.report.prose import say
@@ -71,16 +73,31 @@ def _pictures(record: HeadRecord) -> Iterator[Picture]:
         below = row.label or ""
         if known:
             below = f"{below}\nadds {row.adds:.2g}".strip()
-        values = shown.maps[index]
-        yield Picture(shown.images[index] / 255, None if values.size == 1 else values, "", column, below)
+        values, picture = shown.maps[index], shown.images[index] / 255
+        mask = None if row.patch is None else patch_mask(row.patch, values.shape, picture.shape[1:])
+        yield Picture(
+            picture, None if values.size == 1 else values, "", column, below, mask=mask, signed=row.patch is not None
+        )
 
 
 def _strongest(record: HeadRecord) -> list[PartnerRow]:
     return list(record.partners[:PAIRS])
 
 
-def _best(record: HeadRecord) -> str:
-    return record.writes[0].best if record.writes else "its class"
+def _ends(record: HeadRecord) -> list[PushedRow]:
+    """The classes that it pushes most, and those that it suppresses most."""
+    ends = PAIRS // 2
+    return list(record.pushed if len(record.pushed) <= 2 * ends else record.pushed[:ends] + record.pushed[-ends:])
+
+
+def _pushes(record: HeadRecord) -> str:
+    return say(
+        "Over images of all classes it adds most to {{ first.name }} ({{ first.adds|value }}) and takes most from "
+        "{{ last.name }} ({{ last.adds|value }}); the class that it tells is the one to which it adds more in its own "
+        "images than in others.",
+        first=record.pushed[0],
+        last=record.pushed[-1],
+    )
 
 
 def _pairs(record: HeadRecord) -> str:
@@ -100,7 +117,7 @@ def _pairs(record: HeadRecord) -> str:
 
 def unknown(record: HeadRecord) -> Iterator[str]:
     """What the words leave open."""
-    yield from (f"{row.note[0].upper()}{row.note[1:].rstrip('.')}." for row in record.notes)
+    yield from noted(record.notes)
     for row in record.heads:
         yield say(
             "Of {{ row.heads }} heads of {{ row.model }} {{ row.attends_hold }} of {{ row.attends }} tested words for "
@@ -118,8 +135,8 @@ REPORT: Final = Report(
     claims=claims,
     unknown=unknown,
     picture=Chart(
-        "exemplars", images(largest=1.6), "The head's attention, from CLS or a mean over patches, on images at spread "
-        "quantiles of what it adds to its class.",
+        "exemplars", images(largest=1.6), "Images at spread quantiles of what the head adds to its class, with what it "
+        "adds through each patch, the most outlined; or its attention where that is not known.",
         title="{% if record.writes %}What it adds to {{ record.writes[0].best }}{% else %}Where it attends{% endif %}",
         rows=_pictures,
     ),
@@ -142,6 +159,15 @@ REPORT: Final = Report(
                 "classes", intervals("name", "fall"), "What the log-odds of the label fall without the head, by class, "
                 "with 95 % intervals.",
                 title="What each class loses without the head",
+            ),),
+        ),
+        Section(
+            "Which classes does it push?", "pushed", opening=_pushes, order=lambda row: -abs(row.adds.value),
+            columns=("name", "adds"),
+            charts=(Chart(
+                "pushed", intervals("name", "adds"), "What the head adds to the logit of a class beyond the mean "
+                "of all classes, a mean over images; negative: it is suppressed.",
+                title="What the head adds to the logits", rows=_ends,
             ),),
         ),
         Section(

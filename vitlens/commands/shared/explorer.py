@@ -69,7 +69,7 @@ class Shown:
     """What a command adds to the measured attention.
 
     pictures: (n, 3, height, width) uint8; names: of the n images; facts: what is said under each; maps: by name (n,
-    rows, columns), of as many first images as there are; labels, importance: of heads, as in `Explorer`.
+    rows, columns), of as many first images as there are; labels, importance, words: of heads, as in `Explorer`.
     """
 
     pictures: NDArray[np.uint8]
@@ -78,6 +78,7 @@ class Shown:
     maps: Mapping[str, Floats] = field(default_factory=dict)
     labels: Sequence[Sequence[str]] = ()
     importance: Floats | None = None
+    words: Sequence[Sequence[str]] = ()
 
 
 def explorer_of(record: Any, shown: Shown) -> Explorer | None:
@@ -156,6 +157,7 @@ def explorer(row: ExplorerRow, arrays: ExplorerArrays, shown: Shown) -> Explorer
         labels=tuple(map(tuple, shown.labels)),
         importance=None if shown.importance is None else np.asarray(shown.importance, float),
         notes=tuple(_notes(row, len(shown.pictures))),
+        words=shown.words,
     )
 
 

@@ -18,9 +18,11 @@ from vitlens.analysis.attention.registry import WHOLE
 from vitlens.analysis.attention.tokens import require_token_attention, token_attention
 from vitlens.analysis.heads.specialisation import specialise
 from vitlens.analysis.heads.statistics import Statistics
+from vitlens.analysis.naming.names import HeadNames
 from vitlens.arrays import SIZE
 from vitlens.commands.shared.explorer import LEVELS, ExplorerArrays, ExplorerRow, Shown
 from vitlens.commands.shared.explorer import explorer as explorer_of_arrays
+from vitlens.commands.shared.names import word_table
 from vitlens.commands.shared.sheets import DRAWN
 from vitlens.data.catalogue import read_pictures
 from vitlens.devices import evaluating
@@ -127,13 +129,15 @@ def explorer(
     maps: Mapping[str, Tensor] | Tensor | None = None,
     statistics: Statistics | None = None,
     ablation: Importance | None = None,
+    names: HeadNames | None = None,
     whole: int = WHOLE,
 ) -> ExplorerView:
     """What looks where in the images: point at a patch and see where every head looks from it, and who looks at it.
 
     images: at most 24, in any form that `vitlens.images` takes; maps: (batch, rows, columns) as `rollout`, `relevance`
-    and `explain` give them, one or several by name, to be shown beside; statistics, ablation: what
-    `vitlens.statistics` and `vitlens.ablate` gave, for the label and the importance of each head; whole: of the first
+    and `explain` give them, one or several by name, to be shown beside; statistics, ablation, names: what
+    `vitlens.statistics`, `vitlens.ablate` and `vitlens.name_heads` gave, for the label, the importance and the three
+    words of each head; whole: of the first
     images so many are shown with every head, of others the mean over the heads of each layer. The result is shown by a
     notebook; `.save("page.html")` writes it. Raises UnsupportedError where not every patch attends to every patch
     (windows, CNNs), InputError where shapes do not fit.
@@ -163,6 +167,7 @@ def explorer(
         {name: _map(values, name, len(images)) for name, values in named.items()},
         () if statistics is None else _checked(specialise(statistics).labels, shape, "statistics"),
         None if ablation is None else _checked(ablation.delta_loss, shape, "ablation").detach().cpu().numpy(),
+        () if names is None else _checked(word_table(names.heads), shape, "names"),
     )
     return ExplorerView(explorer_of_arrays(row, arrays, shown))
 

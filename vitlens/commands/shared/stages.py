@@ -1,13 +1,15 @@
 """How a ViT works, a row for each stage of its layers: what heads attend to, and what breaks without them."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
+from vitlens.analysis.naming.words import MATTERS
 from vitlens.commands.shared.maps.record import ATTENTION, OnObjectRow
+from vitlens.commands.shared.names import NameRow
 from vitlens.record import OfModel, col
 from vitlens.report.sections import Section
 from vitlens.uncertainty import Estimate
@@ -18,8 +20,9 @@ STAGES: Final = 3  # early, middle, late
 @dataclass(frozen=True)
 class StageRow(OfModel):
     """Some layers in a row. attends: heads by the one pattern that they follow; unclear: heads that follow none or
-    several; range: their attention distance, of that of uniform attention; object: attention on the object, the mean of
-    the layers; block, loss: the one whose removal costs most; head: the same where no blocks were ablated; lens:
+    several; by, writes: heads by what they attend by, and by the class that they write, where that stands its test;
+    range: their attention distance, of that of uniform attention; object: attention on the object, the mean of the
+    layers; block, loss: the one whose removal costs most; head: the same where no blocks were ablated; lens:
     accuracy of the classifier on the residual stream after them."""
 
     layers: str = col("layers")
@@ -36,6 +39,8 @@ class StageRow(OfModel):
     head: str = col("head", default="")
     loss: Estimate | None = col("rise of the loss without its most important part", default=None)
     lens: Estimate | None = col("label read after them", default=None)
+    by: Mapping[str, int] | None = col("attend by (tested)", default=None)
+    writes: Mapping[str, int] | None = col("write (tested)", default=None)
 
     @property
     def several(self) -> bool:
@@ -55,8 +60,9 @@ def stages(
     units: Sequence[Any] = (),
     lens: Sequence[Any] = (),
     on_object: Sequence[OnObjectRow] = (),
+    names: Sequence[NameRow] = (),
 ) -> Iterator[StageRow]:
-    """The stages of one model, from what other commands measured of it: heads and layers of stats, units and lens of
+    """The stages of one model, from what other commands measured of it: heads, layers, names of stats, units, lens of
     ablate, where the maps of attention lie; of units only blocks count, where there are some."""
     known = sorted({row.layer for row in heads})
     kind = "block" if any(row.kind == "block" for row in units) else "head"
@@ -79,6 +85,8 @@ def stages(
             worst.unit if worst and kind == "head" else "",
             None if worst is None else worst.loss,
             next((row.accuracy for row in lens if row.depth == part[-1] + 1), None),
+            by=_counted(row.attends for row in names if row.layer in part and row.holds),
+            writes=_counted(row.writes for row in names if row.layer in part and row.state == MATTERS),
         )
 
 
@@ -91,6 +99,10 @@ def _range(heads: Sequence[Any], uniform: Mapping[int, float | None]) -> float |
     return _mean(shares)
 
 
+def _counted(words: Iterable[str | None]) -> Mapping[str, int] | None:
+    return dict(Counter(word for word in words if word is not None).most_common()) or None
+
+
 def _mean(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) if values else None
 
@@ -101,10 +113,12 @@ HOW: Final = Section(
     says="**Layer{% if row.several %}s{% endif %} {{ layers }}**: {% if attends %}of {{ heads }} heads "
     "{{ attends|counts }}{% if unclear %}, {{ unclear }} without a single pattern{% endif %}{% else %}none of {{ "
     "heads }} heads follows a single pattern"
-    "{% endif %}{% if row.range is not none %}; attention reaches {{ row.range|percent }} as far as uniform attention"
+    "{% endif %}{% if row.by %}; tested on shuffled patches, {{ by|counts }}{% endif %}{% if row.writes %}; tested "
+    "without them, {{ row.writes.values()|sum }} write {{ row.writes|join(', ') }}{% endif %}{% if row.range is not "
+    "none %}; attention reaches {{ row.range|percent }} as far as uniform attention"
     "{% endif %}{% if row.matters %}; without {{ row.block or row.head }} the loss rises by {{ row.loss|alone }}"
     "{% elif row.loss %}; removed alone, no {{ row.block and 'block' or 'head' }} of them raises the loss "
     "significantly{% endif %}{% if row.lens %}; after them the classifier reads {{ "
     "row.lens|value }} of the labels{% endif %}.",
-    columns=("layers", "attends", "object", "baseline", "loss", "lens"),
+    columns=("layers", "attends", "by", "writes", "object", "loss", "lens"),
 )

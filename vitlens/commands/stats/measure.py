@@ -6,24 +6,31 @@ from typing import Any, Final
 
 import numpy as np
 
+from vitlens.analysis.cost.flops import flops_by_part
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.evaluation.intervals import Moments
 from vitlens.analysis.heads.registry import FAULTY, STATISTICS, head_statistics, shown_in, token_statistics
 from vitlens.analysis.heads.specialisation import Specialisation, specialise
 from vitlens.analysis.heads.statistics import Statistics, Stream
+from vitlens.analysis.naming.names import HeadNames
 from vitlens.commands.run.run import Run
+from vitlens.commands.shared.names import NoteRow, name_rows
+from vitlens.commands.shared.naming import heads_named
 from vitlens.commands.stats import record as rows
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.devices import autocast
 from vitlens.errors import InputError
 from vitlens.lens.site import NO_PLACE
+from vitlens.lens.trace import layers
 from vitlens.models.loading import load
+from vitlens.models.model import Model
 from vitlens.models.naming import parse_model
 from vitlens.processes import share_of
 from vitlens.training.checkpoint import KeptWeights, weights_over_training
 from vitlens.uncertainty import Estimate, finite
 
-IMAGES: Final = 200  # of --over-training at most, the same for all checkpoints
+IMAGES: Final = 200  # of names, and of --over-training, at most
+QUICK: Final = 1e13  # multiply-adds for removing every head, above which --names must ask for it: minutes on two cores
 CHECKPOINTS: Final = 50  # at most: more would not make the curves clearer
 _LOCAL: Final = 0.5  # of uniform attention's distance: a head with at most this share is local
 
@@ -41,15 +48,19 @@ def measure(options: StatsOptions) -> Path | None:
             masks = None if share.masks is None else share.masks[batch.indices]
             stream.add(batch.images, numbers=run.numbers(batch), masks=masks)
         stream.join(run.processes.total)
+        found = stream.result()
+        named = _names(run, found) if options.names is not False else None
         learned = over_training(kept, run, renormalise=options.renormalise) if kept else {}
 
         def record() -> rows.StatsRecord:
-            found, (alias,) = stream.result(), run.aliases
+            (alias,) = run.aliases
             roles = specialise(found)
             heads, layers = tuple(head_rows(alias, found, roles)), tuple(layer_rows(alias, found))
             offsets = _offsets(found, roles)
             return rows.StatsRecord(
                 heads=heads,
+                names=() if named is None else tuple(name_rows(alias, named.heads)),
+                notes=() if named is None else tuple(map(NoteRow, named.notes)),
                 layers=layers,
                 means=(heads_row(alias, found, roles, heads),),
                 local=tuple(local_rows(heads, layers)),
@@ -58,6 +69,19 @@ def measure(options: StatsOptions) -> Path | None:
             )
 
         return folder.publish(record)
+
+
+def _names(run: Run[StatsOptions], known: Statistics) -> HeadNames:
+    """The words for every head, on at most IMAGES images, in each process the same; known: the statistics of all."""
+    split = run.split.limit(IMAGES, seed=run.run.seed)
+    remove = run.options.names or _removal(run.model, len(split)) <= QUICK
+    return heads_named(run, split, remove=remove, known=known)[0]
+
+
+def _removal(model: Model, images: int) -> float:
+    """About how many multiply-adds it takes to remove every head."""
+    heads = sum(layer.heads for layer in layers(model))
+    return heads * images * sum(flops_by_part(model).values()) / 2
 
 
 def numbers_of(moments: Moments, layer: int, index: int, names: Sequence[str]) -> rows.Numbers:

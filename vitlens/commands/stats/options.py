@@ -8,14 +8,19 @@ from vitlens.commands.run.options import ModelOnImages, predicted_option
 
 @dataclass(frozen=True)
 class StatsOptions(ModelOnImages):
-    """predicted: accepted as in the commands that need labels, though it changes nothing here, which the report says;
-    renormalise: whether distances are of the attention on patches alone; over_training: also measure the weights that
-    the model's run kept during training."""
+    """predicted: of images without labels, for what heads write; names: name every head and test the names (None: what
+    heads write only where removing all takes minutes at most); renormalise: whether distances are of the attention on
+    patches alone; over_training: also measure the weights that the model's run kept during training."""
 
     predicted: bool = predicted_option()
     renormalise: bool = option(
         "--renormalise/--no-renormalise",
         "Distance of the attention on patches alone, or with the mass on CLS counted as 0 px.", default=True,
+    )  # fmt: skip
+    names: bool | None = option(
+        "--names/--no-names",
+        "Name every head and test the names (default: what heads write only where it takes minutes at most).",
+        default=None, shown=False,
     )  # fmt: skip
     over_training: bool = option(
         "--over-training", "Also measure the weights that a run with --keep-every kept.", default=False

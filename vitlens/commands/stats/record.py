@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from vitlens.analysis.heads.registry import LABELS, MIXED, UNLABELLED, head_statistics, shown_in
 from vitlens.arrays import Stack
+from vitlens.commands.shared.names import NameRow, NoteRow
 from vitlens.record import OfModel, Record, arrays, col, head_name, table
 from vitlens.uncertainty import Estimate
 
@@ -129,6 +130,8 @@ class StatsRecord(Record):
     """Every head of a model, and over a training."""
 
     heads: tuple[HeadRow, ...] = table()
+    names: tuple[NameRow, ...] = table()
+    notes: tuple[NoteRow, ...] = table()
     layers: tuple[LayerRow, ...] = table()
     means: tuple[HeadsRow, ...] = table()
     local: tuple[LocalHeadsRow, ...] = table()

@@ -10,6 +10,7 @@ import numpy as np
 
 from vitlens.analysis.heads.registry import FAULTY, LABELS, STATISTICS, THRESHOLD, UNLABELLED, View, shown_in
 from vitlens.charts import Picture, board, images, lines
+from vitlens.commands.shared.names import NameRow, noted
 from vitlens.commands.stats.record import HeadEpochRow, HeadRow, HeadsRow, LayerRow, StatsRecord
 from vitlens.report.claims import Claim, above, below, found, judge
 from vitlens.report.prose import listed, say
@@ -48,6 +49,7 @@ def claims(record: StatsRecord) -> Iterator[Claim]:
                 given={"clear": clear, "n": row.heads, "model": row.model, "kinds": kinds},
                 kind="answer", place="specialisation",
             )  # fmt: skip
+        yield from _written(record, row.model)
         if row.faulty is not None:
             yield _health(record, row, heads)
         if row.sinks_off_object is not None and record.images >= FEW:
@@ -57,6 +59,28 @@ def claims(record: StatsRecord) -> Iterator[Claim]:
                 because="attention of patches on sinks off the object, mean over heads",
             )  # fmt: skip
         yield from _faults(record, row.model, heads)
+
+
+def _written(record: StatsRecord, model: str) -> Iterator[Claim]:
+    """How many heads write a class to which they matter."""
+    told = [name for name in record.names if name.model == model and name.state is not None]
+    if told:
+        matter = sorted(
+            (name for name in told if name.state == "shown to matter"),
+            key=lambda name: -(name.margin or Estimate(0.0)).value,
+        )
+        correlate = [name for name in told if name.state == "correlates"]
+        yield found(
+            "writes", model,
+            "{{ matter|length }} of {{ n }} heads of **{{ model }}** write a class that suffers more than the others "
+            "without them{% if matter %}, most of all {{ lead.name }}: without it the images of {{ lead.writes }} lose "
+            "{{ effect|alone }} more log-odds{% endif %}; {{ correlate|length }} only correlate with a class, "
+            "{{ rest }} tell none.",
+            matter[0].margin if matter else None,
+            given={"matter": matter, "n": len(told), "model": model, "lead": matter[0] if matter else None,
+                   "correlate": correlate, "rest": len(told) - len(matter) - len(correlate)},
+            kind="answer", evidence="intervened",
+        )  # fmt: skip
 
 
 def _health(record: StatsRecord, row: HeadsRow, heads: Sequence[HeadRow]) -> Claim:
@@ -137,6 +161,27 @@ def _unclear(record: StatsRecord) -> str:
     )  # fmt: skip
 
 
+def _words(record: StatsRecord) -> str:
+    """How many heads have a word that stands its test, and how many of the words that were tested do."""
+    by = [name for name in record.names if name.holds is not None]
+    looks = [name for name in record.names if name.looks_hold is not None]
+    return say(
+        "{{ tested|length }} of {{ names|length }} heads have a word that stands its test{% if told %}, "
+        "{{ correlate|length }} only correlate with a class{% endif %}, {{ rest }} have none. On shuffled patches "
+        "{{ held }} of {{ by|length }} heads attend by what their word says, and {{ seen }} of {{ looks|length }} "
+        "patterns are still there. One head's page: `vitlens head`.",
+        names=record.names, tested=(tested := [name for name in record.names if name.tested]),
+        correlate=(correlate := [name for name in record.names if name.correlates]),
+        told=any(name.state for name in record.names), rest=len(record.names) - len(tested) - len(correlate),
+        by=by, held=sum(bool(name.holds) for name in by), looks=looks,
+        seen=sum(bool(name.looks_hold) for name in looks),
+    )  # fmt: skip
+
+
+def _tested(name: NameRow) -> tuple[object, ...]:
+    return (name.state != "shown to matter", -(name.margin.value if name.margin else 0.0), name.layer, name.head)
+
+
 def _rank(head: HeadRow) -> tuple[object, ...]:
     return (not head.is_clear, -(head.score.value if head.score else 0.0), head.model, head.layer, head.head)
 
@@ -212,7 +257,8 @@ def unknown(record: StatsRecord) -> Iterator[str]:
     near = [
         head for head in heads if head.score and not above(head.score, THRESHOLD) and not below(head.score, THRESHOLD)
     ]
-    if heads:
+    yield from noted(record.notes)
+    if heads and all(name.state is None for name in record.names):
         yield "No head was removed: whether a prediction depends on what a head attends to, `vitlens ablate` measures."
     if near:
         yield say(
@@ -225,8 +271,6 @@ def unknown(record: StatsRecord) -> Iterator[str]:
         yield say("{{ n }} heads have no label, as their tokens have no place in the image.", n=len(without))
     if record.images < 20:
         yield say("These are means over {{ n }} image{{ n|s }}: other images may give others.", n=record.images)
-    if record.options.get("predicted"):
-        yield "Statistics of heads need no labels, so `--predicted` changes nothing here."
 
 
 REPORT: Final = Report(
@@ -249,6 +293,10 @@ REPORT: Final = Report(
         Section(
             "What does each head attend to?", "heads", opening=_unclear, about=("attention health",), order=_rank,
             columns=("model", "layer", "head", "label", "best", "score"),
+        ),
+        Section(
+            "What does each head do, in three words?", "names", opening=_words, about=("writes",), order=_tested,
+            columns=("name", "attends", "holds", "looks", "writes", "state"),
         ),
         Section(
             "How far do heads look?", "local",

@@ -338,4 +338,4 @@ class StudyRecord(Chaptered):
         of = stats.record
         units, lens = ((), ()) if ablate is None else (ablate.record.units, ablate.record.lens)
         on_object = () if attention is None else attention.record.on_object
-        return tuple(stages(alias, of.heads, of.layers, units, lens, on_object))
+        return tuple(stages(alias, of.heads, of.layers, units, lens, on_object, of.names))

@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 
 from vitlens.commands.run.chapters import Question, answered
+from vitlens.commands.shared.names import word_table
 from vitlens.commands.shared.stages import HOW
 from vitlens.commands.shared.trainings import differences
 from vitlens.commands.study.kinds.report import REPORT as KINDS
@@ -162,12 +163,13 @@ def _how(record: StudyRecord) -> Iterator[Section]:
 
 
 def explorer(record: StudyRecord) -> Explorer | None:
-    """The explorer of the first ViT, with its heads' labels and importance."""
+    """The explorer of the first ViT, with its heads' labels, words and importance."""
     for alias in record.vits:
-        attention, ablate = record.about("attention", alias), record.about("ablate", alias)
+        attention, ablate, stats = (record.about(word, alias) for word in ("attention", "ablate", "stats"))
         found = None if attention is None else attention.document.explorer
         if found is None:
             continue
+        found = found if stats is None else replace(found, words=word_table(stats.record.names))
         weights = found.images[0].weights
         if ablate is None or weights is None:
             return found

@@ -405,7 +405,8 @@
   function title(layer, head) {
     if (!weights || !weights.byHead) return `layer ${layer}, mean of its heads`;
     const parts = [`L${layer}.H${head}`];
-    if (labelOf(layer, head)) parts.push(labelOf(layer, head));
+    const words = (data.words[layer] || [])[head] || labelOf(layer, head);
+    if (words) parts.push(words);
     const importance = importanceOf(layer, head);
     if (importance !== null && importance !== undefined) parts.push(`importance ${number(importance)} nats`);
     return parts.join(" · ");

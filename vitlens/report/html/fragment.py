@@ -45,6 +45,7 @@ def explorer_part(explorer: Explorer, *, budget: int = BUDGET) -> dict[str, Any]
         "special": [name(each) for each in explorer.special],
         "grid": explorer.keys,
         "labels": [[name(label) for label in layer] for layer in explorer.labels],
+        "words": [[name(words) for words in layer] for layer in explorer.words],
         "importance": None
         if rises is None
         else [[each if np.isfinite(each) else None for each in layer] for layer in rises.tolist()],

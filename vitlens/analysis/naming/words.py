@@ -1,0 +1,49 @@
+"""The three words for a head as one line, with what their tests said; free of torch."""
+
+from typing import Final
+
+from vitlens.analysis.heads.registry import MIXED, UNLABELLED
+
+SAME: Final = "same keys"  # whichever patch asks
+UNIFORM: Final = "uniform"
+MATTERS, CORRELATES, NOTHING = STATES = ("shown to matter", "correlates", "nothing")
+
+
+_PLAIN: Final = {MIXED: "several", UNLABELLED: "none"}
+_ATTENDS: Final = {
+    UNIFORM: "attends evenly", SAME: "attends to the same keys whichever patch asks",
+    **dict.fromkeys((*_PLAIN, *_PLAIN.values()), "attends by no single part"),
+}  # fmt: skip
+
+
+def names_one(word: str | None) -> bool:
+    """Whether a word for what a head attends by, or looks at, names one thing."""
+    return word not in (None, UNIFORM, *_PLAIN, *_PLAIN.values())
+
+
+def plain(word: str | None) -> str | None:
+    """The word as tables have it."""
+    return word if word is None else _PLAIN.get(word, word)
+
+
+def three_words(
+    attends: str | None, holds: bool | None, looks: str | None, stays: bool | None, writes: str | None,
+    state: str | None,
+) -> str:  # fmt: skip
+    """One line for a head; holds, stays: whether the first two words hold on shuffled patches, None without a test;
+    state: of STATES, what removing the head said, None where nothing was removed."""
+    said = []
+    if attends is not None:
+        said.append(_ATTENDS.get(attends, f"attends by {attends}") + _tested(holds))
+    if looks == UNIFORM != attends:
+        said.append("looks everywhere alike")
+    elif looks is not None and looks != UNIFORM:
+        said.append(f"looks at: {looks}" + _tested(stays) if names_one(looks) else "looks at nothing that is named")
+    if state is not None:
+        written = {MATTERS: f"writes {writes} (tested)", CORRELATES: f"correlates with {writes}"}
+        said.append(written.get(state, "tells no class"))
+    return "; ".join(said)
+
+
+def _tested(holds: bool | None) -> str:
+    return {True: " (tested)", False: " (fails its test)", None: ""}[holds]
