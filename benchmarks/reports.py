@@ -18,6 +18,7 @@ from typing import Final
 from PIL import Image
 
 from vitlens.cli.main import run
+from vitlens.names import imagenet_indices
 
 ROOT: Final = Path(__file__).parents[1]
 DEIT: Final = "deit-tiny=timm:deit_tiny_patch16_224@deit_tiny.safetensors"
@@ -38,7 +39,7 @@ QUICK: Final = {  # minutes
     "study-digits": "study",
     "audit-vit-digits": "audit vit-digits --at-least accuracy=0.9 --budget 6",
     "look-deit-tiny": "look square.png --model timm:deit_tiny_patch16_224@deit_tiny.safetensors --html",
-    "stats-deit-tiny": f"stats {DEIT} --data photos",
+    "stats-deit-tiny": f"stats {DEIT} --data photos --attributes animals.csv",
     "head-vit-digits": "head vit-digits L5.H2",
     "rollout-vit-digits": "rollout vit-digits --limit 3",
     "walkthrough-deit-tiny": f"walkthrough {DEIT.partition('=')[2]} --images square.png --layer 3 --head 1",
@@ -65,6 +66,7 @@ SLOW: Final = {  # up to two hours each, in this order: the pair is trained befo
     "compare-cifar10-jpeg": f"compare {PAIR}",
     "features-cifar10-jpeg": f"features {PAIR}",
 }
+LAST_ANIMAL: Final = 397  # of ImageNet's classes in their order
 SIDE: Final = 0.65  # of a figure's pixels
 INNER: Final = 0.45  # of those of chapters
 KEPT: Final = (".md", ".json", ".html", ".png", ".csv")
@@ -89,6 +91,11 @@ def prepare(work: Path, data: Path) -> None:
     for short, place in LINKS.items():
         if not (work / short).exists():
             (work / short).symlink_to(data / place)
+    lines = [
+        f"{path.name},{'yes' if imagenet_indices()[path.parent.name] <= LAST_ANIMAL else 'no'}"
+        for path in sorted((work / "photos").glob("*/*.jpg"))
+    ]
+    (work / "animals.csv").write_text("\n".join(["file,animal", *lines]), encoding="utf-8")
     if not (cifar := work / "cifar10-jpeg").exists():
         for part in ("train", "test"):
             with zipfile.ZipFile(data / f"cifar10_jpeg_{part}.zip") as archive:

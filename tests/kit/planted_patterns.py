@@ -60,6 +60,11 @@ class Bench:
         row, column = places // grid[1], places % grid[1]
         self.down, self.across = row - row[:, None], column - column[:, None]
 
+    def is_edge(self, patch: int) -> bool:
+        """Whether it is one of the outermost patches."""
+        row, column = divmod(patch, self.grid[1])
+        return row in (0, self.grid[0] - 1) or column in (0, self.grid[1] - 1)
+
     def form(self, queries: Any, keys: Any, score: Tensor | float) -> Tensor:
         """Queries with some channels score so for keys with others, 0 for the rest."""
         form = torch.zeros(self.width, self.width)
@@ -100,6 +105,7 @@ class Bench:
             "CLS": self.places([0]),
             "register": self.places([1]),
             "position": self.places([place]),
+            "border": self.places([2 + at for at in range(self.patches) if self.is_edge(at)]),
             "sink": self.content(RGB, 1),
             "object": self.content(2, 1),
             "background": self.content(2, -1),
@@ -110,12 +116,15 @@ class Bench:
         }
 
 
-def planted(forms: list[Tensor], grid: tuple[int, int], *, dead: tuple[int, ...] = (), seed: int = 0) -> Model:
-    """A model with a head for each bilinear form: score(query, key) = query form keyᵀ; dead: heads without values."""
+def planted(
+    forms: list[Tensor], grid: tuple[int, int], *, dead: tuple[int, ...] = (), seed: int = 0, depth: int = 1
+) -> Model:
+    """A model whose last layer has a head for each bilinear form: score(query, key) = query form keyᵀ; dead: heads
+    without values; the layers before it add nothing."""
     heads, width = len(forms), len(forms[0])
     size = (grid[0] * PATCH, grid[1] * PATCH)
     config = ViTConfig(
-        image_size=size, patch_size=(PATCH, PATCH), dim=heads * width, depth=1, heads=heads, classes=5, registers=1,
+        image_size=size, patch_size=(PATCH, PATCH), dim=heads * width, depth=depth, heads=heads, classes=5, registers=1,
         mlp=False, norm=False, qkv_bias=False,
     )  # fmt: skip
     module, patches = VisionTransformer(config), grid[0] * grid[1]
@@ -131,7 +140,9 @@ def planted(forms: list[Tensor], grid: tuple[int, int], *, dead: tuple[int, ...]
             kernel[tokens + channel, channel] = 1 / PATCH**2
         bias[tokens + 3] = 1
         kernel[tokens + RGB, 2, :, : PATCH // 2], kernel[tokens + RGB, 2, :, PATCH // 2 :] = 5 / PATCH**2, -5 / PATCH**2
-        query, key, value = module.blocks[0].attn.qkv.weight.zero_().view(3, heads, width, heads * width)
+        for block in module.blocks:
+            block.attn.qkv.weight.zero_()
+        query, key, value = module.blocks[-1].attn.qkv.weight.view(3, heads, width, heads * width)
         for head, form in enumerate(forms):
             query[head, :, :width] = form.T * math.sqrt(width)
             key[head, :, :width] = torch.eye(width)

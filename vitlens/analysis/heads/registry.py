@@ -224,6 +224,11 @@ LABELS: Final[dict[str, Label]] = {
         "all queries attend to a few patches (at most 10 %) that differ from image to image, beyond what position, "
         "object and background explain", "sink", "#882255",
     ),
+    "high-norm": Label(
+        "attends to the patches of exceptional norm in the residual stream (more than median + 5 median absolute "
+        "deviations)", "norm", "#AA3377", ("sink",),
+    ),
+    "border": Label("attends to the outermost patches of the image", "edge", "#DDAA33", ("position",)),
     "object": Label("attends to the patches of the object's mask", "obj", "#117733"),
     "background": Label("attends to the patches off the object's mask", "back", "#999933"),
     "similar": Label(

@@ -142,6 +142,20 @@ class LayerEvidence:
             chance = self.place.uniform().received[prefix:].sum() - chance
         return bits_of_part(mass, chance)
 
+    def of_high_norms(self) -> Samples:
+        """The bits that patches of exceptional norm explain; 0 where no stream was seen before the layer."""
+        if "high_norm" not in self.means:
+            return torch.zeros_like(self.bits)
+        return bits_of_part(self.means["high_norm"], self.means["high_norm_share"][:, None])
+
+    def of_border(self) -> Samples:
+        """The bits that the outermost patches explain."""
+        edge = torch.ones(self.place.map_grid, dtype=torch.bool)
+        edge[1:-1, 1:-1] = False
+        keys, prefix = edge.flatten(), self.place.prefix
+        mass = self.means["received"][..., prefix:][..., keys].sum(-1)
+        return bits_of_part(mass, self.place.uniform().received[prefix:][keys].sum())
+
     def of_sinks(self) -> Samples:
         """The bits that few keys chosen by the image explain, beyond fixed places, object and background."""
         known = torch.maximum(self.of_mask(background=False), self.of_mask(background=True))
@@ -181,6 +195,8 @@ RULES: Final[dict[str, Callable[[LayerEvidence], Samples]]] = {
     "register": lambda layer: layer.share(layer.of_tokens(layer.place.registers)),
     "position": lambda layer: layer.share(layer.of_place),
     "sink": lambda layer: layer.share(layer.of_sinks()),
+    "high-norm": lambda layer: layer.share(layer.of_high_norms()),
+    "border": lambda layer: layer.share(layer.of_border()),
     "object": lambda layer: layer.share(layer.of_mask(background=False)),
     "background": lambda layer: layer.share(layer.of_mask(background=True)),
     "similar": lambda layer: layer.share(layer.of_similar()),

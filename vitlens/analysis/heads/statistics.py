@@ -39,7 +39,7 @@ from vitlens.summary import HeadBoard, Line, Summary
 GROUPS: Final = 16  # of images: image i belongs to group i modulo 16
 FEW: Final = 0.1  # of the patches: more keys that all queries share are an object or a region, not sinks
 SIMILAR: Final = 0.1  # of the patches: those nearest in colour to the query patch
-OF_LAYERS: Final = ("object_share", "similar_chance", "similar_offsets")  # the same for all heads
+OF_LAYERS: Final = ("object_share", "high_norm_share", "similar_chance", "similar_offsets")  # the same for all heads
 _ALIKE: Final = 1e-4  # of the range of pixels: colours this near differ by rounding
 _TINY: Final = 1e-30
 
@@ -83,9 +83,12 @@ def by_group(values: Float[Tensor, "images *rest"], groups: Int[Tensor, " images
     return sums.index_add_(0, groups.cpu(), values.detach().double().cpu())
 
 
-def evidence_of(layer: PatchRows, entropy: PerImage, similar: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
+def evidence_of(
+    layer: PatchRows, entropy: PerImage, similar: Tensor, mask: Tensor | None, high: Tensor | None
+) -> dict[str, Tensor]:
     """The evidence of some images of one layer, by name (images, ..); similar: see similar_pairs; mask: (images,
-    patches), the share of each patch on the object, or None."""
+    patches), the share of each patch on the object, or None; high: (images, patches) 1 for a patch of exceptional norm
+    in the stream before the layer, or None."""
     place, got = layer.geometry, layer.received_of_all
     on_patches = got[..., place.prefix :]
     pairs = similar.to(layer.weights)  # (images, calls, query, key)
@@ -107,6 +110,10 @@ def evidence_of(layer: PatchRows, entropy: PerImage, similar: Tensor, mask: Tens
         found["object"] = (on_patches * shares[:, None]).sum(-1)
         found["sinks_off"] = (on_patches * off).sum(-1)
         found["object_share"] = (place.uniform().received.to(layer.weights)[place.prefix :] * shares).sum(-1)
+    if high is not None:
+        high = high.to(layer.weights)
+        found["high_norm"] = (on_patches * high[:, None]).sum(-1)
+        found["high_norm_share"] = (place.uniform().received.to(layer.weights)[place.prefix :] * high).sum(-1)
     return found
 
 
@@ -189,15 +196,18 @@ class BatchStatistics:
         self.values: dict[Key, PerImage] = {}
         self.evidence = HeadEvidence(by_group(torch.ones(len(images)), self.groups))
         self._seen: dict[Geometry, tuple[Tensor, Tensor | None]] = {}
+        self._high: Tensor | None = None  # (images, patches) of the stream after the last block
 
     def take_norms(self, block: int, tokens: Tokens) -> None:
         """Add the residual stream after a block."""
         layout = self.model.anatomy.layout
         prefix = len(layout.prefix) if layout is not None and tokens.shape[1] == layout.tokens else 0
+        self._high = None
         if len(tokens) == len(self.images) and tokens.shape[1] > max(prefix, 1):  # neither windows nor CLS only
             norms = TokenNorms(tokens.float().norm(dim=-1), prefix)
             for name in token_statistics():
                 self.values[name, block] = FUNCTIONS[name](norms)[:, None]
+            self._high = norms.high[:, prefix:]
 
     def take(self, call: AttentionCall) -> None:
         """Add an attention call. Raises NonFiniteError naming the layer."""
@@ -244,7 +254,8 @@ class BatchStatistics:
             self._seen[place] = similar_pairs(self.images, place), mask
         similar, mask = self._seen[place]
         mask = None if mask is None else mask[images]
-        return {"offsets": layer.offsets, **evidence_of(layer, entropy, similar[images], mask)}
+        high = self._high[images] if self._high is not None and self._high.shape[1] == place.patches else None
+        return {"offsets": layer.offsets, **evidence_of(layer, entropy, similar[images], mask, high)}
 
 
 def measure(

@@ -1,17 +1,16 @@
 """One head of a model: the words for it, their tests, and what breaks without it."""
 
-import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from io import StringIO
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from vitlens.analysis.ablation.bench import Bench, Unit, units_of
 from vitlens.analysis.ablation.several import pairwise
@@ -22,6 +21,7 @@ from vitlens.analysis.naming.names import HeadName, HeadNames
 from vitlens.analysis.naming.words import STATES
 from vitlens.analysis.naming.writes import things_of
 from vitlens.analysis.patching.contribution import class_contributions, key_contributions
+from vitlens.attribution.explain import explain, preferred_method
 from vitlens.commands.head import record as rows
 from vitlens.commands.head.options import HeadOptions
 from vitlens.commands.run.run import Run
@@ -30,20 +30,19 @@ from vitlens.commands.shared.naming import heads_named
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.errors import InputError
-from vitlens.files import read_bounded
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.observe import observe
 from vitlens.models.model import Model
-from vitlens.pixels import Streamed
-from vitlens.uncertainty import Estimate, student_mean
+from vitlens.pixels import Streamed, Targets
+from vitlens.shapes import Images
+from vitlens.uncertainty import Estimate, by_group, student_mean, student_test
 
 IMAGES: Final = 300  # at most, where --limit says nothing
 QUANTILES: Final = (1.0, 0.95, 0.75, 0.5, 0.25, 0.0)  # of the exemplars
 PUSHED: Final = 64  # images of what it adds to every class
+PLACED: Final = 64  # images on which it is measured where the head attends
+EVIDENCE: Final = 0.25  # of the patches: those with most evidence, where there is no mask
 PAIRED: Final = 128  # images on which the head is removed together with another one
-_VALUES: Final = 10  # of a column of attributes, above which it is none
-_TRUE, _FALSE = {"1", "true", "yes"}, {"0", "false", "no"}
-_BYTES: Final = 64 << 20  # of a file of attributes
 
 
 def measure(options: HeadOptions) -> Path | None:
@@ -55,11 +54,11 @@ def measure(options: HeadOptions) -> Path | None:
     run = Run("head", options, most=1, limit=IMAGES)
     model, split = run.model, run.split
     layer, head = head_of(options.head, model)
-    attributes = {} if options.attributes is None else attributes_of(options.attributes, split)
     with run.folder(f"Head {options.head} of") as folder, autocast(model.device, run.run.precision):
-        names, labels = heads_named(run, split, attributes)
+        named = heads_named(run, split)
+        names, labels, attributes = named.names, named.labels, named.attributes
         (one,) = (each for each in names.heads if (each.layer, each.head) == (layer, head))
-        partners, pushed = _partners(run, one, labels), _pushed(run, one)
+        partners, pushed, placed = _partners(run, one, labels), _pushed(run, one), tuple(_placed(run, one, labels))
 
         def record() -> rows.HeadRecord:
             alias, exemplars = run.aliases[0], _exemplars(one, split)
@@ -70,6 +69,7 @@ def measure(options: HeadOptions) -> Path | None:
                 attends=tuple(_attends(alias, one)),
                 parts=tuple(_parts(one)),
                 looks=tuple(_looks(alias, one)),
+                placed=placed,
                 writes=tuple(_writes(alias, one)),
                 classes=tuple(_classes(model, one, labels, attributes, split)),
                 partners=partners,
@@ -96,42 +96,6 @@ def head_of(text: str, model: Model) -> tuple[int, int]:
         last = units[-1]
         raise InputError(f"expected a head of {model.alias}, L0.H0 to L{last.layer}.H{last.head}, found {text}")
     return layer, head
-
-
-def attributes_of(path: Path, split: Split) -> dict[str, Tensor]:
-    """The attributes of the images in a CSV whose first column names files: (n,) True or False by name; a column of a
-    few other values is an attribute for each of these, "column = value".
-
-    Raises InputError for a file that is no such table, and for images that it does not name.
-    """
-    text = read_bounded(path, _BYTES).decode("utf-8-sig", "replace")
-    table = list(csv.reader(StringIO(text)))
-    if len(table) < 2 or len(table[0]) < 2 or len({*table[0]}) < len(table[0]):
-        raise InputError(
-            f"expected a line of column names, file names first, then a line an image, found other in {path}"
-        )
-    cells = {PurePath(row[0]).name: row for row in table[1:] if row}
-    missing = [name for name in split.names if PurePath(name).name not in cells]
-    if missing:
-        raise InputError(
-            f"expected a line for each of {len(split)} images in {path}, found none for {len(missing)}, as "
-            f"{PurePath(missing[0]).name}"
-        )
-    ordered = [cells[PurePath(name).name] for name in split.names]
-    if any(len(row) < len(table[0]) for row in ordered):
-        raise InputError(f"expected {len(table[0])} columns in every line of {path}, found fewer")
-    found = {}
-    for column, title in enumerate(table[0][1:], 1):
-        values = [row[column].strip().lower() for row in ordered]
-        if {*values} <= _TRUE | _FALSE:
-            found[title] = torch.tensor([value in _TRUE for value in values])
-        elif len({*values}) <= _VALUES:
-            found |= {
-                f"{title} = {each}": torch.tensor([value == each for value in values]) for each in sorted({*values})
-            }
-    if not found:
-        raise InputError(f"expected a column of yes and no, or of at most {_VALUES} values, in {path}, found none")
-    return found
 
 
 def _attends(alias: str, one: HeadName) -> Iterator[rows.AttendsRow]:
@@ -275,6 +239,13 @@ def _arrays(
         if added.shape[1] == layout.tokens and bool(added.isfinite().all()):
             maps = added[:, len(layout.prefix) :].unflatten(1, layout.grid)
             return rows.HeadArrays(pixels, maps.numpy().astype(np.float32)), True
+    seen = _attention(model, batch.images, one)
+    found = np.full((len(shown), 1, 1), np.nan) if seen is None else seen.numpy()
+    return rows.HeadArrays(pixels, found.astype(np.float32)), False
+
+
+def _attention(model: Model, images: Images, one: HeadName) -> Tensor | None:
+    """The head's attention on patches (batch, rows, columns), from CLS, or a mean over the patches; None in windows."""
     seen: list[Tensor] = []
 
     def take(call: AttentionCall) -> None:
@@ -285,6 +256,42 @@ def _arrays(
         row = weights[:, place.cls[0]] if place.cls else weights[:, place.prefix :].mean(1)
         seen.append(row[:, place.prefix :].unflatten(1, place.grid).cpu())
 
-    observe(model, batch.images, take)
-    found = seen[0].numpy().astype(np.float32) if seen else np.full((len(shown), 1, 1), np.nan, np.float32)
-    return rows.HeadArrays(pixels, found), False
+    observe(model, images, take)
+    return seen[0] if seen else None
+
+
+def _placed(run: Run[HeadOptions], one: HeadName, labels: Tensor | None) -> Iterator[rows.PlacedRow]:
+    """How much of the head's attention lies on the object's mask; without masks on the patches with most evidence for
+    the class. Of the first images."""
+    model, split = run.model, run.split.pick(torch.arange(min(PLACED, len(run.split))))
+    if len(split) < 2 or (split.masks is None and not model.has_classifier):
+        return
+    parts, size = [], run.run.batch_size or fitting_batch_size(model)
+    with run.progress("Where the head attends", len(split)) as advance:
+        for batch in split.batches(size, device=model.device):
+            part = _attention(model, batch.images, one)
+            if part is None:
+                return
+            parts.append(part)
+            advance(len(part))
+    seen = torch.cat(parts).double()
+    seen = seen / seen.sum((1, 2), keepdim=True).clamp_min(1e-30)
+    if split.masks is not None:
+        thing, areas = "the object's mask", split.masks.double()
+    else:
+        method = preferred_method(model)
+        thing = f"the quarter of its patches with most evidence for the class, by the map {method}"
+        targets: Targets = "predicted" if labels is None else labels[: len(split)]
+        maps = explain(model, Streamed(split, model.mean.dtype), targets=targets, method=method, batch_size=size).cpu()
+        flat = maps.double().flatten(1)
+        areas = (flat >= flat.quantile(1 - EVIDENCE, dim=1, keepdim=True)).double().view_as(maps)
+    areas = F.adaptive_avg_pool2d(areas[:, None], (seen.shape[1], seen.shape[2]))[:, 0]
+    on = (seen * areas).sum((1, 2))
+    elsewhere = ((seen * areas.sum(0)).sum((1, 2)) - on) / (len(split) - 1)
+    groups = split.groups
+    sums, counts = by_group((on - elsewhere).numpy(), groups)
+    yield rows.PlacedRow(
+        model=model.alias, layer=one.layer, head=one.head, thing=thing, on=student_mean(on, groups=groups),
+        elsewhere=student_mean(elsewhere, groups=groups),
+        difference=student_mean(100 * (on - elsewhere), groups=groups, unit="points"), p=student_test(sums / counts),
+    )  # fmt: skip

@@ -61,6 +61,19 @@ class LooksRow(OfHead):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlacedRow(OfHead):
+    """How much of the head's attention on patches lies on the thing of an image. thing: in words; on, elsewhere: of its
+    attention, on the thing of this image and of other images, the mean; difference: of both, a mean over images; p:
+    that there is none."""
+
+    thing: str = col("thing")
+    on: Estimate = col("attention on it", metric="attention_on_thing/{model}/L{layer}.H{head}")
+    elsewhere: Estimate = col("on that of other images")
+    difference: Estimate = col("difference")
+    p: float = col("p")
+
+
+@dataclass(frozen=True, kw_only=True)
 class WritesRow(OfHead):
     """What the head writes. word: None where no class or attribute is told better than by chance; control: the largest
     AUC of any head when the labels are permuted; state: whether that is shown to matter."""
@@ -155,6 +168,7 @@ class HeadRecord(Record):
     attends: tuple[AttendsRow, ...] = table()
     parts: tuple[PartRow, ...] = table()
     looks: tuple[LooksRow, ...] = table()
+    placed: tuple[PlacedRow, ...] = table()
     writes: tuple[WritesRow, ...] = table()
     classes: tuple[ClassRow, ...] = table()
     pushed: tuple[PushedRow, ...] = table()

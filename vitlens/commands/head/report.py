@@ -152,6 +152,12 @@ REPORT: Final = Report(
             ),),
         ),
         Section(
+            "Does it look at the object?", "placed",
+            says="{{ on|value }} of the attention of {{ row.name }} on patches lies on {{ thing }}, "
+            "{{ elsewhere|value }} on that of other images: a difference of {{ difference|alone }}{% if p > 0.05 %}, "
+            "which may be chance{% endif %}.",
+        ),
+        Section(
             "What breaks without it?", "classes",
             says="Images of {{ name }} lose {{ fall }} of log-odds and {{ lost }} of accuracy.",
             columns=("name", "images", "lost", "fall"),

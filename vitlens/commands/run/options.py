@@ -142,6 +142,14 @@ def predicted_option() -> Any:
     return option("--predicted", "Use the model's predictions as labels, for images without labels.", default=False)
 
 
+def attributes_option() -> Any:
+    """--attributes."""
+    return option(
+        "--attributes", "A CSV of the images: their file names, then columns of yes and no, or of a few values.",
+        metavar="FILE",
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class ModelOnImages(SharedOptions):
     """The first options of a command for one model on images: of a data set, or files."""

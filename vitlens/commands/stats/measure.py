@@ -75,7 +75,7 @@ def _names(run: Run[StatsOptions], known: Statistics) -> HeadNames:
     """The words for every head, on at most IMAGES images, in each process the same; known: the statistics of all."""
     split = run.split.limit(IMAGES, seed=run.run.seed)
     remove = run.options.names or _removal(run.model, len(split)) <= QUICK
-    return heads_named(run, split, remove=remove, known=known)[0]
+    return heads_named(run, split, remove=remove, known=known).names
 
 
 def _removal(model: Model, images: int) -> float:

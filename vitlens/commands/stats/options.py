@@ -1,16 +1,18 @@
 """The options of `vitlens stats`."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from vitlens.commands.run.flags import option
-from vitlens.commands.run.options import ModelOnImages, predicted_option
+from vitlens.commands.run.options import ModelOnImages, attributes_option, predicted_option
 
 
 @dataclass(frozen=True)
 class StatsOptions(ModelOnImages):
     """predicted: of images without labels, for what heads write; names: name every head and test the names (None: what
-    heads write only where removing all takes minutes at most); renormalise: whether distances are of the attention on
-    patches alone; over_training: also measure the weights that the model's run kept during training."""
+    heads write only where removing all takes minutes at most); attributes: of the images, which a head may write;
+    renormalise: whether distances are of the attention on patches alone; over_training: also measure the weights that
+    the model's run kept during training."""
 
     predicted: bool = predicted_option()
     renormalise: bool = option(
@@ -22,6 +24,7 @@ class StatsOptions(ModelOnImages):
         "Name every head and test the names (default: what heads write only where it takes minutes at most).",
         default=None, shown=False,
     )  # fmt: skip
+    attributes: Path | None = attributes_option()
     over_training: bool = option(
         "--over-training", "Also measure the weights that a run with --keep-every kept.", default=False
     )

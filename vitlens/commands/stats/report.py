@@ -72,10 +72,10 @@ def _written(record: StatsRecord, model: str) -> Iterator[Claim]:
         correlate = [name for name in told if name.state == "correlates"]
         yield found(
             "writes", model,
-            "{{ matter|length }} of {{ n }} heads of **{{ model }}** write a class that suffers more than the others "
-            "without them{% if matter %}, most of all {{ lead.name }}: without it the images of {{ lead.writes }} lose "
-            "{{ effect|alone }} more log-odds{% endif %}; {{ correlate|length }} only correlate with a class, "
-            "{{ rest }} tell none.",
+            "{{ matter|length }} of {{ n }} heads of **{{ model }}** matter more to the class or attribute that they "
+            "tell best than to the others{% if matter %}, most of all {{ lead.name }}: without it images of "
+            "{{ lead.writes }} lose {{ effect|alone }} more log-odds than others{% endif %}; {{ correlate|length }} only "
+            "correlate with one, {{ rest }} tell none.",
             matter[0].margin if matter else None,
             given={"matter": matter, "n": len(told), "model": model, "lead": matter[0] if matter else None,
                    "correlate": correlate, "rest": len(told) - len(matter) - len(correlate)},
