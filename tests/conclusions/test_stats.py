@@ -10,6 +10,8 @@ import pytest
 from tests.kit.commands import ran, report
 from tests.kit.first_page import clear_effects
 from tests.kit.planted_patterns import STRONG, Bench, planted, scenes
+from tests.kit.planted_writers import model as writers
+from tests.kit.planted_writers import pictures
 from vitlens import Model
 from vitlens.report.claims import Claim
 from vitlens.report.document import Document
@@ -32,6 +34,8 @@ def made(kind: str) -> Model:
     return planted(forms, GRID, dead=(3,) if kind == "dead" else ())
 
 
+GAINS = [(0, 40.0), (1, 40.0), (2, 40.0), (0, 0.2), (1, 0.0), (3, 40.0)]
+writing = partial(writers, GAINS)
 corner, uniform, dead, plain = (partial(made, kind) for kind in ("corner", "uniform", "dead", "plain"))
 
 
@@ -81,3 +85,19 @@ def test_one_image_judges_nothing(tmp_path):
     assert (record.metric("distance/corner/L0.H0").low, record.metric("distance/corner/L0.H0").n) == (None, 1)
     assert {each.state for each in report.claims} <= {"", "inconclusive"}
     assert not clear_effects(report)
+
+
+def test_heads_that_write_a_class_are_counted_and_the_one_that_matters_most_is_named(tmp_path):
+    pixels, labels = pictures(60, 0)
+    np.savez(tmp_path / "data.npz", images=(pixels.permute(0, 2, 3, 1) * 255).round().byte().numpy(), labels=labels)
+    (tmp_path / "classes.txt").write_text("\n".join("01234"))
+    model = f"writing={__file__}:writing"
+    line = f"stats {model} --model-file {model} --data {tmp_path / 'data.npz'} --classes {tmp_path / 'classes.txt'}"
+    record = ran(tmp_path / "out", line)
+    written = claim(report(record), "writes")
+    assert [row.state for row in record.names] == ["shown to matter"] * 3 + ["correlates", "nothing", "nothing"]
+    lead = max(record.names[:3], key=lambda row: row.margin.value)
+    assert (written.effect, written.evidence) == (lead.margin, "intervened")
+    assert written.says.startswith("3 of 6 heads")
+    assert lead.name in written.says
+    assert f"images of {lead.writes} lose" in written.says

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from PIL import Image
+from scipy.stats import ttest_rel
 
 import vitlens
 from tests.kit.commands import ran, refusal, report
@@ -76,6 +77,27 @@ def test_exemplars_show_what_the_head_adds_through_each_patch_and_classes_what_i
         assert torch.allclose(torch.from_numpy(shown).flatten(), own[1:], atol=1e-5)
         assert row.patch == divmod(int(own[1:].abs().argmax()), shown.shape[1])
         assert row.patch_adds == pytest.approx(float(own[1 + row.patch[0] * shown.shape[1] + row.patch[1]]), abs=1e-5)
+
+
+def test_attention_on_the_object_stands_beside_that_on_the_objects_of_other_images(
+    golden, tiny_vit, pictures, tmp_path
+):
+    record, split, model = golden("head").record, digits("test").limit(60), load(str(tiny_vit))
+    images = split.source.read(torch.arange(60)).float() / 255
+    seen = vitlens.attention(model, images)[1][:, 0, 0, 1:].double()
+    seen = seen / seen.sum(1, keepdim=True)
+    areas = torch.nn.functional.avg_pool2d(split.masks.double()[:, None], 8).flatten(1)
+    pairs = seen @ areas.T  # on the object of each image
+    elsewhere = (pairs.sum(1) - pairs.diagonal()) / 59
+    (row,) = record.placed
+    assert row.thing == "the object's mask"
+    assert (row.on.value, row.elsewhere.value) == pytest.approx(
+        (float(pairs.diagonal().mean()), float(elsewhere.mean())), abs=1e-6
+    )
+    test = ttest_rel(pairs.diagonal(), elsewhere)
+    assert row.p == pytest.approx(test.pvalue, abs=1e-6)
+    (without,) = ran(tmp_path / "out", f"head {tiny_vit} L1.H0 --images {pictures}").placed
+    assert "most evidence for the class, by the map best" in without.thing
 
 
 def test_columns_of_a_csv_are_attributes_that_a_head_may_write(tiny_vit, tmp_path):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
+import vitlens
 from tests.kit.commands import figures, ran, refusal, report
 from tests.kit.first_page import check_first_page
 from tests.kit.making import digits, save
@@ -45,6 +46,28 @@ def test_numbers_are_those_of_the_function(tiny_vit, golden):
         assert row.share == pytest.approx(shares[layer].mean().item())
     assert (record.layers[0].grid, record.layers[0].unplaced) == ((4, 4), None)
     assert record.layers[0].statistics["token_norm"].value == pytest.approx(table.token_norm[0, 0].item())
+
+
+def test_the_words_of_heads_are_those_of_the_function(tiny_vit, golden):
+    record, split = golden("stats").record, digits("test").limit(12)
+    found = vitlens.name_heads(load(str(tiny_vit)), split, masks=split.masks, batch_size=5)
+    assert [row.words for row in record.names] == [head.words for head in found.heads]
+    assert [row.share for row in record.names] == [head.attends.share for head in found.heads]
+    assert [row.looks_hold for row in record.names] == [head.looks.holds for head in found.heads]
+    assert [row.note for row in record.notes] == ["what heads write: expected at least 50 images with labels, found 12"]
+    assert all(row.state is None for row in record.names)
+
+
+def test_heads_have_words_where_images_have_no_labels_or_other_classes_and_none_where_nobody_asks(
+    tiny_vit, pictures, tmp_path
+):
+    record = ran(tmp_path / "plain", f"stats {tiny_vit} --images {pictures}")
+    assert len(record.names) == 4
+    assert "labelled images" in record.notes[-1].note
+    assert ran(tmp_path / "none", f"stats {tiny_vit} --images {pictures} --no-names").names == ()
+    np.savez(tmp_path / "other.npz", images=np.zeros((9, 32, 32, 3), np.uint8), labels=np.zeros(9, np.int64))
+    record = ran(tmp_path / "other", f"stats {tiny_vit} --data {tmp_path / 'other.npz'} --limit 9")
+    assert len(record.names) == 4
 
 
 def test_the_interval_of_a_models_mean_is_that_of_its_images(tiny_vit, golden):

@@ -1,5 +1,7 @@
 """The whole study: presets trained first, each chapter a complete folder, and one page that is written from all."""
 
+from collections import Counter
+
 import pytest
 from PIL import Image
 
@@ -43,6 +45,10 @@ def test_how_the_vit_works_and_the_explorer_follow_from_its_chapters(inspected):
         assert sum(row.attends.values()) + row.unclear == row.heads
         (block,) = [unit for unit in ablate.units if unit.unit == row.block]
         assert row.loss == block.loss
+        layers = range(int(row.layers.partition("–")[0]), int(row.layers.rpartition("–")[2]) + 1)
+        own = [name for name in stats.names if name.layer in layers]
+        assert (row.by or {}) == Counter(name.attends for name in own if name.holds)
+        assert (row.writes or {}) == Counter(name.writes for name in own if name.state == "shown to matter")
     assert inspected.stages[-1].lens == ablate.lens[-1].accuracy
     document = REPORT(inspected)
     assert [section.title for section in document.sections if "work" in section.title]
@@ -50,6 +56,8 @@ def test_how_the_vit_works_and_the_explorer_follow_from_its_chapters(inspected):
     for row in ablate.heads:
         assert explorer.importance[row.layer, row.head] == pytest.approx(row.loss.value)
         assert explorer.labels[row.layer][row.head] == (row.label or "")
+    for row in stats.names:
+        assert explorer.words[row.layer][row.head] == row.words
 
 
 @pytest.mark.slow

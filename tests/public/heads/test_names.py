@@ -36,6 +36,10 @@ def test_by_what_planted_heads_attend_and_what_they_look_at_is_named_and_stands_
     found = vitlens.name_heads(planted(forms(Bench(GRID, seed)), GRID, seed=seed), drawn.images, masks=drawn.masks)
     assert {name: head.attends.word for name, head in zip(ATTENDS, found.heads)} == ATTENDS
     assert [head.holds for head in found.heads] == [True] * 6 + [None]
+    told = dict(zip(ATTENDS, (head.words for head in found.heads)))
+    assert told["next"] == "attends by position to position (tested); looks at: next (tested)"
+    assert told["object"].startswith("attends to the same keys whichever patch asks (tested)")
+    assert told["uniform"] == "attends evenly"
     by = {name: head.attends.shares for name, head in zip(ATTENDS, found.heads)}
     assert by["position"]["same keys by position"] > 0.9
     assert by["object"]["same keys by content"] > 0.5
@@ -93,6 +97,9 @@ def test_what_planted_heads_write_is_named_and_only_what_matters_is_said_to(seed
         ("red", "shown to matter"), ("green", "shown to matter"), ("blue", "shown to matter"), ("red", "correlates"),
         (None, "nothing"), (None, "nothing"),
     ]  # fmt: skip
+    told = [head.words.split("; ")[-1] for head in found]
+    assert told == ["writes red (tested)", "writes green (tested)", "writes blue (tested)", "correlates with red",
+                    "tells no class", "tells no class"]  # fmt: skip
     for head, name in zip(found[:3], ("red", "green", "blue")):
         assert head.writes.margin.value > 0.1
         assert head.writes.p < 0.05

@@ -16,6 +16,7 @@ from tests.kit.forms import picture_of, write
 from tests.kit.nasty import problems
 from tests.kit.pages import page_problems
 from tests.kit.saving import saved_figures
+from tests.kit.tiny import ours
 from tests.kit.whole_folder import whole_folder
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.run.publish import read_folder
@@ -151,11 +152,23 @@ def test_what_is_off_changes_the_logit_as_a_whole_forward_does(picture, monkeypa
 def test_the_board_has_a_button_a_head_and_a_patch(picture):
     html = intervene.board_html(VIT, picture, SWITCHES, {(0, 1): "writes <a>"})
     assert (html.count("data-head="), html.count("data-patch=")) == (6 * 4, 8 * 8)
+    assert 'title="L0.H1: writes &lt;a&gt;"' in html
     without = intervene.board_html(VIT, picture, intervene.Switches(((0, 0),), None, "windows"), {})
     assert "data-patch" not in without
     assert "windows." in without
     with pytest.raises(UnsupportedError):
         intervene.switches_of(CNN)
+
+
+def test_heads_are_named_by_digits_where_the_model_knows_them_else_by_the_examples(tiny_vit):
+    words = intervene.words_of(vitlens.load(str(tiny_vit)), ())
+    assert words.keys() == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert all("class" in each or "correlates" in each or "writes" in each for each in words.values())
+    other = ours()
+    words = intervene.words_of(other, [picture_of((other,), seed=seed) for seed in range(8)])
+    assert words
+    assert all("attends" in each and "class" not in each for each in words.values())
+    assert intervene.words_of(CNN, ()) == {}
 
 
 @pytest.mark.parametrize("off", [OFF, intervene.Off()], ids=["some", "nothing"])

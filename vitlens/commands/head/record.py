@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from vitlens.arrays import Pixels, Stack
 from vitlens.commands.shared.names import NoteRow
 from vitlens.record import OfModel, Record, arrays, col, head_name, table
-from vitlens.uncertainty import Estimate
+from vitlens.uncertainty import LEVEL, Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +71,11 @@ class PlacedRow(OfHead):
     elsewhere: Estimate = col("on that of other images")
     difference: Estimate = col("difference")
     p: float = col("p")
+
+    @property
+    def clear(self) -> bool:
+        """Whether the images show a difference."""
+        return self.p <= LEVEL
 
 
 @dataclass(frozen=True, kw_only=True)

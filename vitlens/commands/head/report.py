@@ -154,8 +154,8 @@ REPORT: Final = Report(
         Section(
             "Does it look at the object?", "placed",
             says="{{ on|value }} of the attention of {{ row.name }} on patches lies on {{ thing }}, "
-            "{{ elsewhere|value }} on that of other images: a difference of {{ difference|alone }}{% if p > 0.05 %}, "
-            "which may be chance{% endif %}.",
+            "{{ elsewhere|value }} on that of other images: a difference of {{ difference|alone }}{% if not row.clear "
+            "%}, which may be chance{% endif %}.",
         ),
         Section(
             "What breaks without it?", "classes",

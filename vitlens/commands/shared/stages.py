@@ -113,7 +113,7 @@ HOW: Final = Section(
     says="**Layer{% if row.several %}s{% endif %} {{ layers }}**: {% if attends %}of {{ heads }} heads "
     "{{ attends|counts }}{% if unclear %}, {{ unclear }} without a single pattern{% endif %}{% else %}none of {{ "
     "heads }} heads follows a single pattern"
-    "{% endif %}{% if row.by %}; tested on shuffled patches, {{ by|counts }}{% endif %}{% if row.writes %}; tested "
+    "{% endif %}{% if row.by %}; tested on shuffled patches, {{ row.by|counts }}{% endif %}{% if row.writes %}; tested "
     "without them, {{ row.writes.values()|sum }} write {{ row.writes|join(', ') }}{% endif %}{% if row.range is not "
     "none %}; attention reaches {{ row.range|percent }} as far as uniform attention"
     "{% endif %}{% if row.matters %}; without {{ row.block or row.head }} the loss rises by {{ row.loss|alone }}"

@@ -9,6 +9,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from vitlens.analysis.heads.registry import FAULTY, LABELS, STATISTICS, THRESHOLD, UNLABELLED, View, shown_in
+from vitlens.analysis.naming.words import CORRELATES, MATTERS
 from vitlens.charts import Picture, board, images, lines
 from vitlens.commands.shared.names import NameRow, noted
 from vitlens.commands.stats.record import HeadEpochRow, HeadRow, HeadsRow, LayerRow, StatsRecord
@@ -66,16 +67,16 @@ def _written(record: StatsRecord, model: str) -> Iterator[Claim]:
     told = [name for name in record.names if name.model == model and name.state is not None]
     if told:
         matter = sorted(
-            (name for name in told if name.state == "shown to matter"),
+            (name for name in told if name.state == MATTERS),
             key=lambda name: -(name.margin or Estimate(0.0)).value,
         )
-        correlate = [name for name in told if name.state == "correlates"]
+        correlate = [name for name in told if name.state == CORRELATES]
         yield found(
             "writes", model,
             "{{ matter|length }} of {{ n }} heads of **{{ model }}** matter more to the class or attribute that they "
             "tell best than to the others{% if matter %}, most of all {{ lead.name }}: without it images of "
-            "{{ lead.writes }} lose {{ effect|alone }} more log-odds than others{% endif %}; {{ correlate|length }} only "
-            "correlate with one, {{ rest }} tell none.",
+            "{{ lead.writes }} lose {{ effect|alone }} more log-odds than others{% endif %}; {{ correlate|length }} "
+            "only correlate with one, {{ rest }} tell none.",
             matter[0].margin if matter else None,
             given={"matter": matter, "n": len(told), "model": model, "lead": matter[0] if matter else None,
                    "correlate": correlate, "rest": len(told) - len(matter) - len(correlate)},
@@ -167,9 +168,9 @@ def _words(record: StatsRecord) -> str:
     looks = [name for name in record.names if name.looks_hold is not None]
     return say(
         "{{ tested|length }} of {{ names|length }} heads have a word that stands its test{% if told %}, "
-        "{{ correlate|length }} only correlate with a class{% endif %}, {{ rest }} have none. On shuffled patches "
-        "{{ held }} of {{ by|length }} heads attend by what their word says, and {{ seen }} of {{ looks|length }} "
-        "patterns are still there. One head's page: `vitlens head`.",
+        "{{ correlate|length }} only correlate with a class or attribute{% endif %}, {{ rest }} have none. On shuffled "
+        "patches {{ held }} of {{ by|length }} heads attend by what their word says, and {{ seen }} of "
+        "{{ looks|length }} patterns are still there. One head's page: `vitlens head`.",
         names=record.names, tested=(tested := [name for name in record.names if name.tested]),
         correlate=(correlate := [name for name in record.names if name.correlates]),
         told=any(name.state for name in record.names), rest=len(record.names) - len(tested) - len(correlate),
@@ -179,7 +180,8 @@ def _words(record: StatsRecord) -> str:
 
 
 def _tested(name: NameRow) -> tuple[object, ...]:
-    return (name.state != "shown to matter", -(name.margin.value if name.margin else 0.0), name.layer, name.head)
+    margin = name.margin.value if name.margin else 0.0
+    return (name.state != MATTERS, not name.tested, -margin, name.layer, name.head)
 
 
 def _rank(head: HeadRow) -> tuple[object, ...]:
