@@ -48,7 +48,8 @@ def test_how_the_vit_works_and_the_explorer_follow_from_its_chapters(inspected):
         layers = range(int(row.layers.partition("–")[0]), int(row.layers.rpartition("–")[2]) + 1)
         own = [name for name in stats.names if name.layer in layers]
         assert (row.by or {}) == Counter(name.attends for name in own if name.holds)
-        assert (row.writes or {}) == Counter(name.writes for name in own if name.state == "shown to matter")
+        mattering = [name for name in own if name.state == "shown to matter"]
+        assert row.writes == tuple(f"{name.writes} ({name.name})" for name in mattering)
     assert inspected.stages[-1].lens == ablate.lens[-1].accuracy
     document = REPORT(inspected)
     assert [section.title for section in document.sections if "work" in section.title]

@@ -20,10 +20,10 @@ STAGES: Final = 3  # early, middle, late
 @dataclass(frozen=True)
 class StageRow(OfModel):
     """Some layers in a row. attends: heads by the one pattern that they follow; unclear: heads that follow none or
-    several; by, writes: heads by what they attend by, and by the class that they write, where that stands its test;
-    range: their attention distance, of that of uniform attention; object: attention on the object, the mean of the
-    layers; block, loss: the one whose removal costs most; head: the same where no blocks were ablated; lens:
-    accuracy of the classifier on the residual stream after them."""
+    several; by: heads by what they attend by, writes: the classes that heads write, where that stands its test; range:
+    their attention distance, of that of uniform attention; object: attention on the object, the mean of the layers;
+    block, loss: the one whose removal costs most; head: the same where no blocks were ablated; lens: accuracy of the
+    classifier on the residual stream after them."""
 
     layers: str = col("layers")
     heads: int = col("heads")
@@ -40,7 +40,7 @@ class StageRow(OfModel):
     loss: Estimate | None = col("rise of the loss without its most important part", default=None)
     lens: Estimate | None = col("label read after them", default=None)
     by: Mapping[str, int] | None = col("attend by (tested)", default=None)
-    writes: Mapping[str, int] | None = col("write (tested)", default=None)
+    writes: tuple[str, ...] = col("write (tested)", default=())
 
     @property
     def several(self) -> bool:
@@ -86,7 +86,7 @@ def stages(
             None if worst is None else worst.loss,
             next((row.accuracy for row in lens if row.depth == part[-1] + 1), None),
             by=_counted(row.attends for row in names if row.layer in part and row.holds),
-            writes=_counted(row.writes for row in names if row.layer in part and row.state == MATTERS),
+            writes=tuple(f"{row.writes} ({row.name})" for row in names if row.layer in part and row.state == MATTERS),
         )
 
 
@@ -113,12 +113,12 @@ HOW: Final = Section(
     says="**Layer{% if row.several %}s{% endif %} {{ layers }}**: {% if attends %}of {{ heads }} heads "
     "{{ attends|counts }}{% if unclear %}, {{ unclear }} without a single pattern{% endif %}{% else %}none of {{ "
     "heads }} heads follows a single pattern"
-    "{% endif %}{% if row.by %}; tested on shuffled patches, {{ row.by|counts }}{% endif %}{% if row.writes %}; tested "
-    "without them, {{ row.writes.values()|sum }} write {{ row.writes|join(', ') }}{% endif %}{% if row.range is not "
+    "{% endif %}{% if row.by %}; they attend by (tested on shuffled patches): {{ row.by|counts }}{% endif %}"
+    "{% if row.writes %}; they write (tested by ablation): {{ row.writes|join(', ') }}{% endif %}{% if row.range is not "
     "none %}; attention reaches {{ row.range|percent }} as far as uniform attention"
     "{% endif %}{% if row.matters %}; without {{ row.block or row.head }} the loss rises by {{ row.loss|alone }}"
     "{% elif row.loss %}; removed alone, no {{ row.block and 'block' or 'head' }} of them raises the loss "
     "significantly{% endif %}{% if row.lens %}; after them the classifier reads {{ "
     "row.lens|value }} of the labels{% endif %}.",
-    columns=("layers", "attends", "by", "writes", "object", "loss", "lens"),
+    columns=("layers", "attends", "by", "writes", "loss", "lens"),
 )
