@@ -13,7 +13,6 @@ import vitlens
 from tests.kit.commands import ran, report, said_first, small_explorer
 from tests.kit.making import untrained
 from vitlens import load
-from vitlens.analysis.naming.names import HeadName, HeadNames
 from vitlens.commands.run.publish import read_folder
 
 EXACT = 1.01 / 255  # of a row's largest weight: the error of a byte that holds a square root
@@ -94,6 +93,8 @@ def test_the_public_explorer_is_the_same(tiny_vit, pictures, tmp_path):
     named = vitlens.explorer(model, batch, names=names)
     assert [words for layer in named.explorer.words for words in layer] == [head.words for head in names.heads]
     assert names.heads[0].words in named.save(tmp_path / "named.html").read_text()
+    with pytest.raises(vitlens.errors.InputError, match="names of 2 layers and 2 heads, found 1 and 2"):
+        vitlens.explorer(model, batch, names=replace(names, heads=names.heads[:2]))
     np.testing.assert_allclose(shown.importance, effect.delta_loss)
     assert (len(shown.labels), len(shown.labels[0])) == (2, 2)
     np.testing.assert_allclose(shown.images[0].maps["map"], relevance[0])
@@ -107,10 +108,6 @@ def test_the_public_explorer_is_the_same(tiny_vit, pictures, tmp_path):
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "maps of other images": ({"maps": torch.zeros(2, 4, 4)}, "expected maps \\(3, rows, columns\\)"),
     "no maps": ({"maps": {"a": 3}}, "found a of int"),
-    "names of another model": (
-        {"names": HeadNames(tuple(HeadName(0, head, None, None, None, None) for head in range(2)), 8, 0)},
-        "names of 2 layers and 2 heads, found 1 and 2",
-    ),
     "no image whole": ({"whole": 0}, "whole of at least 1"),
 }
 

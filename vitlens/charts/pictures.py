@@ -157,7 +157,7 @@ def _places(rows: Sequence[Picture]) -> tuple[dict[int, tuple[int, int]], int, i
 def _scale(rows: Sequence[Picture], kind: str) -> tuple[overlay.Scale, str, str] | None:
     """What the colours of all maps mean: their scale, the map of colours, and the label of their bar."""
     if any(each.signed is not None for each in rows):
-        return overlay.Scale(-1.0, 1.0, clipped=True), style.SIGNED, "of the map's maximum"
+        return overlay.Scale(-1.0, 1.0, clipped=True), style.SIGNED, "share of its maximum"
     maps = [np.ravel(each.map) for each in rows if each.map is not None]  # their grids may differ
     if not maps or kind == "own":
         return None
