@@ -46,7 +46,7 @@ def drawn_split(name: str, part: Part, drawings: Drawings, canvas: int, labels: 
     if part == "train":
         return split
     drawn = drawings.draw(torch.arange(len(drawings)))
-    return replace(split, source=InMemory(drawn.pixels), masks=drawn.masks)
+    return replace(split, source=InMemory(drawn.pixels), masks=drawn.masks, places=split.drawn_places)
 
 
 def require_canvas(canvas: int) -> None:

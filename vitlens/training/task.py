@@ -105,6 +105,10 @@ class Task:
         torch.manual_seed(derive_seed(self.seed, step, self.processes.index))
         return mix(images, labels, self.recipe, classes=len(self.model.classes))
 
+    def targets(self, keys: Tensor) -> Tensor:
+        """What is learned of these images: their labels on the device, or their keys."""
+        return self.labels(keys) if self.objective.labelled else keys
+
     def labels(self, keys: Tensor) -> Tensor:
         """The labels of these images, on the device."""
         assert self.train.labels is not None
