@@ -1,7 +1,7 @@
 """Captions of images: generated from the facts of the embedded scenes, or read from a folder's captions.csv.
 
-A generated caption names the class and, half of the time, where and how large the object is: "an image of a small star at
-the top left". It depends on the image's number and the epoch alone. Some wordings are held out: no caption has them.
+A generated caption names the class and, half of the time, where and how large the object is: "an image of a small star
+at the top left". It depends on the image's number and the epoch alone. Some wordings are held out: no caption has them.
 """
 
 import csv

@@ -131,8 +131,8 @@ class Split(Summary):
     (height, width); labels: (n,) class indices or None; masks: (n, height, width) True on the object, or None; groups:
     (n,) group of each image (source digit), for clustered intervals, or None; files: one name per image, or None;
     skipped: files left out; notes: sentences for the report about how it was loaded; scenes: draws the same images
-    again without their distractors, where they were drawn, or None; places: (n, 3) of drawn objects (see Drawings) whose
-    pixels are held in memory, or None.
+    again without their distractors, where they were drawn, or None; places: (n, 3) of drawn objects (see Drawings)
+    whose pixels are held in memory, or None.
     """
 
     name: str

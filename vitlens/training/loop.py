@@ -297,8 +297,9 @@ class Training:
                     saved.save(task.whole, task.directory / name)
         last_epoch, best = self.history[-1], best_of(self.history)
         return TrainingResult(
-            self.history, last_epoch.test_accuracy, best and best.test_accuracy, best and best.epoch, last_epoch.seconds,
-            weights=task.directory / saved.WEIGHTS_FILE, best_weights=best and task.directory / BEST_FILE, notes=notes,
+            self.history, last_epoch.test_accuracy, best.test_accuracy if best else None, best.epoch if best else None,
+            last_epoch.seconds, weights=task.directory / saved.WEIGHTS_FILE,
+            best_weights=task.directory / BEST_FILE if best else None, notes=notes,
         )  # fmt: skip
 
     def _begin(self) -> None:

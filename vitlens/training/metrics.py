@@ -22,7 +22,8 @@ class Progress:
     """The progress of a training: epoch from 0, steps done and in all, running means of this epoch.
 
     loss: nats; accuracy: fraction of this epoch's training images so far, None where no classes are predicted;
-    test_accuracy: fraction, at the last test (None before the first); images_per_second: of training without tests, since start or resume
+    test_accuracy: fraction, at the last test (None before the first); images_per_second: of training without tests,
+    since start or resume
     """
 
     epoch: int
@@ -77,7 +78,8 @@ class TrainingResult:
 
     history: one entry per epoch; accuracy: test accuracy (fraction) of the last weights, in model.safetensors;
     best_accuracy, best_epoch: the highest of all tests, whose weights are in best.safetensors (selected on the test
-    images, so optimistic), all None where no classes are predicted; seconds: of all its runs together; notes: how it was computed, in words.
+    images, so optimistic), all None where no classes are predicted; seconds: of all its runs together; notes: how
+    it was computed, in words.
     """
 
     history: tuple[EpochMetrics, ...]

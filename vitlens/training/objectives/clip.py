@@ -1,8 +1,8 @@
 """Images and captions (CLIP, Radford 2021) in miniature: two towers whose embeddings of an image and its caption agree.
 
-The image tower is the ViT: an image's embedding is what its classifier would read. The text tower is a small transformer
-over the words of the captions. Within a batch each image is told from all captions, and each caption from all images;
-with several processes, or gradient accumulation, from those of the same share alone.
+The image tower is the ViT: an image's embedding is what its classifier would read. The text tower is a small
+transformer over the words of the captions. Within a batch each image is told from all captions, and each caption from
+all images; with several processes, or gradient accumulation, from those of the same share alone.
 """
 
 import json
@@ -107,11 +107,12 @@ class ImagesAndCaptions(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.model, self.captions, self.classes = model, captions, classes
+        vit: Any = model.module
         found = [words_of(text) for text in vocabulary]
         known = tuple(sorted({word for each in found for word in each}))
         given = TextConfig(
             known, max(map(len, found), default=1), settings["text_dim"], settings["text_depth"],
-            settings["text_heads"], model.module.config.dim,
+            settings["text_heads"], vit.config.dim,
         )  # fmt: skip
         self.text = TextTower(given)
         self.logit_scale = nn.Parameter(torch.tensor(-math.log(TEMPERATURE)))
@@ -122,9 +123,10 @@ class ImagesAndCaptions(nn.Module):
 
     def forward(self, images: Images, tokens: Tensor) -> Pair:
         """The embeddings."""
-        embedded = self.model(images), self.text(tokens)
+        both = self.model(images), self.text(tokens)
         scale = self.logit_scale.clamp(max=math.log(_SHARPEST)).exp()
-        return Pair(*(F.normalize(each.float(), dim=-1) for each in embedded), scale)
+        images, texts = (F.normalize(each.float(), dim=-1) for each in both)
+        return Pair(images, texts, scale)
 
     def losses(self, outputs: Any) -> Float[Tensor, " batch"]:
         """Each image's share of the loss, in nats."""
@@ -138,7 +140,7 @@ class ImagesAndCaptions(nn.Module):
         if not self.classes:
             return self.model
         made = for_classes(self.model, self.classes)
-        vit = made.module
+        vit: Any = made.module
         # what the head reads was normalised to variance 1, scaled and shifted: its mean squared length is known
         last = vit.norm if vit.cls_token is not None else vit.fc_norm
         length = (last.weight.square().sum() + last.bias.square().sum()).sqrt()
@@ -159,8 +161,8 @@ class ImagesAndCaptions(nn.Module):
 
 
 def info_nce(images: Unit, texts: Unit, scale: Tensor | float) -> Float[Tensor, " batch"]:
-    """Each pair's InfoNCE, in nats: the mean of the cross-entropies of finding its text among all texts by the image, and
-    its image among all images by the text (van den Oord 2018; Radford 2021, figure 3)."""
+    """Each pair's InfoNCE, in nats: the mean of the cross-entropies of finding its text among all texts by the image,
+    and its image among all images by the text (van den Oord 2018; Radford 2021, figure 3)."""
     logits, own = scale * images @ texts.T, torch.arange(len(images), device=images.device)
     return (F.cross_entropy(logits, own, reduction="none") + F.cross_entropy(logits.T, own, reduction="none")) / 2
 

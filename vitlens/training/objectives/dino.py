@@ -1,7 +1,7 @@
 """Self-distillation (DINO, Caron 2021): a student learns what its own moving average says of other crops of the image.
 
-Centring and sharpening of the teacher's outputs keep them from becoming the same for every image. Where and how an image
-is cropped depends only on (seed, epoch, key of the image); the centre is the mean over all processes.
+Centring and sharpening of the teacher's outputs keep them from becoming the same for every image. Where and how an
+image is cropped depends only on (seed, epoch, key of the image); the centre is the mean over all processes.
 """
 
 import math
@@ -43,9 +43,9 @@ class Said(NamedTuple):
 class SelfDistillation(nn.Module):
     """A student with its projection head, its teacher, and the centre of the teacher's outputs.
 
-    settings: local_crops and their local_size in px; outputs; momentum of the teacher at the beginning, which rises to 1;
-    centring; the temperatures; jitter of brightness, contrast and colour, as a share. Raises InputError for crops that
-    patches do not divide.
+    settings: local_crops and their local_size in px; outputs; momentum of the teacher at the beginning, which rises to
+    1; centring; the temperatures; jitter of brightness, contrast and colour, as a share. Raises InputError for crops
+    that patches do not divide.
     """
 
     def __init__(self, model: Model, settings: Mapping[str, Any]) -> None:
@@ -76,8 +76,8 @@ class SelfDistillation(nn.Module):
         """The global crops (2, batch, 3, height, width) and the local ones, in [0, 1]."""
         local, size = self.settings["local_crops"], self.settings["local_size"]
         drawn = uniforms(keys, (GLOBAL + local) * _NUMBERS, STREAM, seed=seed, epoch=epoch)
-        drawn = drawn.to(images.device).view(len(images), -1, _NUMBERS).unbind(1)
-        cut = ((drawn[:GLOBAL], self.student.model.input_size), (drawn[GLOBAL:], (size, size)))
+        crops = drawn.to(images.device).view(len(images), -1, _NUMBERS).unbind(1)
+        cut = ((crops[:GLOBAL], self.student.model.input_size), (crops[GLOBAL:], (size, size)))
         return tuple(
             torch.stack([cropped(images, each, size=side, area=area, jitter=self.settings["jitter"]) for each in draws])
             for (draws, side), area in zip(cut, _AREAS)
@@ -107,7 +107,7 @@ class SelfDistillation(nn.Module):
     def probabilities(self, teacher: Outputs) -> Outputs:
         """The teacher's probabilities: centred where the settings say so, and sharpened by its temperature."""
         centred = teacher - self.centre if self.settings["centring"] else teacher
-        return (centred / self.settings["teacher_temperature"]).softmax(-1)
+        return torch.softmax(centred / self.settings["teacher_temperature"], -1)
 
     @torch.no_grad()
     def updated(self, progress: float, processes: Processes) -> None:
@@ -139,11 +139,12 @@ class SelfDistillation(nn.Module):
 
 
 class Projected(nn.Module):
-    """A ViT and its projection head: three layers to a bottleneck of length 1, and cosines with each output's vector."""
+    """A ViT and its projection head: three layers to a vector of length 1, and its cosines with each output's."""
 
     def __init__(self, model: Model, outputs: int) -> None:
         super().__init__()
-        self.model, dim = model, model.module.config.dim
+        vit: Any = model.module
+        self.model, dim = model, vit.config.dim
         self.head = nn.Sequential(
             nn.Linear(dim, _HIDDEN), nn.GELU(), nn.Linear(_HIDDEN, _HIDDEN), nn.GELU(), nn.Linear(_HIDDEN, _BOTTLENECK)
         )
@@ -153,7 +154,7 @@ class Projected(nn.Module):
 
     def forward(self, crops: Images) -> Float[Tensor, "batch outputs"]:
         """Logits of crops in [0, 1] of any size that patches divide; positions are interpolated."""
-        vit = self.model.module
+        vit: Any = self.model.module
         features = vit.pool(vit.forward_features((crops - self.model.mean) / self.model.std))
         return F.linear(F.normalize(self.head(features), dim=-1), F.normalize(self.last.weight, dim=-1))
 
@@ -168,7 +169,8 @@ def agreement(student: Outputs, teacher: Outputs, *, temperature: float) -> Floa
 
 def entropies(probabilities: Float[Tensor, "*batch outputs"]) -> Float[Tensor, "*batch"]:
     """The entropy in nats."""
-    return torch.special.entr(probabilities).sum(-1)
+    entropy: Tensor = torch.special.entr(probabilities).sum(-1)
+    return entropy
 
 
 def cropped(

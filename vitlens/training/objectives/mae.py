@@ -1,7 +1,7 @@
 """The masked autoencoder (He 2022): pixels of masked patches, reconstructed from the patches that are left.
 
-The encoder, our ViT, sees the visible patches alone; a small decoder of the same blocks sees its outputs at their places
-and one learned token at every masked place. Which patches are masked depends only on (seed, epoch, key of the image).
+The encoder, our ViT, sees the visible patches alone; a small decoder of the same blocks sees its outputs at their
+places and one learned token at every masked place. The mask depends only on (seed, epoch, key of the image).
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,8 +37,8 @@ class Reconstruction(NamedTuple):
 class MaskedAutoencoder(nn.Module):
     """An encoder and its decoder.
 
-    settings: mask_ratio, share of the patches that are masked; decoder_dim, decoder_depth; normalise, whether the pixels
-    of a patch are normalised by their mean and standard deviation. Raises InputError for what masks none or all.
+    settings: mask_ratio, share of the patches that are masked; decoder_dim, decoder_depth; normalise, whether the
+    pixels of a patch are normalised by their mean and standard deviation. Raises InputError for what masks none or all.
     """
 
     def __init__(self, model: Model, settings: Mapping[str, Any]) -> None:
@@ -51,14 +51,15 @@ class MaskedAutoencoder(nn.Module):
                 f"expected a mask_ratio that masks 1 to {count - 1} of {count} patches, found "
                 f"{settings['mask_ratio']}; try --set mask_ratio=0.75"
             )
-        dim, own = settings["decoder_dim"], model.module.config.dim
+        vit: Any = model.module
+        dim = settings["decoder_dim"]
         if dim < 4 or dim % 4 or settings["decoder_depth"] < 1:
             raise InputError(
                 f"expected decoder_dim divisible by 4 and decoder_depth of at least 1, found {dim} and "
                 f"{settings['decoder_depth']}; try --set decoder_dim=96"
             )
         config = ViTConfig(dim=dim, heads=dim // _HEAD if dim % _HEAD == 0 else 1)
-        self.embed = nn.Linear(own, dim)
+        self.embed = nn.Linear(vit.config.dim, dim)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, dim))
         nn.init.normal_(self.mask_token, std=0.02)
         places = fixed_positions("sine-2d", grid=layout.grid, prefix=0, dim=dim)
@@ -77,7 +78,8 @@ class MaskedAutoencoder(nn.Module):
 
     def forward(self, images: Images, order: Tensor) -> Reconstruction:
         """The reconstruction from the first patches in each image's order."""
-        prepared, vit = self.model.prepare(images), self.model.module
+        vit: Any = self.model.module
+        prepared = self.model.prepare(images)
         shown = order[:, : self.visible]
         tokens = vit.tokens(prepared)  # (batch, prefix + patches, dim), with positions
         prefix, patches = tokens[:, : self.prefix], tokens[:, self.prefix :]

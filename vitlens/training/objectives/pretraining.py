@@ -76,8 +76,8 @@ class Pretraining:
         self.built: Any = None
 
     def require(self, model: Model, recipe: Recipe, batch: int) -> None:
-        """Raise InputError for a model, images or a recipe that it cannot be trained with; batch: least number of images
-        that are compared with each other."""
+        """Raise InputError for a model, images or a recipe that it cannot be trained with; batch: least number of
+        images that are compared with each other."""
         flag = f"--objective {self.entry.name}"
         if not isinstance(model.module, VisionTransformer) or model.has_classifier or model.module.head_dist:
             raise UnsupportedError(
@@ -206,7 +206,7 @@ def effective_rank(vectors: Float[Tensor, "images dim"]) -> float:
 
 def spread(vectors: Float[Tensor, "images dim"]) -> float:
     """The mean standard deviation of vectors scaled to length 1, times the root of their number of dimensions."""
-    return float(unit_vectors(vectors).std(0, correction=0).mean()) * vectors.shape[1] ** 0.5
+    return float(unit_vectors(vectors).std(0, correction=0).mean()) * math.sqrt(vectors.shape[1])
 
 
 def best_head(model: Model, split: Split) -> float:

@@ -1,4 +1,4 @@
-"""The objectives of a training, one entry each. Free of torch: `vitlens train --objective`, reports and docs read it."""
+"""The objectives of a training, an entry each. Free of torch: `vitlens train`, reports and docs read it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,10 +16,10 @@ COLLAPSE: Final = 0.1  # nats of information about the image in a teacher's outp
 class TrainingObjective:
     """One objective.
 
-    meaning: what is minimised, in one sentence; source: the paper; needs: of the images, besides the pixels; recipe: its
-    settings for images of 32 px (None: the preset's); settings: its own, which --set changes; module: module:class of
-    what is trained, a `Pretrained` (objectives/pretraining.py), "" where the model itself is; pool: the tokens that its
-    features are read from; classifies: whether the saved model has a classifier.
+    meaning: what is minimised, in one sentence; source: the paper; needs: of the images, besides the pixels; recipe:
+    its settings for images of 32 px (None: the preset's); settings: its own, which --set changes; module: module:class
+    of what is trained, a `Pretrained` (objectives/pretraining.py), "" where the model itself is; pool: the tokens that
+    its features are read from; classifies: whether the saved model has a classifier.
     """
 
     name: str
