@@ -32,7 +32,7 @@ NEIGHBOURS: Final = 20  # of k-NN
 BANK: Final = 1000  # training images in which neighbours are looked for
 QUERIES: Final = 1000  # test images whose features are measured
 TESTED: Final = -1  # the epoch of the draws for test images, the same at every test
-_MAPS: Final = 200  # images whose attention is compared with their masks
+MAPS: Final = 200  # images whose attention is compared with their masks
 _MIXING: Final = ("mixup", "cutmix", "label_smoothing")  # of labels
 
 
@@ -140,6 +140,20 @@ class Pretraining:
         """Its name and settings."""
         return {"objective": {"name": self.entry.name, **self.settings}}
 
+    def features_of(self, model: Model) -> Mapping[str, float]:
+        """What the features of a model tell about test images."""
+        return measures_of(model, self.train, self.test, pool=self.entry.pool)
+
+    def pictures(self, count: int) -> Sequence[Images]:
+        """Reconstructions of the first test images (see mae.py), by the last weights; none of other objectives."""
+        if not hasattr(self.built, "pictures"):
+            return ()
+        keys = torch.arange(min(count, len(self.test)))
+        images = next(self.test.pick(keys).batches(len(keys), device=self.built.mask_token.device)).images
+        with evaluating(self.built):
+            masked, filled = self.built.pictures(*self.inputs(images, keys, seed=0, epoch=TESTED))
+        return images, masked, filled
+
     @torch.no_grad()
     def tested(self, *, precision: str, seed: int, batch_size: int, processes: Processes) -> Tested:
         """The mean loss on the test images, in batches as in training but for their size, and what features tell."""
@@ -155,12 +169,14 @@ class Pretraining:
         if not processes.is_first:
             return Tested(loss, None, {})
         model = self.exported(self.built)
-        own = {**self.built.measures(outputs), **measures_of(model, self.train, self.test, pool=self.entry.pool)}
+        own = {**self.built.measures(outputs), **self.features_of(model)}
         accuracy = own.pop("accuracy", None)
         return Tested(loss, accuracy, {name: value for name, value in own.items() if math.isfinite(value)})
 
 
-def objective_of(name: str, train: Split, test: Split, settings: Mapping[str, Any] | None = None) -> Pretraining | None:
+def make_objective(
+    name: str, train: Split, test: Split, settings: Mapping[str, Any] | None = None
+) -> Pretraining | None:
     """The objective of that name for `fit`; None for classification, which is fit's own."""
     return None if objective_named(name).name == CLASSIFY else Pretraining(name, train, test, settings)
 
@@ -191,7 +207,7 @@ def measures_of(model: Model, train: Split, test: Split, *, pool: FeaturePool = 
         if model.has_classifier and some.labels is not None:
             found["accuracy"] = float((read.logits.argmax(1) == some.labels.cpu()).double().mean())
         if some.masks is not None and model.layout.positions("cls"):
-            found |= {"objectness": best_head(model, some.limit(_MAPS))}
+            found |= {"objectness": best_head(model, some.limit(MAPS))}
     return found
 
 
