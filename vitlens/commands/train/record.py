@@ -134,8 +134,8 @@ class FeatureRow(OfModel):
 
 @dataclass(frozen=True)
 class PretrainingRow(OfModel):
-    """What a training without labels came to. objective: its name; title, meaning, source: of its entry; knn, random: of
-    the model and of its random weights before the training, None without labels; bank: training images in which
+    """What a training without labels came to. objective: its name; title, meaning, source: of its entry; knn, random:
+    of the model and of its random weights before the training, None without labels; bank: training images in which
     neighbours are looked for; information: of what a teacher says about the images."""
 
     objective: str = col("objective", default="")
