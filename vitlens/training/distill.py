@@ -3,9 +3,8 @@ distance from a teacher's logits on the same pixels."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -20,7 +19,6 @@ from vitlens.errors import InputError, NonFiniteError, UnknownNameError, Unsuppo
 from vitlens.models.model import Model
 from vitlens.models.saved import fingerprint
 from vitlens.names import DISTILL_KINDS
-from vitlens.processes import Processes
 from vitlens.shapes import Images, Logits
 from vitlens.training.feed import portions
 from vitlens.training.recipe import Recipe
@@ -65,33 +63,12 @@ class Distillation:
         return self.temperature**2 * (target.exp() * (target - predicted)).sum(-1)
 
 
-class Tested(NamedTuple):
-    """A test: the mean loss (nats), the accuracy (a fraction, None where there are no classes), and other numbers."""
-
-    loss: float
-    accuracy: float | None
-    measures: Mapping[str, float] = MappingProxyType({})
-
-
 @runtime_checkable
 class Objective(Protocol):
-    """The objective of a training: the module that is run, and the loss of its output.
-
-    labelled: whether it learns from labels; if not, targets are the images' keys (training/feed.py), and the parameters
-    and buffers of its module are trained and kept, as in `objectives/pretraining.py`.
-    """
-
-    @property
-    def labelled(self) -> bool:
-        """Whether it learns from labels."""
-        ...
+    """The objective of a training: the module that is run, and the loss of its output."""
 
     def module(self, model: Model) -> nn.Module:
-        """The module that is run (wrapped for several processes): inputs -> outputs."""
-        ...
-
-    def inputs(self, images: Images, targets: Tensor, *, seed: int, epoch: int) -> tuple[Tensor, ...]:
-        """What the module is given for these images."""
+        """The module that is run (wrapped for several processes): images -> outputs."""
         ...
 
     def logits(self, outputs: Any) -> Tensor | None:
@@ -99,19 +76,7 @@ class Objective(Protocol):
         ...
 
     def loss(self, outputs: Any, targets: Tensor, images: Tensor, *, smoothing: float) -> Tensor:
-        """Loss summed over the images; targets: labels (batch,) or shares of the classes (batch, classes), or keys."""
-        ...
-
-    def updated(self, progress: float, processes: Processes) -> None:
-        """After an update of the weights; progress: the share of all steps that are done."""
-        ...
-
-    def exported(self, model: Model) -> Model:
-        """The model that is tested and saved, of the one that is trained."""
-        ...
-
-    def write_beside(self, folder: Path) -> None:
-        """Write what belongs to the model beside it into its folder."""
+        """Loss summed over the images; targets: labels (batch,) or shares of the classes (batch, classes)."""
         ...
 
     def identity(self) -> Mapping[str, object]:
@@ -130,15 +95,10 @@ class StandardObjective:
     teacher: Callable[[Images], Logits] | None = None
     how: Distillation = field(default_factory=Distillation)
     about: Mapping[str, object] = field(default_factory=dict)
-    labelled: bool = True
 
     def module(self, model: Model) -> nn.Module:
         """The model, or the student with both outputs."""
         return model if self.teacher is None else Student(model, token=self.how.token)
-
-    def inputs(self, images: Images, targets: Tensor, *, seed: int, epoch: int) -> tuple[Tensor, ...]:  # noqa: ARG002
-        """The images."""
-        return (images,)
 
     def logits(self, outputs: Any) -> Logits:
         """The outputs; of two heads their mean, as in the model itself."""
@@ -152,16 +112,6 @@ class StandardObjective:
         labelled = F.cross_entropy(for_labels, targets, label_smoothing=smoothing, reduction="none")
         taught = self.how.loss(for_teacher, self.teacher(images))
         return ((1 - self.how.weight) * labelled + self.how.weight * taught).sum()
-
-    def updated(self, progress: float, processes: Processes) -> None:
-        """Nothing follows an update."""
-
-    def exported(self, model: Model) -> Model:
-        """The model itself."""
-        return model
-
-    def write_beside(self, folder: Path) -> None:
-        """The model is all."""
 
     def identity(self) -> Mapping[str, object]:
         """What it was told."""

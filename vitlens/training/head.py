@@ -23,10 +23,10 @@ from vitlens.models.model import Model
 from vitlens.models.rebuild import classifiers
 from vitlens.models.saved import fingerprint
 from vitlens.shapes import Images, Logits
-from vitlens.training.distill import StandardObjective, Tested
+from vitlens.training.distill import StandardObjective
 from vitlens.training.feed import portions
 from vitlens.training.loop import Training, Updates, running
-from vitlens.training.metrics import TrainingResult
+from vitlens.training.metrics import Tested, TrainingResult
 from vitlens.training.recipe import Recipe
 from vitlens.training.task import Task
 

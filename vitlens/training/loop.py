@@ -30,19 +30,19 @@ from vitlens.models.model import Model
 from vitlens.processes import accelerated, is_first_process, peer_errors
 from vitlens.training import checkpoint
 from vitlens.training.checkpoint import Facts
-from vitlens.training.distill import Objective, StandardObjective, Tested
+from vitlens.training.distill import Objective, StandardObjective
 from vitlens.training.feed import decoding_errors, portions, process_share
 from vitlens.training.finetune import partly_trainable
 from vitlens.training.metrics import (
     EpochMetrics,
     Progress,
     StepMetrics,
+    Tested,
     TrainingResult,
     Watcher,
     best_of,
     write_metrics,
 )
-from vitlens.training.objectives.pretraining import Pretraining
 from vitlens.training.optimiser import Average, Optimiser, copy_into, copy_of
 from vitlens.training.recipe import Recipe
 from vitlens.training.speed import choose_compiling, choose_precision, fast_attention, gradient_checkpointing
@@ -123,11 +123,11 @@ def running(task: Task) -> Iterator[tuple[Task, Accelerator, str]]:
         for watcher in task.watchers if is_first_process() else ():  # which alone calls them
             stack.callback(watcher.close)
         accelerator, processes = accelerated(torch.device(task.device))
-        if isinstance(task.objective, Pretraining):
-            together = task.batch_size // processes.count // task.recipe.accumulate
-            task.objective.require(task.model, task.recipe, together)
-        else:
+        if task.pretraining is None:
             require_fitting(task.model, task.train, task.test)
+        else:
+            together = task.batch_size // processes.count // task.recipe.accumulate
+            task.pretraining.require(task.model, task.recipe, together)
         if task.batch_size < processes.count:
             raise InputError(
                 f"expected --batch-size of at least {processes.count}, one per process, found {task.batch_size}"
@@ -150,8 +150,8 @@ def _augmented_images(task: Task, epoch: int, shares: Sequence[Tensor]) -> Itera
 def _test_images(task: Task) -> Tested:
     """Each process takes its share. Raises NonFiniteError for a logit that is not finite."""
     model, split, processes = task.model, task.test, task.processes
-    if isinstance(task.objective, Pretraining):
-        return task.objective.tested(
+    if task.pretraining is not None:
+        return task.pretraining.tested(
             precision=task.precision, seed=task.seed, batch_size=task.batch_size, processes=processes
         )
     for buffer in model.buffers() if processes.count > 1 else ():  # batch statistics differ between processes
@@ -177,7 +177,7 @@ class Updates:
         inner = task.model.module
         module = task.objective.module(task.model) if task.whole is None else inner  # which takes features
         # what is trained, averaged and kept
-        self.model = inner if task.objective.labelled else module
+        self.model = inner if task.pretraining is None else module
         name = next(name for name, part in self.model.named_modules() if part is inner)
         blocks = [f"{name}.{block}" if name else block for block in task.model.anatomy.blocks]
         self.average = Average(self.model, decay=task.recipe.average) if task.recipe.average else None
@@ -193,13 +193,16 @@ class Updates:
         NonFiniteError, before the weights change, when loss or gradient is NaN or infinite.
         """
         task, recipe, objective, accelerator = self.task, self.task.recipe, self.task.objective, self.accelerator
+        pretraining, epoch = task.pretraining, self.step // task.steps_per_epoch
         images, targets = task.mixed(images, labels, step=self.step)
         sums = torch.zeros(2, device=images.device)
         parts = list(zip(images.chunk(recipe.accumulate), targets.chunk(recipe.accumulate)))
         for number, (part, part_targets) in enumerate(parts, start=1):
             synchronised = nullcontext() if number == len(parts) else accelerator.no_sync(self.wrapped)
             with synchronised, peer_errors():
-                inputs = objective.inputs(part, part_targets, seed=task.seed, epoch=self.step // task.steps_per_epoch)
+                inputs: tuple[Tensor, ...] = (part,)
+                if pretraining is not None:
+                    inputs = pretraining.inputs(part, part_targets, seed=task.seed, epoch=epoch)
                 with autocast(images.device, task.precision):
                     outputs = self.wrapped(*inputs)
                 loss = objective.loss(outputs, part_targets, part, smoothing=recipe.label_smoothing)
@@ -218,7 +221,8 @@ class Updates:
         if self.average is not None:
             self.average.update(self.model)
         self.step += 1
-        objective.updated(self.step / task.steps, task.processes)
+        if pretraining is not None:
+            pretraining.updated(self.step / task.steps, task.processes)
         return summed, correct, length
 
     def averaged(self) -> AbstractContextManager[None]:
@@ -286,8 +290,8 @@ class Training:
             self._epoch()
         if average is not None:
             copy_into(self.updates.model, average.tensors)
-        if (exported := task.objective.exported(task.model)) is not task.model and not exported.has_classifier:
-            copy_into(task.model.module, exported.module.state_dict())  # a teacher
+        if task.pretraining is not None and not (exported := task.exported).has_classifier:
+            copy_into(task.model.module, exported.module.state_dict())  # of a teacher
         if task.whole is not None:  # with the best head, and with the last one, which it keeps
             head = task.model.module
             last = copy_of(head)
@@ -314,7 +318,7 @@ class Training:
             write_metrics(folder, self.history)
             checkpoint.delete_kept_after(folder, -1 if found is None else len(self.history))
             if found is None and task.keep_every:
-                checkpoint.keep_weights(folder, task.objective.exported(task.model), epochs=0)
+                checkpoint.keep_weights(folder, task.exported, epochs=0)
         if found is None:
             self._write_checkpoint()
 
@@ -381,10 +385,10 @@ class Training:
         due = done == task.recipe.epochs or done % task.recipe.evaluate_every == 0
         with self.updates.averaged():
             tested = self.test() if due else None
-            model = task.whole or task.objective.exported(task.model)
+            model = task.exported
             metrics = EpochMetrics(
                 epoch, step, images=step * task.batch_size, learning_rate=task.learning_rate(step - 1),
-                train_loss=loss / images, train_accuracy=correct / images if task.objective.labelled else None,
+                train_loss=loss / images, train_accuracy=None if task.pretraining else correct / images,
                 test_loss=tested and tested.loss, test_accuracy=tested and tested.accuracy,
                 seconds=self._elapsed(), images_per_second=rate, gradient_norm=norms / task.steps_per_epoch,
                 measures=tested.measures if tested else {},
@@ -397,7 +401,8 @@ class Training:
                     checkpoint.keep_weights(task.directory, model, epochs=done)
                 for name in (saved.WEIGHTS_FILE, BEST_FILE)[: 1 + best] if task.whole is None else ():
                     saved.save(model, task.directory / name)
-                task.objective.write_beside(task.directory)
+                if task.pretraining is not None:
+                    task.pretraining.write_beside(task.directory)
             if task.whole is not None and best:
                 self.best = copy_of(task.model.module)
             for watcher in self.watchers:
@@ -433,7 +438,7 @@ class Training:
         progress = Progress(
             epoch, task.recipe.epochs, step, task.steps,
             loss=loss / max(images, 1),  # a process may have no images yet
-            accuracy=correct / max(images, 1) if task.objective.labelled else None,
+            accuracy=None if task.pretraining else correct / max(images, 1),
             test_accuracy=tests[-1] if tests else None, images_per_second=self.images / max(self.seconds, 1e-9),
             seconds_left=(task.steps - step) * task.batch_size * (clock - task.began) / max(self.images, 1),
         )  # fmt: skip

@@ -4,7 +4,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
 
 from vitlens.files import read_bounded, write_text
 from vitlens.record import col
@@ -70,6 +71,14 @@ def best_of(history: Sequence[EpochMetrics]) -> EpochMetrics | None:
     """The first epoch of the highest test accuracy; None before the first, and where none is measured."""
     tested = [(row.test_accuracy, row) for row in history if row.test_accuracy is not None]
     return max(tested, key=lambda pair: pair[0])[1] if tested else None
+
+
+class Tested(NamedTuple):
+    """A test: the mean loss (nats), the accuracy (a fraction, None where there are no classes), and other numbers."""
+
+    loss: float
+    accuracy: float | None
+    measures: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True)

@@ -282,7 +282,7 @@ REPORT: Final = Report(
     sections=(
         Section(
             "What do the features tell?", "pretraining",
-            says="What is minimised is {{ meaning }} ({{ source }}). The features of {{ model }} "
+            says="What is minimised is {{ meaning|whole }} ({{ source }}). The features of {{ model }} "
                  "{% if row.knn %}find the class of {{ knn }} of the test images by their nearest neighbours, with "
                  "random weights of {{ random|alone }}{% else %}were not compared with classes, as there are no "
                  "labels{% endif %}.{% if row.objectness %} The last block's best head overlaps with the object by "

@@ -23,8 +23,8 @@ from vitlens.names import FeaturePool
 from vitlens.processes import Processes
 from vitlens.references import resolved
 from vitlens.shapes import Images
-from vitlens.training.distill import Tested
 from vitlens.training.feed import process_share
+from vitlens.training.metrics import Tested
 from vitlens.training.objectives.registry import CLASSIFY, TrainingObjective, objective_named
 from vitlens.training.recipe import Recipe
 
@@ -66,8 +66,6 @@ class Pretraining:
 
     settings: changes to the entry's; train, test: as they are given to `fit`. Raises what `of` its captions raises.
     """
-
-    labelled: Final = False
 
     def __init__(self, name: str, train: Split, test: Split, settings: Mapping[str, Any] | None = None) -> None:
         self.entry: TrainingObjective = objective_named(name)
