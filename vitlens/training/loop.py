@@ -391,7 +391,7 @@ class Training:
                 train_loss=loss / images, train_accuracy=None if task.pretraining else correct / images,
                 test_loss=tested and tested.loss, test_accuracy=tested and tested.accuracy,
                 seconds=self._elapsed(), images_per_second=rate, gradient_norm=norms / task.steps_per_epoch,
-                measures=tested.measures if tested else {},
+                measures=dict(tested.measures) if tested else {},
             )  # fmt: skip
             self.history = (*self.history, metrics)
             best = best_of(self.history) is metrics
