@@ -25,6 +25,7 @@ HELD_OUT: Final = ("this photo shows a {}", "an image that shows a {} on a backg
 PROMPTS: Final = (*WORDINGS[:3], *HELD_OUT)  # of zero-shot classification
 CAPTIONS_FILE: Final = "captions.csv"
 _LARGEST: Final = 1 << 28  # bytes of that file
+_OFF_CENTRE: Final = 1 / 16  # of the canvas: an object further from the middle is at a side
 _DETAILED: Final = 0.5  # share of the captions with size and place
 
 
@@ -70,13 +71,14 @@ class Captions:
 
 
 def _detailed(name: str, size: float, across: float, down: float) -> str:
-    """A name with size and place, numbers in [0, 1], where they are in the lower or upper third."""
+    """A name with size and place, numbers in [0, 1], where they are clearly below or above the middle."""
 
-    def third(value: float, low: str, high: str) -> str:
-        return low if value < 1 / 3 else high if value > 2 / 3 else ""
+    def word(value: float, low: str, high: str, margin: float) -> str:
+        return low if value < 0.5 - margin else high if value > 0.5 + margin else ""
 
-    place = " ".join(word for word in (third(down, "top", "bottom"), third(across, "left", "right")) if word)
-    sized = " ".join(word for word in (third(size, "small", "large"), name) if word)
+    places = word(down, "top", "bottom", _OFF_CENTRE), word(across, "left", "right", _OFF_CENTRE)
+    place = " ".join(filter(None, places))
+    sized = " ".join(filter(None, (word(size, "small", "large", 1 / 6), name)))
     return f"{sized} at the {place}" if place else sized
 
 

@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitlens.data.draws import keys, mix, uniform
+from vitlens.data.draws import keys, mix
 from vitlens.data.registry import DataRequest
-from vitlens.data.scenes import REFERENCE, drawn_split, render, require_canvas
+from vitlens.data.scenes import REFERENCE, drawn_split, render, require_canvas, whereabouts
 from vitlens.data.split import Drawings, Drawn, Split
 from vitlens.errors import DataError
 from vitlens.names import Part
@@ -49,7 +49,7 @@ def _scenes(sources: Tensor, numbers: Tensor, *, seed: int, **style: Any) -> Dra
 
 
 def _places(sources: Tensor, numbers: Tensor, *, seed: int) -> Tensor:
-    return uniform(keys(seed, sources, numbers), 4, stream=1)[:, [0, 3, 2]]  # of scenes._place
+    return whereabouts(keys(seed, sources, numbers))
 
 
 def load(request: DataRequest) -> Split:

@@ -132,6 +132,15 @@ def _place(glyphs: Tensor, draws: Tensor, canvas: int) -> tuple[Plane, Tensor]:
     return ink_share, half / 4
 
 
+def whereabouts(keys: Int[Tensor, " batch"]) -> Float[Tensor, "batch 3"]:
+    """Size and centre of each scene's digit, see `Drawings`."""
+    draws = uniform(keys, 4, stream=1)
+    low, high = _DIGIT
+    angle = (draws[:, 1:2] - 0.5) * math.radians(24)
+    room = 1 - (low + (high - low) * draws[:, :1]) * (angle.cos() + angle.sin().abs())
+    return torch.cat((draws[:, :1], 0.5 + (draws[:, [3, 2]] - 0.5) * room.clamp(min=0)), 1)  # as in _place
+
+
 def colour(hue: Colours, luminance: Tensor) -> Colours:
     """A colour of this luminance: a random one shifted along grey, desaturated as needed to stay in [0, 1]."""
     weights = torch.tensor(LUMINANCE, device=hue.device)

@@ -166,7 +166,9 @@ def _keys(subjects: Tensor, numbers: Tensor, *, part: Part, seed: int) -> Tensor
 
 
 def _places(subjects: Tensor, numbers: Tensor, *, part: Part, seed: int) -> Tensor:
-    return uniform(_keys(subjects, numbers, part=part, seed=seed), 3, stream=11)  # of _turned
+    draws = uniform(_keys(subjects, numbers, part=part, seed=seed), 3, stream=11)
+    radius = 0.31 + 0.16 * draws[:, :1]
+    return torch.cat((draws[:, :1], radius + draws[:, 1:] * (1 - 2 * radius)), 1)  # as in _turned
 
 
 def load(request: DataRequest) -> Split:

@@ -73,8 +73,8 @@ class Drawn(NamedTuple):
 class Drawings:
     """Images that are drawn when they are read: drawing number numbers[i] of subjects[i], which decide all of it.
 
-    render: subjects and numbers -> Drawn; place: subjects and numbers -> (batch, 3), the size of the object and its
-    place across and down, each from 0 to 1 between the least and the greatest that is drawn.
+    render: subjects and numbers -> Drawn; place: subjects and numbers -> (batch, 3), the size of the object, from 0
+    to 1 between the least and the greatest that is drawn, and its centre across and down, as fractions of the canvas.
     """
 
     render: Callable[..., Drawn]
