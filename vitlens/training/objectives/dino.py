@@ -28,7 +28,7 @@ _ASPECT: Final = 4 / 3  # largest width over height, and height over width
 _NUMBERS: Final = 9  # random ones of a crop
 _CENTRE: Final = 0.9  # momentum of the centre (Caron 2021, table 7)
 _HIDDEN, _BOTTLENECK = 256, 64  # widths of the projection head
-_GREY: Final = 0.2  # chance that a crop has no colour
+_GREY: Final = 0.5  # chance that a crop has no colour: that of a drawn object says nothing about its class
 
 Outputs = Float[Tensor, "crops batch outputs"]
 
@@ -195,5 +195,5 @@ def cropped(
     crop = (mean + contrast * (crop - mean)) * gain
     grey = crop.mean(1, keepdim=True)
     colour = torch.where(draws[:, 6] < _GREY, zero, 1 + jitter * (2 * draws[:, 7] - 1))[:, None, None, None]
-    tint = 1 + jitter * (2 * torch.stack((draws[:, 8], (2 * draws[:, 8]) % 1, (4 * draws[:, 8]) % 1), 1) - 1)
-    return ((grey + colour * (crop - grey)) * tint[:, :, None, None].lerp(torch.ones(1).to(crop), 0.5)).clamp(0, 1)
+    turned = torch.stack([crop.roll(shift, 1) for shift in range(3)])[(3 * draws[:, 8]).long(), torch.arange(len(crop))]
+    return (grey + colour * (turned - grey)).clamp(0, 1)
