@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kit.objectives import built, headless, scenes
+from tests.kit.objectives import built, clip, dino, headless, mae, pretraining, scenes
 from vitlens.processes import Processes
-from vitlens.training.objectives import clip, dino, mae, pretraining
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 KEYS = torch.arange(6)
@@ -139,8 +138,8 @@ def test_crops_have_their_sizes_and_depend_on_the_image_alone():
 
 
 def test_a_crop_of_the_whole_image_without_jitter_is_the_image():
-    draws = torch.tensor([[0.5] * 8 + [0.0]]).expand(6, -1)
-    crop = dino.cropped(images(), draws, size=(32, 32), area=(1.0, 1.0), jitter=0.0)
+    draws = torch.tensor([[0.5] * 8 + [0.0, 0.5]]).expand(6, -1)
+    crop = dino.cropped(images(), draws, size=(32, 32), area=(1.0, 1.0), jitter=0.0, turn=90)
     assert torch.allclose(crop, images(), atol=1e-5)
 
 

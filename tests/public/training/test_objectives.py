@@ -10,9 +10,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import vitlens
-from tests.kit.captions import captions_of
 from tests.kit.commands import ran, refusal, report
-from tests.kit.objectives import NAMES, headless, pretrained, scenes, text_classifier
+from tests.kit.objectives import NAMES, captions_of, headless, pretrained, scenes, text_classifier
 from tests.kit.trainings import EnoughError, interrupting, one_of, plain_recipe, same, state, timeless
 from vitlens.errors import InputError
 from vitlens.training.objectives.registry import COLLAPSE, OBJECTIVES

@@ -25,7 +25,7 @@ STREAM: Final = 11  # of random numbers
 GLOBAL: Final = 2  # global crops
 _AREAS: Final = ((0.5, 1.0), (0.2, 0.5))  # of global and of local crops, as shares of the image
 _ASPECT: Final = 4 / 3  # largest width over height, and height over width
-_NUMBERS: Final = 9  # random ones of a crop
+_NUMBERS: Final = 10  # random ones of a crop
 _CENTRE: Final = 0.9  # momentum of the centre (Caron 2021, table 7)
 _HIDDEN, _BOTTLENECK = 256, 64  # widths of the projection head
 _GREY: Final = 0.5  # chance that a crop has no colour: that of a drawn object says nothing about its class
@@ -44,7 +44,7 @@ class SelfDistillation(nn.Module):
     """A student with its projection head, its teacher, and the centre of the teacher's outputs.
 
     settings: local_crops and their local_size in px; outputs; momentum of the teacher at the beginning, which rises to
-    1; centring; the temperatures; jitter of brightness, contrast and colour, as a share. Raises InputError for crops
+    1; centring; the temperatures; jitter of brightness, contrast and colour, as a share; turn in degrees. Raises InputError for crops
     that patches do not divide.
     """
 
@@ -78,8 +78,9 @@ class SelfDistillation(nn.Module):
         drawn = uniforms(keys, (GLOBAL + local) * _NUMBERS, STREAM, seed=seed, epoch=epoch)
         crops = drawn.to(images.device).view(len(images), -1, _NUMBERS).unbind(1)
         cut = ((crops[:GLOBAL], self.student.model.input_size), (crops[GLOBAL:], (size, size)))
+        how = {name: self.settings[name] for name in ("jitter", "turn")}
         return tuple(
-            torch.stack([cropped(images, each, size=side, area=area, jitter=self.settings["jitter"]) for each in draws])
+            torch.stack([cropped(images, each, size=side, area=area, **how) for each in draws])
             for (draws, side), area in zip(cut, _AREAS)
             if len(draws)
         )
@@ -175,19 +176,21 @@ def entropies(probabilities: Float[Tensor, "*batch outputs"]) -> Float[Tensor, "
 
 def cropped(
     images: Images, draws: Float[Tensor, "batch numbers"], *, size: tuple[int, int], area: tuple[float, float],
-    jitter: float,
+    jitter: float, turn: float,
 ) -> Images:  # fmt: skip
-    """Each image's crop of a random area and aspect, resized (bilinear), with random brightness, contrast and colour.
+    """Each image's crop of a random area, aspect and angle, resized (bilinear), with random brightness, contrast, colour.
 
-    draws: nine numbers in [0, 1) an image; area: smallest and largest, as shares of the image; jitter: largest change,
-    as a share.
+    draws: ten numbers in [0, 1) an image; area: smallest and largest, as shares of the image; jitter: largest change,
+    as a share; turn: largest angle, in degrees.
     """
     share = area[0] + (area[1] - area[0]) * draws[:, 0]
     stretch = torch.exp((2 * draws[:, 1] - 1) * math.log(_ASPECT) / 2)
     wide, tall = ((share.sqrt() * each).clamp(max=1) for each in (stretch, 1 / stretch))
     across, down = ((2 * draws[:, at] - 1) * (1 - side) for at, side in ((2, wide), (3, tall)))
     zero = torch.zeros_like(wide)
-    affine = torch.stack((wide, zero, across, zero, tall, down), 1).view(-1, 2, 3)
+    angle = math.radians(turn) * (2 * draws[:, 9] - 1)
+    cos, sin = angle.cos(), angle.sin()
+    affine = torch.stack((wide * cos, -tall * sin, across, wide * sin, tall * cos, down), 1).view(-1, 2, 3)
     grid = F.affine_grid(affine, [len(images), 3, *size], align_corners=False)
     crop = F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
     gain, contrast = (1 + jitter * (2 * draws[:, at, None, None, None] - 1) for at in (4, 5))

@@ -71,7 +71,7 @@ _ENTRIES: Final = (
         recipe=Recipe(epochs=30, batch_size=64, learning_rate=5e-4, weight_decay=0.04, warmup=0.1, source=_PLAIN),
         settings={
             "local_crops": 2, "local_size": 16, "outputs": 256, "momentum": 0.99, "centring": True,
-            "student_temperature": 0.1, "teacher_temperature": 0.04, "jitter": 0.4,
+            "student_temperature": 0.1, "teacher_temperature": 0.04, "jitter": 0.6, "turn": 20.0,
         },
         module="vitlens.training.objectives.dino:SelfDistillation",
     ),

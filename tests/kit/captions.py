@@ -1,5 +1,0 @@
-"""The captions of images."""
-
-from vitlens.data.captions import captions_of
-
-__all__ = ["captions_of"]
