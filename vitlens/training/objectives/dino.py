@@ -44,8 +44,8 @@ class SelfDistillation(nn.Module):
     """A student with its projection head, its teacher, and the centre of the teacher's outputs.
 
     settings: local_crops and their local_size in px; outputs; momentum of the teacher at the beginning, which rises to
-    1; centring; the temperatures; jitter of brightness, contrast and colour, as a share; turn in degrees. Raises InputError for crops
-    that patches do not divide.
+    1; centring; the temperatures; jitter of brightness, contrast and colour, as a share; turn in degrees. Raises
+    InputError for crops that patches do not divide.
     """
 
     def __init__(self, model: Model, settings: Mapping[str, Any]) -> None:
@@ -178,7 +178,7 @@ def cropped(
     images: Images, draws: Float[Tensor, "batch numbers"], *, size: tuple[int, int], area: tuple[float, float],
     jitter: float, turn: float,
 ) -> Images:  # fmt: skip
-    """Each image's crop of a random area, aspect and angle, resized (bilinear), with random brightness, contrast, colour.
+    """Each image's crop of a random area, aspect and angle, resized (bilinear), in random brightness, contrast, colour.
 
     draws: ten numbers in [0, 1) an image; area: smallest and largest, as shares of the image; jitter: largest change,
     as a share; turn: largest angle, in degrees.
