@@ -23,7 +23,7 @@ from vitlens.training.augment import uniforms
 
 STREAM: Final = 11  # of random numbers
 GLOBAL: Final = 2  # global crops
-_AREAS: Final = ((0.5, 1.0), (0.2, 0.5))  # of global and of local crops, as shares of the image
+_AREAS: Final = ((0.6, 1.0), (0.3, 0.6))  # of global and of local crops, as shares of the image
 _ASPECT: Final = 4 / 3  # largest width over height, and height over width
 _NUMBERS: Final = 10  # random ones of a crop
 _CENTRE: Final = 0.9  # momentum of the centre (Caron 2021, table 7)

@@ -22,6 +22,7 @@ from vitlens.training.augment import uniforms
 
 STREAM: Final = 10  # of random numbers
 _HEAD: Final = 32  # width of a decoder's head
+_NOISE: Final = 0.1  # of normalised pixels: with less contrast in a patch, its noise would be what is reconstructed
 
 Patches = Float[Tensor, "batch patches pixels"]
 
@@ -157,8 +158,8 @@ def unpatchified(patches: Patches, layout: TokenLayout) -> Images:
 
 
 def moments(patches: Patches) -> tuple[Tensor, Tensor]:
-    """Each patch's mean and standard deviation over its pixels."""
-    return patches.mean(2, keepdim=True), (patches.var(2, keepdim=True) + 1e-6).sqrt()
+    """Each patch's mean, and its standard deviation over its pixels with the noise that is allowed for."""
+    return patches.mean(2, keepdim=True), (patches.var(2, keepdim=True) + _NOISE**2).sqrt()
 
 
 def normalised(patches: Patches) -> Patches:
