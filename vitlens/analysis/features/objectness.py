@@ -39,15 +39,15 @@ def objectness(maps: HeadMaps, masks: Masks, *, seed: int = 0) -> Objectness:
     own, shuffled = area_iou(maps, masks), torch.empty(maps.shape[:2], dtype=torch.float64)
     for half in halves:
         shuffled[half] = area_iou(maps[half.roll(1)], masks[half])
-    found = Objectness(*(torch.empty(len(maps), dtype=torch.float64) for _ in range(3)), heads=(0, 0))
-    heads, cells = [], F.adaptive_avg_pool2d(masks.double(), maps.shape[-2:])
+    iou, other, mean_mask = torch.empty(3, len(maps), dtype=torch.float64)
+    heads, cells = [], _cells(masks, maps)
     for chosen, measured in (halves, halves[::-1]):
         heads.append(int(own[chosen].mean(0).argmax()))
-        found.iou[measured] = own[measured, heads[-1]]
-        found.shuffled[measured] = shuffled[measured, shuffled[chosen].mean(0).argmax()]
-        mean = cells[chosen].mean(0).expand(len(measured), 1, -1, -1)
-        found.mean_mask[measured] = area_iou(mean, masks[measured])[:, 0]
-    return Objectness(found.iou, found.shuffled, found.mean_mask, (heads[0], heads[1]))
+        iou[measured] = own[measured, heads[-1]]
+        other[measured] = shuffled[measured, shuffled[chosen].mean(0).argmax()]
+        mean = cells[chosen].mean(0).expand(len(measured), 1, *maps.shape[-2:])
+        mean_mask[measured] = area_iou(mean, masks[measured])[:, 0]
+    return Objectness(iou, other, mean_mask, (heads[0], heads[1]))
 
 
 def area_iou(maps: HeadMaps, masks: Bool[Tensor, "batch height width"]) -> Float[Tensor, "batch heads"]:
@@ -59,7 +59,7 @@ def area_iou(maps: HeadMaps, masks: Bool[Tensor, "batch height width"]) -> Float
     empty = (~masks.flatten(1).any(1)).nonzero()
     if len(empty):
         raise DataError(f"expected an object in every mask, found an empty one (image {int(empty[0])})")
-    inside = F.adaptive_avg_pool2d(masks.double(), maps.shape[-2:]).flatten(1)[:, None].cpu()  # share of each cell
+    inside = _cells(masks, maps).flatten(1)[:, None]
     area, parts = inside.sum(-1, keepdim=True), []  # in cells
     values = maps.flatten(2).double().cpu()
     for part, size in zip(values.split(_AT_ONCE), area.split(_AT_ONCE)):
@@ -68,3 +68,9 @@ def area_iou(maps: HeadMaps, masks: Bool[Tensor, "batch height width"]) -> Float
         parts.append(((size - above) / equal).clamp(0, 1))  # the share of each cell that is marked
     both = (torch.cat(parts) * inside).sum(-1)
     return both / (2 * area[..., 0] - both)
+
+
+def _cells(masks: Masks, maps: HeadMaps) -> Float[Tensor, "batch rows columns"]:
+    """The share of each cell of the maps that lies on the object."""
+    rows, columns = maps.shape[-2:]
+    return F.adaptive_avg_pool2d(masks.double().cpu(), (rows, columns))
