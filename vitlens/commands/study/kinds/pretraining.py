@@ -92,8 +92,9 @@ def pretrained(setup: Setup) -> dict[str, Any]:
             for label, own in shots.items() for at, count in enumerate(counts)
         ),
         "zero_shot": tuple(
-            rows.ZeroShotRow(label, words[label], len(PROMPTS), _mean(own.mean(1)), _mean(own.amin(1)),
-                             _mean(own.amax(1)),                             chance)
+            rows.ZeroShotRow(
+                label, words[label], len(PROMPTS), _mean(own.mean(1)), _mean(own.amin(1)), _mean(own.amax(1)), chance
+            )
             for label, own in wordings.items()
         ),
         "wordings": tuple(

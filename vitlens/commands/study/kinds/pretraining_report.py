@@ -43,9 +43,9 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
             "features without labels", best.label,
             say(
                 "Without labels **{{ row.words }}** has the best {{ row.measure|whole }} accuracy, "
-                "{{ row.value|alone }}: {{ ends[0] }} random weights ({{ row.over_random|alone }}) and {{ ends[1] }} the "
-                "supervised model's {{ supervised|alone }} ({{ row.over_supervised|alone }}). The table has the accuracy "
-                "of a linear probe.",
+                "{{ row.value|alone }}: {{ ends[0] }} random weights ({{ row.over_random|alone }}) and {{ ends[1] }} "
+                "the supervised model's {{ supervised|alone }} ({{ row.over_supervised|alone }}). The table has the "
+                "accuracy of a linear probe.",
                 row=best, ends=ends, supervised=supervised.value,
             ),
             say("{{ row.words|whole }}'s k-NN is {{ ends[0] }} random weights, {{ ends[1] }} supervised", row=best,
@@ -58,10 +58,11 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
         yield Claim(
             "attention and objects", "the best heads",
             say(
-                "{% if finding %}The attention of {{ finding|names }} overlaps the objects more than maps of "
-                "other images and the mean mask do{% else %}No point's attention is shown to overlap the objects more than "
+                "{% if finding %}The attention of {{ finding|names }} overlaps the objects more than maps of other "
+                "images and the mean mask do{% else %}No point's attention is shown to overlap the objects more than "
                 "both maps of other images and the mean mask{% endif %}; the highest overlap (IoU) is "
-                "{{ top.iou|alone }}, of **{{ top.words }}**, against {{ top.shuffled|alone }} and {{ top.mean_mask|alone }}.",
+                "{{ top.iou|alone }}, of **{{ top.words }}**, against {{ top.shuffled|alone }} and "
+                "{{ top.mean_mask|alone }}.",
                 finding=[row.words for row in finding], top=top,
             ),
             effect=top.over_shuffled, p=top.p_shuffled, state="" if finding else "inconclusive", kind="answer",
