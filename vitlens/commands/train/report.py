@@ -109,10 +109,11 @@ def _of_features(row: PretrainingRow, record: TrainRecord) -> Iterator[Claim]:
     if row.information is not None:
         claim = judge("collapse", row.model, row.information, "collapse")
         yield replace(claim, place="teacher", kind="answer", says=say(
-            "{% if state == 'fail' %}The training of **{{ m }}** has **collapsed**: its teacher says the same of every "
-            "image; its outputs hold {{ effect }} of information about the image{% if not centred %}. The outputs were "
-            "not centred (`centring=false`), which lets one of them win everywhere{% endif %}.{% else %}The teacher of "
-            "**{{ m }}** has not collapsed: its outputs hold {{ effect }} of information about the image.{% endif %}",
+            "{% if state == 'fail' %}**{{ m }}** has **collapsed**, or not begun to learn: its teacher says nearly the "
+            "same of every image; its outputs hold {{ effect }} of information about the image{% if not centred %}. "
+            "They were not centred (`centring=false`), which lets one of them win everywhere{% endif %}.{% else %}"
+            "**{{ m }}** has not collapsed: its teacher's outputs hold {{ effect }} of information about the image."
+            "{% endif %}",
             state=claim.state, m=row.model, effect=row.information, centred=row.settings.get("centring", True),
         ))  # fmt: skip
 
