@@ -97,9 +97,9 @@ def _of_features(row: PretrainingRow, record: TrainRecord) -> Iterator[Claim]:
         given = {"row": row, "m": row.model, "better": better, "n": len(record.history)}
         yield found(
             "features", row.model,
-            "Of the held-out images, {{ effect }} have the class that most of their 20 nearest of {{ row.bank }} "
-            "training images have by the features of **{{ m }}**, trained without labels ({{ row.title|lower }}) for "
-            "{{ n }} epoch{{ n|s }}; with its random weights {{ row.random|alone }}, a difference of "
+            "Of the held-out images, {{ effect }} have the class of most of their {{ row.neighbours }} nearest of "
+            "{{ row.bank }} training images by the features of **{{ m }}**, trained without labels "
+            "({{ row.title|lower }}) for {{ n }} epoch{{ n|s }}; with its random weights {{ row.random|alone }}, a difference of "
             "{{ row.gain|alone }}{% if not better %}, which is not significant{% endif %}.",
             row.knn, kind="answer", place="features", given=given,
             headline="{% if better %}{{ m }} learned classes without labels: k-NN accuracy {{ effect|value }}, from "
@@ -271,7 +271,7 @@ _ACCURACY: Final = Chart(
 _FEATURES: Final = Chart(
     "features", lines("epochs", "knn", "objectness"),
     "k-NN accuracy of the features, and the overlap of one head's CLS attention with the object's mask, after each "
-    "epoch; 0: random weights.",
+    "epoch; on the left random weights.",
     title="What the features tell about test images, by epoch", rows="by_epoch",
 )  # fmt: skip
 REPORT: Final = Report(
@@ -295,7 +295,7 @@ REPORT: Final = Report(
             "Do the features collapse?", "by_epoch", about=("collapse",),
             opening="{% set last = rows[-1] %}The effective rank of the features went from {{ first.rank|number }} to "
                     "{{ last.rank|number }}, and their spread from {{ first.spread|number }} to "
-                    "{{ last.spread|number }} (0: all images alike).",
+                    "{{ last.spread|number }}: it is none where all images have the same features.",
             columns=("epochs", "knn", "rank", "spread", "objectness", "teacher_information"),
             charts=(
                 Chart(
@@ -305,8 +305,8 @@ REPORT: Final = Report(
                 ),
                 Chart(
                     "teacher", lines("epochs", "teacher_entropy", "teacher_information"),
-                    "Entropy of what the teacher says of an image, and the information about the image in it: 0 where "
-                    "it says the same of all.",
+                    "Entropy of what the teacher says of an image, and the information about the image in it: none "
+                    "where it says the same of all.",
                     title="The teacher's outputs by epoch", only=lambda row: row.teacher_entropy is not None,
                 ),
             ),
