@@ -71,7 +71,7 @@ _ENTRIES: Final = (
         "the cross-entropy of a student's outputs on crops of an image with those of its teacher, the moving average "
         "of the student, on others", "Caron 2021",
         recipe=Recipe(
-            epochs=40, batch_size=64, optimiser="muon", learning_rate=2e-3, weight_decay=0.04, warmup=0.1, source=_PLAIN,
+            epochs=40, batch_size=64, optimiser="muon", learning_rate=2e-3, warmup=0.1, source=_PLAIN,
         ),
         settings={
             "local_crops": 2, "local_size": 16, "outputs": 128, "momentum": 0.98, "centring": True,
