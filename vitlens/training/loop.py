@@ -27,6 +27,7 @@ from vitlens.devices import autocast
 from vitlens.errors import InputError, NonFiniteError
 from vitlens.models import saved
 from vitlens.models.model import Model
+from vitlens.models.rebuild import seeded
 from vitlens.processes import accelerated, is_first_process, peer_errors
 from vitlens.training import checkpoint
 from vitlens.training.checkpoint import Facts
@@ -175,7 +176,8 @@ class Updates:
     def __init__(self, task: Task, accelerator: Accelerator, *, compiled: bool = False) -> None:
         self.task, self.accelerator, self.step = task, accelerator, 0
         inner = task.model.module
-        module = task.objective.module(task.model) if task.whole is None else inner  # which takes features
+        with seeded(task.seed):  # the new parts of an objective are random
+            module = task.objective.module(task.model) if task.whole is None else inner  # which takes features
         # what is trained, averaged and kept
         self.model = inner if task.pretraining is None else module
         name = next(name for name, part in self.model.named_modules() if part is inner)

@@ -102,9 +102,9 @@ def test_the_loss_of_student_and_teacher_is_that_of_plain_loops():
 def test_the_teacher_is_centred_and_sharpened():
     made, said = built("dino"), drawn(2, 3, 12).float()
     made.centre.copy_(drawn(12, seed=3))
-    expected = ((said - made.centre) / 0.04).softmax(-1)
+    expected = ((said - made.centre) / 0.03).softmax(-1)
     assert torch.allclose(made.probabilities(said), expected)
-    assert torch.allclose(built("dino", centring=False).probabilities(said), (said / 0.04).softmax(-1))
+    assert torch.allclose(built("dino", centring=False).probabilities(said), (said / 0.03).softmax(-1))
 
 
 def test_teacher_and_centre_are_moving_averages():
@@ -153,7 +153,7 @@ def test_a_crop_of_the_whole_image_without_jitter_is_the_image():
 )
 def test_what_a_teacher_says_of_all_images_alike_holds_no_information(said, entropy, information):
     made = built("dino", outputs=8, centring=False)
-    logits = 0.04 * said.clamp(min=1e-30).log()
+    logits = 0.03 * said.clamp(min=1e-30).log()
     (found,) = [made.measures([dino.Said(logits[None], logits[None])])]
     assert found["teacher_entropy"] == pytest.approx(entropy, abs=1e-5)
     assert found["teacher_information"] == pytest.approx(information, abs=1e-5)

@@ -36,6 +36,7 @@ def test_a_resumed_run_ends_with_the_same_bits(name, tmp_path):
     """Also those of the decoder, of the teacher and its centre, of the text tower."""
     recipe, cut = plain_recipe(epochs=3, average=0.0 if name == "dino" else 0.9, crop_padding=1), tmp_path / "cut"
     whole, _ = pretrained(name, tmp_path / "whole", recipe=recipe)
+    torch.manual_seed(5)  # on which nothing depends
     with pytest.raises(EnoughError):
         pretrained(name, cut, recipe=recipe, checkpoint_every=1, on_progress=interrupting(4))
     resumed, _ = pretrained(name, cut, headless(seed=7), recipe=recipe, checkpoint_every=1, resume=True)

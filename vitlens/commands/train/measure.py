@@ -33,7 +33,7 @@ from vitlens.training.finetune import trained_share
 from vitlens.training.head import fit_head
 from vitlens.training.loop import train_on_images
 from vitlens.training.metrics import EpochMetrics, TrainingResult
-from vitlens.training.objectives.pretraining import BANK, MAPS, QUERIES, Pretraining
+from vitlens.training.objectives.pretraining import BANK, MAPS, NEIGHBOURS, QUERIES, Pretraining
 from vitlens.training.task import Task, first_batch
 from vitlens.uncertainty import Estimate, difference_of, wilson
 
@@ -184,7 +184,7 @@ def _pretrained(
     row = rows.PretrainingRow(
         alias, entry.name, entry.title, entry.meaning, entry.source, pretraining.settings,
         result.history[-1].test_loss or 0.0, knn, random, difference_of(knn, random) if knn and random else None,
-        min(BANK, len(start.train)),
+        NEIGHBOURS, min(BANK, len(start.train)),
         Estimate(last["teacher_information"], n=tested, unit="nats") if "teacher_information" in last else None,
         Estimate(last["objectness"], n=min(MAPS, tested) // 2) if "objectness" in last else None,
     )  # fmt: skip

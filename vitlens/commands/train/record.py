@@ -135,8 +135,8 @@ class FeatureRow(OfModel):
 @dataclass(frozen=True)
 class PretrainingRow(OfModel):
     """What a training without labels came to. objective: its name; title, meaning, source: of its entry; knn, random:
-    of the model and of its random weights before the training, None without labels; bank: training images in which
-    neighbours are looked for; information: of what a teacher says about the images."""
+    of the model and of its random weights before the training, None without labels; neighbours: their number, bank:
+    training images in which they are looked for; information: of what a teacher says about the images."""
 
     objective: str = col("objective", default="")
     title: str = ""
@@ -147,6 +147,7 @@ class PretrainingRow(OfModel):
     knn: Estimate | None = col("k-NN accuracy", better="higher", metric="knn/{model}", default=None)
     random: Estimate | None = col("with random weights", default=None)
     gain: Estimate | None = col("gain", better="higher", metric="knn_gain/{model}", default=None)
+    neighbours: int = 0
     bank: int = 0
     information: Estimate | None = col(
         "information of the teacher", better="higher", metric="teacher_information/{model}", default=None

@@ -97,10 +97,10 @@ def _of_features(row: PretrainingRow, record: TrainRecord) -> Iterator[Claim]:
         given = {"row": row, "m": row.model, "better": better, "n": len(record.history)}
         yield found(
             "features", row.model,
-            "Of the held-out images, {{ effect }} have the class that most of their 20 nearest of {{ row.bank }} "
-            "training images have by the features of **{{ m }}**, trained without labels ({{ row.title|lower }}) for "
-            "{{ n }} epoch{{ n|s }}; with its random weights {{ row.random|alone }}, a difference of "
-            "{{ row.gain|alone }}{% if not better %}, which is not significant{% endif %}.",
+            "Of the held-out images, {{ effect }} have the class of most of their {{ row.neighbours }} nearest of "
+            "{{ row.bank }} training images by the features of **{{ m }}**, trained without labels "
+            "({{ row.title|lower }}) for {{ n }} epoch{{ n|s }}; with its random weights {{ row.random|alone }}, a "
+            "difference of {{ row.gain|alone }}{% if not better %}, which is not significant{% endif %}.",
             row.knn, kind="answer", place="features", given=given,
             headline="{% if better %}{{ m }} learned classes without labels: k-NN accuracy {{ effect|value }}, from "
                      "{{ row.random|value }}{% else %}The features of {{ m }} are no better than those of random "
@@ -109,10 +109,11 @@ def _of_features(row: PretrainingRow, record: TrainRecord) -> Iterator[Claim]:
     if row.information is not None:
         claim = judge("collapse", row.model, row.information, "collapse")
         yield replace(claim, place="teacher", kind="answer", says=say(
-            "{% if state == 'fail' %}The training of **{{ m }}** has **collapsed**: its teacher says the same of every "
-            "image; its outputs hold {{ effect }} of information about the image{% if not centred %}. The outputs were "
-            "not centred (`centring=false`), which lets one of them win everywhere{% endif %}.{% else %}The teacher of "
-            "**{{ m }}** has not collapsed: its outputs hold {{ effect }} of information about the image.{% endif %}",
+            "{% if state == 'fail' %}**{{ m }}** has **collapsed**, or not begun to learn: its teacher says nearly the "
+            "same of every image; its outputs hold {{ effect }} of information about the image{% if not centred %}. "
+            "They were not centred (`centring=false`), which lets one of them win everywhere{% endif %}.{% else %}"
+            "**{{ m }}** has not collapsed: its teacher's outputs hold {{ effect }} of information about the image."
+            "{% endif %}",
             state=claim.state, m=row.model, effect=row.information, centred=row.settings.get("centring", True),
         ))  # fmt: skip
 
@@ -270,7 +271,7 @@ _ACCURACY: Final = Chart(
 _FEATURES: Final = Chart(
     "features", lines("epochs", "knn", "objectness"),
     "k-NN accuracy of the features, and the overlap of one head's CLS attention with the object's mask, after each "
-    "epoch; 0: random weights.",
+    "epoch; on the left random weights.",
     title="What the features tell about test images, by epoch", rows="by_epoch",
 )  # fmt: skip
 REPORT: Final = Report(
@@ -294,7 +295,7 @@ REPORT: Final = Report(
             "Do the features collapse?", "by_epoch", about=("collapse",),
             opening="{% set last = rows[-1] %}The effective rank of the features went from {{ first.rank|number }} to "
                     "{{ last.rank|number }}, and their spread from {{ first.spread|number }} to "
-                    "{{ last.spread|number }} (0: all images alike).",
+                    "{{ last.spread|number }}: it is none where all images have the same features.",
             columns=("epochs", "knn", "rank", "spread", "objectness", "teacher_information"),
             charts=(
                 Chart(
@@ -304,8 +305,8 @@ REPORT: Final = Report(
                 ),
                 Chart(
                     "teacher", lines("epochs", "teacher_entropy", "teacher_information"),
-                    "Entropy of what the teacher says of an image, and the information about the image in it: 0 where "
-                    "it says the same of all.",
+                    "Entropy of what the teacher says of an image, and the information about the image in it: none "
+                    "where it says the same of all.",
                     title="The teacher's outputs by epoch", only=lambda row: row.teacher_entropy is not None,
                 ),
             ),

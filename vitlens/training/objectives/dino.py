@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 from vitlens.errors import InputError
 from vitlens.models.model import Model
-from vitlens.models.vit import initialise
 from vitlens.processes import Processes
 from vitlens.shapes import Images
 from vitlens.training.augment import uniforms
@@ -150,8 +149,6 @@ class Projected(nn.Module):
             nn.Linear(dim, _HIDDEN), nn.GELU(), nn.Linear(_HIDDEN, _HIDDEN), nn.GELU(), nn.Linear(_HIDDEN, _BOTTLENECK)
         )
         self.last = nn.Linear(_BOTTLENECK, outputs, bias=False)
-        self.head.apply(initialise)
-        self.last.apply(initialise)
 
     def forward(self, crops: Images) -> Float[Tensor, "batch outputs"]:
         """Logits of crops in [0, 1] of any size that patches divide; positions are interpolated."""
