@@ -188,9 +188,9 @@ def score_rows(
             for against, names in (("random", ("over_random", "p_random")),
                                    ("supervised", ("over_supervised", "p_supervised"))):  # fmt: skip
                 if label not in ("random", against):
-                    gain = 100 * (np.array(values) - np.array(own[against]))
+                    gain = np.array(values) - np.array(own[against])
                     ps.append(student_test(gain))
-                    found: dict[str, Any] = {names[0]: student_mean(gain, unit="points"), names[1]: len(ps) - 1}
+                    found: dict[str, Any] = {names[0]: student_mean(100 * gain, unit="points"), names[1]: len(ps) - 1}
                     row = replace(row, **found)
             made.append(row)
     corrected = [*holm(ps)]
