@@ -39,7 +39,8 @@ class MaskedAutoencoder(nn.Module):
     """An encoder and its decoder.
 
     settings: mask_ratio, share of the patches that are masked; decoder_dim, decoder_depth; normalise, whether the
-    pixels of a patch are normalised, each channel by its mean and standard deviation. Raises InputError for what masks none or all.
+    pixels of a patch are normalised, each channel by its mean and standard deviation. Raises InputError for what masks
+    none or all.
     """
 
     def __init__(self, model: Model, settings: Mapping[str, Any]) -> None:
@@ -166,7 +167,7 @@ def moments(patches: Patches) -> tuple[Patches, Patches]:
 
 
 def normalised(patches: Patches) -> Patches:
-    """Each patch's channel minus its mean, over its standard deviation (He 2022, section 3, but for all channels together,
-    which leaves the colour to be reconstructed)."""
+    """Each patch's channel minus its mean, over its standard deviation (He 2022, section 3, has those of all channels
+    together, which leaves the colour to be reconstructed)."""
     mean, deviation = moments(patches)
     return (patches - mean) / deviation
