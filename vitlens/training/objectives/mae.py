@@ -39,8 +39,7 @@ class MaskedAutoencoder(nn.Module):
     """An encoder and its decoder.
 
     settings: mask_ratio, share of the patches that are masked; decoder_dim, decoder_depth; normalise, whether the
-    pixels of a patch are normalised, each channel by its mean and standard deviation. Raises InputError for what masks
-    none or all.
+    pixels of a patch are normalised by their mean and standard deviation. Raises InputError for what masks none or all.
     """
 
     def __init__(self, model: Model, settings: Mapping[str, Any]) -> None:
@@ -158,16 +157,12 @@ def unpatchified(patches: Patches, layout: TokenLayout) -> Images:
     return cut.reshape(len(patches), 3, rows * height, columns * width)
 
 
-def moments(patches: Patches) -> tuple[Patches, Patches]:
-    """The mean of each patch's channel, and its standard deviation with the noise that is allowed for."""
-    channels = patches.unflatten(2, (-1, 3))
-    mean, variance = channels.mean(2, keepdim=True), channels.var(2, keepdim=True)
-    deviation = (variance + _NOISE**2).sqrt()
-    return mean.expand_as(channels).flatten(2), deviation.expand_as(channels).flatten(2)
+def moments(patches: Patches) -> tuple[Tensor, Tensor]:
+    """Each patch's mean, and its standard deviation over its pixels with the noise that is allowed for."""
+    return patches.mean(2, keepdim=True), (patches.var(2, keepdim=True) + _NOISE**2).sqrt()
 
 
 def normalised(patches: Patches) -> Patches:
-    """Each patch's channel minus its mean, over its standard deviation (He 2022, section 3, has those of all channels
-    together, which leaves the colour to be reconstructed)."""
+    """Each patch minus its mean, over its standard deviation (He 2022, section 3: better features)."""
     mean, deviation = moments(patches)
     return (patches - mean) / deviation
