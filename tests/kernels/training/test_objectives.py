@@ -102,9 +102,9 @@ def test_the_loss_of_student_and_teacher_is_that_of_plain_loops():
 def test_the_teacher_is_centred_and_sharpened():
     made, said = built("dino"), drawn(2, 3, 12).float()
     made.centre.copy_(drawn(12, seed=3))
-    expected = ((said - made.centre) / 0.03).softmax(-1)
+    expected = ((said - made.centre) / 0.04).softmax(-1)
     assert torch.allclose(made.probabilities(said), expected)
-    assert torch.allclose(built("dino", centring=False).probabilities(said), (said / 0.03).softmax(-1))
+    assert torch.allclose(built("dino", centring=False).probabilities(said), (said / 0.04).softmax(-1))
 
 
 def test_teacher_and_centre_are_moving_averages():

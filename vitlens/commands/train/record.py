@@ -121,8 +121,8 @@ class FeatureRow(OfModel):
     )  # fmt: skip
     objectness: float | None = col(
         "attention on the object", unit="fraction", default=None,
-        term="intersection over union of the object's mask and the patches above the mean of the CLS attention of the "
-        "last block's best head, which is chosen on every second image and measured on the others",
+        term="intersection over union of the object's mask and as large an area of the CLS attention of the last "
+        "block's best head, which is chosen on other images",
     )  # fmt: skip
     teacher_entropy: float | None = col("teacher's entropy", unit="nats", default=None)
     teacher_information: float | None = col(

@@ -286,8 +286,8 @@ REPORT: Final = Report(
             says="What is minimised is {{ meaning|whole }} ({{ source }}). The features of {{ model }} "
                  "{% if row.knn %}find the class of {{ knn }} of the test images by their nearest neighbours, with "
                  "random weights of {{ random|alone }}{% else %}were not compared with classes, as there are no "
-                 "labels{% endif %}.{% if row.objectness %} The last block's best head overlaps with the object by "
-                 "{{ objectness|value }}, counting the patches above its mean.{% endif %}",
+                 "labels{% endif %}.{% if row.objectness %} The last block's best head overlaps the object by "
+                 "{{ objectness|value }}, counting as large an area.{% endif %}",
             columns=("model", "objective", "knn", "random", "gain", "objectness"),
             charts=(_FEATURES,),
         ),
@@ -313,8 +313,8 @@ REPORT: Final = Report(
         ),
         Section(
             "What does it reconstruct?", lambda record: [record.reconstructions] if record.reconstructions else [],
-            opening="The decoder sees the patches that are left; in the picture, mean and contrast of each patch are the "
-                    "image's.",
+            opening="The decoder sees the patches that are left; in the picture, mean and contrast of each patch are "
+                    "those of the image.",
             charts=(Chart(
                 "reconstructions", images(),
                 "Test images, what the encoder sees of them, and their masked patches as the decoder fills them in.",

@@ -57,7 +57,7 @@ class MaskedAutoencoder(nn.Module):
         if dim < 4 or dim % 4 or settings["decoder_depth"] < 1:
             raise InputError(
                 f"expected decoder_dim divisible by 4 and decoder_depth of at least 1, found {dim} and "
-                f"{settings['decoder_depth']}; try --set decoder_dim=64"
+                f"{settings['decoder_depth']}; try --set decoder_dim=96"
             )
         config = ViTConfig(dim=dim, heads=dim // _HEAD if dim % _HEAD == 0 else 1)
         self.embed = nn.Linear(vit.config.dim, dim)

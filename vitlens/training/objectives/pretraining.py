@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitlens.analysis.attention.weights import attention
-from vitlens.analysis.faithfulness.localisation import mask_iou
 from vitlens.analysis.features.features import extract
 from vitlens.analysis.features.neighbours import nearest, unit_vectors, vote
+from vitlens.analysis.features.objectness import FEWEST_MASKS, objectness
 from vitlens.data.captions import captions_of
 from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating
@@ -186,8 +186,8 @@ def measures_of(model: Model, train: Split, test: Split, *, pool: FeaturePool = 
     rank: effective rank, the exponential of the entropy of the singular values (Roy 2007); spread: mean standard
     deviation of the features of length 1, times the root of their number, 1 where they fill all directions, 0 where all
     images have the same (Chen 2021, SimSiam); knn: k-NN accuracy among training images, where there are labels;
-    objectness: intersection over union of an object's mask and the pixels above the mean of the CLS attention of one
-    head, chosen on every second image and measured on the others, where there are masks; accuracy: of a classifier.
+    objectness: intersection over union of an object's mask and as large an area of the CLS attention of one head, which
+    is chosen on other images, where there are masks; accuracy: of a classifier.
     """
     some, others = test.limit(min(QUERIES, len(test))), train.limit(min(BANK, len(train)))
     pool = pool if model.layout.positions("cls") else "mean"
@@ -224,11 +224,12 @@ def spread(vectors: Float[Tensor, "images dim"]) -> float:
 
 
 def best_head(model: Model, split: Split) -> float:
-    """The intersection over union with the masks of the last layer's best head, which is chosen on other images."""
+    """How far the attention of the last layer's best head overlaps the objects, see `objectness`; NaN for fewer than
+    four images with an object."""
     assert split.masks is not None
-    batch = next(split.batches(len(split), device=model.device))
+    shown = split.pick(split.masks.flatten(1).any(1).nonzero()[:, 0])
+    if len(shown) < FEWEST_MASKS or shown.masks is None:
+        return math.nan
+    batch = next(shown.batches(len(shown), device=model.device))
     rows = attention(model, batch.images, rows="cls")[-1][:, :, 0, len(model.layout.prefix) :]
-    maps = rows.unflatten(2, model.layout.grid).cpu()  # (images, heads, rows, columns)
-    scores = torch.stack([mask_iou(maps[:, head], split.masks.cpu()) for head in range(maps.shape[1])])
-    chosen = int(scores[:, ::2].nanmean(1).argmax())
-    return float(scores[chosen, 1::2].nanmean())
+    return float(objectness(rows.unflatten(2, model.layout.grid).cpu(), shown.masks.cpu()).iou.mean())
