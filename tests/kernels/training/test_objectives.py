@@ -38,10 +38,13 @@ def test_the_loss_of_masked_patches_is_that_of_plain_loops():
         assert loss == pytest.approx(sum(errors) / len(errors), rel=1e-9)
 
 
-def test_a_normalised_patch_is_itself_minus_its_mean_over_its_deviation():
+def test_each_channel_of_a_normalised_patch_is_itself_minus_its_mean_over_its_deviation():
     patches = drawn(2, 3, 48)
     for patch, normal in zip(patches.flatten(0, 1).numpy(), mae.normalised(patches).flatten(0, 1).numpy()):
-        assert normal == pytest.approx((patch - patch.mean()) / math.sqrt(patch.var(ddof=1) + 0.1**2), rel=1e-9)
+        for channel in range(3):
+            own = patch[channel::3]
+            expected = (own - own.mean()) / math.sqrt(own.var(ddof=1) + 0.1**2)
+            assert normal[channel::3] == pytest.approx(expected, rel=1e-9)
 
 
 def test_patches_are_the_squares_of_the_image_and_back():
@@ -139,7 +142,7 @@ def test_crops_have_their_sizes_and_depend_on_the_image_alone():
 
 def test_a_crop_of_the_whole_image_without_jitter_is_the_image():
     draws = torch.tensor([[0.5] * 8 + [0.0, 0.5]]).expand(6, -1)
-    crop = dino.cropped(images(), draws, size=(32, 32), area=(1.0, 1.0), jitter=0.0, turn=90)
+    crop = dino.cropped(images(), draws, size=(32, 32), area=(1.0, 1.0), jitter=0.0, turn=90.0)
     assert torch.allclose(crop, images(), atol=1e-5)
 
 

@@ -313,7 +313,8 @@ REPORT: Final = Report(
         ),
         Section(
             "What does it reconstruct?", lambda record: [record.reconstructions] if record.reconstructions else [],
-            opening="The decoder sees the patches that are left; each patch's own mean and contrast are given to it.",
+            opening="The decoder sees the patches that are left; in the picture, mean and contrast of each patch's "
+                    "channels are the image's.",
             charts=(Chart(
                 "reconstructions", images(),
                 "Test images, what the encoder sees of them, and their masked patches as the decoder fills them in.",

@@ -39,7 +39,8 @@ class MaskedAutoencoder(nn.Module):
     """An encoder and its decoder.
 
     settings: mask_ratio, share of the patches that are masked; decoder_dim, decoder_depth; normalise, whether the
-    pixels of a patch are normalised by their mean and standard deviation. Raises InputError for what masks none or all.
+    pixels of a patch are normalised, each channel by its mean and standard deviation. Raises InputError for what masks
+    none or all.
     """
 
     def __init__(self, model: Model, settings: Mapping[str, Any]) -> None:
@@ -50,7 +51,7 @@ class MaskedAutoencoder(nn.Module):
         if not 0 < self.visible < count:
             raise InputError(
                 f"expected a mask_ratio that masks 1 to {count - 1} of {count} patches, found "
-                f"{settings['mask_ratio']}; try --set mask_ratio=0.75"
+                f"{settings['mask_ratio']}; try --set mask_ratio=0.6"
             )
         vit: Any = model.module
         dim = settings["decoder_dim"]
@@ -157,12 +158,16 @@ def unpatchified(patches: Patches, layout: TokenLayout) -> Images:
     return cut.reshape(len(patches), 3, rows * height, columns * width)
 
 
-def moments(patches: Patches) -> tuple[Tensor, Tensor]:
-    """Each patch's mean, and its standard deviation over its pixels with the noise that is allowed for."""
-    return patches.mean(2, keepdim=True), (patches.var(2, keepdim=True) + _NOISE**2).sqrt()
+def moments(patches: Patches) -> tuple[Patches, Patches]:
+    """The mean of each patch's channel, and its standard deviation with the noise that is allowed for."""
+    channels = patches.unflatten(2, (-1, 3))
+    mean, variance = channels.mean(2, keepdim=True), channels.var(2, keepdim=True)
+    deviation = (variance + _NOISE**2).sqrt()
+    return mean.expand_as(channels).flatten(2), deviation.expand_as(channels).flatten(2)
 
 
 def normalised(patches: Patches) -> Patches:
-    """Each patch minus its mean, over its standard deviation (He 2022, section 3: better features)."""
+    """Each patch's channel minus its mean, over its standard deviation (He 2022, section 3, has those of all channels
+    together, which leaves the colour to be reconstructed)."""
     mean, deviation = moments(patches)
     return (patches - mean) / deviation

@@ -63,7 +63,7 @@ _ENTRIES: Final = (
         recipe=Recipe(
             epochs=40, batch_size=128, optimiser="muon", learning_rate=3e-3, warmup=0.1, source=_PLAIN,
         ),
-        settings={"mask_ratio": 0.75, "decoder_dim": 64, "decoder_depth": 2, "normalise": True},
+        settings={"mask_ratio": 0.6, "decoder_dim": 64, "decoder_depth": 2, "normalise": True},
         module="vitlens.training.objectives.mae:MaskedAutoencoder", pool="mean",
     ),
     TrainingObjective(
