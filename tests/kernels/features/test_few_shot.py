@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitlens.analysis.features.few_shot import drawn_shots, few_shot
+from vitlens.analysis.features.neighbours import drawn_shots, few_shot
 from vitlens.errors import DataError
 
 LABELS = torch.tensor([2, 0, 1] * 7)

@@ -139,7 +139,7 @@ def test_crops_have_their_sizes_and_depend_on_the_image_alone():
 
 def test_a_crop_of_the_whole_image_without_jitter_is_the_image():
     draws = torch.tensor([[0.5] * 8 + [0.0, 0.5]]).expand(6, -1)
-    crop = dino.cropped(images(), draws, size=(32, 32), area=(1.0, 1.0), jitter=0.0, turn=90)
+    crop = dino.cropped(images(), draws, size=(32, 32), area=(1.0, 1.0), jitter=0.0, turn=90.0)
     assert torch.allclose(crop, images(), atol=1e-5)
 
 

@@ -157,7 +157,9 @@ class Projected(nn.Module):
         return F.linear(F.normalize(self.head(features), dim=-1), F.normalize(self.last.weight, dim=-1))
 
 
-def agreement(student: Outputs, teacher: Outputs, *, temperature: float) -> Float[Tensor, " batch"]:
+def agreement(
+    student: Outputs, teacher: Float[Tensor, "whole batch outputs"], *, temperature: float
+) -> Float[Tensor, " batch"]:
     """The cross-entropy of the student's outputs on one crop with the teacher's probabilities on another, in nats: the
     mean over all pairs of a global crop and another crop (Caron 2021, equation 3)."""
     said = (student / temperature).log_softmax(-1)
@@ -174,7 +176,7 @@ def entropies(probabilities: Float[Tensor, "*batch outputs"]) -> Float[Tensor, "
 def cropped(
     images: Images, draws: Float[Tensor, "batch numbers"], *, size: tuple[int, int], area: tuple[float, float],
     jitter: float, turn: float,
-) -> Images:  # fmt: skip
+) -> Float[Tensor, "batch 3 _ _"]:  # fmt: skip
     """Each image's crop of a random area, aspect and angle, resized (bilinear), in random brightness, contrast, colour.
 
     draws: ten numbers in [0, 1) an image; area: smallest and largest, as shares of the image; jitter: largest change,

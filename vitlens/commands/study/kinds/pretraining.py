@@ -18,8 +18,7 @@ from vitlens.analysis.failures.operations import OPERATIONS
 from vitlens.analysis.features.cka import CKAStream
 from vitlens.analysis.features.embedding import embed
 from vitlens.analysis.features.features import extract, features
-from vitlens.analysis.features.few_shot import few_shot
-from vitlens.analysis.features.neighbours import nearest, vote
+from vitlens.analysis.features.neighbours import few_shot, nearest, vote
 from vitlens.analysis.features.objectness import objectness
 from vitlens.analysis.features.probe import probe
 from vitlens.commands.study import record as rows

@@ -221,7 +221,7 @@ SECTIONS: Final = (
         columns=("words", "measure", "value", "over_supervised", "p_supervised"),
         charts=(Chart(
             "corrupted", intervals("words", "value", of="measure", reference=0.0),
-            "Accuracy of a linear probe on clean test images minus that on corrupted ones (severity 3 of 5).",
+            "Accuracy of a linear probe on clean test images minus that on corrupted ones, of a medium severity.",
             title="Accuracy lost to corruptions",
         ),),
     ),
