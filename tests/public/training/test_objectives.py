@@ -191,7 +191,7 @@ train vit-mini --objective dino --set local_size=18 --limit 20 | found 18 px; tr
 train vit-mini --objective dino --set local_size=2 --limit 20 | try --set local_size=4
 train vit-mini --objective mae --set local_size=16 --limit 20 | expected a field of the recipe
 train vit-mini --objective mae --set mask_ratio=1.0 --limit 20 | masks 1 to 63 of 64 patches
-train vit-mini --objective mae --set mask_ratio=half --limit 20 | expected mask_ratio as in --set mask_ratio=0.6
+train vit-mini --objective mae --set mask_ratio=half --limit 20 | expected mask_ratio as in --set mask_ratio=0.75
 train vit-mini --objective mae --set mixup=0.5 --limit 20 | mixup 0 with --objective mae
 train vit-mini --set mask_ratio=0.5 --limit 20 | expected a field of the recipe
 """

@@ -50,7 +50,7 @@ class MaskedAutoencoder(nn.Module):
         if not 0 < self.visible < count:
             raise InputError(
                 f"expected a mask_ratio that masks 1 to {count - 1} of {count} patches, found "
-                f"{settings['mask_ratio']}; try --set mask_ratio=0.6"
+                f"{settings['mask_ratio']}; try --set mask_ratio=0.75"
             )
         vit: Any = model.module
         dim = settings["decoder_dim"]
