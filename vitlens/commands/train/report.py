@@ -103,8 +103,8 @@ def _of_features(row: PretrainingRow, record: TrainRecord) -> Iterator[Claim]:
             "difference of {{ row.gain|alone }}{% if not better %}, which is not significant{% endif %}.",
             row.knn, kind="answer", place="features", given=given,
             headline="{% if better %}{{ m }} learned classes from {{ row.learned_from }}: k-NN accuracy "
-                     "{{ effect|value }}, from {{ row.random|value }}{% else %}The features of {{ m }} are no better than those of random "
-                     "weights{% endif %}",
+                     "{{ effect|value }}, from {{ row.random|value }}{% else %}The features of {{ m }} are no better "
+                     "than those of random weights{% endif %}",
         )  # fmt: skip
     if row.information is not None:
         claim = judge("collapse", row.model, row.information, "collapse")
