@@ -1,6 +1,7 @@
 """Whether attention finds objects: the overlap of a head's maps with the masks, for a head chosen on other images."""
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from jaxtyping import Bool, Float
@@ -11,7 +12,8 @@ from vitlens.errors import DataError
 from vitlens.shapes import Masks
 
 HeadMaps = Float[Tensor, "batch heads rows columns"]
-_AT_ONCE = 64  # images whose cells are compared with each other
+FEWEST_MASKS: Final = 4  # images: two a half
+_AT_ONCE: Final = 64  # images whose cells are compared with each other
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,8 @@ def objectness(maps: HeadMaps, masks: Masks, *, seed: int = 0) -> Objectness:
     For the maps of other images the best head is chosen anew, in the same way. Raises DataError for fewer than 4 images
     and for a mask without an object.
     """
-    if len(maps) < 4:
-        raise DataError(f"expected at least 4 images with masks, 2 a half, found {len(maps)}; give more images")
+    if len(maps) < FEWEST_MASKS:
+        raise DataError(f"expected at least {FEWEST_MASKS} images with masks, found {len(maps)}; give more images")
     order = torch.randperm(len(maps), generator=torch.Generator().manual_seed(seed))
     halves = order[::2], order[1::2]
     own, shuffled = area_iou(maps, masks), torch.empty(maps.shape[:2], dtype=torch.float64)

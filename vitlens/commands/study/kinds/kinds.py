@@ -295,7 +295,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             ),
             also="pretraining",
             data="shapes",
-            epochs=12,
+            epochs=30,
         ),
     }
 )  # fmt: skip
