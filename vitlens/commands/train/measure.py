@@ -182,7 +182,8 @@ def _pretrained(
 
     knn, random = share(last, "knn"), share(untrained, "knn")
     row = rows.PretrainingRow(
-        alias, entry.name, entry.title, entry.meaning, entry.source, pretraining.settings,
+        alias, entry.name, entry.title, entry.meaning, entry.source, entry.needs or "images alone",
+        pretraining.settings,
         result.history[-1].test_loss or 0.0, knn, random, difference_of(knn, random) if knn and random else None,
         NEIGHBOURS, min(BANK, len(start.train)),
         Estimate(last["teacher_information"], n=tested, unit="nats") if "teacher_information" in last else None,

@@ -134,14 +134,16 @@ class FeatureRow(OfModel):
 
 @dataclass(frozen=True)
 class PretrainingRow(OfModel):
-    """What a training without labels came to. objective: its name; title, meaning, source: of its entry; knn, random:
-    of the model and of its random weights before the training, None without labels; neighbours: their number, bank:
-    training images in which they are looked for; information: of what a teacher says about the images."""
+    """What a training without labels came to. objective: its name; title, meaning, source: of its entry;
+    learned_from: captions or images alone; knn, random: of the model and of its random weights before the training,
+    None without labels; neighbours: their number, bank: training images in which they are looked for; information:
+    of what a teacher says about the images."""
 
     objective: str = col("objective", default="")
     title: str = ""
     meaning: str = ""
     source: str = ""
+    learned_from: str = ""
     settings: Mapping[str, float | int | bool | str] = field(default_factory=dict)
     loss: float = col("test loss", default=0.0)
     knn: Estimate | None = col("k-NN accuracy", better="higher", metric="knn/{model}", default=None)

@@ -98,13 +98,13 @@ def _of_features(row: PretrainingRow, record: TrainRecord) -> Iterator[Claim]:
         yield found(
             "features", row.model,
             "Of the held-out images, {{ effect }} have the class of most of their {{ row.neighbours }} nearest of "
-            "{{ row.bank }} training images by the features of **{{ m }}**, trained without labels "
+            "{{ row.bank }} training images by the features of **{{ m }}**, trained on {{ row.learned_from }} "
             "({{ row.title|lower }}) for {{ n }} epoch{{ n|s }}; with its random weights {{ row.random|alone }}, a "
             "difference of {{ row.gain|alone }}{% if not better %}, which is not significant{% endif %}.",
             row.knn, kind="answer", place="features", given=given,
-            headline="{% if better %}{{ m }} learned classes without labels: k-NN accuracy {{ effect|value }}, from "
-                     "{{ row.random|value }}{% else %}The features of {{ m }} are no better than those of random "
-                     "weights{% endif %}",
+            headline="{% if better %}{{ m }} learned classes from {{ row.learned_from }}: k-NN accuracy "
+                     "{{ effect|value }}, from {{ row.random|value }}{% else %}The features of {{ m }} are no better "
+                     "than those of random weights{% endif %}",
         )  # fmt: skip
     if row.information is not None:
         claim = judge("collapse", row.model, row.information, "collapse")
