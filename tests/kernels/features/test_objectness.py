@@ -83,6 +83,16 @@ def test_a_head_that_is_best_by_chance_is_not_measured_where_it_was_chosen():
     assert {*found.iou.tolist()} <= {*every[:, first].tolist(), *every[:, second].tolist()}
 
 
+def test_the_mean_mask_is_of_images_that_are_not_measured():
+    """One image has its own mask: the mean that it is compared with is that of all others."""
+    objects = torch.zeros(4, SIDE * CELL, SIDE * CELL, dtype=torch.bool)
+    objects[:, :5, :5] = True
+    objects[3] = objects[3].flip(0, 1)
+    found = objectness(noise(4, 2), objects)
+    others = objects[:1].view(1, 1, SIDE, CELL, SIDE, CELL).double().mean((3, 5))
+    assert found.mean_mask[3] == area_iou(others, objects[3:4])[0, 0]
+
+
 @pytest.mark.parametrize(("count", "empty", "says"), [(3, False, "at least 4 images"), (8, True, r"image 5\)")])
 def test_what_cannot_be_measured_is_refused(count, empty, says):
     objects = masks(count)

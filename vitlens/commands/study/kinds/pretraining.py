@@ -19,7 +19,7 @@ from vitlens.analysis.features.cka import CKAStream
 from vitlens.analysis.features.embedding import embed
 from vitlens.analysis.features.features import extract, features
 from vitlens.analysis.features.neighbours import few_shot, nearest, vote
-from vitlens.analysis.features.objectness import objectness
+from vitlens.analysis.features.objectness import FEWEST_MASKS, objectness
 from vitlens.analysis.features.probe import probe
 from vitlens.commands.study import record as rows
 from vitlens.commands.study.kinds.kinds import Point
@@ -73,7 +73,7 @@ def pretrained(setup: Setup) -> dict[str, Any]:
             bank, _labels(setup.train), read, _labels(setup.test), shots=counts, draws=DRAWS, seed=setup.run.seed
         )  # the same images for all points and seeds
         shots[label].append(draws)
-        if setup.test.masks is not None and len(setup.test) >= 4:
+        if setup.test.masks is not None and len(setup.test) >= FEWEST_MASKS:
             overlaps.setdefault(label, []).append(_overlaps(model, setup.test, seed=setup.run.seed))
         if point.objective == "clip":
             own = wordings.get(label, torch.zeros(0, len(PROMPTS), dtype=torch.float64))
