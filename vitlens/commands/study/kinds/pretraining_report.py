@@ -184,7 +184,7 @@ SECTIONS: Final = (
     Section(
         "Does attention find objects?", "objectness", about=("attention and objects",),
         opening="{{ rows|selectattr('finds_objects')|list|length }} of {{ rows|length }} points are significantly "
-        "above both baselines, {{ rows|selectattr('learned_objects')|list|length }} above random weights, too. The head "
+        "above both, {{ rows|selectattr('learned_objects')|list|length }} above random weights, too. The head "
         "is chosen on one half of {{ rows[0].images }} images and measured on the other.",
         columns=("words", "iou", "over_shuffled", "over_mean", "over_random", "p_random"),
         charts=(Chart(
