@@ -190,3 +190,11 @@ def test_attention_finds_objects_where_it_is_above_both_baselines():
     found = pretraining_record(KNN, {**dict.fromkeys(KNN, 0.35), "dino": 0.6})
     assert [row.label for row in found.objectness if row.finds_objects] == ["dino"]
     assert "The attention of **DINO** overlaps the objects more than" in first_page(said(found))
+    assert "Above that of random weights, too: **DINO**." in first_page(said(found))
+
+
+def test_attention_of_random_weights_that_overlaps_objects_as_much_is_said():
+    found = pretraining_record(KNN, {**dict.fromkeys(KNN, 0.35), "dino": 0.6, "random": 0.7})
+    assert [row.label for row in found.objectness if row.finds_objects] == ["random", "dino"]
+    assert not any(row.learned_objects for row in found.objectness)
+    assert "None is shown to be above that of random weights" in first_page(said(found))

@@ -314,8 +314,8 @@ class LikenessRow(OfPoint):
 class ObjectnessRow(OfPoint):
     """Intersection over union of the object and the last layer's best head, chosen on other images; means over seeds.
 
-    shuffled: the same with maps of other images; mean_mask: of the mean mask of the other images; p: Student's t over
-    seeds, corrected for both baselines of all points.
+    shuffled: the same with maps of other images; mean_mask: of the mean mask of the other images; over_random: minus
+    that of random weights, whose attention follows pixels; p: Student's t over seeds, corrected for all of these.
     """
 
     images: int = col("images")
@@ -326,6 +326,8 @@ class ObjectnessRow(OfPoint):
     p_shuffled: float = col("p (Holm), shuffled")
     over_mean: Estimate = col("minus mean mask", unit="IoU")
     p_mean: float = col("p (Holm), mean mask")
+    over_random: Estimate | None = col("minus random weights", unit="IoU", default=None)
+    p_random: float | None = col("p (Holm), random weights", default=None)
 
     @property
     def finds_objects(self) -> bool:
@@ -334,6 +336,12 @@ class ObjectnessRow(OfPoint):
             gain.value > 0 and p <= LEVEL
             for gain, p in ((self.over_shuffled, self.p_shuffled), (self.over_mean, self.p_mean))
         )
+
+    @property
+    def learned_objects(self) -> bool:
+        """Whether it is significantly above random weights, too."""
+        above = self.over_random is not None and self.over_random.value > 0
+        return self.finds_objects and above and self.p_random is not None and self.p_random <= LEVEL
 
 
 @dataclass(frozen=True)

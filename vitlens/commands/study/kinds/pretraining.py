@@ -204,14 +204,17 @@ def objectness_rows(
 ) -> Iterator[rows.ObjectnessRow]:
     """Each point's overlap over seeds, against both baselines, paired by seed. overlaps: by label (3,) a seed."""
     tables = {label: torch.stack(tuple(own)).numpy() for label, own in overlaps.items()}
-    gains = {label: own[:, :1] - own[:, 1:] for label, own in tables.items()}
-    ps = iter(holm([student_test(own[:, at]) for own in gains.values() for at in (0, 1)]))
+    gains = {label: [own[:, 0] - own[:, 1], own[:, 0] - own[:, 2]] for label, own in tables.items()}
+    for label in gains.keys() - {"random"}:
+        gains[label].append(tables[label][:, 0] - tables["random"][:, 0])
+    ps = iter(holm([student_test(gain) for own in gains.values() for gain in own]))
     for label, own in tables.items():
         means = [student_mean(values, unit="IoU", least=0.0, most=1.0) for values in own.T]
-        over = [student_mean(values, unit="IoU") for values in gains[label].T]
+        over = [(student_mean(gain, unit="IoU"), next(ps)) for gain in gains[label]]
         yield rows.ObjectnessRow(
-            label, words[label], images, means[0], means[1], means[2], over[0], next(ps), over[1], next(ps)
-        )
+            label, words[label], images, means[0], means[1], means[2], *over[0], *over[1],
+            *(over[2] if len(over) > 2 else ()),
+        )  # fmt: skip
 
 
 def likeness_rows(tested: Mapping[tuple[str, int], Tensor], words: Mapping[str, str]) -> Iterator[rows.LikenessRow]:

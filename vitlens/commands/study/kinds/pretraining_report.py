@@ -62,8 +62,10 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
                 "images and the mean mask do{% else %}No point's attention is shown to overlap the objects more than "
                 "both maps of other images and the mean mask{% endif %}; the highest overlap (IoU) is "
                 "{{ top.iou|alone }}, of **{{ top.words }}**, against {{ top.shuffled|alone }} and "
-                "{{ top.mean_mask|alone }}.",
+                "{{ top.mean_mask|alone }}. {% if learned %}Above that of random weights, too: {{ learned|names }}"
+                "{% else %}None is shown to be above that of random weights, which follows pixels{% endif %}.",
                 finding=[row.words for row in finding], top=top,
+                learned=[row.words for row in record.objectness if row.learned_objects],
             ),
             effect=top.over_shuffled, p=top.p_shuffled, state="" if finding else "inconclusive", kind="answer",
             place="objectness",
@@ -182,9 +184,9 @@ SECTIONS: Final = (
     Section(
         "Does attention find objects?", "objectness", about=("attention and objects",),
         opening="{{ rows|selectattr('finds_objects')|list|length }} of {{ rows|length }} points are significantly "
-                "above both baselines. The head is chosen on one half of {{ rows[0].images }} images and "
-                "measured on the other.",
-        columns=("words", "iou", "over_shuffled", "p_shuffled", "over_mean", "p_mean"),
+        "above both, {{ rows|selectattr('learned_objects')|list|length }} above random weights, too. The head "
+        "is chosen on one half of {{ rows[0].images }} images and measured on the other.",
+        columns=("words", "iou", "over_shuffled", "over_mean", "over_random", "p_random"),
         charts=(Chart(
             "objectness", intervals("words", "iou", "shuffled", "mean_mask"),
             "Overlap of the objects with as large an area of the best head's attention, of maps of other images, and "
