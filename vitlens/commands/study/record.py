@@ -255,7 +255,7 @@ class MapRow:
 @dataclass(frozen=True)
 class FeatureScoreRow(OfPoint):
     """A measure of a point's frozen features, mean over seeds with Student's interval over them, and what it is above
-    random weights and the supervised point, paired by seed; p: Student's t over seeds, corrected over the table."""
+    random weights and the supervised point; p: Welch's t over seeds, corrected for the comparisons of the measure."""
 
     measure: str = col("measure")
     value: Estimate = col("mean over seeds", metric="features/{label}/{measure}")
@@ -315,7 +315,8 @@ class ObjectnessRow(OfPoint):
     """Intersection over union of the object and the last layer's best head, chosen on other images; means over seeds.
 
     shuffled: the same with maps of other images; mean_mask: of the mean mask of the other images; over_random: minus
-    that of random weights, whose attention follows pixels; p: Student's t over seeds, corrected for all of these.
+    that of random weights, whose attention follows pixels; p: over seeds, paired (Student's t) with the baselines,
+    Welch's t with random weights, each corrected for all points.
     """
 
     images: int = col("images")

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 from typing import Any, Final
 
@@ -30,7 +29,7 @@ from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.names import PERPLEXITY, FeaturePool
 from vitlens.training.objectives.clip import text_classifier
-from vitlens.uncertainty import Estimate, holm, student_mean, student_test
+from vitlens.uncertainty import Estimate, holm, student_mean, student_test, welch
 
 POOL: Final[FeaturePool] = "cls+mean"  # one rule for all points, whichever tokens their objective trains
 NEIGHBOURS: Final = (1, 5, 20)
@@ -172,48 +171,39 @@ def _by_wording(setup: Setup, model: Model, label: str, seed: int) -> Tensor:
 def score_rows(
     scores: Mapping[str, Values], words: Mapping[str, str], chance: float | None
 ) -> Iterator[rows.FeatureScoreRow]:
-    """Each measure of each point over seeds, against random weights and the supervised point, paired by seed; p-values
-    are corrected over all of these comparisons."""
-    made, ps = [], list[float]()
+    """Each measure of each point over seeds, against random weights and the supervised point; p-values are corrected
+    for the comparisons of their measure."""
     for measure, own in scores.items():
+        pairs = [(label, against) for against in ("random", "supervised") for label in own
+                 if label not in ("random", against)]  # fmt: skip
+        gains = [welch(100 * np.array(own[label]), 100 * np.array(own[other]), unit="points") for label, other in pairs]
+        corrected = holm([p for _, p in gains])
+        found = {pair: (gain, p) for pair, (gain, _), p in zip(pairs, gains, corrected)}
         for label, values in own.items():
-            row = rows.FeatureScoreRow(
-                label,
-                words[label],
-                measure,
-                student_mean(values, least=-1.0 if chance is None else 0.0, most=1.0),
-                chance,
-            )
-            for against, names in (("random", ("over_random", "p_random")),
-                                   ("supervised", ("over_supervised", "p_supervised"))):  # fmt: skip
-                if label not in ("random", against):
-                    gain = np.array(values) - np.array(own[against])
-                    ps.append(student_test(gain))
-                    found: dict[str, Any] = {names[0]: student_mean(100 * gain, unit="points"), names[1]: len(ps) - 1}
-                    row = replace(row, **found)
-            made.append(row)
-    corrected = [*holm(ps)]
-    for row in made:
-        places = {name: getattr(row, name) for name in ("p_random", "p_supervised")}
-        found = {name: None if at is None else corrected[int(at)] for name, at in places.items()}
-        yield replace(row, **found)
+            value = student_mean(values, least=-1.0 if chance is None else 0.0, most=1.0)
+            beside = [
+                each for against in ("random", "supervised") for each in found.get((label, against), (None, None))
+            ]
+            yield rows.FeatureScoreRow(label, words[label], measure, value, chance, *beside)  # type: ignore[arg-type]
 
 
 def objectness_rows(
     overlaps: Mapping[str, Sequence[Tensor]], words: Mapping[str, str], *, images: int
 ) -> Iterator[rows.ObjectnessRow]:
-    """Each point's overlap over seeds, against both baselines, paired by seed. overlaps: by label (3,) a seed."""
+    """Each point's overlap over seeds, against both baselines, paired by seed, and against random weights; p-values are
+    corrected for the comparisons with baselines and, apart, with random weights. overlaps: by label (3,) a seed."""
     tables = {label: torch.stack(tuple(own)).numpy() for label, own in overlaps.items()}
-    gains = {label: [own[:, 0] - own[:, 1], own[:, 0] - own[:, 2]] for label, own in tables.items()}
-    for label in gains.keys() - {"random"}:
-        gains[label].append(tables[label][:, 0] - tables["random"][:, 0])
-    ps = iter(holm([student_test(gain) for own in gains.values() for gain in own]))
+    gains = {label: own[:, :1] - own[:, 1:] for label, own in tables.items()}
+    ps = iter(holm([student_test(own[:, at]) for own in gains.values() for at in (0, 1)]))
+    trained = [label for label in tables if label != "random"]
+    over = [welch(tables[label][:, 0], tables["random"][:, 0], unit="IoU") for label in trained]
+    beside = {label: (gain, p) for label, (gain, _), p in zip(trained, over, holm([p for _, p in over]))}
     for label, own in tables.items():
         means = [student_mean(values, unit="IoU", least=0.0, most=1.0) for values in own.T]
-        over = [(student_mean(gain, unit="IoU"), next(ps)) for gain in gains[label]]
+        of_maps, of_mean = (student_mean(values, unit="IoU") for values in gains[label].T)
         yield rows.ObjectnessRow(
-            label, words[label], images, means[0], means[1], means[2], *over[0], *over[1],
-            *(over[2] if len(over) > 2 else ()),
+            label, words[label], images, means[0], means[1], means[2], of_maps, next(ps), of_mean, next(ps),
+            *beside.get(label, ()),
         )  # fmt: skip
 
 

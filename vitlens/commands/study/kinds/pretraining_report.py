@@ -43,8 +43,8 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
             "features without labels", best.label,
             say(
                 "Without labels **{{ row.words }}** has the best {{ row.measure|whole }} accuracy, "
-                "{{ row.value|alone }}: {{ ends[0] }} random weights ({{ row.over_random|alone }}) and {{ ends[1] }} "
-                "the supervised model's {{ supervised|alone }} ({{ row.over_supervised|alone }}). The table has the "
+                "{{ row.value|alone }}: {{ ends[0] }} random weights, by {{ row.over_random|alone }}, and {{ ends[1] }} "
+                "the supervised model's {{ supervised|value }}, by {{ row.over_supervised|alone }}. The table has the "
                 "accuracy of a linear probe.",
                 row=best, ends=ends, supervised=supervised.value,
             ),
