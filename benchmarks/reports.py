@@ -58,6 +58,7 @@ SLOW: Final = {  # up to two hours each, in this order: the pair is trained befo
     "pooling-digits": "study --kind pooling",
     "data-digits": "study --kind data --epochs 5 --batch-size 32",
     "swin-digits": "study --kind swin --epochs 4",
+    "pretraining-shapes": "study --kind pretraining",
     "distillation-digits": "train vit-mini --data digits --epochs 8 --out reports/untaught-digits && "
     "train vit-mini --data digits --epochs 8 --distill-from cnn-digits --beside untaught=reports/untaught-digits",
     "transfer-deit-tiny": f"study {DEIT.partition('=')[2]} --kind transfer --data cifar10-five --image-size 112",

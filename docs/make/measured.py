@@ -31,6 +31,7 @@ from vitlens.report import prose
 from vitlens.report.numbers import in_time
 from vitlens.report.prose import Marked
 from vitlens.report.verdicts import LIMITS
+from vitlens.training.objectives.registry import OBJECTIVES
 from vitlens.uncertainty import Estimate
 
 ROOT: Final = Path(__file__).parents[2]
@@ -67,7 +68,8 @@ def _environment() -> Environment:
     )
     made_here.filters |= {**known.filters, "score": score, "text": Marked}
     functions = (value, rows, row, judged, line, took)
-    made_here.globals |= {each.__name__: each for each in functions} | {"limits": LIMITS}
+    made_here.globals |= {each.__name__: each for each in functions}
+    made_here.globals |= {"limits": LIMITS, "objectives": tuple(OBJECTIVES.values())}
     return made_here
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.kit.axes import shown
 from tests.kit.contradictions import contradictions
-from tests.kit.planted_study import LABELS, UNTRIED, study_record, with_curves
+from tests.kit.planted_study import LABELS, UNTRIED, pretraining_record, study_record, with_curves
 from vitlens.commands.study.kinds.report import REPORT, caught_up, decision, reasons
 from vitlens.commands.study.record import ComparisonRow, PositionRow, StudyRecord
 from vitlens.uncertainty import Estimate
@@ -167,3 +167,34 @@ def test_similarities_of_positions_stand_at_the_places_of_their_patches():
     assert found[1, 2] == found[3, 8] == 0.5
     assert found[0, 0] == found[4, 10] == 0.5  # with itself: as the greatest of two different
     assert np.nansum(found) == 0.5 * 8
+
+
+def first_page(document) -> str:
+    return " ".join(claim.says for claim in document.claims)
+
+
+KNN = {"random": 0.3, "supervised": 0.8, "mae": 0.6, "dino": 0.5, "clip": 0.7}
+
+
+def test_features_without_labels_are_compared_with_random_weights_and_labels():
+    document = said(pretraining_record(KNN, dict.fromkeys(KNN, 0.35)))
+    assert document.title == "MAE's k-NN is above random weights, below supervised"
+    assert "No point's attention is shown to overlap the objects" in first_page(
+        document
+    )  # 0.35 is below the mean mask's
+    alike = said(pretraining_record(dict.fromkeys(KNN, 0.5), dict.fromkeys(KNN, 0.35), spread=0.05))
+    assert "not decided against random weights, not decided against supervised" in alike.title
+
+
+def test_attention_finds_objects_where_it_is_above_both_baselines():
+    found = pretraining_record(KNN, {**dict.fromkeys(KNN, 0.35), "dino": 0.6})
+    assert [row.label for row in found.objectness if row.finds_objects] == ["dino"]
+    assert "The attention of **DINO** overlaps the objects more than" in first_page(said(found))
+    assert "Above that of random weights, too: **DINO**." in first_page(said(found))
+
+
+def test_attention_of_random_weights_that_overlaps_objects_as_much_is_said():
+    found = pretraining_record(KNN, {**dict.fromkeys(KNN, 0.35), "dino": 0.6, "random": 0.7})
+    assert [row.label for row in found.objectness if row.finds_objects] == ["random", "dino"]
+    assert not any(row.learned_objects for row in found.objectness)
+    assert "None is shown to be above that of random weights" in first_page(said(found))

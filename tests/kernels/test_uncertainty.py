@@ -165,3 +165,15 @@ def test_fractions_in_points_and_numbers_that_json_lacks():
     assert ours.in_points(Estimate(0.5)) == Estimate(50, unit="points")
     assert ours.in_points(Estimate(0.5, unit="nats")) == Estimate(0.5, unit="nats")
     assert [ours.finite(value) for value in (1, float("nan"), float("-inf"))] == [1.0, None, None]
+
+
+def test_welchs_difference_is_scipys_and_what_does_not_vary_shows_nothing():
+    draw = np.random.default_rng(0)
+    one, other = draw.normal(1, 2, 5), draw.normal(0, 0.3, 9)
+    gap, p = ours.welch(one, other, unit="points")
+    test = stats.ttest_ind(one, other, equal_var=False)
+    assert (gap.low, gap.high) == pytest.approx(tuple(test.confidence_interval()))
+    assert (gap.value, gap.n, p) == (pytest.approx(one.mean() - other.mean()), 14, pytest.approx(test.pvalue))
+    for pair in (([1.0], [2.0, 3.0]), ([1.0, 1.0], [2.0, 2.0 + 1e-12])):
+        gap, p = ours.welch(*pair, unit="points")
+        assert (gap.low, p) == (None, 1.0)

@@ -62,6 +62,7 @@ LINES: Final = {
     "--heads 2 --patch-size 8 --distill-from {vit} --beside cnn-digits",
     "study of points": "study --kind pooling --seeds 2 --epochs 2 --limit 20 --batch-size 10",
     "study along an axis": "study --kind patch-size --seeds 1 --epochs 1 --limit 20 --batch-size 10",
+    "study of pretraining": "study --kind pretraining --seeds 2 --epochs 1 --limit 32 --batch-size 16",
     "walkthrough": "walkthrough {vit} --images {pictures}/1.png --layer 1 --head 1",
 }  # the study with all its chapters is tests/golden/study/test_whole.py's
 UNMET: Final = ("audit",)  # under a requirement that does not hold: exit code 3

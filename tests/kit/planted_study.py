@@ -5,11 +5,13 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from vitlens.analysis.evaluation.intervals import accuracy_over_seeds
 from vitlens.commands.study.kinds.kinds import KINDS
 from vitlens.commands.study.kinds.measure import compared
+from vitlens.commands.study.kinds.pretraining import objectness_rows, score_rows
 from vitlens.commands.study.kinds.transfer import reached
 from vitlens.commands.study.record import ComparisonRow, CurveRow, DesignRow, PointRow, RecipeRow, StudyRecord
 from vitlens.uncertainty import Estimate
@@ -73,3 +75,23 @@ def with_curves(record: StudyRecord, accuracies: Mapping[str, Sequence[float]]) 
         for epoch, value in enumerate(values, start=1)
     )
     return replace(record, curves=curves, reached=tuple(reached(curves)))
+
+
+def pretraining_record(
+    knn: Mapping[str, float], iou: Mapping[str, float], *, spread: float = 0.01, seeds: int = 4
+) -> StudyRecord:
+    """A study of pretraining whose points have these k-NN accuracies and overlaps of attention, by label; those of maps
+    of other images are 0.3, of the mean mask 0.4. Seeds differ by `spread`."""
+    record = study_record("pretraining", dict.fromkeys(knn, 0.6), seeds=seeds)
+    words = {row.label: row.words for row in record.points}
+    noise = spread * np.random.default_rng(0).standard_normal((len(knn), seeds))
+    scores = {label: [value + each for each in own] for (label, value), own in zip(knn.items(), noise)}
+    overlaps = {
+        label: [torch.tensor([iou[label] + each, 0.3, 0.4], dtype=torch.float64) for each in own]
+        for label, own in zip(iou, noise)
+    }
+    return replace(
+        record,
+        feature_scores=tuple(score_rows({"k-NN, k = 20": scores}, words, 0.125)),
+        objectness=tuple(objectness_rows(overlaps, words, images=IMAGES)),
+    )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitlens.data.draws import keys, mix
 from vitlens.data.registry import DataRequest
-from vitlens.data.scenes import REFERENCE, drawn_split, render, require_canvas
+from vitlens.data.scenes import REFERENCE, drawn_split, render, require_canvas, whereabouts
 from vitlens.data.split import Drawings, Drawn, Split
 from vitlens.errors import DataError
 from vitlens.names import Part
@@ -38,7 +38,7 @@ def digits(part: Part, *, canvas: int = REFERENCE, scenes: int | None = None, se
     sources = source_digits(part)
     repeated = sources.repeat(scenes)
     numbers = torch.arange(scenes).repeat_interleave(len(sources))
-    drawings = Drawings(partial(_scenes, seed=seed, canvas=canvas), repeated, numbers)
+    drawings = Drawings(partial(_scenes, seed=seed, canvas=canvas), repeated, numbers, partial(_places, seed=seed))
     split = drawn_split("digits", part, drawings, canvas, _load()[1][repeated], classes=CLASSES, groups=repeated)
     return split if part == "train" else replace(split, scenes=drawings)
 
@@ -46,6 +46,10 @@ def digits(part: Part, *, canvas: int = REFERENCE, scenes: int | None = None, se
 def _scenes(sources: Tensor, numbers: Tensor, *, seed: int, **style: Any) -> Drawn:
     """A scene depends on its source digit, its number, the seed and the style, not on the other scenes."""
     return render(_load()[0][sources], keys(seed, sources, numbers), **style)
+
+
+def _places(sources: Tensor, numbers: Tensor, *, seed: int) -> Tensor:
+    return whereabouts(keys(seed, sources, numbers))
 
 
 def load(request: DataRequest) -> Split:

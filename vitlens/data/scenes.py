@@ -46,7 +46,7 @@ def drawn_split(name: str, part: Part, drawings: Drawings, canvas: int, labels: 
     if part == "train":
         return split
     drawn = drawings.draw(torch.arange(len(drawings)))
-    return replace(split, source=InMemory(drawn.pixels), masks=drawn.masks)
+    return replace(split, source=InMemory(drawn.pixels), masks=drawn.masks, places=split.drawn_places)
 
 
 def require_canvas(canvas: int) -> None:
@@ -130,6 +130,15 @@ def _place(glyphs: Tensor, draws: Tensor, canvas: int) -> tuple[Plane, Tensor]:
     grid = torch.stack(((cos * x + sin * y) / half, (cos * y - sin * x) / half), dim=-1)
     ink_share = F.grid_sample(glyphs[:, None], grid, mode="bicubic", padding_mode="zeros", align_corners=False)[:, 0]
     return ink_share, half / 4
+
+
+def whereabouts(keys: Int[Tensor, " batch"]) -> Float[Tensor, "batch 3"]:
+    """Size and centre of each scene's digit, see `Drawings`."""
+    draws = uniform(keys, 4, stream=1)
+    low, high = _DIGIT
+    angle = (draws[:, 1:2] - 0.5) * math.radians(24)
+    room = 1 - (low + (high - low) * draws[:, :1]) * (angle.cos() + angle.sin().abs())
+    return torch.cat((draws[:, :1], 0.5 + (draws[:, [3, 2]] - 0.5) * room.clamp(min=0)), 1)  # as in _place
 
 
 def colour(hue: Colours, luminance: Tensor) -> Colours:

@@ -144,8 +144,9 @@ def shapes(
     shown, numbers = order % count, order // count
     textures = shown if cue == "agree" else (shown + 1 + numbers % (count - 1)) % count
     drawings = Drawings(
-        partial(_images, part=part, seed=seed, canvas=canvas), torch.stack((shown, textures), 1), numbers
-    )
+        partial(_images, part=part, seed=seed, canvas=canvas), torch.stack((shown, textures), 1), numbers,
+        partial(_places, part=part, seed=seed),
+    )  # fmt: skip
     files = tuple(
         f"{CLASSES[shape]}/{CLASSES[shape]}{number + 1}-{CLASSES[texture]}{number + 1}.png"
         for shape, texture, number in zip(shown.tolist(), textures.tolist(), numbers.tolist())
@@ -156,9 +157,18 @@ def shapes(
 
 def _images(subjects: Tensor, numbers: Tensor, *, part: Part, seed: int, canvas: int) -> Drawn:
     """An image depends on its shape and texture (indices into SHAPES), its number, part, seed and canvas alone."""
-    shapes, textures = subjects.unbind(1)
-    drawn = keys(seed, torch.full_like(numbers, _PART[part]), shapes, numbers)
-    return in_chunks(partial(_draw, canvas=canvas), canvas, shapes, textures, drawn)
+    drawn = _keys(subjects, numbers, part=part, seed=seed)
+    return in_chunks(partial(_draw, canvas=canvas), canvas, *subjects.unbind(1), drawn)
+
+
+def _keys(subjects: Tensor, numbers: Tensor, *, part: Part, seed: int) -> Tensor:
+    return keys(seed, torch.full_like(numbers, _PART[part]), subjects[:, 0], numbers)
+
+
+def _places(subjects: Tensor, numbers: Tensor, *, part: Part, seed: int) -> Tensor:
+    draws = uniform(_keys(subjects, numbers, part=part, seed=seed), 3, stream=11)
+    radius = 0.31 + 0.16 * draws[:, :1]
+    return torch.cat((draws[:, :1], radius + draws[:, 1:] * (1 - 2 * radius)), 1)  # as in _turned
 
 
 def load(request: DataRequest) -> Split:

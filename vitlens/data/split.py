@@ -73,12 +73,14 @@ class Drawn(NamedTuple):
 class Drawings:
     """Images that are drawn when they are read: drawing number numbers[i] of subjects[i], which decide all of it.
 
-    render: subjects and numbers -> Drawn.
+    render: subjects and numbers -> Drawn; place: subjects and numbers -> (batch, 3), the size of the object, from 0
+    to 1 between the least and the greatest that is drawn, and its centre across and down, as fractions of the canvas.
     """
 
     render: Callable[..., Drawn]
     subjects: Tensor
     numbers: Tensor
+    place: Callable[[Tensor, Tensor], Tensor]
 
     def __len__(self) -> int:
         return len(self.subjects)
@@ -129,7 +131,8 @@ class Split(Summary):
     (height, width); labels: (n,) class indices or None; masks: (n, height, width) True on the object, or None; groups:
     (n,) group of each image (source digit), for clustered intervals, or None; files: one name per image, or None;
     skipped: files left out; notes: sentences for the report about how it was loaded; scenes: draws the same images
-    again without their distractors, where they were drawn, or None.
+    again without their distractors, where they were drawn, or None; places: (n, 3) of drawn objects (see Drawings)
+    whose pixels are held in memory, or None.
     """
 
     name: str
@@ -145,9 +148,18 @@ class Split(Summary):
     title: str = ""
     notes: tuple[str, ...] = ()
     scenes: Drawings | None = None
+    places: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.source)
+
+    @property
+    def drawn_places(self) -> Tensor | None:
+        """Size and place of the object in each image (n, 3), see Drawings; None of images that were not drawn."""
+        inner = self.subset
+        if not isinstance(inner.source, Drawings):
+            return self.places
+        return inner.source.place(inner.source.subjects[inner.indices], inner.source.numbers[inner.indices])
 
     @property
     def subset(self) -> Subset:
@@ -181,8 +193,8 @@ class Split(Summary):
 
     def pick(self, indices: Tensor) -> "Split":
         """The split of these images alone, in this order."""
-        labels, masks, groups = (
-            None if each is None else each[indices] for each in (self.labels, self.masks, self.groups)
+        labels, masks, groups, places = (
+            None if each is None else each[indices] for each in (self.labels, self.masks, self.groups, self.places)
         )
         inner = self.subset
         return replace(
@@ -191,6 +203,7 @@ class Split(Summary):
             labels=labels,
             masks=masks,
             groups=groups,
+            places=places,
             files=None if self.files is None else tuple(self.files[index] for index in indices.tolist()),
             scenes=None if self.scenes is None else self.scenes.pick(indices),
         )
@@ -349,7 +362,7 @@ def share_of(split: Split, share: float, *, seed: int) -> Split:
     subset = split.limit(images_in(split, share), seed=seed)
     if subset.epoch(1) is not subset:
         pixels = subset.source.read(torch.arange(len(subset)))
-        subset = replace(subset, source=InMemory(pixels), masks=None, scenes=None)
+        subset = replace(subset, source=InMemory(pixels), masks=None, scenes=None, places=subset.drawn_places)
     return subset if len(subset) == len(split) else subset.pick(torch.arange(len(split)) % len(subset))
 
 

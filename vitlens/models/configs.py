@@ -26,14 +26,15 @@ class ViTConfig:
     """The architecture of a vision transformer; raises InputError for one that cannot be built.
 
     image_size, patch_size: (height, width) in pixels; dim: width of the residual stream; mlp_ratio: hidden width of
-    the MLP over dim. pooling: the classifier's input, "cls" (a CLS token) or "mean" (no CLS token; the mean of the
-    patches, then the final norm). registers: learned extra tokens (Darcet 2024); distillation: a second token and head
-    for a teacher (Touvron 2021). dropout: on tokens, projections and MLP; attention_dropout: on the weights; drop_path:
-    of the last block, growing linearly from 0 in the first. positions: of the patches, "learned" (one vector each),
-    "sine" (fixed sines and cosines of the patch's number, Vaswani 2017) or "sine-2d" (of its column and its row, as in
-    MAE, He 2022), or "none"; True and False, which earlier files have, are "learned" and "none". attention, mlp,
-    residual, norm: False removes that part. norm_first: the norm stands before each branch (pre-norm, Dosovitskiy
-    2021); False: after each addition (post-norm, Vaswani 2017), with no final norm.
+    the MLP over dim; classes: 0 for none. pooling: the classifier's input, "cls" (a CLS token) or "mean" (no CLS
+    token; the mean of the patches, then the final norm). registers: learned extra tokens (Darcet 2024);
+    distillation: a second token and head for a teacher (Touvron 2021). dropout: on tokens, projections and MLP;
+    attention_dropout: on the weights; drop_path: of the last block, growing linearly from 0 in the first.
+    positions: of the patches, "learned" (one vector each), "sine" (fixed sines and cosines of the patch's number,
+    Vaswani 2017) or "sine-2d" (of its column and its row, as in MAE, He 2022), or "none"; True and False, which
+    earlier files have, are "learned" and "none". attention, mlp, residual, norm: False removes that part.
+    norm_first: the norm stands before each branch (pre-norm, Dosovitskiy 2021); False: after each addition (post-
+    norm, Vaswani 2017), with no final norm.
     """
 
     image_size: tuple[_Side, _Side] = (32, 32)
@@ -173,7 +174,8 @@ def _faults_of_swin(config: SwinConfig) -> Iterator[str]:
 
 
 def _faults_of_both(config: ViTConfig | SwinConfig) -> Iterator[str]:
-    for name, low in {"dim": 1, "depth": 1, "heads": 1, "classes": 1, "registers": 0}.items():
+    headed = 0 if isinstance(config, ViTConfig) else 1  # a ViT without classes ends in features
+    for name, low in {"dim": 1, "depth": 1, "heads": 1, "classes": headed, "registers": 0}.items():
         value = getattr(config, name, low)
         if isinstance(value, int) and value < low:
             yield f"{name} of at least {low}, found {value}"

@@ -258,8 +258,6 @@ def _zero_head(model: Model, module: Any, classes: int) -> None:
     for path in paths:
         for parameter in module.get_submodule(path).parameters():
             nn.init.zeros_(parameter)
-    if isinstance(module, VisionTransformer):
-        module.config = replace(module.config, classes=classes)
 
 
 def require_replaceable(model: Model) -> None:

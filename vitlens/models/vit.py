@@ -1,5 +1,7 @@
 """The vision transformer (Dosovitskiy 2021) from scratch; parameters have timm's names, so timm's weights load."""
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -112,7 +114,8 @@ class VisionTransformer(nn.Module):
     The order of tokens is CLS, distillation token, registers, patches. Positions are added to all but the registers,
     which have no position in the image. For images of another size than the config's, learned positions are
     interpolated, and fixed ones computed again. The latter are a buffer that files do not hold.
-    A distilled model has two heads: forward returns their average, forward_heads both.
+    A distilled model has two heads: forward returns their average, forward_heads both. Without classes, the outputs are
+    the head's input.
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -133,9 +136,16 @@ class VisionTransformer(nn.Module):
         final = config.pooling if config.norm_first else None  # the last block of a post-norm model ends with a norm
         self.norm = _norm(config) if final == "cls" else nn.Identity()
         self.fc_norm = _norm(config) if final == "mean" else nn.Identity()
-        self.head = nn.Linear(dim, config.classes)
-        self.head_dist = nn.Linear(dim, config.classes) if config.distillation else None
+        self.head = _head(config)
+        self.head_dist = _head(config) if config.distillation else None
         self.apply(initialise)
+
+    def reset_classifier(self, classes: int) -> None:
+        """Give it new heads for so many classes, 0: none, so that its outputs are features."""
+        self.config = replace(self.config, classes=classes)
+        like = next(self.parameters())
+        self.head = _head(self.config).to(like)
+        self.head_dist = None if self.head_dist is None else _head(self.config).to(like)
 
     @property
     def layout(self) -> TokenLayout:
@@ -205,6 +215,10 @@ class VisionTransformer(nn.Module):
 
 def _norm(config: ViTConfig) -> nn.Module:
     return nn.LayerNorm(config.dim, eps=NORM_EPSILON) if config.norm else nn.Identity()
+
+
+def _head(config: ViTConfig) -> nn.Module:
+    return nn.Linear(config.dim, config.classes) if config.classes else nn.Identity()
 
 
 def _token(count: int, dim: int) -> nn.Parameter:

@@ -71,8 +71,8 @@ class Objective(Protocol):
         """The module that is run (wrapped for several processes): images -> outputs."""
         ...
 
-    def logits(self, outputs: Any) -> Tensor:
-        """The logits (batch, classes), for the accuracy."""
+    def logits(self, outputs: Any) -> Tensor | None:
+        """The logits (batch, classes), for the accuracy; None where no classes are predicted."""
         ...
 
     def loss(self, outputs: Any, targets: Tensor, images: Tensor, *, smoothing: float) -> Tensor:

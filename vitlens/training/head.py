@@ -26,7 +26,7 @@ from vitlens.shapes import Images, Logits
 from vitlens.training.distill import StandardObjective
 from vitlens.training.feed import portions
 from vitlens.training.loop import Training, Updates, running
-from vitlens.training.metrics import TrainingResult
+from vitlens.training.metrics import Tested, TrainingResult
 from vitlens.training.recipe import Recipe
 from vitlens.training.task import Task
 
@@ -70,13 +70,14 @@ def fit_head(task: Task, *, views: int = 1, reading: AbstractContextManager[Adva
                 yield features[share.to(device)], task.labels(share)
 
         @torch.inference_mode()
-        def test() -> tuple[float, float]:
+        def test() -> Tested:
             """Every process evaluates all images."""
             assert task.test.labels is not None
             labels = task.test.labels.cpu().long()
             with autocast(device, "fp32"):
                 logits = head.module(tested).float().cpu()
-            return F.cross_entropy(logits, labels).item(), (logits.argmax(1) == labels).double().mean().item()
+            correct = (logits.argmax(1) == labels).double().mean()
+            return Tested(F.cross_entropy(logits, labels).item(), correct.item())
 
         shown = "unchanged" if views == 1 else f"in {views} augmented views"
         megabytes = (trained.nbytes + tested.nbytes) / 1e6

@@ -27,6 +27,7 @@ from vitlens.devices import autocast
 from vitlens.errors import InputError, NonFiniteError
 from vitlens.models import saved
 from vitlens.models.model import Model
+from vitlens.models.rebuild import seeded
 from vitlens.processes import accelerated, is_first_process, peer_errors
 from vitlens.training import checkpoint
 from vitlens.training.checkpoint import Facts
@@ -37,6 +38,7 @@ from vitlens.training.metrics import (
     EpochMetrics,
     Progress,
     StepMetrics,
+    Tested,
     TrainingResult,
     Watcher,
     best_of,
@@ -53,7 +55,7 @@ PROGRESS_INTERVAL = 0.1  # seconds
 
 # of an epoch and the keys of this process's share of each batch: inputs and labels on the device
 Batches: TypeAlias = Callable[[int, Sequence[Tensor]], Iterator[tuple[Tensor, Tensor]]]
-Test: TypeAlias = Callable[[], tuple[float, float]]  # mean loss (nats) and accuracy (fraction), over all processes
+Test: TypeAlias = Callable[[], Tested]  # over all processes
 
 
 @takes_splits
@@ -121,8 +123,12 @@ def running(task: Task) -> Iterator[tuple[Task, Accelerator, str]]:
     with ExitStack() as stack:
         for watcher in task.watchers if is_first_process() else ():  # which alone calls them
             stack.callback(watcher.close)
-        require_fitting(task.model, task.train, task.test)
         accelerator, processes = accelerated(torch.device(task.device))
+        if task.pretraining is None:
+            require_fitting(task.model, task.train, task.test)
+        else:
+            together = task.batch_size // processes.count // task.recipe.accumulate
+            task.pretraining.require(task.model, task.recipe, together)
         if task.batch_size < processes.count:
             raise InputError(
                 f"expected --batch-size of at least {processes.count}, one per process, found {task.batch_size}"
@@ -139,12 +145,16 @@ def running(task: Task) -> Iterator[tuple[Task, Accelerator, str]]:
 
 def _augmented_images(task: Task, epoch: int, shares: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     for pixels, keys in portions(task.source(epoch), shares, pin=task.processes.device.type == "cuda"):
-        yield task.augmented(pixels, keys, epoch), task.labels(keys)
+        yield task.augmented(pixels, keys, epoch), task.targets(keys)
 
 
-def _test_images(task: Task) -> tuple[float, float]:
+def _test_images(task: Task) -> Tested:
     """Each process takes its share. Raises NonFiniteError for a logit that is not finite."""
     model, split, processes = task.model, task.test, task.processes
+    if task.pretraining is not None:
+        return task.pretraining.tested(
+            precision=task.precision, seed=task.seed, batch_size=task.batch_size, processes=processes
+        )
     for buffer in model.buffers() if processes.count > 1 else ():  # batch statistics differ between processes
         with peer_errors():
             broadcast(buffer, from_process=0)
@@ -157,17 +167,23 @@ def _test_images(task: Task) -> tuple[float, float]:
         sums[0] = F.cross_entropy(logits, labels, reduction="sum")
         sums[1] = (logits.argmax(1) == labels).sum()
     loss, accuracy = (processes.total(sums) / len(split)).tolist()
-    return loss, accuracy
+    return Tested(loss, accuracy)
 
 
 class Updates:
     """Model, optimiser and average of the weights between updates; step: updates done."""
 
     def __init__(self, task: Task, accelerator: Accelerator, *, compiled: bool = False) -> None:
-        self.task, self.accelerator, self.model, self.step = task, accelerator, task.model.module, 0
+        self.task, self.accelerator, self.step = task, accelerator, 0
+        inner = task.model.module
+        with seeded(task.seed):  # the new parts of an objective are random
+            module = task.objective.module(task.model) if task.whole is None else inner  # which takes features
+        # what is trained, averaged and kept
+        self.model = inner if task.pretraining is None else module
+        name = next(name for name, part in self.model.named_modules() if part is inner)
+        blocks = [f"{name}.{block}" if name else block for block in task.model.anatomy.blocks]
         self.average = Average(self.model, decay=task.recipe.average) if task.recipe.average else None
-        self.optimiser = Optimiser(self.model, task.recipe, blocks=task.model.anatomy.blocks)
-        module = task.objective.module(task.model) if task.whole is None else self.model  # which takes features
+        self.optimiser = Optimiser(self.model, task.recipe, blocks=blocks)
         # several processes average their gradients
         wrapped = module if accelerator.num_processes == 1 else accelerator.prepare_model(module)
         self.wrapped: nn.Module = torch.compile(wrapped) if compiled else wrapped  # type: ignore[assignment]
@@ -179,20 +195,25 @@ class Updates:
         NonFiniteError, before the weights change, when loss or gradient is NaN or infinite.
         """
         task, recipe, objective, accelerator = self.task, self.task.recipe, self.task.objective, self.accelerator
+        pretraining, epoch = task.pretraining, self.step // task.steps_per_epoch
         images, targets = task.mixed(images, labels, step=self.step)
         sums = torch.zeros(2, device=images.device)
         parts = list(zip(images.chunk(recipe.accumulate), targets.chunk(recipe.accumulate)))
         for number, (part, part_targets) in enumerate(parts, start=1):
             synchronised = nullcontext() if number == len(parts) else accelerator.no_sync(self.wrapped)
             with synchronised, peer_errors():
+                inputs: tuple[Tensor, ...] = (part,)
+                if pretraining is not None:
+                    inputs = pretraining.inputs(part, part_targets, seed=task.seed, epoch=epoch)
                 with autocast(images.device, task.precision):
-                    outputs = self.wrapped(part)
+                    outputs = self.wrapped(*inputs)
                 loss = objective.loss(outputs, part_targets, part, smoothing=recipe.label_smoothing)
                 # gradients are averaged over processes: so every image counts the same in uneven shares
                 accelerator.backward(loss * (accelerator.num_processes / whole))
-            hard = part_targets if part_targets.ndim == 1 else part_targets.argmax(1)
-            correct = (objective.logits(outputs).detach().argmax(1) == hard).sum()
-            sums += torch.stack((loss.detach(), correct))
+            sums[0] += loss.detach()
+            if (logits := objective.logits(outputs)) is not None:
+                hard = part_targets if part_targets.ndim == 1 else part_targets.argmax(1)
+                sums[1] += (logits.detach().argmax(1) == hard).sum()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip or math.inf)
         summed, correct, length = torch.cat((sums, norm.detach()[None])).tolist()  # one synchronisation with the device
         if not math.isfinite(summed + length):
@@ -202,6 +223,8 @@ class Updates:
         if self.average is not None:
             self.average.update(self.model)
         self.step += 1
+        if pretraining is not None:
+            pretraining.updated(self.step / task.steps, task.processes)
         return summed, correct, length
 
     def averaged(self) -> AbstractContextManager[None]:
@@ -268,7 +291,9 @@ class Training:
         while self.updates.step < task.steps:
             self._epoch()
         if average is not None:
-            copy_into(task.model.module, average.tensors)
+            copy_into(self.updates.model, average.tensors)
+        if task.pretraining is not None and not (exported := task.exported).has_classifier:
+            copy_into(task.model.module, exported.module.state_dict())  # of a teacher
         if task.whole is not None:  # with the best head, and with the last one, which it keeps
             head = task.model.module
             last = copy_of(head)
@@ -277,12 +302,10 @@ class Training:
                 if task.processes.is_first:
                     saved.save(task.whole, task.directory / name)
         last_epoch, best = self.history[-1], best_of(self.history)
-        assert last_epoch.test_accuracy is not None  # the last epoch is always tested
-        assert best is not None
-        assert best.test_accuracy is not None
         return TrainingResult(
-            self.history, last_epoch.test_accuracy, best.test_accuracy, best.epoch, last_epoch.seconds,
-            weights=task.directory / saved.WEIGHTS_FILE, best_weights=task.directory / BEST_FILE, notes=notes,
+            self.history, last_epoch.test_accuracy, best.test_accuracy if best else None, best.epoch if best else None,
+            last_epoch.seconds, weights=task.directory / saved.WEIGHTS_FILE,
+            best_weights=task.directory / BEST_FILE if best else None, notes=notes,
         )  # fmt: skip
 
     def _begin(self) -> None:
@@ -297,7 +320,7 @@ class Training:
             write_metrics(folder, self.history)
             checkpoint.delete_kept_after(folder, -1 if found is None else len(self.history))
             if found is None and task.keep_every:
-                checkpoint.keep_weights(folder, task.model, epochs=0)
+                checkpoint.keep_weights(folder, task.exported, epochs=0)
         if found is None:
             self._write_checkpoint()
 
@@ -321,7 +344,7 @@ class Training:
                 f"expected a checkpoint of this model, found {len(wrong)} other tensors (first {wrong[0][:80]!r}); "
                 "train anew in another folder"
             )
-        tested = not facts.history or facts.step < task.steps or facts.history[-1].test_accuracy is not None
+        tested = not facts.history or facts.step < task.steps or facts.history[-1].test_loss is not None
         if facts.step > task.steps or len(facts.history) != done or not tested:
             raise InputError(
                 f"expected the checkpoint in {task.directory} to hold {done} epochs, at most {task.recipe.epochs}, "
@@ -363,25 +386,29 @@ class Training:
         loss, correct, images, norms = task.processes.total(self.sums).tolist()
         due = done == task.recipe.epochs or done % task.recipe.evaluate_every == 0
         with self.updates.averaged():
-            test_loss, test_accuracy = self.test() if due else (None, None)
+            tested = self.test() if due else None
+            model = task.exported
             metrics = EpochMetrics(
                 epoch, step, images=step * task.batch_size, learning_rate=task.learning_rate(step - 1),
-                train_loss=loss / images, train_accuracy=correct / images,
-                test_loss=test_loss, test_accuracy=test_accuracy,
+                train_loss=loss / images, train_accuracy=None if task.pretraining else correct / images,
+                test_loss=tested and tested.loss, test_accuracy=tested and tested.accuracy,
                 seconds=self._elapsed(), images_per_second=rate, gradient_norm=norms / task.steps_per_epoch,
+                measures=dict(tested.measures) if tested else {},
             )  # fmt: skip
             self.history = (*self.history, metrics)
             best = best_of(self.history) is metrics
             if task.processes.is_first:
                 write_metrics(task.directory, self.history)
                 if task.keep_every and done % task.keep_every == 0:
-                    checkpoint.keep_weights(task.directory, task.model, epochs=done)
+                    checkpoint.keep_weights(task.directory, model, epochs=done)
                 for name in (saved.WEIGHTS_FILE, BEST_FILE)[: 1 + best] if task.whole is None else ():
-                    saved.save(task.model, task.directory / name)
+                    saved.save(model, task.directory / name)
+                if task.pretraining is not None:
+                    task.pretraining.write_beside(task.directory)
             if task.whole is not None and best:
                 self.best = copy_of(task.model.module)
             for watcher in self.watchers:
-                watcher.on_epoch(metrics, task.whole or task.model)
+                watcher.on_epoch(metrics, model)
         self._report(epoch, now=True)
         self.sums.zero_()
         recent = time.perf_counter() - self.last_checkpoint < CHECKPOINT_INTERVAL
@@ -412,7 +439,8 @@ class Training:
         tests = [metrics.test_accuracy for metrics in self.history if metrics.test_accuracy is not None]
         progress = Progress(
             epoch, task.recipe.epochs, step, task.steps,
-            loss=loss / max(images, 1), accuracy=correct / max(images, 1),  # a process may have no images yet
+            loss=loss / max(images, 1),  # a process may have no images yet
+            accuracy=None if task.pretraining else correct / max(images, 1),
             test_accuracy=tests[-1] if tests else None, images_per_second=self.images / max(self.seconds, 1e-9),
             seconds_left=(task.steps - step) * task.batch_size * (clock - task.began) / max(self.images, 1),
         )  # fmt: skip

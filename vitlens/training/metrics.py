@@ -1,10 +1,11 @@
 """What training reports: progress and steps while it runs, a line of metrics.jsonl per epoch, a final result."""
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
 
 from vitlens.files import read_bounded, write_text
 from vitlens.record import col
@@ -21,8 +22,9 @@ KEPT_FOLDER: Final = "kept"  # of the weights kept at intervals of epochs
 class Progress:
     """The progress of a training: epoch from 0, steps done and in all, running means of this epoch.
 
-    loss: nats; accuracy: fraction of this epoch's training images so far; test_accuracy: fraction, at the last test
-    (None before the first); images_per_second: of training without tests, since start or resume
+    loss: nats; accuracy: fraction of this epoch's training images so far, None where no classes are predicted;
+    test_accuracy: fraction, at the last test (None before the first); images_per_second: of training without tests,
+    since start or resume
     """
 
     epoch: int
@@ -30,7 +32,7 @@ class Progress:
     step: int
     steps: int
     loss: float
-    accuracy: float
+    accuracy: float | None
     test_accuracy: float | None
     images_per_second: float
     seconds_left: float
@@ -40,9 +42,10 @@ class Progress:
 class EpochMetrics:
     """One line of metrics.jsonl: an epoch (from 0), the steps and images seen by its end, its means.
 
-    learning_rate: of its last step; losses in nats; accuracies: fractions, the test's None where it was not measured;
+    learning_rate: of its last step; losses in nats; accuracies: fractions, None where none was measured;
     seconds: since training began, without pauses; images_per_second: of training without tests, in this epoch;
-    gradient_norm: before clipping, mean over its steps (None in older files).
+    gradient_norm: before clipping, mean over its steps (None in older files); measures: what else was measured at the
+    test, by name (see training/objectives/pretraining.py).
     """
 
     epoch: int = col("epoch")
@@ -50,12 +53,13 @@ class EpochMetrics:
     images: int = col("images seen")
     learning_rate: float = col("learning rate")
     train_loss: float = col("training loss", unit="nats")
-    train_accuracy: float = col("training accuracy", unit="fraction")
+    train_accuracy: float | None = col("training accuracy", unit="fraction")
     test_loss: float | None = col("test loss", unit="nats")
     test_accuracy: float | None = col("test accuracy", unit="fraction")
     seconds: float = col("time", unit="s")
     images_per_second: float = col("speed", unit="images/s")
     gradient_norm: float | None = col("gradient norm", default=None)
+    measures: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def epochs(self) -> int:
@@ -64,9 +68,17 @@ class EpochMetrics:
 
 
 def best_of(history: Sequence[EpochMetrics]) -> EpochMetrics | None:
-    """The first epoch of the highest test accuracy; None before the first test."""
+    """The first epoch of the highest test accuracy; None before the first, and where none is measured."""
     tested = [(row.test_accuracy, row) for row in history if row.test_accuracy is not None]
     return max(tested, key=lambda pair: pair[0])[1] if tested else None
+
+
+class Tested(NamedTuple):
+    """A test: the mean loss (nats), the accuracy (a fraction, None where there are no classes), and other numbers."""
+
+    loss: float
+    accuracy: float | None
+    measures: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -75,16 +87,17 @@ class TrainingResult:
 
     history: one entry per epoch; accuracy: test accuracy (fraction) of the last weights, in model.safetensors;
     best_accuracy, best_epoch: the highest of all tests, whose weights are in best.safetensors (selected on the test
-    images, so optimistic); seconds: of all its runs together; notes: how it was computed, in words.
+    images, so optimistic), all None where no classes are predicted; seconds: of all its runs together; notes: how
+    it was computed, in words.
     """
 
     history: tuple[EpochMetrics, ...]
-    accuracy: float
-    best_accuracy: float
-    best_epoch: int
+    accuracy: float | None
+    best_accuracy: float | None
+    best_epoch: int | None
     seconds: float
     weights: Path
-    best_weights: Path
+    best_weights: Path | None
     notes: tuple[str, ...] = ()
 
 

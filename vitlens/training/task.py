@@ -21,6 +21,7 @@ from vitlens.training.augment import augment, mix
 from vitlens.training.distill import Objective, StandardObjective
 from vitlens.training.feed import derive_seed, epoch_batches, portions, process_share, resident
 from vitlens.training.metrics import Progress, Watcher
+from vitlens.training.objectives.pretraining import Pretraining
 from vitlens.training.optimiser import learning_rate
 from vitlens.training.recipe import Recipe
 
@@ -104,6 +105,20 @@ class Task:
         """
         torch.manual_seed(derive_seed(self.seed, step, self.processes.index))
         return mix(images, labels, self.recipe, classes=len(self.model.classes))
+
+    def targets(self, keys: Tensor) -> Tensor:
+        """What is learned of these images: their labels on the device, or in a pretraining their keys."""
+        return self.labels(keys) if self.pretraining is None else keys
+
+    @property
+    def exported(self) -> Model:
+        """The model that is tested and saved."""
+        return self.whole or (self.model if self.pretraining is None else self.pretraining.exported(self.model))
+
+    @property
+    def pretraining(self) -> Pretraining | None:
+        """The objective, where it takes no labels."""
+        return self.objective if isinstance(self.objective, Pretraining) else None
 
     def labels(self, keys: Tensor) -> Tensor:
         """The labels of these images, on the device."""

@@ -186,7 +186,7 @@ study {cnn} | softmax attention
 study vit-digits --seeds 2 | --kind with --seeds 2
 study vit-digits --data digts | no data 'digts'; did you mean 'digits'?
 study --kind poolin | did you mean 'pooling'?
-study --kind xyz | known: architecture, data, patch-size, pooling, positions, registers, size, swin, transfer, whole
+study --kind xyz | patch-size, pooling, positions, pretraining, registers, size, swin, transfer, whole
 study --kind size --seeds 0 | --seeds
 study --kind size --epochs none | --epochs
 study --kind pooling --epochs 0 | --epochs
@@ -194,6 +194,10 @@ study --kind pooling --data digts | did you mean 'digits'
 study --kind pooling --weights w.pth | no --weights with --kind pooling
 study --kind patch-size --image-size 36 | found 36 and 8 px
 study --kind data --limit 20 | an image of each of 10 classes in 5%
+study --kind pretraining --limit 32 --batch-size 1 | batches of at least 2 images
+study --kind pretraining --limit 8 | at least 2 training images of every class to probe, found 1
+study --kind pretraining --data digits --limit 30 --weights w.pth | no --weights with --kind pretraining
+study vit-tiny --kind pretraining | no MODEL with --kind pretraining
 study vit-tiny --kind pooling | no MODEL with --kind pooling
 study a b --kind transfer --data digits | one MODEL with --kind transfer, found a, b
 study {vit} --kind transfer | --data FOLDER or NAME with --kind transfer

@@ -197,7 +197,7 @@ REFUSED = [  # what is asked for, and the word of the message that says what to 
     ({"size": (8, 13)}, "found 13 and 2 px; try 12 px"),
     ({"patch_size": (0, 2)}, "found 8 and 0 px; try 8 px"),
     ({"depth": 0}, "depth of at least 1"),
-    ({"classes": 0}, "classes of at least 1"),
+    ({"classes": -1}, "classes of at least 0"),
     ({"heads": 0}, "heads of at least 1"),
     ({"registers": -1}, "registers of at least 0"),
     ({"mlp_ratio": 0.0}, "mlp_ratio"),
@@ -212,6 +212,19 @@ REFUSED = [  # what is asked for, and the word of the message that says what to 
     ({"positions": "sine-2d", "dim": 18}, "try 20"),
     ({"positions": "sine", "dim": 15, "heads": 3}, "try 16"),
 ]
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_without_classes_its_outputs_are_what_a_head_would_read(pooling: str):
+    model = ours(**NARROW, pooling=pooling)
+    kept: list[Tensor] = []
+    model.module.head.register_forward_hook(lambda _, given, __: kept.append(given[0]))
+    model(pictures())
+    model.module.reset_classifier(0)
+    assert torch.equal(model(pictures()), kept[0])
+    assert model.module.config.classes == 0
+    model.module.reset_classifier(3)
+    assert model(pictures()).shape == (2, 3)
 
 
 @pytest.mark.parametrize(("change", "words"), REFUSED, ids=str)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitlens.analysis.ablation.bench import Outcomes
 from vitlens.analysis.naming.words import CORRELATES, MATTERS, NOTHING
-from vitlens.uncertainty import Estimate, by_group, holm, student_mean
+from vitlens.uncertainty import Estimate, by_group, holm, student_mean, welch
 
 LEVEL: Final = 0.05  # of a test, after Holm's correction
 FEWEST: Final = 5  # images with a thing, and without it
@@ -114,7 +114,8 @@ def writes(
     margins: dict[int, tuple[Estimate, float]] = {}
     for head in heads[named].tolist():
         held = truth[:, best[head]]
-        margins[head] = _welch(*(_means(falls[head][rows], groups, rows) for rows in (held, ~held)))
+        gap, p = welch(*(_means(falls[head][rows], groups, rows) for rows in (held, ~held)), unit="nats")
+        margins[head] = gap, p / 2 if gap.value > 0 else 1 - p / 2  # one-sided
     adjusted = dict(zip(margins, holm([p for _, p in margins.values()]) if margins else ()))
     found = []
     for head in heads.tolist():
@@ -145,18 +146,6 @@ def log_odds(loss: Float[Tensor, "*images"]) -> Float[Tensor, "*images"]:
 def _means(values: Tensor, groups: Tensor | None, rows: Tensor) -> Table:
     sums, counts = by_group(values.numpy(), None if groups is None else groups[rows])
     return sums / counts
-
-
-def _welch(first: Table, second: Table) -> tuple[Estimate, float]:
-    """The difference of two means with Welch's interval, and the one-sided p that the first is not larger."""
-    from scipy import stats
-
-    if first.std() == 0 and second.std() == 0:
-        return Estimate(float(first.mean() - second.mean()), n=len(first) + len(second), unit="nats"), 1.0
-    test = stats.ttest_ind(first, second, equal_var=False)
-    low, high = test.confidence_interval()
-    p = float(stats.t.sf(test.statistic, test.df))
-    return Estimate(float(first.mean() - second.mean()), float(low), float(high), len(first) + len(second), "nats"), p
 
 
 def things_of(

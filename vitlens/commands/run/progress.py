@@ -157,8 +157,8 @@ def progress_line(progress: Progress) -> str:
     parts = [
         f"epoch {progress.epoch + 1}/{progress.epochs}",
         f"loss {progress.loss:.3f}",
-        f"accuracy {progress.accuracy:.1%}".replace("%", " %"),
     ]
-    if progress.test_accuracy is not None:
-        parts.append(f"test {progress.test_accuracy:.1%}".replace("%", " %"))
+    for word, share in (("accuracy", progress.accuracy), ("test", progress.test_accuracy)):
+        if share is not None:
+            parts.append(f"{word} {share:.1%}".replace("%", " %"))
     return ", ".join([*parts, f"{progress.images_per_second:,.0f} images/s", f"{minutes}:{seconds:02} left"])

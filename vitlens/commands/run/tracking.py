@@ -81,6 +81,7 @@ class TrackerWatcher:
     def on_epoch(self, metrics: EpochMetrics, model: Model) -> None:
         """Log the epoch's means and the statistics of its attention."""
         values = {f"epoch/{name}": getattr(metrics, name, None) for name in _EPOCH_METRICS}
+        values |= {f"features/{name}": value for name, value in metrics.measures.items()}
         values["epoch/number"] = metrics.epoch + 1
         self._log({name: float(value) for name, value in values.items() if value is not None}, metrics.step)
         self._attempt("attention", lambda: self._log_attention(metrics, model))

@@ -8,13 +8,13 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.arrays import FlagMatrix, Matrix, Pixels, Stack
+from vitlens.arrays import FlagMatrix, Indices, Matrix, Pixels, Stack, Words
 from vitlens.commands.run.chapters import Chaptered
 from vitlens.commands.shared.receptive import FieldArrays, FieldRow
 from vitlens.commands.shared.stages import StageRow, stages
 from vitlens.commands.shared.trainings import Budget, TrainingImages
 from vitlens.record import arrays, col, head_name, table
-from vitlens.uncertainty import Estimate
+from vitlens.uncertainty import LEVEL, Estimate
 
 Floats: TypeAlias = NDArray[np.floating[Any]]
 
@@ -253,6 +253,109 @@ class MapRow:
 
 
 @dataclass(frozen=True)
+class FeatureScoreRow(OfPoint):
+    """A measure of a point's frozen features, mean over seeds with Student's interval over them, and what it is above
+    random weights and the supervised point; p: Welch's t over seeds, corrected for the comparisons of the measure."""
+
+    measure: str = col("measure")
+    value: Estimate = col("mean over seeds", metric="features/{label}/{measure}")
+    chance: float | None = col("accuracy of guessing", unit="fraction", default=None)
+    over_random: Estimate | None = col("minus random weights", default=None)
+    p_random: float | None = col("p (Holm), random weights", default=None)
+    over_supervised: Estimate | None = col("minus supervised", default=None)
+    p_supervised: float | None = col("p (Holm), supervised", default=None)
+
+
+@dataclass(frozen=True)
+class FewShotRow(OfPoint):
+    """Accuracy of nearest class means of a few training images a class: the mean over draws, over seeds; spread: the
+    standard deviation over draws of images, mean over seeds."""
+
+    shots: int = col("training images a class")
+    accuracy: Estimate = col("accuracy of nearest class means", metric="few_shot/{label}/{shots}")
+    spread: float = col("standard deviation over draws", unit="fraction")
+    draws: int = col("draws")
+    chance: float = col("accuracy of guessing", unit="fraction")
+
+
+@dataclass(frozen=True)
+class WordingRow(OfPoint):
+    """Zero-shot accuracy by the text tower with one wording; seen: whether captions in training had it."""
+
+    wording: str = col("wording")
+    seen: bool = col("in training")
+    accuracy: Estimate = col("zero-shot accuracy", metric="zero_shot/{label}/{wording}")
+    chance: float = col("accuracy of guessing", unit="fraction")
+
+
+@dataclass(frozen=True)
+class ZeroShotRow(OfPoint):
+    """Zero-shot accuracy over wordings: the mean, the lowest and the highest of each seed, means over seeds."""
+
+    wordings: int = col("wordings")
+    mean: Estimate = col("mean over wordings", metric="zero_shot/{label}")
+    lowest: Estimate = col("lowest")
+    highest: Estimate = col("highest")
+    chance: float = col("accuracy of guessing", unit="fraction")
+
+
+@dataclass(frozen=True)
+class LikenessRow(OfPoint):
+    """Linear CKA of two points' last layers on test images, mean over seeds; of a point with itself: of its trainings
+    with different seeds (1 for one seed)."""
+
+    against: str = col("against")
+    against_words: str = col("against")
+    cka: Estimate = col("CKA", term="linear CKA: 1 where features are equal up to rotation",
+                        metric="cka/{label}/{against}")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ObjectnessRow(OfPoint):
+    """Intersection over union of the object and the last layer's best head, chosen on other images; means over seeds.
+
+    shuffled: the same with maps of other images; mean_mask: of the mean mask of the other images; over_random: minus
+    that of random weights, whose attention follows pixels; p: over seeds, paired (Student's t) with the baselines,
+    Welch's t with random weights, each corrected for all points.
+    """
+
+    images: int = col("images")
+    iou: Estimate = col("IoU of the best head", unit="IoU", metric="objectness/{label}")
+    shuffled: Estimate = col("of maps of other images", unit="IoU")
+    mean_mask: Estimate = col("of the mean mask", unit="IoU")
+    over_shuffled: Estimate = col("minus shuffled", unit="IoU")
+    p_shuffled: float = col("p (Holm), shuffled")
+    over_mean: Estimate = col("minus mean mask", unit="IoU")
+    p_mean: float = col("p (Holm), mean mask")
+    over_random: Estimate | None = col("minus random weights", unit="IoU", default=None)
+    p_random: float | None = col("p (Holm), random weights", default=None)
+
+    @property
+    def finds_objects(self) -> bool:
+        """Whether it is significantly above both baselines."""
+        return all(
+            gain.value > 0 and p <= LEVEL
+            for gain, p in ((self.over_shuffled, self.p_shuffled), (self.over_mean, self.p_mean))
+        )
+
+    @property
+    def learned_objects(self) -> bool:
+        """Whether it is significantly above random weights, too."""
+        above = self.over_random is not None and self.over_random.value > 0
+        return self.finds_objects and above and self.p_random is not None and self.p_random <= LEVEL
+
+
+@dataclass(frozen=True)
+class SpaceArrays:
+    """points: by row of the table of points, the t-SNE (images, 2) of the first seed's features; labels, classes: of
+    the images."""
+
+    points: Mapping[int, Matrix]
+    labels: Indices
+    classes: Words
+
+
+@dataclass(frozen=True)
 class CorrectArrays:
     """correct: by row of the table of points (seeds, images), whether a prediction is correct."""
 
@@ -308,6 +411,14 @@ class StudyRecord(Chaptered):
     layer_similarity: tuple[SimilarityRow, ...] = table()
     probes: tuple[ProbeRow, ...] = table()
     maps: tuple[MapRow, ...] = table()
+    feature_scores: tuple[FeatureScoreRow, ...] = table()
+    corrupted: tuple[FeatureScoreRow, ...] = table()
+    few_shot: tuple[FewShotRow, ...] = table()
+    zero_shot: tuple[ZeroShotRow, ...] = table()
+    wordings: tuple[WordingRow, ...] = table()
+    likeness: tuple[LikenessRow, ...] = table()
+    objectness: tuple[ObjectnessRow, ...] = table()
+    space: SpaceArrays | None = arrays("space")
     correct: CorrectArrays | None = arrays("correct")
     cut: CutArrays | None = arrays("cut")
     field_maps: FieldArrays | None = arrays("receptive_fields")

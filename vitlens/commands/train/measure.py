@@ -2,8 +2,9 @@
 and write the run's folder."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -32,10 +33,12 @@ from vitlens.training.finetune import trained_share
 from vitlens.training.head import fit_head
 from vitlens.training.loop import train_on_images
 from vitlens.training.metrics import EpochMetrics, TrainingResult
+from vitlens.training.objectives.pretraining import BANK, MAPS, NEIGHBOURS, QUERIES, Pretraining
 from vitlens.training.task import Task, first_batch
 from vitlens.uncertainty import Estimate, difference_of, wilson
 
 FAILED: Final = 1  # exit code of --check
+_RECONSTRUCTED: Final = 6  # test images in a picture
 
 
 def measure(options: TrainOptions) -> Path | Conclusion | None:
@@ -70,8 +73,10 @@ def _train(options: TrainOptions, processes: Processes) -> Path | None:
         keep_training_images(folder.path, start.train, data=str(options.data), start=before)
         folder.keep(TrainRecord())
         setup, arrays = _setup(start)
+        untrained = {} if start.pretraining is None else start.pretraining.features_of(start.model)
         result = _fit(start, folder.path)
-        record = replace(_recorded(start, result), setup=(replace(setup, computed=result.notes),), first_batch=arrays)
+        recorded = _recorded if start.pretraining is None else partial(_pretrained, start.pretraining, untrained)
+        record = replace(recorded(start, result), setup=(replace(setup, computed=result.notes),), first_batch=arrays)
         folder.keep(record)
         for plain in start.others[1:]:
             budgets = budget_of_run(start.model.alias, folder.record()), budget_of(plain)
@@ -98,14 +103,14 @@ def _folder(start: Start) -> RunFolder:
 def _setup(start: Start) -> tuple[rows.SetupRow, rows.FirstBatchArrays | None]:
     """Images, batch size and augmentation, with the first batch where the recipe augments images in every step."""
     options, recipe, usual = start.options, start.recipe, base_recipe(start.options)
-    chosen = start.run.batch_size is not None or "batch_size" in options.recipe.numbers
+    chosen = start.run.batch_size is not None or "batch_size" in options.changes
     setup = rows.SetupRow(
         len(start.train), len(start.test), recipe.batch_size, recipe.learning_rate, usual.batch_size,
         usual.learning_rate, chosen, (), options.keep_every,
     )  # fmt: skip
     words = augmentation_words(recipe.numbers())
-    if options.tuning.freeze or words == "none":
-        return setup, None
+    if options.tuning.freeze or words == "none" or start.pretraining is not None:
+        return replace(setup, augmentation="" if words == "none" else words), None
     batch = first_batch(start.model, start.train, recipe, seed=start.run.seed, processes=start.processes)
     trained, targets = (255 * batch.trained).round().byte().numpy(), batch.targets.numpy()
     mixed = int(((targets > 0).sum(axis=1) > 1).sum())
@@ -122,7 +127,7 @@ def _fit(start: Start, directory: Path) -> TrainingResult:
         task = Task(
             model, start.train, start.test, recipe, directory, run.seed, model.device, run.precision,
             resume=options.resume is not None, keep_every=options.keep_every,
-            objective=start.objective or StandardObjective(), train_last=options.tuning.trained,
+            objective=start.pretraining or start.objective or StandardObjective(), train_last=options.tuning.trained,
             compiling=options.compiling, recompute=options.recompute, watchers=watchers, on_progress=on_progress,
         )  # fmt: skip
         if not options.tuning.freeze:
@@ -144,7 +149,7 @@ def _recorded(start: Start, result: TrainingResult) -> TrainRecord:
         score,
         gap=None if recipe.mixup or recipe.cutmix else gap,  # accuracy on mixed images is not that on one class
         gain=gain(result.history, tested=len(split)),
-        best=Estimate(result.best_accuracy, n=len(split)),
+        best=None if result.best_accuracy is None else Estimate(result.best_accuracy, n=len(split)),
         seconds=Estimate(result.seconds, unit="s"),
         images_per_second=Estimate(result.history[-1].images_per_second, unit="images/s"),
     )
@@ -161,6 +166,45 @@ def _recorded(start: Start, result: TrainingResult) -> TrainRecord:
         started=() if start.options.fresh else (_fine_tuned(start),),
     )
     return record if start.objective is None else _taught(record, own, start.objective.how, start)
+
+
+def _pretrained(
+    pretraining: Pretraining, untrained: Mapping[str, float], start: Start, result: TrainingResult
+) -> TrainRecord:
+    """What a training without labels came to: its features, and the accuracy of the classifier where it made one."""
+    model, alias, entry = pretraining.exported(start.model), start.model.alias, pretraining.entry
+    steps = [(0, untrained), *((row.epochs, row.measures) for row in result.history if row.measures)]
+    names = {each.name for each in fields(rows.FeatureRow)}
+    last, tested = steps[-1][1], min(QUERIES, len(start.test))
+
+    def share(found: Mapping[str, float], name: str) -> Estimate | None:
+        return wilson(round(found[name] * tested), tested) if name in found else None
+
+    knn, random = share(last, "knn"), share(untrained, "knn")
+    row = rows.PretrainingRow(
+        alias, entry.name, entry.title, entry.meaning, entry.source, entry.needs or "images alone",
+        pretraining.settings,
+        result.history[-1].test_loss or 0.0, knn, random, difference_of(knn, random) if knn and random else None,
+        NEIGHBOURS, min(BANK, len(start.train)),
+        Estimate(last["teacher_information"], n=tested, unit="nats") if "teacher_information" in last else None,
+        Estimate(last["objectness"], n=min(MAPS, tested) // 2) if "objectness" in last else None,
+    )  # fmt: skip
+    by_epoch = [
+        rows.FeatureRow(alias, epochs, **{name: value for name, value in own.items() if name in names})
+        for epochs, own in steps
+    ]
+    shown = pretraining.pictures(_RECONSTRUCTED)
+    pictures = [(255 * each).round().byte().cpu().numpy() for each in shown]
+    record = TrainRecord(
+        history=result.history, pretraining=(row,), by_epoch=tuple(by_epoch),
+        reconstructions=rows.ReconstructionArrays(*pictures) if pictures else None,
+        recipe=tuple(rows.SettingRow(name, str(value)) for name, value in start.recipe.numbers().items()),
+    )  # fmt: skip
+    if not model.has_classifier or start.test.labels is None:
+        return record
+    classified = _recorded(replace(start, model=model), result)
+    scores = (replace(classified.scores[0], role="zero-shot"),)
+    return replace(record, scores=scores, per_class=classified.per_class, confusion=classified.confusion)
 
 
 def _score(evaluation: Evaluation, role: str | None, seed: int, **more: Estimate | None) -> rows.ScoreRow:
@@ -181,9 +225,9 @@ def generalisation_gap(history: Sequence[EpochMetrics], tested: Estimate, *, ima
 
     Both have Wilson intervals, their difference Newcombe's.
     """
-    if not history or not images:
+    if not history or not images or (last := history[-1].train_accuracy) is None:
         return None
-    return difference_of(wilson(round(history[-1].train_accuracy * images), images), tested)
+    return difference_of(wilson(round(last * images), images), tested)
 
 
 def gain(history: Sequence[EpochMetrics], *, tested: int) -> Estimate | None:

@@ -11,7 +11,9 @@ from vitlens.commands.run.parsing import recipe_settings, side_lengths
 from vitlens.errors import InputError
 from vitlens.models.sources.registry import describe_names
 from vitlens.names import PRESETS, TRACKERS, Compile, DistillKind, Pooling, RecipeName, TrackerName
+from vitlens.training.objectives.registry import CLASSIFY, OBJECTIVES, objective_named
 
+_WAYS: Final = ("--freeze-backbone", "--train-last")
 _COST: Final = "Speed and memory"
 _recipe = partial(option, panel="Recipe (default: the preset's)")
 _number = partial(_recipe, metavar="X")
@@ -187,6 +189,11 @@ class TrainOptions:
         default="", complete="model",
     )  # fmt: skip
     data: str | None = data_option()
+    objective: str = option(
+        "--objective",
+        f"What is minimised: {', '.join(OBJECTIVES)} (self-supervised ones for a ViT preset; their settings by --set).",
+        default=CLASSIFY, metavar="NAME", parse=lambda _, text: objective_named(text).name,
+    )  # fmt: skip
     resume: Path | None = option(
         "--resume", "Continue a run that was stopped, with its own settings.", metavar="FOLDER"
     )
@@ -219,6 +226,19 @@ class TrainOptions:
     run: RunOptions = bundle(RunOptions)
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The changed settings of the objective. Raises InputError for a wrong one."""
+        known = objective_named(self.objective).settings
+        given = {name: value for name, value in self.recipe.numbers.items() if name in known}
+        objective_named(self.objective).changed(given)
+        return given
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The changed settings of the recipe."""
+        return {name: value for name, value in self.recipe.numbers.items() if name not in self.settings}
+
+    @property
     def fresh(self) -> bool:
         """Whether the weights are random when training begins."""
         return self.model in PRESETS and self.tuning.weights is None
@@ -229,8 +249,16 @@ def require_compatible(options: TrainOptions) -> None:
     if not options.model:
         raise InputError("expected a preset to train, found none; e.g. vitlens train vit-micro; see vitlens models")
     tuning = options.tuning
+    if options.objective != CLASSIFY and not options.fresh:
+        raise InputError(
+            f"expected a preset to train from scratch with --objective {options.objective}, found {options.model!r}"
+            f"{' with --weights' if tuning.weights else ''}; try vit-micro"
+        )
     given = {
         "--distill-from": options.teaching.teacher,
+        "--check": options.check,
+        "--freeze-backbone": tuning.freeze,
+        "--train-last": tuning.last,
         "--keep-every": options.keep_every,
         "--recompute": options.recompute,
         "--compile on": options.compiling == "on",
@@ -241,7 +269,11 @@ def require_compatible(options: TrainOptions) -> None:
         "--at-most": options.run.at_most,
     }
     excluded = {
-        "--check": (options.check, tuple(given)),
+        f"--objective {options.objective}": (
+            options.objective != CLASSIFY,
+            ("--distill-from", "--check", "--freeze-backbone", "--train-last"),
+        ),
+        "--check": (options.check, tuple(name for name in given if name not in ("--check", *_WAYS))),
         "--freeze-backbone": (tuning.freeze, ("--distill-from", "--keep-every", "--recompute", "--compile on")),
     }
     for way, (is_given, others) in excluded.items():

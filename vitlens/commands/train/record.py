@@ -1,7 +1,7 @@
 """What `vitlens train` records."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from vitlens.arrays import Indices, Matrix, Pixels
 from vitlens.commands.shared.comparison import PairRow
@@ -104,6 +104,69 @@ class DistillationRow:
 
 
 @dataclass(frozen=True)
+class FeatureRow(OfModel):
+    """The features of a model after so many epochs of a training without labels, of test images, see
+    training/objectives/pretraining.py; None: not measured."""
+
+    epochs: int = col("epochs", default=0)
+    knn: float | None = col("k-NN accuracy", unit="fraction", better="higher", default=None)
+    rank: float | None = col(
+        "effective rank", default=None,
+        term="the exponential of the entropy of the singular values of the features: how many directions they use",
+    )  # fmt: skip
+    spread: float | None = col(
+        "spread", default=None,
+        term="mean standard deviation of features of length 1, times the root of their number: 0 where all images have "
+        "the same features, 1 where they fill all directions",
+    )  # fmt: skip
+    objectness: float | None = col(
+        "attention on the object", unit="fraction", default=None,
+        term="intersection over union of the object's mask and as large an area of the CLS attention of the last "
+        "block's best head, which is chosen on other images",
+    )  # fmt: skip
+    teacher_entropy: float | None = col("teacher's entropy", unit="nats", default=None)
+    teacher_information: float | None = col(
+        "information of the teacher", unit="nats", better="higher", default=None,
+        term="the entropy of the mean of a teacher's probabilities minus their mean entropy: 0 where it says the same "
+        "of every image",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PretrainingRow(OfModel):
+    """What a training without labels came to. objective: its name; title, meaning, source: of its entry;
+    learned_from: captions or images alone; knn, random: of the model and of its random weights before the training,
+    None without labels; neighbours: their number, bank: training images in which they are looked for; information:
+    of what a teacher says about the images."""
+
+    objective: str = col("objective", default="")
+    title: str = ""
+    meaning: str = ""
+    source: str = ""
+    learned_from: str = ""
+    settings: Mapping[str, float | int | bool | str] = field(default_factory=dict)
+    loss: float = col("test loss", default=0.0)
+    knn: Estimate | None = col("k-NN accuracy", better="higher", metric="knn/{model}", default=None)
+    random: Estimate | None = col("with random weights", default=None)
+    gain: Estimate | None = col("gain", better="higher", metric="knn_gain/{model}", default=None)
+    neighbours: int = 0
+    bank: int = 0
+    information: Estimate | None = col(
+        "information of the teacher", better="higher", metric="teacher_information/{model}", default=None
+    )
+    objectness: Estimate | None = col("attention on the object", metric="objectness/{model}", default=None)
+
+
+@dataclass(frozen=True)
+class ReconstructionArrays:
+    """Test images: as given, with their masked patches in grey, and with these as a masked autoencoder reconstructs."""
+
+    given: Pixels
+    masked: Pixels
+    filled: Pixels
+
+
+@dataclass(frozen=True)
 class FirstBatchArrays:
     """The first images of the first training batch, as given and as the model takes them; labels: of the images as
     given; targets (image, class): shares of the classes."""
@@ -128,6 +191,9 @@ class TrainRecord(Record):
     started: tuple[FineTunedRow, ...] = table()
     taught: tuple[DistillationRow, ...] = table()
     training: tuple[Budget, ...] = table()
+    pretraining: tuple[PretrainingRow, ...] = table()
+    by_epoch: tuple[FeatureRow, ...] = table()
+    reconstructions: ReconstructionArrays | None = arrays("reconstructions")
     first_batch: FirstBatchArrays | None = arrays("first_batch")
     training_images: TrainingImages | None = arrays("training_images")
 

@@ -11,10 +11,10 @@ from vitlens.commands.shared.comparison import SECTION as COMPARED
 from vitlens.commands.shared.comparison import not_equal
 from vitlens.commands.shared.trainings import trained
 from vitlens.commands.shared.worst_class import class_sections, worst_class
-from vitlens.commands.train.record import ScoreRow, TrainRecord, last_tenth
-from vitlens.report.claims import FEWEST, SMALLEST, Claim, above, clear, found
+from vitlens.commands.train.record import PretrainingRow, ScoreRow, TrainRecord, last_tenth
+from vitlens.report.claims import FEWEST, SMALLEST, Claim, above, clear, found, judge
 from vitlens.report.prose import Marked, listed, say
-from vitlens.report.sections import Chart, Overview, Report, Section
+from vitlens.report.sections import Chart, Overview, Report, Section, drawn
 from vitlens.training.metrics import KEPT_FOLDER
 from vitlens.training.recipe import LEAST_STEPS
 
@@ -56,7 +56,10 @@ _STATES: Final = {  # how a training ended: the end of the title, the sentence, 
 
 
 def claims(record: TrainRecord) -> Iterator[Claim]:
-    """How accurate the model is and whether it had converged; of two models which is better."""
+    """How accurate the model is and whether it had converged; of two models which is better; of a training without
+    labels what its features tell, and whether they have collapsed."""
+    for row in record.pretraining:
+        yield from _of_features(row, record)
     if not _enough(record):
         return
     score, setup = record.scores[0], record.setup[0]
@@ -85,6 +88,34 @@ def claims(record: TrainRecord) -> Iterator[Claim]:
             score.gap, given={"m": score.model, "last": record.history[-1]}, place="loss",
         )  # fmt: skip
     yield from worst_class(score.model, record.per_class, score.accuracy)
+
+
+def _of_features(row: PretrainingRow, record: TrainRecord) -> Iterator[Claim]:
+    """k-NN accuracy beside random weights, and a teacher that says the same of every image."""
+    if row.knn is not None and row.random is not None:
+        better = above(row.gain, 0.0)
+        given = {"row": row, "m": row.model, "better": better, "n": len(record.history)}
+        yield found(
+            "features", row.model,
+            "Of the held-out images, {{ effect }} have the class of most of their {{ row.neighbours }} nearest of "
+            "{{ row.bank }} training images by the features of **{{ m }}**, trained on {{ row.learned_from }} "
+            "({{ row.title|lower }}) for {{ n }} epoch{{ n|s }}; with its random weights {{ row.random|alone }}, a "
+            "difference of {{ row.gain|alone }}{% if not better %}, which is not significant{% endif %}.",
+            row.knn, kind="answer", place="features", given=given,
+            headline="{% if better %}{{ m }} learned classes from {{ row.learned_from }}: k-NN accuracy "
+                     "{{ effect|value }}, from {{ row.random|value }}{% else %}The features of {{ m }} are no better "
+                     "than those of random weights{% endif %}",
+        )  # fmt: skip
+    if row.information is not None:
+        claim = judge("collapse", row.model, row.information, "collapse")
+        yield replace(claim, place="teacher", kind="answer", says=say(
+            "{% if state == 'fail' %}**{{ m }}** has **collapsed**, or not begun to learn: its teacher says nearly the "
+            "same of every image; its outputs hold {{ effect }} of information about the image{% if not centred %}. "
+            "They were not centred (`centring=false`), which lets one of them win everywhere{% endif %}.{% else %}"
+            "**{{ m }}** has not collapsed: its teacher's outputs hold {{ effect }} of information about the image."
+            "{% endif %}",
+            state=claim.state, m=row.model, effect=row.information, centred=row.settings.get("centring", True),
+        ))  # fmt: skip
 
 
 def _span(k: int) -> Marked:
@@ -171,6 +202,15 @@ def unknown(record: TrainRecord) -> Iterator[str]:
         )  # fmt: skip
 
 
+def _reconstructed(record: TrainRecord) -> list[Picture]:
+    """Test images, with their masked patches in grey, and with these as they are reconstructed."""
+    arrays = record.reconstructions
+    if arrays is None:
+        return []
+    rows = (("image", arrays.given), ("masked", arrays.masked), ("reconstructed", arrays.filled))
+    return [Picture(pixels[at] / np.float32(255), row=row) for row, pixels in rows for at in range(len(pixels))]
+
+
 def _how(record: TrainRecord) -> str:
     """Images, batches, what was fine-tuned, kept and logged."""
     parts = [
@@ -223,25 +263,72 @@ def _batch(record: TrainRecord) -> list[Picture]:
     ]
 
 
+_ACCURACY: Final = Chart(
+    "training", lines("epochs", "train_accuracy", "test_accuracy"),
+    "Accuracy after each epoch. The result is that of the last epoch; the highest would be chosen on the test images.",
+    title="Training and test accuracy by epoch", rows="history",
+)  # fmt: skip
+_FEATURES: Final = Chart(
+    "features", lines("epochs", "knn", "objectness"),
+    "k-NN accuracy of the features, and the overlap of one head's CLS attention with the object's mask, after each "
+    "epoch; on the left random weights.",
+    title="What the features tell about test images, by epoch", rows="by_epoch",
+)  # fmt: skip
 REPORT: Final = Report(
     TrainRecord,
     claims=claims,
     unknown=unknown,
-    picture=Chart(
-        "training", lines("epochs", "train_accuracy", "test_accuracy"),
-        "Accuracy after each epoch. The result is that of the last epoch; the highest would be chosen on the test "
-        "images.",
-        title="Training and test accuracy by epoch",
-        rows="history",
-    ),
+    picture=lambda record: drawn(_FEATURES if record.pretraining else _ACCURACY, record),
     glance=Overview("scores", ("model", "role", "accuracy", "agreement", "gain", "seconds")),
     sections=(
         Section(
+            "What do the features tell?", "pretraining",
+            says="What is minimised is {{ meaning|whole }} ({{ source }}). The features of {{ model }} "
+                 "{% if row.knn %}find the class of {{ knn }} of the test images by their nearest neighbours, with "
+                 "random weights of {{ random|alone }}{% else %}were not compared with classes, as there are no "
+                 "labels{% endif %}.{% if row.objectness %} The last block's best head overlaps the object by "
+                 "{{ objectness|value }}, counting as large an area.{% endif %}",
+            columns=("model", "objective", "knn", "random", "gain", "objectness"),
+            charts=(_FEATURES,),
+        ),
+        Section(
+            "Do the features collapse?", "by_epoch", about=("collapse",),
+            opening="{% set last = rows[-1] %}The effective rank of the features went from {{ first.rank|number }} to "
+                    "{{ last.rank|number }}, and their spread from {{ first.spread|number }} to "
+                    "{{ last.spread|number }}: it is none where all images have the same features.",
+            columns=("epochs", "knn", "rank", "spread", "objectness", "teacher_information"),
+            charts=(
+                Chart(
+                    "rank", lines("epochs", "rank"),
+                    "Effective rank of the features of test images: how many directions they use.",
+                    title="Effective rank by epoch",
+                ),
+                Chart(
+                    "teacher", lines("epochs", "teacher_entropy", "teacher_information"),
+                    "Entropy of what the teacher says of an image, and the information about the image in it: none "
+                    "where it says the same of all.",
+                    title="The teacher's outputs by epoch", only=lambda row: row.teacher_entropy is not None,
+                ),
+            ),
+        ),
+        Section(
+            "What does it reconstruct?", lambda record: [record.reconstructions] if record.reconstructions else [],
+            opening="The decoder sees the patches that are left; in the picture, mean and contrast of each patch are "
+                    "those of the image.",
+            charts=(Chart(
+                "reconstructions", images(),
+                "Test images, what the encoder sees of them, and their masked patches as the decoder fills them in.",
+                title="Reconstructions of masked test images", rows=_reconstructed,
+            ),),
+        ),
+        Section(
             "Did it converge, and does it overfit?", "history",
-            opening="{% if not record.scores %}The training has not ended.{% elif record.scores[0].gap %}Accuracy on "
-                    "the training images of the last epoch, as the model saw them, minus that on the test images is "
-                    "{{ record.scores[0].gap }}, a lower bound of overfitting.{% else %}Training images were mixed, "
-                    "so that accuracy on them does not show overfitting.{% endif %}",
+            opening="{% if record.pretraining %}The loss on test images is that of the objective, with the same random "
+                    "numbers after every epoch.{% elif not record.scores %}The training has not ended.{% elif "
+                    "record.scores[0].gap %}Accuracy on the training images of the last epoch, as the model saw them, "
+                    "minus that on the test images is {{ record.scores[0].gap }}, a lower bound of overfitting."
+                    "{% else %}Training images were mixed, so that accuracy on them does not show overfitting."
+                    "{% endif %}",
             charts=(Chart(
                 "loss", lines("epochs", "train_loss", "test_loss"),
                 "Loss after each epoch. A test loss that rises while the training loss falls is overfitting; strong "

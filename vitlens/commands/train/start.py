@@ -31,6 +31,8 @@ from vitlens.training.distill import (
 )
 from vitlens.training.finetune import require_last, require_learned
 from vitlens.training.head import require_cacheable
+from vitlens.training.objectives.pretraining import Pretraining, make_objective
+from vitlens.training.objectives.registry import CLASSIFY, objective_named
 from vitlens.training.recipe import FINE_TUNING, FROZEN, Recipe, fitted, override, recipe_for
 from vitlens.training.speed import choose_precision
 
@@ -39,9 +41,9 @@ OF_DIGITS: Final = ("digits", "mnist", "svhn")  # data sets of digits, which mir
 
 @dataclass(frozen=True)
 class Start:
-    """A training before its first step. options: with the run options that hold in this process; processes: how many;
-    model: on its device; train, test: the data; objective: of a distillation; others: its teacher, and a model trained
-    without one to compare with, where it is given."""
+    """A training before its first step. options: with the run options that hold in this process; processes: how
+    many; model: on its device; train, test: the data; objective: of a distillation; pretraining: one without
+    labels; others: its teacher, and a model trained without one to compare with, where it is given."""
 
     options: TrainOptions
     processes: int
@@ -50,6 +52,7 @@ class Start:
     test: Split
     recipe: Recipe
     objective: StandardObjective | None = None
+    pretraining: Pretraining | None = None
     others: tuple[Model, ...] = ()
 
     @property
@@ -61,11 +64,15 @@ class Start:
 def prepare(options: TrainOptions, processes: int) -> Start:
     """The model, data and recipe of a training. Raises InputError where they do not fit together."""
     name, data, run, size = options.model, str(options.data), options.run, options.shape.image_size
-    changes = options.recipe.numbers | ({} if run.batch_size is None else {"batch_size": run.batch_size})
+    changes = options.changes | ({} if run.batch_size is None else {"batch_size": run.batch_size})
     recipe = override(base_recipe(options), changes)
     if not options.fresh:
         model, train, test = _trained(options, recipe)
         return Start(options, processes, model, train, test, _for_images(recipe, changes, train, processes))
+    if options.objective != CLASSIFY and name not in VIT_PRESETS:
+        raise InputError(
+            f"expected a ViT with --objective {options.objective}, found {name}; try vit-micro, vit-mini or vit-tiny"
+        )
     # the classes follow from the data, and the size of its images from the model
     shape: Overrides = options.shape.sides
     preprocessing = untrained(name, classes=("0",), image_size=size, overrides=shape).preprocessing
@@ -77,13 +84,19 @@ def prepare(options: TrainOptions, processes: int) -> Start:
     has_cls = name in VIT_PRESETS and shape.get("pooling", "cls") == "cls"
     if options.teaching.teacher is not None and options.teaching.token is not False and has_cls:
         shape = {**shape, "distillation": True}
-    model = untrained(name, classes=train.classes, image_size=size, seed=run.seed, overrides=shape)
-    return Start(options, processes, model.to(resolve_device(run.device)), train, test, recipe)
+    pretraining = make_objective(options.objective, train, test, options.settings)
+    classes = train.classes if pretraining is None else ()
+    model = untrained(name, classes=classes, image_size=size, seed=run.seed, overrides=shape)
+    model = model.to(resolve_device(run.device))
+    return Start(options, processes, model, train, test, recipe, pretraining=pretraining)
 
 
 def base_recipe(options: TrainOptions) -> Recipe:
     """The recipe before changes: the preset's, the named one, or that of fine-tuning."""
     data, named = str(options.data), options.recipe.named
+    own = objective_named(options.objective).recipe
+    if named is None and own is not None:
+        return own
     if named is not None or options.fresh:
         return recipe_for(options.model, data, named=named)
     if options.tuning.freeze:

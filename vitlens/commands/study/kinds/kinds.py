@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
+from vitlens.training.objectives.registry import CLASSIFY
+
 Overrides: TypeAlias = Mapping[str, Any]  # of a preset's shape, as models.rebuild takes them
-Part: TypeAlias = Literal["all", "last", "head"]
-Also: TypeAlias = Literal["fields", "cut", "positions", "inside"]
+Part: TypeAlias = Literal["all", "last", "head", "none"]
+Also: TypeAlias = Literal["fields", "cut", "positions", "inside", "pretraining"]
 
 SEEDS: Final = 3
 # Epochs without --epochs: enough to rank points on a laptop, too few for a model's best accuracy.
@@ -20,12 +22,13 @@ ADAPTING_EPOCHS: Final = 10  # of a model that is adapted; its frozen point has 
 class Point:
     """One model of a study, trained once for each seed.
 
-    label: its name in folders and metrics; words: its name in figures and tables; preset: its architecture ("": that of
-    MODEL); shape: the differences from the preset's; start: its first weights; trained: the part that is trained;
-    teacher: the point from whose outputs it learns, too; share: of the training images, fixed and repeated (None: all,
-    as in training); line: of a chart over the number of images; against: the labels of the points that it is compared
-    with ((): the first); base: the label of the point from which it differs in one factor, with which it is compared,
-    too; candidate: whether the decision may take it.
+    label: its name in folders and metrics; words: its name in figures and tables; preset: its architecture ("":
+    that of MODEL); shape: the differences from the preset's; start: its first weights; trained: the part that is
+    trained; teacher: the point from whose outputs it learns, too; objective: of its training, see
+    training/objectives; share: of the training images, fixed and repeated (None: all, as in training); line: of a
+    chart over the number of images; against: the labels of the points that it is compared with ((): the first);
+    base: the label of the point from which it differs in one factor, with which it is compared, too; candidate:
+    whether the decision may take it.
     """
 
     label: str
@@ -35,11 +38,17 @@ class Point:
     start: Literal["random", "pretrained"] = "random"
     trained: Part = "all"
     teacher: str = ""
+    objective: str = CLASSIFY
     share: float | None = None
     line: str = ""
     against: tuple[str, ...] = ()
     base: str = ""
     candidate: bool = True
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it is trained at all."""
+        return self.trained != "none"
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,8 @@ class Kind:
     """A study: its title, its points in order, what it leaves open, and notes on its design.
 
     also: what is measured beside accuracies: receptive fields, an image cut into patches, the order of position
-    embeddings, what changed inside a model that is adapted.
+    embeddings, what changed inside a model that is adapted, features; data, epochs: where the user names none (None:
+    by the data).
     """
 
     title: str
@@ -55,6 +65,8 @@ class Kind:
     untried: str
     notes: tuple[str, ...] = ()
     also: Also | None = None
+    data: str = "digits"
+    epochs: int | None = None
 
     @property
     def steps(self) -> tuple[tuple[str, str], ...]:
@@ -259,6 +271,31 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 "computes its features once. Fewer images are repeated, so that the steps are the same.",
             ),
             also="inside",
+        ),
+        "pretraining": Kind(
+            "Learning with and without labels",
+            (
+                Point("random", "random weights", shape=_SMALL, trained="none"),
+                Point("supervised", "supervised", shape=_SMALL, against=("random",)),
+                *(
+                    Point(label, words, shape=_SMALL, objective=label, against=("random", "supervised"))
+                    for label, words in (("mae", "MAE"), ("dino", "DINO"), ("clip", "CLIP"))
+                ),
+            ),
+            "larger models and images, the thousand times more images of the papers, a budget of its own for each "
+            "objective, photographs, and fine-tuning of all weights, at which MAE is best in its paper (He 2022)",
+            (
+                f"{_BASE} The accuracy of a point is that of a linear probe on frozen features of all training images: "
+                "the same measure for all, with or without a classifier of its own.",
+                "Features are the CLS token and the mean of the patches of the last layer, side by side, for all "
+                "points alike. The supervised point has seen the labels, CLIP captions that name the class; MAE and "
+                "DINO have seen neither.",
+                "All trainings have as many epochs and steps; a step of DINO costs the most, as it sees several crops. "
+                "Random weights are those with which the other points begin.",
+            ),
+            also="pretraining",
+            data="shapes",
+            epochs=30,
         ),
     }
 )  # fmt: skip

@@ -30,6 +30,7 @@ from vitlens.commands.shared.receptive import field_rows
 from vitlens.commands.shared.trainings import augmentation_words
 from vitlens.commands.study import record as rows
 from vitlens.commands.study.kinds.kinds import ADAPTING_EPOCHS, EPOCHS, KINDS, OTHER_EPOCHS, SEEDS, Point
+from vitlens.commands.study.kinds.pretraining import pretrained, probed
 from vitlens.commands.study.kinds.setup import Setup, prepare
 from vitlens.commands.study.kinds.transfer import inside
 from vitlens.commands.study.options import StudyOptions
@@ -42,6 +43,7 @@ from vitlens.training.distill import Distillation, StandardObjective, cacheable_
 from vitlens.training.finetune import trained_share
 from vitlens.training.head import fit_head
 from vitlens.training.loop import BEST_FILE, train_on_images
+from vitlens.training.objectives.pretraining import Pretraining
 from vitlens.training.recipe import Recipe
 from vitlens.training.task import Task
 from vitlens.uncertainty import LEVEL, Estimate, holm, student_mean
@@ -94,8 +96,8 @@ def measure_kind(options: StudyOptions) -> Path:
 def _planned(options: StudyOptions) -> StudyOptions:
     """The options with their defaults filled in, as a resumed study reads them."""
     kind = KINDS[str(options.kind)]
-    data = options.data or ("" if kind.adapts else "digits")
-    usual = ADAPTING_EPOCHS if kind.adapts else EPOCHS.get(data, OTHER_EPOCHS)
+    data = options.data or ("" if kind.adapts else kind.data)
+    usual = kind.epochs or (ADAPTING_EPOCHS if kind.adapts else EPOCHS.get(data, OTHER_EPOCHS))
     epochs = usual if options.epochs is None else options.epochs
     return replace(options, data=data, epochs=epochs, seeds=options.seeds or SEEDS)
 
@@ -157,7 +159,10 @@ def _trained(setup: Setup, point: Point, told: str, *, seed: int) -> Trial:
     images, recipe = setup.images(point, seed=seed), setup.recipe(point)
     folder = setup.place(point.label, seed)
     folder.mkdir(parents=True, exist_ok=True)
-    objective = StandardObjective()
+    cost = (np.array(model.parameter_count()), np.array(int(sum(flops_by_part(model).values()))))
+    if not point.is_trained:
+        return Trial(probed(setup, model, seed=seed), np.array(0.0), np.array(0.0), np.array(0), *cost)
+    objective: StandardObjective | Pretraining = setup.pretraining(point) or StandardObjective()
     if point.teacher:
         teacher = setup.trained(point.teacher, seed=seed)
         objective = objective_of(teacher, _TAUGHT, images.classes, setup.run.precision)
@@ -169,13 +174,17 @@ def _trained(setup: Setup, point: Point, told: str, *, seed: int) -> Trial:
             on_progress=on_progress,
         )  # fmt: skip
         result = (fit_head if point.trained == "head" else train_on_images)(task)
+    if setup.kind.also == "pretraining":
+        correct = probed(setup, setup.trained(point.label, seed=seed), seed=seed)
+    else:
+        correct = evaluate(model, setup.test, batch_size=setup.run.batch_size).correct.numpy()
     return Trial(
-        correct=evaluate(model, setup.test, batch_size=setup.run.batch_size).correct.numpy(),
+        correct=correct,
         seconds=np.array(float(result.seconds)),
         images_per_second=np.array(float(np.median([epoch.images_per_second for epoch in result.history]))),
         steps=np.array(result.history[-1].step),
-        parameters=np.array(model.parameter_count()),
-        flops=np.array(int(sum(flops_by_part(model).values()))),
+        parameters=cost[0],
+        flops=cost[1],
     )
 
 
@@ -189,6 +198,7 @@ def _record(setup: Setup, trials: Trials) -> rows.StudyRecord:
     best = max(candidates, key=lambda label: candidates[label])
     also: dict[str, Callable[[Setup], dict[str, Any]]] = {
         "fields": _fields, "cut": _cut, "positions": _positions, "inside": partial(inside, points=points),
+        "pretraining": pretrained,
     }  # fmt: skip
     found = also[setup.kind.also](setup) if setup.kind.also else {}
     comparisons = (
@@ -234,14 +244,16 @@ def _point_row(setup: Setup, point: Point, trials: Trials, correct: Mapping[str,
         chance=1 / len(setup.test.classes),
         train_images=setup.images_of(point),
         parameters=int(own[0].parameters),
-        trained=trained_share(model, last=setup.trained_last(point))[0],
+        trained=trained_share(model, last=setup.trained_last(point))[0] if point.is_trained else 0,
         flops=int(own[0].flops),
-        epochs=setup.recipe(point).epochs,
+        epochs=setup.recipe(point).epochs if point.is_trained else 0,
         steps=int(own[0].steps),
         images_per_second=median("images_per_second"),
         seconds=median("seconds"),
         before=median("seconds", point.teacher) if point.teacher else 0.0,
-        training_bytes=None if setup.model else saved_for_training(model, probe_images(model, _STEP)) // _STEP,
+        training_bytes=None
+        if setup.model or setup.kind.also == "pretraining"
+        else saved_for_training(model, probe_images(model, _STEP)) // _STEP,
         tokens=None if layout is None else layout.tokens,
         patch=None if layout is None else layout.patch_size,
         grid=None if layout is None else layout.grid,
@@ -271,7 +283,7 @@ def _recipe_rows(setup: Setup) -> Iterator[rows.RecipeRow]:
     """The recipes of the points, those that share one together; points with fewer images have those of all."""
     shared: dict[Recipe, list[str]] = {}
     for point in setup.points:
-        if point.candidate:
+        if point.candidate and point.is_trained:
             shared.setdefault(setup.recipe(point), []).append(point.words)
     for recipe, points in shared.items():
         yield rows.RecipeRow(

@@ -9,6 +9,7 @@ import numpy as np
 from vitlens.charts import Picture, board, images, intervals, lines
 from vitlens.charts.pictures import cut, mosaic
 from vitlens.commands.shared.receptive import field_charts
+from vitlens.commands.study.kinds import pretraining_report as pretraining
 from vitlens.commands.study.kinds.choose import Candidate, Choice, choose, claim_of, missed, others
 from vitlens.commands.study.kinds.kinds import KINDS
 from vitlens.commands.study.record import ComparisonRow, PointRow, StudyRecord
@@ -71,10 +72,12 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
     unsure = doubt(record, choice)
     if any(unsure):
         yield Claim("choice", design.kind, unsure[1], unsure[0], "inconclusive", kind="answer", place="points")
+    elif record.feature_scores:
+        yield from pretraining.claims(record)
     else:
         yield claim_of(choice, design.kind)
     yield Claim("range", design.kind, _range(record), kind="answer")
-    if any(unsure):
+    if any(unsure) or record.feature_scores:
         return
     steps, found = of_family(record, "step"), of_family(record, "difference")
     if steps:  # the largest difference in all, beside the steps that lead to it
@@ -99,7 +102,7 @@ def _range(record: StudyRecord) -> str:
     design, points = record.design[0], [row for row in record.points if row.candidate]
 
     def ends(name: str) -> str:
-        values = [getattr(row, name) for row in points]
+        values = [value for row in points if (value := getattr(row, name))]  # 0 epochs: not trained
         return " to ".join(dict.fromkeys(f"{value:,}" for value in (min(values), max(values))))
 
     return say(
@@ -273,11 +276,9 @@ def _reasoned(record: StudyRecord) -> str:
 
 def _cuts(record: StudyRecord) -> Iterator[Picture]:
     """The first test image cut by white lines into the patches of each point."""
-    if record.cut is None:
-        return
-    image = record.cut.image[0].astype(np.float32) / 255
     for row in record.points:
-        if row.patch is not None:
+        if record.cut is not None and row.patch is not None:
+            image = record.cut.image[0].astype(np.float32) / 255
             yield Picture(
                 cut(image, row.patch), column=row.words,
                 below=f"{row.tokens} tokens\n{number(row.flops / 1e6)} MFLOPs\n{in_words(row.accuracy, with_n=False)}\n"
@@ -395,6 +396,7 @@ REPORT: Final = Report(
     ),
     glance=Overview(_highest, ("words", "accuracy", "train_images", "trained", "flops", "seconds")),
     sections=(
+        *pretraining.SECTIONS,
         Section(
             "Which one to take?", lambda record: of_family(record, "best"), order=lambda row: -row.difference.value,
             opening=lambda record: others(decision(record)), about=("choice",),

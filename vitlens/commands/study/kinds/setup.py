@@ -20,6 +20,8 @@ from vitlens.models.naming import ModelName
 from vitlens.models.rebuild import for_classes, untrained_like
 from vitlens.models.support import require
 from vitlens.training.finetune import require_learned
+from vitlens.training.objectives.pretraining import Pretraining, make_objective
+from vitlens.training.objectives.registry import CLASSIFY, objective_named
 from vitlens.training.recipe import FINE_TUNING, FROZEN, NAMED, Recipe, fitted, override, recipe_for, with_batch_size
 
 POINTS_FOLDER: Final = "points"
@@ -87,14 +89,19 @@ class Setup:
         """The blocks that a point trains, as `partly_trainable` takes them."""
         return {"head": 0, "last": self.last}.get(point.trained)
 
+    def pretraining(self, point: Point) -> Pretraining | None:
+        """The objective of a point that learns without labels."""
+        return make_objective(point.objective, self.train, self.test)
+
     def begin(self, point: Point, *, seed: int) -> Model:
         """The model with which a point's training begins. Raises InputError, naming a point that cannot be built."""
         if self.model:
             start = self.start()
             return untrained_like(start, seed=seed) if point.start == "random" else start
+        classes = self.train.classes if point.objective == CLASSIFY else ()
         try:
             return untrained(
-                point.preset, classes=self.train.classes, image_size=self.options.model_options.image_size, seed=seed,
+                point.preset, classes=classes, image_size=self.options.model_options.image_size, seed=seed,
                 alias=point.label, overrides=point.shape,
             )  # fmt: skip
         except InputError as error:
@@ -126,13 +133,14 @@ class Setup:
         if self.model:
             return fitted(own, len(self.train))
         return with_batch_size(
-            own, min(fitted(self._own_recipe(each), len(self.train)).batch_size for each in self.points)
+            own,
+            min(fitted(self._own_recipe(each), len(self.train)).batch_size for each in self.points if each.is_trained),
         )
 
     def _own_recipe(self, point: Point) -> Recipe:
         if not self.model:
             changes = {"epochs": self.epochs, "evaluate_every": self.epochs, "drop_path": 0.0}
-            return override(recipe_for(point.preset, self.data), changes)
+            return override(objective_named(point.objective).recipe or recipe_for(point.preset, self.data), changes)
         if point.trained == "head":
             return FROZEN
         recipe = _FROM_SCRATCH if point.start == "random" else _TUNED
@@ -145,6 +153,9 @@ class Setup:
     def trained(self, label: str, *, seed: int | None = None) -> Model:
         """The model that a point trained with a seed, or with the first."""
         at = self.seeds[0] if seed is None else seed
+        point = next(point for point in self.points if point.label == label)
+        if not point.is_trained:
+            return self.begin(point, seed=at).to(self.device)
         name = ModelName(str(self.place(label, at)), f"{label}-{at}")
         return load(name, device=self.device, code_files=self.options.model_options.model_file)
 
@@ -169,11 +180,25 @@ def prepare(options: StudyOptions) -> Setup:
     device = resolve_device(run.device) if model is None else model.device
     whole = Setup(options, kind.points, train, test, device, model)
     setup = replace(whole, points=tuple(point for point in kind.points if point.candidate or _fits(whole, point)))
+    if kind.also == "pretraining":
+        _require_probed(train, test)
     for point in setup.points:
-        setup.begin(point, seed=0)
-        setup.recipe(point)
+        begun, recipe, pretraining = setup.begin(point, seed=0), setup.recipe(point), setup.pretraining(point)
+        if pretraining is not None:
+            pretraining.require(begun, recipe, recipe.batch_size)
         setup.images_of(point)
     return setup
+
+
+def _require_probed(train: Split, test: Split) -> None:
+    """Raise DataError for images without labels, and for a class with too few for a linear probe."""
+    if train.labels is None or test.labels is None:
+        raise DataError(f"expected labelled images to probe features on, found none in {train.name}; try --data shapes")
+    fewest = int(torch.bincount(train.labels, minlength=len(train.classes)).min())
+    if fewest < 2:
+        raise DataError(
+            f"expected at least 2 training images of every class to probe, found {fewest}; give more images"
+        )
 
 
 def _fits(setup: Setup, point: Point) -> bool:

@@ -1,0 +1,108 @@
+"""`study --kind pretraining`: features of models that learned with and without labels, beside the trained models."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import vitlens
+from tests.kit.commands import figures, gone_on, ran
+from tests.kit.training_runs import interrupted
+from vitlens.commands.study.record import StudyRecord
+
+LINE = "study --kind pretraining --seeds 2 --epochs 1 --limit 32 --batch-size 16"
+POINTS = ("random", "supervised", "mae", "dino", "clip")
+
+
+@pytest.fixture(scope="module")
+def done(golden) -> StudyRecord:
+    """Five points, two seeds, one epoch of 32 images."""
+    return golden("study of pretraining").record
+
+
+def shapes(part: str) -> vitlens.Split:
+    return vitlens.load_data("shapes", part=part).limit(32)
+
+
+def read(model: vitlens.Model, part: str) -> np.ndarray:
+    """Features of length 1 by hand: CLS and the mean of the patches after the last layer and its norm."""
+    images = next(shapes(part).batches(32)).images
+    both = [vitlens.features(model, images, layer=-1, pool=pool).at(-1) for pool in ("cls", "mean")]
+    vectors = torch.cat(both, 1).double().numpy()
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def trained(record: StudyRecord, label: str, seed: int) -> vitlens.Model:
+    return vitlens.load(str(record.folder / "points" / label / f"seed-{seed}"))
+
+
+def test_all_points_have_one_architecture_and_budget_and_random_weights_none(done):
+    assert tuple(row.label for row in done.points) == POINTS
+    assert {row.steps for row in done.points if row.label != "random"} == {2}
+    random = done.points[0]
+    assert (random.steps, random.epochs, random.trained, random.seconds) == (0, 0, 0, 0.0)
+    assert not list((done.folder / "points" / "random").glob("*/model.safetensors"))
+    own = {label: trained(done, label, 0).module.state_dict() for label in POINTS[1:]}
+    shared = set.intersection(*({*state} for state in own.values()))
+    assert {name for state in own.values() for name in state if name not in shared} <= {"head.weight", "head.bias"}
+    recipes = json.loads((done.folder / "config.json").read_text())["recipes"]
+    assert {recipe["batch_size"] for recipe in recipes.values()} == {16}
+
+
+def test_neighbours_are_those_of_the_frozen_features(done):
+    truth, labels = (shapes(part).labels.numpy() for part in ("test", "train"))
+    for label in POINTS[1:]:
+        found = []
+        for seed in (0, 1):
+            model = trained(done, label, seed)
+            nearest = (read(model, "test") @ read(model, "train").T).argmax(1)
+            found.append(float((labels[nearest] == truth).mean()))
+        row = next(row for row in done.feature_scores if (row.label, row.measure) == (label, "k-NN, k = 1"))
+        assert row.value.value == pytest.approx(np.mean(found), abs=1e-6)
+    probes = {row.label: row.value.value for row in done.feature_scores if row.measure == "linear probe"}
+    assert probes == pytest.approx({row.label: row.accuracy.value for row in done.points})
+
+
+def test_every_measure_has_every_point_and_its_comparisons(done):
+    assert [*dict.fromkeys(row.measure for row in done.feature_scores)] == [
+        "k-NN, k = 1", "k-NN, k = 5", "k-NN, k = 20", "linear probe",
+    ]  # fmt: skip
+    for rows in (done.feature_scores, done.corrupted):
+        for measure in {row.measure for row in rows}:
+            own = {row.label: row for row in rows if row.measure == measure}
+            assert tuple(own) == POINTS
+            assert own["random"].over_random is own["supervised"].over_supervised is None
+            gain = 100 * (own["mae"].value.value - own["supervised"].value.value)
+            assert own["mae"].over_supervised.value == pytest.approx(gain, abs=1e-9)
+    assert {(row.label, row.shots) for row in done.few_shot} == {(label, k) for label in POINTS for k in (1, 2)}
+    assert {row.label for row in done.objectness} == {*POINTS}
+    cka = {(row.label, row.against): row.cka.value for row in done.likeness}
+    assert len(cka) == 25
+    assert all(value == pytest.approx(cka[other, one]) for (one, other), value in cka.items())
+    assert sorted(done.space.points) == [0, 1, 2, 3, 4]
+
+
+def test_words_are_spread_over_wordings(done):
+    (spread,) = done.zero_shot
+    own = [row.accuracy.value for row in done.wordings]
+    assert (spread.label, spread.wordings, spread.chance) == ("clip", len(own), 1 / 8)
+    assert {row.seen for row in done.wordings} == {True, False}
+    assert spread.mean.value == pytest.approx(np.mean(own))
+    assert spread.lowest.value <= min(own) <= spread.mean.value <= max(own) <= spread.highest.value
+
+
+def test_the_report_shows_each_measure(done):
+    assert {"neighbours", "space", "few_shot", "objectness", "wordings", "likeness", "corrupted"} <= figures(done)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_stopped_study_goes_on_and_finds_the_same(done, tmp_path):
+    folder = tmp_path / "stopped"
+    with interrupted(lambda training, _: training == 4, "study"):
+        assert ran(folder, LINE, code=130).status == "interrupted"
+    written = {path: path.stat().st_mtime_ns for path in folder.glob("points/*/*/result.npz")}
+    assert len(written) in (5, 6)
+    again = gone_on(folder, "study")
+    assert {path: path.stat().st_mtime_ns for path in written} == written
+    assert again.metrics == done.metrics

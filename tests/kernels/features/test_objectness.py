@@ -1,0 +1,102 @@
+"""Which head's attention overlaps objects, beside a plain loop and planted heads."""
+
+import pytest
+import torch
+
+from vitlens.analysis.features.objectness import area_iou, objectness
+from vitlens.errors import DataError
+
+SIDE, CELL = 4, 3  # cells of a map along a side, px of a cell
+
+
+def masks(count: int, *, seed: int = 0) -> torch.Tensor:
+    """Rectangles at random places, of any part of a cell."""
+    generator, side = torch.Generator().manual_seed(seed), SIDE * CELL
+    found = torch.zeros(count, side, side, dtype=torch.bool)
+    for mask in found:
+        top, left = torch.randint(0, side - 5, (2,), generator=generator).tolist()
+        tall, wide = torch.randint(2, 6, (2,), generator=generator).tolist()
+        mask[top : top + tall, left : left + wide] = True
+    return found
+
+
+def noise(count: int, heads: int, *, seed: int = 1) -> torch.Tensor:
+    return torch.rand(count, heads, SIDE, SIDE, generator=torch.Generator().manual_seed(seed))
+
+
+def planted(count: int, *, head: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Maps of noise but for a head that sees the object's share of each cell."""
+    objects, maps = masks(count), noise(count, 4)
+    cells = objects.view(count, SIDE, CELL, SIDE, CELL).double().mean((2, 4))
+    maps[:, head] = cells.float() + 0.01 * maps[:, head]
+    return maps, objects
+
+
+def looped(values: torch.Tensor, mask: torch.Tensor) -> float:
+    """Pixels from the highest cell down until as many are marked as the mask has; equal cells share what is left."""
+    left, both = float(mask.sum()), 0.0
+    for level in sorted(set(values.flatten().tolist()), reverse=True):
+        equal = [(row, column) for row in range(SIDE) for column in range(SIDE) if values[row, column] == level]
+        share = min(1.0, left / (len(equal) * CELL**2))
+        for row, column in equal:
+            own = mask[row * CELL : (row + 1) * CELL, column * CELL : (column + 1) * CELL]
+            both += share * float(own.sum())
+        left -= share * len(equal) * CELL**2
+    return both / (2 * float(mask.sum()) - both)
+
+
+def test_overlap_is_that_of_a_plain_loop_with_ties_in_proportion():
+    objects, maps = masks(70), noise(70, 3)
+    maps[:, 1] = (4 * maps[:, 1]).floor()  # ties
+    maps[:, 2] = 0.5  # all equal
+    found = area_iou(maps, objects)
+    for image in range(70):
+        expected = [looped(maps[image, head], objects[image]) for head in range(3)]
+        assert found[image].tolist() == pytest.approx(expected, rel=1e-9)
+    area = objects.double().mean((1, 2))
+    assert torch.allclose(found[:, 2], area / (2 - area))  # of a constant map: chance
+
+
+def test_a_planted_head_is_found_and_measured_on_the_other_half():
+    maps, objects = planted(60, head=2)
+    found = objectness(maps, objects)
+    assert found.heads == (2, 2)
+    assert torch.equal(found.iou, area_iou(maps, objects)[:, 2])
+    assert found.iou.mean() > found.mean_mask.mean() + 0.2
+    assert found.iou.mean() > found.shuffled.mean() + 0.2
+
+
+def test_maps_of_other_images_do_not_pass():
+    maps, objects = planted(60, head=2)
+    found = objectness(maps.roll(1, 0), objects)  # each map is of another image
+    assert abs(float(found.iou.mean() - found.shuffled.mean())) < 0.1
+    assert found.mean_mask.mean() > found.iou.mean() - 0.1
+
+
+def test_a_head_that_is_best_by_chance_is_not_measured_where_it_was_chosen():
+    objects, maps = masks(40), noise(40, 30)
+    found, every = objectness(maps, objects), area_iou(maps, objects)
+    first, second = found.heads
+    assert first != second
+    best = every.mean(0).max()
+    assert found.iou.mean() < best  # the maximum over heads on the same images is too high
+    assert {*found.iou.tolist()} <= {*every[:, first].tolist(), *every[:, second].tolist()}
+
+
+def test_the_mean_mask_is_of_images_that_are_not_measured():
+    """One image has its own mask: the mean that it is compared with is that of all others."""
+    objects = torch.zeros(4, SIDE * CELL, SIDE * CELL, dtype=torch.bool)
+    objects[:, :5, :5] = True
+    objects[3] = objects[3].flip(0, 1)
+    found = objectness(noise(4, 2), objects)
+    others = objects[:1].view(1, 1, SIDE, CELL, SIDE, CELL).double().mean((3, 5))
+    assert found.mean_mask[3] == area_iou(others, objects[3:4])[0, 0]
+
+
+@pytest.mark.parametrize(("count", "empty", "says"), [(3, False, "at least 4 images"), (8, True, r"image 5\)")])
+def test_what_cannot_be_measured_is_refused(count, empty, says):
+    objects = masks(count)
+    if empty:
+        objects[5] = False
+    with pytest.raises(DataError, match=says):
+        objectness(noise(count, 2), objects)

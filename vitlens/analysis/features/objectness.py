@@ -1,0 +1,78 @@
+"""Whether attention finds objects: the overlap of a head's maps with the masks, for a head chosen on other images."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitlens.errors import DataError
+from vitlens.shapes import Masks
+
+HeadMaps = Float[Tensor, "batch heads rows columns"]
+FEWEST_MASKS: Final = 4  # images: two a half
+_AT_ONCE: Final = 64  # images whose cells are compared with each other
+
+
+@dataclass(frozen=True)
+class Objectness:
+    """Intersection over union of each image (n,), float64: of the best head's map; of the same with the maps of other
+    images; of the mean mask of the other half. heads: the best on each half, measured on the other."""
+
+    iou: Float[Tensor, " batch"]
+    shuffled: Float[Tensor, " batch"]
+    mean_mask: Float[Tensor, " batch"]
+    heads: tuple[int, int]
+
+
+def objectness(maps: HeadMaps, masks: Masks, *, seed: int = 0) -> Objectness:
+    """How well the best head's maps overlap the objects of images on which it was not chosen.
+
+    Images are halved by a seeded draw: the head of the highest mean on one half is measured on the other, both ways.
+    For the maps of other images the best head is chosen anew, in the same way. Raises DataError for fewer than 4 images
+    and for a mask without an object.
+    """
+    if len(maps) < FEWEST_MASKS:
+        raise DataError(f"expected at least {FEWEST_MASKS} images with masks, found {len(maps)}; give more images")
+    order = torch.randperm(len(maps), generator=torch.Generator().manual_seed(seed))
+    halves = order[::2], order[1::2]
+    own, shuffled = area_iou(maps, masks), torch.empty(maps.shape[:2], dtype=torch.float64)
+    for half in halves:
+        shuffled[half] = area_iou(maps[half.roll(1)], masks[half])
+    iou, other, mean_mask = torch.empty(3, len(maps), dtype=torch.float64)
+    heads, cells = [], _cells(masks, maps)
+    for chosen, measured in (halves, halves[::-1]):
+        heads.append(int(own[chosen].mean(0).argmax()))
+        iou[measured] = own[measured, heads[-1]]
+        other[measured] = shuffled[measured, shuffled[chosen].mean(0).argmax()]
+        mean = cells[chosen].mean(0).expand(len(measured), 1, *maps.shape[-2:])
+        mean_mask[measured] = area_iou(mean, masks[measured])[:, 0]
+    return Objectness(iou, other, mean_mask, (heads[0], heads[1]))
+
+
+def area_iou(maps: HeadMaps, masks: Bool[Tensor, "batch height width"]) -> Float[Tensor, "batch heads"]:
+    """Intersection over union of each mask and as large an area of the map's highest cells.
+
+    Of cells that are equal at the edge of that area, each is counted in proportion: a constant map overlaps as chance
+    does. Raises DataError for a mask without an object.
+    """
+    empty = (~masks.flatten(1).any(1)).nonzero()
+    if len(empty):
+        raise DataError(f"expected an object in every mask, found an empty one (image {int(empty[0])})")
+    inside = _cells(masks, maps).flatten(1)[:, None]
+    area, parts = inside.sum(-1, keepdim=True), []  # in cells
+    values = maps.flatten(2).double().cpu()
+    for part, size in zip(values.split(_AT_ONCE), area.split(_AT_ONCE)):
+        above = (part[..., None, :] > part[..., None]).sum(-1)
+        equal = (part[..., None, :] == part[..., None]).sum(-1)
+        parts.append(((size - above) / equal).clamp(0, 1))  # the share of each cell that is marked
+    both = (torch.cat(parts) * inside).sum(-1)
+    return both / (2 * area[..., 0] - both)
+
+
+def _cells(masks: Masks, maps: HeadMaps) -> Float[Tensor, "batch rows columns"]:
+    """The share of each cell of the maps that lies on the object."""
+    rows, columns = maps.shape[-2:]
+    return F.adaptive_avg_pool2d(masks.double().cpu(), (rows, columns))

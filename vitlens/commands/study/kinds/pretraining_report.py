@@ -1,0 +1,230 @@
+"""What `vitlens study --kind pretraining` claims and shows beside what every kind does."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from vitlens.charts import intervals, lines, matrix
+from vitlens.charts.features import Cloud, feature_space
+from vitlens.commands.study.record import FeatureScoreRow, LikenessRow, StudyRecord
+from vitlens.record import by
+from vitlens.report.claims import Claim
+from vitlens.report.prose import listed, say
+from vitlens.report.sections import Chart, Section
+from vitlens.uncertainty import LEVEL, Estimate
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WITHOUT_LABELS: Final = ("mae", "dino")  # CLIP's captions name the class
+
+
+def nearest_scores(record: StudyRecord) -> list[FeatureScoreRow]:
+    """The accuracies of k-NN with the most neighbours, in the order of the points."""
+    rows = [row for row in record.feature_scores if row.measure.startswith("k-NN")]
+    return [row for row in rows if row.measure == rows[-1].measure]
+
+
+def _word(gain: Estimate | None, p: float | None) -> str:
+    """A paired difference in a word: significant, or not decided."""
+    if gain is None or p is None or p > LEVEL:
+        return "not decided against"
+    return "above" if gain.value > 0 else "below"
+
+
+def claims(record: StudyRecord) -> Iterator[Claim]:
+    """What training without labels brings by k-NN, where attention finds objects, and what the words of CLIP tell."""
+    known = nearest_scores(record)
+    best = max((row for row in known if row.label in WITHOUT_LABELS), key=lambda row: row.value.value, default=None)
+    finding = [row for row in record.objectness if row.finds_objects]
+    if best is not None:
+        supervised = next(row for row in known if row.label == "supervised")
+        ends = _word(best.over_random, best.p_random), _word(best.over_supervised, best.p_supervised)
+        yield Claim(
+            "features without labels", best.label,
+            say(
+                "Without labels **{{ row.words }}** has the best {{ row.measure|whole }} accuracy, "
+                "{{ row.value|alone }}: {{ ends[0] }} random weights, by {{ row.over_random|alone }}, and {{ ends[1] }} "
+                "the supervised model's {{ supervised|value }}, by {{ row.over_supervised|alone }}. The table has the "
+                "accuracy of a linear probe.",
+                row=best, ends=ends, supervised=supervised.value,
+            ),
+            say("{{ row.words|whole }}'s k-NN is {{ ends[0] }} random weights, {{ ends[1] }} supervised", row=best,
+                ends=ends),
+            "inconclusive" if ends[0].startswith("not") else "",
+            effect=best.over_random, p=best.p_random, kind="answer", place="neighbours",
+        )  # fmt: skip
+    if record.objectness:
+        top = max(record.objectness, key=lambda row: row.iou.value)
+        yield Claim(
+            "attention and objects", "the best heads",
+            say(
+                "{% if finding %}The attention of {{ finding|names }} overlaps the objects more than maps of other "
+                "images and the mean mask do{% else %}No point's attention is shown to overlap the objects more than "
+                "both maps of other images and the mean mask{% endif %}; the highest overlap (IoU) is "
+                "{{ top.iou|alone }}, of **{{ top.words }}**, against {{ top.shuffled|alone }} and "
+                "{{ top.mean_mask|alone }}. {% if learned %}Above that of random weights, too: {{ learned|names }}"
+                "{% else %}None is shown to be above that of random weights, which follows pixels{% endif %}.",
+                finding=[row.words for row in finding], top=top,
+                learned=[row.words for row in record.objectness if row.learned_objects],
+            ),
+            effect=top.over_shuffled, p=top.p_shuffled, state="" if finding else "inconclusive", kind="answer",
+            place="objectness",
+        )  # fmt: skip
+    for row in record.zero_shot:
+        yield Claim(
+            "zero-shot", row.label,
+            say(
+                "**{{ row.words }}** classifies {{ row.mean|alone }} of the images by words alone, mean of "
+                "{{ row.wordings }} wordings (lowest {{ row.lowest|value }}, highest {{ row.highest|value }}; "
+                "guessing: {{ row.chance|percent }}).",
+                row=row,
+            ),
+            effect=row.mean, reference=row.chance, kind="answer", place="wordings",
+        )  # fmt: skip
+
+
+def _gains(rows: Sequence[FeatureScoreRow], *labels: str) -> str:
+    """The differences of points from random weights and from the supervised one, the significant ones marked."""
+    return listed([
+        say("**{{ row.words }}** {{ row.over_supervised|alone }}{% if not sure %} (not decided){% endif %}", row=row,
+            sure=row.p_supervised is not None and row.p_supervised <= LEVEL)
+        for row in rows if row.label in labels
+    ])  # fmt: skip
+
+
+def _neighbours(record: StudyRecord) -> str:
+    rows = nearest_scores(record)
+    return say("{{ measure|whole }} accuracy minus that of the supervised point: {{ gains }}.", measure=rows[0].measure,
+               gains=_gains(rows, *WITHOUT_LABELS, "clip"))  # fmt: skip
+
+
+def _robust(record: StudyRecord) -> str:
+    """Which points lose more or less than the supervised one."""
+    sure = [row for row in record.corrupted if row.p_supervised is not None and row.p_supervised <= LEVEL]
+    return say(
+        "{% if sure %}{% for row in sure[:4] %}**{{ row.words }}** loses {{ 'more' if row.over_supervised.value > 0 "
+        "else 'less' }} to {{ row.measure|whole }} than the supervised point ({{ row.over_supervised|alone }}). "
+        "{% endfor %}"
+        "{% else %}No point is shown to lose more or less of its probe's accuracy than the supervised one.{% endif %}",
+        sure=sure,
+    ).strip()  # fmt: skip
+
+
+def _shots(record: StudyRecord) -> str:
+    """The highest with the fewest and with the most images a class."""
+    by_shots = by(record.few_shot, "shots")
+    tops = [max(by_shots[shots], key=lambda row: row.accuracy.value) for shots in (min(by_shots), max(by_shots))]
+    return say(
+        "{% for row in tops %}With {{ row.shots }} image{{ row.shots|s }} a class **{{ row.words }}** is the highest, "
+        "{{ row.accuracy|alone }}. {% endfor %}Means over {{ tops[0].draws }} draws of these images, the same for all "
+        "points, which are not trainings: intervals are over seeds.",
+        tops=tops if len(by_shots) > 1 else tops[:1],
+    )  # fmt: skip
+
+
+def _alike(record: StudyRecord) -> str:
+    """The two objectives that are most alike."""
+    rows = [row for row in _pairs(record) if row.label != "random"]
+    top = max(rows, key=lambda row: row.cka.value, default=None)
+    return say(
+        "{% if top %}Of the trained points **{{ top.words }}** and **{{ top.against_words }}** are most alike (CKA "
+        "{{ top.cka|alone }}). {% endif %}The diagonal compares trainings of one point with different seeds: what "
+        "another point could at best reach.",
+        top=top,
+    )  # fmt: skip
+
+
+def _pairs(record: StudyRecord) -> list[LikenessRow]:
+    """Every pair of points once."""
+    order = [row.label for row in record.points]
+    return [row for row in record.likeness if order.index(row.label) < order.index(row.against)]
+
+
+def _draw_space(record: StudyRecord, title: str) -> "Figure":
+    """The t-SNE of every point, side by side."""
+    assert record.space is not None
+    classes = [str(name) for name in record.space.classes]
+    clouds = [
+        Cloud(record.points[at].words, points, classes, record.space.labels, named=False)
+        for at, points in record.space.points.items()
+    ]
+    return feature_space(clouds, title)
+
+
+SECTIONS: Final = (
+    Section(
+        "What do features know without a classifier?", nearest_scores, opening=_neighbours,
+        about=("features without labels",), columns=("words", "value", "over_random", "p_random", "over_supervised",
+                                                     "p_supervised"),
+        charts=(
+            Chart(
+                "neighbours", intervals("words", "value", of="measure"),
+                "Test accuracy of k-NN and of a linear probe on frozen features, mean over seeds with 95 % intervals "
+                "over seeds.",
+                title="k-NN and linear probe of each point", rows="feature_scores",
+            ),
+            Chart(
+                "space", _draw_space,
+                "Test images by t-SNE of each point's features (first seed). Distances between groups mean nothing.",
+                title="The same test images in each point's features", whole=True,
+                only=lambda record: record.space is not None and bool(record.space.points),
+            ),
+        ),
+    ),
+    Section(
+        "How many labels are enough?", "few_shot", opening=_shots,
+        columns=("words", "shots", "accuracy", "spread"),
+        charts=(Chart(
+            "few_shot", lines("shots", "accuracy", of="words", reference="chance"),
+            "Accuracy of the nearest class mean over the number of training images a class, bands over seeds; dashed: "
+            "guessing.",
+            title="Accuracy with a few images a class",
+        ),),
+    ),
+    Section(
+        "Does attention find objects?", "objectness", about=("attention and objects",),
+        opening="{{ rows|selectattr('finds_objects')|list|length }} of {{ rows|length }} points are significantly "
+        "above both, {{ rows|selectattr('learned_objects')|list|length }} above random weights, too. The head "
+        "is chosen on one half of {{ rows[0].images }} images and measured on the other.",
+        columns=("words", "iou", "over_shuffled", "over_mean", "over_random", "p_random"),
+        charts=(Chart(
+            "objectness", intervals("words", "iou", "shuffled", "mean_mask"),
+            "Overlap of the objects with as large an area of the best head's attention, of maps of other images, and "
+            "of the mean mask.",
+            title="Attention on objects, beside what needs no image",
+        ),),
+    ),
+    Section(
+        "What do words tell?", "wordings", about=("zero-shot",),
+        opening=lambda record: say(
+            "{% for row in rows %}Over {{ row.wordings }} wordings of **{{ row.words }}** accuracy is from "
+            "{{ row.lowest|value }} to {{ row.highest|value }} (means over seeds of the lowest and the highest)."
+            "{% endfor %}",
+            rows=record.zero_shot,
+        ),
+        columns=("wording", "seen", "accuracy"),
+        charts=(Chart(
+            "wordings", intervals("wording", "accuracy"),
+            "Zero-shot accuracy of each wording, mean over seeds with 95 % intervals over seeds.",
+            title="Zero-shot accuracy by wording, guessing: {{ first.chance|percent }}",
+        ),),
+    ),
+    Section(
+        "Do the objectives learn the same?", _pairs, opening=_alike, columns=("words", "against_words", "cka"),
+        order=lambda row: -row.cka.value,
+        charts=(Chart(
+            "likeness", matrix("words", "against_words", "cka"),
+            "CKA of the last layers' features of test images, mean over seeds; on the diagonal between seeds.",
+            title="Similarity of the points' features", rows="likeness",
+        ),),
+    ),
+    Section(
+        "Which features withstand corruptions?", "corrupted", opening=_robust,
+        columns=("words", "measure", "value", "over_supervised", "p_supervised"),
+        charts=(Chart(
+            "corrupted", intervals("words", "value", of="measure", reference=0.0),
+            "Accuracy of a linear probe on clean test images minus that on corrupted ones, of a medium severity.",
+            title="Accuracy lost to corruptions",
+        ),),
+    ),
+)  # fmt: skip

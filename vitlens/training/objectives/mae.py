@@ -1,0 +1,168 @@
+"""The masked autoencoder (He 2022): pixels of masked patches, reconstructed from the patches that are left.
+
+The encoder, our ViT, sees the visible patches alone; a small decoder of the same blocks sees its outputs at their
+places and one learned token at every masked place. The mask depends only on (seed, epoch, key of the image).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from vitlens.errors import InputError
+from vitlens.models.configs import ViTConfig
+from vitlens.models.model import Model
+from vitlens.models.positions import fixed_positions
+from vitlens.models.vit import NORM_EPSILON, TransformerBlock, initialise
+from vitlens.processes import Processes
+from vitlens.shapes import Images, TokenLayout
+from vitlens.training.augment import uniforms
+
+STREAM: Final = 10  # of random numbers
+_HEAD: Final = 32  # width of a decoder's head
+_NOISE: Final = 0.1  # of normalised pixels: with less contrast in a patch, its noise would be what is reconstructed
+
+Patches = Float[Tensor, "batch patches pixels"]
+
+
+class Reconstruction(NamedTuple):
+    """predicted, target: pixels of every patch, normalised as the loss wants them; masked: which patches were."""
+
+    predicted: Patches
+    target: Patches
+    masked: Bool[Tensor, "batch patches"]
+
+
+class MaskedAutoencoder(nn.Module):
+    """An encoder and its decoder.
+
+    settings: mask_ratio, share of the patches that are masked; decoder_dim, decoder_depth; normalise, whether the
+    pixels of a patch are normalised by their mean and standard deviation. Raises InputError for what masks none or all.
+    """
+
+    def __init__(self, model: Model, settings: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.model, self.settings, layout = model, settings, model.layout
+        self.prefix, count = len(layout.prefix), layout.patches
+        self.visible = count - round(settings["mask_ratio"] * count)
+        if not 0 < self.visible < count:
+            raise InputError(
+                f"expected a mask_ratio that masks 1 to {count - 1} of {count} patches, found "
+                f"{settings['mask_ratio']}; try --set mask_ratio=0.75"
+            )
+        vit: Any = model.module
+        dim = settings["decoder_dim"]
+        if dim < 4 or dim % 4 or settings["decoder_depth"] < 1:
+            raise InputError(
+                f"expected decoder_dim divisible by 4 and decoder_depth of at least 1, found {dim} and "
+                f"{settings['decoder_depth']}; try --set decoder_dim=96"
+            )
+        config = ViTConfig(dim=dim, heads=dim // _HEAD if dim % _HEAD == 0 else 1)
+        self.embed = nn.Linear(vit.config.dim, dim)
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, dim))
+        nn.init.normal_(self.mask_token, std=0.02)
+        places = fixed_positions("sine-2d", grid=layout.grid, prefix=0, dim=dim)
+        self.register_buffer("positions", places, persistent=False)
+        self.positions: Tensor
+        self.blocks = nn.Sequential(*(TransformerBlock(config) for _ in range(settings["decoder_depth"])))
+        self.norm = nn.LayerNorm(dim, eps=NORM_EPSILON)
+        self.head = nn.Linear(dim, 3 * layout.patch_size[0] * layout.patch_size[1])
+        for part in (self.embed, self.blocks, self.head):
+            part.apply(initialise)
+
+    def inputs(self, images: Images, keys: Tensor, *, seed: int, epoch: int) -> tuple[Tensor, ...]:
+        """The images and a random order of the patches of each, (batch, patches)."""
+        drawn = uniforms(keys, self.model.layout.patches, STREAM, seed=seed, epoch=epoch)
+        return images, drawn.argsort(dim=1, stable=True)
+
+    def forward(self, images: Images, order: Tensor) -> Reconstruction:
+        """The reconstruction from the first patches in each image's order."""
+        vit: Any = self.model.module
+        prepared = self.model.prepare(images)
+        shown = order[:, : self.visible]
+        tokens = vit.tokens(prepared)  # (batch, prefix + patches, dim), with positions
+        prefix, patches = tokens[:, : self.prefix], tokens[:, self.prefix :]
+        seen = torch.cat((prefix, taken(patches, shown)), 1)
+        for block in vit.blocks:
+            seen = block(seen)
+        seen = self.embed(vit.fc_norm(vit.norm(seen)))  # one of the two norms is the identity
+        whole = self.mask_token.to(seen.dtype).expand(len(images), order.shape[1], -1)
+        places = shown[:, :, None].expand(-1, -1, seen.shape[2])
+        whole = whole.scatter(1, places, seen[:, self.prefix :]) + self.positions
+        decoded = self.norm(self.blocks(torch.cat((seen[:, : self.prefix], whole), 1)))
+        masked = torch.ones_like(order, dtype=torch.bool).scatter(1, shown, False)
+        target = patchified(prepared, self.model.layout)
+        if self.settings["normalise"]:
+            target = normalised(target)
+        return Reconstruction(self.head(decoded[:, self.prefix :]), target, masked)
+
+    def losses(self, outputs: Any) -> Float[Tensor, " batch"]:
+        """The mean squared error of each image's masked pixels."""
+        return masked_error(*outputs)
+
+    def updated(self, progress: float, processes: Processes) -> None:
+        """Nothing follows an update."""
+
+    def exported(self) -> Model:
+        """The encoder."""
+        return self.model
+
+    def measures(self, outputs: Sequence[Any]) -> Mapping[str, float]:  # noqa: ARG002
+        """None of its own."""
+        return {}
+
+    @torch.no_grad()
+    def pictures(self, images: Images, order: Tensor) -> tuple[Images, Images]:
+        """The images with their masked patches in grey, and with them as reconstructed, in [0, 1].
+
+        Where the loss wants normalised pixels, each patch's own mean and deviation are put back, as in the paper.
+        """
+        predicted, _, masked = self(images, order)
+        prepared, layout, hidden = self.model.prepare(images), self.model.layout, masked[:, :, None]
+        true = patchified(prepared, layout)
+        if self.settings["normalise"]:
+            mean, deviation = moments(true)
+            predicted = predicted * deviation + mean
+        grey = (0.5 - self.model.mean) / self.model.std
+        blank = patchified(grey.expand_as(prepared), layout)
+        whole = (unpatchified(torch.where(hidden, each.float(), true), layout) for each in (blank, predicted))
+        shown, filled = ((each * self.model.std + self.model.mean).clamp(0, 1) for each in whole)
+        return shown, filled
+
+
+def masked_error(predicted: Patches, target: Patches, masked: Bool[Tensor, "batch patches"]) -> Float[Tensor, " batch"]:
+    """The squared error, mean over a patch's pixels and then over each image's masked patches (He 2022, section 3)."""
+    error = (predicted.to(target.dtype) - target).square().mean(2)
+    return (error * masked).sum(1) / masked.sum(1)
+
+
+def taken(tokens: Float[Tensor, "batch patches dim"], places: Tensor) -> Float[Tensor, "batch some dim"]:
+    """The tokens at each image's places (batch, some)."""
+    return tokens.gather(1, places[:, :, None].expand(-1, -1, tokens.shape[2]))
+
+
+def patchified(images: Images, layout: TokenLayout) -> Patches:
+    """The pixels of every patch, row by row: (batch, patches, height x width x 3)."""
+    (rows, columns), (height, width) = layout.grid, layout.patch_size
+    cut = images.reshape(len(images), 3, rows, height, columns, width)
+    return cut.permute(0, 2, 4, 3, 5, 1).reshape(len(images), rows * columns, -1)
+
+
+def unpatchified(patches: Patches, layout: TokenLayout) -> Images:
+    """The images of these patches: the inverse of `patchified`."""
+    (rows, columns), (height, width) = layout.grid, layout.patch_size
+    cut = patches.reshape(len(patches), rows, columns, height, width, 3).permute(0, 5, 1, 3, 2, 4)
+    return cut.reshape(len(patches), 3, rows * height, columns * width)
+
+
+def moments(patches: Patches) -> tuple[Tensor, Tensor]:
+    """Each patch's mean, and its standard deviation over its pixels with the noise that is allowed for."""
+    return patches.mean(2, keepdim=True), (patches.var(2, keepdim=True) + _NOISE**2).sqrt()
+
+
+def normalised(patches: Patches) -> Patches:
+    """Each patch minus its mean, over its standard deviation (He 2022, section 3: better features)."""
+    mean, deviation = moments(patches)
+    return (patches - mean) / deviation

@@ -1,0 +1,97 @@
+"""The objectives of a training, an entry each. Free of torch: `vitlens train`, reports and docs read it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+from vitlens.errors import InputError, UnknownNameError
+from vitlens.names import FeaturePool
+from vitlens.training.recipe import Recipe
+
+COLLAPSE: Final = 0.1  # nats of information about the image in a teacher's outputs, below which they have collapsed
+
+
+@dataclass(frozen=True)
+class TrainingObjective:
+    """One objective.
+
+    meaning: what is minimised, in one sentence; source: the paper; needs: of the images, besides the pixels; recipe:
+    its settings for images of 32 px (None: the preset's); settings: its own, which --set changes; module: module:class
+    of what is trained, a `Pretrained` (objectives/pretraining.py), "" where the model itself is; pool: the tokens that
+    its features are read from; classifies: whether the saved model has a classifier.
+    """
+
+    name: str
+    title: str
+    meaning: str
+    source: str
+    needs: str = ""
+    recipe: Recipe | None = None
+    settings: Mapping[str, float | int | bool] = field(default_factory=dict)
+    module: str = ""
+    pool: FeaturePool = "cls"
+    classifies: bool = False
+
+    def changed(self, changes: Mapping[str, Any]) -> dict[str, float | int | bool]:
+        """Its settings with some changed. Raises InputError for an unknown one, and for a value of another type."""
+        settings = dict(self.settings)
+        for name, value in changes.items():
+            known = ", ".join(settings) or "none"
+            if name not in settings:
+                raise InputError(f"expected a setting of --objective {self.name} ({known}), found {name!r}")
+            kind = type(settings[name])
+            whole = kind is float and isinstance(value, int) and not isinstance(value, bool)
+            if not whole and type(value) is not kind:
+                raise InputError(
+                    f"expected {name} as in --set {name}={str(settings[name]).lower()}, found {str(value)!r}"
+                )
+            settings[name] = kind(value)
+        return settings
+
+
+_PLAIN: Final = "from some trials on shapes at 32 px, one seed, with the augmentation of the objective itself"
+_ENTRIES: Final = (
+    TrainingObjective(
+        "classify", "Classification",
+        "the cross-entropy of the predicted class with the label", "Dosovitskiy 2021", "labels", classifies=True,
+    ),
+    TrainingObjective(
+        "mae", "Masked autoencoder",
+        "the squared error of the pixels of masked patches, reconstructed by a small decoder from the patches that are "
+        "left", "He 2022",
+        recipe=Recipe(epochs=40, batch_size=128, optimiser="muon", learning_rate=2e-3, warmup=0.1, source=_PLAIN),
+        settings={"mask_ratio": 0.75, "decoder_dim": 96, "decoder_depth": 2, "normalise": True},
+        module="vitlens.training.objectives.mae:MaskedAutoencoder", pool="mean",
+    ),
+    TrainingObjective(
+        "dino", "Self-distillation",
+        "the cross-entropy of a student's outputs on crops of an image with those of its teacher, the moving average "
+        "of the student, on others", "Caron 2021",
+        recipe=Recipe(epochs=30, batch_size=64, learning_rate=2e-3, weight_decay=0.04, warmup=0.1, source=_PLAIN),
+        settings={
+            "local_crops": 4, "local_size": 16, "outputs": 128, "momentum": 0.98, "centring": True,
+            "student_temperature": 0.1, "teacher_temperature": 0.04, "jitter": 0.6, "turn": 20.0,
+        },
+        module="vitlens.training.objectives.dino:SelfDistillation",
+    ),
+    TrainingObjective(
+        "clip", "Images and captions",
+        "the symmetric cross-entropy (InfoNCE) of telling, within a batch, which caption belongs to an image, and "
+        "which image to a caption", "Radford 2021", "captions",
+        recipe=Recipe(
+            epochs=20, batch_size=128, optimiser="muon", learning_rate=2e-3, warmup=0.1, crop_padding=2, source=_PLAIN
+        ),
+        settings={"text_dim": 64, "text_depth": 2, "text_heads": 2},
+        module="vitlens.training.objectives.clip:ImagesAndCaptions", classifies=True,
+    ),
+)  # fmt: skip
+OBJECTIVES: Final[Mapping[str, TrainingObjective]] = MappingProxyType({entry.name: entry for entry in _ENTRIES})
+CLASSIFY: Final = "classify"
+
+
+def objective_named(name: str) -> TrainingObjective:
+    """The objective of that name. Raises UnknownNameError."""
+    if name not in OBJECTIVES:
+        raise UnknownNameError("objective", name, OBJECTIVES)
+    return OBJECTIVES[name]
