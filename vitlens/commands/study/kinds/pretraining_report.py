@@ -43,9 +43,9 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
             "features without labels", best.label,
             say(
                 "Without labels **{{ row.words }}** has the best {{ row.measure|whole }} accuracy, "
-                "{{ row.value|alone }}: {{ ends[0] }} random weights, by {{ row.over_random|alone }}, and {{ ends[1] }} "
-                "the supervised model's {{ supervised|value }}, by {{ row.over_supervised|alone }}. The table has the "
-                "accuracy of a linear probe.",
+                "{{ row.value|alone }}: {{ ends[0] }} random weights, by {{ row.over_random|alone }}, and "
+                "{{ ends[1] }} the supervised model's {{ supervised|value }}, by {{ row.over_supervised|alone }}. The "
+                "table has the accuracy of a linear probe.",
                 row=best, ends=ends, supervised=supervised.value,
             ),
             say("{{ row.words|whole }}'s k-NN is {{ ends[0] }} random weights, {{ ends[1] }} supervised", row=best,
