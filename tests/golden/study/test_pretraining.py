@@ -97,6 +97,7 @@ def test_the_report_shows_each_measure(done):
 
 
 @pytest.mark.usefixtures("undrawn")
+@pytest.mark.slow  # a second whole study; that trainings resume is tests/public/training/test_objectives.py's
 def test_a_stopped_study_goes_on_and_finds_the_same(done, tmp_path):
     folder = tmp_path / "stopped"
     with interrupted(lambda training, _: training == 4, "study"):
