@@ -44,7 +44,7 @@ def found(folder: Path, kind: str, images: int = 20):
     pixels = (scenes(GRID, images, 0).images.permute(0, 2, 3, 1) * 255).round().byte().numpy()
     np.savez(folder / "data.npz", images=pixels, labels=np.zeros(images, np.int64))
     model = f"{kind}={__file__}:{kind}"
-    record = ran(folder / kind, f"stats {model} --model-file {model} --data {folder / 'data.npz'}")
+    record = ran(folder / kind, f"stats {model} --model-file {model} --data {folder / 'data.npz'} --no-names")
     return record, report(record)
 
 

@@ -119,7 +119,7 @@ def test_a_model_whose_heads_are_all_uniform(word, tiny_vit, tmp_path):
 
 def test_over_a_training_numbers_are_those_of_the_function_at_every_checkpoint(tmp_path):
     trained = kept_run(tmp_path / "taught", kept=(0, 2, 4), epochs=5)  # before training and after epochs 2 and 4
-    record = ran(tmp_path / "out", f"stats {trained} {LINE} --over-training")
+    record = ran(tmp_path / "out", f"stats {trained} {LINE} --over-training --no-names")
     images = next(digits("test").limit(12).batches(12)).images
     files = {epochs: trained / "kept" / f"epoch-{epochs:04}.safetensors" for epochs in (0, 2, 4)}
     files[5] = trained / "model.safetensors"
@@ -144,7 +144,7 @@ def test_a_long_training_is_measured_at_few_checkpoints_on_few_images(tmp_path, 
     monkeypatch.setattr("vitlens.commands.stats.measure.CHECKPOINTS", 3)
     monkeypatch.setattr("vitlens.commands.stats.measure.IMAGES", 4)
     trained = kept_run(tmp_path / "taught", kept=(0, 1, 2, 3, 4, 5), epochs=6)
-    learning = ran(tmp_path / "out", f"stats {trained} --data digits --limit 5 --over-training").learning
+    learning = ran(tmp_path / "out", f"stats {trained} --data digits --limit 5 --over-training --no-names").learning
     assert [(row.epochs, row.statistics["distance"].n) for row in learning] == [(0, 4), (3, 4), (6, 4)]
     for text in ("{", '{"epoch": 1}\n', '["a"]\n', "\xff"):
         (trained / "metrics.jsonl").write_text(text, encoding="latin-1")

@@ -74,6 +74,7 @@ def test_a_run_folder_is_a_model_and_its_report_says_what_was_measured(name, fol
     assert ("What does it reconstruct?" in titles) == (name == "mae")
 
 
+@pytest.mark.slow  # three more commands on folders that other tests read
 def test_features_of_a_run_without_classes_are_read_and_it_is_fine_tuned(folders, tmp_path):
     record = ran(tmp_path / "f", f"features {folders['mae'].folder} --data shapes --limit 24 --bank 24 --k 5")
     assert record.aliases == ("mae",)
