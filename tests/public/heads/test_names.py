@@ -1,5 +1,7 @@
 """`vitlens.name_heads` on heads made by hand, of which it is known by what they attend, what they look at and write."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
@@ -40,6 +42,8 @@ def test_by_what_planted_heads_attend_and_what_they_look_at_is_named_and_stands_
     assert told["next"] == "attends by position to position (tested); looks at: next (tested)"
     assert told["object"].startswith("attends to the same keys whichever patch asks (tested)")
     assert told["uniform"] == "attends evenly"
+    failed = replace(found.heads[0], holds=False).words
+    assert failed.startswith("attends to the same keys whichever patch asks (fails its test); ")
     by = {name: head.attends.shares for name, head in zip(ATTENDS, found.heads)}
     assert by["position"]["same keys by position"] > 0.9
     assert by["object"]["same keys by content"] > 0.5
