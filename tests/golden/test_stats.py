@@ -58,6 +58,24 @@ def test_the_words_of_heads_are_those_of_the_function(tiny_vit, golden):
     assert all(row.state is None for row in record.names)
 
 
+def test_words_rest_on_the_statistics_of_all_images_and_attributes_are_read_before_anything(
+    tiny_vit, pictures, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("vitlens.commands.stats.measure.IMAGES", 8)
+    record = ran(tmp_path / "out", f"stats {tiny_vit} {LINE}")
+    for head, name in zip(record.heads, record.names, strict=True):
+        assert name.looks == {"mixed": "several", "unlabelled": "none"}.get(head.label, head.label)
+    monkeypatch.setattr("vitlens.commands.stats.measure.QUICK", 0)
+    record = ran(tmp_path / "slow", f"stats {tiny_vit} {LINE}")
+    assert record.notes[-1].note.endswith("add --names")
+    (tmp_path / "a.csv").write_text("file,dark\nother.png,yes\n")
+    for word, more in (("stats", ""), ("head", " L0.H0")):
+        line = f"{word} {tiny_vit}{more} --images {pictures} --attributes {tmp_path / 'a.csv'} --out {tmp_path / word}"
+        assert "found none for 3" in refusal(capsys, line)
+        assert not (tmp_path / word).exists()
+    assert "leave one out" in refusal(capsys, f"{line.replace('head', 'stats').replace(' L0.H0', '')} --no-names")
+
+
 def test_heads_have_words_where_images_have_no_labels_or_other_classes_and_none_where_nobody_asks(
     tiny_vit, pictures, tmp_path
 ):

@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from scipy.stats import ttest_ind
 from sklearn.metrics import roc_auc_score
 
 import vitlens
@@ -114,6 +116,24 @@ def test_what_planted_heads_write_is_named_and_only_what_matters_is_said_to(seed
         expected = roc_auc_score(labels == model.classes.index(name), of_class - torch.stack(others).mean(0))
         assert head.writes.auc.value == pytest.approx(expected)
         assert head.writes.auc.low <= expected <= head.writes.auc.high
+
+
+def test_the_p_of_what_a_head_writes_is_welchs_one_sided_one_corrected_for_the_heads_with_a_word():
+    """Heads that add next to nothing: of one the images of its class lose less than the others."""
+    model, (pixels, labels) = (
+        writers([(0, 40.0), (1, 40.0), (2, 40.0), (0, 0.02), (1, 0.01), (2, 0.03)]),
+        pictures(60, 0),
+    )
+    told = [head.writes for head in vitlens.name_heads(model, pixels, labels).heads if head.writes.word]
+    has = [labels == model.classes.index(each.word) for each in told]
+    plain = [
+        ttest_ind(each.falls[own], each.falls[~own], equal_var=False, alternative="greater").pvalue
+        for each, own in zip(told, has)
+    ]
+    assert max(plain) > 0.5
+    ranked = sorted(range(len(plain)), key=lambda at: plain[at])
+    corrected = np.maximum.accumulate([(len(plain) - rank) * plain[at] for rank, at in enumerate(ranked)]).clip(0, 1)
+    assert [told[at].p for at in ranked] == pytest.approx(list(corrected))
 
 
 def test_nothing_is_invented_where_labels_are_permuted():

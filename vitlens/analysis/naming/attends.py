@@ -21,8 +21,7 @@ from vitlens.analysis.heads.geometry import geometry_of
 from vitlens.analysis.heads.registry import MARGIN, MIXED, THRESHOLD, UNLABELLED
 from vitlens.analysis.heads.specialisation import half_width
 from vitlens.analysis.naming.logits import PRODUCTS, UNIFORM, LayerParts
-from vitlens.analysis.naming.words import SAME
-from vitlens.analysis.naming.words import UNIFORM as EVENLY
+from vitlens.analysis.naming.words import EVENLY, SAME
 from vitlens.data.draws import keys, uniform
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.observe import observe

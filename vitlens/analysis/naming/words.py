@@ -5,20 +5,20 @@ from typing import Final
 from vitlens.analysis.heads.registry import MIXED, UNLABELLED
 
 SAME: Final = "same keys"  # whichever patch asks
-UNIFORM: Final = "uniform"
+EVENLY: Final = "uniform"
 MATTERS, CORRELATES, NOTHING = STATES = ("shown to matter", "correlates", "nothing")
 
 
 _PLAIN: Final = {MIXED: "several", UNLABELLED: "none"}
 _ATTENDS: Final = {
-    UNIFORM: "attends evenly", SAME: "attends to the same keys whichever patch asks",
+    EVENLY: "attends evenly", SAME: "attends to the same keys whichever patch asks",
     **dict.fromkeys((*_PLAIN, *_PLAIN.values()), "attends by no single part"),
 }  # fmt: skip
 
 
 def names_one(word: str | None) -> bool:
     """Whether a word for what a head attends by, or looks at, names one thing."""
-    return word not in (None, UNIFORM, *_PLAIN, *_PLAIN.values())
+    return word not in (None, EVENLY, *_PLAIN, *_PLAIN.values())
 
 
 def plain(word: str | None) -> str | None:
@@ -35,9 +35,9 @@ def three_words(
     said = []
     if attends is not None:
         said.append(_ATTENDS.get(attends, f"attends by {attends}") + _tested(holds))
-    if looks == UNIFORM != attends:
+    if looks == EVENLY != attends:
         said.append("looks everywhere alike")
-    elif looks is not None and looks != UNIFORM:
+    elif looks is not None and looks != EVENLY:
         said.append(f"looks at: {looks}" + _tested(stays) if names_one(looks) else "looks at nothing that is named")
     if state is not None:
         written = {MATTERS: f"writes {writes} (tested)", CORRELATES: f"correlates with {writes}"}

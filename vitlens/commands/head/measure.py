@@ -26,7 +26,7 @@ from vitlens.commands.head import record as rows
 from vitlens.commands.head.options import HeadOptions
 from vitlens.commands.run.run import Run
 from vitlens.commands.shared.names import NoteRow
-from vitlens.commands.shared.naming import heads_named
+from vitlens.commands.shared.naming import attributes_of, heads_named
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.errors import InputError
@@ -54,9 +54,9 @@ def measure(options: HeadOptions) -> Path | None:
     run = Run("head", options, most=1, limit=IMAGES)
     model, split = run.model, run.split
     layer, head = head_of(options.head, model)
+    attributes = attributes_of(options.attributes, split)
     with run.folder(f"Head {options.head} of") as folder, autocast(model.device, run.run.precision):
-        named = heads_named(run, split)
-        names, labels, attributes = named.names, named.labels, named.attributes
+        names, labels = heads_named(run, split, attributes)
         (one,) = (each for each in names.heads if (each.layer, each.head) == (layer, head))
         partners, pushed, placed = _partners(run, one, labels), _pushed(run, one), tuple(_placed(run, one, labels))
 

@@ -27,22 +27,21 @@ _BYTES: Final = 64 << 20  # of a file of attributes
 
 
 class Named(NamedTuple):
-    """The words for every head of a model; labels: as columns of the logits (n,), None without them; attributes: of
-    the images, (n,) True or False by name."""
+    """The words for every head of a model; labels: as columns of the logits (n,), None without them."""
 
     names: HeadNames
     labels: Tensor | None
-    attributes: Mapping[str, Tensor]
 
 
-def heads_named(run: Run[Any], split: Split, *, remove: bool = True, known: Statistics | None = None) -> Named:
-    """The words for every head on these images, with a note where what heads write cannot be said. remove, known: see
-    `named`. Raises InputError for attributes that match no image."""
-    model, labels, why = run.model, None, ""
-    attributes = {} if run.options.attributes is None else attributes_of(run.options.attributes, split)
+def heads_named(
+    run: Run[Any], split: Split, attributes: Mapping[str, Tensor], *, slow: str = "", known: Statistics | None = None
+) -> Named:
+    """The words for every head on these images, with a note where what heads write cannot be said. attributes: see
+    `attributes_of`; slow: why no head is removed, "" where each is; known: see `named`."""
+    model, labels, why = run.model, None, slow
     if not model.has_classifier:
         why = f"{model.alias} has no classifier"
-    elif remove:
+    elif not slow:
         doing = "say what heads write"
         try:
             labels = labels_of(model, split, predicted=run.options.predicted, doing=doing, options=run.run)
@@ -52,18 +51,20 @@ def heads_named(run: Run[Any], split: Split, *, remove: bool = True, known: Stat
     with autocast(model.device, run.run.precision):
         found = named(
             model, images, labels, attributes, split.masks, size, run.run.seed, run.progress,
-            remove=remove and labels is not None, known=known,
+            remove=labels is not None, known=known,
         )  # fmt: skip
     found = replace(found, notes=(*found.notes, f"what heads write: {why}")) if why else found
-    return Named(found, labels, attributes)
+    return Named(found, labels)
 
 
-def attributes_of(path: Path, split: Split) -> dict[str, Tensor]:
-    """The attributes of the images in a CSV whose first column names files: (n,) True or False by name; a column of a
-    few other values is an attribute for each of these, "column = value".
+def attributes_of(path: Path | None, split: Split) -> dict[str, Tensor]:
+    """The attributes of the images in a CSV whose first column names files, none without a path: (n,) True or False by
+    name; a column of a few other values is an attribute for each of these, "column = value".
 
     Raises InputError for a file that is no such table, and for images that it does not name.
     """
+    if path is None:
+        return {}
     text = read_bounded(path, _BYTES).decode("utf-8-sig", "replace")
     table = list(csv.reader(StringIO(text)))
     if len(table) < 2 or len(table[0]) < 2 or len({*table[0]}) < len(table[0]):

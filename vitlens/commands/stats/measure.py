@@ -1,10 +1,11 @@
 """Statistics of every head over any number of images, and over a training."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from torch import Tensor
 
 from vitlens.analysis.cost.flops import flops_by_part
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
@@ -15,9 +16,10 @@ from vitlens.analysis.heads.statistics import Statistics, Stream
 from vitlens.analysis.naming.names import HeadNames
 from vitlens.commands.run.run import Run
 from vitlens.commands.shared.names import NoteRow, name_rows
-from vitlens.commands.shared.naming import heads_named
+from vitlens.commands.shared.naming import attributes_of, heads_named
 from vitlens.commands.stats import record as rows
 from vitlens.commands.stats.options import StatsOptions
+from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.errors import InputError
 from vitlens.lens.site import NO_PLACE
@@ -38,10 +40,13 @@ _LOCAL: Final = 0.5  # of uniform attention's distance: a head with at most this
 def measure(options: StatsOptions) -> Path | None:
     """Measure every head and write the report; returns its path, None in all processes but the first.
 
-    Raises InputError for a run that kept no weights.
+    Raises InputError for a run that kept no weights, and for attributes that match no image.
     """
     kept = kept_weights(options.model) if options.over_training else ()
+    if options.attributes is not None and options.names is False:
+        raise InputError("expected --attributes with names of heads, found --no-names; leave one out")
     run = Run("stats", options)
+    attributes = attributes_of(options.attributes, _named_images(run))
     stream, (share,) = Stream(run.model, renormalise=options.renormalise, groups=run.split.groups), run.shares
     with run.folder("Attention heads of") as folder:
         for (batch,) in run.batches("Statistics of heads"):
@@ -49,7 +54,7 @@ def measure(options: StatsOptions) -> Path | None:
             stream.add(batch.images, numbers=run.numbers(batch), masks=masks)
         stream.join(run.processes.total)
         found = stream.result()
-        named = _names(run, found) if options.names is not False else None
+        named = _names(run, attributes, found) if options.names is not False else None
         learned = over_training(kept, run, renormalise=options.renormalise) if kept else {}
 
         def record() -> rows.StatsRecord:
@@ -71,11 +76,15 @@ def measure(options: StatsOptions) -> Path | None:
         return folder.publish(record)
 
 
-def _names(run: Run[StatsOptions], known: Statistics) -> HeadNames:
+def _names(run: Run[StatsOptions], attributes: Mapping[str, Tensor], known: Statistics) -> HeadNames:
     """The words for every head, on at most IMAGES images, in each process the same; known: the statistics of all."""
-    split = run.split.limit(IMAGES, seed=run.run.seed)
-    remove = run.options.names or _removal(run.model, len(split)) <= QUICK
-    return heads_named(run, split, remove=remove, known=known).names
+    split, asked = _named_images(run), run.options.names or run.options.attributes is not None
+    slow = "" if asked or _removal(run.model, len(split)) <= QUICK else "removing every head takes long; add --names"
+    return heads_named(run, split, attributes, slow=slow, known=known).names
+
+
+def _named_images(run: Run[StatsOptions]) -> Split:
+    return run.split.limit(IMAGES, seed=run.run.seed)
 
 
 def _removal(model: Model, images: int) -> float:

@@ -181,10 +181,8 @@ def score_rows(
         found = {pair: (gain, p) for pair, (gain, _), p in zip(pairs, gains, corrected)}
         for label, values in own.items():
             value = student_mean(values, least=-1.0 if chance is None else 0.0, most=1.0)
-            beside = [
-                each for against in ("random", "supervised") for each in found.get((label, against), (None, None))
-            ]
-            yield rows.FeatureScoreRow(label, words[label], measure, value, chance, *beside)  # type: ignore[arg-type]
+            over_random, over_supervised = (found.get((label, each), (None, None)) for each in ("random", "supervised"))
+            yield rows.FeatureScoreRow(label, words[label], measure, value, chance, *over_random, *over_supervised)
 
 
 def objectness_rows(
