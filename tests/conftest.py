@@ -6,6 +6,11 @@ from pathlib import Path
 
 import pytest
 
+# Set before torch is imported. `-n auto` starts one process per core; with more than one thread each,
+# their threads spin against each other and the suite takes ten times as long on two cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
 from tests.kit.saving import save_little
 from tests.kit.typechecker import install
 
@@ -14,9 +19,9 @@ if "VITLENS_SHAPES" in os.environ:
 save_little()
 
 # after vitlens's annotations are checked
-from tests.kit.golden import golden, of_all_processes, places, undrawn  # noqa: E402
-from tests.kit.makers import learned, pictures, sharp_vit, tiny_cnn, tiny_vit, weaker  # noqa: E402
-from tests.kit.making import keep_scenes  # noqa: E402
+from tests.kit.golden import golden, of_all_processes, places, undrawn
+from tests.kit.makers import learned, pictures, sharp_vit, tiny_cnn, tiny_vit, weaker
+from tests.kit.making import keep_scenes
 
 __all__ = ["golden", "learned", "pictures", "places", "sharp_vit", "tiny_cnn", "tiny_vit", "undrawn", "weaker"]
 

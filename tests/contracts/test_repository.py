@@ -2,11 +2,14 @@
 code and its examples run, and the kernels are few."""
 
 import ast
+import os
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import read
@@ -14,7 +17,6 @@ from vitlens.record import SCHEMA, read_run
 
 ROOT = Path(__file__).parents[2]
 TESTS, REPORTS = ROOT / "tests", ROOT / "reports"
-FOLDERS = sorted(path.name for path in REPORTS.iterdir() if path.is_dir())
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 EXAMPLES = re.findall(r"\*\*(An? [^*]+)\.\*\*.*?```python\n(.*?)```", TEXT, flags=re.DOTALL)
 CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
@@ -22,10 +24,25 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["import
 KERNELS = 41  # modules of vitlens that the kernels may import directly
 
 
+def committed_files(folder):
+    """Return the files below a folder that git tracks or would add; a user's ignored runs do not count."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", str(folder)]
+    listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    files = [ROOT / name for name in listing.split("\0") if name]
+    return [file for file in files if file.is_file()]
+
+
+FOLDERS = sorted({path.relative_to(REPORTS).parts[0] for path in committed_files(REPORTS)} - {"README.md"})
+
+
+def test_the_suite_uses_one_thread_per_process_unless_the_user_says_otherwise():
+    assert torch.get_num_threads() == int(os.environ["OMP_NUM_THREADS"])
+
+
 def test_every_committed_report_is_listed_and_light():
     listed = re.findall(r"^\| \[([^\]]+)\]\(([^)]+)/report\.md\) \|", (REPORTS / "README.md").read_text(), re.MULTILINE)
     assert sorted(listed) == [(name, name) for name in FOLDERS]
-    files = [path for path in REPORTS.rglob("*") if path.is_file()]
+    files = committed_files(REPORTS)
     assert sum(path.stat().st_size for path in files) <= 20e6
     assert not [path for path in files if path.suffix in (".npz", ".safetensors", ".gif", ".mp4")]
 

@@ -54,14 +54,26 @@ def test_arrays_and_names_are_those_that_were_written(folder):
             assert set(run.arrays[file]) == set(archive.files)
 
 
-def test_a_table_as_pandas_has_a_column_for_each_field(monkeypatch):
-    pytest.importorskip("pandas")
+def test_a_table_as_pandas_has_a_column_for_each_field_and_four_for_an_interval():
     run = vitlens.read(REPORTS / "ablate-deit-tiny")
-    table, rows = run.to_pandas("curves"), run.table("curves")
-    assert (len(table), set(table.columns)) == (len(rows), set(asdict(rows[0])))
-    assert table.iloc[0].to_dict() == asdict(rows[0])
+    table = run.to_pandas("curves")
+    rows = run.table("curves")
+    accuracy = {"accuracy", "accuracy_low", "accuracy_high", "accuracy_n"}
+    assert set(table.columns) == set(asdict(rows[0])) | accuracy
+    assert list(table["loss"]) == [row.loss for row in rows]
+    assert list(table["accuracy_low"]) == [row.accuracy.low for row in rows]
+
+
+def test_an_empty_table_as_pandas_has_its_columns():
+    run = vitlens.read(REPORTS / "ablate-deit-tiny")
     empty = next(name for name in run.tables if not run.table(name))
-    assert len(run.to_pandas(empty)) == 0
+    table = run.to_pandas(empty)
+    assert len(table) == 0
+    assert len(table.columns) > 0
+
+
+def test_pandas_that_is_not_installed_is_named(monkeypatch):
+    run = vitlens.read(REPORTS / "ablate-deit-tiny")
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(InputError, match="pip install pandas"):
         run.to_pandas("curves")

@@ -135,6 +135,23 @@ def test_interrupted_leaves_with_130(tmp_path):
     assert (child.returncode, shown) == (130, "error: interrupted\n")
 
 
+WAITING = """
+    import os
+    return [os.environ.get("OMP_WAIT_POLICY", "unset"), str("torch" in sys.modules)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("environment", "policy"),
+    [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"), ({"GOMP_SPINCOUNT": "100"}, "unset")],
+)
+def test_threads_sleep_while_they_wait_unless_the_user_chose_a_policy(environment, policy):
+    program = REPLACED.format(act=WAITING)
+    command = [sys.executable, "-c", program, "predict", "vit-digits"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert result.stdout.split() == [policy, "False"]  # the policy is read when torch is imported
+
+
 # Streams
 
 
