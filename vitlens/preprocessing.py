@@ -1,6 +1,6 @@
 """Preprocessing of a photograph for a model: resize, crop, and the normalisation of its training."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Final, Literal, TypeAlias
 
 from vitlens.errors import InputError
@@ -11,19 +11,30 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 LONGEST_SIDE: Final = 4096  # pixels of an input; a ViT of patches of 16 px has 65,536 tokens then
 
-Interpolation = Literal["bilinear", "bicubic"]
+Interpolation = Literal["bilinear", "bicubic", "nearest", "lanczos", "box", "hamming"]  # Pillow's filters
+CropMode = Literal["center", "border", "squash"]  # timm's names
+CropOffset = Literal["round", "floor"]
 # bounds for values from files
 Side: TypeAlias = Annotated[int, between(1, LONGEST_SIDE)]
 _Mean: TypeAlias = Annotated[float, between(-1000, 1000)]
 _Spread: TypeAlias = Annotated[float, between(1e-6, 1000)]
+_NEUTRAL: Final = (1.0, 1.0, 1.0)
+_Level: TypeAlias = Annotated[int, between(0, 255)]
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How images are prepared for a model.
+    """How images are prepared for a model: resized, then cropped or padded to the input's size, then normalised.
 
-    size: input (height, width) in pixels; resize: the short side in pixels before the centre crop (None: the
-    whole image is resized to size); mean, std: per channel, in pixel units of [0, 1].
+    size: input (height, width) in pixels. resize: the short side in pixels before the centre crop. box: a (height,
+    width) before it instead, used by `crop_mode`: "center" scales the image until it covers the box, "border" until it
+    fits into it, both in proportion; "squash" resizes the whole image to it. Without resize and box, the whole image is
+    resized to size. interpolation: one of Pillow's filters, antialiased. mean, std: per channel, in pixel units of
+    [0, 1]. crop_offset: how an odd number of cropped pixels is halved, "round" (to even, as torchvision and timm do) or
+    "floor" (as transformers does). fill: 8-bit RGB around an image that is smaller than the crop; None enlarges it, in
+    proportion, until it covers the crop.
+
+    Raises InputError for a resize with a box, and for a crop_mode without one.
     """
 
     size: tuple[Side, Side]
@@ -31,6 +42,48 @@ class Preprocessing:
     interpolation: Interpolation = "bilinear"
     mean: tuple[_Mean, _Mean, _Mean] = (0.5, 0.5, 0.5)
     std: tuple[_Spread, _Spread, _Spread] = (0.5, 0.5, 0.5)
+    box: tuple[Side, Side] | None = None
+    crop_mode: CropMode = "center"
+    crop_offset: CropOffset = "round"
+    fill: tuple[_Level, _Level, _Level] | None = None
+
+    def __post_init__(self) -> None:
+        if self.resize is not None and self.box is not None:
+            raise InputError(f"expected resize or box, found {self.resize} and {self.box}; leave one out")
+        if self.crop_mode != "center" and self.box is None:
+            raise InputError(f"expected a box (height, width) for crop_mode {self.crop_mode!r}, found none; give box=")
+
+    @property
+    def is_cropped(self) -> bool:
+        """Whether an image is cropped or padded after it is resized."""
+        return self.resize is not None or self.box is not None
+
+    @property
+    def geometry(self) -> "Preprocessing":
+        """All that decides a model's 8-bit pixels, without its normalisation: equal for models that share them."""
+        return replace(self, mean=_NEUTRAL, std=_NEUTRAL)
+
+    @property
+    def rule(self) -> str:
+        """How an image becomes the model's input, in words."""
+        height, width = self.size
+        if self.box is not None:
+            verbs = {"center": "scaled to cover", "border": "scaled to fit into", "squash": "whole image resized to"}
+            resized = "{} {} x {} px".format(verbs[self.crop_mode], *self.box)
+        elif self.resize is not None:
+            resized = f"short side resized to {self.resize} px"
+        else:
+            return f"whole image resized to {height} x {width} px ({self.interpolation})"
+        crop = f"centre of {height} x {width} px"
+        if self.crop_offset == "floor":
+            crop += ", offset rounded down"
+        if self.fill is not None:
+            crop += ", border of colour {}, {}, {}".format(*self.fill)
+        return f"{resized} ({self.interpolation}), {crop}"
+
+    def at_size(self, size: tuple[int, int]) -> "Preprocessing":
+        """Return the same normalisation and filter for another (height, width), to which whole images are resized."""
+        return Preprocessing(size, None, self.interpolation, self.mean, self.std)
 
 
 def require_side_lengths(size: tuple[int, int] | None) -> None:

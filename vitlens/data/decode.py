@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vitlens.data.split import InMemory, Skipped, Split
 from vitlens.errors import DataError, first_line
-from vitlens.preprocessing import Interpolation, Preprocessing
+from vitlens.preprocessing import CropOffset, Preprocessing
 from vitlens.shapes import Pixels
 
 PIXEL_LIMIT = 64_000_000  # most pixels of a file, and of a resized image; a small file can claim any number
@@ -30,10 +30,6 @@ UNSTATED: Final = Preprocessing(size=(224, 224), resize=256)  # for images of di
 # Pillow supports more formats, one of them (EPS) by running a program
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".gif", ".bmp", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
-_RESAMPLING: dict[Interpolation, Image.Resampling] = {
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-}
 _DEEP_GREY = ("I", "I;16", "I;16B", "I;16L", "I;16N")
 _BATCH = 64  # files a thread takes at a time
 _ENDS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND"}  # near the end of a complete file
@@ -115,22 +111,58 @@ def flatten(image: Image.Image) -> Image.Image:
 
 
 def fit(image: Image.Image, preprocessing: Preprocessing) -> OnePicture:
-    """An RGB image resized (short side, then centre crop; or as a whole) to a model's input size."""
+    """Return the pixels of an RGB image, resized and cropped or padded to a model's input size.
+
+    Raises UnreadableError for a strip that is too thin to be resized in proportion.
+    """
+    resized_size = _resized_size(image.size, preprocessing)
+    if resized_size[0] * resized_size[1] > PIXEL_LIMIT:
+        raise UnreadableError(f"expected an image that is not a thin strip, found {image.width}x{image.height}")
+    if image.size != resized_size:
+        image = image.resize(resized_size, Image.Resampling[preprocessing.interpolation.upper()])
+    return torch.from_numpy(np.array(_centre(image, preprocessing))).permute(2, 0, 1)
+
+
+def _resized_size(image_size: tuple[int, int], preprocessing: Preprocessing) -> tuple[int, int]:
+    """Return the (width, height) to which an image of a (width, height) is resized before the crop."""
     height, width = preprocessing.size
-    size = (width, height)
-    if preprocessing.resize is not None:  # the short side, in proportion, and never smaller than the crop
-        scaled = int(preprocessing.resize * max(image.size) / min(image.size))  # truncated, as in torchvision's Resize
-        size = (preprocessing.resize, scaled) if image.width <= image.height else (scaled, preprocessing.resize)
-        if size[0] < width or size[1] < height:
-            scale = max(width / image.width, height / image.height)
-            size = max(width, round(image.width * scale)), max(height, round(image.height * scale))
-        if size[0] * size[1] > PIXEL_LIMIT:
-            raise UnreadableError(f"expected an image that is not a thin strip, found {image.width}x{image.height}")
-    if image.size != size:
-        image = image.resize(size, _RESAMPLING[preprocessing.interpolation])
-    # rounded as in torchvision's CenterCrop, to reproduce published accuracies
-    left, top = round((size[0] - width) / 2), round((size[1] - height) / 2)
-    return torch.from_numpy(np.array(image.crop((left, top, left + width, top + height)))).permute(2, 0, 1)
+    image_width, image_height = image_size
+    resize, box = preprocessing.resize, preprocessing.box
+    if resize is not None:
+        short, long = sorted(image_size)
+        scaled = int(resize * long / short)  # truncated, as in torchvision's Resize
+        size = (resize, scaled) if image_width <= image_height else (scaled, resize)
+    elif box is None:
+        return width, height
+    elif preprocessing.crop_mode == "squash":
+        size = (box[1], box[0])
+    else:  # rounded, as in timm's ResizeKeepRatio
+        ratios = (image_height / box[0], image_width / box[1])
+        ratio = max(ratios) if preprocessing.crop_mode == "border" else min(ratios)
+        size = (max(1, round(image_width / ratio)), max(1, round(image_height / ratio)))
+    if preprocessing.fill is None and (size[0] < width or size[1] < height):
+        scale = max(width / image_width, height / image_height)
+        size = (max(width, round(image_width * scale)), max(height, round(image_height * scale)))
+    return size
+
+
+def _centre(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
+    """Return the centre of an image at the input's size, with a border where the image is smaller."""
+    height, width = preprocessing.size
+    left = _offset(image.width - width, preprocessing.crop_offset)
+    top = _offset(image.height - height, preprocessing.crop_offset)
+    if left >= 0 and top >= 0:
+        return image.crop((left, top, left + width, top + height))
+    canvas = Image.new("RGB", (width, height), preprocessing.fill or 0)
+    canvas.paste(image, (-left, -top))
+    return canvas
+
+
+def _offset(surplus: int, rounding: CropOffset) -> int:
+    """Return the first pixel of a centre crop along one axis; below 0, the pixels of the border before the image."""
+    if surplus < 0:
+        return -(-surplus // 2)  # the smaller half of the border is before the image, as in torchvision's CenterCrop
+    return surplus // 2 if rounding == "floor" else round(surplus / 2)
 
 
 def _header_of(image: Image.Image) -> Header:

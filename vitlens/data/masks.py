@@ -55,7 +55,8 @@ class Object:
                 values = np.asarray(image if image.mode.startswith("I") else image.convert("L"))
             inside = np.asarray(values > values.max() / 2)
         drawn = Image.fromarray((255 * inside).astype(np.uint8)).convert("RGB")
-        return fit(drawn, preprocessing)[0] > 127
+        black = None if preprocessing.fill is None else (0, 0, 0)  # a border is no object
+        return fit(drawn, replace(preprocessing, fill=black))[0] > 127
 
 
 def _centres(low: float, high: float, side: int) -> slice:
@@ -128,8 +129,8 @@ def load(request: DataRequest) -> Split:
                 objects[path] = _fitting(header, known.get(path.name), files.get(path.stem), boxed=boxed)
             except UnreadableError as why:
                 reasons[path] = str(why)
-        whole = preprocessing.resize is not None and {each.size for each in objects.values()} == {preprocessing.size}
-        preprocessing = replace(preprocessing, resize=None) if whole else preprocessing
+        whole = preprocessing.is_cropped and {each.size for each in objects.values()} == {preprocessing.size}
+        preprocessing = preprocessing.at_size(preprocessing.size) if whole else preprocessing
         for path, each in objects.items():
             try:
                 masks[path.name] = each.mask(preprocessing)

@@ -190,7 +190,7 @@ def untrained_like(model: Model, *, seed: int, size: tuple[int, int] | None = No
     if size is not None:
         require_side_lengths(size)
         architecture = replace(architecture, image_size=size)
-        preprocessing = replace(preprocessing, size=size, resize=None)
+        preprocessing = preprocessing.at_size(size)
         if not source.any_size or model.anatomy.layout is not None:
             built_for = size  # but for a ResNet, which accepts any size, and has another stem below 64 px
     at = "{}x{} px".format(*preprocessing.size)

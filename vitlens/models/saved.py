@@ -135,7 +135,7 @@ def load_file(file: Path, request: ModelRequest, weights: str) -> Model:
             f"{kind.prefix}{architecture.name}@random"
         )
     if not request.random and request.image_size not in (None, preprocessing.size):
-        preprocessing = replace(preprocessing, size=request.image_size, resize=None)
+        preprocessing = preprocessing.at_size(request.image_size)
     whole = architecture if kind.any_size else replace(architecture, image_size=preprocessing.size)
     try:
         # the initial weights are overwritten; the caller's random state is kept

@@ -112,7 +112,7 @@ def _why_not(model: Model, need: Need) -> str:
 
 
 def description(model: Model) -> list[tuple[str, str]]:
-    """Names and values: family, source, input, classes, blocks and heads, parameters, normalisation, supports.
+    """Names and values: family, source, input, normalisation, classes, blocks and heads, parameters, what it supports.
 
     Commands whose needs have not been checked yet, as that would take a forward pass, are listed apart.
     """
@@ -128,6 +128,7 @@ def description(model: Model) -> list[tuple[str, str]]:
         ("family", anatomy.family),
         ("source", f"{provenance.name}{library}, weights: {provenance.weights}"),
         ("input", f"{height} x {width} px, in [0, 1]"),
+        ("photographs", model.preprocessing.rule),
         ("normalisation", f"mean {mean}, std {std}, inside the model"),
         ("classes", classes if model.classes else "none: its outputs are features"),
         ("blocks", f"{len(anatomy.blocks)}" + (f", {heads} heads each" if heads else "")),

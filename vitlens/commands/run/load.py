@@ -105,7 +105,7 @@ def load_splits(
 def once_each(models: Sequence[Model], read: Callable[[Model], Split]) -> list[Split]:
     """What is read for each model, once for those with the same preprocessing."""
     known: dict[object, Split] = {}
-    keys = [(each.preprocessing.size, each.preprocessing.resize, each.preprocessing.interpolation) for each in models]
+    keys = [each.preprocessing.geometry for each in models]
     for key, model in zip(keys, models):
         if key not in known:
             known[key] = read(model)

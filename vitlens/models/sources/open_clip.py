@@ -110,14 +110,30 @@ def _load_file(model: nn.Module, file: Path, arch: str) -> None:
 
 
 def _preprocessing(model: nn.Module, config: Mapping[str, Any]) -> Preprocessing:
-    """The preprocessing of the weights' training: "shortest" is resized and cropped, "squash" is resized whole."""
-    known: dict[str, Any] = open_clip().get_model_preprocess_cfg(model) | dict(config)
-    size = known["size"]
+    """Return what open_clip's own evaluation does to an image (`image_transform`).
+
+    resize_mode: "shortest" is resized and cropped, "longest" is padded, "squash" is resized whole.
+    """
+    settings: dict[str, Any] = open_clip().get_model_preprocess_cfg(model) | dict(config)
+    size = settings["size"]
     height, width = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
-    whole = known.get("resize_mode", "shortest") == "squash" or height != width
-    interpolation: Interpolation = "bilinear" if known.get("interpolation") == "bilinear" else "bicubic"
-    normalisation: list[Any] = [tuple(map(float, known[key])) for key in ("mean", "std")]
-    return Preprocessing((height, width), None if whole else height, interpolation, *normalisation)
+    resize_mode = settings.get("resize_mode") or "shortest"
+    interpolation: Interpolation = "bilinear" if settings.get("interpolation") == "bilinear" else "bicubic"
+    plain = Preprocessing((height, width), None, interpolation, _triple(settings["mean"]), _triple(settings["std"]))
+    if resize_mode == "squash":
+        return plain
+    if resize_mode == "longest":
+        grey = int(settings.get("fill_color") or 0)
+        return replace(plain, box=plain.size, crop_mode="border", fill=(grey, grey, grey))
+    if height == width:
+        return replace(plain, resize=height)
+    return replace(plain, box=plain.size, interpolation="bicubic")  # open_clip does not pass its own on
+
+
+def _triple(numbers: Any) -> tuple[float, float, float]:
+    """Return one number for each channel, from three or from one for all."""
+    red, green, blue = numbers if isinstance(numbers, list | tuple) else [numbers] * 3
+    return float(red), float(green), float(blue)
 
 
 def _wrapped(visual: Any, tower: TextTower, size: tuple[int, int]) -> LanguageImage:

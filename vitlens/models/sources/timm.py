@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from vitlens.errors import ModelError, UnknownNameError, VitlensError, first_lin
 from vitlens.models.rebuild import Architecture
 from vitlens.models.sources.hub import endpoint, pretrained_download
 from vitlens.models.weights import require_fitting
-from vitlens.preprocessing import Interpolation, Preprocessing
+from vitlens.preprocessing import Preprocessing
 from vitlens.references import import_without_compiler
 
 import_without_compiler("timm")
@@ -76,11 +77,30 @@ def build(
                 raise
             require_fitting(timm.create_model(name), state, where=f"timm:{name}")  # says which do not
             raise ModelError(f"weights do not fit timm:{name}: {first_line(error)}; check the name") from error
-    config: Mapping[str, Any] = model.pretrained_cfg
-    height, width = size or config["input_size"][1:]
-    resize = math.floor(min(height, width) / config["crop_pct"]) if height == width else None
-    interpolation: Interpolation = "bilinear" if config["interpolation"] == "bilinear" else "bicubic"
-    return model, Preprocessing((height, width), resize, interpolation, tuple(config["mean"]), tuple(config["std"]))
+    return model, _preprocessing(model.pretrained_cfg, size)
+
+
+def _preprocessing(config: Mapping[str, Any], size: tuple[int, int] | None) -> Preprocessing:
+    """Return what timm's own evaluation does to an image (`create_transform`), at this (height, width) or its own."""
+    evaluation = timm.data.resolve_data_config(pretrained_cfg=dict(config))
+    height, width = size or evaluation["input_size"][1:]
+    crop_fraction = evaluation["crop_pct"]
+    scaled = (math.floor(height / crop_fraction), math.floor(width / crop_fraction))
+    plain = Preprocessing(
+        (height, width),
+        interpolation=evaluation["interpolation"],
+        mean=tuple(evaluation["mean"]),
+        std=tuple(evaluation["std"]),
+    )
+    if evaluation["crop_mode"] == "squash":
+        return plain if scaled == plain.size else replace(plain, box=scaled, crop_mode="squash")
+    if evaluation["crop_mode"] == "border":
+        red, green, blue = (round(255 * channel) for channel in plain.mean)
+        return replace(plain, box=scaled, crop_mode="border", fill=(red, green, blue))
+    fill = (0, 0, 0) if crop_fraction > 1 else None
+    if height == width:
+        return replace(plain, resize=scaled[0], fill=fill)
+    return replace(plain, box=scaled, fill=fill)
 
 
 def _create(name: str, **options: Any) -> Any:

@@ -30,10 +30,36 @@ SETTINGS: Final = ("*config.json", *TOKENIZERS, "special_tokens_map.json")
 _REPO: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._-]+)?")
 
 # processors that only resize, crop, scale and normalise
-_PLAIN: Final = ("ViT", "DeiT", "CLIP", "Siglip", "Beit", "Bit", "ConvNext", "DINOv3ViT")
+_PLAIN: Final = (
+    "ViT",
+    "DeiT",
+    "CLIP",
+    "ChineseCLIP",
+    "Siglip",
+    "Beit",
+    "Bit",
+    "ConvNext",
+    "DINOv3ViT",
+    "EfficientNet",
+    "Levit",
+    "MobileNetV1",
+    "MobileNetV2",
+    "PoolFormer",
+    "Pvt",
+    "Segformer",
+)
 _OTHER_STEPS: Final = ("do_pad", "do_flip_channel_order", "rescale_offset", "include_top", "do_color_quantize")
-_RESAMPLING: Final[Mapping[int, Interpolation]] = {2: "bilinear", 3: "bicubic"}
+_EFFICIENTNET_STEPS: Final = ("rescale_offset", "include_top")  # which are part of its normalisation
+_RESAMPLING: Final[Mapping[int, Interpolation]] = {
+    0: "nearest",
+    1: "lanczos",
+    2: "bilinear",
+    3: "bicubic",
+    4: "box",
+    5: "hamming",
+}
 _FULL: Final = 384  # px: ConvNeXt's processor does not crop from this size on (its crop_pct)
+_BLACK: Final = (0, 0, 0)
 Size = tuple[int, int]
 
 
@@ -138,55 +164,103 @@ def read_preprocessing(folder: Path, native: Size, request: ModelRequest) -> tup
             raise UnsupportedError(f"{error}; {advice}") from error
         preprocessing = Preprocessing(request.image_size, None, "bilinear", request.mean, request.std)
         return preprocessing, [f"preprocessing as the user gave it, with bilinear resizing assumed; {error}"]
+    preprocessing = read_as(Preprocessing, fields, source=f"the image processor of {name}", error=ModelError)
     if not processor.do_resize:
-        fields |= {"size": native, "resize": None}
+        preprocessing = preprocessing.at_size(native)
         notes.append("the configuration does not resize images; they are resized to the model's size")
-    if request.image_size not in (None, fields["size"]):
-        fields |= {"size": request.image_size, "resize": None}
-    return read_as(Preprocessing, fields, source=f"the image processor of {name}", error=ModelError), notes
+    if request.image_size not in (None, preprocessing.size):
+        preprocessing = preprocessing.at_size(request.image_size)
+    return preprocessing, notes
 
 
 def _read(processor: Any) -> tuple[dict[str, object], list[str]]:
-    """What a processor does, as fields of a Preprocessing, and notes. Raises UnsupportedError for one that does more
-    than resize, crop, scale and normalise."""
-    kind, number = type(processor).__name__, processor.resample
-    steps = [step for step in _OTHER_STEPS if getattr(processor, step, None)]
-    if steps or re.sub("ImageProcessor(Fast|Pil)?$", "", kind) not in _PLAIN:
+    """Return what a processor does, as fields of a Preprocessing, and notes.
+
+    Raises UnsupportedError for a processor that does more than resize, crop, scale and normalise.
+    """
+    kind = type(processor).__name__
+    family = re.sub("ImageProcessor(Fast|Pil)?$", "", kind)
+    handled = _EFFICIENTNET_STEPS if family == "EfficientNet" else ()
+    steps = [step for step in _OTHER_STEPS if step not in handled and getattr(processor, step, None)]
+    if steps or family not in _PLAIN:
         known = ", ".join(f"{plain}ImageProcessor" for plain in _PLAIN)
         raise UnsupportedError(
             f"expected an image processor that only resizes, crops and normalises, found {' '.join((kind, *steps))}; "
             f"known: {known}"
         )
+    number = processor.resample
     if number not in _RESAMPLING:
-        raise UnsupportedError(f"expected bilinear (2) or bicubic (3) resampling, found {short(str(number))}")
+        raise UnsupportedError(f"expected resampling by a filter of Pillow, 0 to 5, found {short(str(number))}")
+    if processor.size.shortest_edge and processor.size.longest_edge:
+        raise UnsupportedError("expected a size of one edge, found shortest_edge and longest_edge")
 
-    notes = []
-    side, whole = processor.size.shortest_edge, _whole(processor.size)
+    geometry, notes = _geometry(processor, family)
+    mean, std = _normalisation(processor)
+    return geometry | {"interpolation": _RESAMPLING[number], "mean": mean, "std": std}, notes
+
+
+def _geometry(processor: Any, family: str) -> tuple[dict[str, object], list[str]]:
+    """Return how a processor resizes and crops, as fields of a Preprocessing, and notes."""
+    short_side = processor.size.shortest_edge
+    whole = _whole(processor.size)
     crop = _whole(processor.crop_size) if getattr(processor, "do_center_crop", False) else None
-    resize = min(whole) if whole else side
-    if kind.startswith("ConvNext"):
-        crop, resize = (side, side), None if side >= _FULL else int(side / float(processor.crop_pct))
-    elif crop is None:
-        crop, resize = whole or (side, side), None if whole else side
+    notes = []
+    if family == "ConvNext":
+        crop = (short_side, short_side)
+        if short_side >= _FULL:
+            whole = crop
+        else:
+            short_side = int(short_side / float(processor.crop_pct))
+    elif family == "Levit" and short_side:
+        short_side = int((256 / 224) * short_side)
+    elif family == "PoolFormer" and processor.crop_pct is not None:
+        short_side, whole = _scaled(short_side, whole, float(processor.crop_pct))
+    if crop is None:
+        crop = whole or (short_side, short_side)
         if not whole:
             notes.append("the configuration does not crop; here the centre is cropped to a square")
-    elif whole == crop:
-        resize = None
-    elif resize < min(crop):
-        raise ValueError(f"a crop of {crop[0]}x{crop[1]} px out of {resize} px, which would be padded")
-    if whole and resize:
-        notes.append(
-            f"the configuration resizes to {whole[0]}x{whole[1]} px, whatever the proportions; here the short side is "
-            "resized, which is the same for square images"
-        )
+    if whole == crop:
+        return {"size": crop}, notes
 
-    # for pixels in [0, 1]: (255 x factor - mean) / std, with the file's factor, mean and std
+    fields: dict[str, object] = {"size": crop, "crop_offset": "floor"}
+    fields |= {"box": whole, "crop_mode": "squash"} if whole else {"resize": short_side}
+    resized = whole or (short_side, short_side)
+    if None not in resized and min(resized) < max(crop):
+        fields["fill"] = _BLACK  # around an image that is smaller than the crop
+    return fields, notes
+
+
+def _scaled(short_side: int | None, whole: Size | None, crop_fraction: float) -> tuple[int | None, Size | None]:
+    """Return PoolFormer's short side, or the whole size, before its crop: a square size counts as a short side."""
+    if short_side:
+        return int(short_side / crop_fraction), None
+    assert whole is not None
+    height, width = whole
+    if height == width:
+        return int(height / crop_fraction), None
+    return None, (int(height / crop_fraction), int(width / crop_fraction))
+
+
+def _normalisation(processor: Any) -> tuple[list[float], list[float]]:
+    """Return the mean and the deviation for pixels in [0, 1], per channel.
+
+    A processor computes (255 x factor - offset - mean) / std, with its own factor, mean and std.
+    """
     factor = 255.0 * processor.rescale_factor if processor.do_rescale else 255.0
     factor = 1.0 if math.isclose(factor, 1, rel_tol=1e-9) else factor
-    numbers = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
-    triples = [[value] * 3 if isinstance(value, int | float) else value for value in numbers]
-    mean, std = ([float(channel) / factor for channel in triple] for triple in triples)
-    return {"size": crop, "resize": resize, "interpolation": _RESAMPLING[number], "mean": mean, "std": std}, notes
+    offset = 1.0 if processor.do_rescale and getattr(processor, "rescale_offset", None) else 0.0
+    means = _triple(processor.image_mean) if processor.do_normalize else [0.0] * 3
+    deviations = _triple(processor.image_std) if processor.do_normalize else [1.0] * 3
+    if getattr(processor, "include_top", None):  # EfficientNet divides by the deviation once more
+        again = _triple(processor.image_std)
+        deviations = [first * second for first, second in zip(deviations, again)]
+    mean = [(channel + offset) / factor for channel in means]
+    return mean, [channel / factor for channel in deviations]
+
+
+def _triple(numbers: Any) -> list[float]:
+    """Return one number for each channel, from three or from one for all."""
+    return [float(numbers)] * 3 if isinstance(numbers, int | float) else [float(number) for number in numbers]
 
 
 def _whole(size: Any) -> Size | None:
