@@ -81,7 +81,7 @@ Parts: TypeAlias = Images | Streamed
 def takes_images(function: Function) -> Function:
     """Decorator of a public function of (model, images, ...): it takes images, labels and targets in every form.
 
-    The function itself gets them by `as_images`, as one tensor in [0, 1], clamped and in the model's dtype, or by
+    The function itself gets them by `as_images`, as one tensor in [0, 1], clamped and of the model's pixel_dtype, or by
     `as_parts`, to read them part by part; they are given as tensors, files, folders, PIL images, uint8 arrays or a
     Split (data/catalogue.py), whose groups `groups_of` has; `labels`, where it has such a parameter and
     none are given, from the Split or the class folders; and `targets` as class indices (batch,), or None for the
@@ -130,16 +130,16 @@ def takes_images(function: Function) -> Function:
 
 
 def parts_of(model: Any, images: AnyImages) -> Parts:
-    """Images in any form in [0, 1], of the model's dtype. Raises what `takes_images` raises."""
+    """Images in any form in [0, 1], of the model's pixel_dtype. Raises what `takes_images` raises."""
     return as_parts(_read(model, images)[0])
 
 
 def _read(model: Any, images: Any) -> tuple[Any, Any]:
     """Images as a checked tensor, or as Streamed from the Split that they come from, and this Split, or None."""
     if isinstance(images, Tensor) and images.dtype != torch.uint8:
-        return require_images(images, dtype=model.mean.dtype), None
+        return require_images(images, dtype=model.pixel_dtype), None
     split = images.given if isinstance(images, Streamed) else resolved(_READER)(images, model.preprocessing)
-    return Streamed(split, model.mean.dtype), split
+    return Streamed(split, model.pixel_dtype), split
 
 
 def as_images(images: AnyImages) -> Images:

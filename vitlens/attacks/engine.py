@@ -100,10 +100,10 @@ class Evaluator:
         )  # fmt: skip
 
     def exact(self, points: Images) -> Logits:
-        """Logits in fp32, without a graph."""
+        """Return the logits at the module's own precision, as numbers of the points' type, without a graph."""
         with torch.no_grad(), quick_linear(points.device):
             logits: Tensor = self.model(_padded(points))
-        return logits[: len(points)]
+        return logits[: len(points)].to(points.dtype)
 
     def success(self, logits: Logits, jobs: Jobs) -> Bool[Tensor, " batch"]:
         """Whether the points with these logits are adversarial."""

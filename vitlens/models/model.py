@@ -89,6 +89,11 @@ class Model(nn.Module):
         return self.mean.device
 
     @property
+    def pixel_dtype(self) -> torch.dtype:
+        """The type of its images before the normalisation: at least float32, whatever the module computes in."""
+        return torch.promote_types(self.mean.dtype, torch.float32)
+
+    @property
     def input_size(self) -> tuple[int, int]:
         """(height, width) in pixels of the module's input."""
         return self.preprocessing.size
@@ -116,11 +121,18 @@ class Model(nn.Module):
         require_classifier(self)
 
     def prepare(self, images: Images) -> Float[Tensor, "batch 3 model_height model_width"]:
-        """Pixels in [0, 1] resized to the module's input size and normalised, in the module's floating-point type."""
+        """Return pixels in [0, 1] resized to the module's input size and normalised, in the module's type.
+
+        Of a module in 16 bits, only the result is rounded to them.
+        """
+        images = images.to(torch.promote_types(images.dtype, torch.float32))
         if images.shape[-2:] != self.input_size:
             images = F.interpolate(images, size=self.input_size, mode="bilinear", antialias=True, align_corners=False)
-        prepared = (images - self.mean) / self.std
-        return prepared if prepared.dtype == self.mean.dtype else prepared.to(self.mean.dtype)
+        mean, std = self.mean, self.std
+        if mean.dtype.itemsize < torch.float32.itemsize:
+            mean = torch.tensor(self.preprocessing.mean, device=mean.device).view(1, 3, 1, 1)
+            std = torch.tensor(self.preprocessing.std, device=std.device).view(1, 3, 1, 1)
+        return ((images - mean) / std).to(self.mean.dtype)
 
     def forward(self, images: Images) -> Logits:
         """Logits (batch, classes) for images (batch, 3, height, width) in [0, 1]; of a headless model, features."""

@@ -79,7 +79,7 @@ class Bench:
         """What the analysis measures with, for one of the replacements."""
         run = self.run
         return ablation.Bench(
-            run.model, Streamed(run.split, run.model.mean.dtype), self.labels, replacement, self.groups(), run.run.seed,
+            run.model, Streamed(run.split, run.model.pixel_dtype), self.labels, replacement, self.groups(), run.run.seed,
             self.batch_size, run.processes, means=self.means, progress=run.progress, memory=self._memory,
         )  # fmt: skip
 

@@ -156,7 +156,7 @@ def _partners(run: Run[HeadOptions], one: HeadName, labels: Tensor | None) -> tu
     if not others:
         return ()
     bench = Bench(
-        model, Streamed(run.split, model.mean.dtype), labels, "mean", run.split.groups, run.run.seed,
+        model, Streamed(run.split, model.pixel_dtype), labels, "mean", run.split.groups, run.run.seed,
         run.run.batch_size or fitting_batch_size(model),
         progress=run.progress,
     )  # fmt: skip
@@ -282,7 +282,7 @@ def _placed(run: Run[HeadOptions], one: HeadName, labels: Tensor | None) -> Iter
         method = preferred_method(model)
         thing = f"the quarter of its patches with most evidence for the class, by the map {method}"
         targets: Targets = "predicted" if labels is None else labels[: len(split)]
-        maps = explain(model, Streamed(split, model.mean.dtype), targets=targets, method=method, batch_size=size).cpu()
+        maps = explain(model, Streamed(split, model.pixel_dtype), targets=targets, method=method, batch_size=size).cpu()
         flat = maps.double().flatten(1)
         areas = (flat >= flat.quantile(1 - EVIDENCE, dim=1, keepdim=True)).double().view_as(maps)
     areas = F.adaptive_avg_pool2d(areas[:, None], (seen.shape[1], seen.shape[2]))[:, 0]

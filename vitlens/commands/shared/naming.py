@@ -47,7 +47,7 @@ def heads_named(
             labels = labels_of(model, split, predicted=run.options.predicted, doing=doing, options=run.run)
         except InputError as error:
             why = str(error)
-    images, size = Streamed(split, model.mean.dtype), run.run.batch_size or fitting_batch_size(model)
+    images, size = Streamed(split, model.pixel_dtype), run.run.batch_size or fitting_batch_size(model)
     with autocast(model.device, run.run.precision):
         found = named(
             model, images, labels, attributes, split.masks, size, run.run.seed, run.progress,
