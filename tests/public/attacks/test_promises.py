@@ -62,6 +62,30 @@ def test_perturbations_are_within_bounds_and_successes_are_real(name):
     assert fooled > 0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("name", ATTACKS)
+def test_budgets_hold_on_the_returned_pixels_of_a_model_in_16_bits(name, dtype):
+    model, images = perceptron((8, 12), seed=1).to(dtype), pictures(6, (8, 12), seed=4)
+    (epsilon,) = scaled(name, 5.3 / 255)
+    budget = epsilon if ATTACKS[name].takes_epsilon else None
+    result = vitlens.attack(model, images, "predicted", method=name, epsilon=budget, steps=6)
+    distances = lengths(result.images, images, ATTACKS[name].norm)
+    allowed = epsilon if budget else 1.0
+    assert (distances <= allowed + 1e-6).all()
+    assert result.distance.numpy() == pytest.approx(distances, abs=1e-6, rel=1e-5)
+    assert torch.equal(result.images[~result.success], images[~result.success])
+    assert torch.equal(predictions(model, result.images) != predictions(model, images), result.success)
+
+
+@pytest.mark.parametrize("name", ["pgd", "pgd-l2"])
+def test_curves_of_a_model_in_16_bits_count_what_lies_within_each_epsilon(name):
+    model, images = perceptron((8, 12), seed=1).to(torch.bfloat16), pictures(6, (8, 12), seed=4)
+    curve = vitlens.attack(model, images, "predicted", method=name, epsilons=scaled(name, 1.3 / 255, 5.3 / 255))
+    broken = curve.broken_at.isfinite()
+    assert broken.any()
+    assert (curve.distance[broken] <= curve.broken_at[broken] + 1e-6).all()
+
+
 @pytest.mark.parametrize("name", ["noise", "fgsm", "pgd-l2", "apgd-targeted", "cw"])
 def test_a_sweep_is_the_attack_at_each_epsilon_and_never_recovers(name):
     model, images, levels = perceptron(seed=3), pictures(12, seed=3), [0.0, *scaled(name, 0.005, 0.02, 0.08)]

@@ -58,6 +58,16 @@ def test_masks_are_cropped_and_resized_as_the_images(folder):
     assert np.array_equal(pixels.permute(1, 2, 0).numpy(), np.array(Image.open(folder / "images" / "a.png")))
 
 
+def test_a_border_around_the_image_is_no_object(folder):
+    preprocessing = fitted((40, 40), box=(40, 40), crop_mode="border", fill=(200, 200, 200))
+    split = load(folder, preprocessing=preprocessing)
+    border = (pixels_of(split)[0] == 200).all(0)
+    assert border[:5].all()
+    assert border[-5:].all()
+    assert not split.masks[:, border].any()
+    assert split.masks.any((1, 2)).all()
+
+
 def test_an_index_gives_classes(folder):
     entries = [{"file": f"{name}.png", "imagenet_class": number} for number, name in enumerate("ab", 5)]
     (folder / "index.json").write_text(json.dumps(entries))

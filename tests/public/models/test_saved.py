@@ -38,6 +38,24 @@ def test_equal_logits_and_everything_known_of_it(tmp_path, name):
     assert (again / FILE).read_bytes() == (run_folder / FILE).read_bytes()
 
 
+def test_a_file_of_an_earlier_version_has_no_crop_rule_and_crops_the_centre(tmp_path):
+    written(small(), tmp_path)
+    earlier = ("size", "resize", "interpolation", "mean", "std")
+    stored = description(tmp_path)["preprocessing"] | {"resize": 40}
+    rewrite(tmp_path, {"preprocessing": {name: stored[name] for name in earlier}})
+    preprocessing = vitlens.load(str(tmp_path)).preprocessing
+    assert (preprocessing.resize, preprocessing.box, preprocessing.fill) == (40, None, None)
+    assert (preprocessing.crop_mode, preprocessing.crop_offset) == ("center", "round")
+
+
+@pytest.mark.parametrize("rule", [{"crop_mode": "border"}, {"resize": 40, "box": [40, 40]}], ids=str)
+def test_a_crop_rule_without_its_numbers_is_refused(tmp_path, rule):
+    written(small(), tmp_path)
+    rewrite(tmp_path, {"preprocessing": description(tmp_path)["preprocessing"] | rule})
+    with one_line(ModelError, "box"):
+        vitlens.load(str(tmp_path))
+
+
 def test_half_precision_is_half_the_size_and_nearly_the_same(tmp_path):
     for model, atol in ((small(), 5e-3), (small("resnet20"), 2e-2)):  # a CNN's counters stay whole
         loaded, batch = vitlens.load(str(written(model, tmp_path, half=True))), images(model.input_size)

@@ -271,9 +271,9 @@ def test_normalisation_of_pixels_from_0_to_1(fields, mean, std, tmp_path):
 EARLIER = {"image_processor_type": None, "rescale_factor": None, "do_rescale": None}
 SQUASHED = {"feature_extractor_type": "DeiTFeatureExtractor", "size": 40, "crop_size": 32, "do_center_crop": True}
 CONVNEXT = {"feature_extractor_type": "ConvNextFeatureExtractor", "size": 32}
-PREPARED = {  # family, fields of the processor's file, side, short side before a crop, word of a note
+PREPARED = {  # family, fields of the processor's file, side, short side or box before a crop, word of a note
     "as earlier versions wrote it": ("vit", EARLIER | {"size": 32}, 32, None, ""),
-    "squashed": ("vit", EARLIER | SQUASHED, 32, 40, "whatever the proportions"),
+    "squashed": ("vit", EARLIER | SQUASHED, 32, (40, 40), ""),
     "with a short side alone": ("clip", {"do_center_crop": False}, 32, 32, "does not crop"),
     "without resizing": ("vit", {"do_resize": False}, 32, None, "does not resize"),
     "a ConvNeXt's": ("convnext", CONVNEXT, 32, int(32 / (224 / 256)), ""),
@@ -285,7 +285,8 @@ PREPARED = {  # family, fields of the processor's file, side, short side before 
 def test_other_processors(case, tmp_path):
     name, fields, side, resize, words = PREPARED[case]
     model = vitlens.load(f"hf:{changed(tmp_path, name, PROCESSOR, **fields)}")
-    assert (model.preprocessing.size, model.preprocessing.resize) == ((side, side), resize)
+    preprocessing = model.preprocessing
+    assert (preprocessing.size, preprocessing.resize or preprocessing.box) == ((side, side), resize)
     assert words in " ".join(model.provenance.notes)
 
 
@@ -309,7 +310,8 @@ REFUSED = {  # fields of config.json, or of the image processor's, and a word of
     "more layers": ({"num_hidden_layers": 3}, "missing"),
     "fewer labels": ({"id2label": {"0": "one"}}, "another shape"),
     "a label left out": ({"id2label": {number: number for number in "01235"}}, "id2label from 0 to 4"),
-    "resampling": ({"file": PROCESSOR, "resample": 1}, "bicubic"),
+    "resampling": ({"file": PROCESSOR, "resample": 6}, "0 to 5"),
+    "two edges": ({"file": PROCESSOR, "size": {"shortest_edge": 32, "longest_edge": 64}}, "longest_edge"),
     "padding": ({"file": PROCESSOR, "do_pad": True}, "do_pad"),
     "size": ({"file": PROCESSOR, "size": {"longest_edge": 5}}, "`int`"),
     "huge size": ({"file": PROCESSOR, "size": {"height": 10**6, "width": 32}}, "4096"),

@@ -195,6 +195,28 @@ def test_a_module_in_bf16_takes_images_in_fp32():
     assert vitlens.relevance(model, batch, targets=LABELS).shape == (3, *GRID)
 
 
+IN_16_BITS = {
+    "forward": lambda model, images: model(images),
+    "capture": lambda model, images: vitlens.capture(model, images, places=["blocks.0.residual"]),
+    "saliency": lambda model, images: vitlens.explain(model, images, method="saliency", targets=LABELS),
+    "features": lambda model, images: vitlens.features(model, images),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("function", IN_16_BITS)
+def test_a_module_in_16_bits_sees_fp32_pixels_that_are_normalised_before_they_are_rounded(function, dtype):
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    module = plain.SoftmaxViT().eval().to(dtype)
+    batch = noise()
+    model = vitlens.wrap(module, image_size=tuple(batch.shape[2:]), mean=mean, std=std)
+    expected = ((batch - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)).to(dtype)
+    seen: list[Tensor] = []
+    with module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach())):
+        IN_16_BITS[function](model, batch)
+    assert torch.equal(seen[-1], expected)  # the first ones are trials on noise
+
+
 def test_one_logit_is_two_classes_by_its_sigmoid():
     layers = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 1)
     model, batch = wrapped(lambda: nn.Sequential(*layers), classes=("no", "yes")), noise()

@@ -79,9 +79,18 @@ class Bench:
         """What the analysis measures with, for one of the replacements."""
         run = self.run
         return ablation.Bench(
-            run.model, Streamed(run.split, run.model.pixel_dtype), self.labels, replacement, self.groups(), run.run.seed,
-            self.batch_size, run.processes, means=self.means, progress=run.progress, memory=self._memory,
-        )  # fmt: skip
+            run.model,
+            Streamed(run.split, run.model.pixel_dtype),
+            self.labels,
+            replacement,
+            self.groups(),
+            run.run.seed,
+            self.batch_size,
+            run.processes,
+            means=self.means,
+            progress=run.progress,
+            memory=self._memory,
+        )
 
     def measured_means(self) -> Means | None:
         """The mean outputs over all processes, where they are needed; None where one batch holds all images, whose
