@@ -107,7 +107,7 @@ def test_pixels_are_those_of_open_clips_transform(resize_mode, interpolation, ph
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
-SHORT_SIDE = {"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}, "do_center_crop": True}
+SHORT_SIDE = {"size": {"shortest_edge": 43}, "crop_size": {"height": 32, "width": 32}, "do_center_crop": True}
 WHOLE = {"size": {"height": 32, "width": 32}}
 LARGER = {"size": {"height": 45, "width": 52}, "crop_size": {"height": 32, "width": 32}, "do_center_crop": True}
 SMALLER = {"size": {"height": 26, "width": 26}, "crop_size": {"height": 32, "width": 32}, "do_center_crop": True}
