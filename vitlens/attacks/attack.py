@@ -32,8 +32,9 @@ _PLAN = AttackPlan()
 class AttackResult(Summary):
     """Images after an attack.
 
-    images: adversarial where success, else the clean image; success: whether the prediction was right and now is wrong,
-    in fp32 on exactly these pixels (with `targets`: now is the target); distance: of images from the clean ones, in the
+    images: adversarial where success, else the clean image, in fp32 also for a module in 16 bits; success: whether the
+    prediction was right and now is wrong, without autocast, on exactly these pixels (with `targets`: now is the
+    target); distance: of images from the clean ones, in the
     attack's norm, pixel units; tried: whether the clean image was classified correctly, only then it is attacked;
     reached: whether the prediction is the given target; forwards, backwards: passes through the model; notes: caveats
     that belong to the numbers.
