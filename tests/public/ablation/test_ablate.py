@@ -101,6 +101,29 @@ def test_of_many_heads_one_can_matter() -> None:
     assert (len(found.units), found.is_ranked("head")) == (504, True)
 
 
+def certain_vit(scale: float) -> Model:
+    """A model that predicts its labels with log-odds `scale` times those of `ours`."""
+    model = ours()
+    with torch.no_grad():
+        model.module.head.weight.mul_(scale)
+        model.module.head.bias.mul_(scale)
+    return model
+
+
+def test_the_loss_of_a_certain_model_is_not_rounded_to_zero() -> None:
+    model = certain_vit(80.0)
+    labels = model(seen()).argmax(1)
+    with torch.no_grad():
+        logits = model(seen()).double()
+    assert (F.cross_entropy(logits.float(), labels, reduction="none") == 0).any()  # in single precision
+    found = vitlens.ablate(model, seen(), labels, replace="zero")
+    others = logits.scatter(1, labels[:, None], -torch.inf).logsumexp(1)
+    expected = (others - logits.gather(1, labels[:, None])[:, 0]).exp().log1p()
+    assert found.clean_loss == pytest.approx(float(expected.mean()), rel=1e-4)
+    one = vitlens.ablate(model, seen()[:1], labels[:1], replace="zero")
+    assert one.clean_loss == pytest.approx(float(expected[0]), rel=1e-3, abs=0)
+
+
 def test_forward_passes_are_counted() -> None:
     """Batches do not give the means of all images, and resampling takes the other images' pass: one pass more."""
     spent = {

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn import functional as F
 
 from vitlens.analysis.attention.chain import check_targets
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
+from vitlens.analysis.evaluation.log_odds import cross_entropy, log_odds_of_loss
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
 from vitlens.lens.capture import Means, capture
@@ -129,6 +129,11 @@ class Outcomes:
     def delta_loss(self) -> ByImage:
         """Change of each image's cross-entropy, nats; positive: the units help."""
         return self.loss - self.clean_loss
+
+    @property
+    def delta_log_odds(self) -> ByImage:
+        """The fall of the log-odds of each image's label, nats; positive: the units help."""
+        return log_odds_of_loss(self.clean_loss) - log_odds_of_loss(self.loss)
 
     @property
     def delta_accuracy(self) -> ByImage:
@@ -365,8 +370,7 @@ def loss_and_correct(
     logits: Float[Tensor, "sets batch classes"], labels: Labels
 ) -> tuple[Float[Tensor, "sets batch"], Bool[Tensor, "sets batch"]]:
     """Cross-entropy (sets, batch) in nats, float64, and whether the prediction is the label; on the CPU."""
-    loss = F.cross_entropy(logits.float().flatten(0, 1), labels.repeat(len(logits)), reduction="none")
-    return loss.view(logits.shape[:2]).cpu().double(), (logits.argmax(-1) == labels).cpu()
+    return cross_entropy(logits, labels).cpu(), (logits.argmax(-1) == labels).cpu()
 
 
 def _by_first_layer(sets: Sequence[Removal]) -> list[list[int]]:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn import functional as F
 
 from vitlens.analysis.ablation.bench import Bench, ByImage, Outcomes, Unit, units_of
 from vitlens.analysis.evaluation.classes import required_labels
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.evaluation.intervals import intervals, sign_flips, spearman
+from vitlens.analysis.evaluation.log_odds import cross_entropy
 from vitlens.lens.capture import capture
 from vitlens.models.model import Model
 from vitlens.models.support import require
@@ -254,7 +254,7 @@ def first_order(bench: Bench, units: Sequence[Unit]) -> ByImage:
         instead = bench.changes(rows, heads)
         captured = capture(model, images, sorted({f"blocks.{unit.layer}.heads" for unit in heads}), graph=True)
         # each image's gradient is that of its own loss
-        loss, outputs = F.cross_entropy(captured.logits, labels, reduction="sum"), list(captured.values())
+        loss, outputs = cross_entropy(captured.logits, labels).sum(), list(captured.values())
         gradients = torch.autograd.grad(loss, outputs, allow_unused=True, materialize_grads=True)
         of_layer = dict(zip(captured, zip(outputs, gradients)))
         for unit, row in heads.items():

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from torch.nn import functional as F
 
 from vitlens.analysis.evaluation.evaluate import (
     Evaluation,
@@ -18,6 +17,7 @@ from vitlens.analysis.evaluation.evaluate import (
     per_class,
     require_labels,
 )
+from vitlens.analysis.evaluation.log_odds import cross_entropy
 from vitlens.commands.evaluate import record as rows
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.run.load import read_as
@@ -81,7 +81,7 @@ def recorded(evaluations: Sequence[Evaluation], *, classes: int, seed: int) -> r
 
 def _score(evaluation: Evaluation, seed: int) -> rows.ScoreRow:
     groups = None if evaluation.groups is None else evaluation.groups.numpy()
-    losses = F.cross_entropy(evaluation.logits, evaluation.labels, reduction="none").numpy()
+    losses = cross_entropy(evaluation.logits, evaluation.labels).numpy()
     excess = evaluation.confidence.double() - evaluation.correct.double()
     many = len(evaluation.classes) >= MANY_CLASSES
     top5 = (evaluation.logits.topk(5).indices == evaluation.labels[:, None]).any(-1) if many else None
