@@ -9,7 +9,8 @@ query together, the same keys whoever asks, are orthogonal to the others: theirs
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import torch
@@ -60,84 +61,117 @@ def logit_parts(model: Model, images: Parts, size: int, advance: Callable[[int],
     """The parts of the attention logits between patches, by layer: of all layers in which each patch attends to each,
     and the model's scores are products of queries and keys, with a bias that is the same for all images or without.
 
-    Queries and keys of all images are kept in memory; size: images at a time. Raises InputError for fewer than FEWEST
-    images.
+    Images pass twice, `size` at a time: for the means of queries and keys at each position, then for the products.
+    Raises InputError for fewer than FEWEST images.
     """
     if len(images) < FEWEST:
         raise InputError(f"expected at least {FEWEST} images to tell position from content, found {len(images)}")
     own = groups_of(images)
     order = torch.arange(len(images)) if own is None else own.cpu().unique(return_inverse=True)[1]
-    layers_of(model)  # the passes that survey the layers are not kept
-    kept: dict[int, _Kept] = {}
-    for start in range(0, len(images), size):
-        batch = images[start : start + size].to(model.device)
-        observe(model, batch, lambda call: _keep(model, call, kept))
-        advance(len(batch))
-    return {
-        layer: LayerParts(found.geometry, *_shares(found, order % GROUPS))
-        for layer, found in sorted(kept.items())
-        if found.usable
-    }
+    layers_of(model)  # the passes that survey the layers are not counted
+    sums: dict[int, _Sums] = {}
+    for collect in (_add_to_means, _add_products):
+        for start in range(0, len(images), size):
+            batch = images[start : start + size].to(model.device)
+            numbers = order[start : start + size] % GROUPS
+            observe(model, batch, partial(_take, model, sums, collect, numbers))
+            advance(len(batch))
+    counts = by_group(torch.ones(len(images)), order % GROUPS)
+    return {layer: _parts(found, counts) for layer, found in sorted(sums.items()) if found.usable}
+
+
+def _nothing() -> Tensor:
+    return torch.zeros((), dtype=torch.float64)
 
 
 @dataclass
-class _Kept:
-    """Queries (scaled) and keys of the patches of one layer by batch, and its bias (heads, query, key) or 0."""
+class _Sums:
+    """Sums over the images of one layer.
+
+    bias: of its logits (heads, query, key), or 0; usable: False where queries and keys do not make up the logits;
+    images: of the first pass; queries, keys (heads, patches, width): sums of the queries (scaled) and keys of patches,
+    each without its mean over the patches; products (groups, heads, products): sums of the covariances.
+    """
 
     geometry: Geometry
-    queries: list[Tensor]
-    keys: list[Tensor]
     bias: Tensor
     usable: bool = True
+    images: int = 0
+    queries: Tensor = field(default_factory=_nothing)
+    keys: Tensor = field(default_factory=_nothing)
+    products: Tensor = field(default_factory=_nothing)
 
 
-def _keep(model: Model, call: AttentionCall, kept: dict[int, _Kept]) -> None:
+def _take(
+    model: Model,
+    sums: dict[int, _Sums],
+    collect: Callable[[_Sums, Tensor, Tensor, Tensor], None],
+    groups: Tensor,
+    call: AttentionCall,
+) -> None:
+    """Collect the queries and keys of a call, where they make up its logits; groups (batch,): of the images."""
     site, place = call.site, geometry_of(call.site, model)
     if site.kind != "patch" or place is None or call.inputs is None or site.part:
-        if site.layer in kept:
-            kept[site.layer].usable = False
+        if site.layer in sums:
+            sums[site.layer].usable = False
         return
     inputs = call.inputs.each(precise)
     patches = slice(place.prefix, None)
     bias = torch.zeros(())
+    fixed = True
     if inputs.bias is not None:
         whole = inputs.bias[..., patches, :] if inputs.bias.shape[-2] > 1 else inputs.bias
         whole = whole[..., patches] if whole.shape[-1] > 1 else whole
+        fixed = inputs.bias.dtype != torch.bool and bool((whole == whole[:1]).all())
         bias = whole[0].cpu()
         bias = bias[None] if bias.dim() == 2 else bias
-    queries, keys = inputs.query[..., patches, :] * inputs.scale, inputs.key[..., patches, :]
-    known = kept.setdefault(site.layer, _Kept(place, [], [], bias))
-    fixed = inputs.bias is None or (inputs.bias.dtype != torch.bool and bool((whole == whole[:1]).all()))
-    known.usable &= fixed and bias.shape == known.bias.shape and bool((bias == known.bias).all())
-    known.queries.append(queries.cpu())
-    known.keys.append(keys.cpu())
+    layer = sums.setdefault(site.layer, _Sums(place, bias))
+    layer.usable &= fixed and bias.shape == layer.bias.shape and bool((bias == layer.bias).all())
+    if layer.usable:
+        queries = (inputs.query[..., patches, :] * inputs.scale).cpu().double()
+        keys = inputs.key[..., patches, :].cpu().double()
+        collect(layer, queries, keys, groups)
 
 
-def _shares(kept: _Kept, groups: Tensor) -> tuple[Tensor, Tensor]:
-    """The shares (samples, heads, products) and the standard deviation of the logits (heads,)."""
-    queries, keys = (torch.cat(each).double() for each in (kept.queries, kept.keys))
-    by_image = covariances(queries, keys, kept.bias.double())
-    counts = by_group(torch.ones(len(queries)), groups)
-    samples = left_out(by_group(by_image, groups), counts)
+def _add_to_means(layer: _Sums, queries: Tensor, keys: Tensor, _groups: Tensor) -> None:
+    layer.images += len(queries)
+    layer.queries = layer.queries + (queries - queries.mean(2, keepdim=True)).sum(0)
+    layer.keys = layer.keys + (keys - keys.mean(2, keepdim=True)).sum(0)
+
+
+def _add_products(layer: _Sums, queries: Tensor, keys: Tensor, groups: Tensor) -> None:
+    by_image = covariances(
+        queries, keys, layer.bias.double(), position=layer.queries / layer.images, of_key=layer.keys / layer.images
+    )
+    layer.products = layer.products + by_group(by_image, groups)
+
+
+def _parts(layer: _Sums, counts: Tensor) -> LayerParts:
+    samples = left_out(layer.products, counts)
     whole = samples.sum(-1, keepdim=True)
-    patches = queries.shape[-2] ** 2
-    return samples / whole.clamp_min(_TINY), (whole[0, :, 0] / patches).clamp_min(0).sqrt()
+    pairs = layer.keys.shape[-2] ** 2
+    spread = (whole[0, :, 0] / pairs).clamp_min(0).sqrt()
+    return LayerParts(layer.geometry, samples / whole.clamp_min(_TINY), spread)
 
 
 def covariances(
     queries: Float[Tensor, "images heads patches width"],
     keys: Float[Tensor, "images heads patches width"],
     bias: Float[Tensor, "heads patches patches"] | Float[Tensor, ""],
+    *,
+    position: Float[Tensor, "heads patches width"],
+    of_key: Float[Tensor, "heads patches width"],
 ) -> Float[Tensor, "images heads products"]:
-    """The sum over queries and keys of each product times the logits, both without their mean over the keys.
+    """Return the sum over queries and keys of each product times the logits, both without their mean over the keys.
 
+    position, of_key: what the positions of queries and keys add, the means over all images of queries and keys without
+    their means over the patches.
     bias: what the model adds to the products, the same for all images: what all queries share of it belongs to the
     positions of keys alone, the rest to position and position. The sum over products is that of the squared logits.
     """
     keys = keys - keys.mean(2, keepdim=True)
     bias = (bias - bias.mean(-1, keepdim=True)).expand(queries.shape[1], queries.shape[2], keys.shape[2])
     mean = queries.mean(2, keepdim=True)
-    position, of_key = (queries - mean).mean(0, keepdim=True), keys.mean(0, keepdim=True)
     parts = {"mean": mean, "position": position, "content": queries - mean - position}
     of_keys = {"position": of_key, "content": keys - of_key}
     # sum over i, j of (a_i . b_j) (q_i . k_j) = sum over u, v of (sum over i of a_iu q_iv) (sum over j of b_ju k_jv)

@@ -1,24 +1,24 @@
 """Three words for every head: by what it attends, what it looks at, what it writes, each with its test."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import torch
-from jaxtyping import Bool
 from torch import Tensor
 
 from vitlens.analysis.ablation.bench import Bench, Unit, silent, units_of
 from vitlens.analysis.evaluation.classes import required_labels
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
-from vitlens.analysis.heads.registry import LABELS, MIXED, THRESHOLD, UNLABELLED
+from vitlens.analysis.heads.registry import THRESHOLD
 from vitlens.analysis.heads.specialisation import HeadLabel, Specialisation, half_width, specialise
 from vitlens.analysis.heads.statistics import Statistics, Stream, layers_of
 from vitlens.analysis.naming.attends import AttendsBy, agreement, attends_by, orders, shuffled
 from vitlens.analysis.naming.logits import LayerParts, logit_parts
-from vitlens.analysis.naming.words import STATES, three_words
-from vitlens.analysis.naming.writes import LEVEL, Writes, at_random, of_halves, things_of, writes
+from vitlens.analysis.naming.words import STATES, names_one, three_words
+from vitlens.analysis.naming.writes import FEWEST as FEWEST_OF_ONE
+from vitlens.analysis.naming.writes import LEVEL, Things, Writes, at_random, of_halves, things_of, writes
 from vitlens.analysis.patching.contribution import blocks_of, head_contributions
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.capture import capture
@@ -110,9 +110,9 @@ def name_heads(
     "predicted" (None: those of the Split or the class folders); attributes: of the images, by name (n,), True or False
     each, that a head may write as it may write a class; masks: (n, height, width) True on the object. The first two
     words are tested on images whose patches are shuffled: what is by position stays, what is by content moves. The
-    third is tested by ablating the head. Queries, keys and outputs of all images are kept in memory: a few hundred
-    images are enough. Raises UnsupportedError for a model without attention between tokens, InputError for masks or
-    attributes of another number than images.
+    third is tested by ablating the head; it names up to three classes where no test separates them. Outputs of heads of
+    all images are kept in memory: a few hundred images are enough. Raises UnsupportedError for a model without
+    attention between tokens, InputError for masks or attributes of another number than images.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -152,7 +152,7 @@ def named(
     roles = specialise(known)
     parts: Mapping[int, LayerParts] = {}
     try:
-        with progress("Queries and keys", count) as advance:
+        with progress("Queries and keys", 2 * count) as advance:
             parts = logit_parts(model, images, size, advance)
     except InputError as error:
         notes.append(f"by what heads attend: {error}")
@@ -170,7 +170,9 @@ def named(
     written: Mapping[tuple[int, int], Writes] = {}
     try:
         if remove:
-            written = _writes(model, images, labels, attributes, size, seed, progress)
+            written, rare = _writes(model, images, labels, attributes, size, seed, progress)
+            if rare:
+                notes.append(_note_on(rare, groups))
     except (InputError, UnsupportedError) as error:
         notes.append(f"what heads write: {error}")
     attends = {
@@ -213,7 +215,7 @@ def _looks(
 ) -> LooksAt:
     known = given.low == given.low  # else NaN: one image
     score = Estimate(given.score, given.low if known else None, given.high if known else None, images, "")
-    if moved is None or given.label not in LABELS or given.label in (MIXED, UNLABELLED):
+    if moved is None or not names_one(given.label):
         return LooksAt(given.label, score, None, None)
     samples = moved.samples[layer][given.label][:, head]
     value, half = float(samples[0]), half_width(samples)
@@ -222,51 +224,76 @@ def _looks(
     return LooksAt(given.label, score, Estimate(value, value - half, value + half, shuffled, ""), value >= THRESHOLD)
 
 
+def _note_on(rare: Sequence[str], groups: Tensor | None) -> str:
+    """Return the note on attributes that are not tested."""
+    images = "images" if groups is None else "sources of images"
+    return f"what heads write: fewer than {FEWEST_OF_ONE} {images} have, or lack, {', '.join(rare)}: not tested"
+
+
+class _Scores(NamedTuple):
+    """scores (images, heads, things): of each head for each class or attribute; truth (images, things)."""
+
+    scores: Tensor
+    truth: Tensor
+
+
 def _writes(
     model: Model, images: Parts, labels: Tensor | None, attributes: Mapping[str, Tensor], size: int, seed: int,
     progress: Progress,
-) -> dict[tuple[int, int], Writes]:  # fmt: skip
+) -> tuple[dict[tuple[int, int], Writes], list[str]]:  # fmt: skip
+    """Return what each head writes, by layer and head, and the attributes that are too rare to be tested."""
     require(model, "classifier", "heads")
     if labels is None:
         raise InputError("expected labels, found none; give labels=, or data with a folder for each class")
     if len(images) < FEWEST:
         raise InputError(f"expected at least {FEWEST} images with labels, found {len(images)}")
-    classes, names = things_of(labels, model.classes, attributes)
-    if len(classes) + len(names) < 1:
-        raise InputError("expected two classes, or an attribute, of at least 5 images each, found none")
+    groups = groups_of(images)
+    tested = things_of(labels, model.classes, attributes, groups)
+    if not tested.classes and not tested.attributes:
+        kind = "images" if groups is None else "sources of images"
+        raise InputError(
+            f"expected a class or an attribute that {FEWEST_OF_ONE} {kind} have and {FEWEST_OF_ONE} lack, found none"
+        )
     blocks_of(model)  # or what the classifier reads of a head is not known
     units = units_of(model, kinds=["head"])
-    at = [(unit.layer, unit.head) for unit in units]
-    scores, truth = [], []
-    if classes:
-        found = []
-        with progress("Contributions of heads", len(images)) as advance:
-            for start in range(0, len(images), size):
-                batch = images[start : start + size].to(model.device)
-                found.append(head_contributions(model, batch, torch.tensor(classes)))
-                advance(len(batch))
-        of_classes = torch.cat(found)
-        of_classes = of_classes - of_classes.mean(-1, keepdim=True)  # what all classes share changes no prediction
-        scores.append(torch.stack([of_classes[:, layer, head] for layer, head in at], 1))
-        truth.append(labels[:, None] == torch.tensor(classes))
-    if names:
-        held = torch.stack([attributes[name].bool() for name in names], 1)
-        scores.append(of_halves(_outputs(model, images, units, size), held, _half(images)))
-        truth.append(held)
-    all_scores, all_truth = torch.cat(scores, -1), torch.cat(truth, -1)
-    bench = Bench(model, images, labels, "mean", groups_of(images), seed, size, progress=progress)
+    parts = []
+    if tested.classes:
+        parts.append(_scores_of_classes(model, images, labels, tested.classes, units, size, progress))
+    if tested.attributes:
+        held = torch.stack([attributes[name].bool() for name in tested.attributes], 1)
+        parts.append(_Scores(of_halves(_outputs(model, images, units, size), held, groups), held))
+    scores = torch.cat([part.scores for part in parts], -1)
+    truth = torch.cat([part.truth for part in parts], -1)
+    bench = Bench(model, images, labels, "mean", groups, seed, size, progress=progress)
     outcomes = bench.without([(unit,) for unit in units])
-    control = at_random(all_scores, all_truth, seed=seed)
-    things = [*(model.classes[number] for number in classes), *names]
-    words = writes(all_scores, all_truth, things, outcomes, control=control, groups=groups_of(images))
-    return {(layer, head or 0): each for (layer, head), each in zip(at, words)}
+    control = at_random(scores, truth, groups, seed=seed)
+    words = writes(scores, truth, _names_of(tested, model), outcomes, control=control, groups=groups)
+    return {(unit.layer, unit.head or 0): word for unit, word in zip(units, words)}, tested.rare
 
 
-def _half(images: Parts) -> Bool[Tensor, " images"]:
-    """Every other image, or group of images that share a source."""
-    groups = groups_of(images)
-    numbers = torch.arange(len(images)) if groups is None else groups.cpu().unique(return_inverse=True)[1]
-    return numbers % 2 == 0
+def _names_of(tested: Things, model: Model) -> list[str]:
+    return [*(model.classes[number] for number in tested.classes), *tested.attributes]
+
+
+def _scores_of_classes(
+    model: Model,
+    images: Parts,
+    labels: Tensor,
+    classes: Sequence[int],
+    units: tuple[Unit, ...],
+    size: int,
+    progress: Progress,
+) -> _Scores:
+    """Return what every head adds to each of these classes beyond the mean of all classes."""
+    numbers = torch.tensor(classes)
+    scores = []
+    with progress("Contributions of heads", len(images)) as advance:
+        for start in range(0, len(images), size):
+            batch = images[start : start + size].to(model.device)
+            added = head_contributions(model, batch, numbers)
+            scores.append(torch.stack([added[:, unit.layer, unit.head or 0] for unit in units], 1))
+            advance(len(batch))
+    return _Scores(torch.cat(scores), labels[:, None] == numbers)
 
 
 def _outputs(model: Model, images: Parts, units: tuple[Unit, ...], size: int) -> Tensor:

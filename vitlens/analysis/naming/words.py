@@ -1,13 +1,14 @@
 """The three words for a head as one line, with what their tests said; free of torch."""
 
+from collections.abc import Sequence
 from typing import Final
 
-from vitlens.analysis.heads.registry import MIXED, UNLABELLED
+from vitlens.analysis.heads.registry import FAULTY, MIXED, UNLABELLED
 
 SAME: Final = "same keys"  # whichever patch asks
 EVENLY: Final = "uniform"
-MATTERS, CORRELATES, NOTHING = STATES = ("shown to matter", "correlates", "nothing")
-
+DEAD: Final = "dead"
+MATTERS, CORRELATES, NOTHING, SEVERAL = STATES = ("shown to matter", "correlates", "nothing", "several")
 
 _PLAIN: Final = {MIXED: "several", UNLABELLED: "none"}
 _ATTENDS: Final = {
@@ -17,8 +18,17 @@ _ATTENDS: Final = {
 
 
 def names_one(word: str | None) -> bool:
-    """Whether a word for what a head attends by, or looks at, names one thing."""
-    return word not in (None, EVENLY, *_PLAIN, *_PLAIN.values())
+    """Return True if a word for what a head attends by, or looks at, names one thing.
+
+    Uniform and dead heads attend to nothing in particular, so shuffled patches do not test these words.
+    """
+    return word not in (None, *FAULTY, *_PLAIN, *_PLAIN.values())
+
+
+def any_of(names: Sequence[str]) -> str:
+    """Return names as one text: "3", "3 or 5", "3, 5 or 8"."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def plain(word: str | None) -> str | None:
@@ -35,12 +45,18 @@ def three_words(
     said = []
     if attends is not None:
         said.append(_ATTENDS.get(attends, f"attends by {attends}") + _tested(holds))
-    if looks == EVENLY != attends:
+    if looks == DEAD:
+        said.append("adds next to nothing")
+    elif looks == EVENLY != attends:
         said.append("looks everywhere alike")
     elif looks is not None and looks != EVENLY:
         said.append(f"looks at: {looks}" + _tested(stays) if names_one(looks) else "looks at nothing that is named")
     if state is not None:
-        written = {MATTERS: f"writes {writes} (tested)", CORRELATES: f"correlates with {writes}"}
+        written = {
+            MATTERS: f"writes {writes} (tested)",
+            CORRELATES: f"correlates with {writes}",
+            SEVERAL: "writes no single class",
+        }
         said.append(written.get(state, "tells no class"))
     return "; ".join(said)
 

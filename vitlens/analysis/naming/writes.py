@@ -1,15 +1,19 @@
-"""What each head writes, in a word, and whether that class, or attribute of the images, suffers most without the head.
+"""What each head writes: the classes, or attributes of the images, that it separates best, and whether they need it.
 
-The word is the thing that the head's direct contribution tells best from the others (INVERT, Bykov 2023): a class, by
-the area under the ROC curve of what the head adds to its logit, above the mean of the classes; or an attribute, by that
-of the projection of its output on the difference of the means of the images with and without it, those of one half of
-the images for the other half. It holds where the log-odds of the label fall more without the head in the images that
-have the thing than in the others.
+The score of a class is what the head adds to its logit directly, above the mean over all classes of the model. That of
+an attribute is the projection of the head's output on the difference of means of the images with and without it, taken
+from the other half of the images. The area under the ROC curve (AUC) of the score says how well the head separates the
+images of the class from all others (INVERT, Bykov 2023). The word names the class of the highest AUC together with
+those whose AUC is not significantly lower; more than MOST such classes are no word. The word holds where, without the
+head, the log-odds of the label fall more in images of these classes than in the others.
+
+Images that share a source (a group) are not independent. Variances of AUCs sum over sources (Obuchowski 1997), tests
+against chance use the mean score of each source, and a permutation moves whole sources.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -18,16 +22,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.ablation.bench import Outcomes
-from vitlens.analysis.naming.words import CORRELATES, MATTERS, NOTHING
+from vitlens.analysis.naming.words import CORRELATES, MATTERS, NOTHING, SEVERAL, any_of
 from vitlens.uncertainty import Estimate, by_group, holm, student_mean, welch
 
 LEVEL: Final = 0.05  # of a test, after Holm's correction
-FEWEST: Final = 5  # images with a thing, and without it
+FEWEST: Final = 5  # sources of images with a thing, and without it
+MOST: Final = 3  # things in a word: a head that separates more of them equally well writes none in particular
 PERMUTATIONS: Final = 20  # of what is true of the images: the control
 LEAST: Final = 0.1  # nats of log-odds: a head of which a thing loses less does not matter to it
 
 Scores = Float[Tensor, "images heads things"]
 Truth = Bool[Tensor, "images things"]
+Groups = Int[Tensor, " images"]
 Table = NDArray[np.float64]
 
 
@@ -35,12 +41,14 @@ Table = NDArray[np.float64]
 class Writes:
     """What one head writes.
 
-    word: the thing, None where none is told better than by chance; auc: of the best thing, with DeLong's interval;
-    control: the largest AUC of a head with as many things that are assigned to the images at random; state: one of
-    words.STATES; lost, others_lost: points of accuracy that the images with and without the thing lose without the
-    head; margin: by how much the log-odds of the label fall more in the former, nats; p: of that, after Holm's
-    correction over heads; these four are None without a word. scores, falls, points (n,): of each image, what the head
-    adds to the best thing, and what it loses without the head, nats of log-odds and points.
+    word: the things in `alike`, None where there are none or too many; best: the thing of the highest AUC that is above
+    chance, else of the highest; auc: of the best thing, with DeLong's interval; control: the largest AUC of a head with
+    as many things that are assigned to the images at random; state: one of words.STATES; lost, others_lost: points of
+    accuracy that the images with and without the word's things lose without the head; margin: by how much the log-odds
+    of the label fall more in the former, nats; p: of that, after Holm's correction over heads; these four are None
+    without a word; alike: the best thing and those whose AUC is not significantly lower, empty where no AUC is above
+    chance. scores, falls, points (n,): of each image, what the head adds to the best thing, and what it loses without
+    the head, nats of log-odds and points.
     """
 
     word: str | None
@@ -55,104 +63,261 @@ class Writes:
     others_lost: Estimate | None = None
     margin: Estimate | None = None
     p: float | None = None
+    alike: tuple[str, ...] = ()
 
 
-def areas(scores: Float[Tensor, "images *units"], truth: Bool[Tensor, " images"]) -> tuple[Table, Table]:
-    """The area under the ROC curve of each unit and its variance (DeLong 1988), ties counting half: (units,) each."""
+@dataclass(frozen=True, eq=False)
+class Separation:
+    """How well every head separates the images with each thing from the others.
+
+    area (heads, things): the AUC; influences (sources, heads, things): the part of each source of images in its error,
+    whose sum of squares is the variance; freedom (things,): degrees of freedom of the standard error; p (heads,
+    things): of an AUC of at most 0.5, one-sided, before any correction.
+    """
+
+    area: Table
+    influences: Table
+    freedom: Table
+    p: Table
+
+    def interval(self, head: int, thing: int, images: int) -> Estimate:
+        """Return an AUC with its 95 % interval."""
+        from scipy import stats
+
+        value = float(self.area[head, thing])
+        error = np.linalg.norm(self.influences[:, head, thing])
+        half = float(stats.t.ppf(0.975, self.freedom[thing]) * error)
+        return Estimate(value, max(0.0, value - half), min(1.0, value + half), images, "")
+
+    def p_lower(self, head: int, thing: int, best: int) -> float:
+        """Return the one-sided p that a head's AUC for a thing is not lower than for another (DeLong 1988, paired)."""
+        from scipy import stats
+
+        gap = float(self.area[head, best] - self.area[head, thing])
+        if gap <= 0:
+            return 1.0
+        error = float(np.linalg.norm(self.influences[:, head, best] - self.influences[:, head, thing]))
+        freedom = min(self.freedom[best], self.freedom[thing])
+        return float(stats.t.sf(gap / max(error, np.finfo(float).tiny), freedom))
+
+    def alike(self, head: int, clear: NDArray[np.bool_]) -> list[int]:
+        """Return the thing of a head's highest AUC among clear ones, then those whose AUC is not significantly lower.
+
+        clear (things,): True where the AUC is above chance after correction. The others are compared where they are
+        above chance before it, so that a thing of few images, which no test excludes, does not join every word.
+        """
+        order = np.argsort(-self.area[head], kind="stable").tolist()
+        best = next((thing for thing in order if clear[thing]), None)
+        if best is None:
+            return []
+        rivals = [thing for thing in order if thing != best and self.p[head, thing] <= LEVEL]
+        return [best, *(thing for thing in rivals if self.p_lower(head, thing, best) > LEVEL)]
+
+
+def separation(scores: Scores, truth: Truth, groups: Groups | None) -> Separation:
+    """Return how well heads separate the images with each thing, by sources of images; groups: the source of each."""
+    areas, influences, freedom, p_values = [], [], [], []
+    for thing in range(truth.shape[1]):
+        values = scores[..., thing].double().numpy()
+        held = truth[:, thing].numpy()
+        sources = [source_count(truth[:, thing], groups), source_count(~truth[:, thing], groups)]
+        area, above, below = placements(values, held)
+        influence = np.empty_like(values)
+        influence[held] = (above - area) / len(above) * np.sqrt(sources[0] / (sources[0] - 1))
+        influence[~held] = (below - area) / len(below) * np.sqrt(sources[1] / (sources[1] - 1))
+        areas.append(area)
+        influences.append(by_group(influence, groups)[0])
+        freedom.append(min(sources) - 1)
+        p_values.append(_p_of_chance(values, held, groups))
+    return Separation(np.stack(areas, -1), np.stack(influences, -1), np.asarray(freedom), np.stack(p_values, -1))
+
+
+def placements(values: Table, held: NDArray[np.bool_]) -> tuple[Table, Table, Table]:
+    """Return the AUC of each column of values (images, heads), and DeLong's placements of the images on both sides.
+
+    The placement of an image with the thing is the share of the others that it is above; of one without, the share of
+    those with the thing that are above it. Ties count half.
+    """
     from scipy.stats import rankdata
 
-    values, held = scores.double().numpy(), truth.numpy()
     with_it, without = values[held], values[~held]
     ranks = rankdata(values, axis=0)
-    above = (ranks[held] - rankdata(with_it, axis=0)) / len(without)  # the share of the others that each is above
-    below = (ranks[~held] - rankdata(without, axis=0)) / len(with_it)  # of those with it that are below each other
-    area = above.mean(0)
-    return area, above.var(0, ddof=1) / len(with_it) + below.var(0, ddof=1) / len(without)
+    above = (ranks[held] - rankdata(with_it, axis=0)) / len(without)
+    below = 1 - (ranks[~held] - rankdata(without, axis=0)) / len(with_it)
+    return above.mean(0), above, below
 
 
-def of_halves(outputs: Float[Tensor, "images heads width"], truth: Truth, half: Bool[Tensor, " images"]) -> Scores:
-    """The projection of every output on the difference of means of the other half, centred in its own half."""
-    found = outputs.new_zeros(*outputs.shape[:2], truth.shape[1])
-    for own in (half, ~half):
-        other = outputs[~own]
-        for thing in range(truth.shape[1]):
-            has = truth[~own, thing]
-            direction = other[has].mean(0) - other[~has].mean(0)
-            found[own, :, thing] = ((outputs[own] - outputs[own].mean(0)) * direction).sum(-1)
-    return found
+def _p_of_chance(values: Table, held: NDArray[np.bool_], groups: Groups | None) -> Table:
+    """Return the one-sided p of an AUC of at most 0.5 by Mann and Whitney's test of the mean scores of sources."""
+    from scipy import stats
+
+    if groups is not None:
+        parts = 2 * _members(len(values), groups) + held  # a source may have images on both sides
+        sums, counts = by_group(values, parts)
+        values, held = sums / counts[:, None], np.unique(parts) % 2 == 1
+    n, with_it = len(held), int(held.sum())
+    spread = np.sqrt((n + 1) / (12 * with_it * (n - with_it)))
+    p: Table = stats.norm.sf((placements(values, held)[0] - 0.5) / spread)
+    return p
 
 
-def tell(scores: Scores, truth: Truth) -> tuple[Table, Table]:
-    """The AUC (heads, things) of every head for every thing, and its variance."""
-    each = [areas(scores[..., thing], truth[:, thing]) for thing in range(truth.shape[1])]
-    return np.stack([area for area, _ in each], -1), np.stack([variance for _, variance in each], -1)
+def of_halves(outputs: Float[Tensor, "images heads width"], truth: Truth, groups: Groups | None) -> Scores:
+    """Return the projection of every output on the difference of means of the other half, centred in its half."""
+    scores = outputs.new_zeros(*outputs.shape[:2], truth.shape[1])
+    for thing in range(truth.shape[1]):
+        held = truth[:, thing]
+        half = balanced_half(held, groups)
+        for part in (half, ~half):
+            others, has = outputs[~part], held[~part]
+            direction = others[has].mean(0) - others[~has].mean(0)
+            centred = outputs[part] - outputs[part].mean(0)
+            scores[part, :, thing] = (centred * direction).sum(-1)
+    return scores
 
 
-def at_random(scores: Scores, truth: Truth, *, seed: int, draws: int = PERMUTATIONS) -> float:
-    """The largest AUC of any head for any thing when what is true of the images is permuted, over draws."""
-    generator = torch.Generator().manual_seed(seed)
-    orders = [torch.randperm(len(truth), generator=generator) for _ in range(draws)]
-    return max(float(tell(scores, truth[order])[0].max()) for order in orders)
+def balanced_half(held: Bool[Tensor, " images"], groups: Groups | None) -> Bool[Tensor, " images"]:
+    """Return the images of every other source, in the order of the share of a source's images that have the thing.
+
+    Of a thing with FEWEST sources on either side both halves then have images with it and without it.
+    """
+    members = _members(len(held), groups)
+    sums, counts = by_group(held.double().numpy(), members)
+    order = np.argsort(-sums / counts, kind="stable")
+    chosen = np.zeros(len(order), dtype=bool)
+    chosen[order[::2]] = True
+    return torch.from_numpy(chosen[members])
+
+
+def at_random(scores: Scores, truth: Truth, groups: Groups | None, *, seed: int, draws: int = PERMUTATIONS) -> float:
+    """Return the largest AUC of any head for any thing when what is true of the sources is permuted, over draws."""
+    from scipy.stats import rankdata
+
+    generator = np.random.default_rng(seed)
+    members = _members(len(truth), groups)
+    ranks = rankdata(scores.double().numpy(), axis=0)
+    largest = 0.5
+    for _ in range(draws):
+        order = generator.permutation(len(truth))
+        sources, places = np.unique(members[order], return_index=True)
+        drawn = order[places]  # an image of each source
+        moved = generator.permutation(len(sources))
+        held = truth.numpy()[drawn[moved[members]]]
+        with_it = held.sum(0)
+        without = len(held) - with_it
+        used = (with_it > 0) & (without > 0)
+        rank_sums = np.einsum("nt,nht->ht", held, ranks)[:, used]
+        area = (rank_sums - (with_it * (with_it + 1) / 2)[used]) / (with_it * without)[used]
+        largest = max(largest, float(area.max(initial=0)))
+    return largest
 
 
 def writes(
-    scores: Scores, truth: Truth, things: Sequence[str], outcomes: Outcomes, *, control: float,
-    groups: Tensor | None = None,
-) -> list[Writes]:  # fmt: skip
-    """The word for every head; outcomes: without each of the same heads, in their order; control: see at_random;
-    groups (n,): of images that share a source, whose means the test and the intervals are of."""
-    from scipy import stats
+    scores: Scores,
+    truth: Truth,
+    things: Sequence[str],
+    outcomes: Outcomes,
+    *,
+    control: float,
+    groups: Groups | None = None,
+) -> list[Writes]:
+    """Return the word for every head.
 
-    area, variance = tell(scores, truth)
-    n, with_it = len(truth), truth.sum(0).numpy()
-    spread = np.sqrt((n + 1) / (12 * with_it * (n - with_it)))  # of an AUC where the thing makes no difference
-    chance = np.asarray(holm(stats.norm.sf((area - 0.5) / spread).ravel().tolist())).reshape(area.shape)
-    best = area.argmax(1)
-    heads = np.arange(len(area))
-    named = chance[heads, best] <= LEVEL
-    falls, points = log_odds(outcomes.clean_loss) - log_odds(outcomes.loss), outcomes.delta_accuracy
-    margins: dict[int, tuple[Estimate, float]] = {}
-    for head in heads[named].tolist():
-        held = truth[:, best[head]]
-        gap, p = welch(*(_means(falls[head][rows], groups, rows) for rows in (held, ~held)), unit="nats")
-        margins[head] = gap, p / 2 if gap.value > 0 else 1 - p / 2  # one-sided
-    adjusted = dict(zip(margins, holm([p for _, p in margins.values()]) if margins else ()))
-    found = []
-    for head in heads.tolist():
-        thing, half = things[best[head]], 1.96 * float(np.sqrt(variance[head, best[head]]))
-        value = float(area[head, best[head]])
-        auc = Estimate(value, max(0.0, value - half), min(1.0, value + half), n, "")
-        each = (scores[:, head, best[head]], falls[head], points[head])
-        if head not in margins:
-            found.append(Writes(None, thing, auc, control, NOTHING, *each))
-            continue
-        has = truth[:, best[head]]
-        lost, others = (
-            student_mean(points[head][rows], groups=None if groups is None else groups[rows], unit="points")
-            for rows in (has, ~has)
+    outcomes: without each of the same heads, in their order; control: see at_random; groups (n,): of images that share
+    a source, which count as one in every test and interval.
+    """
+    found = separation(scores, truth, groups)
+    clear = np.reshape(holm(found.p.ravel().tolist()), found.p.shape) <= LEVEL
+    alike = [found.alike(head, clear[head]) for head in range(len(clear))]
+    falls, points = outcomes.delta_log_odds, outcomes.delta_accuracy
+    held: dict[int, Tensor] = {}  # the images with a word's things, by head
+    margins: dict[int, Estimate] = {}
+    p_values: dict[int, float] = {}
+    for head, members in enumerate(alike):
+        images = truth[:, members].any(-1)
+        if 0 < len(members) <= MOST and source_count(~images, groups) >= FEWEST:
+            held[head] = images
+            margins[head], p = welch(
+                *(_means(falls[head][rows], groups, rows) for rows in (images, ~images)), unit="nats"
+            )
+            p_values[head] = p / 2 if margins[head].value > 0 else 1 - p / 2  # one-sided
+    adjusted = dict(zip(p_values, holm(list(p_values.values())) if p_values else ()))
+    words = []
+    for head, members in enumerate(alike):
+        best = members[0] if members else int(found.area[head].argmax())
+        names = tuple(things[thing] for thing in members)
+        named = head in held
+        state = SEVERAL if members else NOTHING
+        lost = others_lost = None
+        if named:
+            matters = adjusted[head] <= LEVEL and margins[head].value >= LEAST
+            state = MATTERS if matters else CORRELATES
+            lost = _mean_of(points[head], held[head], groups)
+            others_lost = _mean_of(points[head], ~held[head], groups)
+        words.append(
+            Writes(
+                word=any_of(names) if named else None,
+                best=things[best],
+                auc=found.interval(head, best, len(truth)),
+                control=control,
+                state=state,
+                scores=scores[:, head, best],
+                falls=falls[head],
+                points=points[head],
+                lost=lost,
+                others_lost=others_lost,
+                margin=margins.get(head),
+                p=adjusted.get(head),
+                alike=names,
+            )
         )
-        margin, p = margins[head][0], adjusted[head]
-        state = MATTERS if p <= LEVEL and margin.value >= LEAST else CORRELATES
-        found.append(Writes(thing, thing, auc, control, state, *each, lost, others, margin, p))
-    return found
+    return words
 
 
-def log_odds(loss: Float[Tensor, "*images"]) -> Float[Tensor, "*images"]:
-    """The log-odds of the label's probability, from the cross-entropy: where a model is certain, a head that matters
-    changes these, and hardly its loss. Bounded where rounding leaves nothing of the loss."""
-    return -loss.double().clamp(1e-9, 700).expm1().log()
+def _mean_of(points: Tensor, rows: Bool[Tensor, " images"], groups: Groups | None) -> Estimate:
+    return student_mean(points[rows], groups=None if groups is None else groups[rows], unit="points")
 
 
-def _means(values: Tensor, groups: Tensor | None, rows: Tensor) -> Table:
+def _means(values: Tensor, groups: Groups | None, rows: Bool[Tensor, " images"]) -> Table:
     sums, counts = by_group(values.numpy(), None if groups is None else groups[rows])
     return sums / counts
 
 
+def _members(images: int, groups: Groups | None) -> NDArray[np.intp]:
+    """Return the number of each image's source, from 0."""
+    if groups is None:
+        return np.arange(images)
+    return np.unique(groups.cpu().numpy(), return_inverse=True)[1].ravel()
+
+
+def source_count(held: Bool[Tensor, " images"], groups: Groups | None) -> int:
+    """Return the number of sources with an image that has the thing."""
+    return int(held.sum()) if groups is None else len(groups[held].unique())
+
+
+class Things(NamedTuple):
+    """What is tested.
+
+    classes: by number, and attributes: by name, of which FEWEST sources of images have an image with, and FEWEST one
+    without; rare: the other attributes.
+    """
+
+    classes: list[int]
+    attributes: list[str]
+    rare: list[str]
+
+
 def things_of(
-    labels: Int[Tensor, " images"], classes: Sequence[str], attributes: Mapping[str, Tensor]
-) -> tuple[list[int], list[str]]:
-    """The classes, by number, and the attributes of which there are FEWEST images with and without."""
-    count, n = torch.bincount(labels, minlength=len(classes)), len(labels)
-    numbers = [number for number, each in enumerate(count.tolist()) if FEWEST <= each <= n - FEWEST]
-    names = [name for name, held in attributes.items() if FEWEST <= int(held.sum()) <= n - FEWEST]
-    return numbers, names
+    labels: Int[Tensor, " images"],
+    classes: Sequence[str],
+    attributes: Mapping[str, Tensor],
+    groups: Groups | None,
+) -> Things:
+    """Return the classes and attributes that enough sources of images have, and lack."""
+    present = [number for number in labels.unique().tolist() if 0 <= number < len(classes)]
+    numbers = [number for number in present if _is_frequent(labels == number, groups)]
+    names = [name for name, held in attributes.items() if _is_frequent(held.bool(), groups)]
+    return Things(numbers, names, [name for name in attributes if name not in names])
+
+
+def _is_frequent(held: Bool[Tensor, " images"], groups: Groups | None) -> bool:
+    return min(source_count(held, groups), source_count(~held, groups)) >= FEWEST

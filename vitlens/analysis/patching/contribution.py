@@ -34,6 +34,7 @@ from vitlens.shapes import Images, Labels, Logits, Tokens
 from vitlens.summary import Summary
 
 TOLERANCE = 1e-3  # fp32, of the largest logit: the greatest error of the sum of the contributions
+ROUNDING = 1e-5  # of what a head adds to the logits: what it adds to one of them beyond that is real
 
 
 @dataclass(frozen=True, repr=False)
@@ -120,16 +121,27 @@ def direct_logit_attribution(model: Model, images: AnyImages, targets: Targets =
 
 
 def head_contributions(model: Model, images: Images, classes: Labels) -> Float[Tensor, "batch layers heads classes"]:
-    """What every head contributes to the logit of each of these classes, as `direct_logit_attribution` says it; NaN
-    where a layer has fewer heads than the widest. images: of one batch, on the model's device. On the CPU."""
-    found = []
+    """Return what every head adds to the logit of each of these classes, above the mean over all classes of the model.
+
+    As `direct_logit_attribution` says it; exactly 0 for a head that adds the same to all classes up to rounding, NaN
+    where a layer has fewer heads than the widest. images: of one batch, on the model's device. On the CPU.
+    """
     with torch.no_grad(), torch.autocast(model.device.type, enabled=False):
         seen = _seen(model, images, mlps=False)
-        for each in classes.to(model.device):
+
+        def added_to(targets: Labels | Logits) -> Float[Tensor, "batch layers heads"]:
             with evaluating(model):
-                weights = precise(_stream_weights(model, seen.streams[-1], each.expand(len(images))))
-            found.append(stacked(_of_heads(model, seen, weights)).cpu())
-    return torch.stack(found, -1)
+                weights = precise(_stream_weights(model, seen.streams[-1], targets))
+            return stacked(_of_heads(model, seen, weights)).cpu()
+
+        added = torch.stack([added_to(each.expand(len(images))) for each in classes.to(model.device)], -1)
+        logits = seen.captured.logits
+        mean = added_to(torch.full_like(logits, 1 / logits.shape[1], dtype=torch.float32))
+    above = added - mean[..., None]
+    largest = above.abs().amax(-1, keepdim=True)
+    precision = max(ROUNDING, torch.finfo(model.mean.dtype).eps)
+    rounded = largest <= precision * added.abs().amax(-1, keepdim=True)
+    return above.masked_fill(rounded, 0.0)
 
 
 def key_contributions(

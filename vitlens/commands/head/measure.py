@@ -1,7 +1,7 @@
 """One head of a model: the words for it, their tests, and what breaks without it."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,7 @@ from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.heads.geometry import geometry_of
 from vitlens.analysis.naming.logits import PRODUCTS
 from vitlens.analysis.naming.names import HeadName, HeadNames
-from vitlens.analysis.naming.words import STATES
+from vitlens.analysis.naming.words import CORRELATES, MATTERS, NOTHING, SEVERAL
 from vitlens.analysis.naming.writes import things_of
 from vitlens.analysis.patching.contribution import class_contributions, key_contributions
 from vitlens.attribution.explain import explain, preferred_method
@@ -63,8 +63,7 @@ def measure(options: HeadOptions) -> Path | None:
         def record() -> rows.HeadRecord:
             alias, exemplars = run.aliases[0], _exemplars(one, split)
             shown = torch.tensor([index for index, _ in exemplars])
-            classes = None if labels is None else things_of(labels, model.classes, {})[0]
-            drawn, through = _arrays(model, split, one, shown, classes)
+            drawn, through = _arrays(model, split, one, shown)
             return rows.HeadRecord(
                 attends=tuple(_attends(alias, one)),
                 parts=tuple(_parts(one)),
@@ -126,7 +125,7 @@ def _writes(alias: str, one: HeadName) -> Iterator[rows.WritesRow]:
         yield rows.WritesRow(
             model=alias, layer=one.layer, head=one.head, word=each.word, best=each.best, auc=each.auc,
             control=each.control, state=each.state, lost=each.lost, others_lost=each.others_lost, margin=each.margin,
-            p=each.p,
+            p=each.p, alike=each.alike,
         )  # fmt: skip
 
 
@@ -136,10 +135,10 @@ def _classes(
     """What the images of each class and attribute lose, the most first."""
     if one.writes is None or labels is None:
         return
-    numbers, names = things_of(labels, model.classes, attributes)
-    things = {model.classes[number]: labels == number for number in numbers}
+    tested = things_of(labels, model.classes, attributes, split.groups)
+    things = {model.classes[number]: labels == number for number in tested.classes}
     found = []
-    for name, own in (things | {name: attributes[name] for name in names}).items():
+    for name, own in (things | {name: attributes[name] for name in tested.attributes}).items():
         groups = None if split.groups is None else split.groups[own]
         lost = student_mean(one.writes.points[own], groups=groups, unit="points")
         fall = student_mean(one.writes.falls[own], groups=groups, unit="nats")
@@ -177,7 +176,16 @@ def _counts(alias: str, names: HeadNames) -> rows.ModelRow:
     seen = [each.looks.holds for each in names.heads if each.looks is not None and each.looks.holds is not None]
     states = [each.writes.state for each in names.heads if each.writes is not None]
     return rows.ModelRow(
-        alias, len(names.heads), len(held), sum(held), len(seen), sum(seen), *(states.count(state) for state in STATES)
+        model=alias,
+        heads=len(names.heads),
+        attends=len(held),
+        attends_hold=sum(held),
+        looks=len(seen),
+        looks_hold=sum(seen),
+        matter=states.count(MATTERS),
+        correlate=states.count(CORRELATES),
+        nothing=states.count(NOTHING),
+        several=states.count(SEVERAL),
     )
 
 
@@ -223,17 +231,14 @@ def _pushed(run: Run[HeadOptions], one: HeadName) -> tuple[rows.PushedRow, ...]:
     return tuple(sorted(each, key=lambda row: -row.adds.value))
 
 
-def _arrays(
-    model: Model, split: Split, one: HeadName, shown: Tensor, classes: Sequence[int] | None
-) -> tuple[rows.HeadArrays, bool]:
+def _arrays(model: Model, split: Split, one: HeadName, shown: Tensor) -> tuple[rows.HeadArrays, bool]:
     """The exemplars with what the head adds to its class, above the mean of the classes, through each patch; or with
     its attention on their patches. And whether it is the former."""
     (batch,) = split.pick(shown).batches(len(shown), device=model.device)
     pixels = (batch.images.float().cpu() * 255).round().byte().numpy()
     layout = model.layout
-    if one.writes is not None and classes and one.writes.best in model.classes:
-        wanted = torch.zeros(len(shown), len(model.classes))
-        wanted[:, list(classes)] -= 1 / len(classes)
+    if one.writes is not None and one.writes.best in model.classes:
+        wanted = torch.full((len(shown), len(model.classes)), -1 / len(model.classes))
         wanted[:, model.classes.index(one.writes.best)] += 1
         added = key_contributions(model, batch.images, wanted, one.layer, one.head)
         if added.shape[1] == layout.tokens and bool(added.isfinite().all()):

@@ -80,8 +80,9 @@ class PlacedRow(OfHead):
 
 @dataclass(frozen=True, kw_only=True)
 class WritesRow(OfHead):
-    """What the head writes. word: None where no class or attribute is told better than by chance; control: the largest
-    AUC of any head when the labels are permuted; state: whether that is shown to matter."""
+    """What the head writes. word: None where the AUC of no class or attribute is above chance, or those of too many are
+    equally high; alike: the best and those whose AUC is not significantly lower; control: the largest AUC of any head
+    when the labels are permuted; state: whether that is shown to matter."""
 
     word: str | None = col("writes")
     best: str = col("best told")
@@ -98,6 +99,7 @@ class WritesRow(OfHead):
         default=None,
     )  # fmt: skip
     p: float | None = col("p", default=None)
+    alike: tuple[str, ...] = col("AUC not significantly below the best", default=())
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,7 @@ class ModelRow(OfModel):
     matter: int = col("a class that matters")
     correlate: int = col("a class that only correlates")
     nothing: int = col("no class")
+    several: int = col("no single class", default=0)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from vitlens.analysis.naming.words import CORRELATES, MATTERS, plain, three_words
+from vitlens.analysis.naming.words import CORRELATES, MATTERS, names_one, plain, three_words
 from vitlens.record import OfModel, col, head_name
 from vitlens.uncertainty import Estimate
 
@@ -42,8 +42,9 @@ class NameRow(OfModel):
 
     @property
     def tested(self) -> bool:
-        """Whether one of its words stands its test."""
-        return bool(self.holds) or bool(self.looks_hold) or self.state == MATTERS
+        """Return True if one of its words was tested and holds; "uniform" and "dead" are no such words."""
+        pattern = names_one(self.looks) and bool(self.looks_hold)
+        return bool(self.holds) or pattern or self.state == MATTERS
 
     @property
     def correlates(self) -> bool:

@@ -1,11 +1,11 @@
 """The heads of a run's model named, with the labels that its images have, or why what heads write cannot be said."""
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path, PurePath
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ from vitlens.pixels import Streamed
 _VALUES: Final = 10  # of a column of attributes, above which it is none
 _TRUE, _FALSE = {"1", "true", "yes"}, {"0", "false", "no"}
 _BYTES: Final = 64 << 20  # of a file of attributes
+
+Line: TypeAlias = list[str]  # of a table: a file's name, then a value a column
 
 
 class Named(NamedTuple):
@@ -58,10 +60,11 @@ def heads_named(
 
 
 def attributes_of(path: Path | None, split: Split) -> dict[str, Tensor]:
-    """The attributes of the images in a CSV whose first column names files, none without a path: (n,) True or False by
-    name; a column of a few other values is an attribute for each of these, "column = value".
+    """Return the attributes of the images in a CSV whose first column names files, none without a path.
 
-    Raises InputError for a file that is no such table, and for images that it does not name.
+    Each is (n,) True or False, by name. A column of a few other values is an attribute for each of these, "column =
+    value"; of two values, which are each other's opposite, only for the first one. Raises InputError for a file that is
+    no such table, for images that it does not name, and for a line that may be of several images.
     """
     if path is None:
         return {}
@@ -71,25 +74,61 @@ def attributes_of(path: Path | None, split: Split) -> dict[str, Tensor]:
         raise InputError(
             f"expected a line of column names, file names first, then a line an image, found other in {path}"
         )
-    cells = {PurePath(row[0]).name: row for row in table[1:] if row}
-    missing = [name for name in split.names if PurePath(name).name not in cells]
-    if missing:
-        raise InputError(
-            f"expected a line for each of {len(split)} images in {path}, found none for {len(missing)}, as "
-            f"{PurePath(missing[0]).name}"
-        )
-    ordered = [cells[PurePath(name).name] for name in split.names]
+    ordered = _lines_of(split.names, [line for line in table[1:] if line], path)
     if any(len(row) < len(table[0]) for row in ordered):
         raise InputError(f"expected {len(table[0])} columns in every line of {path}, found fewer")
     found = {}
     for column, title in enumerate(table[0][1:], 1):
         values = [row[column].strip().lower() for row in ordered]
+        different = sorted({*values})
         if {*values} <= _TRUE | _FALSE:
             found[title] = torch.tensor([value in _TRUE for value in values])
-        elif len({*values}) <= _VALUES:
-            found |= {
-                f"{title} = {each}": torch.tensor([value == each for value in values]) for each in sorted({*values})
-            }
+        elif len(different) <= _VALUES:
+            for name in different[:1] if len(different) == 2 else different:
+                found[f"{title} = {name}"] = torch.tensor([value == name for value in values])
     if not found:
         raise InputError(f"expected a column of yes and no, or of at most {_VALUES} values, in {path}, found none")
     return found
+
+
+def _lines_of(names: Sequence[str], lines: Sequence[Line], path: Path) -> list[Line]:
+    """Return the line of each image: that whose path agrees with the image's in most parts, from the file name up.
+
+    Raises InputError for an image without a line, or with several lines that agree as well and differ, and for a line
+    of several images.
+    """
+    by_name: dict[str, list[Line]] = {}
+    for line in lines:
+        by_name.setdefault(PurePath(line[0].strip()).name, []).append(line)
+    missing = [name for name in names if PurePath(name).name not in by_name]
+    if missing:
+        raise InputError(
+            f"expected a line for each of {len(names)} images in {path}, found none for {len(missing)}, as {missing[0]}"
+        )
+    chosen: list[Line] = []
+    image_of: dict[str, str] = {}  # the first image that has a line, by the line's path
+    for name in names:
+        candidates = by_name[PurePath(name).name]
+        shared = [_shared_parts(line[0], name) for line in candidates]
+        nearest = [line for line, parts in zip(candidates, shared) if parts == max(shared)]
+        written = nearest[0][0].strip()
+        if any(line[1:] != nearest[0][1:] for line in nearest):
+            raise InputError(f"expected one line for {name} in {path}, found {len(nearest)}; write its path as {name}")
+        first = image_of.setdefault(written, name)
+        if first != name:
+            raise InputError(
+                f"expected a line for each image in {path}, found {written} for both {first} and {name}; write their "
+                f"paths as {first} and {name}"
+            )
+        chosen.append(nearest[0])
+    return chosen
+
+
+def _shared_parts(first: str, second: str) -> int:
+    """Return how many parts at the end of two paths are the same."""
+    count = 0
+    for one, other in zip(reversed(PurePath(first.strip()).parts), reversed(PurePath(second).parts)):
+        if one != other:
+            break
+        count += 1
+    return count
