@@ -121,6 +121,54 @@ def test_columns_of_a_csv_are_attributes_that_a_head_may_write(tiny_vit, tmp_pat
     assert writes.best in {*attributes, *model.classes}
 
 
+@pytest.fixture
+def folders(tmp_path):
+    """Sixty digits in ten class folders, whose files have the same names."""
+    split = digits("test").limit(60)
+    pixels = split.source.read(torch.arange(60))
+    count = dict.fromkeys(range(10), 0)
+    for image, label in zip(pixels, split.labels.tolist(), strict=True):
+        folder = tmp_path / "data" / "test" / str(label)
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"{count[label]}.png")
+        count[label] += 1
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize("prefix", ["", "elsewhere/"])
+def test_attributes_of_files_with_the_same_name_go_by_their_folders(prefix, folders, tiny_vit, tmp_path):
+    table = tmp_path / "table.csv"
+    files = sorted(folders.rglob("*.png"))
+    lines = [f"{prefix}{file.parent.name}/{file.name},{'yes' if file.parent.name < '4' else 'no'}" for file in files]
+    table.write_text("\n".join(["file,small", *lines]))
+    record = ran(tmp_path / "out", f"head {tiny_vit} L1.H1 --data {folders} --attributes {table}")
+    images = {row.name: row.images for row in record.classes}
+    assert images["small"] == sum(images[name] for name in "0123")
+
+
+def test_a_line_that_may_be_of_several_images_is_refused(folders, tiny_vit, tmp_path, capsys):
+    table = tmp_path / "table.csv"
+    line = f"head {tiny_vit} L1.H1 --data {folders} --attributes {table} --out {tmp_path / 'refused'}"
+    names = sorted({file.name for file in folders.rglob("*.png")})
+    table.write_text("\n".join(["file,small", *(f"{name},yes" for name in names)]))
+    said = refusal(capsys, line)
+    assert "0.png" in said
+    assert "0/0.png" in said
+    assert "1/0.png" in said
+    table.write_text("\n".join(["file,small", *(f"{name},{value}" for name in names for value in ("yes", "no"))]))
+    assert "0/0.png" in refusal(capsys, line)
+
+
+def test_of_a_column_of_two_values_one_is_an_attribute(folders, tiny_vit, tmp_path):
+    """The other one is its opposite, which every head would separate as well."""
+    table = tmp_path / "table.csv"
+    files = sorted(folders.rglob("*.png"))
+    lines = [f"{file.parent.name}/{file.name},{'low' if file.parent.name < '4' else 'high'}" for file in files]
+    table.write_text("\n".join(["file,size", *lines]))
+    record = ran(tmp_path / "out", f"head {tiny_vit} L1.H1 --data {folders} --attributes {table}")
+    assert [row.name for row in record.classes if "size" in row.name] == ["size = high"]
+
+
 def test_a_csv_without_a_line_for_an_image_is_refused(tiny_vit, pictures, tmp_path, capsys):
     files = sorted(pictures.iterdir())
     table = tmp_path / "attributes.csv"

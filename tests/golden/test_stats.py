@@ -127,12 +127,15 @@ def test_a_model_whose_heads_are_all_uniform(word, tiny_vit, tmp_path):
         block.attn.qkv.weight.data[:width] = 0
         block.attn.qkv.bias.data[:width] = 0
     save(model, tmp_path / "uniform" / "model.safetensors")
-    document = report(ran(tmp_path / "out", f"{word} {tmp_path / 'uniform'} --data digits --limit 24"))
+    record = ran(tmp_path / "out", f"{word} {tmp_path / 'uniform'} --data digits --limit 24")
+    document = report(record)
     check_first_page(document)
     claims = " ".join(each.text for each in document.first.answer)
     assert {"attention": "are uniform", "rollout": "nearly uniform", "stats": "(4 uniform)"}[word] in claims
     assert "fixed place" not in claims
     assert "same for every image" not in claims
+    if word == "stats":
+        assert [(name.looks, name.looks_hold, name.tested) for name in record.names] == [("uniform", None, False)] * 4
 
 
 def test_over_a_training_numbers_are_those_of_the_function_at_every_checkpoint(tmp_path):

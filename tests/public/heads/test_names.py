@@ -1,5 +1,6 @@
 """`vitlens.name_heads` on heads made by hand, of which it is known by what they attend, what they look at and write."""
 
+import gc
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from tests.kit.families import FAMILIES as MANY
 from tests.kit.planted_patterns import STRONG, Bench, planted, scenes
 from tests.kit.planted_writers import model as writers
 from tests.kit.planted_writers import pictures
+from tests.kit.splits import split_of
 from tests.kit.tiny import FAMILIES, images, model_of, ours, small_cnn
 from vitlens.errors import InputError, UnsupportedError
 
@@ -55,6 +57,35 @@ def test_by_what_planted_heads_attend_and_what_they_look_at_is_named_and_stands_
     for name in ("position", "object", "next", "similar"):
         assert (looks[name].word, looks[name].holds) == (name, True)
     assert (looks["uniform"].word, looks["uniform"].holds) == ("uniform", None)  # no pattern that could move
+
+
+def test_a_dead_head_has_no_pattern_that_is_tested():
+    drawn, bench = scenes(GRID, COUNT, 0), Bench(GRID, 0).heads()
+    model = planted([bench["next"], bench["same column"]], GRID, dead=(1,))
+    alive, dead = vitlens.name_heads(model, drawn.images, masks=drawn.masks).heads
+    assert (alive.looks.word, alive.looks.holds) == ("next", True)
+    assert (dead.looks.word, dead.looks.holds, dead.looks.moved) == ("dead", None, None)
+
+
+@pytest.mark.slow  # looking through all objects takes long
+def test_queries_and_keys_of_all_images_are_not_kept():
+    """What is alive when the last image passes grows by little more than the pixels of the images."""
+    alive: dict[int, int] = {}
+    for count in (16, 64):
+        model, pixels = ours(), images((32, 48), batch=count)
+
+        last = model.prepare(pixels[-1:])[0]
+
+        def note(_: object, given: tuple[torch.Tensor, ...], count: int = count, last: torch.Tensor = last) -> None:
+            if torch.equal(given[0][-1], last):
+                tensors = (each for each in gc.get_objects() if type(each) is torch.Tensor)
+                storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
+                alive[count] = max(alive.get(count, 0), sum(storages.values()))
+
+        handle = model.module.register_forward_pre_hook(note)
+        vitlens.name_heads(model, pixels, batch_size=8)
+        handle.remove()
+    assert alive[64] - alive[16] < 2 * 48 * pixels[0].nbytes
 
 
 def test_images_of_another_size_are_shuffled_by_the_patches_of_the_model():
@@ -112,7 +143,7 @@ def test_what_planted_heads_write_is_named_and_only_what_matters_is_said_to(seed
         assert head.writes.p < 0.05
         of_class = vitlens.direct_logit_attribution(model, pixels, name).heads[:, 0, head.head]
         others = [
-            vitlens.direct_logit_attribution(model, pixels, each).heads[:, 0, head.head] for each in model.classes[:3]
+            vitlens.direct_logit_attribution(model, pixels, each).heads[:, 0, head.head] for each in model.classes
         ]
         expected = roc_auc_score(labels == model.classes.index(name), of_class - torch.stack(others).mean(0))
         assert head.writes.auc.value == pytest.approx(expected)
@@ -135,6 +166,122 @@ def test_the_p_of_what_a_head_writes_is_welchs_one_sided_one_corrected_for_the_h
     ranked = sorted(range(len(plain)), key=lambda at: plain[at])
     corrected = np.maximum.accumulate([(len(plain) - rank) * plain[at] for rank, at in enumerate(ranked)]).clip(0, 1)
     assert [words[at].p for at in ranked] == pytest.approx(list(corrected))
+
+
+def test_copies_of_an_image_in_one_source_make_no_word_more_certain():
+    model, (pixels, labels) = writers([(0, 0.4), (1, 0.2), (2, 0.02), (0, 0.01)]), pictures(60, 0)
+    once = split_of(pixels, labels, model.classes)
+    twice = torch.arange(60).repeat_interleave(2)
+    copies = split_of(once.source.pixels[twice], labels[twice], model.classes, groups=twice)
+    plain, grouped = (vitlens.name_heads(model, split).heads for split in (once, copies))
+    for head, other in zip(plain, grouped, strict=True):
+        one, two = head.writes, other.writes
+        assert (two.word, two.state, two.alike) == (one.word, one.state, one.alike)
+        for first, second in ((one.auc, two.auc), (one.margin, two.margin)):
+            expected = pytest.approx((first.value, first.low, first.high), rel=1e-5)
+            assert (second.value, second.low, second.high) == expected
+        assert two.p == pytest.approx(one.p, rel=1e-4)
+
+
+def false_words(seed: int, copies: int) -> int:
+    """How many of four heads have a word for labels at random; so many images of each of 30 sources are alike."""
+    draw = torch.Generator().manual_seed(seed)
+    groups = torch.arange(30).repeat_interleave(copies)
+    colours = torch.rand(30, 3, 1, 1, generator=draw)[groups] + 0.1 * torch.rand(len(groups), 3, 1, 1, generator=draw)
+    labels = (torch.randperm(30, generator=draw) % 3)[groups]
+    model = writers([(0, 4.0), (1, 4.0), (2, 4.0), (1, 0.4)])
+    split = split_of((colours / 1.1).expand(-1, -1, 16, 16), labels, model.classes, groups=groups)
+    return sum(head.writes.state != "nothing" for head in vitlens.name_heads(model, split).heads)
+
+
+@pytest.mark.parametrize(
+    ("copies", "runs"),
+    [(4, 10), pytest.param(2, 200, marks=pytest.mark.slow), pytest.param(4, 200, marks=pytest.mark.slow)],
+)
+def test_images_of_one_source_are_no_evidence_for_a_word(copies, runs):
+    wrong = sum(false_words(seed, copies) > 0 for seed in range(runs))
+    assert wrong <= 0.05 * runs
+
+
+def several_classes(gains: list[list[tuple[int, float]]]) -> vitlens.Model:
+    """A head for each list of (channel, gain): it adds gain times the mean of each of these colours to its class."""
+    model = writers([(0, 0.0) for _ in gains])
+    attention, classifier = model.module.blocks[0].attn, model.module.head
+    width = attention.proj.weight.shape[0] // len(gains)
+    values = attention.qkv.weight.data.view(3, len(gains), width, -1)[2]
+    for head, added in enumerate(gains):
+        for channel, gain in added:
+            values[head, channel, channel] = 1
+            classifier.weight.data[channel, head * width + channel] = gain
+    return model
+
+
+def test_a_head_that_writes_all_classes_alike_writes_no_single_one():
+    every = [(0, 40.0), (1, 40.0), (2, 40.0)]
+    model, (pixels, labels) = several_classes([[(0, 40.0)], every]), pictures(90, 0)
+    one, all_three = (head.writes for head in vitlens.name_heads(model, pixels, labels).heads)
+    assert (one.word, one.state, one.alike) == ("red", "shown to matter", ("red",))
+    assert (all_three.word, all_three.state, all_three.margin) == (None, "several", None)
+    assert {*all_three.alike} == {"red", "green", "blue"}
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_a_word_names_up_to_three_attributes_of_which_none_is_clearly_best(count):
+    """The first attribute is that of red images, each other one is so but for one image."""
+    model, (pixels, colours) = writers([(0, 40.0)]), pictures(90, 0)
+    attributes = dict.fromkeys("abcd"[:count], colours == 0)
+    for at, name in enumerate("bcd"[: count - 1], 1):
+        attributes[name] = attributes[name].clone()
+        attributes[name][at] = True  # a green or a blue image
+    (head,) = vitlens.name_heads(model, pixels, torch.zeros_like(colours), attributes=attributes).heads
+    assert {*head.writes.alike} == {*attributes}
+    if count > 3:
+        assert (head.writes.word, head.writes.state, head.writes.p) == (None, "several", None)
+    else:
+        assert head.writes.word.startswith("a")
+        assert all(f" {name}" in head.writes.word for name in "bcd"[: count - 1])
+        assert head.writes.state == "shown to matter"
+
+
+def test_what_a_certain_model_loses_without_a_head_is_not_lost_to_rounding():
+    """Log-odds are above 30, where single precision has none."""
+    model, (pixels, labels) = writers([(0, 400.0), (1, 400.0), (2, 400.0)]), pictures(60, 0)
+    found = vitlens.name_heads(model, pixels, labels).heads
+    for head in found:
+        place = f"blocks.0.head.{head.head}"
+        mean = vitlens.capture(model, pixels, place)[place].mean(0)
+        with torch.no_grad(), vitlens.intervene(model, {place: mean}):
+            without = model(pixels)
+        odds = []
+        for logits in (model(pixels), without):
+            label = torch.nn.functional.one_hot(labels, logits.shape[1]).bool()
+            odds.append(logits.double()[label] - logits.double().masked_fill(label, -torch.inf).logsumexp(1))
+        assert odds[0].min() > 30
+        assert head.writes.falls == pytest.approx((odds[0] - odds[1]).detach(), rel=1e-3, abs=1e-2)
+        assert head.writes.state == "shown to matter"
+
+
+def test_one_class_of_enough_images_is_tested_though_all_others_are_rare():
+    model, (pixels, labels) = writers(GAINS), pictures(150, 0)
+    chosen = torch.cat([(labels == at).nonzero()[:count, 0] for at, count in enumerate((46, 4, 4))])
+    red, *_ = vitlens.name_heads(model, pixels[chosen], labels[chosen]).heads
+    assert red.writes.word == "red"
+    assert red.writes.auc.value > 0.95
+
+
+def test_a_rare_attribute_takes_no_word_away():
+    """Seven images have one, all of them at even places; four have the other, which is too rare."""
+    model, (pixels, labels) = writers(GAINS), pictures(60, 0)
+    attributes = {name: torch.zeros(60, dtype=torch.bool) for name in ("uneven", "too rare")}
+    attributes["uneven"][:14:2] = True
+    attributes["too rare"][:4] = True
+    found = vitlens.name_heads(model, pixels, labels, attributes=attributes)
+    plain = vitlens.name_heads(model, pixels, labels)
+    assert [head.writes.word for head in found.heads] == [head.writes.word for head in plain.heads]
+    assert [head.writes.state for head in found.heads] == [head.writes.state for head in plain.heads]
+    (note,) = found.notes
+    assert "too rare" in note
+    assert "uneven" not in note
 
 
 def test_nothing_is_invented_where_labels_are_permuted():

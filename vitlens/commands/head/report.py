@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from vitlens.analysis.heads.registry import LABELS, MIXED, UNLABELLED
+from vitlens.analysis.naming.words import MATTERS
 from vitlens.charts import Picture, bars, images, intervals
 from vitlens.charts.pictures import patch_mask
-from vitlens.commands.head.record import HeadRecord, PartnerRow, PushedRow
+from vitlens.commands.head.record import HeadRecord, PartnerRow, PushedRow, WritesRow
 from vitlens.commands.shared.names import noted
 from vitlens.report.claims import ASKED, Claim, found
 from vitlens.report.numbers import percent
@@ -19,19 +20,7 @@ PAIRS: Final = 8  # other heads that are drawn
 def claims(record: HeadRecord) -> Iterator[Claim]:
     """The three words, and whether each stands its test."""
     for row in record.writes:
-        yield found(
-            "writes", row.model,
-            "{% if row.word is none %}**{{ row.name }}** tells no class better than by chance (best: "
-            "{{ row.best }}, AUC {{ row.auc }}).{% else %}**{{ row.name }}** {{ 'writes' if matters else 'correlates "
-            "with' }} **{{ row.word }}** (AUC {{ row.auc|value }}, permuted labels at most {{ row.control|number }})"
-            "{% if not matters %}, not shown to matter to it{% endif %}: without the head the images of {{ row.word }} "
-            "lose {{ effect|alone }} more log-odds than the others, and {{ row.lost|value }} of accuracy beside "
-            "{{ row.others_lost|value }}.{% endif %}",
-            row.margin or row.auc, given={"row": row, "matters": row.state.startswith("shown")},
-            headline="{% if row.word is none %}{{ row.name }} writes no class{% elif matters %}{{ row.name }} writes "
-            "{{ row.word }}{% else %}{{ row.name }} correlates with {{ row.word }}, not shown to matter{% endif %}",
-            kind="answer", evidence="intervened" if row.word else "attributed", p=row.p, place="exemplars",
-        )  # fmt: skip
+        yield _written(row)
     for by in record.attends:
         named = by.word not in (MIXED, UNLABELLED, "uniform")
         yield found(
@@ -58,6 +47,47 @@ def claims(record: HeadRecord) -> Iterator[Claim]:
             seen.score, given={"row": seen, "named": named}, kind="answer",
             evidence="observed" if seen.holds is None else "intervened",
         )  # fmt: skip
+
+
+def _written(row: WritesRow) -> Claim:
+    """Return what the head writes, and whether it matters."""
+    if row.word is not None:
+        matters = row.state == MATTERS
+        says = (
+            "**{{ row.name }}** {{ 'writes' if matters else 'correlates with' }} **{{ row.word }}** (AUC "
+            "{{ row.auc|value }}, permuted labels at most {{ row.control|number }}){% if not matters %}, not shown to "
+            "matter to {{ 'them' if several else 'it' }}{% endif %}: without the head the images of {{ row.word }} lose "
+            "{{ effect|alone }} more log-odds than the others, and {{ row.lost|value }} of accuracy compared with "
+            "{{ row.others_lost|value }}.{% if several %} Their AUCs do not differ significantly.{% endif %}"
+        )
+        headline = "{{ row.name }} writes {{ row.word }}"
+        if not matters:
+            headline = "{{ row.name }} correlates with {{ row.word }}, not shown to matter"
+    elif row.alike:
+        matters = False
+        says = (
+            "**{{ row.name }}** writes no single class: the AUCs of {{ row.alike|length }} classes or attributes do not "
+            "differ significantly (the highest: {{ row.best }}, AUC {{ row.auc }})."
+        )
+        headline = "{{ row.name }} writes no single class"
+    else:
+        matters = False
+        says = (
+            "**{{ row.name }}** separates no class better than chance (best: {{ row.best }}, AUC {{ row.auc }})."
+        )
+        headline = "{{ row.name }} writes no class"
+    return found(
+        "writes",
+        row.model,
+        says,
+        row.margin or row.auc,
+        given={"row": row, "matters": matters, "several": len(row.alike) > 1},
+        headline=headline,
+        kind="answer",
+        evidence="intervened" if row.word else "attributed",
+        p=row.p,
+        place="exemplars",
+    )
 
 
 def _pictures(record: HeadRecord) -> Iterator[Picture]:
@@ -122,8 +152,8 @@ def unknown(record: HeadRecord) -> Iterator[str]:
         yield say(
             "Of {{ row.heads }} heads of {{ row.model }} {{ row.attends_hold }} of {{ row.attends }} tested words for "
             "what they attend by hold, {{ row.looks_hold }} of {{ row.looks }} for what they look at{% if told %}; "
-            "{{ row.matter }} heads write a class to which they matter, {{ row.correlate }} only correlate, "
-            "{{ row.nothing }} tell none{% endif %}.",
+            "{{ row.matter }} heads write classes to which they matter, {{ row.correlate }} only correlate with some, "
+            "{{ row.several }} write no single class, {{ row.nothing }} none{% endif %}.",
             row=row, told=bool(record.writes),
         )  # fmt: skip
     if any(row.word for row in record.writes):

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from vitlens.analysis.heads.registry import FAULTY, LABELS, STATISTICS, THRESHOLD, UNLABELLED, View, shown_in
-from vitlens.analysis.naming.words import CORRELATES, MATTERS
+from vitlens.analysis.naming.words import CORRELATES, MATTERS, SEVERAL
 from vitlens.charts import Picture, board, images, lines
 from vitlens.commands.shared.names import NameRow, noted
 from vitlens.commands.stats.record import HeadEpochRow, HeadRow, HeadsRow, LayerRow, StatsRecord
@@ -63,25 +63,34 @@ def claims(record: StatsRecord) -> Iterator[Claim]:
 
 
 def _written(record: StatsRecord, model: str) -> Iterator[Claim]:
-    """How many heads write a class to which they matter."""
-    told = [name for name in record.names if name.model == model and name.state is not None]
-    if told:
-        matter = sorted(
-            (name for name in told if name.state == MATTERS),
-            key=lambda name: -(name.margin or Estimate(0.0)).value,
-        )
-        correlate = [name for name in told if name.state == CORRELATES]
-        yield found(
-            "writes", model,
-            "{{ matter|length }} of {{ n }} heads of **{{ model }}** matter more to the class or attribute that they "
-            "tell best than to the others{% if matter %}, most of all {{ lead.name }}: without it images of "
-            "{{ lead.writes }} lose {{ effect|alone }} more log-odds than others{% endif %}; {{ correlate|length }} "
-            "only correlate with one, {{ rest }} tell none.",
-            matter[0].margin if matter else None,
-            given={"matter": matter, "n": len(told), "model": model, "lead": matter[0] if matter else None,
-                   "correlate": correlate, "rest": len(told) - len(matter) - len(correlate)},
-            kind="answer", evidence="intervened",
-        )  # fmt: skip
+    """Yield how many heads write a class to which they matter."""
+    names = [name for name in record.names if name.model == model and name.state is not None]
+    if not names:
+        return
+    matter = [name for name in names if name.state == MATTERS]
+    matter.sort(key=lambda name: -(name.margin or Estimate(0.0)).value)
+    correlate = sum(name.state == CORRELATES for name in names)
+    several = sum(name.state == SEVERAL for name in names)
+    yield found(
+        "writes",
+        model,
+        "{{ matter|length }} of {{ n }} heads of **{{ model }}** matter more to the classes or attributes that they "
+        "separate best than to the others{% if matter %}, most of all {{ lead.name }}: without it, images of "
+        "{{ lead.writes }} lose {{ effect|alone }} more log-odds than others{% endif %}. {{ correlate }} only correlate "
+        "with some, {{ several }} separate too many equally well, {{ rest }} separate none.",
+        matter[0].margin if matter else None,
+        given={
+            "matter": matter,
+            "n": len(names),
+            "model": model,
+            "lead": matter[0] if matter else None,
+            "correlate": correlate,
+            "several": several,
+            "rest": len(names) - len(matter) - correlate - several,
+        },
+        kind="answer",
+        evidence="intervened",
+    )
 
 
 def _health(record: StatsRecord, row: HeadsRow, heads: Sequence[HeadRow]) -> Claim:
