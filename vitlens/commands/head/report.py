@@ -54,11 +54,12 @@ def _written(row: WritesRow) -> Claim:
     if row.word is not None:
         matters = row.state == MATTERS
         says = (
-            "**{{ row.name }}** {{ 'writes' if matters else 'correlates with' }} **{{ row.word }}** (AUC "
-            "{{ row.auc|value }}, permuted labels at most {{ row.control|number }}){% if not matters %}, not shown to "
-            "matter to {{ 'them' if several else 'it' }}{% endif %}: without the head the images of {{ row.word }} lose "
-            "{{ effect|alone }} more log-odds than the others, and {{ row.lost|value }} of accuracy compared with "
-            "{{ row.others_lost|value }}.{% if several %} Their AUCs do not differ significantly.{% endif %}"
+            "**{{ row.name }}** {{ 'writes' if matters else 'correlates with' }} **{{ row.word }}** "
+            "(AUC {{ row.auc|value }}, permuted labels at most {{ row.control|number }})"
+            "{% if not matters %}, not shown to matter to {{ 'them' if several else 'it' }}{% endif %}: "
+            "without the head the images of {{ row.word }} lose {{ effect|alone }} more log-odds than the "
+            "others, and {{ row.lost|value }} of accuracy compared with {{ row.others_lost|value }}."
+            "{% if several %} Their AUCs do not differ significantly.{% endif %}"
         )
         headline = "{{ row.name }} writes {{ row.word }}"
         if not matters:
@@ -66,15 +67,13 @@ def _written(row: WritesRow) -> Claim:
     elif row.alike:
         matters = False
         says = (
-            "**{{ row.name }}** writes no single class: the AUCs of {{ row.alike|length }} classes or attributes do not "
-            "differ significantly (the highest: {{ row.best }}, AUC {{ row.auc }})."
+            "**{{ row.name }}** writes no single class: the AUCs of {{ row.alike|length }} classes or "
+            "attributes do not differ significantly (the highest: {{ row.best }}, AUC {{ row.auc }})."
         )
         headline = "{{ row.name }} writes no single class"
     else:
         matters = False
-        says = (
-            "**{{ row.name }}** separates no class better than chance (best: {{ row.best }}, AUC {{ row.auc }})."
-        )
+        says = "**{{ row.name }}** separates no class better than chance (best: {{ row.best }}, AUC {{ row.auc }})."
         headline = "{{ row.name }} writes no class"
     return found(
         "writes",

@@ -145,10 +145,11 @@ def predicted_option() -> Any:
 def attributes_option() -> Any:
     """--attributes."""
     return option(
-        "--attributes", "A CSV of the images: their file names (with folders where names repeat), then columns of yes and no, or of a "
+        "--attributes",
+        "A CSV of the images: their file names (with folders where names repeat), then columns of yes and no, or of a "
         "few values.",
         metavar="FILE",
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)

@@ -74,10 +74,11 @@ def _written(record: StatsRecord, model: str) -> Iterator[Claim]:
     yield found(
         "writes",
         model,
-        "{{ matter|length }} of {{ n }} heads of **{{ model }}** matter more to the classes or attributes that they "
-        "separate best than to the others{% if matter %}, most of all {{ lead.name }}: without it, images of "
-        "{{ lead.writes }} lose {{ effect|alone }} more log-odds than others{% endif %}. {{ correlate }} only correlate "
-        "with some, {{ several }} separate too many equally well, {{ rest }} separate none.",
+        "{{ matter|length }} of {{ n }} heads of **{{ model }}** matter more to the classes or attributes "
+        "that they separate best than to the others{% if matter %}, most of all {{ lead.name }}: without it, "
+        "images of {{ lead.writes }} lose {{ effect|alone }} more log-odds than others{% endif %}. "
+        "{{ correlate }} only correlate with some, {{ several }} separate too many equally well, {{ rest }} "
+        "separate none.",
         matter[0].margin if matter else None,
         given={
             "matter": matter,
