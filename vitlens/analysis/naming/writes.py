@@ -23,7 +23,7 @@ from torch import Tensor
 
 from vitlens.analysis.ablation.bench import Outcomes
 from vitlens.analysis.naming.words import CORRELATES, MATTERS, NOTHING, SEVERAL, any_of
-from vitlens.uncertainty import Estimate, by_group, holm, student_mean, welch
+from vitlens.uncertainty import Estimate, by_group, holm, student_mean, welch, wilson
 
 LEVEL: Final = 0.05  # of a test, after Holm's correction
 FEWEST: Final = 5  # sources of images with a thing, and without it
@@ -81,13 +81,23 @@ class Separation:
     p: Table
 
     def interval(self, head: int, thing: int, images: int) -> Estimate:
-        """Return an AUC with its 95 % interval."""
+        """Return an AUC with its 95 % interval, DeLong's on the logit scale, which keeps it within 0 and 1.
+
+        Where all images are on the right side the variance is 0; the interval is then Wilson's, as if each source of
+        the rarer side were one success.
+        """
         from scipy import stats
+        from scipy.special import expit, logit
 
         value = float(self.area[head, thing])
-        error = np.linalg.norm(self.influences[:, head, thing])
-        half = float(stats.t.ppf(0.975, self.freedom[thing]) * error)
-        return Estimate(value, max(0.0, value - half), min(1.0, value + half), images, "")
+        error = float(np.linalg.norm(self.influences[:, head, thing]))
+        sources = int(self.freedom[thing]) + 1
+        if value in (0.0, 1.0):
+            bounds = wilson(round(value) * sources, sources)
+            return Estimate(value, bounds.low, bounds.high, images, "")
+        half = float(stats.t.ppf(0.975, self.freedom[thing])) * error / (value * (1 - value))
+        middle = float(logit(value))
+        return Estimate(value, float(expit(middle - half)), float(expit(middle + half)), images, "")
 
     def p_lower(self, head: int, thing: int, best: int) -> float:
         """Return the one-sided p that a head's AUC for a thing is not lower than for another (DeLong 1988, paired)."""
