@@ -100,7 +100,10 @@ class Separation:
         return Estimate(value, float(expit(middle - half)), float(expit(middle + half)), images, "")
 
     def p_lower(self, head: int, thing: int, best: int) -> float:
-        """Return the one-sided p that a head's AUC for a thing is not lower than for another (DeLong 1988, paired)."""
+        """Return the p that a head's AUC for a thing is not lower than for another (DeLong 1988, paired).
+
+        Two-sided, as the other thing was chosen for its AUC.
+        """
         from scipy import stats
 
         gap = float(self.area[head, best] - self.area[head, thing])
@@ -108,7 +111,7 @@ class Separation:
             return 1.0
         error = float(np.linalg.norm(self.influences[:, head, best] - self.influences[:, head, thing]))
         freedom = min(self.freedom[best], self.freedom[thing])
-        return float(stats.t.sf(gap / max(error, np.finfo(float).tiny), freedom))
+        return 2 * float(stats.t.sf(gap / max(error, np.finfo(float).tiny), freedom))
 
     def alike(self, head: int, clear: NDArray[np.bool_]) -> list[int]:
         """Return the thing of a head's highest AUC among clear ones, then those whose AUC is not significantly lower.
