@@ -39,6 +39,8 @@ _COLUMN: Final = "column"
 _TABLE: Final = "table"
 _ARRAYS: Final = "arrays"
 _AGAIN: Final = "run the command again"
+_ALIASES: Final = ("model", "made_for", "shown_to", "baseline")  # placeholders of metrics that are models' aliases
+_PAIR: Final = ("first", "second")  # also aliases, where a metric is about no one model
 R = TypeVar("R", bound="Record")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -84,7 +86,10 @@ class Data:
 
 @dataclass(frozen=True)
 class Config:
-    """config.json, the part that all commands share."""
+    """config.json, the part that all commands share.
+
+    fingerprints: a SHA-256 of the images by part ("train", "test"); empty in folders of earlier versions.
+    """
 
     title: Text = ""
     formats: tuple[FigureFormat, ...] = ()
@@ -96,6 +101,7 @@ class Config:
     options: Mapping[str, Any] = field(default_factory=dict)
     models: tuple[ModelEntry, ...] = ()
     data: Data | None = None
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -213,6 +219,20 @@ class MetricName:
         match = _expression(self).fullmatch(name)
         return match and match.groupdict()
 
+    def renamed(self, name: str, aliases: Mapping[str, str]) -> str:
+        """Return the name of this metric for models with other aliases; all else stays as it is written."""
+        match = _expression(self).fullmatch(name)
+        if match is None:
+            return name
+        groups = match.re.groupindex
+        models = {*_ALIASES, *(() if "model" in groups else _PAIR)}
+        pieces, end = [], 0
+        for start, stop in sorted(match.span(part) for part in groups if part in models):
+            alias = name[start:stop]
+            pieces += [name[end:start], aliases.get(alias, alias)]
+            end = stop
+        return "".join([*pieces, name[end:]])
+
     @property
     def patterns(self) -> tuple[str, ...]:
         """The pattern with each of its keys put in."""
@@ -284,10 +304,15 @@ class Record:
         """Every number that a column names a metric, by the metric's name."""
         return dict(each for rows in self.tables.values() for row in rows for each in _metrics_of(row))
 
+    def column(self, name: str) -> Column | None:
+        """Return the column that declares a metric; None where there is no such metric."""
+        declared = _declared(type(self))
+        return next((each for each in declared if MetricName(each.metric).parts(name) is not None), None)
+
     def better(self, name: str) -> Better | None:
         """The better direction of a metric; None where neither is, or there is no such metric."""
-        declared = _declared(type(self))
-        return next((each.better for each in declared if MetricName(each.metric).parts(name) is not None), None)
+        column = self.column(name)
+        return None if column is None else column.better
 
     def metric(self, name: str) -> Estimate:
         """One metric. Raises InputError where the run has none of that name."""

@@ -32,9 +32,14 @@ def is_medmnist(name: str) -> bool:
     return name.removeprefix(MEDMNIST) in _NAMES
 
 
+def medmnist_file(name: str, data_dir: Path) -> Path:
+    """Return the place of a MedMNIST set in the data folder."""
+    return data_dir / f"{name.removeprefix(MEDMNIST)}.npz"
+
+
 def load_medmnist(request: DataRequest) -> Split:
     """The requested part of NAME.npz in the data folder. Raises DataError where the file is not there."""
-    path = request.data_dir / f"{request.name.removeprefix(MEDMNIST)}.npz"
+    path = medmnist_file(request.name, request.data_dir)
     if not path.is_file():
         raise DataError(
             f"expected {path.name} of MedMNIST in {request.data_dir}, found none; download it from "

@@ -212,12 +212,13 @@ def load_files(
         first = f" among {len(faults)}: {faults[0][0]}: {faults[0][1]}" if faults else ""
         raise DataError(f"expected readable images, found none{first}")
     readable = tuple(paths[index] for index in headers)
+    decoded = InMemory(pixels if not faults else pixels[list(headers)], readable)
     counts = Counter(header.note for header in headers.values() if header.note)
     return Split(
         name="images",
         title="images",
         part="test",
-        source=InMemory(pixels if not faults else pixels[list(headers)]) if eager else Files(readable, preprocessing),
+        source=decoded if eager else Files(readable, preprocessing),
         size=preprocessing.size,
         classes=(),
         files=tuple(map(str, readable)),

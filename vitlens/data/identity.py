@@ -3,18 +3,22 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from os import cpu_count
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vitlens.data.decode import Files
-from vitlens.data.split import Source, Split
+from vitlens.data.split import Drawings, Source, Split
 from vitlens.files import sha256
 
 _AT_ONCE = 256  # images read at a time
+_KNOWN: Final = 1 << 20  # files whose digest is remembered while they do not change
+_RENDERED: Final = 32  # drawn images whose pixels are hashed; the others follow from their subjects and numbers
 
 
 def split_fingerprint(split: Split) -> str:
@@ -40,12 +44,31 @@ def image_numbers(split: Split) -> np.ndarray[tuple[int, ...], np.dtype[np.uint6
 
     Copied, moved or renamed files keep their number, with any preprocessing; changed files do not.
     """
-    if split.files is None:
-        digests = _pixel_digests(split)
-    else:  # in its folder, or in its images/ where it has masks
-        places = [(Path(split.name, file), Path(split.name, "images", file)) for file in split.files]
-        digests = _file_digests([path if path.exists() else other for path, other in places])
+    paths = _paths(split)
+    digests = _file_digests(paths) if paths else _pixel_digests(split)
     return np.array([int(digest[:16], 16) for digest in digests], np.uint64)
+
+
+def images_fingerprint(split: Split) -> str:
+    """Return a SHA-256 of the images in their order, the same with any preprocessing.
+
+    It is that of their files, or of their pixels where there are none. Labels, names and masks are left out.
+    """
+    drawn = split.subset
+    if not isinstance(drawn.source, Drawings):
+        return hashlib.sha256(image_numbers(split).tobytes()).hexdigest()
+    source = drawn.source.pick(drawn.indices)
+    digest = hashlib.sha256(source.subjects.cpu().numpy().tobytes() + source.numbers.cpu().numpy().tobytes())
+    for pixels in _pixels(source, torch.arange(min(len(source), _RENDERED))):
+        digest.update(pixels.tobytes())
+    return digest.hexdigest()
+
+
+def _paths(split: Split) -> tuple[Path, ...]:
+    """The images' files; () where they have none."""
+    inner = split.subset
+    paths: tuple[Path, ...] = getattr(inner.source, "paths", ())
+    return tuple(paths[index] for index in inner.indices.tolist()) if paths else ()
 
 
 def sources(split: Split) -> Tensor:
@@ -59,7 +82,17 @@ def sources(split: Split) -> Tensor:
 
 def _file_digests(paths: Sequence[Path]) -> Iterator[str]:
     with ThreadPoolExecutor(cpu_count() or 1) as threads:
-        yield from threads.map(sha256, paths)
+        yield from threads.map(_digest, paths)
+
+
+def _digest(path: Path) -> str:
+    state = path.stat()
+    return _unchanged_digest(path.resolve(), state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(_KNOWN)
+def _unchanged_digest(path: Path, _size: int, _changed: int) -> str:
+    return sha256(path)
 
 
 def _pixel_digests(split: Split) -> Iterator[str]:

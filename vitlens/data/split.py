@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
@@ -35,9 +35,13 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class InMemory:
-    """Pixels held as (n, 3, height, width): uint8, or floats in [0, 1] where they were given so."""
+    """Pixels held as (n, 3, height, width): uint8, or floats in [0, 1] where they were given so.
+
+    paths: the files from which they were decoded, () where there are none.
+    """
 
     pixels: Tensor
+    paths: tuple[Path, ...] = ()
 
     def __len__(self) -> int:
         return len(self.pixels)

@@ -5,7 +5,7 @@ import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from vitlens.shapes import Pixels
 
 TIMEOUT = 10.0  # seconds to wait for a server that does not respond
 Dataset = Any  # torchvision has no types
+_FILES: Final = ("_image_files", "_images")  # of a torchvision set: the paths of its images
 
 
 def load(request: DataRequest) -> Split:
@@ -46,9 +47,9 @@ def load(request: DataRequest) -> Split:
     else:
         preprocessing = preprocessing if data_set.size is None else Preprocessing(size=data_set.size)
         size = preprocessing.size
-        source = Decoding(dataset, chosen, preprocessing)
+        source = Decoding(dataset, chosen, preprocessing, _paths(dataset, chosen) if data_set.size is None else ())
         if len(chosen) * 3 * size[0] * size[1] <= MEMORY_LIMIT:
-            source = InMemory(source.read(torch.arange(len(chosen))))
+            source = InMemory(source.read(torch.arange(len(chosen))), source.paths)
     return Split(
         name=request.name,
         title=data_set.title,
@@ -61,13 +62,24 @@ def load(request: DataRequest) -> Split:
     )
 
 
+def download(name: str, data_dir: Path) -> None:
+    """Download both parts of a set where they are missing. Raises DataError where that fails."""
+    parts: tuple[Part, ...] = ("train", "test")
+    for part in parts:
+        _open(SETS[name], part, data_dir)
+
+
 @dataclass(frozen=True)
 class Decoding:
-    """Images of a torchvision set that are read from disk and resized on reading."""
+    """Images of a torchvision set that are read from disk and resized on reading.
+
+    paths: their files where the pixels depend on the preprocessing; () where they are always the same.
+    """
 
     dataset: Dataset
     chosen: Tensor
     preprocessing: Preprocessing
+    paths: tuple[Path, ...] = ()
 
     def __len__(self) -> int:
         return len(self.chosen)
@@ -77,6 +89,12 @@ class Decoding:
         images = (self.dataset[index][0] for index in self.chosen[indices].tolist())
         pixels = [fit(flatten(image), self.preprocessing) for image in images]
         return torch.stack(pixels) if pixels else torch.empty(0, 3, *self.preprocessing.size, dtype=torch.uint8)
+
+
+def _paths(dataset: Dataset, chosen: Tensor) -> tuple[Path, ...]:
+    """The files of these images; () where torchvision does not list them."""
+    files = next((getattr(dataset, name) for name in _FILES if hasattr(dataset, name)), ())
+    return tuple(Path(files[index]) for index in chosen.tolist()) if files else ()
 
 
 def _open(data_set: DataSet, part: Part, data_dir: Path) -> Dataset:

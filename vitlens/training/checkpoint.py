@@ -25,6 +25,7 @@ from vitlens.typed import Count, between, parse_json, read_as
 
 FOLDER = "checkpoint"
 _FILE = "state.safetensors"
+IMAGES = "images"  # in the identity of a training: the fingerprints of its images by part
 _AGAIN = "train anew in another folder"
 _KEPT_FILE = re.compile(r"epoch-(\d{4,})\.safetensors")
 
@@ -41,6 +42,14 @@ class Facts:
     def require_same(self, now: Mapping[str, object], folder: Path) -> None:
         """Raise InputError for another model, data or recipe than the checkpoint's; names the first difference."""
         before, after = _flat(self.identity), _flat(json.loads(json.dumps(now)))
+        for part in ("train", "test"):
+            name = f"{IMAGES}.{part}"
+            first, second = before.pop(name, None), after.pop(name, None)
+            if first is not None and second is not None and first != second:  # earlier versions wrote none
+                raise InputError(
+                    f"expected the {part} images that the training in {folder} began with, found others; resume with "
+                    f"the same images, or {_AGAIN}"
+                )
         for name in sorted(before.keys() | after.keys()):
             if before.get(name) != after.get(name):
                 raise InputError(

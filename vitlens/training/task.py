@@ -12,12 +12,14 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitlens.data.identity import images_fingerprint
 from vitlens.data.split import Source, Split
 from vitlens.errors import DataError, InputError
 from vitlens.models.model import Model
 from vitlens.processes import Processes
 from vitlens.shapes import Images, Labels, Pixels
 from vitlens.training.augment import augment, mix
+from vitlens.training.checkpoint import IMAGES
 from vitlens.training.distill import Objective, StandardObjective
 from vitlens.training.feed import derive_seed, epoch_batches, portions, process_share, resident
 from vitlens.training.metrics import Progress, Watcher
@@ -126,6 +128,11 @@ class Task:
         indices = keys % len(self.train)
         return self.train.labels[indices.to(self.train.labels.device)].to(self.processes.device)
 
+    @cached_property
+    def _fingerprints(self) -> dict[str, str]:
+        """Of the images of each part."""
+        return {"train": images_fingerprint(self.train), "test": images_fingerprint(self.test)}
+
     def identity(self) -> dict[str, object]:
         """What must be the same in a resumed run."""
         return {
@@ -138,6 +145,7 @@ class Task:
                 "train": len(self.train),
                 "test": len(self.test),
             },
+            IMAGES: self._fingerprints,
             "seed": self.seed,
             **({} if self.train_last is None else {"train_last": self.train_last}),
             **self.objective.identity(),

@@ -91,7 +91,8 @@ class AuditChapters(ChapterRunner):
     def __init__(self, path: Path, run: Run[AuditOptions], predicted: bool) -> None:
         options = run.options
         (name,) = parse_models((options.model,))
-        images = ChapterImages(None if options.images else options.data or "digits", options.images)
+        data = None if options.images else options.data or "digits"
+        images = ChapterImages(data, options.images, data_dir=run.run.data_dir)
         cache = ChapterCache(cache_folder(), {as_typed(name): content_digest(run.model)}, images.digest)
         super().__init__(path, run.run, cache if options.cache else None)
         self.model, self.split, self.minutes = run.model, run.split, options.budget

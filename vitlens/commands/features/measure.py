@@ -60,7 +60,8 @@ def measure(options: FeaturesOptions) -> Path | None:
         sets = load_sets(run.models, options)
     run.splits = [own.test for own in sets]
     _require(run, sets, options)
-    with run.folder("Features of") as folder:
+    banks = [] if sets[0].bank is None else [sets[0].bank]
+    with run.folder("Features of", others=banks) as folder:
         read = [_read(own, run) for own in sets]
         return folder.publish(lambda: _record(sets, [each for each in read if each], options))  # the first has all
 

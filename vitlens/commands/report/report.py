@@ -1,34 +1,39 @@
-"""The report of `vitlens report --compare`: what got worse, what else changed beyond chance, and what was different."""
+"""The report of `vitlens report --compare`: whether the later model can be released, and what changed beyond chance."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from vitlens.commands.evaluate.record import EvaluateRecord, PredictionArrays
+from vitlens.commands.evaluate.record import EvaluateRecord
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.chapters import Chaptered
 from vitlens.errors import InputError
-from vitlens.record import Better, Record, col, table
-from vitlens.report.claims import Claim, found
+from vitlens.record import Better, MetricName, Record, col, table
+from vitlens.report.claims import SMALLEST, Claim, found
+from vitlens.report.numbers import in_words
 from vitlens.report.prose import say
 from vitlens.report.sections import Overview, Report, Section
 from vitlens.uncertainty import LEVEL, Estimate, accuracy_difference, difference_of, holm, mcnemar
 
+_DIGITS: Final = 12  # of a fingerprint that is shown
 _IGNORED: Final = frozenset({"run", "out", "overwrite", "quiet"})  # options that change no number
-_IMAGES: Final = frozenset({"data", "images", "seed"})
+ACCURACY: Final = "accuracy"  # the first word of the metric
+SameImages: TypeAlias = Literal["the same", "others", "not known", ""]
 
 
 @dataclass(frozen=True)
 class MetricChange:
-    """One metric before and after; difference: after minus before. p_holm: corrected for all metrics with an interval
-    in both runs, None without; test: "paired" where the two runs' predictions of the same images were compared
-    (McNemar's exact test); otherwise the two estimates count as independent, which on the same images finds too few
-    changes rather than too many; better: the direction that is."""
+    """One metric before and after; words: what it measures; difference: after minus before. p_holm: corrected for all
+    metrics with an interval in both runs, None without; test: "paired" where the two runs' predictions of the same
+    images were compared (McNemar's exact test); otherwise the two estimates count as independent, which on the same
+    images finds too few changes rather than too many; better: the direction that is."""
 
     metric: str = col("metric", unit="text")
+    words: str = col("measure", unit="text")
     before: Estimate = col("before")
     after: Estimate = col("after")
     difference: Estimate = col("difference")
@@ -36,6 +41,11 @@ class MetricChange:
     p_holm: float | None = col("p (Holm)", default=None)
     test: Literal["paired", "independent", ""] = col("test", default="")
     better: Better | None = col("better", default=None)
+
+    @property
+    def is_accuracy(self) -> bool:
+        """Whether it is a model's accuracy on all images."""
+        return self.metric.partition("/")[0] == ACCURACY
 
     @property
     def changed(self) -> bool:
@@ -70,10 +80,12 @@ class SettingRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedRuns(Record):
-    """Two runs of one command. earlier, later: their folders' names; alone: metrics that only one of them has."""
+    """Two runs of one command. earlier, later: their folders' names; same_images: whether they saw the same, "" where
+    they take none; alone: metrics that only one of them has."""
 
     earlier: str = ""
     later: str = ""
+    same_images: SameImages = ""
     changes: tuple[MetricChange, ...] = table()
     judged: tuple[JudgedRow, ...] = table()
     settings: tuple[SettingRow, ...] = table()
@@ -86,8 +98,20 @@ class ComparedRuns(Record):
 
     @property
     def changed(self) -> Sequence[MetricChange]:
-        """Those that changed beyond chance, the clearest first."""
-        return sorted((row for row in self.changes if row.changed), key=lambda row: row.p_holm or 0)
+        """Those that changed beyond chance: accuracies, then the others, the clearest first."""
+        changed = (row for row in self.changes if row.changed)
+        return sorted(changed, key=lambda row: (not row.is_accuracy, row.p_holm or 0))
+
+    @property
+    def accuracies(self) -> Sequence[MetricChange]:
+        """The accuracies that are not what they were, the largest fall first."""
+        rows = (row for row in self.changes if row.is_accuracy and row.difference.value)
+        return sorted(rows, key=lambda row: row.difference.value)
+
+    @property
+    def fell(self) -> Sequence[MetricChange]:
+        """The accuracies that are lower beyond chance or, be it by chance, by more than a negligible difference."""
+        return [row for row in self.accuracies if row.direction == "worse" or row.difference.value <= -SMALLEST]
 
     @property
     def worse(self) -> Sequence[MetricChange]:
@@ -116,10 +140,11 @@ def compared_runs(before: Any, after: Any, command_line: str) -> ComparedRuns:
     names = _renamed(before, after)
     alone = [name for name in after.metrics if name not in names]
     return ComparedRuns(
-        config=replace(after.config, command_line=command_line, data=None),
+        config=replace(after.config, command_line=command_line, data=None, fingerprints={}),
         folder=after.folder,
-        earlier=before.folder.name,
-        later=after.folder.name,
+        earlier=before.folder.resolve().name,
+        later=after.folder.resolve().name,
+        same_images=_images(before, after),
         changes=changes_between(before, after),
         judged=tuple(_judged(before, after)),
         settings=tuple(_settings(before, after)),
@@ -140,14 +165,9 @@ def _renamed(before: Record, after: Record) -> dict[str, str]:
     declared = COMMANDS[after.command].contents.metrics
     names: dict[str, str] = {}
     for name in after.metrics:
-        known = ((metric, parts) for metric in declared if (parts := metric.parts(name)) is not None)
-        metric, parts = next(known, (None, {}))
-        other = (
-            name
-            if metric is None
-            else metric.pattern.format(**{key: aliases.get(part, part) for key, part in parts.items()})
-        )
-        if other in before.metrics:
+        candidates = (metric.renamed(name, aliases) for metric in declared if metric.parts(name) is not None)
+        other = next((candidate for candidate in candidates if candidate in before.metrics), None)
+        if other is not None:
             names[name] = other
     return names
 
@@ -155,30 +175,77 @@ def _renamed(before: Record, after: Record) -> dict[str, str]:
 def _change(before: Record, after: Record, name: str, other: str) -> MetricChange:
     """One metric, called `other` before: of an accuracy by the answers to the same images where both runs keep them."""
     was, now, (word, _, alias) = before.metrics[other], after.metrics[name], name.partition("/")
-    better = after.better(name)
-    first, second = _predictions(before, other.partition("/")[2]), _predictions(after, alias)
-    if word == "accuracy" and first and second and np.array_equal(first.label, second.label):
-        right_before, right = (np.asarray(each.prediction == each.label) for each in (first, second))
+    better, words = after.better(name), _in_words(after, name)
+    correct = _correct_answers(before, after, other.partition("/")[2], alias) if word == ACCURACY else None
+    if correct is not None:
+        right_before, right = correct
         p = mcnemar(int((right & ~right_before).sum()), int((right_before & ~right).sum()))
         gap = accuracy_difference(right, right_before)
-        return MetricChange(name, was, now, gap, p, test="paired", better=better)
+        return MetricChange(name, words, was, now, gap, p, test="paired", better=better)
     gap = difference_of(now, was)  # Newcombe's method needs the ends of two intervals alone, not fractions
     if now.unit != "fraction":
         low, high = (None if end is None else end / 100 for end in (gap.low, gap.high))
         gap = Estimate(gap.value / 100, low, high, now.n, now.unit)
     if gap.low is None or gap.high is None:
-        return MetricChange(name, was, now, gap, None, better=better)
+        return MetricChange(name, words, was, now, gap, None, better=better)
     arm = gap.value - gap.low if gap.value > 0 else gap.high - gap.value
     z = NormalDist().inv_cdf(0.975) * abs(gap.value) / arm if arm > 0 else np.inf * bool(gap.value)
     p = 2 * (1 - NormalDist().cdf(z)) if gap.value else 1.0
-    return MetricChange(name, was, now, gap, p, test="independent", better=better)
+    return MetricChange(name, words, was, now, gap, p, test="independent", better=better)
 
 
-def _predictions(record: Any, alias: str) -> PredictionArrays | None:
-    """The answers of a model in a run of evaluate, or in the chapter on it of a study or an audit."""
+def _in_words(record: Record, name: str) -> str:
+    """A metric as its column is called, with what else its name says: "robust accuracy of vit (pgd-linf, 8)"."""
+    column = record.column(name)
+    if column is None:
+        return name
+    parts = dict(MetricName(column.metric).parts(name) or {})
+    alias = parts.pop("model", "")
+    title = column.title.removeprefix("top-1 ").removesuffix(", clean")
+    of = f" of {alias}" if alias and len(record.aliases) > 1 else ""
+    rest = ", ".join(value for value in parts.values() if value)
+    return f"{title}{of} ({rest})" if rest else f"{title}{of}"
+
+
+def _correct_answers(
+    before: Record, after: Record, alias_before: str, alias: str
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]] | None:
+    """Which images two models classify correctly, before and after; None unless the images are known to be the same."""
+    first, second = _evaluation(before), _evaluation(after)
+    if first is None or second is None or _same_images(first, second) is not True:
+        return None
+    answers, answers_now = first.predictions.get(alias_before), second.predictions.get(alias)
+    if answers is None or answers_now is None or not np.array_equal(answers.label, answers_now.label):
+        return None
+    right_before = np.asarray(answers.prediction == answers.label)
+    return right_before, np.asarray(answers_now.prediction == answers_now.label)
+
+
+def _evaluation(record: Any) -> EvaluateRecord | None:
+    """A run of evaluate, or that chapter of a study or an audit."""
+    if isinstance(record, EvaluateRecord):
+        return record
     chapters = record.of("evaluate") if isinstance(record, Chaptered) else ()
-    run = record if isinstance(record, EvaluateRecord) else chapters[0].record if chapters else None
-    return None if run is None else run.predictions.get(alias)
+    return chapters[0].record if chapters else None
+
+
+def _images(before: Any, after: Any) -> SameImages:
+    """Whether two runs saw the same images; "" where they take none."""
+    if before.config.data is None and _evaluation(before) is not None:  # a study, whose chapters have the images
+        before, after = _evaluation(before), _evaluation(after)
+    if before is None or after is None or (before.config.data is None and after.config.data is None):
+        return ""
+    same = _same_images(before, after)
+    if same is None:
+        return "not known"
+    return "the same" if same else "others"
+
+
+def _same_images(before: Record, after: Record) -> bool | None:
+    """Whether all images that both runs read are the same; None for folders of versions that did not say."""
+    first, second = before.config.fingerprints, after.config.fingerprints
+    parts = first.keys() & second.keys()
+    return all(first[part] == second[part] for part in parts) if parts else None
 
 
 def _judged(before: Any, after: Any) -> Iterator[JudgedRow]:
@@ -202,6 +269,9 @@ def _settings(before: Any, after: Any) -> Iterator[SettingRow]:
     for words, old, new in (("option ", first.options, second.options), ("", first.versions, second.versions)):
         pairs += [(f"{words}{name}", old.get(name), new.get(name)) for name in sorted({*old, *new} - _IGNORED)]
     pairs += [(name, getattr(first, name), getattr(second, name)) for name in ("seed", "device", "precision")]
+    for part in sorted(first.fingerprints.keys() & second.fingerprints.keys()):
+        digests = (first.fingerprints[part][:_DIGITS], second.fingerprints[part][:_DIGITS])
+        pairs.append((f"fingerprint of the {part} images", *digests))
     if first.data is not None and second.data is not None:
         pairs += [("data", first.data.title, second.data.title), ("images", first.data.images, second.data.images)]
     for old, new in zip(first.models, second.models):
@@ -210,33 +280,105 @@ def _settings(before: Any, after: Any) -> Iterator[SettingRow]:
 
 
 def claims(runs: ComparedRuns) -> Iterator[Claim]:
-    """Whether anything got worse, then what changed."""
-    yield found(
-        "regression", runs.later,
-        "Of {{ tested|length }} metrics with intervals {{ changed|length }} changed beyond chance, {{ names|length }} "
-        "of them for the worse{% if names %}: {{ names|names }}{% endif %}.",
-        headline="{% if names %}{{ names[0] }}{% if more %} and {{ more }} more{% endif %} got worse{% elif not tested "
-        "%}Nothing that can be tested was measured twice{% else %}Nothing got worse beyond chance{% endif %}",
-        given={"changed": runs.changed, "tested": runs.tested, "names": [row.metric for row in runs.worse],
-               "more": len(runs.worse[1:])},
-        state="fail" if runs.worse else "pass" if runs.tested else "inconclusive", kind="answer",
-    )  # fmt: skip
+    """Whether the later model can be released, how accuracy changed, then what else did."""
+    yield _release(runs)
+    for row in runs.accuracies:
+        word = "rose" if row.difference.value > 0 else "fell"
+        size = in_words(_size(row.difference))
+        chance = "" if row.changed else ", which chance can explain"
+        says = say(
+            "**{{ row.words }}** {{ word }} by {{ size }}, from {{ row.before|value }} to {{ row.after|value }}"
+            "{{ chance }}{{ images }}.",
+            row=row, word=word, size=size, chance=chance, images=_ON_IMAGES[runs.same_images],
+        )  # fmt: skip
+        yield Claim("accuracy", row.metric, says, effect=row.difference, p=row.p_holm, kind="answer")
     for row in runs.changed:
+        if row.is_accuracy:
+            continue
         word = {"better": "improved", "worse": "got worse", "": "changed"}[row.direction]
         says = say(
-            "**{{ row.metric }}** {{ word }}: {{ row.before }} before, {{ row.after }} after.", row=row, word=word
+            "**{{ row.words }}** {{ word }}: {{ row.before }} before, {{ row.after }} after.", row=row, word=word
         )
         yield Claim("change", row.metric, says, effect=row.difference, p=row.p_holm, kind="comparison")
 
 
+def _size(difference: Estimate) -> Estimate:
+    """A difference without its sign, for a sentence that says its direction."""
+    if difference.value >= 0 or difference.low is None or difference.high is None:
+        return replace(difference, value=abs(difference.value))
+    return replace(difference, value=-difference.value, low=-difference.high, high=-difference.low)
+
+
+def _release(runs: ComparedRuns) -> Claim:
+    """Whether the later model can be released."""
+    fallen = runs.fell[:1]
+    others = [row for row in runs.worse if not row.is_accuracy]
+    undecided = not runs.tested or bool(fallen) or runs.same_images in ("others", "not known")
+    judged = any(row.better for row in runs.tested)
+    says = (
+        "Of {{ tested|length }} measures with intervals {{ changed|length }} changed beyond chance, {{ worse|length }} "
+        "of them for the worse{% if worse %}: {{ worse|names }}{% endif %}."
+    )
+    if runs.worse:
+        headline, state = _REFUSED, "fail"
+    elif not judged and runs.tested:
+        headline, state = _UNJUDGED, "pass"
+    elif undecided:
+        headline, state = _UNDECIDED, "inconclusive"
+    else:
+        headline, state = "{{ later }} can be released: nothing got worse beyond chance", "pass"
+    given = {
+        "changed": runs.changed,
+        "tested": runs.tested,
+        "worse": [row.words for row in runs.worse],
+        "later": runs.later,
+        "fell": fallen,
+        "others": [row.words for row in others],
+        "images": runs.same_images,
+        "known": _ON_IMAGES[runs.same_images],
+    }
+    return found("regression", runs.later, says, headline=headline, given=given, state=state, kind="answer")
+
+
+_ON_IMAGES: Final[Mapping[SameImages, str]] = {  # after a comparison
+    "the same": "",
+    "": "",
+    "others": ", but the runs saw other images",
+    "not known": ", but whether the runs saw the same images is not known",
+}
+_ACCURACY_FELL: Final = (
+    "{{ fell[0].words }} fell from {{ fell[0].before|value }} to {{ fell[0].after|value }}"
+    "{% if not fell[0].changed %} (may be chance){% endif %}"
+)
+_REFUSED: Final = (
+    "Do not release {{ later }}{% if known %} yet{% endif %}: {% if fell %}" + _ACCURACY_FELL + "{% endif %}"
+    "{% if others %}{% if fell %}; {% endif %}{{ others[0] }}{% if others|length > 1 %} and {{ others|length - 1 }} "
+    "more{% endif %} got worse{% endif %}{{ known }}"
+)
+_UNJUDGED: Final = (
+    "{% if changed %}{{ changed|length }} measure{{ changed|s }} changed beyond chance{% else %}No measure changed "
+    "beyond chance{% endif %}"
+)
+_UNDECIDED: Final = (
+    "Undecided whether to release {{ later }}: {% if not tested %}nothing that can be tested was measured twice"
+    "{% elif fell %}" + _ACCURACY_FELL + "{{ known }}{% elif images == 'others' %}the runs saw other images{% else %}"
+    "whether the runs saw the same images is not known{% endif %}"
+)
+
+
 def unknown(runs: ComparedRuns) -> Iterator[str]:
     """What could overturn this."""
-    if _IMAGES & {row.setting for row in runs.settings}:
-        yield "The runs saw other images, so a change can be one of the images."
+    if runs.same_images == "others":
+        yield "The runs saw other images, so nothing is paired, and a change can be one of the images."
+    if runs.same_images == "not known":
+        yield (
+            "Whether the runs saw the same images is not known, as an earlier version wrote one of the folders. So "
+            "nothing is paired, and a change can be one of the images."
+        )
     independent = [row for row in runs.tested if row.test == "independent"]
-    if independent:
+    if independent and runs.same_images == "the same":
         yield say(
-            "{{ n }} metric{{ n|s }} {{ n|are }} compared as if the runs had other images; on the same images this "
+            "{{ n }} measure{{ n|s }} {{ n|are }} compared as if the runs had other images; on the same images this "
             "misses small changes.", n=len(independent),
         )  # fmt: skip
     if runs.alone:
@@ -248,13 +390,13 @@ REPORT: Final = Report(
     claims=claims,
     unknown=unknown,
     title="What changed from {{ record.earlier }} to {{ record.later }}",
-    glance=Overview("changed", ("metric", "before", "after", "difference", "p_holm", "test")),
+    glance=Overview("changed", ("words", "before", "after", "difference", "p_holm", "test")),
     sections=(
         Section(
             "Which metrics without an interval differ?",
             lambda runs: [row for row in runs.changes if row.p is None and row.difference.value],
             opening="{{ rows|length }} {{ rows|length|are }} not judged.",
-            columns=("metric", "before", "after", "difference"),
+            columns=("words", "before", "after", "difference"),
         ),
         Section(
             "Are the judgements the same?", "judged",
@@ -270,7 +412,8 @@ REPORT: Final = Report(
             columns=("setting", "before", "after"),
         ),
         Section(
-            "What did both runs measure?", "changes", columns=("metric", "before", "after", "difference", "p_holm"),
+            "What did both runs measure?", "changes",
+            columns=("metric", "words", "before", "after", "difference", "p_holm"),
             order=lambda row: row.metric,
         ),
     ),

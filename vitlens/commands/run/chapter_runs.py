@@ -4,26 +4,39 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
+
+import torch
 
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.chapters import CHAPTERS_FOLDER, ChapterRow
 from vitlens.commands.run.flags import typed
-from vitlens.commands.run.folder import versions
 from vitlens.commands.run.options import DECIDING, RunOptions
-from vitlens.errors import InputError
-from vitlens.models.naming import ModelName
-from vitlens.record import read_run
+from vitlens.commands.run.publish import write_report
+from vitlens.data.arrays import medmnist_file
+from vitlens.data.registry import SETS
+from vitlens.devices import resolve_device
+from vitlens.errors import VitlensError
+from vitlens.files import read_json, write_json
+from vitlens.models.naming import ModelName, parse_model
+from vitlens.record import CONFIG, read_run
+from vitlens.references import resolved
+from vitlens.typed import read_as
 
 MOST: Final = 2 << 30  # bytes of the whole cache; the chapters used longest ago are dropped first
 _PLACE: Final = "VITLENS_CACHE"  # environment variable: the folder of the cache
-_ORIGIN: Final = ".origin"  # in a cached chapter: the folder in which it was made
+_KEPT: Final = ".kept.json"  # in a cached chapter: which copy it is, and the names of the models when it was made
 _OPEN: Final = ("out", "overwrite", "quiet", "command", "at_least", "at_most")  # run options without effect on numbers
-_TEXTS: Final = (".json", ".md", ".jsonl")  # files that name the folder of the run
+_TIMED: Final = ("profile",)  # commands whose numbers are of this machine and moment, and never taken from the cache
+_STALE: Final = 24 * 3600.0  # seconds after which what a killed process left in the cache is removed
 
 
 def as_typed(model: ModelName) -> str:
@@ -34,11 +47,13 @@ def as_typed(model: ModelName) -> str:
 @dataclass(frozen=True)
 class ChapterImages:
     """The images of all chapters: data, a name or a path, or images, files and folders without labels (data is None
-    then). predicted: whether the commands that need labels use the models' predictions."""
+    then). predicted: whether the commands that need labels use the models' predictions; data_dir: where downloaded
+    data is kept."""
 
     data: str | None = None
     images: tuple[str, ...] = ()
     predicted: bool = False
+    data_dir: Path = Path("data")
 
     @property
     def options(self) -> dict[str, Any]:
@@ -47,20 +62,37 @@ class ChapterImages:
 
     @property
     def digest(self) -> str:
-        """A digest of the images: of files, their names, sizes and times of change; of a data set, its name."""
-        if self.data is not None and not Path(self.data).exists():
-            return self.data
-        return files_digest(self.images or (str(self.data),))
+        """A digest of the images: of their files, or the name of a data set that is drawn.
+
+        A data set that is not there yet is downloaded first, so that a later run finds the same files.
+        """
+        if self.data is None:
+            return files_digest(self.images)
+        if self.data in SETS:
+            if not SETS[self.data].download:
+                return self.data
+            resolved("vitlens.data.torchvision_sets:download")(self.data, self.data_dir)
+            return f"{self.data} {files_digest([self.data_dir])}"
+        path = Path(self.data).expanduser()
+        return files_digest([path if path.exists() else medmnist_file(self.data, self.data_dir)])
 
 
 class ChapterRunner:
     """Runs chapters in the folder of a larger run, and keeps the list of those done.
 
-    cache: of chapters of earlier runs; None: every chapter is run.
+    cache: of chapters of earlier runs; None: every chapter is run; on_done: called with that list after each.
     """
 
-    def __init__(self, path: Path, run: RunOptions, cache: "ChapterCache | None" = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        run: RunOptions,
+        cache: "ChapterCache | None" = None,
+        *,
+        on_done: Callable[[Sequence[ChapterRow]], object] = lambda _: None,
+    ) -> None:
         self.path, self.run_options, self.cache = path, replace(run, overwrite=True, html=False), cache
+        self.on_done = on_done
         self.done: list[ChapterRow] = []
 
     def run(self, word: str, alias: str, options: Any, *, part: str = "") -> ChapterRow:
@@ -73,13 +105,15 @@ class ChapterRunner:
         run = replace(options.run, out=place, at_least=(), at_most=())
         told = replace(options, run=RunOptions(**{name: getattr(run, name) for name in DECIDING}))
         whole = replace(options, run=replace(run, command=" ".join(("vitlens", word, *typed(told)))))
-        cached = self.cache is not None and self.cache.restore(word, whole, place)
+        kept = None if word in _TIMED else self.cache
+        cached = kept is not None and kept.restore(word, whole, place)
         if not cached:
             COMMANDS[word].measure(whole)
-            if self.cache is not None:
-                self.cache.keep(word, whole, place)
+            if kept is not None:
+                kept.keep(word, whole, place)
         seconds = float(str(read_run(place).results["seconds"]))
         self.done.append(ChapterRow(word, alias, folder, cached, part, seconds))
+        self.on_done(self.done)
         return self.done[-1]
 
     def at_most(self, images: int) -> RunOptions:
@@ -93,93 +127,187 @@ def cache_folder() -> Path:
     return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vitlens"
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """What is written beside a cached chapter: which copy it is; names: of the models when it was made, ALIAS=NAME."""
+
+    copy: str
+    names: tuple[str, ...]
+
+
+def _read_kept(folder: Path) -> _Kept:
+    path = folder / _KEPT
+    return read_as(_Kept, read_json(path), source=str(path), hint="remove the cache")
+
+
 class ChapterCache:
-    """Chapters of earlier runs. names: of models, ALIAS=NAME -> digest of the model; data: digest of the images."""
+    """Chapters of earlier runs. names: of models, ALIAS=NAME -> digest of the model; data: digest of the images.
+
+    Other processes may read and write it at the same time: a chapter is copied to a temporary place and renamed.
+    """
 
     def __init__(self, root: Path, names: Mapping[str, str], data: str) -> None:
         self.root, self.names, self.data = root / "chapters", dict(names), data
 
     def restore(self, word: str, options: Any, place: Path) -> bool:
-        """Copy a chapter that was made with the same models, images and options to a place; whether there was one."""
+        """Copy a chapter that was made with the same models, images and options to a place.
+
+        Returns True where there was a whole one; what cannot be read or written counts as not cached.
+        """
         source = self.root / self._key(word, options)
+        temporary = place.with_name(_temporary_name(place))
         try:
-            origin = (source / _ORIGIN).read_text(encoding="utf-8")
-            whole = read_run(source).status == "done"
-        except (OSError, InputError):
+            kept = _read_kept(source)
+            if read_run(source).status != "done":
+                return False
+            shutil.copytree(source, temporary, ignore=shutil.ignore_patterns(_KEPT))
+            if _read_kept(source) != kept:  # another process has replaced it while it was copied
+                return False
+            write_json(temporary / CONFIG, self._as_now(read_json(temporary / CONFIG), kept.names, options))
+            shutil.rmtree(place, ignore_errors=True)
+            temporary.rename(place)
+            write_report(place)
+        except (OSError, VitlensError):
             return False
-        if not whole:
-            return False
-        shutil.rmtree(place, ignore_errors=True)
-        shutil.copytree(source, place, ignore=shutil.ignore_patterns(_ORIGIN))
-        _rename(place, origin, str(place.parent.parent))
-        os.utime(source)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        with suppress(OSError):
+            os.utime(source)
         return True
 
     def keep(self, word: str, options: Any, place: Path) -> None:
         """Keep a finished chapter; a disk without room keeps none."""
         target = self.root / self._key(word, options)
-        temporary = target.with_name(f".{target.name}-{os.getpid()}")
+        temporary = target.with_name(_temporary_name(target))
         try:
-            shutil.rmtree(target, ignore_errors=True)
             shutil.copytree(place, temporary)
-            (temporary / _ORIGIN).write_text(str(place.parent.parent), encoding="utf-8")
+            write_json(temporary / _KEPT, asdict(_Kept(uuid.uuid4().hex, tuple(self.names))))
+            _remove_at_once(target)
             temporary.rename(target)
             _drop_oldest(self.root)
-        except OSError:
+        except (OSError, VitlensError):
+            return
+        finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+    def _as_now(self, config: dict[str, Any], names: Sequence[str], options: Any) -> dict[str, Any]:
+        """The config.json of a chapter under the models' names and the run options of this run.
+
+        names: of the models when it was made, ALIAS=NAME.
+        """
+        now = {parse_model(name).alias: name for name in self.names}
+        then = {parse_model(name).alias: name for name in names}
+        renamed = {then[alias]: now[alias] for alias in then.keys() & now.keys()}
+        settings = {**_renamed(config.get("options", {}), renamed), "run": _as_json(asdict(options.run))}
+        models = []
+        for model in config.get("models", ()):
+            alias = model["alias"]
+            known = alias in then and alias in now and model.get("name") == parse_model(then[alias]).name
+            models.append({**model, "name": parse_model(now[alias]).name} if known else model)
+        return {**config, "command_line": options.run.command, "options": settings, "models": models}
 
     def _key(self, word: str, options: Any) -> str:
         """A digest of all that decides what the chapter holds."""
-        fields = asdict(options)
+        fields = _as_json(asdict(options))
         run = {name: value for name, value in fields.pop("run").items() if name not in _OPEN}
-        text = json.dumps([word, fields, run, self.data, versions(), code_digest()], sort_keys=True, default=str)
-        for name, digest in self.names.items():  # the alias stays: a chapter's metrics and arrays are named by it
-            text = text.replace(json.dumps(name), json.dumps(f"{name.partition('=')[0]}={digest}"))
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
+        run["device"] = str(resolve_device(options.run.device))
+        # the alias stays: a chapter's metrics and arrays are named by it
+        digests = {name: f"{parse_model(name).alias}={digest}" for name, digest in self.names.items()}
+        content = [word, _renamed(fields, digests), run, self.data, machine(run["device"]), libraries(), code_digest()]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _as_json(value: Any) -> Any:
+    """A value as it is read back from JSON."""
+    return json.loads(json.dumps(value, default=str))
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """A value of JSON in which each text that is one of these names is replaced; texts that only hold one stay."""
+    if isinstance(value, str):
+        return names.get(value, value)
+    if isinstance(value, list):
+        return [_renamed(item, names) for item in value]
+    if isinstance(value, dict):
+        return {key: _renamed(item, names) for key, item in value.items()}
+    return value
+
+
+def machine(device: str) -> tuple[str, ...]:
+    """What of this machine changes the last digits: the device's name, the processor's instructions, the threads."""
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else ""
+    return device, name, torch.backends.cpu.get_cpu_capability(), str(torch.get_num_threads())
+
+
+@cache
+def libraries() -> tuple[str, ...]:
+    """All installed libraries with their versions: any of them may be imported by a command or by a model's code."""
+    return tuple(sorted({f"{library.name} {library.version}" for library in metadata.distributions()}))
 
 
 @cache
 def code_digest() -> str:
-    """SHA-256 of vitlens' own source: other code makes other numbers."""
+    """SHA-256 of vitlens' own files: other code makes other numbers."""
     root = Path(__file__).parents[2]
     digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(str(path.relative_to(root)).encode())
-        digest.update(path.read_bytes())
+    for path in sorted(root.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            digest.update(str(path.relative_to(root)).encode())
+            digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
 def files_digest(paths: Iterable[str | Path]) -> str:
-    """A digest of files and folders by name, size and time of change: their contents are not read."""
+    """A digest of files and folders by name, size and times of change: their contents are not read."""
     digest = hashlib.sha256()
     for path in map(Path, paths):
-        files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
-        for file in files:
+        for file in _files_below(path) if path.is_dir() else [path]:
             state = file.stat() if file.exists() else None
-            known = (str(file), state and state.st_size, state and state.st_mtime_ns)
-            digest.update(repr(known).encode())
+            times = state and (state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+            digest.update(repr((str(file), str(file.resolve()), times)).encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
-def _rename(place: Path, before: str, now: str) -> None:
-    """Name the folder of this run where the files of a chapter name that of an earlier one."""
-    for path in place.rglob("*"):
-        if path.is_file() and path.suffix in _TEXTS:
-            text = path.read_text(encoding="utf-8")
-            if before in text:
-                path.write_text(text.replace(before, now), encoding="utf-8")
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Folders and files at any depth, sorted, also behind links; each folder is entered once, so a loop ends."""
+    entered = set[Path]()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        yield Path(place)
+        where = Path(place).resolve()
+        if where in entered:
+            folders.clear()
+            continue
+        entered.add(where)
+        folders.sort()
+        yield from (Path(place, name) for name in sorted(files))
+
+
+def _temporary_name(path: Path) -> str:
+    return f".{path.name}-{uuid.uuid4().hex[:8]}"
+
+
+def _remove_at_once(folder: Path) -> None:
+    """Remove a chapter so that another process finds it whole or not at all."""
+    aside = folder.with_name(_temporary_name(folder))
+    with suppress(FileNotFoundError):
+        folder.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _drop_oldest(root: Path) -> None:
     """Remove the chapters used longest ago until the cache holds at most MOST bytes."""
-    sizes = {
-        folder: sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-        for folder in root.iterdir()
-        if folder.is_dir() and not folder.name.startswith(".")
-    }
+    sizes: dict[Path, int] = {}
+    used: dict[Path, float] = {}
+    for folder in root.iterdir():
+        with suppress(FileNotFoundError):  # another process has removed it
+            used[folder] = folder.stat().st_mtime
+            if not folder.name.startswith("."):
+                sizes[folder] = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+            elif time.time() - used[folder] > _STALE:
+                shutil.rmtree(folder, ignore_errors=True)
     whole = sum(sizes.values())
-    for folder in sorted(sizes, key=lambda each: each.stat().st_mtime):
+    for folder in sorted(sizes, key=lambda each: used[each]):
         if whole <= MOST:
             return
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove_at_once(folder)
         whole -= sizes[folder]

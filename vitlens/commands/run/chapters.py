@@ -9,7 +9,7 @@ from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import read
 from vitlens.errors import UnknownNameError
 from vitlens.files import inside
-from vitlens.record import Better, Contents, Record, col, read_run, table
+from vitlens.record import Column, Contents, Record, col, read_run, table
 from vitlens.report.claims import Claim
 from vitlens.report.document import Cell, Document, Section, Sentence
 from vitlens.report.sections import ORDER, SAID
@@ -173,9 +173,12 @@ class Chaptered(Record):
                     found.setdefault(name, number)
         return found
 
-    def better(self, name: str) -> Better | None:
-        """The better direction of a metric, its own or a chapter's."""
-        return super().better(name) or next(filter(None, (each.record.better(name) for each in self.parts)), None)
+    def column(self, name: str) -> Column | None:
+        """Return the column that declares a metric, its own or a chapter's; first one that says what is better."""
+        columns = [super().column(name), *(each.record.column(name) for each in self.parts)]
+        declared = [column for column in columns if column is not None]
+        judged = [column for column in declared if column.better is not None]
+        return next(iter([*judged, *declared]), None)
 
     @classmethod
     def contents(cls) -> Contents:

@@ -20,6 +20,7 @@ from vitlens.commands.run.options import RunOptions
 from vitlens.errors import InputError, OutputError, VitlensError
 from vitlens.files import inside, require_no_links
 from vitlens.record import CONFIG, RESULTS, SCHEMA, Record, RunRecord, read_run, written
+from vitlens.references import resolved
 from vitlens.version import __version__
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ class RunFolder:
         require_plain(path)
         own = {name: value for name, value in (config or {}).items() if name != "command_line"}
         folder = cls(path, record.command, {**record.config, **own}, record.results)
+        _require_same_images(path, record.config.get("fingerprints"), own.get("fingerprints"))
         needed = {} if needs is None else {**dict.fromkeys(_WRITTEN), **needs}
         for name, value in needed.items():
             if name not in record.config or value not in (None, record.config[name]):
@@ -181,6 +183,18 @@ class RunFolder:
         files.write_json(self.place(RESULTS), content)
 
 
+def _require_same_images(path: Path, before: object, now: object) -> None:
+    """Raise InputError where the images of a part are not those that a run began with, as far as both are known."""
+    if not isinstance(before, Mapping) or not isinstance(now, Mapping):
+        return
+    for part in before.keys() & now.keys():
+        if before[part] != now[part]:
+            raise InputError(
+                f"expected the {part} images that the run in {path} began with, found others; give the same images, or "
+                "begin anew without --resume"
+            )
+
+
 def versions() -> dict[str, str]:
     """The versions that decide the numbers: vitlens, python and the libraries, without importing them."""
     installed = {"vitlens": __version__, "python": platform.python_version()}
@@ -193,12 +207,18 @@ def versions() -> dict[str, str]:
 
 
 def settings(
-    options: Any, run: RunOptions, *, models: "Sequence[Model]" = (), split: "Split | None" = None, **more: object
+    options: Any,
+    run: RunOptions,
+    *,
+    models: "Sequence[Model]" = (),
+    split: "Split | None" = None,
+    others: "Sequence[Split]" = (),
+    **more: object,
 ) -> dict[str, object]:
     """The settings of a run for RunFolder.opened, read back as `Record.config`.
 
-    options: the dataclass that the command took; run: its run options as they hold in this process; more: further
-    entries of config.json.
+    options: the dataclass that the command took; run: its run options as they hold in this process; others: the other
+    parts of the data that it reads; more: further entries of config.json.
     """
     content: dict[str, object] = {
         "command_line": run.command,
@@ -209,7 +229,11 @@ def settings(
         "models": [_model(model) for model in models],
         **more,
     }
-    return content if split is None else {**content, "data": _split(split)}
+    if split is None:
+        return content
+    images_fingerprint = resolved("vitlens.data.identity:images_fingerprint")  # torch is not imported for a report
+    fingerprints = {part.part: images_fingerprint(part) for part in (split, *others)}
+    return {**content, "data": _split(split), "fingerprints": fingerprints}
 
 
 def _model(model: "Model") -> dict[str, object]:

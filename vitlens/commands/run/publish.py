@@ -65,6 +65,13 @@ def report(path: Path, *, html: bool = False) -> Path:
         return written
 
 
+def write_report(path: Path) -> None:
+    """Write report.md and the tables of a finished run again; its figures stay. Raises InputError as `report`."""
+    record = read_folder(path)
+    with _foreign_contents(record):
+        _write(COMMANDS[record.command].report(record), record, html=False)
+
+
 def read(run: RunRecord) -> Any:
     """The record of a run, as its command declares it; names in it are as they were written, and escaped where they are
     put into a report."""

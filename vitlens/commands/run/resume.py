@@ -4,9 +4,9 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -14,10 +14,15 @@ from torch import Tensor
 from vitlens.commands.run.options import DECIDING
 from vitlens.commands.run.progress import PROGRESS, ProgressStore
 from vitlens.commands.run.run import Run, Writing
+from vitlens.devices import evaluating
 from vitlens.errors import InputError
+from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model
+from vitlens.models.saved import model_fingerprint
 from vitlens.record import CONFIG, read_run
 from vitlens.typed import read_as
+
+_DECIMALS: Final = 3  # of logits, which another order of summation changes in the seventh digit
 
 
 def batch_digest(images: Tensor, labels: Tensor) -> str:
@@ -37,8 +42,17 @@ def model_digest(model: Model) -> str:
 
 
 def content_digest(model: Model) -> str:
-    """SHA-256 of all that decides a model's answers and their names: also its classes and its preprocessing."""
-    facts = (model_digest(model), model.classes, asdict(model.preprocessing))
+    """Return a SHA-256 of all that decides a model's answers and their names.
+
+    These are its weights, modules, preprocessing and classes. The code of a --model-file may read further files, so
+    its answers to an image of noise are part of it, too.
+    """
+    answers = ""
+    if model.architecture["kind"] == "code":
+        with evaluating(model), torch.no_grad():
+            logits = model(probe_images(model, 1)).double().round(decimals=_DECIMALS)
+        answers = repr(logits.tolist())
+    facts = (model_fingerprint(model), model.classes, answers)
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 

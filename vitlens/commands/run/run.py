@@ -135,7 +135,7 @@ class Run(Generic[Options]):
         return self.processes.index + batch.indices * self.processes.count
 
     @contextmanager
-    def folder(self, title: str = "", *, resume: Path | None = None, **more: object) -> Iterator["Writing"]:
+    def folder(self, title: str = "", *, resume: Path | None = None, **more: Any) -> Iterator["Writing"]:
         """The run's folder, a context manager; in all processes but the first one that writes nothing.
 
         title: "Attention heads of", to which models and data are appended; resume: the folder of a stopped run, in

@@ -1,6 +1,6 @@
 """The chapters of a whole study: one command after another on its models, each with its own run folder."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.profile.options import ProfileOptions
 from vitlens.commands.rollout.options import RolloutOptions
 from vitlens.commands.run.chapter_runs import ChapterCache, ChapterImages, ChapterRunner, as_typed, cache_folder
+from vitlens.commands.run.chapters import ChapterRow
 from vitlens.commands.run.load import load_models, load_splits
 from vitlens.commands.run.options import ModelOptions
 from vitlens.commands.run.publish import read
@@ -105,9 +106,15 @@ def trained_first(model: ModelName, model_options: ModelOptions) -> bool:
 class Chapters(ChapterRunner):
     """Runs the chapters of a study."""
 
-    def __init__(self, path: Path, images: ChapterImages, options: StudyOptions) -> None:
+    def __init__(
+        self,
+        path: Path,
+        images: ChapterImages,
+        options: StudyOptions,
+        on_done: Callable[[Sequence[ChapterRow]], object] = lambda _: None,
+    ) -> None:
         cache = ChapterCache(cache_folder(), {}, images.digest) if options.cache else None
-        super().__init__(path, options.run, cache)
+        super().__init__(path, options.run, cache, on_done=on_done)
         self.images, self.depth = images, FULL if options.full else USUAL
         self.common: dict[str, Any] = {**images.options, "model_options": options.model_options}
         self.labelled: dict[str, Any] = {**self.common, "predicted": images.predicted}

@@ -58,7 +58,7 @@ def _measure_whole(options: StudyOptions) -> Path:
     if options.images and options.data:
         raise InputError("expected --images or --data, found both; leave one out")
     data = None if options.images else options.data or "digits"
-    images = ChapterImages(data, options.images, options.predicted)
+    images = ChapterImages(data, options.images, options.predicted, run.data_dir)
     if images.data and images.data not in SETS:
         reader_of(images.data, Path(images.data))  # a misspelt name is refused before anything is written
     presets = [model.name for model in named if trained_first(model, options.model_options)]

@@ -88,7 +88,8 @@ def _folder(start: Start) -> RunFolder:
     """The run's folder: new, or that of --resume."""
     options, split, alias = start.options, start.train, start.model.alias
     recipe = json.loads(json.dumps({**start.recipe.numbers(), "source": start.recipe.source}))
-    config = settings(options, start.run, models=[start.model, *start.others], split=split, recipe=recipe)
+    models = [start.model, *start.others]
+    config = settings(options, start.run, models=models, split=split, others=[start.test], recipe=recipe)
     return RunFolder.opened(
         "train",
         start.run,

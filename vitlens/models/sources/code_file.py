@@ -5,7 +5,8 @@ import hashlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
+import sysconfig
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, replace
 from importlib.util import module_from_spec, spec_from_file_location
@@ -22,6 +23,8 @@ from vitlens.models.sources.registry import SOURCES, ModelRequest
 from vitlens.preprocessing import Preprocessing
 
 _UNIQUE: Final = "_vitlens_model_file_"  # begins the module names of such files
+_LIBRARIES: Final = (Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).resolve().parents[2])
+_IMPORTED: Final[dict[str, set[str]]] = {}  # the user's modules that each of them has imported, by module names
 
 
 def load(request: ModelRequest) -> Model:
@@ -45,8 +48,11 @@ def load(request: ModelRequest) -> Model:
         )
     if not path.is_file():
         raise ModelError(f"expected a Python file, found nothing at {path}; check --model-file")
+    before = set(sys.modules)
     with seeded(request.seed), _running(path, shown):
-        made = _function(_module(path), name, shown)()
+        module = _module(path)
+        made = _function(module, name, shown)()
+    digest = _code_digest(path, module, before)
     if not isinstance(made, Model):
         library = type(made).__module__
         own = library == "builtins" or library.startswith(_UNIQUE)
@@ -57,14 +63,13 @@ def load(request: ModelRequest) -> Model:
         )
     model = copy.copy(made)  # the function may return one object each time it is called
     model.alias = request.alias
-    digest = sha256(path)
     overrides = {"code_sha256": digest}
     model.architecture = asdict(
         Architecture("code", f"{path.name}:{name}", len(made.classes), made.input_size, overrides)
     )
     notes = (*made.provenance.notes, f"made by {name}() of {path.name}, whose code was run (--model-file)")
     model.provenance = replace(
-        made.provenance, name=shown, weights=path.name, sha256=digest, versions=versions(), notes=notes
+        made.provenance, name=shown, weights=path.name, sha256=sha256(path), versions=versions(), notes=notes
     )
     return model
 
@@ -131,6 +136,44 @@ def _module(path: Path) -> ModuleType:
             del sys.modules[unique]
             raise
     return sys.modules[unique]
+
+
+def _code_digest(path: Path, module: ModuleType, before: Collection[str]) -> str:
+    """Return the SHA-256 of a file, or of it and of the user's modules that it imports, where there are some.
+
+    before: the names of the modules that were loaded before it ran. A module that another model file has loaded already
+    is found where one of this file's globals leads to it.
+    """
+    unique = module.__name__
+    new = {name for name in set(sys.modules) - set(before) - {unique} if _is_of_user(sys.modules[name])}
+    _IMPORTED[unique] = _IMPORTED.get(unique, set()) | new
+    candidates = set().union(*_IMPORTED.values())
+    reached, pending = set(_IMPORTED[unique]), [unique, *_IMPORTED[unique]]
+    while pending:
+        for name in _named_modules(sys.modules.get(pending.pop())) & candidates - reached:
+            reached.add(name)
+            pending.append(name)
+    files = sorted({str(sys.modules[name].__file__) for name in reached if name in sys.modules})
+    if not files:
+        return sha256(path)
+    return hashlib.sha256("".join([sha256(path), *(sha256(Path(file)) for file in files)]).encode()).hexdigest()
+
+
+def _named_modules(module: ModuleType | None) -> set[str]:
+    """The names of the modules that a module's globals are, or come from."""
+    values = [] if module is None else list(vars(module).values())
+    names = (value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "") for value in values)
+    return {name for name in names if isinstance(name, str)}
+
+
+def _is_of_user(module: ModuleType) -> bool:
+    """Return True for a module in a file outside the libraries and vitlens."""
+    file = getattr(module, "__file__", None)
+    if not isinstance(file, str) or not Path(file).is_file():
+        return False
+    path = Path(file).resolve()
+    installed = "site-packages" in path.parts or "dist-packages" in path.parts
+    return not installed and not any(path.is_relative_to(place) for place in _LIBRARIES)
 
 
 @contextmanager

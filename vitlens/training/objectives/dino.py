@@ -64,12 +64,18 @@ class SelfDistillation(nn.Module):
                 f"--set local_size={max(round(size / step), 1) * step}"
             )
         self.student = Projected(model, settings["outputs"])
-        self.teacher = deepcopy(self.student).requires_grad_(False)
+        self.teacher = deepcopy(self.student).requires_grad_(False).eval()
         self.register_buffer("centre", torch.zeros(settings["outputs"]))
         self.centre: Tensor
         # of the teacher's outputs since the last update: their sum and their number, in this process
         self.register_buffer("seen", torch.zeros(settings["outputs"] + 1), persistent=False)
         self.seen: Tensor
+
+    def train(self, mode: bool = True) -> "SelfDistillation":
+        """Set the student's mode; the teacher stays without dropout and stochastic depth (Caron 2021)."""
+        super().train(mode)
+        self.teacher.eval()
+        return self
 
     def inputs(self, images: Images, keys: Tensor, *, seed: int, epoch: int) -> tuple[Tensor, ...]:
         """The global crops (2, batch, 3, height, width) and the local ones, in [0, 1]."""

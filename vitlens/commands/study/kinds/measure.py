@@ -122,7 +122,15 @@ def _folder(setup: Setup) -> RunFolder:
     return RunFolder.opened(
         "study",
         setup.run,
-        settings(setup.options, setup.run, models=models, split=setup.test, device=str(setup.device), **own),
+        settings(
+            setup.options,
+            setup.run,
+            models=models,
+            split=setup.test,
+            others=[setup.train],
+            device=str(setup.device),
+            **own,
+        ),
         name_parts=(str(setup.options.kind), *(model.alias for model in models), setup.data),
         title=f"{title}, on {setup.test.title or setup.test.name}",
         resume=setup.options.resume,

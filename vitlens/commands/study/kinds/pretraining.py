@@ -47,10 +47,19 @@ Values = Mapping[str, Sequence[float]]  # of each point by its label, one a seed
 
 def probed(setup: Setup, model: Model, *, seed: int) -> NDArray[np.bool_]:
     """Whether a linear probe on frozen features classifies each test image correctly, (n,)."""
-    labels = _labels(setup.train), _labels(setup.test)
-    read = _features(model, setup.train), _features(model, setup.test)
-    found: NDArray[np.bool_] = probe(read[0], labels[0], read[1], labels[1], seed=seed).correct.numpy()
+    bank, read = _features(model, setup.train), _features(model, setup.test)
+    correct = _probe_correct(setup, bank, read, _labels(setup.test), seed=seed)
+    found: NDArray[np.bool_] = correct.numpy()
     return found
+
+
+def _probe_correct(setup: Setup, bank: Tensor, read: Tensor, truth: Tensor, *, seed: int) -> Tensor:
+    """Return which of these features a probe fitted to the training images classifies correctly, (n,).
+
+    Images of one group, such as scenes of one digit, stay together where the regularisation is chosen.
+    """
+    groups = setup.train.groups
+    return probe(bank, _labels(setup.train), read, truth, train_groups=groups, seed=seed).correct
 
 
 def pretrained(setup: Setup) -> dict[str, Any]:
@@ -142,8 +151,8 @@ def _robust(setup: Setup, model: Model, bank: Tensor, read: Tensor, *, seed: int
             changed = OPERATIONS[kind.operation](batch.images, level, numbers[batch.indices.cpu()]).clamp(0, 1)
             parts.append(features(model, changed, layer=-1, pool=POOL).at(-1))
         sets.append(torch.cat(parts))
-    found = probe(bank, _labels(setup.train), torch.cat(sets), truth.repeat(len(sets)), seed=seed)
-    clean, *others = found.correct.double().view(len(sets), -1).mean(1).tolist()
+    correct = _probe_correct(setup, bank, torch.cat(sets), truth.repeat(len(sets)), seed=seed)
+    clean, *others = correct.double().view(len(sets), -1).mean(1).tolist()
     yield PROBE, clean
     yield from ((CORRUPTIONS[name].title, clean - other) for name, other in zip(CORRUPTED, others))
 

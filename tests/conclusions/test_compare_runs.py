@@ -1,0 +1,129 @@
+"""`report --compare`: every folder compares with its like; the title decides on release; other images are said."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.contracts.test_report_folders import BY_HAND, NAMES
+from tests.kit.commands import ran
+from tests.kit.first_page import check_first_page
+from tests.kit.golden import LINES
+from vitlens.cli.main import run
+from vitlens.commands.report.report import REPORT, ComparedRuns, MetricChange, compared_runs
+from vitlens.commands.run.publish import read_folder
+from vitlens.record import Record
+from vitlens.report.document import Document
+from vitlens.uncertainty import Estimate
+
+
+def comparison(before: Record, after: Record) -> Document:
+    return REPORT(compared_runs(before, after, "vitlens report"))
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in BY_HAND else ()) for name in NAMES]
+)
+def test_every_folder_is_compared_with_its_copy_and_with_another_run_of_its_command(name, golden, tmp_path):
+    made = golden(name)
+    copy = Path(shutil.copytree(made.folder, tmp_path / "copy"))
+    assert run(["report", "--compare", str(made.folder), str(copy)]) == 0
+    assert not compared_runs(made.record, read_folder(copy), "").changed
+    others = [each for each in NAMES if each != name and each not in BY_HAND and command(each) == command(name)]
+    for other in others:
+        assert run(["report", "--compare", str(golden(other).folder), str(copy)]) in (0, 2, 3)  # 2: more models
+
+
+def command(name: str) -> str:
+    return LINES.get(name, name).split()[0]
+
+
+def test_metrics_with_numbers_in_their_names_are_found_under_another_alias(golden, tmp_path, tiny_vit):
+    before = golden("audit").record
+    after = ran(tmp_path / "new", f"audit new={tiny_vit} --data digits --limit 4 --batch-size 4 --budget 0.001")
+    runs = compared_runs(before, after, "")
+    changes = {change.metric for change in runs.changes}
+    assert {name for name in after.metrics if name.startswith("robust_accuracy/new/")} <= changes
+    assert not [name for name in runs.alone if name.startswith("robust_accuracy/")]
+
+
+def photographs(folder: Path, *, darker: bool) -> Path:
+    """Class folders of the same names and sizes; darker: of other images."""
+    generator = np.random.default_rng(int(darker))
+    for label in range(10):
+        for number in range(3):
+            path = folder / "test" / str(label) / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = generator.integers(0, 128 if darker else 256, (32, 32, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(path)
+    return folder / "test"
+
+
+def test_other_images_of_the_same_names_are_not_paired_and_the_title_says_so(tmp_path):
+    folders = [photographs(tmp_path / name, darker=name == "b") for name in ("a", "b")]
+    first, second = (
+        ran(tmp_path / f"run-{at}", f"evaluate cnn-digits --data {each}") for at, each in enumerate(folders)
+    )
+    (accuracy,) = [row for row in compared_runs(first, second, "").changes if row.metric == "accuracy/cnn-digits"]
+    assert accuracy.test == "independent"
+    document = comparison(first, second)
+    assert "other images" in document.title
+    assert any("other images" in each.text for each in document.first.unknown)
+    assert any("fingerprint" in row.setting for row in compared_runs(first, second, "").settings)
+    moved = shutil.copytree(folders[0], tmp_path / "elsewhere" / "test")
+    again = ran(tmp_path / "again", f"evaluate cnn-digits --data {moved}")
+    (accuracy,) = [row for row in compared_runs(first, again, "").changes if row.metric == "accuracy/cnn-digits"]
+    assert accuracy.test == "paired"
+
+
+def test_folders_without_fingerprints_are_read_and_not_paired(golden, tmp_path):
+    made = golden("evaluate")
+    old = Path(shutil.copytree(made.folder, tmp_path / "old"))
+    config = json.loads((old / "config.json").read_text())
+    assert config.pop("fingerprints").keys() == {"test"}
+    (old / "config.json").write_text(json.dumps(config))
+    assert run(["report", str(old)]) == 0
+    runs = compared_runs(read_folder(old), made.record, "")
+    assert (runs.same_images, {row.test for row in runs.tested}) == ("not known", {"independent"})
+    assert "not known" in comparison(read_folder(old), made.record).title
+
+
+def accuracy(before: float, after: float, p: float, words: str = "accuracy") -> MetricChange:
+    """One accuracy of 60 images before and after."""
+    points = 100 * (after - before)
+    was, now = (Estimate(value, value - 0.1, value + 0.1, 60) for value in (before, after))
+    difference = Estimate(points, points - 9, points + 9, 60, "points")
+    return MetricChange("accuracy/m", words, was, now, difference, p, p, "paired", "higher")
+
+
+def cross_entropy(p: float) -> MetricChange:
+    was, now, more = (Estimate(value, value - 0.1, value + 0.1, 60, "nats") for value in (0.8, 1.2, 0.4))
+    return MetricChange("cross_entropy/m", "cross-entropy", was, now, more, p, p, "independent", "lower")
+
+
+@pytest.mark.parametrize(
+    ("changes", "images", "verdict", "state"),
+    [
+        ([accuracy(0.78, 0.6, 0.001), cross_entropy(0.001)], "the same", "Do not release new: accuracy fell", "fail"),
+        ([accuracy(0.78, 0.667, 0.2), cross_entropy(0.001)], "the same", "Do not release new: accuracy fell", "fail"),
+        ([accuracy(0.78, 0.6, 0.001)], "others", "Do not release new yet: accuracy fell", "fail"),
+        ([cross_entropy(0.001)], "the same", "Do not release new: cross-entropy got worse", "fail"),
+        ([accuracy(0.78, 0.667, 0.2)], "the same", "Undecided whether to release new: accuracy fell", "inconclusive"),
+        ([accuracy(0.78, 0.79, 0.9)], "others", "Undecided whether to release new", "inconclusive"),
+        ([accuracy(0.78, 0.79, 0.9)], "not known", "Undecided whether to release new", "inconclusive"),
+        ([], "the same", "Undecided whether to release new", "inconclusive"),
+        ([accuracy(0.78, 0.79, 0.9), cross_entropy(0.5)], "the same", "new can be released", "pass"),
+    ],
+)
+def test_the_title_decides_on_release_and_names_a_fall_of_accuracy_first(changes, images, verdict, state):
+    document = REPORT(ComparedRuns(earlier="old", later="new", same_images=images, changes=tuple(changes)))
+    assert document.title.startswith(verdict)
+    assert document.claims[0].state == state
+    assert ("images" in document.title) == (images != "the same")
+    assert "_" not in document.title
+    if changes and changes[0].is_accuracy:
+        assert document.first.answer[1].text.startswith("**accuracy**")
+    check_first_page(document)
