@@ -363,7 +363,7 @@ def _metrics_of(row: Any) -> Iterator[tuple[str, Estimate]]:
 def written(record: Record) -> tuple[dict[str, Any], dict[str, Any], dict[str, dict[str, Any]]]:
     """A record as it is written: metrics and tables as in results.json, and arrays by the name of their file."""
     metrics = {name: _without_none(msgspec.to_builtins(number)) for name, number in record.metrics.items()}
-    tables = {name: [_as_json(row) for row in rows] for name, rows in record.tables.items()}
+    tables = written_tables(record)
     files: dict[str, dict[str, Any]] = {}
     for each, (pattern, _) in _array_files(type(record)).items():
         value = getattr(record, each)
@@ -373,6 +373,11 @@ def written(record: Record) -> tuple[dict[str, Any], dict[str, Any], dict[str, d
         elif value is not None:
             files[pattern] = as_arrays(value)
     return metrics, tables, files
+
+
+def written_tables(record: Record) -> dict[str, list[dict[str, Any]]]:
+    """Return the tables of a record as they are in results.json."""
+    return {name: [_as_json(row) for row in rows] for name, rows in record.tables.items()}
 
 
 def _as_json(row: Any) -> dict[str, Any]:

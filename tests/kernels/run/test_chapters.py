@@ -237,11 +237,12 @@ def build():
 @pytest.mark.parametrize(("word", "is_cached"), [("profile", False), ("stats", True)])
 def test_timings_are_never_those_of_another_run(tmp_path, monkeypatch, word, is_cached):
     def measure(options: StatsOptions) -> None:
-        with RunFolder.opened(word, options.run) as folder:
+        config = {"options": {}, "models": [{"alias": "mine", "name": "runs/a"}]}
+        with RunFolder.opened(word, options.run, config) as folder:
             folder.keep(COMMANDS[word].recorded())
 
     plain = COMMANDS[word]
-    replaced = SimpleNamespace(measure=measure, recorded=plain.recorded, report=plain.report)
+    replaced = SimpleNamespace(measure=measure, recorded=plain.recorded, report=plain.report, reports=True)
     monkeypatch.setitem(COMMANDS, word, replaced)
     rows = []
     for name in ("first", "second"):

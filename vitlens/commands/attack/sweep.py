@@ -26,6 +26,7 @@ from vitlens.devices import evaluating
 from vitlens.models.model import Model
 
 PART_BATCHES = 4  # batches that are attacked, and stored, together: the queue is refilled from all of them
+_PART_PIXELS: Final = 400_000  # of these on a CPU, 8 photographs of 224 px: a stopped run loses no more than one part
 SAMPLED: Final = 256  # images of the sample, at most
 CHECKED: Final = 16  # correctly classified images on which the attacks are checked
 _SLOW: Final = (6, 2)  # images and steps of slow attacks
@@ -52,6 +53,14 @@ class ModelAttack:
     def batch_size(self) -> int:
         """Images at a time."""
         return self.run.run.batch_size or fitting_batch(self.model)
+
+    @property
+    def part_size(self) -> int:
+        """Images that are attacked, and stored, together."""
+        whole = PART_BATCHES * self.batch_size
+        height, width = self.run.split.size
+        few = max(1, _PART_PIXELS // (height * width))
+        return min(whole, few) if self.model.device.type == "cpu" else whole
 
     def images(self, indices: Tensor) -> Tensor:
         """The pixels of these images (n, 3, height, width) in [0, 1], on the CPU."""
@@ -89,7 +98,7 @@ class ModelAttack:
 
 def sweep_all(work: ModelAttack) -> None:
     """Every attack on all images, each process on its share, gathered in the order of the images."""
-    run, names, size = work.run, work.run.options.attacks, PART_BATCHES * work.batch_size
+    run, names, size = work.run, work.run.options.attacks, work.part_size
     share = torch.arange(run.processes.index, len(run.split), run.processes.count)
     starts, title = range(0, len(share), size), f"attacking {work.model.alias}"
     with run.progress(title, len(share) * len(names)) as advance:

@@ -37,6 +37,8 @@ from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.chapter_runs import ChapterCache, ChapterImages, ChapterRunner, as_typed, cache_folder
+from vitlens.commands.run.chapters import ChapterRow
+from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.publish import publish, read, read_folder
 from vitlens.commands.run.requirements import outcomes, requirements_of
 from vitlens.commands.run.resume import content_digest
@@ -88,17 +90,22 @@ class AuditChapters(ChapterRunner):
     others leave. predicted: whether the model's predictions are the labels; untested: the chapters that could not be
     run, or not whole."""
 
-    def __init__(self, path: Path, run: Run[AuditOptions], predicted: bool) -> None:
+    def __init__(self, folder: RunFolder, run: Run[AuditOptions], predicted: bool) -> None:
         options = run.options
         (name,) = parse_models((options.model,))
         data = None if options.images else options.data or "digits"
         images = ChapterImages(data, options.images, data_dir=run.run.data_dir)
         cache = ChapterCache(cache_folder(), {as_typed(name): content_digest(run.model)}, images.digest)
-        super().__init__(path, run.run, cache if options.cache else None)
+        super().__init__(folder.path, run.run, cache if options.cache else None, on_done=self._keep)
+        self.folder = folder
         self.model, self.split, self.minutes = run.model, run.split, options.budget
         self.models, self.alias, self.predicted = (as_typed(name),), name.alias, predicted
         self.common: dict[str, Any] = {**images.options, "model_options": options.model_options}
         self.untested: list[UntestedRow] = []
+
+    def _keep(self, done: Sequence[ChapterRow]) -> None:
+        """Keep what is done, for the report of an audit that is stopped."""
+        self.folder.keep_tables(AuditRecord(chapters=tuple(done), untested=tuple(self.untested)))
 
     def analyse(self) -> None:
         """Accuracy, explanation, attention, and FGSM and corruptions on all images."""
@@ -280,7 +287,7 @@ def measure(options: AuditOptions) -> Path:
     with run.folder("Audit of") as writing:
         folder = writing.folder
         assert folder is not None, "one process alone audits"
-        chapters = AuditChapters(folder.path, run, predicted)
+        chapters = AuditChapters(folder, run, predicted)
         chapters.analyse()
         start = time.monotonic()
         why: dict[str, Any] = {} if predicted else failure_fields([_mapped(run)], quiet=run.run.quiet)

@@ -164,9 +164,9 @@ class ChapterCache:
             if _read_kept(source) != kept:  # another process has replaced it while it was copied
                 return False
             write_json(temporary / CONFIG, self._as_now(read_json(temporary / CONFIG), kept.names, options))
+            write_report(temporary)
             shutil.rmtree(place, ignore_errors=True)
             temporary.rename(place)
-            write_report(place)
         except (OSError, VitlensError):
             return False
         finally:

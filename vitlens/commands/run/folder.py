@@ -1,10 +1,13 @@
 """RunFolder: the folder of one run, whose status is done only when the run has ended; its place and its settings."""
 
 import errno
+import os
 import platform
 import re
+import shlex
 import time
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
@@ -19,7 +22,7 @@ from vitlens.arrays import write_arrays
 from vitlens.commands.run.options import RunOptions
 from vitlens.errors import InputError, OutputError, VitlensError
 from vitlens.files import inside, require_no_links
-from vitlens.record import CONFIG, RESULTS, SCHEMA, Record, RunRecord, read_run, written
+from vitlens.record import CONFIG, RESULTS, SCHEMA, Record, RunRecord, read_run, written, written_tables
 from vitlens.references import resolved
 from vitlens.version import __version__
 
@@ -44,6 +47,32 @@ _BEGAN = time.time()  # of this process: temporary files that are older were lef
 _PARTS = ("chapters", "pruned")  # runs, and a model, within a run
 
 
+class Hold:
+    """The claim of a run on its folder, which ends with it or with its process, however that ends.
+
+    Raises OutputError where another run has the folder, here or in another process.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.release: Callable[[], object] = lambda: None
+        try:
+            import fcntl
+        except ImportError:  # Windows has no such locks
+            return
+        descriptor = os.open(path, os.O_RDONLY)
+        self.release = weakref.finalize(self, os.close, descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self.release()
+            raise OutputError(
+                f"expected a run that has ended in {path}, found one that is still running; wait for it, stop it, or "
+                "choose another --out"
+            ) from error
+        except OSError:  # a file system without locks
+            self.release()
+
+
 class RunFolder:
     """The folder of a run while it runs: a context manager.
 
@@ -52,8 +81,15 @@ class RunFolder:
     """
 
     def __init__(
-        self, path: Path, command: str, config: Mapping[str, object], results: Mapping[str, Any] | None = None
+        self,
+        path: Path,
+        command: str,
+        config: Mapping[str, object],
+        results: Mapping[str, Any] | None = None,
+        *,
+        hold: Hold,
     ) -> None:
+        self._hold = hold
         before = results or {}  # of earlier attempts, when it is resumed
         self.path, self.command, self.config = path, command, config
         self._metrics: Mapping[str, object] = before.get("metrics", {})
@@ -82,7 +118,7 @@ class RunFolder:
         if resume is not None:
             return cls.reopen(resume, needs=needs, config=config)
         path = default_place(command, name_parts) if run.out is None else run.out
-        make_folder(path, overwrite=run.overwrite)
+        hold = make_folder(path, overwrite=run.overwrite)
         whole: dict[str, object] = {
             "command": command,
             "title": title or " ".join((command.capitalize(), *name_parts)),
@@ -92,7 +128,7 @@ class RunFolder:
             **(config or {}),
         }
         files.write_json(path / CONFIG, whole)
-        folder = cls(path, command, whole)
+        folder = cls(path, command, whole, hold=hold)
         folder._write("running")
         return folder
 
@@ -110,7 +146,7 @@ class RunFolder:
         record = read_run(path)
         require_plain(path)
         own = {name: value for name, value in (config or {}).items() if name != "command_line"}
-        folder = cls(path, record.command, {**record.config, **own}, record.results)
+        folder = cls(path, record.command, {**record.config, **own}, record.results, hold=Hold(path))
         _require_same_images(path, record.config.get("fingerprints"), own.get("fingerprints"))
         needed = {} if needs is None else {**dict.fromkeys(_WRITTEN), **needs}
         for name, value in needed.items():
@@ -135,12 +171,33 @@ class RunFolder:
         if kind is not None:
             status = "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
         if isinstance(error, KeyboardInterrupt):  # the boundary prints what an interruption carries
-            error.args = (f"what was done lies in {self.path}",)
+            error.args = (self._left(),)
         try:
             self._write(status)
         except (VitlensError, OSError):
             if kind is None:  # else the first error is the one to report; results.json still says running
                 raise
+        finally:
+            self._hold.release()
+
+    def _left(self) -> str:
+        """What an interrupted run leaves, and the command that goes on with it where there is one."""
+        options = self.config.get("options")
+        known = options if isinstance(options, Mapping) else {}
+        whole_study = self.command == "study" and "points" not in self.config  # its chapters are in the cache
+        if "resume" not in known or whole_study:
+            return f"what was done lies in {self.path}"
+        words = ["vitlens", self.command, "--resume", str(self.path)]
+        bundle = known.get("model_options")
+        files = known.get("model_file") or (bundle.get("model_file") if isinstance(bundle, Mapping) else None) or ()
+        for file in files:
+            words += ["--model-file", str(file)]
+        return f"what is finished is kept in {self.path}; go on with {shlex.join(words)}"
+
+    def keep_tables(self, record: Record) -> None:
+        """Write the tables of a record that is not whole yet, from which a report can be made if the run is stopped."""
+        self._tables = written_tables(record)
+        self._write("running")
 
     def keep(self, record: Record) -> None:
         """Keep a record: its metrics and tables, and write its arrays."""
@@ -278,12 +335,16 @@ def default_place(command: str, name_parts: Sequence[str]) -> Path:
     return place
 
 
-def make_folder(path: Path, *, overwrite: bool) -> None:
-    """Make a run's folder, or empty that of an earlier run. Raises OutputError and StorageError."""
+def make_folder(path: Path, *, overwrite: bool) -> Hold:
+    """Make a run's folder, or empty that of an earlier run, and hold it. Raises OutputError and StorageError."""
     try:
-        if path.exists() or path.is_symlink():
-            _clear(path, overwrite=overwrite)
+        earlier = path.exists() or path.is_symlink()
+        if earlier:
+            _require_replaceable(path, overwrite=overwrite)
         path.mkdir(parents=True, exist_ok=True)
+        hold = Hold(path)
+        if earlier:
+            _clear(path)
         probe = path / ".vitlens-probe"
         probe.touch()
         probe.unlink()
@@ -293,10 +354,11 @@ def make_folder(path: Path, *, overwrite: bool) -> None:
         raise OutputError(
             f"expected a folder that can be written at {path}, found: {error.strerror}; choose another --out"
         ) from error
+    return hold
 
 
-def _clear(path: Path, *, overwrite: bool) -> None:
-    """Take an earlier run's files away, results.json first so that no moment shows a finished run."""
+def _require_replaceable(path: Path, *, overwrite: bool) -> None:
+    """Raise OutputError for a folder in whose place no run may be made."""
     if not path.is_dir():
         raise OutputError(f"expected a new folder for --out, found a file at {path}; choose another --out")
     if not overwrite and not _holds_no_results(path):
@@ -304,6 +366,10 @@ def _clear(path: Path, *, overwrite: bool) -> None:
     if any(path.iterdir()) and not all((path / name).is_file() for name in (CONFIG, RESULTS)):
         raise OutputError(f"expected --overwrite of an earlier run, found other files in {path}; choose another --out")
     require_plain(path)
+
+
+def _clear(path: Path) -> None:
+    """Take an earlier run's files away, results.json first so that no moment shows a finished run."""
     for pattern in (RESULTS, CONFIG, *_OURS):
         for file in path.glob(pattern):
             if not file.is_dir():

@@ -45,11 +45,16 @@ def split_by_seed(data: str) -> bool:
 
 
 def keep_training_images(folder: Path, split: Split, *, data: str, start: Model | None = None) -> None:
-    """Write which images a model in `folder` is trained on, and those that its start was trained on before."""
+    """Write which images a model in `folder` is trained on, and those that its start was trained on before.
+
+    Of a training that goes on, the images of which it knew stay: it was trained on them.
+    """
     numbers = image_numbers(split) if split_by_seed(data) else np.zeros(0, np.uint64)
     before = None if start is None else _numbers_of(start)
-    if before is not None:
-        numbers = np.union1d(numbers, before)
+    earlier = _read(folder / _FILE) if (folder / _FILE).is_file() else None
+    for known in (before, earlier):
+        if known is not None:
+            numbers = np.union1d(numbers, known)
     write_arrays(folder / _FILE, {"numbers": np.unique(numbers)})
 
 

@@ -68,7 +68,9 @@ def _measure_whole(options: StudyOptions) -> Path:
     with RunFolder.opened(
         "study", run, settings(options, run), name_parts=(*aliases, data_name), title=title
     ) as folder:
-        chapters = Chapters(folder.path, images, options)
+        chapters = Chapters(
+            folder.path, images, options, lambda done: folder.keep_tables(StudyRecord(chapters=tuple(done)))
+        )
         budgets = equal_budgets(presets, str(data), epochs=options.epochs, batch_size=run.batch_size)
         ready = [chapters.trained(model, budgets[model.name]) if model.name in budgets else model for model in named]
         vits = [name for name, model in zip(ready, named) if model in studied]
