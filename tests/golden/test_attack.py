@@ -147,6 +147,28 @@ def test_a_stopped_run_is_resumed_and_no_other(tmp_path, tiny_vit, capsys):
     assert (again.status, again.metrics) == ("done", whole.metrics)
 
 
+def test_an_interrupted_run_keeps_its_finished_batches_and_names_the_command_that_resumes(tmp_path, tiny_vit, capsys):
+    typed = f"attack mine={tiny_vit} {FEW} --epsilon 0,4,32 --self-checks few --attack fgsm,noise"
+    out = tmp_path / "stopped"
+    with quick_attacks(part=1):
+        whole = ran(tmp_path / "whole", typed)
+        with stopping("attack", at=3, error=KeyboardInterrupt()):
+            assert run(f"{typed} {ENDS} {out}".split()) == 130
+        said = capsys.readouterr().err
+        assert len(list((out / "progress").glob("*.npz"))) == 2
+        line = said.partition("go on with vitlens ")[2].split()
+        assert line == ["attack", "--resume", str(out)]
+        for other in ("--seed 3", "--attack pgd"):
+            assert "leave it out" in refusal(capsys, f"{' '.join(line)} {other} --device cpu --quiet")
+        with stopping("attack", at=0) as calls:
+            assert run([*line, "--device", "cpu", "--quiet"]) == 0
+    assert calls[0] == 2
+    again = read_folder(out)
+    np.testing.assert_equal(asdict(again.attacked["mine"]), asdict(whole.attacked["mine"]))
+    assert again.metrics == whole.metrics
+    assert "--resume FOLDER" in refusal(capsys, "attack --data digits")
+
+
 def test_downwards_finds_the_same_with_fewer_passes_and_is_not_resumed_upwards(tmp_path, tiny_vit, capsys):
     line = f"attack {tiny_vit} {FEW} --attack pgd,deepfool --steps 2 --epsilon 1,8"
     up, down = ran(tmp_path / "up", line), ran(tmp_path / "down", f"{line} --downwards")

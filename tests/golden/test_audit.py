@@ -1,6 +1,7 @@
 """An audit from beginning to end on tiny models: chapters, verdicts, what is said without labels, JUnit, exit codes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -59,6 +60,16 @@ def test_the_checks_of_maps_are_kept_within_the_budget(labelled, tiny_vit, tmp_p
         assert ("explain" in {row.part for row in record.untested}) == is_cut
         assert (len(record.named["explain"].record.methods) == 1) == is_cut
         assert sum(claim.question == "maps" for claim in judged(report(record))) == 1
+
+
+def test_the_title_says_first_whether_the_requirement_holds(labelled):
+    record = read_folder(labelled / "run")
+    assert report(record).title.startswith("Do not release mine: accuracy at least 0.999 does not hold")
+    run = {**record.config.options["run"], "at_least": ["accuracy=0.0"]}
+    config = replace(record.config, options={**record.config.options, "run": run})
+    assert report(replace(record, config=config)).title.startswith("mine meets accuracy at least 0")
+    config = replace(config, options={**config.options, "run": {**run, "at_least": []}})
+    assert "accuracy" not in report(replace(record, config=config)).title
 
 
 def test_the_file_for_continuous_integration_is_there_though_the_requirement_is_unmet(labelled):

@@ -18,7 +18,7 @@ from vitlens.cli.main import run
 from vitlens.commands.attack import sweep
 from vitlens.commands.audit.record import CandidateRow
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.run import publish
+from vitlens.commands.run import chapter_runs, publish
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.study import chapters
 from vitlens.record import Record
@@ -103,14 +103,19 @@ def quick_attacks(candidates: Sequence[CandidateRow] | None = None, *, part: int
 
 
 @contextmanager
-def stopping(word: Literal["ablate", "attack"], *, at: int) -> Iterator[list[int]]:
-    """Inside, the measurement of that number in a run fails (0: none does); gives the number of them so far."""
+def stopping(word: Literal["ablate", "attack"], *, at: int, error: BaseException | None = None) -> Iterator[list[int]]:
+    """Inside, the measurement of that number in a run fails (0: none does); gives the number of them so far.
+
+    error: with which it fails (None: a division by zero).
+    """
     module = {"ablate": analysis, "attack": sweep}[word]
     name = {"ablate": "loss_and_correct", "attack": "sweep"}[word]
     plain, calls = getattr(module, name), [0]
 
     def counted(*given: Any, **more: Any) -> Any:
         calls[0] += 1
+        if calls[0] == at and error is not None:
+            raise error
         return 1 / 0 if calls[0] == at else plain(*given, **more)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -142,6 +147,21 @@ def few_chapters(*left_out: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, quick_attacks():
         patch.setattr(chapters, "USUAL", usual)
         patch.setattr(chapters.Chapters, "run", made)
+        yield
+
+
+@contextmanager
+def stopping_at(word: str) -> Iterator[None]:
+    """Inside, a run of chapters is stopped by Ctrl-C where the chapter of this command would begin."""
+    plain = chapter_runs.ChapterRunner.run
+
+    def stopped(self: chapter_runs.ChapterRunner, at: str, *given: Any, **part: Any) -> Any:
+        if at == word:
+            raise KeyboardInterrupt
+        return plain(self, at, *given, **part)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chapter_runs.ChapterRunner, "run", stopped)
         yield
 
 

@@ -5,10 +5,11 @@ from collections import Counter
 import pytest
 from PIL import Image
 
-from tests.kit.commands import few_chapters, ran, refusal
+from tests.kit.commands import few_chapters, ran, refusal, stopping_at
 from tests.kit.contradictions import contradictions
 from tests.kit.first_page import check_first_page
 from tests.kit.whole_folder import whole_folder
+from vitlens.cli.main import run
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.study.report import REPORT
 
@@ -59,6 +60,24 @@ def test_how_the_vit_works_and_the_explorer_follow_from_its_chapters(inspected):
         assert explorer.labels[row.layer][row.head] == (row.label or "")
     for row in stats.names:
         assert explorer.words[row.layer][row.head] == row.words
+
+
+def test_the_report_of_a_study_that_was_stopped_shows_its_finished_chapters(tiny_vit, tmp_path, capsys):
+    out = tmp_path / "out"
+    with stopping_at("rollout"), few_chapters(*LONG):
+        line = f"{LINE.format(models=f'mine={tiny_vit}')} --device cpu --quiet --out {out}"
+        assert run(line.split()) == 130
+    assert str(out) in capsys.readouterr().err
+    assert run(["report", str(out)]) == 0
+    record = read_folder(out)
+    assert record.status == "interrupted"
+    assert [row.word for row in record.chapters] == ["evaluate", "attention"]
+    assert "accuracy/mine" in record.metrics
+    text = (out / "report.md").read_text()
+    assert "interrupted" in text
+    for row in record.chapters:
+        assert f"]({row.folder}/report.md)" in text
+    check_first_page(REPORT(record))
 
 
 @pytest.mark.slow

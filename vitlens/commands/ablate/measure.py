@@ -25,7 +25,7 @@ from vitlens.analysis.evaluation.intervals import spearman
 from vitlens.commands.ablate import record as rows
 from vitlens.commands.ablate.bench import Bench, head_labels, inside, name_of, pruned
 from vitlens.commands.ablate.options import AblateOptions
-from vitlens.commands.run.resume import resumable
+from vitlens.commands.run.resume import resumable, with_its_settings
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import labels_of
 from vitlens.devices import autocast
@@ -59,6 +59,7 @@ def measure(options: AblateOptions) -> Path | None:
     without labels, InputError for too few images, and for another model or other data than those of a run that
     is resumed.
     """
+    options = with_its_settings(options, "ablate")
     run = Run("ablate", options, most=1)
     images = len(run.split)
     chosen = tuple(replacement_for(images, name) for name in options.replace or (None,))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitlens.commands.run.flags import choices, option
-from vitlens.commands.run.options import ModelOnImages, predicted_option
+from vitlens.commands.run.options import ModelOnImages, one_model, predicted_option, require_models
 from vitlens.errors import InputError
 from vitlens.names import FEWEST_FOR_MEAN, REPLACEMENTS, UNIT_KINDS, Replacement, UnitKind
 
@@ -20,6 +20,7 @@ class AblateOptions(ModelOnImages):
     its corrupted copy).
     """
 
+    model: str = one_model(default="")
     predicted: bool = predicted_option()
     replace: tuple[Replacement, ...] = choices(
         "--replace", f"What stands in a head's place: {', '.join(REPLACEMENTS)}.", REPLACEMENTS, default=(),
@@ -44,6 +45,7 @@ class AblateOptions(ModelOnImages):
     save: Path | None = option("--save", "Where the pruned model goes (a MODEL).", metavar="DIR", panel=_PRUNE)
 
     def __post_init__(self) -> None:
+        require_models(self.model, self.resume)
         if (self.clean is None) != (self.corrupted is None):
             raise InputError("expected --clean and --corrupted together, found one of them; give both images, or none")
         if self.save is not None and self.prune is None:

@@ -22,7 +22,7 @@ from vitlens.commands.attack import record as rows
 from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.attack.sweep import AttackSample, ModelAttack, attack_sample, checked, evenly_spaced, sweep_all
 from vitlens.commands.run.load import load_split
-from vitlens.commands.run.resume import resumable
+from vitlens.commands.run.resume import resumable, with_its_settings
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import labels_of
 from vitlens.commands.shared.comparison import compared
@@ -46,6 +46,7 @@ def measure(options: AttackOptions, models: Sequence[Model] = (), split: Split |
     several processes each takes its share of the images; all but the first return None. Raises InputError (or one of
     its kind) before anything is written.
     """
+    options = with_its_settings(options, "attack")
     run = Run("attack", options, images=False, load=(lambda _: tuple(models)) if models else None)
     if split is None:
         with run.processes.main_process_first():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vitlens.attacks.registry import ATTACKS, COMMAND_ATTACKS, EPSILONS_255, EPSILONS_L2, RESTARTS, UNIT
 from vitlens.commands.run.flags import choices, option
-from vitlens.commands.run.options import ModelsOnImages, predicted_option
+from vitlens.commands.run.options import ModelsOnImages, predicted_option, require_models, several_models
 from vitlens.commands.run.parsing import amounts, count_or_counts, named_amounts
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.names import SelfChecks
@@ -23,6 +23,7 @@ class AttackOptions(ModelsOnImages):
     first model).
     """
 
+    models: tuple[str, ...] = several_models(default=())
     attacks: tuple[str, ...] = choices(
         "--attack", f"Comma-separated: {', '.join(ATTACKS)}.", ATTACKS, default=COMMAND_ATTACKS
     )
@@ -71,6 +72,7 @@ class AttackOptions(ModelsOnImages):
 
     def __post_init__(self) -> None:
         """Raise InputError for options of which no run can be made, UnknownNameError for an unknown attack."""
+        require_models(self.models, self.resume)
         singles = self.single_epsilons or {}
         for epsilon in (*self.epsilons, *singles.values()):
             if not 0 <= epsilon <= UNIT:

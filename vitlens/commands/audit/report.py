@@ -3,15 +3,15 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from vitlens.attacks.registry import ATTACKS
 from vitlens.commands.audit.record import AuditRecord, CandidateRow
-from vitlens.commands.run.chapters import Question, answered
+from vitlens.commands.run.chapters import Question, answered, finished
 from vitlens.commands.run.requirements import RequirementOutcome, outcomes, requirements_of
 from vitlens.commands.shared import failures
 from vitlens.report.claims import Claim, found, judge
-from vitlens.report.document import Table
+from vitlens.report.document import Section, Table
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import ORDER, ROWS, Report
 from vitlens.report.sections import Section as Declared
@@ -36,6 +36,22 @@ _QUESTIONS: Final = (
 )
 
 
+_RELEASE: Final = (  # begins the title where requirements were typed
+    "{% if unmet %}Do not release {{ model }}: {{ unmet[0] }} does not hold"
+    "{% if unmet|length > 1 %}, nor {{ unmet|length - 1 }} more{% endif %}; "
+    "{% elif asked %}{{ model }} meets {{ asked }}; {% endif %}"
+)
+
+
+def _requirements(record: AuditRecord) -> dict[str, Any]:
+    """The requirements that do not hold, and all of them, in words."""
+    judged = requirement_outcomes(record)
+    words = [f"{each.requirement.metric} {each.requirement.bound} {each.requirement.value:g}" for each in judged]
+    unmet = [text for text, each in zip(words, judged) if not each.holds]
+    asked = words[0] if len(words) == 1 else f"all {len(words)} requirements"
+    return {"unmet": list(dict.fromkeys(unmet)), "asked": asked if words else ""}
+
+
 def claims(record: AuditRecord) -> Iterator[Claim]:
     """How many judgements pass, then each of them."""
     judged = list(_judged(record))
@@ -48,10 +64,10 @@ def claims(record: AuditRecord) -> Iterator[Claim]:
         "**{{ model }}** passes {{ passed }} of {{ n }} judgements{% if failing %}; it fails in {{ failing|names }}"
         "{% endif %}{% if warned %}; {{ warned|names }} {{ warned|are }} doubtful{% endif %}{% if rest %}; {{ rest }} "
         "{{ rest|are }} inconclusive or not tested{% endif %}.",
-        headline="{{ model }} {% if failing %}fails in {{ failing[:3]|join(', ') }}{% elif warned %}is doubtful in "
-        "{{ warned[:3]|join(', ') }}{% else %}fails in nothing that was judged{% endif %}",
+        headline=_RELEASE + "{{ model }} {% if failing %}fails in {{ failing[:3]|join(', ') }}{% elif warned %}is "
+        "doubtful in {{ warned[:3]|join(', ') }}{% else %}fails in nothing that was judged{% endif %}",
         given={"model": alias, "n": states.total(), "passed": states["pass"], "failing": failing, "warned": warned,
-               "rest": states["inconclusive"] + states["not tested"]},
+               "rest": states["inconclusive"] + states["not tested"], **_requirements(record)},
         kind="answer",
     )  # fmt: skip
     yield from failures.claims(record)
@@ -154,6 +170,14 @@ def attack_words(row: CandidateRow) -> str:
     )  # fmt: skip
 
 
+def _answers(record: AuditRecord) -> Iterator[Section]:
+    """The questions that chapters answer; of an audit that was stopped, also its other chapters."""
+    sections = tuple(answered(record.parts, _QUESTIONS, list(_judged(record))))
+    yield from sections
+    if not record.budget:  # which is written at the end
+        yield from finished(record.parts, sections)
+
+
 def glance(record: AuditRecord) -> Table:
     """The judgements, failing ones first."""
     rows = sorted((claim for claim in _judged(record) if claim.state), key=lambda claim: ORDER.index(claim.state))
@@ -177,7 +201,7 @@ REPORT: Final = Report(
             "{% if rows|length == 1 %}s{% endif %}.",
             columns=("metric", "holds", "because"),
         ),
-        lambda record: answered(record.parts, _QUESTIONS, list(_judged(record))),
+        _answers,
         *failures.SECTIONS,
         Declared(
             "Which attack was run?", "attacks_considered",

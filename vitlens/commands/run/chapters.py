@@ -12,6 +12,7 @@ from vitlens.files import inside
 from vitlens.record import Column, Contents, Record, col, read_run, table
 from vitlens.report.claims import Claim
 from vitlens.report.document import Cell, Document, Section, Sentence
+from vitlens.report.prose import say
 from vitlens.report.sections import ORDER, SAID
 from vitlens.typed import Name
 from vitlens.uncertainty import Estimate
@@ -137,6 +138,22 @@ def answered(
                 )  # fmt: skip
             if own:
                 break
+
+
+def finished(chapters: Sequence[Chapter], shown: Sequence[Section]) -> Iterator[Section]:
+    """A section for each chapter of a run that was stopped that no other section leads to.
+
+    shown: the other sections.
+    """
+    linked = {section.more for section in shown}
+    for chapter in chapters:
+        if chapter.report in linked:
+            continue
+        first = chapter.document.first
+        title = say("What did {{ word }} find{% if alias %} for {{ alias }}{% endif %}?", word=chapter.name,
+                    alias=chapter.row.alias)  # fmt: skip
+        glance = () if first.glance is None else (first.glance,)
+        yield Section(title, first.answer[:SAID], glance, more=chapter.report)
 
 
 @dataclass(frozen=True, kw_only=True)

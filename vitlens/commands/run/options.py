@@ -7,6 +7,7 @@ from typing import Any
 
 from vitlens.commands.run.flags import argument, bundle, choices, option
 from vitlens.commands.run.parsing import numbers, side_lengths
+from vitlens.errors import InputError
 from vitlens.models.sources.registry import describe_names
 from vitlens.names import DEFAULT_SEED, FORMATS, Precision
 
@@ -107,18 +108,30 @@ class SharedOptions:
     run: RunOptions = bundle(RunOptions)
 
 
-def one_model() -> Any:
-    """The argument MODEL."""
-    return argument("MODEL", f"One model: {describe_names()}; see vitlens models.", complete="model")
+_RESUMED = "Left out with --resume."
 
 
-def several_models() -> Any:
-    """The argument MODEL..."""
+def one_model(**default: str) -> Any:
+    """The argument MODEL; default: "" where --resume knows it."""
+    more = f" {_RESUMED}" if default else ""
+    return argument("MODEL", f"One model: {describe_names()}; see vitlens models.{more}", complete="model", **default)
+
+
+def several_models(**default: tuple[str, ...]) -> Any:
+    """The argument MODEL...; default: () where --resume knows them."""
+    more = f" {_RESUMED}" if default else ""
     return argument(
         "MODEL...",
-        "One or several models, each NAME, ALIAS=NAME or NAME@WEIGHTS; see vitlens models.",
+        f"One or several models, each NAME, ALIAS=NAME or NAME@WEIGHTS; see vitlens models.{more}",
         complete="model",
+        **default,
     )
+
+
+def require_models(models: str | tuple[str, ...], resume: Path | None) -> None:
+    """Raise InputError where no model is named and no run is resumed that has one."""
+    if not models and resume is None:
+        raise InputError("expected MODEL, found none; name one, or go on with a stopped run by --resume FOLDER")
 
 
 def data_option() -> Any:

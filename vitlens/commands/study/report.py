@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from vitlens.commands.run.chapters import Question, answered
+from vitlens.commands.run.chapters import Question, answered, finished
 from vitlens.commands.shared.names import word_table
 from vitlens.commands.shared.stages import HOW
 from vitlens.commands.shared.trainings import differences
@@ -162,6 +162,14 @@ def _how(record: StudyRecord) -> Iterator[Section]:
             yield replace(section, figures=() if board is None else board.figures, more=ablate.report if ablate else "")
 
 
+def _sections(record: StudyRecord) -> Iterator[Section]:
+    """The questions that chapters answer; of a study that was stopped, also its other chapters."""
+    sections = (*answered(record.parts, _BEFORE), *_how(record), *answered(record.parts, _AFTER))
+    yield from sections
+    if not record.training:  # which is written at the end
+        yield from finished(record.parts, sections)
+
+
 def explorer(record: StudyRecord) -> Explorer | None:
     """The explorer of the first ViT, with its heads' labels, words and importance."""
     for alias in record.vits:
@@ -190,7 +198,7 @@ WHOLE: Final = Report(
     glance=glance,
     explorer=explorer,
     title="{{ title }}",
-    sections=(lambda record: answered(record.parts, _BEFORE), _how, lambda record: answered(record.parts, _AFTER)),
+    sections=(_sections,),
 )
 
 
