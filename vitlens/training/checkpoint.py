@@ -26,6 +26,7 @@ from vitlens.typed import Count, between, parse_json, read_as
 FOLDER = "checkpoint"
 _FILE = "state.safetensors"
 IMAGES = "images"  # in the identity of a training: the fingerprints of its images by part
+PARTS = ("train", "test")
 _AGAIN = "train anew in another folder"
 _KEPT_FILE = re.compile(r"epoch-(\d{4,})\.safetensors")
 
@@ -42,19 +43,18 @@ class Facts:
     def require_same(self, now: Mapping[str, object], folder: Path) -> None:
         """Raise InputError for another model, data or recipe than the checkpoint's; names the first difference."""
         before, after = _flat(self.identity), _flat(json.loads(json.dumps(now)))
-        for part in ("train", "test"):
-            name = f"{IMAGES}.{part}"
-            first, second = before.pop(name, None), after.pop(name, None)
-            if first is not None and second is not None and first != second:  # earlier versions wrote none
-                raise InputError(
-                    f"expected the {part} images that the training in {folder} began with, found others; resume with "
-                    f"the same images, or {_AGAIN}"
-                )
+        fingerprints = [(before.pop(f"{IMAGES}.{part}", None), after.pop(f"{IMAGES}.{part}", None)) for part in PARTS]
         for name in sorted(before.keys() | after.keys()):
             if before.get(name) != after.get(name):
                 raise InputError(
                     f"expected to resume {folder} with its {name} = {before.get(name)}, found {after.get(name)}; "
                     f"resume with the options it began with, or {_AGAIN}"
+                )
+        for part, (first, second) in zip(PARTS, fingerprints):
+            if first is not None and second is not None and first != second:  # earlier versions wrote none
+                raise InputError(
+                    f"expected the {part} images that the training in {folder} began with, found others; resume with "
+                    f"the same images, or {_AGAIN}"
                 )
 
 

@@ -19,7 +19,7 @@ from vitlens.models.model import Model
 from vitlens.processes import Processes
 from vitlens.shapes import Images, Labels, Pixels
 from vitlens.training.augment import augment, mix
-from vitlens.training.checkpoint import IMAGES
+from vitlens.training.checkpoint import IMAGES, PARTS
 from vitlens.training.distill import Objective, StandardObjective
 from vitlens.training.feed import derive_seed, epoch_batches, portions, process_share, resident
 from vitlens.training.metrics import Progress, Watcher
@@ -131,7 +131,7 @@ class Task:
     @cached_property
     def _fingerprints(self) -> dict[str, str]:
         """Of the images of each part."""
-        return {"train": images_fingerprint(self.train), "test": images_fingerprint(self.test)}
+        return dict(zip(PARTS, map(images_fingerprint, (self.train, self.test))))
 
     def identity(self) -> dict[str, object]:
         """What must be the same in a resumed run."""

@@ -150,7 +150,7 @@ def test_another_study_and_results_about_other_images_are_not_resumed(done, tmp_
         (tmp_path / "whole", "", "folder of vitlens study --kind to resume"),
         (tmp_path / "points", "", "the points that the run began with"),
         (tmp_path / "recipes", "", "the recipes that the run began with"),
-        (tmp_path / "images", "", "found 10"),
+        (tmp_path / "images", "", "images that the run in"),
     ):
         assert says in refusal(capsys, f"study --resume {folder} {typed} {ENDS}")
 

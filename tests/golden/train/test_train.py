@@ -3,11 +3,13 @@
 import json
 from dataclasses import asdict
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import vitlens
-from tests.kit.commands import figures, gone_on, impatient, ran, refusal
+from tests.kit.commands import figures, gone_on, impatient, ran, refusal, written_digits
 from tests.kit.training_runs import interrupted
 from vitlens import load_data
 from vitlens.cli.main import run
@@ -78,6 +80,32 @@ def test_a_stopped_run_says_so_and_resumes_to_the_same_weights_with_those_that_a
     assert sorted(path.name for path in (folder / "kept").iterdir()) == names
     ran(folder, f"{GOLDEN} --overwrite --epochs 1")
     assert not [*folder.glob("kept/*")]
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_a_run_is_not_resumed_on_other_images_and_its_record_of_them_only_grows(part, tmp_path, capsys):
+    data, folder = tmp_path / "data", tmp_path / "stopped"
+    places = ("train", "train", "test")
+    written_digits(data, 60, lambda number, label: f"{places[number % 3]}/{label % 2}/{number}.png")
+    with interrupted(lambda _, progress: progress.step >= 5):
+        ran(folder, f"train vit-micro --data {data} --batch-size 5 --epochs 3 {SHAPE}", code=130)
+    known = np.load(folder / "arrays" / "training_images.npz")["numbers"]
+    assert vitlens.read(folder, unfinished=True).config.fingerprints.keys() == {"train", "test"}
+    (changed, *_) = sorted((data / part).rglob("*.png"))
+    kept = changed.read_bytes()
+    Image.new("RGB", (32, 32), "red").save(changed)
+    again = f"train --resume {folder} --device cpu --quiet"
+    assert f"the {part} images that the run in" in refusal(capsys, again)
+    assert np.array_equal(np.load(folder / "arrays" / "training_images.npz")["numbers"], known)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "fingerprints": {}}))  # of an earlier version
+    assert f"the {part} images that the training in" in refusal(capsys, again)
+    numbers = np.load(folder / "arrays" / "training_images.npz")["numbers"]
+    assert np.isin(known, numbers).all()
+    assert len(numbers) == len(known) + (part == "train")
+    (folder / "config.json").write_text(json.dumps(config))
+    changed.write_bytes(kept)
+    assert gone_on(folder, "train").status == "done"
 
 
 def test_progress_is_told_by_epochs(tmp_path, capsys):

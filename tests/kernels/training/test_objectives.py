@@ -26,6 +26,18 @@ def softmax(row: np.ndarray) -> np.ndarray:
     return np.array(raised) / sum(raised)
 
 
+def test_the_teacher_says_the_same_in_every_pass_and_the_student_does_not():
+    """In training, with stochastic depth and dropout."""
+    model = headless(drop_path=0.5, dropout=0.5)
+    made = built("dino", model).train()
+    whole, *_ = made.inputs(images(), KEYS, seed=0, epoch=0)
+    first, second = made(whole), made(whole)
+    assert torch.equal(first.teacher, second.teacher)
+    assert not torch.equal(first.student, second.student)
+    with torch.no_grad():
+        assert torch.equal(made.eval()(whole).teacher, first.teacher)
+
+
 def test_the_loss_of_masked_patches_is_that_of_plain_loops():
     predicted, target = drawn(3, 5, 4), drawn(3, 5, 4, seed=1)
     masked = torch.tensor([[1, 1, 0, 0, 1], [0, 1, 1, 1, 0], [1, 0, 0, 1, 1]]).bool()

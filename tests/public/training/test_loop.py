@@ -86,6 +86,13 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path, at, every, again, optim
         ({"seed": 3}, "seed = 0, found 3"),
         ({"train": trainings.tiny_split("train", 39)}, r"data\.train = 40, found 39"),
         ({"test": trainings.tiny_split("test", 11)}, r"data\.test = 12, found 11"),
+        *(
+            (
+                {part: trainings.split_of(255 - next(split.batches(40)).images.mul(255).byte(), part=part)},
+                "found others",
+            )
+            for part, split in (("train", TRAIN), ("test", TEST))
+        ),
         ({"model": tiny_model(depth=1)}, r"architecture\.overrides"),
         ({"train_last": 1}, "train_last = None, found 1"),
     ],

@@ -59,11 +59,13 @@ def measure(options: AblateOptions) -> Path | None:
     without labels, InputError for too few images, and for another model or other data than those of a run that
     is resumed.
     """
-    options = with_its_settings(options, "ablate")
+    typed, options = options, with_its_settings(options, "ablate")
     run = Run("ablate", options, most=1)
     images = len(run.split)
     chosen = tuple(replacement_for(images, name) for name in options.replace or (None,))
-    reason = "" if options.replace or chosen == ("mean",) else replacement_note(images, chosen[0])
+    # the settings of a run that is resumed name what was chosen for it
+    named = typed.replace or (options.replace and chosen != (replacement_for(images, None),))
+    reason = "" if named or chosen == ("mean",) else replacement_note(images, chosen[0])
     run.options = options = replace(options, replace=chosen)
     labels = labels_of(run.model, run.split, predicted=options.predicted, doing="ablate", options=run.run)
     if reason and not run.run.quiet:

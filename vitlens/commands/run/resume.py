@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from vitlens.commands.run.options import DECIDING, RunOptions
+from vitlens.commands.run.options import DECIDING
 from vitlens.commands.run.progress import PROGRESS, ProgressStore
 from vitlens.commands.run.run import Run, Writing
 from vitlens.devices import evaluating
@@ -126,11 +126,6 @@ def resumed(options: Any, resume: Path, command: str, *, typed: Collection[str] 
         )
     given, source = _begun_run(resume, command).get("options"), f"the options in {resume / CONFIG}"
     begun = read_as(type(options), given, source=source, hint="begin anew without --resume")
-    usual = RunOptions()
-    for name in DECIDING:
-        value, before = getattr(options.run, name), getattr(begun.run, name)
-        if value not in (getattr(usual, name), before):
-            raise InputError(f"expected to resume {resume} with its {name}, {before}, found {value}; leave it out")
     run = replace(options.run, **{name: getattr(begun.run, name) for name in DECIDING})
     kept = _begun(options, begun, ("run", "resume", *typed), f"expected to resume {resume} with its ")
     return replace(kept, run=run, resume=resume)
