@@ -3,7 +3,9 @@
 import json
 import os
 from contextlib import suppress
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,6 +122,43 @@ def test_an_existing_folder_is_kept_unless_asked_and_a_foreign_one_always(tmp_pa
     assert [path.read_text() for path in mine] == ["mine"] * 3
     empty.mkdir()
     at(empty, overwrite=True)
+
+
+def hold(out: Path, holds: Any, ends: Any) -> None:
+    """A run in another process, which goes on until it may end, or is killed."""
+    with at(out) as folder:
+        folder.keep(KEPT)
+        holds.set()
+        ends.wait()
+
+
+@pytest.mark.parametrize("how", ["done", "killed"])
+def test_the_folder_of_a_run_that_still_runs_is_neither_overwritten_nor_resumed(tmp_path, how):
+    context, out = get_context("fork"), tmp_path / "run"
+    holds, ends = context.Event(), context.Event()
+    other = context.Process(target=hold, args=(out, holds, ends))
+    other.start()
+    assert holds.wait(60)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with pytest.raises(OutputError, match="still running"):
+        at(out, overwrite=True)
+    with pytest.raises(OutputError, match="still running"):
+        RunFolder.reopen(out)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    if how == "killed":
+        other.kill()
+    else:
+        ends.set()
+    other.join(60)
+    assert read_run(out).status == ("running" if how == "killed" else "done")
+    with at(out, overwrite=True, word="rollout"):
+        assert read_run(out).command == "rollout"
+
+
+def test_two_runs_in_one_process_do_not_share_a_folder(tmp_path):
+    with at(tmp_path / "run"), pytest.raises(OutputError, match="still running"):
+        at(tmp_path / "run", overwrite=True)
+    at(tmp_path / "run", overwrite=True)
 
 
 @pytest.mark.parametrize(
