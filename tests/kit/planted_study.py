@@ -8,11 +8,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vitlens import Model, Split
 from vitlens.analysis.evaluation.intervals import accuracy_over_seeds
+from vitlens.analysis.features.features import extract
+from vitlens.analysis.features.probe import probe
 from vitlens.commands.study.kinds.kinds import KINDS
 from vitlens.commands.study.kinds.measure import compared
-from vitlens.commands.study.kinds.pretraining import objectness_rows, score_rows
+from vitlens.commands.study.kinds.pretraining import objectness_rows, probed, score_rows
+from vitlens.commands.study.kinds.setup import Setup
 from vitlens.commands.study.kinds.transfer import reached
+from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.study.record import ComparisonRow, CurveRow, DesignRow, PointRow, RecipeRow, StudyRecord
 from vitlens.uncertainty import Estimate
 
@@ -95,3 +100,16 @@ def pretraining_record(
         feature_scores=tuple(score_rows({"k-NN, k = 20": scores}, words, 0.125)),
         objectness=tuple(objectness_rows(overlaps, words, images=IMAGES)),
     )
+
+
+def probe_correct(model: Model, train: Split, test: Split) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which test images the probe of a study of pretraining classifies correctly, and one that keeps groups together."""
+    options = StudyOptions(kind="pretraining", data="digits")
+    setup = Setup(options, (), train, test, torch.device("cpu"))
+    bank, read = (extract(model, split, layer=-1, pool="cls+mean") for split in (train, test))
+    assert bank is not None
+    assert read is not None
+    assert train.labels is not None
+    assert test.labels is not None
+    apart = probe(bank.at(-1), train.labels, read.at(-1), test.labels, train_groups=train.groups, seed=0)
+    return probed(setup, model, seed=0), apart.correct.numpy()

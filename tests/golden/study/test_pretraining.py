@@ -1,6 +1,7 @@
 """`study --kind pretraining`: features of models that learned with and without labels, beside the trained models."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ import torch
 
 import vitlens
 from tests.kit.commands import figures, gone_on, ran
+from tests.kit.objectives import headless
+from tests.kit.planted_study import probe_correct
 from tests.kit.training_runs import interrupted
 from vitlens.commands.study.record import StudyRecord
 
@@ -62,6 +65,16 @@ def test_neighbours_are_those_of_the_frozen_features(done):
         assert row.value.value == pytest.approx(np.mean(found), abs=1e-6)
     probes = {row.label: row.value.value for row in done.feature_scores if row.measure == "linear probe"}
     assert probes == pytest.approx({row.label: row.accuracy.value for row in done.points})
+
+
+def test_scenes_of_one_digit_stay_together_where_the_probe_is_chosen():
+    """Apart, they are on both sides, and another strength of regularisation seems best."""
+    train, test = vitlens.load_data("digits", part="train"), vitlens.load_data("digits", limit=100)
+    train = train.pick((train.groups < 40).nonzero().flatten())
+    correct, together = probe_correct(headless(dim=16, depth=2, heads=2, patch_size=[8, 8]), train, test)
+    _, apart = probe_correct(headless(dim=16, depth=2, heads=2, patch_size=[8, 8]), replace(train, groups=None), test)
+    assert np.array_equal(correct, together)
+    assert not np.array_equal(correct, apart)
 
 
 def test_every_measure_has_every_point_and_its_comparisons(done):
