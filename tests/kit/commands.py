@@ -20,7 +20,9 @@ from vitlens.commands.audit.record import CandidateRow
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run import chapter_runs, publish
 from vitlens.commands.run.publish import read_folder
+from vitlens.commands.run.resume import content_digest
 from vitlens.commands.study import chapters
+from vitlens.models.loading import load
 from vitlens.record import Record
 from vitlens.report.document import Document
 
@@ -45,6 +47,11 @@ def report(record: Record) -> Document:
 def said_first(document: Document) -> str:
     """What its first page answers and does not know."""
     return " ".join(each.text for each in (*document.first.answer, *document.first.unknown))
+
+
+def digest_of_code(name: str) -> str:
+    """What decides whether the cache takes two models of a --model-file for the same one."""
+    return content_digest(load(name, code_files=[name]))
 
 
 def refusal(capsys: pytest.CaptureFixture[str], line: str, *, code: int = 2, unexpected: bool = False) -> str:

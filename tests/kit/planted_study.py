@@ -103,7 +103,7 @@ def pretraining_record(
 
 
 def probe_correct(model: Model, train: Split, test: Split) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which test images the probe of a study of pretraining classifies correctly, and one that keeps groups together."""
+    """Which test images the probe of a study of pretraining classifies correctly, and one with groups kept together."""
     options = StudyOptions(kind="pretraining", data="digits")
     setup = Setup(options, (), train, test, torch.device("cpu"))
     bank, read = (extract(model, split, layer=-1, pool="cls+mean") for split in (train, test))

@@ -19,7 +19,7 @@ from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from vitlens.data.split import InMemory, Skipped, Split
+from vitlens.data.split import InMemory, Skipped, Source, Split
 from vitlens.errors import DataError, first_line
 from vitlens.preprocessing import CropOffset, Preprocessing
 from vitlens.shapes import Pixels
@@ -212,13 +212,15 @@ def load_files(
         first = f" among {len(faults)}: {faults[0][0]}: {faults[0][1]}" if faults else ""
         raise DataError(f"expected readable images, found none{first}")
     readable = tuple(paths[index] for index in headers)
-    decoded = InMemory(pixels if not faults else pixels[list(headers)], readable)
+    source: Source = Files(readable, preprocessing)
+    if eager:
+        source = InMemory(pixels if not faults else pixels[list(headers)], readable)
     counts = Counter(header.note for header in headers.values() if header.note)
     return Split(
         name="images",
         title="images",
         part="test",
-        source=decoded if eager else Files(readable, preprocessing),
+        source=source,
         size=preprocessing.size,
         classes=(),
         files=tuple(map(str, readable)),

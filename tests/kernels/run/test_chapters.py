@@ -12,13 +12,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import vitlens
+from tests.kit.commands import digest_of_code
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run import chapter_runs
 from vitlens.commands.run.chapter_runs import ChapterCache, ChapterImages, ChapterRunner, files_digest
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.run.resume import content_digest
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.commands.stats.record import StatsRecord
 from vitlens.devices import resolve_device
@@ -206,7 +205,7 @@ def test_what_a_model_file_imports_and_reads_changes_the_models_digest(tmp_path,
         (folder / "offset.txt").write_text(text)
         name = f"{folder}/mine.py:build"
         for _ in range(2):  # loaded again, it is not imported again
-            digests.append(content_digest(vitlens.load(name, code_files=[name])))
+            digests.append(digest_of_code(name))
         monkeypatch.delitem(sys.modules, "helper")
     assert [digests[index] == digests[index + 1] for index in (0, 2, 4, 6)] == [True] * 4
     assert len(set(digests)) == 3
