@@ -24,6 +24,7 @@ from vitlens.models.anatomy import read_attention
 from vitlens.models.attention import SOFTMAX, multi_head_attention, positional, softmax_or_zero
 from vitlens.models.hooks import Forward, Memo, ScopedMode, overridden, unchanged
 from vitlens.models.model import Model
+from vitlens.turns import turn
 
 TensorFunction = Callable[[Tensor], Tensor]  # to a tensor of the same shape
 Keep = Callable[[Tensor, int, int], Tensor]  # a tensor of the call, queries, keys -> (1 or calls, heads, query, key)
@@ -138,7 +139,8 @@ class AttentionMode(ScopedMode):
                     entered = module.register_forward_pre_hook(partial(self._enter, name), with_kwargs=True)
                     stack.callback(entered.remove)
                     stack.callback(module.register_forward_hook(self._leave, always_call=True).remove)
-            stack.enter_context(overridden(self._root, self._around))
+            # the taps change what it computes: see `is_tapped`
+            stack.enter_context(overridden(self._root, self._around, equal=True))
             yield
 
     def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -316,7 +318,7 @@ _MODES: Final[ContextVar[tuple[AttentionMode, ...]]] = ContextVar("modes", defau
 @contextmanager
 def tapped(model: Model | nn.Module, *taps: Tap) -> Iterator[AttentionMode]:
     """Inside, the model's attention runs under the taps; contexts nest, and are undone also after an exception."""
-    with ExitStack() as stack:
+    with turn(model), ExitStack() as stack:
         around = _MODES.get()
         mode = next((each for each in around if each.model is model and each.in_force), None)
         if mode is None:
@@ -328,6 +330,18 @@ def tapped(model: Model | nn.Module, *taps: Tap) -> Iterator[AttentionMode]:
             mode.taps.append(tap)
             stack.callback(mode.taps.remove, tap)
         yield mode
+
+
+def is_tapped(model: Model, module: str | None = None) -> bool:
+    """Return True if a context around changes the attention of a model: of this module, or of any (None)."""
+    for mode in _MODES.get():
+        if mode.model is not model or not mode.in_force:
+            continue
+        for tap in mode.taps:
+            changes = tap.changes or tap.keep is not None or tap.joined is not None
+            if changes and (module is None or tap.modules is None or module in tap.modules):
+                return True
+    return False
 
 
 def projection_of(model: Model, name: str) -> nn.Linear | None:

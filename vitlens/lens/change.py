@@ -15,6 +15,7 @@ from vitlens.lens.call import AttentionCall
 from vitlens.lens.places import Access
 from vitlens.models.hooks import Arguments, Forward, Replaced, arguments, as_call, first_tensor, overridden
 from vitlens.models.model import Model
+from vitlens.turns import turn
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: == of tensors is elementwise
@@ -77,14 +78,17 @@ Set = Sequence[PlaceChange]  # of changes that are in force at once
 
 @contextmanager
 def in_force(model: Model, *sets: Set) -> Iterator[None]:
-    """Inside, every forward pass runs with the changes; its batch is a copy of the images for each set."""
+    """Inside, every forward pass runs with the changes; its batch is a copy of the images for each set.
+
+    Other threads that use the model wait.
+    """
     groups: dict[tuple[str, str, bool, bool], list[tuple[int, PlaceChange]]] = {}  # of one tensor
     for copy, changes in enumerate(sets):
         for change in changes:
             part: str = change.access.part if change.knocked is None else "keep"
             key = (change.access.module, part, change.access.flat, change.reads)
             groups.setdefault(key, []).append((copy, change))
-    with ExitStack() as stack:
+    with turn(model), ExitStack() as stack:
         for (module, part, *_), group in groups.items():
             stack.enter_context(_in_force(model, module, part, group, len(sets)))
         yield

@@ -4,20 +4,25 @@ is kept of a model, such as results of trial forward passes, computed once and f
     @per_model
     def layers(model: Model) -> tuple[Layer, ...]: ...
 
-What is kept is that of the model as it is (`unchanged`): what was entered outside has no effect on it. It must not hold
-a reference to the model (weakref.ref where needed): the model would never be freed.
+What is kept is that of the model as it is (`unchanged`): what was entered outside has no effect on it. It is dropped
+when a weight, a module, a forward or a hook of another origin changes (`State`). It must not hold a
+reference to the model (weakref.ref where needed): the model would never be freed.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
-from functools import wraps
-from threading import Lock
+from functools import partial, wraps
+from operator import is_
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
 from torch.overrides import TorchFunctionMode
+
+from vitlens.models.trials import with_noise, zero_weights
+from vitlens.turns import turn
 
 if TYPE_CHECKING:
     from vitlens.models.model import Model
@@ -72,11 +77,15 @@ class ScopedMode(_Scoped, TorchFunctionMode):
 
 
 class Replaced(_Scoped):
-    """A module's replaced forward; `plain` is the one that it replaces."""
+    """A module's replaced forward.
 
-    def __init__(self, forward: Forward, plain: Forward) -> None:
+    plain: the one that it replaces; equal: whether it gives the same outputs as that, of any part of a batch and of the
+    tokens.
+    """
+
+    def __init__(self, forward: Forward, plain: Forward, *, equal: bool = False) -> None:
         super().__init__()
-        self.forward, self.plain = forward, plain
+        self.forward, self.plain, self.equal = forward, plain, equal
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The output of the module."""
@@ -121,10 +130,10 @@ def watching(
 
 
 @contextmanager
-def overridden(module: nn.Module, wrap: Callable[[Forward], Forward]) -> Iterator[None]:
-    """Inside, the module's forward is wrap(its forward); contexts may be nested."""
+def overridden(module: nn.Module, wrap: Callable[[Forward], Forward], *, equal: bool = False) -> Iterator[None]:
+    """Inside, the module's forward is wrap(its forward); contexts may be nested. equal: as in `Replaced`."""
     own_forward = module.__dict__.get("forward")
-    module.forward = Replaced(wrap(module.forward), module.forward)
+    module.forward = Replaced(wrap(module.forward), module.forward, equal=equal)
     try:
         yield
     finally:
@@ -132,6 +141,109 @@ def overridden(module: nn.Module, wrap: Callable[[Forward], Forward]) -> Iterato
             del module.forward
         else:
             module.forward = own_forward
+
+
+def own_forward(module: nn.Module) -> Forward | None:
+    """Return the forward that was put into the module by others than the contexts of this file, None where none was."""
+    forward = vars(module).get("forward")
+    while isinstance(forward, Replaced):
+        forward = forward.plain
+    is_of_class = (
+        getattr(forward, "__self__", None) is module and getattr(forward, "__func__", None) is type(module).forward
+    )
+    return None if is_of_class else forward
+
+
+def other_hooks(module: nn.Module) -> list[Callable[..., Any]]:
+    """Return the module's forward hooks that vitlens did not register."""
+    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    return [hook for hook in hooks if not _is_of_vitlens(hook)]
+
+
+def _is_of_vitlens(hook: Callable[..., Any]) -> bool:
+    function = hook.func if isinstance(hook, partial) else hook
+    return str(getattr(function, "__module__", "")).startswith("vitlens.")
+
+
+def has_global_hooks() -> bool:
+    """Return True if torch calls a hook around the forward of every module."""
+    return bool(module_hooks._global_forward_hooks or module_hooks._global_forward_pre_hooks)
+
+
+def is_changed(module: nn.Module) -> bool:
+    """Return True if something is in force that changes or reads what the module, or a part of it, computes.
+
+    That is a change by a context of this file, a hook of another origin or a forward put into a module. Changes of
+    attention are those of `vitlens.lens.attention`.
+    """
+    return has_global_hooks() or any(map(_is_changed_itself, module.modules()))
+
+
+def _is_changed_itself(module: nn.Module) -> bool:
+    if module._forward_hooks or module._forward_pre_hooks:
+        if other_hooks(module):
+            return True
+    forward = vars(module).get("forward")
+    if forward is None:
+        return False
+    while isinstance(forward, Replaced):
+        if forward.in_force and not forward.equal:
+            return True
+        forward = forward.plain
+    return own_forward(module) is not None
+
+
+class State:
+    """What a model is made of: its modules and their classes, weights, forwards put in and hooks of other origin.
+
+    Objects are held weakly and compared by identity; weights also by torch's count of changes and by their memory, as
+    an assignment to `.data` is not counted. A change of `.data` in place is not seen.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        modules: dict[nn.Module, None] = {}
+        _collect(model, modules)
+        tensors = [tensor for module in modules for tensor in module._parameters.values() if tensor is not None]
+        tensors += [tensor for module in modules for tensor in module._buffers.values() if tensor is not None]
+        self._objects: list[Any] = [*map(ref, modules), *map(ref, tensors)]
+        for module in modules:
+            if "forward" in module.__dict__:
+                forward = own_forward(module)
+                if forward is not None:
+                    self._objects.append(_reference(forward))
+            if module._forward_hooks or module._forward_pre_hooks:
+                self._objects += map(_reference, other_hooks(module))
+        self._values = list(map(type, modules)), *_versions(tensors)
+
+    def equals(self, other: "State") -> bool:
+        """Return True if nothing was changed or exchanged between the two."""
+        same_values = self._values == other._values and len(self._objects) == len(other._objects)
+        return same_values and all(map(is_, self._objects, other._objects))
+
+
+def _collect(module: nn.Module, found: dict[nn.Module, None]) -> None:
+    """Add a module and its parts, as `nn.Module.modules` in a third of its time."""
+    found[module] = None
+    for child in module._modules.values():
+        if child is not None and child not in found:
+            _collect(child, found)
+
+
+def _versions(tensors: Sequence[Tensor]) -> tuple[list[int], list[int]]:
+    """Return how often each tensor was changed in place, and where its memory is."""
+    try:
+        return [tensor._version for tensor in tensors], [tensor.data_ptr() for tensor in tensors]
+    except RuntimeError:  # inference tensors are not counted, some subclasses have no memory of their own
+        counted = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+        return counted, [id(tensor) for tensor in tensors]
+
+
+def _reference(function: Callable[..., Any]) -> Any:
+    """Return a weak reference, or the object itself where it allows none."""
+    try:
+        return ref(function)
+    except TypeError:
+        return function
 
 
 def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
@@ -153,32 +265,90 @@ def first_tensor(output: Any) -> Tensor | None:
     return first if isinstance(first, Tensor) else None
 
 
+class _Kept:
+    """What is kept of one model.
+
+    state: of the model when it was found; zeros: its weights that are all zeros; held: how many contexts say that the
+    model stays as it is; trials: how many trials run, one within the other.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[Memo[Any], Hashable], Any] = {}
+        self.state: State | None = None
+        self.zeros: tuple[nn.Parameter, ...] | None = None
+        self.held = 0
+        self.trials = 0
+
+    def refresh(self, model: nn.Module) -> None:
+        """Drop everything where the model is no longer what it was."""
+        if self.held:
+            return
+        state = State(model)
+        if self.state is None or not self.state.equals(state):
+            self.values.clear()
+            self.zeros = None
+        self.state = state
+
+
+_KEPT: Final[WeakKeyDictionary[Any, _Kept]] = WeakKeyDictionary()  # by model
+
+
+def _kept(model: "Model") -> _Kept:
+    kept = _KEPT.get(model)
+    return _KEPT.setdefault(model, _Kept()) if kept is None else kept
+
+
+@contextmanager
+def holding(model: "Model") -> Iterator[None]:
+    """Inside, the thread has its turn, and what is kept of the model holds for it as it was on entry."""
+    with turn(model):
+        kept = _kept(model)
+        kept.refresh(model)
+        kept.held += 1
+        try:
+            yield
+        finally:
+            kept.held -= 1
+
+
+@contextmanager
+def _trial(model: "Model") -> Iterator[None]:
+    """Inside, the model is unchanged, and its weights of zeros are noise."""
+    with holding(model), unchanged():
+        kept = _kept(model)
+        if kept.zeros is None:
+            kept.zeros = zero_weights(model)
+        is_outermost = kept.trials == 0
+        kept.trials += 1
+        try:
+            with with_noise(kept.zeros if is_outermost else ()):
+                yield
+        finally:
+            kept.trials -= 1
+
+
 class Memo(Generic[T]):
     """Values by model, and by key where a model has several; models are held weakly.
 
-    Two threads may compute a value at the same time; the first result is kept, and both return it. Exceptions are not
-    kept.
+    A value is computed in a trial: see `vitlens.models.trials`. Exceptions are not kept.
     """
 
     def get(self, model: "Model", compute: Callable[[], T], *, key: Hashable = None) -> T:
         """The value kept for a model and key; computed on the unchanged model where there is none."""
-        with _LOCK:
-            values: dict[tuple[Memo[T], Hashable], T] = _KEPT.setdefault(model, {})
-            if (self, key) in values:
-                return values[self, key]
-        with unchanged():  # not locked, as it may need other values
-            value = compute()
-        with _LOCK:
-            return values.setdefault((self, key), value)
+        kept = _kept(model)
+        kept.refresh(model)
+        if (self, key) not in kept.values:
+            with _trial(model):
+                value = compute()
+            kept.values.setdefault((self, key), value)
+        found: T = kept.values[self, key]
+        return found
 
     def known(self, model: "Model", key: Hashable = None) -> T | None:
         """The value kept for a model and key, or None; nothing is computed."""
-        with _LOCK:
-            return _KEPT.get(model, {}).get((self, key))
-
-
-_KEPT: Final[WeakKeyDictionary[Any, dict[tuple[Memo[Any], Hashable], Any]]] = WeakKeyDictionary()  # by model
-_LOCK: Final = Lock()
+        kept = _kept(model)
+        kept.refresh(model)
+        return kept.values.get((self, key))
 
 
 def per_model(function: Callable[Concatenate["Model", P], T]) -> Callable[Concatenate["Model", P], T]:
@@ -202,9 +372,3 @@ def once_per_model(function: Callable[Concatenate["Model", P], T]) -> Callable[C
         return memo.get(model, lambda: function(model, *args, **kwargs))
 
     return first
-
-
-def forget(model: "Model") -> None:
-    """Drop all values kept for a model; call it after changing the model's modules in place."""
-    with _LOCK:
-        _KEPT.pop(model, None)
