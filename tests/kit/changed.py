@@ -1,8 +1,7 @@
 """Models whose modules are really changed, in the way in which `intervene` changes a place.
 
-    change, model = CHANGES["mlp"], ours()
-    other = really_changed(model, "blocks.1.mlp")       # a copy, in which no context and no hook is in force
-    with intervened(model, "blocks.1.mlp", "intervene"): ...      # gives what `other` gives
+    other = really_changed(model, "blocks.1.mlp")             # a copy, in which no context and no hook is in force
+    with intervened(model, "blocks.1.mlp", "intervene"): ...  # gives what `other` gives
 
 A module's input or output is changed by a class with another forward. Queries, keys, values and heads are changed by
 their weights, as a half of them is a half of the rows that compute them.
@@ -117,6 +116,8 @@ def _can_change_inside(model: Model, access: Access) -> bool:
     module: Any = model.module.get_submodule(access.module)
     if access.place.kind == "weights":
         return isinstance(module, MultiHeadSelfAttention)
+    if access.place.kind == "scores" and model.anatomy.family == "windowed":  # to which a bias is added
+        return False
     return any(hasattr(module, name) for name in ("qkv", "in_proj_weight")) and not hasattr(module, "q_norm")
 
 
@@ -149,6 +150,10 @@ def intervened(model: Model, place: str, how: str) -> Iterator[None]:
         return
     with module.register_forward_hook(lambda _module, _args, output: around(lambda: output, access)()):
         yield
+
+
+def kind_of(model: Model, place: str) -> str:
+    return accesses(model)[place].place.kind
 
 
 def is_output(model: Model, place: str) -> bool:

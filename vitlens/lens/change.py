@@ -13,7 +13,16 @@ from vitlens.errors import InputError
 from vitlens.lens.attention import Tap, tapped
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.places import Access
-from vitlens.models.hooks import Arguments, Forward, Replaced, arguments, as_call, first_tensor, overridden
+from vitlens.models.hooks import (
+    Arguments,
+    Forward,
+    Replaced,
+    arguments,
+    as_call,
+    first_tensor,
+    hooks_around,
+    overridden,
+)
 from vitlens.models.model import Model
 from vitlens.turns import turn
 
@@ -201,6 +210,7 @@ def _around(module: nn.Module, change: Callable[..., Any], *, before: bool) -> I
     """
     replaced = module.__dict__.get("forward")
     shared = isinstance(replaced, Replaced) and replaced.in_force and isinstance(replaced.forward, _AroundForward)
+    shared = shared and not hooks_around(module)  # which come between the two
     with nullcontext() if shared else overridden(module, _AroundForward):
         around: _AroundForward = module.__dict__["forward"].forward
         changes: list[Callable[..., Any]] = around.before if before else around.after

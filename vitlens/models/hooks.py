@@ -9,7 +9,7 @@ when a weight, a module, a forward or a hook of another origin changes (`State`)
 reference to the model (weakref.ref where needed): the model would never be freed.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial, wraps
@@ -33,6 +33,7 @@ Key = int | str  # of an argument of a call: its position or its name
 Arguments = dict[Key, Any]
 Forward = Callable[..., Any]
 
+_READING: Final = ("vitlens.", "transformers.utils.output_capturing")  # modules whose hooks change nothing
 _DEPTH: Final = ContextVar("depth", default=0)  # of nested `unchanged` contexts
 
 
@@ -79,17 +80,78 @@ class ScopedMode(_Scoped, TorchFunctionMode):
 class Replaced(_Scoped):
     """A module's replaced forward.
 
-    plain: the one that it replaces; equal: whether it gives the same outputs as that, of any part of a batch and of the
-    tokens.
+    plain: the one that it replaces, with the hooks of others that were there before; equal: whether it gives the same
+    outputs as that, of any part of a batch and of the tokens.
     """
 
-    def __init__(self, forward: Forward, plain: Forward, *, equal: bool = False) -> None:
+    def __init__(self, forward: Forward, plain: "_Hooked", *, equal: bool = False) -> None:
         super().__init__()
         self.forward, self.plain, self.equal = forward, plain, equal
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The output of the module."""
         return (self.forward if self.in_force else self.plain)(*args, **kwargs)
+
+
+class _Hooked:
+    """A module's forward with the hooks of others that were registered before it was replaced.
+
+    What replaces the forward then stands around their changes, as a context stands around what was entered before. The
+    hooks stay registered, so that their order is kept and they can be removed, but call nothing meanwhile.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = ref(module)
+        self.forward: Forward = module.forward
+        self.before = _others(module._forward_pre_hooks)
+        self.after = _others(module._forward_hooks)
+        module._forward_pre_hooks.update(dict.fromkeys(self.before, _idle))
+        module._forward_hooks.update(dict.fromkeys(self.after, _idle))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The output after the hooks."""
+        module = self._module()
+        if module is None or not (self.before or self.after):
+            return self.forward(*args, **kwargs)
+        for number, hook in self.before.items():
+            if number not in module._forward_pre_hooks:  # removed meanwhile
+                continue
+            if number in module._forward_pre_hooks_with_kwargs:
+                args, kwargs = hook(module, args, kwargs) or (args, kwargs)
+            else:
+                changed = hook(module, args)
+                if changed is not None:
+                    args = changed if isinstance(changed, tuple) else (changed,)
+        output = self.forward(*args, **kwargs)
+        for number, hook in self.after.items():
+            if number not in module._forward_hooks:
+                continue
+            given = (args, kwargs) if number in module._forward_hooks_with_kwargs else (args,)
+            changed = hook(module, *given, output)
+            output = output if changed is None else changed
+        return output
+
+    def restore(self) -> None:
+        """Let torch call the hooks again, except for those that were removed."""
+        module = self._module()
+        if module is None:
+            return
+        for hooks, own in ((module._forward_pre_hooks, self.before), (module._forward_hooks, self.after)):
+            hooks.update({number: hook for number, hook in own.items() if number in hooks})
+
+
+def _others(hooks: Mapping[int, Callable[..., Any]]) -> dict[int, Callable[..., Any]]:
+    """Return the hooks that are a user's, or another library's."""
+    return {number: hook for number, hook in hooks.items() if not _home_of(hook).startswith(_READING)}
+
+
+def _home_of(hook: Callable[..., Any]) -> str:
+    function = hook.func if isinstance(hook, partial) else hook
+    return str(getattr(function, "__module__", ""))
+
+
+def _idle(*_call: object) -> None:
+    """Stand in for a hook that is called elsewhere."""
 
 
 @contextmanager
@@ -131,23 +193,28 @@ def watching(
 
 @contextmanager
 def overridden(module: nn.Module, wrap: Callable[[Forward], Forward], *, equal: bool = False) -> Iterator[None]:
-    """Inside, the module's forward is wrap(its forward); contexts may be nested. equal: as in `Replaced`."""
-    own_forward = module.__dict__.get("forward")
-    module.forward = Replaced(wrap(module.forward), module.forward, equal=equal)
+    """Inside, the module's forward is wrap(its forward and the hooks of others); contexts may be nested.
+
+    equal: as in `Replaced`.
+    """
+    before = module.__dict__.get("forward")
+    plain = _Hooked(module)
     try:
+        module.forward = Replaced(wrap(plain), plain, equal=equal)
         yield
     finally:
-        if own_forward is None:
-            del module.forward
+        if before is None:
+            module.__dict__.pop("forward", None)
         else:
-            module.forward = own_forward
+            module.forward = before
+        plain.restore()
 
 
 def own_forward(module: nn.Module) -> Forward | None:
     """Return the forward that was put into the module by others than the contexts of this file, None where none was."""
     forward = vars(module).get("forward")
     while isinstance(forward, Replaced):
-        forward = forward.plain
+        forward = forward.plain.forward
     is_of_class = (
         getattr(forward, "__self__", None) is module and getattr(forward, "__func__", None) is type(module).forward
     )
@@ -155,14 +222,18 @@ def own_forward(module: nn.Module) -> Forward | None:
 
 
 def other_hooks(module: nn.Module) -> list[Callable[..., Any]]:
-    """Return the module's forward hooks that vitlens did not register."""
-    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-    return [hook for hook in hooks if not _is_of_vitlens(hook)]
+    """Return the module's forward hooks that are a user's, or another library's."""
+    hooks = {**_others(module._forward_pre_hooks), **_others(module._forward_hooks)}
+    forward = vars(module).get("forward")
+    while isinstance(forward, Replaced):
+        hooks |= forward.plain.before | forward.plain.after
+        forward = forward.plain.forward
+    return [hooks[number] for number in sorted(hooks)]  # in the order in which they were registered
 
 
-def _is_of_vitlens(hook: Callable[..., Any]) -> bool:
-    function = hook.func if isinstance(hook, partial) else hook
-    return str(getattr(function, "__module__", "")).startswith("vitlens.")
+def hooks_around(module: nn.Module) -> bool:
+    """Return True if a hook of others was registered after the module's forward was replaced last."""
+    return bool(_others(module._forward_pre_hooks) or _others(module._forward_hooks))
 
 
 def has_global_hooks() -> bool:
@@ -179,17 +250,24 @@ def is_changed(module: nn.Module) -> bool:
     return has_global_hooks() or any(map(_is_changed_itself, module.modules()))
 
 
+def is_within_context(module: nn.Module) -> bool:
+    """Return True inside a context of this file that replaces the forward of the module or of a part of it.
+
+    A copy of the module would call the original.
+    """
+    return any(isinstance(vars(part).get("forward"), Replaced) for part in module.modules())
+
+
 def _is_changed_itself(module: nn.Module) -> bool:
-    if module._forward_hooks or module._forward_pre_hooks:
-        if other_hooks(module):
-            return True
+    if (module._forward_hooks or module._forward_pre_hooks) and other_hooks(module):
+        return True
     forward = vars(module).get("forward")
     if forward is None:
         return False
     while isinstance(forward, Replaced):
         if forward.in_force and not forward.equal:
             return True
-        forward = forward.plain
+        forward = forward.plain.forward
     return own_forward(module) is not None
 
 

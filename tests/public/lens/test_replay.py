@@ -217,13 +217,12 @@ def test_a_model_that_cannot_be_replayed_is_run_in_full_and_says_so():
     assert not vitlens.patch(model, batch, batch.flip(0), "blocks.1").exact
 
 
-@pytest.mark.parametrize(("change", "note"), [("other", "other's last block is run whole"), ("goes", "")])
-def test_blocks_that_only_look_like_ours_are_run_as_they_are(change, note):
+@pytest.mark.parametrize("change", ["other", "goes"])
+def test_blocks_that_only_look_like_ours_are_run_as_they_are(change):
     """The last one whole; attention that goes on after its projection again."""
     model = vit_with(change)
     with vitlens.replay(model, of(model)) as replay:
         assert replay.exact
-        assert note in replay.note
         for layer, head in ((0, 0), (1, 1)):
             (found,) = replay.run([{f"blocks.{layer}.head.{head}": "zero"}])
             torch.testing.assert_close(found, without_head(model, layer, head)(of(model)), **TIGHT)
