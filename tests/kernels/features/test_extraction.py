@@ -28,7 +28,8 @@ def runs_of(model: Model) -> list[int]:
     """How many images each forward pass is given, from now on; the one that looks for layers is over."""
     vitlens.features(model, images(model.input_size))
     seen: list[int] = []
-    model.register_forward_pre_hook(lambda _module, inputs: seen.append(len(inputs[0])))
+    run = model.run
+    model.run = lambda prepared: seen.append(len(prepared)) or run(prepared)
     return seen
 
 
