@@ -15,8 +15,8 @@ from vitlens.attribution.cam import target_layer
 from vitlens.attribution.refinement import Refinement, refined_maps, require_refinement
 from vitlens.attribution.registry import ATTRIBUTIONS, attribution
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.models.language_image import has_text_tower
 from vitlens.models.hooks import is_within_context
+from vitlens.models.language_image import has_text_tower
 from vitlens.models.model import Model
 from vitlens.models.support import meets
 from vitlens.names import DEFAULT_SEED, ENGINES, Engine

@@ -266,13 +266,12 @@ def is_known_attention(attention: nn.Module) -> bool:
 def is_known_mlp(module: nn.Module) -> bool:
     """Return True for our MLP and for timm's without a norm: an exact GELU between linear layers, and dropout."""
     children = dict(module.named_children())
-    if _runs_that_of(module, MLP):
-        between, idle = "activation", ("dropout",)
-    elif runs(module, _TIMM_MLP) and children.keys() == {"fc1", "act", "drop1", "norm", "fc2", "drop2"}:
-        between, idle = "act", ("drop1", "norm", "drop2")
-    else:
+    is_ours = _runs_that_of(module, MLP)
+    names = {"fc1", "act", "drop1", "norm", "fc2", "drop2"}
+    if not is_ours and not (runs(module, _TIMM_MLP) and children.keys() == names):
         return False
-    activation: Any = children[between]
+    idle = ("dropout",) if is_ours else ("drop1", "norm", "drop2")
+    activation: Any = children["activation" if is_ours else "act"]
     exact = runs(activation, _GELU) and activation.approximate == "none"
     return exact and runs(children["fc1"], _LINEAR) and _are_idle(module, idle)
 

@@ -58,7 +58,10 @@ class Headless(nn.Module):
 def output_projection(attention: nn.Module) -> tuple[str, nn.Linear]:
     """The name and the module of the output projection. Raises UnsupportedError for attention that cannot be cut."""
     plain = isinstance(attention, nn.MultiheadAttention) and (
-        runs(attention, _MULTIHEAD) and attention.in_proj_weight is not None and attention.batch_first and attention.bias_k is None
+        runs(attention, _MULTIHEAD)
+        and attention.in_proj_weight is not None
+        and attention.batch_first
+        and attention.bias_k is None
     )
     if plain or isinstance(attention, MultiheadCut):
         return "out_proj", attention.out_proj  # type: ignore[return-value]

@@ -10,7 +10,7 @@ reference to the model (weakref.ref where needed): the model would never be free
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import partial, wraps
 from operator import is_
@@ -281,8 +281,11 @@ class State:
     def __init__(self, model: nn.Module) -> None:
         modules: dict[nn.Module, None] = {}
         _collect(model, modules)
-        tensors = [tensor for module in modules for tensor in module._parameters.values() if tensor is not None]
-        tensors += [tensor for module in modules for tensor in module._buffers.values() if tensor is not None]
+        tensors: list[Tensor] = []
+        for module in modules:
+            tensors += module._parameters.values()  # type: ignore[arg-type]
+            tensors += module._buffers.values()  # type: ignore[arg-type]
+        tensors = [tensor for tensor in tensors if tensor is not None]
         self._objects: list[Any] = [*map(ref, modules), *map(ref, tensors)]
         for module in modules:
             if "forward" in module.__dict__:

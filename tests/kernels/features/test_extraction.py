@@ -1,5 +1,6 @@
 """Features of a split, from memory, from disk and from several processes; the tokens of patches on their grid."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,30 @@ def test_layers_that_are_missing_are_read_alone(tmp_path):
     assert_same(both, extract(model, data, embedding=True), within=1e-6)
     assert {path: path.stat().st_mtime_ns for path in files} == files
     assert {path.stem for path in tmp_path.rglob("*.npy")} == {"embedding", "block-0", "block-1", "logits"}
+
+
+def half(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
+    return 0.5 * output
+
+
+@pytest.mark.parametrize("way", ["intervene", "heads", "hook", "hook of the model", "forward"])
+def test_features_of_a_changed_model_are_neither_stored_nor_taken_from_the_plain_one(tmp_path, way):
+    model, data = ours(), split()
+    block = model.module.blocks[0]
+    plain = extract(model, data)
+    if way == "forward":
+        forward = block.forward
+        block.forward = lambda tokens: 0.5 * forward(tokens)
+    changes = {"intervene": {"blocks.0": "zero"}, "heads": {"blocks.0.heads": "zero"}}.get(way, {})
+    hooked = {"hook": block, "hook of the model": model}.get(way)
+    handle = nullcontext() if hooked is None else hooked.register_forward_hook(half)
+    with handle, vitlens.intervene(model, changes):
+        changed = extract(model, data, cache=tmp_path)
+        assert_same(changed, extract(model, data))
+        assert "changed by an intervention" in changed.notes[0]
+    vars(block).pop("forward", None)
+    assert_same(extract(model, data, cache=tmp_path), plain)
+    assert not torch.allclose(changed.logits, plain.logits)
 
 
 CHANGES = {"pool": {"pool": "mean"}, "norm": {"norm": False}, "precision": {"precision": "bf16"}}

@@ -1,4 +1,4 @@
-"""What is read of a model from trial passes: also where its weights are zeros, and no longer where they have changed."""
+"""What is read of a model from trial passes: also where its weights are zeros, and not after they have changed."""
 
 import copy
 from collections.abc import Callable

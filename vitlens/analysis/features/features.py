@@ -148,7 +148,8 @@ def extract(
 
     cache: a folder, created if missing, which runs may share: every layer is written to it batch by batch and then
     memory-mapped, so that memory does not grow with the images, and read from it the next time; None: all is held in
-    memory, as while the model is changed by `intervene` or a hook. processes: each is given the whole split and reads its share; all but the first return None. advance: called
+    memory, as it is while `intervene`, a hook or another forward changes the model, which a note says. processes: each
+    is given the whole split and reads its share; all but the first return None. advance: called
     with the number of images just done. The result's notes have one line for every cached file that was ignored.
     """
     workers = processes or Processes(0, 1, model.device)
