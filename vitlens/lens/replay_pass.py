@@ -1,7 +1,7 @@
 """One replayed forward: the model's own, which skips the modules before a layer and gives that layer its kept inputs.
 
 Where the classifier reads a few tokens alone, the last block computes only these. Whether a forward pass can start at a
-layer, or at the first block (`Entry`), is tested once for each model, on two images of noise.
+layer, or at the first block (`Entry`), is tested on two images of noise, again where the model's weights have changed.
 """
 
 import math

@@ -206,8 +206,8 @@ def stream(model: Model, batch: Tensor) -> list[Tensor]:
 def test_patch_tokens_lie_where_the_patches_lie_read_in_one_pass_before_a_block_overwrites_them(norm):
     model, batch = ours(registers=2), images(SIZE, batch=3)
     (rows, columns), (entering, first, _) = model.layout.grid, stream(model, batch)
-    calls = runs_of(model)
     model.module.blocks[0].register_forward_hook(lambda _module, inputs, output: inputs[0].mul_(0).add_(output))
+    calls = runs_of(model)
     embedding, found = patch_tokens(model, batch, ["embedding", 0], norm=norm, batch_size=2)
     assert calls == [2, 1]
     assert found.shape == (3, rows, columns, 16)

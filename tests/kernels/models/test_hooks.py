@@ -1,5 +1,5 @@
-"""What is kept for a model: found once, on the unchanged model, dropped when the model changes and with the model, never
-an exception."""
+"""What is kept for a model: found once, on the unchanged model, dropped when the model changes or is freed, never an
+exception."""
 
 import gc
 import weakref
