@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitlens.errors import InputError
+from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.attention import Tap, tapped
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.places import Access
@@ -116,6 +116,11 @@ def _in_force(
     first, access = group[0][1], group[0][1].access
 
     def keep(like: Tensor, queries: int, keys: int) -> Tensor:
+        if keys != access.place.shape[-1]:  # the positions would be those of other tokens
+            raise UnsupportedError(
+                f"expected all {access.place.shape[-1]} keys at {access.name} for a KnockOut of positions, found {keys}; "
+                "choose a substrate that leaves no patch out of the sequence"
+            )
         mask = torch.ones(copies, access.heads, queries, keys, dtype=torch.bool, device=like.device)
         for copy, change in group:
             # in a replay, the last block may compute the first queries alone
