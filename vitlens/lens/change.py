@@ -118,8 +118,8 @@ def _in_force(
     def keep(like: Tensor, queries: int, keys: int) -> Tensor:
         if keys != access.place.shape[-1]:  # the positions would be those of other tokens
             raise UnsupportedError(
-                f"expected all {access.place.shape[-1]} keys at {access.name} for a KnockOut of positions, found {keys}; "
-                "choose a substrate that leaves no patch out of the sequence"
+                f"expected all {access.place.shape[-1]} keys at {access.name} for a KnockOut of positions, found "
+                f"{keys}; choose a substrate that leaves no patch out of the sequence"
             )
         mask = torch.ones(copies, access.heads, queries, keys, dtype=torch.bool, device=like.device)
         for copy, change in group:

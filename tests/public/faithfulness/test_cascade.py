@@ -29,7 +29,7 @@ def test_the_head_is_what_runs_behind_the_blocks_and_the_embedding_what_runs_bef
     assert stages["embedding"] == cascades.used_before(model)
     parameters = {name for name, _ in model.module.named_parameters()}
     assert set.union(*stages.values()) == parameters
-    assert list(stages)[0] == "head"
+    assert next(iter(stages)) == "head"
     assert list(stages)[-1] == "embedding"
 
 
