@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.names import PRECISIONS
+from vitlens.turns import turn
 
 _KEYS = 5  # most keys per dimension of a head for attention as matrix products
 
@@ -113,14 +114,15 @@ def _wide(value: Any) -> Any:
 
 @contextmanager
 def evaluating(module: torch.nn.Module) -> Iterator[None]:
-    """Inside, the module is in evaluation mode; every submodule's mode is restored on exit."""
-    modes = {name: part.training for name, part in module.named_modules()}
-    module.eval()
-    try:
-        yield
-    finally:
-        for name, part in module.named_modules():
-            part.training = modes.get(name, part.training)
+    """Inside, the module is in evaluation mode and used by this thread alone; every submodule's mode is restored."""
+    with turn(module):
+        modes = {name: part.training for name, part in module.named_modules()}
+        module.eval()
+        try:
+            yield
+        finally:
+            for name, part in module.named_modules():
+                part.training = modes.get(name, part.training)
 
 
 @contextmanager

@@ -38,6 +38,7 @@ MOST_BYTES: Final = 2**32  # of the images of a Split at once: 7,133 of 224x224 
 _READER: Final = "vitlens.data.catalogue:read_split"  # in a higher layer, as is the next
 _CLASSES: Final = "vitlens.analysis.evaluation.classes:"
 _MODEL: Final = "vitlens.models.model:require_model"
+_HOLDING: Final = "vitlens.models.hooks:holding"
 _LOADER: Final = "make them with vitlens.images(FILES, model)"
 _WHITE: Final = 255  # of 8-bit pixels
 _DARK: Final = 2  # 8-bit images have a larger maximum
@@ -86,6 +87,8 @@ def takes_images(function: Function) -> Function:
     Split (data/catalogue.py), whose groups `groups_of` has; `labels`, where it has such a parameter and
     none are given, from the Split or the class folders; and `targets` as class indices (batch,), or None for the
     predicted classes. Where None is the default of `targets`, it means none, and "predicted" and "label" are refused.
+    Other threads that use the model wait.
+
     Raises DataError where `read_split` and `require_images` do, InputError for what is no Model, for options that are
     not given by name and for wrong targets, UnknownNameError for an option or a class that does not exist. The caller's
     images are not changed.
@@ -108,7 +111,8 @@ def takes_images(function: Function) -> Function:
                 f"expected {function.__name__}({', '.join(by_place)}) and options by name, found {len(args) + 2} "
                 f"arguments without a name; give the last as {', '.join(f'{name}=' for name in names[len(by_place) :])}"
             )
-        with torch.inference_mode(mode=False):  # inside it, nothing has a gradient
+        # inside inference mode, nothing has a gradient; while this thread holds the model, other threads wait
+        with torch.inference_mode(mode=False), resolved(_HOLDING)(model):
             images, split = _read(model, images)
             if targeted is None and (split is None or not labelled):
                 return function(model, images, *args, **kwargs)

@@ -15,6 +15,7 @@ from vitlens.attribution.cam import target_layer
 from vitlens.attribution.refinement import Refinement, refined_maps, require_refinement
 from vitlens.attribution.registry import ATTRIBUTIONS, attribution
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+from vitlens.models.hooks import is_within_context
 from vitlens.models.language_image import has_text_tower
 from vitlens.models.model import Model
 from vitlens.models.support import meets
@@ -158,6 +159,11 @@ def package_maps(model: Model, images: Images, targets: Labels, *, method: str) 
     import pytorch_grad_cam  # imports OpenCV and pyplot, which no other method needs
     from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 
+    if is_within_context(model.module):
+        raise UnsupportedError(
+            f"expected {model.alias} as it is for the engine grad-cam, which takes a copy, found it changed by a "
+            "context such as intervene; leave out engine='grad-cam'"
+        )
     layer = target_layer(model)
     shared = {id(value): nn.Parameter(value.detach(), requires_grad=False) for value in model.module.parameters()}
     module = copy.deepcopy(model.module, shared).eval()

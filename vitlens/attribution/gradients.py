@@ -21,12 +21,13 @@ from vitlens.attribution.registry import BASELINE, NOISE, SAMPLES, STEPS
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
 from vitlens.lens.trace import trace
-from vitlens.models.hooks import overridden, per_model
+from vitlens.models.hooks import is_changed, overridden, per_model
 from vitlens.models.model import Model
+from vitlens.models.trials import largest_allowed
 from vitlens.names import DEFAULT_SEED
 from vitlens.shapes import Images, Labels, Maps
 
-_TOLERANCE = 1e-5  # of the largest logit, for a stem to count as the only way in
+_TOLERANCE = 1e-5  # of the largest number, for a stem to count as the only way in, and as affine
 
 
 def pixel_gradients(model: Model, images: Images, targets: Labels) -> Images:
@@ -85,7 +86,10 @@ def integrated_gradients(
     if steps < 1:
         raise InputError(f"expected steps of at least 1, found {steps}")
     nodes, weights = (torch.from_numpy(part).float().to(images) / 2 for part in np.polynomial.legendre.leggauss(steps))
-    stem, done = Stem(model, stem_name(model)), 0
+    name, done = stem_name(model), 0
+    if name is not None and is_changed(model.module.get_submodule(name)):
+        name = None  # it may no longer be affine
+    stem = Stem(model, name)
     with torch.no_grad():
         start, end = stem.output(torch.full_like(images, baseline)), stem.output(images)
     total = torch.zeros_like(end)
@@ -163,7 +167,8 @@ class Stem:
 
 @per_model
 def stem_name(model: Model) -> str | None:
-    """The model's stem, where a trial shows that the logits depend on the pixels through its output alone."""
+    """The model's stem, where a trial shows that it is affine and that the logits depend on the pixels through its
+    output alone."""
     calls = trace(model, 1).calls
     prepared = calls[-1].arguments[0].number
     readers = [
@@ -178,11 +183,16 @@ def stem_name(model: Model) -> str | None:
     first, second = torch.rand(2, 1, 3, *model.input_size, generator=generator).to(model.device)
     exact = torch.autocast(model.device.type, enabled=False)
     with torch.no_grad(), evaluating(model), exact:
-        logits = model(first)
-    with torch.no_grad(), evaluating(model), exact, stem.given(stem.output(first)):
-        replaced = model(second)
-    close = (replaced - logits).abs().max() <= _TOLERANCE * max(1.0, logits.abs().max().item())
-    return readers[0] if close else None
+        logits = model(torch.cat([first, second]))
+        start, end = stem.output(first), stem.output(second)
+        middle = stem.output((first + second) / 2)
+        with stem.given(start):
+            replaced = model(second)
+    largest = max(start.abs().max().item(), end.abs().max().item())
+    is_affine = bool((middle - (start + end) / 2).abs().max() <= _TOLERANCE * largest)
+    allowed = min(largest_allowed(logits), _TOLERANCE * max(1.0, logits.abs().max().item()))
+    is_only_way = allowed > 0 and bool((replaced - logits[:1]).abs().max() <= allowed)
+    return readers[0] if is_affine and is_only_way else None
 
 
 def _leaf(model: Model, values: Tensor) -> Tensor:

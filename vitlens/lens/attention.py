@@ -24,6 +24,7 @@ from vitlens.models.anatomy import read_attention
 from vitlens.models.attention import SOFTMAX, multi_head_attention, positional, softmax_or_zero
 from vitlens.models.hooks import Forward, Memo, ScopedMode, overridden, unchanged
 from vitlens.models.model import Model
+from vitlens.turns import turn
 
 TensorFunction = Callable[[Tensor], Tensor]  # to a tensor of the same shape
 Keep = Callable[[Tensor, int, int], Tensor]  # a tensor of the call, queries, keys -> (1 or calls, heads, query, key)
@@ -53,7 +54,7 @@ class Tap:
 class AttentionMode(ScopedMode):
     """Sees the attention of one model (a plain module's heads are read from its attributes); use through `tapped`.
 
-    images: in the forward pass; sites: of its calls that a tap has read.
+    root: the module of the model; images: in the forward pass; sites: of its calls that a tap has read.
     """
 
     def __init__(self, model: Model | nn.Module) -> None:
@@ -62,7 +63,7 @@ class AttentionMode(ScopedMode):
         self.taps: list[Tap] = []
         self.images = 0
         self.sites: list[Site] = []
-        self._root = model.module if isinstance(model, Model) else model
+        self.root = model.module if isinstance(model, Model) else model
         parts = (model.anatomy.attention or ()) if isinstance(model, Model) else read_attention(model)
         self._heads = {part.module: part.heads for part in parts}
         self._projections = {part.module: part.projection for part in parts}
@@ -104,7 +105,7 @@ class AttentionMode(ScopedMode):
             self.sites.append(known)
             return known
         calls, entered = max(batch // self.images, 1), self._caller().shape
-        windows = windows_of(self._root, self._running, calls=calls, queries=queries, keys=keys)
+        windows = windows_of(self.root, self._running, calls=calls, queries=queries, keys=keys)
         patches = keys if windows else queries  # a pooled query stands for several
         tokens = patches if windows else _tokens(entered, queries, self.images)
         channels = queries * heads in entered[1:]
@@ -133,12 +134,13 @@ class AttentionMode(ScopedMode):
     def watching(self) -> Iterator[None]:
         """Inside, the mode is in force while the model runs, and knows which module is calling."""
         with ExitStack() as stack:
-            for name, module in self._root.named_modules():
+            for name, module in self.root.named_modules():
                 if name and (name in self._heads or any(True for _ in module.children())):
                     entered = module.register_forward_pre_hook(partial(self._enter, name), with_kwargs=True)
                     stack.callback(entered.remove)
                     stack.callback(module.register_forward_hook(self._leave, always_call=True).remove)
-            stack.enter_context(overridden(self._root, self._around))
+            # the taps change what it computes: see `is_tapped`
+            stack.enter_context(overridden(self.root, self._around, equal=True))
             yield
 
     def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -181,7 +183,7 @@ class AttentionMode(ScopedMode):
 
     def _projects(self, name: str, weight: Tensor) -> bool:
         """Whether it is the weight of the output projection, which a parametrization computes again in each pass."""
-        linear = _linear(self._root, self._projections.get(name))
+        linear = _linear(self.root, self._projections.get(name))
         own = None if linear is None else linear.weight
         if own is None or weight is own:
             return own is not None
@@ -189,7 +191,7 @@ class AttentionMode(ScopedMode):
 
     def _join(self, name: str, changes: Collection[TensorFunction], tokens: Tensor) -> Tensor:
         # tokens come first in torch's own attention, whatever its batch_first says
-        first = isinstance(self._root.get_submodule(name), nn.MultiheadAttention)
+        first = isinstance(self.root.get_submodule(name), nn.MultiheadAttention)
         outputs = tokens.transpose(0, 1) if first else tokens
         # MaxViT projects a window as (calls, rows, columns, width): its tokens row by row
         joined = outputs.reshape(len(outputs), -1, outputs.shape[-1])
@@ -316,7 +318,7 @@ _MODES: Final[ContextVar[tuple[AttentionMode, ...]]] = ContextVar("modes", defau
 @contextmanager
 def tapped(model: Model | nn.Module, *taps: Tap) -> Iterator[AttentionMode]:
     """Inside, the model's attention runs under the taps; contexts nest, and are undone also after an exception."""
-    with ExitStack() as stack:
+    with turn(model), ExitStack() as stack:
         around = _MODES.get()
         mode = next((each for each in around if each.model is model and each.in_force), None)
         if mode is None:
@@ -328,6 +330,18 @@ def tapped(model: Model | nn.Module, *taps: Tap) -> Iterator[AttentionMode]:
             mode.taps.append(tap)
             stack.callback(mode.taps.remove, tap)
         yield mode
+
+
+def is_tapped(model: Model, module: str | None = None) -> bool:
+    """Return True if a context around changes the attention of a model: of this module, or of any (None)."""
+    for mode in _MODES.get():
+        if mode.root is not model.module or not mode.in_force:
+            continue
+        for tap in mode.taps:
+            changes = tap.changes or tap.keep is not None or tap.joined is not None
+            if changes and (module is None or tap.modules is None or module in tap.modules):
+                return True
+    return False
 
 
 def projection_of(model: Model, name: str) -> nn.Linear | None:

@@ -9,12 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitlens.errors import InputError
+from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.attention import Tap, tapped
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.places import Access
-from vitlens.models.hooks import Arguments, Forward, Replaced, arguments, as_call, first_tensor, overridden
+from vitlens.models.hooks import (
+    Arguments,
+    Forward,
+    Replaced,
+    arguments,
+    as_call,
+    first_tensor,
+    hooks_around,
+    overridden,
+)
 from vitlens.models.model import Model
+from vitlens.turns import turn
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: == of tensors is elementwise
@@ -77,14 +87,17 @@ Set = Sequence[PlaceChange]  # of changes that are in force at once
 
 @contextmanager
 def in_force(model: Model, *sets: Set) -> Iterator[None]:
-    """Inside, every forward pass runs with the changes; its batch is a copy of the images for each set."""
+    """Inside, every forward pass runs with the changes; its batch is a copy of the images for each set.
+
+    Other threads that use the model wait.
+    """
     groups: dict[tuple[str, str, bool, bool], list[tuple[int, PlaceChange]]] = {}  # of one tensor
     for copy, changes in enumerate(sets):
         for change in changes:
             part: str = change.access.part if change.knocked is None else "keep"
             key = (change.access.module, part, change.access.flat, change.reads)
             groups.setdefault(key, []).append((copy, change))
-    with ExitStack() as stack:
+    with turn(model), ExitStack() as stack:
         for (module, part, *_), group in groups.items():
             stack.enter_context(_in_force(model, module, part, group, len(sets)))
         yield
@@ -103,6 +116,11 @@ def _in_force(
     first, access = group[0][1], group[0][1].access
 
     def keep(like: Tensor, queries: int, keys: int) -> Tensor:
+        if keys != access.place.shape[-1]:  # the positions would be those of other tokens
+            raise UnsupportedError(
+                f"expected all {access.place.shape[-1]} keys at {access.name} for a KnockOut of positions, found "
+                f"{keys}; choose a substrate that leaves no patch out of the sequence"
+            )
         mask = torch.ones(copies, access.heads, queries, keys, dtype=torch.bool, device=like.device)
         for copy, change in group:
             # in a replay, the last block may compute the first queries alone
@@ -197,6 +215,7 @@ def _around(module: nn.Module, change: Callable[..., Any], *, before: bool) -> I
     """
     replaced = module.__dict__.get("forward")
     shared = isinstance(replaced, Replaced) and replaced.in_force and isinstance(replaced.forward, _AroundForward)
+    shared = shared and not hooks_around(module)  # which come between the two
     with nullcontext() if shared else overridden(module, _AroundForward):
         around: _AroundForward = module.__dict__["forward"].forward
         changes: list[Callable[..., Any]] = around.before if before else around.after

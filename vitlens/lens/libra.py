@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from vitlens.models.attention import SOFTMAX, multi_head_attention
 from vitlens.models.hooks import ScopedMode
 from vitlens.models.model import Model
+from vitlens.turns import turn
 
 Rule = Callable[..., Any]  # of the function itself and its arguments
 
@@ -29,14 +30,15 @@ def libra_gradients(model: Model) -> Iterator[None]:
     The model's parameters keep no gradient inside: a parameter's product is not one of two computed tensors. Restored
     on exit. GroupNorm, and products computed by einsum or a custom kernel, keep their plain gradient.
     """
-    required = {name: parameter.requires_grad for name, parameter in model.module.named_parameters()}
-    model.module.requires_grad_(False)
-    try:
-        with LibraMode():
-            yield
-    finally:
-        for name, parameter in model.module.named_parameters():
-            parameter.requires_grad_(required.get(name, parameter.requires_grad))
+    with turn(model):
+        required = {name: parameter.requires_grad for name, parameter in model.module.named_parameters()}
+        model.module.requires_grad_(False)
+        try:
+            with LibraMode():
+                yield
+        finally:
+            for name, parameter in model.module.named_parameters():
+                parameter.requires_grad_(required.get(name, parameter.requires_grad))
 
 
 class LibraMode(ScopedMode):

@@ -14,12 +14,13 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from vitlens.lens.trace import trace
 from vitlens.models.anatomy import is_known_mlp
-from vitlens.models.hooks import Forward, overridden
+from vitlens.models.hooks import Forward, has_global_hooks, holding, is_changed, overridden
 from vitlens.models.model import Model
+from vitlens.turns import turn
 
 _CACHE: Final = 12 << 20  # bytes of the widest activation of one forward pass that fit a processor's cache
 _PRODUCT: Final = "_linear_pointwise"  # the operator that torch.compile uses for linear layers
@@ -29,9 +30,10 @@ _PRODUCT: Final = "_linear_pointwise"  # the operator that torch.compile uses fo
 def quick_linear(device: torch.device) -> Iterator[None]:
     """Inside, linear layers in fp32 on this device are oneDNN's, where it is a CPU and this torch has them.
 
-    Without gradients, or with gradients of the inputs through frozen weights.
+    Without gradients, or with gradients of the inputs through frozen weights. Nothing changes where a function mode of
+    another origin is in force, which must see every linear layer.
     """
-    if not _has_onednn(device):
+    if not _has_onednn(device) or _has_other_mode():
         yield
         return
     with _OneDNN():
@@ -44,29 +46,38 @@ def quick_convolutions(model: nn.Module) -> Iterator[None]:
 
     oneDNN is then faster forward and backward. A model whose only convolution is a patch embedding is left unchanged.
     """
-    layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d) and layer.weight.device.type == "cpu"]
+    convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
+    layers = [layer for layer in convolutions if layer.weight.device.type == "cpu"]
     slides = any(max(layer.kernel_size) > 1 and layer.kernel_size != layer.stride for layer in layers)
     held = [(layer.weight, layer.weight.data) for layer in layers] if slides else []
-    try:
-        for weight, values in held:
-            weight.data = values.contiguous(memory_format=torch.channels_last)
-        yield
-    finally:
-        for weight, values in held:
-            weight.data = values
+    with turn(model):
+        try:
+            for weight, values in held:
+                weight.data = values.contiguous(memory_format=torch.channels_last)
+            yield
+        finally:
+            for weight, values in held:
+                weight.data = values
 
 
 @contextmanager
 def quick_layers(model: Model) -> Iterator[None]:
     """`quick_linear`, with the first linear layer and the exact GELU of our and timm's MLPs as one call.
 
-    An MLP with hooks between the two is left unchanged.
+    An MLP that is changed by an intervention or by other code than its own, or with a hook between the two, is left
+    unchanged.
     """
-    with quick_linear(model.device), ExitStack() as stack:
-        for module in model.modules() if _has_onednn(model.device) else ():
-            if _can_fuse(module):
-                stack.enter_context(overridden(module, _with_gelu(module)))
+    with turn(model), quick_linear(model.device), ExitStack() as stack:
+        for module in model.modules() if _has_onednn(model.device) and not _has_other_mode() else ():
+            if "forward" not in vars(module) and is_known_mlp(module):
+                stack.enter_context(overridden(module, _with_gelu(module), equal=True))
         yield
+
+
+def _has_other_mode() -> bool:
+    """Return True if torch's functions are intercepted by a mode that is neither torch's nor ours."""
+    modes = map(type, _get_current_function_mode_stack())
+    return not all(mode.__module__.startswith(("vitlens.", "torch.")) for mode in modes)
 
 
 def _has_onednn(device: torch.device) -> bool:
@@ -112,36 +123,35 @@ def _product(tokens: Tensor, weight: Tensor, bias: Tensor | None, then: str) -> 
 
 
 def _fits(tokens: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether oneDNN computes this layer: fp32 throughout, and no gradient of a weight is required."""
-    plain = all(tensor is None or tensor.dtype == torch.float32 for tensor in (tokens, weight, bias))
+    """Whether oneDNN computes this layer: fp32 throughout, no gradient of a weight, and no tensor of another class."""
+    tensors = [tensor for tensor in (tokens, weight, bias) if tensor is not None]
+    plain = all(tensor.dtype == torch.float32 and type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
     frozen = not weight.requires_grad and (bias is None or not bias.requires_grad)
     graph = not torch.is_grad_enabled() or (frozen and tokens.requires_grad)
     return plain and graph and tokens.dim() > 1 and tokens.numel() > 0 and not torch.is_autocast_enabled("cpu")
 
 
-def _can_fuse(module: nn.Module) -> bool:
-    """Whether a module is a known MLP with an exact GELU and no hooks before its second linear layer."""
-    if not is_known_mlp(module):
-        return False
-    children = dict(module.named_children())
-    gelu = children.get("act", children.get("activation"))
-    exact = isinstance(gelu, nn.GELU) and gelu.approximate == "none" and isinstance(children["fc1"], nn.Linear)
-    return exact and not any(
-        child._forward_hooks or child._forward_pre_hooks or "forward" in vars(child)
-        for name, child in children.items()
-        if name != "fc2"
-    )
-
-
 def _with_gelu(module: Any) -> Callable[[Forward], Forward]:
-    """The MLP's forward with its GELU fused into the first product; its own forward where oneDNN cannot compute it."""
+    """The MLP's forward with its GELU fused into the first product; its own forward where oneDNN cannot compute it.
+
+    So also while somebody listens to a part that is not called, or has put another forward into it.
+    """
     first = module.fc1
+    skipped = [part for name, part in module.named_children() if name != "fc2"]
+
+    def is_heard() -> bool:
+        return has_global_hooks() or any(
+            part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in skipped
+        )
 
     def wrap(forward: Forward) -> Forward:
         def fused(tokens: Tensor) -> Any:
-            if module.training or torch.is_grad_enabled() or not _fits(tokens, first.weight, first.bias):
+            if module.training or torch.is_grad_enabled() or is_heard():
                 return forward(tokens)
-            return module.fc2(_product(tokens, first.weight, first.bias, "gelu"))
+            weight, bias = first.weight, first.bias
+            if not _fits(tokens, weight, bias):
+                return forward(tokens)
+            return module.fc2(_product(tokens, weight, bias, "gelu"))
 
         return fused
 
@@ -157,21 +167,19 @@ def quick_passes(model: Model) -> Iterator[None]:
     if model.device.type != "cpu":
         yield
         return
-    size, before = quick_batch_size(model), _replaced(model)
-    with quick_layers(model), quick_convolutions(model):
-        own = _replaced(model) - before | {model}
+    with holding(model), quick_layers(model):
+        size = quick_batch_size(model)
 
         def in_parts(forward: Forward) -> Forward:
             def run(images: Tensor) -> Any:
                 hooked = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-                observed = hooked or not _replaced(model) <= own
-                if torch.is_grad_enabled() or len(images) <= size or observed:
+                if torch.is_grad_enabled() or len(images) <= size or hooked or is_changed(model):
                     return forward(images)
                 return torch.cat([forward(part) for part in images.split(size)])
 
             return run
 
-        with overridden(model, in_parts):
+        with quick_convolutions(model), overridden(model, in_parts, equal=True):
             yield
 
 
@@ -180,7 +188,3 @@ def quick_batch_size(model: Model) -> int:
     leaves = {name for name, module in model.module.named_modules() if not any(module.children())}
     widest = max((call.bytes for call in trace(model, 1).calls if call.module in leaves), default=1)
     return max(1, _CACHE // max(1, widest))
-
-
-def _replaced(model: Model) -> set[nn.Module]:
-    return {module for module in model.modules() if "forward" in vars(module)}

@@ -199,7 +199,7 @@ def replay(
     `replay.run([{place: change}, ...])` gives the logits (sets, batch, classes) under each set of changes, which are
     those of `intervene`: the model runs again only from the first layer that a set changes, several sets in one batch.
     `replay.logits` are those of the clean pass; `replay.exact`: whether the model can be started in the middle with
-    equal logits (1e-4, tested once per model), else every set is a full forward pass, and `replay.note` says why.
+    equal logits (1e-4, tested once for its weights), else every set is a full forward pass, and `replay.note` says why.
     budget: bytes of activations that are kept, the rest is computed again; chunk: images in one forward, copies
     counted. No gradients. Contexts of `intervene` around it stay applied. Raises UnsupportedError for a model without
     attention.

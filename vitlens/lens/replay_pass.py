@@ -1,14 +1,14 @@
 """One replayed forward: the model's own, which skips the modules before a layer and gives that layer its kept inputs.
 
 Where the classifier reads a few tokens alone, the last block computes only these. Whether a forward pass can start at a
-layer, or at the first block (`Entry`), is tested once for each model, on two images of noise.
+layer, or at the first block (`Entry`), is tested on two images of noise, again where the model's weights have changed.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -17,18 +17,29 @@ from torch.nn import functional as F
 
 from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
-from vitlens.lens.attention import Tap, projection_of, tapped
+from vitlens.lens.attention import Tap, is_tapped, projection_of, tapped
 from vitlens.lens.change import PlaceChange, Set, in_force
 from vitlens.lens.intervene import Changes, intervene, prepared
 from vitlens.lens.places import accesses
 from vitlens.lens.trace import Layer, layers, probe_images, trace, traced_heads
 from vitlens.models.anatomy import heads_of, is_known_block
-from vitlens.models.hooks import Arguments, Forward, Key, arguments, as_call, once_per_model, overridden
+from vitlens.models.hooks import (
+    Arguments,
+    Forward,
+    Key,
+    arguments,
+    as_call,
+    is_changed,
+    once_per_model,
+    other_hooks,
+    overridden,
+    own_forward,
+)
 from vitlens.models.model import Model
 from vitlens.models.recording import Shape, Trace
+from vitlens.models.trials import largest_allowed
 from vitlens.shapes import Images, Logits, Tokens
 
-TOLERANCE: Final = 1e-4  # fp32, on logits
 FirstTokens = Float[Tensor, "batch rows dim"]
 
 
@@ -90,9 +101,9 @@ def recording(model: Model, indices: Sequence[int], *, stop: bool = False) -> It
         for index, record in records.items():
             layer = layers(model)[index]
             unit, attention = (model.module.get_submodule(name) for name in (layer.unit, layer.attention))
-            stack.enter_context(overridden(attention, _noting(record.take_attention)))
+            stack.enter_context(overridden(attention, _noting(record.take_attention), equal=True))
             stack.enter_context(tapped(model, Tap((layer.attention,), joined=record.take_heads)))
-            stack.enter_context(overridden(unit, _noting(record.take_unit, *[_stop] * stop)))
+            stack.enter_context(overridden(unit, _noting(record.take_unit, *[_stop] * stop), equal=True))
         yield records
 
 
@@ -214,6 +225,7 @@ def replay_pass(
     """The logits of some of the images under each set of changes; images: the number of all, in the record."""
     known = layers(model)
     layer, last = known[kind.start], known[-1].index
+    kind = _within_changes(model, kind)
     sets = [
         [change.of_part(part, images, kind.rows if change.access.layer == last else None) for change in each]
         for each in sets
@@ -247,6 +259,18 @@ def replay_pass(
         logits = model.run(model.mean.new_zeros(1, 3, 1, 1).expand(count, 3, *model.input_size))  # not read
     by_set: Tensor = logits.unflatten(0, (len(sets), -1))
     return by_set
+
+
+def _within_changes(model: Model, kind: PassKind) -> PassKind:
+    """The kind of pass that the changes and hooks around it need: what they reach runs by the model's own modules."""
+    known = layers(model)
+    first = model.module.get_submodule(known[kind.start].attention)
+    last = model.module.get_submodule(known[-1].unit)
+    if kind.rows is not None and (is_changed(last) or is_tapped(model, known[-1].attention)):
+        kind = replace(kind, rows=None)
+    if not kind.attention and is_changed(first):
+        kind = replace(kind, attention=True)
+    return kind
 
 
 def _returning(output: Any) -> Callable[[Forward], Forward]:
@@ -349,32 +373,40 @@ def method_of(model: Model) -> ReplayMethod:
     starts = tuple(_start(model, layer, single, double) for layer in layers(model))
     shapes = [shape for name in single.by_module if (shape := _batched_shape(name, single, double)) is not None]
     largest = max(4 * math.prod(shape) for shape in shapes)
-    why = "its blocks take (tokens, batch, width)"
-    if not any(layer.tokens_first for layer in layers(model)):
-        why = ""
+    why = ""
+    if any(layer.tokens_first for layer in layers(model)):
+        why = "its blocks take (tokens, batch, width)"
+    elif other_hooks(model) or own_forward(model) is not None:
+        why = "something changes what the whole model returns"
+    else:
         for rows in dict.fromkeys((rows_read(model), None)):
             note = why and f"{model.alias}'s last block is run whole: {why}"
             method = ReplayMethod(starts, largest, rows, note=note)
             try:
-                difference = _largest_difference(model, method)
+                difference, allowed = _largest_difference(model, method)
             except (RuntimeError, TypeError, ValueError, KeyError, IndexError, AssertionError) as error:
                 # a model of another structure may raise anything when its forward starts in the middle
                 why = ": ".join((type(error).__name__, *str(error).splitlines()[:1]))  # a bare assert has no message
                 continue
-            if difference <= TOLERANCE:
+            if not allowed:
+                why = "its logits do not depend on the image, so that none shows whether they are the same"
+                break
+            if difference <= allowed:
                 return method
             why = f"its logits would differ by {difference:.1e}"
     note = f"{model.alias} is run by full forwards, not replayed: {why}"
     return ReplayMethod(starts, largest, exact=False, note=note)
 
 
-def _largest_difference(model: Model, method: ReplayMethod) -> float:
-    """From the model's own logits: started at every layer, and with a head set to zero in the first and the last."""
+def _largest_difference(model: Model, method: ReplayMethod) -> tuple[float, float]:
+    """From the model's own logits, and the largest one that is rounding.
+
+    Started at every layer, and with a head set to zero in the first and the last.
+    """
     images, known = probe_images(model, 2), layers(model)
     with evaluating(model), torch.no_grad(), torch.autocast(model.device.type, enabled=False):
         with recording(model, range(len(known))) as records:
             plain: Tensor = model(images)
-        scale = max(1.0, plain.abs().max().item())
 
         def differs(kind: PassKind, changes: Changes) -> float:
             with intervene(model, changes):
@@ -390,7 +422,7 @@ def _largest_difference(model: Model, method: ReplayMethod) -> float:
             head = f"blocks.{kind.start}.head.{known[kind.start].heads - 1}"
             if head in accesses(model):
                 found.append(differs(kind, {head: "zero"}))
-    return max(found) / scale
+    return max(found), largest_allowed(plain)
 
 
 @dataclass(frozen=True)
@@ -452,9 +484,9 @@ def _is_exact(model: Model, entry: Entry) -> bool:
     mixed = torch.where(pixels, first, second)
     taken = torch.cat([taken.new_zeros(len(model.layout.prefix)), taken])
     tokens = torch.where(taken[:, None], entry.tokens(model, first), entry.tokens(model, second))
-    plain: Tensor = model(mixed)
-    scale = max(1.0, plain.abs().max().item())
-    return (entry.logits(model, tokens) - plain).abs().max().item() <= TOLERANCE * scale
+    plain: Tensor = model(torch.cat([mixed, first, second]))
+    allowed = largest_allowed(plain)
+    return allowed > 0 and (entry.logits(model, tokens) - plain[:1]).abs().max().item() <= allowed
 
 
 def _arguments(model: Model, images: Images) -> Arguments:

@@ -1,15 +1,16 @@
 """A model's anatomy: attention, blocks, token layout and readout; and as the modules of known libraries tell it (ours,
 timm's, torchvision's and open_clip's). `structure` reads that of any other module from forward passes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from torch import nn
 
 from vitlens.errors import UnsupportedError
 from vitlens.models.attention import MultiHeadSelfAttention
+from vitlens.models.hooks import has_global_hooks, other_hooks, own_forward
 from vitlens.models.token_order import Reordering
 from vitlens.models.vit import MLP, TransformerBlock
 from vitlens.names import Readout
@@ -197,34 +198,82 @@ def _encoder(model: nn.Module) -> nn.Module:
 
 
 # Modules whose forward pass is known, so that it can be computed in another way: a replay computes the first tokens
-# of a known block alone, oneDNN computes a known MLP with its GELU, and pruning cuts heads out of known attention. A
-# module with another child than timm's is left to its own forward pass.
+# of a known block alone, oneDNN computes a known MLP with its GELU, and pruning cuts heads out of known attention. What
+# counts is the code that runs: a subclass with a forward of its own, a module with a hook or with another forward put
+# into it, and one with another child than timm's, is left to its own forward pass.
+
+_TIMM_BLOCK: Final = ("timm.models.vision_transformer.Block.forward",)
+_TIMM_ATTENTION: Final = (
+    "timm.layers.attention.Attention.forward",
+    "timm.models.vision_transformer.Attention.forward",  # of timm before 1.0.16
+)
+_TIMM_MLP: Final = ("timm.layers.mlp.Mlp.forward",)
+_IDLE: Final = (  # in evaluation mode, they return what they get
+    "torch.nn.modules.dropout.Dropout.forward",
+    "torch.nn.modules.linear.Identity.forward",
+    "torchvision.ops.stochastic_depth.StochasticDepth.forward",
+    "timm.layers.drop.DropPath.forward",
+)
+_LINEAR: Final = ("torch.nn.modules.linear.Linear.forward",)
+_GELU: Final = ("torch.nn.modules.activation.GELU.forward",)
+
+
+def runs(module: nn.Module, forwards: Collection[str]) -> bool:
+    """Return True if a call of the module runs one of these forwards, by their full names, and nothing else.
+
+    Changes by the contexts of vitlens do not count: see `is_changed`.
+    """
+    kind: Any = type(module)
+    function = f"{kind.forward.__module__}.{kind.forward.__qualname__}"
+    plain = kind.__call__ is nn.Module.__call__ and own_forward(module) is None
+    return function in forwards and plain and not other_hooks(module) and not has_global_hooks()
+
+
+def _runs_that_of(module: nn.Module, kind: type[nn.Module]) -> bool:
+    return runs(module, (f"{kind.__module__}.{kind.forward.__qualname__}",))
+
+
+def _are_idle(module: nn.Module, names: Iterable[str]) -> bool:
+    """Return True if these children do nothing in evaluation mode; a child that is not there does nothing."""
+    children = dict(module.named_children())
+    return all(runs(children[name], _IDLE) for name in names if name in children)
 
 
 def is_known_block(block: nn.Module) -> bool:
-    """Whether a module is a pre-norm transformer block: ours with all its parts, or one with the children of timm's,
+    """Return True for a pre-norm transformer block of known attention: ours with all its parts, or timm's,
     x + drop_path1(ls1(attn(norm1(x)))), then x + drop_path2(ls2(mlp(norm2(x)))) of that."""
-    if isinstance(block, TransformerBlock):
-        whole = isinstance(block.attn, MultiHeadSelfAttention) and block.mlp is not None
-        return block.residual and block.norm_first and whole
     attention = getattr(block, "attn", None)
+    if not isinstance(attention, nn.Module) or not is_known_attention(attention):
+        return False
+    if isinstance(block, TransformerBlock):
+        whole = block.residual and block.norm_first and block.mlp is not None
+        return whole and _runs_that_of(block, TransformerBlock) and _are_idle(block, ("drop_path",))
     names = {"norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2"}
-    known = isinstance(attention, nn.Module) and is_known_attention(attention)
-    return known and dict(block.named_children()).keys() == names
+    same = dict(block.named_children()).keys() == names and runs(block, _TIMM_BLOCK)
+    return same and _are_idle(block, ("drop_path1", "drop_path2"))
 
 
 def is_known_attention(attention: nn.Module) -> bool:
-    """Whether a module has the children of timm's Attention, without a norm before the projection."""
-    names = dict(attention.named_children()).keys()
-    plain = isinstance(getattr(attention, "norm", None), nn.Identity | None)
-    return {"qkv", "proj"} <= names <= {"qkv", "proj", "q_norm", "k_norm", "attn_drop", "norm", "proj_drop"} and plain
+    """Return True for our attention, and for timm's without a norm before the projection."""
+    children = dict(attention.named_children())
+    idle = ("attn_drop", "norm", "proj_drop", "projection_dropout")
+    if not {"qkv", "proj"} <= children.keys() <= {"qkv", "proj", "q_norm", "k_norm", *idle}:
+        return False
+    same = runs(attention, _TIMM_ATTENTION) or _runs_that_of(attention, MultiHeadSelfAttention)
+    return same and runs(children["qkv"], _LINEAR) and _are_idle(attention, idle)
 
 
 def is_known_mlp(module: nn.Module) -> bool:
-    """Whether a module is our MLP or timm's `Mlp`: two linear layers with an activation between, and dropout."""
+    """Return True for our MLP and for timm's without a norm: an exact GELU between linear layers, and dropout."""
+    children = dict(module.named_children())
+    is_ours = _runs_that_of(module, MLP)
     names = {"fc1", "act", "drop1", "norm", "fc2", "drop2"}
-    timms = type(module).__name__ == "Mlp" and dict(module.named_children()).keys() == names
-    return type(module) is MLP or (timms and isinstance(module.norm, nn.Identity))
+    if not is_ours and not (runs(module, _TIMM_MLP) and children.keys() == names):
+        return False
+    idle = ("dropout",) if is_ours else ("drop1", "norm", "drop2")
+    activation: Any = children["activation" if is_ours else "act"]
+    exact = runs(activation, _GELU) and activation.approximate == "none"
+    return exact and runs(children["fc1"], _LINEAR) and _are_idle(module, idle)
 
 
 def require_pre_norm(model: "Model", *, instead: str) -> None:

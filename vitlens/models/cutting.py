@@ -8,10 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.models.anatomy import heads_of, is_known_attention
+from vitlens.models.anatomy import heads_of, is_known_attention, runs
 from vitlens.models.attention import MultiHeadSelfAttention
 from vitlens.shapes import Tokens
 
+_MULTIHEAD: Final = ("torch.nn.modules.activation.MultiheadAttention.forward",)
 Pruned = Mapping[str, Sequence[int]]  # attention module -> its removed heads, as numbered in the whole model
 UNCUT: Final = "vitlens ablate removes its heads by setting them to zero"
 
@@ -57,7 +58,10 @@ class Headless(nn.Module):
 def output_projection(attention: nn.Module) -> tuple[str, nn.Linear]:
     """The name and the module of the output projection. Raises UnsupportedError for attention that cannot be cut."""
     plain = isinstance(attention, nn.MultiheadAttention) and (
-        attention.in_proj_weight is not None and attention.batch_first and attention.bias_k is None
+        runs(attention, _MULTIHEAD)
+        and attention.in_proj_weight is not None
+        and attention.batch_first
+        and attention.bias_k is None
     )
     if plain or isinstance(attention, MultiheadCut):
         return "out_proj", attention.out_proj  # type: ignore[return-value]

@@ -4,20 +4,25 @@ is kept of a model, such as results of trial forward passes, computed once and f
     @per_model
     def layers(model: Model) -> tuple[Layer, ...]: ...
 
-What is kept is that of the model as it is (`unchanged`): what was entered outside has no effect on it. It must not hold
-a reference to the model (weakref.ref where needed): the model would never be freed.
+What is kept is that of the model as it is (`unchanged`): what was entered outside has no effect on it. It is dropped
+when a weight, a module, a forward or a hook of another origin changes (`State`). It must not hold a
+reference to the model (weakref.ref where needed): the model would never be freed.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import wraps
-from threading import Lock
+from functools import partial, wraps
+from operator import is_
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
 from torch.overrides import TorchFunctionMode
+
+from vitlens.models.trials import with_noise, zero_weights
+from vitlens.turns import turn
 
 if TYPE_CHECKING:
     from vitlens.models.model import Model
@@ -28,6 +33,7 @@ Key = int | str  # of an argument of a call: its position or its name
 Arguments = dict[Key, Any]
 Forward = Callable[..., Any]
 
+_READING: Final = ("vitlens.", "transformers.utils.output_capturing")  # modules whose hooks change nothing
 _DEPTH: Final = ContextVar("depth", default=0)  # of nested `unchanged` contexts
 
 
@@ -72,15 +78,80 @@ class ScopedMode(_Scoped, TorchFunctionMode):
 
 
 class Replaced(_Scoped):
-    """A module's replaced forward; `plain` is the one that it replaces."""
+    """A module's replaced forward.
 
-    def __init__(self, forward: Forward, plain: Forward) -> None:
+    plain: the one that it replaces, with the hooks of others that were there before; equal: whether it gives the same
+    outputs as that, of any part of a batch and of the tokens.
+    """
+
+    def __init__(self, forward: Forward, plain: "_Hooked", *, equal: bool = False) -> None:
         super().__init__()
-        self.forward, self.plain = forward, plain
+        self.forward, self.plain, self.equal = forward, plain, equal
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The output of the module."""
         return (self.forward if self.in_force else self.plain)(*args, **kwargs)
+
+
+class _Hooked:
+    """A module's forward with the hooks of others that were registered before it was replaced.
+
+    What replaces the forward then stands around their changes, as a context stands around what was entered before. The
+    hooks stay registered, so that their order is kept and they can be removed, but call nothing meanwhile.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = ref(module)
+        self.forward: Forward = module.forward
+        self.before = _others(module._forward_pre_hooks)
+        self.after = _others(module._forward_hooks)
+        module._forward_pre_hooks.update(dict.fromkeys(self.before, _idle))
+        module._forward_hooks.update(dict.fromkeys(self.after, _idle))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The output after the hooks."""
+        module = self._module()
+        if module is None or not (self.before or self.after):
+            return self.forward(*args, **kwargs)
+        for number, hook in self.before.items():
+            if number not in module._forward_pre_hooks:  # removed meanwhile
+                continue
+            if number in module._forward_pre_hooks_with_kwargs:
+                args, kwargs = hook(module, args, kwargs) or (args, kwargs)
+            else:
+                changed = hook(module, args)
+                if changed is not None:
+                    args = changed if isinstance(changed, tuple) else (changed,)
+        output = self.forward(*args, **kwargs)
+        for number, hook in self.after.items():
+            if number not in module._forward_hooks:
+                continue
+            given = (args, kwargs) if number in module._forward_hooks_with_kwargs else (args,)
+            changed = hook(module, *given, output)
+            output = output if changed is None else changed
+        return output
+
+    def restore(self) -> None:
+        """Let torch call the hooks again, except for those that were removed."""
+        module = self._module()
+        if module is None:
+            return
+        for hooks, own in ((module._forward_pre_hooks, self.before), (module._forward_hooks, self.after)):
+            hooks.update({number: hook for number, hook in own.items() if number in hooks})
+
+
+def _others(hooks: Mapping[int, Callable[..., Any]]) -> dict[int, Callable[..., Any]]:
+    """Return the hooks that are a user's, or another library's."""
+    return {number: hook for number, hook in hooks.items() if not _home_of(hook).startswith(_READING)}
+
+
+def _home_of(hook: Callable[..., Any]) -> str:
+    function = hook.func if isinstance(hook, partial) else hook
+    return str(getattr(function, "__module__", ""))
+
+
+def _idle(*_call: object) -> None:
+    """Stand in for a hook that is called elsewhere."""
 
 
 @contextmanager
@@ -121,17 +192,139 @@ def watching(
 
 
 @contextmanager
-def overridden(module: nn.Module, wrap: Callable[[Forward], Forward]) -> Iterator[None]:
-    """Inside, the module's forward is wrap(its forward); contexts may be nested."""
-    own_forward = module.__dict__.get("forward")
-    module.forward = Replaced(wrap(module.forward), module.forward)
+def overridden(module: nn.Module, wrap: Callable[[Forward], Forward], *, equal: bool = False) -> Iterator[None]:
+    """Inside, the module's forward is wrap(its forward and the hooks of others); contexts may be nested.
+
+    equal: as in `Replaced`.
+    """
+    before = module.__dict__.get("forward")
+    plain = _Hooked(module)
     try:
+        module.forward = Replaced(wrap(plain), plain, equal=equal)
         yield
     finally:
-        if own_forward is None:
-            del module.forward
+        if before is None:
+            module.__dict__.pop("forward", None)
         else:
-            module.forward = own_forward
+            module.forward = before
+        plain.restore()
+
+
+def own_forward(module: nn.Module) -> Forward | None:
+    """Return the forward that was put into the module by others than the contexts of this file, None where none was."""
+    forward = vars(module).get("forward")
+    while isinstance(forward, Replaced):
+        forward = forward.plain.forward
+    is_of_class = (
+        getattr(forward, "__self__", None) is module and getattr(forward, "__func__", None) is type(module).forward
+    )
+    return None if is_of_class else forward
+
+
+def other_hooks(module: nn.Module) -> list[Callable[..., Any]]:
+    """Return the module's forward hooks that are a user's, or another library's."""
+    hooks = {**_others(module._forward_pre_hooks), **_others(module._forward_hooks)}
+    forward = vars(module).get("forward")
+    while isinstance(forward, Replaced):
+        hooks |= forward.plain.before | forward.plain.after
+        forward = forward.plain.forward
+    return [hooks[number] for number in sorted(hooks)]  # in the order in which they were registered
+
+
+def hooks_around(module: nn.Module) -> bool:
+    """Return True if a hook of others was registered after the module's forward was replaced last."""
+    return bool(_others(module._forward_pre_hooks) or _others(module._forward_hooks))
+
+
+def has_global_hooks() -> bool:
+    """Return True if torch calls a hook around the forward of every module."""
+    return bool(module_hooks._global_forward_hooks or module_hooks._global_forward_pre_hooks)
+
+
+def is_changed(module: nn.Module) -> bool:
+    """Return True if something is in force that changes or reads what the module, or a part of it, computes.
+
+    That is a change by a context of this file, a hook of another origin or a forward put into a module. Changes of
+    attention are those of `vitlens.lens.attention`.
+    """
+    return has_global_hooks() or any(map(_is_changed_itself, module.modules()))
+
+
+def is_within_context(module: nn.Module) -> bool:
+    """Return True inside a context of this file that replaces the forward of the module or of a part of it.
+
+    A copy of the module would call the original.
+    """
+    return any(isinstance(vars(part).get("forward"), Replaced) for part in module.modules())
+
+
+def _is_changed_itself(module: nn.Module) -> bool:
+    if (module._forward_hooks or module._forward_pre_hooks) and other_hooks(module):
+        return True
+    forward = vars(module).get("forward")
+    if forward is None:
+        return False
+    while isinstance(forward, Replaced):
+        if forward.in_force and not forward.equal:
+            return True
+        forward = forward.plain.forward
+    return own_forward(module) is not None
+
+
+class State:
+    """What a model is made of: its modules and their classes, weights, forwards put in and hooks of other origin.
+
+    Objects are held weakly and compared by identity; weights also by torch's count of changes and by their memory, as
+    an assignment to `.data` is not counted. A change of `.data` in place is not seen.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        modules: dict[nn.Module, None] = {}
+        _collect(model, modules)
+        tensors: list[Tensor] = []
+        for module in modules:
+            tensors += module._parameters.values()  # type: ignore[arg-type]
+            tensors += module._buffers.values()  # type: ignore[arg-type]
+        tensors = [tensor for tensor in tensors if tensor is not None]
+        self._objects: list[Any] = [*map(ref, modules), *map(ref, tensors)]
+        for module in modules:
+            if "forward" in module.__dict__:
+                forward = own_forward(module)
+                if forward is not None:
+                    self._objects.append(_reference(forward))
+            if module._forward_hooks or module._forward_pre_hooks:
+                self._objects += map(_reference, other_hooks(module))
+        self._values = list(map(type, modules)), *_versions(tensors)
+
+    def equals(self, other: "State") -> bool:
+        """Return True if nothing was changed or exchanged between the two."""
+        same_values = self._values == other._values and len(self._objects) == len(other._objects)
+        return same_values and all(map(is_, self._objects, other._objects))
+
+
+def _collect(module: nn.Module, found: dict[nn.Module, None]) -> None:
+    """Add a module and its parts, as `nn.Module.modules` in a third of its time."""
+    found[module] = None
+    for child in module._modules.values():
+        if child is not None and child not in found:
+            _collect(child, found)
+
+
+def _versions(tensors: Sequence[Tensor]) -> tuple[list[int], list[int]]:
+    """Return how often each tensor was changed in place, and where its memory is."""
+    try:
+        return [tensor._version for tensor in tensors], [tensor.data_ptr() for tensor in tensors]
+    except RuntimeError:  # inference tensors are not counted, some subclasses have no memory of their own
+        counted = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+        return counted, [id(tensor) for tensor in tensors]
+
+
+def _reference(function: Callable[..., Any]) -> Any:
+    """Return a weak reference, or the object itself where it allows none."""
+    try:
+        return ref(function)
+    except TypeError:
+        return function
 
 
 def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
@@ -153,32 +346,90 @@ def first_tensor(output: Any) -> Tensor | None:
     return first if isinstance(first, Tensor) else None
 
 
+class _Kept:
+    """What is kept of one model.
+
+    state: of the model when it was found; zeros: its weights that are all zeros; held: how many contexts say that the
+    model stays as it is; trials: how many trials run, one within the other.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[Memo[Any], Hashable], Any] = {}
+        self.state: State | None = None
+        self.zeros: tuple[nn.Parameter, ...] | None = None
+        self.held = 0
+        self.trials = 0
+
+    def refresh(self, model: nn.Module) -> None:
+        """Drop everything where the model is no longer what it was."""
+        if self.held:
+            return
+        state = State(model)
+        if self.state is None or not self.state.equals(state):
+            self.values.clear()
+            self.zeros = None
+        self.state = state
+
+
+_KEPT: Final[WeakKeyDictionary[Any, _Kept]] = WeakKeyDictionary()  # by model
+
+
+def _kept(model: "Model") -> _Kept:
+    kept = _KEPT.get(model)
+    return _KEPT.setdefault(model, _Kept()) if kept is None else kept
+
+
+@contextmanager
+def holding(model: "Model") -> Iterator[None]:
+    """Inside, the thread has its turn, and what is kept of the model holds for it as it was on entry."""
+    with turn(model):
+        kept = _kept(model)
+        kept.refresh(model)
+        kept.held += 1
+        try:
+            yield
+        finally:
+            kept.held -= 1
+
+
+@contextmanager
+def _trial(model: "Model") -> Iterator[None]:
+    """Inside, the model is unchanged, and its weights of zeros are noise."""
+    with holding(model), unchanged():
+        kept = _kept(model)
+        if kept.zeros is None:
+            kept.zeros = zero_weights(model)
+        is_outermost = kept.trials == 0
+        kept.trials += 1
+        try:
+            with with_noise(kept.zeros if is_outermost else ()):
+                yield
+        finally:
+            kept.trials -= 1
+
+
 class Memo(Generic[T]):
     """Values by model, and by key where a model has several; models are held weakly.
 
-    Two threads may compute a value at the same time; the first result is kept, and both return it. Exceptions are not
-    kept.
+    A value is computed in a trial: see `vitlens.models.trials`. Exceptions are not kept.
     """
 
     def get(self, model: "Model", compute: Callable[[], T], *, key: Hashable = None) -> T:
         """The value kept for a model and key; computed on the unchanged model where there is none."""
-        with _LOCK:
-            values: dict[tuple[Memo[T], Hashable], T] = _KEPT.setdefault(model, {})
-            if (self, key) in values:
-                return values[self, key]
-        with unchanged():  # not locked, as it may need other values
-            value = compute()
-        with _LOCK:
-            return values.setdefault((self, key), value)
+        kept = _kept(model)
+        kept.refresh(model)
+        if (self, key) not in kept.values:
+            with _trial(model):
+                value = compute()
+            kept.values.setdefault((self, key), value)
+        found: T = kept.values[self, key]
+        return found
 
     def known(self, model: "Model", key: Hashable = None) -> T | None:
         """The value kept for a model and key, or None; nothing is computed."""
-        with _LOCK:
-            return _KEPT.get(model, {}).get((self, key))
-
-
-_KEPT: Final[WeakKeyDictionary[Any, dict[tuple[Memo[Any], Hashable], Any]]] = WeakKeyDictionary()  # by model
-_LOCK: Final = Lock()
+        kept = _kept(model)
+        kept.refresh(model)
+        return kept.values.get((self, key))
 
 
 def per_model(function: Callable[Concatenate["Model", P], T]) -> Callable[Concatenate["Model", P], T]:
@@ -202,9 +453,3 @@ def once_per_model(function: Callable[Concatenate["Model", P], T]) -> Callable[C
         return memo.get(model, lambda: function(model, *args, **kwargs))
 
     return first
-
-
-def forget(model: "Model") -> None:
-    """Drop all values kept for a model; call it after changing the model's modules in place."""
-    with _LOCK:
-        _KEPT.pop(model, None)

@@ -17,6 +17,7 @@ from vitlens.models.token_order import reordered
 from vitlens.preprocessing import Preprocessing
 from vitlens.references import resolved
 from vitlens.shapes import Images, Logits, TokenLayout
+from vitlens.turns import turn
 
 if TYPE_CHECKING:
     from vitlens.lens.places import Places
@@ -139,10 +140,8 @@ class Model(nn.Module):
         return self.run(self.prepare(images))
 
     def run(self, prepared: Float[Tensor, "batch 3 model_height model_width"]) -> Logits:
-        """Logits for images that are resized and normalised already."""
-        if self.anatomy.reordering is None:
-            return self.read_output(self.module(prepared))
-        with reordered(self.module, self.anatomy.reordering):
+        """Logits for images that are resized and normalised already. One thread at a time runs the model."""
+        with turn(self), reordered(self.module, self.anatomy.reordering):
             return self.read_output(self.module(prepared))
 
     def supports(self, command: str) -> str | None:
@@ -179,16 +178,17 @@ class Model(nn.Module):
 @contextmanager
 def trainable(model: Model) -> Iterator[Model]:
     """Inside, the model is in training mode and its parameters require gradients; both are restored on exit."""
-    flags = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-    modes = {name: module.training for name, module in model.named_modules()}
-    model.train().requires_grad_(True)
-    try:
-        yield model
-    finally:
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(flags[name])
-        for name, module in model.named_modules():
-            module.training = modes[name]
+    with turn(model):
+        flags = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+        modes = {name: module.training for name, module in model.named_modules()}
+        model.train().requires_grad_(True)
+        try:
+            yield model
+        finally:
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(flags[name])
+            for name, module in model.named_modules():
+                module.training = modes[name]
 
 
 def first_output(output: Any) -> Tensor:

@@ -18,7 +18,7 @@ from vitlens.files import sha256
 from vitlens.models.anatomy import read_anatomy
 from vitlens.models.configs import CLASSES
 from vitlens.models.cutting import UNCUT, add_means, cut_heads, output_projection
-from vitlens.models.hooks import per_model, watching
+from vitlens.models.hooks import is_changed, is_within_context, per_model, watching
 from vitlens.models.language_image import LanguageImage
 from vitlens.models.model import Model, Provenance, first_output
 from vitlens.models.sources.registry import SOURCES, ModelRequest
@@ -207,9 +207,9 @@ def for_classes(model: Model, classes: tuple[str, ...]) -> Model:
 
     Our ViTs get position embeddings for the grid of the input size, which are trained like the others. The changes are
     recorded in the provenance's notes. The given model is not changed. Raises UnsupportedError for a model whose
-    classifier cannot be identified.
+    classifier cannot be identified, and inside `intervene`.
     """
-    module, notes = deepcopy(model.module), list(model.provenance.notes)
+    module, notes = _copy_of(model), list(model.provenance.notes)
     if isinstance(module, VisionTransformer) and module.config.image_size != model.input_size:
         notes.append(_resize_positions(module, model.input_size))
     if model.classes != classes:
@@ -227,6 +227,16 @@ def for_classes(model: Model, classes: tuple[str, ...]) -> Model:
     if (outputs := count_classes(made, model.input_size)) != len(classes):
         raise UnsupportedError(f"{wanted}, found {outputs}")
     return made.eval().requires_grad_(False)
+
+
+def _copy_of(model: Model) -> nn.Module:
+    """A copy of the model's module. Raises UnsupportedError inside a context that changes it, such as `intervene`."""
+    if is_within_context(model.module):
+        raise UnsupportedError(
+            f"expected {model.alias} as it is, found it changed by a context such as intervene, which a copy would not "
+            "have; leave the context first"
+        )
+    return deepcopy(model.module)
 
 
 def _resize_positions(module: VisionTransformer, size: tuple[int, int]) -> str:
@@ -324,7 +334,8 @@ def prune_heads(
     which is added to the output projection's bias. A layer without any heads left outputs its bias and no longer counts
     as an attention layer: later layers' numbers decrease by one. The copy can be saved, loaded and pruned again; the
     original is not changed. Raises InputError for a head that does not exist and for a mean per token (which a bias
-    cannot hold), UnsupportedError for attention that cannot be cut (ours, timm's standard and torchvision's can).
+    cannot hold), UnsupportedError for attention that cannot be cut (ours, timm's standard and torchvision's can), and
+    inside `intervene` or with a user's hook.
     """
     names, counts = model.anatomy.attention_modules, {name: part.heads for name, part in model.anatomy.parts.items()}
     chosen = {layer: sorted(set(removed)) for layer, removed in sorted(heads.items()) if removed}
@@ -333,7 +344,13 @@ def prune_heads(
     for layer, removed in chosen.items():
         if not 0 <= layer < len(names):
             raise InputError(f"expected a layer from 0 to {len(names) - 1} of {model.alias}, found {layer}")
-        output_projection(model.module.get_submodule(names[layer]))
+        attention = model.module.get_submodule(names[layer])
+        output_projection(attention)
+        if is_changed(attention):
+            raise UnsupportedError(
+                f"expected {names[layer]} of {model.alias} as it is, found it changed by an intervention, a hook or "
+                "another forward; leave the context or remove the hook first"
+            )
         if model.anatomy.family == "windowed":
             raise UnsupportedError(f"expected attention that can be cut, found the windows of {model.alias}; {UNCUT}")
         count = counts[names[layer]]
@@ -341,7 +358,7 @@ def prune_heads(
             raise InputError(
                 f"expected a head from 0 to {count - 1} in layer {layer} of {model.alias}, found {wrong[0]}"
             )
-    module, architecture = deepcopy(model.module), Architecture.from_json(model.architecture)
+    module, architecture = _copy_of(model), Architecture.from_json(model.architecture)
     record = dict(architecture.pruned)  # in the numbering of the whole model
     for layer, removed in chosen.items():
         name = names[layer]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vitlens.devices import evaluating
 from vitlens.models.hooks import Arguments, watching
+from vitlens.models.trials import TOLERANCE, largest_allowed
 from vitlens.names import Readout
 from vitlens.shapes import PrefixKind, TokenLayout
 
@@ -153,8 +154,9 @@ def keeps_logits(
         plain = logits_of(module(images)).float()
         with reordered(module, reordering):
             order, other = read_order(module, attention, images), logits_of(module(images)).float()
-    tolerance = max(1e-4, 16 * torch.finfo(images.dtype).eps)
-    close = (plain - other).abs().max().item() <= tolerance * max(1.0, plain.abs().max().item())
+    tolerance = max(TOLERANCE, 16 * torch.finfo(images.dtype).eps)
+    allowed = largest_allowed(plain, tolerance)
+    close = allowed > 0 and (plain - other).abs().max().item() <= allowed
     return close and order.is_canonical
 
 

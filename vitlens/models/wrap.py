@@ -1,8 +1,8 @@
 """wrap: any module that maps images to logits as a Model, its structure and its outputs read from forward passes."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 import torch
@@ -15,8 +15,10 @@ from vitlens.errors import InputError, ModelError, UnsupportedError, VitlensErro
 from vitlens.models.model import Model, Provenance, ReadOutput, first_output, two_classes
 from vitlens.models.rebuild import Architecture, default_classes, versions
 from vitlens.models.structure import Told, trace_anatomy
+from vitlens.models.trials import depends_on_image, largest_allowed, with_noise, zero_weights
 from vitlens.preprocessing import Preprocessing, require_side_lengths
 from vitlens.shapes import PrefixKind
+from vitlens.turns import turn
 from vitlens.typed import read_as
 
 Triple = tuple[float, float, float]
@@ -55,7 +57,8 @@ def wrap(
     cannot be read: blocks, names of the residual blocks in order; heads, of every attention layer; prefix, the kinds
     of the special tokens ("cls", "distillation", "register"), in order; grid, the patches' (rows, columns). Special
     tokens may stand anywhere: they are the first ones in what is read from the model, which passes them in that order
-    through its own modules, with equal logits to 1e-4.
+    through its own modules, with equal logits to 1e-4. Weights that are all zeros, such as those of a new head, are
+    noise meanwhile, so that the logits depend on the image.
 
     Raises ModelError for a module that is scripted, compiled, on several devices, takes other than three channels,
     returns no logits or probabilities instead of them, changes its input or its buffers, or whose logits depend on
@@ -116,10 +119,16 @@ def wrapped(
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
         torch.inference_mode(mode=False),
         torch.autocast(device.type if device.type != "meta" else "cpu", enabled=False),
+        turn(module),
+        ExitStack() as stack,
     ):
         height, width = preprocessing.size
         noise = torch.randn(3, 3, height, width, generator=torch.Generator().manual_seed(0)).to(device, dtype)
-        read_output, count = _output_form(module, noise[:2])
+        stack.enter_context(with_noise(zero_weights(module)))
+        read_output, count, sees = _output_form(module, noise[:2])
+        if not sees:
+            note = f"the logits of {alias} do not depend on the image; what was read of it may be wrong"
+            provenance = replace(provenance, notes=(*provenance.notes, note))
         if classes is None:
             classes = default_classes(count)
         elif classes and len(classes) != count:
@@ -182,8 +191,9 @@ def _readable(module: object) -> tuple[torch.device, torch.dtype]:
     return torch.device((*devices, "cpu")[0]), next(floats, torch.float32)
 
 
-def _output_form(module: nn.Module, images: Tensor) -> tuple[ReadOutput, int]:
-    """How to read logits from what a module returns for two normalised images, and their number.
+def _output_form(module: nn.Module, images: Tensor) -> tuple[ReadOutput, int, bool]:
+    """How to read logits from what a module returns for two normalised images, their number, and whether they depend
+    on the image.
 
     Raises ModelError for a module that fails, changes its input or its buffers, returns anything but one row of logits
     an image, or whose logits are others in a second pass, or for an image alone.
@@ -201,6 +211,7 @@ def _output_form(module: nn.Module, images: Tensor) -> tuple[ReadOutput, int]:
             f"expected logits from {name}, found probabilities, as its last step is a {mode.name}{several}; drop it"
         )
     tolerance = max(_TOLERANCE, 16 * torch.finfo(logits.dtype).eps)
+    sees = depends_on_image(logits)
     for one, other, what, advice in (
         (logits, again, f"equal logits of {name} in two passes in evaluation mode",
          "pass training=self.training to F.dropout, and draw no random numbers in forward"),
@@ -208,9 +219,10 @@ def _output_form(module: nn.Module, images: Tensor) -> tuple[ReadOutput, int]:
          "normalise and pool within each image (a batch norm needs its running statistics)")
     ):  # fmt: skip
         difference = (one.float() - other.float()).abs().max().item()
-        if difference > tolerance * max(1.0, one.float().abs().max().item()):
+        whole = max(1.0, one.float().abs().max().item())
+        if difference > (largest_allowed(logits, tolerance) if sees else tolerance * whole):
             raise ModelError(f"expected {what}, found a difference of {difference:.1e}; {advice}")
-    return (two_classes, 2) if logits.shape[1] == 1 else (first_output, logits.shape[1])
+    return (two_classes, 2, sees) if logits.shape[1] == 1 else (first_output, logits.shape[1], sees)
 
 
 def _logits(module: nn.Module, images: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Features of a split, from memory, from disk and from several processes; the tokens of patches on their grid."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ def runs_of(model: Model) -> list[int]:
     """How many images each forward pass is given, from now on; the one that looks for layers is over."""
     vitlens.features(model, images(model.input_size))
     seen: list[int] = []
-    model.register_forward_pre_hook(lambda _module, inputs: seen.append(len(inputs[0])))
+    run = model.run
+    model.run = lambda prepared: seen.append(len(prepared)) or run(prepared)
     return seen
 
 
@@ -60,6 +62,30 @@ def test_layers_that_are_missing_are_read_alone(tmp_path):
     assert_same(both, extract(model, data, embedding=True), within=1e-6)
     assert {path: path.stat().st_mtime_ns for path in files} == files
     assert {path.stem for path in tmp_path.rglob("*.npy")} == {"embedding", "block-0", "block-1", "logits"}
+
+
+def half(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
+    return 0.5 * output
+
+
+@pytest.mark.parametrize("way", ["intervene", "heads", "hook", "hook of the model", "forward"])
+def test_features_of_a_changed_model_are_neither_stored_nor_taken_from_the_plain_one(tmp_path, way):
+    model, data = ours(), split()
+    block = model.module.blocks[0]
+    plain = extract(model, data)
+    if way == "forward":
+        forward = block.forward
+        block.forward = lambda tokens: 0.5 * forward(tokens)
+    changes = {"intervene": {"blocks.0": "zero"}, "heads": {"blocks.0.heads": "zero"}}.get(way, {})
+    hooked = {"hook": block, "hook of the model": model}.get(way)
+    handle = nullcontext() if hooked is None else hooked.register_forward_hook(half)
+    with handle, vitlens.intervene(model, changes):
+        changed = extract(model, data, cache=tmp_path)
+        assert_same(changed, extract(model, data))
+        assert "changed by an intervention" in changed.notes[0]
+    vars(block).pop("forward", None)
+    assert_same(extract(model, data, cache=tmp_path), plain)
+    assert not torch.allclose(changed.logits, plain.logits)
 
 
 CHANGES = {"pool": {"pool": "mean"}, "norm": {"norm": False}, "precision": {"precision": "bf16"}}
@@ -180,8 +206,8 @@ def stream(model: Model, batch: Tensor) -> list[Tensor]:
 def test_patch_tokens_lie_where_the_patches_lie_read_in_one_pass_before_a_block_overwrites_them(norm):
     model, batch = ours(registers=2), images(SIZE, batch=3)
     (rows, columns), (entering, first, _) = model.layout.grid, stream(model, batch)
-    calls = runs_of(model)
     model.module.blocks[0].register_forward_hook(lambda _module, inputs, output: inputs[0].mul_(0).add_(output))
+    calls = runs_of(model)
     embedding, found = patch_tokens(model, batch, ["embedding", 0], norm=norm, batch_size=2)
     assert calls == [2, 1]
     assert found.shape == (3, rows, columns, 16)

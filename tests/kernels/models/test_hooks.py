@@ -1,4 +1,4 @@
-"""What is kept for a model: found once, on the unchanged model, dropped on request and with the model, never an
+"""What is kept for a model: found once, on the unchanged model, dropped when the model changes or is freed, never an
 exception."""
 
 import gc
@@ -10,7 +10,7 @@ from torch import Tensor
 
 import vitlens
 from tests.kit.tiny import images, ours
-from vitlens.models.hooks import Memo, forget, once_per_model, per_model, watching
+from vitlens.models.hooks import Memo, once_per_model, per_model, watching
 
 CHANGED = {
     "queries": {"blocks.0.attention.queries": "zero"},
@@ -32,7 +32,13 @@ def same(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> bool:
     return all(map(torch.equal, one, other))
 
 
-def test_a_value_is_found_once_for_each_model_and_argument_forgotten_for_one_and_no_exception_is_kept():
+def touch(model: vitlens.Model) -> None:
+    """Change a weight, to the same value."""
+    with torch.no_grad():
+        next(model.parameters()).mul_(1.0)
+
+
+def test_a_value_is_found_once_for_each_model_and_argument_dropped_for_one_and_no_exception_is_kept():
     calls: list[int] = []
 
     @per_model
@@ -45,7 +51,7 @@ def test_a_value_is_found_once_for_each_model_and_argument_forgotten_for_one_and
     one, two = ours(), ours()
     assert [counted(one), counted(one), counted(two), counted(one)] == [1, 1, 2, 1]
     assert [counted(one, 10), counted(one, factor=10), counted(one, 10)] == [30, 40, 30]
-    forget(one)
+    touch(one)
     assert [counted(two), counted(one)] == [2, 5]
     for _ in range(2):
         with pytest.raises(ValueError, match="negative"):
@@ -83,7 +89,7 @@ def test_a_value_is_that_of_the_unchanged_model_and_may_change_it_to_find_out(ou
             return found
 
     alone = compute()
-    forget(model)
+    touch(model)
     with vitlens.intervene(model, CHANGED[outer]):
         changed = logits_and_gradient(model)
         assert same(memo.get(model, lambda: logits_and_gradient(model), key="plain"), clean)

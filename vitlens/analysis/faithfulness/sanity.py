@@ -8,13 +8,15 @@ the same way: for a method that follows the change exactly the two are equal, al
 checks.py has the rules.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from vitlens.analysis.evaluation.intervals import estimates
 from vitlens.analysis.faithfulness.checks import (
@@ -30,6 +32,8 @@ from vitlens.analysis.faithfulness.maps import AnyMaps, Explain, PerImage, map_f
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
 from vitlens.lens.quick_passes import quick_passes
+from vitlens.lens.trace import probe_images
+from vitlens.models.hooks import Arguments, holding, per_model, watching
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps
 from vitlens.uncertainty import Estimate, bootstrap_mean, wilson
@@ -114,20 +118,31 @@ def cascade(model: Model) -> dict[str, tuple[str, ...]]:
     """The parameters that are randomised at each stage, which includes all before it: those after the blocks, the
     blocks in PARTS from the last on, those before the blocks.
 
-    By the order of the model's parameters. Raises InputError for a model without blocks.
+    A parameter outside the blocks counts where a forward pass uses it last: after the last block, before the first, or
+    with the block that follows. Raises InputError for a model without blocks.
     """
     blocks, names = model.anatomy.blocks, [name for name, _ in model.module.named_parameters()]
-    members = {block: tuple(name for name in names if name.startswith(f"{block}.")) for block in blocks}
+    members = {block: [name for name in names if name.startswith(f"{block}.")] for block in blocks}
     inside = {name for of_block in members.values() for name in of_block}
     if not inside:
         raise InputError(f"expected a model of blocks to randomise from the head down, found none in {model.alias}")
-    last = max(index for index, name in enumerate(names) if name in inside)
-    groups = {"head": tuple(names[last + 1 :])}
+    before = blocks_before(model)
+    head, embedding = list[str](), list[str]()
+    for name in names:
+        if name in inside:
+            continue
+        if before.get(name, 0) == len(blocks):
+            head.append(name)
+        elif name in before and before[name] > 0:
+            members[blocks[before[name]]].append(name)
+        else:
+            embedding.append(name)
+    groups = {"head": tuple(head)}
     for numbers in torch.arange(len(blocks)).flip(0).tensor_split(min(PARTS, len(blocks))):
         low, high = int(numbers[-1]), int(numbers[0])
         title = f"blocks {low} to {high}" if len(numbers) > 1 else f"block {low}"
         groups[title] = tuple(name for block in blocks[low : high + 1] for name in members[block])
-    groups["embedding"] = tuple(name for name in names[:last] if name not in inside)
+    groups["embedding"] = tuple(embedding)
     stages, so_far = dict[str, tuple[str, ...]](), tuple[str, ...]()
     for title, own in groups.items():
         so_far += own
@@ -135,28 +150,67 @@ def cascade(model: Model) -> dict[str, tuple[str, ...]]:
     return stages
 
 
+@per_model
+def blocks_before(model: Model) -> dict[str, int]:
+    """The number of blocks that have run when a forward pass uses a parameter last, by the parameter's name."""
+    numbers = {block: number for number, block in enumerate(model.anatomy.blocks)}
+    uses = _ParameterUses(model)
+
+    def after(name: str, _values: Arguments, _output: Any) -> None:
+        uses.blocks = max(uses.blocks, numbers[name] + 1)
+
+    with evaluating(model), torch.no_grad(), watching(model.module, numbers, after), uses:
+        model(probe_images(model, 1))
+    return uses.last
+
+
+class _ParameterUses(TorchFunctionMode):
+    """Notes which parameters torch's functions take.
+
+    blocks: how many have run; last: what that was when a parameter was taken last, by its name.
+    """
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.blocks = 0
+        self.last: dict[str, int] = {}
+        self._names = {id(parameter): name for name, parameter in model.module.named_parameters()}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Note the parameters among the arguments; compute every call as it is."""
+        kwargs = kwargs or {}
+        for argument in (*args, *kwargs.values()):
+            for value in argument if isinstance(argument, list | tuple) else (argument,):
+                name = self._names.get(id(value))
+                if name is not None:
+                    self.last[name] = self.blocks
+        return func(*args, **kwargs)
+
+
 @contextmanager
 def randomised(model: Model, names: Collection[str], *, seed: int = 0) -> Iterator[Model]:
     """The model with these parameters randomised; they are restored exactly on exit.
 
     The elements of each tensor are permuted, which keeps the scale of every layer. Tensors are drawn in the model's
-    order, so that a tensor's permutation does not depend on the others that are randomised.
+    order, so that a tensor's permutation does not depend on the others that are randomised. What is kept of the model's
+    structure stays that of its own weights.
     """
     known, originals = dict(model.module.named_parameters()), dict[str, Tensor]()
     generator = torch.Generator().manual_seed(seed)
-    try:
-        with torch.no_grad():
+    with holding(model):
+        try:
             for name, parameter in known.items():
                 order = torch.randperm(parameter.numel(), generator=generator)
                 if name in names:
-                    originals[name] = parameter.detach().clone()
-                    shuffled = originals[name].flatten()[order.to(parameter.device)]
-                    parameter.copy_(shuffled.view_as(parameter))
-        yield model
-    finally:
-        with torch.no_grad():
+                    originals[name] = parameter.data
+                    shuffled = parameter.data.flatten()[order.to(parameter.device)]
+                    parameter.data = torch.empty_like(parameter.data).copy_(shuffled.view_as(parameter))
+            yield model
+        finally:
             for name, value in originals.items():
-                known[name].copy_(value)
+                known[name].data = value
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final, Literal
@@ -27,7 +27,9 @@ from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating, in_bf16
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
 from vitlens.files import write_atomically
+from vitlens.lens.attention import is_tapped
 from vitlens.lens.stages import FeatureStage, FinalNorm, StageKind, embedding_stage, final_norm, stages, watching_stages
+from vitlens.models.hooks import is_changed
 from vitlens.models.model import Model
 from vitlens.models.saved import model_fingerprint
 from vitlens.models.support import needs_of, require
@@ -146,17 +148,22 @@ def extract(
 
     cache: a folder, created if missing, which runs may share: every layer is written to it batch by batch and then
     memory-mapped, so that memory does not grow with the images, and read from it the next time; None: all is held in
-    memory. processes: each is given the whole split and reads its share; all but the first return None. advance: called
+    memory, as it is while `intervene`, a hook or another forward changes the model, which a note says. processes: each
+    is given the whole split and reads its share; all but the first return None. advance: called
     with the number of images just done. The result's notes have one line for every cached file that was ignored.
     """
     workers = processes or Processes(0, 1, model.device)
+    notes = list[str]()
+    if cache is not None and (is_tapped(model) or is_changed(model)):
+        notes.append("the cache is not used, as the model is changed by an intervention, a hook or another forward")
+        cache = None
     reader = _Reader(model, _chosen(model, layer, embedding=embedding), pool, norm=norm)
     size = batch_size or fitting_batch_size(model)
     chunks = partial(_chunks, split=split, workers=workers, size=size, precision=precision, advance=advance)
     if cache is None:
         read = [parts for parts in chunks(reader) if workers.is_first]
-        return reader.joined(read) if read else None
-    store, known, notes = None, dict[str, Tensor](), list[str]()
+        return replace(reader.joined(read), notes=tuple(notes)) if read else None
+    store, known = None, dict[str, Tensor]()
     if workers.is_first:
         store = FeatureCache(cache, {
             "model": model_fingerprint(model), "data": split_fingerprint(split), "pool": reader.pool, "norm": norm,

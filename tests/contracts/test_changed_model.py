@@ -1,0 +1,88 @@
+"""The changed model is the model: inside `intervene`, with a user's hook or with another forward put into a module, a
+function gives what it gives for a model whose modules are really changed."""
+
+from collections.abc import Iterator
+from functools import cache
+from zlib import crc32
+
+import pytest
+import torch
+
+from tests.contracts.entries import ENTRIES, batch_of, shared
+from tests.kit.changed import changed_places, intervened, is_output, kind_of, really_changed
+from vitlens import Model
+from vitlens.errors import UnsupportedError
+
+INSIDE = ("queries", "keys", "values", "scores", "heads", "head", "weights")
+Case = tuple[str, str]  # a place and a way to change it
+
+
+def functions() -> list[str]:
+    """The entries with numbers to compare; of the attacks, one of those that share their code."""
+    shown: dict[str, str] = {}
+    for name, entry in ENTRIES.items():
+        if entry.read is not None:
+            shown.setdefault(entry.shares if name.startswith("attack/") else name, name)
+    return list(shown.values())
+
+
+def is_comparable(name: str, on: str, kind: str) -> bool:
+    """Whether the model that is really changed shows the same, for all that stands in another order."""
+    if kind in ("input", "patches"):  # there, the module takes what the place holds, and changes it then
+        reads_place = name.startswith(("capture", "patch", "replay"))
+        return not reads_place and on != "odd"  # whose CAM reads the norm of what enters the block
+    return not (kind in INSIDE and name.startswith("capture"))  # there, what computes the place is changed
+
+
+def cases(name: str, on: str) -> Iterator[Case]:
+    for place in changed_places(shared(on)):
+        if is_comparable(name, on, kind_of(shared(on), place)):
+            ways = ("intervene", "hook", "forward") if is_output(shared(on), place) else ("intervene",)
+            yield from ((place, way) for way in ways)
+
+
+@cache
+def really(on: str, place: str) -> Model:
+    return really_changed(shared(on), place)
+
+
+def differs(name: str, on: str, place: str, way: str) -> str:
+    """How the function's result for the changed model differs from that for the one really changed; "" where equal."""
+    entry, model, batch = ENTRIES[name], shared(on), batch_of(shared(on))
+    expected = found = torch.zeros(())
+    reason = other = ""
+    try:
+        expected = entry.tensor(really(on, place), batch).float()
+    except UnsupportedError as error:
+        reason = type(error).__name__
+    with intervened(model, place, way):
+        try:
+            found = entry.tensor(model, batch).float()
+        except UnsupportedError as error:
+            other = type(error).__name__
+    if reason or other:
+        return "" if reason == other else f"{place} by {way}: {reason or other} of one alone"
+    scale = max(expected.nan_to_num().abs().max().item(), 1e-2) if expected.numel() else 0.0
+    same = torch.allclose(found, expected, atol=1e-4 * scale, rtol=1e-3, equal_nan=True)
+    return "" if same else f"{place} by {way}: differs by {(found - expected).abs().max():.1e} of {scale:.1e}"
+
+
+@pytest.mark.parametrize("name", functions())
+def test_a_function_sees_what_is_changed(name: str) -> None:
+    """At a place, on a model and in a way by the function's name."""
+    turn = crc32(name.encode())
+    on = ENTRIES[name].models[turn % len(ENTRIES[name].models)]
+    of_model = list(cases(name, on))
+    assert not differs(name, on, *of_model[turn % len(of_model)])
+
+
+@pytest.mark.parametrize("name", ["explain/occlusion", "ablate", "replay"])
+def test_what_is_computed_more_quickly_sees_a_change_of_every_place(name: str) -> None:
+    chosen = [place for place, way in cases(name, "ours") if way == "intervene"]
+    assert not [text for place in chosen if (text := differs(name, "ours", place, "intervene"))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "on"), [(name, on) for name in functions() for on in ENTRIES[name].models])
+def test_every_function_sees_a_change_of_every_place_in_every_way(name: str, on: str) -> None:
+    assert not [text for place, way in cases(name, on) if (text := differs(name, on, place, way))]

@@ -1,0 +1,51 @@
+"""Where a forward pass uses each parameter, tried by hand, and where the randomization check counts it."""
+
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor
+
+from tests.kit.tiny import images
+from vitlens import Model
+from vitlens.analysis.faithfulness.sanity import cascade
+
+
+def new_at_each_stage(model: Model) -> dict[str, set[str]]:
+    """The parameters that a stage randomises and the stages before do not."""
+    found, before = dict[str, set[str]](), set[str]()
+    for title, names in cascade(model).items():
+        found[title] = set(names) - before
+        before |= set(names)
+    return found
+
+
+def used_behind(model: Model) -> set[str]:
+    """The parameters on which the logits depend, and the last block's output does not."""
+    return {name for name, (first, last, logits) in _effects(model).items() if logits and not last and not first}
+
+
+def used_before(model: Model) -> set[str]:
+    """The parameters on which the first block's input depends."""
+    return {name for name, (first, _, _) in _effects(model).items() if first}
+
+
+@torch.no_grad()
+def _effects(model: Model) -> dict[str, tuple[bool, bool, bool]]:
+    """Whether a parameter changes the first block's input, the last block's output, and the logits."""
+    plain, found = _seen(model), {}
+    for name, parameter in model.module.named_parameters():
+        value = parameter.clone()
+        parameter.mul_(1.5).add_(torch.linspace(-0.1, 0.2, value.numel()).view_as(value))
+        found[name] = tuple(not torch.equal(*pair) for pair in zip(_seen(model), plain))
+        parameter.copy_(value)
+    return found
+
+
+def _seen(model: Model) -> tuple[Tensor, ...]:
+    kept: dict[str, Tensor] = {}
+    first, last = (model.module.get_submodule(model.anatomy.blocks[at]) for at in (0, -1))
+    with ExitStack() as stack:
+        stack.enter_context(first.register_forward_pre_hook(lambda _m, args: kept.update(first=args[0].clone())))
+        stack.enter_context(last.register_forward_hook(lambda _m, _a, output: kept.update(last=output.clone())))
+        logits = model(images(model.input_size))
+    return kept["first"], kept["last"], logits

@@ -1,0 +1,68 @@
+"""Trials: forward passes of noise from which a model's structure, and what can be computed more quickly, is read.
+
+A trial compares logits, so they must depend on the image: a head of zeros (torchvision's ViT is built with one) would
+pass every trial. Inside a trial, weights of zeros are therefore replaced by noise.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+TOLERANCE: Final = 1e-4  # fp32, of the largest logit, and of 1 where that is smaller
+_OF_SPREAD: Final = 100.0  # tolerances, of the difference between two images: another computation differs by more
+_ROUNDING: Final = 0.1  # tolerances, of the largest logit
+_LEAST_SPREAD: Final = 1e-6  # of the largest logit: less is rounding
+_FIRST: Final = 64  # elements that show of nearly every weight that it is not zero
+
+
+def zero_weights(module: nn.Module) -> tuple[nn.Parameter, ...]:
+    """Return the parameters that are all zeros, except for biases."""
+    zeros = []
+    for name, parameter in module.named_parameters():
+        if parameter.is_meta or parameter.is_inference() or not parameter.is_floating_point():
+            continue
+        values = parameter.detach()
+        if "bias" in name.rpartition(".")[2] or not values.numel():
+            continue
+        if not values.flatten()[:_FIRST].any() and not values.any():
+            zeros.append(parameter)
+    return tuple(zeros)
+
+
+@contextmanager
+def with_noise(zeros: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Put noise into some parameters inside; on exit their own memory is back, so that they count as unchanged."""
+    originals = [parameter.data for parameter in zeros]
+    generator = torch.Generator().manual_seed(0)
+    try:
+        for parameter, values in zip(zeros, originals):
+            inputs = values.numel() // len(values) if values.dim() > 1 else 1
+            noise = torch.randn(values.shape, generator=generator) / inputs**0.5
+            parameter.data = torch.empty_like(values).copy_(noise)
+        yield
+    finally:
+        for parameter, values in zip(zeros, originals):
+            parameter.data = values
+
+
+def depends_on_image(logits: Tensor) -> bool:
+    """Return True if the logits (images, classes) of different images differ by more than rounding."""
+    wide = logits.detach().float()
+    return bool((wide - wide[:1]).abs().max() > _LEAST_SPREAD * wide.abs().max())
+
+
+def largest_allowed(logits: Tensor, tolerance: float = TOLERANCE) -> float:
+    """Return the largest difference from the logits of several images that is rounding, not another computation.
+
+    It is 0 for logits that do not depend on the image: no trial can pass on them. It is small for a head whose logits
+    are small.
+    """
+    if not depends_on_image(logits):
+        return 0.0
+    wide = logits.detach().float()
+    largest = wide.abs().max().item()
+    spread = (wide - wide[:1]).abs().max().item()
+    return tolerance * min(max(1.0, largest), max(_OF_SPREAD * spread, _ROUNDING * largest))
