@@ -297,8 +297,8 @@ def weights_of(model: Model, batch: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", ["swin, padded", "torchvision, padded", "maxvit"])
 def test_windows_are_measured_in_image_coordinates(name):
-    """A sink stands out among all keys, beside what uniform attention gives them; offsets are of neighbours in the image,
-    not across a seam."""
+    """A sink stands out among all keys, beside what uniform attention gives them; offsets are of neighbours in
+    the image, not across a seam."""
     model = WINDOWED[name]()
     batch = images(model.input_size, batch=2)
     table = vitlens.statistics(model, batch)

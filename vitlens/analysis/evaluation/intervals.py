@@ -26,7 +26,7 @@ from torch import Tensor
 
 from vitlens import uncertainty
 from vitlens.errors import InputError
-from vitlens.uncertainty import DRAWS, LEVEL, POWER, Estimate, Numbers, accuracy_difference, mcnemar, wilson
+from vitlens.uncertainty import DRAWS, LEVEL, POWER, Estimate, Numbers, accuracy_difference, paired_test, share_of
 
 ByRow = Float[Tensor, "cases batch"]
 Rows = Float[Tensor, " cases"]
@@ -247,21 +247,27 @@ class AccuracyDifference(NamedTuple):
         return 100 * error * float(stats.t.ppf([1 - level / 2, POWER], freedom).sum())
 
 
-def accuracy_over_seeds(correct: ArrayLike) -> Estimate:
-    """The mean accuracy (fraction) of correct (seeds, images) with an interval over both.
+def accuracy_over_seeds(correct: ArrayLike, *, groups: ArrayLike | None = None) -> Estimate:
+    """Return the mean accuracy (fraction) of correct (seeds, images) with an interval over both.
 
-    Wilson's over the images for one seed, or where all predictions are correct or all wrong. n: images.
+    Wilson's over the images for one seed, or where all predictions are correct or all wrong. n: images. groups (n,): of
+    images that are not independent: the interval is over seeds and groups.
     """
     table = np.asarray(correct, dtype=np.float64)
-    (seeds, images), mean = table.shape, table.mean()
-    alone = wilson(round(float(table[0].sum())), images)
+    total, mean = table.shape[1], table.mean()
+    alone = share_of(table[0], groups=groups)
+    if groups is not None:
+        # what each group adds to its seed's mean, in units of an image's: the means of seeds stay as they are
+        sums, counts = uncertainty.by_group(table.T, groups)
+        table = (mean + (sums - mean * counts[:, None]) * len(counts) / total).T
+    seeds, images = table.shape
     if min(seeds, images) < 2 or np.ptp(table) == 0:
         return alone
     by_seed, by_image = table.mean(1), table.mean(0)
     rest = table - by_seed[:, None] - by_image[None] + mean
-    sums = [images * np.sum((by_seed - mean) ** 2), seeds * np.sum((by_image - mean) ** 2), np.sum(rest**2)]
+    squares = [images * np.sum((by_seed - mean) ** 2), seeds * np.sum((by_image - mean) ** 2), np.sum(rest**2)]
     freedom = np.array([seeds - 1, images - 1, (seeds - 1) * (images - 1)])
-    seed, image, other = np.array(sums) / freedom
+    seed, image, other = np.array(squares) / freedom
     # where the residual mean square is the greatest, a variance component is negative and set to 0
     parts = np.array([seed, image, min(seed, image, other)])
     variance = float(parts[0] + parts[1] - parts[2])
@@ -269,22 +275,24 @@ def accuracy_over_seeds(correct: ArrayLike) -> Estimate:
         return alone
     quantile = float(stats.t.ppf(0.975, variance**2 / float(np.sum(parts**2 / freedom))))
     half, value = float(np.sqrt(variance / table.size)) * quantile, float(mean)
-    return Estimate(value, max(value - half, 0.0), min(value + half, 1.0), images)
+    return Estimate(value, max(value - half, 0.0), min(value + half, 1.0), total)
 
 
-def difference_over_seeds(first: ArrayLike, second: ArrayLike) -> AccuracyDifference:
-    """The accuracy of the first minus the second's, both (seeds, images): Welch's interval and test over seeds (1947).
+def difference_over_seeds(
+    first: ArrayLike, second: ArrayLike, *, groups: ArrayLike | None = None
+) -> AccuracyDifference:
+    """Return the accuracy of the first minus the second's, both (seeds, images), by Welch's test over seeds (1947).
 
     With one seed, where no seed differs from another of its model, and where no prediction differs: the paired
-    bootstrap over images and McNemar's exact test, of the first seed.
+    bootstrap and the exact test (`paired_test`) over images, or over groups (n,) of them, of the first seed.
     """
     both = [np.asarray(each, dtype=np.float64) for each in (first, second)]
     table = both[0] - both[1]
     value, images = 100 * float(table.mean()), table.shape[1]
     variances = np.array([each.mean(1).var(ddof=1) / len(each) for each in both]) if len(table) > 1 else np.zeros(2)
     if not table.any() or not variances.any():
-        p = mcnemar(int((table[0] > 0).sum()), int((table[0] < 0).sum()))
-        return AccuracyDifference(accuracy_difference(both[0][0], both[1][0]), p)
+        p = paired_test(both[0][0], both[1][0], groups=groups)
+        return AccuracyDifference(accuracy_difference(both[0][0], both[1][0], groups=groups), p)
     variance = float(variances.sum())
     error, freedom = float(np.sqrt(variance)), variance**2 / float(np.sum(variances**2) / (len(table) - 1))
     half = 100 * error * float(stats.t.ppf(0.975, freedom))

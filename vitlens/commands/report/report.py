@@ -15,7 +15,7 @@ from vitlens.record import Better, Record, col, table
 from vitlens.report.claims import Claim, found
 from vitlens.report.prose import say
 from vitlens.report.sections import Overview, Report, Section
-from vitlens.uncertainty import LEVEL, Estimate, accuracy_difference, difference_of, holm, mcnemar
+from vitlens.uncertainty import LEVEL, Estimate, accuracy_difference, difference_of, holm, paired_test
 
 _IGNORED: Final = frozenset({"run", "out", "overwrite", "quiet"})  # options that change no number
 _IMAGES: Final = frozenset({"data", "images", "seed"})
@@ -159,8 +159,8 @@ def _change(before: Record, after: Record, name: str, other: str) -> MetricChang
     first, second = _predictions(before, other.partition("/")[2]), _predictions(after, alias)
     if word == "accuracy" and first and second and np.array_equal(first.label, second.label):
         right_before, right = (np.asarray(each.prediction == each.label) for each in (first, second))
-        p = mcnemar(int((right & ~right_before).sum()), int((right_before & ~right).sum()))
-        gap = accuracy_difference(right, right_before)
+        p = paired_test(right, right_before, groups=second.groups)
+        gap = accuracy_difference(right, right_before, groups=second.groups)
         return MetricChange(name, was, now, gap, p, test="paired", better=better)
     gap = difference_of(now, was)  # Newcombe's method needs the ends of two intervals alone, not fractions
     if now.unit != "fraction":

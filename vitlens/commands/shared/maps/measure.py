@@ -123,7 +123,10 @@ class CheckedMaps:
         alias, seed, looks = self.model.alias, self.settings.seed, len(self.methods)
         by_name = {checks.name: checks for checks in self.results}
         found = {name: by_name[name].randomisation for name in self.methods}
-        weights = {name: _UNRANKED if each is None else each.judged(seed=seed) for name, each in found.items()}
+        weights = {
+            name: _UNRANKED if each is None else each.judged(groups=self.groups, seed=seed)
+            for name, each in found.items()
+        }
         passing = [name for name, judged in weights.items() if judged.state == "pass"]
         every, shuffled = self.removals
 
@@ -146,7 +149,7 @@ class CheckedMaps:
         for name in self.methods:
             yield kept.map_check(alias, name, kept.WEIGHTS, weights[name])
         for name, steady in self.steady.items() if self.steadiness else ():
-            yield kept.map_check(alias, name, kept.SHIFTS, steady.judged(seed=seed))
+            yield kept.map_check(alias, name, kept.SHIFTS, steady.judged(groups=self.groups, seed=seed))
         yield from (kept.object_check(row) for row in on_object if row.score == "roc_auc")
 
 
