@@ -434,6 +434,14 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(value) for value in adjusted]
 
 
+def fewest_images(tests: int) -> int:
+    """Return the smallest number of images (or groups) with which one of these tests can be significant.
+
+    Of n differences the smallest two-sided p by sign flips is 2 / 2^n; Holm's correction multiplies it by the tests.
+    """
+    return 1 + math.ceil(math.log2(tests / LEVEL))
+
+
 def mcnemar(only_first: int, only_second: int) -> float:
     """Exact two-sided p-value of the hypothesis that two models have equal accuracy (McNemar 1947), from the numbers of
     images that only the first, and only the second, classifies correctly."""

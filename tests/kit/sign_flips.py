@@ -25,7 +25,7 @@ def bootstrap_t_test(
     for row in np.random.default_rng(seed).integers(0, size, size=(draws, size)):
         drawn = sums[row].sum() / counts[row].sum()
         error = np.sqrt(size / (size - 1) * ((sums[row] - drawn * counts[row]) ** 2).sum()) / counts[row].sum()
-        student = (drawn - mean) / error if error > 1e-12 else np.sign(drawn - mean) * np.inf
+        student = (drawn - mean) / error if error > 1e-12 else 1e300 * np.sign(drawn - mean)
         above += student >= observed - 1e-9 * abs(observed)
         below += student <= observed + 1e-9 * abs(observed)
     return min(1.0, 2 * (min(above, below) + 1) / (draws + 1))

@@ -14,7 +14,7 @@ from vitlens.analysis.evaluation.intervals import resampled_means, sizes_of_grou
 from vitlens.analysis.features.cka import CKAStream
 from vitlens.lens.capture import capture
 from vitlens.lens.trace import layers
-from vitlens.uncertainty import Estimate, drawn_interval, enough_to_draw
+from vitlens.uncertainty import Estimate, drawn_interval, enough_to_draw, fewest_images
 
 TOLERATED = 1.0  # points of accuracy
 _ROUNDING = 1e-9  # points: 78 % - 77 % is 1 point
@@ -108,6 +108,13 @@ def pairwise(
     groups = bench.groups if bench.groups is None or images is None else bench.groups[images]
     (change,) = mean_changes((beyond,), families=[0] * len(beyond), groups=groups, seed=bench.seed)
     few = "" if change.low.isfinite().all() else "no intervals and no tests: they need at least 2 images (or groups)"
+    clusters = len(sizes_of_groups(effect.shape[1], groups))
+    fewest = fewest_images(len(pairs))
+    if 1 < clusters < fewest:
+        few = (
+            f"with {clusters} images (or groups) no pair of heads can be significant after Holm's correction for "
+            f"{len(pairs)} tests: that takes at least {fewest}"
+        )
     note = "; ".join(filter(None, (outcomes.note, few)))
     return change, effect[count:].mean(1), effect[:count].mean(1), note
 
