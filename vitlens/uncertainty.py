@@ -327,9 +327,12 @@ def student_test(values: ArrayLike, *, groups: ArrayLike | None = None) -> float
     return 2 * float(stdtr(_freedom(counts), -abs(mean) / error))
 
 
-def welch(first: ArrayLike, second: ArrayLike, *, unit: str) -> tuple[Estimate, float]:
-    """The difference of the means of two independent samples with its 95 % interval, and its two-sided p-value, by
-    Welch's t (1947); no interval and 1 where one has a single value or neither varies. n: of both together."""
+def welch(first: ArrayLike, second: ArrayLike, *, unit: str, most: float = math.inf) -> tuple[Estimate, float]:
+    """Return the difference of the means of two independent samples with its 95 % interval, and its two-sided p-value.
+
+    By Welch's t (1947); no interval and 1 where one has a single value or neither varies. most: the largest possible
+    difference, on either side. n: of both together.
+    """
     from scipy import stats
 
     one, other = _vector(first), _vector(second)
@@ -342,7 +345,8 @@ def welch(first: ArrayLike, second: ArrayLike, *, unit: str) -> tuple[Estimate, 
         return Estimate(gap, n=n, unit=unit), 1.0
     freedom = error**4 / float((parts**2 / np.array([len(one) - 1, len(other) - 1])).sum())
     half = error * float(stats.t.ppf(0.975, freedom))
-    return Estimate(gap, gap - half, gap + half, n, unit), 2 * float(stats.t.sf(abs(gap) / error, freedom))
+    low, high = max(gap - half, -most), min(gap + half, most)
+    return Estimate(gap, low, high, n, unit), 2 * float(stats.t.sf(abs(gap) / error, freedom))
 
 
 def bootstrap_difference(

@@ -3,6 +3,7 @@
 The first-order estimate of a head's effect, gradient times change of output, takes one backward pass.
 """
 
+import dataclasses
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -195,6 +196,7 @@ def summarise(
         changes.append(effects.delta_log_odds)
     kinds = [unit.kind for unit in effects.units]
     loss, accuracy, *log_odds = mean_changes(changes, families=kinds, groups=groups, seed=seed)
+    accuracy = dataclasses.replace(accuracy, low=accuracy.low.clamp_min(-100), high=accuracy.high.clamp_max(100))
     clusters, sampled = (len(effects), "images") if groups is None else (len(groups.unique()), "groups of images")
     few = f"no intervals and no tests: they need at least 2 {sampled}, found {clusters}" if clusters < 2 else ""
     never = "" if effects.clean_correct.any() else (

@@ -351,11 +351,22 @@ class Statistics(Summary):
     def low(self, name: str) -> PerHead:
         """The lower end of the mean's 95 % interval (Student's t) over images, or over groups of images that share a
         source; NaN for one."""
-        return self._table(name, lambda key: self.moments.mean(key) - self.moments.half_width(key))
+        return self._table(name, lambda key: self._ends(key)[0])
 
     def high(self, name: str) -> PerHead:
         """The upper end of the mean's 95 % interval."""
-        return self._table(name, lambda key: self.moments.mean(key) + self.moments.half_width(key))
+        return self._table(name, lambda key: self._ends(key)[1])
+
+    @property
+    def keys(self) -> int:
+        """The number of keys of the layer with most."""
+        return max(site.keys for site in self.sites)
+
+    def _ends(self, key: Key) -> tuple[Tensor, Tensor]:
+        name, layer = key
+        keys = self.sites[layer].keys if layer < len(self.sites) else self.keys
+        least, most = STATISTICS[name].bounds(keys)
+        return self.moments.ends(key, least=least, most=most)
 
     def uniform_distance(self) -> Float[Tensor, " layers"]:
         """The distance under uniform attention over patches in each layer, px; NaN where not defined."""

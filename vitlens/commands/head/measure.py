@@ -35,7 +35,7 @@ from vitlens.lens.observe import observe
 from vitlens.models.model import Model
 from vitlens.pixels import Streamed, Targets
 from vitlens.shapes import Images
-from vitlens.uncertainty import Estimate, by_group, student_mean, student_test
+from vitlens.uncertainty import Estimate, student_mean, student_test
 
 IMAGES: Final = 300  # at most, where --limit says nothing
 QUANTILES: Final = (1.0, 0.95, 0.75, 0.5, 0.25, 0.0)  # of the exemplars
@@ -140,7 +140,7 @@ def _classes(
     found = []
     for name, own in (things | {name: attributes[name] for name in tested.attributes}).items():
         groups = None if split.groups is None else split.groups[own]
-        lost = student_mean(one.writes.points[own], groups=groups, unit="points")
+        lost = student_mean(one.writes.points[own], groups=groups, unit="points", least=-100.0, most=100.0)
         fall = student_mean(one.writes.falls[own], groups=groups, unit="nats")
         found.append(rows.ClassRow(name, int(own.sum()), lost, fall))
     yield from sorted(found, key=lambda row: -row.fall.value)
@@ -294,9 +294,10 @@ def _placed(run: Run[HeadOptions], one: HeadName, labels: Tensor | None) -> Iter
     on = (seen * areas).sum((1, 2))
     elsewhere = ((seen * areas.sum(0)).sum((1, 2)) - on) / (len(split) - 1)
     groups = split.groups
-    sums, counts = by_group((on - elsewhere).numpy(), groups)
     yield rows.PlacedRow(
-        model=model.alias, layer=one.layer, head=one.head, thing=thing, on=student_mean(on, groups=groups),
-        elsewhere=student_mean(elsewhere, groups=groups),
-        difference=student_mean(100 * (on - elsewhere), groups=groups, unit="points"), p=student_test(sums / counts),
+        model=model.alias, layer=one.layer, head=one.head, thing=thing,
+        on=student_mean(on, groups=groups, least=0.0, most=1.0),
+        elsewhere=student_mean(elsewhere, groups=groups, least=0.0, most=1.0),
+        difference=student_mean(100 * (on - elsewhere), groups=groups, unit="points", least=-100.0, most=100.0),
+        p=student_test(on - elsewhere, groups=groups),
     )  # fmt: skip
