@@ -14,7 +14,7 @@ from torch import Tensor
 from vitlens.analysis.ablation.bench import Bench, ByImage, Outcomes, Unit, units_of
 from vitlens.analysis.evaluation.classes import required_labels
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
-from vitlens.analysis.evaluation.intervals import intervals, sign_flips, spearman, studentized
+from vitlens.analysis.evaluation.intervals import intervals, mean_test, spearman
 from vitlens.analysis.evaluation.log_odds import cross_entropy
 from vitlens.lens.capture import capture
 from vitlens.models.model import Model
@@ -38,7 +38,7 @@ class MeanChange:
     """The mean change of a metric without each unit, with its 95 % interval over images.
 
     mean (units,); low, high (units,): percentile bootstrap of the paired differences, NaN for fewer than 2 images (or
-    groups); p (units,): two-sided, by sign flips; p_holm (units,): adjusted for the units of the same kind. float64.
+    groups); p (units,): two-sided, by `mean_test`; p_holm (units,): adjusted for the units of the same kind. float64.
     """
 
     mean: PerUnit
@@ -259,9 +259,7 @@ def mean_changes(
     if low.isfinite().all():
         largest = max(families.count(family) for family in set(families))
         draws = max(DRAWS, 4 * round(largest / LEVEL))  # with fewer no p-value could pass Holm's correction
-        flipped = sign_flips(every, groups=groups, seed=seed, draws=draws)
-        # flips hold for symmetric differences, Student's t of draws for skewed ones: the larger p for both
-        p = torch.maximum(flipped, studentized(every, groups=groups, seed=seed, draws=draws))
+        p = mean_test(every, groups=groups, seed=seed, draws=draws)
     adjusted = p.clone()
     rows = [(number, family) for number in range(len(values)) for family in families]  # of one metric and family
     for each in set(rows) if p.isfinite().all() else ():

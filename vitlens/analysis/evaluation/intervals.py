@@ -97,6 +97,15 @@ def sign_flips(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, dr
     return torch.from_numpy((reached + 1) / (draws + 1))
 
 
+def mean_test(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, draws: int = DRAWS) -> Rows:
+    """Return two-sided p-values that the mean of each row (cases, n) is zero.
+
+    The larger one of `sign_flips`, which hold for symmetric differences, and `studentized`, which hold for skewed ones.
+    """
+    flipped = sign_flips(values, groups=groups, seed=seed, draws=draws)
+    return torch.maximum(flipped, studentized(values, groups=groups, seed=seed, draws=draws))
+
+
 def studentized(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, draws: int = DRAWS) -> Rows:
     """Return two-sided p-values that the mean of each row (cases, n) is zero, by the bootstrap-t (Hall 1988).
 
