@@ -16,11 +16,10 @@ import vitlens
 from tests.kit.made import made_model, numbered, random_weights, uniform
 from tests.kit.splits import split_of
 from tests.kit.tiny import images, model_of, ours, timm_model
-from tests.kit.windows import WINDOWED, unwindow
+from tests.kit.windows import WINDOWED, padded_swin_micro, unwindow
 from vitlens import Model
 from vitlens.analysis.heads.registry import STATISTICS, token_statistics
 from vitlens.errors import InputError, NonFiniteError
-from vitlens.models.loading import untrained
 
 
 @dataclass(frozen=True)
@@ -360,7 +359,7 @@ def with_even_attention(model: Model) -> Model:
 
 
 EVEN = {name: WINDOWED[name] for name in ("swin", "swin, padded", "swinv2, padded", "torchvision, padded")}
-EVEN["swin-micro, padded"] = lambda: untrained("swin-micro", classes=("a", "b"), image_size=(40, 40))
+EVEN["swin-micro, padded"] = padded_swin_micro
 
 
 @pytest.mark.parametrize("name", EVEN)
