@@ -1,7 +1,7 @@
 """Uncertainty: confidence intervals, paired tests, and the correction for multiple tests."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -21,6 +21,7 @@ _ROUNDING = 1e-9  # of a mean: values that spread less are the same
 _AT_ONCE = 4_000_000  # numbers drawn at once: bounds memory to tens of megabytes
 _EXACT = 5000  # predictions up to which calibration is tested exactly
 _Z = NormalDist().inv_cdf(0.975)  # normal quantile of a two-sided 95 % interval
+_FEWEST_TO_DRAW = 6  # groups of equal size: of 5 even an expanded bootstrap interval covers 91 %
 
 
 @dataclass(frozen=True)
@@ -81,15 +82,17 @@ def in_points(difference: Estimate) -> Estimate:
     return Estimate(100 * difference.value, low, high, difference.n, "points")
 
 
-def widened(estimate: Estimate, looks: int) -> Estimate:
-    """The interval of an estimate that is one of so many looks (Bonferroni, by the normal approximation).
+def widened(estimate: Estimate, looks: int, *, least: float = -math.inf, most: float = math.inf) -> Estimate:
+    """Return the interval of an estimate that is one of so many looks (Bonferroni, by the normal approximation).
 
-    The extreme of many estimates is extreme partly by chance: at this width, all intervals hold with 95 %.
+    The extreme of many estimates is extreme partly by chance: at this width, all intervals hold with 95 %. least, most:
+    the possible values, where the interval ends.
     """
     if estimate.low is None or estimate.high is None:
         return estimate
     factor = NormalDist().inv_cdf(1 - LEVEL / 2 / looks) / _Z
-    low, high = (estimate.value + factor * (end - estimate.value) for end in (estimate.low, estimate.high))
+    low = max(estimate.value + factor * (estimate.low - estimate.value), least)
+    high = min(estimate.value + factor * (estimate.high - estimate.value), most)
     return Estimate(estimate.value, low, high, estimate.n, estimate.unit)
 
 
@@ -102,38 +105,169 @@ def wilson(successes: int, n: int, *, unit: str = "fraction") -> Estimate:
     """A fraction with Wilson's 95 % interval (Wilson 1927). Raises InputError unless 0 <= successes <= n and n > 0."""
     if not 0 <= successes <= n or n == 0:
         raise InputError(f"expected 0 <= successes <= n with n > 0, found {successes} of {n}")
-    z, fraction = _Z, successes / n
-    centre = (fraction + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * float(np.sqrt(fraction * (1 - fraction) / n + z * z / (4 * n * n)))
+    low, high = _wilson_ends(successes / n, n, _Z)
+    return Estimate(successes / n, low, high, n, unit)
+
+
+def _wilson_ends(fraction: float, n: float, quantile: float) -> tuple[float, float]:
+    squared = quantile * quantile
+    centre = (fraction + squared / (2 * n)) / (1 + squared / n)
+    error = math.sqrt(fraction * (1 - fraction) / n + squared / (4 * n * n))
+    half = quantile / (1 + squared / n) * error
     # the formula gives exactly 0 and 1 at the ends; floating-point arithmetic does not
-    low = 0.0 if successes == 0 else centre - half
-    high = 1.0 if successes == n else centre + half
-    return Estimate(fraction, low, high, n, unit)
+    low = 0.0 if fraction == 0 else max(centre - half, 0.0)
+    high = 1.0 if fraction == 1 else min(centre + half, 1.0)
+    return low, high
+
+
+def share_of(successes: ArrayLike, *, groups: ArrayLike | None = None, unit: str = "fraction") -> Estimate:
+    """Return the fraction of successes (n,), each 0 or 1, with Wilson's 95 % interval.
+
+    groups (n,): of values that are not independent. n is then the number of independent values that have the standard
+    error of the delete-a-group jackknife, and the quantile Student's (Dean & Pagano 2015). Without variation, or of a
+    single group, it is the number of groups.
+    """
+    vector = _vector(successes)
+    sums, counts = by_group(vector, groups)
+    right = round(float(vector.sum()))
+    if len(sums) == len(vector):
+        return wilson(right, len(vector), unit=unit)
+    fraction = right / len(vector)
+    if right in (0, len(vector)):
+        low, high = _wilson_ends(fraction, len(sums), _Z)
+    elif len(sums) == 1:
+        low, high = 0.0, 1.0  # nothing is known about other groups
+    else:
+        error = float(jackknife_error(sums, counts))
+        independent = min(fraction * (1 - fraction) / max(error, _ROUNDING) ** 2, len(vector))
+        low, high = _wilson_ends(fraction, independent, student_quantile(counts))
+    return Estimate(fraction, low, high, len(vector), unit)
 
 
 def bootstrap_mean(
-    values: ArrayLike, *, groups: ArrayLike | None = None, seed: int = 0, draws: int = DRAWS, unit: str = "fraction"
+    values: ArrayLike,
+    *,
+    groups: ArrayLike | None = None,
+    seed: int = 0,
+    draws: int = DRAWS,
+    unit: str = "fraction",
+    least: float = -math.inf,
+    most: float = math.inf,
 ) -> Estimate:
-    """The mean of values (n,) with its 95 % percentile bootstrap interval; none for fewer than 2 values (or groups).
+    """Return the mean of values (n,) with its 95 % bootstrap interval; none for fewer than 2 values (or groups).
 
-    groups (n,): the group of each value; whole groups are drawn, as values of one group are not independent.
+    groups (n,): the group of each value; whole groups are drawn, as values of one group are not independent. least,
+    most: the possible values, where the interval ends. See `mean_interval`.
     """
     sums, counts = by_group(_vector(values), groups)
-    mean, n = float(sums.sum() / counts.sum()), int(counts.sum())
-    if len(sums) < 2:  # all draws would be equal, and the interval of width 0 misleading
+    mean = float(sums.sum() / counts.sum())
+    n = int(counts.sum())
+    ends = mean_interval(sums, counts, seed=seed, draws=draws)
+    if ends is None:
         return Estimate(mean, n=n, unit=unit)
-    low, high = np.quantile(resampled_means(sums, counts, seed=seed, draws=draws), [0.025, 0.975])
-    return Estimate(mean, float(low), float(high), n, unit)
+    low, high = ends
+    return Estimate(mean, max(float(low), least), min(float(high), most), n, unit)
+
+
+def mean_interval(sums: Numbers, counts: Numbers, *, seed: int, draws: int = DRAWS) -> tuple[Numbers, Numbers] | None:
+    """Return the 95 % interval of the mean of values, from sums (groups, ...) and sizes (groups,) of their groups.
+
+    Bootstrap quantiles over groups, expanded for their number (`drawn_interval`). Of fewer than 6 groups of equal size,
+    or unequal groups that are worth as few, Student's interval with the error of the delete-a-group jackknife. None
+    for fewer than 2 groups.
+    """
+    if len(sums) < 2:  # all draws would be equal, and the interval of width 0 misleading
+        return None
+    if not enough_to_draw(counts):
+        half = student_quantile(counts) * jackknife_error(sums, counts)
+        mean = sums.sum(0) / counts.sum()
+        return mean - half, mean + half
+    return drawn_interval(resampled_means(sums, counts, seed=seed, draws=draws), counts)
+
+
+def enough_to_draw(counts: Numbers) -> bool:
+    """Return whether groups of these sizes are worth enough for a bootstrap interval."""
+    return _worth(counts) >= _FEWEST_TO_DRAW * (1 - _ROUNDING)
+
+
+def drawn_interval(drawn: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the 95 % interval of a statistic from its values (draws, ...) over bootstrap samples of groups.
+
+    A bootstrap interval of few groups is too narrow: the error that it draws is that of n values where n - 1 are free,
+    and its quantiles are normal. Hesterberg (2015) takes the quantiles at the normal probability of
+    -sqrt(n / (n - 1)) times Student's quantile, and at its complement.
+    """
+    groups = len(counts)
+    below = NormalDist().cdf(-math.sqrt(groups / (groups - 1)) * student_quantile(counts))
+    low, high = np.quantile(drawn, [below, 1 - below], axis=0)
+    return low, high
+
+
+def _worth(counts: Numbers) -> float:
+    """Return the number of groups of equal size that tell as much as groups of these sizes (Kish 1965)."""
+    return float(counts.sum() ** 2 / (counts**2).sum())
+
+
+def _freedom(counts: Numbers) -> float:
+    return max(_worth(counts) - 1, 1.0)
+
+
+def student_quantile(counts: Numbers, probability: float = 0.975) -> float:
+    """Return the quantile of Student's t for a mean over groups of these sizes."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(_freedom(counts), probability))
+
+
+def jackknife_error(sums: Numbers, counts: Numbers) -> Numbers:
+    """Return the standard error of the mean over values, by leaving out each group: of groups of 1 the usual one.
+
+    sums (groups, ...), counts (groups,): of at least 2 groups. It weighs images alike, as the mean does.
+    """
+    groups = len(counts)
+    sizes = counts.reshape(-1, *[1] * (sums.ndim - 1))
+    without = (sums.sum(0) - sums) / (counts.sum() - sizes)
+    squares = ((without - without.mean(0)) ** 2).sum(0)
+    error: Numbers = np.sqrt(squares * (groups - 1) / groups)
+    return error
 
 
 def resampled_means(sums: Numbers, counts: Numbers, *, seed: int, draws: int) -> Numbers:
     """The means (draws, ...) over bootstrap samples of groups, of their sums (groups, ...) and sizes (groups,)."""
     size, means = len(sums), np.empty((draws, *sums.shape[1:]))
-    parts = _kept_parts(seed, size, draws) if draws * size <= _AT_ONCE else _parts(seed, size, draws)
-    for start, drawn in parts:
+    for start, drawn in _drawn_parts(seed, size, draws):
         times = drawn.astype(np.float64)
         means[start : start + len(times)] = ((times @ sums).T / (times @ counts)).T
     return means
+
+
+def resampled_deviations(
+    residuals: Numbers, counts: Numbers, *, seed: int, draws: int
+) -> Iterator[tuple[Numbers, Numbers]]:
+    """Yield how far means over the samples of `resampled_means` are from the mean, and the standard errors of these.
+
+    residuals (groups, cases): each group's sum minus its size times the mean; counts (groups,): their sizes. Yields
+    (some of the draws, cases) each. The error is that of a ratio: the spread of a sample's residuals from its mean.
+    """
+    groups = len(counts)
+    alike = bool(np.ptp(counts) == 0)
+    squares = residuals**2
+    products = residuals * counts[:, None]
+    for _, drawn in _drawn_parts(seed, groups, draws):
+        times = drawn.astype(np.float64)
+        size = (times @ counts)[:, None]
+        deviations = (times @ residuals) / size
+        if alike:
+            spread = times @ squares - deviations**2 * size * counts[0]
+        else:
+            of_sizes = (times @ counts**2)[:, None]
+            spread = times @ squares - 2 * deviations * (times @ products) + deviations**2 * of_sizes
+        errors = np.sqrt(np.maximum(spread, 0) * groups / (groups - 1)) / size
+        yield deviations, errors
+
+
+def _drawn_parts(seed: int, size: int, draws: int) -> Iterable[tuple[int, NDArray[np.integer]]]:
+    return _kept_parts(seed, size, draws) if draws * size <= _AT_ONCE else _parts(seed, size, draws)
 
 
 def _parts(seed: int, size: int, draws: int) -> Iterator[tuple[int, NDArray[np.integer]]]:
@@ -164,35 +298,41 @@ def student_mean(
     least: float = -math.inf,
     most: float = math.inf,
 ) -> Estimate:
-    """The mean of values (n,) with Student's 95 % interval, for few values; none for fewer than 2 values (or groups).
+    """Return the mean of values (n,) with Student's 95 % interval; none for fewer than 2 values (or groups).
 
-    groups (n,): the group of each value; the interval is that of the means of groups. least, most: that a value can be
-    by definition, where the interval ends.
+    groups (n,): the group of each value; the error is that of the delete-a-group jackknife. least, most: the possible
+    values, where the interval ends.
     """
     sums, counts = by_group(_vector(values), groups)
-    mean, n, means = float(sums.sum() / counts.sum()), int(counts.sum()), sums / counts
-    if len(means) < 2:
+    mean = float(sums.sum() / counts.sum())
+    n = int(counts.sum())
+    if len(sums) < 2:
         return Estimate(mean, n=n, unit=unit)
-    from scipy import stats
-
-    half = float(stats.t.ppf(0.975, len(means) - 1) * means.std(ddof=1) / np.sqrt(len(means)))
+    half = student_quantile(counts) * float(jackknife_error(sums, counts))
     return Estimate(mean, max(mean - half, least), min(mean + half, most), n, unit)
 
 
-def student_test(values: ArrayLike) -> float:
-    """Two-sided p of Student's t test that the mean of a few values (differences between seeds) is 0; 1 for one."""
-    from scipy import stats
+def student_test(values: ArrayLike, *, groups: ArrayLike | None = None) -> float:
+    """Return the two-sided p of Student's t test that the mean of values (n,) is 0; 1 for a single value or group.
 
-    vector = _vector(values)
-    if len(vector) < 2 or not vector.any():
+    groups (n,): the group of each value, see `student_mean`.
+    """
+    from scipy.special import stdtr
+
+    sums, counts = by_group(_vector(values), groups)
+    if len(sums) < 2 or not sums.any():
         return 1.0
-    error = float(vector.std(ddof=1)) / np.sqrt(len(vector))
-    return 2 * float(stats.t.sf(abs(vector.mean()) / max(error, np.finfo(float).tiny), len(vector) - 1))
+    mean = float(sums.sum() / counts.sum())
+    error = max(float(jackknife_error(sums, counts)), np.finfo(float).tiny)
+    return 2 * float(stdtr(_freedom(counts), -abs(mean) / error))
 
 
-def welch(first: ArrayLike, second: ArrayLike, *, unit: str) -> tuple[Estimate, float]:
-    """The difference of the means of two independent samples with its 95 % interval, and its two-sided p-value, by
-    Welch's t (1947); no interval and 1 where one has a single value or neither varies. n: of both together."""
+def welch(first: ArrayLike, second: ArrayLike, *, unit: str, most: float = math.inf) -> tuple[Estimate, float]:
+    """Return the difference of the means of two independent samples with its 95 % interval, and its two-sided p-value.
+
+    By Welch's t (1947); no interval and 1 where one has a single value or neither varies. most: the largest possible
+    difference, on either side. n: of both together.
+    """
     from scipy import stats
 
     one, other = _vector(first), _vector(second)
@@ -205,35 +345,48 @@ def welch(first: ArrayLike, second: ArrayLike, *, unit: str) -> tuple[Estimate, 
         return Estimate(gap, n=n, unit=unit), 1.0
     freedom = error**4 / float((parts**2 / np.array([len(one) - 1, len(other) - 1])).sum())
     half = error * float(stats.t.ppf(0.975, freedom))
-    return Estimate(gap, gap - half, gap + half, n, unit), 2 * float(stats.t.sf(abs(gap) / error, freedom))
+    low, high = max(gap - half, -most), min(gap + half, most)
+    return Estimate(gap, low, high, n, unit), 2 * float(stats.t.sf(abs(gap) / error, freedom))
 
 
 def bootstrap_difference(
-    first: ArrayLike, second: ArrayLike, *, groups: ArrayLike | None = None, seed: int = 0, unit: str = "fraction"
+    first: ArrayLike,
+    second: ArrayLike,
+    *,
+    groups: ArrayLike | None = None,
+    seed: int = 0,
+    unit: str = "fraction",
+    most: float = math.inf,
 ) -> Estimate:
-    """The mean of first - second, both (n,) over the same images, with its paired 95 % bootstrap interval."""
+    """Return the mean of first - second, both (n,) over the same images, with its paired 95 % bootstrap interval.
+
+    groups (n,): see `bootstrap_mean`; most: the largest possible difference, on either side.
+    """
     one, other = _vector(first), _vector(second)
     if len(one) != len(other):
         raise InputError(f"expected the same images twice, found {len(one)} and {len(other)} values")
-    return bootstrap_mean(one - other, groups=groups, seed=seed, unit=unit)
+    return bootstrap_mean(one - other, groups=groups, seed=seed, unit=unit, least=-most, most=most)
 
 
 def accuracy_difference(
     first: ArrayLike, second: ArrayLike, *, groups: ArrayLike | None = None, seed: int = 0
 ) -> Estimate:
-    """The accuracy of the first minus the second's in points, with its paired 95 % bootstrap interval; (n,), whether
-    each of the same images is correct.
+    """Return the accuracy of the first minus the second's in points, with its paired 95 % bootstrap interval.
 
-    Where the two never differ, the interval's width would be 0: it is then plus and minus the upper end of Wilson's
-    interval for the share of images (or of groups) on which they do.
+    first, second (n,): whether each of the same images is correct; groups (n,): see `bootstrap_mean`. Where the
+    difference is the same in all images (or groups), the interval's width would be 0: it is then that where a share of
+    them differs, the upper end of Wilson's interval.
     """
     one, other = (100 * np.asarray(correct, dtype=np.float64) for correct in (first, second))
-    difference = bootstrap_difference(one, other, groups=groups, seed=seed, unit="points")
-    if difference.low is None or np.any(one != other):
+    difference = bootstrap_difference(one, other, groups=groups, seed=seed, unit="points", most=100.0)
+    sums, counts = by_group(_vector(one - other), groups)
+    if difference.low is None or np.ptp(sums / counts) > _ROUNDING:
         return difference
-    bound = wilson(0, one.size if groups is None else len(np.unique(groups))).high
+    bound = wilson(0, len(sums)).high
     assert bound is not None
-    return Estimate(0.0, -100 * bound, 100 * bound, difference.n, "points")
+    half = bound * (100 + abs(difference.value))
+    low, high = max(difference.value - half, -100.0), min(difference.value + half, 100.0)
+    return Estimate(difference.value, low, high, difference.n, "points")
 
 
 @dataclass(frozen=True)
@@ -248,15 +401,17 @@ class Power:
 
 
 def power_of(differences: ArrayLike, *, groups: ArrayLike | None = None) -> Power | None:
-    """The minimal detectable effect of paired differences (n,), by the normal approximation (Cohen 1988); groups (n,).
-    None for fewer than 2 values (or groups)."""
+    """Return the minimal detectable effect of paired differences (n,), by Student's quantiles (Cohen 1988).
+
+    groups (n,): of images that are not independent. None for fewer than 2 values (or groups).
+    """
     values = _vector(differences)
     sums, counts = by_group(values, groups)
     if len(sums) < 2:
         return None
-    residuals = sums - values.mean() * counts
-    error = float(np.sqrt((residuals**2).sum() * len(sums) / (len(sums) - 1)) / len(values))
-    return Power(error, (_Z + NormalDist().inv_cdf(POWER)) * error, len(values), len(sums))
+    error = float(jackknife_error(sums, counts))
+    quantiles = student_quantile(counts, 1 - LEVEL / 2) + student_quantile(counts, POWER)
+    return Power(error, quantiles * error, len(values), len(sums))
 
 
 def median_of(values: ArrayLike, *, unit: str = "fraction") -> Estimate:
@@ -283,6 +438,14 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(value) for value in adjusted]
 
 
+def fewest_images(tests: int) -> int:
+    """Return the smallest number of images (or groups) with which one of these tests can be significant.
+
+    Of n differences the smallest two-sided p by sign flips is 2 / 2^n; Holm's correction multiplies it by the tests.
+    """
+    return 1 + math.ceil(math.log2(tests / LEVEL))
+
+
 def mcnemar(only_first: int, only_second: int) -> float:
     """Exact two-sided p-value of the hypothesis that two models have equal accuracy (McNemar 1947), from the numbers of
     images that only the first, and only the second, classifies correctly."""
@@ -290,6 +453,17 @@ def mcnemar(only_first: int, only_second: int) -> float:
 
     discordant = only_first + only_second
     return 1.0 if discordant == 0 else float(stats.binomtest(only_first, discordant, 0.5).pvalue)
+
+
+def paired_test(first: ArrayLike, second: ArrayLike, *, groups: ArrayLike | None = None) -> float:
+    """Return the two-sided p-value of the hypothesis that two models are correct equally often on the same images.
+
+    first, second (n,): whether each is correct. McNemar's exact test; with groups (n,) of images that are not
+    independent, the exact sign test of the groups: each counts once, for the model that is correct on more of it.
+    """
+    differences = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
+    net, _ = by_group(_vector(differences), groups)
+    return mcnemar(int((net > 0).sum()), int((net < 0).sum()))
 
 
 def calibration_test(confidences: ArrayLike, correct: int) -> float:

@@ -18,7 +18,7 @@ from vitlens.commands.report.report import REPORT as OF_RUNS
 from vitlens.commands.report.report import changes_between, compared_runs
 from vitlens.commands.run.publish import read_folder
 from vitlens.report.claims import Claim, shown
-from vitlens.uncertainty import Estimate, mcnemar
+from vitlens.uncertainty import Estimate, mcnemar, widened
 
 PAIR = ("vit", "cnn")
 VIT, CNN = checks("vit", "relevance"), checks("cnn", "gradcam")
@@ -87,6 +87,23 @@ def test_disturbed_images(accuracies, better, clear):
     ] * clear
 
 
+def test_the_largest_of_many_differences_has_an_interval_for_so_many():
+    apart = Estimate(15.0, 11.0, 19.0, 500, "points")
+    harder = tuple(
+        HarderRow(alias, "shuffle", float(level), Estimate(value, value - 0.03, value + 0.03, 500), 0.1)
+        for level in range(26) for alias, value in zip(PAIR, (0.44, 0.29))
+    )  # fmt: skip
+    rows = tuple(
+        DisturbedPairRow(
+            *PAIR, 0, 0, 0, 0, p=1e-6, p_holm=1e-6, difference=apart, better="vit", kind="shuffle", level=float(level)
+        )
+        for level in range(26)
+    )
+    (claim,) = found(replace(recorded((0.1, 0.1), seed=1), robustness=harder, disturbed_pairs=rows))
+    assert claim.effect == widened(apart, 26)
+    assert claim.effect.low < apart.low
+
+
 def test_maps_by_two_methods_are_compared_only_where_both_are_verified():
     def compares(**how: object) -> bool:
         sections = {section.title: section for section in REPORT(recorded((0.1, 0.1), **how)).sections}
@@ -128,6 +145,26 @@ def test_a_worse_model_fails_by_the_paired_test(folders, capsys):
     assert written.claims[0].state == "fail"
     check_first_page(written)
     assert run(["report", "--compare", str(folders["vit"]), str(folders["cnn"])]) == 0  # better is no regression
+
+
+def test_images_that_share_a_source_count_once_in_a_comparison_of_runs(folders):
+    before, after = (
+        replace(
+            record,
+            predictions={
+                alias: replace(each, groups=np.arange(100) // 10) for alias, each in record.predictions.items()
+            },
+        )
+        for record in (read_folder(folders["cnn"]), read_folder(folders["vit"]))
+    )  # fmt: skip
+    alone, grouped = (
+        next(change for change in changes_between(*runs) if change.metric == "accuracy/vit-digits")
+        for runs in ((read_folder(folders["cnn"]), read_folder(folders["vit"])), (before, after))
+    )
+    assert grouped.test == "paired"
+    assert grouped.p > alone.p
+    assert grouped.difference.value == alone.difference.value
+    assert grouped.difference.low != alone.difference.low
 
 
 def test_a_comparison_of_runs_is_repeated_by_its_command_and_the_same_is_no_change(folders, capsys):

@@ -75,6 +75,16 @@ def test_a_cause_is_named_where_both_agree_and_drawn_beside_its_control():
     assert mended.draw().axes[0].lines[0].get_xdata().tolist() == pytest.approx([(30 - 2) / 4, (5 - 1) / 4])
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_the_others_are_all_other_images(count):
+    """Of two parts; of three, from equal values, the worst is compared with the opposite one."""
+    made = record(covariate(), tests=(change(),))
+    claim = said(replace(made, quarters=made.quarters[:count]))
+    assert ("on the others" in claim.says) == (count == 2)
+    assert "75.0 %" in claim.says
+    assert f"{70 + 5 * count}.0 %" in claim.says
+
+
 @pytest.mark.parametrize(
     ("rows", "tests", "words"),
     [

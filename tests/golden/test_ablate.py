@@ -66,9 +66,9 @@ def test_a_note_says_that_all_images_are_misclassified(tmp_path):
     model = load("vit-digits")
     model.module.head.weight.data.neg_()
     save(model, tmp_path / "wrong" / "model.safetensors")
-    line = f"ablate {tmp_path / 'wrong'} --data digits --limit 3 {PLAIN} --units head --replace zero"
+    line = f"ablate {tmp_path / 'wrong'} --data digits --limit 12 {PLAIN} --units head --replace zero"
     [note] = ran(tmp_path / "out", line).model.notes
-    assert "none of the 3 images" in note
+    assert "none of the 12 images" in note
     assert note[1:] in (tmp_path / "out" / "report.md").read_text()
 
 

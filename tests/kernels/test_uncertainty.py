@@ -132,7 +132,8 @@ def test_an_interval_is_widened_by_bonferronis_correction():
 def test_a_detectable_difference_is_that_of_a_power_of_80_percent_and_copies_add_none():
     known = ours.power_of(VALUES)
     assert known.error == pytest.approx(float(stats.sem(VALUES)))
-    assert known.detectable == pytest.approx(2.8016 * known.error, rel=1e-4)
+    quantiles = stats.t.ppf([0.975, 0.8], 59).sum()
+    assert known.detectable == pytest.approx(quantiles * known.error)
     copied = ours.power_of(np.repeat(VALUES, 5), groups=np.repeat(np.arange(60), 5))
     assert copied.detectable == pytest.approx(known.detectable)
     assert (copied.n, copied.groups) == (300, 60)
@@ -146,10 +147,67 @@ def test_models_that_never_differ_are_not_shown_to_be_equal():
         assert (found.value, found.high, found.n) == (0, 100 * ours.wilson(0, independent).high, n)
         assert found.low == -found.high
     assert ours.accuracy_difference([1], [1]).low is None
-    first, second = np.array([1, 1, 0, 1]), np.array([1, 0, 0, 1])
-    found, differing = ours.accuracy_difference(first, second, seed=1), ours.bootstrap_mean([0, 1, 0, 0], seed=1)
+    first, second = np.array([1, 1, 0, 1] * 2), np.array([1, 0, 0, 1] * 2)
+    found, differing = ours.accuracy_difference(first, second, seed=1), ours.bootstrap_mean([0, 1, 0, 0] * 2, seed=1)
     assert found == ours.bootstrap_difference(100 * first, 100 * second, seed=1, unit="points")
     assert (found.value, found.high) == pytest.approx((25, 100 * differing.high))
+
+
+def test_a_difference_that_is_the_same_everywhere_has_an_interval():
+    always = ours.accuracy_difference([1, 1], [0, 0])
+    assert (always.value, always.high) == (100, 100)
+    assert always.low < 0  # two images do not show that the first is better
+    cancelling = ours.accuracy_difference([1, 0, 1, 0], [0, 1, 0, 1], groups=[0, 0, 1, 1])
+    assert cancelling.low < 0 < cancelling.high
+
+
+def test_groups_count_once_in_a_paired_test():
+    first, second = np.array([1, 1, 1, 0, 1]), np.array([0, 0, 0, 1, 1])
+    assert ours.paired_test(first, second) == ours.mcnemar(3, 1)
+    assert ours.paired_test(first, second, groups=[0, 0, 0, 1, 2]) == ours.mcnemar(1, 1)
+    with pytest.raises(InputError):
+        ours.paired_test(first, second, groups=[0])
+
+
+@pytest.mark.parametrize("sizes", [[8] * 4, [40, 5, 5, 5, 5, 5, 5, 5], [1, 1, 2, 2, 4, 4, 8, 8]])
+def test_unequal_groups_weigh_as_their_images_do(sizes):
+    """The error is the delete-a-group jackknife's, the degrees of freedom those of as many groups of equal size."""
+    members = np.repeat(np.arange(len(sizes)), sizes)
+    values = np.random.default_rng(1).normal(size=len(sizes))[members] + VALUES[0]
+    left_out = [values[members != group].mean() for group in range(len(sizes))]
+    error = np.sqrt((len(sizes) - 1) * np.var(left_out))
+    worth = np.sum(sizes) ** 2 / np.sum(np.square(sizes))
+    half = error * stats.t.ppf(0.975, worth - 1)
+    found = ours.student_mean(values, groups=members)
+    assert (found.low, found.high) == pytest.approx((values.mean() - half, values.mean() + half))
+    assert ours.student_test(values, groups=members) == pytest.approx(
+        2 * stats.t.sf(abs(values.mean()) / error, worth - 1)
+    )
+    few = ours.bootstrap_mean(values, groups=members)  # worth too few to draw from
+    assert (few.low, few.high) == pytest.approx((found.low, found.high))
+
+
+def test_a_bootstrap_interval_is_expanded_for_the_number_of_values():
+    """Hesterberg (2015): the quantile of n values is that of a normal approximation with n - 1 degrees of freedom."""
+    values = VALUES[:8]
+    means = ours.resampled_means(values, np.ones(8), seed=3, draws=10_000)
+    below = stats.norm.cdf(-np.sqrt(8 / 7) * stats.t.ppf(0.975, 7))
+    found = ours.bootstrap_mean(values, seed=3)
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(means, [below, 1 - below])))
+    few = ours.bootstrap_mean([0.9, 1.0, 0.2], least=0.0, most=1.0)
+    free = ours.student_mean([0.9, 1.0, 0.2])
+    assert (few.low, few.high) == (max(free.low, 0.0), 1.0)
+
+
+def test_the_share_of_grouped_successes_is_bounded_and_copies_add_no_certainty():
+    right = np.array([1, 1, 0, 1, 1, 1, 0, 1, 1, 1])
+    alone = ours.share_of(right)
+    assert alone == ours.wilson(8, 10)
+    copied = ours.share_of(np.repeat(right, 6), groups=np.repeat(np.arange(10), 6))
+    assert (copied.value, copied.n) == (0.8, 60)
+    assert copied.low < alone.low < alone.high < copied.high < 1  # Student's quantile instead of the normal one
+    nearly = ours.share_of([1] * 59 + [0], groups=np.repeat(np.arange(3), 20))
+    assert 0 <= nearly.low < nearly.high <= 1
 
 
 def test_the_exact_test_of_calibration_is_the_binomial_test_of_equal_confidences():

@@ -16,6 +16,7 @@ from torchvision.models.maxvit import MaxVit
 from tests.kit.tiny import TIMM, model_of, shaken, timm_model, torchvision_swin
 from vitlens import Model
 from vitlens.lens.site import Windows
+from vitlens.models.loading import untrained
 
 Pair = tuple[int, int]
 
@@ -49,6 +50,11 @@ WINDOWED: dict[str, Callable[[], Model]] = {  # of Swin patches of 2x2 pixels, w
     "maxvit": partial(of_timm, "test_maxvit", size=(64, 64), img_size=64),  # blocks and grids
     "torchvision's maxvit": _torchvision_maxvit,
 }
+
+
+def padded_swin_micro() -> Model:
+    """Our Swin on a map that its windows do not divide: padding attends to itself alone."""
+    return untrained("swin-micro", classes=("a", "b"), image_size=(40, 40))
 
 
 def numbered(rows: int, columns: int) -> Tensor:

@@ -25,7 +25,7 @@ from vitlens.devices import evaluating
 from vitlens.errors import NonFiniteError
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels
-from vitlens.uncertainty import mcnemar
+from vitlens.uncertainty import paired_test
 
 SIGNIFICANT = 0.05  # p-value up to which a difference is not noise
 NEAR = 0.05  # relative difference of the distances that a longer search may make
@@ -58,12 +58,13 @@ def state_of(passed: bool, conclusive: bool = True) -> State:
 @dataclass(frozen=True)
 class Trial:
     """An attack, by name, and the correctly classified images on which it is checked. attempt: takes images and labels,
-    and by name epsilon, steps and batch size (None: its own)."""
+    and by name epsilon, steps and batch size (None: its own); groups (n,): of images that share a source."""
 
     attack: str
     attempt: Callable[..., AttackResult]
     images: Images
     labels: Labels
+    groups: Tensor | None = None
 
     def at(self, **options: float) -> AttackResult:
         """The result with these options."""
@@ -111,7 +112,7 @@ class Trial:
         """More steps break as many images, but for chance; if they break more, the attack had too few steps."""
         fewer, more = (self.at(epsilon=epsilon, steps=count).success for count in (steps, times * steps))
         lost, gained = int((fewer & ~more).sum()), int((~fewer & more).sum())
-        differs = mcnemar(lost, gained) <= SIGNIFICANT
+        differs = paired_test(fewer, more, groups=self.groups) <= SIGNIFICANT
         reason = "; more steps break fewer" if lost > gained else "; too few steps, raise --steps"
         return Check(
             "more steps", self.attack, f"{times} times the steps break as many images, but for chance",
@@ -192,7 +193,8 @@ def weaker_breaks_no_more(weaker: Outcome, stronger: Outcome, *, reason: str) ->
         left, also_left = weaker.robust(epsilon), stronger.robust(epsilon)
         any_broken |= bool((weaker.clean & ~left).any() or (stronger.clean & ~also_left).any())
         only_weaker, only_stronger = int((~left & also_left).sum()), int((left & ~also_left).sum())
-        p = min(1.0, len(both) * mcnemar(only_weaker, only_stronger))  # Bonferroni, as the least is taken
+        p_alone = paired_test(also_left, left, groups=weaker.groups)
+        p = min(1.0, len(both) * p_alone)  # Bonferroni, as the least is taken
         if only_weaker > only_stronger and p < least_p:
             least_p, against, of = p, only_weaker, only_weaker + only_stronger
             found = (

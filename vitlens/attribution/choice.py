@@ -40,7 +40,7 @@ from vitlens.names import DEFAULT_SEED, Engine, Substrate
 from vitlens.pixels import AnyImages, Targets
 from vitlens.shapes import Images, Labels, Logits, Maps
 from vitlens.summary import Line, Summary
-from vitlens.uncertainty import Estimate, Side, beyond
+from vitlens.uncertainty import Estimate, Numbers, Side, beyond, by_group, drawn_interval, enough_to_draw
 
 MOST: Final = 6  # candidates, where none are named
 IMAGES: Final = 40  # of both halves together, at most
@@ -335,14 +335,17 @@ class _Half:
     means: Float[Tensor, "rows methods"]
     draws: Float[Tensor, "draws rows methods"]  # of the bootstrap
     counts: tuple[int, ...]  # of images
+    members: tuple[Numbers, ...]  # images with a value in each group
 
     def estimate(self, row: int, method: int, *, minus: int | None = None) -> Estimate:
-        """A mean, or the paired difference of two, with its percentile interval."""
+        """A mean, or the paired difference of two, with its bootstrap interval, which few groups do not have."""
         value, draws = self.means[row, method], self.draws[:, row, method]
         if minus is not None:
             value, draws = value - self.means[row, minus], draws - self.draws[:, row, minus]
-        low, high = draws.quantile(torch.tensor([0.025, 0.975], dtype=draws.dtype)).tolist()
-        return Estimate(float(value), low, high, self.counts[row], "")
+        if not enough_to_draw(self.members[row]):
+            return Estimate(float(value), n=self.counts[row], unit="")
+        low, high = drawn_interval(draws.numpy(), self.members[row])
+        return Estimate(float(value), float(low), float(high), self.counts[row], "")
 
 
 def _half(own: Float[Tensor, "checks methods images"], groups: Tensor, weights: Tensor, seed: int) -> _Half:
@@ -353,8 +356,13 @@ def _half(own: Float[Tensor, "checks methods images"], groups: Tensor, weights: 
     drawn = resampled_means(rows, groups=groups, seed=seed, draws=DRAWS)
     sums, shares = drawn[:, :-checks].unflatten(1, (checks, methods)), drawn[:, -checks:, None]
     draws, means = (sums / shares)[(shares > 0).all(1).squeeze(1)], own.nanmean(2)
+    numbers = groups.cpu().numpy()
+    members = [by_group(each.numpy(), numbers)[0] for each in present]
+    members = [sizes[sizes > 0] for sizes in members]
+    fewest = min(members, key=len)  # the score needs a value of every check
     return _Half(
         torch.cat([means, (weights[:, None] * means).sum(0, keepdim=True)]),
         torch.cat([draws, (weights[:, None] * draws).sum(1, keepdim=True)], 1),
         (*(int(each) for each in present.sum(1)), images),
+        (*members, fewest),
     )

@@ -12,6 +12,9 @@ from vitlens.lens.site import Site, Windows
 from vitlens.models.attention import softmax_or_zero as softmax_or_zero
 from vitlens.shapes import Weights
 
+# timm and torchvision add -100 to the score of a masked key, not -inf
+MASKED: Final = 1e-20  # weight up to which a key is masked
+MASKED_SCORE: Final = -50.0  # added to a score up to which its key is masked
 Stage = Literal["queries", "keys", "values", "scores", "weights"]
 Rows = Sequence[int] | slice
 Placed = Float[Tensor, "batch heads _ key"]

@@ -14,9 +14,10 @@ from vitlens.report.verdicts import LIMITS
 def junit(document: Document, requirements: Sequence[Any], *, suite: str, seconds: float) -> bytes:
     """One test suite: a test case for each verdict of a report and for each requirement.
 
-    A verdict of fail and a requirement that does not hold are failures; inconclusive and not tested are skipped, as
-    they show nothing; a warning passes, with its text as output. A name that comes twice is numbered. requirements:
-    the `RequirementOutcome` of each (commands/run/requirements.py); seconds: that the run took.
+    A verdict of fail and a requirement that does not hold are failures, one where the former is judged by the
+    latter; inconclusive and not tested are skipped, as they show nothing; a warning passes, with its text as
+    output. A name that comes twice is numbered. requirements: the `RequirementOutcome` of each
+    (commands/run/requirements.py); seconds: that the run took.
     """
     root = ElementTree.Element("testsuites")
     whole = ElementTree.SubElement(root, "testsuite", {"name": _text(suite)})
@@ -42,9 +43,11 @@ def junit(document: Document, requirements: Sequence[Any], *, suite: str, second
 
 
 def _cases(document: Document, requirements: Sequence[Any]) -> Iterator[tuple[str, str, State, str]]:
-    """Each case: its kind, its name, how it ended, and why."""
+    """Each case: its kind, its name, how it ended, and why; a verdict that is a requirement is one case, the latter."""
+    required = {outcome.metric for outcome in requirements}
     for claim in document.claims:
-        if claim.state:
+        by_requirement = not claim.limit and f"{claim.question}/{claim.subject}" in required
+        if claim.state and not by_requirement:
             value = "" if claim.effect is None else f"{in_words(claim.effect)}; "
             limit = LIMITS[claim.limit].words if claim.limit else "–"
             message = f"{claim.state}: {value}{claim.because or claim.says} ({limit})"

@@ -14,9 +14,11 @@ from vitlens.analysis.evaluation.intervals import (
     accuracy_over_seeds,
     difference_over_seeds,
     intervals,
+    mean_test,
     resampled_means,
     sign_flips,
     spearman,
+    studentized,
 )
 from vitlens.errors import InputError
 from vitlens.uncertainty import bootstrap_mean, mcnemar, wilson
@@ -118,6 +120,19 @@ def test_sign_flips_agree_with_counting_them_all() -> None:
     assert float(sign_flips(copied, groups=torch.arange(8).repeat_interleave(4))[0]) == pytest.approx(exact, abs=0.02)
     assert float(sign_flips(torch.zeros(1, 5))[0]) == 1.0
     assert float(sign_flips(torch.full((1, 40), 0.1))[0]) == 1 / 10_001
+
+
+def test_skewed_differences_of_mean_zero_are_rarely_declared_effects() -> None:
+    """Of 8 exponential differences of mean 0, sign flips reject in 10 % of the cases."""
+    draws = torch.distributions.Exponential(torch.tensor(1.0, dtype=torch.float64))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        differences = draws.sample((1500, 8)) - 1
+    flips = sign_flips(differences)
+    held = mean_test(differences)
+    assert torch.equal(held, torch.maximum(flips, studentized(differences)))
+    assert (flips <= 0.05).double().mean() > 0.085
+    assert (held <= 0.05).double().mean() < 0.075
 
 
 def test_what_has_no_interval() -> None:

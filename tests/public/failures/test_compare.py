@@ -42,6 +42,26 @@ def test_cells_are_what_they_say_and_the_test_is_mcnemars(rows):
     assert one.value == pytest.approx(sum(label == answer for label, answer, _ in rows) / len(rows))
 
 
+def test_images_that_share_a_source_count_once():
+    """Two equal readers, each right on all or none of the 8 images of a source, are rarely declared different."""
+    declared = 0
+    runs = 60
+    generator = torch.Generator().manual_seed(0)
+    sources = torch.arange(40).repeat_interleave(8)
+    for _ in range(runs):
+        right = (torch.rand(2, 40, generator=generator) < 0.7).repeat_interleave(8, dim=1)
+        one, two = (answered((10 * each.long()).tolist(), [1] * 320, groups=sources) for each in right)
+        found = vitlens.compare(reader(), reader(), one, second_images=two)
+        declared += found.p <= 0.05
+        assert found.p == pytest.approx(sign_test(right[0][::8], right[1][::8]))
+    assert declared <= 0.12 * runs
+
+
+def sign_test(first: Tensor, second: Tensor) -> float:
+    only = int((first & ~second).sum()), int((second & ~first).sum())
+    return float(stats.binomtest(only[0], sum(only), 0.5).pvalue)
+
+
 def swapped(rows: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     return [(label, second, first) for label, first, second in rows]
 

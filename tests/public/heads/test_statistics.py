@@ -16,7 +16,7 @@ import vitlens
 from tests.kit.made import made_model, numbered, random_weights, uniform
 from tests.kit.splits import split_of
 from tests.kit.tiny import images, model_of, ours, timm_model
-from tests.kit.windows import WINDOWED, unwindow
+from tests.kit.windows import WINDOWED, padded_swin_micro, unwindow
 from vitlens import Model
 from vitlens.analysis.heads.registry import STATISTICS, token_statistics
 from vitlens.errors import InputError, NonFiniteError
@@ -49,6 +49,13 @@ def of_rows(rows: np.ndarray) -> dict[str, np.ndarray]:
         "hoyer": sparse,
         "gini": (np.sort(rows, -1) * rank).sum(-1) / (keys * rows.sum(-1)),
     }
+
+
+def possible(name: str, keys: int) -> tuple[float, float]:
+    """The least and the largest value of a statistic, where its intervals end."""
+    name = name.removeprefix("cls_")
+    ends = {"entropy": (0, math.log(keys)), "effective_keys": (1, keys), "distance": (0, np.inf), "sinks": (0, np.inf)}
+    return ends.get(name, (0, 1))
 
 
 def of_head(attention: np.ndarray, place: Place, *, renormalise: bool) -> tuple[dict[str, float], np.ndarray]:
@@ -117,7 +124,8 @@ def check(
             np.testing.assert_allclose(getattr(table, name)[layer].numpy(), mean, **close)
             spread = {**close, "rtol": 1e-4, "atol": close["atol"] + 1e-5 * np.abs(mean).max()}
             for end, sign in ((table.high(name), 1), (table.low(name), -1)):
-                np.testing.assert_allclose(end[layer].numpy(), mean + sign * half, **spread)
+                expected = np.clip(mean + sign * half, *possible(name, table.sites[layer].keys))
+                np.testing.assert_allclose(end[layer].numpy(), expected, **spread)
     together = np.concatenate([each for (name, _), each in exact.items() if name == "entropy"], 1).mean(1)
     assert table.overall.mean(("entropy", 0)).item() == pytest.approx(together.mean(), rel=1e-5, abs=1e-6)
     half = stats.t.ppf(0.975, len(together) - 1) * stats.sem(together)
@@ -296,7 +304,8 @@ def weights_of(model: Model, batch: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", ["swin, padded", "torchvision, padded", "maxvit"])
 def test_windows_are_measured_in_image_coordinates(name):
-    """A sink is a key that stands out among all keys; offsets are of neighbours in the image, not across a seam."""
+    """A sink stands out among all keys, beside what uniform attention gives them; offsets are of neighbours in
+    the image, not across a seam."""
     model = WINDOWED[name]()
     batch = images(model.input_size, batch=2)
     table = vitlens.statistics(model, batch)
@@ -304,13 +313,13 @@ def test_windows_are_measured_in_image_coordinates(name):
     for layer, (site, weights) in enumerate(zip(table.sites, weights_of(model, batch), strict=True)):
         place, (rows, columns) = table.geometries[layer], site.windows.resolution
         full = unwindow(weights, site.windows).numpy()
-        ones = torch.ones_like(weights[: site.windows.count])
-        together = unwindow(ones, site.windows)[0, 0].bool().numpy()
+        allowed = (weights[: site.windows.count] > 1e-20).double()  # a masked key has a score of -100 more
+        even = unwindow(allowed / allowed.sum(-1, keepdim=True), site.windows)[0].numpy()
         row, column = np.divmod(np.arange(rows * columns), columns)
         down, across = row - row[:, None], column - column[:, None]
         height, width = (side / count for side, count in zip(model.input_size, (rows, columns)))
         assert place.pitch == (height, width)
-        received = full.sum(-2) / together.sum(0)
+        received = full.sum(-2) / even.sum(-2)  # in units of uniform attention
         middle = np.median(received, -1, keepdims=True)
         sinks = received > middle + 5 * np.median(np.abs(received - middle), -1, keepdims=True)
         for statistic, value in {
@@ -330,6 +339,38 @@ def test_windows_are_measured_in_image_coordinates(name):
             offset = down[query, key] + tall, across[query, key] + wide
             sums[:, offset[0], offset[1]] += full[:, :, query, key].mean(0) / (rows * columns)
         np.testing.assert_allclose(table.offset_mass[layer].numpy(), sums, rtol=1e-5, atol=1e-9)
+
+
+def with_even_attention(model: Model) -> Model:
+    """The model with the same score for every key that a query may attend to."""
+    for module in model.module.modules():
+        joint = getattr(module, "qkv", None)
+        if isinstance(joint, torch.nn.Linear):
+            of_queries_and_keys = slice(0, joint.out_features * 2 // 3)
+            joint.weight.data[of_queries_and_keys] = 0
+            if joint.bias is not None:
+                joint.bias.data[of_queries_and_keys] = 0
+        if hasattr(module, "q_bias"):
+            module.q_bias.data.zero_()
+    for name, parameter in model.module.named_parameters():
+        if "bias_table" in name or "cpb_mlp" in name:
+            parameter.data.zero_()
+    return model
+
+
+EVEN = {name: WINDOWED[name] for name in ("swin", "swin, padded", "swinv2, padded", "torchvision, padded")}
+EVEN["swin-micro, padded"] = padded_swin_micro
+
+
+@pytest.mark.parametrize("name", EVEN)
+def test_masked_keys_and_padding_do_not_count_as_sparsity(name):
+    model = with_even_attention(EVEN[name]())
+    table = vitlens.statistics(model, images(model.input_size, batch=2))
+    assert any(any(site.windows.shift) for site in table.sites)
+    for statistic, expected in {"normalised_entropy": 1, "hoyer": 0, "gini": 0, "sinks": 0}.items():
+        found = getattr(table, statistic)
+        measured = found[found.isfinite()].numpy()
+        np.testing.assert_allclose(measured, expected, atol=1e-5, err_msg=statistic)
 
 
 @pytest.mark.parametrize("name", ["vit_base_patch16_siglip_224", "cait_xxs24_224"])

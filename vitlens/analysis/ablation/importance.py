@@ -3,6 +3,7 @@
 The first-order estimate of a head's effect, gradient times change of output, takes one backward pass.
 """
 
+import dataclasses
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from vitlens.analysis.ablation.bench import Bench, ByImage, Outcomes, Unit, units_of
 from vitlens.analysis.evaluation.classes import required_labels
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
-from vitlens.analysis.evaluation.intervals import intervals, sign_flips, spearman
+from vitlens.analysis.evaluation.intervals import intervals, mean_test, spearman
 from vitlens.analysis.evaluation.log_odds import cross_entropy
 from vitlens.lens.capture import capture
 from vitlens.models.model import Model
@@ -21,9 +22,10 @@ from vitlens.models.support import require
 from vitlens.names import Replacement, UnitKind
 from vitlens.pixels import AnyImages, as_parts, groups_of, takes_images
 from vitlens.summary import HeadBoard, Line, Summary
-from vitlens.uncertainty import DRAWS, Estimate, finite, holm
+from vitlens.uncertainty import DRAWS, Estimate, fewest_images, finite, holm
 
 LEVEL = 0.05  # of the tests, after Holm's correction
+SATURATED = 0.05  # nats: of a model with a smaller mean loss, units that matter hardly change it
 
 PerUnit = Float[Tensor, " units"]
 PerLayer = Float[Tensor, "layers heads"]
@@ -36,7 +38,7 @@ class MeanChange:
     """The mean change of a metric without each unit, with its 95 % interval over images.
 
     mean (units,); low, high (units,): percentile bootstrap of the paired differences, NaN for fewer than 2 images (or
-    groups); p (units,): two-sided, by sign flips; p_holm (units,): adjusted for the units of the same kind. float64.
+    groups); p (units,): two-sided, by `mean_test`; p_holm (units,): adjusted for the units of the same kind. float64.
     """
 
     mean: PerUnit
@@ -56,10 +58,11 @@ class Importance(Summary):
     """How much each unit matters: what the model loses without it (positive: the unit helps).
 
     n: images; replace: what replaced its output; loss: change of the mean cross-entropy, nats; accuracy: of accuracy,
-    points; clean_loss, clean_accuracy: of the unchanged model, nats and fraction; first_order (units,): the mean
-    estimate, nats (NaN where undefined), or None; rank_correlation: Spearman's, of it and the exact change of loss
-    over the heads (NaN where undefined); forward_equivalents: full forward passes spent an image, a mean; note: a
-    remark for a report, or "".
+    points; log_odds: the fall of the label's mean log-odds, nats, by which units are ranked where the mean loss is
+    below SATURATED, else None; clean_loss, clean_accuracy: of the unchanged model, nats and fraction; first_order
+    (units,): the mean estimate, nats (NaN where undefined), or None; rank_correlation: Spearman's, of it and the exact
+    change of loss over the heads (NaN where undefined); forward_equivalents: full forward passes spent an image, a
+    mean; note: a remark for a report, or "".
     """
 
     units: tuple[Unit, ...]
@@ -73,6 +76,7 @@ class Importance(Summary):
     rank_correlation: float = float("nan")
     forward_equivalents: float = 0.0
     note: str = ""
+    log_odds: MeanChange | None = None
 
     def summary(self) -> Iterator[Line]:
         """What was removed, and what it changes."""
@@ -98,7 +102,11 @@ class Importance(Summary):
 
     def is_ranked(self, kind: UnitKind = "head") -> bool:
         """Whether a unit of the kind has an effect after Holm's correction; otherwise a ranking orders noise."""
-        return bool(self.matters[self.of_kind(kind)].any())
+        return bool((self._ranked_by.p_holm <= LEVEL)[self.of_kind(kind)].any())
+
+    @property
+    def _ranked_by(self) -> MeanChange:
+        return self.log_odds or self.loss
 
     @property
     def delta_loss(self) -> PerLayer:
@@ -125,8 +133,8 @@ class Importance(Summary):
         return [index for index, unit in enumerate(self.units) if unit.kind == kind]
 
     def ranking(self, kind: UnitKind = "head") -> tuple[Unit, ...]:
-        """The units of a kind, the most important (greatest change of loss) first."""
-        mean = self.loss.mean.tolist()
+        """The units of a kind, the most important first: by change of loss, or of log-odds if the loss is near 0."""
+        mean = self._ranked_by.mean.tolist()
         return tuple(self.units[index] for index in sorted(self.of_kind(kind), key=lambda index: -mean[index]))
 
     def table(self, values: Tensor, kind: UnitKind = "head") -> PerLayer:
@@ -182,18 +190,25 @@ def summarise(
 
     groups (n,): of images that share a source; whole groups are drawn and flipped; first (units, n): from first_order.
     """
-    loss, accuracy = mean_changes(
-        (effects.delta_loss, effects.delta_accuracy),
-        families=[unit.kind for unit in effects.units],
-        groups=groups,
-        seed=seed,
-    )
+    changes = [effects.delta_loss, effects.delta_accuracy]
+    saturated = float(effects.clean_loss.mean()) < SATURATED
+    if saturated:
+        changes.append(effects.delta_log_odds)
+    kinds = [unit.kind for unit in effects.units]
+    loss, accuracy, *log_odds = mean_changes(changes, families=kinds, groups=groups, seed=seed)
+    accuracy = dataclasses.replace(accuracy, low=accuracy.low.clamp_min(-100), high=accuracy.high.clamp_max(100))
     clusters, sampled = (len(effects), "images") if groups is None else (len(groups.unique()), "groups of images")
     few = f"no intervals and no tests: they need at least 2 {sampled}, found {clusters}" if clusters < 2 else ""
     never = "" if effects.clean_correct.any() else (
         f"the unchanged model classifies none of the {len(effects)} images correctly, so accuracy can only rise; "
         "read the change of loss, and check that labels and classes match"
     )  # fmt: skip
+    notes = [effects.note, few, _too_few_for_holm(kinds, clusters, sampled) if clusters > 1 else "", never]
+    if saturated:
+        notes.append(
+            f"the mean loss of the unchanged model, {float(effects.clean_loss.mean()):.2g} nats, is below {SATURATED}, "
+            "so units are ranked by the mean change of the label's log-odds"
+        )
     estimate = None if first is None else first.mean(1)
     heads = [index for index, unit in enumerate(effects.units) if unit.kind == "head"]
     return Importance(
@@ -207,8 +222,24 @@ def summarise(
         estimate,
         float("nan") if estimate is None else spearman(estimate[heads][None], loss.mean[heads][None]).item(),
         effects.forward_equivalents,
-        "; ".join(filter(None, (effects.note, few, never))),
+        "; ".join(filter(None, notes)),
+        log_odds[0] if saturated else None,
     )
+
+
+def _too_few_for_holm(kinds: Sequence[UnitKind], clusters: int, sampled: str) -> str:
+    """Return a note on the kinds of which no unit can have a significant effect with so few images, or ""."""
+    notes = []
+    for kind in dict.fromkeys(kinds):
+        count = kinds.count(kind)
+        fewest = fewest_images(count)
+        if clusters < fewest:
+            word = {"mlp": "MLP"}.get(kind, kind)
+            notes.append(
+                f"with {clusters} {sampled} no {word} can have a significant effect after Holm's correction for "
+                f"{count} tests: that takes at least {fewest}"
+            )
+    return ", and ".join(notes)
 
 
 def mean_changes(
@@ -227,8 +258,8 @@ def mean_changes(
     p = torch.full_like(low, torch.nan)
     if low.isfinite().all():
         largest = max(families.count(family) for family in set(families))
-        draws = max(DRAWS, 2 * round(largest / LEVEL))  # with fewer no p-value could pass Holm's correction
-        p = sign_flips(every, groups=groups, seed=seed, draws=draws)
+        draws = max(DRAWS, 4 * round(largest / LEVEL))  # with fewer no p-value could pass Holm's correction
+        p = mean_test(every, groups=groups, seed=seed, draws=draws)
     adjusted = p.clone()
     rows = [(number, family) for number in range(len(values)) for family in families]  # of one metric and family
     for each in set(rows) if p.isfinite().all() else ():

@@ -10,11 +10,11 @@ from torch import Tensor
 from vitlens.analysis.ablation.bench import Bench, Outcomes, Removal, Some, Unit, silent
 from vitlens.analysis.ablation.importance import MeanChange, mean_changes
 from vitlens.analysis.evaluation.evaluate import accuracy
-from vitlens.analysis.evaluation.intervals import resampled_means
+from vitlens.analysis.evaluation.intervals import resampled_means, sizes_of_groups
 from vitlens.analysis.features.cka import CKAStream
 from vitlens.lens.capture import capture
 from vitlens.lens.trace import layers
-from vitlens.uncertainty import Estimate
+from vitlens.uncertainty import Estimate, drawn_interval, enough_to_draw, fewest_images
 
 TOLERATED = 1.0  # points of accuracy
 _ROUNDING = 1e-9  # points: 78 % - 77 % is 1 point
@@ -41,11 +41,12 @@ def removal_curves(
 
 
 def share_removable(curve: Outcomes, *, groups: Tensor | None = None, seed: int = 0) -> Estimate | None:
-    """The share of the units of a removal curve that can be removed before accuracy falls by more than one point.
+    """Return the share of a curve's units that can be removed before accuracy falls by more than one point.
 
     The greatest measured number of removals up to which no accuracy is lower than that, with its 95 % bootstrap
-    interval over images (or groups). None where removing all units is not shown to cost more than a point (by the upper
-    end of the accuracy's 95 % interval): the share then says nothing about the units.
+    interval over images (or groups), which fewer than 6 do not have. None where removing all units is not shown to
+    cost more than a point (by the upper end of the accuracy's 95 % interval): the share then says nothing about the
+    units.
     """
     whole, none = (accuracy(curve.correct[row], groups=groups) for row in (0, -1))
     if none.high is None or none.high >= whole.value - TOLERATED / 100:
@@ -58,11 +59,12 @@ def share_removable(curve: Outcomes, *, groups: Tensor | None = None, seed: int 
         return shares[tolerated.long().cumprod(1).sum(1) - 1]
 
     share = float(removable(right.mean(1)[None])[0])
-    if (len(curve) if groups is None else len(groups.unique())) < 2:
+    counts = sizes_of_groups(len(curve), groups)
+    if not enough_to_draw(counts):
         return Estimate(share, n=len(curve))
     drawn = removable(resampled_means(right, groups=groups, seed=seed))
-    low, high = (float(drawn.quantile(end)) for end in (0.025, 0.975))
-    return Estimate(share, low, high, len(curve))
+    low, high = drawn_interval(drawn.numpy(), counts)
+    return Estimate(share, float(low), float(high), len(curve))
 
 
 def greedy_order(
@@ -106,6 +108,13 @@ def pairwise(
     groups = bench.groups if bench.groups is None or images is None else bench.groups[images]
     (change,) = mean_changes((beyond,), families=[0] * len(beyond), groups=groups, seed=bench.seed)
     few = "" if change.low.isfinite().all() else "no intervals and no tests: they need at least 2 images (or groups)"
+    clusters = len(sizes_of_groups(effect.shape[1], groups))
+    fewest = fewest_images(len(pairs))
+    if 1 < clusters < fewest:
+        few = (
+            f"with {clusters} images (or groups) no pair of heads can be significant after Holm's correction for "
+            f"{len(pairs)} tests: that takes at least {fewest}"
+        )
     note = "; ".join(filter(None, (outcomes.note, few)))
     return change, effect[count:].mean(1), effect[:count].mean(1), note
 

@@ -20,7 +20,7 @@ from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.heads.geometry import Geometry, geometry_of
 from vitlens.data.split import Split
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.lens.call import AttentionCall, precise, received, window_index
+from vitlens.lens.call import MASKED, AttentionCall, precise, received, window_index
 from vitlens.lens.capture import capture_attention
 from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.site import NO_PLACE, Site, Windows
@@ -35,7 +35,6 @@ Side = Literal["query", "key"]
 Moved = Float[Tensor, "images heads"]  # total variation, a fraction
 _AT_ONCE = 16  # images whose weights are held at a time, of all models
 
-MASKED: Final = 1e-20  # weight up to which a key is masked: timm and torchvision add -100 to its score, not -inf
 _FOLLOWED: Final = 64  # patches whose reach is averaged, evenly spaced over the map
 
 

@@ -18,7 +18,7 @@ from vitlens.models.support import needs_of, require
 from vitlens.pixels import AnyImages
 from vitlens.shapes import Images, Labels, Logits
 from vitlens.summary import Line, Summary
-from vitlens.uncertainty import Estimate, bootstrap_mean, wilson
+from vitlens.uncertainty import Estimate, drawn_interval, enough_to_draw, share_of
 
 BACKWARD = 3  # a backward pass needs about this many times the memory of a forward pass
 _DRAWS = 1_000  # of the interval of the calibration error
@@ -136,22 +136,13 @@ def fitting_batch_size(model: Model) -> int:
     return max(1, min(512, images_of_224 * 224 * 224 // (height * width)))
 
 
-def accuracy(correct: Bool[Tensor, " batch"], *, groups: Tensor | None = None, seed: int = 0) -> Estimate:
-    """The fraction of correct predictions, with Wilson's interval.
+def accuracy(correct: Bool[Tensor, " batch"], *, groups: Tensor | None = None, seed: int = 0) -> Estimate:  # noqa: ARG001
+    """Return the fraction of correct predictions, with Wilson's interval.
 
-    Where several images share a group (scenes of one source digit), a bootstrap interval over groups instead; when all
-    or none are correct its width would be 0, and Wilson's over the number of groups is used.
+    groups (n,): of images that are not independent (scenes of one source digit): the interval is then that of as many
+    independent images as tell as much, see `uncertainty.share_of`.
     """
-    n, right = len(correct), int(correct.sum())
-    clusters = n if groups is None else len(groups.unique())
-    if groups is None or clusters == n:
-        return wilson(right, n)
-    if right in (0, n):
-        bound = wilson(clusters if right else 0, clusters)
-        return Estimate(right / n, bound.low, bound.high, n)
-    if clusters == 1:
-        return Estimate(right / n, 0.0, 1.0, n)  # one group, partly correct: nothing is known about other groups
-    return bootstrap_mean(correct.cpu().numpy(), groups=groups.cpu().numpy(), seed=seed)
+    return share_of(correct.cpu().numpy(), groups=None if groups is None else groups.cpu().numpy())
 
 
 def per_class(evaluation: Evaluation, *, count: int, seed: int = 0) -> Iterator[tuple[str, int, Estimate | None]]:
@@ -196,7 +187,7 @@ def calibration_error(
     Binning biases the error upwards, and resampling again. The upper end is therefore that of the percentile interval,
     which is too high rather than too low; the lower end that of the basic interval (twice the error minus the upper
     quantile), minus the error that a perfectly calibrated model with these confidences has on so many images. groups:
-    of images that are drawn together. No interval for fewer than 2 images or groups.
+    of images that are drawn together. No interval for fewer than 6 images or groups.
     """
     confidence, right, member = _binned(probabilities, labels)
     _, group = (torch.arange(len(labels)) if groups is None else groups).unique(return_inverse=True)
@@ -205,13 +196,13 @@ def calibration_error(
     by_group = sums.index_put_((group, member), confidence - right, accumulate=True).numpy()
     sizes = torch.bincount(group, minlength=count).numpy()
     error = float(np.abs(by_group.sum(0)).sum() / len(labels))
-    if count < 2:
+    if not enough_to_draw(sizes.astype(np.float64)):
         return Estimate(error, n=len(labels))
     generator, drawn = np.random.default_rng(seed), []
     for _ in range(_DRAWS):
         times = np.bincount(generator.integers(0, count, count), minlength=count)
         drawn.append(np.abs(times @ by_group).sum() / (times @ sizes))
-    upper = float(np.quantile(drawn, 0.975))
+    upper = float(drawn_interval(np.array(drawn), sizes.astype(np.float64))[1])
     values, members, perfect = confidence.numpy(), member.numpy(), []
     for _ in range(_DRAWS // 10):  # of which the mean alone is used
         lucky = generator.random(len(values)) < values

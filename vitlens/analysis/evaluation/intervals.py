@@ -12,6 +12,7 @@ degrees of freedom. An interval over seeds alone would ignore the sampling of te
 would treat three predictions for one image as three images.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -25,12 +26,15 @@ from torch import Tensor
 
 from vitlens import uncertainty
 from vitlens.errors import InputError
-from vitlens.uncertainty import DRAWS, LEVEL, POWER, Estimate, Numbers, accuracy_difference, mcnemar, wilson
+from vitlens.uncertainty import DRAWS, LEVEL, POWER, Estimate, Numbers, accuracy_difference, paired_test, share_of
 
 ByRow = Float[Tensor, "cases batch"]
 Rows = Float[Tensor, " cases"]
 Key = tuple[str, int]  # statistic, layer
 _MEMBERS: Final[Key] = ("", 0)
+_ROUNDING: Final = 1e-9  # of a mean: values that spread less are the same
+_BEYOND: Final = 1e300  # Student's t of values that do not vary
+_AT_ONCE: Final = 4_000_000  # numbers of drawn means at once: bounds memory to tens of megabytes
 
 
 def resampled_means(
@@ -40,19 +44,41 @@ def resampled_means(
     return torch.from_numpy(uncertainty.resampled_means(*_by_group(values, groups), seed=seed, draws=draws))
 
 
-def intervals(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, draws: int = DRAWS) -> tuple[Rows, Rows]:
-    """Low and high of each row's 95 % percentile bootstrap interval; NaN for fewer than 2 images (or groups)."""
-    if (values.shape[1] if groups is None else len(groups.unique())) < 2:
+def intervals(
+    values: ByRow,
+    *,
+    groups: Tensor | None = None,
+    seed: int = 0,
+    draws: int = DRAWS,
+    least: float = -math.inf,
+    most: float = math.inf,
+) -> tuple[Rows, Rows]:
+    """Return low and high of each row's 95 % interval (`mean_interval`); NaN for fewer than 2 images (or groups).
+
+    least, most: the possible values, where the intervals end.
+    """
+    ends = uncertainty.mean_interval(*_by_group(values, groups), seed=seed, draws=draws)
+    if ends is None:
         undefined = torch.full((len(values),), torch.nan, dtype=torch.float64)
         return undefined, undefined
-    means = resampled_means(values, groups=groups, seed=seed, draws=draws)
-    low, high = np.quantile(means.numpy(), [0.025, 0.975], axis=0)
-    return torch.from_numpy(low), torch.from_numpy(high)
+    low, high = ends
+    return torch.from_numpy(low).clamp_min(least), torch.from_numpy(high).clamp_max(most)
 
 
-def estimates(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, unit: str = "fraction") -> list[Estimate]:
-    """The mean of each row (cases, n) with its interval; no interval where it is not defined."""
-    low, high = intervals(values, groups=groups, seed=seed)
+def estimates(
+    values: ByRow,
+    *,
+    groups: Tensor | None = None,
+    seed: int = 0,
+    unit: str = "fraction",
+    least: float = -math.inf,
+    most: float = math.inf,
+) -> list[Estimate]:
+    """Return the mean of each row (cases, n) with its interval; no interval where it is not defined.
+
+    least, most: the possible values, where the intervals end.
+    """
+    low, high = intervals(values, groups=groups, seed=seed, least=least, most=most)
     n, means = values.shape[1], values.double().mean(1).tolist()
     if low.isnan().any():
         return [Estimate(mean, n=n, unit=unit) for mean in means]
@@ -71,6 +97,48 @@ def sign_flips(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, dr
     return torch.from_numpy((reached + 1) / (draws + 1))
 
 
+def mean_test(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, draws: int = DRAWS) -> Rows:
+    """Return two-sided p-values that the mean of each row (cases, n) is zero.
+
+    The larger one of `sign_flips`, which hold for symmetric differences, and `studentized`, which hold for skewed ones.
+    """
+    flipped = sign_flips(values, groups=groups, seed=seed, draws=draws)
+    return torch.maximum(flipped, studentized(values, groups=groups, seed=seed, draws=draws))
+
+
+def studentized(values: ByRow, *, groups: Tensor | None = None, seed: int = 0, draws: int = DRAWS) -> Rows:
+    """Return two-sided p-values that the mean of each row (cases, n) is zero, by the bootstrap-t (Hall 1988).
+
+    Sign flips assume symmetric differences: of 8 skewed ones they reject in 10 % of the cases instead of 5 %. Here the
+    draws have the skewness of the data. Each tail is doubled. groups (n,): whole groups are drawn.
+    """
+    sums, counts = _by_group(values, groups)
+    mean = sums.sum(0) / counts.sum()
+    residuals = sums - counts[:, None] * mean
+    observed = _ratio(mean, uncertainty.jackknife_error(sums, counts), mean)
+    above, below = np.zeros(len(mean)), np.zeros(len(mean))
+    width = max(1, _AT_ONCE // draws)
+    for start in range(0, len(mean), width):
+        columns = slice(start, start + width)
+        limit = observed[columns]
+        tolerance = _ROUNDING * np.abs(limit)
+        drawn = uncertainty.resampled_deviations(residuals[:, columns], counts, seed=seed, draws=draws)
+        for deviations, errors in drawn:
+            ratios = _ratio(deviations, errors, mean[columns])
+            above[columns] += (ratios >= limit - tolerance).sum(0)
+            below[columns] += (ratios <= limit + tolerance).sum(0)
+    tail = (np.minimum(above, below) + 1) / (draws + 1)
+    return torch.from_numpy(np.minimum(2 * tail, 1.0))
+
+
+def _ratio(difference: Numbers, error: Numbers, scale: Numbers) -> Numbers:
+    """Return difference / error; where values of this scale do not vary, a large number, or 0 for no difference."""
+    rounding = _ROUNDING * np.abs(scale)
+    differs = np.where(np.abs(difference) > rounding, np.sign(difference), 0.0)
+    ratio: Numbers = np.divide(difference, error, out=_BEYOND * differs, where=error > rounding)
+    return ratio
+
+
 def spearman(first: ByRow, second: ByRow) -> Rows:
     """Spearman's correlation of each row (cases, n) with its other, ties at their mean rank; NaN where it is undefined:
     one of them is constant or has a NaN, or there are fewer than two values."""
@@ -82,6 +150,11 @@ def spearman(first: ByRow, second: ByRow) -> Rows:
     product, covariance = norms[0] * norms[1], (centred[0] * centred[1]).sum(1)
     found = np.divide(covariance, product, out=np.full(len(product), np.nan), where=product > 0)
     return torch.from_numpy(found)
+
+
+def sizes_of_groups(images: int, groups: Tensor | None) -> Numbers:
+    """Return the number of images in each group, float64; without groups each image is its own."""
+    return _by_group(torch.ones(1, images), groups)[1]
 
 
 def _by_group(values: ByRow, groups: Tensor | None) -> tuple[Numbers, Numbers]:
@@ -126,24 +199,37 @@ class Moments:
 
     def half_width(self, key: Key) -> Tensor:
         """Half the width of Student's 95 % interval of the mean, (heads,); NaN for one image or one group."""
-        members = self.cluster_sums[_MEMBERS][:, 0] if self.clusters else torch.zeros(0)
-        n = int((members > 0).sum()) if self.clusters else self.count
-        if n < 2:
+        if self.clusters:
+            members = self.cluster_sums[_MEMBERS][:, 0]
+            used = members > 0
+            counts = members[used].numpy()
+            sums = self.cluster_sums[key][used].numpy()
+        else:
+            counts = np.ones(self.count)
+        if len(counts) < 2:
             return torch.full_like(self.sums[key], torch.nan)
         if self.clusters:
-            error = (self.cluster_sums[key] / members[:, None])[members > 0].std(0) / n**0.5
+            error = torch.from_numpy(uncertainty.jackknife_error(sums, counts))
         else:
-            spread = self.squares[key] - self.sums[key].square() / n
-            error = (spread.clamp_min(0) / (n - 1) / n).sqrt()
-        half: Tensor = float(stats.t.ppf(0.975, n - 1)) * error
+            spread = self.squares[key] - self.sums[key].square() / self.count
+            error = (spread.clamp_min(0) / (self.count - 1) / self.count).sqrt()
+        half: Tensor = uncertainty.student_quantile(counts) * error
         return half
 
-    def estimate(self, key: Key, index: int, unit: str) -> Estimate:
+    def ends(self, key: Key, *, least: float = -math.inf, most: float = math.inf) -> tuple[Tensor, Tensor]:
+        """The 95 % interval of the mean, (heads,) each, within the possible values; NaN for one image or one group."""
+        mean, half = self.mean(key), self.half_width(key)
+        return (mean - half).clamp_min(least), (mean + half).clamp_max(most)
+
+    def estimate(
+        self, key: Key, index: int, unit: str, *, least: float = -math.inf, most: float = math.inf
+    ) -> Estimate:
         """The mean over images of one number with its 95 % interval; without one for a single image."""
-        value, half = float(self.mean(key)[index]), float(self.half_width(key)[index])
-        if not np.isfinite(half):
+        value = float(self.mean(key)[index])
+        low, high = (float(end[index]) for end in self.ends(key, least=least, most=most))
+        if not np.isfinite(low):
             return Estimate(value, n=self.count, unit=unit)
-        return Estimate(value, value - half, value + half, self.count, unit)
+        return Estimate(value, low, high, self.count, unit)
 
     def join(self, total: Callable[[Tensor], Tensor]) -> None:
         """Add up the moments of all processes; total: sums a tensor over them."""
@@ -170,21 +256,27 @@ class AccuracyDifference(NamedTuple):
         return 100 * error * float(stats.t.ppf([1 - level / 2, POWER], freedom).sum())
 
 
-def accuracy_over_seeds(correct: ArrayLike) -> Estimate:
-    """The mean accuracy (fraction) of correct (seeds, images) with an interval over both.
+def accuracy_over_seeds(correct: ArrayLike, *, groups: ArrayLike | None = None) -> Estimate:
+    """Return the mean accuracy (fraction) of correct (seeds, images) with an interval over both.
 
-    Wilson's over the images for one seed, or where all predictions are correct or all wrong. n: images.
+    Wilson's over the images for one seed, or where all predictions are correct or all wrong. n: images. groups (n,): of
+    images that are not independent: the interval is over seeds and groups.
     """
     table = np.asarray(correct, dtype=np.float64)
-    (seeds, images), mean = table.shape, table.mean()
-    alone = wilson(round(float(table[0].sum())), images)
+    total, mean = table.shape[1], table.mean()
+    alone = share_of(table[0], groups=groups)
+    if groups is not None:
+        # what each group adds to its seed's mean, in units of an image's: the means of seeds stay as they are
+        sums, counts = uncertainty.by_group(table.T, groups)
+        table = (mean + (sums - mean * counts[:, None]) * len(counts) / total).T
+    seeds, images = table.shape
     if min(seeds, images) < 2 or np.ptp(table) == 0:
         return alone
     by_seed, by_image = table.mean(1), table.mean(0)
     rest = table - by_seed[:, None] - by_image[None] + mean
-    sums = [images * np.sum((by_seed - mean) ** 2), seeds * np.sum((by_image - mean) ** 2), np.sum(rest**2)]
+    squares = [images * np.sum((by_seed - mean) ** 2), seeds * np.sum((by_image - mean) ** 2), np.sum(rest**2)]
     freedom = np.array([seeds - 1, images - 1, (seeds - 1) * (images - 1)])
-    seed, image, other = np.array(sums) / freedom
+    seed, image, other = np.array(squares) / freedom
     # where the residual mean square is the greatest, a variance component is negative and set to 0
     parts = np.array([seed, image, min(seed, image, other)])
     variance = float(parts[0] + parts[1] - parts[2])
@@ -192,22 +284,24 @@ def accuracy_over_seeds(correct: ArrayLike) -> Estimate:
         return alone
     quantile = float(stats.t.ppf(0.975, variance**2 / float(np.sum(parts**2 / freedom))))
     half, value = float(np.sqrt(variance / table.size)) * quantile, float(mean)
-    return Estimate(value, max(value - half, 0.0), min(value + half, 1.0), images)
+    return Estimate(value, max(value - half, 0.0), min(value + half, 1.0), total)
 
 
-def difference_over_seeds(first: ArrayLike, second: ArrayLike) -> AccuracyDifference:
-    """The accuracy of the first minus the second's, both (seeds, images): Welch's interval and test over seeds (1947).
+def difference_over_seeds(
+    first: ArrayLike, second: ArrayLike, *, groups: ArrayLike | None = None
+) -> AccuracyDifference:
+    """Return the accuracy of the first minus the second's, both (seeds, images), by Welch's test over seeds (1947).
 
     With one seed, where no seed differs from another of its model, and where no prediction differs: the paired
-    bootstrap over images and McNemar's exact test, of the first seed.
+    bootstrap and the exact test (`paired_test`) over images, or over groups (n,) of them, of the first seed.
     """
     both = [np.asarray(each, dtype=np.float64) for each in (first, second)]
     table = both[0] - both[1]
     value, images = 100 * float(table.mean()), table.shape[1]
     variances = np.array([each.mean(1).var(ddof=1) / len(each) for each in both]) if len(table) > 1 else np.zeros(2)
     if not table.any() or not variances.any():
-        p = mcnemar(int((table[0] > 0).sum()), int((table[0] < 0).sum()))
-        return AccuracyDifference(accuracy_difference(both[0][0], both[1][0]), p)
+        p = paired_test(both[0][0], both[1][0], groups=groups)
+        return AccuracyDifference(accuracy_difference(both[0][0], both[1][0], groups=groups), p)
     variance = float(variances.sum())
     error, freedom = float(np.sqrt(variance)), variance**2 / float(np.sum(variances**2) / (len(table) - 1))
     half = 100 * error * float(stats.t.ppf(0.975, freedom))

@@ -18,7 +18,7 @@ from vitlens.models.support import needs_of, require
 from vitlens.pixels import AnyImages
 from vitlens.shapes import Labels
 from vitlens.summary import Line, Summary
-from vitlens.uncertainty import Estimate, accuracy_difference, mcnemar
+from vitlens.uncertainty import Estimate, accuracy_difference, paired_test
 
 CELLS: Final = ("both right", "only first wrong", "only second wrong", "both wrong, alike", "both wrong, differently")
 
@@ -49,9 +49,8 @@ class Comparison(Summary):
 
     @property
     def p(self) -> float:
-        """McNemar's exact two-sided p-value of equal accuracy."""
-        counts = self.counts
-        return mcnemar(counts["only second wrong"], counts["only first wrong"])
+        """Two-sided p-value of equal accuracy: McNemar's exact test, over groups where images share a source."""
+        return paired_test(self.first.correct, self.second.correct, groups=self.first.groups)
 
     def accuracies(self, *, seed: int = 0) -> tuple[Estimate, Estimate]:
         """The accuracy of each, with its interval."""

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from vitlens.analysis.evaluation.classes import reading
 from vitlens.analysis.evaluation.evaluate import accuracy, fitting_batch_size, require_labels
-from vitlens.analysis.evaluation.intervals import resampled_means
+from vitlens.analysis.evaluation.intervals import resampled_means, sizes_of_groups
 from vitlens.analysis.failures.disturbances import CORRUPTIONS
 from vitlens.data.draws import uniform
 from vitlens.data.split import Split
@@ -30,7 +30,7 @@ from vitlens.devices import autocast, evaluating
 from vitlens.models.model import Model
 from vitlens.references import import_without_compiler
 from vitlens.shapes import Images
-from vitlens.uncertainty import Estimate, bootstrap_mean
+from vitlens.uncertainty import Estimate, bootstrap_mean, drawn_interval, enough_to_draw
 
 Keys = Int[Tensor, " batch"]
 _COVERED = 8  # squares along a side, nearly
@@ -193,24 +193,29 @@ class Corrupted:
 
     def mean_error(self, *, seed: int = 0) -> Estimate:
         """The mean of the errors of all kinds and severities, a fraction, with its bootstrap interval over images."""
-        return bootstrap_mean(1 - self.correct.double().mean((0, 1)), groups=self.groups, seed=seed)
+        errors = 1 - self.correct.double().mean((0, 1))
+        return bootstrap_mean(errors, groups=self.groups, seed=seed, least=0.0, most=1.0)
 
     def lost(self, clean: Bool[Tensor, " batch"], *, seed: int = 0) -> Estimate:
         """Clean accuracy minus the mean accuracy of all kinds and severities, points, with its interval paired over
         images; clean: which clean images are classified correctly."""
         lost = 100.0 * (clean.double() - self.correct.double().mean((0, 1)))
-        return bootstrap_mean(lost, groups=self.groups, seed=seed, unit="points")
+        return bootstrap_mean(lost, groups=self.groups, seed=seed, unit="points", least=-100.0, most=100.0)
 
     def relative_error(self, baseline: "Corrupted", *, seed: int = 0) -> Estimate | None:
         """Mean corruption error: for each kind the errors summed over severities, divided by the baseline's, averaged
         over kinds (Hendrycks & Dietterich 2019); a fraction, 1 for the baseline itself. The interval is a paired
-        bootstrap over images. None where the baseline makes no error under one of the kinds."""
+        bootstrap over images (or groups), which fewer than 6 do not have. None where the baseline makes no error under
+        one of the kinds."""
         own, other = ((~each.correct).double().mean(1) for each in (self, baseline))  # (kinds, n)
         if bool((other.sum(1) == 0).any()):
             return None
         means = resampled_means(torch.cat((own, other)), groups=self.groups, seed=seed)
         ratios = (means[:, : len(own)] / means[:, len(own) :]).mean(1).numpy()
         ratios = ratios[np.isfinite(ratios)]  # the ratio is undefined in draws where the baseline makes no error
-        low, high = np.quantile(ratios, [0.025, 0.975])
         value = float((own.mean(1) / other.mean(1)).mean())
+        counts = sizes_of_groups(own.shape[1], self.groups)
+        if not enough_to_draw(counts):
+            return Estimate(value, n=own.shape[1])
+        low, high = drawn_interval(ratios, counts)
         return Estimate(value, min(float(low), value), max(float(high), value), own.shape[1])

@@ -69,7 +69,8 @@ def pointing_rate(hits: PerImage, *, groups: Tensor | None = None, seed: int = 0
     """The mean of `pointing_hits`: with the interval of an accuracy, or the bootstrap's where a map's maxima tie."""
     if bool(((hits == 0) | (hits == 1)).all()):
         return accuracy(hits.bool(), groups=groups, seed=seed)
-    return bootstrap_mean(hits.numpy(), groups=None if groups is None else groups.numpy(), seed=seed)
+    members = None if groups is None else groups.numpy()
+    return bootstrap_mean(hits.numpy(), groups=members, seed=seed, least=0.0, most=1.0)
 
 
 def roc_auc(maps: AnyMaps, masks: Masks) -> PerImage:

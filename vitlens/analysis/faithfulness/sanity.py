@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.analysis.evaluation.intervals import estimates
 from vitlens.analysis.faithfulness.checks import (
     DISTURBANCES,
@@ -36,7 +37,7 @@ from vitlens.lens.trace import probe_images
 from vitlens.models.hooks import Arguments, holding, per_model, watching
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps
-from vitlens.uncertainty import Estimate, bootstrap_mean, wilson
+from vitlens.uncertainty import Estimate
 
 PARTS = 4  # number of groups into which the blocks are divided
 OVERALL = "shifts"  # all shifts together
@@ -63,16 +64,21 @@ class Randomisation:
         for maps that change with the head already."""
         return {"randomisation": self.usable[-1], "cascade": self.usable.mean(0)}
 
-    def stages(self, *, seed: int = 0) -> list[Stage]:
-        """The mean correlation of every stage with its interval, and the share of predictions that stay."""
+    def stages(self, *, groups: Tensor | None = None, seed: int = 0) -> list[Stage]:
+        """The mean correlation of every stage with its interval, and the share of predictions that stay.
+
+        groups (n,): of images that share a source.
+        """
         if not self.usable.shape[1]:
             return [Stage(name, None) for name in self.names]
         shares = self.kept.float().mean(1).tolist()
-        return [Stage(*each) for each in zip(self.names, estimates(self.usable, seed=seed, unit=""), shares)]
+        members = None if groups is None else groups[: self.correlation.shape[1]][~self.correlation[-1].isnan()]
+        means = estimates(self.usable, groups=members, seed=seed, unit="", least=-1.0, most=1.0)
+        return [Stage(*each) for each in zip(self.names, means, shares)]
 
-    def judged(self, *, seed: int = 0) -> Judgement:
+    def judged(self, *, groups: Tensor | None = None, seed: int = 0) -> Judgement:
         """Whether the maps depend on the weights."""
-        return judged_cascade(self.stages(seed=seed))
+        return judged_cascade(self.stages(groups=groups, seed=seed))
 
 
 def randomisation(
@@ -222,24 +228,27 @@ class Stability:
     correlation: Float[Tensor, "disturbances batch"]
     jumped: Bool[Tensor, "disturbances batch"]
 
-    def rows(self, *, seed: int = 0) -> list[tuple[str, Estimate | None, Estimate | None]]:
+    def rows(
+        self, *, groups: Tensor | None = None, seed: int = 0
+    ) -> list[tuple[str, Estimate | None, Estimate | None]]:
         """The mean correlation, and the share of images whose top point jumps: over all shifts (under any of them),
-        then under each disturbance, on the images whose maps are usable under all; without any, the first with None."""
+        then under each disturbance, on the images whose maps are usable under all; without any, the first with None.
+
+        groups (n,): of images that share a source.
+        """
         usable = ~self.correlation.isnan().any(0)
         correlation, jumped = self.correlation[:, usable], self.jumped[:, usable]
         if not usable.any():
             return [(OVERALL, None, None)]
-        n = int(usable.sum())
-        mean = bootstrap_mean(correlation[_JUDGED].mean(0).numpy(), seed=seed, unit="")
-        each = zip(DISTURBANCES, estimates(correlation, seed=seed, unit=""), jumped.sum(1).tolist())
-        return [
-            (OVERALL, mean, wilson(int(jumped[_JUDGED].any(0).sum()), n)),
-            *((name, own, wilson(count, n)) for name, own, count in each),
-        ]
+        members = None if groups is None else groups[: len(usable)][usable]
+        every = torch.cat([correlation[_JUDGED].mean(0, keepdim=True), correlation])
+        means = estimates(every, groups=members, seed=seed, unit="", least=-1.0, most=1.0)
+        shares = [accuracy(each, groups=members) for each in (jumped[_JUDGED].any(0), *jumped)]
+        return list(zip((OVERALL, *DISTURBANCES), means, shares))
 
-    def judged(self, *, seed: int = 0) -> Judgement:
+    def judged(self, *, groups: Tensor | None = None, seed: int = 0) -> Judgement:
         """Whether the maps jump."""
-        return judged_stability(*self.rows(seed=seed)[0][1:])
+        return judged_stability(*self.rows(groups=groups, seed=seed)[0][1:])
 
 
 def stability(

@@ -16,7 +16,7 @@ from torch import Tensor
 from vitlens.errors import DataError, InputError, UnknownNameError
 from vitlens.names import WEIGHTINGS, Weighting
 from vitlens.shapes import Labels
-from vitlens.uncertainty import Estimate, bootstrap_mean
+from vitlens.uncertainty import Estimate, bootstrap_mean, share_of
 
 TEMPERATURE: Final = 0.07  # DINO's (Caron 2021, appendix F): weight = exp(similarity / temperature)
 NEIGHBOURS: Final = 10  # of each patch
@@ -189,7 +189,7 @@ def shared(neighbours: Neighbours, alike: Pairs, images: OfPatch, *, seed: int =
     same = alike.gather(1, neighbours.indices).double().mean(1)
     others = images[:, None] != images
     by_chance = (alike & others).sum(1) / others.sum(1)
-    estimate = bootstrap_mean(same.numpy(), groups=images.numpy(), seed=seed)
+    estimate = bootstrap_mean(same.numpy(), groups=images.numpy(), seed=seed, least=0.0, most=1.0)
     return estimate, float(by_chance.double().mean())
 
 
@@ -201,9 +201,7 @@ def near(centres: Float[Tensor, "patches plane"]) -> Pairs:
     return alike
 
 
-def object_overlap(
-    neighbours: Neighbours, on_object: OfPatch, images: OfPatch, *, seed: int = 0
-) -> tuple[Estimate, float] | None:
+def object_overlap(neighbours: Neighbours, on_object: OfPatch, images: OfPatch) -> tuple[Estimate, float] | None:
     """Object segmentation without training: intersection over union of the patches that lie on the object (1, else 0)
     with those whose neighbours vote for it, over all patches; and by chance: where every patch is said to be on it.
 
@@ -214,5 +212,5 @@ def object_overlap(
     voted = vote(neighbours, on_object, k=neighbours.indices.shape[1], classes=2)
     both, either = (voted == 1) & (on_object == 1), (voted == 1) | (on_object == 1)
     # a ratio of sums over images is a mean over the patches of the union
-    estimate = bootstrap_mean(both[either].double().numpy(), groups=images[either].numpy(), seed=seed)
+    estimate = share_of(both[either].numpy(), groups=images[either].numpy())
     return estimate, float(on_object.double().mean())

@@ -70,6 +70,7 @@ def receptive_field(model: Model, images: Images, *, draws: int = DRAWS, seed: i
         half = (held < totals[:, None] / 2).sum(1).add(1).double() / apart.numel()
         found.append(ReceptiveField(
             stage.index, stage.title, norms.mean(0), student_mean(distances.numpy(), unit="px", least=0.0),
-            float(apart.mean()), student_mean(half.numpy(), least=0.0), float((norms > 0).any(0).double().mean()),
+            float(apart.mean()), student_mean(half.numpy(), least=0.0, most=1.0),
+            float((norms > 0).any(0).double().mean()),
         ))  # fmt: skip
     return tuple(found)

@@ -64,7 +64,8 @@ def similarity(
     others = torch.stack(left)
     error = ((len(left) - 1) / len(left) * (others - others.mean(0)).square().sum(0)).sqrt()
     half = float(stats.t.ppf(0.975, len(left) - 1)) * error
-    return Similarity(values, len(first), values - half, (values + half).clamp_max(1.0))
+    least = 0.0 if biased else -1.0
+    return Similarity(values, len(first), (values - half).clamp_min(least), (values + half).clamp_max(1.0))
 
 
 def distance_correlation(

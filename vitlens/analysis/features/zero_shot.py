@@ -12,14 +12,14 @@ from vitlens.errors import InputError
 from vitlens.models.language_image import PHOTO, PLACE, ByTemplate, ensemble, text_tower, with_prompts
 from vitlens.models.model import Model
 from vitlens.shapes import Labels
-from vitlens.uncertainty import Estimate, accuracy_difference, holm, mcnemar
+from vitlens.uncertainty import Estimate, accuracy_difference, holm, paired_test
 
 ENSEMBLE: Final = "ensemble of all"
 
 
 class TemplateScore(NamedTuple):
     """The accuracy of a model with one template (or the ensemble of all); gain: minus the ensemble's, in points, paired
-    over images (None for the ensemble); p, p_holm: McNemar's exact test against the ensemble, and corrected."""
+    over images (None for the ensemble); p, p_holm: of `paired_test` against the ensemble, and corrected."""
 
     template: str
     accuracy: Estimate
@@ -54,9 +54,9 @@ def template_scores(
 
     of_ensemble = correct_with(ensemble(each))
     corrects = [correct_with(classes) for classes in each]
-    tests = [mcnemar(int((correct & ~of_ensemble).sum()), int((of_ensemble & ~correct).sum())) for correct in corrects]
     scores = [TemplateScore(ENSEMBLE, accuracy(of_ensemble, groups=groups, seed=seed))]
     members = None if groups is None else groups.cpu()
+    tests = [paired_test(correct, of_ensemble, groups=members) for correct in corrects]
     for template, correct, p, p_holm in zip(templates, corrects, tests, holm(tests)):
         gain = accuracy_difference(correct, of_ensemble, groups=members, seed=seed)
         scores.append(TemplateScore(template, accuracy(correct, groups=groups, seed=seed), gain, p, p_holm))

@@ -7,6 +7,7 @@ report and figures of `vitlens stats` and the documentation take it from here. T
 specialisation.py.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -38,6 +39,15 @@ class Statistic:
     whole_range: bool = False
     tracked_as: str = ""
     function: str = ""
+
+    def bounds(self, keys: int) -> tuple[float, float]:
+        """Return the least and the largest possible value of a layer with so many keys."""
+        if self.unit == "fraction" or (self.unit, self.input) == ("", "layer"):
+            return 0.0, 1.0
+        if self.input == "row":
+            of_unit = {"nats": (0.0, math.log(keys)), "keys": (1.0, float(keys))}
+            return of_unit.get(self.unit, (-math.inf, math.inf))
+        return 0.0, math.inf
 
 
 def _of_layer(

@@ -5,7 +5,6 @@ textbook forms subtract almost equal numbers. Of a layer, the rows of patches an
 each window is one call, and padding is no query.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,14 +25,34 @@ PerImage = Float[Tensor, "images heads"]
 PerHead = Float[Tensor, "layers heads"]
 
 DEVIATIONS = 5  # median absolute deviations above the median
+_TINY = 1e-12
+_BELOW = 2.0  # a weight is at most 1 below that of uniform attention
 _ROUNDING = 1e-4  # of the median: equal values differ by rounding, as does their median absolute deviation
 
 
 class Rows:
-    """Rows of attention weights; the entropy, which several statistics need, is computed once."""
+    """Rows of attention weights, and the keys that each may attend to; what several statistics need is computed once.
 
-    def __init__(self, weights: Row) -> None:
+    allowed: True for these keys, of a shape that broadcasts to that of the weights; None: every key.
+    """
+
+    def __init__(self, weights: Row, allowed: Tensor | None = None) -> None:
         self.weights = weights
+        self.allowed = allowed
+
+    @cached_property
+    def keys(self) -> Number:
+        """The number of keys that each row may attend to; it broadcasts to one number per row."""
+        if self.allowed is None:
+            return self.weights.new_tensor(float(self.weights.shape[-1]))
+        return self.allowed.sum(-1).to(self.weights)
+
+    @cached_property
+    def deviations(self) -> Row:
+        """Each weight minus that of uniform attention on the same keys; 0 for masked keys."""
+        if self.allowed is None:
+            return self.weights - 1 / self.weights.shape[-1]
+        return (self.weights - 1 / self.keys[..., None]) * self.allowed
 
     @cached_property
     def entropy(self) -> Number:
@@ -46,11 +65,21 @@ class Rows:
 class PatchRows:
     """One layer's weights (images x calls, heads, query, key), a call being a window, and what statistics share.
 
-    renormalise: distances are of the attention on patches, scaled to sum to 1.
+    renormalise: distances are of the attention on patches, scaled to sum to 1; allowed (calls of an image, heads or 1,
+    query or 1, key): the keys that a query may attend to, None: every key.
     """
 
-    def __init__(self, weights: Tensor, images: int, geometry: Geometry, *, renormalise: bool = True) -> None:
+    def __init__(
+        self,
+        weights: Tensor,
+        images: int,
+        geometry: Geometry,
+        *,
+        renormalise: bool = True,
+        allowed: Tensor | None = None,
+    ) -> None:
         self.weights, self.images, self.geometry, self.renormalise = weights, images, geometry, renormalise
+        self.allowed = allowed
         self.queries = weights[..., geometry.prefix :, :]  # the patches' rows
         real = geometry.places().to(weights.device) >= 0
         self.real = real.to(weights.dtype)  # (calls, patches): 0 for padding
@@ -65,14 +94,22 @@ class PatchRows:
     def statistics(self) -> dict[str, PerImage]:
         """Every registered statistic that this layer has, by name."""
         place = self.geometry
-        found = {name: self.mean(values) for name, values in row_statistics(self.queries, "patches").items()}
+        of_patches = row_statistics(self.queries, "patches", self._allowed_of(slice(place.prefix, None)))
+        found = {name: self.mean(values) for name, values in of_patches.items()}
         if place.cls:
-            found |= row_statistics(self.cls_row, "CLS")
+            found |= row_statistics(self.cls_row, "CLS", self._allowed_of(place.cls[0]))
         has = {"grid": True, "prefix": place.prefix > 0, "cls": bool(place.cls)}
         for name, statistic in head_statistics().items():
             if statistic.input == "layer" and all(has[need] for need in statistic.needs):
                 found[name] = FUNCTIONS[name](self)
         return found
+
+    def _allowed_of(self, queries: slice | int) -> Tensor | None:
+        """The keys that some queries of every call may attend to."""
+        if self.allowed is None:
+            return None
+        query = queries if self.allowed.shape[-2] > 1 else (0 if isinstance(queries, int) else slice(None))
+        return self.allowed[:, :, query].repeat(self.images, *[1] * (3 if isinstance(query, slice) else 2))
 
     def mean(self, values: Float[Tensor, "calls heads query"]) -> PerImage:
         """The mean over the patch queries."""
@@ -104,8 +141,23 @@ class PatchRows:
 
     @cached_property
     def sinks(self) -> Bool[Tensor, "images heads key"]:
-        """Which keys receive more than their row's median + 5 median absolute deviations."""
-        return outliers(self.received)
+        """Which keys receive more than their row's median + 5 median absolute deviations.
+
+        In units of what uniform attention gives them: in a padded or cut window fewer patches share the attention.
+        """
+        return outliers(self.received / self._received_of_uniform)
+
+    @cached_property
+    def _received_of_uniform(self) -> Tensor:
+        """The mean weight that each key receives where attention is uniform; 1 where it is the same for all keys."""
+        if self.geometry.windows is None:
+            return self.weights.new_ones(())
+        calls = len(self.weights) // self.images
+        allowed = self.weights.new_ones(calls, 1, *self.weights.shape[-2:])
+        if self.allowed is not None:
+            allowed = allowed * self.allowed
+        uniform = allowed / allowed.sum(-1, keepdim=True).clamp_min(1)
+        return received(uniform, self.geometry.windows).flatten(2).clamp_min(_TINY)
 
     @property
     def cls_row(self) -> Float[Tensor, "images heads key"]:
@@ -126,9 +178,12 @@ class TokenNorms:
         return outliers(self.norms).float()
 
 
-def row_statistics(weights: Row, of: Literal["patches", "CLS"]) -> dict[str, Number]:
-    """The registered statistics of the rows of patches, or of CLS and pooling queries, one number per row."""
-    rows = Rows(weights)
+def row_statistics(weights: Row, of: Literal["patches", "CLS"], allowed: Tensor | None = None) -> dict[str, Number]:
+    """The registered statistics of the rows of patches, or of CLS and pooling queries, one number per row.
+
+    allowed: see `Rows`.
+    """
+    rows = Rows(weights, allowed)
     return {
         name: FUNCTIONS[statistic.function or name](rows)
         for name, statistic in head_statistics().items()
@@ -136,21 +191,33 @@ def row_statistics(weights: Row, of: Literal["patches", "CLS"]) -> dict[str, Num
     }
 
 
+def normalised_entropy(rows: Rows) -> Number:
+    """The entropy as a share of that of uniform attention on the same keys; 1 where a mask leaves a single key."""
+    share = (rows.entropy / rows.keys.log().clamp_min(_TINY)).clamp(0, 1)
+    return share if rows.allowed is None else torch.where(rows.keys > 1, share, 1.0)
+
+
 def hoyer(rows: Rows) -> Number:
     """Hoyer's sparsity (Hoyer 2004), (√n - l1/l2) / (√n - 1): 0 for uniform attention, 1 for one key; 0 where n = 1."""
-    keys = rows.weights.shape[-1]
-    if keys == 1:
-        return torch.zeros_like(rows.weights[..., 0])
-    excess = keys * (rows.weights - 1 / keys).square().sum(-1)  # n · l2² - 1 for rows that sum to 1
+    excess = rows.keys * rows.deviations.square().sum(-1)  # n · l2² - 1 for rows that sum to 1
     root = (1 + excess).sqrt()
-    return excess / (root * (root + 1)) * (math.sqrt(keys) / (math.sqrt(keys) - 1))
+    sides = rows.keys.sqrt()
+    sparsity = excess / (root * (root + 1)) * (sides / (sides - 1).clamp_min(_TINY))
+    return torch.where(rows.keys > 1, sparsity.clamp(0, 1), 0.0)
 
 
 def gini(rows: Rows) -> Number:
     """The Gini coefficient of each row's weights: 0 for uniform attention, 1 - 1/n for one key."""
-    keys = rows.weights.shape[-1]
-    ranks = torch.arange(1 - keys, keys, 2, dtype=rows.weights.dtype, device=rows.weights.device)  # 2 i - n - 1
-    return ascending(rows.weights - 1 / keys) @ ranks / keys
+    size = rows.weights.shape[-1]
+    steps = torch.arange(1 - size, size, 2, dtype=rows.weights.dtype, device=rows.weights.device)  # 2 i - n - 1
+    if rows.allowed is None:
+        coefficients = ascending(rows.deviations) @ steps / size
+    else:  # masked keys come first, and have no rank
+        masked = size - rows.keys[..., None]
+        ordered = ascending(rows.deviations.where(rows.allowed, -_BELOW))
+        ranks = (steps - masked).where(ordered > -_BELOW, 0.0)
+        coefficients = (ordered * ranks).sum(-1) / rows.keys
+    return coefficients.clamp(0, 1)
 
 
 def distance(layer: PatchRows) -> PerImage:
@@ -193,7 +260,7 @@ def median(values: Float[Tensor, "*leading token"]) -> Float[Tensor, "*leading"]
 # By name of the statistic: of Rows one number per row, of PatchRows per image and head, of TokenNorms per image.
 FUNCTIONS: Final[dict[str, Callable[[Any], Tensor]]] = {
     "entropy": lambda rows: rows.entropy,
-    "normalised_entropy": lambda rows: rows.entropy / max(math.log(rows.weights.shape[-1]), 1e-12),
+    "normalised_entropy": normalised_entropy,
     "effective_keys": lambda rows: rows.entropy.exp(),
     "hoyer": hoyer,
     "gini": gini,

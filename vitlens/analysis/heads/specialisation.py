@@ -393,4 +393,4 @@ def _estimate(samples: Float[Tensor, " samples"], images: int) -> Estimate:
     value, half = float(samples[0]), half_width(samples)
     if math.isnan(half):
         return Estimate(value, n=images)
-    return Estimate(value, max(0.0, value - half), value + half, images)
+    return Estimate(value, max(0.0, value - half), min(1.0, value + half), images)

@@ -25,7 +25,7 @@ from vitlens.analysis.heads.registry import STATISTICS, token_statistics
 from vitlens.analysis.heads.rows import FUNCTIONS, PatchRows, PerHead, PerImage, TokenNorms, ascending, row_statistics
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
 from vitlens.lens.attention import projection_of
-from vitlens.lens.call import AttentionCall, precise
+from vitlens.lens.call import MASKED, MASKED_SCORE, AttentionCall, precise, row_by_row
 from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.site import Site
 from vitlens.lens.stages import watching_stream
@@ -182,6 +182,30 @@ def layers_of(model: Model) -> tuple[Site, ...]:
     return tuple(layers)
 
 
+def allowed_keys(call: AttentionCall, place: Geometry | None) -> Bool[Tensor, "calls _ _ key"] | None:
+    """The keys that each query of an image may attend to, (calls of an image, heads or 1, query or 1, key).
+
+    None where these are all keys, or are not known. Read from the mask of the first image; where a model in windows
+    adds its mask itself, from the geometry, and from the weights for padding and the seams that it does not mask.
+    """
+    windows = call.site.windows
+    first = call.pick(0)
+    if first.inputs is not None:
+        bias = first.inputs.bias
+        if bias is None:
+            return None
+        allowed = bias if bias.dtype == torch.bool else bias > MASKED_SCORE
+        allowed = allowed.expand(len(first.inputs.query), -1, -1, -1)
+        if windows is not None:
+            allowed = row_by_row(allowed.expand(-1, -1, first.site.queries, -1), windows)
+    elif windows is not None and place is not None:
+        pairs = place.pairs().to(first.placed().device)
+        allowed = ((first.placed() > MASKED).any(1) | pairs)[:, None]
+    else:
+        return None
+    return None if bool(allowed.all()) else allowed
+
+
 class BatchStatistics:
     """What one forward pass tells of the heads, gathered call by call, a few images at a time. values (images, heads):
     by statistic and layer, those of several calls of a layer one after another; evidence: the mass by offset, and where
@@ -217,14 +241,16 @@ class BatchStatistics:
         parts: list[dict[str, PerImage]] = []
         sums: dict[Key, Tensor] = {}
         with torch.autocast(self.images.device.type, enabled=False):
+            allowed = allowed_keys(call, place)
             for images, part in call.parts():
                 weights = precise(part.precise().placed())
                 if place is None:  # a pooling or CLS query's row, or rows over pooled keys
-                    rows = row_statistics(weights, "CLS" if site.kind == "class" else "patches")
+                    keys = None if allowed is None else allowed.repeat(part.images, 1, 1, 1)
+                    rows = row_statistics(weights, "CLS" if site.kind == "class" else "patches", keys)
                     windows = {name: each.mean(-1).unflatten(0, (part.images, -1)) for name, each in rows.items()}
                     parts.append({name: each.mean(1) for name, each in windows.items()})
                     continue
-                layer = PatchRows(weights, part.images, place, renormalise=self.renormalise)
+                layer = PatchRows(weights, part.images, place, renormalise=self.renormalise, allowed=allowed)
                 parts.append(layer.statistics())
                 own = self._evidence(layer, parts[-1]["entropy"], images)
                 add_all(sums, {(name, site.layer): by_group(each, self.groups[images]) for name, each in own.items()})
@@ -325,11 +351,22 @@ class Statistics(Summary):
     def low(self, name: str) -> PerHead:
         """The lower end of the mean's 95 % interval (Student's t) over images, or over groups of images that share a
         source; NaN for one."""
-        return self._table(name, lambda key: self.moments.mean(key) - self.moments.half_width(key))
+        return self._table(name, lambda key: self._ends(key)[0])
 
     def high(self, name: str) -> PerHead:
         """The upper end of the mean's 95 % interval."""
-        return self._table(name, lambda key: self.moments.mean(key) + self.moments.half_width(key))
+        return self._table(name, lambda key: self._ends(key)[1])
+
+    @property
+    def keys(self) -> int:
+        """The number of keys of the layer with most."""
+        return max(site.keys for site in self.sites)
+
+    def _ends(self, key: Key) -> tuple[Tensor, Tensor]:
+        name, layer = key
+        keys = self.sites[layer].keys if layer < len(self.sites) else self.keys
+        least, most = STATISTICS[name].bounds(keys)
+        return self.moments.ends(key, least=least, most=most)
 
     def uniform_distance(self) -> Float[Tensor, " layers"]:
         """The distance under uniform attention over patches in each layer, px; NaN where not defined."""

@@ -30,7 +30,7 @@ from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import labels_of
 from vitlens.devices import autocast
 from vitlens.names import Replacement
-from vitlens.uncertainty import Estimate, bootstrap_mean, finite
+from vitlens.uncertainty import Estimate, bootstrap_mean, fewest_images, finite
 
 POINTS: Final = 9  # of a removal curve
 REMOVAL_IMAGES: Final = 256  # images of curves and of pairs, at most: every point costs most of a forward pass
@@ -47,6 +47,11 @@ class UnitEffects:
     effects: Outcomes
     first_order: Tensor
     importance: Importance
+
+    @property
+    def ranking(self) -> Tensor:
+        """The change by which units are ranked (units, images)."""
+        return self.effects.delta_loss if self.importance.log_odds is None else self.effects.delta_log_odds
 
 
 Measured = Mapping[Replacement, UnitEffects]  # the main replacement first
@@ -91,7 +96,8 @@ def measure(options: AblateOptions) -> Path | None:
             saved = options.save or writing.folder.place("pruned")
             cut, small = pruned(bench, main.importance, saved) if options.prune is not None else (None, ())
             parts, undone = inside(bench) if options.patch else ({}, ())
-            notes = (*(each.importance.note for each in measured.values()), remark)
+            notes = [note for each in measured.values() for note in each.importance.note.split("; ")]
+            notes.append(remark)
             units = tuple(_unit_rows(bench, measured, known))
             row = replace(
                 _model_row(bench, measured, removal, units), parameters_cut=cut, reason=reason, undone=undone,
@@ -132,6 +138,8 @@ def _unit_rows(bench: Bench, measured: Measured, labels: Mapping[tuple[int, int]
             part=unit.kind if unit.head is None else str(unit.head),
             label=None if unit.head is None else labels.get((unit.layer, unit.head)),
             replace=bench.replacement, loss=losses[bench.replacement], p=tests[bench.replacement],
+            log_odds=None if main.log_odds is None else main.log_odds.estimate(index, main.n, "nats"),
+            log_odds_p=None if main.log_odds is None else finite(main.log_odds.p_holm[index]),
             accuracy=main.accuracy.estimate(index, main.n, "points"),
             effect=shown[bench.replacement],
             first_order=None if main.first_order is None else finite(main.first_order[index]),
@@ -178,7 +186,7 @@ def _model_row(
     return rows.AblatedModelRow(
         model=bench.run.model.alias, replace=bench.replacement,
         accuracy=accuracy(main.effects.clean_correct, groups=groups, seed=bench.run.run.seed),
-        cross_entropy=bootstrap_mean(losses, groups=clusters, seed=bench.run.run.seed, unit="nats"),
+        cross_entropy=bootstrap_mean(losses, groups=clusters, seed=bench.run.run.seed, unit="nats", least=0.0),
         smallest=rows.smallest_effect(main.importance.clean_loss),
         matter=share([row.matters for row in heads]) if heads else None, without_effect=share(dead) if dead else None,
         rank_correlation={name: Estimate(rho, n=count, unit="") for name, rho in rhos.items() if np.isfinite(rho)},
@@ -212,7 +220,13 @@ def _heads_in_order(bench: Bench, measured: UnitEffects) -> dict[str, Any]:
             orders["greedy"], spent = greedy_order(chosen, bench.heads, every=every, advance=advance)
     curves = removal_curves(by, orders, points=POINTS, images=tested, what="Removing heads in order")
     points = tuple(
-        rows.RemovalRow(name, len(removed), len(removed) / len(bench.heads), accuracy(right), float(loss.mean()))
+        rows.RemovalRow(
+            name,
+            len(removed),
+            len(removed) / len(bench.heads),
+            accuracy(right, groups=bench.groups(tested)),
+            float(loss.mean()),
+        )
         for name, curve in curves.items()
         for removed, right, loss in zip(curve.sets, curve.correct, curve.loss)
     )
@@ -223,7 +237,7 @@ def _heads_in_order(bench: Bench, measured: UnitEffects) -> dict[str, Any]:
 
 
 def _orders(bench: Bench, measured: UnitEffects, ranked: Tensor) -> Iterator[tuple[str, tuple[Unit, ...]]]:
-    effects, estimates = (each[:, ranked].mean(1) for each in (measured.effects.delta_loss, measured.first_order))
+    effects, estimates = (each[:, ranked].mean(1) for each in (measured.ranking, measured.first_order))
     heads = [index for index, unit in enumerate(measured.effects.units) if unit.kind == "head"]
 
     def order(values: Tensor) -> tuple[Unit, ...]:
@@ -252,7 +266,7 @@ def _heads_in_pairs(bench: Bench, importance: Importance, similar: Tensor) -> tu
     known = [divmod(index, len(heads)) for index in order]
     alike = [
         (heads[one], heads[two]) for one, two in known
-        if float(above[one, two]) >= SIMILAR and len(bench.run.split) >= rows.fewest_images(max(most, 1))
+        if float(above[one, two]) >= SIMILAR and len(bench.run.split) >= fewest_images(max(most, 1))
     ]  # fmt: skip
     wanted = dict.fromkeys(tuple(sorted(pair, key=heads.index)) for pair in (*combinations(top, 2), *alike))
     if not wanted:

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil, log2
 from typing import Final, Literal
 
 from vitlens.arrays import FlagMatrix, Flags, Image, Indices, Matrix, Vector, Words
 from vitlens.names import Replacement, UnitKind
 from vitlens.record import OfModel, Record, arrays, col, table
 from vitlens.uncertainty import LEVEL, Estimate, widened
+from vitlens.uncertainty import fewest_images as fewest_images
 
 Judged = Literal["effect", "no effect", "undecided"]
 
@@ -41,14 +41,6 @@ def judged(loss: Estimate, p: float | None, smallest: Estimate, looks: int) -> J
     return "effect" if outside and p is not None and p <= LEVEL else "undecided"
 
 
-def fewest_images(units: int) -> int:
-    """The smallest number of images (or groups) for which the effect of one of these units can be significant.
-
-    Of n differences the smallest two-sided p by sign flips is 2 / 2^n; Holm's correction multiplies it by the units.
-    """
-    return 1 + ceil(log2(units / LEVEL))
-
-
 @dataclass(frozen=True, kw_only=True)
 class AblatedModelRow(OfModel):
     """The model: unchanged, and over all its units. reason: why another replacement than the mean was chosen; notes:
@@ -72,11 +64,12 @@ class AblatedModelRow(OfModel):
 
 @dataclass(frozen=True, kw_only=True)
 class UnitRow(OfModel):
-    """The effect of removing one unit. part: the head's number, "mlp" or "block"; p: of sign flips, after
-    Holm's correction over the units of the kind, None for fewer than two images; effect: by `judged`; first_order: the
-    gradient estimate of the rise; label: what a head attends to, as `vitlens stats` labels it; others: with the other
-    replacements, by name; hidden: the rise under resampling minus that under the mean, paired over images, where both
-    were measured."""
+    """The effect of removing one unit. part: the head's number, "mlp" or "block"; p: of sign flips, after Holm's
+    correction over the units of the kind, None for fewer than two images; log_odds, log_odds_p: the same of the
+    label's log-odds, by which units of a model with a mean loss near 0 are ranked, None for another model; effect:
+    by `judged`; first_order: the gradient estimate of the rise; label: what a head attends to, as `vitlens stats`
+    labels it; others: with the other replacements, by name; hidden: the rise under resampling minus that under the
+    mean, paired over images, where both were measured."""
 
     unit: str = col("unit")
     kind: UnitKind = col("kind")
@@ -90,6 +83,11 @@ class UnitRow(OfModel):
         term="the mean cross-entropy without a unit minus that of the unchanged model, on the same images",
     )  # fmt: skip
     p: float | None = col("p (Holm)", default=None)
+    log_odds: Estimate | None = col(
+        "fall of the log-odds", default=None,
+        term="the mean log-odds of the label, of the unchanged model minus those without a unit",
+    )  # fmt: skip
+    log_odds_p: float | None = col("p of the log-odds (Holm)", default=None)
     accuracy: Estimate = col("accuracy lost", metric="importance/{model}/delta_accuracy/{layer}/{part}")
     effect: Judged = col("shown")
     first_order: float | None = col("first-order estimate", unit="nats", default=None)
@@ -105,6 +103,17 @@ class UnitRow(OfModel):
     def matters(self) -> bool:
         """Whether its removal changes the loss significantly."""
         return self.p is not None and self.p <= LEVEL
+
+    @property
+    def rank(self) -> Estimate:
+        """The change by which units are ranked, the fall of the log-odds or the rise of the loss."""
+        return self.log_odds or self.loss
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether that change is significant."""
+        p = self.p if self.log_odds is None else self.log_odds_p
+        return p is not None and p <= LEVEL
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ import numpy as np
 
 from vitlens.analysis.heads.registry import LABELS
 from vitlens.charts import Picture, board, images, intervals, lines
-from vitlens.commands.ablate.record import FIRST_ORDER, REPLACED, AblateRecord, HeadPairRow, UnitRow, fewest_images
+from vitlens.commands.ablate.record import FIRST_ORDER, REPLACED, AblateRecord, HeadPairRow, UnitRow
 from vitlens.record import by as grouped
 from vitlens.record import col
 from vitlens.report.claims import FEWEST, Claim, Kind, above, enough
 from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Glance, Report, Section
-from vitlens.uncertainty import LEVEL, Estimate
+from vitlens.uncertainty import LEVEL, Estimate, fewest_images
 
 _FAINTEST: Final = 0.01  # nats, of the full colour: below it differences are rounding errors or negligible
 
@@ -96,8 +96,18 @@ def _most_important(record: AblateRecord) -> Claim:
     """The head whose removal costs most; of a model of which no head was removed, the MLP or block."""
     kinds, model = grouped(record.units, "kind"), record.model.model
     kind = next(each for each in ("head", "mlp", "block") if each in kinds)
-    word, rows = {"mlp": "MLP"}.get(kind, kind), _by_loss(kinds[kind])
+    word, rows = {"mlp": "MLP"}.get(kind, kind), _by_importance(kinds[kind])
     found = [row for row in rows if row.effect == "effect" and row.loss.value > 0]
+    certain = [row for row in rows if row.log_odds is not None and row.is_ranked and row.rank.value > 0]
+    if certain and enough(certain[0].log_odds):
+        return _claim(
+            record, f"most important {word}",
+            "Without **{{ lead.unit }}**{% if lead.label %} ({{ lead.label }}){% endif %} the log-odds of the label "
+            "fall most, by {{ lead.log_odds|alone }}. The loss of **{{ model }}** is near 0 and changes by "
+            "{{ lead.loss|alone }}.",
+            certain[0].log_odds, p=certain[0].log_odds_p, kind="answer", lead=certain[0],
+            title=f"Of {len(rows)} {word}s of {model}, {certain[0].unit} matters most",
+        )  # fmt: skip
     if not found:
         return _claim(
             record, f"most important {word}",
@@ -182,14 +192,14 @@ def definitions(record: AblateRecord) -> Iterator[tuple[str, str]]:
         yield label, f"{LABELS[label].sentence}."
 
 
-def _by_loss(rows: Sequence[UnitRow]) -> list[UnitRow]:
-    """The greatest rise of the loss first; in order of the layers where no effect is shown, as a ranking were noise."""
-    return sorted(rows, key=lambda row: -row.loss.value) if any(row.matters for row in rows) else list(rows)
+def _by_importance(rows: Sequence[UnitRow]) -> list[UnitRow]:
+    """Return the most important units first; in order of the layers where no effect is shown: ranks were chance."""
+    return sorted(rows, key=lambda row: -row.rank.value) if any(row.is_ranked for row in rows) else list(rows)
 
 
 def _heads(record: AblateRecord) -> str:
     """What is shown of the heads, and what was done to them."""
-    heads, fewest = record.heads, fewest_images(len(record.heads))
+    heads, fewest = record.heads, fewest_images(max(1, len(record.heads)))
     return say(
         "Each head's output was replaced by {{ by }}, for every image. {% if shown %}{{ shown }} of {{ n }} heads "
         "change the loss significantly after Holm's correction{% else %}No head changes the loss significantly, so "
@@ -279,19 +289,20 @@ REPORT: Final = Report(
     ),
     sections=(
         Section(
-            "What does the model lose without each head?", lambda record: _by_loss(record.heads), opening=_heads,
-            columns=("unit", "label", "loss", "accuracy", "effect", "other_losses"),
+            "What does the model lose without each head?", lambda record: _by_importance(record.heads), opening=_heads,
+            columns=("unit", "label", "log_odds", "loss", "accuracy", "effect", "other_losses"),
             charts=(Chart(
                 "ranking", intervals("unit", "loss", "first_order", titles=("exact", "first-order estimate"),
                                      reference=0.0),
                 "Exact rise of the mean cross-entropy with its paired 95 % bootstrap interval over images, and the "
                 "estimate from one backward pass; the most important units first.",
                 title="Rise of the loss without each head (nats)",
-                rows=lambda record: _by_loss(record.heads) if any(row.matters for row in record.heads) else [],
+                rows=lambda record: _by_importance(record.heads) if any(row.is_ranked for row in record.heads) else [],
             ),),
         ),
         Section(
-            "Which MLPs and blocks matter?", lambda record: _by_loss([row for row in record.units if row.head is None]),
+            "Which MLPs and blocks matter?",
+            lambda record: _by_importance([row for row in record.units if row.head is None]),
             opening="Each was removed alone; without a block the residual stream stays as it is.",
             charts=(Chart(
                 "others", intervals("unit", "loss", reference=0.0),

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.evaluation.evaluate import accuracy
@@ -225,6 +226,8 @@ def _inside(work: ModelAttack, sample: AttackSample, index: int) -> dict[str, An
     clean, changed = sample.clean[places], sample.adversarial[index][places]
     truth, wrong = work.labels[sample.indices[places]], work.logits(changed).argmax(-1)
     method = preferred_method(model)
+    members = work.run.split.groups
+    groups = None if members is None else members.cpu().numpy()[sample.indices[places].cpu().numpy()]
 
     def maps(images: Tensor, targets: Tensor, name: str) -> Tensor:
         return explain(model, images, targets=targets, method=name, batch_size=size, seed=seed).detach().cpu()
@@ -243,9 +246,9 @@ def _inside(work: ModelAttack, sample: AttackSample, index: int) -> dict[str, An
     found = cosines(model, clean, {str(kind): images for kind, images in others.items()}, batch_size=size)
     block = halfway_block(found["adversarial"], found["another image"]) if len(places) > 1 else None
     return {
-        "agreements": _agreement_rows(model.alias, pairs, seed),
+        "agreements": _agreement_rows(model.alias, pairs, groups, seed),
         "blocks": [
-            rows.BlockDistanceRow(model.alias, at, kind, _distance(values, seed))
+            rows.BlockDistanceRow(model.alias, at, kind, _distance(values, groups, seed))
             for kind in others for at, values in enumerate(found[kind])
         ],
         "examples": _examples(work, sample.indices[places], clean, changed, before, after),
@@ -254,15 +257,22 @@ def _inside(work: ModelAttack, sample: AttackSample, index: int) -> dict[str, An
 
 
 def _agreement_rows(
-    alias: str, pairs: Mapping[str, tuple[Tensor, Tensor]], seed: int
+    alias: str, pairs: Mapping[str, tuple[Tensor, Tensor]], groups: NDArray[Any] | None, seed: int
 ) -> Iterator[rows.MapAgreementRow]:
     for title, both in pairs.items():
         grid = (both[0].shape[-2], both[0].shape[-1])
         agreement = map_overlap(*both, size=grid, grid=grid)
         if bool(agreement.usable.any()):
             spearman, top = (
-                bootstrap_mean(values[agreement.usable].double().numpy(), seed=seed, unit=unit)
-                for values, unit in ((agreement.spearman, ""), (agreement.top, "fraction"))
+                bootstrap_mean(
+                    values[agreement.usable].double().numpy(),
+                    groups=None if groups is None else groups[agreement.usable.numpy()],
+                    seed=seed,
+                    unit=unit,
+                    least=least,
+                    most=1.0,
+                )
+                for values, unit, least in ((agreement.spearman, "", -1.0), (agreement.top, "fraction", 0.0))
             )
             yield rows.MapAgreementRow(alias, title.replace(" ", "-"), title, spearman, top)
 
@@ -280,9 +290,10 @@ def with_noise(clean: Tensor, changed: Tensor, norm: str, *, seed: int) -> Tenso
     return noisy
 
 
-def _distance(values: Tensor, seed: int) -> Estimate:
+def _distance(values: Tensor, groups: NDArray[Any] | None, seed: int) -> Estimate:
     """One minus the mean cosine, with its interval; at least 0."""
-    mean = bootstrap_mean(values.double().numpy(), seed=seed, unit="", draws=_DRAWS)
+    cosines = values.double().numpy()
+    mean = bootstrap_mean(cosines, groups=groups, seed=seed, unit="", draws=_DRAWS, least=-1.0, most=1.0)
     low, high = (None if end is None else max(0.0, 1 - end) for end in (mean.high, mean.low))
     return Estimate(max(0.0, 1 - mean.value), low, high, len(values), "")
 

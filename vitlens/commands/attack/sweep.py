@@ -217,7 +217,7 @@ def checked(work: ModelAttack) -> Iterator[Check]:
         able = [name for name in work.swept if ATTACKS[name].takes_more_steps]
         for strongest in sorted(able, key=lambda name: ATTACKS[name].strong)[-1:]:
             if ATTACKS[strongest].kind == "budget":
-                yield _more_steps(work, strongest, images, labels)
+                yield _more_steps(work, strongest, right)
             yield from [check for check in of_pairs if work.swept[strongest].name in check.attack.split(", ")][:1]
         return
     with work.run.progress(f"checking the attacks on {work.model.alias}", len(work.swept), "attacks") as advance:
@@ -227,12 +227,13 @@ def checked(work: ModelAttack) -> Iterator[Check]:
     yield from of_pairs
 
 
-def _more_steps(work: ModelAttack, name: str, images: Tensor, labels: Tensor) -> Check:
+def _more_steps(work: ModelAttack, name: str, right: Tensor) -> Check:
     """At the largest epsilon that leaves an image correct, where more steps could break more."""
     outcome = work.swept[name]
     open_ = [epsilon for epsilon in outcome.epsilons if outcome.robust(epsilon).any()]
     epsilon = max(open_, default=outcome.epsilons[0])
-    trial = Trial(outcome.name, work.attempt(name), images, labels)
+    groups = None if outcome.groups is None else outcome.groups[right.cpu()]
+    trial = Trial(outcome.name, work.attempt(name), work.images(right), work.labels[right], groups)
     return trial.more_steps(epsilon=epsilon, steps=work.steps_of(ATTACKS[name]))
 
 
@@ -262,7 +263,7 @@ def _of_attack(work: ModelAttack, name: str, right: Tensor) -> Iterator[Check]:
         yield Trial(slug, attempt, *few).same_distances(epsilon=everything, steps=steps)
         yield rules.every_image_broken(outcome)
     elif entry.takes_more_steps:
-        yield _more_steps(work, name, images, labels)
+        yield _more_steps(work, name, right)
         yield trial.unlimited_budget(epsilon=everything)
     if work.run.options.downwards and entry.kind == "budget" and len(outcome.epsilons) > 1:
         more: dict[str, Any] = {"steps": _SLOW[1]} if entry.slow else {}

@@ -374,7 +374,8 @@ def described(run: Run[CompareOptions], methods: Sequence[str], maps: Maps) -> d
     def mean(values: Tensor, members: Tensor, unit: str = "fraction") -> Estimate:
         groups = groups_of(members)
         numbers = None if groups is None else groups.numpy()
-        return bootstrap_mean(values[members].numpy(), groups=numbers, seed=seed, unit=unit)
+        least = -1.0 if unit == "" else 0.0  # a rank correlation, or a share
+        return bootstrap_mean(values[members].numpy(), groups=numbers, seed=seed, unit=unit, least=least, most=1.0)
 
     photographs = None if split.masks is None else sources(split.pick(maps.indices))
     for alias, method, shares, values in zip(run.aliases, methods, maps.shares, maps.values):
@@ -390,13 +391,15 @@ def described(run: Run[CompareOptions], methods: Sequence[str], maps: Maps) -> d
                 )  # fmt: skip
                 on_object += own
                 means |= {name: own[0].estimate} if own else {}
-        known.append(rows.MapRow(alias, method, accuracy(shares.usable[maps.sampled]), **means))
+        known.append(
+            rows.MapRow(alias, method, accuracy(shares.usable[maps.sampled], groups=groups_of(maps.sampled)), **means)
+        )
     usable, overlap = maps.overlap.usable & maps.sampled, maps.overlap
     if usable.any():
         groups = groups_of(usable)
         gap = bootstrap_difference(
             *(each.half[usable].numpy() for each in maps.shares),
-            groups=None if groups is None else groups.numpy(), seed=seed,
+            groups=None if groups is None else groups.numpy(), seed=seed, most=1.0,
         )  # fmt: skip
         alike = (mean(overlap.spearman, usable, ""), mean(overlap.top, usable), mean(overlap.shared, usable))
         agreement = (rows.AgreementRow(run.aliases[0], run.aliases[1], *alike, gap),)

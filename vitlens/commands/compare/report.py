@@ -22,7 +22,7 @@ from vitlens.report.claims import FEWEST, Claim, found
 from vitlens.report.document import ImagePanel, Tags
 from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
-from vitlens.uncertainty import Estimate, Side, apart, beyond
+from vitlens.uncertainty import Estimate, Side, apart, beyond, widened
 
 _PICTURED: Final = 6  # images of a figure
 _LITTLE, _MUCH = 0.3, 0.6  # rank correlations of two maps, between the words to filter by
@@ -74,7 +74,11 @@ def _judged(record: CompareRecord) -> list[JudgedMap]:
 
 
 def _furthest_ahead(record: CompareRecord, model: str) -> Iterator[Claim]:
-    """The largest difference on disturbed images in favour of a model that is above chance there."""
+    """The largest difference on disturbed images in favour of a model that is above chance there.
+
+    It is the largest of many, so its interval is as wide as so many require.
+    """
+    looks = len(record.disturbed_pairs)
     known = {(row.model, row.kind, row.level): row for row in record.robustness}
     able = [
         (row, own, known[row.second if row.first == model else row.first, row.kind, row.level])
@@ -83,11 +87,12 @@ def _furthest_ahead(record: CompareRecord, model: str) -> Iterator[Claim]:
     ]
     if able and record.images >= FEWEST:
         row, own, others = max(able, key=lambda each: abs(each[0].difference.value))
+        gain = widened(row.gain(model), looks, least=-100.0, most=100.0)
         yield found(
             "disturbed images", model,
             f"On images {_DISTURBED[row.kind]} **{{{{ own.model }}}}** is {{{{ effect }}}} more accurate than "
             "**{{ others.model }}**: {{ own.accuracy|value }} against {{ others.accuracy|value }}.",
-            row.gain(model), given={"row": row, "own": own, "others": others}, p=row.p_holm, kind="comparison",
+            gain, given={"row": row, "own": own, "others": others}, p=row.p_holm, kind="comparison",
             evidence="intervened", place="robustness",
         )  # fmt: skip
 

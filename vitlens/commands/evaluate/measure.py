@@ -27,7 +27,7 @@ from vitlens.commands.shared.comparison import in_pairs
 from vitlens.commands.shared.trainings import trainings_of
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.data.split import Split
-from vitlens.uncertainty import bootstrap_mean, calibration_test, holm
+from vitlens.uncertainty import bootstrap_mean, calibration_test, holm, student_test
 
 MANY_CLASSES: Final = 20  # from which on top-5 accuracy is measured too
 SHOWN: Final = 12  # errors that are drawn
@@ -88,9 +88,9 @@ def _score(evaluation: Evaluation, seed: int) -> rows.ScoreRow:
     return rows.ScoreRow(
         evaluation.alias,
         accuracy(evaluation.correct, groups=evaluation.groups, seed=seed),
-        bootstrap_mean(losses, groups=groups, seed=seed, unit="nats"),
+        bootstrap_mean(losses, groups=groups, seed=seed, unit="nats", least=0.0),
         calibration_error(evaluation.probabilities, evaluation.labels, groups=evaluation.groups, seed=seed),
-        bootstrap_mean(excess.numpy(), groups=groups, seed=seed),
+        bootstrap_mean(excess.numpy(), groups=groups, seed=seed, least=-1.0, most=1.0),
         None if top5 is None else accuracy(top5, groups=evaluation.groups, seed=seed),
     )
 
@@ -106,8 +106,10 @@ def predicted_rows(evaluation: Evaluation, seed: int) -> list[rows.PredictedClas
         members = predictions == index
         own, correct = confidence[members].numpy(), evaluation.correct[members].double().numpy()
         groups = None if evaluation.groups is None else evaluation.groups[members].numpy()
-        gap = replace(bootstrap_mean(own - correct, groups=groups, seed=seed), n=len(own))
-        means, p = (float(own.mean()), float(correct.mean())), calibration_test(own, int(correct.sum()))
+        gap = bootstrap_mean(own - correct, groups=groups, seed=seed, least=-1.0, most=1.0)
+        means = float(own.mean()), float(correct.mean())
+        # the exact test takes images as independent
+        p = calibration_test(own, int(correct.sum())) if groups is None else student_test(own - correct, groups=groups)
         found.append((evaluation.alias, evaluation.classes[index], len(own), *means, gap, p))
     return [rows.PredictedClassRow(*row, p_holm) for row, p_holm in zip(found, holm([row[-1] for row in found]))]
 
@@ -126,5 +128,5 @@ def _arrays(evaluation: Evaluation, split: Split) -> rows.PredictionArrays:
     pixels = split.source.read(surest).numpy() if len(surest) else np.zeros((0, 3, *split.size), np.uint8)
     return rows.PredictionArrays(
         np.array(evaluation.classes), evaluation.labels.numpy(), prediction.numpy(), probability.numpy(),
-        surest.numpy(), pixels,
+        surest.numpy(), pixels, None if evaluation.groups is None else evaluation.groups.numpy(),
     )  # fmt: skip

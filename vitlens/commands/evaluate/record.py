@@ -44,7 +44,7 @@ class PredictedClassRow(OfModel):
 @dataclass(frozen=True)
 class PredictionArrays:
     """Every prediction of one model, as indices into classes. surest_errors: indices of the errors with the highest
-    confidence, highest first, with their pixels."""
+    confidence, highest first, with their pixels; groups: of images that share a source, None where none do."""
 
     classes: Words
     label: Indices
@@ -52,6 +52,7 @@ class PredictionArrays:
     probability: Vector
     surest_errors: Indices
     surest_errors_pixels: Pixels
+    groups: Indices | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -135,7 +135,7 @@ def _stage_rows(checked: CheckedMaps) -> Iterator[kept.StageRow]:
     """The similarity of each method's maps at every stage of the randomisation."""
     for checks in checked.results:
         found = checks.randomisation
-        for stage in () if found is None else found.stages(seed=checked.settings.seed):
+        for stage in () if found is None else found.stages(groups=checked.groups, seed=checked.settings.seed):
             yield kept.StageRow(checked.model.alias, checks.name, stage.name, stage.similarity, stage.kept)
 
 
@@ -223,7 +223,7 @@ def _stability_rows(checked: CheckedMaps) -> Iterator[kept.StabilityRow]:
     """Whether the maps of each method follow shifts of the images, and a flip."""
     seed = checked.settings.seed
     for method, found in checked.steady.items():
-        for row in found.rows(seed=seed):
+        for row in found.rows(groups=checked.groups, seed=seed):
             yield kept.StabilityRow(checked.model.alias, method, *row)
 
 

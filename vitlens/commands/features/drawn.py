@@ -114,7 +114,7 @@ def neighbour_rows(own: FeatureSets, samples: Mapping[LayerChoice, PatchSample])
         if layer.classes is not None:
             found["class"] = shared(neighbours, layer.classes[:, None] == layer.classes, images, seed=own.seed)
         if layer.on_object is not None:
-            overlap = object_overlap(neighbours, layer.on_object, images, seed=own.seed)
+            overlap = object_overlap(neighbours, layer.on_object, images)
             found |= {"object": overlap} if overlap else {}
         number = str(EMBEDDING if layer.stage.index is None else layer.stage.index)
         for share, each in found.items():

@@ -216,7 +216,9 @@ def _classified(own: FeatureSets, read: Mapping[str, Features]) -> _Classified:
                 row(place, kept.PROBE, probed.correct, c=probed.c)
             advance(1)
     same = {str(k): same_class(near, known, labels, k=k).double().numpy() for k in options.ks}
-    precision = {k: bootstrap_mean(share, groups=own.groups, seed=seed) for k, share in same.items()}
+    precision = {
+        k: bootstrap_mean(share, groups=own.groups, seed=seed, least=0.0, most=1.0) for k, share in same.items()
+    }
     return _Classified(correct, precision, rows, [f"{alias}: {note}" for note in dict.fromkeys(notes)])
 
 

@@ -35,7 +35,7 @@ from vitlens.lens.observe import observe
 from vitlens.models.model import Model
 from vitlens.pixels import Streamed, Targets
 from vitlens.shapes import Images
-from vitlens.uncertainty import Estimate, by_group, student_mean, student_test
+from vitlens.uncertainty import Estimate, student_mean, student_test
 
 IMAGES: Final = 300  # at most, where --limit says nothing
 QUANTILES: Final = (1.0, 0.95, 0.75, 0.5, 0.25, 0.0)  # of the exemplars
@@ -58,7 +58,8 @@ def measure(options: HeadOptions) -> Path | None:
     with run.folder(f"Head {options.head} of") as folder, autocast(model.device, run.run.precision):
         names, labels = heads_named(run, split, attributes)
         (one,) = (each for each in names.heads if (each.layer, each.head) == (layer, head))
-        partners, pushed, placed = _partners(run, one, labels), _pushed(run, one), tuple(_placed(run, one, labels))
+        partners, remark = _partners(run, one, labels)
+        pushed, placed = _pushed(run, one), tuple(_placed(run, one, labels))
 
         def record() -> rows.HeadRecord:
             alias, exemplars = run.aliases[0], _exemplars(one, split)
@@ -77,7 +78,7 @@ def measure(options: HeadOptions) -> Path | None:
                 exemplars=tuple(
                     _through(row, each) if through else row for (_, row), each in zip(exemplars, drawn.maps)
                 ),
-                notes=tuple(map(NoteRow, names.notes)),
+                notes=tuple(map(NoteRow, filter(None, (*names.notes, remark)))),
                 shown={alias: drawn},
             )
 
@@ -140,20 +141,20 @@ def _classes(
     found = []
     for name, own in (things | {name: attributes[name] for name in tested.attributes}).items():
         groups = None if split.groups is None else split.groups[own]
-        lost = student_mean(one.writes.points[own], groups=groups, unit="points")
+        lost = student_mean(one.writes.points[own], groups=groups, unit="points", least=-100.0, most=100.0)
         fall = student_mean(one.writes.falls[own], groups=groups, unit="nats")
         found.append(rows.ClassRow(name, int(own.sum()), lost, fall))
     yield from sorted(found, key=lambda row: -row.fall.value)
 
 
-def _partners(run: Run[HeadOptions], one: HeadName, labels: Tensor | None) -> tuple[rows.PartnerRow, ...]:
-    """What is lost without this head and each other one, the largest synergy first."""
+def _partners(run: Run[HeadOptions], one: HeadName, labels: Tensor | None) -> tuple[tuple[rows.PartnerRow, ...], str]:
+    """Return what is lost without this head and each other one, the largest synergy first, and a remark."""
     if labels is None or one.writes is None:
-        return ()
+        return (), ""
     model, own = run.model, Unit("head", one.layer, one.head)
     others = [unit for unit in units_of(model, kinds=["head"]) if unit != own]
     if not others:
-        return ()
+        return (), ""
     bench = Bench(
         model, Streamed(run.split, model.pixel_dtype), labels, "mean", run.split.groups, run.run.seed,
         run.run.batch_size or fitting_batch_size(model),
@@ -161,14 +162,14 @@ def _partners(run: Run[HeadOptions], one: HeadName, labels: Tensor | None) -> tu
     )  # fmt: skip
     first = torch.arange(min(PAIRED, len(labels)))
     units = [own, *others]
-    change, _, _, _ = pairwise(bench, units, [(0, at) for at in range(1, len(units))], first, what="Removing pairs")
+    change, _, _, note = pairwise(bench, units, [(0, at) for at in range(1, len(units))], first, what="Removing pairs")
     found = [
         rows.PartnerRow(
             f"L{unit.layer}.H{unit.head}", change.estimate(at, len(first), "nats"), float(change.p_holm[at])
         )
         for at, unit in enumerate(others)
     ]
-    return tuple(sorted(found, key=lambda row: -abs(row.synergy.value)))
+    return tuple(sorted(found, key=lambda row: -abs(row.synergy.value))), note
 
 
 def _counts(alias: str, names: HeadNames) -> rows.ModelRow:
@@ -294,9 +295,10 @@ def _placed(run: Run[HeadOptions], one: HeadName, labels: Tensor | None) -> Iter
     on = (seen * areas).sum((1, 2))
     elsewhere = ((seen * areas.sum(0)).sum((1, 2)) - on) / (len(split) - 1)
     groups = split.groups
-    sums, counts = by_group((on - elsewhere).numpy(), groups)
     yield rows.PlacedRow(
-        model=model.alias, layer=one.layer, head=one.head, thing=thing, on=student_mean(on, groups=groups),
-        elsewhere=student_mean(elsewhere, groups=groups),
-        difference=student_mean(100 * (on - elsewhere), groups=groups, unit="points"), p=student_test(sums / counts),
+        model=model.alias, layer=one.layer, head=one.head, thing=thing,
+        on=student_mean(on, groups=groups, least=0.0, most=1.0),
+        elsewhere=student_mean(elsewhere, groups=groups, least=0.0, most=1.0),
+        difference=student_mean(100 * (on - elsewhere), groups=groups, unit="points", least=-100.0, most=100.0),
+        p=student_test(on - elsewhere, groups=groups),
     )  # fmt: skip

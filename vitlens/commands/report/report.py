@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.commands.evaluate.record import EvaluateRecord
+from vitlens.commands.evaluate.record import EvaluateRecord, PredictionArrays
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.chapters import Chaptered
 from vitlens.errors import InputError
@@ -17,7 +17,7 @@ from vitlens.report.claims import SMALLEST, Claim, found
 from vitlens.report.numbers import in_words
 from vitlens.report.prose import say
 from vitlens.report.sections import Overview, Report, Section
-from vitlens.uncertainty import LEVEL, Estimate, accuracy_difference, difference_of, holm, mcnemar
+from vitlens.uncertainty import LEVEL, Estimate, accuracy_difference, difference_of, holm, paired_test
 
 _DIGITS: Final = 12  # of a fingerprint that is shown
 _IGNORED: Final = frozenset({"run", "out", "overwrite", "quiet"})  # options that change no number
@@ -176,11 +176,13 @@ def _change(before: Record, after: Record, name: str, other: str) -> MetricChang
     """One metric, called `other` before: of an accuracy by the answers to the same images where both runs keep them."""
     was, now, (word, _, alias) = before.metrics[other], after.metrics[name], name.partition("/")
     better, words = after.better(name), _in_words(after, name)
-    correct = _correct_answers(before, after, other.partition("/")[2], alias) if word == ACCURACY else None
-    if correct is not None:
-        right_before, right = correct
-        p = mcnemar(int((right & ~right_before).sum()), int((right_before & ~right).sum()))
-        gap = accuracy_difference(right, right_before)
+    answers = _paired_answers(before, after, other.partition("/")[2], alias) if word == ACCURACY else None
+    if answers is not None:
+        right_before = _correct(answers[0])
+        right = _correct(answers[1])
+        groups = answers[1].groups
+        p = paired_test(right, right_before, groups=groups)
+        gap = accuracy_difference(right, right_before, groups=groups)
         return MetricChange(name, words, was, now, gap, p, test="paired", better=better)
     gap = difference_of(now, was)  # Newcombe's method needs the ends of two intervals alone, not fractions
     if now.unit != "fraction":
@@ -207,18 +209,22 @@ def _in_words(record: Record, name: str) -> str:
     return f"{title}{of} ({rest})" if rest else f"{title}{of}"
 
 
-def _correct_answers(
+def _paired_answers(
     before: Record, after: Record, alias_before: str, alias: str
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]] | None:
-    """Which images two models classify correctly, before and after; None unless the images are known to be the same."""
+) -> tuple[PredictionArrays, PredictionArrays] | None:
+    """Return the answers of two models to the same images; None unless the images are known to be the same."""
     first, second = _evaluation(before), _evaluation(after)
     if first is None or second is None or _same_images(first, second) is not True:
         return None
     answers, answers_now = first.predictions.get(alias_before), second.predictions.get(alias)
     if answers is None or answers_now is None or not np.array_equal(answers.label, answers_now.label):
         return None
-    right_before = np.asarray(answers.prediction == answers.label)
-    return right_before, np.asarray(answers_now.prediction == answers_now.label)
+    return answers, answers_now
+
+
+def _correct(answers: PredictionArrays) -> NDArray[np.bool_]:
+    """Return True for each image that is classified correctly."""
+    return np.asarray(answers.prediction == answers.label)
 
 
 def _evaluation(record: Any) -> EvaluateRecord | None:

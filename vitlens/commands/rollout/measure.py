@@ -99,12 +99,14 @@ def _rows(
 ) -> Iterator[RolloutRow]:
     """Each kind of map, with the pointing game where masks are known."""
     named = [(way.name, maps[:, at]) for at, way in enumerate(ways)]
+    groups = None if split.groups is None else split.groups.numpy()
     for way, (_, each), row in zip(ways, named, map_rows(model.alias, named, split)):
         own, fused = each.flatten(1), "fusion" in attention_method(way.method).options
+        mass = bootstrap_mean(own.sum(1).numpy(), groups=groups, least=0.0, most=1.0)
         yield RolloutRow(
             **vars(row), name=_name(way), method=way.method, zero=int((own == 0).all(1).sum()),
             fusion=way.fusion if fused else None, readout=readout,
-            patch_mass=bootstrap_mean(own.sum(1).numpy()) if way.method == "rollout" else None,
+            patch_mass=mass if way.method == "rollout" else None,
         )  # fmt: skip
 
 

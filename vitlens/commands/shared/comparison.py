@@ -14,7 +14,7 @@ from vitlens.report.claims import FEWEST, SMALLEST, Claim
 from vitlens.report.prose import say
 from vitlens.report.sections import Section
 from vitlens.report.verdicts import LIMITS
-from vitlens.uncertainty import LEVEL, Estimate, accuracy_difference, holm, mcnemar
+from vitlens.uncertainty import LEVEL, Estimate, accuracy_difference, holm, paired_test
 
 UNDECIDED: Final = "undecided"
 
@@ -23,7 +23,7 @@ UNDECIDED: Final = "undecided"
 class PairRow:
     """Two models on the same images: how many both, one alone, or none predicts correctly.
 
-    p: McNemar's exact test of equal accuracy; p_holm: corrected for the number of tests; difference: of their accuracy,
+    p: of `paired_test`; p_holm: corrected for the number of tests; difference: of their accuracy,
     None where a command records it elsewhere; better: the model that is significantly better by more than is too small
     to matter, or UNDECIDED, as always for fewer than FEW images.
     """
@@ -65,7 +65,7 @@ def compared(
 ) -> list[PairRow]:
     """The rows of comparisons that are corrected together: two models, and which images each classifies correctly."""
     alone = [(int((one & ~two).sum()), int((two & ~one).sum())) for *_, one, two in correct]
-    tests = [mcnemar(*counts) for counts in alone]
+    tests = [paired_test(one, two, groups=groups) for *_, one, two in correct]
     rows = []
     for (first, second, one, two), counts, p, p_holm in zip(correct, alone, tests, holm(tests)):
         gain = accuracy_difference(one, two, groups=groups, seed=seed)

@@ -82,11 +82,14 @@ def _fails_on(record: FailuresRecord, row: CovariateRow, test: InterventionRow) 
     parts = [each for each in record.quarters if (each.model, each.covariate) == (row.model, row.covariate)]
     most = row.area.value > 0.5
     worst, best = (parts[-1], parts[0]) if most else (parts[0], parts[-1])
-    where = (
-        "on the quarter of the images with the {{ end }} {{ row.title }}, {{ best|value }} on the opposite quarter"
-        if len(parts) == QUARTERS
-        else "there, {{ best|value }} on the others"
-    )
+    if len(parts) == 2:
+        where = "there, {{ best|value }} on the others"
+    else:
+        part = "quarter" if len(parts) == QUARTERS else "part"  # equal values are never separated
+        where = (
+            f"on the {part} of the images with the {{{{ end }}}} {{{{ row.title }}}}, {{{{ best|value }}}} on the "
+            f"opposite {part}"
+        )
     return say(
         "**{{ row.model }}** fails on {{ row.where|whole }} because {{ row.known.cause|whole }}: its accuracy is "
         "{{ worst|value }} " + where + "; " + _CHANGED + ", {{ test.mended }} of its {{ test.errors }} errors are "

@@ -93,12 +93,14 @@ def _removal(model: Model, images: int) -> float:
     return heads * images * sum(flops_by_part(model).values()) / 2
 
 
-def numbers_of(moments: Moments, layer: int, index: int, names: Sequence[str]) -> rows.Numbers:
-    """The means over images of one head (or of all, in `Statistics.overall`), those that it has."""
+def numbers_of(moments: Moments, layer: int, index: int, names: Sequence[str], keys: int) -> rows.Numbers:
+    """The means over images of one head (or of all, in `Statistics.overall`), those that it has; keys: of its layer."""
     found = {}
     for name in names:
         if (name, layer) in moments.sums and index < len(moments.sums[name, layer]):
-            estimate = moments.estimate((name, layer), index, STATISTICS[name].unit)
+            statistic = STATISTICS[name]
+            least, most = statistic.bounds(keys)
+            estimate = moments.estimate((name, layer), index, statistic.unit, least=least, most=most)
             if np.isfinite(estimate.value):
                 found[name] = estimate
     return found
@@ -109,7 +111,7 @@ def head_rows(alias: str, found: Statistics, roles: Specialisation) -> Iterator[
     names = list(head_statistics())
     for site, place in zip(found.sites, found.geometries):
         for head in range(site.heads):
-            values = numbers_of(found.moments, site.layer, head, names)
+            values = numbers_of(found.moments, site.layer, head, names, site.keys)
             if place is None or head >= len(roles.given[site.layer]):
                 yield rows.HeadRow(alias, site.layer, head, values)
                 continue
@@ -131,7 +133,7 @@ def layer_rows(alias: str, found: Statistics) -> Iterator[rows.LayerRow]:
         place = found.geometries[site.layer]
         yield rows.LayerRow(
             alias, site.layer, site.module, site.kind, site.heads, site.keys,
-            numbers_of(found.moments, site.layer, 0, names),
+            numbers_of(found.moments, site.layer, 0, names, site.keys),
             None if place is None else place.grid,
             NO_PLACE[site.kind] if place is None else None,
             finite(uniform[site.layer]),
@@ -147,7 +149,7 @@ def heads_row(alias: str, found: Statistics, roles: Specialisation, heads: Seque
         alias,
         len(labels),
         counts,
-        numbers_of(found.overall, 0, 0, list(head_statistics())),
+        numbers_of(found.overall, 0, 0, list(head_statistics()), found.keys),
         roles.sinks_off_object,
         Estimate(faulty / len(labels), n=len(labels)) if labels else None,
     )
@@ -207,9 +209,11 @@ def over_training(weights: Sequence[KeptWeights], run: Run[Any], *, renormalise:
             stream.join(run.processes.total)
             found = stream.result()
             names = [name for name in shown_in("training") if (name, 0) in found.overall.sums]
-            epochs.append(rows.EpochRow(run.aliases[0], kept.epochs, numbers_of(found.overall, 0, 0, names)))
+            epochs.append(
+                rows.EpochRow(run.aliases[0], kept.epochs, numbers_of(found.overall, 0, 0, names, found.keys))
+            )
             for place, head in ((site, head) for site in found.sites for head in range(site.heads)):
-                values = numbers_of(found.moments, place.layer, head, names)
+                values = numbers_of(found.moments, place.layer, head, names, place.keys)
                 one = {name: each.value for name, each in values.items()}
                 heads.append(rows.HeadEpochRow(kept.epochs, place.layer, head, one))
             advance(1)

@@ -35,6 +35,7 @@ from vitlens.shapes import Images, Labels, Maps, Masks
 from vitlens.uncertainty import Estimate, difference_of, in_points, student_mean, widened
 
 _BESIDE: Final = ("baseline", "of_baseline", "difference")  # columns of a score beside that of a baseline
+_MOST_APART: Final = 2.0  # of differences between insertion minus deletion
 _UNRANKED: Final = Judgement("inconclusive", lack="not finite")  # maps whose weights were not randomised
 Gaps = Mapping[str, Tensor]  # insertion minus deletion of each method, or baseline, image by image
 
@@ -103,7 +104,7 @@ class CheckedMaps:
     def means(self, values: Tensor, *, unit: str = "", seed: int = 0) -> list[Estimate]:
         """The mean of each row (cases, n) over the first n images."""
         groups = None if self.groups is None else self.groups[: values.shape[1]]
-        return estimates(values, groups=groups, seed=seed, unit=unit)
+        return estimates(values, groups=groups, seed=seed, unit=unit, least=-_MOST_APART, most=_MOST_APART)
 
     def _removed(self, substrate: Any, maps: Sequence[AnyMaps], advance: Any) -> list[Tensor]:
         """Insertion minus deletion of maps of the first images with one replacement."""
@@ -123,7 +124,10 @@ class CheckedMaps:
         alias, seed, looks = self.model.alias, self.settings.seed, len(self.methods)
         by_name = {checks.name: checks for checks in self.results}
         found = {name: by_name[name].randomisation for name in self.methods}
-        weights = {name: _UNRANKED if each is None else each.judged(seed=seed) for name, each in found.items()}
+        weights = {
+            name: _UNRANKED if each is None else each.judged(groups=self.groups, seed=seed)
+            for name, each in found.items()
+        }
         passing = [name for name, judged in weights.items() if judged.state == "pass"]
         every, shuffled = self.removals
 
@@ -131,7 +135,7 @@ class CheckedMaps:
             """The paired difference on the images of both, as wide as so many methods require."""
             count = min(len(own), len(other))
             (difference,) = self.means((own[:count] - other[:count])[None])
-            return widened(replace(difference, n=count), looks)
+            return widened(replace(difference, n=count), looks, least=-_MOST_APART, most=_MOST_APART)
 
         for substrate in judged_by(every):
             gaps, moved = every[substrate], shuffled.get(substrate, {})
@@ -146,7 +150,7 @@ class CheckedMaps:
         for name in self.methods:
             yield kept.map_check(alias, name, kept.WEIGHTS, weights[name])
         for name, steady in self.steady.items() if self.steadiness else ():
-            yield kept.map_check(alias, name, kept.SHIFTS, steady.judged(seed=seed))
+            yield kept.map_check(alias, name, kept.SHIFTS, steady.judged(groups=self.groups, seed=seed))
         yield from (kept.object_check(row) for row in on_object if row.score == "roc_auc")
 
 
@@ -204,9 +208,9 @@ def on_object_rows(
     means = (
         [pointing_rate(hits, groups=groups, seed=seed) for hits in scored]
         if score == "pointing"
-        else estimates(scored, groups=groups, seed=seed, unit=unit)
+        else estimates(scored, groups=groups, seed=seed, unit=unit, least=0.0, most=1.0)
     )
-    gains = estimates(scored - torch.stack(chances), groups=groups, seed=seed, unit=unit)
+    gains = estimates(scored - torch.stack(chances), groups=groups, seed=seed, unit=unit, least=-1.0, most=1.0)
     if score == "pointing":  # of hits that are all 0, or all 1, the bootstrap would have no width
         apart = [
             difference_of(hits, pointing_rate(each, groups=groups, seed=seed)) for hits, each in zip(means, chances)

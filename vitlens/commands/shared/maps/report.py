@@ -73,7 +73,7 @@ def uniform_claim(alias: str, unusable: Mapping[str, int], images: int) -> Itera
     if not any(unusable.values()) or images < FEWEST:
         return
     worst = max(unusable, key=lambda name: unusable[name])
-    share = widened(wilson(unusable[worst], images), len(unusable))
+    share = widened(wilson(unusable[worst], images), len(unusable), least=0.0, most=1.0)
     if beyond(share, _UNIFORM) is Side.ABOVE:
         yield found(
             "uniform maps", alias,

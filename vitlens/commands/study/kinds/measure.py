@@ -200,7 +200,8 @@ def _record(setup: Setup, trials: Trials) -> rows.StudyRecord:
     """Accuracies over seeds, differences, sizes, costs and speeds, and what the kind measures beside them."""
     correct = {label: np.stack([trial.correct for trial in own]) for label, own in trials.items()}
     points = {point.label: _point_row(setup, point, trials, correct) for point in setup.points}
-    compare = partial(compared, points, correct)
+    groups = None if setup.test.groups is None else setup.test.groups.cpu().numpy()
+    compare = partial(compared, points, correct, groups)
     asked = [pair for pair in setup.kind.pairs if pair[0] in points]
     candidates = {label: row.accuracy.value for label, row in points.items() if row.candidate}
     best = max(candidates, key=lambda label: candidates[label])
@@ -248,7 +249,9 @@ def _point_row(setup: Setup, point: Point, trials: Trials, correct: Mapping[str,
         preset=point.preset,
         line=point.line,
         candidate=point.candidate,
-        accuracy=accuracy_over_seeds(correct[point.label]),
+        accuracy=accuracy_over_seeds(
+            correct[point.label], groups=None if setup.test.groups is None else setup.test.groups.cpu().numpy()
+        ),
         chance=1 / len(setup.test.classes),
         train_images=setup.images_of(point),
         parameters=int(own[0].parameters),
@@ -271,11 +274,12 @@ def _point_row(setup: Setup, point: Point, trials: Trials, correct: Mapping[str,
 def compared(
     points: Mapping[str, rows.PointRow],
     correct: Mapping[str, NDArray[np.bool_]],
+    groups: NDArray[Any] | None,
     family: str,
     pairs: Sequence[tuple[str, str]],
 ) -> Iterator[rows.ComparisonRow]:
     """The paired differences of these points, their p-values corrected for their number."""
-    found = [difference_over_seeds(correct[label], correct[other]) for label, other in pairs]
+    found = [difference_over_seeds(correct[label], correct[other], groups=groups) for label, other in pairs]
     for (label, other), each, p_holm in zip(pairs, found, holm([each.p for each in found]), strict=True):
         own, against = points[label], points[other]
         lines = own.line and against.line and own.line != against.line and own.train_images == against.train_images
@@ -345,5 +349,4 @@ def _over_seeds(values: Sequence[float | None]) -> Estimate | None:
     known = [value for value in values if value is not None]
     if len(set(known)) < 2:
         return Estimate(known[0], unit="") if known else None
-    mean = student_mean(known, unit="")
-    return replace(mean, low=max(mean.low or 0.0, -1.0), high=min(mean.high or 0.0, 1.0))
+    return student_mean(known, unit="", least=-1.0, most=1.0)

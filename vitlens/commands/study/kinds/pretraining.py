@@ -185,7 +185,10 @@ def score_rows(
     for measure, own in scores.items():
         pairs = [(label, against) for against in ("random", "supervised") for label in own
                  if label not in ("random", against)]  # fmt: skip
-        gains = [welch(100 * np.array(own[label]), 100 * np.array(own[other]), unit="points") for label, other in pairs]
+        gains = [
+            welch(100 * np.array(own[label]), 100 * np.array(own[other]), unit="points", most=100.0)
+            for label, other in pairs
+        ]
         corrected = holm([p for _, p in gains])
         found = {pair: (gain, p) for pair, (gain, _), p in zip(pairs, gains, corrected)}
         for label, values in own.items():
@@ -203,11 +206,11 @@ def objectness_rows(
     gains = {label: own[:, :1] - own[:, 1:] for label, own in tables.items()}
     ps = iter(holm([student_test(own[:, at]) for own in gains.values() for at in (0, 1)]))
     trained = [label for label in tables if label != "random"]
-    over = [welch(tables[label][:, 0], tables["random"][:, 0], unit="IoU") for label in trained]
+    over = [welch(tables[label][:, 0], tables["random"][:, 0], unit="IoU", most=1.0) for label in trained]
     beside = {label: (gain, p) for label, (gain, _), p in zip(trained, over, holm([p for _, p in over]))}
     for label, own in tables.items():
         means = [student_mean(values, unit="IoU", least=0.0, most=1.0) for values in own.T]
-        of_maps, of_mean = (student_mean(values, unit="IoU") for values in gains[label].T)
+        of_maps, of_mean = (student_mean(values, unit="IoU", least=-1.0, most=1.0) for values in gains[label].T)
         yield rows.ObjectnessRow(
             label, words[label], images, means[0], means[1], means[2], of_maps, next(ps), of_mean, next(ps),
             *beside.get(label, ()),
@@ -230,7 +233,7 @@ def likeness_rows(tested: Mapping[tuple[str, int], Tensor], words: Mapping[str, 
         value = (
             Estimate(float(np.mean(pairs or [1.0])), unit="")
             if one == other
-            else student_mean(pairs, unit="", most=1.0)
+            else student_mean(pairs, unit="", least=-1.0, most=1.0)
         )
         yield rows.LikenessRow(one, words[one], other, words[other], value)
 

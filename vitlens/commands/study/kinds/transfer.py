@@ -78,7 +78,8 @@ def _attention(setup: Setup, words: Mapping[str, str]) -> Rows:
         between = _over_seeds(attention_moved(after[0], after[1:], images)) if len(after) > 1 else None
         own = [
             rows.HeadMovedRow(
-                label, words[label], layer, head, bootstrap_mean(values[:, head].numpy(), groups=groups),
+                label, words[label], layer, head,
+                bootstrap_mean(values[:, head].numpy(), groups=groups, least=0.0, most=1.0),
                 None if between is None else float(between[layer][:, head].mean()),
             )
             for layer, values in enumerate(moved) for head in range(values.shape[1])
@@ -87,7 +88,8 @@ def _attention(setup: Setup, words: Mapping[str, str]) -> Rows:
         known = [row for row in own if row.between is not None and row.moved.low is not None]
         moved_rows.append(
             rows.MovedRow(
-                label, words[label], bootstrap_mean(overall.numpy(), groups=groups), len(own),
+                label, words[label], bootstrap_mean(overall.numpy(), groups=groups, least=0.0, most=1.0),
+                len(own),
                 float(np.mean([row.between for row in known])) if known else None,
                 sum(row.moved.low > row.between for row in known) if known else None,  # type: ignore[operator]
             )
@@ -110,20 +112,17 @@ def _shift_rows(before: Model, after: Sequence[Model], images: Split) -> Iterato
     """The change of each statistic of each head where it is defined, paired by image and averaged over seeds."""
     first, groups = _statistics(before, images), _groups(images)
     others = [_statistics(model, images) for model in after]
-    members = None if groups is None else np.unique(groups, return_inverse=True)[1]
     for name in _SHIFTED:
         changes: dict[tuple[int, int], NDArray[np.floating]] = {}
         for key in [each for each in first if each[0] == name]:
             shift = torch.stack([other[key] for other in others]).double().mean(0) - first[key]
             changes |= {(key[1], head): shift[:, head].numpy() for head in range(shift.shape[1])}
-        means = [
-            change if members is None else np.bincount(members, weights=change) / np.bincount(members)
-            for change in changes.values()
-        ]
-        corrected = holm([student_test(each) for each in means])
+        corrected = holm([student_test(change, groups=groups) for change in changes.values()])
         for ((layer, head), change), p_holm in zip(changes.items(), corrected, strict=True):
             level = float(first[name, layer][:, head].double().mean())
-            mean = bootstrap_mean(change, groups=groups, unit=STATISTICS[name].unit)
+            unit = STATISTICS[name].unit
+            most = 1.0 if unit == "fraction" else np.inf
+            mean = bootstrap_mean(change, groups=groups, unit=unit, least=-most, most=most)
             yield rows.ShiftRow(name, layer, head, level, mean, p_holm)
 
 
