@@ -4,11 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+import vitlens
 from tests.kit.axes import shown as panels
 from tests.kit.contradictions import contradictions
 from tests.kit.planted_answers import answers, compare_record
-from tests.kit.planted_failures import at_border, failures_of, low_contrast, squares
+from tests.kit.planted_failures import at_border, audited, failures_of, low_contrast, model, squares
+from tests.kit.planted_methods import planted_methods
 from vitlens.commands.compare.record import CompareRecord
 from vitlens.commands.compare.report import REPORT
 from vitlens.report.claims import Claim, shown, title_of
@@ -143,7 +146,7 @@ def test_a_property_that_another_one_explains_is_no_cause():
 
 
 def test_a_confused_pair_of_classes_is_named_without_a_change():
-    pair = covariate("pair", 0.8, detail="3 and 8")
+    pair = covariate("pair", 0.8, detail="3 and 8", slope=1.0)
     made = record(pair)
     made = replace(made, quarters=tuple(replace(row, covariate="pair") for row in quarters("pair")[:0:-2]))
     (claim,) = (claim for claim in REPORT(made).claims if claim.question == "why it fails")
@@ -151,8 +154,8 @@ def test_a_confused_pair_of_classes_is_named_without_a_change():
     assert claim.evidence == "observed"
     assert claim.effect.value == pytest.approx(-10.0)
     assert not any("why" in line.text for line in REPORT(made).first.unknown)
-    explained = covariate("pair", 0.8, detail="3 and 8", p_joint_holm=0.4)
-    assert "3 and 8 (AUC" in said(record(explained)).says
+    for explained in (replace(pair, p_joint_holm=0.4), replace(pair, p_holm=0.4), replace(pair, slope=-1.0)):
+        assert said(record(explained)).title == ""
 
 
 def test_the_first_page_does_not_deny_a_change_that_mends():
@@ -170,6 +173,25 @@ def test_too_few_errors_are_not_asked(errors, few):
     made = record(row)
     assert few in said(made).says
     assert "Why do the models fail?" not in {section.title for section in REPORT(made).sections}
+
+
+def test_accuracies_by_quarters_of_a_map_are_those_of_all_images():
+    """Of maps of some images of an audit; half of them were errors."""
+    split = squares(400, seed=0, masks=False)
+    right = float(vitlens.evaluate(model(at_border), split).correct.double().mean())
+    draw = torch.Generator().manual_seed(0)
+    with planted_methods(
+        {
+            method: lambda _model, images, _targets: torch.rand(len(images), 4, 4, generator=draw) ** 4
+            for method in ("saliency", "gradcam")
+        }
+    ):
+        quarters = [row for row in audited(at_border, split) if row.covariate == "map_size"]
+    images = sum(row.accuracy.n for row in quarters)
+    mean = sum(row.accuracy.value * row.accuracy.n for row in quarters) / images
+    assert 150 < images < 300
+    assert mean == pytest.approx(right, abs=0.1)
+    assert right > 0.6
 
 
 def test_examples_are_errors_that_a_change_mends_and_its_control_does_not():

@@ -3,7 +3,7 @@
 A new one is an entry here, its measure and, where it can be changed, its change beside a control in covariates.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -173,6 +173,11 @@ class CovariateRow(OfModel):
         """The images on which errors are more frequent."""
         return (self.known.high if self.sign < 0 else self.known.low).format(detail=self.detail, place=self.place)
 
+    def is_stronger(self, other: "CovariateRow") -> bool:
+        """Whether it separates errors better than another property, alone and given the others."""
+        alone = abs(self.area.value - 0.5) > abs(other.area.value - 0.5)
+        return alone and (self.likelihood_ratio or 0.0) > (other.likelihood_ratio or 0.0)
+
     @property
     def needs_no_change(self) -> bool:
         """Whether it is no property of pixels, so that no change of an image could test it: a pair of classes."""
@@ -267,7 +272,8 @@ def explanations(
     not separate errors when all others are known.
     """
     tested = {row.covariate: row for row in interventions if row.model == model}
-    differing = {row.covariate: row for row in covariates if row.model == model and _may_explain(row)}
+    denied = {name for name, row in tested.items() if not row.supported}
+    differing = {row.covariate: row for row in covariates if row.model == model and _may_explain(row, denied)}
     found: list[Cause] = []
     for row in sorted(differing.values(), key=_weakness):
         test = tested.get(row.covariate)
@@ -279,15 +285,21 @@ def explanations(
             continue
         if found and not row.differs_given_others:
             continue
-        rivals = [other for other in as_good if other.covariate not in tested or tested[other.covariate].supported]
-        found.append(Cause(row, test, tuple(rivals)))
+        untested = [other for other in differing.values() if other.covariate not in tested and other.is_stronger(row)]
+        rivals = {other.covariate: other for other in (*as_good, *untested) if other.covariate not in denied}
+        found.append(Cause(row, test, tuple(rivals.values())))
     return tuple(found)
 
 
-def _may_explain(row: CovariateRow) -> bool:
-    if row.known.outcome or not row.differs:
+def _may_explain(row: CovariateRow, denied: Set[str]) -> bool:
+    """Whether errors differ in a property; in what was sought in them alone and given the others, and unless its change
+    mends nothing: it is so well fitted to the errors that it would rival every cause."""
+    if row.known.outcome:
         return False
-    return row.differs_given_others or not row.known.sought
+    if row.known.sought:
+        both = row.differs_alone and row.differs_given_others
+        return both and (row.slope or 0.0) * (row.area.value - 0.5) > 0 and row.covariate not in denied
+    return row.differs
 
 
 def _weakness(row: CovariateRow) -> tuple[float, float]:

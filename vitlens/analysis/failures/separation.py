@@ -21,7 +21,7 @@ from vitlens.uncertainty import Estimate, difference_of, wilson
 
 Array = NDArray[np.float64]
 FEWEST: Final = 10  # failures, and successes, for an interval and a test
-PERMUTATIONS: Final = 10_000
+PERMUTATIONS: Final = 4000
 _AT_ONCE: Final = 4_000_000  # numbers that are permuted at once: bounds memory
 _Z: Final = float(stats.norm.ppf(0.975))
 _ROUNDING: Final = 1e-9  # of a statistic: permutations that differ less are ties
