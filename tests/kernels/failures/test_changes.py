@@ -118,9 +118,12 @@ def test_scenes_are_drawn_again_without_clutter_or_blurred_and_the_control_is_as
     drawn = vitlens.load_data("digits", limit=12)
     changed, control = edited(drawn, "clutter", -1)
     assert torch.equal(changed, drawn.scenes.redrawn("without distractors").float() / 255)
-    step, other = control - images_of(drawn), drawn.scenes.redrawn("other ground").float() / 255 - images_of(drawn)
-    share = step.abs().mean((1, 2, 3)) / other.abs().mean((1, 2, 3))
-    torch.testing.assert_close(step, share[:, None, None, None] * other, atol=1e-4, rtol=0)
+    other, ground = drawn.scenes.redrawn("other ground").float() / 255, ~drawn.masks
+    kept = [(control == each).all(1).all(1) for each in (other, images_of(drawn))]
+    assert (kept[0] | kept[1]).all(), "columns of another ground"
+    assert 0 < kept[0].float().mean() < 0.5
+    edges = [(each.diff(dim=3).abs().mean(1) * ground[:, :, 1:]).mean((1, 2)) for each in (control, images_of(drawn))]
+    torch.testing.assert_close(*edges, rtol=0.15, atol=0)
     split = squares(30, seed=1)
     changed, control = edited(split, "clutter", -1)
     before, after, same = (of_pixels(each, split.masks)["clutter"] for each in (images_of(split), changed, control))
