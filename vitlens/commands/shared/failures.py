@@ -95,7 +95,8 @@ def unknown(record: FailuresRecord) -> Iterator[str]:
     for reason, models in reasons.items():
         if models:
             yield say(
-                "We do not know why {{ names|names }} {% if several %}fail{% else %}fails{% endif %}: {{ reason }}.",
+                "We do not know why {{ names|names }} {% if several %}fail{% else %}fails{% endif %}: "
+                "{{ reason|whole }}.",
                 names=models, several=models[1:], reason=reason,
             )  # fmt: skip
     if few:
@@ -120,9 +121,10 @@ def _fails_on(record: FailuresRecord, row: CovariateRow, test: InterventionRow) 
     if not row.differs_alone:
         where = "its errors are more frequent there when all other properties are equal"
     elif len(parts) == QUARTERS:
+        most = "in which this is clearest" if row.known.sought else "with the {{ end }} {{ row.title }}"
         where = (
-            "its accuracy is {{ worst|value }} on the quarter of the images with the {{ end }} {{ row.title }}, "
-            "{{ best|value }} on the opposite quarter"
+            "its accuracy is {{ worst|value }} on the quarter of the images " + most + ", {{ best|value }} on the "
+            "opposite quarter"
         )
     elif len(parts) == 2:
         where = "its accuracy is {{ worst|value }} there, {{ best|value }} on the others"
