@@ -4,11 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+import vitlens
 from tests.kit.axes import shown as panels
 from tests.kit.contradictions import contradictions
 from tests.kit.planted_answers import answers, compare_record
-from tests.kit.planted_failures import at_border, failures_of, low_contrast, squares
+from tests.kit.planted_failures import at_border, audited, failures_of, low_contrast, model, squares
+from tests.kit.planted_methods import planted_methods
 from vitlens.commands.compare.record import CompareRecord
 from vitlens.commands.compare.report import REPORT
 from vitlens.report.claims import Claim, shown, title_of
@@ -19,6 +22,7 @@ LOSS = Estimate(-1.0, -2.0, 0.0, 400, "points")
 RIGHT = answers(np.arange(400) % 10 > 0)
 BOTH = compare_record({"vit": RIGHT, "cnn": RIGHT})
 CAUSES = ("because", "due to", "caused by")
+ALIKE = {"p_holm": 0.2, "p_joint_holm": 0.2}
 TESTED = {"size": "enlarged", "off_centre": "moved to the centre"}
 
 
@@ -29,7 +33,8 @@ def covariate(name="size", area=0.2, **more):
 
 
 def change(name="size", mended=30, control=5, **more):
-    given = {"gain": Estimate(6.0, 4.0, 8.0, 400, "points"), "p": 1e-6, "p_errors": 1e-6, "p_holm": 1e-5} | more
+    given = {"gain": Estimate(6.0, 4.0, 8.0, 400, "points"), "p": 1e-6, "p_change": 1e-6, "p_holm": 1e-5} | more
+    given = {"size": 0.1, "control_size": 0.1} | given
     return ROWS["interventions"]("vit", name, TESTED[name], "as large a change", 40, mended, control, 2, 1, **given)
 
 
@@ -56,7 +61,7 @@ def said(made: CompareRecord) -> Claim:
 def test_a_cause_is_named_where_both_agree_and_drawn_beside_its_control():
     test = change()
     claim = said(record(covariate(), covariate("clutter", 0.6, p_holm=0.4), tests=(test,)))
-    for part in ("small objects", "because of their size", "75.0 %", "90.0 %", "30 of its 40 errors", ": 5)"):
+    for part in ("small objects", "because of their size", "75.0 %", "90.0 %", "30 of 40 errors", ": 5)"):
         assert part in claim.says
     assert (claim.effect, claim.p) == (test.gain, test.p_holm)
     assert title_of([claim], "") == "vit fails on small objects"
@@ -88,13 +93,18 @@ def test_the_others_are_all_other_images(count):
 @pytest.mark.parametrize(
     ("rows", "tests", "words"),
     [
-        ((covariate(p_holm=0.2),), (), "differ from correct predictions in no property"),
-        ((covariate(p_holm=0.2),), (change(),), "more frequent on small objects"),
+        ((covariate(**ALIKE),), (), "differ from correct predictions in no property"),
+        ((covariate(**ALIKE),), (change(),), "more frequent on small objects"),
         ((covariate(),), (change(p_holm=0.2),), "more images"),
-        ((covariate(),), (change(p_errors=0.2),), "more images"),
+        ((covariate(),), (change(control_size=0.3),), "more images"),
+        ((covariate(),), (change(control_size=0.04),), "more images"),
         ((covariate(),), (change(mended=3, gain=LOSS),), "a property that goes with it"),
         ((covariate("clutter", 0.8),), (), "images with masks"),
-        ((covariate("clutter", 0.95), covariate(area=0.3, likelihood_ratio=9.0)), (change(),), "images with masks"),
+        (
+            (covariate("clutter", 0.95), covariate(area=0.3, likelihood_ratio=9.0, inseparable=("clutter",))),
+            (change(),),
+            "images with masks",
+        ),
         ((covariate("look_alike", 0.8, likelihood_ratio=None),), (), "more images of the classes that it confuses"),
         ((covariate("look_alike", 0.2, likelihood_ratio=None),), (), "in no property"),
         ((covariate("confidence", 0.1, likelihood_ratio=None),), (), "in no property"),
@@ -119,12 +129,79 @@ def test_what_separates_errors_given_the_others_comes_first(others, tests):
     assert "because of their size" in said(record(*others, tests=tests)).says
 
 
+def test_a_difference_given_the_other_properties_is_enough_for_a_cause():
+    assert "because of their size" in said(record(covariate(p_holm=0.2), tests=(change(),))).says
+    suppressed = covariate(area=0.6, p_holm=0.2, slope=-1.0)  # alone, errors seem to have more of it
+    assert suppressed.change == "enlarged"
+    assert "fails on small objects" in said(record(suppressed, tests=(change(),))).says
+
+
+@pytest.mark.parametrize("tests", [(change(), change("off_centre")), (change(),)])
+def test_of_two_properties_that_the_images_cannot_separate_neither_is_named(tests):
+    """Each adds nothing to the other; of one of them either the change mends errors, too, or no change was tested."""
+    rows = covariate(inseparable=("off_centre",)), covariate("off_centre", 0.8, inseparable=("size",))
+    claim = said(record(*rows, tests=tests))
+    for part in ("small objects", "off-centre objects", "cannot separate"):
+        assert part in claim.says
+    assert claim.title == ""
+    denied = change("off_centre", mended=3, gain=LOSS, p_holm=1.0)
+    assert "because of their size" in said(record(*rows, tests=(change(), denied))).says
+
+
+def test_a_property_that_another_one_explains_is_no_cause():
+    """Where size is known, the place adds nothing; no change of size was shown to mend errors."""
+    rows = covariate(), covariate("off_centre", 0.8, likelihood_ratio=9.0, inseparable=("size",))
+    assert "because" not in said(record(*rows, tests=(change("off_centre"), change(p_holm=0.3)))).says
+    assert "because of their size" in said(record(*rows, tests=(change("off_centre"), change()))).says
+
+
+def test_a_confused_pair_of_classes_is_named_without_a_change():
+    pair = covariate("pair", 0.8, detail="3 and 8", slope=1.0)
+    made = record(pair)
+    made = replace(made, quarters=tuple(replace(row, covariate="pair") for row in quarters("pair")[:0:-2]))
+    (claim,) = (claim for claim in REPORT(made).claims if claim.question == "why it fails")
+    assert claim.title == "vit fails on images of 3 and 8"
+    assert claim.evidence == "observed"
+    assert claim.effect.value == pytest.approx(-10.0)
+    assert not any("why" in line.text for line in REPORT(made).first.unknown)
+    for explained in (replace(pair, p_joint_holm=0.4), replace(pair, p_holm=0.4), replace(pair, slope=-1.0)):
+        assert said(record(explained)).title == ""
+
+
+def test_the_first_page_does_not_deny_a_change_that_mends():
+    """Errors do not differ in size, but their enlargement mends them."""
+    for tests, mends in (((change(),), True), ((change(p_holm=0.3),), False), ((), False)):
+        (line,) = (
+            line.text for line in REPORT(record(covariate(**ALIKE), tests=tests)).first.unknown if "why" in line.text
+        )
+        assert ("no change" in line) != mends
+
+
 @pytest.mark.parametrize(("errors", "few"), [(6, "too few to ask why"), (395, "too few are left")])
 def test_too_few_errors_are_not_asked(errors, few):
     row = replace(covariate(), errors=errors, p=None, p_holm=None, likelihood_ratio=None)
     made = record(row)
     assert few in said(made).says
     assert "Why do the models fail?" not in {section.title for section in REPORT(made).sections}
+
+
+def test_accuracies_by_quarters_of_a_map_are_those_of_all_images():
+    """Of maps of some images of an audit; half of them were errors."""
+    split = squares(400, seed=0, masks=False)
+    right = float(vitlens.evaluate(model(at_border), split).correct.double().mean())
+    draw = torch.Generator().manual_seed(0)
+    with planted_methods(
+        {
+            method: lambda _model, images, _targets: torch.rand(len(images), 4, 4, generator=draw) ** 4
+            for method in ("saliency", "gradcam")
+        }
+    ):
+        quarters = [row for row in audited(at_border, split) if row.covariate == "map_size"]
+    images = sum(row.accuracy.n for row in quarters)
+    mean = sum(row.accuracy.value * row.accuracy.n for row in quarters) / images
+    assert 150 < images < 300
+    assert mean == pytest.approx(right, abs=0.1)
+    assert right > 0.6
 
 
 def test_examples_are_errors_that_a_change_mends_and_its_control_does_not():

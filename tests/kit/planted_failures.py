@@ -5,9 +5,12 @@ The class is read off the luminance's gradients, so that neither moving nor tint
 
 from collections.abc import Callable, Mapping
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.random import Generator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -16,9 +19,13 @@ from tests.kit.planted_methods import planted_methods
 from tests.kit.splits import split_of
 from vitlens.analysis.evaluation.evaluate import Evaluation
 from vitlens.analysis.failures.covariates import Pictures, Subject, luminance
+from vitlens.analysis.failures.properties import QuarterRow
+from vitlens.analysis.failures.separation import separation
+from vitlens.commands.audit.measure import _mapped
 from vitlens.commands.shared.failures_measure import failure_fields
 from vitlens.data.split import Split
 from vitlens.models.model import Model
+from vitlens.uncertainty import Estimate, Numbers
 
 SIDE = 32
 CLASSES = ("across", "down")
@@ -95,6 +102,28 @@ def at_random(planes: Tensor, _local: Tensor) -> Tensor:
     return (1e5 * planes.mean((1, 2))).sin() > 0.6
 
 
+def marked(planes: Tensor, _local: Tensor) -> Tensor:
+    """There is a white square in the upper left corner."""
+    return planes[:, :3, :3].flatten(1).amin(1) > 0.98
+
+
+class Confusing(nn.Module):
+    """`cnn-digits`, which calls threes eights, or else a ninth of all images the next class."""
+
+    def __init__(self, only_threes: bool) -> None:
+        super().__init__()
+        self.base = vitlens.load("cnn-digits")
+        self.only_threes = only_threes
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.base(images)
+        if self.only_threes:
+            swapped = logits[:, [0, 1, 2, 8, 4, 5, 6, 7, 3, 9]]
+            return torch.where((logits.argmax(1) == 3)[:, None], swapped, logits)
+        chance = (images * 255).round().long().flatten(1).sum(1) % 9 == 0
+        return torch.where(chance[:, None], logits.roll(1, -1), logits)
+
+
 def model(rule: Callable[[Tensor, Tensor], Tensor], alias: str = "planted") -> Model:
     return vitlens.wrap(
         Planted(rule), alias=alias, image_size=SIDE, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), classes=CLASSES
@@ -129,7 +158,44 @@ def properties(split: Split, maps: Tensor | None = None) -> dict[str, Tensor]:
         return dict(vitlens.failures(model(at_border), split, method="saliency").values[0])
 
 
-def failures_of(rules: Mapping[str, Callable[[Tensor, Tensor], Tensor]], split: Split) -> dict[str, Any]:
-    """What a record holds on why such models of these aliases fail, without maps."""
+def failures_of(
+    rules: Mapping[str, Callable[[Tensor, Tensor], Tensor]],
+    split: Split,
+    maps: Tensor | None = None,
+    indices: Tensor | None = None,
+) -> dict[str, Any]:
+    """What a record holds on why such models of these aliases fail; maps: of the images at these indices."""
     models = [model(rule, alias) for alias, rule in rules.items()]
-    return failure_fields([Subject(own, split, vitlens.evaluate(own, split)) for own in models], quiet=True)
+    subjects = [Subject(own, split, vitlens.evaluate(own, split), maps, indices) for own in models]
+    return failure_fields(subjects, quiet=True)
+
+
+def chance_tests(property_of: Callable[[Generator], Numbers], draws: int) -> list[tuple[Estimate, float | None]]:
+    """How a property of 450 images separates 20 errors at random."""
+    generator, results = np.random.default_rng(0), []
+    for _ in range(draws):
+        wrong = np.zeros(450, bool)
+        wrong[generator.choice(450, 20, replace=False)] = True
+        results.append(separation(property_of(generator), wrong))
+    return results
+
+
+def chance_tests_by_source(size: int, draws: int) -> list[float | None]:
+    """The p of a property that 8 % of 60 sources have, where 12 sources fail; all images of a source are alike."""
+    generator, results = np.random.default_rng(0), []
+    groups = torch.arange(60).repeat_interleave(size)
+    for _ in range(draws):
+        has, fails = generator.random(60) < 0.08, np.zeros(60, bool)
+        fails[generator.choice(60, 12, replace=False)] = True
+        _, p = separation(np.repeat(has, size).astype(float), np.repeat(fails, size), groups=groups)
+        results.append(p)
+    return results
+
+
+def audited(rule: Callable[[Tensor, Tensor], Tensor], split: Split) -> tuple[QuarterRow, ...]:
+    """The accuracies by quarters that an audit of such a model records."""
+    settings = SimpleNamespace(seed=0, batch_size=None)
+    passes = {"batch_size": None, "precision": "fp32"}
+    run = SimpleNamespace(model=model(rule), split=split, run=settings, passes=passes)
+    quarters: tuple[QuarterRow, ...] = failure_fields([_mapped(run)], quiet=True)["quarters"]
+    return quarters

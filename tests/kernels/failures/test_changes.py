@@ -1,5 +1,7 @@
 """Each change moves its property, and its control is as large and leaves it as it is."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -17,7 +19,7 @@ def edited(split: Split, name: str, sign: int, maps: Tensor | None = None) -> Ed
 
 
 def images_of(split: Split) -> Tensor:
-    return split.source.pixels.float() / 255
+    return split.source.read(torch.arange(len(split))).float() / 255
 
 
 def of_pixels(images: Tensor, masks: Tensor | None = None) -> dict[str, Tensor]:
@@ -86,14 +88,14 @@ def test_scaled_with_a_turn_as_control(sign, least, most):
     ("name", "sign", "masks"),
     [*((n, s, False) for n in ("contrast", "brightness", "sharpness") for s in (-1, 1)), ("contrast", 1, True)],
 )
-def test_pixels_change_as_much_as_their_control_which_keeps_luminance(name, sign, masks):
+def test_pixels_change_nearly_as_much_as_those_of_a_control_that_keeps_the_property(name, sign, masks):
     split = squares(30, seed=1, masks=masks, dots=0)
     if (name, sign) == ("sharpness", 1):  # nothing is sharper than its edges
         smooth = transforms.gaussian_blur(split.source.pixels, [9, 9], [1.5, 1.5])
         split = split_of(smooth, split.labels, split.classes)
     images, (changed, control) = images_of(split), edited(split, name, sign)
-    sizes = [(each - images).square().mean((1, 2, 3)).sqrt() for each in (changed, control)]
-    torch.testing.assert_close(*sizes, rtol=0.1, atol=2e-3)
+    size, control_size = ((each - images).abs().mean((1, 2, 3)) for each in (changed, control))
+    assert ((control_size > 0.6 * size) & (control_size < 1.1 * size)).all()
     before, after, same = (of_pixels(each)[name] for each in (images, changed, control))
     assert (after - before).mean() * sign > 4 * (same - before).abs().mean()
     assert 0 <= float(control.min()) <= float(control.max()) <= 1
@@ -114,8 +116,14 @@ def test_the_contrast_of_an_object_to_its_ground_changes_by_a_half(scenes, sign,
 
 def test_scenes_are_drawn_again_without_clutter_or_blurred_and_the_control_is_as_cluttered():
     drawn = vitlens.load_data("digits", limit=12)
-    for images, how in zip(edited(drawn, "clutter", -1), ("without distractors", "other ground")):
-        assert torch.equal(images, drawn.scenes.redrawn(how).float() / 255)
+    changed, control = edited(drawn, "clutter", -1)
+    assert torch.equal(changed, drawn.scenes.redrawn("without distractors").float() / 255)
+    other, ground = drawn.scenes.redrawn("other ground").float() / 255, ~drawn.masks
+    kept = [(control == each).all(1).all(1) for each in (other, images_of(drawn))]
+    assert (kept[0] | kept[1]).all(), "columns of another ground"
+    assert 0 < kept[0].float().mean() < 0.5
+    edges = [(each.diff(dim=3).abs().mean(1) * ground[:, :, 1:]).mean((1, 2)) for each in (control, images_of(drawn))]
+    torch.testing.assert_close(*edges, rtol=0.15, atol=0)
     split = squares(30, seed=1)
     changed, control = edited(split, "clutter", -1)
     before, after, same = (of_pixels(each, split.masks)["clutter"] for each in (images_of(split), changed, control))
@@ -124,6 +132,29 @@ def test_scenes_are_drawn_again_without_clutter_or_blurred_and_the_control_is_as
     kept = split.masks[:, None].expand_as(changed)
     for images in (changed, control):
         assert torch.equal(images[kept], images_of(split)[kept])
+
+
+@pytest.mark.parametrize("name", [name for name in CHANGES if name != "mark"])
+@pytest.mark.parametrize("masks", [True, False])
+def test_a_control_changes_pixels_by_half_to_twice_as_much(name, masks):
+    objects = name in ("off_centre", "size", "object_contrast", "border", "clutter")
+    if masks == name.startswith("map_") or (objects and not masks):
+        return  # a map's place and size are changed of images without masks, what is an object's of the others
+    drawn = vitlens.load_data("digits", limit=60)
+    split = drawn if masks else replace(drawn, masks=None, scenes=None)
+    maps = torch.rand(60, 8, 8, generator=torch.Generator().manual_seed(0)) ** 3
+    for sign in (-1, 1):
+        size, control_size = (float((each - images_of(split)).abs().mean()) for each in edited(split, name, sign, maps))
+        assert 0.5 < control_size / size < 2
+
+
+def test_a_light_from_one_side_keeps_the_mean_of_dark_images():
+    """Where it would be clipped, too: the control of another brightness must not change the brightness."""
+    drawn = vitlens.load_data("digits", limit=60)
+    changed, control = (luminance(each).mean((1, 2)) for each in edited(drawn, "brightness", 1))
+    before = luminance(images_of(drawn)).mean((1, 2))
+    assert (changed - before).min() > 0.1
+    torch.testing.assert_close(control, before, atol=0.005, rtol=0)
 
 
 def test_a_photograph_is_shifted_so_that_its_map_is_centred():
@@ -138,8 +169,7 @@ def test_a_photograph_is_shifted_so_that_its_map_is_centred():
     assert not torch.equal(control[0], changed[0])
     zoomed, shifted = edited(split, "map_size", 1)
     assert zoomed.sum() > images.sum()
-    place = divmod(int(shifted[1, 0].argmax()), SIDE)  # as far as a zoom by a quarter moves a pixel on average
-    assert torch.tensor(place).float().sub(16).norm().item() == pytest.approx(0.25 * SIDE / 6**0.5, abs=0.8)
+    assert 1 <= torch.tensor(divmod(int(shifted[1, 0].argmax()), SIDE)).float().sub(16).norm() < SIDE / 4
 
 
 def test_objects_that_fill_the_image_and_empty_masks():

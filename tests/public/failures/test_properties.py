@@ -11,10 +11,21 @@ from scipy import ndimage, optimize, stats
 from torch import Tensor, nn
 
 import vitlens
-from tests.kit.planted_failures import at_border, boxes, even, low_contrast, model, properties, squares
+from tests.kit.planted_failures import (
+    at_border,
+    boxes,
+    chance_tests,
+    chance_tests_by_source,
+    even,
+    low_contrast,
+    model,
+    properties,
+    squares,
+)
 from tests.kit.planted_methods import planted_methods
 from tests.kit.splits import split_of
 from vitlens import Split
+from vitlens.uncertainty import difference_of, wilson
 
 GREY, WHITE = 100 / 255, 200 / 255
 
@@ -173,9 +184,48 @@ def test_areas_and_medians_are_those_of_ranks(diagnosed, wrong):
     assert places["second", "object_contrast"] == "low-contrast objects"
 
 
+RARE = {
+    "4 % have it": lambda draw: (draw.random(450) < 0.04).astype(float),
+    "96 % have it": lambda draw: (draw.random(450) < 0.96).astype(float),
+    "three values": lambda draw: np.where(draw.random(450) < 0.95, 0.0, draw.integers(1, 3, 450)),
+    "nine tenths are 0": lambda draw: np.where(draw.random(450) < 0.9, 0.0, draw.random(450)),
+    "no ties": lambda draw: draw.random(450),
+}
+
+
+@pytest.mark.parametrize("name", RARE)
+def test_errors_at_random_differ_in_a_rare_property_no_more_often_than_the_level(name):
+    results = chance_tests(RARE[name], 300)
+    most = stats.binom.ppf(0.999, 300, 0.05)
+    assert sum(p <= 0.05 for _, p in results) <= most
+    assert sum(area.low is not None and not area.low <= 0.5 <= area.high for area, _ in results) <= most
+    if name == "three values":
+        assert any(area.low is None for area, _ in results), "of errors that have none of it"
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_images_of_one_source_hold_the_level(size):
+    assert sum(p <= 0.05 for p in chance_tests_by_source(size, 60)) <= stats.binom.ppf(0.999, 60, 0.05)
+
+
+def test_a_property_of_two_values_has_newcombes_interval_and_fishers_test(diagnosed, wrong):
+    for row in diagnosed.covariates:
+        numbers, failed = diagnosed.values[row.model == "second"][row.covariate].numpy(), wrong[row.model]
+        if row.known.sought:
+            continue
+        if row.covariate not in ("border", "look_alike"):
+            assert row.p == pytest.approx(stats.mannwhitneyu(numbers[failed], numbers[~failed]).pvalue)
+            continue
+        sides = [(int(numbers[side].sum()), int(side.sum())) for side in (failed, ~failed)]
+        assert row.p == pytest.approx(stats.fisher_exact([[some, total - some] for some, total in sides]).pvalue)
+        gap = difference_of(*(wilson(*side) for side in sides))
+        assert (row.area.low, row.area.high) == pytest.approx((0.5 + gap.low / 200, 0.5 + gap.high / 200))
+
+
 def test_likelihood_ratios_are_what_another_optimiser_finds(diagnosed, wrong):
     """Of the properties that no prediction decides; a small ridge keeps the coefficients finite."""
     rows = [row for row in diagnosed.covariates if row.model == "second" and row.likelihood_ratio is not None]
+    rows = [row for row in rows if not row.known.sought]
     assert "confidence" not in {row.covariate for row in rows}
     assert len(rows) == 7
     x = np.stack([diagnosed.values[1][row.covariate].double().numpy() for row in rows], 1)
@@ -199,20 +249,23 @@ def test_likelihood_ratios_are_what_another_optimiser_finds(diagnosed, wrong):
 
 
 def test_p_values_are_corrected_over_all_properties_and_models(diagnosed):
-    for plain, corrected in (("p", "p_holm"), ("p_joint", "p_joint_holm")):
-        tested = [row for row in diagnosed.covariates if getattr(row, plain) is not None]
-        assert {row.model for row in tested} == {"first", "second"}
-        ordered = sorted(tested, key=lambda row: getattr(row, plain))
-        greatest = 0.0
-        for place, row in enumerate(ordered):
-            greatest = max(greatest, min(1.0, (len(tested) - place) * getattr(row, plain)))
-            assert getattr(row, corrected) == pytest.approx(greatest)
+    """Both tests of all rows are one family."""
+    tested = []
+    for row in diagnosed.covariates:
+        tested += [
+            (p, corrected) for p, corrected in ((row.p, row.p_holm), (row.p_joint, row.p_joint_holm)) if p is not None
+        ]
+    assert {row.model for row in diagnosed.covariates} == {"first", "second"}
+    greatest = 0.0
+    for place, (p, corrected) in enumerate(sorted(tested)):
+        greatest = max(greatest, min(1.0, (len(tested) - place) * p))
+        assert corrected == pytest.approx(greatest)
 
 
 def test_few_errors_allow_few_properties_and_none_an_interval():
     """One property for every five errors, the strongest alone; fewer than ten errors have neither test nor interval."""
     some, few = (vitlens.failures(model(at_border), squares(count, seed=3), method="saliency") for count in (60, 30))
-    tested = [row for row in some.covariates if row.likelihood_ratio is not None]
+    tested = [row for row in some.covariates if row.likelihood_ratio is not None and not row.known.sought]
     assert len(tested) == some.failures // 5 < 6
     assert all((row.p is not None and row.area.low is not None) or row.area.value == 1 for row in tested)
     assert {(row.p, row.area.low, row.likelihood_ratio) for row in few.covariates} == {(None, None, None)}
@@ -240,7 +293,7 @@ def test_images_of_one_source_count_once():
     (first,), (second,) = (
         [row for row in each.interventions if row.covariate == "object_contrast"] for each in (alone, both)
     )
-    assert (second.p, second.p_errors) == (first.p, first.p_errors)
+    assert (second.p, second.p_change) == (first.p, first.p_change)
     assert second.mended == 2 * first.mended > 20
 
 

@@ -1,25 +1,30 @@
 """Properties of images on which errors may depend: what each image has of them, and changes of one of them.
 
-Each change has a control that changes an image as much and leaves the property as it is. An object with a known mask is
-moved, scaled and given another contrast over its own ground, filled in where it stood; without masks the whole image
-is. A tint is as large a change of the pixels at the same luminance.
+Each change has a control that changes an image as much, by the mean absolute distance of its pixels, and leaves the
+property as it is. An object with a known mask is moved, scaled and given another contrast over its own ground, filled
+in where it stood; without masks the whole image is. Of several controls the one nearest in size is taken.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from types import MappingProxyType
 from typing import Final
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.analysis.evaluation.evaluate import Evaluation
 from vitlens.analysis.failures.operations import blurred
+from vitlens.analysis.failures.patterns import Cells, Mark, Pair, cells_of, find_mark, find_pair
 from vitlens.analysis.failures.properties import PROPERTIES
+from vitlens.analysis.failures.separation import FEWEST
 from vitlens.analysis.faithfulness.maps import AnyMaps, map_shares
 from vitlens.analysis.faithfulness.removal import imputed
 from vitlens.data.scenes import LUMINANCE
@@ -41,6 +46,12 @@ _BLUR, _LEAST_BLUR = 0.01, 0.6  # standard deviation: of the shorter side, and a
 _CLEAR: Final = 1 / 16  # of the shorter side: how far an object is moved off the border
 _GROUND_BLUR: Final = 1 / 8  # of the shorter side
 _ROOM: Final = 1 / 4  # of each side: how far an image is shifted at most
+_GOLDEN_ANGLE: Final = 2.4  # of consecutive images: all directions alike
+_SHIFTS: Final = (0.25, 0.5, 1.0, 1.5)  # times as far as a zoom on average
+_TURNS: Final = (0.1, -0.1, 0.25, -0.25, 0.5, -0.5)  # radians
+_LIGHT: Final = 0.75  # of the size of a change: dark images cannot be lit much without a change of their mean
+_FITTED: Final = 8  # steps in which a light is adjusted to what is clipped
+_TINY: Final = 1e-6
 
 
 @dataclass(frozen=True)
@@ -75,14 +86,62 @@ class Subject:
         return found
 
     @cached_property
-    def values(self) -> Mapping[str, PerImage]:
-        """Every property (n,) that differs between these images, NaN where it is not known. Of maps: where the objects
-        are known, how much of each lies on them, else the place and size of what it marks."""
-        split, maps, parts = self.split, self.mapped, list[dict[str, Tensor]]()
+    def independent(self) -> NDArray[np.intp]:
+        """The indices of all images; of those that share a source, of the first."""
+        groups = self.evaluation.groups
+        if groups is None:
+            return np.arange(len(self.split))
+        first: NDArray[np.intp] = np.unique(groups.numpy(), return_index=True)[1]
+        return first
+
+    @cached_property
+    def _read(self) -> tuple[Mapping[str, PerImage], Cells]:
+        """The properties that are read off pixels and masks, and the cells in which a mark is sought."""
+        split = self.split
+        parts = list[dict[str, Tensor]]()
+        cells = list[Cells]()
         for batch in split.batches(_BATCH):
             masks = None if split.masks is None else split.masks[batch.indices.to(split.masks.device)].cpu()
             parts.append(_of_pixels(luminance(batch.images).cpu(), masks))
-        found = {name: torch.cat([part[name].float() for part in parts]) for name in parts[0]}
+            cells.append(cells_of(batch.images).float().cpu())
+        return {name: torch.cat([part[name].float() for part in parts]) for name in parts[0]}, torch.cat(cells)
+
+    @property
+    def cells(self) -> Cells:
+        """Luminance and colours of places on a grid, without the mean of each image."""
+        return self._read[1]
+
+    @cached_property
+    def mark(self) -> Mark | None:
+        """The place at which errors and correct predictions differ most; None of few of either."""
+        if not self._comparable:
+            return None
+        wrong = ~self.evaluation.correct.numpy()
+        return find_mark(self.cells, wrong, self.independent, self.split.size, self.seed)
+
+    @cached_property
+    def pair(self) -> Pair | None:
+        """The two classes that are confused most; None of few errors, or of two classes."""
+        if not self._comparable:
+            return None
+        labels, predictions = self.evaluation.labels, self.evaluation.predictions
+        return find_pair(labels, predictions, self.independent, len(self.evaluation.classes))
+
+    @property
+    def _comparable(self) -> bool:
+        correct = self.evaluation.correct.numpy()[self.independent]
+        return min(int(correct.sum()), int((~correct).sum())) >= FEWEST
+
+    @cached_property
+    def values(self) -> Mapping[str, PerImage]:
+        """Every property (n,) that differs between these images, NaN where it is not known. Of maps: where the objects
+        are known, how much of each lies on them, else the place and size of what it marks."""
+        split, maps = self.split, self.mapped
+        found = dict(self._read[0])
+        if self.mark is not None:
+            found["mark"] = self.mark.values
+        if self.pair is not None:
+            found["pair"] = self.pair.values
         if "inside" in maps:
             found["map_on_object"] = maps["inside"]
         elif maps:
@@ -272,75 +331,118 @@ def scaled(pictures: Pictures, sign: int) -> Edited:
     scale = torch.full((len(images),), _ZOOM if sign > 0 else 1 / _ZOOM)
     still = torch.zeros(len(images), 2)
     if pictures.masks is None:
+        changed = pictures.placed(still, scale)
         far = (_ZOOM - 1) * float(pictures.extent.norm()) / math.sqrt(12)  # root mean square, of a zoom
-        angle = pictures.indices * 2.4  # the golden angle: all directions alike
-        return pictures.placed(still, scale), pictures.placed(far * torch.stack([angle.sin(), angle.cos()], 1))
+        angle = pictures.indices * _GOLDEN_ANGLE
+        direction = torch.stack([angle.sin(), angle.cos()], 1)
+        return changed, _nearest(images, changed, [pictures.placed(part * far * direction) for part in _SHIFTS])
     low, high = pictures.box
     room = (pictures.extent / (high - low).clamp_min(1.0)).amin(1).clamp_min(1.0)
     scale = torch.minimum(scale, room)
     half, middle = (high - low) / 2 * scale[:, None], (low + high) / 2
     inside = torch.minimum(torch.maximum(middle, half), pictures.extent - half) - middle
-    return pictures.placed(inside if sign > 0 else still, scale), pictures.placed(still, turn=_ZOOM - 1)
+    changed = pictures.placed(inside if sign > 0 else still, scale)
+    return changed, _nearest(images, changed, [pictures.placed(still, turn=turn) for turn in _TURNS])
 
 
 def with_contrast(pictures: Pictures, sign: int) -> Edited:
-    """More or less contrast, of an object to its surroundings or of the whole image; control: a tint."""
+    """More or less contrast, of an object to its surroundings or of the whole image; control: another brightness of the
+    whole image, by as much and in the direction in which its mean changes."""
     images, planes = pictures.images, luminance(pictures.images)
     where = torch.ones_like(images[:, :1]) if pictures.masks is None else pictures.masks[:, None].float()
     around = where if pictures.masks is None else 1 - where
     middle = (planes[:, None] * around).sum((2, 3), keepdim=True) / around.sum((2, 3), keepdim=True).clamp_min(1.0)
     changed = middle + (_CONTRAST if sign > 0 else 1 / _CONTRAST) * (images - middle)
-    return _beside_tint(images, torch.where(where > 0, changed, images), where)
+    changed = torch.where(where > 0, changed, images).clamp(0, 1)
+    brighter = ((changed - images).mean((1, 2, 3)) >= 0)[:, None, None, None]
+    step = torch.where(brighter, 1.0, -1.0) * distance(images, changed)[:, None, None, None]
+    return changed, (images + step).clamp(0, 1)
 
 
 def with_brightness(pictures: Pictures, sign: int) -> Edited:
-    """Brightened or darkened; control: a tint."""
-    return _beside_tint(pictures.images, pictures.images + sign * _BRIGHTER, torch.ones_like(pictures.images[:, :1]))
+    """Brightened or darkened; control: light from one side, which leaves the mean."""
+    images = pictures.images
+    changed = (images + sign * _BRIGHTER).clamp(0, 1)
+    return changed, _lit(images, changed)
 
 
 def with_sharpness(pictures: Pictures, sign: int) -> Edited:
-    """Sharpened (unsharp masking) or blurred; control: a tint."""
+    """Sharpened (unsharp masking) or blurred; control: light from one side."""
     images = pictures.images
     smooth = blurred(images, max(_LEAST_BLUR, _BLUR * min(images.shape[-2:])))
-    return _beside_tint(images, 2 * images - smooth if sign > 0 else smooth, torch.ones_like(images[:, :1]))
+    changed = (2 * images - smooth if sign > 0 else smooth).clamp(0, 1)
+    return changed, _lit(images, changed)
 
 
 def without_clutter(pictures: Pictures, _sign: int) -> Edited:
-    """The ground without distractors, or blurred; control: another ground, or its mirror image."""
-    scenes = pictures.split.scenes
+    """The ground without distractors, or blurred; control: another ground, or its own moved or mirrored."""
+    images, scenes = pictures.images, pictures.split.scenes
     if scenes is not None:
-        return scenes.redrawn("without distractors").float() / 255, scenes.redrawn("other ground").float() / 255
-    smooth, on_object = blurred(pictures.ground, _GROUND_BLUR * min(pictures.images.shape[-2:])), pictures.layer > 0
-    mirrored = pictures.ground.flip(3)
-    return torch.where(on_object, pictures.images, smooth), torch.where(on_object, pictures.images, mirrored)
+        changed, other = (scenes.redrawn(how).float() / 255 for how in ("without distractors", "other ground"))
+        return changed, _from_the_left(images, other, distance(images, changed))
+    smooth, on_object = blurred(pictures.ground, _GROUND_BLUR * min(images.shape[-2:])), pictures.layer > 0
+    changed = torch.where(on_object, images, smooth)
+    grounds = [pictures.ground.roll(pixels, 3) for pixels in (1, 2, 4)] + [pictures.ground.flip(3)]
+    return changed, _nearest(images, changed, [torch.where(on_object, images, ground) for ground in grounds])
 
 
-def _beside_tint(images: Images, changed: Images, where: Tensor) -> Edited:
-    """The change, and the images tinted there by as much (root mean square): of eight tints of unchanged luminance the
-    one that comes nearest to that once it is kept within the range of colours."""
+def _from_the_left(images: Images, others: Images, size: PerImage) -> Images:
+    """As many columns of other images, from the left, as change the pixels by this mean absolute distance; a blend of
+    the two would have fewer edges."""
+    by_column = (others - images).abs().mean((1, 2)) / images.shape[3]
+    inside = by_column.cumsum(1) <= size[:, None]
+    return torch.where(inside[:, None, None], others, images)
 
-    def size(change: Images) -> Float[Tensor, "batch 1 1 1"]:
-        return change.square().mean((1, 2, 3), keepdim=True).sqrt()
 
-    changed = changed.clamp(0, 1)
-    wanted = size(changed - images)
-    weights = torch.tensor(LUMINANCE)
-    first = torch.linalg.cross(weights, torch.tensor([1.0, 0.0, 0.0]))
-    second = torch.linalg.cross(weights, first)
-    first, second = first / first.norm(), second / second.norm()
-    share = where.mean((1, 2, 3), keepdim=True).clamp_min(1e-9)
-    best, miss = images, torch.full_like(wanted, torch.inf)
-    for at in range(8):
-        tint = math.cos(at * math.pi / 4) * first + math.sin(at * math.pi / 4) * second
-        strength = wanted * math.sqrt(3) / share.sqrt()
-        tinted = (images + strength * tint[None, :, None, None] * where).clamp(0, 1)
-        off = (size(tinted - images) - wanted).abs()
-        best, miss = torch.where(off < miss, tinted, best), torch.minimum(off, miss)
-    return changed, best
+def without_mark(pictures: Pictures, _sign: int) -> Edited:
+    """A place filled in from what surrounds it; control: another place changed by as much."""
+    images, mark = pictures.images, pictures.subject.mark
+    assert mark is not None
+    top, left, bottom, right = mark.box
+    holes = torch.zeros_like(images[:, :1], dtype=torch.bool)
+    holes[..., top:bottom, left:right] = True
+    changed = imputed(images, holes)
+    height, width = images.shape[-2:]
+    places = ((height // 2, width // 2), (height // 2, 0), (0, width // 2))
+    steps = [factor * (changed - images).roll(place, (2, 3)) for place, factor in product(places, (1, -1))]
+    return changed, _nearest(images, changed, [(images + step).clamp(0, 1) for step in steps])
+
+
+def distance(images: Images, others: Images) -> PerImage:
+    """The mean absolute distance of the pixels of each image."""
+    return (images - others).abs().mean((1, 2, 3))
+
+
+def _nearest(images: Images, changed: Images, options: Sequence[Images]) -> Images:
+    """Of several controls of each image the one whose size is nearest to the change's."""
+    wanted = distance(images, changed).clamp_min(_TINY).log()
+    miss = torch.stack([(distance(images, option).clamp_min(_TINY).log() - wanted).abs() for option in options])
+    return torch.stack(list(options))[miss.argmin(0), torch.arange(len(images))]
+
+
+def _lit(images: Images, changed: Images) -> Images:
+    """The images lit from one side, nearly as much as the change, at their own mean luminance.
+
+    Of four sides the one whose light comes nearest to the size of the change. What is clipped is made up for.
+    """
+    wanted, options = _LIGHT * distance(images, changed), list[Images]()
+    before = luminance(images).mean((1, 2))
+    for axis, flip in product((2, 3), (False, True)):
+        shape = [1, 1, 1, 1]
+        shape[axis] = images.shape[axis]
+        pattern = torch.linspace(1, -1, shape[axis]) if flip else torch.linspace(-1, 1, shape[axis])
+        strength, offset = 2 * wanted, torch.zeros_like(wanted)
+        for _ in range(_FITTED):
+            light = strength[:, None, None, None] * pattern.view(shape) + offset[:, None, None, None]
+            option = (images + light).clamp(0, 1)
+            offset = offset + before - luminance(option).mean((1, 2))
+            strength = strength * (wanted / distance(images, option).clamp_min(_TINY)).clamp(0.5, 2.0)
+        options.append((images + light + (before - luminance(option).mean((1, 2)))[:, None, None, None]).clamp(0, 1))
+    return _nearest(images, changed, options)
 
 
 CHANGES: Final[Mapping[str, Callable[[Pictures, int], Edited]]] = MappingProxyType({
     "off_centre": around_centre, "size": scaled, "object_contrast": with_contrast, "border": off_border,
     "contrast": with_contrast, "brightness": with_brightness, "sharpness": with_sharpness, "clutter": without_clutter,
-    "map_off_centre": around_centre, "map_size": scaled,
+    "map_off_centre": around_centre, "map_size": scaled, "mark": without_mark,
 })  # fmt: skip

@@ -1,12 +1,6 @@
-"""`vitlens.failures`: what the errors of a model have in common, and what mends them when it is changed.
+"""`vitlens.failures`: what the errors of a model have in common, and what mends them when it is changed."""
 
-A number predicts failures by the area under the ROC curve: the probability that a random failure has a greater value
-than a random success (ties count half); 0.5 is chance. Interval and test follow DeLong 1988, with the sums over groups
-of Obuchowski 1997 where images share a source, on the logit scale, so that the interval lies between 0 and 1.
-"""
-
-import math
-import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -14,14 +8,15 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
 from vitlens.analysis.evaluation.classes import reading
 from vitlens.analysis.evaluation.evaluate import accuracy, evaluate, fitting_batch_size
-from vitlens.analysis.failures.covariates import CHANGES, PerImage, Pictures, Subject
+from vitlens.analysis.failures.covariates import CHANGES, PerImage, Pictures, Subject, distance
+from vitlens.analysis.failures.patterns import p_of_any_place, scores
 from vitlens.analysis.failures.properties import (
     PROPERTIES,
     CovariateRow,
@@ -29,7 +24,10 @@ from vitlens.analysis.failures.properties import (
     InterventionRow,
     QuarterRow,
     causes,
+    explanations,
 )
+from vitlens.analysis.failures.regression import Array, fitted, likelihood_ratio, standardised
+from vitlens.analysis.failures.separation import FEWEST, area_difference, by_group, separation
 from vitlens.data.split import as_split, takes_splits
 from vitlens.devices import autocast, evaluating
 from vitlens.models.model import Model
@@ -40,12 +38,9 @@ from vitlens.summary import Line, Summary
 from vitlens.uncertainty import LEVEL, Estimate, accuracy_difference, holm, mcnemar
 
 Advance = Callable[[int], object]
-Array = NDArray[np.float64]
 PARTS: Final = 4  # the images are cut in quarters by a property
-FEWEST = 10  # failures, and successes, for an interval and a test
 _EACH: Final = 5  # errors (and successes) for each property of the regression
-_RIDGE: Final = 1e-4  # on standardised coefficients: keeps them finite where a property separates completely
-_Z: Final = float(stats.norm.ppf(0.975))
+_VISIBLE: Final = 0.5 / 255  # of a pixel: what less changes is as it was
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,7 +67,13 @@ class Diagnosis(Summary):
     @property
     def causes(self) -> tuple[str, ...]:
         """The properties in which the first model's errors differ and whose change mends them, the strongest first."""
-        return tuple(row.covariate for row, _ in causes(self.alias, self.covariates, self.interventions))
+        return tuple(cause.row.covariate for cause in causes(self.alias, self.covariates, self.interventions))
+
+    @property
+    def undecided(self) -> tuple[tuple[str, ...], ...]:
+        """Sets of properties of which one, but the data do not say which, is why the first model errs."""
+        found = explanations(self.alias, self.covariates, self.interventions)
+        return tuple((cause.row.covariate, *(row.covariate for row in cause.rivals)) for cause in found if cause.rivals)
 
     def summary(self) -> Iterator[Line]:
         """The causes, how each property separates errors, and what its change mends."""
@@ -128,20 +129,26 @@ def diagnose(
     towards what correct predictions have."""
     rows, plans, tested = covariate_rows(subjects), [], list[InterventionRow]()
     for subject in subjects:
-        known = subject.split.masks is not None or subject.split.scenes is not None  # where clutter is
-        own = [row for row in rows if row.model == subject.evaluation.alias and row.p is not None and row.p <= LEVEL]
-        plans.append((subject, [row for row in own if row.change and (known or row.covariate != "clutter")]))
+        changeable = [row for row in rows if row.model == subject.evaluation.alias and _is_changed(row, subject)]
+        plans.append((subject, changeable))
     with progress(sum(2 * len(subject.split) * len(own) for subject, own in plans)) as advance:
         for subject, own in plans:
             after = outcomes(subject, own, advance)
-            tested += [_intervened(subject, row, *after[row.covariate]) for row in own]
-    p_values = holm([row.p for row in tested])
+            tested += [_intervened(subject, row, after[row.covariate]) for row in own]
+    p_values = holm([max(row.p, row.p_change) for row in tested])
     first = subjects[0].evaluation
     return Diagnosis(
         first.alias, tuple(subject.values for subject in subjects), first.correct, rows,
         difference_rows(*subjects) if len(subjects) == 2 else (), tuple(quarter_rows(subjects)),
         tuple(replace(row, p_holm=p) for row, p in zip(tested, p_values)),
     )  # fmt: skip
+
+
+def _is_changed(row: CovariateRow, subject: Subject) -> bool:
+    """Whether a property separates errors before any correction, and a change of it is possible."""
+    separates = any(p is not None and p <= LEVEL for p in (row.p, row.p_joint))
+    ground = subject.split.masks is not None or subject.split.scenes is not None
+    return separates and row.change != "" and (ground or row.covariate != "clutter")
 
 
 @torch.no_grad()
@@ -153,35 +160,64 @@ def predictions(subject: Subject, images: Tensor) -> Int[Tensor, " batch"]:
         return read(model(images.to(model.device)).float().cpu()).argmax(-1)
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What becomes of every image after a change and after its control, rows of (2, n): right: whether it is then
+    classified correctly; size: the mean absolute distance of its pixels from before. visible: (n,) whether the change
+    alters it at all."""
+
+    right: Bool[Tensor, "2 batch"]
+    size: Float[Tensor, "2 batch"]
+    visible: Bool[Tensor, " batch"]
+
+
 def outcomes(
     subject: Subject, rows: Sequence[CovariateRow], advance: Advance = lambda _: None
-) -> Mapping[str, tuple[Tensor, Tensor]]:
-    """Whether every image is classified correctly after the change of each property, and after its control."""
-    parts: dict[str, list[Tensor]] = {row.covariate: [] for row in rows}
+) -> Mapping[str, Outcome]:
+    """Return for each property what becomes of all images after its change, and after its control."""
+    parts: defaultdict[str, list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
     for indices in torch.arange(len(subject.split)).split(subject.batch_size or fitting_batch_size(subject.model)):
         pictures, truth = Pictures(subject, indices), subject.evaluation.labels[indices]
         for row in rows:
-            after = CHANGES[row.covariate](pictures, row.sign)
-            parts[row.covariate].append(torch.stack([predictions(subject, images) == truth for images in after]))
+            both = CHANGES[row.covariate](pictures, row.sign)
+            right = torch.stack([predictions(subject, images) == truth for images in both])
+            size = torch.stack([distance(pictures.images, images) for images in both])
+            visible = (both[0] - pictures.images).abs().flatten(1).amax(1) > _VISIBLE
+            parts[row.covariate].append((right, size.cpu(), visible.cpu()))
             advance(2 * len(indices))
-    return {name: tuple(torch.cat(own, 1)) for name, own in parts.items()}
+    return {name: Outcome(*(torch.cat(part, -1) for part in zip(*own))) for name, own in parts.items()}
 
 
-def _intervened(subject: Subject, row: CovariateRow, changed: Tensor, control: Tensor) -> InterventionRow:
-    right, groups = subject.evaluation.correct, subject.evaluation.groups
+def _intervened(subject: Subject, row: CovariateRow, after: Outcome) -> InterventionRow:
+    """Count the images of which the property is known and which the change alters."""
+    changed = after.visible & subject.values[row.covariate].isfinite()
+    right, groups = subject.evaluation.correct[changed], _of(subject.evaluation.groups, changed)
+    then, control = after.right[:, changed]
+    size, control_size = after.size[:, changed].double().mean(1).tolist() if changed.any() else (0.0, 0.0)
+    gain = Estimate(0.0, n=0, unit="points")
+    if changed.any():
+        gain = accuracy_difference(then, control, groups=groups, seed=subject.seed)
     return InterventionRow(
-        row.model, row.covariate, row.change, row.known.control, int((~right).sum()),
-        mended=int((changed & ~right).sum()), control_mended=int((control & ~right).sum()),
-        broken=int((right & ~changed).sum()), control_broken=int((right & ~control).sum()),
-        gain=accuracy_difference(changed, control, groups=groups, seed=subject.seed),
-        p=paired_test(changed, control, groups),
-        p_errors=paired_test(changed[~right], control[~right], None if groups is None else groups[~right]),
-    )  # fmt: skip
+        row.model,
+        row.covariate,
+        row.change,
+        row.known.control,
+        errors=int((~right).sum()),
+        mended=int((then & ~right).sum()),
+        control_mended=int((control & ~right).sum()),
+        broken=int((right & ~then).sum()),
+        control_broken=int((right & ~control).sum()),
+        gain=gain,
+        p=paired_test(then, control, groups),
+        p_change=paired_test(then, right, groups),
+        size=size,
+        control_size=control_size,
+    )
 
 
 def paired_test(first: Tensor, second: Tensor, groups: Tensor | None) -> float:
     """McNemar's exact test of two outcomes on the same images; images of one group count once, by what prevails."""
-    net = _by_group((first.double() - second.double()).numpy(), groups)
+    net = by_group((first.double() - second.double()).numpy(), groups)
     return mcnemar(int((net > 0).sum()), int((net < 0).sum()))
 
 
@@ -190,67 +226,124 @@ def covariate_rows(subjects: Sequence[Subject]) -> tuple[CovariateRow, ...]:
     left out, as are properties without both errors and correct predictions."""
     rows: list[CovariateRow] = []
     for subject in subjects:
-        evaluation, own = subject.evaluation, list[CovariateRow]()
-        for name, values in subject.values.items():
-            known = values.isfinite()
-            numbers, wrong = values[known].double().numpy(), ~evaluation.correct[known].numpy()
-            if wrong.any() and not wrong.all():
-                area, p = separation(numbers, wrong, groups=_of(evaluation.groups, known))
-                failed, passed = (float(np.median(numbers[of])) for of in (wrong, ~wrong))
-                title, errors = PROPERTIES[name].title, int(wrong.sum())
-                own.append(CovariateRow(evaluation.alias, name, title, area, errors, failed, passed, p))
-        joint = regression(subject, own)
-        rows += [replace(row, likelihood_ratio=ratio, p_joint=p) for row in own for ratio, p in [joint[row.covariate]]]
-    for name, corrected in (("p", "p_holm"), ("p_joint", "p_joint_holm")):
-        tested = [row for row in rows if getattr(row, name) is not None]
-        adjusted = dict(zip(tested, holm([getattr(row, name) for row in tested])))
-        more: list[dict[str, Any]] = [{corrected: adjusted.get(row)} for row in rows]
-        rows = [replace(row, **each) for row, each in zip(rows, more)]
-    return tuple(rows)
+        alone = [row for name in subject.values if (row := _alone(subject, name)) is not None]
+        rows += _given_others(subject, alone)
+    tests = [(at, name) for at, row in enumerate(rows) for name in ("p", "p_joint") if getattr(row, name) is not None]
+    corrected = holm([getattr(rows[at], name) for at, name in tests])
+    for (at, name), p in zip(tests, corrected):
+        adjusted: dict[str, Any] = {f"{name}_holm": p}
+        rows[at] = replace(rows[at], **adjusted)
+    return tuple(replace(row, inseparable=_inseparable(subjects, row, rows)) for row in rows)
 
 
-def regression(subject: Subject, alone: Sequence[CovariateRow]) -> Mapping[str, tuple[float | None, float | None]]:
-    """Of a logistic regression of errors on the properties that no prediction decides: the likelihood ratio without
-    each, and its p; None for those that are not in it.
+def _alone(subject: Subject, name: str) -> CovariateRow | None:
+    """Return how one property separates errors when no other is known; None without errors or correct predictions."""
+    evaluation, values = subject.evaluation, subject.values[name]
+    usable = values.isfinite()
+    numbers, wrong = values[usable].double().numpy(), ~evaluation.correct[usable].numpy()
+    if not wrong.any() or wrong.all():
+        return None
+    area, p = separation(numbers, wrong, groups=_of(evaluation.groups, usable), seed=subject.seed)
+    detail = place = ""
+    if PROPERTIES[name].sought:
+        area = Estimate(area.value, n=area.n, unit="")  # the interval of what was chosen is too narrow
+    if name == "mark" and subject.mark is not None:
+        p = subject.mark.p
+        detail, place = subject.mark.detail, subject.mark.place
+    if name == "pair" and subject.pair is not None:
+        p = subject.pair.p
+        both = (subject.pair.first, subject.pair.second)
+        detail = " and ".join(evaluation.classes[at] for at in both)
+    failed, passed = (float(np.median(numbers[of])) for of in (wrong, ~wrong))
+    title, errors = PROPERTIES[name].title, int(wrong.sum())
+    return CovariateRow(evaluation.alias, name, title, area, errors, failed, passed, p, detail=detail, place=place)
 
-    It has only those that are known of all images, the strongest alone, one for every five errors; of images that share
-    a source, one; and none with fewer than 10 errors or successes.
+
+def _given_others(subject: Subject, alone: Sequence[CovariateRow]) -> list[CovariateRow]:
+    """Return the rows with what each property adds to a logistic regression of errors on the others.
+
+    The regression has only properties that no prediction decides and that are known of all images, the strongest alone,
+    one for every five errors; of images that share a source, one; and none with fewer than 10 errors or successes. What
+    is sought in the errors is added to it, but is not among the others.
     """
-    values, groups = subject.values, subject.evaluation.groups
-    found: dict[str, tuple[float | None, float | None]] = dict.fromkeys(values, (None, None))
-    kept = np.arange(len(subject.split)) if groups is None else np.unique(groups.numpy(), return_index=True)[1]
-    wrong = ~subject.evaluation.correct.numpy()[kept]
+    wrong = _wrong(subject)
     few = int(min(wrong.sum(), (~wrong).sum()))
-    usable = [row for row in alone if not row.known.outcome and bool(values[row.covariate].isfinite().all())]
-    if few < FEWEST or not usable:
-        return found
-    usable.sort(key=lambda row: 1.0 if row.p is None else row.p)
+    if few < FEWEST:
+        return list(alone)
+    known = [row for row in alone if not row.known.outcome and bool(subject.values[row.covariate].isfinite().all())]
+    usable = [row for row in known if not row.known.sought]
+    usable.sort(key=lambda row: (1.0 if row.p is None else row.p, -abs(row.area.value - 0.5)))
     names = [row.covariate for row in usable[: few // _EACH]]
-    columns = np.stack([values[name].double().numpy()[kept] for name in names], 1)
-    columns = (columns - columns.mean(0)) / np.maximum(columns.std(0), 1e-12)
-    whole = deviance(columns, wrong)
+    columns = _columns(subject, names)
+    fit, found = fitted(columns, wrong), dict[str, tuple[float, float, float]]()
     for at, name in enumerate(names):
-        ratio = max(0.0, deviance(np.delete(columns, at, 1), wrong) - whole)
-        found[name] = ratio, float(stats.chi2.sf(ratio, 1))
-    return found
+        ratio = likelihood_ratio(columns, at, wrong)
+        found[name] = ratio, float(stats.chi2.sf(ratio, 1)), float(fit.slopes[at])
+    for row in known:
+        if row.known.sought:
+            found[row.covariate] = _sought(subject, row.covariate, columns, wrong)
+    empty = (None, None, None)
+    return [
+        replace(row, likelihood_ratio=ratio, p_joint=p, slope=slope)
+        for row in alone
+        for ratio, p, slope in [found.get(row.covariate, empty)]
+    ]
 
 
-def deviance(columns: Array, wrong: NDArray[np.bool_]) -> float:
-    """Minus twice the log likelihood of the logistic regression of `wrong` on standardised columns and a constant."""
-    from sklearn.linear_model import LogisticRegression  # takes a second to import
+def _sought(subject: Subject, name: str, columns: Array, wrong: NDArray[np.bool_]) -> tuple[float, float, float]:
+    """Return the likelihood ratio, p and slope of what is sought in the errors, given these properties."""
+    more = np.column_stack([columns, _columns(subject, [name])])
+    ratio, slope = likelihood_ratio(more, columns.shape[1], wrong), float(fitted(more, wrong).slopes[-1])
+    if name == "pair" and subject.pair is not None:
+        return ratio, min(1.0, subject.pair.pairs * float(stats.chi2.sf(ratio, 1))), slope
+    assert subject.mark is not None
+    design = np.column_stack([np.ones(len(wrong)), columns])
+    cells = subject.cells.flatten(1)[torch.from_numpy(subject.independent)].double().numpy()
+    cells -= design @ np.linalg.lstsq(design, cells, rcond=None)[0]
+    residuals = wrong - fitted(columns, wrong).chances
+    residuals -= residuals.mean()
+    observed = float(scores(cells[:, [subject.mark.index]], residuals)[0])
+    p, _ = p_of_any_place(cells, residuals, observed, seed=subject.seed)
+    return ratio, p, slope
 
-    design = columns if columns.shape[1] else np.zeros((len(wrong), 1))
-    model = LogisticRegression(C=1 / _RIDGE, solver="newton-cholesky", tol=1e-8, max_iter=1000)
-    with warnings.catch_warnings(action="ignore"):  # it goes on with L-BFGS where Newton's steps do not descend
-        scores = model.fit(design, wrong).decision_function(design)
-    return 2 * float(np.logaddexp(0, scores).sum() - scores[wrong].sum())
+
+def _inseparable(subjects: Sequence[Subject], row: CovariateRow, rows: Sequence[CovariateRow]) -> tuple[str, ...]:
+    """Return the properties in which a model's errors differ, too, and beside which alone this one adds nothing."""
+    (subject,) = (each for each in subjects if each.evaluation.alias == row.model)
+    others = [each for each in rows if each.model == row.model and each.differs and each.covariate != row.covariate]
+    if not row.differs or row.known.outcome:
+        return ()
+    found = []
+    for other in others:
+        if other.known.outcome:
+            continue
+        columns = _columns(subject, [row.covariate, other.covariate])
+        usable = np.isfinite(columns).all(1)
+        wrong = _wrong(subject)[usable]
+        if wrong.any() and not wrong.all():
+            ratio = likelihood_ratio(standardised(columns[usable]), 0, wrong)
+            if stats.chi2.sf(ratio, 1) > LEVEL:
+                found.append(other.covariate)
+    return tuple(found)
+
+
+def _wrong(subject: Subject) -> NDArray[np.bool_]:
+    wrong: NDArray[np.bool_] = ~subject.evaluation.correct.numpy()[subject.independent]
+    return wrong
+
+
+def _columns(subject: Subject, names: Sequence[str]) -> Array:
+    """Return standardised properties (n, properties) of the images that count on their own."""
+    if not names:
+        return np.zeros((len(subject.independent), 0))
+    return standardised(np.stack([subject.values[name].double().numpy()[subject.independent] for name in names], 1))
 
 
 def difference_rows(first: Subject, second: Subject) -> tuple[DifferenceRow, ...]:
     """How much better each property separates the errors of the first of two models, where both make enough."""
     one, other, found = first.evaluation, second.evaluation, list[tuple[str, Estimate, float]]()
     for name in first.values:
-        if name in second.values:
+        if name in second.values and not PROPERTIES[name].sought:
             values = torch.stack((first.values[name], second.values[name]))
             known, correct = values.isfinite().all(0), torch.stack((one.correct, other.correct))
             numbers, wrong = values[:, known].double().numpy(), ~correct[:, known].numpy()
@@ -281,65 +374,3 @@ def quarter_rows(subjects: Sequence[Subject]) -> Iterator[QuarterRow]:
 
 def _of(groups: Tensor | None, images: Tensor) -> Tensor | None:
     return None if groups is None else groups[images]
-
-
-def separation(
-    numbers: Array, wrong: NDArray[np.bool_], *, groups: Tensor | None = None
-) -> tuple[Estimate, float | None]:
-    """The area of a finite number (n,) for failures (wrong) and successes, of which there are some: with its interval,
-    and the two-sided p of an area of 0.5; neither of few images."""
-    failing, passing = int(wrong.sum()), int((~wrong).sum())
-    area, parts = _area(numbers, wrong)
-    if groups is not None and len(groups.unique()) < len(groups):
-        error = _error(parts, groups)
-    else:  # DeLong's: failures and successes are drawn separately
-        variances = ((own**2).sum() * len(own) / max(len(own) - 1, 1) for own in (parts[wrong], parts[~wrong]))
-        error = float(np.sqrt(sum(variances)))
-    ends: tuple[float | None, float | None] = (None, None)
-    p, tested = None, min(failing, passing) >= FEWEST
-    if tested and area in (0.0, 1.0):  # no interval of complete separation; p is the exact one of all orders
-        p = min(1.0, 2 / math.comb(failing + passing, failing))
-    elif tested and error == 0:
-        p = 1.0
-    elif tested:  # on the logit scale
-        slope, centre = 1 / (area * (1 - area)), math.log(area / (1 - area))
-        half = _Z * error * slope
-        low, high = (1 / (1 + math.exp(-end)) for end in (centre - half, centre + half))
-        ends, p = (low, high), float(2 * stats.norm.sf(abs(centre) / (error * slope)))
-    return Estimate(area, *ends, len(numbers), ""), p
-
-
-def area_difference(
-    numbers: Array, wrong: NDArray[np.bool_], *, groups: Tensor | None = None
-) -> tuple[Estimate, float]:
-    """The area of a number for one model minus that for another, with its paired interval and p: both (2, n)."""
-    (area, parts), (other, others) = (_area(*each) for each in zip(numbers, wrong))
-    gap, error = area - other, _error(parts - others, groups)
-    p = 1.0 if error == 0 else float(2 * stats.norm.sf(abs(gap) / error))
-    return Estimate(gap, gap - _Z * error, gap + _Z * error, numbers.shape[1], ""), p
-
-
-def _area(numbers: Array, wrong: NDArray[np.bool_]) -> tuple[float, Array]:
-    """The area, and what each image contributes to its deviation from its mean (n,): for a failure from the share of
-    successes below it, for a success from the share of failures above it."""
-    high, low = np.sort(numbers[wrong]), np.sort(numbers[~wrong])
-    below, not_above = (
-        (np.searchsorted(others, own, "left") + np.searchsorted(others, own, "right")) / 2 / len(others)
-        for others, own in ((low, numbers[wrong]), (high, numbers[~wrong]))
-    )
-    area, parts = float(below.mean()), np.empty(len(wrong))
-    parts[wrong], parts[~wrong] = (below - area) / len(high), (1 - not_above - area) / len(low)
-    return area, parts
-
-
-def _error(parts: Array, groups: Tensor | None) -> float:
-    """The standard error from sums of the images' deviations over groups."""
-    sums = _by_group(parts, groups)
-    return float(np.sqrt(len(sums) / max(len(sums) - 1, 1) * (sums**2).sum()))
-
-
-def _by_group(values: Array, groups: Tensor | None) -> Array:
-    """The sum of the values in each group; without groups each value is its own."""
-    if groups is None:
-        return values
-    return np.bincount(groups.unique(return_inverse=True)[1].numpy(), weights=values).astype(np.float64)

@@ -3,7 +3,7 @@
 A new one is an entry here, its measure and, where it can be changed, its change beside a control in covariates.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -17,7 +17,8 @@ class Property:
     """title: in tables; high, low: images with much and with little of it; cause: what follows "because"; lowered,
     raised: what a change does to it, "" where there is none; control: another change as large that leaves it as it is;
     outcome: whether it follows from the model's own prediction, so that no image is changed to it; next_high, next_low:
-    what would then test whether errors are due to much, or to little, of it."""
+    what would then test whether errors are due to much, or to little, of it; sought: whether it is chosen among many by
+    the errors of one model; {detail} and {place} are in its row."""
 
     title: str
     high: str
@@ -29,16 +30,20 @@ class Property:
     outcome: bool = False
     next_high: str = ""
     next_low: str = ""
+    sought: bool = False
 
     @property
     def thing(self) -> str:
         """What is changed."""
+        if self.title.startswith("map:"):
+            return "images with maps"
         return "objects" if "objects" in self.high else "images"
 
 
-_TINTED: Final = "tinted by as much at the same luminance"
+_BRIGHTER: Final = "made brighter or darker by as much"
+_LIT: Final = "lit as much from one side"
 _AROUND: Final = "moved as far around the centre"
-_CONTRAST: Final = "of their contrast", "given less contrast", "given more contrast", _TINTED
+_CONTRAST: Final = "of their contrast", "given less contrast", "given more contrast"
 PROPERTIES: Final[Mapping[str, Property]] = MappingProxyType({
     # from the object's centre to the image's, in halves of the shorter side
     "off_centre": Property("distance from the centre", "off-centre objects", "centred objects", "of their place",
@@ -47,21 +52,23 @@ PROPERTIES: Final[Mapping[str, Property]] = MappingProxyType({
     "size": Property("size of the object", "large objects", "small objects", "of their size", "shrunk", "enlarged",
                      "turned so that their edges move as far"),
     # the mean luminance of the object minus that of its surroundings, without sign
-    "object_contrast": Property("contrast of the object", "high-contrast objects", "low-contrast objects", *_CONTRAST),
+    "object_contrast": Property("contrast of the object", "high-contrast objects", "low-contrast objects", *_CONTRAST,
+                                _BRIGHTER),
     # whether the object reaches the edge of the image
     "border": Property("contact with the border", "objects at the border", "objects off the border", "they touch it",
                        "moved off the border", "", "moved as far along the border"),
     # the standard deviation of the luminance, 0 to 1
-    "contrast": Property("contrast", "high-contrast images", "low-contrast images", *_CONTRAST),
+    "contrast": Property("contrast", "high-contrast images", "low-contrast images", *_CONTRAST,
+                         _BRIGHTER),
     # the mean luminance, 0 to 1
     "brightness": Property("brightness", "bright images", "dark images", "of their brightness", "darkened",
-                           "brightened", _TINTED),
+                           "brightened", _LIT),
     # how much another blur changes the image, 0 to 1 (Crete 2007)
     "sharpness": Property("sharpness", "sharp images", "blurred images", "of their sharpness", "blurred", "sharpened",
-                          _TINTED),
+                          _LIT),
     # the mean gradient of the luminance, off the object where that is known
     "clutter": Property("clutter", "cluttered images", "plain images", "of what surrounds the object",
-                        "freed of clutter", "", "given another ground as cluttered"),
+                        "freed of clutter", "", "given as much of another ground"),
     # as the object's, of the map's centre of mass
     "map_off_centre": Property("map: distance from the centre", "images whose map is off centre",
                                "images whose map is centred", "of the place of what the map marks",
@@ -73,6 +80,12 @@ PROPERTIES: Final[Mapping[str, Property]] = MappingProxyType({
     # the share of the map outside the middle quarter of the image
     "map_outer": Property("map: share off the middle", "images whose map is off the middle",
                           "images whose map is in the middle"),
+    # luminance or colour at the place where errors and correct predictions differ most, without the image's mean
+    "mark": Property("mark at one place", "images {detail} {place}", "images {detail} {place}", "of what is there",
+                     "filled in {place}", "filled in {place}", "changed as much at another place", sought=True),
+    # whether the label is one of the two classes that are confused most
+    "pair": Property("pair of classes", "images of {detail}", "images of other classes than {detail}",
+                     next_high="a training with more images of the two", sought=True),
     # of the map's positive part
     "map_on_object": Property("map: share on the object", "images whose map lies on the object",
                               "images whose map lies off the object", outcome=True,
@@ -90,8 +103,10 @@ PROPERTIES: Final[Mapping[str, Property]] = MappingProxyType({
 @dataclass(frozen=True)
 class CovariateRow(OfModel):
     """One property of all images and one model's errors. likelihood_ratio: of the logistic regression of errors on all
-    properties that are not outcomes without this one, None where it is not in it; p_holm, p_joint_holm: over all rows
-    of the run."""
+    properties that are not outcomes without this one, None where it is not in it; slope: of the standardised property
+    in it; p_holm, p_joint_holm: over both tests of all rows of the run; inseparable: the properties in which errors
+    differ, too, and beside which alone this one adds nothing; detail, place: of what was sought: the two classes, or
+    how the marked images differ, and where."""
 
     covariate: str = col("property")
     title: str = col("property")
@@ -112,6 +127,10 @@ class CovariateRow(OfModel):
         term="likelihood-ratio test of a logistic regression with and without the property",
         default=None,
     )
+    slope: float | None = col("slope given the others", default=None)
+    inseparable: tuple[str, ...] = col("not separable from", default=())
+    detail: str = col("in words", default="")
+    place: str = col("place", default="")
 
     @property
     def known(self) -> Property:
@@ -119,24 +138,50 @@ class CovariateRow(OfModel):
         return PROPERTIES[self.covariate]
 
     @property
-    def differs(self) -> bool:
+    def differs_alone(self) -> bool:
         """Whether errors are shown to differ from correct predictions in it."""
         return self.p_holm is not None and self.p_holm <= LEVEL
 
     @property
+    def differs_given_others(self) -> bool:
+        """Whether it is shown to separate errors when all others are known."""
+        return self.p_joint_holm is not None and self.p_joint_holm <= LEVEL
+
+    @property
+    def differs(self) -> bool:
+        """Whether errors are shown to differ in it, alone or given the others."""
+        return self.differs_alone or self.differs_given_others
+
+    @property
+    def more_in_errors(self) -> bool:
+        """Whether errors have more of it: given the others where they differ only then."""
+        given_others = self.slope is not None and self.differs_given_others and not self.differs_alone
+        return self.slope > 0 if given_others and self.slope is not None else self.area.value > 0.5
+
+    @property
     def sign(self) -> int:
         """The direction of the change towards what correct predictions have."""
-        return -1 if self.area.value > 0.5 else 1
+        return -1 if self.more_in_errors else 1
 
     @property
     def change(self) -> str:
         """What the change does, "" where there is none."""
-        return self.known.lowered if self.sign < 0 else self.known.raised
+        return (self.known.lowered if self.sign < 0 else self.known.raised).format(detail=self.detail, place=self.place)
 
     @property
     def where(self) -> str:
         """The images on which errors are more frequent."""
-        return self.known.high if self.sign < 0 else self.known.low
+        return (self.known.high if self.sign < 0 else self.known.low).format(detail=self.detail, place=self.place)
+
+    def is_stronger(self, other: "CovariateRow") -> bool:
+        """Whether it separates errors better than another property, alone and given the others."""
+        alone = abs(self.area.value - 0.5) > abs(other.area.value - 0.5)
+        return alone and (self.likelihood_ratio or 0.0) > (other.likelihood_ratio or 0.0)
+
+    @property
+    def needs_no_change(self) -> bool:
+        """Whether it is no property of pixels, so that no change of an image could test it: a pair of classes."""
+        return self.known.sought and not self.known.lowered
 
     @property
     def next_test(self) -> str:
@@ -170,11 +215,12 @@ class QuarterRow(OfModel):
 
 @dataclass(frozen=True)
 class InterventionRow(OfModel):
-    """All images after a change of one property, towards what correct predictions have, and after its control.
+    """The images that a change of one property alters, towards what correct predictions have, and after its control.
 
-    mended, control_mended: errors that are then classified correctly; broken, control_broken: correct predictions that
-    then are wrong; gain: accuracy after the change minus that after the control; p: McNemar's exact test of the two on
-    all images, p_holm: over all rows; p_errors: of the same test on the errors alone.
+    errors: among these images; mended, control_mended: errors that are then classified correctly; broken,
+    control_broken: correct predictions that then are wrong; gain: accuracy after the change minus that after the
+    control; p: McNemar's exact test of these two, p_change: of before and after the change, both on all these images;
+    p_holm: of the larger of the two, over all rows; size, control_size: the mean absolute distance of the pixels.
     """
 
     covariate: str = col("property")
@@ -187,29 +233,81 @@ class InterventionRow(OfModel):
     control_broken: int = col("broken by the control")
     gain: Estimate = col("accuracy beyond the control's", better="higher", metric="change_gain/{model}/{covariate}")
     p: float = col("p")
-    p_errors: float = col("p, errors alone")
+    p_change: float = col("p of the change", default=1.0)
     p_holm: float = col("p (Holm)", default=1.0)
+    size: float = col("size of the change", default=0.0)
+    control_size: float = col("size of the control", default=0.0)
+
+    @property
+    def matched(self) -> bool:
+        """Whether the control changes the pixels by half to twice as much."""
+        return self.size > 0 and LEAST_RATIO <= self.control_size / self.size <= 1 / LEAST_RATIO
 
     @property
     def supported(self) -> bool:
-        """Whether it mends more than its control, of all images and of the errors alone."""
-        more = self.mended > self.control_mended and self.gain.value > 0
-        return more and self.p_holm <= LEVEL and self.p_errors <= LEVEL
+        """Whether it mends more than it breaks, and more than a control as large."""
+        gains = self.mended > self.broken and self.gain.value > 0
+        return gains and self.matched and self.p_holm <= LEVEL
+
+
+LEAST_RATIO: Final = 0.5  # of the sizes of a control and a change, or of a change and a control
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A property in which errors differ and whose change mends them; of a pair of classes, which no change tests,
+    without one. rivals: the properties that explain the errors as well, of which none is shown to be no cause."""
+
+    row: CovariateRow
+    test: InterventionRow | None
+    rivals: tuple[CovariateRow, ...] = ()
+
+
+def explanations(
+    model: str, covariates: Sequence[CovariateRow], interventions: Sequence[InterventionRow]
+) -> tuple[Cause, ...]:
+    """Return what a model's errors differ in and what mends them when changed, the strongest given all others first.
+
+    What explains no more than another property, which explains more, is left out; so is, beyond the first, what does
+    not separate errors when all others are known.
+    """
+    tested = {row.covariate: row for row in interventions if row.model == model}
+    denied = {name for name, row in tested.items() if not row.supported}
+    differing = {row.covariate: row for row in covariates if row.model == model and _may_explain(row, denied)}
+    found: list[Cause] = []
+    for row in sorted(differing.values(), key=_weakness):
+        test = tested.get(row.covariate)
+        shown = row.needs_no_change if test is None else test.supported
+        if not shown:
+            continue
+        as_good = [differing[name] for name in row.inseparable if name in differing]
+        if any(row.covariate not in other.inseparable for other in as_good):
+            continue
+        if found and not row.differs_given_others:
+            continue
+        untested = [other for other in differing.values() if other.covariate not in tested and other.is_stronger(row)]
+        rivals = {other.covariate: other for other in (*as_good, *untested) if other.covariate not in denied}
+        found.append(Cause(row, test, tuple(rivals.values())))
+    return tuple(found)
+
+
+def _may_explain(row: CovariateRow, denied: Set[str]) -> bool:
+    """Whether errors differ in a property; in what was sought in them alone and given the others, and unless its change
+    mends nothing: it is so well fitted to the errors that it would rival every cause."""
+    if row.known.outcome:
+        return False
+    if row.known.sought:
+        both = row.differs_alone and row.differs_given_others
+        return both and (row.slope or 0.0) * (row.area.value - 0.5) > 0 and row.covariate not in denied
+    return row.differs
+
+
+def _weakness(row: CovariateRow) -> tuple[float, float]:
+    return -(row.likelihood_ratio or 0.0), 1.0 if row.p is None else row.p
 
 
 def causes(
     model: str, covariates: Sequence[CovariateRow], interventions: Sequence[InterventionRow]
-) -> tuple[tuple[CovariateRow, InterventionRow], ...]:
-    """What a model's errors differ in and what mends them when changed, the strongest given all others first. Beyond
-    the first, only those that still separate errors when the others are known; none where a property that no change
-    tests separates them better, alone and given the others."""
-    tested = {row.covariate: row for row in interventions if row.model == model}
-    own = [row for row in covariates if row.model == model and row.differs and not row.known.outcome]
-    own.sort(key=lambda row: (-(row.likelihood_ratio or 0.0), 1.0 if row.p is None else row.p))
-    both = [row for row in own if row.covariate in tested and tested[row.covariate].supported]
-    before = own[: own.index(both[0])] if both else []
-    strengths = [abs(row.area.value - 0.5) for row in before if row.covariate not in tested]
-    if any(strength > abs(both[0].area.value - 0.5) for strength in strengths):
-        return ()
-    kept = both[:1] + [row for row in both[1:] if row.p_joint_holm is not None and row.p_joint_holm <= LEVEL]
-    return tuple((row, tested[row.covariate]) for row in kept)
+) -> tuple[Cause, ...]:
+    """Return the explanations that no other property rivals."""
+    return tuple(cause for cause in explanations(model, covariates, interventions) if not cause.rivals)

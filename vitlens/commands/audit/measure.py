@@ -307,13 +307,11 @@ def measure(options: AuditOptions) -> Path:
 
 
 def _mapped(run: Run[AuditOptions]) -> Subject:
-    """The model, its predictions, and maps of some images, half of them misclassified where there are so many."""
+    """Return the model, its predictions, and maps of images drawn at random: accuracies on them are unbiased."""
     model, split, seed = run.model, run.split, run.run.seed
     evaluation = evaluate(model, split, **run.passes)
     draw = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))
-    correct = evaluation.correct[draw]
-    wrong = draw[~correct][: MAPPED // 2]
-    indices = torch.cat([wrong, draw[correct][: MAPPED - len(wrong)]])
+    indices = draw[:MAPPED].sort().values
     method = preferred_method(model)
     maps = explain(model, split.pick(indices), method=method, batch_size=run.run.batch_size, seed=seed)
     return Subject(model, split, evaluation, maps.detach().float().cpu(), indices, **run.passes, seed=seed)

@@ -8,7 +8,15 @@ from typing import Annotated, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.analysis.failures.properties import CovariateRow, DifferenceRow, InterventionRow, QuarterRow, causes
+from vitlens.analysis.failures.properties import (
+    Cause,
+    CovariateRow,
+    DifferenceRow,
+    InterventionRow,
+    QuarterRow,
+    causes,
+    explanations,
+)
 from vitlens.arrays import Form, Indices, Pixels, Words
 from vitlens.charts import Picture, images, intervals, lines
 from vitlens.charts.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL, shortened
@@ -17,7 +25,7 @@ from vitlens.record import Record, arrays, by, col, table
 from vitlens.report.claims import ASKED, Claim
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Chart, Section
-from vitlens.uncertainty import Estimate
+from vitlens.uncertainty import Estimate, difference_of
 
 FEWEST: Final = 10  # errors, and correct predictions, from which on they are asked for a reason
 QUARTERS: Final = 4
@@ -50,51 +58,106 @@ class FailuresRecord(Record):
 def claims(record: FailuresRecord) -> Iterator[Claim]:
     """Why each model fails: a cause where errors differ in it and its change mends them, else what is not known."""
     for model in by(record.covariates, "model"):
-        found = causes(model, record.covariates, record.interventions)[:1]
-        if not found:
-            yield Claim("why it fails", model, says=_not_known(record, model))
-        for row, test in found:
-            yield Claim(
-                "why it fails", model, _fails_on(record, row, test),
-                say("{{ row.model }} fails on {{ row.where|whole }}", row=row),
-                effect=test.gain, p=test.p_holm, evidence="intervened", place="interventions", kind="comparison",
-            )  # fmt: skip
+        found = explanations(model, record.covariates, record.interventions)
+        named = [cause for cause in found if not cause.rivals]
+        if named:
+            yield _named(record, named[0])
+        else:
+            says = _undecided(found[0]) if found else _not_known(record, model)
+            yield Claim("why it fails", model, says=says)
+
+
+def _named(record: FailuresRecord, cause: Cause) -> Claim:
+    row, test = cause.row, cause.test
+    title = say("{{ row.model }} fails on {{ row.where|whole }}", row=row)
+    if test is None:
+        return _confuses(record, row, title)
+    return Claim(
+        "why it fails", row.model, _fails_on(record, row, test), title, effect=test.gain, p=test.p_holm,
+        evidence="intervened", place="interventions", kind="comparison",
+    )  # fmt: skip
 
 
 def unknown(record: FailuresRecord) -> Iterator[str]:
     """The models of whose failures no cause is known."""
     rows = by(record.covariates, "model")
     few = {model: own[0].errors for model, own in rows.items() if own[0].errors < FEWEST}
-    open_ = [each.subject for each in claims(record) if each.evidence == "observed" and each.subject not in few]
-    if open_:
-        yield say(
-            "We do not know why {{ names|names }} {% if several %}fail{% else %}fails{% endif %}: no change of the "
-            "images mends more errors than it makes, beside its control.",
-            names=open_, several=open_[1:],
-        )  # fmt: skip
+    unnamed = [model for model in rows if model not in few and not _causes(record, model)]
+    mended = {row.model for row in record.interventions if row.supported}
+    reasons = {
+        "no change of the images mends more errors than it makes and more than its control": [
+            model for model in unnamed if model not in mended
+        ],
+        "a change of the images mends errors, but what it changes is not shown to be the only difference": [
+            model for model in unnamed if model in mended
+        ],
+    }
+    for reason, models in reasons.items():
+        if models:
+            yield say(
+                "We do not know why {{ names|names }} {% if several %}fail{% else %}fails{% endif %}: "
+                "{{ reason|whole }}.",
+                names=models, several=models[1:], reason=reason,
+            )  # fmt: skip
     if few:
         own = listed([say("**{{ model }}** {{ n }}", model=model, n=n) for model, n in few.items()])
         yield say("Too few errors to ask why a model fails: {{ own }}.", own=own)
 
 
+def _causes(record: FailuresRecord, model: str) -> tuple[Cause, ...]:
+    return causes(model, record.covariates, record.interventions)
+
+
+def _ends(record: FailuresRecord, row: CovariateRow) -> tuple[list[QuarterRow], Estimate, Estimate]:
+    """The parts of the images by a property, and the accuracy in the one with most errors and in the opposite one."""
+    parts = [each for each in record.quarters if (each.model, each.covariate) == (row.model, row.covariate)]
+    worst, best = (parts[-1], parts[0]) if row.more_in_errors else (parts[0], parts[-1])
+    return parts, worst.accuracy, best.accuracy
+
+
 def _fails_on(record: FailuresRecord, row: CovariateRow, test: InterventionRow) -> str:
     """The sentence that only a property may have in which errors differ and whose change mends them."""
-    parts = [each for each in record.quarters if (each.model, each.covariate) == (row.model, row.covariate)]
-    most = row.area.value > 0.5
-    worst, best = (parts[-1], parts[0]) if most else (parts[0], parts[-1])
-    if len(parts) == 2:
-        where = "there, {{ best|value }} on the others"
-    else:
-        part = "quarter" if len(parts) == QUARTERS else "part"  # equal values are never separated
+    parts, worst, best = _ends(record, row)
+    if not row.differs_alone:
+        where = "its errors are more frequent there when all other properties are equal"
+    elif len(parts) == QUARTERS:
+        most = "in which this is clearest" if row.known.sought else "with the {{ end }} {{ row.title }}"
         where = (
-            f"on the {part} of the images with the {{{{ end }}}} {{{{ row.title }}}}, {{{{ best|value }}}} on the "
-            f"opposite {part}"
+            "its accuracy is {{ worst|value }} on the quarter of the images " + most + ", {{ best|value }} on the "
+            "opposite quarter"
         )
+    elif len(parts) == 2:
+        where = "its accuracy is {{ worst|value }} there, {{ best|value }} on the others"
+    else:
+        where = "its accuracy is {{ worst|value }} there, {{ best|value }} at the other end"
     return say(
-        "**{{ row.model }}** fails on {{ row.where|whole }} because {{ row.known.cause|whole }}: its accuracy is "
-        "{{ worst|value }} " + where + "; " + _CHANGED + ", {{ test.mended }} of its {{ test.errors }} errors are "
-        "mended (control, {{ test.control|whole }}: {{ test.control_mended }}).",
-        row=row, test=test, worst=worst.accuracy, best=best.accuracy, end="greatest" if most else "least",
+        "**{{ row.model }}** fails on {{ row.where|whole }} because {{ row.known.cause|whole }}: " + where + "; "
+        + _CHANGED + ", {{ test.mended }} of {{ test.errors }} errors are mended (control, {{ test.control|whole }}: "
+        "{{ test.control_mended }}).",
+        row=row, test=test, worst=worst, best=best, end="greatest" if row.more_in_errors else "least",
+    )  # fmt: skip
+
+
+def _confuses(record: FailuresRecord, row: CovariateRow, title: str) -> Claim:
+    """The claim of two classes that are confused, which no change of an image tests."""
+    _, worst, best = _ends(record, row)
+    says = say(
+        "**{{ row.model }}** fails on {{ row.where|whole }}, which it confuses: its accuracy is {{ worst|value }} "
+        "there, {{ best|value }} on the other classes. The next test would be {{ row.next_test|whole }}.",
+        row=row, worst=worst, best=best,
+    )  # fmt: skip
+    effect = difference_of(worst, best)
+    return Claim("why it fails", row.model, says, title, effect=effect, p=row.p_joint_holm, kind="comparison")
+
+
+def _undecided(cause: Cause) -> str:
+    """The sentence on properties that the data cannot separate."""
+    rows = [cause.row, *cause.rivals]
+    return say(
+        "We do not know why **{{ model }}** fails: its errors are more frequent on {{ places }}, and these images "
+        "cannot separate {{ titles }}. The next test would be images in which they vary independently.",
+        model=cause.row.model, places=listed([row.where for row in rows], "or"),
+        titles=listed([row.title for row in rows]),
     )  # fmt: skip
 
 
@@ -108,8 +171,8 @@ def _not_known(record: FailuresRecord, model: str) -> str:
         test = next((each for each in record.interventions if each.model == model and each.supported), None)
         row = next((each for each in rows if test and _same(test, each)), None)
     few = "**{{ model }}** misclassifies {{ errors }} of {{ total }} images: too few "
-    more = "We do not know why **{{ model }}** fails: its errors are more frequent on {{ row.where|whole }} (AUC "
-    more += "{{ row.area|alone }}), but "
+    more = "We do not know why **{{ model }}** fails: its errors are more frequent on {{ row.where|whole }}"
+    more += " (AUC {{ row.area|alone }}), but " if row and row.differs_alone else " at equal other properties, but "
     if errors < FEWEST:
         words, following = few + "to ask why", "more images"
     elif total - errors < FEWEST:
@@ -127,6 +190,9 @@ def _not_known(record: FailuresRecord, model: str) -> str:
             "significantly more frequent on {{ row.where|whole }}"
         )
         following = "more images"
+    elif test is not None and test.supported:
+        words = more + "another property that explains these errors better is not changed, or its change mends too few"
+        following = "images in which the two vary independently"
     elif test is not None:
         words = more + _CHANGED + (
             ", {{ test.mended }} of {{ errors }} are mended and {{ test.broken }} correct predictions broken (control: "
@@ -136,6 +202,8 @@ def _not_known(record: FailuresRecord, model: str) -> str:
         following = "more images" if gains else "a property that goes with it"
     elif row.known.outcome:
         words, following = more + "that follows from its own predictions", row.next_test
+    elif row.needs_no_change:
+        words, following = more + "the other properties explain this as well", "more images"
     else:
         words, following = more + "no change tests it here", "images with masks of their objects"
     words += ". The next test would be {{ following|whole }}."
@@ -185,7 +253,7 @@ def _two_strongest(record: FailuresRecord) -> list[QuarterRow]:
 def _examples(record: FailuresRecord) -> Iterator[Picture]:
     """Errors that a change mends: the image, and it after the change and after the control."""
     for model, own in record.failure_examples.items():
-        (_, test), *_ = causes(model, record.covariates, record.interventions)
+        test = next(cause.test for cause in _causes(record, model) if cause.test is not None)
         shown = {"image": own.pixels, "after the change": own.changed, "after the control": own.control}
         for at, image in enumerate(own.image.tolist()):
             for (column, pixels), told in zip(shown.items(), own.predictions[:, at].tolist()):
@@ -240,9 +308,9 @@ SECTIONS: Final = (
     Section(
         "What mends their errors?",
         "interventions",
-        opening="{% set k = rows|selectattr('supported')|list|length %}Of {{ rows|length }} change{{ rows|s }} of all "
-        "images {{ k or 'none' }} significantly mend{{ 's' if k <= 1 }} more errors, and leave{{ 's' if k <= 1 }} more "
-        "images correct, than a control as large.",
+        opening="{% set k = rows|selectattr('supported')|list|length %}Of {{ rows|length }} change{{ rows|s }} of the "
+        "images {{ k or 'none' }} significantly mend{{ 's' if k <= 1 }} more errors than "
+        "{{ 'it makes' if k <= 1 else 'they make' }}, and more than a control as large.",
         columns=("model", "change", "mended", "broken", "control_mended", "control_broken"),
         order=lambda row: row.p_holm,
         charts=(

@@ -34,7 +34,8 @@ def _examples(subjects: Sequence[Subject], found: Diagnosis) -> Mapping[str, Men
     examples = {}
     for subject in subjects:
         evaluation = subject.evaluation
-        for row, _ in causes(evaluation.alias, found.covariates, found.interventions)[:1]:
+        named = causes(evaluation.alias, found.covariates, found.interventions)
+        for row in [cause.row for cause in named if cause.test is not None][:1]:
             wrong = (~evaluation.correct).nonzero().flatten()[:_TRIED]
             labels, pictures = evaluation.labels[wrong], Pictures(subject, wrong)
             shown = (pictures.images, *CHANGES[row.covariate](pictures, row.sign))

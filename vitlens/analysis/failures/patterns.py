@@ -1,0 +1,157 @@
+"""Patterns that are looked for in the errors themselves: a mark at a fixed place, and a pair of classes.
+
+Both are chosen among many by the errors, so that their p-values count all that could have been chosen.
+"""
+
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from scipy import ndimage, stats
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitlens.analysis.failures.separation import permutations
+from vitlens.data.scenes import LUMINANCE
+from vitlens.shapes import Images, Labels
+
+Array = NDArray[np.float64]
+Cells = Float[Tensor, "batch channels rows columns"]
+Box = tuple[int, int, int, int]  # the first row and column, and those after the last, px
+GRID: Final = 16  # places along a side
+_DRAWS: Final = 2000
+_CHANNELS: Final = (("brighter", "darker"), ("redder", "less red"), ("greener", "less green"), ("bluer", "less blue"))
+_PREFERRED: Final = 1.1  # times the score of luminance, from which on another channel is taken
+_LARGEST: Final = 1 / 8  # of the places: a larger region is no mark
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The place at which images of errors and of correct predictions differ most.
+
+    index: of the cell in the flattened cells; box: of the mark, px; values: (n,) of the channel there, without the
+    image's mean; p: that any place differs so much by chance; detail, place: in words, how errors differ and where.
+    """
+
+    index: int
+    box: Box
+    values: Float[Tensor, " batch"]
+    p: float
+    detail: str
+    place: str
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two classes whose confusions are more frequent than errors elsewhere; p: counts all pairs, of which there are
+    `pairs`; values: (n,) whether an image is of one of the two."""
+
+    first: int
+    second: int
+    values: Float[Tensor, " batch"]
+    p: float
+    pairs: int
+
+
+def cells_of(images: Images) -> Cells:
+    """Return luminance and colours of places on a grid, each without the mean of its image."""
+    grid = (min(GRID, images.shape[-2]), min(GRID, images.shape[-1]))
+    luminance = torch.einsum("bchw,c->bhw", images, torch.tensor(LUMINANCE, dtype=images.dtype, device=images.device))
+    channels = torch.cat([luminance[:, None], images], 1)
+    places: Tensor = F.adaptive_avg_pool2d(channels, grid)
+    return places - places.mean((2, 3), keepdim=True)
+
+
+def scores(cells: Array, residuals: Array) -> Array:
+    """Return the correlation of each column of centred cells (n, places) with residuals (..., n), of mean 0."""
+    sizes = np.sqrt((cells**2).sum(0))
+    spread = np.sqrt((residuals**2).sum(-1))[..., None]
+    together: Array = residuals @ cells
+    return np.where(sizes > 1e-6 * len(cells) ** 0.5, together / np.maximum(sizes * spread, 1e-12), 0.0)
+
+
+def p_of_any_place(cells: Array, residuals: Array, observed: float, *, seed: int) -> tuple[float, float]:
+    """Return the share of permutations in which any place scores as much, and the score that 5 % of them exceed."""
+    greatest = [
+        np.abs(scores(cells, permuted)).max(-1) for permuted in permutations(residuals, None, draws=_DRAWS, seed=seed)
+    ]
+    largest = np.concatenate(greatest)
+    return (1 + int((largest >= abs(observed)).sum())) / (1 + _DRAWS), float(np.quantile(largest, 0.95))
+
+
+def find_mark(cells: Cells, wrong: NDArray[np.bool_], kept: NDArray[np.intp], size: tuple[int, int], seed: int) -> Mark:
+    """Return the place that separates errors best among these images (kept)."""
+    rows, columns = cells.shape[-2:]
+    flat = cells.flatten(1)[torch.from_numpy(kept)].double().numpy()
+    residuals = wrong[kept] - wrong[kept].mean()
+    flat -= flat.mean(0)
+    found = scores(flat, residuals)
+    by_channel = np.abs(found).reshape(len(_CHANNELS), -1).max(1)
+    channel = int(by_channel.argmax()) if by_channel.max() > _PREFERRED * by_channel[0] else 0
+    own = found.reshape(len(_CHANNELS), rows, columns)[channel]
+    row, column = np.unravel_index(int(np.abs(own).argmax()), own.shape)
+    index = (channel * rows + int(row)) * columns + int(column)
+    p, limit = p_of_any_place(flat, residuals, found[index], seed=seed)
+    alike = own * np.sign(own[row, column]) >= min(limit, abs(own[row, column]))
+    region, _ = ndimage.label(alike)
+    region = region == region[row, column]
+    if region.mean() > _LARGEST:
+        region = np.zeros_like(region)
+        region[row, column] = True
+    box = _box_of(region, size)
+    detail = _CHANNELS[channel][0 if own[row, column] > 0 else 1]
+    return Mark(index, box, cells.flatten(1)[:, index].float(), p, detail, _place_in_words(box, size))
+
+
+def _box_of(region: NDArray[np.bool_], size: tuple[int, int]) -> Box:
+    """Return the box around the cells of a region, px."""
+    ends: list[tuple[int, int]] = []
+    for axis, side in enumerate(size):
+        inside = np.flatnonzero(region.any(1 - axis))
+        count = region.shape[axis]
+        ends.append((int(inside[0]) * side // count, -(-(int(inside[-1]) + 1) * side // count)))
+    (top, bottom), (left, right) = ends
+    return top, left, bottom, right
+
+
+def _place_in_words(box: Box, size: tuple[int, int]) -> str:
+    top, left, bottom, right = box
+    down = ("upper", "", "lower")[min(2, int(3 * (top + bottom) / 2 / size[0]))]
+    across = ("left", "", "right")[min(2, int(3 * (left + right) / 2 / size[1]))]
+    if down and across:
+        return f"at the {down} {across}"
+    if down:
+        return f"at the {'top' if down == 'upper' else 'bottom'}"
+    return f"at the {across}" if across else "in the middle"
+
+
+def find_pair(labels: Labels, predictions: Labels, kept: NDArray[np.intp], classes: int) -> Pair | None:
+    """Return the two classes that are confused most beyond the errors of all other classes; None of two classes.
+
+    Fisher's exact test: whether images of the two are taken for each other more often than images of other classes are
+    misclassified at all, so that errors that are as frequent in all classes are no pair, wherever they go.
+    """
+    truth, answers = labels.numpy()[kept], predictions.numpy()[kept]
+    present = np.unique(truth)
+    if classes < 3 or len(present) < 3:
+        return None
+    counts = np.bincount(truth * classes + answers, minlength=classes**2).reshape(classes, classes)
+    of_class = counts.sum(1)
+    wrong_of_class = of_class - counts.diagonal()
+    pairs = list(combinations(present.tolist(), 2))
+    best: tuple[float, int, int] = (1.0, *pairs[0])
+    for first, second in pairs:
+        images = of_class[first] + of_class[second]
+        confused = counts[first, second] + counts[second, first]
+        elsewhere = of_class.sum() - images
+        wrong_elsewhere = wrong_of_class.sum() - wrong_of_class[first] - wrong_of_class[second]
+        if confused * elsewhere > wrong_elsewhere * images:
+            p = float(stats.hypergeom.sf(confused - 1, images + elsewhere, confused + wrong_elsewhere, images))
+            best = min(best, (p, first, second))
+    p, first, second = best
+    values = ((labels == first) | (labels == second)).float()
+    return Pair(first, second, values, min(1.0, p * len(pairs)), len(pairs))
