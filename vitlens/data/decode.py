@@ -19,11 +19,11 @@ from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError, features
 from torch import Tensor
 
-from vitlens.data.signatures import described, image_format
 from vitlens.data.split import InMemory, Skipped, Split
 from vitlens.errors import DataError, first_line
 from vitlens.preprocessing import CropOffset, Preprocessing
 from vitlens.shapes import Pixels
+from vitlens.signatures import described, image_format
 
 PIXEL_LIMIT = 64_000_000  # most pixels of a file, and of a resized image; a small file can claim any number
 MEMORY_LIMIT = 1 << 30  # bytes of decoded pixels that are kept in memory

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from vitlens.data.signatures import described, image_format
+from vitlens.signatures import described, image_format
 
 _FILES: Final = 1000  # entries of a folder that are looked at
 _SAVE_ARRAYS: Final = "numpy.savez('DATA.npz', images=images, labels=labels) makes what is read"

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from vitlens.data.decode import SUFFIXES
-from vitlens.data.signatures import image_format
 from vitlens.errors import DataError
+from vitlens.signatures import image_format
 
 MANY = 100_000  # other files and folders, after which a folder is refused as not one of images
 _JUNK: Final = frozenset(

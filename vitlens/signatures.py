@@ -1,5 +1,6 @@
 """What a file is, by its first bytes: the formats of images and of weights, and what is often found in their place."""
 
+import zipfile
 from pathlib import Path
 from typing import Final
 
@@ -50,6 +51,8 @@ _OTHERS: Final = (  # offset, bytes there, what the file is
     (0, b"\x7fELF", "a program"),
     (257, b"ustar", "a tar archive: unpack it first"),
 )
+_PRINTABLE: Final = frozenset((9, 10, 13, *range(32, 127)))  # bytes of ASCII text
+_ENTRIES: Final = 10_000  # of a zip that are looked at
 _HTML: Final = (b"<!doctype html", b"<html", b"<head")
 
 
@@ -93,9 +96,37 @@ def described(path: Path) -> str:
     image = image_format(path)
     if image:
         return f"an image ({image})"
+    if all(byte in _PRINTABLE for byte in start):
+        return "a text file"
     if _is_onnx(start):
         return "an ONNX model"
+    if 0x81 <= start[0] <= 0x8F and (0xA0 <= start[1] <= 0xBF or start[1] == 0xD9):  # a map whose first key is text
+        return "a checkpoint of Flax (JAX, msgpack)"
+    if start.startswith(b"PK"):
+        return _described_zip(path)
     return ""
+
+
+def _described_zip(path: Path) -> str:
+    """Return what a zip is by the names in it; "" for one of torch.save, and where they say nothing."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()[:_ENTRIES]
+    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
+        return ""
+    if names and all(name.endswith(".npy") for name in names):
+        return "arrays of NumPy (.npz), as JAX stores weights"
+    if "model.weights.h5" in names:
+        return "a Keras model"
+    if any(name.endswith("/constants.pkl") for name in names) and any("/code/" in name for name in names):
+        return "a TorchScript program"
+    return ""
+
+
+def is_pickle(path: Path) -> bool:
+    """Return True where a file begins as a pickle of protocol 2 or later, or is torch.save's zip with one."""
+    start = first_bytes(path)
+    return start.startswith((b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"))
 
 
 def _is_onnx(start: bytes) -> bool:
