@@ -18,6 +18,7 @@ from vitlens.data.folder import holds_classes, list_images
 from vitlens.data.other_data import describe_file
 from vitlens.data.registry import LAYOUTS, SETS, DataRequest
 from vitlens.data.split import InMemory, Split
+from vitlens.data.walk import readable
 from vitlens.errors import DataError, UnknownNameError
 from vitlens.names import Part
 from vitlens.pixels import require_images
@@ -72,9 +73,10 @@ def reader_of(name: str, path: Path) -> str:
     """The function that reads a path, as module:function. Raises DataError and UnknownNameError."""
     if name.strip():  # as a path, an empty one would be the current folder
         _require_readable(path)
-        for layout in LAYOUTS:
-            if layout.recognises(path):
-                return layout.load
+        with readable(path):
+            for layout in LAYOUTS:
+                if layout.recognises(path):
+                    return layout.load
         if is_medmnist(name):
             return "vitlens.data.arrays:load_medmnist"
         if path.is_file():

@@ -221,7 +221,7 @@ def _fitting(header: Header | UnreadableError, known: Object | None, file: Path 
 
 
 def _damaged(why: UnreadableError) -> str:
-    return f"expected a readable mask, found a damaged one ({why})"
+    return f"of its mask: {why}"
 
 
 def _boxes(file: Path) -> Mapping[str, Object]:

@@ -74,10 +74,11 @@ def find_parts(root: Path) -> Parts:
         return Parts()
     notes = []
     if unlabelled:
-        kind = "have no class folders of the training part" if train else "have no class folders"
-        notes.append(f"{listed(unlabelled)} {kind}, so no labels, and were left out")
+        notes.append(
+            f"not used, as without class folders of the training part, so without labels: {listed(unlabelled)}"
+        )
     if others:
-        notes.append(f"{listed(others)} beside the parts were left out")
+        notes.append(f"not used, as beside the parts: {listed(others)}")
     return Parts(train, test, tuple(notes))
 
 

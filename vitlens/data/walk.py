@@ -98,5 +98,5 @@ def readable(folder: Path) -> Iterator[None]:
 def _refuse(error: OSError, folder: Path | None = None) -> None:
     reason = error.strerror or error
     raise DataError(
-        f"expected a folder that can be read at {folder or error.filename}, found: {reason}; check its permissions"
+        f"expected a folder that can be read at {error.filename or folder}, found: {reason}; check its permissions"
     ) from error

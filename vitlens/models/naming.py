@@ -95,7 +95,10 @@ def require_rule(texts: Sequence[str]) -> None:
     prefixes = tuple(source.prefix for source in SOURCES.values() if source.prefix)
     for text in texts:
         alias, equals, _ = text.partition("=")
-        if not equals or text.startswith(prefixes) or os.path.lexists(_weights_of(text)[0]):
+        name, weights = _weights_of(text)
+        if not equals or text.startswith(prefixes) or os.path.lexists(name):
+            continue
+        if "@" in alias and os.path.lexists(weights):  # the "=" is one of the weights' name
             continue
         if not _ALIAS.match(f"{alias}=NAME") or len(alias) > ALIAS_LENGTH:
             raise InputError(f"expected alias=NAME with an alias of {ALIAS_RULE}, found {alias!r}")

@@ -44,7 +44,10 @@ _IGNORED = (
 )
 _RANKS = {"ema": 0, "average": 0, "teacher": 1, "base_encoder": 2, "student": 4, "momentum": 5}  # of networks in a file
 _NEUTRAL = 3  # rank of any other
-_TRAINING = re.compile(r"(decoder|mask_token|criterion|loss|n_averaged|projector|predictor|projection_head|queue)")
+_CLASSIFIERS = ("classifier", "head", "fc", "linear", "cls_head", "classification_head", "linear_head")
+_TRAINING = re.compile(  # what pretraining alone needs, among them the projection heads of MoCo and DINO
+    r"(decoder|mask_token|criterion|loss|n_averaged|projector|predictor|projection_head|queue|head\.(\d+|mlp|last_layer)\.)"
+)
 _CAUSES = (  # of names that a model does not have
     (r"lora_|modules_to_save|base_layer\.", "these are adapters (LoRA): merge them first (merge_and_unload of peft)"),
     (
@@ -132,7 +135,8 @@ def _load_plainly(path: Path) -> object:
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals([(Ignored, name) for name in _IGNORED]):
             warnings.simplefilter("ignore")  # of the protocol of a damaged pickle
-            return torch.load(path, map_location="cpu", weights_only=True)
+            with path.open("rb") as file:  # torch itself goes by the suffix
+                return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if not is_pickle(path):
             raise ModelError(
@@ -294,8 +298,16 @@ def fit_names(
     if prefix and 2 * counts[prefix] >= len(expected):
         fitted = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
         others = [name for name in state if not name.startswith(prefix)]
-        left = f"; left out {_shown(others)}" if others else ""
-        notes.append(f"took {prefix!r} off {len(fitted)} of {len(state)} names{left}")
+        head, note = _classifier(others, state, expected, heads)
+        left = [name for name in others if not any(state[name] is value for value in head.values())]
+        notes.append(f"took {prefix!r} off {len(fitted)} of {len(state)} names")
+        if head.keys() - fitted.keys():
+            fitted |= head
+            notes.append(note)
+        else:
+            left = others
+        if left:
+            notes.append(f"left out {_shown(left)}, without that prefix")
     lacking = [name for name in expected if name not in fitted]
     only_head = all(name.startswith(tuple(f"{head}." for head in heads)) for name in lacking)
     training = [name for name in fitted if name not in expected and _TRAINING.match(name)]
@@ -303,6 +315,23 @@ def fit_names(
         fitted = {name: value for name, value in fitted.items() if name not in training}
         notes.append(f"left out {_shown(training)}, which pretraining alone needs")
     return fitted, tuple(notes)
+
+
+def _classifier(
+    others: Sequence[str], state: Mapping[str, Tensor], expected: Mapping[str, Tensor], heads: Sequence[str]
+) -> tuple[dict[str, Tensor], str]:
+    """Return the classifier that lies beside the model in a file, by the model's name, and a note; none where it is not
+    the only one of the right width."""
+    wanted = expected.get(f"{heads[0]}.weight") if len(heads) == 1 else None
+    modules = {name.rpartition(".")[0] for name in others if name.rpartition(".")[0].rpartition(".")[2] in _CLASSIFIERS}
+    if wanted is None or wanted.ndim != 2 or len(modules) != 1:
+        return {}, ""
+    module = modules.pop()
+    weight = state.get(f"{module}.weight")
+    bias = state.get(f"{module}.bias")
+    if weight is None or bias is None or weight.ndim != 2 or weight.shape[1] != wanted.shape[1]:
+        return {}, ""
+    return {f"{heads[0]}.weight": weight, f"{heads[0]}.bias": bias}, f"took {module!r} for the classifier {heads[0]!r}"
 
 
 def _preference(prefix: str) -> int:

@@ -110,7 +110,10 @@ def require_labels(split: Split) -> Labels:
     """The labels of a split. Raises DataError when it has none, or no images."""
     if split.labels is None or not len(split):
         images = "images without labels" if len(split) else "no images"
-        raise DataError(f"expected labelled images to evaluate on, found {images} in {split.name}; try vitlens predict")
+        raise DataError(
+            f"expected labelled images to evaluate on, found {images} in {split.name}; give a folder a class, an .npz, "
+            "--labels FILE.csv or in Python labels=, or try vitlens predict"
+        )
     return split.labels
 
 
