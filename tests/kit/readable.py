@@ -392,6 +392,13 @@ MASKS: Final = (
         "refused",
         "one mask an object, of 0 and 255",
     ),
+    Example(
+        "class indices with a border of 255, in WebP",
+        _masked(_more(5, 255), suffix=".webp"),
+        "refused",
+        "one mask an object, of 0 and 255",
+    ),
+    Example("WebP of two values", _masked(levels(), suffix=".webp"), "read", "the brighter half"),
     Example("nothing but 0", _masked(levels(0)), "refused", "a mask with an object"),
     Example("1 and 2", _masked(levels(2, 1)), "refused", "0 for the background"),
     Example("an alpha channel", _masked(_transparent()), "refused", "a mask without transparency"),

@@ -14,6 +14,7 @@ from vitlens.data.label_table import zero_note
 from vitlens.data.registry import DataRequest
 from vitlens.data.split import InMemory, Split, hold_out
 from vitlens.errors import DataError, UnknownNameError, in_one_line
+from vitlens.signatures import described
 
 Array = NDArray[np.generic]
 
@@ -55,6 +56,9 @@ def load(request: DataRequest) -> Split:
     path, part = request.path, request.part
     if not path.is_file():
         raise DataError(f"expected an .npz file, found nothing at {str(path)!r}")
+    kind = described(path)
+    if kind and "NumPy" not in kind:
+        raise DataError(f"expected an .npz in {path}, found {kind}; save it with numpy.savez")
     with in_one_line(f"an .npz in {path}", "save it with numpy.savez", DataError), zipfile.ZipFile(path) as archive:
         names = {name.removesuffix(".npy") for name in archive.namelist()}
     parts = [] if "images" in names else [each for each in ("train", "val", "test") if f"{each}_images" in names]

@@ -14,6 +14,8 @@ _LOSSY: Final = ("JPEG", "MPO", "WEBP", "AVIF")  # formats that change values ne
 _JPEG_NOISE: Final = 32  # levels by which JPEG moves a pixel of a mask
 _LEAST_RANGE: Final = 64  # levels between object and background of a mask with soft edges; fewer are class indices
 _FLAT: Final = 0.2  # share of the values between that may be areas; more are a third value, not an edge
+_ROUNDING: Final = 3  # levels by which a lossy format moves an even area
+_AREA: Final = 0.02  # share of a lossy mask above which one further level is a third value
 _SHOWN: Final = 5  # values in a message
 _REMEDY: Final = "write the object as 255 and all else as 0, one mask for each object or class"
 
@@ -35,6 +37,8 @@ def read_mask(image: Image.Image) -> Inside:
     if low > high // 4:
         raise UnreadableError(f"expected 0 for the background of a mask, found {low} to {high}; {_REMEDY}")
     noise = _JPEG_NOISE if soft and high - low >= _LEAST_RANGE else 0
+    if noise and _has_third_level(values, low, high):
+        raise UnreadableError(f"expected a mask of two values, found areas of a third; {_REMEDY}")
     between = (values > low + noise) & (values < high - noise)
     if between.any() and (high - low < _LEAST_RANGE or _has_areas(values, between, noise)):
         found = np.unique(values)
@@ -81,8 +85,20 @@ def _require_distinct(colours: Pixels, values: Pixels) -> None:
 
 def _has_areas(values: Pixels, between: Inside, noise: int) -> bool:
     """Return True where the values between object and background fill areas, and are not only edges."""
+    flat = _is_flat(values, noise // 4)
+    return bool((flat & between).sum() > _FLAT * between.sum())
+
+
+def _has_third_level(values: Pixels, low: int, high: int) -> bool:
+    """Return True where a lossy mask has areas of one level that is near neither end, as of a class index."""
+    level = values[_is_flat(values, 0)].astype(np.int64)
+    inner = level[(level > low + _ROUNDING) & (level < high - _ROUNDING)]
+    return len(inner) > 0 and int(np.bincount(inner).max()) > _AREA * values.size
+
+
+def _is_flat(values: Pixels, tolerance: int) -> Inside:
+    """Return the pixels that differ from their four neighbours by no more than a tolerance."""
     wide = np.pad(values.astype(np.int64), 1, mode="edge")
     inner = wide[1:-1, 1:-1]
     neighbours = (wide[:-2, 1:-1], wide[2:, 1:-1], wide[1:-1, :-2], wide[1:-1, 2:])
-    flat = np.logical_and.reduce([abs(inner - neighbour) <= noise // 4 for neighbour in neighbours])
-    return bool((flat & between).sum() > _FLAT * between.sum())
+    return np.asarray(np.logical_and.reduce([abs(inner - each) <= tolerance for each in neighbours]))

@@ -18,7 +18,9 @@ _ROLES: Final[dict[Role, str]] = {
 _KINDS: Final = r"(?:sets?|data|dataset|images?|imgs?|split|part|folder|files)"
 _ENDINGS: Final = re.compile(rf"{_KINDS}$")
 _FILLERS: Final = re.compile(rf"{_KINDS}|seg|ilsvrc|clsloc")
-_IMAGES: Final = frozenset({"images", "image", "imgs", "img", "jpegimages", "photos", "pictures", "data"})
+_IMAGES: Final = frozenset(  # folders of images, whatever their class
+    ("images", "image", "imgs", "img", "jpegimages", "photos", "pictures", "data", "raw", "original", "originals")
+)
 _ABOUT_IMAGES: Final = frozenset(  # what is known of images, as images
     {
         "masks", "mask", "labels", "label", "annotations", "annotation", "trimaps", "segmentation", "segmentations",

@@ -114,26 +114,25 @@ def load_built(request: ModelRequest) -> Model:
             f"expected a trained model, found the {request.source.kind} {name!r}; train one first: "
             f"vitlens train {name} --data digits"
         )
-    architecture = Architecture(request.source.kind, request.short, None, request.image_size)
+    beside = resolved(request.source.beside)(file) if file is not None and request.source.beside else None
+    image_size = request.image_size or (None if beside is None else beside.image_size)
+    architecture = Architecture(request.source.kind, request.short, None, image_size)
     state: dict[str, Tensor] | None = None
     notes: list[str] = []
     if file is not None:
         weights = read_weights(file)
         architecture, state, fitting = _fitted(architecture, weights.state)
         notes = [*weights.notes, *fitting]
-    size = "its own size" if request.image_size is None else "{}x{} px".format(*request.image_size)
+    size = "its own size" if image_size is None else "{}x{} px".format(*image_size)
     with in_one_line(f"{name} at {size} to run", "check --image-size"):
         with seeded(request.seed):
             module, preprocessing = build(architecture, state=state, pretrained=not (request.random or file))
         outputs = count_classes(module, preprocessing.size)
     classes = () if is_headless(module) else default_classes(outputs)
-    beside = (
-        resolved(request.source.beside)(file, module, request.image_size) if file and request.source.beside else None
-    )
     if beside is not None:
-        preprocessing, named, note = beside
-        classes = named if len(named) == len(classes) else classes
-        notes.append(note)
+        preprocessing = beside.preprocessing(module, image_size)
+        classes = beside.names if len(beside.names) == len(classes) else classes
+        notes.append(beside.note)
     for key, value in module.state_dict().items():  # positions, for another image size
         if state is not None and key in state and state[key].shape != value.shape:
             notes.append(f"resized {key!r} from {tuple(state[key].shape)} to {tuple(value.shape)}")

@@ -76,9 +76,10 @@ def match_classes(model: Sequence[str], data: Sequence[str]) -> tuple[list[int],
     """Return the column of the model's logits for each class, and the names in that order.
 
     The data's classes come first, in the data's order. They are matched by name wherever all names of the data are
-    among the model's. Case, underscores, hyphens and leading zeros do not count where the names stay distinct, and a
-    wnid is the name of its ImageNet class. Classes that only one side numbers are matched by position where both have
-    as many; `position_note` says so. Raises InputError listing the differences.
+    among the model's. Case, underscores, hyphens and leading zeros do not count where the names stay distinct. A wnid is
+    the name of its ImageNet class, and of several names, divided by commas, the first counts. Classes that only one side
+    numbers are matched by position where both have as many; `position_note` says so. Raises InputError listing the
+    differences.
     """
     columns, names, _ = _matched(model, data)
     return columns, names
@@ -95,7 +96,7 @@ def position_note(model: Sequence[str], data: Sequence[str]) -> str:
 def _matched(model: Sequence[str], data: Sequence[str]) -> _Match:
     if tuple(model) == tuple(data):
         return _Match(list(range(len(model))), tuple(data))
-    for normalise in (str, _normalised):
+    for normalise in (str, _normalised, _first_name):
         first = _columns_by_name([normalise(name) for name in model], [normalise(name) for name in data])
         if first is not None:
             rest = sorted(set(range(len(model))) - set(first))
@@ -126,6 +127,11 @@ def _normalised(name: str) -> str:
         name = imagenet_classes()[index]
     plain = " ".join(_SEPARATORS.sub(" ", name.casefold()).split())
     return str(int(plain)) if _is_number(plain) else plain
+
+
+def _first_name(name: str) -> str:
+    """Return the first of several names of a class, normalised: "tench" of "tench, Tinca tinca"."""
+    return _normalised(name.partition(",")[0])
 
 
 def _is_number(name: str) -> bool:

@@ -31,8 +31,8 @@ class ModelSource:
     module and preprocessing, with the weights of a state dict, the hub's, or random ones. load: (request) -> Model; by
     default an architecture is built and given its weights. restore: (request, architecture, classes, preprocessing) ->
     Model, of a file that `save` wrote but for its weights, where the user's code makes the module. list_names: () ->
-    all names, without the prefix; empty where they are in `names` or cannot be listed. beside: (weights file, module,
-    image size) -> preprocessing, classes and a note, of the files beside the weights, or None.
+    all names, without the prefix; empty where they are in `names` or cannot be listed. beside: (weights file) ->
+    what the files beside the weights say of preprocessing and classes (see timm_folder.py), or None.
 
     weights: their origin without --weights: "own", the model includes its weights and accepts no others; "hub", they
     are downloaded; "none", the model must be trained first. extra: of vitlens, which its library needs; texts: whether

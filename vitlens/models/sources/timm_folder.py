@@ -34,25 +34,38 @@ class _Config:
     label_names: Annotated[list[_Name], length(0, CLASSES)] | None = None
 
 
-def read_beside(
-    file: Path, module: nn.Module, size: tuple[int, int] | None
-) -> tuple[Preprocessing, tuple[str, ...], str] | None:
-    """Return preprocessing, class names (none where there are none) and a note; None without such a config.json.
+@dataclass(frozen=True)
+class HubFolder:
+    """What a folder of timm's hub says of its weights.
 
-    file: the weights; size: (height, width) in pixels, None for that of the module. Raises ModelError for damaged JSON.
+    config: the entries of pretrained_cfg that replace timm's own; image_size: (height, width) in pixels of the
+    training, or None; names: of the classes, none where there are none; note: for the provenance.
     """
-    fields = _fields(file.with_name(CONFIG))
+
+    config: Mapping[str, Any]
+    image_size: tuple[int, int] | None
+    names: tuple[str, ...]
+    note: str
+
+    def preprocessing(self, module: nn.Module, size: tuple[int, int] | None) -> Preprocessing:
+        """Return the preprocessing of a module of timm at this (height, width) in pixels, or its own."""
+        preset: Mapping[str, Any] = getattr(module, "pretrained_cfg", {})
+        return preprocessing_of({**preset, **self.config}, size)
+
+
+def read_beside(file: Path) -> HubFolder | None:
+    """Return what the config.json beside a weights file says; None without one of timm. Raises ModelError for damaged
+    JSON."""
+    path = file.with_name(CONFIG)
+    fields = _fields(path)
     if fields is None:
         return None
-    config = read_as(_Config, fields, source=str(file.with_name(CONFIG)), error=ModelError, hint=_HINT)
-    changed: dict[str, Any] = {
-        name: value for name, value in vars(config).items() if value is not None and name != "label_names"
-    }
-    preset: Mapping[str, Any] = getattr(module, "pretrained_cfg", {})
-    preprocessing = preprocessing_of({**preset, **changed}, size)
+    config = read_as(_Config, fields, source=str(path), error=ModelError, hint=_HINT)
+    changed = {name: value for name, value in vars(config).items() if value is not None and name != "label_names"}
     names = tuple(config.label_names or ())
     what = "preprocessing and class names" if names else "preprocessing"
-    return preprocessing, names, f"took {what} from {CONFIG} beside the weights"
+    size = None if config.input_size is None else config.input_size[1:]
+    return HubFolder(changed, size, names, f"took {what} from {CONFIG} beside the weights")
 
 
 def _fields(path: Path) -> dict[str, object] | None:
