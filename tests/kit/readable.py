@@ -184,7 +184,7 @@ FOLDERS: Final = (
     Example("linked folders and loops of links", _linked, "read", "followed, each folder once"),
     Example(".jfif, .jpe, .avif, .webp, and images without a suffix", _suffixes, "read", "by suffix or first bytes"),
     Example(
-        "HEIC, JPEG 2000, JPEG XL, SVG, raw photographs",
+        "HEIC, JP2, JPEG XL, SVG, raw photographs",
         _heic,
         "read, with a note",
         "left out, counted and named; save them as PNG or JPEG",

@@ -85,7 +85,7 @@ def describe_other_data(folder: Path) -> str:
 def describe_file(path: Path) -> str:
     """Return what a file is that was named as data, and what to do with it."""
     if image_format(path):
-        return f"an image; for images without labels write --images {path}"
+        return f"an image; try --images {path}, for images without labels"
     return _BY_SUFFIX.get(_suffix(path.name)) or described(path) or "a file of another kind; see vitlens data"
 
 

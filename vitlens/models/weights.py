@@ -5,7 +5,7 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +17,18 @@ from vitlens.errors import ModelError, first_line
 from vitlens.signatures import described, is_pickle, is_safetensors
 
 _AVERAGES = ("state_dict_ema", "model_ema_state_dict", "ema_state_dict", "model_ema", "ema_model", "ema", "params_ema")
-_WHOLE = ("state_dict", "model_state_dict", "model_state", "model", "module", "network", "net", "teacher", "student")
+_WHOLE = (
+    "state_dict",
+    "model_state_dict",
+    "model_state",
+    "model",
+    "module",
+    "network",
+    "net",
+    "teacher",
+    "student",
+    "checkpoint",
+)
 _PARTS = ("backbone", "encoder", "params", "weights")
 _WRAPPERS = (*_AVERAGES, *_WHOLE, *_PARTS)
 _PREFIXES = ("module.", "_orig_mod.", "model.", "ema.", "backbone.")
@@ -198,8 +209,7 @@ def _unwrapped(stored: object, path: Path) -> tuple[dict[str, Tensor], tuple[str
     """The tensors without the usual wrappers and prefixes, and what was removed, in words."""
     notes: list[str] = []
     while isinstance(stored, Mapping) and len(notes) < _NESTED:
-        wrapper = next((key for key in _WRAPPERS if isinstance(stored.get(key), Mapping)), None)
-        wrapper = wrapper or _only_state(stored)
+        wrapper = next((key for key in _WRAPPERS if _holds_state(stored.get(key))), None) or _only_state(stored)
         if wrapper is None:
             break
         notes.append(f"took the weights from {wrapper[:80]!r}")
@@ -223,6 +233,15 @@ def _only_state(stored: Mapping[object, object]) -> str | None:
     """Return the key of the one state dict among other entries, None where there is none or more than one."""
     states = [key for key, value in stored.items() if isinstance(key, str) and _is_state(value)]
     return states[0] if len(states) == 1 else None
+
+
+def _holds_state(value: object, depth: int = _NESTED) -> bool:
+    """Return True for a state dict, and for a mapping with one under a usual key."""
+    if _is_state(value):
+        return True
+    return (
+        depth > 0 and isinstance(value, Mapping) and any(_holds_state(value.get(key), depth - 1) for key in _WRAPPERS)
+    )
 
 
 def _is_state(value: object) -> bool:
@@ -285,7 +304,8 @@ def fit_names(
     """Return the state dict by the names of a model, without a prefix that most of them share; and what was done.
 
     Names without that prefix are not the model's (a loss, a second network) and are left out; so is what only
-    pretraining needs, where all other names fit. heads: modules of the classifier, which may be missing.
+    pretraining needs, where all other names fit. heads: modules of the classifier, which may be missing, or have
+    another name. Raises ModelError for whole numbers in place of weights.
     """
     notes: list[str] = []
     counts: dict[str, int] = {}
@@ -294,42 +314,64 @@ def fit_names(
             if name[start:] in expected:
                 counts[name[:start]] = counts.get(name[:start], 0) + 1
     prefix = min(counts, key=lambda each: (-counts[each], _preference(each)), default="")
-    fitted = dict(state)
-    if prefix and 2 * counts[prefix] >= len(expected):
-        fitted = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-        others = [name for name in state if not name.startswith(prefix)]
-        head, note = _classifier(others, state, expected, heads)
-        left = [name for name in others if not any(state[name] is value for value in head.values())]
+    prefix = prefix if 2 * counts.get(prefix, 0) >= len(expected) else ""
+    fitted = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    if prefix:
         notes.append(f"took {prefix!r} off {len(fitted)} of {len(state)} names")
-        if head.keys() - fitted.keys():
-            fitted |= head
-            notes.append(note)
-        else:
-            left = others
-        if left:
-            notes.append(f"left out {_shown(left)}, without that prefix")
+    head, note = _classifier(state, fitted, expected, heads)
+    if head:
+        notes.append(note)
+        fitted = {name: value for name, value in fitted.items() if not _is_one_of(value, head.values())} | head
+    left = [
+        name for name, value in state.items() if not name.startswith(prefix) and not _is_one_of(value, head.values())
+    ]
+    if left:
+        notes.append(f"left out {_shown(left)}, without that prefix")
     lacking = [name for name in expected if name not in fitted]
-    only_head = all(name.startswith(tuple(f"{head}." for head in heads)) for name in lacking)
+    starts = tuple(f"{module}." for module in heads)
+    only_head = all(name.startswith(starts) for name in lacking)
     training = [name for name in fitted if name not in expected and _TRAINING.match(name)]
     if training and only_head:
         fitted = {name: value for name, value in fitted.items() if name not in training}
         notes.append(f"left out {_shown(training)}, which pretraining alone needs")
+    _require_floats(fitted, expected)
     return fitted, tuple(notes)
 
 
+def _is_one_of(value: Tensor, others: Iterable[Tensor]) -> bool:
+    return any(value is other for other in others)
+
+
+def _require_floats(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Raise ModelError for whole numbers in place of floating-point ones."""
+    for name, value in state.items():
+        wanted = expected.get(name)
+        if wanted is not None and wanted.is_floating_point() and not value.is_floating_point():
+            raise ModelError(
+                f"expected floating-point numbers in {name[:80]!r}, found {value.dtype}: quantised, without the scales "
+                "that belong to them; take the weights from before"
+            )
+
+
 def _classifier(
-    others: Sequence[str], state: Mapping[str, Tensor], expected: Mapping[str, Tensor], heads: Sequence[str]
+    state: Mapping[str, Tensor], fitted: Mapping[str, Tensor], expected: Mapping[str, Tensor], heads: Sequence[str]
 ) -> tuple[dict[str, Tensor], str]:
-    """Return the classifier that lies beside the model in a file, by the model's name, and a note; none where it is not
-    the only one of the right width."""
+    """Return the classifier of a file under another name, by the model's name, and a note; none where the file has the
+    model's, or not one other alone of the right width."""
     wanted = expected.get(f"{heads[0]}.weight") if len(heads) == 1 else None
-    modules = {name.rpartition(".")[0] for name in others if name.rpartition(".")[0].rpartition(".")[2] in _CLASSIFIERS}
-    if wanted is None or wanted.ndim != 2 or len(modules) != 1:
+    if wanted is None or wanted.ndim != 2 or f"{heads[0]}.weight" in fitted:
+        return {}, ""
+    modules = set()
+    for name in state:
+        module, _, last = name.rpartition(".")
+        if last == "weight" and module.rpartition(".")[2] in _CLASSIFIERS and name not in expected:
+            modules.add(module)
+    if len(modules) != 1:
         return {}, ""
     module = modules.pop()
-    weight = state.get(f"{module}.weight")
+    weight = state[f"{module}.weight"]
     bias = state.get(f"{module}.bias")
-    if weight is None or bias is None or weight.ndim != 2 or weight.shape[1] != wanted.shape[1]:
+    if bias is None or weight.ndim != 2 or weight.shape[1] != wanted.shape[1]:
         return {}, ""
     return {f"{heads[0]}.weight": weight, f"{heads[0]}.bias": bias}, f"took {module!r} for the classifier {heads[0]!r}"
 
@@ -371,7 +413,7 @@ def _cause(missing: Sequence[str], unexpected: Sequence[str], *, matched: bool, 
     if not matched and unexpected:
         return "no name is that of the architecture: check --arch (vitlens models lists them), or rename the weights"
     if unexpected and not missing and not shapes:
-        return "the other names all fit: take these out of the file, or choose the architecture that has them (--arch)"
+        return "the other names all fit: choose the architecture that has these, too (--arch), or --model-file"
     if missing and not unexpected and not shapes:
         return "the file lacks them: take the whole checkpoint, or choose the architecture without them (--arch)"
     return "check --arch, --image-size and --classes"

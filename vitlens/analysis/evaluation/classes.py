@@ -76,10 +76,10 @@ def match_classes(model: Sequence[str], data: Sequence[str]) -> tuple[list[int],
     """Return the column of the model's logits for each class, and the names in that order.
 
     The data's classes come first, in the data's order. They are matched by name wherever all names of the data are
-    among the model's. Case, underscores, hyphens and leading zeros do not count where the names stay distinct. A wnid is
-    the name of its ImageNet class, and of several names, divided by commas, the first counts. Classes that only one side
-    numbers are matched by position where both have as many; `position_note` says so. Raises InputError listing the
-    differences.
+    among the model's. Case, underscores, hyphens and leading zeros do not count where the names stay distinct. A wnid
+    is the name of its ImageNet class, and of several names, divided by commas, the first counts. Classes that only one
+    side numbers are matched by position where both have as many; `position_note` says so. Raises InputError listing
+    the differences.
     """
     columns, names, _ = _matched(model, data)
     return columns, names
