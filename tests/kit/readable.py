@@ -556,6 +556,12 @@ WEIGHTS: Final = (
         "read, with a note",
         "with the classifier",
     ),
+    Example(
+        "`backbone.*` beside `head.*`",
+        _saved(lambda: _body("backbone.") | {f"head.{name}": weights()[f"head.{name}"] for name in ("weight", "bias")}),
+        "read, with a note",
+        "with the classifier",
+    ),
     Example("no classifier", _saved(_body), "read, with a note", "features alone"),
     Example(
         "a pretraining of MAE, with decoder",

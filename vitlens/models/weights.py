@@ -318,7 +318,7 @@ def fit_names(
     fitted = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     if prefix:
         notes.append(f"took {prefix!r} off {len(fitted)} of {len(state)} names")
-    head, note = _classifier(state, fitted, expected, heads)
+    head, note = _classifier(state, prefix, expected, heads)
     if head:
         notes.append(note)
         fitted = {name: value for name, value in fitted.items() if not _is_one_of(value, head.values())} | head
@@ -354,17 +354,18 @@ def _require_floats(state: Mapping[str, Tensor], expected: Mapping[str, Tensor])
 
 
 def _classifier(
-    state: Mapping[str, Tensor], fitted: Mapping[str, Tensor], expected: Mapping[str, Tensor], heads: Sequence[str]
+    state: Mapping[str, Tensor], prefix: str, expected: Mapping[str, Tensor], heads: Sequence[str]
 ) -> tuple[dict[str, Tensor], str]:
     """Return the classifier of a file under another name, by the model's name, and a note; none where the file has the
-    model's, or not one other alone of the right width."""
+    model's, or not one other alone of the right width. prefix: of the model's other names."""
     wanted = expected.get(f"{heads[0]}.weight") if len(heads) == 1 else None
-    if wanted is None or wanted.ndim != 2 or f"{heads[0]}.weight" in fitted:
+    if wanted is None or wanted.ndim != 2 or f"{prefix}{heads[0]}.weight" in state:
         return {}, ""
     modules = set()
     for name in state:
         module, _, last = name.rpartition(".")
-        if last == "weight" and module.rpartition(".")[2] in _CLASSIFIERS and name not in expected:
+        is_other = not name.startswith(prefix) or name.removeprefix(prefix) not in expected
+        if is_other and last == "weight" and module.rpartition(".")[2] in _CLASSIFIERS:
             modules.add(module)
     if len(modules) != 1:
         return {}, ""
