@@ -13,6 +13,7 @@ import vitlens
 from tests.kit.datasets import fitted, pixels_of
 from tests.kit.models.files import one_line
 from tests.kit.readable import FOLDERS, GREYS, MASKS, OBJECT, SIZE, TABLES, Example
+from vitlens.cli.main import run
 from vitlens.errors import DataError
 
 WHOLE = fitted((6, 8))
@@ -69,6 +70,17 @@ def test_a_table_labels_the_images_of_a_flat_folder(tmp_path, example):
     assert len(by_class) == 2
     assert list(by_class.values()) == [GREYS["cat"], GREYS["dog"]]  # a.png is the first class
     assert (len(split.notes) > 1) == (example.outcome == "read, with a note")
+
+
+def test_the_command_line_takes_a_table_and_indices_are_those_of_the_model(tmp_path, capsys):
+    example = next(each for each in TABLES if each.what == "class indices")
+    table = example.make(tmp_path)
+    words = ["--data", str(tmp_path / "flat"), "--labels", str(table), "--out", str(tmp_path / "out"), "--quiet"]
+    assert run(["evaluate", "vit-digits", *words]) == 0
+    shown = vitlens.read(str(tmp_path / "out"))
+    assert shown.metrics["accuracy/vit-digits"].n == 3
+    assert run(["data", str(tmp_path / "flat"), "--labels", str(table)]) == 0
+    assert "2 classes (0, 1)" in capsys.readouterr().out
 
 
 def test_a_table_is_for_a_folder_of_images(tmp_path):

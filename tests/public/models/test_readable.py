@@ -45,7 +45,9 @@ def test_a_folder_of_timms_hub_gives_preprocessing_and_class_names(tmp_path):
             vitlens.load(name)
 
 
-@pytest.mark.parametrize("fields", [{"mean": [0.5]}, {"crop_pct": "x"}, {"input_size": [3, 0, 0]}])
+@pytest.mark.parametrize(
+    "fields", [{"mean": [0.5]}, {"crop_pct": "x"}, {"interpolation": "evil"}, {"input_size": [3, 0, 0]}]
+)
 def test_a_damaged_configuration_of_timm_is_refused_in_one_line(tmp_path, fields):
     file = hub_folder(tmp_path, tiny(), **fields)
     with one_line(ModelError, "config.json"):

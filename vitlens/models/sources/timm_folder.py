@@ -11,7 +11,7 @@ from vitlens.errors import ModelError
 from vitlens.files import read_json
 from vitlens.models.configs import CLASSES
 from vitlens.models.sources.timm import preprocessing_of
-from vitlens.preprocessing import Preprocessing, Side
+from vitlens.preprocessing import CropMode, Interpolation, Preprocessing, Side
 from vitlens.typed import between, length, read_as
 
 CONFIG: Final = "config.json"
@@ -27,9 +27,9 @@ class _Config:
 
     mean: tuple[_Level, _Level, _Level] | None = None
     std: tuple[_Spread, _Spread, _Spread] | None = None
-    interpolation: Annotated[str, length(0, 40)] | None = None
+    interpolation: Interpolation | None = None
     crop_pct: Annotated[float, between(0.01, 10)] | None = None
-    crop_mode: Annotated[str, length(0, 40)] | None = None
+    crop_mode: CropMode | None = None
     input_size: tuple[int, Side, Side] | None = None
     label_names: Annotated[list[_Name], length(0, CLASSES)] | None = None
 
