@@ -61,6 +61,7 @@ class ModelEntry:
     parameters: Count = 0
     family: Text = ""
     notes: tuple[Text, ...] = ()
+    classes: Count = 0
 
 
 @dataclass(frozen=True)

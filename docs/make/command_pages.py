@@ -70,8 +70,9 @@ _DATA_TEXT: Final = """\
 ## Naming data
 
 `--data` takes a name or a path, `--images` files and folders without labels. `images/` beside `masks/` (or COCO's boxes
-in `annotations.json`) comes with object masks, against which maps are checked. Files that cannot be read are left out,
-counted and named in the report.
+in `annotations.json`) comes with object masks, against which maps are checked. `--labels FILE.csv` labels the images of
+a folder without class folders. Files that cannot be read are left out, counted and named in the report. [What is
+read](../readable.md) lists what the tests try.
 """
 
 

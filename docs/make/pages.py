@@ -7,6 +7,7 @@ from typing import Final
 from docs.make.command_pages import command_page, list_of_commands, shared_page
 from docs.make.glossary import glossary_page
 from docs.make.measured import TEMPLATES, filled
+from docs.make.readable import readable_page
 from docs.make.references import references_page
 from vitlens.commands.registry import COMMANDS
 
@@ -26,6 +27,7 @@ def generated() -> dict[str, str]:
         "commands/shared.md": shared_page(),
         **commands,
         "glossary.md": glossary_page(),
+        "readable.md": readable_page(),
         "references.md": references_page(),
     }
 

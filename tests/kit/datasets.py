@@ -51,7 +51,7 @@ def limited(**limits: float) -> Iterator[None]:
         "MEMORY_LIMIT": ("vitlens.data.decode.MEMORY_LIMIT", "vitlens.data.torchvision_sets.MEMORY_LIMIT"),
         "TIMEOUT": ("vitlens.data.torchvision_sets.TIMEOUT",),
         "CHUNK": ("vitlens.data.scenes._CHUNK",),
-        "MANY": ("vitlens.data.folder.MANY",),
+        "MANY": ("vitlens.data.walk.MANY",),
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, value in limits.items():

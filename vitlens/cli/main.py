@@ -13,7 +13,15 @@ import typer
 
 from vitlens.cli.build import command_function, named_function
 from vitlens.cli.failures import describe_error
-from vitlens.cli.terminal import close, output_failed, print_error, print_result, replace_unencodable, stream_error
+from vitlens.cli.terminal import (
+    close,
+    output_failed,
+    print_error,
+    print_result,
+    replace_missing,
+    replace_unencodable,
+    stream_error,
+)
 from vitlens.cli.words import Commands, OneCommand
 from vitlens.commands.registry import COMMANDS
 from vitlens.version import __version__
@@ -59,6 +67,7 @@ def application(words: Collection[str] | None = None) -> typer.Typer:
 
 def main() -> None:
     """Run the command line and exit: 0 done, 1 failed, 2 wrong input, 3 a requirement unmet, 130 interrupted."""
+    replace_missing()
     replace_unencodable()
     _wait_without_spinning()
     if "--debug" not in sys.argv and not sys.warnoptions:

@@ -71,6 +71,14 @@ def close(stream: Any) -> None:
         os.close(nowhere)
 
 
+def replace_missing() -> None:
+    """Write to the null device in place of a stream that was closed before Python started (`>&-`)."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115  open as long as the process
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+
+
 def replace_unencodable() -> None:
     """Let streams replace characters that their encoding lacks ("inf", "\\u732b") instead of raising."""
     codecs.register_error(_HANDLER, _replaced)

@@ -10,9 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from vitlens.arrays import read_arrays
+from vitlens.data.label_table import zero_note
 from vitlens.data.registry import DataRequest
 from vitlens.data.split import InMemory, Split, hold_out
 from vitlens.errors import DataError, UnknownNameError, in_one_line
+from vitlens.signatures import described
 
 Array = NDArray[np.generic]
 
@@ -59,6 +61,9 @@ def load(request: DataRequest) -> Split:
     path, part = request.path, request.part
     if not path.is_file():
         raise DataError(f"expected an .npz file, found nothing at {str(path)!r}")
+    kind = described(path)
+    if kind and "NumPy" not in kind:
+        raise DataError(f"expected an .npz in {path}, found {kind}; save it with numpy.savez")
     with in_one_line(f"an .npz in {path}", "save it with numpy.savez", DataError), zipfile.ZipFile(path) as archive:
         names = {name.removesuffix(".npy") for name in archive.namelist()}
     parts = [] if "images" in names else [each for each in ("train", "val", "test") if f"{each}_images" in names]
@@ -89,7 +94,9 @@ def load(request: DataRequest) -> Split:
         others = [each for each in parts if each != used]
         rest = f"; its {' and '.join(others)} part{'s are' if len(others) > 1 else ' is'} not" if others else ""
         notes = (f"the file's own {used} part is used{rest}",)
-    count = int(torch.cat(list(every.values())).max()) + 1
+    together = torch.cat(list(every.values()))
+    count = int(together.max()) + 1
+    notes = (*notes, *zero_note(int(together.min())))
     classes = tuple(map(str, arrays["classes"].ravel())) if "classes" in arrays else tuple(map(str, range(count)))
     if len(classes) < count:
         raise DataError(f"expected at least {count} names in 'classes' of {path}, found {len(classes)}")
@@ -129,8 +136,11 @@ def _labels(labels: Array, path: Path, *, columns: bool) -> torch.Tensor:
     if columns and labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        advice = "; a class for each image is needed, numpy.savez(..., labels=labels.astype('int64'))"
+        if labels.ndim == 2:
+            advice = "; one class an image is read, not several (multi-label): for one-hot rows labels.argmax(1)"
         raise DataError(
-            f"expected labels of shape (n,) and an integer type in {path}, found {labels.shape} {labels.dtype}"
+            f"expected labels of shape (n,) and an integer type in {path}, found {labels.shape} {labels.dtype}{advice}"
         )
     for label in (labels.min(initial=0), labels.max(initial=0)):
         if not 0 <= int(label) < _CLASSES:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from glob import glob
 from itertools import groupby
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import torch
@@ -14,8 +15,10 @@ from torch import Tensor
 from vitlens.data.arrays import is_medmnist
 from vitlens.data.decode import UNSTATED, Progress, UnreadableError, decode, load_files, quiet_pillow
 from vitlens.data.folder import holds_classes, list_images
+from vitlens.data.other_data import describe_file
 from vitlens.data.registry import LAYOUTS, SETS, DataRequest
 from vitlens.data.split import InMemory, Split
+from vitlens.data.walk import readable
 from vitlens.errors import DataError, UnknownNameError
 from vitlens.names import Part
 from vitlens.pixels import require_images
@@ -36,6 +39,7 @@ def load_data(
     scenes: int | None = None,
     whole: bool = False,
     progress: Progress | None = None,
+    labels: str | Path | None = None,
 ) -> Split:
     """One part of a named set, a folder or an .npz file, as a `Split`, which every function takes for images.
 
@@ -43,36 +47,52 @@ def load_data(
     preprocessing: how photographs are resized and cropped (a model's `preprocessing`); sets of small images keep their
     size (the model resizes them). seed: of the scenes of digits, or of the division where there is no test part. canvas
     (px) and scenes (for each source digit) are for digits only. whole: data without parts is not divided. progress:
-    called with (files done, files in all). Raises UnknownNameError or DataError.
+    called with (files done, files in all). labels: a table (CSV) of the images' file names and labels, for a folder
+    without class folders. Raises UnknownNameError or DataError.
 
     >>> import vitlens
     >>> digits = vitlens.load_data("digits", limit=16)
     >>> len(digits), digits.size, digits.classes[:3]
     (16, (32, 32), ('0', '1', '2'))
     """
-    request = DataRequest(name, part, preprocessing, data_dir, seed, canvas, scenes, whole, progress)
+    if part not in get_args(Part):
+        raise UnknownNameError("part", str(part), get_args(Part))
+    table = None if labels is None else Path(labels).expanduser()
+    request = DataRequest(name, part, preprocessing, data_dir, seed, canvas, scenes, whole, progress, table)
     in_scenes = [data_set.name for data_set in SETS.values() if data_set.scenes]
     if name not in in_scenes and (canvas is not None or scenes is not None):
         raise DataError(f"expected --data {' or '.join(in_scenes)} for a canvas or a number of scenes, found {name!r}")
-    split: Split = resolved(SETS[name].load if name in SETS else reader_of(name, request.path))(request)
+    reader = SETS[name].load if name in SETS else reader_of(name, request.path)
+    if table is not None:
+        reader = "vitlens.data.label_table:load"
+    split: Split = resolved(reader)(request)
     return split.limit(limit, seed=seed)
 
 
 def reader_of(name: str, path: Path) -> str:
     """The function that reads a path, as module:function. Raises DataError and UnknownNameError."""
     if name.strip():  # as a path, an empty one would be the current folder
-        for layout in LAYOUTS:
-            if layout.recognises(path):
-                return layout.load
+        _require_readable(path)
+        with readable(path):
+            for layout in LAYOUTS:
+                if layout.recognises(path):
+                    return layout.load
         if is_medmnist(name):
             return "vitlens.data.arrays:load_medmnist"
         if path.is_file():
             raise DataError(
-                f"expected a folder, an .npz or a name for --data, found the file {name!r}; try --images {name}"
+                f"expected a folder, an .npz or a name for --data, found the file {name!r}: {describe_file(path)}"
             )
         if "/" in name or os.sep in name:
             raise DataError(f"expected a folder or an .npz for --data, found nothing at {name!r}; see vitlens data")
     raise UnknownNameError("data", name, SETS, hint="vitlens data")
+
+
+def _require_readable(path: Path) -> None:
+    """Raise DataError for a file or folder that must not be read."""
+    needed = os.R_OK | os.X_OK if path.is_dir() else os.R_OK
+    if path.exists() and not os.access(path, needed):
+        raise DataError(f"expected data that can be read at {path}, found: Permission denied; check its permissions")
 
 
 def load_images(

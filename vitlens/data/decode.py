@@ -16,21 +16,40 @@ from typing import Final, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import UInt8
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError, features
 from torch import Tensor
 
 from vitlens.data.split import InMemory, Skipped, Source, Split
 from vitlens.errors import DataError, first_line
 from vitlens.preprocessing import CropOffset, Preprocessing
 from vitlens.shapes import Pixels
+from vitlens.signatures import described, image_format
 
 PIXEL_LIMIT = 64_000_000  # most pixels of a file, and of a resized image; a small file can claim any number
 MEMORY_LIMIT = 1 << 30  # bytes of decoded pixels that are kept in memory
 UNSTATED: Final = Preprocessing(size=(224, 224), resize=256)  # for images of different sizes without a model
 # Pillow supports more formats, one of them (EPS) by running a program
-FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".gif", ".bmp", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM", *(("AVIF",) if features.check("avif") else ()))
+_JPEG_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".pjpeg", ".pjp", ".mpo")
+_OTHER_SUFFIXES = (".png", ".apng", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp", ".avif")
+_PNM_SUFFIXES = (".ppm", ".pgm", ".pbm", ".pnm")
+READ_SUFFIXES = frozenset((*_JPEG_SUFFIXES, *_OTHER_SUFFIXES, *_PNM_SUFFIXES))
+# of images that are not read: they are counted and named, so that no class is lost without a word
+_PHOTO_SUFFIXES = (".heic", ".heif", ".jp2", ".j2k", ".jpx", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw")
+_RARE_SUFFIXES = (".svg", ".tga", ".psd", ".exr", ".hdr", ".dcm", ".fits", ".nii")
+_UNREAD_SUFFIXES = frozenset((*_PHOTO_SUFFIXES, *_RARE_SUFFIXES))
+SUFFIXES = READ_SUFFIXES | _UNREAD_SUFFIXES
 _DEEP_GREY = ("I", "I;16", "I;16B", "I;16L", "I;16N")
+TURNS = {  # what is done to the pixels, by EXIF orientation
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_ACROSS = (5, 6, 7, 8)  # those that exchange height and width
 _BATCH = 64  # files a thread takes at a time
 _ENDS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND"}  # near the end of a complete file
 
@@ -43,10 +62,21 @@ class UnreadableError(DataError):
 
 
 class Header(NamedTuple):
-    """The header of a readable file: its size as stored (height, width), and a note for the report, or None."""
+    """The header of a readable file.
+
+    size: (height, width) as displayed, after the turn that its EXIF orientation asks for; note: for the report, or
+    None; orientation: of the EXIF block, 1 for an image that is stored as it is displayed.
+    """
 
     size: tuple[int, int]
     note: str | None
+    orientation: int = 1
+
+    @property
+    def stored_size(self) -> tuple[int, int]:
+        """The size (height, width) before the turn."""
+        height, width = self.size
+        return (width, height) if self.orientation in _ACROSS else (height, width)
 
 
 def decode(given: Path | Image.Image, preprocessing: Preprocessing) -> tuple[OnePicture, Header]:
@@ -83,18 +113,45 @@ def open_image(given: Path | Image.Image) -> Iterator[Image.Image]:
     except FileNotFoundError as error:
         raise UnreadableError("expected an image file, found nothing there") from error
     except UnidentifiedImageError as error:
-        raise UnreadableError(f"expected an image ({', '.join(FORMATS)}), found something else") from error
+        raise UnreadableError(_other_than_image(given)) from error
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise UnreadableError(f"{most}more") from error
     except Exception as error:  # a damaged file makes Pillow's decoders raise nearly anything
         raise UnreadableError(first_line(error)) from error
 
 
+def _other_than_image(given: Path | Image.Image) -> str:
+    """Return why a file that Pillow does not know is no image that can be used."""
+    kind = image_format(given) if isinstance(given, Path) else ""
+    if kind and kind not in FORMATS:
+        found = f"{kind}, which is not read; save it as PNG or JPEG"
+    elif isinstance(given, Path) and not kind:
+        found = described(given) or "something else"
+    else:
+        found = "something else"
+    return f"expected an image ({', '.join(FORMATS)}), found {found}"
+
+
+def orientation_of(image: Image.Image) -> int:
+    """Return the EXIF orientation of an image, 1 where it has none or a broken one."""
+    with suppress(Exception):  # a broken EXIF block does not affect the pixels
+        orientation = int(image.getexif().get(ExifTags.Base.Orientation, 1))
+        return orientation if 1 < orientation <= 8 else 1
+    return 1
+
+
+def displayed_size(image: Image.Image) -> tuple[int, int]:
+    """Return the size (height, width) of an image after the turn that its EXIF orientation asks for."""
+    if orientation_of(image) in _ACROSS:
+        return image.width, image.height
+    return image.height, image.width
+
+
 def flatten(image: Image.Image) -> Image.Image:
     """The first frame as RGB: rotated by its EXIF orientation, transparency on white, 16 bit scaled to 8."""
     image.load()
     with suppress(Exception):  # a broken EXIF block does not affect the pixels
-        if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+        if orientation_of(image) != 1:
             image = ImageOps.exif_transpose(image)
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
@@ -169,7 +226,10 @@ def _header_of(image: Image.Image) -> Header:
     """An open image's header, with a note where it has more than one frame."""
     # a camera's MPO holds a preview beside the photograph
     animated = image.format != "MPO" and getattr(image, "is_animated", False)
-    return Header((image.height, image.width), "more than one frame, of which the first is used" if animated else None)
+    orientation = orientation_of(image)
+    return Header(
+        displayed_size(image), "more than one frame, of which the first is used" if animated else None, orientation
+    )
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,22 @@
 """Folders of images: one folder per class, with or without parts, Tiny ImageNet's, or images without labels."""
 
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NoReturn
 
 import torch
 
-from vitlens.data.decode import SUFFIXES, load_files
+from vitlens.data.decode import READ_SUFFIXES, load_files
+from vitlens.data.other_data import describe_other_data
+from vitlens.data.parts import find_parts, is_of_images, is_unlabelled, require_classes, unwrapped
 from vitlens.data.registry import DataRequest
 from vitlens.data.split import Split, hold_out
+from vitlens.data.walk import class_folders, images_below, images_in
 from vitlens.errors import DataError, in_one_line
 from vitlens.names import Part, are_imagenet, imagenet_classes, imagenet_indices
 
-_TRAIN: Final = ("train", "training")
-_TEST: Final = ("test", "val", "valid", "validation")  # the first that exists
-MANY = 100_000  # other files and folders, after which a folder is refused as not one of images
 _ANNOTATIONS: Final = "val_annotations.txt"  # of Tiny ImageNet
 _WNID: Final = re.compile(r"n\d{8}")
 
@@ -58,26 +57,35 @@ def read_listing(listing: Listing, request: DataRequest) -> Split:
 
 
 def list_folder(root: Path, *, part: Part, seed: int = 0, whole: bool = False) -> Listing:
-    """The image files of a part.
+    """Return the image files of a part.
 
-    train/ and test/ (or val/) are the parts. With train/ alone, or class folders at the top, a seeded fifth of each
-    class is held out for test; `whole` returns all images instead (for a model that was not trained on them). Images at
-    the top have no labels and no parts. Class folders that are all wnids of ImageNet get its indices and names.
+    train/ and test/ (or val/) are the parts, by the usual names in any case, where they hold class folders. With a
+    training part alone, or class folders at the top, a seeded fifth of each class is held out for test; `whole` returns
+    all images instead (for a model that was not trained on them). Images at the top have no labels and no parts. Class
+    folders that are all wnids of ImageNet get its names. Raises DataError for folders that are no classes.
     """
     if not root.is_dir():
         raise DataError(f"expected a folder of images, found no folder {str(root)!r}")
-    train, test = _inside(root, _TRAIN), _inside(root, _TEST)
-    if test and not train and part == "train":
-        raise DataError(f"expected train/ in {root}, found {test.name}/ alone; it is for evaluation")
-    if test:
-        return _list_classes(train if train and part == "train" else test, [train, test] if train else [test])
-    top = train or root
-    if not _class_folders(top):
+    top = unwrapped(root)
+    wrapping = (f"the folders of {top.relative_to(root)}/ are used",) if top != root else ()
+    parts = find_parts(top)
+    if parts.test is not None and parts.train is None and part == "train":
+        raise DataError(f"expected train/ in {top}, found {parts.test.relative_to(top)}/ alone; it is for evaluation")
+    if parts.test is not None:
+        chosen = parts.train if parts.train is not None and part == "train" else parts.test
+        listing = _list_classes(chosen, [each for each in (parts.train, parts.test) if each is not None])
+        return replace(listing, notes=(*wrapping, *parts.notes, *listing.notes))
+    folder = parts.train or top
+    children = class_folders(folder)
+    if not children:
         return Listing(list_top(root))
-    every = _list_classes(top, [top])
-    chosen, notes = hold_out(torch.tensor(every.labels), part, seed=seed, whole=whole)
-    paths, labels = (tuple(each[index] for index in chosen.tolist()) for each in (every.paths, every.labels))
-    return Listing(paths, labels, every.classes, every.notes + notes)
+    if is_of_images(children) and not images_in(folder):
+        return Listing(list_top(children[0]), notes=wrapping)
+    every = _list_classes(folder, [folder])
+    held, notes = hold_out(torch.tensor(every.labels), part, seed=seed, whole=whole)
+    paths = tuple(every.paths[index] for index in held.tolist())
+    labels = tuple(every.labels[index] for index in held.tolist())
+    return Listing(paths, labels, every.classes, (*wrapping, *parts.notes, *every.notes, *notes))
 
 
 def list_images(paths: Sequence[Path]) -> tuple[Path, ...]:
@@ -86,82 +94,62 @@ def list_images(paths: Sequence[Path]) -> tuple[Path, ...]:
     for path in paths:
         if not path.exists():
             raise DataError(f"expected an image or a folder of images, found nothing at {str(path)!r}")
-        images += (list(_images_below(path)) or _none(path)) if path.is_dir() else [path]
+        images += (list(images_below(path)) or _none(path)) if path.is_dir() else [path]
     return tuple(images)
 
 
 def list_top(folder: Path) -> tuple[Path, ...]:
     """The images of a folder that are in no other folder. Raises DataError for none."""
-    return tuple(sorted(child for child in folder.iterdir() if _is_image(child))) or _none(folder)
+    return tuple(images_in(folder)) or _none(folder)
 
 
 def _list_classes(folder: Path, parts: Sequence[Path]) -> Listing:
-    """The images of the class folders in `folder`; the classes are those of all parts together, by name."""
-    names = sorted({child.name for part in parts for child in _class_folders(part)})
-    labelled = [(name, path) for name in names for path in _images_below(folder / name)] or _none(folder)
-    indices, classes = {name: index for index, name in enumerate(names)}, tuple(names)
+    """Return the images of the class folders in `folder`; the classes are those of all parts together, by name."""
+    for each in parts:
+        require_classes(each)
+    spelling = _spelling(parts)
+    names = sorted(set(spelling.values()))
+    labelled = []
+    for child in class_folders(folder):
+        labelled += [(spelling[child.name], path) for path in images_below(child)]
+    if not labelled:
+        _none(folder)
+    labelled.sort(key=lambda pair: pair[0])  # stable: the images of a class stay in order
+    classes = tuple(names)
     if are_imagenet(names):
-        indices, classes = dict(imagenet_indices()), imagenet_classes()
-    loose = sum(1 for child in folder.iterdir() if _is_image(child))
+        classes = tuple(imagenet_classes()[imagenet_indices()[name]] for name in names)
+    indices = {name: index for index, name in enumerate(names)}
+    loose = len(images_in(folder))
     notes = (f"{loose} images beside the class folders of {folder.name}/ were left out",) if loose else ()
     return Listing(tuple(path for _, path in labelled), tuple(indices[name] for name, _ in labelled), classes, notes)
 
 
+def _spelling(parts: Sequence[Path]) -> dict[str, str]:
+    """Return the class of each folder by its name: parts that spell a class in another case share it."""
+    names = [[child.name for child in class_folders(part)] for part in parts]
+    distinct = all(len({name.casefold() for name in each}) == len(each) for each in names)
+    spelling: dict[str, str] = {}
+    first: dict[str, str] = {}
+    for name in (name for each in names for name in each):
+        spelling[name] = first.setdefault(name.casefold(), name) if distinct else name
+    return spelling
+
+
 def holds_classes(root: Path) -> bool:
-    """Whether a folder holds class folders or parts, and no images beside these."""
-    if any(_is_image(child) for child in root.iterdir()):
-        return False
-    return has_test(root) or bool(_class_folders(root))
+    """Return True where a folder holds class folders or parts with some, and no images beside these."""
+    return not images_in(root) and bool(class_folders(root)) and not is_unlabelled(root)
 
 
 def has_test(root: Path) -> bool:
-    """Whether a folder has a part for test."""
-    return _inside(root, _TEST) is not None
-
-
-def _class_folders(folder: Path) -> list[Path]:
-    """Folders with an image at any depth."""
-    children = (child for child in sorted(folder.iterdir()) if child.is_dir() and not _hidden(child.name))
-    return [child for child in children if next(_images_below(child), None) is not None]
-
-
-def _images_below(folder: Path) -> Iterator[Path]:
-    """Images at any depth, sorted, without hidden files and folders.
-
-    Raises DataError where only few of MANY files are images (a home folder, a whole disk).
-    """
-    images = others = 0
-    for place, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not _hidden(name))
-        for name in sorted(files):
-            path = Path(place, name)
-            if _is_image(path):
-                images += 1
-                yield path
-            else:
-                others += 1
-        others += 1
-        if others > MANY and others > 10 * images:
-            raise DataError(
-                f"expected a folder of images, found {images:,} images among the first {images + others:,} files and "
-                f"folders of {folder}; name the folder that holds them"
-            )
-
-
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES and not _hidden(path.name) and not path.is_dir()
-
-
-def _hidden(name: str) -> bool:
-    return name.startswith((".", "__"))
-
-
-def _inside(root: Path, names: Sequence[str]) -> Path | None:
-    return next((root / name for name in names if (root / name).is_dir()), None)
+    """Return True where a folder has a part for test."""
+    return find_parts(root).test is not None
 
 
 def _none(folder: Path) -> NoReturn:
-    raise DataError(f"expected images ({', '.join(sorted(SUFFIXES))}) in {folder}, found none")
+    hint = describe_other_data(folder)
+    if hint:
+        raise DataError(f"expected images in {folder}, found {hint}")
+    raise DataError(f"expected images ({', '.join(sorted(READ_SUFFIXES))}) in {folder}, found none")
 
 
 def load_tiny_imagenet(request: DataRequest) -> Split:
@@ -175,12 +163,12 @@ def load_tiny_imagenet(request: DataRequest) -> Split:
     root = request.path
     annotated = {row[0]: row[1] for row in _table(root / "val" / _ANNOTATIONS, wnid=1)}
     listed = [row[0] for row in _table(root / "wnids.txt", wnid=0)]
-    folders = _class_folders(root / "train") if (root / "train").is_dir() else []
+    folders = class_folders(root / "train") if (root / "train").is_dir() else []
     train = [folder.name for folder in folders if _WNID.fullmatch(folder.name)]
     if request.part == "train":
         if not train:
             raise DataError(f"expected train/<wnid>/images/ in {root} to train on, found none")
-        labelled = [(path, wnid) for wnid in train for path in _images_below(root / "train" / wnid)]
+        labelled = [(path, wnid) for wnid in train for path in images_below(root / "train" / wnid)]
         note = "train/ is used; val/ is the test part"
     else:
         files = list_images([root / "val" / "images"])

@@ -11,10 +11,23 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitlens.data.decode import SUFFIXES, Header, UnreadableError, fit, open_image, probe, quiet_pillow, stored_size
+from vitlens.data.decode import (
+    READ_SUFFIXES,
+    TURNS,
+    Header,
+    UnreadableError,
+    displayed_size,
+    fit,
+    open_image,
+    probe,
+    quiet_pillow,
+    stored_size,
+)
 from vitlens.data.folder import Listing, has_test, list_top, read_listing
+from vitlens.data.mask_values import read_mask
 from vitlens.data.registry import DataRequest
 from vitlens.data.split import Skipped, Split
+from vitlens.data.walk import images_in
 from vitlens.errors import DataError
 from vitlens.files import read_json
 from vitlens.names import imagenet_classes
@@ -35,12 +48,16 @@ _Pixels: TypeAlias = Annotated[int, between(1, 1_000_000)]
 
 @dataclass(frozen=True)
 class Object:
-    """One image's object before it is drawn: the size (height, width) in px of its mask; the mask's file, or boxes
-    (x, y, width, height) in px."""
+    """One image's object before it is drawn.
+
+    size: (height, width) in px of its mask; file: of the mask, or boxes: (x, y, width, height) in px; orientation: the
+    EXIF orientation by which the mask is turned as its image is, 1 for none.
+    """
 
     size: tuple[int, int]
     file: Path | None = None
     boxes: Sequence[tuple[float, float, float, float]] = ()
+    orientation: int = 1
 
     def mask(self, preprocessing: Preprocessing) -> Tensor:
         """The mask (height, width), preprocessed as its image. Raises UnreadableError."""
@@ -50,11 +67,10 @@ class Object:
                 inside[_centres(y, y + height, self.size[0]), _centres(x, x + width, self.size[1])] = True
         else:
             with open_image(self.file) as image:
-                if image.mode == "F":
-                    raise UnreadableError("expected a mask of whole numbers, found floating point; save it as PNG")
-                values = np.asarray(image if image.mode.startswith("I") else image.convert("L"))
-            inside = np.asarray(values > values.max() / 2)
+                inside = read_mask(image)
         drawn = Image.fromarray((255 * inside).astype(np.uint8)).convert("RGB")
+        if self.orientation != 1:
+            drawn = drawn.transpose(TURNS[self.orientation])
         black = None if preprocessing.fill is None else (0, 0, 0)  # a border is no object
         return fit(drawn, replace(preprocessing, fill=black))[0] > 127
 
@@ -100,16 +116,19 @@ class _Labelled:
 
 def has_objects(root: Path) -> bool:
     """Whether a folder is images/ with masks/ or with COCO's boxes (annotations.json) beside it."""
+    if not (root / "images").is_dir():
+        return False
     masked = (root / "masks").is_dir() or (root / _BOXES).is_file()
-    return masked and (root / "images").is_dir() and not has_test(root)
+    return masked and bool(images_in(root / "images")) and not has_test(root)
 
 
 def load(request: DataRequest) -> Split:
     """The images of a folder with their masks, resized and cropped as the images are.
 
-    The mask of images/NAME.* is masks/NAME.*, True above half of its largest value; in a folder without masks/, it is
-    the union of the image's boxes in annotations.json (COCO's format: images, annotations, bbox as x, y, width, height
-    in px). An image without a mask, or whose mask is damaged or of another size, is left out and listed in `skipped`.
+    The mask of images/NAME.* is masks/NAME.*, of two values, see `read_mask`; in a folder without masks/, it is the
+    union of the image's boxes in annotations.json (COCO's format: images, annotations, bbox as x, y, width, height in
+    px). A mask of the size that a turned photograph is stored in is turned with it. An image without a mask, or whose
+    mask is damaged, of more than two values or of another size, is left out and listed in `skipped`.
     Where index.json has an `imagenet_class` for every image, these are the labels. Images that already have the model's
     size are not cropped. Raises DataError when no image has a mask, and for damaged JSON.
     """
@@ -119,23 +138,26 @@ def load(request: DataRequest) -> Split:
     boxed = not (root / "masks").is_dir()
     known = _boxes(root / _BOXES) if boxed else {}
     listed = [] if boxed else sorted((root / "masks").iterdir())
-    files = {file.stem: file for file in listed if file.suffix.lower() in SUFFIXES}
+    files = {file.stem: file for file in listed if file.suffix.lower() in READ_SUFFIXES}
     objects: dict[Path, Object] = {}
     masks: dict[str, Tensor] = {}
     reasons: dict[Path, str] = {}
     with quiet_pillow():
-        for path, header in zip(paths, probe(paths)):
+        headers = probe(paths)
+        for path, header in zip(paths, headers):
             try:
                 objects[path] = _fitting(header, known.get(path.name), files.get(path.stem), boxed=boxed)
             except UnreadableError as why:
                 reasons[path] = str(why)
-        whole = preprocessing.is_cropped and {each.size for each in objects.values()} == {preprocessing.size}
+        sizes = {header.size for path, header in zip(paths, headers) if path in objects and isinstance(header, Header)}
+        whole = preprocessing.is_cropped and sizes == {preprocessing.size}
         preprocessing = preprocessing.at_size(preprocessing.size) if whole else preprocessing
         for path, each in objects.items():
             try:
                 masks[path.name] = each.mask(preprocessing)
             except UnreadableError as why:
                 reasons[path] = _damaged(why)
+        turned = _unclear_turns([(path, header) for path, header in zip(paths, headers) if path.name in masks])
     skipped = tuple(Skipped(path.name, reasons[path]) for path in paths if path in reasons)
     if not masks:
         raise DataError(
@@ -153,8 +175,28 @@ def load(request: DataRequest) -> Split:
         masks=torch.stack([masks[name] for name in names]),
         files=names,
         skipped=skipped + split.skipped,
-        notes=split.notes + ((_WHOLE,) if whole else ()) + ((_BOXED,) if boxed else ()),
+        notes=split.notes + _notes(whole=whole, boxed=boxed, turned=turned),
     )
+
+
+def _notes(*, whole: bool, boxed: bool, turned: int) -> tuple[str, ...]:
+    notes = []
+    if whole:
+        notes.append(_WHOLE)
+    if boxed:
+        notes.append(_BOXED)
+    if turned:
+        notes.append(
+            f"{turned} photographs are turned by their EXIF block, and their size does not show whether the masks are, "
+            "too: the masks are taken as drawn on the photographs as displayed"
+        )
+    return tuple(notes)
+
+
+def _unclear_turns(used: Sequence[tuple[Path, Header | UnreadableError]]) -> int:
+    """Return the number of turned images whose size is the same before and after the turn."""
+    headers = [header for _, header in used if isinstance(header, Header)]
+    return sum(header.orientation != 1 and header.size == header.stored_size for header in headers)
 
 
 def _fitting(header: Header | UnreadableError, known: Object | None, file: Path | None, *, boxed: bool) -> Object:
@@ -164,20 +206,22 @@ def _fitting(header: Header | UnreadableError, known: Object | None, file: Path 
     if file is not None:
         try:
             with open_image(file) as image:
-                known = Object((image.height, image.width), file)
+                known = Object(displayed_size(image), file)
         except UnreadableError as why:
             raise UnreadableError(_damaged(why)) from why
     if known is None:
         where = f"box in {_BOXES}" if boxed else "readable mask of the same name in masks/"
         raise UnreadableError(f"expected a {where}, found none")
-    if known.size != header.size:
-        sizes = (f"{width}x{height}" for height, width in (header.size, known.size))
-        raise UnreadableError("expected a mask of {} px, found {}".format(*sizes))
-    return known
+    if known.size == header.size:
+        return known
+    if known.size == header.stored_size:  # drawn on the pixels as they are stored, without the turn
+        return replace(known, orientation=header.orientation)
+    sizes = (f"{width}x{height}" for height, width in (header.size, known.size))
+    raise UnreadableError("expected a mask of {} px, found {}".format(*sizes))
 
 
 def _damaged(why: UnreadableError) -> str:
-    return f"expected a readable mask, found a damaged one ({why})"
+    return f"of its mask: {why}"
 
 
 def _boxes(file: Path) -> Mapping[str, Object]:

@@ -56,7 +56,8 @@ class Layout:
 
 @dataclass(frozen=True)
 class DataRequest:
-    """A request for data; see load_data. name: of a set, or a path."""
+    """A request for data; see load_data. name: of a set, or a path; labels: a table of the labels of a folder's
+    images."""
 
     name: str
     part: Part
@@ -67,6 +68,7 @@ class DataRequest:
     scenes: int | None = None
     whole: bool = False
     progress: Callable[[int, int], None] | None = None
+    labels: Path | None = None
 
     @property
     def path(self) -> Path:
@@ -113,7 +115,8 @@ LAYOUTS: Final = (  # the first that recognises a path reads it
         lambda path: path.is_dir() and path.suffix.lower() != ".npz",
         "vitlens.data.folder:load",
         "FOLDER",
-        "class folders, with train/ and test/ or val/ inside or divided by seed; or loose images",
+        "class folders, with train/ and test/ or val/ inside or divided by seed; or loose images, which --labels "
+        "FILE.csv labels",
     ),
     Layout(
         lambda path: path.suffix.lower() == ".npz",

@@ -5,9 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from vitlens.errors import InputError, ModelError, UnknownNameError, in_one_line
 from vitlens.models.anatomy import is_headless
+from vitlens.models.configs import VIT_PRESETS
 from vitlens.models.language_image import has_text_tower, zero_shot
 from vitlens.models.model import Model, Provenance
 from vitlens.models.naming import RANDOM, ModelName, parse_model, require_rule
@@ -23,7 +25,7 @@ from vitlens.models.rebuild import (
     versions,
 )
 from vitlens.models.sources.registry import SOURCES, ModelRequest, require_source
-from vitlens.models.weights import read_weights
+from vitlens.models.weights import fit_names, read_weights
 from vitlens.names import PRESETS
 from vitlens.preprocessing import require_side_lengths
 from vitlens.references import resolved
@@ -112,20 +114,58 @@ def load_built(request: ModelRequest) -> Model:
             f"expected a trained model, found the {request.source.kind} {name!r}; train one first: "
             f"vitlens train {name} --data digits"
         )
-    weights = read_weights(file) if file else None
-    state, notes = (weights.state, list(weights.notes)) if weights else (None, [])
-    architecture = Architecture(request.source.kind, request.short, None, request.image_size)
-    size = "its own size" if request.image_size is None else "{}x{} px".format(*request.image_size)
+    beside = resolved(request.source.beside)(file) if file is not None and request.source.beside else None
+    image_size = request.image_size or (None if beside is None else beside.image_size)
+    architecture = Architecture(request.source.kind, request.short, None, image_size)
+    state: dict[str, Tensor] | None = None
+    notes: list[str] = []
+    if file is not None:
+        weights = read_weights(file)
+        architecture, state, fitting = _fitted(architecture, weights.state)
+        notes = [*weights.notes, *fitting]
+    size = "its own size" if image_size is None else "{}x{} px".format(*image_size)
     with in_one_line(f"{name} at {size} to run", "check --image-size"):
         with seeded(request.seed):
             module, preprocessing = build(architecture, state=state, pretrained=not (request.random or file))
         outputs = count_classes(module, preprocessing.size)
     classes = () if is_headless(module) else default_classes(outputs)
+    if beside is not None:
+        preprocessing = beside.preprocessing(module, image_size)
+        classes = beside.names if len(beside.names) == len(classes) else classes
+        notes.append(beside.note)
     for key, value in module.state_dict().items():  # positions, for another image size
         if state is not None and key in state and state[key].shape != value.shape:
             notes.append(f"resized {key!r} from {tuple(state[key].shape)} to {tuple(value.shape)}")
     architecture = replace(architecture, classes=len(classes))
     return assemble(module, architecture, preprocessing, classes, request.alias, provenance_of(request, notes))
+
+
+def _fitted(
+    architecture: Architecture, state: dict[str, Tensor]
+) -> tuple[Architecture, dict[str, Tensor], tuple[str, ...]]:
+    """Return the architecture, without a classifier where the weights have none, and the weights by its names."""
+    reference = _reference(architecture)
+    expected = reference.state_dict()
+    config = getattr(reference, "pretrained_cfg", None) or {}
+    named = config.get("classifier") or ("head" if architecture.name in VIT_PRESETS else ())
+    heads = (named,) if isinstance(named, str) else tuple(named)
+    fitted, notes = fit_names(state, expected, heads=heads)
+    lacking = [name for name in expected if name not in fitted]
+    starts = tuple(f"{head}." for head in heads)
+    if lacking and all(name.startswith(starts) for name in lacking) and not fitted.keys() - expected.keys():
+        architecture = replace(architecture, classes=0)
+        notes = (*notes, "the weights have no classifier; features alone")
+    return architecture, fitted, notes
+
+
+def _reference(architecture: Architecture) -> torch.nn.Module:
+    """Return the module of an architecture without its own memory where its library can make it so."""
+    with seeded(0):
+        try:
+            with torch.device("meta"):
+                return build(architecture)[0]
+        except (NotImplementedError, RuntimeError):  # a library that computes with what it has just made
+            return build(architecture)[0]
 
 
 def untrained(

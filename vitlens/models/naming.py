@@ -32,18 +32,37 @@ class ModelName:
 
 
 def parse_model(text: str) -> ModelName:
-    """The parts of `[alias=]NAME[@weights]`; without an alias, it is derived from the last part of the name."""
-    match = _ALIAS.match(text)
-    alias, rest = match.groups() if match else (None, text)
-    name, _, weights = rest.partition("@")
+    """Return the parts of `[alias=]NAME[@weights]`; without an alias, it is derived from the last part of the name.
+
+    "=" and "@" in the name of an existing file or folder are part of it.
+    """
+    typed, rest = _alias_of(text)
+    name, weights = _weights_of(rest)
     if not name:
         raise InputError(f"expected MODEL as [alias=]NAME[@weights], found {text!r}; see vitlens models")
-    derived = _last_part(name) + (f"-{RANDOM}" if weights == RANDOM else "")
-    if not is_name(alias or derived):  # it is part of file names
-        raise InputError(
-            f"expected a name for files and reports, found {(alias or derived)[:80]!r}; write alias={name[:80]}"
-        )
-    return ModelName(name, alias or derived, weights or None)
+    alias = typed or _last_part(name) + (f"-{RANDOM}" if weights == RANDOM else "")
+    if not is_name(alias):  # it is part of file names
+        raise InputError(f"expected a name for files and reports, found {alias[:80]!r}; write alias={name[:80]}")
+    return ModelName(name, alias, weights or None)
+
+
+def _alias_of(text: str) -> tuple[str | None, str]:
+    """Return the alias that was typed, or None, and the rest."""
+    match = _ALIAS.match(text)
+    if match is None or os.path.lexists(text) or os.path.lexists(_weights_of(text)[0]):
+        return None, text
+    return match[1], match[2]
+
+
+def _weights_of(text: str) -> tuple[str, str]:
+    """Return the name and the weights after it, "" for none: divided at the first "@" behind an existing path."""
+    if os.path.lexists(text):
+        return text, ""
+    for position, letter in enumerate(text):
+        if letter == "@" and os.path.lexists(text[:position]):
+            return text[:position], text[position + 1 :]
+    name, _, weights = text.partition("@")
+    return name, weights
 
 
 def parse_models(texts: Sequence[str]) -> tuple[ModelName, ...]:
@@ -52,15 +71,16 @@ def parse_models(texts: Sequence[str]) -> tuple[ModelName, ...]:
     Raises InputError for an alias given twice.
     """
     parsed = [parse_model(text) for text in texts]
-    typed = [text.partition("=")[0] for text in texts if _ALIAS.match(text)]
+    aliases = [_alias_of(text)[0] for text in texts]
+    typed = [alias for alias in aliases if alias is not None]
     twice = {alias for alias in typed if typed.count(alias) > 1}
     if twice:
         raise InputError(f"expected every alias once, found {sorted(twice)[0]!r} twice; write first=NAME second=NAME")
     taken = set(typed)
     unique = []
-    for text, model in zip(texts, parsed):
+    for given, model in zip(aliases, parsed):
         alias, number = model.alias, 2
-        while alias in taken and not _ALIAS.match(text):
+        while alias in taken and given is None:
             alias, number = f"{model.alias}-{number}", number + 1
         taken.add(alias)
         unique.append(replace(model, alias=alias))
@@ -75,7 +95,10 @@ def require_rule(texts: Sequence[str]) -> None:
     prefixes = tuple(source.prefix for source in SOURCES.values() if source.prefix)
     for text in texts:
         alias, equals, _ = text.partition("=")
-        if not equals or text.startswith(prefixes) or os.path.lexists(text.partition("@")[0]):
+        name, weights = _weights_of(text)
+        if not equals or text.startswith(prefixes) or os.path.lexists(name):
+            continue
+        if "@" in alias and os.path.lexists(weights):  # the "=" is one of the weights' name
             continue
         if not _ALIAS.match(f"{alias}=NAME") or len(alias) > ALIAS_LENGTH:
             raise InputError(f"expected alias=NAME with an alias of {ALIAS_RULE}, found {alias!r}")
@@ -86,6 +109,7 @@ def _last_part(name: str) -> str:
     last = Path(name.split(":")[-1]).name or name
     if last in (".", "..", "/"):
         last = Path(name).resolve().name or "model"
-    last = Path(last).stem if last.endswith(WEIGHTS_FILES) else last
+    suffix = next((suffix for suffix in WEIGHTS_FILES if last.endswith(suffix)), "")
+    last = last.removesuffix(suffix)
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", last).lstrip("._-").rstrip("-")
     return plain[:_DERIVED_LENGTH] or "model"

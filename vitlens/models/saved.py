@@ -13,7 +13,7 @@ from safetensors.torch import save as as_bytes
 from torch import Tensor, nn
 
 from vitlens.errors import InputError, ModelError, in_one_line
-from vitlens.files import sha256, write_bytes
+from vitlens.files import read_json, sha256, write_bytes
 from vitlens.models.configs import CLASSES
 from vitlens.models.model import Model, Provenance
 from vitlens.models.rebuild import Architecture, assemble, build, seeded, versions
@@ -72,6 +72,10 @@ def load_run(request: ModelRequest) -> Model:
     file = Path(request.name) / WEIGHTS_FILE
     if file.with_name("preprocessor_config.json").is_file() and not _is_described(file):
         raise ModelError(f"expected a run folder, found one of transformers; write hf:{request.name}")
+    architecture = timm_architecture(Path(request.name))
+    if architecture and not _is_described(file):
+        weights = next((path for path in (file, *sorted(file.parent.glob("*.bin"))) if path.is_file()), file)
+        raise ModelError(f"expected a run folder, found one of timm's hub; write timm:{architecture}@{weights}")
     if not file.is_file():
         raise ModelError(
             f"expected a run folder with {WEIGHTS_FILE}, found none in {request.name}; vitlens train writes it"
@@ -85,7 +89,7 @@ def load_weights(request: ModelRequest) -> Model:
     Raises ModelError for a file that does not exist or has no architecture.
     """
     file = Path(request.name)
-    if not file.is_file():
+    if not file.exists():
         raise ModelError(f"expected a weights file, found nothing at {request.name}; see vitlens models")
     if _is_described(file):
         return load_file(file, request, file.name)
@@ -97,6 +101,15 @@ def load_weights(request: ModelRequest) -> Model:
         raise InputError(f"expected an architecture for the weights in {request.name}, found {received}")
     model: Model = resolved(source.load)(replace(request, source=source, name=request.arch, file=file, arch=None))
     return model
+
+
+def timm_architecture(folder: Path) -> str:
+    """Return the architecture in the config.json of a folder of timm's hub, "" for another folder."""
+    config = folder / "config.json"
+    content = read_json(config, error=ModelError) if config.is_file() else None
+    if not isinstance(content, dict) or not {"architecture", "pretrained_cfg"} <= content.keys():
+        return ""
+    return str(content["architecture"])[:200]
 
 
 def _is_described(file: Path) -> bool:

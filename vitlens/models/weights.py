@@ -1,9 +1,11 @@
 """Weights from files: safetensors or a plain state dict, never a pickle that could run code."""
 
+import os
 import pickle
+import re
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,10 +14,67 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from vitlens.errors import ModelError, first_line
+from vitlens.signatures import described, is_pickle, is_safetensors
 
-_WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model", "module")
+_AVERAGES = ("state_dict_ema", "model_ema_state_dict", "ema_state_dict", "model_ema", "ema_model", "ema", "params_ema")
+_WHOLE = (
+    "state_dict",
+    "model_state_dict",
+    "model_state",
+    "model",
+    "module",
+    "network",
+    "net",
+    "teacher",
+    "student",
+    "checkpoint",
+)
+_PARTS = ("backbone", "encoder", "params", "weights")
+_WRAPPERS = (*_AVERAGES, *_WHOLE, *_PARTS)
 _PREFIXES = ("module.", "_orig_mod.", "model.", "ema.", "backbone.")
 _NESTED = 8  # nested wrappers, and prefixes one after the other
+_SUFFIXES = (".safetensors", ".pth", ".bin", ".pt", ".ckpt", ".tar")  # of files in a folder that was named
+_SHOWN = 3  # names and entries in a message
+_DOT = re.compile(r"\.")
+_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
+# what training files store beside the weights; none of it is made, see Ignored
+_IGNORED = (
+    "argparse.Namespace",
+    "types.SimpleNamespace",
+    "numpy.core.multiarray.scalar",
+    "numpy._core.multiarray.scalar",
+    "numpy.core.multiarray._reconstruct",
+    "numpy._core.multiarray._reconstruct",
+    "numpy.ndarray",
+    "numpy.dtype",
+    "pathlib.PosixPath",
+    "pathlib.WindowsPath",
+    "pathlib.PurePosixPath",
+    "pathlib._local.PosixPath",
+    "pathlib._local.WindowsPath",
+)
+_RANKS = {"ema": 0, "average": 0, "teacher": 1, "base_encoder": 2, "student": 4, "momentum": 5}  # of networks in a file
+_NEUTRAL = 3  # rank of any other
+_CLASSIFIERS = ("classifier", "head", "fc", "linear", "cls_head", "classification_head", "linear_head")
+_TRAINING = re.compile(  # what pretraining alone needs, among them the projection heads of MoCo and DINO
+    r"(decoder|mask_token|criterion|loss|n_averaged|projector|predictor|projection_head|queue|head\.(\d+|mlp|last_layer)\.)"
+)
+_CAUSES = (  # of names that a model does not have
+    (r"lora_|modules_to_save|base_layer\.", "these are adapters (LoRA): merge them first (merge_and_unload of peft)"),
+    (
+        r"^fc_norm\.",
+        "fc_norm is of a model that averages its patches: load it with --model-file and "
+        "timm.create_model(NAME, global_pool='avg')",
+    ),
+    (r"encoder\.layers?\.\d+\.attention\.(attention|self)\.", "the names are those of transformers: use hf:FOLDER"),
+    (r"encoder_layer_\d+\.", "the names are those of torchvision: use torchvision:NAME"),
+    (r"transformer\.resblocks\.", "the names are those of CLIP: use open-clip:ARCH"),
+    (
+        r"layers\.\d+\.(ln1|ffn\.layers|attn\.attn)\b",
+        "the names are those of MMPretrain: convert them to timm's, or load the model with --model-file",
+    ),
+    (r"^decoder|mask_token", "decoder and mask_token are of pretraining (MAE): take the encoder's weights alone"),
+)
 _NAME = 1000  # characters of a tensor's name
 _SPREAD = 16  # limit of the tensors' memory over the file's size; tensors may share memory
 _SLACK = 1 << 20  # bytes
@@ -30,15 +89,14 @@ class Weights(NamedTuple):
 
 
 def read_weights(path: Path) -> Weights:
-    """The state dict in a .safetensors, .pth or .pt file, without the usual wrappers.
+    """The state dict in a file of safetensors or of torch.save, whatever its suffix, without the usual wrappers.
 
     Raises ModelError when the file is missing, unreadable, or holds anything but finite tensors of real numbers.
     """
-    if not path.is_file():
-        raise ModelError(f"expected a weights file, found nothing at {path}; give --weights FILE")
+    _require_file(path)
     stored: object
     metadata: dict[str, str] = {}
-    if path.suffix == ".safetensors":
+    if is_safetensors(path) or (path.suffix == ".safetensors" and not is_pickle(path) and not described(path)):
         try:
             with safe_open(str(path), framework="pt") as file:
                 stored = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
@@ -46,21 +104,8 @@ def read_weights(path: Path) -> Weights:
         except (SafetensorError, OSError) as error:
             raise ModelError(f"expected safetensors in {path}, found a file that is not ({error})") from error
     else:
-        require_unpacked(path)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of the protocol of a damaged pickle
-                stored = torch.load(path, map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError as error:
-            raise ModelError(
-                f"expected a plain state dict in {path}, found a pickle that would run code: refused; "
-                "save it again with torch.save(model.state_dict(), FILE) or as safetensors"
-            ) from error
-        except Exception as error:  # torch's reader raises a dozen types for a damaged file
-            raise ModelError(
-                f"expected a state dict in {path}, found a file that torch cannot read; {first_line(error)}"
-            ) from error
-    state, notes = _unwrapped(stored)
+        stored = _load_plainly(path)
+    state, notes = _unwrapped(stored, path)
     room = _SPREAD * path.stat().st_size + _SLACK
     for name, value in state.items():
         other = value.layout != torch.strided or value.is_quantized or value.device.type != "cpu" or value.is_complex()
@@ -71,21 +116,108 @@ def read_weights(path: Path) -> Weights:
                 f"expected plain tensors of real numbers in {path}, found shape {tuple(value.shape)}, {kind}, in "
                 f"{name[:80]!r}; save model.state_dict() again"
             )
+        if value.ndim > 1 and name.endswith("weight") and not value.is_floating_point():
+            raise ModelError(
+                f"expected weights of floating-point numbers in {path}, found {value.dtype} in {name[:80]!r}: "
+                "quantised, without the scales that belong to them; take the weights from before"
+            )
     require_finite(state, path)
     return Weights(state, metadata, notes)
 
 
-def _unwrapped(stored: object) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+def _require_file(path: Path) -> None:
+    """Raise ModelError for what is no file that can be read."""
+    if path.is_dir():
+        inside = next((file.name for suffix in _SUFFIXES for file in sorted(path.glob(f"*{suffix}"))), None)
+        advice = f"name {path / inside}" if inside else "name a file of weights"
+        raise ModelError(f"expected a weights file, found the folder {path}; {advice}")
+    if not path.is_file():
+        raise ModelError(f"expected a weights file, found nothing at {path}; give --weights FILE")
+    if not os.access(path, os.R_OK):
+        raise ModelError(f"expected a weights file that can be read, found no permission to read {path}; see chmod")
+
+
+def _load_plainly(path: Path) -> object:
+    """Return what torch.save stored, without running code: of other types than torch's own, a few are left empty."""
+    kind = described(path)
+    if kind:
+        raise ModelError(f"expected a state dict or safetensors in {path}, found {kind}{_advice(kind, path)}")
+    require_unpacked(path)
+    try:
+        with warnings.catch_warnings(), torch.serialization.safe_globals([(Ignored, name) for name in _IGNORED]):
+            warnings.simplefilter("ignore")  # of the protocol of a damaged pickle
+            with path.open("rb") as file:  # torch itself goes by the suffix
+                return torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if not is_pickle(path):
+            raise ModelError(
+                f"expected a state dict in {path}, found a file of another kind; save it with "
+                "torch.save(model.state_dict(), FILE) or as safetensors"
+            ) from error
+        named = _GLOBAL.search(str(error))
+        what = f" ({named[1][:80]})" if named else ""
+        raise ModelError(
+            f"expected a plain state dict in {path}, found a pickle that would run code: refused{what}; save it again "
+            "where it was made, with torch.save(model.state_dict(), FILE) or as safetensors. Where you trust the file: "
+            f"{_conversion(path)}"
+        ) from error
+    except Exception as error:  # torch's reader raises a dozen types for a damaged file
+        raise ModelError(
+            f"expected a state dict in {path}, found a file that torch cannot read; {first_line(error)}"
+        ) from error
+
+
+def _conversion(path: Path) -> str:
+    """Return the command that saves the weights of a file that is trusted."""
+    code = (
+        f"import torch; f = torch.load({str(path)!r}, weights_only=False); "
+        "torch.save(f.get('state_dict', f.get('model', f)), 'weights.pth')"
+    )
+    return f'python -c "{code}"'
+
+
+def _advice(kind: str, path: Path) -> str:
+    if ":" in kind:  # it says so itself
+        return ""
+    if "NumPy" in kind:
+        code = (
+            f"import timm, torch; m = timm.create_model('NAME', checkpoint_path={str(path)!r}); "
+            "torch.save(m.state_dict(), 'weights.pth')"
+        )
+        return f'; timm converts those of its ViTs: python -c "{code}"'
+    if "TorchScript" in kind:
+        code = f"import torch; torch.save(torch.jit.load({str(path)!r}).state_dict(), 'weights.pth')"
+        return f'; where you trust it: python -c "{code}"'
+    return "; save them with torch.save(model.state_dict(), FILE) or as safetensors"
+
+
+class Ignored:
+    """An instance in place of what a training file stores beside its weights, such as its options: nothing is kept."""
+
+    def __new__(cls, *_args: object, **_options: object) -> "Ignored":
+        """Return an empty instance, whatever the arguments."""
+        return super().__new__(cls)
+
+    def __init__(self, *_args: object, **_options: object) -> None:
+        """Keep nothing."""
+
+    def __setstate__(self, _state: object) -> None:
+        """Keep nothing."""
+
+
+def _unwrapped(stored: object, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """The tensors without the usual wrappers and prefixes, and what was removed, in words."""
     notes: list[str] = []
     while isinstance(stored, Mapping) and len(notes) < _NESTED:
-        wrapper = next((key for key in _WRAPPERS if isinstance(stored.get(key), Mapping)), None)
+        wrapper = next((key for key in _WRAPPERS if _holds_state(stored.get(key))), None) or _only_state(stored)
         if wrapper is None:
             break
-        notes.append(f"took the weights from {wrapper!r}")
+        notes.append(f"took the weights from {wrapper[:80]!r}")
         stored = stored[wrapper]
     if not isinstance(stored, Mapping) or not stored or not all(isinstance(value, Tensor) for value in stored.values()):
-        raise ModelError("expected a state dict (names to tensors), found something else; save model.state_dict()")
+        raise ModelError(
+            f"expected a state dict (names to tensors) in {path}, found {_contents(stored)}; save model.state_dict()"
+        )
     if any(len(str(key)) > _NAME for key in stored):
         raise ModelError(f"expected names of tensors of at most {_NAME:,} characters, found a longer one")
     state = {str(key): value for key, value in stored.items()}
@@ -95,6 +227,38 @@ def _unwrapped(stored: object) -> tuple[dict[str, Tensor], tuple[str, ...]]:
         notes.append(f"took {prefix!r} off every name")
         state = {key.removeprefix(prefix): value for key, value in state.items()}
     return state, tuple(notes)
+
+
+def _only_state(stored: Mapping[object, object]) -> str | None:
+    """Return the key of the one state dict among other entries, None where there is none or more than one."""
+    states = [key for key, value in stored.items() if isinstance(key, str) and _is_state(value)]
+    return states[0] if len(states) == 1 else None
+
+
+def _holds_state(value: object, depth: int = _NESTED) -> bool:
+    """Return True for a state dict, and for a mapping with one under a usual key."""
+    if _is_state(value):
+        return True
+    return (
+        depth > 0 and isinstance(value, Mapping) and any(_holds_state(value.get(key), depth - 1) for key in _WRAPPERS)
+    )
+
+
+def _is_state(value: object) -> bool:
+    return isinstance(value, Mapping) and bool(value) and all(isinstance(each, Tensor) for each in value.values())
+
+
+def _contents(stored: object) -> str:
+    """Return what is stored in place of a state dict, in words."""
+    if not isinstance(stored, Mapping):
+        return "a tensor" if isinstance(stored, Tensor) else f"an object of type {type(stored).__name__}"
+    if not stored:
+        return "an empty one"
+    others = [key for key, value in stored.items() if not isinstance(value, Tensor)]
+    if len(others) < len(stored):
+        return f"{str(others[0])[:80]!r} ({type(stored[others[0]]).__name__}) among the tensors"
+    shown = ", ".join(f"{str(key)[:40]!r} ({type(value).__name__})" for key, value in list(stored.items())[:_SHOWN])
+    return f"the entries {shown}" + (f" and {len(stored) - _SHOWN} more" if len(stored) > _SHOWN else "")
 
 
 def require_unpacked(path: Path) -> None:
@@ -134,18 +298,126 @@ def require_finite(state: Mapping[str, Tensor], path: Path) -> None:
             )
 
 
+def fit_names(
+    state: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, heads: Sequence[str] = ()
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Return the state dict by the names of a model, without a prefix that most of them share; and what was done.
+
+    Names without that prefix are not the model's (a loss, a second network) and are left out; so is what only
+    pretraining needs, where all other names fit. heads: modules of the classifier, which may be missing, or have
+    another name. Raises ModelError for whole numbers in place of weights.
+    """
+    notes: list[str] = []
+    counts: dict[str, int] = {}
+    for name in state:
+        for start in (0, *(match.end() for match in _DOT.finditer(name))):
+            if name[start:] in expected:
+                counts[name[:start]] = counts.get(name[:start], 0) + 1
+    prefix = min(counts, key=lambda each: (-counts[each], _preference(each)), default="")
+    prefix = prefix if 2 * counts.get(prefix, 0) >= len(expected) else ""
+    fitted = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    if prefix:
+        notes.append(f"took {prefix!r} off {len(fitted)} of {len(state)} names")
+    head, note = _classifier(state, prefix, expected, heads)
+    if head:
+        notes.append(note)
+        fitted = {name: value for name, value in fitted.items() if not _is_one_of(value, head.values())} | head
+    left = [
+        name for name, value in state.items() if not name.startswith(prefix) and not _is_one_of(value, head.values())
+    ]
+    if left:
+        notes.append(f"left out {_shown(left)}, without that prefix")
+    lacking = [name for name in expected if name not in fitted]
+    starts = tuple(f"{module}." for module in heads)
+    only_head = all(name.startswith(starts) for name in lacking)
+    training = [name for name in fitted if name not in expected and _TRAINING.match(name)]
+    if training and only_head:
+        fitted = {name: value for name, value in fitted.items() if name not in training}
+        notes.append(f"left out {_shown(training)}, which pretraining alone needs")
+    _require_floats(fitted, expected)
+    return fitted, tuple(notes)
+
+
+def _is_one_of(value: Tensor, others: Iterable[Tensor]) -> bool:
+    return any(value is other for other in others)
+
+
+def _require_floats(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Raise ModelError for whole numbers in place of floating-point ones."""
+    for name, value in state.items():
+        wanted = expected.get(name)
+        if wanted is not None and wanted.is_floating_point() and not value.is_floating_point():
+            raise ModelError(
+                f"expected floating-point numbers in {name[:80]!r}, found {value.dtype}: quantised, without the scales "
+                "that belong to them; take the weights from before"
+            )
+
+
+def _classifier(
+    state: Mapping[str, Tensor], prefix: str, expected: Mapping[str, Tensor], heads: Sequence[str]
+) -> tuple[dict[str, Tensor], str]:
+    """Return the classifier of a file under another name, by the model's name, and a note; none where the file has the
+    model's, or not one other alone of the right width. prefix: of the model's other names."""
+    wanted = expected.get(f"{heads[0]}.weight") if len(heads) == 1 else None
+    if wanted is None or wanted.ndim != 2 or f"{prefix}{heads[0]}.weight" in state:
+        return {}, ""
+    modules = set()
+    for name in state:
+        module, _, last = name.rpartition(".")
+        is_other = not name.startswith(prefix) or name.removeprefix(prefix) not in expected
+        if is_other and last == "weight" and module.rpartition(".")[2] in _CLASSIFIERS:
+            modules.add(module)
+    if len(modules) != 1:
+        return {}, ""
+    module = modules.pop()
+    weight = state[f"{module}.weight"]
+    bias = state.get(f"{module}.bias")
+    if bias is None or weight.ndim != 2 or weight.shape[1] != wanted.shape[1]:
+        return {}, ""
+    return {f"{heads[0]}.weight": weight, f"{heads[0]}.bias": bias}, f"took {module!r} for the classifier {heads[0]!r}"
+
+
+def _preference(prefix: str) -> int:
+    """Return the rank of a network among several: an average of the weights first, as in timm."""
+    ranks = [rank for word, rank in _RANKS.items() if word in prefix]
+    return min(ranks, default=_NEUTRAL)
+
+
+def _shown(names: Sequence[str]) -> str:
+    listed = ", ".join(repr(name[:80]) for name in names[:_SHOWN])
+    return listed + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
 def require_fitting(model: nn.Module, state: Mapping[str, Tensor], *, where: str) -> None:
-    """Raise ModelError, with the first missing, unexpected and misshapen key, unless the weights are the model's."""
+    """Raise ModelError, with missing, unexpected and misshapen keys and their likely cause, unless the weights are the
+    model's."""
     expected = model.state_dict()
-    known = (
-        ("missing", [key for key in expected if key not in state]),
-        ("unexpected", [key for key in state if key not in expected]),
-    )
+    missing = [key for key in expected if key not in state]
+    unexpected = [key for key in state if key not in expected]
     shapes = [key for key in expected if key in state and expected[key].shape != state[key].shape]
-    faults = [f"{len(keys)} {word} (first {keys[0]!r})" for word, keys in known if keys]
+    faults = [
+        f"{len(keys)} {word} ({_shown(keys)})"
+        for word, keys in (("missing", missing), ("unexpected", unexpected))
+        if keys
+    ]
     faults += [f"{key!r} expected {tuple(expected[key].shape)}, found {tuple(state[key].shape)}" for key in shapes[:1]]
     if faults:
-        raise ModelError(f"weights do not fit {where}: {'; '.join(faults)}; check --arch, --image-size and --classes")
+        cause = _cause(missing, unexpected, matched=len(missing) < len(expected), shapes=bool(shapes))
+        raise ModelError(f"weights do not fit {where}: {'; '.join(faults)}; {cause}")
+
+
+def _cause(missing: Sequence[str], unexpected: Sequence[str], *, matched: bool, shapes: bool) -> str:
+    """Return why weights are likely not to fit, and what to do."""
+    for pattern, cause in _CAUSES:
+        if any(re.search(pattern, name) for name in unexpected):
+            return cause
+    if not matched and unexpected:
+        return "no name is that of the architecture: check --arch (vitlens models lists them), or rename the weights"
+    if unexpected and not missing and not shapes:
+        return "the other names all fit: choose the architecture that has these, too (--arch), or --model-file"
+    if missing and not unexpected and not shapes:
+        return "the file lacks them: take the whole checkpoint, or choose the architecture without them (--arch)"
+    return "check --arch, --image-size and --classes"
 
 
 def load_strictly(model: nn.Module, state: Mapping[str, Tensor], *, where: str) -> None:

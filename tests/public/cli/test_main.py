@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -187,6 +188,14 @@ def test_any_letter_goes_to_any_terminal_and_libraries_are_quiet(encoding, shown
     if encoding == "ascii":
         helped = subprocess.run([*command[:3], "--help"], capture_output=True, check=False, timeout=HANGS, **given)
         assert helped.returncode == 0
+
+
+@pytest.mark.skipif(os.name == "nt", reason="closes a stream as a shell of Unix does")
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_stream_that_was_closed_before_the_start_is_no_failure(closed):
+    command = f"{shlex.quote(sys.executable)} -m vitlens --version {closed}"
+    done = subprocess.run(command, shell=True, capture_output=True, check=False, timeout=HANGS)
+    assert done.returncode == 0
 
 
 def test_a_line_of_output_moves_no_cursor(stand_in, capsys):

@@ -13,6 +13,7 @@ from vitlens.errors import DataError, UnknownNameError
 GREY = np.arange(10 * 4 * 6, dtype=np.uint8).reshape(10, 4, 6)
 LABELS = np.arange(10) % 2
 PLAIN = {"images": GREY, "labels": LABELS}
+PARTS = (("test", True), ("train", False), ("test", False))  # and whether all images are taken
 
 
 def medmnist(**changes):
@@ -30,7 +31,7 @@ def load(folder, arrays, **options):
 
 
 def test_grey_and_colour_images_with_and_without_names_whole_or_in_parts(tmp_path):
-    grey, train, test = (load(tmp_path, PLAIN, part=part, whole=part == "") for part in ("", "train", "test"))
+    grey, train, test = (load(tmp_path, PLAIN, part=part, whole=whole) for part, whole in PARTS)
     assert (grey.size, grey.classes, grey.title) == ((4, 6), ("0", "1"), "a")
     assert torch.equal(pixels_of(grey)[:, 2], torch.from_numpy(GREY))
     assert (len(train), sorted(test.labels.tolist()), "seed 0" in test.notes[0]) == (8, [0, 1], True)
@@ -44,7 +45,7 @@ def test_grey_and_colour_images_with_and_without_names_whole_or_in_parts(tmp_pat
 
 
 def test_the_parts_of_medmnist_are_those_of_the_file(tmp_path):
-    train, test, whole = (load(tmp_path, medmnist(), part=part, whole=part == "") for part in ("train", "test", ""))
+    train, test, whole = (load(tmp_path, medmnist(), part=part, whole=whole) for part, whole in (*PARTS[1:], PARTS[0]))
     assert (len(train), len(test), len(whole)) == (6, 4, 4)  # it has parts, so it is never divided
     assert train.classes == test.classes == ("0", "1", "2")
     assert test.labels.tolist() == [0, 1, 0, 1]

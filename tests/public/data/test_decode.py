@@ -130,7 +130,7 @@ def test_what_is_no_image_is_left_out_with_the_reason_and_without_a_warning(tmp_
     noise.save(tmp_path / "cut.jpg")
     Image.fromarray(np.full((6, 8), 0.5, np.float32)).save(tmp_path / "float.tif")
     postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nquit\n"  # is not run
-    bad = {"text.jpg": (b"hello", "JPEG, PNG"), "empty.jpg": (b"", ""), "script.png": (postscript, "something else")}
+    bad = {"text.jpg": (b"hello", "JPEG, PNG"), "empty.jpg": (b"", ""), "script.png": (postscript, "PostScript")}
     # a limit of Pillow's own lies below 12,000, and another above it
     bad |= {f"{side}.png": (png_header(side, side), "64 megapixels") for side in (10_000, 12_000, 60_000)}
     bad |= {"cut.jpg": ((tmp_path / "cut.jpg").read_bytes()[:1500], "truncated")}

@@ -34,6 +34,47 @@ def test_classes_are_matched_by_name_or_where_they_are_only_numbered_by_position
     assert some.correct.all()
     numbered = vitlens.evaluate(reader(("0", "1")), answered([0, 10], [0, 1], ("cat", "dog")))
     assert (numbered.classes, numbered.correct.tolist()) == (("cat", "dog"), [True, True])
+    assert (shuffled.note, some.note) == ("", "")
+    assert "position" in numbered.note
+
+
+MODELS = {  # the model's classes, in the order of its logits, and the data's
+    "numbers as text": (tuple(map(str, range(12))), tuple(sorted(map(str, range(12))))),
+    "some of the numbers": (tuple(map(str, range(12))), ("1", "10", "2")),
+    "numbers with zeros": (tuple(map(str, range(12))), tuple(f"{number:02d}" for number in reversed(range(12)))),
+    "names in another case": (("golden_retriever", "Tabby Cat", "box-turtle"), ("BOX TURTLE", "golden retriever")),
+    "wnids of the model": (("n01443537", "n01440764"), ("tench", "goldfish")),
+    "wnids with names": (("tench", "goldfish", "cock"), ("n01443537-goldfish", "n01440764-tench")),
+}
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_names_that_agree_are_matched_by_name_whatever_their_order(case):
+    model, data = MODELS[case]
+    folded = {"n01443537": "goldfish", "n01440764": "tench"}
+
+    def key(name: str) -> str:
+        name = folded.get(name[:9], name)
+        return name.lower().replace("_", " ").replace("-", " ").lstrip("0") or "0"
+
+    logits = [[key(name) for name in model].index(key(name)) for name in data]
+    found = vitlens.evaluate(reader(model), answered([10 * logit for logit in logits], list(range(len(data))), data))
+    assert found.correct.all()
+    assert found.classes[: len(data)] == data
+    assert found.note == ""
+
+
+def test_a_match_by_position_names_the_order_and_says_where_timm_has_another():
+    names = tuple(sorted(f"class{number}" for number in range(11)))
+    numbers = tuple(map(str, range(11)))
+    found = vitlens.evaluate(reader(numbers), answered([0, 20], [0, 2], names))
+    assert found.correct.all()
+    assert "class10" in found.note
+    assert "timm" in found.note
+    indices = vitlens.evaluate(reader(("a", "b", "c")), answered([0, 10, 20], [0, 1, 2], ("0", "1", "2")))
+    assert (indices.correct.all().item(), "position" in indices.note) == (True, True)
+    with pytest.raises(InputError):  # counted from 1: the last is none of the model's
+        vitlens.evaluate(reader(("a", "b", "c")), answered([0, 10, 20], [0, 1, 2], ("1", "2", "3")))
 
 
 def test_imagenet_answers_for_the_sixteen_shapes_by_the_mean_probability_of_each_group():

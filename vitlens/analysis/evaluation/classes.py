@@ -1,8 +1,9 @@
 """Classes of a model and of data: by name, as ImageNet's 1000 in groups, and as targets in every form given."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -13,12 +14,15 @@ from vitlens.data.split import Split
 from vitlens.devices import evaluating
 from vitlens.errors import DataError, InputError, UnknownNameError
 from vitlens.models.model import Model
-from vitlens.names import imagenet_classes
+from vitlens.names import imagenet_classes, imagenet_indices
 from vitlens.pixels import Parts
 from vitlens.shapes import Labels, Logits
 
 PREDICTED: Final = "predicted"
 LABEL: Final = "label"
+_WNID: Final = re.compile(r"(n\d{8})(?:[-_ ]|$)")  # alone, or before the name, as in n02085620-Chihuahua
+_SEPARATORS: Final = re.compile(r"[\s_-]+")
+_DIGITS: Final = 9  # most of a name that is a number
 
 
 @dataclass(frozen=True)
@@ -32,12 +36,15 @@ class ClassMapping:
 
 
 def reading(model: Sequence[str], data: Sequence[str]) -> ClassMapping:
-    """The mapping from the logits of a model of these classes to the classes of the data: of ImageNet's 1000 classes to
-    Geirhos's 16 by the mean probability of each group, else by name, as `match_classes`."""
+    """Return the mapping from the logits of a model of these classes to the classes of the data.
+
+    ImageNet's 1000 classes are read as Geirhos's 16 by the mean probability of each group. All others are matched as by
+    `match_classes`.
+    """
     groups = imagenet16()
     if tuple(model) != imagenet_classes() or not set(data) <= groups.keys():
-        columns, classes = match_classes(model, data)
-        return ClassMapping(classes, lambda logits: logits[:, columns])
+        match = _matched(model, data)
+        return ClassMapping(match.names, lambda logits: logits[:, match.columns], match.note)
     names = (*data, *(name for name in groups if name not in set(data)))
     members = [list(groups[name]) for name in names]
 
@@ -56,29 +63,125 @@ def reading(model: Sequence[str], data: Sequence[str]) -> ClassMapping:
     )
 
 
-def match_classes(model: Sequence[str], data: Sequence[str]) -> tuple[list[int], tuple[str, ...]]:
-    """The column of the model's logits for each class, and the names in that order.
+class _Match(NamedTuple):
+    """columns: of the logits, the data's classes first; names: of the columns; note: a remark, "" for a match by
+    name."""
 
-    The data's classes come first, in the data's order, matched by name; a model with as many classes that are only
-    numbered is matched by position. Raises InputError listing the differences.
+    columns: list[int]
+    names: tuple[str, ...]
+    note: str = ""
+
+
+def match_classes(model: Sequence[str], data: Sequence[str]) -> tuple[list[int], tuple[str, ...]]:
+    """Return the column of the model's logits for each class, and the names in that order.
+
+    The data's classes come first, in the data's order. They are matched by name wherever all names of the data are
+    among the model's. Case, underscores, hyphens and leading zeros do not count where the names stay distinct. A wnid
+    is the name of its ImageNet class, and of several names, divided by commas, the first counts. Classes that only one
+    side numbers are matched by position where both have as many; `position_note` says so. Raises InputError listing
+    the differences.
     """
-    if tuple(model) == tuple(data) or list(model) == [str(index) for index in range(len(data))]:
-        return list(range(len(model))), tuple(data)
+    columns, names, _ = _matched(model, data)
+    return columns, names
+
+
+def position_note(model: Sequence[str], data: Sequence[str]) -> str:
+    """Return a note where classes are matched by position, "" where they are matched by name or not at all."""
+    try:
+        return _matched(model, data).note
+    except InputError:
+        return ""
+
+
+def _matched(model: Sequence[str], data: Sequence[str]) -> _Match:
+    if tuple(model) == tuple(data):
+        return _Match(list(range(len(model))), tuple(data))
+    for normalise in (str, _normalised, _first_name):
+        first = _columns_by_name([normalise(name) for name in model], [normalise(name) for name in data])
+        if first is not None:
+            rest = sorted(set(range(len(model))) - set(first))
+            return _Match([*first, *rest], (*data, *(model[index] for index in rest)))
+    numbers = [str(index) for index in range(len(data))]
+    if len(model) == len(data) and numbers in (list(model), sorted(data, key=_natural)):
+        if list(model) == numbers:
+            return _Match(list(range(len(model))), tuple(data), _by_position(data))
+        columns = [int(name) for name in data]
+        return _Match(columns, tuple(data), _by_index(model))
+    raise _mismatch(model, data)
+
+
+def _columns_by_name(model: Sequence[str], data: Sequence[str]) -> list[int] | None:
+    """Return the column of each of the data's names, None unless the names are distinct and all are the model's."""
     place = {name: index for index, name in enumerate(model)}
-    missing = [name for name in data if name not in place]
-    if missing or len(place) != len(model):
-        known = set(data)
-        in_data, in_model = (
-            (", ".join(map(repr, names[:5])) or "none") + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-            for names in (missing, [name for name in model if name not in known])
-        )
-        raise InputError(
-            f"expected the model's {len(model)} classes to include the data's {len(data)}; only in the data: "
-            f"{in_data}; only in the model: {in_model}; name the model's with --classes FILE"
-        )
-    first = [place[name] for name in data]
-    columns = [*first, *sorted(set(range(len(model))) - set(first))]
-    return columns, tuple(model[index] for index in columns)
+    distinct = len(place) == len(model) and len(set(data)) == len(data)
+    if not distinct or any(name not in place for name in data):
+        return None
+    return [place[name] for name in data]
+
+
+def _normalised(name: str) -> str:
+    """Return a name without case, separators and leading zeros; that of ImageNet's class for a wnid."""
+    wnid = _WNID.match(name)
+    index = imagenet_indices().get(wnid[1]) if wnid else None
+    if index is not None:
+        name = imagenet_classes()[index]
+    plain = " ".join(_SEPARATORS.sub(" ", name.casefold()).split())
+    return str(int(plain)) if _is_number(plain) else plain
+
+
+def _first_name(name: str) -> str:
+    """Return the first of several names of a class, normalised: "tench" of "tench, Tinca tinca"."""
+    return _normalised(name.partition(",")[0])
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdecimal() and len(name) <= _DIGITS
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """Return a sort key with which 2 is before 10, in lower case, as timm sorts folders."""
+    parts = re.split(r"(\d+)", name.lower())
+    return [(0, int(part), "") if _is_number(part) else (1, 0, part) for part in parts]
+
+
+def _by_position(data: Sequence[str]) -> str:
+    shown = ", ".join(data[:3]) + (", ..." if len(data) > 3 else "")
+    note = (
+        f"Classes are matched by position, as the model's are only numbered: its logits 0, 1, 2, ... are taken for "
+        f"{shown}, in the order of the data (folders sorted as text, as torchvision sorts them)."
+    )
+    natural = sorted(data, key=_natural)
+    if natural != list(data):
+        other = ", ".join(natural[:3]) + (", ..." if len(natural) > 3 else "")
+        note += f" timm sorts folders in another order ({other}): a model trained with timm is misread."
+    return f"{note} To match by name, give the names in the order of the logits with --classes FILE."
+
+
+def _by_index(model: Sequence[str]) -> str:
+    shown = ", ".join(model[:3]) + (", ..." if len(model) > 3 else "")
+    return (
+        f"Classes are matched by position, as the data's are only numbered: 0, 1, 2, ... are taken for the model's "
+        f"{shown}. To match by name, name the data's folders as the model's classes."
+    )
+
+
+def _mismatch(model: Sequence[str], data: Sequence[str]) -> InputError:
+    of_model = {_normalised(name) for name in model}
+    of_data = {_normalised(name) for name in data}
+    missing = [name for name in data if _normalised(name) not in of_model]
+    others = [name for name in model if _normalised(name) not in of_data]
+    hint = "name the model's with --classes FILE"
+    if not missing:  # names that are not distinct
+        hint = "give every class a name of its own with --classes FILE"
+    return InputError(
+        f"expected the model's {len(model)} classes to include the data's {len(data)}; only in the data: "
+        f"{_shortened(missing)}; only in the model: {_shortened(others)}; {hint}"
+    )
+
+
+def _shortened(names: Sequence[str]) -> str:
+    listed = ", ".join(map(repr, names[:5])) or "none"
+    return listed + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def label_columns(model: Sequence[str], split: Split) -> Labels:

@@ -30,7 +30,8 @@ class Evaluation(Summary):
     """A model's logits on a labelled split.
 
     logits: (n, classes) fp32 on the CPU, columns in the order of classes: the split's, then the model's others;
-    labels: (n,); groups: (n,) of images that share a source, or None.
+    labels: (n,); groups: (n,) of images that share a source, or None; note: how classes were matched, where not by
+    name.
     """
 
     alias: str
@@ -38,11 +39,14 @@ class Evaluation(Summary):
     logits: Logits
     labels: Labels
     groups: Tensor | None = None
+    note: str = ""
 
     def summary(self) -> Iterator[Line]:
         """Accuracy with its interval, and the fields."""
         yield Line("accuracy", accuracy(self.correct, groups=self.groups))
-        yield from super().summary()
+        for line in super().summary():
+            if line.name != "note" or self.note:
+                yield line
 
     @property
     def probabilities(self) -> Logits:
@@ -92,14 +96,24 @@ def evaluate(
     truth = require_labels(split)
     mapping = reading(model.classes, split.classes)
     logits = predicted_logits(model, split, batch_size=batch_size, precision=precision, advance=advance)
-    return Evaluation(model.alias, mapping.classes, mapping.read(logits), truth.cpu().long(), split.groups)
+    return Evaluation(
+        alias=model.alias,
+        classes=mapping.classes,
+        logits=mapping.read(logits),
+        labels=truth.cpu().long(),
+        groups=split.groups,
+        note=mapping.note,
+    )
 
 
 def require_labels(split: Split) -> Labels:
     """The labels of a split. Raises DataError when it has none, or no images."""
     if split.labels is None or not len(split):
         images = "images without labels" if len(split) else "no images"
-        raise DataError(f"expected labelled images to evaluate on, found {images} in {split.name}; try vitlens predict")
+        raise DataError(
+            f"expected labelled images to evaluate on, found {images} in {split.name}; give a folder a class, an .npz, "
+            "--labels FILE.csv or in Python labels=, or try vitlens predict"
+        )
     return split.labels
 
 

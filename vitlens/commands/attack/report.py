@@ -226,7 +226,9 @@ def _corruptions(record: AttackRecord, row: rows.AttackedModelRow, lost: Estimat
         row=row, hardest=min(own, key=lambda each: each.accuracy.value),
     )  # fmt: skip
     because = "clean accuracy minus the mean accuracy over all kinds and severities"
-    state, classes = LIMITS["corruptions"].judge(lost), record.config.data.classes if record.config.data else 0
+    state = LIMITS["corruptions"].judge(lost)
+    classes = record.config.data.classes if record.config.data else 0
+    classes = max([classes, *(model.classes for model in record.config.models)])  # the data may have some of them
     if row.clean.low is None or row.clean.low <= 1 / max(classes, 1):
         because, state = "its clean accuracy is not above chance: nothing to lose", "inconclusive"
     elif record.images < FEWEST:

@@ -244,8 +244,9 @@ def _disturbed(run: Run[CompareOptions]) -> dict[str, Any]:
         with run.progress(f"{model.alias} on disturbed images", len(subset) * len(changes)) as advance:
             right = correct_after(model, subset, changes, keys=keys, **run.passes, advance=advance)
         correct.append(right.numpy())
+        chance = 1 / max(len(split.classes), len(model.classes))  # the data may have some of the model's classes
         harder += [
-            rows.HarderRow(model.alias, *at, accuracy(own, groups=subset.groups, seed=seed), 1 / len(split.classes))
+            rows.HarderRow(model.alias, *at, accuracy(own, groups=subset.groups, seed=seed), chance)
             for at, own in zip(levels, right)
         ]
     groups = None if subset.groups is None else subset.groups.numpy()

@@ -113,7 +113,14 @@ def _parts(models: Sequence[Model], data: str, part: Part, options: RunOptions) 
     seed = known.seed if known.unknown else options.seed
 
     def read(model: Model) -> Split:
-        loading = partial(load_data, data, preprocessing=model.preprocessing, data_dir=options.data_dir, seed=seed)
+        loading = partial(
+            load_data,
+            data,
+            preprocessing=model.preprocessing,
+            data_dir=options.data_dir,
+            seed=seed,
+            labels=options.labels,
+        )
         drawn = loading(part=part)
         if known.unknown or not len(known.numbers) or describe_hold_out(seed) not in drawn.notes:
             return drawn

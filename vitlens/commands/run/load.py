@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from vitlens.analysis.evaluation.classes import reading
+from vitlens.analysis.evaluation.classes import position_note, reading
 from vitlens.commands.run.options import ModelOptions, RunOptions
 from vitlens.commands.run.unseen import split_by_seed, training_images_of, unseen
 from vitlens.data.catalogue import load_data, load_images
@@ -78,6 +78,8 @@ def load_splits(
     """
     if images and data:
         raise InputError("expected --images or --data, found both; leave one out")
+    if options.labels is not None and data is None:
+        raise InputError("expected --labels with --data FOLDER, found no --data; name the folder of the images")
     known = None if images else training_images_of((*models, *beside), seed=options.seed)
     count, named = options.limit or limit, data or "digits"
 
@@ -89,17 +91,41 @@ def load_splits(
             raise InputError(f"expected images for {model.alias}, found none; give --images PATH... or --data DATA")
         if repeat and count is not None and named == "digits" and not first:
             return scenes_of_digits(count, seed=options.seed)
-        part = partial(load_data, named, preprocessing=model.preprocessing, data_dir=options.data_dir)
+        part = partial(
+            load_data,
+            named,
+            preprocessing=model.preprocessing,
+            data_dir=options.data_dir,
+            labels=options.labels,
+        )
         if split_by_seed(named):
             split = unseen(lambda whole, seed: part(seed=seed, whole=whole), known)
         else:
             split = part(seed=options.seed)
+        if options.labels is not None:
+            split = _by_index(split, model)
         return split.starting_with(first, count, seed=options.seed)
 
-    splits = once_each(models, read)
+    splits = [_with_note(split, model) for split, model in zip(once_each(models, read), models)]
     if splits:
         print_data(splits[0], options)
     return splits
+
+
+def _by_index(split: Split, model: Model) -> Split:
+    """Return the split with the model's classes where a table has class indices, which are those of the model."""
+    numbered = split.classes == tuple(str(index) for index in range(len(split.classes)))
+    if not numbered or len(split.classes) > len(model.classes):
+        return split
+    return replace(split, classes=model.classes)
+
+
+def _with_note(split: Split, model: Model) -> Split:
+    """Return the split with a note where its classes are matched with the model's by position."""
+    if split.labels is None or not model.has_classifier:
+        return split
+    note = position_note(model.classes, split.classes)
+    return replace(split, notes=(note, *split.notes)) if note else split
 
 
 def once_each(models: Sequence[Model], read: Callable[[Model], Split]) -> list[Split]:
@@ -151,7 +177,8 @@ def read_as(models: Sequence[Model], splits: Sequence[Split], options: RunOption
     Raises InputError where a model does not know the data's classes.
     """
     readings = [reading(model.classes, split.classes).note for model, split in zip(models, splits)]
-    notes = tuple(dict.fromkeys(note for note in readings if note))
+    said = {note for split in splits for note in split.notes}
+    notes = tuple(dict.fromkeys(note for note in readings if note and note not in said))
     _tell(notes, options)
     return [replace(split, notes=(*notes, *split.notes)) for split in splits]
 

@@ -14,7 +14,7 @@ from vitlens.names import DEFAULT_SEED, FORMATS, Precision
 _PANEL = "Run and report"
 _run = partial(option, panel=_PANEL)
 _model = partial(option, panel="Your own weights")
-DECIDING = ("seed", "limit", "batch_size", "precision", "data_dir")  # the run options that change results
+DECIDING = ("seed", "limit", "batch_size", "precision", "data_dir", "labels")  # the run options that change results
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class RunOptions:
     device: auto, cpu, cuda, cuda:N or mps; batch_size: images at a time (None: chosen to fit); limit: at most so many
     images (None: all); out: the folder to write (None: a new one named by time); formats: of the figures; html:
     whether report.html is written, too (None: as the registry says of the command); data_dir: where downloaded
-    data is kept; at_least, at_most: requirements, each METRIC=VALUE (run/requirements.py); command: the line that
-    was typed, for config.json.
+    data is kept; labels: a table of the labels of a folder's images; at_least, at_most: requirements, each
+    METRIC=VALUE (run/requirements.py); command: the line that was typed, for config.json.
     """
 
     limit: int | None = _run("--limit", "At most N images, balanced over classes.", metavar="N", low=1)
@@ -46,6 +46,12 @@ class RunOptions:
         "Also write report.html, one file to send on (default: only look, study and walkthrough do).", shown=False,
     )  # fmt: skip
     data_dir: Path = _run("--data-dir", "Where downloaded data is kept.", default=Path("data"), metavar="DIR")
+    labels: Path | None = _run(
+        "--labels",
+        "A table (CSV) of file names and labels, for --data FOLDER without class folders.",
+        metavar="FILE",
+        shown=False,
+    )
     at_least: tuple[str, ...] = _run(
         "--at-least",
         "Exit with code 3 unless a metric is at least VALUE, by the lower end of its interval; may be repeated. A name "

@@ -43,6 +43,6 @@ def require_labelled(split: Split, *, doing: str) -> None:
         return
     images = "images without labels" if len(split) else "no images"
     raise DataError(
-        f"expected labelled images to {doing}, found {images} in {split.name}; add --predicted to take what the model "
-        "predicts for the label"
+        f"expected labelled images to {doing}, found {images} in {split.name}; give --labels FILE.csv, or add "
+        "--predicted to take what the model predicts for the label"
     )

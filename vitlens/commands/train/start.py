@@ -113,7 +113,14 @@ def _for_images(recipe: Recipe, changes: Mapping[str, object], split: Split, pro
 
 def part_of(data: str, part: Part, preprocessing: Preprocessing, run: RunOptions) -> Split:
     """A part of the data, as many images as --limit says."""
-    split = load_data(data, part=part, preprocessing=preprocessing, data_dir=run.data_dir, seed=run.seed)
+    split = load_data(
+        data,
+        part=part,
+        preprocessing=preprocessing,
+        data_dir=run.data_dir,
+        seed=run.seed,
+        labels=run.labels,
+    )
     return split.limit(run.limit, seed=run.seed)
 
 

@@ -12,9 +12,11 @@ from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from vitlens.errors import ModelError, UnknownNameError, in_one_line
@@ -24,13 +26,15 @@ from vitlens.models.model import Model
 from vitlens.models.rebuild import count_classes, provenance_of, seeded
 from vitlens.models.sources.hub import pretrained_download
 from vitlens.models.sources.registry import ModelRequest
-from vitlens.models.weights import require_finite, require_unpacked
+from vitlens.models.weights import fit_names, read_weights, require_finite, to_save
 from vitlens.preprocessing import Interpolation, Preprocessing
 from vitlens.shapes import TokenLayout
+from vitlens.signatures import is_safetensors
 
 PREFIX: Final = "open-clip:"
 _ADDRESS: Final = "https://huggingface.co"
 _HINT: Final = f"vitlens models '{PREFIX}*'"
+_OF_JAX: Final = (".npz", ".npy")  # suffixes of weights that open_clip converts
 _TRAINED: Final = ("mean", "std", "interpolation", "resize_mode")
 
 
@@ -95,17 +99,24 @@ def _require_known(arch: str, tag: str, *, needs_tag: bool) -> None:
 
 
 def _load_file(model: nn.Module, file: Path, arch: str) -> None:
-    """Load a weights file by open_clip's own loader, without running code from it."""
+    """Load a weights file by open_clip's own loader, without running code from it; prefixes of names are taken off."""
     if not file.is_file():
         raise ModelError(f"expected a weights file, found nothing at {file}; give --weights FILE")
-    require_unpacked(file)
-    try:
-        with quietly():
-            open_clip("factory").load_checkpoint(model, str(file), strict=True, weights_only=True)
-    except Exception as error:  # torch's reader alone raises a dozen types for a damaged file
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-        reason = next((line for line in lines if "key(s)" in line or "size mismatch" in line), lines[0])
-        raise ModelError(f"weights in {file} do not fit {PREFIX}{arch}: {reason[:160]}; check ARCH") from error
+    with TemporaryDirectory() as folder:
+        source = file
+        if file.suffix not in _OF_JAX:
+            weights = read_weights(file)
+            state, notes = fit_names(weights.state, model.state_dict())
+            if weights.notes or notes or not is_safetensors(file):
+                source = Path(folder) / "weights.safetensors"
+                save_file(to_save(state), source)
+        try:
+            with quietly():
+                open_clip("factory").load_checkpoint(model, str(source), strict=True, weights_only=True)
+        except Exception as error:  # torch's reader alone raises a dozen types for a damaged file
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+            reason = next((line for line in lines if "key(s)" in line or "size mismatch" in line), lines[0])
+            raise ModelError(f"weights in {file} do not fit {PREFIX}{arch}: {reason[:160]}; check ARCH") from error
     require_finite(model.state_dict(), file)
 
 

@@ -15,7 +15,7 @@ from vitlens.names import BUNDLED, PRESETS
 from vitlens.references import resolved
 
 WeightsFrom = Literal["own", "hub", "none"]
-WEIGHTS_FILES: Final = (".safetensors", ".pth", ".pt", ".bin")  # their suffixes
+WEIGHTS_FILES: Final = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".pth.tar")  # their suffixes
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class ModelSource:
     module and preprocessing, with the weights of a state dict, the hub's, or random ones. load: (request) -> Model; by
     default an architecture is built and given its weights. restore: (request, architecture, classes, preprocessing) ->
     Model, of a file that `save` wrote but for its weights, where the user's code makes the module. list_names: () ->
-    all names, without the prefix; empty where they are in `names` or cannot be listed.
+    all names, without the prefix; empty where they are in `names` or cannot be listed. beside: (weights file) ->
+    what the files beside the weights say of preprocessing and classes (see timm_folder.py), or None.
 
     weights: their origin without --weights: "own", the model includes its weights and accepts no others; "hub", they
     are downloaded; "none", the model must be trained first. extra: of vitlens, which its library needs; texts: whether
@@ -51,6 +52,7 @@ class ModelSource:
     load: str = "vitlens.models.loading:load_built"
     restore: str = ""
     list_names: str = ""
+    beside: str = ""
     weights: WeightsFrom = "hub"
     extra: str = ""
     texts: bool = False
@@ -72,6 +74,11 @@ class ModelSource:
         """The names that match a pattern with wildcards, with or without the prefix, or contain it."""
         either = (pattern, f"{self.prefix}{pattern}")
         return [name for name in self.all_names() if pattern in name or any(fnmatch(name, each) for each in either)]
+
+
+def _is_other_file(name: str) -> bool:
+    """Return True for a file of any suffix but that of Python."""
+    return Path(name).is_file() and not name.endswith(".py")
 
 
 @dataclass(frozen=True)
@@ -125,9 +132,9 @@ _ENTRIES: Final = (  # a name belongs to the first that recognises it; `vitlens 
     ModelSource(
         kind="file",
         usage="a weights file",
-        help="A file that vitlens wrote, or with --arch a state dict as .safetensors, .pth, .pt or .bin.",
+        help="A file that vitlens wrote, or with --arch a state dict as safetensors or of torch.save.",
         example="weights.safetensors --arch vit-micro",
-        recognises=lambda name: name.endswith(WEIGHTS_FILES),
+        recognises=lambda name: name.endswith(WEIGHTS_FILES) or _is_other_file(name),
         load="vitlens.models.saved:load_weights",
         weights="own",
     ),
@@ -149,6 +156,7 @@ _ENTRIES: Final = (  # a name belongs to the first that recognises it; `vitlens 
         prefix="timm:",
         build="vitlens.models.sources.timm:build",
         list_names="vitlens.models.sources.timm:timm_names",
+        beside="vitlens.models.sources.timm_folder:read_beside",
     ),
     ModelSource(
         kind="torchvision",

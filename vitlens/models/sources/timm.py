@@ -60,7 +60,8 @@ def build(
                 f"expected a head of {classes} classes for timm:{name}, found one of {stored}; check the weights"
             )
         # timm silently drops a head of another size unless its configuration has the number of classes
-        overlay = {"state_dict": dict(state)} | ({} if stored is None else {"num_classes": stored})
+        counted = classes if classes == 0 else stored
+        overlay = {"state_dict": dict(state)} | ({} if counted is None else {"num_classes": counted})
         options["pretrained_cfg_overlay"] = overlay
         classes = stored if classes is None else classes
     if classes is not None:
@@ -77,10 +78,10 @@ def build(
                 raise
             require_fitting(timm.create_model(name), state, where=f"timm:{name}")  # says which do not
             raise ModelError(f"weights do not fit timm:{name}: {first_line(error)}; check the name") from error
-    return model, _preprocessing(model.pretrained_cfg, size)
+    return model, preprocessing_of(model.pretrained_cfg, size)
 
 
-def _preprocessing(config: Mapping[str, Any], size: tuple[int, int] | None) -> Preprocessing:
+def preprocessing_of(config: Mapping[str, Any], size: tuple[int, int] | None) -> Preprocessing:
     """Return what timm's own evaluation does to an image (`create_transform`), at this (height, width) or its own."""
     evaluation = timm.data.resolve_data_config(pretrained_cfg=dict(config))
     height, width = size or evaluation["input_size"][1:]

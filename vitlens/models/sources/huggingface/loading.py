@@ -31,7 +31,7 @@ from vitlens.models.sources.huggingface.files import (
 )
 from vitlens.models.sources.registry import ModelRequest
 from vitlens.models.structure import Told
-from vitlens.models.weights import load_strictly, read_weights
+from vitlens.models.weights import fit_names, load_strictly, read_weights
 from vitlens.models.wrap import OBSERVABLE, wrapped
 from vitlens.names import imagenet_classes
 from vitlens.preprocessing import Preprocessing
@@ -102,12 +102,14 @@ class Described:
         extra = {"add_pooling_layer": False} if self.output == "cls" else {}
         with in_one_line(f"transformers to build {self.class_name}", f"check {CONFIG}"), quietly():
             with torch.device("meta"):  # before any memory is allocated
-                needed = sum(tensor.numel() for tensor in kind(config, **extra).state_dict().values())
+                expected = kind(config, **extra).state_dict()
+            needed = sum(tensor.numel() for tensor in expected.values())
             room = _MOST if state is None else 2 * sum(tensor.numel() for tensor in state.values()) + _ROOM
             if needed > room:
                 raise ModelError(f"expected a model of at most {room:,} numbers for {name}, found {needed:,}")
             if state is None:
                 return kind(config, **extra)
+            state, _ = fit_names(state, expected)
             model, info = kind.from_pretrained(
                 None, config=config, state_dict=dict(state), dtype=torch.float32, output_loading_info=True,
                 ignore_mismatched_sizes=True, local_files_only=True, use_safetensors=True, trust_remote_code=False,
@@ -155,6 +157,12 @@ def described(fields: object, name: str, *, texts: bool = False) -> Described:
     name: of the model, for messages; texts: whether its texts can be read. Raises ModelError and UnsupportedError.
     """
     kind = fields.get("model_type") if isinstance(fields, dict) else None
+    if isinstance(fields, dict) and kind is None and {"architecture", "pretrained_cfg"} <= fields.keys():
+        folder = name.removeprefix("hf:")
+        raise ModelError(
+            f"expected {CONFIG} of transformers in {name}, found one of timm; write "
+            f"timm:{str(fields['architecture'])[:200]}@{folder}/model.safetensors"
+        )
     if not isinstance(kind, str) or not isinstance(fields, dict):
         raise ModelError(f"expected {CONFIG} of transformers in {name}, found one without a model_type")
     for key, form in (("architectures", list), ("vision_config", dict)):

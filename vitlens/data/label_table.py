@@ -1,0 +1,213 @@
+"""Labels of images from a table: a column of file names and one of labels (`--labels FILE.csv`)."""
+
+import csv
+import re
+from collections.abc import Sequence
+from io import StringIO
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+import torch
+
+from vitlens.data.folder import Listing, list_images, read_listing
+from vitlens.data.registry import DataRequest
+from vitlens.data.split import Split, hold_out
+from vitlens.errors import DataError
+from vitlens.files import read_bounded
+from vitlens.names import are_imagenet, imagenet_classes, imagenet_indices
+
+_BYTES: Final = 128 << 20  # of a table; that of ImageNet's 1.3 million training images has half of it
+_CLASSES: Final = 100_000  # most classes
+_SAMPLE: Final = 200  # lines by which columns are told apart
+_DELIMITERS: Final = (",", ";", "\t", "|")
+_PLAIN_TITLES: Final = ("label", "labels", "class", "classes", "class_id", "class_name", "category", "category_id")
+_OTHER_TITLES: Final = ("target", "y", "dx", "species", "breed", "diagnosis", "level", "wnid", "synset", "label_name")
+_TITLES: Final = frozenset((*_PLAIN_TITLES, *_OTHER_TITLES, "predictionstring"))  # of columns of labels
+_BOXES: Final = re.compile(r"(n\d{8})(?: -?\d+(?:\.\d+)?)+")  # Kaggle's ImageNet: a wnid and its boxes
+_NUMBER: Final = re.compile(r"-?\d{1,12}(?:\.\d{0,12})?")
+_NO_LABEL: Final = ("", "nan", "none", "null", "na", "n/a")
+
+Rows = list[list[str]]
+
+
+def load(request: DataRequest) -> Split:
+    """Return the images below a folder that a table labels; those without a line are left out, and counted.
+
+    The table has a column of file names, relative to the folder or alone, with or without suffix, and a column of
+    labels: names, wnids of ImageNet, or class indices from 0. Commas, semicolons, tabs, bars or blanks divide it; a
+    line of titles may come first. A seeded fifth of each class is held out for test, as of class folders. Raises
+    DataError for a table of another form, for an image with two labels or none, and where no image has a line.
+    """
+    root = request.path
+    table = request.labels
+    if table is None or not root.is_dir():
+        raise DataError(f"expected --labels with --data FOLDER of images, found {str(root)!r}; name the folder")
+    paths = list_images([root])
+    lines = _rows(table)
+    names = _Names(root, paths)
+    file_column = _file_column(lines, names, table)
+    label_column, body = _label_column(lines, file_column, names, table)
+    labels: dict[Path, str] = {}
+    unmatched = 0
+    for row in body:
+        path = names.find(row[file_column])
+        if path is None:
+            unmatched += 1
+            continue
+        label = row[label_column] if label_column < len(row) else ""
+        if labels.setdefault(path, label) != label:
+            raise DataError(
+                f"expected one label an image in {table}, found {labels[path]!r} and {label!r} for {path.name}; leave "
+                "one line out"
+            )
+    _require_labels(labels, table)
+    used = [path for path in paths if path in labels]
+    indices, classes, notes = _classes([labels[path] for path in used], table)
+    if len(used) < len(paths):
+        notes.append(f"{len(paths) - len(used)} images without a line in {table.name} were left out")
+    if unmatched:
+        notes.append(f"{unmatched} lines of {table.name} name no image in {root.name}/")
+    held, division = hold_out(torch.tensor(indices), request.part, seed=request.seed, whole=request.whole)
+    chosen = held.tolist()
+    listing = Listing(
+        paths=tuple(used[index] for index in chosen),
+        labels=tuple(indices[index] for index in chosen),
+        classes=classes,
+        notes=(f"labels are those of {table.name}", *notes, *division),
+    )
+    return read_listing(listing, request)
+
+
+class _Names:
+    """The images of a folder by the names that a table may have for them."""
+
+    def __init__(self, root: Path, paths: Sequence[Path]) -> None:
+        self._paths: dict[str, Path | None] = {}  # None: of several images
+        for path in paths:
+            place = PurePosixPath(path.relative_to(root).as_posix())
+            for name in {str(place), str(place.with_suffix("")), place.name, place.stem}:
+                self._paths[name] = path if name not in self._paths else None
+
+    def find(self, cell: str) -> Path | None:
+        """Return the image of a cell: a name, or a path whose last parts are those of the image."""
+        place = PurePosixPath(cell.replace("\\", "/"))
+        parts = place.parts
+        for start in range(len(parts)):
+            below = PurePosixPath(*parts[start:])
+            path = self._paths.get(str(below)) or self._paths.get(str(below.with_suffix("")) if below.suffix else "")
+            if path is not None:
+                return path
+        return None
+
+
+def _rows(table: Path) -> Rows:
+    """Return the cells of the lines that are not empty. Raises DataError for a file that is no text table."""
+    content = read_bounded(table, _BYTES, what="a table of labels", error=DataError)
+    encoding = "utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
+    try:
+        text = content.decode(encoding)
+        sample = [line for line in text.splitlines()[:_SAMPLE] if line.strip()]
+        delimiter = next((each for each in _DELIMITERS if _divides(sample, each)), None)
+        if delimiter is None:
+            cells = [line.split(None, 1) for line in text.splitlines()]
+        else:
+            cells = list(csv.reader(StringIO(text), delimiter=delimiter))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"expected a text table (CSV) at {table}, found: {error}; save it as UTF-8") from error
+    rows = [[cell.strip() for cell in row] for row in cells]
+    rows = [row for row in rows if any(row)]
+    if not rows or max(len(row) for row in rows) < 2:
+        raise DataError(
+            f"expected a column of file names and one of labels in {table}, found one column; write FILE,LABEL lines"
+        )
+    return rows
+
+
+def _divides(lines: Sequence[str], delimiter: str) -> bool:
+    """Return True where a delimiter divides all lines into as many cells, at least two."""
+    counts = {len(row) for row in csv.reader(lines, delimiter=delimiter)}
+    return len(counts) == 1 and counts.pop() > 1
+
+
+def _file_column(rows: Rows, names: _Names, table: Path) -> int:
+    """Return the column whose cells are most often names of images."""
+    counts = [0] * max(len(row) for row in rows)
+    for row in rows:
+        for column, cell in enumerate(row):
+            counts[column] += names.find(cell) is not None
+    if not max(counts):
+        raise DataError(
+            f"expected file names of the images in a column of {table}, found none that is among them (line 1: "
+            f"{', '.join(rows[0])[:80]!r}); check --data and the names"
+        )
+    return counts.index(max(counts))
+
+
+def _label_column(rows: Rows, file_column: int, names: _Names, table: Path) -> tuple[int, Rows]:
+    """Return the column of the labels, and the lines without that of the titles."""
+    others = [column for column in range(max(len(row) for row in rows)) if column != file_column]
+    titled = [column for column in others if column < len(rows[0]) and rows[0][column].lower() in _TITLES]
+    is_first_image = file_column < len(rows[0]) and names.find(rows[0][file_column]) is not None
+    body = [row for row in rows if file_column < len(row)]
+    if not is_first_image and (titled or not _repeats(rows, others)):
+        titles = rows[0]
+        body = body[1:] if body and body[0] is titles else body
+        for column in titled:
+            if len(titled) == 1 or all(_say_the_same(body, column, other) for other in titled):
+                return column, body
+    if len(others) == 1:
+        return others[0], body
+    raise DataError(
+        f"expected one column of labels in {table}, found {len(others)} ({', '.join(rows[0])[:80]}); leave the file "
+        "names and the labels, and call them file and label"
+    )
+
+
+def _repeats(rows: Rows, columns: Sequence[int]) -> bool:
+    """Return True where the first line has the label of another line, and so is none of titles."""
+    return len(columns) == 1 and any(row[-1] == rows[0][-1] for row in rows[1:])
+
+
+def _say_the_same(rows: Rows, first: int, second: int) -> bool:
+    """Return True where two columns are names for the same classes."""
+    pairs = {(row[first], row[second]) for row in rows if max(first, second) < len(row)}
+    return len(pairs) == len({pair[0] for pair in pairs}) == len({pair[1] for pair in pairs})
+
+
+def _require_labels(labels: dict[Path, str], table: Path) -> None:
+    without = [path.name for path, label in labels.items() if label.lower() in _NO_LABEL]
+    if without:
+        raise DataError(
+            f"expected a label for each image in {table}, found none for {len(without)} (first {without[0]}); leave "
+            "their lines out"
+        )
+
+
+def _classes(labels: Sequence[str], table: Path) -> tuple[list[int], tuple[str, ...], list[str]]:
+    """Return class indices, the classes and notes. Raises DataError for numbers that are no indices."""
+    if all(_NUMBER.fullmatch(label) for label in labels):
+        numbers = [float(label) for label in labels]
+        wrong = [label for label, number in zip(labels, numbers) if not (0 <= number < _CLASSES and number % 1 == 0)]
+        if wrong:
+            raise DataError(
+                f"expected labels in {table} as names or whole numbers from 0, found {wrong[0][:40]!r}; write class "
+                "indices or names"
+            )
+        indices = [int(number) for number in numbers]
+        return indices, tuple(str(index) for index in range(max(indices) + 1)), zero_note(min(indices))
+    names = [match[1] if (match := _BOXES.fullmatch(label)) else label for label in labels]
+    known = sorted(set(names))
+    if len(known) > _CLASSES:
+        raise DataError(f"expected at most {_CLASSES:,} classes in {table}, found {len(known):,}; check its columns")
+    place = {name: index for index, name in enumerate(known)}
+    classes = tuple(known)
+    if are_imagenet(known):
+        classes = tuple(imagenet_classes()[imagenet_indices()[name]] for name in known)
+    return [place[name] for name in names], classes, []
+
+
+def zero_note(least: int) -> list[str]:
+    """Return a note where labels may count from 1, as no image has the label 0."""
+    if least == 0:
+        return []
+    return [f"no image has the label 0 (the least is {least}): labels count from 0; subtract 1 if these count from 1"]

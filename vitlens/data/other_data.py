@@ -1,0 +1,94 @@
+"""Data that is not read, by its files: what it is, and what to do with it."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from vitlens.signatures import described, image_format
+
+_FILES: Final = 1000  # entries of a folder that are looked at
+_SAVE_ARRAYS: Final = "numpy.savez('DATA.npz', images=images, labels=labels) makes what is read"
+_SAVE: Final = "save its images as FOLDER/<class>/<number>.png"
+_BY_SUFFIX: Final = {
+    ".tar": "a tar archive; unpack it, and name the folder of class folders",
+    ".tgz": "a tar archive; unpack it, and name the folder of class folders",
+    ".gz": "a packed file; unpack it first",
+    ".zip": "a zip archive; unpack it, and name the folder of class folders",
+    ".7z": "an archive; unpack it, and name the folder of class folders",
+    ".rar": "an archive; unpack it, and name the folder of class folders",
+    ".parquet": f"a Parquet table; {_SAVE}, with load_dataset of Hugging Face's datasets",
+    ".arrow": f"an Arrow table; {_SAVE}, with load_from_disk of Hugging Face's datasets",
+    ".tfrecord": f"TFRecords; {_SAVE}, with tensorflow_datasets",
+    ".lmdb": f"an LMDB database; {_SAVE}",
+    ".mdb": f"an LMDB database; {_SAVE}",
+    ".csv": "a table; name the folder of the images, and the table with --labels",
+    ".tsv": "a table; name the folder of the images, and the table with --labels",
+    ".json": "JSON; name the folder of the images",
+    ".txt": "a text file; name the folder of the images, and the file with --labels where it has their labels",
+    ".npy": f"one array; {_SAVE_ARRAYS}",
+    ".mat": f"arrays of MATLAB; {_SAVE_ARRAYS}",
+    ".h5": f"an HDF5 file; {_SAVE_ARRAYS}",
+    ".hdf5": f"an HDF5 file; {_SAVE_ARRAYS}",
+    ".pkl": f"a pickle, which could run code; {_SAVE_ARRAYS}",
+    ".pickle": f"a pickle, which could run code; {_SAVE_ARRAYS}",
+    ".pt": f"tensors of torch; {_SAVE_ARRAYS}",
+    ".pth": f"tensors of torch; {_SAVE_ARRAYS}",
+    ".dcm": "DICOM images; save them as PNG of 8 or 16 bits in a folder a class",
+    ".nii": "volumes (NIfTI); save their slices as PNG in a folder a class",
+    ".mp4": "videos; save their frames as PNG in a folder a class",
+    ".avi": "videos; save their frames as PNG in a folder a class",
+}
+
+
+def _cifar(folder: Path) -> str:
+    name = "cifar100" if "100" in folder.name else "cifar10"
+    return f"the batches of CIFAR; name the set and the folder above: --data {name} --data-dir {folder.parent}"
+
+
+def _saved(_: Path) -> str:
+    return f"a data set of Hugging Face (save_to_disk); {_SAVE}, with load_from_disk of Hugging Face's datasets"
+
+
+def _digits(folder: Path) -> str:
+    above = folder.parent.parent if folder.name == "raw" else folder.parent
+    return f"the files of MNIST; name the set and the folder above MNIST/raw: --data mnist --data-dir {above}"
+
+
+_BY_NAME: Final[dict[str, Callable[[Path], str]]] = {
+    "batches.meta": _cifar,
+    "data_batch_1": _cifar,
+    "dataset_info.json": _saved,
+    "dataset_dict.json": _saved,
+    "state.json": _saved,
+    "train-images-idx3-ubyte": _digits,
+    "train-images-idx3-ubyte.gz": _digits,
+}
+
+
+def describe_other_data(folder: Path) -> str:
+    """Return what a folder without images holds, and what to do with it; "" where its files say nothing."""
+    with os.scandir(folder) as entries:
+        names = [entry.name for _, entry in zip(range(_FILES), entries)]
+    for name, describe in _BY_NAME.items():
+        if name in names:
+            return describe(folder)
+    if {"meta", "train", "test"} <= set(names) and (folder / "meta").is_file():
+        return _cifar(folder)
+    for name in sorted(names):
+        suffix = _suffix(name)
+        if suffix in _BY_SUFFIX:
+            return f"none, but {_BY_SUFFIX[suffix]} (first {name})"
+    return ""
+
+
+def describe_file(path: Path) -> str:
+    """Return what a file is that was named as data, and what to do with it."""
+    if image_format(path):
+        return f"an image; try --images {path}, for images without labels"
+    return _BY_SUFFIX.get(_suffix(path.name)) or described(path) or "a file of another kind; see vitlens data"
+
+
+def _suffix(name: str) -> str:
+    suffix = Path(name).suffix.lower()
+    return ".tfrecord" if ".tfrecord" in name.lower() else suffix

@@ -1,0 +1,102 @@
+"""Which files of a folder are images, and which of its folders hold some."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from vitlens.data.decode import SUFFIXES
+from vitlens.errors import DataError
+from vitlens.signatures import image_format
+
+MANY = 100_000  # other files and folders, after which a folder is refused as not one of images
+_JUNK: Final = frozenset(
+    {
+        "@eadir",  # thumbnails of a Synology NAS
+        "@recycle",
+        "@recently-snapshot",
+        "#recycle",
+        "#snapshot",
+        "$recycle.bin",
+        "recycler",
+        "lost+found",
+        "system volume information",
+    }
+)
+
+
+def class_folders(folder: Path) -> list[Path]:
+    """Return the folders with an image at any depth, sorted, without hidden ones. Raises DataError."""
+    with readable(folder), os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries if entry.is_dir() and not is_hidden(entry.name))
+    children = [folder / name for name in names]
+    return [child for child in children if next(images_below(child), None) is not None]
+
+
+def images_below(folder: Path) -> Iterator[Path]:
+    """Yield the images at any depth, sorted, without hidden files and folders.
+
+    Linked folders are followed, each folder once. Raises DataError for a folder that must not be read, and where only
+    few of MANY files are images (a home folder, a whole disk).
+    """
+    images = 0
+    others = 0
+    visited: set[tuple[int, int]] = set()
+    for place, folders, files in os.walk(folder, followlinks=True, onerror=_refuse):
+        status = Path(place).stat()
+        if (status.st_dev, status.st_ino) in visited:
+            folders.clear()
+            continue
+        visited.add((status.st_dev, status.st_ino))
+        folders[:] = sorted(name for name in folders if not is_hidden(name))
+        for name in sorted(files):
+            path = Path(place, name)
+            if is_image(path):
+                images += 1
+                yield path
+            else:
+                others += 1
+        others += 1
+        if others > MANY and others > 10 * images:
+            raise DataError(
+                f"expected a folder of images, found {images:,} images among the first {images + others:,} files and "
+                f"folders of {folder}; name the folder that holds them"
+            )
+
+
+def images_in(folder: Path) -> list[Path]:
+    """Return the images directly in a folder, sorted. Raises DataError for a folder that must not be read."""
+    with readable(folder), os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries if not entry.is_dir())
+    return [folder / name for name in names if is_image(folder / name)]
+
+
+def is_image(path: Path) -> bool:
+    """Return True for a file with an image's suffix, and for one without a suffix that begins as an image does."""
+    if is_hidden(path.name) or path.is_dir():
+        return False
+    if path.suffix:
+        return path.suffix.lower() in SUFFIXES
+    return path.is_file() and image_format(path) != ""
+
+
+def is_hidden(name: str) -> bool:
+    """Return True for names of hidden files and folders, and of folders that systems add."""
+    return name.startswith((".", "__")) or name.lower() in _JUNK
+
+
+@contextmanager
+def readable(folder: Path) -> Iterator[None]:
+    """Inside, a folder that must not be read is a DataError of one line."""
+    try:
+        yield
+    except OSError as error:
+        _refuse(error, folder)
+
+
+def _refuse(error: OSError, folder: Path | None = None) -> None:
+    reason = error.strerror or error
+    raise DataError(
+        f"expected a folder that can be read at {error.filename or folder}, found: {reason}; check its permissions"
+    ) from error

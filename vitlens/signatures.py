@@ -1,0 +1,141 @@
+"""What a file is, by its first bytes: the formats of images and of weights, and what is often found in their place."""
+
+import zipfile
+from pathlib import Path
+from typing import Final
+
+_LENGTH: Final = 512  # bytes read
+_IMAGES: Final = (
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"\x89PNG\r\n\x1a\n", "PNG"),
+    (b"GIF8", "GIF"),
+    (b"BM", "BMP"),
+    (b"II*\0", "TIFF"),
+    (b"MM\0*", "TIFF"),
+    (b"P5", "PPM"),
+    (b"P6", "PPM"),
+    (b"\0\0\0\x0cjP  ", "JPEG 2000"),
+    (b"\xff\x4f\xff\x51", "JPEG 2000"),
+    (b"\0\0\0\x0cJXL ", "JPEG XL"),
+    (b"\xff\x0a", "JPEG XL"),
+    (b"8BPS", "Photoshop"),
+    (b"%!PS", "PostScript"),
+    (b"v/1\x01", "OpenEXR"),
+    (b"SIMPLE  =", "FITS"),
+)
+_BRANDS: Final = {  # after "ftyp"
+    b"avif": "AVIF",
+    b"avis": "AVIF",
+    b"heic": "HEIC",
+    b"heix": "HEIC",
+    b"heif": "HEIC",
+    b"hevc": "HEIC",
+    b"mif1": "HEIC",
+    b"msf1": "HEIC",
+}
+_OTHERS: Final = (  # offset, bytes there, what the file is
+    (0, b"version https://git-lfs", "a pointer of git-lfs, not the file: type git lfs pull, or download it again"),
+    (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras, MATLAB)"),
+    (4, b"TFL3", "a TFLite model"),
+    (0, b"GGUF", "a GGUF model"),
+    (0, b"PAR1", "a Parquet table"),
+    (0, b"%PDF", "a PDF"),
+    (0, b"\x93NUMPY", "an array of NumPy (.npy)"),
+    (0, b"\x1f\x8b", "a gzip archive: unpack it first"),
+    (0, b"BZh", "a bzip2 archive: unpack it first"),
+    (0, b"\xfd7zXZ", "an xz archive: unpack it first"),
+    (0, b"\x28\xb5\x2f\xfd", "a zstd archive: unpack it first"),
+    (0, b"7z\xbc\xaf", "a 7-Zip archive: unpack it first"),
+    (0, b"Rar!", "a RAR archive: unpack it first"),
+    (0, b"SQLite format 3", "an SQLite database"),
+    (0, b"\x7fELF", "a program"),
+    (257, b"ustar", "a tar archive: unpack it first"),
+)
+_PRINTABLE: Final = frozenset((9, 10, 13, *range(32, 127)))  # bytes of ASCII text
+_ENTRIES: Final = 10_000  # of a zip that are looked at
+_HTML: Final = (b"<!doctype html", b"<html", b"<head")
+
+
+def first_bytes(path: Path) -> bytes:
+    """Return the first bytes of a file, none where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(_LENGTH)
+    except (OSError, ValueError):
+        return b""
+
+
+def image_format(path: Path) -> str:
+    """Return the format of an image by its first bytes, "" for another file."""
+    start = first_bytes(path)
+    for signature, name in _IMAGES:
+        if start.startswith(signature):
+            return name
+    if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
+        return "WEBP"
+    if start[4:8] == b"ftyp":
+        return _BRANDS.get(start[8:12], "")
+    if start[128:132] == b"DICM":
+        return "DICOM"
+    return ""
+
+
+def described(path: Path) -> str:
+    """Return what a file is, with the remedy where there is one; "" where its first bytes say nothing."""
+    start = first_bytes(path)
+    if not start:
+        return "an empty file"
+    for offset, signature, name in _OTHERS:
+        if start[offset:].startswith(signature):
+            return name
+    text = start.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if text.startswith(_HTML):
+        return "a web page (HTML), as of a download that failed: download it again"
+    if text.startswith((b"<?xml", b"<svg")):
+        return "an SVG drawing or other XML"
+    image = image_format(path)
+    if image:
+        return f"an image ({image})"
+    if all(byte in _PRINTABLE for byte in start):
+        return "a text file"
+    if _is_onnx(start):
+        return "an ONNX model"
+    if 0x81 <= start[0] <= 0x8F and (0xA0 <= start[1] <= 0xBF or start[1] == 0xD9):  # a map whose first key is text
+        return "a checkpoint of Flax (JAX, msgpack)"
+    if start.startswith(b"PK"):
+        return _described_zip(path)
+    return ""
+
+
+def _described_zip(path: Path) -> str:
+    """Return what a zip is by the names in it; "" for one of torch.save, and where they say nothing."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()[:_ENTRIES]
+    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
+        return ""
+    if names and all(name.endswith(".npy") for name in names):
+        return "arrays of NumPy (.npz), as JAX stores weights"
+    if "model.weights.h5" in names:
+        return "a Keras model"
+    if any(name.endswith("/constants.pkl") for name in names) and any("/code/" in name for name in names):
+        return "a TorchScript program"
+    return ""
+
+
+def is_pickle(path: Path) -> bool:
+    """Return True where a file begins as a pickle of protocol 2 or later, or is torch.save's zip with one."""
+    start = first_bytes(path)
+    return start.startswith((b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"))
+
+
+def _is_onnx(start: bytes) -> bool:
+    """Return True for a protocol buffer that begins with an IR version and the name of its producer."""
+    return start[:1] == b"\x08" and start[2:3] == b"\x12" and start[1:2] < b"\x20"
+
+
+def is_safetensors(path: Path) -> bool:
+    """Return True where a file begins with the length of a JSON header, and the header."""
+    start = first_bytes(path)
+    length = int.from_bytes(start[:8], "little")
+    return len(start) > 9 and start[8:9] == b"{" and 2 <= length <= path.stat().st_size - 8
