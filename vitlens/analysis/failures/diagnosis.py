@@ -225,15 +225,22 @@ def covariate_rows(subjects: Sequence[Subject]) -> tuple[CovariateRow, ...]:
     """How each property separates the errors of each model, alone and given the others; images of NaN (not known) are
     left out, as are properties without both errors and correct predictions."""
     rows: list[CovariateRow] = []
+    sizes = list[int]()
     for subject in subjects:
         alone = [row for name in subject.values if (row := _alone(subject, name)) is not None]
+        sizes.append(len(alone))
         rows += _given_others(subject, alone)
     tests = [(at, name) for at, row in enumerate(rows) for name in ("p", "p_joint") if getattr(row, name) is not None]
     corrected = holm([getattr(rows[at], name) for at, name in tests])
     for (at, name), p in zip(tests, corrected):
         adjusted: dict[str, Any] = {f"{name}_holm": p}
         rows[at] = replace(rows[at], **adjusted)
-    return tuple(replace(row, inseparable=_inseparable(subjects, row, rows)) for row in rows)
+    separated, start = list[CovariateRow](), 0
+    for subject, size in zip(subjects, sizes):
+        same = rows[start : start + size]
+        separated += [replace(row, inseparable=_inseparable(subject, row, same)) for row in same]
+        start += size
+    return tuple(separated)
 
 
 def _alone(subject: Subject, name: str) -> CovariateRow | None:
@@ -307,10 +314,9 @@ def _sought(subject: Subject, name: str, columns: Array, wrong: NDArray[np.bool_
     return ratio, p, slope
 
 
-def _inseparable(subjects: Sequence[Subject], row: CovariateRow, rows: Sequence[CovariateRow]) -> tuple[str, ...]:
+def _inseparable(subject: Subject, row: CovariateRow, rows: Sequence[CovariateRow]) -> tuple[str, ...]:
     """Return the properties in which a model's errors differ, too, and beside which alone this one adds nothing."""
-    (subject,) = (each for each in subjects if each.evaluation.alias == row.model)
-    others = [each for each in rows if each.model == row.model and each.differs and each.covariate != row.covariate]
+    others = [each for each in rows if each.differs and each.covariate != row.covariate]
     if not row.differs or row.known.outcome:
         return ()
     found = []
