@@ -5,9 +5,9 @@ Constants that a paper leaves open are those of the grad-cam package, the tests'
 
 The target layer is the last at which each patch still contributes to the logit separately. For a ViT it is the module
 whose output the last block's attention reads (norm1): where the classifier reads CLS, the gradient at the patches of
-the last block's output is exactly 0. For a CNN it is the last map with more than one cell, before the pooling; for a
-hierarchy of stages its last norm (Swin) or its last block. All are found by observing one forward pass, which also
-covers post-norm blocks, registers and grids of any shape.
+the last block's output is exactly 0. For a CNN or a hierarchy of stages it is the last map with more than one cell on
+which the logits depend, before the pooling, whatever the order of its axes (lens/cells.py). All are found by observing
+forward passes, which also covers post-norm blocks, registers and grids of any shape.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,14 +20,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.analysis.heads.geometry import geometry_of
 from vitlens.devices import evaluating
 from vitlens.errors import LensError, UnsupportedError
+from vitlens.lens.cells import Cells, is_inside_attention, located_cells, reaches_logits
 from vitlens.lens.observe import survey
-from vitlens.lens.stages import stages
 from vitlens.lens.trace import probe_images, trace
 from vitlens.models.hooks import per_model
 from vitlens.models.model import Model
+from vitlens.models.nested import tensors_in, with_tensor
 from vitlens.models.recording import Shape, TracedTensor
 from vitlens.shapes import Images, Labels, Logits, Maps, TokenLayout
 
@@ -128,16 +128,16 @@ def ablationcam(model: Model, images: Images, targets: Labels) -> Maps:
     absolute value, because a negative logit would turn the map's sign.
     """
     layer = target_layer(model)
-    logits, output = layer_output(model, images)
+    logits, tensor = layer_output(model, images)
     module, prepared = model.module.get_submodule(layer.module), model.prepare(images)
 
     def without(image: int, channels: Tensor) -> Logits:
-        copies = output[image].expand(len(channels), *output.shape[1:]).clone()
-        copies.movedim(layer.channel_axis, 1)[torch.arange(len(channels)), channels] = 0
-        with module.register_forward_hook(lambda *_: copies):
+        copies = tensor[image].expand(len(channels), *tensor.shape[1:]).clone()
+        copies.movedim(layer.cells.channel_axis, 1)[torch.arange(len(channels)), channels] = 0
+        with module.register_forward_hook(lambda _module, _inputs, output: layer.with_tensor(output, copies)):
             return model.run(prepared[image].expand(len(channels), -1, -1, -1))
 
-    activations = layer.as_maps(output).float()
+    activations = layer.as_maps(tensor).float()
     whole = logits.gather(1, targets[:, None]).float()
     scores = _by_channel(model, without, targets, channels=activations.shape[1])
     return _weighted((whole - scores) / whole.abs(), activations)
@@ -160,18 +160,19 @@ class TargetLayer:
     """The module whose output is used."""
 
     module: str  # its name within `Model.module`
-    layout: TokenLayout | None  # of its tokens, None where its output is a map
-    channel_axis: int  # of the output
+    cells: Cells  # of its output
 
-    @property
-    def is_map(self) -> bool:
-        """Whether the output is a map as a convolution gives it, (batch, channels, rows, columns)."""
-        return self.layout is None and self.channel_axis == 1
+    def as_maps(self, tensor: Tensor) -> ChannelMaps:
+        """Return the output's tensor as one map per channel; prefix tokens have no place in the image and are dropped."""
+        return self.cells.as_maps(tensor)
 
-    def as_maps(self, output: Tensor) -> ChannelMaps:
-        """The module's output as one map per channel; prefix tokens have no position in the image and are dropped."""
-        channels = output.movedim(self.channel_axis, 1)
-        return channels if self.layout is None else self.layout.as_map(channels)
+    def tensor(self, output: Any) -> Tensor:
+        """Return the tensor of the module's output that holds the cells."""
+        return tensors_in(output)[self.cells.part]
+
+    def with_tensor(self, output: Any, tensor: Tensor) -> Any:
+        """Return the module's output with another tensor in its place."""
+        return with_tensor(output, self.cells.part, tensor)
 
 
 @dataclass(frozen=True)
@@ -190,11 +191,12 @@ def target_layer(model: Model) -> TargetLayer:
     Raises UnsupportedError for a model that has neither one sequence of tokens nor a map before its pooling.
     """
     layout = model.anatomy.layout
-    layer = (_map_layer(model) or _last_block(model)) if layout is None else _token_layer(model, layout)
+    layer = _map_layer(model) if layout is None else _token_layer(model, layout)
     if layer is None:
+        reason = f": {model.anatomy.unread}" if model.anatomy.unread else ""
         raise UnsupportedError(
             f"expected tokens of patches, or a map before the pooling, found neither in {model.alias} "
-            f"({model.anatomy.family}); try --method saliency or occlusion"
+            f"({model.anatomy.family}){reason}; try --method saliency or occlusion"
         )
     return layer
 
@@ -206,10 +208,10 @@ def layer_gradients(model: Model, images: Images, targets: Labels) -> LayerGradi
     """
     layer, leaves = target_layer(model), []
 
-    def start_graph(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+    def start_graph(_module: nn.Module, _inputs: Any, output: Any) -> Any:
         torch.set_grad_enabled(True)  # the no_grad around the pass restores the mode
-        leaves.append(output.detach().clone().requires_grad_())
-        return leaves[-1].clone()  # an in-place ReLU after the layer must not change the leaf
+        leaves.append(layer.tensor(output).detach().clone().requires_grad_())
+        return layer.with_tensor(output, leaves[-1].clone())  # an in-place ReLU after the layer must not change the leaf
 
     with evaluating(model), torch.no_grad():
         with model.module.get_submodule(layer.module).register_forward_hook(start_graph):
@@ -220,13 +222,13 @@ def layer_gradients(model: Model, images: Images, targets: Labels) -> LayerGradi
 
 
 def layer_output(model: Model, images: Images) -> tuple[Logits, Tensor]:
-    """Logits, and the output of the target layer's module, without gradients."""
-    outputs: list[Tensor] = []
+    """Return the logits and the target layer's tensor, without gradients."""
+    layer, outputs = target_layer(model), list[Tensor]()
 
-    def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-        outputs.append(output.clone())
+    def keep(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        outputs.append(layer.tensor(output).clone())
 
-    module = model.module.get_submodule(target_layer(model).module)
+    module = model.module.get_submodule(layer.module)
     with evaluating(model), torch.no_grad(), module.register_forward_hook(keep):
         logits = model(images)
     return logits, outputs[-1]
@@ -257,40 +259,39 @@ def _token_layer(model: Model, layout: TokenLayout) -> TargetLayer | None:
         # a pooling query (SigLIP) or a late CLS (CaiT) comes after the last block over these tokens
         alone = not blocks or any(name == block or name.rpartition(".")[0] == block for block in blocks)
         if source is not None and alone and len(tokens) == 3 and tokens[1] == layout.tokens:
-            return TargetLayer(source, layout, channel_axis=2)
+            return TargetLayer(source, _cells_of(layout, tokens))
     if not blocks or model.anatomy.attention_modules:
         return None
-    return TargetLayer(blocks[-1], layout, channel_axis=2)
+    return TargetLayer(blocks[-1], _cells_of(layout, trace(model, 1).by_module[blocks[-1]][-1].output or ()))
+
+
+def _cells_of(layout: TokenLayout, tokens: Shape) -> Cells:
+    return Cells(0, 2, tokens[2], layout.grid, len(layout.prefix))
 
 
 def _map_layer(model: Model) -> TargetLayer | None:
-    """The last map of more than one cell; of a windowed model the last LayerNorm's (Swin's maps are channels-last)."""
-    for call in reversed(trace(model, 1).calls):
-        name, output = call.module, call.output
-        if not name or not call.number or output is None or len(output) != 4:
+    """The last map of more than one cell on which the logits depend, after all attention but the last layer's."""
+    calls = trace(model, 1).calls
+    mixing = _mixing_attention(model)
+    ends = sorted(call.end for call in calls if call.module in mixing)
+    earliest = ends[-2] if len(ends) > 1 else 0
+    outputs = located_cells(model).outputs
+    for call in reversed(calls):
+        if call.end < earliest or is_inside_attention(model, call.module):
             continue
-        if model.anatomy.family == "windowed":
-            module = model.module.get_submodule(name)
-            axis = 3 if isinstance(module, nn.LayerNorm) and output[3] == module.normalized_shape[0] else 1
-            if isinstance(module, nn.LayerNorm) and prod(output[1:]) > output[axis]:
-                return TargetLayer(name, None, channel_axis=axis)
-        elif model.anatomy.family == "cnn" and output[2] * output[3] > 1:
-            return TargetLayer(name, None, channel_axis=1)
+        for cells in outputs.get(call.module, ()):
+            if prod(cells.grid) > 1 and reaches_logits(model, call.module, cells):
+                return TargetLayer(call.module, cells)
     return None
 
 
-def _last_block(model: Model) -> TargetLayer | None:
-    """The last block, where its output is a map (MaxViT, PVT), or tokens in a known order (Hiera, LeViT)."""
+def _mixing_attention(model: Model) -> set[str]:
+    """The attention modules but those of one query (CLS, attention pooling), which patches do not pass through."""
+    names = set(model.anatomy.attention_modules)
+    if not names:
+        return names
     try:
-        block, site = stages(model)[-1], survey(model, probe_images(model, 1))[-1]
+        sites = survey(model, probe_images(model, 1))
     except (LensError, UnsupportedError):
-        return None
-    if block.grid is not None:
-        known = block.grid if site.windows is None else site.windows.resolution
-        return TargetLayer(block.module, None, block.channel_axis) if block.grid == known != (1, 1) else None
-    place = geometry_of(site, model)
-    if place is None or max(place.grid) == 1 or (place.windows is not None and place.windows.count > 1):
-        return None
-    size = model.input_size[0] // place.grid[0], model.input_size[1] // place.grid[1]
-    row_by_row = place.windows is None or not place.windows.keys
-    return TargetLayer(block.module, TokenLayout(place.grid, size), channel_axis=2) if row_by_row else None
+        return names
+    return names - {site.module for site in sites if site.kind == "class"}

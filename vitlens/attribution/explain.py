@@ -15,10 +15,11 @@ from vitlens.attribution.cam import target_layer
 from vitlens.attribution.refinement import Refinement, refined_maps, require_refinement
 from vitlens.attribution.registry import ATTRIBUTIONS, attribution
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+from vitlens.lens.trace import trace
 from vitlens.models.hooks import is_within_context
 from vitlens.models.language_image import has_text_tower
 from vitlens.models.model import Model
-from vitlens.models.support import meets
+from vitlens.models.support import meets, why_not
 from vitlens.names import DEFAULT_SEED, ENGINES, Engine
 from vitlens.pixels import AnyImages, Targets, as_parts, as_targets, takes_images
 from vitlens.shapes import Images, Labels, Maps
@@ -144,9 +145,11 @@ def require_method(model: Model, method: str, *, engine: Engine = "vitlens") -> 
         known = ", ".join(name for name, entry in ATTRIBUTIONS.items() if entry.package is not None)
         raise UnsupportedError(f"expected a method that engine grad-cam has ({known}), found {method!r}")
     if not _supports(model, method):
+        need = ATTRIBUTIONS[method].needs
+        why = model.anatomy.unread or (need is not None and why_not(model, need))
         raise UnsupportedError(
-            f"expected a method that {model.alias} ({model.anatomy.family}) has, found {method!r}; "
-            f"it has {', '.join(methods_for(model))}"
+            f"expected a method that {model.alias} ({model.anatomy.family}) has, found {method!r}"
+            f"{f': {why}' if why else ''}; it has {', '.join(methods_for(model))}"
         )
 
 
@@ -165,11 +168,18 @@ def package_maps(model: Model, images: Images, targets: Labels, *, method: str) 
             "context such as intervene; leave out engine='grad-cam'"
         )
     layer = target_layer(model)
+    call = trace(model, 1).by_module[layer.module][-1]
+    if not call.number:
+        raise UnsupportedError(
+            f"expected a target layer that returns one tensor for the grad-cam package, found several in "
+            f"{layer.module!r} of {model.alias}; leave engine= out"
+        )
     shared = {id(value): nn.Parameter(value.detach(), requires_grad=False) for value in model.module.parameters()}
     module = copy.deepcopy(model.module, shared).eval()
-    options: dict[str, Any] = {} if layer.is_map else {"reshape_transform": layer.as_maps}
+    is_plain = len(call.output or ()) == 4 and layer.cells.channel_axis == 1
+    options: dict[str, Any] = {} if is_plain else {"reshape_transform": layer.as_maps}
     name = ATTRIBUTIONS[method].package or ""
-    if name == "AblationCAM" and not layer.is_map:
+    if name == "AblationCAM" and not is_plain:
         options["ablation_layer"] = pytorch_grad_cam.AblationLayerVit()
     cam = getattr(pytorch_grad_cam, name)(model=module, target_layers=[module.get_submodule(layer.module)], **options)
     with torch.enable_grad(), torch.autocast(model.device.type, enabled=False):

@@ -24,6 +24,7 @@ from vitlens.models.hooks import (
     overridden,
 )
 from vitlens.models.model import Model
+from vitlens.models.nested import with_tensor
 from vitlens.turns import turn
 
 
@@ -151,7 +152,7 @@ def _in_force(
         if tensor is None:
             return output
         new = change(tensor, values)
-        return (new, *output[1:]) if isinstance(output, tuple) else new
+        return with_tensor(output, 0, new)
 
     if part in ("input", "output"):
         module = model.module.get_submodule(name)

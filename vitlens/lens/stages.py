@@ -6,7 +6,7 @@ They are determined from the shapes in one forward pass of two images, for any n
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from statistics import mode
 from typing import Any, Final, Literal
@@ -14,9 +14,11 @@ from typing import Any, Final, Literal
 from torch import Tensor, nn
 
 from vitlens.errors import UnsupportedError
+from vitlens.lens.cells import channel_axis_of, is_inside_attention, located_cells, reaches_logits
 from vitlens.lens.trace import trace
 from vitlens.models.hooks import Arguments, Key, first_tensor, once_per_model, watching
 from vitlens.models.model import Model
+from vitlens.models.nested import tensors_in
 from vitlens.models.recording import Shape, Trace
 from vitlens.shapes import PrefixKind, Tokens
 
@@ -33,7 +35,7 @@ class FeatureStage:
     or group of blocks), or what enters the first block: a transformer's "embedding", a CNN's "stem"; module: the name
     of the module whose output it is; width: dim of its tokens, or channels; grid: (rows, columns) of patches or cells,
     None where their order is unknown; prefix: tokens before them; channel_axis: of the tensor; argument: the one of the
-    module that it is, None for the output.
+    module that it is, None for the output; part: the tensor's index where the output is several.
     """
 
     index: int | None
@@ -44,6 +46,7 @@ class FeatureStage:
     prefix: tuple[PrefixKind, ...]
     channel_axis: int
     argument: Key | None = None
+    part: int = 0
 
     @property
     def title(self) -> str:
@@ -52,8 +55,9 @@ class FeatureStage:
 
     def tokens(self, output: Any) -> Tokens:
         """The module's output (or argument) as (batch, tokens, width); a map is flattened row by row."""
-        first: Tensor = output[0] if isinstance(output, tuple) else output
-        return first if first.dim() == 3 else first.movedim(self.channel_axis, 3).flatten(1, 2)
+        tensor = tensors_in(output)[self.part]
+        tokens: Tokens = tensor.movedim(self.channel_axis, -1).flatten(1, -2)
+        return tokens
 
 
 @dataclass(frozen=True)
@@ -174,11 +178,34 @@ def _stages(model: Model, seen: Sequence[tuple[str, Shape]]) -> tuple[list[str],
     if model.anatomy.family == "cnn" and all(len(shapes[name]) == 4 for name in names):
         kind, groups = _STAGE, groupby(names, key=lambda name: name.rpartition(".")[0])
         names = [list(group)[-1] for _, group in groups]
-    tokens_only = layout is not None or (model.anatomy.unread and not model.anatomy.attention)
-    if not names and not tokens_only:  # else such maps are the stem's, or attention weights
-        maps = {shape[2:]: name for name, shape in seen if len(shape) == 4 and shape[0] == 2 and max(shape[2:]) > 1}
-        kind, names = _STAGE, list(maps.values())
-    return blocks, tuple(_stage(model, index, kind, name, shapes[name]) for index, name in enumerate(names))
+    if not names and layout is None:
+        kind, names = _STAGE, _last_maps(model)
+    found = list[FeatureStage]()
+    for name in names:
+        stage = _stage(model, len(found), kind, name, shapes[name])
+        if stage is not None:
+            found.append(stage)
+    return blocks, tuple(found)
+
+
+def _last_maps(model: Model) -> list[str]:
+    """The modules of a model without blocks that return the last map of each resolution, in forward order.
+
+    None where attention follows the last map, which is then the stem's.
+    """
+    calls = [call for call in trace(model, 1).calls if call.module]
+    attention_ends = [call.end for call in calls if call.module in model.anatomy.parts]
+    outputs = located_cells(model).outputs
+    last = dict[tuple[int, int], str]()
+    end = 0
+    for call in reversed(calls):
+        maps = [cells for cells in outputs.get(call.module, ()) if cells.prefix == 0 and max(cells.grid) > 1]
+        if not maps or maps[0].grid in last or is_inside_attention(model, call.module):
+            continue
+        if reaches_logits(model, call.module, maps[0]):
+            last[maps[0].grid] = call.module
+            end = max(end, call.end)
+    return [] if end < max(attention_ends, default=0) else [*reversed(last.values())]
 
 
 def _embedding(model: Model, blocks: Sequence[str], read: Sequence[FeatureStage], seen: Trace) -> FeatureStage | None:
@@ -188,21 +215,27 @@ def _embedding(model: Model, blocks: Sequence[str], read: Sequence[FeatureStage]
     arguments = seen.by_module[blocks[0]][0].arguments if blocks else {}
     for argument, value in arguments.items():
         if _is_stream(value.shape, tokens):
-            first = _stage(model, None, read[0].kind, blocks[0], value.shape)
-            return replace(first, kind="embedding" if first.kind == _BLOCK else "stem", argument=argument)
+            kind: StageKind = "embedding" if read[0].kind == _BLOCK else "stem"
+            return _stage(model, None, kind, blocks[0], value.shape, argument)
     return None
 
 
-def _stage(model: Model, index: int | None, kind: StageKind, name: str, shape: Shape) -> FeatureStage:
+def _stage(
+    model: Model, index: int | None, kind: StageKind, name: str, shape: Shape, argument: Key | None = None
+) -> FeatureStage | None:
+    """The layer whose features are a module's output, or its argument; None where no axis is known to be channels."""
     layout = model.anatomy.layout
-    if len(shape) == 3:
-        grid = None if layout is None else layout.grid
-        return FeatureStage(index, kind, name, shape[2], grid, () if layout is None else layout.prefix, 2)
-    # channels last, where the block has linear layers that read that axis
-    layers = model.module.get_submodule(name).modules() if kind == _BLOCK else ()
-    last = any(isinstance(module, nn.Linear) and module.in_features == shape[3] for module in layers)
-    rows, columns, width = (shape[1], shape[2], shape[3]) if last else (shape[2], shape[3], shape[1])
-    return FeatureStage(index, kind, name, width, (rows, columns), (), 3 if last else 1)
+    if len(shape) == 3 and layout is not None:
+        return FeatureStage(index, kind, name, shape[2], layout.grid, layout.prefix, 2, argument)
+    located = located_cells(model)
+    if argument is None:
+        cells = next(iter(located.outputs.get(name, ())), None)
+    else:
+        cells = located.arguments.get((name, argument))
+    if cells is not None and cells.prefix == 0:
+        return FeatureStage(index, kind, name, cells.width, cells.grid, (), cells.channel_axis, argument, cells.part)
+    axis = 2 if len(shape) == 3 else channel_axis_of(model.module.get_submodule(name), shape)
+    return None if axis is None else FeatureStage(index, kind, name, shape[axis], None, (), axis, argument)
 
 
 def _is_stream(shape: Shape, tokens: int | None) -> bool:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.overrides import TorchFunctionMode
 
+from vitlens.models.nested import tensors_in
 from vitlens.models.trials import with_noise, zero_weights
 from vitlens.turns import turn
 
@@ -341,9 +342,8 @@ def as_call(values: Arguments) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def first_tensor(output: Any) -> Tensor | None:
-    """A module's output where it is a tensor, or the first of several outputs; None where that is no tensor."""
-    first = output[0] if isinstance(output, tuple) and output else output
-    return first if isinstance(first, Tensor) else None
+    """Return a module's output where it is a tensor, or the first tensor in a tuple, list or dict; None without one."""
+    return next(iter(tensors_in(output)), None)
 
 
 class _Kept:

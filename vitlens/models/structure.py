@@ -32,7 +32,6 @@ from vitlens.shapes import PrefixKind, TokenLayout
 SEEN: Final = (
     "attention is a softmax over the last axis of a product, scaled_dot_product_attention or nn.MultiheadAttention"
 )
-_PREFIX: Final = 16  # most special tokens, where their number follows from that of the patches
 _LINEAR: Final = (F.linear, F.conv1d, F.conv2d, F.multi_head_attention_forward)
 _ONE_CALL: Final = "compute the heads of a layer in one call of (batch, heads, tokens, head_dim)"
 _RESIDUAL: Final = 0.5  # least correlation of a residual block's input and its output without any linear layer
@@ -244,7 +243,15 @@ class _Traced:
             return replace(anatomy, unread=f"its attention layers have fewer keys than queries ({pooled[0]})")
         order = self._order(whole[0], lengths[0])
         if order.grid is None:
-            reason = f"{order.reason}; say grid=(rows, columns) and prefix=('cls', ...)"
+            return replace(anatomy, unread=order.reason, row_by_row=False)
+        height, width = int(images.shape[2]), int(images.shape[3])
+        patch_size = self._patch_size(order.grid)
+        covered = order.grid[0] * patch_size[0], order.grid[1] * patch_size[1]
+        if covered[0] > height or covered[1] > width:
+            reason = (
+                f"its {order.grid[0]}x{order.grid[1]} patches of {patch_size[0]}x{patch_size[1]} px cover more than the "
+                f"image of {height}x{width} px, which it pads; say image_size={covered}"
+            )
             return replace(anatomy, unread=reason, row_by_row=False)
         reordering = None if order.is_canonical else self._reordering(order, lengths[0])
         if not order.is_canonical and (
@@ -260,7 +267,7 @@ class _Traced:
             later = [calls[name] for name in after if name not in unused]
             read = () if later else positions_read(gradient_at(module, whole[-1], images, self.logits_of))
         prefix = prefix_kinds(order.special, read) if self.told.prefix is None else self.told.prefix
-        layout = TokenLayout(order.grid, self._patch_size(order.grid), prefix)
+        layout = TokenLayout(order.grid, patch_size, prefix)
         return replace(
             anatomy,
             family="vit",
@@ -272,37 +279,36 @@ class _Traced:
         )
 
     def _order(self, attention: str, tokens: int) -> TokenOrder:
-        """The order that a forward pass shows, or that is told where it shows none; a CNN that sees everywhere shows it
-        by the last map before the first attention. Raises UnsupportedError where the one told is not the one read."""
+        """The order that a forward pass shows, or that is told where it shows none. Raises UnsupportedError where the
+        one told is not the one read."""
         read, told = read_order(self.module, attention, self.images), self.told
         agrees = read.grid is not None and told.prefix is not None and len(read.special) == len(told.prefix)
-        if told.grid is not None or (told.prefix is not None and not agrees):
-            prefix = len(told.prefix) if told.prefix is not None else tokens - told.grid[0] * told.grid[1]  # type: ignore[index]
-            side = round(max(tokens - prefix, 0) ** 0.5)
-            grid = told.grid or (side, side)
-            if prefix < 0 or prefix + grid[0] * grid[1] != tokens:
-                if told.grid is None:
-                    raise UnsupportedError(
-                        f"expected a square grid beside {prefix} special tokens, found {tokens - prefix} patches in "
-                        f"{self.name}; say grid=(rows, columns)"
-                    )
+        if told.grid is None and (told.prefix is None or agrees):
+            return read
+        prefix = len(told.prefix) if told.prefix is not None else tokens - told.grid[0] * told.grid[1]  # type: ignore[index]
+        side = round(max(tokens - prefix, 0) ** 0.5)
+        grid = told.grid or (side, side)
+        if prefix < 0 or prefix + grid[0] * grid[1] != tokens:
+            if told.grid is None:
                 raise UnsupportedError(
-                    f"expected {tokens} tokens, as {self.name} has, found grid={grid} and {max(prefix, 0)} special "
-                    "tokens"
+                    f"expected a square grid beside {prefix} special tokens, found {tokens - prefix} patches in "
+                    f"{self.name}; say grid=(rows, columns)"
                 )
-            if read.grid is not None and (len(read.special), read.grid) != (prefix, grid):
-                raise UnsupportedError(
-                    f"expected {len(read.special)} special tokens beside patches of grid={read.grid}, as a forward "
-                    f"pass of {self.name} shows, found {prefix} and grid={grid}; leave grid= and prefix= out"
-                )
-            return TokenOrder(read.special if len(read.special) == prefix else tuple(range(prefix)), grid)
-        if read.spread:
-            begin = self.trace.by_module[attention][0].begin
-            maps = [call.output for call in self.trace.calls if call.end < begin and len(call.output or ()) == 4]
-            rows, columns = (maps[-1] or ())[2:] if maps else (0, 0)
-            if maps and 0 <= tokens - rows * columns <= _PREFIX:
-                return TokenOrder(tuple(range(tokens - rows * columns)), (rows, columns))
-        return read
+            raise UnsupportedError(
+                f"expected {tokens} tokens, as {self.name} has, found grid={grid} and {max(prefix, 0)} special tokens"
+            )
+        if read.grid is not None and (len(read.special), read.grid) != (prefix, grid):
+            raise UnsupportedError(
+                f"expected {len(read.special)} special tokens beside patches of grid={read.grid}, as a forward "
+                f"pass of {self.name} shows, found {prefix} and grid={grid}; leave grid= and prefix= out"
+            )
+        special = read.special if len(read.special) == prefix else tuple(range(prefix))
+        if read.grid is None and read.contradicts(special, grid):
+            raise UnsupportedError(
+                f"expected patches row by row in grid={grid} after {prefix} special tokens, found in a forward pass of "
+                f"{self.name} that {read.reason}"
+            )
+        return TokenOrder(special, grid)
 
     def _reordering(self, order: TokenOrder, tokens: int) -> Reordering | None:
         """From the first module that takes all tokens to the last one that returns them, special tokens come first."""
@@ -316,14 +322,23 @@ class _Traced:
         return Reordering(entry.module, returns[-1].module, (*order.special, *patches))
 
     def _patch_size(self, grid: Grid) -> tuple[int, int]:
-        """Pixels of a patch: the stride of the convolution that cuts the patches, else the image's share."""
-        height, width = int(self.images.shape[2]), int(self.images.shape[3])
+        """Pixels from patch to patch: the stride of the convolution that cuts them, else the image's share."""
+        size = int(self.images.shape[2]), int(self.images.shape[3])
         for layer in self.module.modules():
-            if isinstance(layer, nn.Conv2d) and layer.kernel_size == layer.stride and layer.in_channels == 3:
-                rows, columns = layer.kernel_size[0], layer.kernel_size[1]
-                if (height // rows, width // columns) == grid:
-                    return rows, columns
-        return height // grid[0], width // grid[1]
+            if isinstance(layer, nn.Conv2d) and layer.in_channels == 3 and _cuts(layer, size, grid):
+                return layer.stride[0], layer.stride[1]
+        return size[0] // grid[0], size[1] // grid[1]
+
+
+def _cuts(layer: nn.Conv2d, size: tuple[int, int], grid: Grid) -> bool:
+    """Return True if a convolution cuts an image of this size, or one padded to whole patches, into this grid."""
+    padding = (0, 0) if isinstance(layer.padding, str) else layer.padding
+    is_whole, is_padded = True, layer.kernel_size == layer.stride
+    for axis in (0, 1):
+        kernel, stride, room = layer.kernel_size[axis], layer.stride[axis], size[axis] + 2 * padding[axis]
+        is_whole &= (room - kernel) // stride + 1 == grid[axis]
+        is_padded &= -(-size[axis] // stride) == grid[axis]
+    return is_whole or is_padded
 
 
 class _LinearAtZero(TorchFunctionMode):

@@ -62,12 +62,12 @@ def supported(model: Model) -> tuple[str, ...]:
 
 def meets(model: Model, need: Need) -> bool:
     """Whether a model meets a need."""
-    return not _why_not(model, need)
+    return not why_not(model, need)
 
 
 def unsupported(model: Model, *needs: Need) -> str | None:
     """Why a model does not meet one of the needs, and which commands it supports; None where it meets all."""
-    why = next((why for why in (_why_not(model, need) for need in needs) if why), None)
+    why = next((why for why in (why_not(model, need) for need in needs) if why), None)
     return f"{why}; {_supports(model, supported(model))}" if why and _SUPPORTS not in why else why
 
 
@@ -98,8 +98,8 @@ def _supports(model: Model, commands: Iterable[str]) -> str:
     return f"{model.alias}{_SUPPORTS}{', '.join(commands)}"
 
 
-def _why_not(model: Model, need: Need) -> str:
-    """Why a need is not met; "" where it is."""
+def why_not(model: Model, need: Need) -> str:
+    """Return why a need is not met; "" where it is."""
 
     def check() -> str:
         try:
@@ -137,6 +137,8 @@ def description(model: Model) -> list[tuple[str, str]]:
         down, across = anatomy.layout.grid
         prefix = f" after {', '.join(anatomy.layout.prefix)}" if anatomy.layout.prefix else ""
         rows.append(("tokens", f"{down} x {across} patches{prefix}"))
+    elif anatomy.unread:
+        rows.append(("not read", anatomy.unread))
     found = {need: _REASONS.known(model, need) for need in CHECKS}
     met = {need: not why for need, why in found.items() if why is not None} | {"classifier": model.has_classifier}
     needs = {word: command.needs for word, command in _commands().items()}

@@ -11,34 +11,47 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.devices import evaluating
-from vitlens.models.hooks import Arguments, watching
+from vitlens.models.bands import FITS, Grid, Places, banded_images, best_grid, grid_fit, mean_bands
+from vitlens.models.hooks import Arguments, first_tensor, watching
+from vitlens.models.nested import tensors_in, with_tensor
 from vitlens.models.trials import TOLERANCE, largest_allowed
 from vitlens.names import Readout
 from vitlens.shapes import PrefixKind, TokenLayout
 
-_CHANGE: Final = 4.0  # of a pixel, in units of the normalised images' standard deviation
+_PLACED: Final = 1.0  # range of the tokens' mean bands, of at most 3, from which their places can be read
+_MOST_PREFIX: Final = 5  # special tokens that depend on the image
+_SAY: Final = "say grid=(rows, columns) and prefix=('cls', ...)"
+_REORDER: Final = "put them row by row in forward, before the first block"
 _RUN: Final[ContextVar[object]] = ContextVar("run", default=None)  # the innermost `reordered` context
-Grid = tuple[int, int]
 LogitsOf = Callable[[Any], Tensor]  # from what a module returns to the logits
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TokenOrder:
     """The order of a model's tokens: the positions of those that are no patches, and the patches' (rows, columns).
 
-    grid: None where it cannot be read; reason: why; spread: whether that is as each patch depends on most of the image,
-    as behind a deep CNN.
+    grid: None where the patches are not row by row, or where that cannot be read; reason: why, and what to do; places:
+    of all tokens in the image, None where they could not be read.
     """
 
     special: tuple[int, ...]
     grid: Grid | None
     reason: str = ""
-    spread: bool = False
+    places: Places | None = None
 
     @property
     def is_canonical(self) -> bool:
         """Whether the special tokens are the first ones."""
         return self.special == tuple(range(len(self.special)))
+
+    def contradicts(self, special: tuple[int, ...], grid: Grid) -> bool:
+        """Return True if the patches, all tokens but the special ones, clearly do not lie row by row in a grid."""
+        if self.places is None:
+            return False
+        patches = [token for token in range(self.places.shape[1]) if token not in special]
+        places = self.places[:, patches]
+        is_placed = bool((places.amax(1) - places.amin(1)).max() > _PLACED)
+        return is_placed and grid_fit(places, grid) < FITS
 
 
 @dataclass(frozen=True)
@@ -76,8 +89,8 @@ def reordered(module: nn.Module, reordering: Reordering | None) -> Iterator[None
     def leave(_module: nn.Module, _args: Any, output: Any) -> Any:
         if _RUN.get() is not run:
             return None
-        back = order.argsort()
-        return (moved(output[0], back), *output[1:]) if isinstance(output, tuple) else moved(output, back)
+        first = first_tensor(output)
+        return output if first is None else with_tensor(output, 0, moved(first, order.argsort()))
 
     first, last = module.get_submodule(reordering.entry), module.get_submodule(reordering.exit)
     handles = (
@@ -96,32 +109,50 @@ def reordered(module: nn.Module, reordering: Reordering | None) -> Iterator[None
 def read_order(module: nn.Module, attention: str, images: Tensor) -> TokenOrder:
     """The order of the tokens that enter an attention module.
 
-    images: two or more of normalised noise. Tokens that do not differ between two images are the special ones; a pixel
-    changed in each corner of an image tells which token each corner is.
+    images: two or more of normalised noise. Tokens that do not differ between two images are the special ones; images
+    that differ in one band show where each patch lies (bands.py).
     """
-    probes = images[:1].repeat(6, 1, 1, 1)
-    for index, (row, column) in enumerate(((0, 0), (0, -1), (-1, 0), (-1, -1)), start=1):
-        probes[index, :, row, column] += _CHANGE
-    probes[5] = images[1]
-    tokens = _tokens_entering(module, attention, probes)
+    size = int(images.shape[2]), int(images.shape[3])
+    tokens = _tokens_entering(module, attention, torch.cat([banded_images(images), images[1:2]]))
     if tokens is None:
-        return TokenOrder((), None, f"the input of {attention} is not (batch, tokens, width)")
-    changes = (tokens - tokens[:1]).abs().amax(-1)  # (6, tokens)
-    special = tuple((changes[5] == 0).nonzero().flatten().tolist())
-    changes = changes[:, changes[5] > 0]  # (6, patches)
-    patches = changes.shape[1]
-    corners = changes[1:5].argmax(1).tolist() if patches else [0] * 4
-    top_left, top_right, bottom_left, bottom_right = corners
-    columns = top_right - top_left + 1
-    rows, rest = divmod(patches, max(columns, 1))
-    if columns < 1 or rest or (top_left, bottom_left, bottom_right) != (0, (rows - 1) * columns, patches - 1):
-        reason = (
-            f"its {patches} patches are not row by row: the image's corners are patches {top_left}, {top_right}, "
-            f"{bottom_left} and {bottom_right}"
-        )
-        spread = bool(((changes[1:5] > 0).sum(1) > patches / 2).all())
-        return TokenOrder(special, None, reason, spread)
-    return TokenOrder(special, (rows, columns))
+        reason = f"the input of {attention} is not (batch, tokens, width); {_SAY}"
+        return TokenOrder((), None, reason)
+    changes = (tokens[-1] - tokens[0]).abs().amax(-1)
+    special = tuple((changes == 0).nonzero().flatten().tolist())
+    places = mean_bands(tokens[:-1], 2)
+    patches = places[:, (changes > 0).cpu()]
+    if not patches.shape[1]:
+        return TokenOrder(special, None, f"no token of {attention} depends on the image; {_SAY}", places)
+    grid, fit = best_grid(patches, size)
+    if fit >= FITS:
+        return TokenOrder(special, grid, "", places)
+    return TokenOrder(special, None, _why_no_grid(patches, size), places)
+
+
+def _why_no_grid(places: Places, size: Grid) -> str:
+    """The order of patches that do not lie row by row, or the tokens among them that are no patches; what to do."""
+    count = places.shape[1]
+    down, across = places
+    orders = {
+        "column by column": (torch.stack([across, down]), (size[1], size[0])),
+        "row by row from the right": (torch.stack([down, -across]), size),
+        "row by row from the bottom": (torch.stack([-down, across]), size),
+        "row by row from the last to the first": (-places, size),
+    }
+    for words, (turned, turned_size) in orders.items():
+        if best_grid(turned, turned_size)[1] >= FITS:
+            return f"its {count} patches are not row by row, but {words}; {_REORDER}"
+    for prefix in range(1, min(_MOST_PREFIX, count - 1) + 1):
+        grid, fit = best_grid(places[:, prefix:], size)
+        if fit >= FITS:
+            kinds = ("cls", *["register"] * (prefix - 1))
+            return (
+                f"its first {prefix} of {count} tokens are no patches but depend on the image; "
+                f"say grid={grid} and prefix={kinds}"
+            )
+    if bool((places.amax(1) - places.amin(1)).max() > _PLACED):
+        return f"its {count} patches are not row by row in the image; {_REORDER}"
+    return f"a forward pass does not show where in the image its {count} patches lie; {_SAY}"
 
 
 class _Stop(Exception):  # noqa: N818  not an error
@@ -165,9 +196,8 @@ def gradient_at(module: nn.Module, attention: str, images: Tensor, logits_of: Lo
     leaves: list[Tensor] = []
 
     def cut(_module: nn.Module, _inputs: Any, output: Any) -> Any:
-        first = output[0] if isinstance(output, tuple) else output
-        leaves.append(first.detach().requires_grad_())
-        return (leaves[-1], *output[1:]) if isinstance(output, tuple) else leaves[-1]
+        leaves.append(tensors_in(output)[0].detach().requires_grad_())
+        return with_tensor(output, 0, leaves[-1])
 
     handle = module.get_submodule(attention).register_forward_hook(cut)
     try:

@@ -17,6 +17,7 @@ from tests.kit.models.files import one_line
 from tests.kit.models.handwritten import (
     DIM,
     GRID,
+    PATCH,
     EinsumViT,
     SmallCNN,
     SoftmaxViT,
@@ -109,26 +110,109 @@ def test_the_order_of_tokens_cannot_change_where_attention_depends_on_it():
         _ = wrapped(partial(rare.RegistersLast, rare.Grouped)).layout
 
 
-class Transposed(ViT):
-    """Sixteen patches, column by column: a square grid would be the wrong one."""
+class Arranged(ViT):
+    """Sixteen patches in another order, from a map that is changed before it is flattened."""
 
-    def __init__(self) -> None:
+    def __init__(self, arrange: Callable[[Tensor], Tensor]) -> None:
         super().__init__(prefix=0)
-        self.pos = nn.Parameter(torch.randn(1, 16, DIM))
+        self.pos, self.arrange = nn.Parameter(torch.randn(1, 16, DIM)), arrange
 
     def patches(self, x: Tensor) -> Tensor:
-        return self.stem(x).mT.flatten(2).mT
+        return self.arrange(self.stem(x)).flatten(2).mT
 
 
-def test_patches_in_another_order_have_no_layout_until_it_is_said_and_no_square_grid_is_assumed():
-    model, images = half(seeded(Transposed), 32), torch.rand(2, 3, 32, 32)
-    with pytest.raises(UnsupportedError, match=r"say grid=\(rows, columns\)"):
-        _ = model.layout
+def snake(x: Tensor) -> Tensor:
+    rows = [x[:, :, row].flip(-1) if row % 2 else x[:, :, row] for row in range(x.shape[2])]
+    return torch.stack(rows, 2)
+
+
+ORDERS = {  # and the words of the reason
+    "column by column": (lambda x: x.mT, "column by column"),
+    "mirrored": (lambda x: x.flip(-1), "from the right"),
+    "upside down": (lambda x: x.flip(-2), "from the bottom"),
+    "reversed": (lambda x: x.flip(-1, -2), "from the last to the first"),
+    "a snake": (snake, "not row by row"),
+    "a permutation": (lambda x: x.flatten(2)[:, :, [*range(1, 16, 2), *range(0, 16, 2)]].view_as(x), "not row by row"),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_patches_in_another_order_have_no_layout_and_no_grid_that_is_said(order: str):
+    """Each refusal says why, and what to do."""
+    arrange, words = ORDERS[order]
+    build = partial(Arranged, arrange)
+    model, images = half(seeded(build), 32), torch.rand(2, 3, 32, 32)
+    calls = {
+        "layout": lambda: model.layout,
+        "rollout": lambda: vitlens.rollout(model, images),
+        "explain": lambda: vitlens.explain(model, images, method="relevance"),
+        "the grid that is said": lambda: half(seeded(build), 32, grid=(4, 4), prefix=()),
+    }
+    for call in calls.values():
+        with one_line(UnsupportedError, f"{words}.*row by row in forward"):
+            call()
     assert vitlens.attention(model, images)[0].shape == (2, 3, 16, 16)  # what needs no layout works
     assert not torch.isfinite(vitlens.statistics(model, images).distance).any()
-    with pytest.raises(UnsupportedError):
-        vitlens.rollout(model, images)
-    assert half(seeded(Transposed), 32, grid=(4, 4), prefix=()).layout.grid == (4, 4)
+
+
+def cut(kernel: int, stride: int, padding: int, patches: int) -> plain.Build:
+    """A ViT whose patches are cut by such a convolution."""
+
+    def build() -> nn.Module:
+        module = ViT()
+        module.stem = nn.Conv2d(3, DIM, kernel, stride, padding)
+        module.pos = nn.Parameter(torch.randn(1, 1 + patches, DIM))
+        return module
+
+    return build
+
+
+CUTS = {  # the image, how it is cut, the grid and the pixels from patch to patch
+    "a rest that no patch reads": ((46, 60), (14, 14, 0), (3, 4), (14, 14)),
+    "overlapping": ((40, 56), (16, 8, 0), (4, 6), (8, 8)),
+    "overlapping and padded": ((32, 48), (7, 4, 3), (8, 12), (4, 4)),
+    "smaller than their stride": ((40, 60), (8, 10, 0), (4, 6), (10, 10)),
+}
+
+
+@pytest.mark.parametrize("case", CUTS)
+def test_patches_need_not_tile_the_image(case: str):
+    size, how, grid, pitch = CUTS[case]
+    model = half(seeded(cut(*how, grid[0] * grid[1])), size)
+    assert (model.layout.grid, model.layout.patch_size, model.layout.prefix) == (grid, pitch, ("cls",))
+    assert vitlens.rollout(model, torch.rand(2, 3, *size)).shape == (2, *grid)
+
+
+class Padded(ViT):
+    """An image padded to whole patches, as timm's dynamic_img_pad does."""
+
+    def tokens(self, x: Tensor) -> Tensor:
+        return super().tokens(F.pad(x, (0, -x.shape[3] % PATCH, 0, -x.shape[2] % PATCH)))
+
+
+def test_an_image_that_is_padded_to_whole_patches_is_refused_with_the_size_that_is_not():
+    model = half(seeded(Padded), (20, 30))
+    with one_line(UnsupportedError, r"3x4 patches of 8x8 px.*image_size=\(24, 32\)"):
+        vitlens.rollout(model, torch.rand(1, 3, 20, 30))
+    assert half(seeded(Padded), (24, 32)).layout.grid == GRID
+
+
+class ImageDependentClass(ViT):
+    """CLS is the mean of the patches, as its first value."""
+
+    def tokens(self, x: Tensor) -> Tensor:
+        patches = self.patches(x)
+        return torch.cat([patches.mean(1, keepdim=True), patches], 1) + self.pos
+
+
+def test_a_class_token_that_depends_on_the_image_is_said():
+    """Following the refusal's advice, the model is read."""
+    with one_line(UnsupportedError, r"say grid=\(3, 4\) and prefix=\('cls',\)"):
+        vitlens.rollout(wrapped(ImageDependentClass), noise())
+    model = wrapped(ImageDependentClass, grid=(3, 4), prefix=("cls",))
+    assert vitlens.rollout(model, noise()).shape == (3, *GRID)
+    with pytest.raises(UnsupportedError, match="row by row in grid="):
+        wrapped(ImageDependentClass, grid=(4, 3), prefix=("cls",))
 
 
 @pytest.mark.parametrize("told", [{}, {"grid": GRID}], ids=str)

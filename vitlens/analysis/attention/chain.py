@@ -211,6 +211,11 @@ def require_chain(model: Model) -> None:
         return site.kind == "class" or (site.kind == "patch" and site.part == 0 and site.keys == layout.tokens)
 
     misfits = [site for site in sites if not fits(site)]
+    if misfits and layout is None and model.anatomy.unread:
+        raise UnsupportedError(
+            f"expected layers over one sequence of patches in a known order, found in {model.alias} that "
+            f"{model.anatomy.unread}"
+        )
     if misfits:
         # the most informative layer: pooled keys, channels or windows rather than tokens of another stage
         site = min(misfits, key=lambda site: site.kind in ("patch", "class"))

@@ -1,0 +1,196 @@
+"""Which axis of a module's output holds the channels, and where in the image its cells lie.
+
+Both are read from one forward pass of images that differ in one band (models/bands.py), whatever the order of the
+axes: (batch, channels, rows, columns), (batch, rows, columns, channels), or tokens row by row. Where the pass shows no
+order, as in a network that mixes the whole image, the module's layers say which axis they read, and the grid must have
+the image's proportions. What is left is no map: attention matrices, heads, patches cut into blocks.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitlens.devices import evaluating
+from vitlens.lens.observe import exact
+from vitlens.lens.trace import probe_images, trace
+from vitlens.models.bands import (
+    FITS,
+    IMAGES,
+    Grid,
+    Places,
+    banded_images,
+    best_grid,
+    grid_fit,
+    is_misplaced,
+    is_possible,
+    mean_bands,
+)
+from vitlens.models.hooks import Arguments, Key, per_model, watching
+from vitlens.models.model import Model
+from vitlens.models.nested import tensors_in, with_tensor
+from vitlens.models.recording import Shape
+
+_MOST_PREFIX: Final = 1  # tokens before the patches, in tokens whose layout was not read
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The cells of one of the tensors that a module returns.
+
+    part: the tensor's index among them; channel_axis: of the tensor; width: the number of channels; grid: (rows,
+    columns) of the cells; prefix: the number of tokens before them.
+    """
+
+    part: int
+    channel_axis: int
+    width: int
+    grid: Grid
+    prefix: int = 0
+
+    def as_maps(self, tensor: Tensor) -> Float[Tensor, "batch channels rows columns"]:
+        """Return the tensor as one map per channel, without prefix tokens."""
+        channels = tensor.movedim(self.channel_axis, 1).flatten(2)
+        maps: Tensor = channels[:, :, self.prefix :].unflatten(2, self.grid)
+        return maps
+
+
+@dataclass(frozen=True)
+class LocatedCells:
+    """The cells of all outputs and of the blocks' arguments; a tensor that is no map is left out."""
+
+    outputs: Mapping[str, tuple[Cells, ...]]  # by module
+    arguments: Mapping[tuple[str, Key], Cells]  # by block and argument
+
+
+@per_model
+def located_cells(model: Model) -> LocatedCells:
+    """Return the cells of every output in a forward pass, of a module's last call."""
+    outputs: dict[str, tuple[Cells, ...]] = {}
+    arguments: dict[tuple[str, Key], Cells] = {}
+    images = banded_images(probe_images(model, 2))
+    blocks = set(model.anatomy.blocks)
+
+    def before(name: str, values: Arguments) -> None:
+        for key, value in values.items():
+            if name in blocks and isinstance(value, Tensor):
+                cells = _cells(model, name, 0, value)
+                if cells is not None:
+                    arguments[name, key] = cells
+
+    def after(name: str, _values: Arguments, output: Any) -> None:
+        located = [_cells(model, name, part, tensor) for part, tensor in enumerate(tensors_in(output))]
+        outputs[name] = tuple(cells for cells in located if cells is not None)
+
+    names = [name for name, _ in model.module.named_modules() if name]
+    with evaluating(model), torch.no_grad(), exact(model.device), watching(model.module, names, after, before=before):
+        model(images)
+    return LocatedCells(outputs, arguments)
+
+
+def is_inside_attention(model: Model, module: str) -> bool:
+    """Return True for an attention module or a part of one; a block that computes attention itself is none."""
+    for attention in model.anatomy.parts:
+        if module.startswith(f"{attention}.") or (module == attention and module not in model.anatomy.blocks):
+            return True
+    return False
+
+
+def reaches_logits(model: Model, module: str, cells: Cells) -> bool:
+    """Return True if the logits change with the cells: not those of a decoder, or of patches beside a CLS token."""
+
+    def change(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+        tensor = tensors_in(output)[cells.part]
+        changed = tensor.clone()
+        patches = changed[:, cells.prefix :] if cells.prefix else changed
+        noise = torch.rand(patches.shape, generator=torch.Generator().manual_seed(0)).to(patches)
+        patches += noise * patches.std().nan_to_num(1.0)
+        return with_tensor(output, cells.part, changed)
+
+    images = probe_images(model, 1)
+    if images.is_meta:
+        return True
+    with evaluating(model), torch.no_grad(), exact(model.device):
+        logits = model(images)
+        with model.module.get_submodule(module).register_forward_hook(change):
+            changed = model(images)
+    return not torch.equal(logits, changed)
+
+
+def channel_axis_of(module: nn.Module, shape: Shape) -> int | None:
+    """Return the axis of (batch, .., .., ..) whose length the module's layers have as their width: 1, 3, or None."""
+    first, last = False, False
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            last |= shape[3] in (layer.in_features, layer.out_features)
+        elif isinstance(layer, nn.Conv2d):
+            first |= shape[1] in (layer.in_channels, layer.out_channels)
+        elif isinstance(layer, nn.LayerNorm) and len(layer.normalized_shape) == 1:
+            last |= shape[3] == layer.normalized_shape[0]
+            first |= shape[1] == layer.normalized_shape[0] and "2d" in type(layer).__name__.lower()
+        else:
+            width = getattr(layer, "num_features", getattr(layer, "num_channels", None))  # batch and group norms
+            first |= isinstance(width, int) and shape[1] == width
+    if first == last:
+        return None
+    return 1 if first else 3
+
+
+def has_proportions(grid: Grid, image_size: Grid) -> bool:
+    """Return True if a grid divides an image into cells that are as high as they are wide, to a cell."""
+    return is_possible(grid, image_size) and abs(grid[0] * image_size[1] / image_size[0] - grid[1]) < 1
+
+
+def _cells(model: Model, name: str, part: int, tensor: Tensor) -> Cells | None:
+    """Return the cells of a tensor that was computed from `banded_images`; None where it is no map."""
+    if len(tensor) != IMAGES or tensor.numel() == 0:
+        return None
+    if tensor.dim() == 3:
+        return _cells_of_tokens(model, part, tensor)
+    if tensor.dim() != 4:
+        return None
+    if tensor.is_meta:
+        return _cells_by_layers(model, name, part, tuple(tensor.shape), {})
+    fits, places = list[tuple[float, Cells]](), dict[int, Places]()
+    for axis in (1, 3):
+        cells = Cells(part, axis, tensor.shape[axis], _grid_beside(axis, tuple(tensor.shape)))
+        if is_possible(cells.grid, model.input_size):
+            places[axis] = mean_bands(tensor, axis)
+            fits.append((grid_fit(places[axis], cells.grid), cells))
+    fit, best = max(fits, key=lambda pair: pair[0], default=(0.0, None))
+    return best if fit >= FITS else _cells_by_layers(model, name, part, tuple(tensor.shape), places)
+
+
+def _cells_of_tokens(model: Model, part: int, tokens: Tensor) -> Cells | None:
+    """Return the cells of (batch, tokens, width) or (batch, width, tokens)."""
+    if tokens.is_meta:
+        return None
+    best, fit = None, FITS
+    for axis in (2, 1):
+        places = mean_bands(tokens, axis)
+        for prefix in range(_MOST_PREFIX + 1 if axis == 2 else 1):
+            grid, own_fit = best_grid(places[:, prefix:], model.input_size)
+            if own_fit >= fit and prod(grid) > 1:
+                best, fit = Cells(part, axis, tokens.shape[axis], grid, prefix), own_fit
+    return best
+
+
+def _cells_by_layers(model: Model, name: str, part: int, shape: Shape, places: Mapping[int, Places]) -> Cells | None:
+    """Return the cells of a map by the layers of its module, unless the pass showed them in another order."""
+    axis = channel_axis_of(model.module.get_submodule(name), shape)
+    if axis is None:
+        return None
+    grid = _grid_beside(axis, shape)
+    if not has_proportions(grid, model.input_size):
+        return None
+    if axis in places and is_misplaced(places[axis], grid):
+        return None
+    return Cells(part, axis, shape[axis], grid)
+
+
+def _grid_beside(channel_axis: int, shape: Shape) -> Grid:
+    return (shape[2], shape[3]) if channel_axis == 1 else (shape[1], shape[2])

@@ -1,0 +1,106 @@
+"""The place in the image of the cells of a tensor, from images of noise that differ in one band.
+
+A cell changes most where the band covers what it was computed from. Of each cell the mean band is taken, weighted by
+the change: in a map, it rises from row to row for bands of rows, and from column to column for bands of columns.
+"""
+
+from typing import Final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitlens.shapes import Images
+
+Grid = tuple[int, int]
+Places = Float[Tensor, "2 cells"]  # the mean band of each cell: of rows, and of columns
+
+_BANDS: Final = 4  # of rows, and of columns
+IMAGES: Final = 1 + 2 * _BANDS  # of `banded_images`
+FITS: Final = 0.4  # least `grid_fit` of a map; channels and the tokens of an attention matrix stay below 0.2
+MISFITS: Final = 0.8  # a correlation with the other axis, or against the axis, that a map never has
+
+
+def banded_images(images: Images) -> Images:
+    """Return the first of two images, then it with one band of the second: each band of rows, each of columns."""
+    image, other = images[:1], images[1:2]
+    height, width = int(image.shape[2]), int(image.shape[3])
+    banded = image.repeat(IMAGES, 1, 1, 1)
+    for band in range(_BANDS):
+        rows = slice(band * height // _BANDS, (band + 1) * height // _BANDS)
+        columns = slice(band * width // _BANDS, (band + 1) * width // _BANDS)
+        banded[1 + band, :, rows] = other[0, :, rows]
+        banded[1 + _BANDS + band, :, :, columns] = other[0, :, :, columns]
+    return banded
+
+
+def mean_bands(tensor: Float[Tensor, "images *axes"], channel_axis: int) -> Places:
+    """Return the mean bands of each cell of a tensor that was computed from `banded_images`.
+
+    The cells are those of all axes but the batch and the channels, in order.
+    """
+    changes = (tensor[1:] - tensor[:1]).abs().float().mean(channel_axis).flatten(1)
+    by_band = changes.unflatten(0, (2, _BANDS)).cpu()
+    bands = torch.arange(_BANDS, dtype=by_band.dtype)
+    weighted = (bands[:, None] * by_band).sum(1)
+    return (weighted / by_band.sum(1)).nan_to_num(0.0, 0.0, 0.0)
+
+
+def grid_fit(places: Places, grid: Grid) -> float:
+    """Return how well the cells lie row by row in a grid: 1 if they do, about 0 if they do not, -1 for another order.
+
+    It is the smaller one of two correlations, of rows with bands of rows and of columns with bands of columns, each
+    less the absolute one with the other bands.
+    """
+    fits = [along - abs(across) for along, across in _correlations(places, grid)]
+    return min(fits, default=1.0)  # a single cell
+
+
+def is_misplaced(places: Places, grid: Grid) -> bool:
+    """Return True if the cells clearly lie in another order than row by row, such as mirrored or column by column."""
+    return any(along < -MISFITS or abs(across) > MISFITS for along, across in _correlations(places, grid))
+
+
+def grids_of(cells: int) -> list[Grid]:
+    """Return every grid (rows, columns) of so many cells."""
+    return [(rows, cells // rows) for rows in range(1, cells + 1) if cells % rows == 0]
+
+
+def best_grid(places: Places, image_size: Grid) -> tuple[Grid, float]:
+    """Return the grid in which the cells lie best row by row, and how well."""
+    candidates = [grid for grid in grids_of(places.shape[1]) if is_possible(grid, image_size)]
+    fits = [(grid_fit(places, grid), grid) for grid in candidates]
+    fit, grid = max(fits, default=(0.0, (1, 1)))
+    return grid, fit
+
+
+def is_possible(grid: Grid, image_size: Grid) -> bool:
+    """Return True if a map of an image can have this grid: one row only of a wide image, one column of a tall one."""
+    rows, columns = grid
+    height, width = image_size
+    if rows == 1 and columns > 1:
+        return height < width
+    if columns == 1 and rows > 1:
+        return width < height
+    return rows <= height and columns <= width
+
+
+def _correlations(places: Places, grid: Grid) -> list[tuple[float, float]]:
+    """Return the correlation of rows with bands of rows and of columns, then of columns with bands of columns and of
+    rows; an axis of one cell has none.
+
+    That with the other bands is in units of the larger spread, as the mean bands of a few cells vary by chance.
+    """
+    centred = places.double() - places.double().mean(1, keepdim=True)
+    spread = centred.norm(dim=1)
+    rows = torch.arange(grid[0]).repeat_interleave(grid[1]).double()
+    columns = torch.arange(grid[1]).repeat(grid[0]).double()
+    correlations = []
+    for axis, position in enumerate((rows, columns)):
+        if grid[axis] == 1:
+            continue
+        position = (position - position.mean()) / (position - position.mean()).norm()
+        along = centred[axis] @ position / spread[axis]
+        across = centred[1 - axis] @ position / spread.max()
+        correlations.append((float(along.nan_to_num(0.0)), float(across.nan_to_num(0.0))))
+    return correlations
