@@ -23,6 +23,7 @@ from vitlens.attacks.registry import NormName
 from vitlens.attacks.robustness import Outcome
 from vitlens.devices import evaluating
 from vitlens.errors import NonFiniteError
+from vitlens.lens.differentiable import needs_gradients
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels
 from vitlens.uncertainty import paired_test
@@ -151,6 +152,7 @@ def same_in_any_batch(attack: str, whole: AttackResult, parts: AttackResult) -> 
     )  # fmt: skip
 
 
+@needs_gradients
 def gradients_not_zero(model: Model, images: Images, labels: Labels) -> Check:
     """The gradient of the cross-entropy with respect to the pixels is not all zero for at least 9 images in 10. Raises
     NonFiniteError, naming model and image, for a NaN or infinite gradient."""

@@ -12,12 +12,14 @@ fp32, on exactly its pixels.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointError
 
 from vitlens.attacks.algorithm import Algorithm, Jobs, PointEvaluation, State, algorithm_of
 from vitlens.attacks.losses import is_misclassified, is_target, margin
@@ -26,7 +28,8 @@ from vitlens.attacks.plan import AttackPlan, CleanImages, fitting_batch, frozen
 from vitlens.attacks.registry import Attack, without_gradients
 from vitlens.data.draws import keys
 from vitlens.devices import autocast
-from vitlens.errors import NonFiniteError, UnsupportedError
+from vitlens.errors import NonFiniteError
+from vitlens.lens.differentiable import needing_gradients
 from vitlens.lens.quick_passes import quick_linear
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Logits
@@ -118,28 +121,14 @@ class Evaluator:
     def _traced(self, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"]) -> PointEvaluation:
         """With gradients; after a pass in bf16, points that are nearly adversarial, or the last of their job, are
         evaluated again in fp32."""
-        count = self.algorithm.objectives
-        with torch.enable_grad(), autocast(points.device, self.precision), quick_linear(points.device):
+        with autocast(points.device, self.precision):
             coarse = torch.is_autocast_enabled(points.device.type)
-            leaf = points.detach().requires_grad_()
-            outputs = self.model(_padded(leaf))[: len(leaf)]
-        if not outputs.requires_grad:
-            raise UnsupportedError(
-                f"expected a gradient from {self.model.alias} with respect to the pixels, found none; "
-                f"try an attack that needs scores alone ({without_gradients()})"
-            )
-        with torch.enable_grad():
-            logits = outputs.to(points.dtype)
-            losses = self.algorithm.losses(logits, jobs)
-            gradients = [
-                torch.autograd.grad(losses[:, index].sum(), leaf, retain_graph=index + 1 < count)[0]
-                for index in range(count)
-            ]
-        logits = logits.detach()
-        seen = PointEvaluation(
-            logits, losses.detach(), gradients[0][None] if count == 1 else torch.stack(gradients),
-            self.success(logits, jobs),
-        )  # fmt: skip
+        with needing_gradients(self.model, instead=f"attacks that need scores alone work ({without_gradients()})"):
+            try:
+                seen = self._differentiated(points, jobs, quick_linear(points.device))
+            except CheckpointError:  # what a checkpoint computes again for the gradient is not quick
+                seen = self._differentiated(points, jobs, nullcontext())
+        logits = seen.logits
         if not coarse:
             return seen
         slack = _BF16_ERROR * logits.abs().amax(1)
@@ -150,6 +139,24 @@ class Evaluator:
         logits = logits.index_copy(0, uncertain, self.exact(points[uncertain]))
         success = torch.zeros_like(seen.success).index_copy(0, uncertain, self.success(logits, jobs)[uncertain])
         return replace(seen, logits=logits, success=success)
+
+
+    def _differentiated(
+        self, points: Images, jobs: Jobs, quick: AbstractContextManager[None]
+    ) -> PointEvaluation:
+        count = self.algorithm.objectives
+        with torch.enable_grad(), autocast(points.device, self.precision), quick:
+            leaf = points.detach().requires_grad_()
+            outputs = self.model(_padded(leaf))[: len(leaf)]
+        with torch.enable_grad():
+            logits = outputs.to(points.dtype)
+            losses = self.algorithm.losses(logits, jobs)
+            gradients = [
+                torch.autograd.grad(losses[:, index].sum(), leaf, retain_graph=index + 1 < count)[0]
+                for index in range(count)
+            ]
+        logits = logits.detach()
+        return PointEvaluation(logits, losses.detach(), torch.stack(gradients), self.success(logits, jobs))
 
 
 def _padded(points: Images) -> Float[Tensor, "padded 3 height width"]:

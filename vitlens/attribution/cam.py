@@ -22,7 +22,8 @@ from torch.nn import functional as F
 
 from vitlens.devices import evaluating
 from vitlens.errors import LensError, UnsupportedError
-from vitlens.lens.cells import Cells, is_inside_attention, located_cells, reaches_logits
+from vitlens.lens.cells import Cells, calls_outside_attention, located_cells, reaches_logits
+from vitlens.lens.differentiable import needs_gradients
 from vitlens.lens.observe import survey
 from vitlens.lens.trace import probe_images, trace
 from vitlens.models.hooks import per_model
@@ -163,7 +164,7 @@ class TargetLayer:
     cells: Cells  # of its output
 
     def as_maps(self, tensor: Tensor) -> ChannelMaps:
-        """Return the output's tensor as one map per channel; prefix tokens have no place in the image and are dropped."""
+        """Return the tensor as one map per channel; prefix tokens have no place in the image and are dropped."""
         return self.cells.as_maps(tensor)
 
     def tensor(self, output: Any) -> Tensor:
@@ -193,7 +194,7 @@ def target_layer(model: Model) -> TargetLayer:
     layout = model.anatomy.layout
     layer = _map_layer(model) if layout is None else _token_layer(model, layout)
     if layer is None:
-        reason = f": {model.anatomy.unread}" if model.anatomy.unread else ""
+        reason = f": {model.anatomy.unread}" if model.anatomy.attention and model.anatomy.unread else ""
         raise UnsupportedError(
             f"expected tokens of patches, or a map before the pooling, found neither in {model.alias} "
             f"({model.anatomy.family}){reason}; try --method saliency or occlusion"
@@ -201,6 +202,7 @@ def target_layer(model: Model) -> TargetLayer:
     return layer
 
 
+@needs_gradients
 def layer_gradients(model: Model, images: Images, targets: Labels) -> LayerGradients:
     """Activations and gradients at the target layer, from one forward pass with gradients from that layer on.
 
@@ -211,7 +213,8 @@ def layer_gradients(model: Model, images: Images, targets: Labels) -> LayerGradi
     def start_graph(_module: nn.Module, _inputs: Any, output: Any) -> Any:
         torch.set_grad_enabled(True)  # the no_grad around the pass restores the mode
         leaves.append(layer.tensor(output).detach().clone().requires_grad_())
-        return layer.with_tensor(output, leaves[-1].clone())  # an in-place ReLU after the layer must not change the leaf
+        copy = leaves[-1].clone()  # an in-place ReLU after the layer must not change the leaf
+        return layer.with_tensor(output, copy)
 
     with evaluating(model), torch.no_grad():
         with model.module.get_submodule(layer.module).register_forward_hook(start_graph):
@@ -270,18 +273,17 @@ def _cells_of(layout: TokenLayout, tokens: Shape) -> Cells:
 
 
 def _map_layer(model: Model) -> TargetLayer | None:
-    """The last map of more than one cell on which the logits depend, after all attention but the last layer's."""
-    calls = trace(model, 1).calls
+    """The last map of more than one cell on which the logits depend, after all attention, or what the last reads."""
     mixing = _mixing_attention(model)
-    ends = sorted(call.end for call in calls if call.module in mixing)
-    earliest = ends[-2] if len(ends) > 1 else 0
+    last = max((call.end for call in trace(model, 1).calls if call.module in mixing), default=0)
     outputs = located_cells(model).outputs
-    for call in reversed(calls):
-        if call.end < earliest or is_inside_attention(model, call.module):
-            continue
-        for cells in outputs.get(call.module, ()):
-            if prod(cells.grid) > 1 and reaches_logits(model, call.module, cells):
-                return TargetLayer(call.module, cells)
+    names = [call.module for call in reversed(calls_outside_attention(model)) if call.end > last]
+    inputs = [source for name, (source, _) in _attention_inputs(model).items() if name in mixing]
+    for name in (*names, *inputs[-1:]):
+        for cells in outputs.get(name or "", ()):
+            is_of_classes = bool(mixing) and cells.width == len(model.classes)  # VOLO's auxiliary head
+            if prod(cells.grid) > 1 and not is_of_classes and reaches_logits(model, name or "", cells):
+                return TargetLayer(name or "", cells)
     return None
 
 

@@ -4,19 +4,23 @@ The grad-cam package's own maps are those of its public call: after its ReLU and
 """
 
 import copy
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from torch import nn
 
+from vitlens.analysis.attention.chain import chained
 from vitlens.analysis.evaluation.classes import predicted_classes
 from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
-from vitlens.attribution.cam import target_layer
+from vitlens.attribution.cam import layer_gradients, target_layer
+from vitlens.attribution.gradients import pixel_gradients
+from vitlens.attribution.legrad import legrad
 from vitlens.attribution.refinement import Refinement, refined_maps, require_refinement
 from vitlens.attribution.registry import ATTRIBUTIONS, attribution
-from vitlens.errors import InputError, UnknownNameError, UnsupportedError
-from vitlens.lens.trace import trace
-from vitlens.models.hooks import is_within_context
+from vitlens.errors import InputError, LensError, UnknownNameError, UnsupportedError
+from vitlens.lens.differentiable import WITHOUT_GRADIENTS
+from vitlens.lens.trace import probe_images, trace
+from vitlens.models.hooks import is_within_context, per_model
 from vitlens.models.language_image import has_text_tower
 from vitlens.models.model import Model
 from vitlens.models.support import meets, why_not
@@ -24,6 +28,14 @@ from vitlens.names import DEFAULT_SEED, ENGINES, Engine
 from vitlens.pixels import AnyImages, Targets, as_parts, as_targets, takes_images
 from vitlens.shapes import Images, Labels, Maps
 
+_Place = Literal["pixels", "attention", "target layer", "blocks"]  # where a method needs a gradient
+_PLACES: Final[dict[str | None, _Place]] = {
+    None: "pixels",
+    "maps": "attention",
+    "chain": "attention",
+    "cam": "target layer",
+    "depths": "blocks",
+}
 PROVENANCE: Final = "grad-cam package, ReLU and min-max scaled"
 
 
@@ -112,7 +124,38 @@ def _supports(model: Model, name: str, engine: Engine = "vitlens") -> bool:
         and model.anatomy.family in method.families
         and (model.has_classifier or not method.needs_class)
         and (method.needs is None or meets(model, method.needs))
+        and not _why_no_gradient(model, name)
     )
+
+
+def _why_no_gradient(model: Model, name: str) -> str:
+    """Return why a method that needs gradients has none in this model; "" where it has."""
+    method = ATTRIBUTIONS[name]
+    if not method.gradients:
+        return ""
+    places: tuple[_Place, ...] = ("attention", "target layer", "pixels") if name == "best" else (_PLACES[method.needs],)
+    return next((reason for reason in (_gradient_reason(model, place) for place in places) if reason), "")
+
+
+@per_model
+def _gradient_reason(model: Model, place: _Place) -> str:
+    """Return why an image of noise has no gradient there; "" where it has."""
+    images = probe_images(model, 1)
+    if images.is_meta:
+        return ""
+    target = torch.zeros(1, dtype=torch.long, device=images.device)
+    try:
+        if place == "attention":
+            chained(model, images, targets=target, gradient=True)
+        elif place == "target layer":
+            layer_gradients(model, images, target)
+        elif place == "blocks":
+            legrad(model, images, target)
+        else:
+            pixel_gradients(model, images, target)
+    except (LensError, UnsupportedError) as error:
+        return str(error)
+    return ""
 
 
 def preferred_method(model: Model) -> str:
@@ -146,7 +189,9 @@ def require_method(model: Model, method: str, *, engine: Engine = "vitlens") -> 
         raise UnsupportedError(f"expected a method that engine grad-cam has ({known}), found {method!r}")
     if not _supports(model, method):
         need = ATTRIBUTIONS[method].needs
-        why = model.anatomy.unread or (need is not None and why_not(model, need))
+        why = (why_not(model, need) if need else "") or _why_no_gradient(model, method)
+        if why:
+            why = why.removesuffix(f"; {WITHOUT_GRADIENTS}")  # the methods of this model follow
         raise UnsupportedError(
             f"expected a method that {model.alias} ({model.anatomy.family}) has, found {method!r}"
             f"{f': {why}' if why else ''}; it has {', '.join(methods_for(model))}"

@@ -20,6 +20,7 @@ from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
 from vitlens.attribution.registry import BASELINE, NOISE, SAMPLES, STEPS
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
+from vitlens.lens.differentiable import needs_gradients
 from vitlens.lens.trace import trace
 from vitlens.models.hooks import is_changed, overridden, per_model
 from vitlens.models.model import Model
@@ -30,6 +31,7 @@ from vitlens.shapes import Images, Labels, Maps
 _TOLERANCE = 1e-5  # of the largest number, for a stem to count as the only way in, and as affine
 
 
+@needs_gradients
 def pixel_gradients(model: Model, images: Images, targets: Labels) -> Images:
     """The gradient of each image's target logit with respect to its pixels. No tensor keeps a gradient."""
     with evaluating(model), torch.enable_grad():
@@ -75,6 +77,7 @@ def smoothgrad(
     return (total / samples).abs().amax(1)
 
 
+@needs_gradients
 def integrated_gradients(
     model: Model, images: Images, targets: Labels, *, steps: int = STEPS, baseline: float = BASELINE
 ) -> Maps:

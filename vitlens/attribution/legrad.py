@@ -23,6 +23,7 @@ from vitlens.attribution.registry import LAST_BLOCKS
 from vitlens.devices import evaluating
 from vitlens.errors import UnknownNameError, UnsupportedError
 from vitlens.lens.call import AttentionCall
+from vitlens.lens.differentiable import needs_gradients
 from vitlens.lens.observe import observe, observing
 from vitlens.lens.trace import Layer, layers, probe_images
 from vitlens.models.hooks import Forward, Key, arguments, as_call, overridden
@@ -32,6 +33,7 @@ from vitlens.names import READOUTS, Readout
 from vitlens.shapes import Images, Labels, Maps, Tokens
 
 
+@needs_gradients
 def legrad(
     model: Model, images: Images, targets: Labels, *, start_layer: int | None = None, readout: Readout | None = None
 ) -> Maps:

@@ -26,14 +26,16 @@ from vitlens.models.bands import (
     banded_images,
     best_grid,
     grid_fit,
+    grids_of,
     is_misplaced,
     is_possible,
     mean_bands,
+    shows_places,
 )
 from vitlens.models.hooks import Arguments, Key, per_model, watching
 from vitlens.models.model import Model
 from vitlens.models.nested import tensors_in, with_tensor
-from vitlens.models.recording import Shape
+from vitlens.models.recording import ModuleCall, Shape
 
 _MOST_PREFIX: Final = 1  # tokens before the patches, in tokens whose layout was not read
 
@@ -92,12 +94,19 @@ def located_cells(model: Model) -> LocatedCells:
     return LocatedCells(outputs, arguments)
 
 
-def is_inside_attention(model: Model, module: str) -> bool:
-    """Return True for an attention module or a part of one; a block that computes attention itself is none."""
-    for attention in model.anatomy.parts:
-        if module.startswith(f"{attention}.") or (module == attention and module not in model.anatomy.blocks):
-            return True
-    return False
+def calls_outside_attention(model: Model) -> list[ModuleCall]:
+    """Return the calls of the model's modules in the order of their ends, but those of attention and of what it calls.
+
+    A block that computes attention itself is outside.
+    """
+    calls = [call for call in trace(model, 1).calls if call.module]
+    attention = [call for call in calls if call.module in model.anatomy.parts]
+    outside = list[ModuleCall]()
+    for call in calls:
+        around = [other for other in attention if other.begin <= call.begin and call.end <= other.end]
+        if all(other is call and call.module in model.anatomy.blocks for other in around):
+            outside.append(call)
+    return outside
 
 
 def reaches_logits(model: Model, module: str, cells: Cells) -> bool:
@@ -170,13 +179,20 @@ def _cells_of_tokens(model: Model, part: int, tokens: Tensor) -> Cells | None:
     if tokens.is_meta:
         return None
     best, fit = None, FITS
+    is_placed = False
     for axis in (2, 1):
         places = mean_bands(tokens, axis)
+        is_placed |= shows_places(places)
         for prefix in range(_MOST_PREFIX + 1 if axis == 2 else 1):
             grid, own_fit = best_grid(places[:, prefix:], model.input_size)
             if own_fit >= fit and prod(grid) > 1:
                 best, fit = Cells(part, axis, tokens.shape[axis], grid, prefix), own_fit
-    return best
+    if best is not None or is_placed:
+        return best
+    # a pass that mixes everything shows no order: row by row, where the number of tokens has the image's proportions
+    count, width = tokens.shape[1:]
+    fitting = [grid for grid in grids_of(count) if count != width and has_proportions(grid, model.input_size)]
+    return Cells(part, 2, width, fitting[0]) if fitting and count > 1 else None
 
 
 def _cells_by_layers(model: Model, name: str, part: int, shape: Shape, places: Mapping[int, Places]) -> Cells | None:

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from torch import Tensor, nn
 
 from vitlens.errors import UnsupportedError
-from vitlens.lens.cells import channel_axis_of, is_inside_attention, located_cells, reaches_logits
+from vitlens.lens.cells import calls_outside_attention, channel_axis_of, located_cells, reaches_logits
 from vitlens.lens.trace import trace
 from vitlens.models.hooks import Arguments, Key, first_tensor, once_per_model, watching
 from vitlens.models.model import Model
@@ -193,16 +193,13 @@ def _last_maps(model: Model) -> list[str]:
 
     None where attention follows the last map, which is then the stem's.
     """
-    calls = [call for call in trace(model, 1).calls if call.module]
-    attention_ends = [call.end for call in calls if call.module in model.anatomy.parts]
+    attention_ends = [call.end for call in trace(model, 1).calls if call.module in model.anatomy.parts]
     outputs = located_cells(model).outputs
     last = dict[tuple[int, int], str]()
     end = 0
-    for call in reversed(calls):
+    for call in reversed(calls_outside_attention(model)):
         maps = [cells for cells in outputs.get(call.module, ()) if cells.prefix == 0 and max(cells.grid) > 1]
-        if not maps or maps[0].grid in last or is_inside_attention(model, call.module):
-            continue
-        if reaches_logits(model, call.module, maps[0]):
+        if maps and maps[0].grid not in last and reaches_logits(model, call.module, maps[0]):
             last[maps[0].grid] = call.module
             end = max(end, call.end)
     return [] if end < max(attention_ends, default=0) else [*reversed(last.values())]

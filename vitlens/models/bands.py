@@ -18,7 +18,9 @@ Places = Float[Tensor, "2 cells"]  # the mean band of each cell: of rows, and of
 _BANDS: Final = 4  # of rows, and of columns
 IMAGES: Final = 1 + 2 * _BANDS  # of `banded_images`
 FITS: Final = 0.4  # least `grid_fit` of a map; channels and the tokens of an attention matrix stay below 0.2
-MISFITS: Final = 0.8  # a correlation with the other axis, or against the axis, that a map never has
+_LONGEST: Final = 4.0  # side of a cell, in units of the other side
+_PLACED: Final = 1.0  # range of the cells' mean bands, of at most 3, from which their places can be read
+_MISFITS: Final = 0.8  # a correlation with the other axis, or against the axis, that a map never has
 
 
 def banded_images(images: Images) -> Images:
@@ -58,7 +60,12 @@ def grid_fit(places: Places, grid: Grid) -> float:
 
 def is_misplaced(places: Places, grid: Grid) -> bool:
     """Return True if the cells clearly lie in another order than row by row, such as mirrored or column by column."""
-    return any(along < -MISFITS or abs(across) > MISFITS for along, across in _correlations(places, grid))
+    return any(along < -_MISFITS or abs(across) > _MISFITS for along, across in _correlations(places, grid))
+
+
+def shows_places(places: Places) -> bool:
+    """Return True if the cells clearly differ in where they lie; not where each sees the whole image alike."""
+    return bool((places.amax(1) - places.amin(1)).max() > _PLACED)
 
 
 def grids_of(cells: int) -> list[Grid]:
@@ -75,14 +82,9 @@ def best_grid(places: Places, image_size: Grid) -> tuple[Grid, float]:
 
 
 def is_possible(grid: Grid, image_size: Grid) -> bool:
-    """Return True if a map of an image can have this grid: one row only of a wide image, one column of a tall one."""
-    rows, columns = grid
-    height, width = image_size
-    if rows == 1 and columns > 1:
-        return height < width
-    if columns == 1 and rows > 1:
-        return width < height
-    return rows <= height and columns <= width
+    """Return True if a map of an image can have this grid: its cells are not much longer than wide, nor under a pixel."""
+    height, width = image_size[0] / grid[0], image_size[1] / grid[1]
+    return min(height, width) >= 1 and max(height, width) <= _LONGEST * min(height, width)
 
 
 def _correlations(places: Places, grid: Grid) -> list[tuple[float, float]]:

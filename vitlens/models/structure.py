@@ -249,8 +249,8 @@ class _Traced:
         covered = order.grid[0] * patch_size[0], order.grid[1] * patch_size[1]
         if covered[0] > height or covered[1] > width:
             reason = (
-                f"its {order.grid[0]}x{order.grid[1]} patches of {patch_size[0]}x{patch_size[1]} px cover more than the "
-                f"image of {height}x{width} px, which it pads; say image_size={covered}"
+                f"its {order.grid[0]}x{order.grid[1]} patches of {patch_size[0]}x{patch_size[1]} px cover more than "
+                f"the image of {height}x{width} px, which it pads; say image_size={covered}"
             )
             return replace(anatomy, unread=reason, row_by_row=False)
         reordering = None if order.is_canonical else self._reordering(order, lengths[0])

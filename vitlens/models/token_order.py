@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.devices import evaluating
-from vitlens.models.bands import FITS, Grid, Places, banded_images, best_grid, grid_fit, mean_bands
+from vitlens.errors import lacks_memory
+from vitlens.models.bands import FITS, Grid, Places, banded_images, best_grid, grid_fit, mean_bands, shows_places
 from vitlens.models.hooks import Arguments, first_tensor, watching
 from vitlens.models.nested import tensors_in, with_tensor
 from vitlens.models.trials import TOLERANCE, largest_allowed
 from vitlens.names import Readout
 from vitlens.shapes import PrefixKind, TokenLayout
 
-_PLACED: Final = 1.0  # range of the tokens' mean bands, of at most 3, from which their places can be read
 _MOST_PREFIX: Final = 5  # special tokens that depend on the image
 _SAY: Final = "say grid=(rows, columns) and prefix=('cls', ...)"
 _REORDER: Final = "put them row by row in forward, before the first block"
@@ -50,8 +50,7 @@ class TokenOrder:
             return False
         patches = [token for token in range(self.places.shape[1]) if token not in special]
         places = self.places[:, patches]
-        is_placed = bool((places.amax(1) - places.amin(1)).max() > _PLACED)
-        return is_placed and grid_fit(places, grid) < FITS
+        return shows_places(places) and grid_fit(places, grid) < FITS
 
 
 @dataclass(frozen=True)
@@ -150,7 +149,7 @@ def _why_no_grid(places: Places, size: Grid) -> str:
                 f"its first {prefix} of {count} tokens are no patches but depend on the image; "
                 f"say grid={grid} and prefix={kinds}"
             )
-    if bool((places.amax(1) - places.amin(1)).max() > _PLACED):
+    if shows_places(places):
         return f"its {count} patches are not row by row in the image; {_REORDER}"
     return f"a forward pass does not show where in the image its {count} patches lie; {_SAY}"
 
@@ -209,6 +208,10 @@ def gradient_at(module: nn.Module, attention: str, images: Tensor, logits_of: Lo
             (gradient,) = torch.autograd.grad(
                 (logits * mix).sum(), leaves[-1], allow_unused=True, materialize_grads=True
             )
+    except RuntimeError as error:  # a forward in inference mode, or a checkpoint that autograd.grad cannot pass
+        if lacks_memory(error) or isinstance(error, torch.OutOfMemoryError):
+            raise
+        return None
     finally:
         handle.remove()
     return gradient

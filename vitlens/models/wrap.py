@@ -160,6 +160,16 @@ def _readable(module: object) -> tuple[torch.device, torch.dtype]:
                 f"expected a module that is not compiled, found torch.compile's ({name or 'it'}); pass what was "
                 "compiled (module._orig_mod)"
             )
+        if _is_compiled_in_place(part):
+            raise ModelError(
+                f"expected a module that is not compiled, found {name or type(part).__name__} compiled in place; "
+                "build the model again without compile() and load its state_dict()"
+            )
+        if isinstance(part, torch.fx.GraphModule) and "eval" in vars(part):
+            raise ModelError(
+                f"expected a module of Python code, found one exported by torch.export ({name or 'it'}), whose inside "
+                "cannot be observed; pass the module that was exported"
+            )
         if isinstance(part, torch.jit.ScriptModule):
             raise ModelError(
                 f"expected a module of Python code, found a scripted or traced one ({name or 'it'}), whose inside "
@@ -189,6 +199,14 @@ def _readable(module: object) -> tuple[torch.device, torch.dtype]:
         )
     floats = (tensor.dtype for tensor in tensors if tensor.is_floating_point())
     return torch.device((*devices, "cpu")[0]), next(floats, torch.float32)
+
+
+def _is_compiled_in_place(module: nn.Module) -> bool:
+    """Return True after `module.compile()`, and where the forward itself is compiled."""
+    forward = getattr(module, "forward", None)
+    is_wrapped = getattr(forward, "_torchdynamo_orig_callable", None) is not None
+    is_disabled = getattr(forward, "_torchdynamo_disable", False)  # by torch.compiler.disable
+    return getattr(module, "_compiled_call_impl", None) is not None or (is_wrapped and not is_disabled)
 
 
 def _output_form(module: nn.Module, images: Tensor) -> tuple[ReadOutput, int, bool]:

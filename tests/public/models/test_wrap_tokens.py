@@ -385,6 +385,25 @@ def compiled() -> nn.Module:
     return cnn
 
 
+def compiled_in_place(*parts: str) -> nn.Module:
+    vit = SoftmaxViT()
+    for part in parts:
+        vit.get_submodule(part).compile(backend="eager")
+    return vit
+
+
+class CompiledForward(SmallCNN):
+    """By the decorator."""
+
+    @torch.compile(backend="eager")
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+def exported() -> nn.Module:
+    return torch.export.export(nn.Sequential(nn.Flatten(), nn.Linear(3 * 24 * 32, 3)).eval(), (noise(),)).module()
+
+
 def inferred() -> nn.Module:
     with torch.inference_mode():
         return SmallCNN()
@@ -396,6 +415,10 @@ MODULES = {
     "weights made for inference": (inferred, ModelError, "inference_mode"),
     "a traced module": (lambda: torch.jit.trace(seeded(SmallCNN), noise()), ModelError, "scripted or traced"),
     "a compiled module": (compiled, ModelError, "_orig_mod"),
+    "compiled in place": (partial(compiled_in_place, ""), ModelError, "SoftmaxViT|ViT compiled in place"),
+    "compiled blocks": (partial(compiled_in_place, "layers.0", "layers.1"), ModelError, r"layers\.0 compiled in place"),
+    "a compiled forward": (CompiledForward, ModelError, "compiled in place; build the model again"),
+    "an exported module": (exported, ModelError, "the module that was exported"),
     "attention of no module": (Central, UnsupportedError, "submodule for each attention layer"),
 }
 

@@ -17,6 +17,7 @@ from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.evaluation.intervals import intervals, mean_test, spearman
 from vitlens.analysis.evaluation.log_odds import cross_entropy
 from vitlens.lens.capture import capture
+from vitlens.lens.differentiable import needing_gradients
 from vitlens.models.model import Model
 from vitlens.models.support import require
 from vitlens.names import Replacement, UnitKind
@@ -283,10 +284,11 @@ def first_order(bench: Bench, units: Sequence[Unit]) -> ByImage:
         rows = own[start : start + size]
         images, labels = (each[rows].to(model.device) for each in (bench.images, bench.labels))
         instead = bench.changes(rows, heads)
-        captured = capture(model, images, sorted({f"blocks.{unit.layer}.heads" for unit in heads}), graph=True)
-        # each image's gradient is that of its own loss
-        loss, outputs = cross_entropy(captured.logits, labels).sum(), list(captured.values())
-        gradients = torch.autograd.grad(loss, outputs, allow_unused=True, materialize_grads=True)
+        with needing_gradients(model):
+            captured = capture(model, images, sorted({f"blocks.{unit.layer}.heads" for unit in heads}), graph=True)
+            # each image's gradient is that of its own loss
+            loss, outputs = cross_entropy(captured.logits, labels).sum(), list(captured.values())
+            gradients = torch.autograd.grad(loss, outputs, allow_unused=True, materialize_grads=True)
         of_layer = dict(zip(captured, zip(outputs, gradients)))
         for unit, row in heads.items():
             both = (each.detach().select(-3, unit.head or 0) for each in of_layer[f"blocks.{unit.layer}.heads"])

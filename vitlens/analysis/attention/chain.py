@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from vitlens.errors import InputError, LensError, UnknownNameError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise, row_by_row, window_index
+from vitlens.lens.differentiable import needs_gradients
 from vitlens.lens.libra import libra_gradients
 from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.site import KIND_WORDS, NO_PLACE, Site
@@ -109,6 +110,7 @@ class Chain:
         return maps
 
 
+@needs_gradients
 def chained(
     model: Model,
     images: Images,

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.devices import evaluating
+from vitlens.lens.differentiable import needs_gradients
 from vitlens.lens.stages import FeatureStage, stages, watching_stages
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Tokens
@@ -37,6 +38,7 @@ class ReceptiveField(Summary):
     seen: float
 
 
+@needs_gradients
 def receptive_field(model: Model, images: Images, *, draws: int = DRAWS, seed: int = 0) -> tuple[ReceptiveField, ...]:
     """The effective receptive field of every block (of a CNN: stage), measured at the patch in the middle of its map.
 

@@ -23,6 +23,7 @@ from vitlens.errors import UnsupportedError
 from vitlens.lens.attention import projection_of
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.capture import Captured, capture
+from vitlens.lens.differentiable import needs_gradients
 from vitlens.lens.observe import observe
 from vitlens.lens.stages import stages
 from vitlens.lens.trace import layers
@@ -167,6 +168,7 @@ def key_contributions(
     return found.masked_fill(~exact[:, None], torch.nan)
 
 
+@needs_gradients
 def class_contributions(model: Model, images: Images, layer: int, head: int) -> Float[Tensor, "batch classes"]:
     """What one head contributes to the logit of every class, as `head_contributions` for all of them at once. images:
     of one batch, on the model's device. On the CPU."""
@@ -417,6 +419,7 @@ def logits_from(model: Model, stream: Tokens, *, blocks: Sequence[str] | None = 
         return model.run(blank)
 
 
+@needs_gradients
 def _stream_weights(model: Model, stream: Tokens, targets: Labels | Logits) -> Tokens:
     """The weight of each number of the last residual stream in a logit, with the final norm's scale fixed.
 

@@ -1,0 +1,97 @@
+"""Models whose forward pass has no gradient somewhere: what needs none works, the rest says why in one line."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import vitlens
+from tests.kit.models.files import one_line
+from tests.kit.models.handwritten import SoftmaxViT, noise, wrapped
+from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.errors import UnsupportedError, VitlensError
+
+TARGETS = torch.tensor([0, 1, 2])
+METHODS = [name for name, method in ATTRIBUTIONS.items() if name not in ("scorecam", "ablationcam", "rise")]
+
+
+class Probe(nn.Module):
+    """A linear classifier of a backbone that is run in some way."""
+
+    def __init__(self, run: Any) -> None:
+        super().__init__()
+        self.net, self.fc, self.run = SoftmaxViT(), nn.Linear(5, 4), run
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.run(self.net, x))
+
+
+def under(context: Any, net: nn.Module, x: Tensor) -> Tensor:
+    with context():
+        return net(x)
+
+
+def no_grad_stem(net: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x = net.tokens(x)
+    for layer in net.layers:
+        x = layer(x)
+    return net.out(net.read(net.ln(x)))
+
+
+def codes(net: nn.Module, x: Tensor) -> Tensor:
+    return nn.functional.one_hot(net(x).argmax(1), 5).float()
+
+
+# how the backbone runs, the part of its name that the reason holds, and whether gradients end before the last block
+RUNS: dict[str, tuple[Any, str, bool]] = {
+    "no_grad": (partial(under, torch.no_grad), "switched off in net", True),
+    "inference_mode": (partial(under, torch.inference_mode), "switched off in net", True),
+    "detach": (lambda net, x: net(x).detach(), "input of fc is cut off", True),
+    "argmax": (codes, "input of fc is cut off", True),
+    "reentrant checkpoint": (lambda net, x: checkpoint(net, x, use_reentrant=True), "use_reentrant=True", True),
+    "no_grad in the stem": (no_grad_stem, "switched off in net.stem", False),
+}
+
+
+@pytest.mark.parametrize("case", RUNS)
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_what_needs_no_gradient_works_and_the_rest_says_why(case: str):
+    run, words, is_cut = RUNS[case]
+    model, images = wrapped(partial(Probe, run)), noise()
+    works = []
+    for method in METHODS:
+        try:
+            maps = vitlens.explain(model, images, targets=TARGETS % 4, method=method)
+        except VitlensError as error:
+            assert isinstance(error, UnsupportedError)
+            assert words in str(error)
+            assert "rollout" in str(error)  # among what works
+        else:
+            assert torch.isfinite(maps).all()
+            works.append(method)
+    assert {name for name in METHODS if not ATTRIBUTIONS[name].gradients} <= {*works}
+    assert ("relevance" in works) == ("gradcam" in works) == (not is_cut)
+    assert vitlens.look(model, images).method in works
+    assert vitlens.ablate(model, images, TARGETS).delta_loss.shape[0]
+    with one_line(UnsupportedError, words):
+        vitlens.attack(model, images, "predicted", method="pgd", epsilon=4 / 255)
+    if is_cut:
+        for function in (vitlens.relevance, vitlens.direct_logit_attribution):
+            with one_line(UnsupportedError, words):
+                function(model, images)
+
+
+def test_a_checkpoint_that_autograd_can_pass_changes_nothing():
+    """The same maps and attack as without it, also where torch's layers are computed in another way for the attack."""
+    plain = wrapped(partial(Probe, lambda net, x: net(x)))
+    model = wrapped(partial(Probe, lambda net, x: checkpoint(net, x, use_reentrant=False)))
+    images = noise()
+    for method in ("relevance", "gradcam", "saliency"):
+        found, expected = (vitlens.explain(each, images, targets=TARGETS, method=method) for each in (model, plain))
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
+    found, expected = (vitlens.attack(each, images, "predicted", method="fgsm", epsilon=4 / 255) for each in (model, plain))
+    torch.testing.assert_close(found.images, expected.images)
