@@ -140,10 +140,7 @@ class Evaluator:
         success = torch.zeros_like(seen.success).index_copy(0, uncertain, self.success(logits, jobs)[uncertain])
         return replace(seen, logits=logits, success=success)
 
-
-    def _differentiated(
-        self, points: Images, jobs: Jobs, quick: AbstractContextManager[None]
-    ) -> PointEvaluation:
+    def _differentiated(self, points: Images, jobs: Jobs, quick: AbstractContextManager[None]) -> PointEvaluation:
         count = self.algorithm.objectives
         with torch.enable_grad(), autocast(points.device, self.precision), quick:
             leaf = points.detach().requires_grad_()

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from vitlens.devices import evaluating
 from vitlens.errors import LensError, UnsupportedError
-from vitlens.lens.cells import Cells, calls_outside_attention, located_cells, reaches_logits
+from vitlens.lens.cells import Cells, calls_outside_attention, located_cells, on_last_call, reaches_logits
 from vitlens.lens.differentiable import needs_gradients
 from vitlens.lens.observe import survey
 from vitlens.lens.trace import probe_images, trace
@@ -135,7 +135,8 @@ def ablationcam(model: Model, images: Images, targets: Labels) -> Maps:
     def without(image: int, channels: Tensor) -> Logits:
         copies = tensor[image].expand(len(channels), *tensor.shape[1:]).clone()
         copies.movedim(layer.cells.channel_axis, 1)[torch.arange(len(channels)), channels] = 0
-        with module.register_forward_hook(lambda _module, _inputs, output: layer.with_tensor(output, copies)):
+        remove = on_last_call(model, layer.module, lambda output: layer.with_tensor(output, copies))
+        with module.register_forward_hook(remove):
             return model.run(prepared[image].expand(len(channels), -1, -1, -1))
 
     activations = layer.as_maps(tensor).float()
@@ -210,14 +211,15 @@ def layer_gradients(model: Model, images: Images, targets: Labels) -> LayerGradi
     """
     layer, leaves = target_layer(model), []
 
-    def start_graph(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+    def start_graph(output: Any) -> Any:
         torch.set_grad_enabled(True)  # the no_grad around the pass restores the mode
         leaves.append(layer.tensor(output).detach().clone().requires_grad_())
         copy = leaves[-1].clone()  # an in-place ReLU after the layer must not change the leaf
         return layer.with_tensor(output, copy)
 
     with evaluating(model), torch.no_grad():
-        with model.module.get_submodule(layer.module).register_forward_hook(start_graph):
+        hook = on_last_call(model, layer.module, start_graph)
+        with model.module.get_submodule(layer.module).register_forward_hook(hook):
             logits = model(images)
         total = logits.gather(1, targets[:, None]).sum()
         (gradient,) = torch.autograd.grad(total, leaves[-1])

@@ -6,7 +6,7 @@ order, as in a network that mixes the whole image, the module's layers say which
 the image's proportions. What is left is no map: attention matrices, heads, patches cut into blocks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
@@ -97,14 +97,19 @@ def located_cells(model: Model) -> LocatedCells:
 def calls_outside_attention(model: Model) -> list[ModuleCall]:
     """Return the calls of the model's modules in the order of their ends, but those of attention and of what it calls.
 
-    A block that computes attention itself is outside.
+    A block that computes attention itself is outside. Of tokens, plain layers of torch but norms are left out, too:
+    attention that was not recognised computes its queries, keys and values by them. None where attention was seen
+    that is not that of listed modules.
     """
+    if model.anatomy.attends_unread:
+        return []
     calls = [call for call in trace(model, 1).calls if call.module]
     attention = [call for call in calls if call.module in model.anatomy.parts]
     outside = list[ModuleCall]()
     for call in calls:
         around = [other for other in attention if other.begin <= call.begin and call.end <= other.end]
-        if all(other is call and call.module in model.anatomy.blocks for other in around):
+        is_outside = all(other is call and call.module in model.anatomy.blocks for other in around)
+        if is_outside and (len(call.output or ()) != 3 or not _is_plain(model.module.get_submodule(call.module))):
             outside.append(call)
     return outside
 
@@ -112,12 +117,11 @@ def calls_outside_attention(model: Model) -> list[ModuleCall]:
 def reaches_logits(model: Model, module: str, cells: Cells) -> bool:
     """Return True if the logits change with the cells: not those of a decoder, or of patches beside a CLS token."""
 
-    def change(_module: nn.Module, _inputs: Any, output: Any) -> Any:
-        tensor = tensors_in(output)[cells.part]
-        changed = tensor.clone()
+    def change(output: Any) -> Any:
+        changed = tensors_in(output)[cells.part].clone()
         patches = changed[:, cells.prefix :] if cells.prefix else changed
         noise = torch.rand(patches.shape, generator=torch.Generator().manual_seed(0)).to(patches)
-        patches += noise * patches.std().nan_to_num(1.0)
+        patches += noise * (1 + patches.std().nan_to_num(0.0))
         return with_tensor(output, cells.part, changed)
 
     images = probe_images(model, 1)
@@ -125,9 +129,21 @@ def reaches_logits(model: Model, module: str, cells: Cells) -> bool:
         return True
     with evaluating(model), torch.no_grad(), exact(model.device):
         logits = model(images)
-        with model.module.get_submodule(module).register_forward_hook(change):
+        with model.module.get_submodule(module).register_forward_hook(on_last_call(model, module, change)):
             changed = model(images)
     return not torch.equal(logits, changed)
+
+
+def on_last_call(model: Model, module: str, change: Callable[[Any], Any]) -> Callable[[nn.Module, Any, Any], Any]:
+    """Return a forward hook that changes the output of a module's last call in each pass: some are called repeatedly."""
+    count, calls = len(trace(model, 1).by_module[module]), 0
+
+    def hook(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return change(output) if calls % count == 0 else None
+
+    return hook
 
 
 def channel_axis_of(module: nn.Module, shape: Shape) -> int | None:
@@ -147,6 +163,11 @@ def channel_axis_of(module: nn.Module, shape: Shape) -> int | None:
     if first == last:
         return None
     return 1 if first else 3
+
+
+def _is_plain(module: nn.Module) -> bool:
+    name = type(module).__name__.lower()
+    return type(module).__module__.startswith("torch.nn") and not [*module.children()] and "norm" not in name
 
 
 def has_proportions(grid: Grid, image_size: Grid) -> bool:

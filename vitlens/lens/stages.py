@@ -172,7 +172,12 @@ def _stages(model: Model, seen: Sequence[tuple[str, Shape]]) -> tuple[list[str],
     shapes, layout = dict(seen), model.anatomy.layout
     token_count = None if layout is None else layout.tokens
     order = {name: place for place, (name, _) in enumerate(seen)}
-    blocks = [name for name in model.anatomy.blocks if name in shapes and _is_stream(shapes[name], token_count)]
+    blocks = [name for name in model.anatomy.blocks if name in shapes]
+    blocks = [
+        name
+        for name in blocks
+        if _is_stream(shapes[name], token_count) or (layout is None and located_cells(model).outputs.get(name))
+    ]
     blocks = sorted((name for name in blocks if not holds_another(name, blocks)), key=order.__getitem__)
     names, kind = blocks, _BLOCK
     if model.anatomy.family == "cnn" and all(len(shapes[name]) == 4 for name in names):
@@ -198,7 +203,7 @@ def _last_maps(model: Model) -> list[str]:
     last = dict[tuple[int, int], str]()
     end = 0
     for call in reversed(calls_outside_attention(model)):
-        maps = [cells for cells in outputs.get(call.module, ()) if cells.prefix == 0 and max(cells.grid) > 1]
+        maps = [cells for cells in outputs.get(call.module, ()) if max(cells.grid) > 1]
         if maps and maps[0].grid not in last and reaches_logits(model, call.module, maps[0]):
             last[maps[0].grid] = call.module
             end = max(end, call.end)
@@ -229,8 +234,9 @@ def _stage(
         cells = next(iter(located.outputs.get(name, ())), None)
     else:
         cells = located.arguments.get((name, argument))
-    if cells is not None and cells.prefix == 0:
-        return FeatureStage(index, kind, name, cells.width, cells.grid, (), cells.channel_axis, argument, cells.part)
+    if cells is not None:
+        grid = cells.grid if not cells.prefix else None  # all tokens are read
+        return FeatureStage(index, kind, name, cells.width, grid, (), cells.channel_axis, argument, cells.part)
     axis = 2 if len(shape) == 3 else channel_axis_of(model.module.get_submodule(name), shape)
     return None if axis is None else FeatureStage(index, kind, name, shape[axis], None, (), axis, argument)
 

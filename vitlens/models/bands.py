@@ -60,6 +60,8 @@ def grid_fit(places: Places, grid: Grid) -> float:
 
 def is_misplaced(places: Places, grid: Grid) -> bool:
     """Return True if the cells clearly lie in another order than row by row, such as mirrored or column by column."""
+    if not shows_places(places):
+        return False
     return any(along < -_MISFITS or abs(across) > _MISFITS for along, across in _correlations(places, grid))
 
 

@@ -93,7 +93,7 @@ class _Traced:
         parts = tuple(self._part(name, call) for name, call in self.calls.items())
         reason = self._not_one_after_another()
         if reason:
-            return Anatomy("other", self._told_blocks(), attention=(), unread=reason)
+            return Anatomy("other", self._told_blocks(), attention=(), unread=reason, attends_unread=True)
         blocks_of = {name: self._block(name) for name in self.calls}
         parts = tuple(replace(part, mlp=self._mlp(blocks_of[part.module], part.module)) for part in parts)
         blocks = tuple(dict.fromkeys(block for block in blocks_of.values() if block))
@@ -108,7 +108,8 @@ class _Traced:
         blocks = self._told_blocks() or tuple(residual_blocks(self.module))
         if any(isinstance(part, nn.Conv2d) for part in self.module.modules()) and not self.trace.tokens:
             return Anatomy("cnn", blocks, attention=())
-        return Anatomy("other", blocks, attention=(), unread=f"found {found}; {SEEN}")
+        unread = f"found {found}; {SEEN}"
+        return Anatomy("other", blocks, attention=(), unread=unread, attends_unread=bool(self.trace.elsewhere))
 
     def _part(self, name: str, call: TracedAttention) -> AttentionPart:
         """A module with heads, without its MLP. Raises UnsupportedError for another number of heads than is told."""

@@ -46,7 +46,10 @@ FORMS: dict[str, tuple[Pack, Unpack]] = {
     "a list": (lambda x: [x], lambda y, _: y[0]),
     "a nested tuple": (lambda x: ((tokens(x), None), summary(x)), lambda y, size: y[0][0].mT.unflatten(2, size)),
     "a dict": (lambda x: {"size": x.shape[2:], "values": x}, lambda y, _: y["values"]),
-    "a named tuple": (lambda x: Named(tuple(x.shape[2:]), x.permute(0, 2, 3, 1)), lambda y, _: y[1].permute(0, 3, 1, 2)),
+    "a named tuple": (
+        lambda x: Named(tuple(x.shape[2:]), x.permute(0, 2, 3, 1)),
+        lambda y, _: y[1].permute(0, 3, 1, 2),
+    ),
 }
 # forms in which no cell has its place: the map of the image cannot be read from them
 NO_MAPS: dict[str, tuple[Pack, Unpack]] = {

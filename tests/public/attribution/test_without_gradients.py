@@ -93,5 +93,7 @@ def test_a_checkpoint_that_autograd_can_pass_changes_nothing():
     for method in ("relevance", "gradcam", "saliency"):
         found, expected = (vitlens.explain(each, images, targets=TARGETS, method=method) for each in (model, plain))
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
-    found, expected = (vitlens.attack(each, images, "predicted", method="fgsm", epsilon=4 / 255) for each in (model, plain))
+    found, expected = (
+        vitlens.attack(each, images, "predicted", method="fgsm", epsilon=4 / 255) for each in (model, plain)
+    )
     torch.testing.assert_close(found.images, expected.images)

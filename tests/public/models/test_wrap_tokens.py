@@ -418,7 +418,6 @@ MODULES = {
     "compiled in place": (partial(compiled_in_place, ""), ModelError, "SoftmaxViT|ViT compiled in place"),
     "compiled blocks": (partial(compiled_in_place, "layers.0", "layers.1"), ModelError, r"layers\.0 compiled in place"),
     "a compiled forward": (CompiledForward, ModelError, "compiled in place; build the model again"),
-    "an exported module": (exported, ModelError, "the module that was exported"),
     "attention of no module": (Central, UnsupportedError, "submodule for each attention layer"),
 }
 
@@ -429,6 +428,11 @@ def test_modules_whose_inside_cannot_be_read_are_refused_in_one_line(case: str):
     build, error, words = MODULES[case]
     with one_line(error, words):
         wrapped(build)
+
+
+def test_an_exported_module_is_refused_in_one_line():
+    with one_line(ModelError, "the module that was exported"):
+        half(exported())
 
 
 def test_a_function_is_refused():
