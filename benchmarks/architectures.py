@@ -7,13 +7,16 @@ tiny, those of timm, torchvision and open_clip the smallest of their family; a h
 is none. "works" means: attention: the lens's self-check passed (weights @ value is the module's output, rows sum to 1,
 logits unchanged, every attention module seen, one softmax a head), "before talking heads" where a linear map then mixes
 the weights over heads; ablation: three heads replaced by zero in a replay give the logits of full forwards, to 1e-4 of
-the largest; the others: finite maps that are not constant, and images within epsilon. A model of transformers is also
-compared with its own eager attention.
+the largest; the others: finite maps that are not constant, and images within epsilon; explain: every method that the
+model has and that is not slow, each map of the size of its input, or of the patches or cells in which the image's
+corners are where they should be: a changed corner changes that corner of the target layer most; features: one vector
+of channels a layer, as wide as the layer's own. A model of transformers is also compared with its own eager attention.
 """
 
 import argparse
 import fnmatch
 import importlib.metadata
+import itertools
 import json
 import sys
 import time
@@ -23,10 +26,15 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import vitlens
 from tests.kit.models import handwritten
 from vitlens.analysis.ablation.bench import require_heads
+from vitlens.analysis.faithfulness.maps import removal_grid
+from vitlens.attribution.cam import layer_output, target_layer
+from vitlens.attribution.explain import methods_for
+from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.errors import ModelError, VitlensError
 from vitlens.lens.intervene import intervene
 from vitlens.lens.observe import survey, talking_heads
@@ -48,7 +56,8 @@ TIMM = (
     "vit_dwee_patch16_reg1_gap_256", "vit_dpwee_patch16_reg1_gap_256", "vit_base_patch16_rope_mixed_224",
     "tnt_s_legacy_patch16_224", "visformer_tiny", "gcvit_xxtiny", "tiny_vit_5m_224", "efficientvit_m0",
     "efficientvit_b0", "fastvit_sa12", "nextvit_small",
-    "mobilenetv4_hybrid_medium_075", "swiftformer_xs", "caformer_s18", "efficientformerv2_s0", "lowformer_b0",
+    "mobilenetv4_hybrid_medium_075", "swiftformer_xs", "caformer_s18", "mambaout_femto", "focalnet_tiny_srf",
+    "sequencer2d_s", "starnet_s1", "efficientformerv2_s0", "lowformer_b0",
     "cpubone_nano", "csatv2", "iformer_t", "beit3_base_patch16_224", "vit_base_patch16_rope_224", "hieradet_small",
     "samvit_base_patch16_224", "gemma4_vit_167m", "deepseek_vit_412m",
 )  # fmt: skip
@@ -56,7 +65,10 @@ IMAGE_SIZE = {"gemma4_vit_167m": (192, 192), "deepseek_vit_412m": (126, 126)}  #
 TORCHVISION = ("vit_b_16", "swin_t", "swin_v2_t", "maxvit_t", "resnet18", "convnext_tiny")
 OPEN_CLIP = ("ViT-B-32", "ViT-B-16-SigLIP", "RN50", "coca_ViT-B-32", "convnext_base")
 HANDWRITTEN = ("SoftmaxViT", "EinsumViT", "MultiheadViT", "EncoderViT", "InlineViT", "SmallCNN")
-COLUMNS = ("source", "model", "layers", "attention", "rollout", "relevance", "ablation", "explain", "attack", "note")
+COLUMNS = (
+    "source", "model", "layers", "attention", "rollout", "relevance", "ablation", "explain", "features", "attack",
+    "note",
+)  # fmt: skip
 WORKS, TOLERANCE = "works", 1e-4
 FAULTS: list[str] = []
 
@@ -203,6 +215,50 @@ def replays(model: Model, images: Tensor) -> str:
     return WORKS if exact else f"{WORKS}, by full forwards"
 
 
+def explains(model: Model, images: Tensor, targets: Tensor) -> str:
+    """Every quick method: its maps, their size, and whether the target layer's corners are the image's."""
+    grids = {model.input_size, removal_grid(model), target_layer(model).cells.grid}
+    misplaced = misplaced_corners(model, images)
+    if misplaced:
+        return misplaced
+    if model.anatomy.layout is None and model.anatomy.attention:
+        grids |= {site.windows.resolution for site in survey(model, images) if site.windows is not None}
+    for name in methods_for(model):
+        if ATTRIBUTIONS[name].slow:
+            continue
+        maps = vitlens.explain(model, images, targets=targets, method=name)
+        if map_of(maps) != WORKS:
+            return f"{name}: {map_of(maps)}"
+        if tuple(maps.shape[1:]) not in grids:
+            return f"{name}: a map of {tuple(maps.shape[1:])}, expected one of {sorted(grids)}"
+    return WORKS
+
+
+def misplaced_corners(model: Model, images: Tensor) -> str:
+    """What is wrong where a changed corner of the image does not change that corner of the target layer most."""
+    _, plain = layer_output(model, images[:1])
+    layer, height, width = target_layer(model), images.shape[2] // 4, images.shape[3] // 4
+    for down, across in itertools.product((0, 1), (0, 1)):
+        changed = images[:1].clone()
+        rows = slice(-height, None) if down else slice(height)
+        columns = slice(-width, None) if across else slice(width)
+        changed[..., rows, columns] = images[1:, :, rows, columns]
+        _, output = layer_output(model, changed)
+        change = layer.as_maps((output - plain).abs()).sum(1)
+        quarters = F.adaptive_avg_pool2d(change, 2).flatten()
+        if int(quarters.argmax()) != 2 * down + across:
+            return f"corner {2 * down + across} of the image is not that of {layer.module}"
+    return ""
+
+
+def reads(model: Model, images: Tensor) -> str:
+    """Features of every layer."""
+    found = vitlens.features(model, images)
+    finite = all(values.isfinite().all() and values.std() > 0 for values in found.values)
+    wide = all(values.shape[1] == layer.dim for values, layer in zip(found.values, found.layers))
+    return WORKS if finite and wide else "finite features expected, found constant ones"
+
+
 def attacks(model: Model, images: Tensor) -> str:
     labels = model(images).argmax(1)
     found = vitlens.attack(model, images, labels, method="pgd", epsilon=4 / 255)
@@ -230,7 +286,8 @@ def row(source: str, name: str, build: Callable[[], Model]) -> tuple[str, ...]:
         tried(lambda: map_of(vitlens.rollout(model, images))),
         tried(lambda: map_of(vitlens.relevance(model, images, targets=targets))),
         tried(lambda: replays(model, images)),
-        tried(lambda: map_of(vitlens.explain(model, images, targets=targets, method="saliency"))),
+        tried(lambda: explains(model, images, targets)),
+        tried(lambda: reads(model, images)),
         tried(lambda: attacks(model, images)) if model.has_classifier else "no classifier",
     ]
     note = ""
@@ -242,7 +299,7 @@ def row(source: str, name: str, build: Callable[[], Model]) -> tuple[str, ...]:
 def table(rows: list[tuple[str, ...]]) -> str:
     packages = ("torch", "timm", "torchvision", "transformers", "open_clip_torch")
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
-    reasons = list(dict.fromkeys(cell for row in rows for cell in row[3:9] if not cell.startswith(WORKS)))
+    reasons = list(dict.fromkeys(cell for row in rows for cell in row[3:10] if not cell.startswith(WORKS)))
     numbered = {reason: f"({number})" for number, reason in enumerate(reasons, start=1)}
     lines = [f"| {' | '.join(numbered.get(cell, cell) for cell in row)} |" for row in rows]
     head = [f"| {' | '.join(COLUMNS)} |", f"|{' --- |' * len(COLUMNS)}"]

@@ -195,7 +195,8 @@ def target_layer(model: Model) -> TargetLayer:
     layout = model.anatomy.layout
     layer = _map_layer(model) if layout is None else _token_layer(model, layout)
     if layer is None:
-        reason = f": {model.anatomy.unread}" if model.anatomy.attention and model.anatomy.unread else ""
+        attends = model.anatomy.attention or model.anatomy.attends_unread
+        reason = f": {model.anatomy.unread}" if attends and model.anatomy.unread else ""
         raise UnsupportedError(
             f"expected tokens of patches, or a map before the pooling, found neither in {model.alias} "
             f"({model.anatomy.family}){reason}; try --method saliency or occlusion"

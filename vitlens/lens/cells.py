@@ -27,6 +27,7 @@ from vitlens.models.bands import (
     best_grid,
     grid_fit,
     grids_of,
+    has_proportions,
     is_misplaced,
     is_possible,
     mean_bands,
@@ -135,7 +136,7 @@ def reaches_logits(model: Model, module: str, cells: Cells) -> bool:
 
 
 def on_last_call(model: Model, module: str, change: Callable[[Any], Any]) -> Callable[[nn.Module, Any, Any], Any]:
-    """Return a forward hook that changes the output of a module's last call in each pass: some are called repeatedly."""
+    """Return a forward hook that changes the output of a module's last call in each pass."""
     count, calls = len(trace(model, 1).by_module[module]), 0
 
     def hook(_module: nn.Module, _inputs: Any, output: Any) -> Any:
@@ -168,11 +169,6 @@ def channel_axis_of(module: nn.Module, shape: Shape) -> int | None:
 def _is_plain(module: nn.Module) -> bool:
     name = type(module).__name__.lower()
     return type(module).__module__.startswith("torch.nn") and not [*module.children()] and "norm" not in name
-
-
-def has_proportions(grid: Grid, image_size: Grid) -> bool:
-    """Return True if a grid divides an image into cells that are as high as they are wide, to a cell."""
-    return is_possible(grid, image_size) and abs(grid[0] * image_size[1] / image_size[0] - grid[1]) < 1
 
 
 def _cells(model: Model, name: str, part: int, tensor: Tensor) -> Cells | None:

@@ -18,6 +18,7 @@ Places = Float[Tensor, "2 cells"]  # the mean band of each cell: of rows, and of
 _BANDS: Final = 4  # of rows, and of columns
 IMAGES: Final = 1 + 2 * _BANDS  # of `banded_images`
 FITS: Final = 0.4  # least `grid_fit` of a map; channels and the tokens of an attention matrix stay below 0.2
+_FITS_OTHERWISE: Final = 0.7  # of tokens in a grid without the image's proportions
 _LONGEST: Final = 4.0  # side of a cell, in units of the other side
 _PLACED: Final = 1.0  # range of the cells' mean bands, of at most 3, from which their places can be read
 _MISFITS: Final = 0.8  # a correlation with the other axis, or against the axis, that a map never has
@@ -45,7 +46,8 @@ def mean_bands(tensor: Float[Tensor, "images *axes"], channel_axis: int) -> Plac
     by_band = changes.unflatten(0, (2, _BANDS)).cpu()
     bands = torch.arange(_BANDS, dtype=by_band.dtype)
     weighted = (bands[:, None] * by_band).sum(1)
-    return (weighted / by_band.sum(1)).nan_to_num(0.0, 0.0, 0.0)
+    places: Places = (weighted / by_band.sum(1)).nan_to_num(0.0, 0.0, 0.0)
+    return places
 
 
 def grid_fit(places: Places, grid: Grid) -> float:
@@ -76,15 +78,27 @@ def grids_of(cells: int) -> list[Grid]:
 
 
 def best_grid(places: Places, image_size: Grid) -> tuple[Grid, float]:
-    """Return the grid in which the cells lie best row by row, and how well."""
-    candidates = [grid for grid in grids_of(places.shape[1]) if is_possible(grid, image_size)]
-    fits = [(grid_fit(places, grid), grid) for grid in candidates]
+    """Return the grid in which the cells lie best row by row, and how well: 0 where it is not clear enough.
+
+    A number of cells may be that of several grids: one without the image's proportions must fit better.
+    """
+    fits = list[tuple[float, Grid]]()
+    for grid in grids_of(places.shape[1]):
+        if is_possible(grid, image_size):
+            fit = grid_fit(places, grid)
+            is_clear = fit >= (FITS if has_proportions(grid, image_size) else _FITS_OTHERWISE)
+            fits.append((fit if is_clear else 0.0, grid))
     fit, grid = max(fits, default=(0.0, (1, 1)))
     return grid, fit
 
 
+def has_proportions(grid: Grid, image_size: Grid) -> bool:
+    """Return True if a grid divides an image into cells that are as high as they are wide, to a cell."""
+    return is_possible(grid, image_size) and abs(grid[0] * image_size[1] / image_size[0] - grid[1]) < 1
+
+
 def is_possible(grid: Grid, image_size: Grid) -> bool:
-    """Return True if a map of an image can have this grid: its cells are not much longer than wide, nor under a pixel."""
+    """Return True if a map of an image can have this grid: cells of a pixel or more, not much longer than wide."""
     height, width = image_size[0] / grid[0], image_size[1] / grid[1]
     return min(height, width) >= 1 and max(height, width) <= _LONGEST * min(height, width)
 

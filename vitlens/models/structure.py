@@ -12,10 +12,10 @@ from torch.overrides import TorchFunctionMode
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.anatomy import Anatomy, AttentionPart, has_windows, residual_blocks
+from vitlens.models.bands import Grid
 from vitlens.models.hooks import as_call, first_tensor
 from vitlens.models.recording import ModuleCall, Stack, TracedAttention, record_attention
 from vitlens.models.token_order import (
-    Grid,
     LogitsOf,
     Reordering,
     TokenOrder,

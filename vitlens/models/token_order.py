@@ -12,7 +12,17 @@ from torch import Tensor, nn
 
 from vitlens.devices import evaluating
 from vitlens.errors import lacks_memory
-from vitlens.models.bands import FITS, Grid, Places, banded_images, best_grid, grid_fit, mean_bands, shows_places
+from vitlens.models.bands import (
+    FITS,
+    Grid,
+    Places,
+    banded_images,
+    best_grid,
+    grid_fit,
+    has_proportions,
+    mean_bands,
+    shows_places,
+)
 from vitlens.models.hooks import Arguments, first_tensor, watching
 from vitlens.models.nested import tensors_in, with_tensor
 from vitlens.models.trials import TOLERANCE, largest_allowed
@@ -143,7 +153,7 @@ def _why_no_grid(places: Places, size: Grid) -> str:
             return f"its {count} patches are not row by row, but {words}; {_REORDER}"
     for prefix in range(1, min(_MOST_PREFIX, count - 1) + 1):
         grid, fit = best_grid(places[:, prefix:], size)
-        if fit >= FITS:
+        if fit >= FITS and has_proportions(grid, size):
             kinds = ("cls", *["register"] * (prefix - 1))
             return (
                 f"its first {prefix} of {count} tokens are no patches but depend on the image; "
