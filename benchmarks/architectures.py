@@ -217,10 +217,12 @@ def replays(model: Model, images: Tensor) -> str:
 
 def explains(model: Model, images: Tensor, targets: Tensor) -> str:
     """Every quick method: its maps, their size, and whether the target layer's corners are the image's."""
-    grids = {model.input_size, removal_grid(model), target_layer(model).cells.grid}
-    misplaced = misplaced_corners(model, images)
-    if misplaced:
-        return misplaced
+    grids = {model.input_size, removal_grid(model)}
+    if "gradcam" in methods_for(model):
+        grids.add(target_layer(model).cells.grid)
+        misplaced = misplaced_corners(model, images)
+        if misplaced:
+            return misplaced
     if model.anatomy.layout is None and model.anatomy.attention:
         grids |= {site.windows.resolution for site in survey(model, images) if site.windows is not None}
     for name in methods_for(model):
