@@ -4,6 +4,8 @@ The grad-cam package's own maps are those of its public call: after its ReLU and
 """
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final, Literal
 
 import torch
@@ -105,16 +107,29 @@ def explain(
                 **({"seed": seed} if entry.random else {}),
                 **(options if name == method else {}),
             }
-            found: Maps = entry.maps(model, seen, targets, **given).float()
+            with _naming_methods(model):
+                found: Maps = entry.maps(model, seen, targets, **given).float()
             return found
 
         maps.append(refined_maps(model, batch, maps_of, method, refinement) if refinement else maps_of(batch, method))
     return torch.cat(maps)
 
 
+@contextmanager
+def _naming_methods(model: Model) -> Iterator[None]:
+    """Inside, a refusal of a model without gradients names the methods that this model has."""
+    try:
+        yield
+    except UnsupportedError as error:
+        reason, general, _ = str(error).partition(f"; {WITHOUT_GRADIENTS}")
+        if not general:
+            raise
+        raise UnsupportedError(f"{reason}; {model.alias} has {', '.join(methods_for(model))}") from error
+
+
 def methods_for(model: Model, *, engine: Engine = "vitlens") -> tuple[str, ...]:
     """Names of the methods that this model supports with this engine, in the registry's order."""
-    return tuple(name for name in ATTRIBUTIONS if _supports(model, name, engine))
+    return tuple(name for name in ATTRIBUTIONS if _supports(model, name, engine) and not _why_no_gradient(model, name))
 
 
 def _supports(model: Model, name: str, engine: Engine = "vitlens") -> bool:
@@ -124,7 +139,6 @@ def _supports(model: Model, name: str, engine: Engine = "vitlens") -> bool:
         and model.anatomy.family in method.families
         and (model.has_classifier or not method.needs_class)
         and (method.needs is None or meets(model, method.needs))
-        and not _why_no_gradient(model, name)
     )
 
 
@@ -172,7 +186,9 @@ def preferred_methods(model: Model, most: int) -> tuple[str, ...]:
     found: list[str] = []
     for _, name in sorted((rank, name) for name, rank in ranks.items() if rank is not None):
         # each is checked as late as possible: a check may take passes of the model
-        if len(found) < most and not (found and ATTRIBUTIONS[name].slow) and _supports(model, name):
+        if len(found) == most or (found and ATTRIBUTIONS[name].slow):
+            continue
+        if _supports(model, name) and not _why_no_gradient(model, name):
             found.append(name)
     return tuple(found) or methods_for(model)[:1]
 
@@ -189,13 +205,13 @@ def require_method(model: Model, method: str, *, engine: Engine = "vitlens") -> 
         raise UnsupportedError(f"expected a method that engine grad-cam has ({known}), found {method!r}")
     if not _supports(model, method):
         need = ATTRIBUTIONS[method].needs
-        why = (why_not(model, need) if need else "") or _why_no_gradient(model, method)
-        if why:
-            why = why.removesuffix(f"; {WITHOUT_GRADIENTS}")  # the methods of this model follow
+        why = why_not(model, need) if need else ""
         raise UnsupportedError(
             f"expected a method that {model.alias} ({model.anatomy.family}) has, found {method!r}"
             f"{f': {why}' if why else ''}; it has {', '.join(methods_for(model))}"
         )
+    if engine == "grad-cam" and _why_no_gradient(model, method):  # which the package does not say
+        raise UnsupportedError(_why_no_gradient(model, method))
 
 
 def package_maps(model: Model, images: Images, targets: Labels, *, method: str) -> Maps:
