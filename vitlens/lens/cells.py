@@ -110,7 +110,7 @@ def calls_outside_attention(model: Model) -> list[ModuleCall]:
     for call in calls:
         around = [other for other in attention if other.begin <= call.begin and call.end <= other.end]
         is_outside = all(other is call and call.module in model.anatomy.blocks for other in around)
-        if is_outside and (len(call.output or ()) != 3 or not _is_plain(model.module.get_submodule(call.module))):
+        if is_outside and (len(call.output or ()) == 4 or not _is_plain(model.module.get_submodule(call.module))):
             outside.append(call)
     return outside
 
@@ -199,7 +199,7 @@ def _cells_of_tokens(model: Model, part: int, tokens: Tensor) -> Cells | None:
     is_placed = False
     for axis in (2, 1):
         places = mean_bands(tokens, axis)
-        is_placed |= shows_places(places)
+        is_placed |= axis == 2 and shows_places(places)
         for prefix in range(_MOST_PREFIX + 1 if axis == 2 else 1):
             grid, own_fit = best_grid(places[:, prefix:], model.input_size)
             if own_fit >= fit and prod(grid) > 1:

@@ -46,7 +46,8 @@ def mean_bands(tensor: Float[Tensor, "images *axes"], channel_axis: int) -> Plac
     by_band = changes.unflatten(0, (2, _BANDS)).cpu()
     bands = torch.arange(_BANDS, dtype=by_band.dtype)
     weighted = (bands[:, None] * by_band).sum(1)
-    places: Places = (weighted / by_band.sum(1)).nan_to_num(0.0, 0.0, 0.0)
+    middle = (_BANDS - 1) / 2  # of cells that do not change
+    places: Places = (weighted / by_band.sum(1)).nan_to_num(middle, middle, middle)
     return places
 
 

@@ -109,8 +109,8 @@ def test_masks_are_used_where_they_are_known_and_images_without_one_count_in_the
 
 
 def test_too_few_images_leave_the_default_method(hues, flat):
-    choice = vitlens.choose_method(hues, flat.pick(torch.arange(19)), methods=["saliency", "occlusion"])
-    assert choice.method == "occlusion"  # preferred to saliency
+    choice = vitlens.choose_method(hues, flat.pick(torch.arange(19)), methods=["saliency", "gradcam"])
+    assert choice.method == "gradcam"  # preferred to saliency
     assert (choice.certainty, choice.confirmation, choice.scores, choice.selection) == (None, None, (), ())
     assert "at least 20 images" in choice.reason
     grouped = replace(flat, groups=torch.arange(COUNT) // 4)
