@@ -6,6 +6,7 @@ is not used, so that no figure has to be closed.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -109,8 +110,8 @@ def show_heads(
     attention: what `vitlens.attention` gives (with the model, from which the place of each patch is read), or maps
     (layers, batch, heads, rows, columns), or one such tensor a layer; of weights with all rows, that of the CLS token,
     or the mean over patches without one; or the model itself, also one with windows: its maps of the images. images:
-    beside or under the maps; image: which of the batch, from 0; layer: from 0, for the heads of one layer over all
-    images. Raises InputError where shapes do not fit.
+    beside or under the maps; image: which of the batch, from 0, of any number of images; layer: from 0, for the heads
+    of one layer over at most 12 images. Raises InputError where shapes do not fit.
 
     >>> import torch, vitlens
     >>> vit, digits = vitlens.load("vit-digits"), vitlens.load_data("digits", limit=2)
@@ -123,7 +124,12 @@ def show_heads(
     if isinstance(attention, Model):
         if images is None:
             raise InputError("expected images with the model, found none; give show_heads(model, images)")
-        model, images = attention, _pictures(images, attention)
+        model = attention
+        if layer is None:  # the attention of the other images would not be drawn
+            images = _one_of(_split(images, model), image)
+            image = 0
+        else:
+            images = _pictures(images, model)
         attention = attention_maps(model, images)
         numbers = [each.site.layer for each in attention]  # layers without a map are left out
     if not isinstance(attention, Sequence | Tensor):
@@ -138,28 +144,29 @@ def show_heads(
         query = attention[0].reading.removeprefix("the ")
     else:
         query = "CLS token" if model is None or model.layout.positions("cls") else "mean patch"
-    pictures = None if images is None else _pictures(images, model).double()
     count, known = len(layers[0]), list(range(len(layers)) if numbers is None else numbers)
-    if pictures is not None and len(pictures) != count:
-        raise InputError(f"expected the {count} images of the attention, found {len(pictures)}")
+    split = None if images is None else _split(images, model)
+    if split is not None and len(split) != count:
+        raise InputError(f"expected the {count} images of the attention, found {len(split)}")
     if layer is None:
-        if not 0 <= image < count:
-            raise InputError(f"expected image from 0 to {count - 1}, found {image}")
+        _require_place(image, count)
         if len({maps.shape for maps in layers}) > 1:
             raise InputError(
                 "expected layers of one number of heads and one grid, found several; choose one by layer=0, 1, ..."
             )
         values = 100 * torch.stack([maps[image] for maps in layers]).double()
-        cells = list(of_heads(values.numpy(), known, None if pictures is None else pictures[image].numpy()))
+        picture = None if split is None else _one_of(split, image)[0].double().numpy()
+        cells = list(of_heads(values.numpy(), known, picture))
         title = f"Attention of the {query} to each patch, % of its row, by layer and head"
     else:
         if layer not in known:
             among = f"from 0 to {len(layers) - 1}" if numbers is None else f"of {', '.join(map(str, numbers))}"
             raise InputError(f"expected layer {among}, found {layer}")
-        if pictures is None:
+        if images is None:
             raise InputError(
                 "expected images under the heads of one layer, found none; give show_heads(attention, images)"
             )
+        pictures = _pictures(images, model).double()
         own = 100 * layers[known.index(layer)].double()
         titles = [f"head {head}" for head in range(own.shape[1])]
         names = [f"image {index}" for index in range(count)] if count > 1 else [""]
@@ -237,14 +244,42 @@ class _Cell:
     values: Mapping[str, Estimate]
 
 
-def _pictures(images: AnyImages, model: Model | None) -> Images:
-    """The images on the CPU, at most MOST; one image (3, height, width) is a batch of one."""
+def _split(images: AnyImages, model: Model | None) -> Split:
+    """Return the images as a Split; one image (3, height, width) is a batch of one."""
     if isinstance(images, Tensor) and images.ndim == 3:
         images = images[None]
-    split = read_split(images, None if model is None else model.preprocessing)
+    return read_split(images, None if model is None else model.preprocessing)
+
+
+def _one_of(split: Split, image: int) -> Images:
+    """Return one of the images (1, 3, height, width) on the CPU, without reading the others."""
+    _require_place(image, len(split))
+    return images_of(split.pick(torch.tensor([image]))).cpu()
+
+
+def _require_place(image: int, count: int) -> None:
+    if not 0 <= image < count:
+        raise InputError(f"expected image from 0 to {count - 1}, found {image}")
+
+
+def _pictures(images: AnyImages, model: Model | None) -> Images:
+    """Return all images on the CPU. Raises InputError for more than MOST."""
+    split = _split(images, model)
     if len(split) > MOST:
-        raise InputError(f"expected at most {MOST} images in a figure, found {len(split)}; show some of them")
+        raise InputError(
+            f"expected at most {MOST} images in a figure, found {len(split)}; choose some of the images before you "
+            f"compute their maps, such as {_selection_of(images)}"
+        )
     return images_of(split).cpu()
+
+
+def _selection_of(images: AnyImages) -> str:
+    """Return how the first images that fit into a figure are chosen from what the caller passed."""
+    if isinstance(images, Split):
+        return f"split.pick(torch.arange({MOST}))"
+    if isinstance(images, str | Path):
+        return f"vitlens.images({str(images)!r}, model)[:{MOST}]"
+    return f"images[:{MOST}]"
 
 
 def _numbers(values: object, name: str) -> Tensor:

@@ -91,6 +91,24 @@ def test_heads_of_weights_are_the_rows_of_cls(vit, images):
         np.testing.assert_allclose(first, second, atol=0.02)  # rounding may turn a colour into its neighbour
 
 
+def test_the_heads_of_one_image_are_drawn_of_any_number_of_images(vit):
+    many = made(vit.input_size, batch=14)
+    expected = shown(vitlens.show_heads(vit, many[13:]))
+    weights = vitlens.attention(vit, many)
+    drawn = {
+        "weights": vitlens.show_heads(weights, many, model=vit, image=13),
+        "model": vitlens.show_heads(vit, many, image=13),
+    }
+    for name, figure in drawn.items():
+        for first, second in zip(shown(figure), expected, strict=True):
+            np.testing.assert_allclose(first, second, atol=0.02, err_msg=name)
+    for wrong in (lambda: vitlens.show_heads(vit, many, layer=1), lambda: vitlens.show(many)):
+        with pytest.raises(InputError, match=r"images\[:12\]"):  # how to choose some
+            wrong()
+    with pytest.raises(InputError):
+        vitlens.show_heads(vit, many, image=14)
+
+
 def test_heads_of_a_model_with_windows():
     swin, pictures = timm_model("swin_tiny_patch4_window7_224"), made(batch=1)
     assert len(panels(vitlens.show_heads(swin, pictures, layer=3))) == 1 + 4
