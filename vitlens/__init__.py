@@ -1,5 +1,15 @@
 """vitlens: train or load a vision transformer, and explain what it computes.
 
+First steps, with a model and images that are part of the package:
+
+    import vitlens
+    vit, digits = vitlens.load("vit-digits"), vitlens.load_data("digits", limit=4)
+    vitlens.show(digits, vitlens.rollout(vit, digits))  # where it looks
+    vitlens.show_board(vitlens.statistics(vit, digits))  # what its heads do
+
+`vitlens.load("timm:deit_tiny_patch16_224")` and `vitlens.wrap(module)` make a Model of other networks; wherever images
+are expected, files and folders will do. `help(vitlens.load)` shows more, and docs/python.md the rest.
+
 The public functions are those that the commands call; `__init__.pyi` names them with their modules, from which each is
 imported on first use.
 """
@@ -7,6 +17,8 @@ imported on first use.
 import re
 from importlib import import_module
 from pathlib import Path
+
+from vitlens.errors import nearest
 
 _LINE = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
 _STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
@@ -16,7 +28,9 @@ __all__ = sorted(_HOMES)
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
-        raise AttributeError(f"module 'vitlens' has no attribute {name!r}; it has {', '.join(_HOMES)}")
+        near = nearest(name, _HOMES)
+        advice = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {', '.join(__all__)}"
+        raise AttributeError(f"module 'vitlens' has no attribute {name!r}; {advice}")
     module, word = _HOMES[name]
     value = getattr(import_module(module), word)
     globals()[name] = value

@@ -11,6 +11,8 @@ from vitlens.analysis.failures.compare import compare as compare
 from vitlens.analysis.failures.compare import shape_bias as shape_bias
 from vitlens.analysis.failures.diagnosis import failures as failures
 from vitlens.analysis.features.features import features as features
+from vitlens.analysis.features.neighbours import knn as knn
+from vitlens.analysis.features.probe import probe as probe
 from vitlens.analysis.features.similarity import similarity as similarity
 from vitlens.analysis.heads.statistics import Statistics as Statistics
 from vitlens.analysis.heads.statistics import statistics as statistics

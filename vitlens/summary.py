@@ -4,12 +4,17 @@ A result derives from `Summary` and has `@dataclass(repr=False)`. Nothing is com
 """
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from math import isfinite
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from vitlens.display import visible
+from vitlens.errors import InputError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 LONGEST: Final = 24  # lines of a text
 _CELL: Final = 112  # characters of a value
@@ -55,6 +60,30 @@ class Summary:
 
     def _rows(self) -> list[tuple[str, str, str]]:
         return [(line.name, described(line.value), line.unit) for line in self.summary()]
+
+
+class Table(Summary, ABC):
+    """A result that is a table, with a row for each head, image or epsilon."""
+
+    @abstractmethod
+    def records(self) -> Iterable[Mapping[str, object]]:
+        """Return the rows, each with the same columns."""
+
+    def to_pandas(self) -> "DataFrame":
+        """Return the rows as a pandas DataFrame. Raises InputError where pandas is not installed."""
+        return data_frame(self.records())
+
+
+def data_frame(rows: Iterable[Mapping[str, object]], columns: Sequence[str] | None = None) -> "DataFrame":
+    """Return rows as a pandas DataFrame; columns: their names, needed only where there may be no row.
+
+    Raises InputError where pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise InputError("expected pandas for to_pandas, found none; type pip install pandas") from error
+    return pandas.DataFrame(list(rows), columns=columns)
 
 
 def as_text(title: str, rows: Sequence[Sequence[str]]) -> str:

@@ -74,6 +74,18 @@ def observed(model: Model, batch: Tensor, **how: bool) -> Tensor:
     return kept[0]
 
 
+def nearest_classes(model: Model, batch: Tensor) -> Any:
+    """The class of the image itself, which is its nearest neighbour."""
+    values = vitlens.features(model, batch).at(-1)
+    return vitlens.knn(values, labels_of(batch), values, labels_of(batch), k=1)
+
+
+def probed_classes(model: Model, batch: Tensor) -> Any:
+    values = vitlens.features(model, batch).at(-1).repeat(4, 1)
+    labels = labels_of(batch).repeat(4)
+    return vitlens.probe(values, labels, values, labels)
+
+
 def captured(model: Model, batch: Tensor, *, graph: bool = False) -> dict[str, Tensor]:
     """Every place."""
     found = vitlens.capture(model, batch, vitlens.places(model).names[: -1 if graph else None], graph=graph)
@@ -160,6 +172,8 @@ _OWN: Final = (
     ),
     Entry("failures", diagnosed, lambda found: found.correct),
     Entry("features", vitlens.features, lambda found: found.at(-1), needs_class=False),
+    Entry("features/knn", nearest_classes, lambda found: found.predictions, needs_class=False),
+    Entry("features/probe", probed_classes, lambda found: found.predictions, models=PLAIN, each=False, needs_class=False),
     Entry("features/embedding", partial(vitlens.features, embedding=True), models=ATTENTIVE, needs_class=False),
     Entry("intervene", intervened, needs_class=False, exempt={"repeated": _CALLER}),
     Entry("intervene/knock-out", knocked_out, models=PLAIN, needs_class=False, exempt={"repeated": _CALLER}),

@@ -5,9 +5,10 @@ broken at every larger epsilon, so that robust accuracy never rises with epsilon
 """
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import overload
+from typing import Final, overload
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from vitlens.attacks.engine import worst_case
 from vitlens.attacks.plan import AttackPlan, clean_images
-from vitlens.attacks.registry import ATTACK, ATTACKS, EPSILON, PRECISION, RESTARTS, attack_named
+from vitlens.attacks.registry import ATTACK, ATTACKS, EPSILON, PRECISION, RESTARTS, Attack, attack_named
 from vitlens.attacks.robustness import Outcome
 from vitlens.errors import InputError
 from vitlens.models.model import Model
@@ -23,13 +24,14 @@ from vitlens.models.support import needs_of, require
 from vitlens.names import DEFAULT_SEED
 from vitlens.pixels import AnyImages, Parts, Targets, as_images, as_parts, as_targets, takes_images
 from vitlens.shapes import Images
-from vitlens.summary import Line, Summary
+from vitlens.summary import Line, Table
 
 _PLAN = AttackPlan()
+_USUAL: Final = 32 / 255  # for L∞; a greater epsilon is most often a number of 255ths that was not divided
 
 
 @dataclass(frozen=True, repr=False)
-class AttackResult(Summary):
+class AttackResult(Table):
     """Images after an attack.
 
     images: adversarial where success, else the clean image, in fp32 also for a module in 16 bits; success: whether the
@@ -54,6 +56,13 @@ class AttackResult(Summary):
         yield Line("robust_accuracy", self.robust_accuracy, "fraction")
         yield from super().summary()
 
+    def records(self) -> Iterator[dict[str, object]]:
+        """Return a row for each image: all fields but its pixels."""
+        names = ("tried", "success", "reached", "distance", "forwards", "backwards")
+        columns = {name: getattr(self, name).tolist() for name in names}
+        for image in range(len(self.tried)):
+            yield {"image": image, **{name: values[image] for name, values in columns.items()}}
+
     @property
     def robust_accuracy(self) -> float:
         """The fraction of all images that are classified correctly before and after the attack."""
@@ -61,7 +70,7 @@ class AttackResult(Summary):
 
 
 @dataclass(frozen=True, repr=False)
-class AttackCurve(Summary):
+class AttackCurve(Table):
     """An attack at several epsilons.
 
     epsilons: (epsilons,), pixel units, in the attack's norm; robust_accuracy: (epsilons,), the fraction of all images
@@ -78,6 +87,13 @@ class AttackCurve(Summary):
     broken_at: Float[Tensor, " batch"]
     distance: Float[Tensor, " batch"]
     notes: tuple[str, ...] = ()
+
+    def records(self) -> Iterator[dict[str, object]]:
+        """Return a row for each epsilon: robust accuracy, and the number of images on which the attack succeeded."""
+        succeeded = self.success.sum(1).tolist()
+        for place, epsilon in enumerate(self.epsilons.tolist()):
+            robust = float(self.robust_accuracy[place])
+            yield {"epsilon": epsilon, "robust_accuracy": robust, "images": len(self.tried), "success": succeeded[place]}
 
 
 @overload
@@ -120,13 +136,13 @@ def attack(
 
     images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; labels: class indices, or
     "predicted" to attack the predictions (None: those of the Split or the class folders); method: a name of
-    `vitlens.list_attacks()`; epsilon: in pixel units (None: 8/255 for L∞, 0.5 for L2, none for an attack that searches
+    `vitlens.list_attacks()`; epsilon: in pixel units, such as 4 / 255 (None: 8/255 for L∞, 0.5 for L2, none for an attack that searches
     for the smallest perturbation); epsilons: several instead, ascending, of which the result is an `AttackCurve` (not
     of a patch or a targeted attack); steps: None, the default of the method; targets: for a targeted attack, a class by
     name or index, or class indices (batch,); precision: of gradients ("fp32", "bf16", "auto"), success is always
     evaluated in fp32; side, aligned, maps: of the patch attack: px (None: a quarter of the shorter side), on tokens or
     anywhere, and attribution maps by which its position is chosen. Misclassified images are not attacked. Raises
-    InputError for invalid arguments, NonFiniteError naming model and image.
+    InputError for invalid arguments, NonFiniteError naming model and image; warns of an L∞ epsilon above 32/255.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -156,6 +172,7 @@ def attack(
             raise InputError(f"expected an attack bounded by epsilon for epsilons, found {method!r}; give side instead")
         if not levels:
             raise InputError("expected at least one epsilon, found none; e.g. epsilons=[1 / 255, 2 / 255, 4 / 255]")
+        _warn_of_large_epsilon(entry, levels)
         curve = sweep(model, as_parts(images), labels, plan, attack=method, epsilons=levels)
         at = torch.tensor(levels, dtype=torch.float64)
         robust = curve.clean & (curve.broken_at > at[:, None])
@@ -166,6 +183,8 @@ def attack(
     require(model, *needs_of("attack"))
     if epsilon is not None and not entry.takes_epsilon:
         raise InputError(f"expected no epsilon for a patch, whose size is its side in px, found {epsilon:g}")
+    if epsilon is not None:
+        _warn_of_large_epsilon(entry, [epsilon])
     pixels = as_images(images).detach()
     clean = clean_images(model, pixels, labels, batch_size=batch_size)
     given = EPSILON.get(entry.norm, 0.0) if epsilon is None else epsilon
@@ -193,6 +212,17 @@ def attack(
         torch.zeros_like(success) if plan.targets is None else success, outcome.forwards, outcome.backwards,
         clean.notes,
     )  # fmt: skip
+
+
+def _warn_of_large_epsilon(entry: Attack, levels: Sequence[float]) -> None:
+    largest = max(levels)
+    if entry.norm == "linf" and _USUAL < largest <= 1:
+        warnings.warn(
+            f"expected epsilon of at most 32/255 in pixel units, found {largest:g}, which is {255 * largest:.4g}/255; "
+            f"give {largest:g} / 255 if you mean that",
+            UserWarning,
+            stacklevel=4,  # of the user, who calls through takes_images
+        )
 
 
 def sweep(

@@ -22,7 +22,7 @@ from vitlens.models.model import Model
 from vitlens.models.support import require
 from vitlens.names import Replacement, UnitKind
 from vitlens.pixels import AnyImages, as_parts, groups_of, takes_images
-from vitlens.summary import HeadBoard, Line, Summary
+from vitlens.summary import HeadBoard, Line, Table
 from vitlens.uncertainty import DRAWS, Estimate, fewest_images, finite, holm
 
 LEVEL = 0.05  # of the tests, after Holm's correction
@@ -55,7 +55,7 @@ class MeanChange:
 
 
 @dataclass(frozen=True, repr=False)
-class Importance(Summary):
+class Importance(Table):
     """How much each unit matters: what the model loses without it (positive: the unit helps).
 
     n: images; replace: what replaced its output; loss: change of the mean cross-entropy, nats; accuracy: of accuracy,
@@ -95,6 +95,22 @@ class Importance(Summary):
         """The change of the loss without each head."""
         if self.of_kind("head"):
             yield HeadBoard("change of the loss without each head", self.delta_loss.tolist(), "nats")
+
+    def records(self) -> Iterator[dict[str, object]]:
+        """Return a row for each unit: what it is, and what the model loses without it, with intervals and p-values."""
+        columns = {
+            "delta_loss": self.loss.mean,
+            "delta_loss_low": self.loss.low,
+            "delta_loss_high": self.loss.high,
+            "p": self.loss.p,
+            "p_holm": self.loss.p_holm,
+            "delta_accuracy": self.accuracy.mean,
+            "delta_accuracy_low": self.accuracy.low,
+            "delta_accuracy_high": self.accuracy.high,
+        }
+        for index, unit in enumerate(self.units):
+            values = {name: float(numbers[index]) for name, numbers in columns.items()}
+            yield {"kind": unit.kind, "layer": unit.layer, "head": unit.head, **values}
 
     @property
     def matters(self) -> Bool[Tensor, " units"]:

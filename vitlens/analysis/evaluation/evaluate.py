@@ -17,7 +17,7 @@ from vitlens.models.model import Model, require_model
 from vitlens.models.support import needs_of, require
 from vitlens.pixels import AnyImages
 from vitlens.shapes import Images, Labels, Logits
-from vitlens.summary import Line, Summary
+from vitlens.summary import Line, Table
 from vitlens.uncertainty import Estimate, drawn_interval, enough_to_draw, share_of
 
 BACKWARD = 3  # a backward pass needs about this many times the memory of a forward pass
@@ -26,7 +26,7 @@ BINS = 15  # of the expected calibration error, of equal width
 
 
 @dataclass(frozen=True, repr=False)
-class Evaluation(Summary):
+class Evaluation(Table):
     """A model's logits on a labelled split.
 
     logits: (n, classes) fp32 on the CPU, columns in the order of classes: the split's, then the model's others;
@@ -47,6 +47,20 @@ class Evaluation(Summary):
         for line in super().summary():
             if line.name != "note" or self.note:
                 yield line
+
+    def records(self) -> Iterator[dict[str, object]]:
+        """Return a row for each image: the names of its label and prediction, the confidence, and whether it is right."""
+        labels = self.labels.tolist()
+        predictions = self.predictions.tolist()
+        confidence = self.confidence.tolist()
+        for image, (label, prediction) in enumerate(zip(labels, predictions, strict=True)):
+            yield {
+                "image": image,
+                "label": self.classes[label],
+                "prediction": self.classes[prediction],
+                "confidence": confidence[image],
+                "correct": label == prediction,
+            }
 
     @property
     def probabilities(self) -> Logits:

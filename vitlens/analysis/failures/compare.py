@@ -17,14 +17,14 @@ from vitlens.models.model import Model
 from vitlens.models.support import needs_of, require
 from vitlens.pixels import AnyImages
 from vitlens.shapes import Labels
-from vitlens.summary import Line, Summary
+from vitlens.summary import Line, Summary, Table
 from vitlens.uncertainty import Estimate, accuracy_difference, paired_test
 
 CELLS: Final = ("both right", "only first wrong", "only second wrong", "both wrong, alike", "both wrong, differently")
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Summary):
+class Comparison(Table):
     """Two models on the same n labelled images: their evaluations in the classes of both, the data's first."""
 
     first: Evaluation
@@ -34,6 +34,19 @@ class Comparison(Summary):
         """The number of images in every cell, and the fields."""
         yield from (Line(cell, count, "images") for cell, count in self.counts.items())
         yield from super().summary()
+
+    def records(self) -> Iterator[dict[str, object]]:
+        """Return a row for each image: its label, the prediction of both models, and its cell."""
+        cells = self.cells.tolist()
+        predictions = zip(self.first.records(), self.second.records(), strict=True)
+        for image, (first, second) in enumerate(predictions):
+            yield {
+                "image": image,
+                "label": first["label"],
+                "first": first["prediction"],
+                "second": second["prediction"],
+                "cell": CELLS[cells[image]],
+            }
 
     @property
     def cells(self) -> Int[Tensor, " batch"]:

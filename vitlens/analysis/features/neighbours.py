@@ -13,9 +13,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.errors import DataError, InputError, UnknownNameError
 from vitlens.names import WEIGHTINGS, Weighting
 from vitlens.shapes import Labels
+from vitlens.summary import Summary
 from vitlens.uncertainty import Estimate, bootstrap_mean, share_of
 
 TEMPERATURE: Final = 0.07  # DINO's (Caron 2021, appendix F): weight = exp(similarity / temperature)
@@ -97,6 +99,84 @@ def vote(neighbours: Neighbours, labels: Tensor, *, k: int, classes: int, weight
     weights = torch.ones_like(similar) if weighting == "majority" else (similar / TEMPERATURE).exp()
     sums = torch.zeros(len(named), classes, dtype=torch.float64).scatter_add_(1, named, weights)
     return torch.from_numpy(sums.numpy().argmax(1))  # unlike torch's, the first of equal values
+
+
+@dataclass(frozen=True, repr=False)
+class NearestNeighbours(Summary):
+    """The predictions of a k-NN classifier for n test images.
+
+    predictions, correct: (n,); accuracy: with its 95 % interval; k, weighting: of the votes; neighbours: those found,
+    as indices of the training images.
+    """
+
+    predictions: Labels
+    correct: Bool[Tensor, " batch"]
+    accuracy: Estimate
+    k: int
+    weighting: Weighting
+    neighbours: Neighbours
+
+
+def knn(
+    train: Float[Tensor, "trained dim"],
+    train_labels: Tensor,
+    test: Float[Tensor, "tested _"],
+    test_labels: Labels,
+    *,
+    k: int = 20,
+    weighting: Weighting = "dino",
+    groups: Tensor | None = None,
+    neighbours: Neighbours | None = None,
+    seed: int = 0,
+) -> NearestNeighbours:
+    """Classify test images by the training images with the most similar features (cosine), as `vitlens features` does.
+
+    train, test: features of one layer, such as `vitlens.features(model, images).at(-1)`; train_labels, test_labels:
+    class indices; k: how many neighbours vote; weighting: "dino" by exp(similarity / 0.07), "majority" each alike;
+    groups: (tested,) of the test images that share a source, for the interval; neighbours: of an earlier call with
+    these features and at least this k (None: searched). Raises InputError for features and labels that do not fit, and
+    for a k above the number of training images.
+
+    >>> import vitlens
+    >>> vit = vitlens.load("vit-digits")
+    >>> train, test = (vitlens.load_data("digits", part=part, limit=40) for part in ("train", "test"))
+    >>> bank, queries = (vitlens.features(vit, split).at(-1) for split in (train, test))
+    >>> vitlens.knn(bank, train.labels, queries, test.labels, k=5).accuracy.n
+    40
+    """
+    require_labelled(train, train_labels, test, test_labels)
+    if neighbours is None:
+        if not 1 <= k <= len(train):
+            raise InputError(f"expected k from 1 to {len(train)}, the number of training images, found {k}")
+        neighbours = nearest(test, train, k=k)
+    classes = 1 + int(torch.cat((train_labels, test_labels)).max())
+    predictions = vote(neighbours, train_labels, k=k, classes=classes, weighting=weighting).cpu()
+    correct = predictions == test_labels.cpu()
+    found = accuracy(correct, groups=groups, seed=seed)
+    return NearestNeighbours(predictions, correct, found, k, weighting, neighbours)
+
+
+def require_labelled(train: Tensor, train_labels: Tensor, test: Tensor, test_labels: Tensor) -> None:
+    """Raise InputError unless these are features (n, dim) of one width, with one class index an image, and finite."""
+    for name, features, labels in (("train", train, train_labels), ("test", test, test_labels)):
+        if not isinstance(features, Tensor) or features.ndim != 2 or not len(features):
+            kind = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+            raise InputError(
+                f"expected the {name} features of one layer (images, dim), found {kind}; "
+                "give vitlens.features(model, images).at(-1)"
+            )
+        if not isinstance(labels, Tensor) or labels.shape != features.shape[:1] or labels.is_floating_point():
+            kind = tuple(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
+            raise InputError(f"expected {name} labels ({len(features)},), class indices, found {kind}")
+        if not features.isfinite().all():
+            raise InputError(f"expected finite {name} features, found NaN or infinity; check the model and its images")
+        if int(labels.min()) < 0:
+            raise InputError(f"expected {name} labels of 0 or more, found {int(labels.min())}")
+    if train.shape[1] != test.shape[1]:
+        raise InputError(
+            f"expected training and test features of one width, found {train.shape[1]} and {test.shape[1]}; "
+            "give those of one model and layer"
+        )
 
 
 def drawn_shots(labels: Tensor, *, most: int, draws: int, seed: int = 0) -> Int[Tensor, "draws classes most"]:

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.evaluation.evaluate import accuracy
+from vitlens.analysis.features.neighbours import require_labelled
 from vitlens.errors import DataError
 from vitlens.shapes import Labels
+from vitlens.summary import Summary
 from vitlens.uncertainty import Estimate
 
 STRENGTHS: Final = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)  # values of C, the inverse strength of regularisation
@@ -22,8 +24,8 @@ SMALL: Final = 5_000_000  # numbers in the training features, below which one th
 STEPS: Final = 1000  # the most of L-BFGS
 
 
-@dataclass(frozen=True)
-class Probe:
+@dataclass(frozen=True, repr=False)
+class Probe(Summary):
     """The predictions of a linear classifier on frozen features for n test images.
 
     predictions, correct: (n,); accuracy: with its 95 % interval; c: the value chosen; tried: accuracy on the held-out
@@ -48,14 +50,23 @@ def probe(
     groups: Tensor | None = None,
     seed: int = 0,
 ) -> Probe:
-    """The accuracy of a linear classifier on frozen features.
+    """Classify test images by a linear classifier on frozen features, as `vitlens features` does.
 
-    scikit-learn's logistic regression on features scaled to mean 0 and standard deviation 1; C is the value that is
+    train, test: features of one layer, such as `vitlens.features(model, images).at(-1)`; train_labels, test_labels:
+    class indices. The classifier is scikit-learn's logistic regression on features scaled to mean 0 and standard deviation 1; C is the value that is
     most accurate on a seeded fifth of the training images (of equal ones the strongest regularisation), and the final
     fit is on all of them. train_groups: images that share one stay together; groups: of the test images, for the
     interval. A class with a single training image has no part in choosing C, which the notes say. Raises DataError for
-    fewer than two classes or too few images to hold any out.
+    fewer than two classes or too few images to hold any out, InputError for features and labels that do not fit.
+
+    >>> import vitlens
+    >>> vit = vitlens.load("vit-digits")
+    >>> train, test = (vitlens.load_data("digits", part=part, limit=40) for part in ("train", "test"))
+    >>> bank, queries = (vitlens.features(vit, split).at(-1) for split in (train, test))
+    >>> vitlens.probe(bank, train.labels, queries, test.labels, groups=test.groups).accuracy.n
+    40
     """
+    require_labelled(train, train_labels, test, test_labels)
     labels, held = train_labels.numpy(), held_out(train_labels, groups=train_groups, seed=seed).numpy()
     vectors, tried, converged = train.numpy(), dict[float, float](), True
     for c, found, done in _fits(vectors[~held], labels[~held], vectors[held], sorted(STRENGTHS)):

@@ -34,7 +34,7 @@ from vitlens.models.model import Model
 from vitlens.models.support import require
 from vitlens.pixels import AnyImages, as_parts, groups_of, takes_images
 from vitlens.shapes import Images, Tokens
-from vitlens.summary import HeadBoard, Line, Summary
+from vitlens.summary import HeadBoard, Line, Table
 
 GROUPS: Final = 16  # of images: image i belongs to group i modulo 16
 FEW: Final = 0.1  # of the patches: more keys that all queries share are an object or a region, not sinks
@@ -303,7 +303,7 @@ def measure(
 
 
 @dataclass(frozen=True, repr=False)
-class Statistics(Summary):
+class Statistics(Table):
     """Means over images of every statistic of every head; table.entropy and so on are (layers, heads).
 
     Names are those of the registry; statistics of tokens have one column. NaN where a statistic is not defined for a
@@ -342,6 +342,22 @@ class Statistics(Summary):
             values = getattr(self, name)
             if not bool(values.isnan().all()):
                 yield HeadBoard(STATISTICS[name].title, values.tolist(), STATISTICS[name].unit)
+
+    def records(self) -> Iterator[dict[str, object]]:
+        """Return a row for each head: layer, head, and NAME, NAME_low and NAME_high of every statistic.
+
+        The statistics of tokens are the same for all heads of a layer.
+        """
+        tables: dict[str, Tensor] = {}
+        for name in STATISTICS:
+            tables[name] = getattr(self, name)
+            tables[f"{name}_low"] = self.low(name)
+            tables[f"{name}_high"] = self.high(name)
+        columns = {name: table.expand(-1, self.heads).tolist() for name, table in tables.items()}
+        for layer, site in enumerate(self.sites):
+            for head in range(site.heads):
+                values = {name: rows[layer][head] for name, rows in columns.items()}
+                yield {"layer": layer, "head": head, **values}
 
     @property
     def heads(self) -> int:

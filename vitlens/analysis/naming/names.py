@@ -25,7 +25,7 @@ from vitlens.lens.capture import capture
 from vitlens.models.model import Model
 from vitlens.models.support import require
 from vitlens.pixels import AnyImages, Parts, as_parts, groups_of, takes_images
-from vitlens.summary import Line, Summary
+from vitlens.summary import Line, Table
 from vitlens.uncertainty import Estimate, holm
 
 FEWEST: Final = 50  # images with labels: of fewer, no word is tested for what a head writes
@@ -70,7 +70,7 @@ class HeadName:
 
 
 @dataclass(frozen=True, repr=False)
-class HeadNames(Summary):
+class HeadNames(Table):
     """Words for every head of a model. images: their number; shuffled: those that were also shuffled; notes: one line
     for each word that could not be given, or not be tested, to the model's heads."""
 
@@ -91,6 +91,20 @@ class HeadNames(Summary):
             yield Line(f"writes: {state}", states.count(state))
         for note in self.notes:
             yield Line("note", note)
+
+    def records(self) -> Iterator[dict[str, object]]:
+        """Return a row for each head: its three words and what their tests said, None where there is none."""
+        for head in self.heads:
+            yield {
+                "layer": head.layer,
+                "head": head.head,
+                "attends": head.attends.word if head.attends else None,
+                "attends_holds": head.holds,
+                "looks": head.looks.word if head.looks else None,
+                "looks_holds": head.looks.holds if head.looks else None,
+                "writes": head.writes.word if head.writes else None,
+                "writes_state": head.writes.state if head.writes else None,
+            }
 
 
 @takes_images

@@ -18,8 +18,8 @@ from vitlens.analysis.evaluation.evaluate import accuracy, require_labels
 from vitlens.analysis.features.cka import FEWEST
 from vitlens.analysis.features.embedding import require_perplexity
 from vitlens.analysis.features.features import EMBEDDING, Features, extract, resolve_pool
-from vitlens.analysis.features.neighbours import nearest, same_class, vote
-from vitlens.analysis.features.probe import held_out, probe
+from vitlens.analysis.features.neighbours import NearestNeighbours, knn, nearest, same_class
+from vitlens.analysis.features.probe import Probe, held_out, probe
 from vitlens.analysis.features.similarity import distance_correlation, similarity
 from vitlens.analysis.features.zero_shot import chosen_templates, prompted, template_scores
 from vitlens.commands.features import record as kept
@@ -195,25 +195,33 @@ def _classified(own: FeatureSets, read: Mapping[str, Features]) -> _Classified:
     labels, known = require_labels(split).cpu().long(), require_labels(own.bank).cpu().long()
     rows, notes = [], [*_rare_classes(labels, known, len(split.classes))]
 
-    def row(place: int, name: str, right: Tensor, *, votes: Weighting | None = None, c: float | None = None) -> None:
+    by_votes = partial(knn, groups=split.groups, seed=seed)
+
+    def row(
+        place: int,
+        name: str,
+        result: NearestNeighbours | Probe,
+        *,
+        votes: Weighting | None = None,
+        c: float | None = None,
+    ) -> None:
         layer, depth = test.layers[place], (place + 1 - test.embedded) / (len(test.layers) - test.embedded)
-        found = accuracy(right, groups=split.groups, seed=seed)
-        rows.append(kept.DepthRow(alias, layer.title, depth, name, found, own.chance, layer.index, votes, c))
+        rows.append(kept.DepthRow(alias, layer.title, depth, name, result.accuracy, own.chance, layer.index, votes, c))
         if votes != "majority":
-            correct[name] = right  # at the end those of the last layer
+            correct[name] = result.correct  # at the end those of the last layer
 
     with progress(f"Classifying by {alias}", len(test.layers), unit="layers", quiet=options.run.quiet) as advance:
         for place, (queries, bank) in enumerate(zip(test.values, read["bank"].values)):
             near = nearest(queries, bank, k=max(options.ks))
             for k in options.ks:
                 for votes in _VOTES:
-                    right = vote(near, known, k=k, classes=len(split.classes), weighting=votes).cpu() == labels
-                    row(place, f"knn-{k}", right, votes=votes)
+                    voted = by_votes(bank, known, queries, labels, k=k, weighting=votes, neighbours=near)
+                    row(place, f"knn-{k}", voted, votes=votes)
             if options.probe:
                 grouped = partial(probe, train_groups=own.bank.groups, groups=split.groups, seed=seed)
                 probed = grouped(bank, known, queries, labels)
                 notes += probed.notes
-                row(place, kept.PROBE, probed.correct, c=probed.c)
+                row(place, kept.PROBE, probed, c=probed.c)
             advance(1)
     same = {str(k): same_class(near, known, labels, k=k).double().numpy() for k in options.ks}
     precision = {

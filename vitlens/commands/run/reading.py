@@ -13,7 +13,7 @@ from vitlens.commands.run.publish import REPORT, read_folder
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.files import inside, named_file
 from vitlens.record import Config, flat
-from vitlens.summary import Line, Summary, as_text
+from vitlens.summary import Line, Summary, data_frame, as_text
 from vitlens.uncertainty import Estimate
 
 if TYPE_CHECKING:
@@ -106,12 +106,8 @@ class ReportFolder(Summary):
     def to_pandas(self, name: str) -> "DataFrame":
         """A table as a pandas DataFrame, a column for each field. Raises InputError where pandas is not installed."""
         rows = self.table(name)
-        try:
-            import pandas
-        except ImportError as error:
-            raise InputError("expected pandas for to_pandas, found none; type pip install pandas") from error
         kind = type(self._record).contents().tables[name]
-        return pandas.DataFrame(list(map(flat, rows)), columns=None if rows else [each.name for each in fields(kind)])
+        return data_frame(map(flat, rows), columns=None if rows else [column.name for column in fields(kind)])
 
     def summary(self) -> Iterator[Line]:
         """The command, its status, the first metrics, the tables with their rows, and the files of arrays."""
