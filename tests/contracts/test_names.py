@@ -41,8 +41,9 @@ def test_public_names_are_there_documented_and_what_the_type_checker_is_told():
     assert all(name == "__version__" or getattr(vitlens, name).__doc__ for name in vitlens.__all__)
     modules = {path.stem for path in HOME.glob("*.py")} | {path.parent.name for path in HOME.glob("*/__init__.py")}
     assert not modules & set(vitlens.__all__)  # importing the module would put it in the function's place
-    with pytest.raises(AttributeError, match="rollout"):
-        vitlens.roll  # noqa: B018
+    for misspelled, meant in (("roll", "rollout"), ("statistcs", "statistics")):
+        with pytest.raises(AttributeError, match=f"did you mean .*'{meant}'"):
+            getattr(vitlens, misspelled)
 
 
 CHOICES: dict[str, tuple[tuple[str, ...], Callable[[Any], Any]]] = {

@@ -79,7 +79,7 @@ OTHER_WAYS: dict[str, Take] = {  # in which batches are read, too
     "ablate by the mean": lambda *given: vitlens.ablate(*given, replace="mean", **AT_ONCE).delta_loss,
     "ablate by another image": lambda *given: vitlens.ablate(*given, replace="resample", **AT_ONCE).delta_loss,
     "attack at several epsilons": lambda vit, given, _: (
-        vitlens.attack(vit, given, "predicted", epsilons=[0, 2 / 255, 1], **AT_ONCE).distance
+        vitlens.attack(vit, given, "predicted", epsilons=[0, 2 / 255, 32 / 255], **AT_ONCE).distance
     ),
     "attention of CLS": lambda vit, given, _: torch.stack(vitlens.attention(vit, given, rows="cls")),
     "attribution of targets": lambda vit, given, _: (
@@ -322,3 +322,29 @@ def test_names_are_escaped_and_nothing_runs_for_a_repr(monkeypatch):
     assert "&lt;script&gt;" in vit._repr_html_()
     assert "\x1b" not in repr(vit)
     assert all(words in repr(vit) for words in (f"{vit.parameter_count():,}", "2 heads"))
+
+
+def test_results_become_data_frames_with_a_row_for_each_head_image_or_epsilon(vit, images):
+    table = vitlens.statistics(vit, images)
+    heads = table.to_pandas()
+    layers, count = table.distance.shape
+    assert len(heads) == layers * count
+    assert {"layer", "head", *STATISTICS} <= set(heads.columns)
+    last = heads[(heads["layer"] == layers - 1) & (heads["head"] == count - 1)].iloc[0]
+    assert last["entropy"] == table.entropy[-1, -1]
+    assert last["entropy_low"] == table.low("entropy")[-1, -1]
+    effect = vitlens.ablate(vit, images, LABELS, replace="zero")
+    assert effect.to_pandas()["delta_loss"].tolist() == effect.loss.mean.tolist()
+
+
+def test_results_of_images_become_data_frames(vit, images):
+    evaluation = vitlens.evaluate(vit, images, LABELS)
+    result = vitlens.attack(vit, images, LABELS, steps=1)
+    curve = vitlens.attack(vit, images, LABELS, steps=1, epsilons=[0, 0.1])
+    assert evaluation.to_pandas()["correct"].tolist() == evaluation.correct.tolist()
+    assert result.to_pandas()["success"].tolist() == result.success.tolist()
+    assert curve.to_pandas()["robust_accuracy"].tolist() == curve.robust_accuracy.tolist()
+    compared = vitlens.compare(vit, vit, images, LABELS)
+    assert compared.to_pandas()["cell"].value_counts().to_dict() == {k: n for k, n in compared.counts.items() if n}
+    words = vitlens.name_heads(vit, images)
+    assert words.to_pandas()["looks"].tolist() == [head.looks and head.looks.word for head in words.heads]

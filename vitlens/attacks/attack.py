@@ -93,7 +93,12 @@ class AttackCurve(Table):
         succeeded = self.success.sum(1).tolist()
         for place, epsilon in enumerate(self.epsilons.tolist()):
             robust = float(self.robust_accuracy[place])
-            yield {"epsilon": epsilon, "robust_accuracy": robust, "images": len(self.tried), "success": succeeded[place]}
+            yield {
+                "epsilon": epsilon,
+                "robust_accuracy": robust,
+                "images": len(self.tried),
+                "success": succeeded[place],
+            }
 
 
 @overload
@@ -136,8 +141,8 @@ def attack(
 
     images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; labels: class indices, or
     "predicted" to attack the predictions (None: those of the Split or the class folders); method: a name of
-    `vitlens.list_attacks()`; epsilon: in pixel units, such as 4 / 255 (None: 8/255 for L∞, 0.5 for L2, none for an attack that searches
-    for the smallest perturbation); epsilons: several instead, ascending, of which the result is an `AttackCurve` (not
+    `vitlens.list_attacks()`; epsilon: in pixel units, such as 4 / 255 (None: 8/255 for L∞, 0.5 for L2, none for
+    an attack that searches for the smallest perturbation); epsilons: several instead, ascending, of which the result is an `AttackCurve` (not
     of a patch or a targeted attack); steps: None, the default of the method; targets: for a targeted attack, a class by
     name or index, or class indices (batch,); precision: of gradients ("fp32", "bf16", "auto"), success is always
     evaluated in fp32; side, aligned, maps: of the patch attack: px (None: a quarter of the shorter side), on tokens or
@@ -183,12 +188,11 @@ def attack(
     require(model, *needs_of("attack"))
     if epsilon is not None and not entry.takes_epsilon:
         raise InputError(f"expected no epsilon for a patch, whose size is its side in px, found {epsilon:g}")
-    if epsilon is not None:
-        _warn_of_large_epsilon(entry, [epsilon])
     pixels = as_images(images).detach()
     clean = clean_images(model, pixels, labels, batch_size=batch_size)
     given = EPSILON.get(entry.norm, 0.0) if epsilon is None else epsilon
     (level,), limit = plan.epsilons(entry, model, clean, [given]), torch.inf
+    _warn_of_large_epsilon(entry, [given])
     if entry.kind == "minimum":  # it searches without an epsilon, and what it finds counts within this distance
         level, limit = 1.0, torch.inf if epsilon is None else epsilon
     if plan.targets is not None:

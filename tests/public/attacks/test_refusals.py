@@ -55,6 +55,7 @@ def test_invalid_arguments(options, told):
     assert told in str(refused.value)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of the large epsilon
 @pytest.mark.parametrize("options", [{"epsilon": 1.0}, {"epsilon": 0.0}, {"side": 8, **PATCH}, {"side": 1, **PATCH}])
 def test_what_is_at_the_limit_is_taken(options):
     assert vitlens.attack(linear(), IMAGES, "predicted", steps=1, **options).tried.all()
@@ -123,6 +124,7 @@ def test_values_that_are_not_finite_are_reported_with_model_and_image(backward, 
         vitlens.attack(model, images, "predicted")
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of the large epsilon
 def test_a_model_without_a_gradient_is_attacked_by_its_scores_alone():
     class Cut(nn.Module):
         def __init__(self) -> None:
@@ -147,3 +149,16 @@ def test_gradients_of_zero_are_told(tiny_vit, tmp_path):
     found = ran(tmp_path / "run", f"{line} --no-inside --no-transfer").checks
     (check,) = (check for check in found if check.name == "gradients read")  # of noise there are none
     assert (check.state, check.against, check.of) == ("failed", 4, 4)
+
+
+@pytest.mark.parametrize("given", [{"epsilon": 0.5}, {"epsilons": [0, 4 / 255, 1.0]}])
+def test_an_epsilon_that_is_far_above_usual_ones_is_warned_of(given):
+    model, images = linear(classes=2), pictures(2)
+    with pytest.warns(UserWarning, match="/ 255"):
+        vitlens.attack(model, images, "predicted", steps=1, **given)
+
+
+def test_usual_epsilons_and_those_of_other_norms_are_not_warned_of():
+    model, images = linear(classes=2), pictures(2)
+    for method, epsilon in (("pgd", 32 / 255), ("pgd-l2", 2.0)):
+        assert len(vitlens.attack(model, images, "predicted", method=method, epsilon=epsilon, steps=1).success) == 2

@@ -19,6 +19,7 @@ from tests.kit.making import save
 from vitlens.cli.main import run
 from vitlens.commands.features.record import DepthRow, FeaturesRecord
 from vitlens.commands.run.publish import read_folder
+from vitlens.errors import InputError
 from vitlens.names import imagenet_classes
 from vitlens.uncertainty import accuracy_difference, holm, mcnemar, wilson
 
@@ -79,6 +80,44 @@ def test_votes_of_neighbours_are_scikit_learns_and_dinos(record, splits, read, l
             nearest = np.argsort(-similarity, axis=1, kind="stable")[:, :k]
             share = (train[nearest] == test[:, None]).mean()
             assert record.features[0].precision[str(k)].value == pytest.approx(share)
+
+
+def test_the_public_classifiers_are_those_of_the_command(record, splits, vit):
+    test, train = splits
+    queries, bank = (vitlens.features(vit, split).at(1) for split in splits)
+    for k in map(int, record.features[0].knn):
+        voted = vitlens.knn(bank, train.labels, queries, test.labels, k=k, groups=test.groups)
+        row = only(record.depth, model="a", layer=1, classifier=f"knn-{k}", weighting="dino")
+        assert voted.accuracy == row.accuracy
+        assert torch.equal(voted.correct, voted.predictions == test.labels)
+    row = only(record.depth, model="a", layer=1, classifier="probe")
+    groups = {"train_groups": train.groups, "groups": test.groups}
+    probed = vitlens.probe(bank, train.labels, queries, test.labels, **groups)
+    assert (probed.accuracy, probed.c) == (row.accuracy, row.c)
+
+
+@pytest.mark.parametrize("classify", [vitlens.knn, vitlens.probe])
+def test_features_and_labels_that_do_not_fit_are_refused(classify):
+    values, labels = torch.rand(8, 3), torch.arange(8) % 2
+    for wrong in (
+        (values, labels[:4], values, labels),
+        (values, labels, values[:, :2], labels),
+        (values, labels, values, labels.float()),
+        (values[None], labels, values, labels),
+        (values, labels, values / 0, labels),
+        (values, labels - 1, values, labels),
+    ):
+        with pytest.raises(InputError):
+            classify(*wrong)
+
+
+def test_more_neighbours_than_training_images_are_refused():
+    values, labels = torch.rand(8, 3), torch.arange(8) % 2
+    with pytest.raises(InputError):
+        vitlens.knn(values, labels, values, labels, k=9)
+    few = vitlens.knn(values, labels, values, labels, k=2).neighbours
+    with pytest.raises(InputError):
+        vitlens.knn(values, labels, values, labels, k=3, neighbours=few)
 
 
 def check_probe(

@@ -49,7 +49,7 @@ class Evaluation(Table):
                 yield line
 
     def records(self) -> Iterator[dict[str, object]]:
-        """Return a row for each image: the names of its label and prediction, the confidence, and whether it is right."""
+        """Return a row for each image: its label and prediction by name, the confidence, and whether it is right."""
         labels = self.labels.tolist()
         predictions = self.predictions.tolist()
         confidence = self.confidence.tolist()

@@ -13,7 +13,7 @@ from vitlens.commands.run.publish import REPORT, read_folder
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.files import inside, named_file
 from vitlens.record import Config, flat
-from vitlens.summary import Line, Summary, data_frame, as_text
+from vitlens.summary import Line, Summary, as_text, data_frame
 from vitlens.uncertainty import Estimate
 
 if TYPE_CHECKING:
