@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from vitlens.errors import InputError, UnknownNameError
+from vitlens.errors import InputError, UnknownNameError, argument
 from vitlens.names import PRECISIONS
 from vitlens.turns import turn
 
@@ -26,14 +26,17 @@ def resolve_device(name: str = "auto") -> torch.device:
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     if not re.fullmatch(r"cpu|mps|cuda(:[0-9]+)?", name):
-        raise InputError(f"expected --device auto, cpu, cuda, cuda:N or mps, found {name!r}")
+        raise InputError(f"expected {argument('device')} auto, cpu, cuda, cuda:N or mps, found {name!r}")
     kind, _, index = name.partition(":")
     if kind == "cuda" and (not torch.cuda.is_available() or int(index or 0) >= torch.cuda.device_count()):
         raise InputError(
-            f"expected a CUDA device for --device {name}, found {torch.cuda.device_count()}; try --device cpu"
+            f"expected a CUDA device for {argument('device', name)}, found {torch.cuda.device_count()}; "
+            f"try {argument('device', 'cpu')}"
         )
     if kind == "mps" and not torch.backends.mps.is_available():
-        raise InputError("expected Apple's mps for --device mps, found none; try --device cpu")
+        raise InputError(
+            f"expected Apple's mps for {argument('device', 'mps')}, found none; try {argument('device', 'cpu')}"
+        )
     return torch.device(name)
 
 

@@ -27,6 +27,37 @@ _WORD = 0.95  # similarity of a name to one of several words, of which it is one
 _CONTAINED = 0.85  # similarity of a name to one that contains it
 
 
+_caller = {"types flags": False}  # whether the command line runs; one per process, as the demo answers in threads
+
+
+@contextmanager
+def typed_flags() -> Iterator[None]:
+    """Inside, messages name the arguments of the command line instead of those of Python functions."""
+    before = _caller["types flags"]
+    _caller["types flags"] = True
+    try:
+        yield
+    finally:
+        _caller["types flags"] = before
+
+
+def argument(name: str, value: object = None, *, flag: str = "") -> str:
+    """Return an argument as the caller types it: `image_size=64`, or on the command line `--image-size 64`.
+
+    name: in Python; value: None for the name alone, True for a switch; flag: where it is not the name with dashes.
+
+    >>> argument("image_size", 64)
+    'image_size=64'
+    >>> with typed_flags():
+    ...     argument("image_size", 64)
+    '--image-size 64'
+    """
+    if not _caller["types flags"]:
+        return f"{name}=" if value is None else f"{name}={value!r}"
+    typed = f"--{flag or name.replace('_', '-')}"
+    return typed if value is None or value is True else f"{typed} {value}"
+
+
 class VitlensError(Exception):
     """The base class: the command line prints its message as one line and exits with its exit code."""
 

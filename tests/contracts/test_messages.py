@@ -156,5 +156,47 @@ def test_a_wrong_call_is_one_line(name, expected, request, capsys, tmp_path, mon
     assert said == expected.get(name), "new words? read them, and run pytest with --rewrite"
 
 
+COMMAND = re.compile(r"vitlens( [\w:.-]+)* --[^;]+")  # a whole one to type in a terminal
+
+
+def flags_in(message: str) -> list[str]:
+    return re.findall(r"--[a-z][a-z-]+", COMMAND.sub("", message))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_python_is_told_of_arguments_and_not_of_flags(name):
+    assert not flags_in(refused_call(FUNCTIONS[name]))
+
+
+@pytest.mark.parametrize(
+    ("call", "names"),
+    [
+        (lambda: vitlens.load("vit-digits", random_weights=True), ["weights=", "random_weights=True"]),
+        (lambda: vitlens.load("no.safetensors"), []),
+        (lambda: vitlens.load("timm:vit_tiny_patch16_224", weights="no.safetensors"), ["weights='FILE'"]),
+        (lambda: vitlens.load("vit-digits", classes=("a",)), ["classes="]),
+        (lambda: vitlens.load("my.py:build"), ["code_files=('my.py:build',)"]),
+        (lambda: vitlens.load_data("digits", limit=0), ["limit="]),
+        (lambda: vitlens.Refinement(layers=(0,)), ["refine='affinity'", "layers="]),
+        (lambda: vitlens.rollout(shared("ours"), batch_of(shared("ours")), discard=2), ["discard="]),
+        (lambda: vitlens.rollout(shared("ours"), batch_of(shared("ours")), start_layer=99), ["start_layer="]),
+        (lambda: vitlens.ablate(shared("ours"), batch_of(shared("ours")), "predicted", replace="mean"), ["replace='"]),
+    ],
+)
+def test_arguments_are_named_as_python_has_them(call, names, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as refused:
+        call()
+    assert not flags_in(str(refused.value))
+    assert [name for name in names if name not in str(refused.value)] == []
+
+
+def test_the_command_line_is_told_of_flags(capsys):
+    assert run(["look", "x.png", "--model", "vit-digits", "--random-weights"]) == 2
+    assert "--random-weights" in capsys.readouterr().err
+    with pytest.raises(InputError, match="random_weights=True"):  # in Python again
+        vitlens.load("vit-digits", random_weights=True)
+
+
 def test_the_file_has_no_other_calls(request):
     assert request.config.getoption("--rewrite") or read().keys() == {*LINES, *FUNCTIONS}

@@ -141,13 +141,14 @@ def attack(
 
     images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; labels: class indices, or
     "predicted" to attack the predictions (None: those of the Split or the class folders); method: a name of
-    `vitlens.list_attacks()`; epsilon: in pixel units, such as 4 / 255 (None: 8/255 for L∞, 0.5 for L2, none for
-    an attack that searches for the smallest perturbation); epsilons: several instead, ascending, of which the result is an `AttackCurve` (not
-    of a patch or a targeted attack); steps: None, the default of the method; targets: for a targeted attack, a class by
-    name or index, or class indices (batch,); precision: of gradients ("fp32", "bf16", "auto"), success is always
-    evaluated in fp32; side, aligned, maps: of the patch attack: px (None: a quarter of the shorter side), on tokens or
-    anywhere, and attribution maps by which its position is chosen. Misclassified images are not attacked. Raises
-    InputError for invalid arguments, NonFiniteError naming model and image; warns of an L∞ epsilon above 32/255.
+    `vitlens.list_attacks()`; epsilon: in pixel units, such as 4 / 255 (None: 8/255 for L∞, 0.5 for L2, none for an
+    attack that searches for the smallest perturbation); epsilons: several instead, ascending, of which the result is an
+    `AttackCurve` (not of a patch or a targeted attack); steps: None, the default of the method; targets: for a targeted
+    attack, a class by name or index, or class indices (batch,); precision: of gradients ("fp32", "bf16", "auto"),
+    success is always evaluated in fp32; side, aligned, maps: of the patch attack: px (None: a quarter of the shorter
+    side), on tokens or anywhere, and attribution maps by which its position is chosen. Misclassified images are not
+    attacked. Raises InputError for invalid arguments, NonFiniteError naming model and image; warns of an L∞ epsilon
+    above 32/255.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")

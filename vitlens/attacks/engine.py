@@ -28,7 +28,7 @@ from vitlens.attacks.plan import AttackPlan, CleanImages, fitting_batch, frozen
 from vitlens.attacks.registry import Attack, without_gradients
 from vitlens.data.draws import keys
 from vitlens.devices import autocast
-from vitlens.errors import NonFiniteError
+from vitlens.errors import NonFiniteError, UnsupportedError, argument
 from vitlens.lens.differentiable import needing_gradients
 from vitlens.lens.quick_passes import quick_linear
 from vitlens.models.model import Model
@@ -238,7 +238,7 @@ class Engine:
                 row = self.rows[int((~is_finite).nonzero()[0])]
                 raise NonFiniteError(
                     f"expected finite {name}, found NaN or infinity from {self.model.alias} on image "
-                    f"{int(self.clean.indices[row])} under attack; try --precision fp32, or an attack "
+                    f"{int(self.clean.indices[row])} under attack; try {argument('precision', 'fp32')}, or an attack "
                     f"without gradients ({without_gradients()})"
                 )
         rows = torch.tensor(self.rows)

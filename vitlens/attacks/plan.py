@@ -97,7 +97,7 @@ class AttackPlan:
         values = tuple(float(epsilon) for epsilon in (EPSILONS[attack.norm] if given is None else given))
         wrong = [each for each in values if not (0 <= each < math.inf) or (attack.norm == "linf" and each > 1)]
         if wrong:
-            bounds = "from 0 to 1 (the command's --epsilon: 0 to 255)" if attack.norm == "linf" else "of 0 or more"
+            bounds = "from 0 to 1" if attack.norm == "linf" else "of 0 or more"
             raise InputError(f"expected epsilons {bounds} in pixel units, found {wrong[0]:g}; e.g. 4 / 255")
         if any(after <= before for before, after in pairwise(values)):
             raise InputError(f"expected epsilons in ascending order, found {', '.join(f'{e:g}' for e in values)}")

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitlens.devices import evaluating
-from vitlens.errors import LensError, UnsupportedError
+from vitlens.errors import LensError, UnsupportedError, argument
 from vitlens.lens.cells import Cells, calls_outside_attention, located_cells, on_last_call, reaches_logits
 from vitlens.lens.differentiable import needs_gradients
 from vitlens.lens.observe import survey

@@ -18,7 +18,7 @@ from vitlens.analysis.attention.affinity import affinity, refined, require_affin
 from vitlens.analysis.attention.registry import REFINE_STEPS
 from vitlens.analysis.faithfulness.maps import AnyMaps, enlarged, removal_grid
 from vitlens.attribution.registry import ATTRIBUTIONS, attribution
-from vitlens.errors import InputError, UnknownNameError, UnsupportedError
+from vitlens.errors import InputError, UnknownNameError, UnsupportedError, argument
 from vitlens.models.model import Model
 from vitlens.names import REFINEMENTS, UPSAMPLINGS, Refining, Upsampling
 from vitlens.shapes import Images
@@ -60,7 +60,9 @@ class Refinement:
         if self.times is not None:
             attribution(self.times)
         if self.layers is not None and self.refine == "none":
-            raise InputError("expected --refine affinity with --refine-layers, found no --refine; add it")
+            layers = argument("layers", flag="refine-layers")
+            refine = argument("refine", "affinity")
+            raise InputError(f"expected {refine} with {layers}, found no {argument('refine')}; add it")
         if self.steps < 0 or self.steps % 2:
             raise InputError(
                 f"expected an even number of steps (an odd one may exchange object and background), found {self.steps}"
@@ -93,16 +95,16 @@ def require_refinement(model: Model, method: str, refinement: Refinement) -> Non
     """Raise UnsupportedError where this model, or this method's maps, cannot be refined so, InputError for a layer
     that the model does not have, and for a method times itself."""
     if method == refinement.times:
-        raise InputError(f"expected another method for --times than {method}, found the same")
+        raise InputError(f"expected another method for {argument('times')} than {method}, found the same")
     if refinement.refine == "none":
         return
     require_affinity(model, refinement.layers)
     for name in (method, *((refinement.times,) if refinement.times else ())):
         if not refinable(name):
             of_pixels = ATTRIBUTIONS[name].resolution == "pixel"
-            found = "a map of pixels; use --views" if of_pixels else "refined already; use it as it is"
+            found = f"a map of pixels; use {argument('views')}" if of_pixels else "refined already; use it as it is"
             raise UnsupportedError(
-                f"expected a map of patches for --refine affinity, found {name}, {found}, or one of "
+                f"expected a map of patches for {argument('refine', 'affinity')}, found {name}, {found}, or one of "
                 f"{', '.join(filter(refinable, ATTRIBUTIONS))}"
             )
 

@@ -24,6 +24,7 @@ from vitlens.cli.terminal import (
 )
 from vitlens.cli.words import Commands, OneCommand
 from vitlens.commands.registry import COMMANDS
+from vitlens.errors import typed_flags
 from vitlens.version import __version__
 
 # Importing the libraries makes half a million objects that stay. Collecting garbage among them after every 700 new
@@ -83,7 +84,8 @@ def run(arguments: list[str]) -> int:
     """Run one command line; whatever goes wrong is one line on stderr. Returns the exit code."""
     arguments = arguments or ["--help"]
     try:
-        code = _invoke(arguments)
+        with typed_flags():
+            code = _invoke(arguments)
     except Exception as error:
         if "--debug" in arguments:
             traceback.print_exc()

@@ -19,7 +19,7 @@ from vitlens.data.other_data import describe_file
 from vitlens.data.registry import LAYOUTS, SETS, DataRequest
 from vitlens.data.split import InMemory, Split
 from vitlens.data.walk import readable
-from vitlens.errors import DataError, UnknownNameError
+from vitlens.errors import DataError, UnknownNameError, argument
 from vitlens.names import Part
 from vitlens.pixels import require_images
 from vitlens.preprocessing import Preprocessing
@@ -84,7 +84,7 @@ def reader_of(name: str, path: Path) -> str:
                 f"expected a folder, an .npz or a name for --data, found the file {name!r}: {describe_file(path)}"
             )
         if "/" in name or os.sep in name:
-            raise DataError(f"expected a folder or an .npz for --data, found nothing at {name!r}; see vitlens data")
+            raise DataError(f"expected a folder or an .npz of data, found nothing at {name!r}; see vitlens data")
     raise UnknownNameError("data", name, SETS, hint="vitlens data")
 
 

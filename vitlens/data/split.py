@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar, cast, run
 import torch
 from torch import Tensor
 
-from vitlens.errors import DataError, InputError
+from vitlens.errors import DataError, InputError, argument
 from vitlens.names import Part
 from vitlens.pixels import AnyImages
 from vitlens.references import resolved
@@ -248,7 +248,7 @@ class Split(Summary):
         if count is None or count >= len(self):
             return self
         if count < 1:
-            raise DataError(f"expected --limit of at least 1, found {count}")
+            raise DataError(f"expected {argument('limit')} of at least 1, found {count}")
         return self.pick(balanced(len(self), self.labels, count, seed))
 
 

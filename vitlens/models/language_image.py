@@ -62,7 +62,7 @@ class TextTower:
     def tokens(self, texts: Sequence[str]) -> Tensor:
         """Token ids (texts, context). Raises InputError for no text, an empty one, or one that would be truncated."""
         if not texts or any(not text.strip() for text in texts):
-            raise InputError("expected texts with a word, found an empty one; give --prompt 'a photo of a dog'")
+            raise InputError("expected texts with a word, found an empty one; give 'a photo of a dog'")
         encode = getattr(self._built, "encode", None)  # some tokenizers do not give the number of tokens
         lengths = [] if encode is None else [2 + len(encode(text)) for text in texts]  # with the start and end tokens
         for text, length in zip(texts, lengths):

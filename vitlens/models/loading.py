@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vitlens.errors import InputError, ModelError, UnknownNameError, in_one_line
+from vitlens.errors import InputError, ModelError, UnknownNameError, argument, in_one_line
 from vitlens.models.anatomy import is_headless
 from vitlens.models.configs import VIT_PRESETS
 from vitlens.models.language_image import has_text_tower, zero_shot
@@ -74,15 +74,18 @@ def load(
     random = random_weights or name.weights == RANDOM
     file = weights or (None if name.weights == RANDOM else name.weights)
     if file and random:
-        raise InputError(f"expected either weights or --random-weights for {name.name}, found both")
+        raise InputError(f"expected either weights or {argument('random_weights', True)} for {name.name}, found both")
     if (file or random_weights) and source.weights == "own" and (name.name in source.names or Path(name.name).exists()):
         usages = [other.usage for other in SOURCES.values() if other.weights != "own"]
         raise InputError(
-            f"expected {', '.join(usages[:-1])} or {usages[-1]} with --weights or --random-weights, found "
-            f"{name.name!r}, which has its own"
+            f"expected {', '.join(usages[:-1])} or {usages[-1]} with {argument('weights')} or "
+            f"{argument('random_weights', True)}, found {name.name!r}, which has its own"
         )
     if (mean or std) and source.own_input:
-        raise InputError(f"expected no --mean and no --std for {name.name}, whose weights define them; leave them out")
+        raise InputError(
+            f"expected no {argument('mean')} and no {argument('std')} for {name.name}, whose weights define them; "
+            "leave them out"
+        )
     file = Path(file) if file else None
     model: Model = resolved(source.load)(
         ModelRequest(source, name.name, name.alias, file, random, arch, size, mean, std, seed, tuple(code_files))
@@ -98,7 +101,9 @@ def load(
         model.require_classifier()
         count = count_classes(model, model.input_size)
         if len(classes) != count:
-            raise InputError(f"expected {count} class names for {model.alias}, found {len(classes)}; check --classes")
+            raise InputError(
+                f"expected {count} class names for {model.alias}, found {len(classes)}; check {argument('classes')}"
+            )
         model.classes = classes
     return model.to(device).eval().requires_grad_(False)
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as as_bytes
 from torch import Tensor, nn
 
-from vitlens.errors import InputError, ModelError, in_one_line
+from vitlens.errors import InputError, ModelError, argument, in_one_line
 from vitlens.files import read_json, sha256, write_bytes
 from vitlens.models.configs import CLASSES
 from vitlens.models.model import Model, Provenance
@@ -94,7 +94,7 @@ def load_weights(request: ModelRequest) -> Model:
     if _is_described(file):
         return load_file(file, request, file.name)
     if request.arch is None:
-        raise ModelError(f"expected the architecture of {request.name}, found none; give --arch NAME")
+        raise ModelError(f"expected the architecture of {request.name}, found none; give {argument('arch', 'NAME')}")
     source = require_source(request.arch)
     if source.weights == "own" or request.random:
         received = f"{request.arch!r}, which has its own" if source.weights == "own" else "@random"
@@ -129,7 +129,9 @@ def load_file(file: Path, request: ModelRequest, weights: str) -> Model:
     """
     stored = read_weights(file)
     if "vitlens" not in stored.metadata:
-        raise ModelError(f"expected weights written by vitlens in {file}, found no description; give --arch NAME")
+        raise ModelError(
+            f"expected weights written by vitlens in {file}, found no description; give {argument('arch', 'NAME')}"
+        )
     source = f"the description in {file}"
     description = parse_json(stored.metadata["vitlens"], source=source, error=ModelError, hint=_HINT)
     about = read_as(About, description, source=source, error=ModelError, hint=_HINT)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
 
-from vitlens.errors import LensError, UnknownNameError, UnsupportedError
+from vitlens.errors import LensError, UnknownNameError, UnsupportedError, argument
 from vitlens.models.hooks import Memo
 from vitlens.models.language_image import has_text_tower
 from vitlens.models.model import Model
@@ -83,7 +83,7 @@ def require_classifier(model: Model) -> None:
     if model.has_classifier:
         return
     if has_text_tower(model):
-        advice = "name the classes with --classes FILE (vitlens.zero_shot in Python)"
+        advice = f"name the classes with {argument('classes', flag='classes FILE')} (vitlens.zero_shot in Python)"
     else:
         advice = f"add a head with vitlens train {model.provenance.name} --freeze-backbone --data DATA"
     needs = {word: command.needs for word, command in _commands().items() if "classifier" not in command.needs}

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from vitlens.errors import ModelError, first_line
+from vitlens.errors import ModelError, argument, first_line
 from vitlens.signatures import described, is_pickle, is_safetensors
 
 _AVERAGES = ("state_dict_ema", "model_ema_state_dict", "ema_state_dict", "model_ema", "ema_model", "ema", "params_ema")

@@ -19,7 +19,7 @@ from vitlens.analysis.attention.chain import check_targets
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.evaluation.log_odds import cross_entropy, log_odds_of_loss
 from vitlens.devices import evaluating
-from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
+from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError, argument
 from vitlens.lens.capture import Means, capture
 from vitlens.lens.change import PlaceChange, Set, reading
 from vitlens.lens.intervene import another_image
@@ -191,10 +191,12 @@ def replacement_for(images: int, requested: Replacement | None) -> Replacement:
     if requested == "mean" and images < FEWEST_FOR_MEAN:
         raise InputError(
             f"expected at least {FEWEST_FOR_MEAN} images to replace by their mean, found {images}; give more, or "
-            f"--replace {fallback}"
+            f"{argument('replace', fallback)}"
         )
     if requested == "resample" and images < 2:
-        raise InputError(f"expected at least 2 images to resample from, found {images}; try --replace zero")
+        raise InputError(
+            f"expected at least 2 images to resample from, found {images}; try {argument('replace', 'zero')}"
+        )
     return requested
 
 

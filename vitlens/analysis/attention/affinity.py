@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitlens.analysis.attention.chain import without_autocast
 from vitlens.analysis.attention.registry import REFINE_STEPS
-from vitlens.errors import InputError, UnsupportedError
+from vitlens.errors import InputError, UnsupportedError, argument
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.trace import probe_images
@@ -84,8 +84,8 @@ def require_affinity(model: Model, layers: Sequence[int] | None = None) -> Seque
         known = [site.layer for site in whole if site.queries == site.keys == layout.tokens]
     if not known:
         raise UnsupportedError(
-            f"expected attention between the patches of one grid for --refine affinity, found none in {model.alias} "
-            f"({model.anatomy.family}); use --views, which any model has"
+            f"expected attention between the patches of one grid for {argument('refine', 'affinity')}, found none in "
+            f"{model.alias} ({model.anatomy.family}); use {argument('views')}, which any model has"
         )
     wrong = [layer for layer in layers or () if layer not in known]
     if wrong or (layers is not None and not layers):

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.errors import InputError, LensError, UnknownNameError, UnsupportedError
+from vitlens.errors import InputError, LensError, UnknownNameError, UnsupportedError, argument
 from vitlens.lens.call import AttentionCall, precise, row_by_row, window_index
 from vitlens.lens.differentiable import needs_gradients
 from vitlens.lens.libra import libra_gradients
@@ -73,7 +73,8 @@ class Chain:
         calls = [call for call in self.calls if call.site.kind == "class" and call.site.layer >= start_layer]
         if not calls:
             raise UnsupportedError(
-                "expected attention pooling for --readout pool, found none; try --readout cls or mean"
+                f"expected attention pooling for {argument('readout', 'pool')}, found none; "
+                f"try {argument('readout', 'cls')} or {argument('readout', 'mean')}"
             )
         prefix = len(layout.prefix)  # with weights of 0 where the keys are the patches only (timm's default)
         rows = [F.pad(row, (prefix, 0)) if row.shape[-1] == layout.patches else row for row in map(pooling, calls)]
@@ -183,7 +184,8 @@ def readout_row(layout: TokenLayout, readout: Readout, *, batch: int, like: Tens
     places = layout.positions("cls") + (layout.positions("distillation") if readout == "cls+distillation" else ())
     if not places or (readout == "cls+distillation" and len(places) < 2):
         raise UnsupportedError(
-            f"expected a {readout} token for this readout, found prefix {layout.prefix}; try --readout mean"
+            f"expected a {readout} token for this readout, found prefix {layout.prefix}; "
+            f"try {argument('readout', 'mean')}"
         )
     row[:, list(places)] = 1 / len(places)
     return row
@@ -252,8 +254,8 @@ def _require_no_convolution(model: Model, attention: Collection[str]) -> None:
     if between:
         raise UnsupportedError(
             f"expected attention layers with nothing between them that mixes patches, found {len(between)} "
-            f"convolutions in {model.alias} (first {between[0]!r}); try --method attention, or vitlens attention, "
-            "stats or ablate"
+            f"convolutions in {model.alias} (first {between[0]!r}); try {argument('method', 'attention')}, or "
+            "vitlens attention, stats or ablate"
         )
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from vitlens.analysis.attention.chain import Chain, Vector, chained, mean_of_heads, without_autocast
 from vitlens.analysis.attention.registry import ALPHA, MethodSettings, attention_method
 from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
-from vitlens.errors import InputError, UnsupportedError
+from vitlens.errors import InputError, UnsupportedError, argument
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.observe import survey_weights
 from vitlens.lens.trace import probe_images
@@ -150,13 +150,15 @@ def require_possible(model: Model, methods: Sequence[MethodSettings]) -> None:
         if method.needs == "chain":
             require_start(way.start_layer, depth)
         if way.layer is not None and not 0 <= way.layer < depth:
-            raise InputError(f"expected --layer from 0 to {depth - 1}, found {way.layer}")
+            raise InputError(f"expected {argument('layer')} from 0 to {depth - 1}, found {way.layer}")
 
 
 def require_start(start_layer: int, depth: int) -> None:
     """Raise InputError unless the model has this layer."""
     if not 0 <= start_layer < depth:
-        raise InputError(f"expected --start-layer of at least 0 and below {depth} layers, found {start_layer}")
+        raise InputError(
+            f"expected {argument('start_layer')} of at least 0 and below {depth} layers, found {start_layer}"
+        )
 
 
 def rollout_maps(
@@ -251,12 +253,13 @@ def require_flow(model: Model) -> None:
     if layout is not None and layout.tokens > MOST_TOKENS:
         raise UnsupportedError(
             f"expected at most {MOST_TOKENS} tokens for attention flow, found {layout.tokens} in {model.alias}: it "
-            "takes a maximum flow for each of them; try --method rollout"
+            f"takes a maximum flow for each of them; try {argument('method', 'rollout')}"
         )
     require(model, "chain")
     if layout is None:
         raise UnsupportedError(
-            f"expected one sequence of tokens for attention flow, found windows in {model.alias}; try --method rollout"
+            f"expected one sequence of tokens for attention flow, found windows in {model.alias}; "
+            f"try {argument('method', 'rollout')}"
         )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
 
-from vitlens.errors import InputError, UnknownNameError
+from vitlens.errors import InputError, UnknownNameError, argument
 from vitlens.names import FUSIONS, Fusion
 
 ALPHA: Final = 0.5  # share of the identity in rollout's (1 - alpha) A + alpha I
@@ -119,9 +119,9 @@ class MethodSettings:
         if self.fusion not in FUSIONS:
             raise UnknownNameError("fusion", self.fusion, FUSIONS)
         if not 0 <= self.discard < 1:
-            raise InputError(f"expected --discard in [0, 1), found {self.discard}")
+            raise InputError(f"expected {argument('discard')} in [0, 1), found {self.discard}")
         if not 0 <= self.alpha <= 1:
-            raise InputError(f"expected --alpha in [0, 1], found {self.alpha}")
+            raise InputError(f"expected {argument('alpha')} in [0, 1], found {self.alpha}")
 
     @property
     def name(self) -> str:

@@ -19,7 +19,7 @@ from vitlens.analysis.attention.chain import Chain
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.heads.geometry import Geometry, geometry_of
 from vitlens.data.split import Split
-from vitlens.errors import InputError, UnsupportedError
+from vitlens.errors import InputError, UnsupportedError, argument
 from vitlens.lens.call import MASKED, AttentionCall, precise, received, window_index
 from vitlens.lens.capture import capture_attention
 from vitlens.lens.observe import observe, survey_weights
@@ -142,7 +142,7 @@ def layer_maps(chain: Chain, *, layer: int | None = None) -> Float[Tensor, "batc
         number = chain.calls[-1].site.layer if layer is None else layer
         raise UnsupportedError(
             f"expected a layer in which patches attend to patches, found pooled keys or channels in layer {number} of "
-            f"{chain.model.alias}; choose another --layer"
+            f"{chain.model.alias}; choose another {argument('layer')}"
         )
     maps: Tensor = layer_map(chosen[-1], chain.model).maps.mean(1)
     return maps

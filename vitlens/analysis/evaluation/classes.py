@@ -12,7 +12,7 @@ from torch import Tensor
 from vitlens.data.cue_conflict import imagenet16
 from vitlens.data.split import Split
 from vitlens.devices import evaluating
-from vitlens.errors import DataError, InputError, UnknownNameError
+from vitlens.errors import DataError, InputError, UnknownNameError, argument
 from vitlens.models.model import Model
 from vitlens.names import imagenet_classes, imagenet_indices
 from vitlens.pixels import Parts

@@ -12,7 +12,7 @@ from vitlens.analysis.evaluation.classes import reading, require_shared
 from vitlens.analysis.evaluation.evaluate import Evaluation, accuracy, evaluate, predicted_logits
 from vitlens.data.cue_conflict import Cues, cues_of
 from vitlens.data.split import Split, as_split, takes_splits
-from vitlens.errors import DataError, InputError
+from vitlens.errors import DataError, InputError, argument
 from vitlens.models.model import Model
 from vitlens.models.support import needs_of, require
 from vitlens.pixels import AnyImages
@@ -204,6 +204,6 @@ def require_cues(split: Split) -> Cues:
     if cues is None or not cues.conflict.any():
         raise DataError(
             f"expected images named shapeN-textureM in folders of their shape's class, found others in {split.name}; "
-            "try --data shapes-conflict"
+            f"try {argument('name', 'shapes-conflict', flag='data')}"
         )
     return cues

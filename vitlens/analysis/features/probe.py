@@ -55,9 +55,10 @@ def probe(
     train, test: features of one layer, such as `vitlens.features(model, images).at(-1)`; train_labels, test_labels:
     class indices. The classifier is scikit-learn's logistic regression on features scaled to mean 0 and standard
     deviation 1. C is the value that is most accurate on a seeded fifth of the training images (of equal ones the
-    strongest regularisation), and the final fit is on all of them. train_groups: images that share one stay together; groups: of the test images, for the
-    interval. A class with a single training image has no part in choosing C, which the notes say. Raises DataError for
-    fewer than two classes or too few images to hold any out, InputError for features and labels that do not fit.
+    strongest regularisation), and the final fit is on all of them. train_groups: images that share one stay together;
+    groups: of the test images, for the interval. A class with a single training image has no part in choosing C, which
+    the notes say. Raises DataError for fewer than two classes or too few images to hold any out, InputError for
+    features and labels that do not fit.
 
     >>> import vitlens
     >>> vit = vitlens.load("vit-digits")

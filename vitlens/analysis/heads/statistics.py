@@ -261,7 +261,7 @@ class BatchStatistics:
         if not all(value.isfinite().all() for value in values.values()):
             raise NonFiniteError(
                 f"expected finite attention weights, found NaN or infinity in layer {site.layer} ({site.module}); "
-                "check the weights of the model, or run with --precision fp32"
+                "check the weights of the model and the images, or compute in fp32"
             )
         for found, known in ((values, self.values), (sums, self.evidence.sums)):
             for key, value in found.items():

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitlens.analysis.patching.contribution import branch_scale
-from vitlens.errors import UnsupportedError
+from vitlens.errors import UnsupportedError, argument
 from vitlens.lens.attention import projection_of
 from vitlens.lens.call import AttentionCall, softmax_or_zero
 from vitlens.lens.capture import capture
@@ -195,7 +195,8 @@ def require_steps(model: Model, layer: Layer) -> None:
     if missing:
         raise UnsupportedError(
             f"expected a block that adds attention and an MLP to the residual stream at layer {layer.index} of "
-            f"{model.alias}, found no place {name}.{missing[0]}; choose another --layer, or see vitlens attention"
+            f"{model.alias}, found no place {name}.{missing[0]}; choose another "
+            f"{argument('layer')}, or see vitlens attention"
         )
     attention = model.module.get_submodule(layer.attention)
     if f"{name}.attention.queries" in known:
@@ -234,7 +235,7 @@ def _seen(model: Model, images: Images, layer: Layer) -> tuple[AttentionCall, To
     if len(calls) != 1 or tokens is None:
         raise UnsupportedError(
             f"expected one attention call on tokens (batch, tokens, dim) in layer {layer.index} of {model.alias}, "
-            f"found {len(calls)} calls; choose another --layer"
+            f"found {len(calls)} calls; choose another {argument('layer')}"
         )
     return calls[0], tokens
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from vitlens.errors import InputError, ModelError, UnknownNameError, VitlensError, lacks_memory, nearest
+from vitlens.errors import InputError, ModelError, UnknownNameError, VitlensError, argument, lacks_memory, nearest
 from vitlens.files import sha256
 from vitlens.models.cutting import cut_heads
 from vitlens.models.model import Model
@@ -25,6 +25,22 @@ from vitlens.preprocessing import Preprocessing
 _UNIQUE: Final = "_vitlens_model_file_"  # begins the module names of such files
 _LIBRARIES: Final = (Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).resolve().parents[2])
 _IMPORTED: Final[dict[str, set[str]]] = {}  # the user's modules that each of them has imported, by module names
+
+
+def _flag(file: str | None = None) -> str:
+    """Return the argument that names the files whose code may be run, as the caller types it."""
+    if file is None:
+        return argument("code_files", flag="model-file")
+    return argument("code_files", _Listed((file,)), flag="model-file")
+
+
+class _Listed(tuple[str, ...]):
+    """A tuple that a command line takes as its only text."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return self[0]
 
 
 def load(request: ModelRequest) -> Model:
@@ -38,16 +54,14 @@ def load(request: ModelRequest) -> Model:
     if not text or not name.isidentifier():
         raise ModelError(f"expected FILE.py:FUNCTION, found {shown!r}; name the function that returns the model")
     if os.path.normpath(shown) not in map(os.path.normpath, _allowed(request)):
-        raise InputError(
-            f"expected --model-file {shown} for {shown}, whose code is run; add it where you trust the file"
-        )
+        raise InputError(f"expected {_flag(shown)} for {shown}, whose code is run; add it where you trust the file")
     if request.file is not None or request.random or request.image_size is not None:
         raise InputError(
-            f"expected {shown} alone, whose function sets weights and size; leave out --weights, --random-weights and "
-            "--image-size"
+            f"expected {shown} alone, whose function sets weights and size; leave out {argument('weights')}, "
+            f"{argument('random_weights')} and {argument('image_size')}"
         )
     if not path.is_file():
-        raise ModelError(f"expected a Python file, found nothing at {path}; check --model-file")
+        raise ModelError(f"expected a Python file, found nothing at {path}; check {_flag()}")
     before = set(sys.modules)
     with seeded(request.seed), _running(path, shown):
         module = _module(path)
@@ -84,13 +98,13 @@ def restore(
     same = [each for each in _allowed(request) if Path(each).name == architecture.name]
     if not same:
         raise InputError(
-            f"expected --model-file with {architecture.name} for {request.name}, whose module that function makes "
-            f"(its code is run); add --model-file PATH/{architecture.name} where you trust the file"
+            f"expected {_flag()} with {architecture.name} for {request.name}, whose module that function makes "
+            f"(its code is run); add {_flag(f'PATH/{architecture.name}')} where you trust the file"
         )
     if request.random or request.image_size not in (None, preprocessing.size):
         raise InputError(
             f"expected {request.name} with its weights and size, which {architecture.name} decides; leave out @random "
-            "and --image-size"
+            f"and {argument('image_size')}"
         )
     model = load(replace(request, source=SOURCES["code"], name=same[0], file=None, image_size=None))
     notes = model.provenance.notes

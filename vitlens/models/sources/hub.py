@@ -15,7 +15,7 @@ from huggingface_hub import constants, hf_hub_download
 from torch.hub import get_dir
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-from vitlens.errors import ModelError, first_line
+from vitlens.errors import ModelError, argument, first_line
 from vitlens.models.naming import ModelName, parse_model
 
 TIMEOUT = 5  # seconds until the first response; usually there within one
@@ -45,14 +45,14 @@ def offline(wanted: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def pretrained_download(
-    name: str, address: str, *, advice: str = "give --weights FILE, or --random-weights for a sanity check"
-) -> Iterator[None]:
+def pretrained_download(name: str, address: str, *, advice: str = "") -> Iterator[None]:
     """Inside, pretrained weights are downloaded or read from the cache; advice: what to do instead, at the error's end.
 
     Offline, and without a network, where the hub's client retries for most of a minute, only the cache is read, and
     weights that are not cached raise ModelError.
     """
+    names = f"{argument('weights', 'FILE')}, or {argument('random_weights', True)}"
+    advice = advice or f"give {names} for a sanity check"
     is_offline, log = constants.HF_HUB_OFFLINE, logging.getLogger("huggingface_hub")
     online, level = not is_offline and _answers(address), log.level
     log.setLevel(logging.ERROR)

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from vitlens.errors import ModelError, UnknownNameError, in_one_line
+from vitlens.errors import ModelError, UnknownNameError, argument, in_one_line
 from vitlens.models.anatomy import Anatomy, read_anatomy, read_layout
 from vitlens.models.language_image import LanguageImage, TextTower, Tokenizer
 from vitlens.models.model import Model
@@ -71,7 +71,7 @@ def load(request: ModelRequest) -> Model:
     context = int(_of_texts(arch).get("context_length", 77))  # most tokens of a text
     tower = TextTower(model, lambda: tokenizer(arch), context, request.name)
     wrapped = _wrapped(model.visual, tower, preprocessing.size)
-    with in_one_line("{} at {}x{} px to run".format(full, *preprocessing.size), "check --image-size"):
+    with in_one_line("{} at {}x{} px to run".format(full, *preprocessing.size), f"check {argument('image_size')}"):
         count_classes(wrapped, preprocessing.size)
     return Model(
         wrapped,
@@ -94,7 +94,8 @@ def _require_known(arch: str, tag: str, *, needs_tag: bool) -> None:
     if (tag and not tags) or (not tag and needs_tag):
         listed = f"write {PREFIX}{arch}/TAG (tags: {', '.join(tags[:6])}), " if tags else "give "
         raise ModelError(
-            f"expected known weights of {PREFIX}{arch}, found none; {listed}--weights FILE, or --random-weights"
+            f"expected known weights of {PREFIX}{arch}, found none; {listed}{argument('weights', 'FILE')}, or "
+            f"{argument('random_weights', True)}"
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from vitlens.errors import ModelError, UnsupportedError, in_one_line
+from vitlens.errors import ModelError, UnsupportedError, argument, in_one_line
 from vitlens.models.sources.hub import pretrained_download
 from vitlens.models.sources.registry import ModelRequest
 from vitlens.models.weights import read_weights
@@ -129,7 +129,7 @@ def read_state(folder: Path, name: str) -> tuple[dict[str, Tensor], str]:
         found = f"{pickles[0]} alone, which could run code when it is read" if pickles else "none"
         raise ModelError(
             f"expected {_WEIGHTS[0]} in {name}, found {found}; model.save_pretrained(FOLDER) of transformers writes "
-            "it from a model that you trust (--random-weights needs none)"
+            f"it from a model that you trust ({argument('random_weights', True)} needs none)"
         )
     state: dict[str, Tensor] = {}
     digest = hashlib.sha256()
@@ -160,7 +160,8 @@ def read_preprocessing(folder: Path, native: Size, request: ModelRequest) -> tup
             fields, notes = _read(processor)
     except UnsupportedError as error:
         if not (request.mean and request.std and request.image_size):
-            advice = "give the preprocessing of its training with --mean, --std and --image-size"
+            names = f"{argument('mean')}, {argument('std')} and {argument('image_size')}"
+            advice = f"give the preprocessing of its training with {names}"
             raise UnsupportedError(f"{error}; {advice}") from error
         preprocessing = Preprocessing(request.image_size, None, "bilinear", request.mean, request.std)
         return preprocessing, [f"preprocessing as the user gave it, with bilinear resizing assumed; {error}"]

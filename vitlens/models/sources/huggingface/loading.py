@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitlens.errors import ModelError, UnsupportedError, in_one_line
+from vitlens.errors import ModelError, UnsupportedError, argument, in_one_line
 from vitlens.files import read_json
 from vitlens.models.language_image import LanguageImage, TextTower
 from vitlens.models.model import Model
@@ -315,7 +315,7 @@ def load(request: ModelRequest) -> Model:
     preprocessing, read = read_preprocessing(folder, visual.native, request)
     notes += read
     size, native = ("{}x{} px".format(*each) for each in (preprocessing.size, visual.native))
-    with in_one_line(f"{name} at {size} to run", f"made for {native}: check --image-size"):
+    with in_one_line(f"{name} at {size} to run", f"made for {native}: check {argument('image_size')}"):
         outputs = count_classes(visual, preprocessing.size)
     if size != native:
         notes.append(f"images of {size}, position embeddings of {native}")
