@@ -52,10 +52,15 @@ def argument(name: str, value: object = None, *, flag: str = "") -> str:
     ...     argument("image_size", 64)
     '--image-size 64'
     """
-    if not _caller["types flags"]:
-        return f"{name}=" if value is None else f"{name}={value!r}"
     typed = f"--{flag or name.replace('_', '-')}"
-    return typed if value is None or value is True else f"{typed} {value}"
+    if value is None:
+        return by_caller(python=f"{name}=", command=typed)
+    return by_caller(python=f"{name}={value!r}", command=typed if value is True else f"{typed} {value}")
+
+
+def by_caller(*, python: str, command: str) -> str:
+    """Return the words for a caller from Python or from the command line."""
+    return command if _caller["types flags"] else python
 
 
 class VitlensError(Exception):

@@ -37,6 +37,7 @@ RecipeName = Literal["course", "short", "deit"]
 Compile = Literal["auto", "on", "off"]
 Part = Literal["train", "test"]
 FigureFormat = Literal["png", "svg", "pdf"]
+FigureWidth = Literal["page", "column"]
 TrackerName = Literal["tensorboard", "wandb"]
 SelfChecks = Literal["all", "few"]  # of attacks
 StepName = Literal["embedding", "positions", "norm", "queries", "scores", "softmax", "values", "projection", "residual"]

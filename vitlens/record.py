@@ -27,7 +27,7 @@ import msgspec
 from vitlens.arrays import arrays_of, as_arrays, read_arrays
 from vitlens.errors import InputError
 from vitlens.files import inside, named_file, read_json
-from vitlens.names import FigureFormat
+from vitlens.names import FigureFormat, FigureWidth
 from vitlens.typed import Count, Name, Text, between, length, read_as
 from vitlens.uncertainty import Estimate
 
@@ -94,6 +94,7 @@ class Config:
 
     title: Text = ""
     formats: tuple[FigureFormat, ...] = ()
+    width: FigureWidth = "page"
     versions: Mapping[str, str] = field(default_factory=dict)
     command_line: Text = ""
     device: Text = ""

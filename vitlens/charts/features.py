@@ -17,7 +17,20 @@ from numpy.typing import NDArray
 
 from vitlens.charts.overlay import enlarged
 from vitlens.charts.panels import Margins, board, without_frames
-from vitlens.charts.style import GREY, MAGNITUDE, SERIES, SMALL, WIDE, WRONG, heading, sheet, shortened, styled
+from vitlens.charts.style import (
+    GREY,
+    MAGNITUDE,
+    SERIES,
+    SMALL,
+    WRONG,
+    abreast,
+    full_width,
+    heading,
+    in_column,
+    sheet,
+    shortened,
+    styled,
+)
 
 NAMED: Final = 20  # classes whose colours and names can still be distinguished
 _APART: Final = 0.085  # least distance of two names, as a share of a panel's side
@@ -55,9 +68,9 @@ class Cloud:
 def feature_space(clouds: Sequence[Cloud], title: str) -> Figure:
     """Clouds of points, two in a row, coloured by class where there are at most twenty; axes have no unit, as only
     distances between points have a meaning."""
-    across = min(2, len(clouds))
+    across = abreast(min(2, len(clouds)))
     down = -(-len(clouds) // across)
-    figure = sheet(WIDE if across == 2 else WIDE * 0.62, 0.2 + 3.45 * down)
+    figure = sheet(full_width() if across == 2 or in_column() else full_width() * 0.62, 0.2 + 3.45 * down)
     panels = figure.subplots(down, across, squeeze=False)
     palette = _palette([cloud.labels for cloud in clouds if cloud.labels is not None])
     names = {label: shortened(clouds[0].classes[label], 18) for label in palette}
@@ -71,7 +84,12 @@ def feature_space(clouds: Sequence[Cloud], title: str) -> Figure:
         for name, (marker, colour) in marks.items()
     ]
     if handles:
-        figure.legend(handles=handles, loc="outside lower center", ncol=6 if across == 2 else 4, fontsize=SMALL)
+        figure.legend(
+            handles=handles,
+            loc="outside lower center",
+            ncol=2 if in_column() else 6 if across == 2 else 4,
+            fontsize=SMALL,
+        )
     heading(figure, title)
     return figure
 
@@ -168,8 +186,9 @@ def patch_map(maps: Sequence[PatchMap], title: str) -> Figure:
     """Two maps of the same patches: with their positions, coloured by place with a key; and without, where some are
     drawn as what they show, and the others in the colour of their place."""
     (shown,) = maps
-    figure = sheet(WIDE, 3.7)
-    panels = figure.subplots(1, 2)
+    across = abreast(2)
+    figure = sheet(full_width(), 3.7 * 2 / across)
+    panels = figure.subplots(2 // across, across, squeeze=False).ravel()
     words = ["coloured by place in the image (key)", "without the mean of each place"]
     if shown.cut is not None and shown.pixels is not None:
         words[1] += f"; {len(shown.cut)} as pictures"
@@ -230,10 +249,11 @@ def correspondences(pairs: Sequence[Matches], title: str) -> Figure:
     values = np.concatenate([pair.similarity[:_ARCS] for pair in pairs])
     low, high = float(values.min()), float(values.max())
     ratio = pairs[0].first.shape[1] / pairs[0].first.shape[2]
-    panel = (WIDE - 0.5) / 4 if len(pairs) > 1 else 2.6
+    across = 2 if in_column() or len(pairs) == 1 else 4
+    panel = min(2.6, (full_width() - 0.5) / across)
     drawn = board(
         title=f"{title}: similarity {low:.2f} (dark) to {high:.2f} (light)", count=2 * len(pairs),
-        across=4 if len(pairs) > 1 else 2, panel=(panel, panel * ratio), gap=(0.1, 0.28), margins=Margins(top=0.24),
+        across=across, panel=(panel, panel * ratio), gap=(0.1, 0.28), margins=Margins(top=0.24),
     )  # fmt: skip
     for index, pair in enumerate(pairs):
         left, right = drawn.panels[2 * index : 2 * index + 2]

@@ -13,12 +13,25 @@ from numpy.typing import NDArray
 from vitlens.charts.overlay import Scale, clipped_scale, colour_bar, is_constant, no_value, symmetric_scale
 from vitlens.charts.panels import BAR_ROOM, Margins, name_heads, size_of
 from vitlens.charts.panels import board as panels
-from vitlens.charts.style import COUNTS, MAGNITUDE, SIGNED, SMALL, WIDE, heading, sheet, shortened, styled
+from vitlens.charts.style import (
+    COUNTS,
+    MAGNITUDE,
+    SIGNED,
+    SMALL,
+    TALL,
+    abreast,
+    full_width,
+    heading,
+    sheet,
+    shortened,
+    styled,
+)
 from vitlens.charts.values import Draw, Values, label, numbers, series_of, unit_of, value
 from vitlens.report.numbers import number
 
 _PANELS: Final = 6
 _LETTER: Final = 0.066  # inch per letter of a tick
+_CELL: Final = 0.32  # inch of a cell in which a number has room
 
 
 def board(
@@ -40,13 +53,14 @@ def board(
     def draw(rows: Sequence[Any], title: str) -> Figure:
         names = [name for each in values for name in ([each] if isinstance(each, str) else each())]
         known = [name for name in names if np.isfinite(numbers(rows, name)[0]).any()][:_PANELS]
-        across = len(known) if len(known) < 3 else 2 if len(known) == 4 else 3
+        across = abreast(len(known) if len(known) < 3 else 2 if len(known) == 4 else 3)
         heads = [textwrap.fill(label(rows, name, titles(name) if titles else ""), 26) for name in known]
         gap = (BAR_ROOM, 0.58 + 0.14 * max(text.count("\n") for text in heads))
         margins = Margins(left=0.45, right=BAR_ROOM, top=gap[1] - 0.36, bottom=0.6)
-        wide = min((WIDE - margins.left - margins.right + gap[0]) / across - gap[0], 2.5)
+        wide = min((full_width() - margins.left - margins.right + gap[0]) / across - gap[0], 2.5)
         shape = 1 + max(row.layer for row in rows), 1 + max(row.head for row in rows)
-        tall = float(np.clip(wide * shape[0] / shape[1], 0.9, 2.8))
+        most = min(2.8, (TALL - 1.0) / -(-len(known) // across) - gap[1])
+        tall = float(np.clip(wide * shape[0] / shape[1], min(0.9, most), most))
         drawn = panels(title=title, count=len(known), across=across, panel=(wide, tall), gap=gap, margins=margins)
         dots = np.zeros(shape, bool)
         for row in rows if marked else ():
@@ -113,23 +127,24 @@ def matrix(
         parts = series_of(rows, panel)
         shapes = [[len({str(value(row, name)) for row in own}) for name in (down, across)] for own in parts.values()]
         tallest, widest = (max(sides) for sides in zip(*shapes))
-        columns = min(len(parts), 3)
+        columns = abreast(min(len(parts), 3))
         lines = -(-len(parts) // columns)
-        wide = min((WIDE - 1.6) / columns, 0.72 * widest)
+        wide = min((full_width() - 1.6) / columns, 0.72 * widest)
         tall = min(6.0, wide * tallest / widest * (0.62 if columns == 1 else 1.0) + 0.3)
-        figure = sheet(min(WIDE, wide * columns + 1.6), 0.2 + lines * (tall + (0.7 if columns == 1 else 0.9)))
+        figure = sheet(min(full_width(), wide * columns + 1.6), 0.2 + lines * (tall + (0.7 if columns == 1 else 0.9)))
         grid = list(figure.subplots(lines, columns, squeeze=False).flat)
         every = numbers(rows, cell)[0]
         within = unit_of(rows, cell) != "fraction" and np.abs(every).max(initial=0.0, where=~np.isnan(every)) <= 1.0
         digits = 1 if unit_of(rows, cell) == "fraction" else 2 if within else None  # 2: correlations, areas
         scale = symmetric_scale(every) if signed else _scale(every, None)
+        has_room = columns == 1 and wide / widest >= _CELL
         for axes, (name, own) in zip(grid, parts.items()):
             found = numbers(own, cell)[0]
             texts = [words(row) if words else "" if np.isnan(each) else number(each, digits)
                      for row, each in zip(own, found)]  # fmt: skip
             if below:
                 texts = [f"{text}\n{below(row)}" if text else "" for text, row in zip(texts, own)]
-            shown = _fill(axes, own, (down, across), found, texts if columns == 1 else [], scale, signed=signed)
+            shown = _fill(axes, own, (down, across), found, texts if has_room else [], scale, signed=signed)
             _name_columns(axes, int(wide / len(axes.get_xticks()) / _LETTER))
             axes.set_title(textwrap.fill(name, 60 if columns == 1 else int(wide / 0.075)))
         for axes in grid[len(parts) :]:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
-from vitlens.charts.style import HALF, TITLE, DisplayedFigure, wrapped_title
+from vitlens.charts.style import HALF, TITLE, DisplayedFigure, full_width, wrapped_title
 
 BAR_ROOM: Final = 0.98  # inch at the right for a colour bar with its numbers and label
 _LEAST: Final = 1.3  # inch of height, for the label of a colour bar: 20 letters
@@ -53,7 +53,7 @@ def area(*, title: str, wide: float, tall: float, margins: Margins) -> Board:
     """A figure with an area of this size in inches and no panel yet, below a title wrapped to its width; at least half
     a page wide."""
     needed = margins.left + wide + margins.right
-    width = max(HALF, needed)
+    width = max(min(HALF, full_width()), needed)
     left = margins.left + (width - needed) / 2
     text, head = wrapped_title(title, width)
     top = head + margins.top

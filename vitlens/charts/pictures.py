@@ -93,7 +93,7 @@ def images(
         beside = {} if under else {at: textwrap.fill(style.shortened(name, 40), 14) for at, name in names.items()}
         longest = max((len(line) for text in beside.values() for line in text.split("\n")), default=0)
         left, right = 0.12 + 0.075 * longest if longest else _GAP, BAR_ROOM if bar else _GAP
-        room, least = style.WIDE - left - right, _LEAST[sum(each.image is not None for each in rows) > 1]
+        room, least = style.full_width() - left - right, _LEAST[sum(each.image is not None for each in rows) > 1]
         blocks = -(-across // max(1, int((room + _GAP) / (least + _GAP))))
         across = -(-across // blocks)
         ratio = max(_shape(each)[0] / _shape(each)[1] for each in rows)

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from vitlens.charts.style import GREY, SMALL, WIDE, heading, sheet, shortened, styled
+from vitlens.charts.style import GREY, SMALL, abreast, full_width, heading, in_column, sheet, shortened, styled
 from vitlens.charts.values import MARKERS, STYLES, Draw, Values, colour, label, legend, numbers, series_of, value
 
 _MOST = 30  # rows of a chart that has a line for each
@@ -28,7 +28,7 @@ def intervals(
     def draw(rows: Sequence[Any], title: str) -> Figure:
         named, title = _first(rows, by, title)
         drawn = [(name, own, each) for name, own in series_of(rows, of).items() for each in values]
-        figure = sheet(WIDE * 0.8, 0.7 + max(0.24, 0.13 * len(drawn)) * max(len(named), 2))
+        figure = sheet(_share(0.8), 0.7 + max(0.24, 0.13 * len(drawn)) * max(len(named), 2))
         axes, tall = figure.subplots(), (0.8 if filled else 0.6) / len(drawn)
         for at, (name, own, column) in enumerate(drawn):
             kept = [row for row in own if str(value(row, by)) in named]
@@ -44,7 +44,7 @@ def intervals(
                 axes.annotate(words(row), (end, place), (3, 0), textcoords="offset points", va="center", fontsize=SMALL)  # type: ignore[misc]
         if reference is not None:
             axes.axvline(reference, color=GREY, linestyle="--", linewidth=0.9)
-        axes.set_yticks(range(len(named)), [shortened(name, 34) for name in named])
+        axes.set_yticks(range(len(named)), [shortened(name, 18 if in_column() else 34) for name in named])
         axes.set_ylim(len(named) - 0.4, -0.6)
         axes.set_xlabel(label(rows, values[0]) if len(values) == 1 or titles else "")
         axes.grid(axis="x")
@@ -53,6 +53,11 @@ def intervals(
         return figure
 
     return draw
+
+
+def _share(of_page: float) -> float:
+    """Return the width of a figure, inch: a share of a page, or a whole column."""
+    return full_width() if in_column() else full_width() * of_page
 
 
 def _first(rows: Sequence[Any], by: str, title: str) -> tuple[list[str], str]:
@@ -81,9 +86,9 @@ def lines(
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
         panels = series_of(rows, panel)
-        across = 1 if len(panels) == 1 else 2 if len(panels) in (2, 4) else 3
+        across = abreast(1 if len(panels) == 1 else 2 if len(panels) in (2, 4) else 3)
         down = -(-len(panels) // across)
-        figure = sheet(WIDE * (0.75 if across == 1 else 1), 0.4 + (2.4 if across == 1 else 1.9) * down)
+        figure = sheet(_share(0.75 if across == 1 else 1.0), 0.4 + (2.4 if across == 1 else 1.9) * down)
         grid = list(figure.subplots(down, across, squeeze=False, sharey=True).flat)
         names = list(series_of(rows, of))
         for axes, (name, own) in zip(grid, panels.items()):
@@ -93,7 +98,7 @@ def lines(
                     _curve(axes, part, x, y, len(names) * at + names.index(series), words, band)
             if reference:
                 axes.axhline(numbers(own[:1], reference)[0, 0], color=GREY, linestyle="--", linewidth=0.9)
-            axes.set_title(textwrap.fill(name, 60 if across == 1 else 30))
+            axes.set_title(textwrap.fill(name, 60 if across == 1 and not in_column() else 30))
             axes.set_xlabel(label(rows, x))
             whole = bool(np.all(np.mod(numbers(own, x)[0], 1) == 0))
             axes.xaxis.set_major_locator(MaxNLocator(8 if whole else 5, integer=whole, min_n_ticks=1))
@@ -161,7 +166,7 @@ def scatter(x: str, y: str, *, of: str = "") -> Draw:
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
-        figure = sheet(WIDE * 0.7, 3.2)
+        figure = sheet(_share(0.7), 3.2)
         axes = figure.subplots()
         for at, (series, own) in enumerate(series_of(rows, of).items()):
             across, up = numbers(own, x), numbers(own, y)

@@ -1,19 +1,22 @@
 """The style of every figure: fonts, sizes, colours, and the decorator that applies them.
 
-Figures are made with matplotlib's object interface, never pyplot, so none has to be closed. WIDE is a page, HALF half
-a page. Texts are drawn literally: no formulas from a `$` in a name, no character without a glyph.
+Figures are made with matplotlib's object interface, never pyplot, so none has to be closed. They are as wide as a
+page, or within `of_width` as a column of a paper, in which panels lie below one another. Texts are drawn literally:
+no formulas from a `$` in a name, no character without a glyph.
 """
 
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache, wraps
 from io import BytesIO
 from threading import RLock
-from typing import Final, ParamSpec
+from typing import Any, Final, ParamSpec
 
 import matplotlib.style
-from matplotlib import font_manager
+from matplotlib import font_manager, rc_context
 from matplotlib.artist import Artist
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -23,8 +26,10 @@ from matplotlib.text import Text
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter
 
 from vitlens.display import escape, unprotected, visible
+from vitlens.errors import UnknownNameError
+from vitlens.names import FigureWidth
 
-WIDE: Final = 7.2  # inch
+WIDTHS: Final[Mapping[FigureWidth, float]] = {"page": 7.2, "column": 3.3}  # inch
 HALF: Final = 3.5  # inch
 TALL: Final = 9.6  # inch, the most that leaves room for a caption
 
@@ -73,8 +78,39 @@ STYLE: Final = {
     "figure.constrained_layout.w_pad": 0.04,
 }
 
+# the publishers' checks refuse matplotlib's default, fonts of type 3; text in an svg can be searched and edited
+EMBEDDED: Final[dict[Any, Any]] = {"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"}
+
 _P = ParamSpec("_P")
 _LOCK = RLock()  # matplotlib's settings are one per process
+_width: ContextVar[FigureWidth] = ContextVar("width", default="page")
+
+
+@contextmanager
+def of_width(width: FigureWidth) -> Iterator[None]:
+    """Inside, figures are as wide as a page or a column. Raises UnknownNameError for another word."""
+    if width not in WIDTHS:
+        raise UnknownNameError("width of figures", width, WIDTHS)
+    before = _width.set(width)
+    try:
+        yield
+    finally:
+        _width.reset(before)
+
+
+def full_width() -> float:
+    """Return the width of a figure, inch."""
+    return WIDTHS[_width.get()]
+
+
+def in_column() -> bool:
+    """Return True if figures are as wide as a column."""
+    return _width.get() == "column"
+
+
+def abreast(panels: int) -> int:
+    """Return how many of these panels, which lie abreast on a page, do so here: in a column half of them."""
+    return max(1, panels // 2) if in_column() else panels
 
 
 def styled(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
@@ -102,6 +138,11 @@ class DisplayedFigure(Figure):
         drawn = BytesIO()
         self.savefig(drawn, format="png", metadata={"Software": None})
         return drawn.getvalue()
+
+    def savefig(self, *args: Any, **kwargs: Any) -> None:
+        """Save as matplotlib does, with fonts embedded as TrueType and the text of an svg as text."""
+        with rc_context(EMBEDDED):
+            super().savefig(*args, **kwargs)
 
 
 def sheet(width: float, height: float) -> Figure:

@@ -6,6 +6,7 @@ from typing import Final
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.gridspec import GridSpecBase
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
@@ -21,8 +22,7 @@ _MOST: Final = 99.5  # percentile of absolute values that has the full colour
 def head_matrices(scores: Array, weights: Array, prefix: Sequence[str], title: str) -> Figure:
     """Scores and weights (query, key) of one head side by side, each with its own colours; masked scores (-inf) are
     left white; prefix: the names of the tokens before the patches."""
-    figure = style.sheet(style.WIDE, 3.05)
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = _abreast(2, 3.05)
     values = np.where(np.isneginf(scores), np.nan, scores)
     figure.colorbar(
         _signed(left, values, _most(values), "equal"), ax=left, shrink=0.82, extend="both", label="score"
@@ -42,8 +42,7 @@ def weights_with_row(
 ) -> Figure:
     """Weights (query, key) with one query's row marked, and that row over the image (3, height, width), patch by
     patch."""
-    figure = style.sheet(style.WIDE, 3.5)
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = _abreast(2, 3.5)
     _shares(left, 100 * weights, "weight (%)")
     _name_tokens(left, prefix)
     _outline(left, query, weights.shape[1])
@@ -62,8 +61,7 @@ def token_vectors(
     """Vectors of all tokens (tokens, numbers), one panel each with one range of colours for all; marked: the token that
     is outlined in each."""
     most = max(_most(values) for _, values in panels)
-    figure = style.sheet(style.WIDE, 3.3)
-    every = figure.subplots(1, len(panels))
+    figure, every = _abreast(len(panels), 3.3)
     for axes, (name, values), token in zip(every, panels, marked, strict=True):
         image = _signed(axes, values, most)
         axes.set_title(name)
@@ -71,7 +69,7 @@ def token_vectors(
         axes.set_xlabel("number of the vector")
         if token is not None:
             _outline(axes, token, values.shape[1])
-    figure.colorbar(image, ax=list(every), extend="both", pad=0.02).outline.set_visible(False)
+    figure.colorbar(image, ax=every, extend="both", pad=0.02).outline.set_visible(False)
     style.heading(figure, title)
     return figure
 
@@ -79,7 +77,7 @@ def token_vectors(
 @style.styled
 def weighted_values(weights: Array, values: Array, output: Array, title: str) -> Figure:
     """One query's weights (key,) beside the values (key, numbers), and below them their weighted sum (numbers,)."""
-    figure = style.sheet(style.WIDE, 3.6)
+    figure = style.sheet(style.full_width(), 3.6)
     grid = figure.add_gridspec(2, 2, width_ratios=[1, 4], height_ratios=[7, 1])
     left, middle, below = (figure.add_subplot(grid[place]) for place in ((0, 0), (0, 1), (1, 1)))
     left.barh(np.arange(len(weights)), 100 * weights, color=style.BLUE, height=1.0)
@@ -104,24 +102,41 @@ def patch_embedding(
 
     Each filter is drawn as a picture, its weights divided by its largest: 0 is grey. numbers: of the filters.
     """
-    figure = style.sheet(style.WIDE, 2.7)
     columns = (len(responses) + 1) // 2
-    grid = figure.add_gridspec(2, columns + 3, width_ratios=[1.6, *[0.9] * columns, 0.35, 2.6])
-    first = figure.add_subplot(grid[:, 0])
+    if style.in_column():
+        figure = style.sheet(style.full_width(), 5.6)
+        rows = figure.add_gridspec(3, 1, height_ratios=[1.2, 1.7, 2.2])
+        patch_place, plot_place = rows[0, 0], rows[2, 0]
+        filters_grid: GridSpecBase = rows[1, 0].subgridspec(2, columns)
+        first_column = 0
+    else:
+        figure = style.sheet(style.full_width(), 2.7)
+        grid = figure.add_gridspec(2, columns + 3, width_ratios=[1.6, *[0.9] * columns, 0.35, 2.6])
+        patch_place, plot_place = grid[:, 0], grid[:, -1]
+        filters_grid = grid
+        first_column = 1
+    first = figure.add_subplot(patch_place)
     first.imshow(patch.transpose(1, 2, 0))
     first.set_title("one patch")
     for index, (own, response, number) in enumerate(zip(filters, responses, numbers, strict=True)):
-        axes = figure.add_subplot(grid[index // columns, 1 + index % columns])
+        axes = figure.add_subplot(filters_grid[index // columns, first_column + index % columns])
         axes.imshow(0.5 + own.transpose(1, 2, 0) / (2 * (float(np.abs(own).max()) or 1.0)))
         axes.set_title(f"filter {number}\n{response:+.2f}", fontsize=style.SMALL)
     without_frames(figure.axes)
-    axes = figure.add_subplot(grid[:, -1])
+    axes = figure.add_subplot(plot_place)
     ends = [min(convolved.min(), embedded.min()), max(convolved.max(), embedded.max())]
     axes.plot(ends, ends, color=style.GREY, linewidth=0.8)
     axes.plot(convolved.ravel(), embedded.ravel(), ".", color=style.BLUE, markersize=1.5, alpha=0.4, rasterized=True)
     axes.set(xlabel="convolution", ylabel="unfold and linear", title=f"{convolved.size:,} numbers")
     style.heading(figure, title)
     return figure
+
+
+def _abreast(panels: int, tall: float) -> tuple[Figure, list[Axes]]:
+    """Return a figure of panels beside one another, or in a column below one another; tall: inch of a panel."""
+    down = panels if style.in_column() else 1
+    figure = style.sheet(style.full_width(), tall * down)
+    return figure, list(figure.subplots(down, panels // down, squeeze=False).flat)
 
 
 def _most(values: Array) -> float:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from vitlens.charts.overlay import Array, enlarged
 from vitlens.charts.panels import Margins, board, without_frames
-from vitlens.charts.style import GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, WIDE, styled
+from vitlens.charts.style import GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, abreast, full_width, styled
 
 _FOUR: Final = (SKY, ORANGE, GREEN, PURPLE)  # so that neighbours differ
 _TINT: Final = 0.35  # opacity of a window's colour over the image
@@ -30,10 +30,11 @@ def windows_and_shift(
     their numbers.
     """
     seen = [np.asarray(each) > 0 for each in reach]
-    side = (WIDE - 0.12 - 3 * 0.12) / 4
+    across = abreast(4)
+    side = (full_width() - 0.12 * across) / across
     tall = side * min(image.shape[1] / image.shape[2], 1.5)
     margins = Margins(top=0.36, bottom=0.22)
-    drawn = board(title=title, count=4, across=4, panel=(side, tall), gap=(0.12, 0.0), margins=margins)
+    drawn = board(title=title, count=4, across=across, panel=(side, tall), gap=(0.12, 0.6), margins=margins)
     for axes, values, number in zip(drawn.panels, parts, layers):
         _draw_parts(axes, image, values)
         axes.set_title(f"layer {number}: {len(np.unique(values))} parts,\nno attention between them")

@@ -19,7 +19,7 @@ from vitlens.data.other_data import describe_file
 from vitlens.data.registry import LAYOUTS, SETS, DataRequest
 from vitlens.data.split import InMemory, Split
 from vitlens.data.walk import readable
-from vitlens.errors import DataError, UnknownNameError, argument
+from vitlens.errors import DataError, UnknownNameError, argument, by_caller
 from vitlens.names import Part
 from vitlens.pixels import require_images
 from vitlens.preprocessing import Preprocessing

@@ -28,7 +28,7 @@ from vitlens.data.mask_values import read_mask
 from vitlens.data.registry import DataRequest
 from vitlens.data.split import Skipped, Split
 from vitlens.data.walk import images_in
-from vitlens.errors import DataError
+from vitlens.errors import DataError, by_caller
 from vitlens.files import read_json
 from vitlens.names import imagenet_classes
 from vitlens.preprocessing import Preprocessing
@@ -160,9 +160,11 @@ def load(request: DataRequest) -> Split:
         turned = _unclear_turns([(path, header) for path, header in zip(paths, headers) if path.name in masks])
     skipped = tuple(Skipped(path.name, reasons[path]) for path in paths if path in reasons)
     if not masks:
+        images = str(root / "images")
+        advice = by_caller(python=f"vitlens.images({images!r})", command=f"--images {images}")
         raise DataError(
             f"expected a mask or a box of the name and size of each image in {root}, found none ({skipped[0].file}: "
-            f"{skipped[0].reason}); try --images {root / 'images'} to do without"
+            f"{skipped[0].reason}); try {advice} to do without"
         )
     listing = Listing(tuple(path for path in paths if path.name in masks))
     split = read_listing(listing, replace(request, preprocessing=preprocessing))

@@ -85,7 +85,7 @@ def test_offline_nothing_is_asked_for(server):
     with hub.offline():
         with pytest.raises(ModelError, match="offline"):
             download()
-        with pytest.raises(ModelError, match="offline; give --weights FILE"):
+        with pytest.raises(ModelError, match="offline; give weights='FILE'"):
             vitlens.load("timm:vit_tiny_patch16_224")
     assert not server.asked
     assert not constants.HF_HUB_OFFLINE
@@ -163,7 +163,7 @@ def test_the_hubs_own_switch_comes_back_and_a_broken_download_says_why(monkeypat
             raise KeyError
     assert (constants.HF_HUB_OFFLINE, seen) == (before, [True, before])
     with (
-        pytest.raises(ModelError, match=r"\(connection reset\); give --weights FILE"),
+        pytest.raises(ModelError, match=r"\(connection reset\); give weights='FILE'"),
         hub.pretrained_download("timm:x", "https://example.org"),
     ):
         raise OSError("connection reset\nmore")

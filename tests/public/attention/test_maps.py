@@ -61,7 +61,7 @@ XCIT = partial(timm_model, "xcit_nano_12_p16_224", img_size=32, patch_size=16, e
 def test_attention_of_channels_is_in_no_map():
     """XCiT's last layer is a CLS that reads the patches; those before it are channels."""
     assert vitlens.explain(XCIT(), images(), method="attention").shape == (2, 2, 2)
-    with pytest.raises(UnsupportedError, match="layer 0 of tiny; choose another --layer"):
+    with pytest.raises(UnsupportedError, match="layer 0 of tiny; choose another layer="):
         vitlens.explain(XCIT(), images(), method="attention", layer=0)
 
 

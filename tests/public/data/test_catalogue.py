@@ -25,7 +25,7 @@ def test_the_registry_tells_the_truth_of_the_embedded_data(name):
 def test_a_canvas_and_scenes_are_for_digits_alone(tmp_path):
     for name in (str(tmp_path), "shapes"):
         for option in ({"canvas": 64}, {"scenes": 2}):
-            with pytest.raises(DataError, match="--data digits"):
+            with pytest.raises(DataError, match="data digits"):
                 load_data(name, **option)
 
 

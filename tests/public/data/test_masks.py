@@ -118,7 +118,7 @@ def test_a_damaged_mask_is_left_out_and_named_and_none_that_fits_is_refused(fold
     assert (split.files, split.masks.shape) == (("a.png",), (1, *SIZE))
     assert [skipped.file for skipped in split.skipped] == ["b.png", "c.png", "d.png"]
     damage(folder / "masks" / "a.png")
-    with pytest.raises(DataError, match=r"a\.png: .*try --images .*images "):
+    with pytest.raises(DataError, match=r"a\.png: .*try vitlens\.images\(.*images'"):
         load(folder)
 
 

@@ -81,7 +81,7 @@ def test_errors_are_one_line(here, name):
 def test_code_is_run_only_where_the_option_names_it_and_decides_weights_and_size(here):
     (here / "my.py").write_text("raise SystemError('run')")
     for allowed in ((), ("my.py:other",), ("your.py:vit",)):
-        with pytest.raises(InputError, match=r"--model-file my\.py:vit"):
+        with pytest.raises(InputError, match=r"code_files=\('my\.py:vit',\)"):
             vitlens.load("my.py:vit", code_files=allowed)
     for more in ({"weights": "w.safetensors"}, {"random_weights": True}, {"image_size": 64}, {"mean": (0.5,) * 3}):
         with pytest.raises(InputError, match="leave"):

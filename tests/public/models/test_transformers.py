@@ -334,7 +334,7 @@ def test_a_processor_that_is_missing_or_not_plain_is_replaced_by_mean_std_and_im
         (folder / PROCESSOR).unlink()
     given = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4), "image_size": 32}
     for missing in given:
-        with pytest.raises(UnsupportedError, match="--mean, --std and --image-size"):
+        with pytest.raises(UnsupportedError, match="mean=, std= and image_size="):
             vitlens.load(f"hf:{folder}", **{key: value for key, value in given.items() if key != missing})
     model = vitlens.load(f"hf:{folder}", **given)
     mean, std = (torch.tensor(given[key])[:, None, None] for key in ("mean", "std"))

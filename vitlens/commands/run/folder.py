@@ -124,6 +124,7 @@ class RunFolder:
             "title": title or " ".join((command.capitalize(), *name_parts)),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "formats": list(run.formats),
+            "width": run.width,
             "versions": versions(),
             **(config or {}),
         }

@@ -9,7 +9,7 @@ from vitlens.commands.run.flags import argument, bundle, choices, option
 from vitlens.commands.run.parsing import numbers, side_lengths
 from vitlens.errors import InputError
 from vitlens.models.sources.registry import describe_names
-from vitlens.names import DEFAULT_SEED, FORMATS, Precision
+from vitlens.names import DEFAULT_SEED, FORMATS, FigureWidth, Precision
 
 _PANEL = "Run and report"
 _run = partial(option, panel=_PANEL)
@@ -22,7 +22,7 @@ class RunOptions:
     """How to run and where to write.
 
     device: auto, cpu, cuda, cuda:N or mps; batch_size: images at a time (None: chosen to fit); limit: at most so many
-    images (None: all); out: the folder to write (None: a new one named by time); formats: of the figures; html:
+    images (None: all); out: the folder to write (None: a new one named by time); formats, width: of the figures; html:
     whether report.html is written, too (None: as the registry says of the command); data_dir: where downloaded
     data is kept; labels: a table of the labels of a folder's images; at_least, at_most: requirements, each
     METRIC=VALUE (run/requirements.py); command: the line that was typed, for config.json.
@@ -41,6 +41,9 @@ class RunOptions:
         "--format", f"Formats of figures, comma-separated: {', '.join(FORMATS)}.", FORMATS, default=("png",),
         panel=_PANEL,
     )  # fmt: skip
+    width: FigureWidth = _run(
+        "--width", "Width of figures: a page (7.2 inches), or a column of a paper (3.3).", default="page", shown=False
+    )
     html: bool | None = _run(
         "--html/--no-html",
         "Also write report.html, one file to send on (default: only look, study and walkthrough do).", shown=False,

@@ -93,6 +93,8 @@ def save_figures(document: Document, record: Record, *, copy: bool = False) -> N
 
     copy: copy the figures that chapters of this run have drawn, where they are there, rather than draw them again.
     """
+    from vitlens.charts.style import of_width
+
     formats = tuple(dict.fromkeys(["png", *record.config.formats]))
     for spec in document.figures:
         require_time()
@@ -104,7 +106,9 @@ def save_figures(document: Document, record: Record, *, copy: bool = False) -> N
                 with write_atomically(path) as temporary:
                     shutil.copyfile(source, temporary)
         else:
-            _save(spec.draw(), dict(zip(formats, files, strict=True)))
+            with of_width(record.config.width):
+                figure = spec.draw()
+            _save(figure, dict(zip(formats, files, strict=True)))
 
 
 def _files(folder: Path, below: str, name: str, formats: tuple[str, ...]) -> tuple[Path, ...]:
