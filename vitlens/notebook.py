@@ -20,12 +20,15 @@ from vitlens.data.catalogue import read_split
 from vitlens.data.split import Split
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.models.model import Model
+from vitlens.names import FigureWidth
 from vitlens.pixels import AnyImages
 from vitlens.shapes import Images
 from vitlens.uncertainty import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from vitlens.charts.values import Draw
 
 MOST: Final = 12  # images in one figure
 _PANELS: Final = 6  # tables in one figure
@@ -39,6 +42,7 @@ def show(
     title: str = "",
     names: Sequence[object] | Tensor | None = None,
     label: str = "value",
+    width: FigureWidth = "page",
 ) -> "Figure":
     """Images with their maps in colour over them, below each image or, of several methods, beside it.
 
@@ -46,9 +50,9 @@ def show(
     rows, columns), or (rows, columns) for one image, of any resolution, as `rollout`, `relevance` and `explain` give
     them; or several by name. One method without negative values has one colour scale for all images, with its values at
     the bar; otherwise each map is drawn as a share of its largest value, red for positive, blue for negative. title: of
-    the figure; names: one for each image; label: the maps' unit, at the colour bar; model: the maps' own, whose crop of
-    files and pictures is shown (a tensor or a Split is shown as it is). Raises InputError where shapes do not fit, and
-    for maps of files without the model.
+    the figure; names: one for each image; label: the maps' unit, at the colour bar; width: of a page or a column;
+    model: the maps' own, whose crop of files and pictures is shown (a tensor or a Split is shown as it is). Raises
+    InputError where shapes do not fit, and for maps of files without the model.
 
     >>> import torch, vitlens
     >>> digits = vitlens.load_data("digits", limit=2)
@@ -70,7 +74,7 @@ def show(
     if len(captions) != count:
         raise InputError(f"expected {count} names, one for each of the images, found {len(captions)}")
     if maps is None:
-        return drawn()([Picture(image, below=name) for image, name in zip(pixels, captions)], title)
+        return _figure(drawn(), [Picture(image, below=name) for image, name in zip(pixels, captions)], title, width)
     batches = {}
     for name, value in (maps if isinstance(maps, Mapping) else {"map": maps}).items():
         values = _numbers(value, name).float()
@@ -87,14 +91,14 @@ def show(
         cells = [Picture(image, row="image", below=word) for image, word in zip(pixels, captions)]
         cells += [Picture(image, own.numpy(), row="map") for image, own in zip(pixels, only)]
         title = title or (name if isinstance(maps, Mapping) else "Maps over their images")
-        return drawn(scale="joint", label=label)(cells, title)
+        return _figure(drawn(scale="joint", label=label), cells, title, width)
     rows = [f"image {index}" for index in range(count)] if given is None else captions
     rows = [f"{index}: {row}" if rows.count(row) > 1 else row for index, row in enumerate(rows)]
     cells = []
     for index, (row, image) in enumerate(zip(rows, pixels)):
         cells.append(Picture(image, row=row, column="image"))
         cells += [Picture(image, own[index].numpy(), row, name, signed=signed[name]) for name, own in batches.items()]
-    return drawn()(cells, title or "Maps, each as a share of its largest value")
+    return _figure(drawn(), cells, title or "Maps, each as a share of its largest value", width)
 
 
 def show_heads(
@@ -104,6 +108,7 @@ def show_heads(
     model: Model | None = None,
     image: int = 0,
     layer: int | None = None,
+    width: FigureWidth = "page",
 ) -> "Figure":
     """The attention of every head to each patch, layers by heads, for one image; or one layer's heads over the images.
 
@@ -111,7 +116,7 @@ def show_heads(
     (layers, batch, heads, rows, columns), or one such tensor a layer; of weights with all rows, that of the CLS token,
     or the mean over patches without one; or the model itself, also one with windows: its maps of the images. images:
     beside or under the maps; image: which of the batch, from 0, of any number of images; layer: from 0, for the heads
-    of one layer over at most 12 images. Raises InputError where shapes do not fit.
+    of one layer over at most 12 images; width: of a page or a column. Raises InputError where shapes do not fit.
 
     >>> import torch, vitlens
     >>> vit, digits = vitlens.load("vit-digits"), vitlens.load_data("digits", limit=2)
@@ -172,17 +177,23 @@ def show_heads(
         names = [f"image {index}" for index in range(count)] if count > 1 else [""]
         cells = list(with_maps(pictures.numpy(), list(own.swapaxes(0, 1).numpy()), titles, names))
         title = f"Layer {layer}: attention of the {query} to each patch, by head"
-    return drawn(scale="joint", label="attention (%)")(cells, title)
+    return _figure(drawn(scale="joint", label="attention (%)"), cells, title, width)
 
 
 def show_board(
-    values: object, statistics: str | Sequence[str] | None = None, *, title: str = "", unit: str = ""
+    values: object,
+    statistics: str | Sequence[str] | None = None,
+    *,
+    title: str = "",
+    unit: str = "",
+    width: FigureWidth = "page",
 ) -> "Figure":
     """Numbers of every head as a map of layers (down) by heads (across), with a colour bar.
 
     values: what `vitlens.statistics` gives, of which `statistics` names one to six; what `vitlens.ablate` gives; a
     table (layers, heads), NaN where there is no head; or up to six tables by name. Colours are symmetric around 0 for a
-    single table with negative values. unit: at the colour bar. Raises InputError where shapes do not fit.
+    single table with negative values. unit: at the colour bar; width: of a page or a column. Raises InputError where
+    shapes do not fit.
 
     >>> import torch, vitlens
     >>> table = vitlens.statistics(vitlens.load("vit-digits"), torch.rand(4, 3, 32, 32))
@@ -232,7 +243,14 @@ def show_board(
     ]  # fmt: skip
     signed = len(tables) == 1 and not titles and bool((first < 0).any())
     named = {f"values.{name}": titles.get(name, name) for name in tables}
-    return board(*named, signed=signed, titles=named.__getitem__)(cells, title or "Every head")
+    return _figure(board(*named, signed=signed, titles=named.__getitem__), cells, title or "Every head", width)
+
+
+def _figure(draw: "Draw", cells: Sequence[Any], title: str, width: FigureWidth) -> "Figure":
+    from vitlens.charts.style import of_width
+
+    with of_width(width):
+        return draw(cells, title)
 
 
 @dataclass(frozen=True)

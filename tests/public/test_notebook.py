@@ -137,3 +137,20 @@ def test_a_notebook_displays_figures_with_the_label_of_small_numbers_within_them
     assert figure._repr_png_().startswith(b"\x89PNG")
     (bar,) = [axes for axes in figure.axes if axes.get_ylabel() == "share of 1"]
     assert bar.yaxis.label.get_window_extent().x1 < figure.bbox.x1
+
+
+def test_figures_fit_a_column_of_a_paper_with_fonts_as_its_publisher_wants_them(vit, images, tmp_path):
+    maps = vitlens.rollout(vit, images)
+    figures = {
+        "maps": vitlens.show(images, {"rollout": maps, "again": maps}, width="column"),
+        "heads": vitlens.show_heads(vit, images, width="column"),
+        "board": vitlens.show_board(vitlens.statistics(vit, images), width="column"),
+    }
+    for name, figure in figures.items():
+        assert figure.get_figwidth() < 3.3001, name
+    figures["board"].savefig(tmp_path / "x.pdf")
+    written = (tmp_path / "x.pdf").read_bytes()
+    assert b"/Type3" not in written
+    assert b"/CIDFontType2" in written
+    with pytest.raises(UnknownNameError, match="column"):
+        vitlens.show(images, width="colum")

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
+from matplotlib.colors import Colormap, ListedColormap, Normalize
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ _SHARPEST: Final = 224  # pixels to which a smaller image is enlarged before a m
 _GREY: Final = np.array([0.2126, 0.7152, 0.0722])
 _FEW: Final = 12  # number of values below which none counts as extreme
 _FAR: Final = 3.0  # times the usual magnitude, from which on a value lies beyond the colours
+POSITIVE: Final = ListedColormap(colormaps[style.SIGNED](np.linspace(0.5, 1, 256)), name="positive")
 _PLATE: Final[dict[str, Any]] = {"facecolor": "white", "alpha": 0.85, "linewidth": 0.0, "pad": 1.5}
 
 
@@ -137,7 +138,14 @@ def overlaid(image: Array, values: Array, *, signed: bool) -> Array:
     return np.asarray((1 - weight) * grey + weight * colours)
 
 
-def colour_bar(axes: Axes, *, scale: Scale, label: str, colours: str = style.MAGNITUDE, both: bool = False) -> None:
+def as_colormap(colours: str | Colormap) -> Colormap:
+    """Return the map of colours of a name."""
+    return colormaps[colours] if isinstance(colours, str) else colours
+
+
+def colour_bar(
+    axes: Axes, *, scale: Scale, label: str, colours: str | Colormap = style.MAGNITUDE, both: bool = False
+) -> None:
     """Fill axes with the colour bar of a scale, with ticks at round numbers.
 
     An arrow at its end, and "≥" where a tick is there, say that values lie above (Scale.clipped); both: also below.

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -24,6 +25,7 @@ _LETTER: Final = 0.065  # inch per letter below a picture
 _ROUND: Final = (1, 2, 4, 5, 8, 10, 16, 20, 32, 50, 64, 100, 128, 200, 256)
 _TALL: Final = 6.0  # of all rows
 _LINES: Final = 6  # of images with many maps each, on a page
+_DARK: Final = 0.25  # share of a scale up to which all colours are dark
 _MOSAIC: Final = 8  # most maps in a row or column
 
 
@@ -90,7 +92,12 @@ def images(
         places, down, across = _places(rows)
         bar = _scale(rows, scale)
         names = {places[id(each)][0]: each.row for each in rows if each.row}
+        common = bar[0] if bar and scale == "joint" else None
         beside = {} if under else {at: textwrap.fill(style.shortened(name, 40), 14) for at, name in names.items()}
+        dark = _dark(rows, "row", common)
+        for at in beside:
+            if names[at] in dark:
+                beside[at] += f"\nup to {dark[names[at]]:.2g}"
         longest = max((len(line) for text in beside.values() for line in text.split("\n")), default=0)
         left, right = 0.12 + 0.075 * longest if longest else _GAP, BAR_ROOM if bar else _GAP
         room, least = style.full_width() - left - right, _LEAST[sum(each.image is not None for each in rows) > 1]
@@ -102,9 +109,10 @@ def images(
         letters = max(10, int((side + _GAP) / _LETTER))
         below = {id(each): _wrapped(each.below, letters) for each in rows}
         text = 0.05 + 0.14 * max(_lines(each) for each in below.values()) + 0.16 * under
-        heads = {
-            each.column: textwrap.fill(style.shortened(each.column, 60), max(8, int(side / 0.07))) for each in rows
-        }
+        letters_above = max(8, int(side / 0.07))
+        heads = {each.column: textwrap.fill(style.shortened(each.column, 60), letters_above) for each in rows}
+        for column_name, value in _dark(rows, "column", common).items():
+            heads[column_name] += f"\nup to {value:.2g}"
         above = 0.1 + 0.14 * max(map(_lines, heads.values())) if any(heads) else 0.05
         block = above + down * (side * ratio + text)
         margins = Margins(left=left, right=right, top=0.0, bottom=0.1)
@@ -154,10 +162,13 @@ def _places(rows: Sequence[Picture]) -> tuple[dict[int, tuple[int, int]], int, i
     return {id(each): (down.index(each.row), across.index(each.column)) for each in rows}, len(down), len(across)
 
 
-def _scale(rows: Sequence[Picture], kind: str) -> tuple[overlay.Scale, str, str] | None:
-    """What the colours of all maps mean: their scale, the map of colours, and the label of their bar."""
-    if any(each.signed is not None for each in rows):
+def _scale(rows: Sequence[Picture], kind: str) -> tuple[overlay.Scale, str | Colormap, str] | None:
+    """Return what the colours of all maps mean: their scale, the map of colours, and the label of their bar."""
+    signs = [each.signed for each in rows if each.signed is not None]
+    if any(signs):
         return overlay.Scale(-1.0, 1.0, clipped=True), style.SIGNED, "share of its maximum"
+    if signs:
+        return overlay.Scale(0.0, 1.0, clipped=True), overlay.POSITIVE, "share of its maximum"
     maps = [np.ravel(each.map) for each in rows if each.map is not None]  # their grids may differ
     if not maps or kind == "own":
         return None
@@ -167,6 +178,20 @@ def _scale(rows: Sequence[Picture], kind: str) -> tuple[overlay.Scale, str, str]
         if kind == "signed"
         else (overlay.joint_scale(every), style.MAGNITUDE, "")
     )
+
+
+def _dark(rows: Sequence[Picture], side: Literal["row", "column"], scale: overlay.Scale | None) -> dict[str, float]:
+    """Return the largest value of each named row or column whose maps are all dark on the scale of all maps."""
+    if scale is None or scale.low < 0:
+        return {}
+    largest: dict[str, float] = {}
+    for each in rows:
+        name = getattr(each, side)
+        if each.map is not None and name:
+            most = float(np.nanmax(each.map))
+            largest[name] = max(most, largest.get(name, most))
+    limit = scale.low + _DARK * (scale.high - scale.low)
+    return {name: most for name, most in largest.items() if most <= limit}
 
 
 def _shape(each: Picture) -> tuple[int, int]:
@@ -184,11 +209,11 @@ def _wrapped(text: str, letters: int) -> str:
     return "\n".join(lines)
 
 
-def _fill(axes: Axes, each: Picture, bar: tuple[overlay.Scale, str, str] | None, smooth: bool) -> None:
+def _fill(axes: Axes, each: Picture, bar: tuple[overlay.Scale, str | Colormap, str] | None, smooth: bool) -> None:
     """One picture with its map and what is drawn upon it."""
     without_frames([axes])
     if each.image is None and each.map is not None:
-        colours = colormaps[bar[1] if bar else style.MAGNITUDE].with_extremes(bad="#D9D9D9")
+        colours = overlay.as_colormap(bar[1] if bar else style.MAGNITUDE).with_extremes(bad="#D9D9D9")
         axes.imshow(each.map, cmap=colours, norm=(bar[0] if bar else _own(each.map)).norm)
     else:
         axes.imshow(_pixels(each, bar[0] if bar else None, smooth), interpolation="nearest")

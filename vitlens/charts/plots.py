@@ -44,7 +44,9 @@ def intervals(
                 axes.annotate(words(row), (end, place), (3, 0), textcoords="offset points", va="center", fontsize=SMALL)  # type: ignore[misc]
         if reference is not None:
             axes.axvline(reference, color=GREY, linestyle="--", linewidth=0.9)
-        axes.set_yticks(range(len(named)), [shortened(name, 18 if in_column() else 34) for name in named])
+        axes.set_yticks(
+            range(len(named)), [textwrap.fill(shortened(name, 34), 18 if in_column() else 34) for name in named]
+        )
         axes.set_ylim(len(named) - 0.4, -0.6)
         axes.set_xlabel(label(rows, values[0]) if len(values) == 1 or titles else "")
         axes.grid(axis="x")

@@ -50,6 +50,7 @@ def serving(options: DemoOptions) -> Iterator[str]:
     """
     require_extra()
     names = options.models or BUNDLED
+    print(f"loading and checking {', '.join(names)}; the page is ready in about a minute", file=sys.stderr)  # noqa: T201
     models = load_models(
         names, command="demo", model_options=options.model_options, options=RunOptions(device=options.device)
     )

@@ -19,7 +19,7 @@ from vitlens.commands.run.publish import PAGE
 from vitlens.demo.pictures import Picture
 from vitlens.demo.pool import OutdatedError, Pool
 from vitlens.display import for_terminal, visible
-from vitlens.errors import DataError, UnsupportedError, VitlensError, lacks_memory
+from vitlens.errors import DataError, OutputError, StorageError, UnsupportedError, VitlensError, lacks_memory
 from vitlens.models.model import Model
 
 AT_ONCE: Final = 32  # requests that wait for their turn, each in a thread; gradio has 40
@@ -192,9 +192,13 @@ class Here:
         with self.site.pool.turn(alias or now.alias, now.wanted) as model:
             try:
                 page = written(self.site, model, now.picture, write, session=now.session, word=self.tab.lower())
+                return result.report(page, note)
             except UnsupportedError as error:
                 return result.nothing(f"{error}.")
-        return result.report(page, note)
+            except (OSError, StorageError, OutputError) as error:
+                if (self.site.place / token_of(now.session)).exists():
+                    raise
+                raise OutdatedError("expected an open tab, found it closed while its page was computed") from error
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ def test_heads_stand_where_their_labels_say(golden, layers, heads):
     drawn = np.array([array(axes)[0, 0] for axes in cells])
     across = layers > 2 * heads
     np.testing.assert_allclose(drawn, (wanted.T if across else wanted).ravel(), atol=1e-4)
-    columns = [axes.get_title() for axes in figure.axes if axes.get_title()]
+    columns = [axes.get_title().split("\n")[0] for axes in figure.axes if axes.get_title()]
     assert columns == ["image", *(("layer 0", "1", "2", "3", "4") if across else ("head 0", "1"))]
 
 

@@ -204,3 +204,24 @@ def test_a_bar_says_its_range_at_round_numbers(scale, values, ticks):
 def test_changes_are_amplified_by_a_round_factor_within_the_colours():
     found = [amplification(np.array([[0.0, -largest]])) for largest in (0.5, 0.25, 8 / 255, 1 / 255, 0.0)]
     assert found == [1, 2, 10, 100, 1]
+
+
+def colour_bars(figure):
+    return [axes for axes in figure.axes if not axes.images and axes.get_ylabel()]
+
+
+def test_maps_without_negative_values_have_a_bar_from_zero():
+    for signed, low in ((False, 0), (True, -1)):
+        pictures = [Picture(FLAT, halves().clip(0), "a", "b", signed=signed), Picture(FLAT, halves().clip(0), "c", "b")]
+        (bar,) = colour_bars(images()(pictures, "a title"))
+        assert bar.get_ylim() == (low, 1)
+
+
+def test_layers_that_are_dark_on_the_scale_of_all_say_their_largest_value():
+    maps = {"0": np.full((4, 4), 0.01), "1": np.eye(4)}
+    maps["0"][0, 0] = 0.1
+    columns = images(scale="joint")([Picture(FLAT, each, "a", name) for name, each in maps.items()], "")
+    titles = [axes.get_title() for axes in columns.axes if axes.images]
+    assert ["0.1" in title for title in titles[:2]] == [True, False]
+    rows = images(scale="joint")([Picture(FLAT, each, name, "a") for name, each in maps.items()], "")
+    assert sum("0.1" in text.get_text() for text in rows.texts) == 1

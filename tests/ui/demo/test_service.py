@@ -22,7 +22,7 @@ from vitlens.data.decode import quiet_pillow
 from vitlens.demo import measure
 from vitlens.demo.pictures import UPLOAD_BYTES, read_upload
 from vitlens.demo.pool import BusyError, OutdatedError, Pool
-from vitlens.demo.site import DemoSite, Newest, forget, token_of, words_of, written
+from vitlens.demo.site import Asked, DemoSite, Here, Newest, Result, forget, token_of, words_of, written
 from vitlens.demo.tabs import write_look
 from vitlens.errors import DataError, UnknownNameError
 
@@ -173,6 +173,26 @@ def test_a_sessions_reports_are_forgotten_and_of_many_the_latest_are_kept(tmp_pa
     left = {f"vitlens-look-{token_of('two')}.{form}" for form in ("html", "zip")}
     assert {path.name for path in site.place.rglob("*.*")} == left
     assert [path.name for path in cache.rglob("*.html")] == [other.name]
+
+
+def test_a_tab_that_closes_while_its_page_is_computed_is_no_error(tmp_path):
+    picture = picture_of([VIT])
+    site = DemoSite(Pool((VIT,)), (picture,), tmp_path / "reports")
+    here = Here(site, None, None, None, "Look")
+    asked = Asked(picture, "vit-digits", lambda: True, session="closed")
+
+    def close_then_write(job):
+        forget(site.place, tmp_path / "cache", "closed")
+        return write_look(job)
+
+    with pytest.raises(OutdatedError):
+        here.report(asked, Result(None, None, None), close_then_write)
+
+    def fail(_job):
+        raise OSError("no room")
+
+    with pytest.raises(OSError, match="no room"):  # in an open tab
+        here.report(asked, Result(None, None, None), fail)
 
 
 def test_an_error_is_one_line_and_an_unexpected_one_tells_no_path():

@@ -29,6 +29,8 @@ _ORDER: Final = ("failed", "inconclusive")
 def claims(record: AttackRecord) -> Iterator[Claim]:
     """Masked gradients, which model is more robust, how robust each is, and what corruptions cost."""
     enough = record.images >= FEWEST
+    if record.images == 1:
+        yield from _of_one_image(record)
     masked = {row.model: list(_masked(record, row.model)) if enough else [] for row in record.overall}
     for signs in masked.values():
         yield from signs
@@ -43,6 +45,24 @@ def claims(record: AttackRecord) -> Iterator[Claim]:
         yield soundness if enough and not masked[row.model] else replace(soundness, says="")
         if row.lost is not None:
             yield _corruptions(record, row, row.lost)
+
+
+def _of_one_image(record: AttackRecord) -> Iterator[Claim]:
+    """Return what the attack made of the prediction of the only image, for each model."""
+    for row in record.overall:
+        example = record.examples.get(row.model)
+        if example is not None and len(example.image):
+            (before, after), (sure, misled) = example.answers[:, 0].tolist(), example.probability[:, 0].tolist()
+            said = "{{ before }} ({{ sure|percent }}) becomes {{ after }} ({{ misled|percent }}) under {{ sample }}"
+            known = {"before": before, "after": after, "sure": sure, "misled": misled}
+        elif any(curve.model == row.model and curve.accuracy.value == 0 for curve in record.curves):
+            continue
+        else:
+            said, known = "The prediction of {{ model }} stays the same under every attack tried", {"model": row.model}
+        yield found(
+            "one image", row.model, f"{said}.", given={**known, "sample": row.sample}, kind="answer",
+            evidence="intervened", place="curves", headline=said,
+        )  # fmt: skip
 
 
 def _masked(record: AttackRecord, model: str) -> Iterator[Claim]:
@@ -250,7 +270,7 @@ def unknown(record: AttackRecord) -> Iterator[str]:
             "they are no evidence that the attacks are sound.",
             open=open_, rows=record.checks,
         )  # fmt: skip
-    if record.overall and all(row.robust is None for row in record.overall):
+    if record.images >= FEWEST and all(row.robust is None for row in record.overall):
         yield "No L∞ attack was run at `1/255`, where robustness is judged; add `--epsilon 0,1,2,4,8`."
     yield "Robust accuracies are upper bounds: a stronger attack (`--attack auto`) may lower them."
     if record.options.get("predicted"):
