@@ -348,3 +348,13 @@ def test_results_of_images_become_data_frames(vit, images):
     assert compared.to_pandas()["cell"].value_counts().to_dict() == {k: n for k, n in compared.counts.items() if n}
     words = vitlens.name_heads(vit, images)
     assert words.to_pandas()["looks"].tolist() == [head.looks and head.looks.word for head in words.heads]
+
+
+def test_attention_weights_are_a_tuple_of_tensors_that_is_shown_in_a_line_a_layer():
+    model = ours()
+    weights = vitlens.attention(model, torch.rand(2, 3, *model.input_size))
+    assert isinstance(weights, tuple)
+    assert all(isinstance(layer, torch.Tensor) for layer in weights)
+    assert len(repr(weights).splitlines()) == 1 + len(weights)
+    (listed,) = [line for line in repr(model).splitlines() if line.strip().startswith("supports")]
+    assert "attention" in listed.replace(",", "").split()

@@ -22,6 +22,7 @@ from vitlens.display import for_terminal, visible
 from vitlens.errors import DataError, OutputError, StorageError, UnsupportedError, VitlensError, lacks_memory
 from vitlens.models.model import Model
 
+_CLOSED: Final = "expected an open tab, found it closed while its page was computed"
 AT_ONCE: Final = 32  # requests that wait for their turn, each in a thread; gradio has 40
 _RECENT: Final = 16  # reports of a session that are kept: a browser may still ask for them
 Component: TypeAlias = Any  # of gradio, which has no types for mypy here
@@ -195,10 +196,8 @@ class Here:
                 return result.report(page, note)
             except UnsupportedError as error:
                 return result.nothing(f"{error}.")
-            except (OSError, StorageError, OutputError) as error:
-                if (self.site.place / token_of(now.session)).exists():
-                    raise
-                raise OutdatedError("expected an open tab, found it closed while its page was computed") from error
+            except FileNotFoundError as error:  # between the page and its display
+                raise OutdatedError(_CLOSED) from error
 
 
 @dataclass(frozen=True)
@@ -215,7 +214,8 @@ class Tab:
 def written(site: DemoSite, model: Model, picture: Picture, write: Write, *, session: str, word: str) -> Path:
     """Write a report; the path of its page, with its folder as an archive beside it.
 
-    What an error leaves behind is deleted, and so are all but the latest reports of the session.
+    What an error leaves behind is deleted, and so are all but the latest reports of the session. Raises OutdatedError
+    where the session ended meanwhile.
     """
     own = site.place / token_of(session)
     own.mkdir(parents=True, exist_ok=True)
@@ -223,15 +223,21 @@ def written(site: DemoSite, model: Model, picture: Picture, write: Write, *, ses
         shutil.rmtree(old, ignore_errors=True)
     name = f"vitlens-{word}-{token_of(session)}"
     place = Path(mkdtemp(dir=own))
+    marker = place / "open"  # `forget` deletes it when the tab is closed, and others may make its folder again
+    marker.touch()
     try:
         typed = site.typed.get(model.alias, model.provenance.name)
         write(Job(model, typed, picture, RunOptions(out=place / name, html=True, quiet=True)))
         shutil.make_archive(str(place / name), "zip", place, name)
         page = (place / name / PAGE).rename(place / f"{name}.html")
         shutil.rmtree(place / name)
-    except BaseException:
+    except BaseException as error:
+        is_closed = not marker.exists()
         shutil.rmtree(place, ignore_errors=True)
+        if is_closed and isinstance(error, OSError | OutputError | StorageError):
+            raise OutdatedError(_CLOSED) from error
         raise
+    marker.unlink(missing_ok=True)
     return page
 
 

@@ -181,12 +181,13 @@ def test_a_tab_that_closes_while_its_page_is_computed_is_no_error(tmp_path):
     here = Here(site, None, None, None, "Look")
     asked = Asked(picture, "vit-digits", lambda: True, session="closed")
 
-    def close_then_write(job):
+    def write_then_close(job):
+        page = write_look(job)
         forget(site.place, tmp_path / "cache", "closed")
-        return write_look(job)
+        return page
 
     with pytest.raises(OutdatedError):
-        here.report(asked, Result(None, None, None), close_then_write)
+        here.report(asked, Result(None, None, None), write_then_close)
 
     def fail(_job):
         raise OSError("no room")

@@ -26,9 +26,10 @@ from vitlens.lens.observe import observe, survey_weights
 from vitlens.lens.site import NO_PLACE, Site, Windows
 from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model
-from vitlens.models.support import require
+from vitlens.models.support import meets, require
 from vitlens.pixels import AnyImages, as_parts, takes_images
 from vitlens.shapes import Images, Rows
+from vitlens.summary import as_text, described
 
 RowChoice = Literal["all", "cls"]
 Side = Literal["query", "key"]
@@ -57,7 +58,18 @@ def attention(model: Model, images: AnyImages, *, rows: RowChoice = "all") -> tu
         raise UnsupportedError(f"expected a CLS token in {model.alias}, found none; try rows='all'")
     batches = as_parts(images).split(fitting_batch_size(model))
     parts = [capture_attention(model, batch.to(model.device), rows=places).layers for batch in batches]
-    return tuple(torch.cat(layer) for layer in zip(*parts, strict=True))
+    meets(model, "maps")  # so that the model says whether its attention can be shown, too
+    return AttentionWeights(torch.cat(layer) for layer in zip(*parts, strict=True))
+
+
+class AttentionWeights(tuple[Tensor, ...]):
+    """The weights of every layer; a tuple whose repr is one line a layer, as their numbers would fill a notebook."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        rows = [(f"layer {layer}", described(weights)) for layer, weights in enumerate(self)]
+        return as_text(f"attention weights of {len(self)} layers", rows)
 
 
 @dataclass(frozen=True)
