@@ -28,7 +28,7 @@ from vitlens.attacks.plan import AttackPlan, CleanImages, fitting_batch, frozen
 from vitlens.attacks.registry import Attack, without_gradients
 from vitlens.data.draws import keys
 from vitlens.devices import autocast
-from vitlens.errors import NonFiniteError, UnsupportedError, argument
+from vitlens.errors import NonFiniteError, argument
 from vitlens.lens.differentiable import needing_gradients
 from vitlens.lens.quick_passes import quick_linear
 from vitlens.models.model import Model

@@ -199,7 +199,7 @@ def target_layer(model: Model) -> TargetLayer:
         reason = f": {model.anatomy.unread}" if attends and model.anatomy.unread else ""
         raise UnsupportedError(
             f"expected tokens of patches, or a map before the pooling, found neither in {model.alias} "
-            f"({model.anatomy.family}){reason}; try --method saliency or occlusion"
+            f"({model.anatomy.family}){reason}; try {argument('method', 'saliency')} or occlusion"
         )
     return layer
 

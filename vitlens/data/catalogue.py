@@ -19,7 +19,7 @@ from vitlens.data.other_data import describe_file
 from vitlens.data.registry import LAYOUTS, SETS, DataRequest
 from vitlens.data.split import InMemory, Split
 from vitlens.data.walk import readable
-from vitlens.errors import DataError, UnknownNameError, argument, by_caller
+from vitlens.errors import DataError, UnknownNameError
 from vitlens.names import Part
 from vitlens.pixels import require_images
 from vitlens.preprocessing import Preprocessing
@@ -61,7 +61,9 @@ def load_data(
     request = DataRequest(name, part, preprocessing, data_dir, seed, canvas, scenes, whole, progress, table)
     in_scenes = [data_set.name for data_set in SETS.values() if data_set.scenes]
     if name not in in_scenes and (canvas is not None or scenes is not None):
-        raise DataError(f"expected --data {' or '.join(in_scenes)} for a canvas or a number of scenes, found {name!r}")
+        raise DataError(
+            f"expected the data {' or '.join(in_scenes)} for a canvas or a number of scenes, found {name!r}"
+        )
     reader = SETS[name].load if name in SETS else reader_of(name, request.path)
     if table is not None:
         reader = "vitlens.data.label_table:load"

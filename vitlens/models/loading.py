@@ -129,7 +129,7 @@ def load_built(request: ModelRequest) -> Model:
         architecture, state, fitting = _fitted(architecture, weights.state)
         notes = [*weights.notes, *fitting]
     size = "its own size" if image_size is None else "{}x{} px".format(*image_size)
-    with in_one_line(f"{name} at {size} to run", "check --image-size"):
+    with in_one_line(f"{name} at {size} to run", f"check {argument('image_size')}"):
         with seeded(request.seed):
             module, preprocessing = build(architecture, state=state, pretrained=not (request.random or file))
         outputs = count_classes(module, preprocessing.size)

@@ -17,6 +17,7 @@ from vitlens.typed import is_name
 
 RANDOM = "random"  # instead of a weights file: random weights
 ALIAS_LENGTH = 80
+_USUAL = ("build", "main", "model", "get_model", "make_model")  # functions whose name says nothing of their model
 _DERIVED_LENGTH = 60  # of an alias derived from a name, to which a number may be added
 ALIAS_RULE = f"letters, digits, '.', '_' and '-', beginning with a letter or digit, at most {ALIAS_LENGTH} characters"
 _ALIAS = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)$")
@@ -106,7 +107,8 @@ def require_rule(texts: Sequence[str]) -> None:
 
 def _last_part(name: str) -> str:
     """The last part of a name as a valid alias."""
-    last = Path(name.split(":")[-1]).name or name
+    file, _, function = name.rpartition(".py:")
+    last = Path(file).name if function in _USUAL else Path(name.split(":")[-1]).name or name
     if last in (".", "..", "/"):
         last = Path(name).resolve().name or "model"
     suffix = next((suffix for suffix in WEIGHTS_FILES if last.endswith(suffix)), "")

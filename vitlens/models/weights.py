@@ -132,7 +132,7 @@ def _require_file(path: Path) -> None:
         advice = f"name {path / inside}" if inside else "name a file of weights"
         raise ModelError(f"expected a weights file, found the folder {path}; {advice}")
     if not path.is_file():
-        raise ModelError(f"expected a weights file, found nothing at {path}; give --weights FILE")
+        raise ModelError(f"expected a weights file, found nothing at {path}; give {argument('weights', 'FILE')}")
     if not os.access(path, os.R_OK):
         raise ModelError(f"expected a weights file that can be read, found no permission to read {path}; see chmod")
 
@@ -412,12 +412,13 @@ def _cause(missing: Sequence[str], unexpected: Sequence[str], *, matched: bool, 
         if any(re.search(pattern, name) for name in unexpected):
             return cause
     if not matched and unexpected:
-        return "no name is that of the architecture: check --arch (vitlens models lists them), or rename the weights"
+        arch = argument("arch")
+        return f"no name is that of the architecture: check {arch} (vitlens models lists them), or rename the weights"
     if unexpected and not missing and not shapes:
-        return "the other names all fit: choose the architecture that has these, too (--arch), or --model-file"
+        return f"the other names all fit: choose the architecture that has these, too ({argument('arch')}), or wrap it"
     if missing and not unexpected and not shapes:
-        return "the file lacks them: take the whole checkpoint, or choose the architecture without them (--arch)"
-    return "check --arch, --image-size and --classes"
+        return f"the file lacks them: take the whole checkpoint, or choose one without them ({argument('arch')})"
+    return f"check {argument('arch')}, {argument('image_size')} and {argument('classes')}"
 
 
 def load_strictly(model: nn.Module, state: Mapping[str, Tensor], *, where: str) -> None:

@@ -170,9 +170,10 @@ def _mismatch(model: Sequence[str], data: Sequence[str]) -> InputError:
     of_data = {_normalised(name) for name in data}
     missing = [name for name in data if _normalised(name) not in of_model]
     others = [name for name in model if _normalised(name) not in of_data]
-    hint = "name the model's with --classes FILE"
+    classes = argument("classes", flag="classes FILE")
+    hint = f"name the model's with {classes}"
     if not missing:  # names that are not distinct
-        hint = "give every class a name of its own with --classes FILE"
+        hint = f"give every class a name of its own with {classes}"
     return InputError(
         f"expected the model's {len(model)} classes to include the data's {len(data)}; only in the data: "
         f"{_shortened(missing)}; only in the model: {_shortened(others)}; {hint}"

@@ -12,7 +12,7 @@ from vitlens.analysis.evaluation.classes import reading
 from vitlens.data.catalogue import read_pictures
 from vitlens.data.split import Split, as_split, takes_splits
 from vitlens.devices import autocast, evaluating
-from vitlens.errors import DataError, NonFiniteError
+from vitlens.errors import DataError, NonFiniteError, argument
 from vitlens.models.model import Model, require_model
 from vitlens.models.support import needs_of, require
 from vitlens.pixels import AnyImages
@@ -126,7 +126,7 @@ def require_labels(split: Split) -> Labels:
         images = "images without labels" if len(split) else "no images"
         raise DataError(
             f"expected labelled images to evaluate on, found {images} in {split.name}; give a folder a class, an .npz, "
-            "--labels FILE.csv or in Python labels=, or try vitlens predict"
+            f"{argument('labels', flag='labels FILE.csv')}, or try vitlens predict"
         )
     return split.labels
 

@@ -102,7 +102,7 @@ def _require_known(arch: str, tag: str, *, needs_tag: bool) -> None:
 def _load_file(model: nn.Module, file: Path, arch: str) -> None:
     """Load a weights file by open_clip's own loader, without running code from it; prefixes of names are taken off."""
     if not file.is_file():
-        raise ModelError(f"expected a weights file, found nothing at {file}; give --weights FILE")
+        raise ModelError(f"expected a weights file, found nothing at {file}; give {argument('weights', 'FILE')}")
     with TemporaryDirectory() as folder:
         source = file
         if file.suffix not in _OF_JAX:
