@@ -91,7 +91,7 @@ def with_model(inline: str) -> str:
 
 @on(TYPED)
 def test_the_command_line_takes_what_a_page_says_to_type(path, tmp_path, monkeypatch, capsys):
-    (tmp_path / "runs" / "train-build-digits").mkdir(parents=True)  # a trained model that docs/python.md names
+    (tmp_path / "runs" / "train-my-digits").mkdir(parents=True)  # a trained model that docs/python.md names
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Command, "measure", property(lambda _: lambda _options: ()))  # parsed, checked and not run
     for arguments in typed(path):
