@@ -22,6 +22,7 @@ save_little()
 from tests.kit.golden import golden, of_all_processes, places, undrawn
 from tests.kit.makers import learned, pictures, sharp_vit, tiny_cnn, tiny_vit, weaker
 from tests.kit.making import keep_scenes
+from vitlens.commands.run import progress
 
 __all__ = ["golden", "learned", "pictures", "places", "sharp_vit", "tiny_cnn", "tiny_vit", "undrawn", "weaker"]
 
@@ -37,6 +38,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Chapters of studies are kept in a folder of this session."""
     os.environ["VITLENS_CACHE"] = str(of_all_processes(tmp_path_factory, "cache"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_beats() -> None:
+    """What a slow machine makes a run repeat would be read as part of its messages; tests of it call it themselves."""
+    progress.BEAT = 1e6
 
 
 @pytest.fixture(scope="session")

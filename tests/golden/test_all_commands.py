@@ -40,6 +40,23 @@ def test_every_bar_reaches_its_total(name, golden):
         assert max(amounts) > 10 * min(amounts)  # occlusion is slower, and says so
 
 
+PHASES = {  # besides those of every command
+    "attack": ("checking the attacks on", "What changes inside the model"),
+    "ablate": ("What each head attends to", "Activation patching", "Logit lens", "Pruning"),
+    "attention": ("Attention of every layer", "Rollout up to each layer", "Attention of every head"),
+    "look": ("Which heads matter", "Attention of every head"),
+    "walkthrough": ("Computing the head step by step",),
+    "compare": ("Why images are misclassified",),
+}
+
+
+@pytest.mark.parametrize("name", PHASES)
+def test_each_phase_is_named(name, golden):
+    lines = golden(name).said
+    for words in ("Importing libraries", "Loading", "Reading images", "Writing the report", *PHASES[name]):
+        assert any(line.startswith(words) for line in lines), words
+
+
 SHARED = {  # evaluate: test_evaluate.py; stats: test_stats.py
     "rollout": LINES["rollout"],
     "ablate": LINES["ablate"],

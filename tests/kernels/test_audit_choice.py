@@ -4,7 +4,15 @@ import pytest
 
 from vitlens.attacks.registry import ATTACKS
 from vitlens.commands.attack.record import AttackRow
-from vitlens.commands.audit.measure import CANDIDATES, FEWEST, considered, fitting_methods, pass_seconds, passes_of
+from vitlens.commands.audit.measure import (
+    CANDIDATES,
+    FEWEST,
+    considered,
+    corrupted_images,
+    fitting_methods,
+    pass_seconds,
+    passes_of,
+)
 from vitlens.commands.audit.record import BudgetRow, CandidateRow
 
 PASS = 0.001  # seconds
@@ -91,3 +99,9 @@ def test_maps_that_are_checked_fit_their_share():
     assert sizes == sorted(set(sizes))
     assert all(names == tuple(costs)[: len(names)] for names, _ in found)
     assert fitting_methods(costs, PASS, 0, 3) == (("gradcam",), 3)
+
+
+def test_corruptions_take_their_share_of_the_budget_on_enough_images_for_a_claim():
+    """35 corruptions of an image at 0.02 s each take 0.7 s."""
+    assert [corrupted_images(0.02, seconds, 1000) for seconds in (0, 60, 1e6)] == [20, 85, 1000]
+    assert corrupted_images(0.02, 0, 12) == 12

@@ -19,6 +19,7 @@ from vitlens.commands.attack import sweep
 from vitlens.commands.audit.record import CandidateRow
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run import chapter_runs, publish
+from vitlens.commands.run.progress import show_again
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.run.resume import content_digest
 from vitlens.commands.study import chapters
@@ -80,6 +81,12 @@ def written_digits(folder: Path, count: int, place: Callable[[int, int], str]) -
             pixels = (batch.images[0] * 255).round().byte().permute(1, 2, 0).numpy()
             Image.fromarray(np.ascontiguousarray(pixels)).save(folder / where)
     return folder
+
+
+def shown_now(capsys: pytest.CaptureFixture[str]) -> str:
+    """What an announced run shows on stderr at this moment, after what it has shown before."""
+    show_again()
+    return capsys.readouterr().err
 
 
 @contextmanager

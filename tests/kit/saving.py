@@ -8,7 +8,7 @@ from base64 import b64decode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -67,9 +67,9 @@ def no_figures() -> Iterator[None]:
 
     plain = publish.save_figures
 
-    def pixels(document: "Document", record: "Record", *, copy: bool = False) -> None:
+    def pixels(document: "Document", record: "Record", **options: Any) -> None:
         if _WHOLE:
-            plain(document, record, copy=copy)
+            plain(document, record, **options)
             return
         for spec in document.figures:
             path = record.folder / "figures" / f"{spec.name}.png"

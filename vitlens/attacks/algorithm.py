@@ -98,7 +98,8 @@ class Setting:
     steps: at least 1; classes: of the model; size: of the images, px; token: px (height, width) of a ViT's patch on
     these images, None for other models; side: px of the patch attack's square (None: a quarter of the shorter side);
     aligned: whether the square lies on tokens (without tokens: on a grid of its own side); maps: attribution maps by
-    which its position is chosen, or None.
+    which its position is chosen, or None; stride: of PGD, the length of all steps together in epsilons (None: its
+    default).
     """
 
     steps: int
@@ -108,6 +109,7 @@ class Setting:
     side: int | None = None
     aligned: bool = True
     maps: Float[Tensor, "batch rows columns"] | None = None
+    stride: float | None = None
 
     @property
     def square_side(self) -> int:

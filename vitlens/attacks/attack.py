@@ -106,7 +106,7 @@ def attack(
     model: Model, images: AnyImages, labels: Tensor | str | None = None, *, method: str = ATTACK,
     epsilon: float | None = None, epsilons: None = None, steps: int | None = None, restarts: int = RESTARTS,
     targets: Targets = None, seed: int = DEFAULT_SEED, batch_size: int | None = None, precision: str = PRECISION,
-    side: int | None = None, aligned: bool = True, maps: Tensor | None = None,
+    side: int | None = None, aligned: bool = True, maps: Tensor | None = None, stride: float | None = None,
 ) -> AttackResult: ...  # fmt: skip
 
 
@@ -114,7 +114,7 @@ def attack(
 def attack(
     model: Model, images: AnyImages, labels: Tensor | str | None = None, *, epsilons: Sequence[float],
     method: str = ATTACK, steps: int | None = None, restarts: int = RESTARTS, seed: int = DEFAULT_SEED,
-    batch_size: int | None = None, precision: str = PRECISION,
+    batch_size: int | None = None, precision: str = PRECISION, stride: float | None = None,
 ) -> AttackCurve: ...  # fmt: skip
 
 
@@ -136,6 +136,7 @@ def attack(
     side: int | None = None,
     aligned: bool = True,
     maps: Tensor | None = None,
+    stride: float | None = None,
 ) -> AttackResult | AttackCurve:
     """Adversarial images: perturbed so that the model's prediction becomes wrong; or robust accuracy over epsilons.
 
@@ -146,8 +147,8 @@ def attack(
     `AttackCurve` (not of a patch or a targeted attack); steps: None, the default of the method; targets: for a targeted
     attack, a class by name or index, or class indices (batch,); precision: of gradients ("fp32", "bf16", "auto"),
     success is always evaluated in fp32; side, aligned, maps: of the patch attack: px (None: a quarter of the shorter
-    side), on tokens or anywhere, and attribution maps by which its position is chosen. Misclassified images are not
-    attacked. Raises InputError for invalid arguments, NonFiniteError naming model and image; warns of an L∞ epsilon
+    side), on tokens or anywhere, and attribution maps by which its position is chosen; stride: of PGD, its step as a
+    multiple of epsilon / steps (None: 2.5). Misclassified images are not attacked. Raises InputError for invalid arguments, NonFiniteError naming model and image; warns of an L∞ epsilon
     above 32/255.
 
     >>> import torch, vitlens
@@ -161,7 +162,7 @@ def attack(
     """
     plan = AttackPlan(
         steps=steps, restarts=restarts, targets=as_targets(targets), seed=seed, batch_size=batch_size,
-        precision=precision, side=side, aligned=aligned, maps=maps,
+        precision=precision, side=side, aligned=aligned, maps=maps, stride=stride,
     )  # fmt: skip
     entry = attack_named(method)
     if epsilons is not None:

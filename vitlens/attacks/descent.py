@@ -131,14 +131,16 @@ def pgd(
     norm: NormName = "linf",
     loss: LossName = "cross-entropy",
     targets: int = 0,
-    stride: float = PGD_STRIDE,
+    stride: float | None = None,
     random_start: bool = True,
     region: Region | None = None,
 ) -> Descent:
     """Projected gradient descent (Madry 2018): a random start, steps of 2.5 epsilon / steps. targets: how many of the
-    most likely other classes it targets in turn, 0: untargeted; region: the set of allowed perturbations (None: the
-    norm's ball)."""
+    most likely other classes it targets in turn, 0: untargeted; stride: None: that of the setting, or 2.5; region: the
+    set of allowed perturbations (None: the norm's ball)."""
     region = region or Region(NORMS[norm])
+    if stride is None:
+        stride = PGD_STRIDE if setting.stride is None else setting.stride
     return Descent(
         norm=region.norm, queries=setting.steps + 1, steps=setting.steps, stride=stride, random_start=random_start,
         loss=(TARGETED if targets else LOSSES)[loss], region=region,

@@ -45,7 +45,7 @@ class AttackPlan:
 
     levels: epsilons above 0 in ascending order; steps: of the attack (None: its default); restarts: at each level;
     targets: the target classes (batch,), or None; batch_size: images at a time (None: as many as fit into memory);
-    precision: of the passes with gradients; side, aligned, maps: of the patch attack, as in `vitlens.attack`; keep:
+    precision: of the passes with gradients; side, aligned, maps, stride: as in `vitlens.attack`; keep:
     whether the adversarial images are kept; downwards: from the largest epsilon down to the first at which an image is
     robust, which is then taken to be robust at all smaller ones, instead of from the smallest up to the first at which
     the attack succeeds: two to three times as fast where many images are robust, but wrong where an attack fails only
@@ -62,6 +62,7 @@ class AttackPlan:
     side: int | None = None
     aligned: bool = True
     maps: Tensor | None = None
+    stride: float | None = None
     keep: bool = False
     downwards: bool = False
 
@@ -69,6 +70,8 @@ class AttackPlan:
         for name, value in (("steps", self.steps), ("restarts", self.restarts), ("batch size", self.batch_size)):
             if value is not None and value < 1:
                 raise InputError(f"expected {name} of at least 1, found {value}")
+        if self.stride is not None and not 0 < self.stride < math.inf:
+            raise InputError(f"expected a step above 0, in epsilon / steps, found {self.stride:g}; e.g. 2.5")
         if self.maps is not None and not torch.isfinite(self.maps).all():
             raise InputError("expected finite maps, found NaN or infinity")
 
@@ -83,7 +86,7 @@ class AttackPlan:
             token = max(1, round(down * height / rows)), max(1, round(across * width / columns))
         return Setting(
             self.steps or max(1, attack.steps), len(model.classes), (int(height), int(width)), token, self.side,
-            self.aligned, None if self.maps is None else self.maps.detach().cpu().float(),
+            self.aligned, None if self.maps is None else self.maps.detach().cpu().float(), self.stride,
         )  # fmt: skip
 
     def epsilons(

@@ -92,6 +92,11 @@ class Attack:
         return sum(part.passes() for part in self.parts) > _SLOW
 
     @property
+    def takes_stride(self) -> bool:
+        """Whether its step, that of PGD, can be chosen."""
+        return self.function in _STRIDED and "stride" not in self.options
+
+    @property
     def takes_more_steps(self) -> bool:
         """Whether it is checked that more steps break no more images."""
         unrestricted = not (self.restricted or self.targets or self.slow)
@@ -118,6 +123,7 @@ def without_gradients() -> str:
 
 
 _PGD: Final = "vitlens.attacks.descent:pgd"
+_STRIDED: Final = (_PGD, "vitlens.attacks.descent:frequency", "vitlens.attacks.descent:patch")
 _APGD: Final = "vitlens.attacks.apgd:apgd"
 _ENTRIES: Final = (
     Attack(

@@ -120,7 +120,7 @@ _ENTRIES: Final = (
     ),
     _own(
         "best", "best:best_maps", "combined map (best)",
-        "where gradient-weighted rollout, GradCAM and HiResCAM agree, tested on the image",
+        "where gradient-weighted rollout, GradCAM and HiResCAM agree, in one of three versions, by a test on the image",
         "vitlens (docs/explain.md), from Chefer 2021, Selvaraju 2017, Draelos 2020, Mehri 2025, Sundararajan 2017",
         resolution="patch", refined=True, signed=False, needs="chain", families=("vit",), forwards=6, backwards=3,
         default=True, studied=True, preference=0, preference_with_texts=2, candidate=1,

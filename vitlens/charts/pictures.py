@@ -1,5 +1,6 @@
 """Charts of images: photographs in rows and columns, with maps over them or without."""
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ _ROUND: Final = (1, 2, 4, 5, 8, 10, 16, 20, 32, 50, 64, 100, 128, 200, 256)
 _TALL: Final = 6.0  # of all rows
 _LINES: Final = 6  # of images with many maps each, on a page
 _DARK: Final = 0.25  # share of a scale up to which all colours are dark
+_NAME: Final = 14  # letters of a line of a name
 _MOSAIC: Final = 8  # most maps in a row or column
 
 
@@ -93,7 +95,7 @@ def images(
         bar = _scale(rows, scale)
         names = {places[id(each)][0]: each.row for each in rows if each.row}
         common = bar[0] if bar and scale == "joint" else None
-        beside = {} if under else {at: textwrap.fill(style.shortened(name, 40), 14) for at, name in names.items()}
+        beside = {} if under else {at: _name_lines(style.shortened(name, 40)) for at, name in names.items()}
         dark = _dark(rows, "row", common)
         for at in beside:
             if names[at] in dark:
@@ -201,6 +203,16 @@ def _shape(each: Picture) -> tuple[int, int]:
 
 def _lines(text: str) -> int:
     return text.count("\n") + 1 if text else 0
+
+
+def _name_lines(name: str) -> str:
+    """Divide a name into lines at its spaces, underscores, dashes and dots, never within a word."""
+    lines = [""]
+    for part in re.findall(r"[^\s_.-]*[\s_.-]+|[^\s_.-]+", name):
+        if lines[-1] and len(lines[-1]) + len(part.rstrip()) > _NAME:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _wrapped(text: str, letters: int) -> str:

@@ -19,6 +19,7 @@ from vitlens.cli.words import COMMAND_LINE
 from vitlens.commands.registry import Command
 from vitlens.commands.run.conclusion import Conclusion, conclusion_of
 from vitlens.commands.run.flags import Flag, as_text, flags_of
+from vitlens.commands.run.progress import announced, phase
 
 _RUN: Final = "Run and report"
 _DEBUG: Final = inspect.Parameter(
@@ -67,8 +68,19 @@ def command_function(command: Command) -> Callable[..., None]:
         options = _options_from(kind, values)  # wrong values are refused before torch is imported
         run = getattr(options, "run", None)
         requirements = () if run is None else _requirements(run, command)
-        written: Any = command.measure(options)
-        ended = conclusion_of(written, requirements, quiet=run.quiet) if isinstance(written, Path) and run else written
+        resumed = getattr(options, "resume", None) is not None
+        if run is not None and run.out is not None and not resumed:  # refused before anything is loaded
+            _require_writable(run)
+        quiet = run is not None and run.quiet
+        with announced(f"vitlens {command.word}", quiet=quiet), phase("Importing libraries"):
+            measure = command.measure
+        # a page that is served says itself when it is ready
+        with announced(f"vitlens {command.word}", quiet=quiet or command.serves):
+            written: Any = measure(options)
+            ended = written
+            if isinstance(written, Path) and run:
+                with phase("Reading the report"):
+                    ended = conclusion_of(written, requirements, quiet=quiet)
         if isinstance(ended, Conclusion):
             written = ended.written
             for note in ended.lines:
@@ -93,6 +105,13 @@ def named_function(command: Command) -> Callable[[], None]:
 
     call.__name__, call.__doc__ = command.word, command.help
     return call
+
+
+def _require_writable(run: Any) -> None:
+    """Raise OutputError where the folder of --out is taken."""
+    from vitlens.commands.run.folder import require_writable
+
+    require_writable(run.out, overwrite=run.overwrite)
 
 
 def _requirements(run: Any, command: Command) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from vitlens.commands.run.load import load_models
 from vitlens.commands.run.options import RunOptions
+from vitlens.commands.run.progress import announced, phase
 from vitlens.data.decode import quiet_pillow
 from vitlens.demo.intervene import switches_of, words_of, write_intervened
 from vitlens.demo.options import DemoOptions
@@ -51,28 +52,34 @@ def serving(options: DemoOptions) -> Iterator[str]:
     require_extra()
     names = options.models or BUNDLED
     print(f"loading and checking {', '.join(names)}; the page is ready in about a minute", file=sys.stderr)  # noqa: T201
-    models = load_models(
-        names, command="demo", model_options=options.model_options, options=RunOptions(device=options.device)
-    )
-    pool = Pool(models)
-    with quiet_pillow():
-        shown = examples(options.images, models)
+    with announced("vitlens demo"):
+        models = load_models(
+            names, command="demo", model_options=options.model_options, options=RunOptions(device=options.device)
+        )
+        pool = Pool(models)
+        with quiet_pillow():
+            shown = examples(options.images, models)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the page as Ctrl-C does: its files are deleted
     with ExitStack() as stack:
         root = Path(stack.enter_context(TemporaryDirectory(prefix="vitlens-demo-", ignore_cleanup_errors=True)))
         cache = root / "cache"
         os.environ.update({**_SILENT, "GRADIO_TEMP_DIR": str(cache)})  # read when gradio is imported
         stack.enter_context(quiet_pillow())
-        from vitlens.demo.page import build
+        with announced("vitlens demo"):
+            with phase("Importing gradio"):
+                from vitlens.demo.page import build
 
-        typed = dict(zip((model.alias for model in models), names))
-        words = {model.alias: words_of(model, shown) for model in models}
-        site = DemoSite(pool, shown, root / "reports", typed, words)
-        if shown:
-            warm_up(site, shown[0])
-        page = build(site, cache)
-        stack.callback(page.close, verbose=False)
-        yield _launched(page, options)
+            typed = dict(zip((model.alias for model in models), names))
+            words = {model.alias: words_of(model, shown) for model in models}
+            site = DemoSite(pool, shown, root / "reports", typed, words)
+            if shown:
+                with phase("A first look with every model"):
+                    warm_up(site, shown[0])
+            with phase("Building the page"):
+                page = build(site, cache)
+                stack.callback(page.close, verbose=False)
+                address = _launched(page, options)
+        yield address
 
 
 def require_extra() -> None:

@@ -300,7 +300,7 @@ def _table(section: Section | Overview, rows: Sequence[Any], record: Record) -> 
 def table_of(rows: Sequence[Any], shown: Mapping[str, Column], *, of: int, name: str = "") -> Table:
     """Rows as a table; a column that is empty in all of them is left out. name: of its CSV file; of: rows in all."""
     cells = {column.title: [cell(getattr(row, field), column) for row in rows] for field, column in shown.items()}
-    cells = {title: column for title, column in cells.items() if any(each is not None for each in column)}
+    cells = {title: column for title, column in cells.items() if any(each not in (None, "") for each in column)}
     caption = f"{len(rows)} of {of:,} rows" if of > len(rows) else ""
     if name and of > len(rows):
         caption += f"; all of them: tables/{name}.csv"
@@ -343,12 +343,12 @@ def _glanced(glances: Sequence[Glance] | Overview, record: Any, claims: Sequence
             values = {model: value.get(each.key) for model, value in values.items()}
         if all(value is None for value in values.values()):
             continue
-        states = {claim.state for claim in claims if each.question and claim.question == each.question and claim.state}
+        states = {claim.state for claim in _judging(each, claims)}
         worst = min(states, key=ORDER.index) if states else ""
         apart = each.difference(record) if each.difference else None
         gap = None if apart is None else in_points(apart)
         cells = [cell(values.get(model), column) for model in record.aliases]
-        line = (each.title or column.title, *cells, *([gap] if len(cells) == 2 else []), worst or None)
+        line = (each.title or column.title, *cells, *([gap] if len(cells) == 2 else []), _status(each, claims))
         lines.append((ORDER.index(worst), line))
     if not lines:
         return None
@@ -356,6 +356,23 @@ def _glanced(glances: Sequence[Glance] | Overview, record: Any, claims: Sequence
     ordered = [line for _, line in sorted(lines, key=lambda pair: pair[0])][:ROWS]
     kept = [at for at, name in enumerate(names) if at == 0 or any(line[at] is not None for line in ordered)]
     return Table("", tuple(names[at] for at in kept), tuple(tuple(line[at] for at in kept) for line in ordered))
+
+
+def _judging(glance: Glance, claims: Sequence[Claim]) -> list[Claim]:
+    """Return the claims whose states a row of the first page's table shows."""
+    return [claim for claim in claims if glance.question and claim.question == glance.question and claim.state]
+
+
+def _status(glance: Glance, claims: Sequence[Claim]) -> str | None:
+    """Return the most urgent state of a row, with the models that have it where others have another one."""
+    judging = _judging(glance, claims)
+    if not judging:
+        return None
+    worst = min((claim.state for claim in judging), key=ORDER.index)
+    concerned = [claim.subject for claim in judging if claim.state == worst]
+    if len(concerned) == len(judging):
+        return worst
+    return f"{worst} ({', '.join(map(finalize, concerned))})"
 
 
 def _terms(sections: Sequence[Section | Overview], record: Any) -> Iterator[Term]:

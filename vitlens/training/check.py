@@ -1,8 +1,8 @@
 """`vitlens train --check`: four findings on a few images, in seconds, on whether a model can be trained by a recipe."""
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -24,6 +24,7 @@ _SIDES: Final = ((64, 16), (128, 8), (math.inf, 4))  # largest side in px, and i
 _ABOVE: Final = 1.0  # nats above ln(classes) up to which the loss of an untrained model passes
 _BELOW: Final = 0.5  # nats below it, from which on a model is not untrained
 _SPREAD: Final = 1e6  # largest over smallest gradient of the layers, each relative to its weights
+_USUAL: Final = 0.02  # standard deviation of the initial weights of a head
 _STEPS: Final = 100
 _IMAGES: Final = 8  # of the one batch
 _WARMUP: Final = 5  # steps
@@ -64,10 +65,12 @@ def check_training(
     seed: int = 0,
     train_last: int | None = None,
     fresh: bool = True,
+    announce: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
 ) -> tuple[Finding, ...]:
     """Initial loss, gradient norms, one batch and learning rate; the model is as before afterwards.
 
-    train_last: as in `fit`; fresh: whether the weights are random. An earlier finding that fails can cause a later one.
+    train_last: as in `fit`; fresh: whether the weights are random; announce: is given a name of each part before it
+    begins. An earlier finding that fails can cause a later one.
     Raises what `fit` raises for data that do not fit the model.
     """
     require_fitting(model, train, test)
@@ -75,16 +78,22 @@ def check_training(
     devices = [model.device] if model.device.type == "cuda" else []
     with partly_trainable(model, last=train_last), _restored(model), torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
-        loss = F.cross_entropy(model(images).float(), labels)
-        if loss.requires_grad:  # else nothing that is trained reaches the loss
-            loss.backward()
+        before = copy_of(model)
+        with announce("Initial loss and gradients"):
+            loss = F.cross_entropy(model(images).float(), labels)
+            reaching = loss
+            if _fill_zero_layers(model.module):
+                reaching = F.cross_entropy(model(images).float(), labels)
+            if reaching.requires_grad:  # else nothing that is trained reaches the loss
+                reaching.backward()
         findings = (initial_loss(loss.item(), len(model.classes), fresh=fresh), gradient_norms(model.module))
+        copy_into(model, before)
         runs: list[Fitted] = []
         if loss.isfinite():
             for module in model.modules():
                 if "Drop" in type(module).__name__ or type(module).__name__ == "StochasticDepth":
                     module.eval()
-            runs = _trainings(model, images[:_IMAGES], labels[:_IMAGES], recipe)
+            runs = _trainings(model, images[:_IMAGES], labels[:_IMAGES], recipe, announce)
     if runs and runs[0].constant:
         return (*findings, one_batch(runs), learning_rate(runs))
     found, advice = "a loss that is not finite", "Correct the initial loss first."
@@ -138,6 +147,19 @@ def initial_loss(loss: float, classes: int, *, fresh: bool) -> Finding:
     return Finding("initial loss", "pass", expected, f"{loss:.3f} nats", value=loss)
 
 
+def _fill_zero_layers(module: nn.Module) -> bool:
+    """Give layers whose trained weights are all zero, as of a new head, usual random ones; True if there are some.
+
+    A layer of zeros lets no gradient through to the layers below in the first step, which is no fault.
+    """
+    filled = False
+    for parameter in module.parameters():
+        if parameter.requires_grad and parameter.dim() > 1 and not bool(parameter.any()):
+            nn.init.trunc_normal_(parameter, std=_USUAL)
+            filled = True
+    return filled
+
+
 def gradient_norms(module: nn.Module) -> Finding:
     """The gradients of the layers, each relative to its weights, are within a few orders of magnitude."""
     expected = f"gradients relative to the weights that differ by less than {_SPREAD:g} times between layers"
@@ -152,6 +174,9 @@ def gradient_norms(module: nn.Module) -> Finding:
     if infinite:
         found = f"NaN or infinity in {len(infinite)} layers, the first of them {infinite[0]}"
         return Finding("gradient norms", "fail", expected, found, "See the initial loss.")
+    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    if len(ratios) == 1 and len({name.rpartition(".")[0] for name in trained}) == 1:
+        return Finding("gradient norms", "pass", expected, f"a gradient in the one trained layer, {next(iter(ratios))}")
     if len(ratios) < 2:
         advice = "Fewer than two layers have weights and a gradient: is the loss cut off from them?"
         return Finding("gradient norms", "inconclusive", expected, f"{len(ratios)} layers with both", advice)
@@ -212,15 +237,23 @@ class Fitted:
         return f"{self.losses[0]:.3f} to {last} nats in {len(self.losses) - 1} steps at {self.rate:.3g}"
 
 
-def _trainings(model: Model, images: Images, labels: Labels, recipe: Recipe) -> list[Fitted]:
+def _trainings(
+    model: Model,
+    images: Images,
+    labels: Labels,
+    recipe: Recipe,
+    announce: Callable[[str], AbstractContextManager[None]],
+) -> list[Fitted]:
     """At the recipe's rate; where the batch is not learned, at usual rates above or below it until it is."""
     rate = recipe.learning_rate
-    runs = [_fit_batch(model, images, labels, recipe, rate=rate)]
+    with announce(f"Learning one batch at the rate {rate:g}"):
+        runs = [_fit_batch(model, images, labels, recipe, rate=rate)]
     if not runs[0].fits:
         higher, lower = [each for each in _RATES if each > 2 * rate], [each for each in _RATES[::-1] if each < rate / 2]
         slow = runs[0].moved < _STILL or runs[0].is_falling
         for other in (*higher, *lower) if slow else (*lower, *higher):
-            runs.append(_fit_batch(model, images, labels, recipe, rate=other))
+            with announce(f"Learning one batch at the rate {other:g}"):
+                runs.append(_fit_batch(model, images, labels, recipe, rate=other))
             if runs[-1].fits:
                 break
     return runs

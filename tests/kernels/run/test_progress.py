@@ -1,18 +1,29 @@
 """What a run says while it works, the partial results that it keeps until it has ended, and more images than digits."""
 
 import io
+from contextlib import nullcontext
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
 
+from tests.kit.commands import impatient
 from tests.kit.making import digits
 from vitlens import load
 from vitlens.arrays import Form
 from vitlens.commands.run.load import load_split, scenes_of_digits
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.run.progress import ProgressStore, progress, rate_and_left
+from vitlens.commands.run.progress import (
+    BEAT,
+    ProgressStore,
+    announced,
+    phase,
+    progress,
+    rate_and_left,
+    show_again,
+)
 from vitlens.errors import InputError
 
 FORMS = {"loss": Form("f", (2, 3)), "cost": Form("iu")}
@@ -36,8 +47,8 @@ def test_short_work_and_quiet_work_are_silent_and_long_work_says_so_now_and_then
     for terminal in (True, False):
         assert watch(io.StringIO(), step=0.1, terminal=terminal) == ""
         assert watch(io.StringIO(), step=5, terminal=terminal, quiet=True) == ""
-    lines = watch(io.StringIO(), step=5, terminal=False).splitlines()
-    assert lines[0] == "evaluating m: 10 of 100 images, 2 images/s, 0:45 left"
+    lines = watch(io.StringIO(), step=2.5, terminal=False).splitlines()
+    assert lines[0] == "evaluating m: 10 of 100 images, 4 images/s, 0:22 left"
     assert len(lines) == 5
     stream = io.StringIO()
     with pytest.raises(ZeroDivisionError):
@@ -46,10 +57,65 @@ def test_short_work_and_quiet_work_are_silent_and_long_work_says_so_now_and_then
     assert stream.getvalue().rstrip().endswith("\x1b[2K")  # the line of the bar is erased
 
 
+def times_of_lines(*parts: tuple[str, float], beat: float = BEAT) -> list[float]:
+    """When lines were written of an announced run whose phases take so many seconds each."""
+    now, written = [0.0], []
+
+    class Stream(io.StringIO):
+        def write(self, text: str) -> int:
+            written.append(now[0])
+            return super().write(text)
+
+    console = Console(file=Stream(), force_terminal=False, width=100)
+    with announced("vitlens attack", console=console, clock=lambda: now[0]):
+        for name, seconds in parts:
+            with phase(name) if name else nullcontext():
+                end = now[0] + seconds
+                while now[0] < end:
+                    now[0] += beat
+                    show_again()
+    return [0.0, *written, now[0]]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [("", 60.0)],
+        [("Self-checks of PGD", 358.0)],
+        [("Loading", 1.5)] * 30,
+        [("Loading", 3.0), ("", 7.0), ("Drawing figure 1 of 9", 12.5)],
+    ],
+)
+def test_an_announced_run_is_never_silent_for_five_seconds(parts):
+    times = times_of_lines(*parts)
+    assert max(after - before for before, after in pairwise(times)) <= 5
+
+
+def test_the_innermost_phase_is_named_and_the_one_around_it_again_afterwards():
+    now, stream = [0.0], io.StringIO()
+    console = Console(file=stream, force_terminal=False, width=100)
+    with announced("vitlens audit", console=console, clock=lambda: now[0]):
+        with phase("Timing the maps"):
+            now[0] = 3.0
+            show_again()
+            assert stream.getvalue() == "Timing the maps: 0:03 so far\n"
+        now[0] = 8.0
+        show_again()
+    assert stream.getvalue().splitlines()[1:] == ["vitlens audit: 0:08 so far"]
+
+
+def test_phases_of_a_quiet_run_are_silent(capsys):
+    with impatient(), announced("vitlens audit", quiet=True), phase("Timing the maps"):
+        show_again()
+    assert capsys.readouterr().err == ""
+
+
 def test_rate_and_time_left():
     assert rate_and_left(1, 7201, 1.0, "steps") == "1 steps/s, 2:00:00 left"
     assert rate_and_left(0, 5, 3.0, "images") == "0 images/s, 0:00 left"
     assert rate_and_left(999, 1998, 10.0, "images") == "99.9 images/s, 0:10 left"
+    assert rate_and_left(1, 2, 254.0, "attacks") == "4:14 left"  # a rate of 0.00394 says nothing
+    assert [rate_and_left(1, 3, 60.0, "checks", since=since) for since in (30.0, 600.0)] == ["1:30 left", "1:00 left"]
 
 
 @pytest.mark.parametrize("left", [[], ["notes.txt"]])

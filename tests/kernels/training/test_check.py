@@ -73,7 +73,7 @@ def hooked(part: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callabl
 
 ENLARGED = "make the head's initial weights smaller"
 DAMAGES: dict[str, tuple[Callable[[Model], object], bool, str, str, str]] = {
-    "a new head": (zero_head, True, "pipp", "initial loss", "2.303 nats"),
+    "a new head": (zero_head, True, "pppp", "initial loss", "2.303 nats"),
     "a large head": (lambda model: model.module.head.weight.data.mul_(300), True, "fp..", "initial loss", ENLARGED),
     "a trained one": (lambda model: model.module.head.weight.data.mul_(300), False, "wp..", "initial loss", ""),
     "infinity": (hooked("blocks.0", lambda output: output / 0), True, "ffii", "initial loss", "division by 0"),

@@ -123,12 +123,16 @@ def evaluate(
 def require_labels(split: Split) -> Labels:
     """The labels of a split. Raises DataError when it has none, or no images."""
     if split.labels is None or not len(split):
-        images = "images without labels" if len(split) else "no images"
-        raise DataError(
-            f"expected labelled images to evaluate on, found {images} in {split.name}; give a folder a class, an .npz, "
-            f"{argument('labels', flag='labels FILE.csv')}, or try vitlens predict"
-        )
+        raise without_labels("images without labels" if len(split) else "no images", split.name)
     return split.labels
+
+
+def without_labels(images: str, name: str) -> DataError:
+    """Return the error for images that cannot be evaluated on; images: what was found; name: of the data."""
+    return DataError(
+        f"expected labelled images to evaluate on, found {images} in {name}; give a folder a class, an .npz, "
+        f"{argument('labels', flag='labels FILE.csv')}, or try vitlens predict"
+    )
 
 
 def predicted_logits(

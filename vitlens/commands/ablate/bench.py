@@ -23,7 +23,7 @@ from vitlens.analysis.patching.patching import corrupt, patch_parts
 from vitlens.arrays import Form
 from vitlens.commands.ablate.options import AblateOptions
 from vitlens.commands.ablate.record import ContributionRow, LensRow, PatchingArrays, PatchingRow, PrunedRow
-from vitlens.commands.run.progress import ProgressStore
+from vitlens.commands.run.progress import ProgressStore, phase
 from vitlens.commands.run.resume import batch_digest
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.unseen import copy_training_images
@@ -130,6 +130,7 @@ def name_of(unit: Unit) -> str:
     return f"L{unit.layer}.{part}"
 
 
+@phase("What each head attends to")
 def head_labels(bench: Bench) -> dict[tuple[int, int], str]:
     """What each head attends to, by layer and head; none for attention without a place in the image."""
     split = bench.run.split.pick(torch.arange(min(IMAGES, len(bench.run.split))))
@@ -166,6 +167,7 @@ def inside(bench: Bench) -> tuple[dict[str, Any], tuple[str, ...]]:
     return found, tuple(dict.fromkeys(undone))
 
 
+@phase("Activation patching")
 def _patching(bench: Bench, images: Tensor, labels: Tensor) -> dict[str, Any]:
     clean, corrupted, names, corruption = _pair(bench, images, labels)
     layout, classes = bench.run.model.anatomy.layout, bench.run.model.classes
@@ -214,6 +216,7 @@ def _predictions(model: Model, images: Tensor) -> tuple[Tensor, Tensor]:
     return confidence, predicted
 
 
+@phase("Logit lens")
 def _lens(bench: Bench, images: Tensor, labels: Tensor) -> dict[str, Any]:
     predicted, n = logits_by_depth(bench.run.model, images).float().cpu().argmax(-1), len(labels)
     right = (predicted == labels.unsqueeze(1)).float().mean(0).tolist()
@@ -221,6 +224,7 @@ def _lens(bench: Bench, images: Tensor, labels: Tensor) -> dict[str, Any]:
     return {"lens": tuple(LensRow(depth, share) for depth, share in enumerate(shares))}
 
 
+@phase("Contributions to the logits")
 def _contributions(bench: Bench, images: Tensor, labels: Tensor) -> dict[str, Any]:
     parts = direct_logit_attribution(bench.run.model, images, labels)
     rows = [
@@ -235,6 +239,7 @@ def _contributions(bench: Bench, images: Tensor, labels: Tensor) -> dict[str, An
     return {"contributions": tuple(rows)}
 
 
+@phase("Pruning, and timing the pruned model")
 def pruned(bench: Bench, importance: Importance, folder: Path) -> tuple[Estimate, tuple[PrunedRow, ...]]:
     """Prune the least important share of the heads, save the model, and compare it with the whole one: the share of the
     parameters that was cut, and the rows. Raises InputError for a share that cuts no head."""

@@ -25,9 +25,10 @@ from vitlens.analysis.evaluation.intervals import spearman
 from vitlens.commands.ablate import record as rows
 from vitlens.commands.ablate.bench import Bench, head_labels, inside, name_of, pruned
 from vitlens.commands.ablate.options import AblateOptions
+from vitlens.commands.run.progress import phase
 from vitlens.commands.run.resume import resumable, with_its_settings
 from vitlens.commands.run.run import Run
-from vitlens.commands.run.targets import labels_of
+from vitlens.commands.run.targets import labels_of, require_label_source
 from vitlens.devices import autocast
 from vitlens.names import Replacement
 from vitlens.uncertainty import Estimate, bootstrap_mean, fewest_images, finite
@@ -65,6 +66,8 @@ def measure(options: AblateOptions) -> Path | None:
     is resumed.
     """
     typed, options = options, with_its_settings(options, "ablate")
+    if not options.predicted and options.run.labels is None:
+        require_label_source(options.data, options.images, doing="ablate")
     run = Run("ablate", options, most=1)
     images = len(run.split)
     chosen = tuple(replacement_for(images, name) for name in options.replace or (None,))
@@ -87,7 +90,8 @@ def measure(options: AblateOptions) -> Path | None:
             ranked = several and main.importance.is_ranked("head")  # without a ranking there is no order of removal
             removal = _heads_in_order(bench, main) if options.curves and ranked else {}
             by, first = bench.by(bench.replacement), torch.arange(images)[:REMOVAL_IMAGES]
-            similar = head_similarity(by, bench.heads, first) if options.pairs and several else None
+            with phase("How similar the outputs of heads are"):
+                similar = head_similarity(by, bench.heads, first) if options.pairs and several else None
             pairs, remark = _heads_in_pairs(bench, main.importance, similar) if similar is not None else ((), "")
             known = head_labels(bench) if run.first and bench.heads else {}
 

@@ -111,10 +111,10 @@ def _most_important(record: AblateRecord) -> Claim:
     if not found:
         return _claim(
             record, f"most important {word}",
-            "Of {{ count }} {{ word }}s of **{{ model }}**, none surely changes the loss by more than {{ least }} when "
-            "it is removed alone (corrected for {{ count }} tests); the largest measured rise is that of "
-            "**{{ most.unit }}**, {{ most.loss|alone }}.",
-            title=f"No single {word} of {model} surely matters", kind="answer", count=len(rows), word=word,
+            "No single {{ word }} of **{{ model }}** is shown to change the loss by more than {{ least }} "
+            "(corrected for {{ count }} tests). The largest measured rise is that of **{{ most.unit }}**, "
+            "{{ most.loss|alone }}.",
+            title=f"No single {word} of {model} is shown to matter", kind="answer", count=len(rows), word=word,
             most=max(rows, key=lambda row: row.loss.value), least=record.model.smallest,
         )  # fmt: skip
     lead = found[0]
@@ -158,7 +158,11 @@ def unknown(record: AblateRecord) -> Iterator[str]:
     if record.options.get("predicted"):
         yield "Labels are the model's own predictions (`--predicted`): accuracy is the share of them that stay."
     if record.images < FEWEST:
-        yield say("{{ n }} image{{ n|s }} {{ n|are }} too few for a claim.", n=record.images)
+        yield say(
+            "{{ n }} image{{ n|s }} {{ n|are }} too few for a claim; give at least {{ fewest }}.",
+            n=record.images,
+            fewest=max(FEWEST, fewest_images(len(heads))),
+        )
     for note in model.notes:
         yield say("{{ note|whole }}.", note=f"{note[:1].upper()}{note[1:]}")
     if rest and record.images >= FEWEST:
@@ -193,8 +197,8 @@ def definitions(record: AblateRecord) -> Iterator[tuple[str, str]]:
 
 
 def _by_importance(rows: Sequence[UnitRow]) -> list[UnitRow]:
-    """Return the most important units first; in order of the layers where no effect is shown: ranks were chance."""
-    return sorted(rows, key=lambda row: -row.rank.value) if any(row.is_ranked for row in rows) else list(rows)
+    """Return the rows by their importance, the greatest first."""
+    return sorted(rows, key=lambda row: -row.rank.value)
 
 
 def _heads(record: AblateRecord) -> str:
@@ -203,10 +207,20 @@ def _heads(record: AblateRecord) -> str:
     return say(
         "Each head's output was replaced by {{ by }}, for every image. {% if shown %}{{ shown }} of {{ n }} heads "
         "change the loss significantly after Holm's correction{% else %}No head changes the loss significantly, so "
-        "they are not ranked{% if few %}: with fewer than {{ fewest }} images none could{% endif %}{% endif %}.",
+        "their order may be chance{% if few %}: with fewer than {{ fewest }} images none could{% endif %}{% endif %}.",
         by=REPLACED[record.model.replace], n=len(heads), shown=sum(row.matters for row in heads), fewest=fewest,
         few=record.images < fewest,
     )  # fmt: skip
+
+
+def _paired(record: AblateRecord) -> str:
+    """Which heads were removed in pairs."""
+    chosen = {row.chosen for row in record.pairs}
+    if chosen == {"similarity"}:
+        return "The pairs of heads with the most similar outputs were removed; no head matters enough to be ranked."
+    if chosen == {"importance"}:
+        return "The most important heads were removed in pairs."
+    return "The most important heads were removed in pairs, and so were the heads with the most similar outputs."
 
 
 _PATCHING: Final = (
@@ -325,7 +339,7 @@ REPORT: Final = Report(
         ),
         Section(
             "Do heads do each other's work?", "pairs", order=lambda row: -abs(row.synergy.value),
-            opening="The most important heads were removed in pairs, and the heads of the most similar outputs.",
+            opening=_paired,
             columns=("pair", "chosen", "similarity", "both", "synergy", "p"),
             charts=(Chart(
                 "pairs", intervals("pair", "synergy", reference=0.0),

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 from vitlens.analysis.evaluation.evaluate import accuracy
@@ -22,13 +23,16 @@ from vitlens.attribution.explain import explain, methods_for, preferred_method
 from vitlens.commands.attack import record as rows
 from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.attack.sweep import AttackSample, ModelAttack, attack_sample, checked, evenly_spaced, sweep_all
+from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.load import load_split
+from vitlens.commands.run.progress import phase
 from vitlens.commands.run.resume import resumable, with_its_settings
 from vitlens.commands.run.run import Run
-from vitlens.commands.run.targets import labels_of
+from vitlens.commands.run.targets import labels_of, require_label_source
 from vitlens.commands.shared.comparison import compared
 from vitlens.data.split import Split
 from vitlens.errors import UnknownNameError
+from vitlens.files import named_file, write_atomically
 from vitlens.models.model import Model
 from vitlens.processes import share_of
 from vitlens.uncertainty import Estimate, bootstrap_mean
@@ -48,6 +52,8 @@ def measure(options: AttackOptions, models: Sequence[Model] = (), split: Split |
     its kind) before anything is written.
     """
     options = with_its_settings(options, "attack")
+    if split is None and not options.predicted and options.run.labels is None:
+        require_label_source(options.data, options.images, doing="attack")
     run = Run("attack", options, images=False, load=(lambda _: tuple(models)) if models else None)
     if split is None:
         with run.processes.main_process_first():
@@ -69,14 +75,24 @@ def measure(options: AttackOptions, models: Sequence[Model] = (), split: Split |
         "attacks": list(options.attacks), "epsilons": list(options.linf)[::order],
         "epsilons_l2": list(options.l2)[::order], "single_epsilons": dict(options.single_epsilons or {}),
         "steps": dict(options.steps) if isinstance(options.steps, Mapping) else options.steps,
-        "restarts": options.restarts, "patch": [options.patch_side, options.patch_anywhere],
+        "restarts": options.restarts, "step": options.step, "patch": [options.patch_side, options.patch_anywhere],
     }  # fmt: skip
     with resumable(run, "Adversarial robustness of", options.resume, **settings) as (writing, store):
         works = [ModelAttack(model, own, run, store) for model, own in zip(run.models, labels)]
         for work in works:
             sweep_all(work)
         corrupted = [_on_corruptions(work) for work in works] if options.corruptions else []
-        return writing.publish(lambda: _record(works, corrupted, baseline))
+        if writing.folder is None:
+            return None
+        with phase("Adversarial images, and what changes inside the models"):
+            sample = attack_sample(works)
+            record = _record(works, sample, corrupted, baseline)
+        if options.save_images:
+            _save_images(works, sample, writing.folder)
+        if options.self_checks == "all":  # they can take longer than the attacks
+            writing.publish(lambda: record, final=False)
+        checks = [rows.AttackCheckRow(work.model.alias, **vars(check)) for work in works for check in checked(work)]
+        return writing.publish(lambda: _with_checks(record, checks))
 
 
 def _on_corruptions(work: ModelAttack) -> Corrupted:
@@ -94,14 +110,24 @@ def _on_corruptions(work: ModelAttack) -> Corrupted:
     return Corrupted(work.model.alias, correct.view(len(CORRUPTIONS), len(SEVERITIES), -1), split.groups)
 
 
-def _record(works: Sequence[ModelAttack], corrupted: Sequence[Corrupted], baseline: str) -> rows.AttackRecord:
-    """The record of the first process, after all images have been attacked."""
-    sample, seed = attack_sample(works), works[0].run.run.seed
+def _save_images(works: Sequence[ModelAttack], sample: AttackSample, folder: RunFolder) -> None:
+    """Write the images of the sample that fool each model as PNG, rounded to 8 bits, in adversarial/<model>/."""
+    for work, images, fooled in zip(works, sample.adversarial, sample.fooled):
+        for at in fooled.nonzero().flatten().tolist():
+            number = int(sample.indices[at])
+            pixels = (images[at] * 255).round().byte().permute(1, 2, 0).numpy()
+            path = folder.place("adversarial", named_file(work.model.alias, ""), f"{number:05}.png")
+            with write_atomically(path) as temporary:
+                Image.fromarray(np.ascontiguousarray(pixels)).save(temporary, format="PNG")
+
+
+def _record(
+    works: Sequence[ModelAttack], sample: AttackSample, corrupted: Sequence[Corrupted], baseline: str
+) -> rows.AttackRecord:
+    """Return the record of the first process after all images were attacked, without the self-checks."""
+    seed = works[0].run.run.seed
     insides = [_inside(work, sample, index) for index, work in enumerate(works)]
     curves = tuple(row for work in works for row in _curve_rows(work))
-    checks = tuple(
-        rows.AttackCheckRow(work.model.alias, **vars(check)) for work in works for check in checked(work)
-    )  # fmt: skip
     of_corrupted, overall = {each.alias: each for each in corrupted}, []
     for work, inside, fooled in zip(works, insides, sample.fooled):
         alias, norm, own = work.model.alias, sample.attack.norm, of_corrupted.get(work.model.alias)
@@ -109,7 +135,7 @@ def _record(works: Sequence[ModelAttack], corrupted: Sequence[Corrupted], baseli
         row = rows.AttackedModelRow(
             alias, accuracy(work.clean, groups=work.run.split.groups, seed=seed),
             None if judged is None else judged.accuracy,
-            sum((check.model, check.state) == (alias, "failed") for check in checks),
+            None,
             f"{title_of(sample.attack)} at {rows.epsilon_words(rows.typed_epsilon(sample.epsilon, norm), norm)}",
             int(fooled.sum()), inside.get("halfway"),
         )  # fmt: skip
@@ -125,7 +151,6 @@ def _record(works: Sequence[ModelAttack], corrupted: Sequence[Corrupted], baseli
         attacks=tuple(row for work in works for row in _attack_rows(work)),
         pairs=tuple(_pair_rows(works)),
         transfer=tuple(_transfer_rows(works, sample)),
-        checks=checks,
         **within,
         corruptions=tuple(
             rows.CorruptionRow(
@@ -142,8 +167,26 @@ def _record(works: Sequence[ModelAttack], corrupted: Sequence[Corrupted], baseli
             )
             for work in works
         },
+        adversarial=_adversarial(works, sample) if works[0].run.options.save_images else {},
         examples={work.model.alias: each["examples"] for work, each in zip(works, insides) if each},
     )  # fmt: skip
+
+
+def _adversarial(works: Sequence[ModelAttack], sample: AttackSample) -> dict[str, rows.AdversarialArrays]:
+    """Return the exact images of the sample, by model."""
+    arrays = {}
+    for work, images, fooled in zip(works, sample.adversarial, sample.fooled):
+        arrays[work.model.alias] = rows.AdversarialArrays(images.numpy(), fooled.numpy(), sample.indices.numpy())
+    return arrays
+
+
+def _with_checks(record: rows.AttackRecord, checks: Sequence[rows.AttackCheckRow]) -> rows.AttackRecord:
+    """Return a record with the self-checks of all models."""
+    overall = []
+    for row in record.overall:
+        failed = [check for check in checks if check.model == row.model and check.state == "failed"]
+        overall.append(replace(row, failed=len(failed)))
+    return replace(record, overall=tuple(overall), checks=tuple(checks))
 
 
 def title_of(entry: Attack) -> str:
@@ -216,6 +259,7 @@ def _transfer_rows(works: Sequence[ModelAttack], sample: AttackSample) -> Iterat
         yield rows.TransferRow(run.aliases[one.source], run.aliases[one.target], one.rate, one.accuracy, one.clean)
 
 
+@phase("What changes inside the model")
 def _inside(work: ModelAttack, sample: AttackSample, index: int) -> dict[str, Any]:
     """What changes inside one model for images that fool it: rows, examples, and halfway, the block from which on its
     outputs are halfway to those for another image; nothing where there are no such images."""

@@ -19,8 +19,8 @@ class AttackOptions(ModelsOnImages):
     """All models are attacked on the same images.
 
     attacks: names of the registry; single_epsilons: by L∞ attack, in 1/255; steps: for all, or by attack (None: each
-    attack's default); resume: of the same models, data and options; baseline: an alias (None: the first CNN, else the
-    first model).
+    attack's default); step: of PGD, in epsilon / steps (None: 2.5); resume: of the same models, data and options;
+    save_images: whether adversarial images are kept; baseline: an alias (None: the first CNN, else the first model).
     """
 
     models: tuple[str, ...] = several_models(default=())
@@ -42,6 +42,13 @@ class AttackOptions(ModelsOnImages):
         "--steps", "Of attacks with steps; of some alone: pgd=20,cw=50.", default=None, metavar="N",
         parse=count_or_counts, shown="each attack's own",
     )  # fmt: skip
+    step: float | None = option(
+        "--step",
+        "Of PGD in all its forms: its step as a multiple of epsilon / steps.",
+        default=None,
+        metavar="X",
+        shown="2.5",
+    )
     restarts: int = option("--restarts", "Of attacks with a random start.", default=RESTARTS, metavar="N")
     downwards: bool = option(
         "--downwards", "Try the largest epsilon first, down to where an image stays correct: faster, less strict.",
@@ -54,6 +61,12 @@ class AttackOptions(ModelsOnImages):
     )
     inside: bool = option("--inside/--no-inside", "Maps and block outputs before and after.", default=True, panel=_MORE)
     corruptions: bool = option("--corruptions/--no-corruptions", "Also common corruptions.", default=True, panel=_MORE)
+    save_images: bool = option(
+        "--save-images",
+        "Keep adversarial images: exact in arrays/, and as PNG, rounded to 8 bits, in adversarial/.",
+        default=False,
+        panel=_MORE,
+    )
     self_checks: SelfChecks = option(
         "--self-checks", "all, or few: gradients, more steps of the strongest attack, one step against many.",
         default="all", panel=_MORE,
@@ -104,6 +117,11 @@ class AttackOptions(ModelsOnImages):
         for option, count in (*counts, ("--patch-side", self.patch_side)):
             if count is not None and count < 1:
                 raise InputError(f"expected {option} of at least 1, found {count}; leave it out for the default")
+        if self.step is not None and not 0 < self.step < float("inf"):
+            raise InputError(f"expected --step above 0, in epsilon / steps, found {self.step:g}; e.g. --step 2.5")
+        if self.step is not None and not any(ATTACKS[name].takes_stride for name in self.attacks):
+            able = ", ".join(name for name, entry in ATTACKS.items() if entry.takes_stride)
+            raise InputError(f"expected --step with one of {able}, found {known}; leave it out")
         if not any(ATTACKS[name].norm == "patch" for name in self.attacks) and (self.patch_side or self.patch_anywhere):
             raise InputError("expected --patch-side and --patch-anywhere with --attack patch, found them without")
         bounded = [name for name in self.attacks if ATTACKS[name].kind == "budget"]

@@ -47,13 +47,13 @@ _IN_WORDS: Final = property(lambda row: epsilon_words(row.epsilon, row.norm))
 class AttackedModelRow(OfModel):
     """One model over all attacks. robust: under the strongest attack at 1/255, None where none was run; sample: the
     attack with its epsilon on a sample of the images, from which examples, transfer and changes inside are taken, and
-    fooled: those of them on which it succeeds; halfway: the first block whose outputs for a clean and an adversarial
-    image differ at least half as much as for two images; baseline: the model that errors under corruptions are relative
-    to; lost: paired over images."""
+    fooled: those of them on which it succeeds; failed: None until the self-checks have been made; halfway: the first
+    block whose outputs for a clean and an adversarial image differ at least half as much as for two images; baseline:
+    the model that errors under corruptions are relative to; lost: paired over images."""
 
     clean: Estimate = col("top-1 accuracy, clean", better="higher", metric="accuracy/{model}")
     robust: Estimate | None = col("robust accuracy at 1/255", better="higher", term=_ROBUST, default=None)
-    failed: int = col("failed self-checks", default=0)
+    failed: int | None = col("failed self-checks", default=0)
     sample: str = col("attack of the sample", default="")
     fooled: int = col("fooled", default=0)
     halfway: Estimate | None = col("block halfway to another image", metric="parting_block/{model}", default=None)
@@ -83,6 +83,11 @@ class AttackCurveRow(OfModel):
         "robust accuracy", better="higher", metric="robust_accuracy/{model}/{attack}/{epsilon:g}", term=_ROBUST
     )
     at = at_epsilon = _IN_WORDS
+
+    @property
+    def axis(self) -> str:
+        """The unit of epsilon, the title of a panel with all attacks of one norm."""
+        return f"epsilon ({AXES[self.norm]})"
 
     @property
     def panel(self) -> str:
@@ -248,6 +253,16 @@ class AttackExampleArrays:
     image: Indices
 
 
+@dataclass(frozen=True)
+class AdversarialArrays:
+    """The sample of one model, of --save-images: images as the attack left them (images, 3, height, width) in [0, 1],
+    the clean ones where it failed; fooled: where it did not; image: indices into the data."""
+
+    images: Images
+    fooled: Flags
+    image: Indices
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttackRecord(Record):
     """Models under attack on the same images."""
@@ -263,3 +278,4 @@ class AttackRecord(Record):
     corruptions: tuple[CorruptionRow, ...] = table()
     attacked: Mapping[str, AttackedArrays] = arrays("attack-{model}")
     examples: Mapping[str, AttackExampleArrays] = arrays("examples-{model}")
+    adversarial: Mapping[str, AdversarialArrays] = arrays("adversarial-{model}")

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from vitlens.charts import Picture, amplification, images, intervals, lines, matrix
 from vitlens.charts.style import shortened
@@ -165,7 +166,9 @@ def _robustness(record: AttackRecord, row: rows.AttackedModelRow, curves: Sequen
     own = [each for each in curves if each.norm == at.norm]
     lost = [each for each in own if 2 * each.accuracy.value < row.clean.value]
     known: dict[str, Any] = {
-        "at": at, "row": row, "tried": {each.attack for each in own if each.epsilon == at.epsilon},
+        "at": at, "row": row, "few": record.images < FEWEST,
+        "fell": at.accuracy.value < row.clean.value,
+        "tried": {each.attack for each in own if each.epsilon == at.epsilon},
         "lost": min(lost, key=lambda each: (each.epsilon, each.accuracy.value), default=None),
     }  # fmt: skip
     claim = found(
@@ -177,12 +180,11 @@ def _robustness(record: AttackRecord, row: rows.AttackedModelRow, curves: Sequen
         else "**{{ row.model }}** classifies none of the {{ row.clean.n }} images correctly: there is nothing to "
         "attack.",
         at.accuracy, kind="answer", evidence="intervened", place="curves", given=known,
-        headline="{{ at.title }} at {{ at.at }} leaves {{ row.model }} {{ at.accuracy|value(0) }} accuracy, of "
-        "{{ row.clean|value(0) }}" if row.clean.value else "",
+        headline="Robust accuracy of {{ row.model }} {{ 'falls to' if fell else 'stays at' }} "
+        "{{ at.accuracy|value }} at {{ at.at }} ({{ at.title }}"
+        "{% if few %}, {{ at.accuracy.n }} images{% endif %})" if row.clean.value else "",
         reference=at.accuracy.value,  # the verdict says it: no finding of audit and study
     )  # fmt: skip
-    if record.images < FEWEST:
-        claim = replace(claim, says="", title="")
     if judged is None:
         return claim
     state, because = _judged(record, row, judged, curves)
@@ -224,12 +226,13 @@ def _soundness(record: AttackRecord, row: rows.AttackedModelRow) -> Claim:
     own, failed = [check for check in record.checks if check.model == row.model], _failed(record, row.model)
     open_ = [check for check in own if check.state == "inconclusive"]
     because = say(
-        "{% if failed %}{{ failed|length }} of {{ own|length }} self-checks of the attacks on **{{ model }}** failed "
-        "({{ fault }}): its robust accuracies are too high.{% elif open %}{{ open|length }} of {{ own|length }} could "
-        "not have failed, as nothing was fooled in them{% elif own %}{{ own|length }} of {{ own|length }} as expected, "
-        "each on images that were fooled{% else %}no image was classified correctly, so there was nothing to check the "
-        "attacks on{% endif %}",
-        model=row.model, own=own, failed=failed, open=open_, fault=_in_words(failed[0]) if failed else "",
+        "{% if row.failed is none %}the self-checks of the attacks on **{{ model }}** were not finished: an attack may "
+        "be faulty{% elif failed %}{{ failed|length }} of {{ own|length }} self-checks of the attacks on "
+        "**{{ model }}** failed ({{ fault }}): its robust accuracies are too high."
+        "{% elif open %}{{ open|length }} of {{ own|length }} could not have failed, as nothing was fooled in "
+        "them{% elif own %}{{ own|length }} of {{ own|length }} as expected, each on images that were fooled{% else %}"
+        "no image was classified correctly, so there was nothing to check the attacks on{% endif %}",
+        row=row, model=row.model, own=own, failed=failed, open=open_, fault=_in_words(failed[0]) if failed else "",
     )  # fmt: skip
     state: State = "fail" if failed else "pass" if own and not open_ else "inconclusive"
     says = because if failed else ""
@@ -262,6 +265,8 @@ def _corruptions(record: AttackRecord, row: rows.AttackedModelRow, lost: Estimat
 def unknown(record: AttackRecord) -> Iterator[str]:
     """What could overturn this report, the most serious first."""
     open_ = [row for row in record.checks if row.state == "inconclusive"]
+    if any(row.failed is None for row in record.overall):
+        yield "The self-checks of the attacks are not finished: a faulty attack makes a model look robust."
     if record.images < FEWEST:
         yield say("Only {{ n }} image{{ n|s }}: too few for any claim.", n=record.images)
     if open_:
@@ -346,6 +351,13 @@ def _gap_at_one(record: AttackRecord) -> Estimate | None:
     return next((row.difference for row in record.pairs if {row.attack} == names and row.epsilon == JUDGED), None)
 
 
+def _draw_curves(rows: Sequence[AttackCurveRow], title: str) -> Figure:
+    """Draw a panel a norm with a line an attack; of several models a panel an attack with a line a model."""
+    one = len({row.model for row in rows}) == 1
+    draw = lines("epsilon", "accuracy", of="title" if one else "model", panel="axis" if one else "panel")
+    return draw(rows, title)
+
+
 REPORT: Final = Report(
     AttackRecord,
     claims=claims,
@@ -370,11 +382,12 @@ REPORT: Final = Report(
     sections=(
         Section(
             "How much accuracy is left under attack?", _strongest_rows,
-            opening="At each epsilon the strongest of the attacks counts; a better attack may leave less.",
+            opening="At each epsilon the strongest of the attacks counts; a better attack may leave less. "
+            "`tables/curves.csv` has the other attacks, too.",
             columns=("model", "title", "at_epsilon", "accuracy"), about=("robustness",),
             order=lambda row: (list(AXES).index(row.norm), row.epsilon),
             charts=(Chart(
-                "curves", lines("epsilon", "accuracy", of="model", panel="panel"),
+                "curves", _draw_curves,
                 "Robust accuracy over epsilon; bands: confidence intervals. It falls to nothing for undefended models. "
                 "Epsilons of different norms cannot be compared.",
                 title="Accuracy under attack, {{ first.accuracy.n }} image{{ first.accuracy.n|s }}", rows="curves",

@@ -83,7 +83,7 @@ class ModelAttack:
         return {
             "steps": options.steps_for(name), "restarts": options.restarts, "seed": run.seed,
             "batch_size": self.batch_size, "precision": run.precision, "side": options.patch_side,
-            "aligned": not options.patch_anywhere,
+            "aligned": not options.patch_anywhere, "stride": options.step,
         }  # fmt: skip
 
     def attempt(self, name: str) -> Callable[..., AttackResult]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,8 +24,9 @@ from vitlens.analysis.attention.weights import (
 )
 from vitlens.analysis.features.receptive_field import receptive_field
 from vitlens.commands.attention import record as kept
-from vitlens.commands.attention.options import AttentionOptions
+from vitlens.commands.attention.options import ALL, AttentionOptions
 from vitlens.commands.run.load import load_split
+from vitlens.commands.run.progress import phase
 from vitlens.commands.run.run import Run
 from vitlens.commands.shared.explorer_measure import explored
 from vitlens.commands.shared.maps.measure import map_rows, on_object_rows
@@ -42,8 +43,6 @@ from vitlens.models.model import Model
 from vitlens.shapes import Images, Maps
 from vitlens.uncertainty import Estimate, student_mean
 
-SHOWN: Final = 4  # images of --data, unless --limit says otherwise
-
 
 def measure(options: AttentionOptions) -> Path | None:
     """Draw the attention of a model on images, by layer and head, and write the report; returns the report's path.
@@ -56,15 +55,17 @@ def measure(options: AttentionOptions) -> Path | None:
     if options.run.limit is None and options.images:
         split = every.pick(torch.arange(min(DRAWN, len(every))))
     else:
-        split = every.limit(options.run.limit or SHOWN, seed=options.run.seed)
+        split = every.limit(options.run.limit or DRAWN, seed=options.run.seed)
     split = replace(split, notes=(*every.notes, *left_out_words(len(split), len(every))))
     run.splits = (split,)
-    print_left_out(len(split), len(every), quiet=run.run.quiet, more="--limit N draws more")
+    print_left_out(len(split), len(every), quiet=run.run.quiet, more="--limit N measures and draws more")
     ((images, _, _),) = split.batches(len(split), device=model.device)
-    with autocast(model.device, run.run.precision):
+    with phase("Attention of every layer"), autocast(model.device, run.run.precision):
         layers = attention_maps(model, images)
         if options.layer is not None:
-            _require_layer(layers, options.layer)
+            _require_layer(layers, options.layer, "--layer")
+        for number in () if options.layers == (ALL,) else options.layers:
+            _require_layer(layers, int(number), "--layers")
         asked = _views(model, images, options)
     layers = tuple(replace(layer, maps=layer.maps.float().cpu()) for layer in layers)
     with run.folder("Attention of") as folder:
@@ -123,6 +124,7 @@ def _layer_rows(
         )  # fmt: skip
 
 
+@phase("Rollout up to each layer")
 def _rollouts(model: Model, images: Images, layers: Sequence[LayerMaps]) -> Tensor | None:
     """The rollout up to each layer, on the CPU; None where not all layers are those of whole sequences."""
     whole = [layer for layer in layers if layer.site.kind in ("patch", "class")]
@@ -191,13 +193,13 @@ def _patch_row(view: LayerMaps, name: str) -> kept.PatchRow:
     return replace(own, padding=padded)
 
 
-def _require_layer(layers: Sequence[LayerMaps], number: int) -> None:
+def _require_layer(layers: Sequence[LayerMaps], number: int, option: str) -> None:
     """Raise InputError where no layer of this number has a map."""
     known = [layer.site.layer for layer in layers]
     if number not in known:
         whole = known == list(range(len(known)))
         words = f"from 0 to {known[-1]}" if whole else f"one of {', '.join(map(str, dict.fromkeys(known)))}"
-        raise InputError(f"expected --layer with a layer {words}, found {number}")
+        raise InputError(f"expected {option} with a layer {words}, found {number}")
 
 
 def _windows(model: Model, images: Images) -> dict[str, Any]:

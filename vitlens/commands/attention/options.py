@@ -2,19 +2,42 @@
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from vitlens.commands.run.flags import option
 from vitlens.commands.run.options import ModelOnImages
 from vitlens.commands.run.parsing import two_counts
+from vitlens.errors import InputError
 
-_view = partial(option, default=None, shown=False, panel="Views (layers, rows and columns from 0)")
+ALL: Final = "all"
+SOME_LAYERS: Final = 6  # on one sheet
+_PANEL: Final = "Views (layers, rows and columns from 0)"
+_view = partial(option, default=None, shown=False, panel=_PANEL)
+
+
+def _layers(option: str, text: str) -> tuple[str, ...]:
+    """Return "all", or the numbers of layers as texts. Raises InputError for another text."""
+    words = tuple(word.strip() for word in text.split(","))
+    if words == (ALL,) or all(word.isdecimal() for word in words):
+        return words
+    raise InputError(f"expected {option} with all, or numbers from 0 such as 0,5,11, found {text!r}")
 
 
 @dataclass(frozen=True)
 class AttentionOptions(ModelOnImages):
-    """layer: the layer whose heads are drawn large (None: the last); query, key: (row, column) of the patch whose
+    """layers: those whose maps are drawn (None: some, evenly spaced); layer: the layer whose heads are drawn large
+    (None: the last); query, key: (row, column) of the patch whose
     attention, or the attention to which, is shown in every layer."""
 
+    layers: tuple[str, ...] = option(
+        "--layers",
+        "Layers whose mean maps are drawn: all, or a list such as 0,5,11.",
+        default=(),
+        metavar="all|LIST",
+        parse=_layers,
+        shown=f"at most {SOME_LAYERS}, evenly spaced",
+        panel=_PANEL,
+    )
     layer: int | None = _view("--layer", "Layer whose heads are drawn large (default: the last).", metavar="N")
     query: tuple[int, int] | None = _view(
         "--query", "Attention of this patch, layer by layer.", metavar="ROW,COL", parse=two_counts

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from vitlens.charts import Picture, board, images, intervals, lines
 from vitlens.charts.pictures import images_on_a_page, mosaic, of_heads, with_maps
 from vitlens.charts.windows import windows_and_shift
+from vitlens.commands.attention.options import ALL, SOME_LAYERS
 from vitlens.commands.attention.record import AttentionRecord, LayerRow
 from vitlens.commands.shared.explorer import Shown, explorer_of, sinks_claim, without_explorer
 from vitlens.commands.shared.maps.record import (
@@ -25,7 +26,7 @@ from vitlens.commands.shared.maps.record import (
     mixed_heads_words,
 )
 from vitlens.commands.shared.receptive import field_charts
-from vitlens.commands.shared.sheets import DRAWN, EACH, evenly
+from vitlens.commands.shared.sheets import EACH, evenly
 from vitlens.report.claims import FEWEST, Claim, above, below, found
 from vitlens.report.explorer import Explorer
 from vitlens.report.prose import say
@@ -35,7 +36,6 @@ from vitlens.uncertainty import Side
 ORDERED: Final = -0.2  # correlation of similarity with distance, at or below which embeddings follow the positions
 COLLAPSED: Final = 0.95  # cosine similarity, from which on maps are the same to the eye
 _ROWS: Final = 8  # layers of the first page's table
-_LAYERS: Final = 6  # maps in a row of the picture
 
 
 def claims(record: AttentionRecord) -> Iterator[Claim]:
@@ -135,17 +135,32 @@ def _masses(kind: str, record: AttentionRecord) -> list[OnObjectRow]:
     return mass_of(record.on_object, kind) if record.images >= FEWEST else []
 
 
+def _drawn_layers(record: AttentionRecord) -> list[int]:
+    """Return the rows of the layers of --layers, without it of at most SOME_LAYERS evenly spaced ones."""
+    chosen = tuple(map(str, record.options.get("layers") or ()))
+    if not chosen:
+        return evenly(len(record.layers), SOME_LAYERS)
+    return [at for at, row in enumerate(record.layers) if chosen == (ALL,) or str(row.layer) in chosen]
+
+
 def _pictures(record: AttentionRecord, *, rollout: bool = False) -> Iterator[Picture]:
-    """The first DRAWN images, EACH a sheet, with the mean map of at most _LAYERS layers, or the rollout up to them."""
+    """Yield every image with the mean map of the drawn layers, or the rollout up to them.
+
+    A sheet has at most EACH images and SOME_LAYERS layers.
+    """
     if record.maps is None:
         return
-    for at, (name, image) in enumerate(zip(record.names[:DRAWN], record.maps.pixels)):
-        yield Picture(image, row=name, column="image", sheet=at // EACH)
-        for index in evenly(len(record.layers), _LAYERS):
-            own = record.maps.layer[index][at].mean(0)
-            if rollout and record.maps.rollout is not None:
-                own = record.maps.rollout[at, index]
-            yield Picture(image, 100 * own, name, f"layer {record.layers[index].layer}", sheet=at // EACH)
+    layers = _drawn_layers(record)
+    parts = [layers[at : at + SOME_LAYERS] for at in range(0, len(layers), SOME_LAYERS)]
+    for at, (name, image) in enumerate(zip(record.names, record.maps.pixels)):
+        for number, part in enumerate(parts):
+            sheet = at // EACH * len(parts) + number
+            yield Picture(image, row=name, column="image", sheet=sheet)
+            for index in part:
+                values = record.maps.layer[index][at].mean(0)
+                if rollout and record.maps.rollout is not None:
+                    values = record.maps.rollout[at, index]
+                yield Picture(image, 100 * values, name, f"layer {record.layers[index].layer}", sheet=sheet)
 
 
 @dataclass(frozen=True)
@@ -219,8 +234,9 @@ def _view_chart(view: str, words: str) -> Chart:
 
 _PICTURE: Final = Chart(
     "layers", images(scale="joint", label="attention (%)"),
-    "The image, then the mean map of the heads in every layer, of deep models in evenly spaced ones. All panels share "
-    "one colour scale.",
+    "The image, then the mean map of the heads in each layer{% if record.layers|length > 6 and not "
+    "record.options.layers %}, in evenly spaced ones (`--layers all` draws every layer){% endif %}. All panels "
+    "share one colour scale.",
     title="Attention of {{ record.aliases[0] }} to each patch, mean of heads", rows=_pictures,
 )  # fmt: skip
 
@@ -289,8 +305,8 @@ REPORT: Final = Report(
                 ),
                 Chart(
                     "development", images(),
-                    "Rollout up to each layer, of the first images. Each map has its own colours: compare places.",
-                    title="Rollout up to a layer", only=lambda picture: picture.sheet == 0,
+                    "Rollout up to each layer. Each map has its own colours: compare places.",
+                    title="Rollout up to a layer", each="sheet",
                     rows=lambda record: () if record.maps.rollout is None else _pictures(record, rollout=True),
                 ),
             ),

@@ -13,6 +13,7 @@ from torch import Tensor
 from vitlens.analysis.evaluation.classes import label_columns
 from vitlens.analysis.evaluation.evaluate import evaluate, predicted_logits
 from vitlens.analysis.failures.covariates import Subject
+from vitlens.analysis.failures.disturbances import CORRUPTIONS, SEVERITIES
 from vitlens.analysis.faithfulness.checks import DISTURBANCES, STEADY_IMAGES
 from vitlens.analysis.faithfulness.defaults import BASELINES
 from vitlens.analysis.faithfulness.league import randomised_images
@@ -39,6 +40,7 @@ from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.chapter_runs import ChapterCache, ChapterImages, ChapterRunner, as_typed, cache_folder
 from vitlens.commands.run.chapters import ChapterRow
 from vitlens.commands.run.folder import RunFolder
+from vitlens.commands.run.progress import phase
 from vitlens.commands.run.publish import publish, read, read_folder
 from vitlens.commands.run.requirements import outcomes, requirements_of
 from vitlens.commands.run.resume import content_digest
@@ -51,11 +53,13 @@ from vitlens.files import write_bytes
 from vitlens.models.model import Model
 from vitlens.models.naming import parse_models
 from vitlens.record import read_run
+from vitlens.report.claims import FEWEST as FEWEST_JUDGED
 from vitlens.report.junit import junit
 
 MAPPED: Final = 200  # images with maps for the question why the model fails
 EXPLAINED: Final = (50, 20)  # images on which the methods are checked: if they fit, and in any case
-EXPLAIN_SHARE: Final = 0.4  # of the budget, which the maps and their checks may take
+EXPLAIN_SHARE: Final = 0.3  # of the budget, which the maps and their checks may take
+CORRUPTED_SHARE: Final = 0.25  # of it, which the corruptions may take
 _TIMED: Final = 8  # images of which a map is timed, one where it takes more than _COSTLY passes
 _COSTLY: Final = 20
 _REMOVALS: Final = 80  # forward passes of an image with patches removed, for each method
@@ -102,6 +106,14 @@ class AuditChapters(ChapterRunner):
         self.models, self.alias, self.predicted = (as_typed(name),), name.alias, predicted
         self.common: dict[str, Any] = {**images.options, "model_options": options.model_options}
         self.untested: list[UntestedRow] = []
+        self.spent = 0.0  # busy seconds of the chapters; of cached ones, the seconds when they were made
+
+    def run(self, word: str, alias: str, options: Any, *, part: str = "") -> ChapterRow:
+        """Run one chapter, and count the time that it takes."""
+        start = BusyClock()
+        row = super().run(word, alias, options, part=part)
+        self.spent += row.seconds if row.cached else start.seconds
+        return row
 
     def _keep(self, done: Sequence[ChapterRow]) -> None:
         """Keep what is done, for the report of an audit that is stopped."""
@@ -114,22 +126,26 @@ class AuditChapters(ChapterRunner):
         else:
             own = {"data": self.common["data"], "model_options": self.common["model_options"]}
             self.run("evaluate", self.alias, EvaluateOptions(self.models, run=self.run_options, **own))
-        self._explain(60 * EXPLAIN_SHARE * self.minutes)
+        one_pass = self._explain(60 * EXPLAIN_SHARE * self.minutes)
         reason = self.model.supports("stats")
         if reason is None:
             self.run("stats", self.alias, StatsOptions(*self.models, run=self.run_options, **self.common))
         else:
             self.untested.append(UntestedRow("stats", reason.partition("; ")[0]))
-        self.quick = self._attack(CORRUPTIONS_PART)
+        images = corrupted_images(one_pass, 60 * CORRUPTED_SHARE * self.minutes, len(self.split))
+        limited = {} if images == len(self.split) else {"run": self.at_most(images)}
+        self.quick = self._attack(CORRUPTIONS_PART, **limited)
 
-    def _explain(self, seconds: float) -> None:
-        """As many of the methods that are checked as take these seconds at most."""
+    def _explain(self, seconds: float) -> float:
+        """Explain by as many of the methods that are checked as take these seconds at most; the seconds of one forward
+        pass of an image."""
         methods = tuple(name for name in methods_for(self.model) if ATTRIBUTIONS[name].studied)
         if not methods:
             reason = f"none of the methods that are checked is defined for {self.alias}"
             self.untested.append(UntestedRow("explain", reason))
-            return
-        kept, images = fitting_methods(*map_seconds(self.model, self.split, methods), seconds, len(self.split))
+            return map_seconds(self.model, self.split, ())[1]
+        costs, one_pass = map_seconds(self.model, self.split, methods)
+        kept, images = fitting_methods(costs, one_pass, seconds, len(self.split))
         left_out = [name for name in methods if name not in kept]
         if left_out:
             reason = f"the checks of {', '.join(left_out)} do not fit the budget"
@@ -139,13 +155,14 @@ class AuditChapters(ChapterRunner):
             composites=("none",), other_substrates=("none",), stability=False, run=self.at_most(images), **self.common,
         )  # fmt: skip
         self.run("explain", self.alias, options)
+        return one_pass
 
     def attack(self, *, others: float) -> tuple[BudgetRow, tuple[CandidateRow, ...]]:
         """Run the strongest attack that fits the budget; returns it and the attacks that were considered.
 
         others: seconds that were spent outside the chapters.
         """
-        spent = (others + sum(row.seconds for row in self.done)) / 60
+        spent = (others + self.spent) / 60
         left = max(KEPT * self.minutes, self.minutes - spent)
         budget = BudgetRow(self.minutes, spent, left, pass_seconds(self.quick.attacks[0]))
         shares = {row.epsilon: row.accuracy.value for row in self.quick.curves}
@@ -173,15 +190,16 @@ class AuditChapters(ChapterRunner):
         return True
 
 
+@phase("Timing the maps, to fit the budget")
 def map_seconds(model: Model, split: Split, methods: Sequence[str]) -> tuple[dict[str, float], float]:
     """Seconds of the map of one image by each method, the preferred one of the model's family first, then the fastest;
     and of one forward pass of one image."""
 
     def seconds(function: Callable[[Model, Split], Tensor], images: int) -> float:
         few = split.pick(torch.arange(min(images, len(split))))
-        start = time.perf_counter()
+        start = BusyClock()
         function(model, few).cpu()  # waits for an asynchronous device
-        return (time.perf_counter() - start) / len(few)
+        return start.seconds / len(few)
 
     seconds(predicted_logits, _TIMED)  # what is made once for a model is made before
     costs = {}
@@ -211,6 +229,26 @@ def fitting_methods(
 
     options = [(tuple(costs)[:count], min(most, images)) for count in range(len(costs), 0, -1) for most in EXPLAINED]
     return next((each for each in options if takes(*each) <= seconds), options[-1])
+
+
+def corrupted_images(one_pass: float, seconds: float, images: int) -> int:
+    """Return on how many images the corruptions take these seconds at most; at least on FEWEST_JUDGED."""
+    a_image = one_pass * len(CORRUPTIONS) * len(SEVERITIES)
+    fitting = int(seconds / a_image) if a_image else images
+    return min(images, max(FEWEST_JUDGED, fitting))
+
+
+class BusyClock:
+    """The time since it was made that this process could use: on a machine that others use, too, its CPU time."""
+
+    def __init__(self) -> None:
+        self._wall = time.monotonic()
+        self._processor = time.process_time()
+
+    @property
+    def seconds(self) -> float:
+        """The seconds on the clock, or those of all its threads where these are fewer."""
+        return min(time.monotonic() - self._wall, time.process_time() - self._processor)
 
 
 def pass_seconds(row: AttackRow) -> float:
@@ -289,9 +327,9 @@ def measure(options: AuditOptions) -> Path:
         assert folder is not None, "one process alone audits"
         chapters = AuditChapters(folder, run, predicted)
         chapters.analyse()
-        start = time.monotonic()
+        start = BusyClock()
         why: dict[str, Any] = {} if predicted else failure_fields([_mapped(run)], quiet=run.run.quiet)
-        budget, tried = chapters.attack(others=time.monotonic() - start)
+        budget, tried = chapters.attack(others=start.seconds)
         folder.keep(
             AuditRecord(
                 folder=folder.path, chapters=tuple(chapters.done), attacks_considered=tried, budget=(budget,),
@@ -306,6 +344,7 @@ def measure(options: AuditOptions) -> Path:
     return path
 
 
+@phase("Predictions and maps, to ask why images are misclassified")
 def _mapped(run: Run[AuditOptions]) -> Subject:
     """Return the model, its predictions, and maps of images drawn at random: accuracies on them are unbiased."""
     model, split, seed = run.model, run.split, run.run.seed

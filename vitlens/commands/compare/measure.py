@@ -35,7 +35,7 @@ from vitlens.commands.compare import record as rows
 from vitlens.commands.compare.options import CompareOptions
 from vitlens.commands.run.load import read_as
 from vitlens.commands.run.run import Run
-from vitlens.commands.run.targets import chosen_targets
+from vitlens.commands.run.targets import chosen_targets, require_evaluable
 from vitlens.commands.shared.calibration import calibration_rows
 from vitlens.commands.shared.comparison import compared, in_pairs
 from vitlens.commands.shared.failures_measure import failure_fields
@@ -82,6 +82,8 @@ def measure(options: CompareOptions) -> Path | None:
         )
     if options.panels > options.maps:
         raise InputError(f"expected --maps of at least --panels ({options.panels}), found {options.maps}")
+    if options.run.labels is None:
+        require_evaluable(options.data)
     run = Run("compare", options)
     first, second = run.models
     one, two = first.module.state_dict(), second.module.state_dict()

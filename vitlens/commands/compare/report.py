@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
+from shlex import quote
 from typing import Final
 
 import numpy as np
@@ -20,6 +21,7 @@ from vitlens.commands.shared.worst_class import ClassRow, class_sections
 from vitlens.record import by
 from vitlens.report.claims import FEWEST, Claim, found
 from vitlens.report.document import ImagePanel, Tags
+from vitlens.report.escape import as_code
 from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
 from vitlens.uncertainty import Estimate, Side, apart, beyond, widened
@@ -205,6 +207,22 @@ def _relation(correlation: Estimate) -> str:
     return "agree partly" if correlation.value < _MUCH else "agree well"
 
 
+def _panels_said(record: CompareRecord) -> str:
+    """Whether the maps agree, and where the panels are that the figure leaves out."""
+    count = len(_panels(record))
+    if count <= _PICTURED:
+        return _alike(record)
+    line = f"vitlens report {quote(str(record.folder))} --html"
+    return say(
+        "{{ alike }} The figure shows {{ shown }} of {{ count }} panels: {{ line }} writes report.html with all of "
+        "them, which a browser prints to PDF.",
+        alike=Marked(_alike(record)),
+        shown=_PICTURED,
+        count=count,
+        line=Marked(as_code(line)),
+    )
+
+
 def _alike(record: CompareRecord) -> str:
     """Whether the two models' maps agree and which are more concentrated, where that can be said."""
     if not record.agreement:
@@ -334,13 +352,13 @@ REPORT: Final = Report(
         ),
         Section(
             "Do both models mark the same places?", "methods",
-            opening=_alike, about=("explanation",),
+            opening=_panels_said, about=("explanation",),
             columns=("model", "method", "half", "central"),
             charts=(
                 Chart(
                     "panels", images(),
-                    "Images by rising agreement of the two maps, evenly spaced over all that were sampled, with both "
-                    "maps, each in its own colours.",
+                    "{% if record.images_shown|selectattr('panel', 'ne', none)|list|length > 6 %}Six of the panels, "
+                    "by{% else %}Images by{% endif %} rising agreement of the two maps, each in its own colours.",
                     title="Input and both maps", rows=_spread,
                 ),
             ),

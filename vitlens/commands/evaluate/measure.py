@@ -22,6 +22,7 @@ from vitlens.commands.evaluate import record as rows
 from vitlens.commands.evaluate.options import EvaluateOptions
 from vitlens.commands.run.load import read_as
 from vitlens.commands.run.run import Run
+from vitlens.commands.run.targets import require_evaluable
 from vitlens.commands.shared.calibration import calibration_rows
 from vitlens.commands.shared.comparison import in_pairs
 from vitlens.commands.shared.trainings import trainings_of
@@ -39,6 +40,8 @@ def measure(options: EvaluateOptions) -> Path | None:
     With several models McNemar's exact test for each pair. Of several processes each takes its share of the images; all
     but the first return None. Raises InputError (or one of its kind) before anything is written.
     """
+    if options.run.labels is None:
+        require_evaluable(options.data)
     run = Run("evaluate", replace(options, data=options.data or "digits"))
     for split in run.splits:
         require_labels(split)

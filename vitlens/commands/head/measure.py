@@ -24,6 +24,7 @@ from vitlens.analysis.patching.contribution import class_contributions, key_cont
 from vitlens.attribution.explain import explain, preferred_method
 from vitlens.commands.head import record as rows
 from vitlens.commands.head.options import HeadOptions
+from vitlens.commands.run.progress import phase
 from vitlens.commands.run.run import Run
 from vitlens.commands.shared.names import NoteRow
 from vitlens.commands.shared.naming import attributes_of, heads_named
@@ -215,6 +216,7 @@ def _through(row: rows.ExemplarRow, values: NDArray[np.float32]) -> rows.Exempla
     return replace(row, patch=at, patch_adds=float(values[at]))
 
 
+@phase("What the head adds to each class")
 def _pushed(run: Run[HeadOptions], one: HeadName) -> tuple[rows.PushedRow, ...]:
     """What the head adds to the logit of every class, the largest first, on the first images."""
     if one.writes is None:

@@ -165,7 +165,7 @@ REPORT: Final = Report(
     unknown=unknown,
     picture=Chart(
         "exemplars", images(largest=1.6), "Images at spread quantiles of what the head adds to its class, with what it "
-        "adds through each patch, the most outlined; or its attention where that is not known.",
+        "adds through each patch, where the patch with the largest contribution is outlined; or its attention.",
         title="{% if record.writes %}What it adds to {{ record.writes[0].best }}{% else %}Where it attends{% endif %}",
         rows=_pictures,
     ),
@@ -182,7 +182,7 @@ REPORT: Final = Report(
         ),
         Section(
             "Does it look at the object?", "placed",
-            says="{{ on|value }} of the attention of {{ row.name }} on patches lies on {{ thing }}, "
+            says="{{ on|value }} of the attention of {{ row.name }} on patches lies on {{ thing|whole }}, "
             "{{ elsewhere|value }} on that of other images: a difference of {{ difference|alone }}{% if not row.clear "
             "%}, which may be chance{% endif %}.",
         ),

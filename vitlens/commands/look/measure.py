@@ -25,7 +25,7 @@ from vitlens.commands.look.options import LookOptions
 from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.load import load_models, load_split
 from vitlens.commands.run.options import ModelOptions, RunOptions
-from vitlens.commands.run.progress import progress
+from vitlens.commands.run.progress import phase, progress
 from vitlens.commands.run.publish import publish, read
 from vitlens.commands.shared.explorer import sink_rows
 from vitlens.commands.shared.explorer_measure import (
@@ -99,7 +99,8 @@ def measured(options: LookOptions, model: Model, split: Split, chosen: str = "")
         title=f"{model.alias} looks at {Path(split.names[0]).name if len(split) == 1 else f'{len(split)} images'}",
     ) as folder:
         with one_thread() if model.parameter_count() < _SMALL else nullcontext(), autocast(model.device, run.precision):
-            seen = look(model, batch.images, batch_size=run.batch_size, seed=run.seed)
+            with phase("Which heads matter, and where the evidence lies"):
+                seen = look(model, batch.images, batch_size=run.batch_size, seed=run.seed)
             explorer = explored(model, batch.images[:DRAWN])
         maps, method = seen.maps.float().numpy(), ATTRIBUTIONS[seen.method]
         pixels = split.source.read(torch.arange(len(split))).numpy()

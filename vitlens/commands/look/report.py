@@ -21,9 +21,10 @@ from vitlens.report.claims import Claim
 from vitlens.report.document import Table
 from vitlens.report.explorer import Explorer
 from vitlens.report.numbers import percent
-from vitlens.report.prose import listed, say
+from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Report, Section, drawn, other_sheets, table_of
 
+TESTED: Final = "best"  # the method whose maps are chosen by a test on the image
 _SHEETS: Final = 4  # of images that are drawn
 _LAYERS: Final = 5  # of given weights, in the picture
 _ROWS: Final = 8  # of the first page's table
@@ -57,6 +58,7 @@ def claims(record: LookRecord) -> Iterator[Claim]:
         says = say("Of {{ n }} images **{{ alias }}** predicts class {{ parts }}.", **given)
         title = say("{{ alias }} predicts {{ k }} class{{ 'es' if k > 1 }} for {{ n }} images", **given)
     yield Claim("prediction", alias, says, title=title, kind="answer", place="look")
+    yield from _evidence(record, alias)
     row = max(record.heads, key=lambda row: row.delta_loss, default=None)
     if row is not None:
         says = say(
@@ -70,6 +72,58 @@ def claims(record: LookRecord) -> Iterator[Claim]:
         )  # fmt: skip
         yield Claim("head", alias, says, kind="answer", evidence="intervened")
     yield from sinks_claim(record, alias)
+
+
+def _evidence(record: LookRecord, alias: str) -> Iterator[Claim]:
+    """Where in the image the evidence for its prediction lies, and whether its maximum is on the border."""
+    if record.maps is None:
+        return
+    maps = [positive for positive, flaw in map(_positive, _predicted_maps(record)) if not flaw]
+    border = [values for values in maps if _peaks_on_border(values)]
+    says = ""
+    if len(record.predictions) == 1 and maps:
+        place, share = _region(maps[0])
+        says = say(
+            "The evidence for {{ name }} is strongest in the {{ place }}, which holds {{ share|percent }} of it; its "
+            "maximum is {% if border %}on the border of the image{% else %}not on the border{% endif %}.",
+            name=record.predictions[0].class_1,
+            place=Marked(place),
+            share=share,
+            border=border,
+        )
+    elif maps:
+        says = say(
+            "The maximum of the evidence is on the border in {{ k or 'none' }} of {{ n }} image{{ n|s }}.",
+            k=len(border),
+            n=len(maps),
+        )
+    if says and border:
+        says += " A maximum there is often no part of the object."
+    yield Claim("evidence", alias, says, kind="answer", evidence="attributed", place="look")
+
+
+def _predicted_maps(record: LookRecord) -> list[NDArray[np.float64]]:
+    """Return the maps of the predictions (rows, columns), one for each image."""
+    assert record.maps is not None
+    return [np.asarray(values, float) for values in record.maps.prediction]
+
+
+def _peaks_on_border(values: NDArray[np.float64]) -> bool:
+    """Return True if the greatest value of a map (rows, columns) lies in its first or last row or column."""
+    row, column = np.unravel_index(int(values.argmax()), values.shape)
+    return row in (0, values.shape[0] - 1) or column in (0, values.shape[1] - 1)
+
+
+def _region(values: NDArray[np.float64]) -> tuple[str, float]:
+    """Return which ninth of a positive map (rows, columns) has most of it, in words, and its share."""
+    names = (("upper left", "upper middle", "upper right"), ("left", "middle", "right"),
+             ("lower left", "lower middle", "lower right"))  # fmt: skip
+    shares = {}
+    for third, rows in enumerate(np.array_split(values, 3, axis=0)):
+        for part, cells in zip(names[third], np.array_split(rows, 3, axis=1)):
+            shares[part] = float(cells.sum() / values.sum())
+    place = max(shares, key=lambda part: shares[part])
+    return place, shares[place]
 
 
 def _given(record: LookRecord, row: GivenRow) -> Iterator[Claim]:
@@ -122,9 +176,12 @@ def unknown(record: LookRecord) -> Iterator[str]:
     if row.chosen:
         yield say("No model was named: this run {{ row.chosen|whole }}.", **given)
     yield say(
-        "The maps of {{ row.title }} were not checked on this model: whether they show what the prediction depends on, "
-        "`vitlens explain --verify` tests.", **given,
-    )  # fmt: skip
+        "{% if tested %}Each map of {{ row.title }} was chosen by one test on its image, but{% else %}The maps of "
+        "{{ row.title }} were not tested:{% endif %} whether they show what the prediction depends on, "
+        "`vitlens explain --verify` tests.",
+        tested=row.method == TESTED,
+        **given,
+    )
     if row.replace == "zero":
         yield say(
             "With {{ n }} image{{ n|s }} there is no mean and no other image to replace a head's output by: zero is "
@@ -236,8 +293,8 @@ _GIVEN: Final = Chart(
 )  # fmt: skip
 _PICTURE: Final = Chart(
     "look", images(largest=2.2),
-    "Each image as the model saw it, and where the evidence for its prediction and for the runner-up lies. Compare "
-    "places, not amounts: each map has its own maximum.",
+    "Each image as the model saw it, and where the evidence for its prediction and for the runner-up lies: yellow "
+    "is most evidence, dark blue none. Compare places, not amounts: each map has its own maximum.",
     title="{{ record.aliases[0] }}: {{ record.look[0].title }}", rows=pictures,
 )  # fmt: skip
 

@@ -39,6 +39,16 @@ _TIMED: Final = ("profile",)  # commands whose numbers are of this machine and m
 _STALE: Final = 24 * 3600.0  # seconds after which what a killed process left in the cache is removed
 
 
+@dataclass(frozen=True)
+class PlannedChapter:
+    """A chapter that will be run. alias: of its one model, "" for all; cached: whether an earlier run made it."""
+
+    word: str
+    alias: str
+    options: Any
+    cached: bool
+
+
 def as_typed(model: ModelName) -> str:
     """A model's name as text, for the options of a command and its command line."""
     return f"{model.alias}={model.name}" + (f"@{model.weights}" if model.weights else "")
@@ -102,9 +112,7 @@ class ChapterRunner:
         """
         folder = f"{CHAPTERS_FOLDER}/{'-'.join(filter(None, (word, part, alias)))}"
         place = self.path / folder
-        run = replace(options.run, out=place, at_least=(), at_most=())
-        told = replace(options, run=RunOptions(**{name: getattr(run, name) for name in DECIDING}))
-        whole = replace(options, run=replace(run, command=" ".join(("vitlens", word, *typed(told)))))
+        whole = self.placed(word, options, place)
         kept = None if word in _TIMED else self.cache
         cached = kept is not None and kept.restore(word, whole, place)
         if not cached:
@@ -115,6 +123,13 @@ class ChapterRunner:
         self.done.append(ChapterRow(word, alias, folder, cached, part, seconds))
         self.on_done(self.done)
         return self.done[-1]
+
+    def placed(self, word: str, options: Any, place: Path) -> Any:
+        """Return the options of a chapter with its folder, and with the command line that makes it alone."""
+        run = replace(options.run, out=place, at_least=(), at_most=())
+        typed_run = RunOptions(**{name: getattr(run, name) for name in DECIDING})
+        line = " ".join(("vitlens", word, *typed(replace(options, run=typed_run))))
+        return replace(options, run=replace(run, command=line))
 
     def at_most(self, images: int) -> RunOptions:
         """The run options with this number of images, or that of --limit where it is smaller."""
@@ -148,6 +163,15 @@ class ChapterCache:
 
     def __init__(self, root: Path, names: Mapping[str, str], data: str) -> None:
         self.root, self.names, self.data = root / "chapters", dict(names), data
+
+    def holds(self, word: str, options: Any) -> bool:
+        """Return True if a chapter was made with the same models, images and options."""
+        source = self.root / self._key(word, options)
+        try:
+            _read_kept(source)
+            return word not in _TIMED and read_run(source).status == "done"
+        except (OSError, VitlensError):
+            return False
 
     def restore(self, word: str, options: Any, place: Path) -> bool:
         """Copy a chapter that was made with the same models, images and options to a place.

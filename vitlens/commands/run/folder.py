@@ -39,6 +39,7 @@ _OURS = (
     "report.md", "report.html", "metrics.jsonl", "*.safetensors", "figures/*.png", "figures/*.svg", "figures/*.pdf",
     "tables/*.csv", "arrays/*.npz", "checkpoint/*", "progress/*.npz", "kept/*.safetensors", "tensorboard/events.out.*",
     "tensorboard/*/events.out.*", "tensorboard/*/hparams.yml", "points/*/seed-*/*", "points/*/seed-*/checkpoint/*",
+    "adversarial/*/*.png",
 )  # fmt: skip
 # the files and folders at its top, which must be no links
 _NAMED = (pattern.partition("/")[0] for pattern in _OURS if "/" in pattern or "*" not in pattern)
@@ -96,6 +97,7 @@ class RunFolder:
         self._tables: Mapping[str, object] = before.get("tables", {})
         self._start: float = time.monotonic() - before.get("seconds", 0.0)
         self._end: float | None = None
+        self.figures: tuple[str, ...] = ()  # the names of those that this run has saved
 
     @classmethod
     def opened(
@@ -341,7 +343,7 @@ def make_folder(path: Path, *, overwrite: bool) -> Hold:
     try:
         earlier = path.exists() or path.is_symlink()
         if earlier:
-            _require_replaceable(path, overwrite=overwrite)
+            require_writable(path, overwrite=overwrite)
         path.mkdir(parents=True, exist_ok=True)
         hold = Hold(path)
         if earlier:
@@ -358,8 +360,10 @@ def make_folder(path: Path, *, overwrite: bool) -> Hold:
     return hold
 
 
-def _require_replaceable(path: Path, *, overwrite: bool) -> None:
-    """Raise OutputError for a folder in whose place no run may be made."""
+def require_writable(path: Path, *, overwrite: bool) -> None:
+    """Raise OutputError for a folder in whose place no run may be made; nothing is changed."""
+    if not path.exists() and not path.is_symlink():
+        return
     if not path.is_dir():
         raise OutputError(f"expected a new folder for --out, found a file at {path}; choose another --out")
     if not overwrite and not _holds_no_results(path):

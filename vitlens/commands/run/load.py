@@ -11,6 +11,7 @@ import torch
 
 from vitlens.analysis.evaluation.classes import position_note, reading
 from vitlens.commands.run.options import ModelOptions, RunOptions
+from vitlens.commands.run.progress import phase
 from vitlens.commands.run.unseen import split_by_seed, training_images_of, unseen
 from vitlens.data.catalogue import load_data, load_images
 from vitlens.data.digits import CLASSES as DIGITS
@@ -42,11 +43,16 @@ def load_models(
     typed = [model for model in models if isinstance(model, str)]
     require_rule(typed)
     names = iter(parse_models(typed))
-    loaded = tuple(load(next(names) if isinstance(model, str) else model, **given) for model in models)
+    loaded = []
+    for typed_name in models:
+        name = next(names) if isinstance(typed_name, str) else typed_name
+        with phase(f"Loading {name.alias}"):
+            loaded.append(load(name, **given))
     if command is not None:
         for model in loaded:
-            require(model, *needs_of(command))
-    return loaded
+            with phase(f"Checking what {model.alias} supports"):
+                require(model, *needs_of(command))
+    return tuple(loaded)
 
 
 def load_split(model: Model, **given: Any) -> Split:
@@ -106,7 +112,8 @@ def load_splits(
             split = _by_index(split, model)
         return split.starting_with(first, count, seed=options.seed)
 
-    splits = [_with_note(split, model) for split, model in zip(once_each(models, read), models)]
+    with phase("Reading images"):
+        splits = [_with_note(split, model) for split, model in zip(once_each(models, read), models)]
     if splits:
         print_data(splits[0], options)
     return splits

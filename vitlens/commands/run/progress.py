@@ -1,10 +1,12 @@
 """Progress of a run and of a training as it is shown, and partial results from which a run resumes."""
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, RLock, Thread
 from typing import Final
 
 import numpy as np
@@ -23,7 +25,60 @@ from vitlens.training.metrics import Progress
 Advance = Callable[[int], None]
 
 PATIENCE = 2.0  # seconds before anything is shown
-LINE_EVERY = 10.0  # seconds between plain lines
+SLOW = 0.1  # units a second, below which the rate says less than the time that is left
+LINE_EVERY = 3.0  # seconds between plain lines: after 5 s of silence a run seems to hang
+BEAT = 0.5  # seconds after which a run looks whether a line is due
+
+
+@contextmanager
+def announced(
+    what: str,
+    *,
+    quiet: bool = False,
+    console: Console | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[None]:
+    """Show on stderr what a run does, so that it is never silent for long: its phases, or else its name.
+
+    A thread repeats what runs now. Silent with quiet, in all processes but the first of a distributed
+    run, and for the first two seconds.
+    """
+    if quiet or os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    ended = Event()
+
+    def repeat() -> None:
+        while not ended.wait(BEAT):
+            show_again()
+
+    with _displayed(what, console=console, clock=clock, transient=True):
+        thread = Thread(target=repeat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+@contextmanager
+def phase(what: str) -> Iterator[None]:
+    """Name a part of an announced run that counts no steps; nothing is shown of a run that is not announced."""
+    with _LOCK:
+        around = _OPEN[-1] if _OPEN else None
+    if around is None:
+        yield
+        return
+    with _displayed(what, console=around.console, clock=around.clock, transient=True):
+        yield
+
+
+def show_again() -> None:
+    """Show again what runs now, where that is due."""
+    with _LOCK:
+        if _OPEN:
+            _OPEN[-1].show()
 
 
 @contextmanager
@@ -40,64 +95,146 @@ def progress(
 
     Written to stderr, so that stdout stays for results; silent with quiet, and for the first two seconds.
     """
-    with _shown(what, quiet=quiet, console=console, clock=clock, transient=True) as show:
-        done = 0
+    done = 0
+    at = 0.0  # seconds at which the last unit was done
+    if quiet:
+
+        def advance_unseen(_: int) -> None:
+            require_time()
+
+        yield advance_unseen
+        return
+    with _displayed(what, console=console, clock=clock, transient=True) as display:
+
+        def words(seconds: float) -> str:
+            if not done:
+                return elapsed(seconds)
+            return rate_and_left(done, total, at, unit, since=seconds - at)
 
         def advance(count: int) -> None:
-            nonlocal done
+            nonlocal done, at
             require_time()
             done += count
-            counted = f"{done:,} of {total:,} {unit}, "
-            show(done, total, counted, lambda seconds: rate_and_left(done, total, seconds, unit))
+            at = display.clock() - display.start
+            display.update(done, total, f"{done:,} of {total:,} {unit}, ", words)
 
+        display.state = (0, total, f"0 of {total:,} {unit}, ", words)
         yield advance
 
 
 @contextmanager
 def training_progress(what: str, *, quiet: bool) -> Iterator[Callable[[Progress], None]]:
-    """Yields the progress callback of `fit`: a bar on a terminal, elsewhere a line every ten seconds; on stderr."""
-    with _shown(what, quiet=quiet, console=None, clock=time.monotonic, transient=False) as show:
-        yield lambda each: show(each.step, each.steps, "", lambda _: progress_line(each))
+    """Yields the progress callback of `fit`: a bar on a terminal, elsewhere lines; on stderr."""
+    if quiet:
+        yield lambda _: None
+        return
+    with _displayed(what, console=None, clock=time.monotonic, transient=False) as display:
+        yield lambda now: display.update(now.step, now.steps, "", lambda _: progress_line(now))
+
+
+class _Display:
+    """A phase as it is shown: a bar on a terminal, elsewhere a line now and then.
+
+    state: the units done, of how many (None: not counted), both in words, and what is added from the seconds so far.
+    """
+
+    last = float("-inf")  # when anything of any phase was shown
+
+    def __init__(self, what: str, console: Console | None, clock: Callable[[], float], transient: bool) -> None:
+        self.what = for_terminal(what)
+        self.console = console or Console(stderr=True)
+        self.clock = clock
+        self.start = clock()
+        self.line_at = float("-inf")
+        self.state: tuple[int, int | None, str, Callable[[float], str]] = (0, None, "", elapsed)
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), *[TaskProgressColumn()] * transient)
+        words = TextColumn("{task.fields[words]}")
+        # results on stdout must not pass through the console, which writes to stderr
+        self.bar = Bar(*columns, words, console=self.console, transient=transient, redirect_stdout=False)
+        self.task = self.bar.add_task(self.what, total=None, words="")
+
+    def update(self, done: int, total: int, counted: str, words: Callable[[float], str]) -> None:
+        """Keep how far it is, and show it where that is due."""
+        with _LOCK:
+            self.state = (done, total, counted, words)
+            self.show()
+
+    def show(self) -> None:
+        """Show it where it, or the silence before it, has lasted for long enough."""
+        now = self.clock()
+        if now - self.start < PATIENCE and now - _Display.last < LINE_EVERY:
+            return
+        done, total, counted, words = self.state
+        detail = words(now - self.start)
+        if self.console.is_terminal:
+            self.bar.start()  # nothing happens when it has started already
+            self.bar.update(self.task, total=total, completed=done, words=detail)
+            _Display.last = now
+        elif now - self.line_at >= LINE_EVERY:
+            self.line_at = _Display.last = now
+            line = f"{self.what}: {counted}{detail}"
+            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def hide(self) -> None:
+        """Take the bar away, for a phase within this one, or at its end."""
+        if self.bar.live.is_started:
+            self.bar.stop()
+
+
+_OPEN: Final[list[_Display]] = []  # the phases that run now, each within the one before
+_LOCK: Final = RLock()
 
 
 @contextmanager
-def _shown(
-    what: str, *, quiet: bool, console: Console | None, clock: Callable[[], float], transient: bool
-) -> Iterator[Callable[[int, int, str, Callable[[float], str]], None]]:
-    """Yields what shows the units done, of how many; their count in words, for a line without a bar; and what else is
-    told, from the seconds so far."""
-    console, what = console or Console(stderr=True), for_terminal(what)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), *[TaskProgressColumn()] * transient)
-    bar = Bar(*columns, TextColumn("{task.fields[words]}"), console=console, transient=transient)
-    task = bar.add_task(what, total=None, words="")
-    start, shown = clock(), float("-inf")
-
-    def show(done: int, total: int, counted: str, told: Callable[[float], str]) -> None:
-        nonlocal shown
-        now = clock()
-        if quiet or now - start < PATIENCE:
-            return
-        if console.is_terminal:
-            bar.start()  # nothing happens when it has started already
-            bar.update(task, total=total, completed=done, words=told(now - start))
-        elif now - shown >= LINE_EVERY:
-            shown = now
-            console.print(f"{what}: {counted}{told(now - start)}", highlight=False, markup=False, soft_wrap=True)
-
+def _displayed(
+    what: str, *, console: Console | None, clock: Callable[[], float], transient: bool
+) -> Iterator[_Display]:
+    """Yields a phase that is shown in place of the one around it."""
+    display = _Display(what, console, clock, transient)
+    with _LOCK:
+        if _OPEN:
+            _OPEN[-1].hide()
+        else:
+            _Display.last = display.start
+        _OPEN.append(display)
+        display.show()
     try:
-        yield show
+        yield display
     finally:
-        if bar.live.is_started:
-            bar.stop()
+        with _LOCK:
+            display.hide()
+            _OPEN.remove(display)
 
 
-def rate_and_left(done: int, total: int, seconds: float, unit: str) -> str:
-    """ "210 images/s, 0:42 left"."""
-    rate = done / seconds
-    left = round((total - done) / rate) if rate else 0
+def elapsed(seconds: float) -> str:
+    """ "1:05 so far"."""
+    return f"{_as_clock(seconds)} so far"
+
+
+def duration_words(seconds: float) -> str:
+    """ "40 s", "12 min", or "1 h 5 min"."""
+    if seconds < 60:
+        return f"{max(1, round(seconds))} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def _as_clock(seconds: float) -> str:
+    """ "0:42", or "1:02:03" from an hour on."""
+    left = round(seconds)
     hours, minutes = divmod(left // 60, 60)
-    clock = f"{hours}:{minutes:02}:{left % 60:02}" if hours else f"{minutes}:{left % 60:02}"
-    return f"{number(rate)} {unit}/s, {clock} left"
+    return f"{hours}:{minutes:02}:{left % 60:02}" if hours else f"{minutes}:{left % 60:02}"
+
+
+def rate_and_left(done: int, total: int, seconds: float, unit: str, *, since: float = 0.0) -> str:
+    """ "210 images/s, 0:42 left"; since: seconds since the last unit was done, while the next one is not."""
+    rate = done / seconds if seconds else 0.0
+    rest = total - done
+    left = 0.0
+    if rate:
+        left = max((rest - 1) / rate, rest / rate - since)
+    words = f"{_as_clock(max(0.0, left))} left"
+    return words if 0 < rate < SLOW else f"{number(rate)} {unit}/s, {words}"
 
 
 PROGRESS: Final = "progress"  # the folder within the run's

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.deadline import require_time
 from vitlens.commands.run.folder import RunFolder, require_plain
+from vitlens.commands.run.progress import phase
 from vitlens.errors import InputError, RunError, StorageError, UnknownNameError
 from vitlens.files import inside, named_file, write_atomically, write_text
 from vitlens.names import FigureFormat
 from vitlens.record import Record, RunRecord, flat, read_record, read_run
-from vitlens.report.document import Document
+from vitlens.report.document import Document, FigureSpec
 from vitlens.report.markdown import figures_shown, markdown
 
 if TYPE_CHECKING:
@@ -29,19 +30,23 @@ _DOTS_PER_INCH = 200
 _UNDATED: Final = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # the same run draws the same bytes
 
 
-def publish(folder: RunFolder) -> Path:
+def publish(folder: RunFolder, *, final: bool = True) -> Path:
     """Draw the figures of a run that ends now and write its report, from what lies in its folder alone.
 
     Returns the path of report.md, or of report.html where the run's options ask for it. To be called last within the
-    folder's block.
+    folder's block. final: False for a report that says that the run goes on; the one at the end shows the same figures.
     """
-    record = read(folder.record())
-    document = COMMANDS[record.command].report(record)
-    save_figures(document, record, copy=True)
-    run = record.config.options.get("run")
-    asked = run.get("html") if isinstance(run, Mapping) else None
-    html = COMMANDS[record.command].html if asked is None else bool(asked)
-    return _write(document, replace(record, status="done", seconds=folder.stop()), html=html)
+    with phase("Writing the report"):
+        record = read(folder.record())
+        document = COMMANDS[record.command].report(record)
+        save_figures(document, record, copy=True, skip=folder.figures)
+        folder.figures = tuple(figure.name for figure in document.figures)
+        run = record.config.options.get("run")
+        asked = run.get("html") if isinstance(run, Mapping) else None
+        html = COMMANDS[record.command].html if asked is None else bool(asked)
+        if final:
+            record = replace(record, status="done", seconds=folder.stop())
+        return _write(document, record, html=html)
 
 
 def report(path: Path, *, html: bool = False) -> Path:
@@ -54,8 +59,9 @@ def report(path: Path, *, html: bool = False) -> Path:
     Raises InputError when the folder is no run, holds links, or contents that no report can be made of;
     UnknownNameError when its command leaves no report.
     """
-    record = read_folder(path)
-    with _foreign_contents(record):
+    with phase("Reading the folder"):
+        record = read_folder(path)
+    with phase("Writing the report"), _foreign_contents(record):
         document = COMMANDS[record.command].report(record)
         save_figures(document, record)
         page = html or inside(path, PAGE).is_file()
@@ -88,27 +94,35 @@ def read_folder(path: Path) -> Any:
         return read(run)
 
 
-def save_figures(document: Document, record: Record, *, copy: bool = False) -> None:
+def save_figures(document: Document, record: Record, *, copy: bool = False, skip: Collection[str] = ()) -> None:
     """Save every figure, one at a time, as png and in the run's other formats.
 
-    copy: copy the figures that chapters of this run have drawn, where they are there, rather than draw them again.
+    skip: names of figures that this run has saved already; copy: copy the figures that chapters of this run have drawn,
+    where they are there, rather than draw them again.
     """
+    formats = tuple(dict.fromkeys(["png", *record.config.formats]))
+    figures = [spec for spec in document.figures if spec.name not in skip]
+    for number, spec in enumerate(figures, start=1):
+        require_time()
+        with phase(f"Drawing figure {number} of {len(figures)}"):
+            _save_figure(spec, record, formats, copy=copy)
+
+
+def _save_figure(spec: FigureSpec, record: Record, formats: tuple[str, ...], *, copy: bool) -> None:
+    """Save one figure, or copy the one that a chapter has drawn."""
     from vitlens.charts.style import of_width
 
-    formats = tuple(dict.fromkeys(["png", *record.config.formats]))
-    for spec in document.figures:
-        require_time()
-        files = _files(record.folder, "figures", spec.name, formats)
-        chapter, name = spec.chapter
-        drawn = _files(record.folder, f"{chapter}/figures", name, formats) if copy and chapter else ()
-        if drawn and all(path.is_file() for path in drawn):
-            for path, source in zip(files, drawn, strict=True):
-                with write_atomically(path) as temporary:
-                    shutil.copyfile(source, temporary)
-        else:
-            with of_width(record.config.width):
-                figure = spec.draw()
-            _save(figure, dict(zip(formats, files, strict=True)))
+    files = _files(record.folder, "figures", spec.name, formats)
+    chapter, name = spec.chapter
+    drawn = _files(record.folder, f"{chapter}/figures", name, formats) if copy and chapter else ()
+    if not drawn or not all(path.is_file() for path in drawn):
+        with of_width(record.config.width):
+            figure = spec.draw()
+        _save(figure, dict(zip(formats, files, strict=True)))
+        return
+    for path, source in zip(files, drawn, strict=True):
+        with write_atomically(path) as temporary:
+            shutil.copyfile(source, temporary)
 
 
 def _files(folder: Path, below: str, name: str, formats: tuple[str, ...]) -> tuple[Path, ...]:

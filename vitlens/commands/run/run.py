@@ -11,7 +11,7 @@ from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.load import load_models, load_splits
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.run.progress import Advance, progress
+from vitlens.commands.run.progress import Advance, phase, progress
 from vitlens.commands.run.publish import publish
 from vitlens.data.split import Batch, Split
 from vitlens.devices import autocast, resolve_device
@@ -167,9 +167,13 @@ class Writing:
     def __init__(self, folder: RunFolder | None) -> None:
         self.folder = folder
 
-    def publish(self, made: Callable[[], Record]) -> Path | None:
-        """Write the record that `made` gives, and the report; returns its path, None where nothing is written."""
+    def publish(self, made: Callable[[], Record], *, final: bool = True) -> Path | None:
+        """Write the record that `made` gives, and the report; returns its path, None where nothing is written.
+
+        final: False for a report that is written again before the run ends.
+        """
         if self.folder is None:
             return None
-        self.folder.keep(made())
-        return publish(self.folder)
+        with phase("Putting the results together"):
+            self.folder.keep(made())
+        return publish(self.folder, final=final)

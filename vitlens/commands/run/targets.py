@@ -1,17 +1,23 @@
 """Which class a run is about: the predicted one, the true one, or one that is named."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from torch import Tensor
 
 from vitlens.analysis.evaluation.classes import class_targets, label_columns
-from vitlens.analysis.evaluation.evaluate import predicted_logits
+from vitlens.analysis.evaluation.evaluate import predicted_logits, without_labels
 from vitlens.commands.run.options import RunOptions
+from vitlens.data.catalogue import reader_of
+from vitlens.data.folder import list_folder
+from vitlens.data.registry import SETS
 from vitlens.data.split import Split
 from vitlens.errors import DataError, InputError
 from vitlens.models.model import Model
 
 TRUE: Final = "true"
+FOLDER: Final = "vitlens.data.folder:load"  # what reads class folders, or loose images
 
 
 def chosen_targets(target: str, model: Model, split: Split) -> Tensor | None:
@@ -41,8 +47,37 @@ def require_labelled(split: Split, *, doing: str) -> None:
     """Raise DataError for images without labels, naming --predicted."""
     if split.labels is not None and len(split):
         return
-    images = "images without labels" if len(split) else "no images"
-    raise DataError(
-        f"expected labelled images to {doing}, found {images} in {split.name}; give --labels FILE.csv, or add "
+    raise _without_labels("images without labels" if len(split) else "no images", split.name, doing)
+
+
+def require_label_source(data: str | None, images: Sequence[str], *, doing: str) -> None:
+    """Raise DataError for files, and for a folder without classes, before a model is loaded, naming --predicted."""
+    name = unlabelled_source(data, images)
+    if name is not None:
+        raise _without_labels("images without labels", name, doing)
+
+
+def require_evaluable(data: str | None) -> None:
+    """Raise DataError for a folder without classes, before a model is loaded, naming vitlens predict."""
+    name = unlabelled_source(data, ())
+    if name is not None:
+        raise without_labels("images without labels", name)
+
+
+def unlabelled_source(data: str | None, images: Sequence[str]) -> str | None:
+    """Return the name of images that have no labels, before any is read; None where they may have some."""
+    if images and not data:
+        return "images"
+    if not data or data in SETS:
+        return None
+    path = Path(data).expanduser()
+    if not path.is_dir() or reader_of(data, path) != FOLDER:
+        return None
+    return None if list_folder(path, part="test").labels else str(path)
+
+
+def _without_labels(images: str, name: str, doing: str) -> DataError:
+    return DataError(
+        f"expected labelled images to {doing}, found {images} in {name}; give --labels FILE.csv, or add "
         "--predicted to take what the model predicts for the label"
     )

@@ -20,6 +20,7 @@ from vitlens.analysis.heads.specialisation import specialise
 from vitlens.analysis.heads.statistics import Statistics
 from vitlens.analysis.naming.names import HeadNames
 from vitlens.arrays import SIZE
+from vitlens.commands.run.progress import phase
 from vitlens.commands.shared.explorer import LEVELS, ExplorerArrays, ExplorerRow, Shown
 from vitlens.commands.shared.explorer import explorer as explorer_of_arrays
 from vitlens.commands.shared.names import word_table
@@ -48,6 +49,7 @@ _FORM: Final = "(layers, heads, tokens, tokens)"
 _BYTES = 48 << 20  # of the weights by head, and of the means over heads, of one model
 
 
+@phase("Attention of every head, for the page")
 def explored(model: Model, images: Images) -> dict[str, Any]:
     """What looks where in these images, or why this model has no explorer: the fields of a record."""
     try:

@@ -10,13 +10,14 @@ import torch
 from vitlens.analysis.failures.covariates import CHANGES, Pictures, Subject
 from vitlens.analysis.failures.diagnosis import Diagnosis, diagnose, predictions
 from vitlens.analysis.failures.properties import causes
-from vitlens.commands.run.progress import progress
+from vitlens.commands.run.progress import phase, progress
 from vitlens.commands.shared.failures import MendedArrays
 
 EXAMPLES: Final = 3  # errors that a change mends, shown beside their control
 _TRIED: Final = 100  # errors among which examples are looked for
 
 
+@phase("Why images are misclassified")
 def failure_fields(subjects: Sequence[Subject], *, quiet: bool) -> dict[str, Any]:
     """The tables and arrays of one or of two models' failures, as keyword arguments of a record."""
     found = diagnose(subjects, progress=partial(progress, "changing images", quiet=quiet))

@@ -1,5 +1,7 @@
 """The chapters of a whole study: one command after another on its models, each with its own run folder."""
 
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,16 +21,26 @@ from vitlens.commands.features.images import default_bank
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.profile.options import ProfileOptions
 from vitlens.commands.rollout.options import RolloutOptions
-from vitlens.commands.run.chapter_runs import ChapterCache, ChapterImages, ChapterRunner, as_typed, cache_folder
+from vitlens.commands.run.chapter_runs import (
+    ChapterCache,
+    ChapterImages,
+    ChapterRunner,
+    PlannedChapter,
+    as_typed,
+    cache_folder,
+)
 from vitlens.commands.run.chapters import ChapterRow
 from vitlens.commands.run.load import load_models, load_splits
 from vitlens.commands.run.options import ModelOptions
+from vitlens.commands.run.progress import duration_words, phase
 from vitlens.commands.run.publish import read
 from vitlens.commands.run.resume import content_digest
 from vitlens.commands.shared.maps.record import judged_maps
 from vitlens.commands.stats.options import StatsOptions
+from vitlens.commands.study.estimate import StudyClock, clock_of
 from vitlens.commands.study.options import StudyOptions
 from vitlens.commands.train.options import RecipeChanges, TrainOptions
+from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.models.naming import ModelName
 from vitlens.models.support import meets
@@ -118,6 +130,8 @@ class Chapters(ChapterRunner):
         self.images, self.depth = images, FULL if options.full else USUAL
         self.common: dict[str, Any] = {**images.options, "model_options": options.model_options}
         self.labelled: dict[str, Any] = {**self.common, "predicted": images.predicted}
+        self.plan: list[PlannedChapter] | None = None  # filled, in place of running chapters, before the first
+        self.clock: StudyClock | None = None
 
     def trained(self, model: ModelName, budget: Mapping[str, object]) -> ModelName:
         """A preset's name as that of the run folder of the chapter that trains it; budget: changes to its recipe."""
@@ -127,12 +141,32 @@ class Chapters(ChapterRunner):
         )
         return ModelName(str(self.path / done.folder), model.alias)
 
+    def run(self, word: str, alias: str, options: Any, *, part: str = "") -> ChapterRow:
+        """Run one chapter, or only plan it, and say how long the others take."""
+        if self.plan is not None:
+            known = self.cache is not None and self.cache.holds(word, self.placed(word, options, self.path))
+            self.plan.append(PlannedChapter(word, alias, options, known))
+            return ChapterRow(word, alias, "")
+        start = time.monotonic()
+        with phase(f"Chapter {word}"):
+            row = super().run(word, alias, options, part=part)
+        if self.clock is not None:
+            self.clock.finish(time.monotonic() - start)
+            self._say(f"{len(self.clock.done)} of {len(self.clock.expected)} chapters done")
+        return row
+
+    def _say(self, words: str) -> None:
+        """Write on stderr how far the study is, and about how long the rest takes."""
+        if self.clock is not None and not self.run_options.quiet:
+            left = duration_words(self.clock.left)
+            print(f"study: {words}, about {left} left", file=sys.stderr)  # noqa: T201
+
     def analyse(self, names: Sequence[ModelName], vits: Sequence[ModelName], *, labelled: bool) -> tuple[Model, ...]:
         """All chapters of analysis: of each model, of a ViT compared with another model, and of all models together.
 
         Returns the models. Raises InputError, before a later chapter does, where one does not know the data's classes.
         """
-        depth, run, data = self.depth, self.run_options, self.images.data
+        run = self.run_options
         models = load_models(names, model_options=self.common["model_options"], options=run)
         if self.cache is not None:
             self.cache.names |= {as_typed(name): content_digest(model) for name, model in zip(names, models)}
@@ -140,6 +174,26 @@ class Chapters(ChapterRunner):
         for model, split in zip(models, splits):
             if split.labels is not None and not self.images.predicted:
                 label_columns(model.classes, split)
+        self.plan = []
+        self._chapters(names, vits, models, splits, labelled=labelled)
+        plan, self.plan = self.plan, None
+        with phase("Timing a forward pass, to estimate the study"):
+            self.clock = clock_of(plan, models, splits)
+        self._say(f"{len(plan)} chapters")
+        self._chapters(names, vits, models, splits, labelled=labelled)
+        return models
+
+    def _chapters(
+        self,
+        names: Sequence[ModelName],
+        vits: Sequence[ModelName],
+        models: Sequence[Model],
+        splits: Sequence[Split],
+        *,
+        labelled: bool,
+    ) -> None:
+        """Run the chapters of analysis, or plan them."""
+        depth, run, data = self.depth, self.run_options, self.images.data
         every, own = tuple(map(as_typed, names)), {"model_options": self.common["model_options"]}
         if labelled:
             self.run("evaluate", "", EvaluateOptions(every, data, run=run, **own))
@@ -175,7 +229,6 @@ class Chapters(ChapterRunner):
             self.run("features", "", FeaturesOptions(every, data, bank=bank, cache=False, run=limited, **own))
         sizes = () if depth.thorough else (PROFILED,)
         self.run("profile", "", ProfileOptions(every, batch_sizes=sizes, run=replace(run, limit=None), **own))
-        return models
 
     def _analyse_vit(self, model: ModelName, replacements: tuple[Replacement, ...]) -> None:
         """Attention, rollout, statistics and ablation of one model."""

@@ -11,7 +11,7 @@ from vitlens.commands.run.chapter_runs import ChapterImages
 from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.load import load_models, load_split
 from vitlens.commands.run.publish import publish
-from vitlens.commands.run.targets import require_labelled
+from vitlens.commands.run.targets import require_label_source, require_labelled
 from vitlens.commands.shared.trainings import budget_of
 from vitlens.commands.study.chapters import Chapters, trained_first
 from vitlens.commands.study.kinds.measure import measure_kind
@@ -94,6 +94,8 @@ def _checked(
     analysed or one cannot be compared, InputError for a preset that would have to be trained on images without labels,
     DataError for such images without --predicted.
     """
+    if not presets and not images.images and not images.predicted:
+        require_label_source(images.data, (), doing="study")
     models = [
         untrained(model.name, classes=default_classes(2), alias=model.alias).eval()
         if trained_first(model, options.model_options)

@@ -12,7 +12,7 @@ from vitlens.analysis.evaluation.evaluate import Evaluation, accuracy, confusion
 from vitlens.commands.run.conclusion import Conclusion
 from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.load import print_data
-from vitlens.commands.run.progress import progress, training_progress
+from vitlens.commands.run.progress import phase, progress, training_progress
 from vitlens.commands.run.publish import publish
 from vitlens.commands.run.resume import resumed
 from vitlens.commands.run.run import join_run
@@ -35,7 +35,7 @@ from vitlens.training.loop import train_on_images
 from vitlens.training.metrics import EpochMetrics, TrainingResult
 from vitlens.training.objectives.pretraining import BANK, MAPS, NEIGHBOURS, QUERIES, Pretraining
 from vitlens.training.task import Task, first_batch
-from vitlens.uncertainty import Estimate, difference_of, wilson
+from vitlens.uncertainty import Estimate, bootstrap_mean, difference_of, wilson
 
 FAILED: Final = 1  # exit code of --check
 _RECONSTRUCTED: Final = 6  # test images in a picture
@@ -73,10 +73,13 @@ def _train(options: TrainOptions, processes: Processes) -> Path | None:
         keep_training_images(folder.path, start.train, data=str(options.data), start=before)
         folder.keep(TrainRecord())
         setup, arrays = _setup(start)
-        untrained = {} if start.pretraining is None else start.pretraining.features_of(start.model)
+        with phase("Features before training"):
+            untrained = {} if start.pretraining is None else start.pretraining.features_of(start.model)
         result = _fit(start, folder.path)
         recorded = _recorded if start.pretraining is None else partial(_pretrained, start.pretraining, untrained)
-        record = replace(recorded(start, result), setup=(replace(setup, computed=result.notes),), first_batch=arrays)
+        with phase("Evaluating on the test images"):
+            scored = recorded(start, result)
+        record = replace(scored, setup=(replace(setup, computed=result.notes),), first_batch=arrays)
         folder.keep(record)
         for plain in start.others[1:]:
             budgets = budget_of_run(start.model.alias, folder.record()), budget_of(plain)
@@ -150,6 +153,11 @@ def _recorded(start: Start, result: TrainingResult) -> TrainRecord:
         score,
         gap=None if recipe.mixup or recipe.cutmix else gap,  # accuracy on mixed images is not that on one class
         gain=gain(result.history, tested=len(split)),
+        confidence=bootstrap_mean(
+            own.confidence.double().numpy(),
+            groups=None if own.groups is None else own.groups.numpy(),
+            seed=seed,
+        ),
         best=None if result.best_accuracy is None else Estimate(result.best_accuracy, n=len(split)),
         seconds=Estimate(result.seconds, unit="s"),
         images_per_second=Estimate(result.history[-1].images_per_second, unit="images/s"),
@@ -282,7 +290,7 @@ def _check(options: TrainOptions, processes: Processes) -> Conclusion | None:
     print_data(start.train, start.run)
     findings = check_training(
         start.model, start.train, start.test, recipe=start.recipe, seed=start.run.seed,
-        train_last=options.tuning.trained, fresh=options.fresh,
+        train_last=options.tuning.trained, fresh=options.fresh, announce=phase,
     )  # fmt: skip
     failed = any(each.state == "fail" for each in findings)
     return Conclusion(tuple(each.line for each in findings), (), not failed, FAILED)

@@ -18,7 +18,8 @@ class ScoreRow(OfModel):
 
     gap: accuracy on the training images of the last epoch, as they were augmented, minus that on the test images, a
     lower bound as the weights improve within the epoch and plain images are easier, None of mixed images; gain: of test
-    accuracy over the last tenth of the epochs; best: the highest of all epochs, chosen on the test images; agreement:
+    accuracy over the last tenth of the epochs; confidence: the mean probability
+    of the predictions; best: the highest of all epochs, chosen on the test images; agreement:
     of its predictions with the teacher's.
     """
 
@@ -37,6 +38,7 @@ class ScoreRow(OfModel):
         "rise at the end", metric="last_epochs_gain/{model}", default=None,
         term="the change of test accuracy over the last tenth of the epochs",
     )  # fmt: skip
+    confidence: Estimate | None = col("mean confidence", default=None)
     best: Estimate | None = col("best epoch", better="higher", metric="best_accuracy/{model}", default=None)
     seconds: Estimate | None = col("time of training", better="lower", metric="training_seconds/{model}", default=None)
     images_per_second: Estimate | None = col("speed", better="higher", metric="images_per_second/{model}", default=None)

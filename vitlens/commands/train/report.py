@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from shlex import quote
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +14,7 @@ from vitlens.commands.shared.trainings import trained
 from vitlens.commands.shared.worst_class import class_sections, worst_class
 from vitlens.commands.train.record import PretrainingRow, ScoreRow, TrainRecord, last_tenth
 from vitlens.report.claims import FEWEST, SMALLEST, Claim, above, clear, found, judge
+from vitlens.report.escape import as_code
 from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Overview, Report, Section, drawn
 from vitlens.training.metrics import KEPT_FOLDER
@@ -23,17 +25,20 @@ _TENTH: Final = 10  # epochs from which on a tenth of them is one that can be co
 _SHORT: Final = 30  # epochs below which a training says little of an architecture
 _PICTURED: Final = 6  # images of the first batch
 _LEAST: Final = 0.005  # share of a class in a target that is named
-_TRACKED: Final = (("tensorboard", "tensorboard --logdir FOLDER"), ("wandb", "wandb sync FOLDER/wandb/*"))
+_TRACKED: Final = (("tensorboard", "tensorboard --logdir {folder}"), ("wandb", "wandb sync {folder}/wandb/*"))
+_FEW: Final = 500  # training images of a class, below which a model with random weights mostly learns these images
+_PRETRAINED: Final = "timm:deit_tiny_patch16_224"  # small, and good features for photographs
+_UNSURE: Final = 0.1  # by how much the mean confidence is below the accuracy of a model that is hardly trained
 _LONGER: Final = "train longer, for example with `--epochs {{ more }}`."
 _USE: Final = (
-    "`vitlens evaluate FOLDER` shows errors and calibration, `vitlens explain FOLDER` what the model looks at; this "
-    "folder is a MODEL for every command."
+    "{{ evaluate }} shows errors and calibration, {{ explain }} what the model looks at; this folder is a MODEL for "
+    "every command."
 )
 _STATES: Final = {  # how a training ended: the end of the title, the sentence, and what to do next
     "chance": (
         ", no better than chance",
         "This is not significantly better than always predicting the most frequent class, {{ chance|percent(1) }}.",
-        "`vitlens train ... --check` looks for what stands in the way of this training.",
+        "{{ check }} looks for what stands in the way of this training.",
     ),
     "rising": (
         " and was still improving",
@@ -78,16 +83,86 @@ def claims(record: TrainRecord) -> Iterator[Claim]:
         "convergence", score.model, words, score.gain, kind="answer", place="training",
         given={"span": span, "n": n, "pair": pair, "chance": _chance(record)},
     )  # fmt: skip
-    yield from _pairs(record)
-    yield found("next", score.model, f"Next: {advice}", given={"more": 2 * n}, kind="answer")
-    if score.gap is not None and (score.gap.low or 0.0) >= SMALLEST:
+    if score.gap is not None and _overfits(score):
         yield found(
-            "overfitting", score.model,
+            "overfitting",
+            score.model,
             "**{{ m }}** overfits: in the last epoch it classifies {{ last.train_accuracy|percent(1) }} of the "
-            "training images correctly, as it saw them, {{ effect }} more than of the held-out ones.",
-            score.gap, given={"m": score.model, "last": record.history[-1]}, place="loss",
-        )  # fmt: skip
+            "training images correctly, as it saw them, {{ effect }} more than of the held-out ones.{% if few %} "
+            "{{ setup.training }} images of {{ classes }} classes are too few to train all its weights.{% endif %}",
+            score.gap,
+            given={
+                "m": score.model,
+                "last": record.history[-1],
+                "few": _few_images(record),
+                "setup": setup,
+                "classes": len(record.per_class),
+            },
+            kind="answer",
+            place="loss",
+        )
+        advice = _against_overfitting(record)
+    elif score.confidence is not None and _hardly_trained(score):
+        yield found(
+            "hardly trained",
+            score.model,
+            "**{{ m }}** is hardly trained: its mean confidence is {{ effect }}, far below its accuracy, so its "
+            "probabilities are too low.",
+            score.confidence,
+            given={"m": score.model},
+            kind="answer",
+            place="training",
+        )
+        advice = _LONGER + " {{ evaluate }} shows its calibration."
+    yield from _pairs(record)
+    yield found("next", score.model, f"Next: {advice}", given={"more": 2 * n, **_commands(record)}, kind="answer")
     yield from worst_class(score.model, record.per_class, score.accuracy)
+
+
+def _overfits(score: ScoreRow) -> bool:
+    """Return True if the training images are classified better than the test images by more than chance."""
+    return score.gap is not None and (score.gap.low or 0.0) >= SMALLEST
+
+
+def _hardly_trained(score: ScoreRow) -> bool:
+    """Return True if the mean confidence is far below the accuracy, as early in a training."""
+    if score.confidence is None or score.confidence.high is None or score.accuracy.low is None:
+        return False
+    return score.accuracy.low - score.confidence.high >= _UNSURE
+
+
+def _few_images(record: TrainRecord) -> bool:
+    """Return True if there are too few training images to train more than a head."""
+    head_alone = any(row.last == 0 for row in record.started)
+    return not head_alone and record.setup[0].training < _FEW * max(1, len(record.per_class))
+
+
+def _against_overfitting(record: TrainRecord) -> str:
+    """Return what to do about overfitting: more images, or fewer weights to train."""
+    if not _few_images(record):
+        return "add images, or augment them more (`--set randaugment=2`); a longer training overfits more."
+    if record.started:
+        return "train its head alone, {{ frozen }}, or add images; a longer training overfits more."
+    return "train only the head of a pretrained model, {{ frozen }}, or add images; a longer training overfits more."
+
+
+def _commands(record: TrainRecord) -> dict[str, Marked]:
+    """Return the commands that are advised, as they can be typed."""
+    folder = quote(str(record.folder))
+    data = quote(str(record.options.get("data") or "digits"))
+    model = quote(str(record.options.get("model")))
+    start = model if record.started else _PRETRAINED
+    lines = {
+        "evaluate": f"vitlens evaluate {folder}",
+        "explain": f"vitlens explain {folder}",
+        "check": f"vitlens train {model} --data {data} --check",
+        "frozen": f"vitlens train {start} --data {data} --freeze-backbone",
+        "stats": f"vitlens stats {folder} --over-training",
+    }
+    if data != "digits":
+        lines["evaluate"] += f" --data {data}"
+        lines["explain"] += f" --data {data}"
+    return {name: Marked(as_code(line)) for name, line in lines.items()}
 
 
 def _of_features(row: PretrainingRow, record: TrainRecord) -> Iterator[Claim]:
@@ -220,10 +295,11 @@ def _how(record: TrainRecord) -> str:
             "batches of {{ row.usual_batch_size }}, the recipe's size, batches of {{ row.batch_size }} are used, and "
             "the learning rate is {{ row.learning_rate|number }} in place of {{ row.usual_learning_rate|number }}; "
             "`--batch-size` and `--learning-rate` set others. {% endif %}{% if row.keep_every %}Copies of the weights, "
-            "from before training and after every {{ every }}, are in `{{ kept }}/`{% if attends %}; `vitlens stats "
-            "FOLDER --over-training` reads them{% endif %}.{% endif %}",
+            "from before training and after every {{ every }}, are in `{{ kept }}/`{% if attends %}; {{ stats }} "
+            "reads them{% endif %}.{% endif %}",
             row=row, smaller=row.batch_size < row.usual_batch_size and not row.chosen, least=LEAST_STEPS,
             kept=KEPT_FOLDER, every=_span(row.keep_every or 0),
+            stats=_commands(record)["stats"],
             attends=any(model.family != "cnn" for model in record.config.models[:1]),
         )
         for row in record.setup
@@ -237,10 +313,11 @@ def _how(record: TrainRecord) -> str:
         )
         for row in record.started
     ]  # fmt: skip
-    logs = [(place, command) for place, command in _TRACKED if (record.folder / place).is_dir()]
-    return " ".join(
-        [*parts, *(f"The log of the training is in `{place}/`; `{command}` shows it." for place, command in logs)]
-    )
+    for place, command in _TRACKED:
+        if (record.folder / place).is_dir():
+            line = as_code(command.format(folder=quote(str(record.folder))))
+            parts.append(f"The log of the training is in `{place}/`; {line} shows it.")
+    return " ".join(parts)
 
 
 def _batch(record: TrainRecord) -> list[Picture]:

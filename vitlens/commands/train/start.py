@@ -7,7 +7,7 @@ from typing import Final
 
 from vitlens.analysis.evaluation.classes import match_classes
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.run.progress import progress
+from vitlens.commands.run.progress import phase, progress
 from vitlens.commands.train.options import TrainOptions
 from vitlens.data.catalogue import load_data
 from vitlens.data.split import Split
@@ -113,14 +113,15 @@ def _for_images(recipe: Recipe, changes: Mapping[str, object], split: Split, pro
 
 def part_of(data: str, part: Part, preprocessing: Preprocessing, run: RunOptions) -> Split:
     """A part of the data, as many images as --limit says."""
-    split = load_data(
-        data,
-        part=part,
-        preprocessing=preprocessing,
-        data_dir=run.data_dir,
-        seed=run.seed,
-        labels=run.labels,
-    )
+    with phase(f"Reading the {part} images"):
+        split = load_data(
+            data,
+            part=part,
+            preprocessing=preprocessing,
+            data_dir=run.data_dir,
+            seed=run.seed,
+            labels=run.labels,
+        )
     return split.limit(run.limit, seed=run.seed)
 
 
@@ -143,11 +144,16 @@ def _trained(options: TrainOptions, recipe: Recipe) -> tuple[Model, Split, Split
         )
     if tuning.freeze:
         require_cacheable(recipe, views=tuning.views or 1)
-    model = load(
-        options.model, device=resolve_device(run.device), seed=run.seed, weights=tuning.weights,
-        image_size=options.shape.image_size, code_files=options.model_file,
-    )  # fmt: skip
-    require(model, *needs_of("train"))
+    with phase(f"Loading {options.model}"):
+        model = load(
+            options.model,
+            device=resolve_device(run.device),
+            seed=run.seed,
+            weights=tuning.weights,
+            image_size=options.shape.image_size,
+            code_files=options.model_file,
+        )
+        require(model, *needs_of("train"))
     require_last(model, tuning.trained)
     if tuning.trained is not None:
         require_learned(model, option=tuning.way)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vitlens.analysis.walkthrough.public import CHANGES, Walkthrough, walkthrough
 from vitlens.analysis.walkthrough.steps import STEPS
+from vitlens.commands.run.progress import phase
 from vitlens.commands.run.run import Run
 from vitlens.commands.shared.sheets import left_out_words, print_left_out
 from vitlens.commands.walkthrough import record as rows
@@ -37,7 +38,8 @@ def measure(options: WalkthroughOptions) -> Path | None:
         split = replace(split, notes=(*split.notes, *left_out_words(1, count)))
     run.splits = (split,)
     (batch,) = split.batches(1, device=model.device)
-    walk = walkthrough(model, batch.images, layer=options.layer, head=options.head, seed=run.run.seed)
+    with phase("Computing the head step by step, and checking each step"):
+        walk = walkthrough(model, batch.images, layer=options.layer, head=options.head, seed=run.run.seed)
     with run.folder(f"Head L{walk.layer}.H{walk.head} of") as folder:
         return folder.publish(lambda: _record(model, split, walk, named=options.head is not None))
 

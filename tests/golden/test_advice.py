@@ -1,0 +1,38 @@
+"""Every command and option that a report advises can be typed as it is printed."""
+
+import re
+import shlex
+
+import pytest
+
+from tests.kit.golden import LINES
+from vitlens.cli.main import run
+from vitlens.commands.registry import COMMANDS, Command
+
+CODE = re.compile(r"`([^`\n]+)`")
+OWN = ("--out", "--device")  # options of the run itself that its advice does not repeat
+
+
+def words_typed(line: str) -> list[str]:
+    """The words of the line with which a run was begun, without the folder that it wrote."""
+    words = shlex.split(line)[1:]
+    kept = []
+    skip = False
+    for word in words:
+        if not skip and word not in OWN:
+            kept.append(word)
+        skip = word in OWN
+    return kept
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_each_command_that_a_report_advises_is_understood_as_printed(name, golden, monkeypatch, capsys):
+    report = (golden(name).folder / "report.md").read_text(encoding="utf-8")
+    begun = golden(name).record.config.command_line
+    monkeypatch.setattr(Command, "measure", property(lambda _: lambda _: ()))
+    for code in dict.fromkeys(CODE.findall(report.replace(begun, ""))):  # the run's own line wrote its folder
+        words = shlex.split(code) if code.startswith(("vitlens ", "--")) else []
+        if len(words) > 2 and words[0] == "vitlens" and words[1] in COMMANDS:
+            assert run(words[1:]) == 0, (code, capsys.readouterr().err)
+        elif words and words[0] != "vitlens":
+            assert run([*words_typed(begun), *words]) == 0, (code, capsys.readouterr().err)
