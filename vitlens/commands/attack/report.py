@@ -185,6 +185,8 @@ def _robustness(record: AttackRecord, row: rows.AttackedModelRow, curves: Sequen
         "{% if few %}, {{ at.accuracy.n }} images{% endif %})" if row.clean.value else "",
         reference=at.accuracy.value,  # the verdict says it: no finding of audit and study
     )  # fmt: skip
+    if record.images < FEWEST:
+        claim = replace(claim, says="")
     if judged is None:
         return claim
     state, because = _judged(record, row, judged, curves)

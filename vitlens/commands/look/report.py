@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from shlex import quote
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +20,7 @@ from vitlens.commands.shared.stages import HOW
 from vitlens.record import columns
 from vitlens.report.claims import Claim
 from vitlens.report.document import Table
+from vitlens.report.escape import as_code
 from vitlens.report.explorer import Explorer
 from vitlens.report.numbers import percent
 from vitlens.report.prose import Marked, listed, say
@@ -178,8 +180,9 @@ def unknown(record: LookRecord) -> Iterator[str]:
     yield say(
         "{% if tested %}Each map of {{ row.title }} was chosen by one test on its image, but{% else %}The maps of "
         "{{ row.title }} were not tested:{% endif %} whether they show what the prediction depends on, "
-        "`vitlens explain --verify` tests.",
+        "{{ line }} tests.",
         tested=row.method == TESTED,
+        line=Marked(as_code(_verifying(record))),
         **given,
     )
     if row.replace == "zero":
@@ -197,6 +200,13 @@ def unknown(record: LookRecord) -> Iterator[str]:
         yield "The model has no heads that can be ablated one by one."
     yield from without_explorer(record.explorer)
     yield "A probability is the model's own confidence, not its accuracy."
+
+
+def _verifying(record: LookRecord) -> str:
+    """Return the command that tests the maps of these images."""
+    model = record.options.get("model") or record.config.models[0].name
+    images = " ".join(f"--images {quote(str(image))}" for image in record.options.get("images") or ())
+    return " ".join(f"vitlens explain {quote(str(model))} {images} --verify".split())
 
 
 def pictures(record: LookRecord) -> Iterator[Picture]:
@@ -293,8 +303,8 @@ _GIVEN: Final = Chart(
 )  # fmt: skip
 _PICTURE: Final = Chart(
     "look", images(largest=2.2),
-    "Each image as the model saw it, and where the evidence for its prediction and for the runner-up lies: yellow "
-    "is most evidence, dark blue none. Compare places, not amounts: each map has its own maximum.",
+    "Each image, and where the evidence for its prediction and the runner-up lies (yellow: most, dark blue: none). "
+    "Compare places, not amounts: each map has its own maximum.",
     title="{{ record.aliases[0] }}: {{ record.look[0].title }}", rows=pictures,
 )  # fmt: skip
 
