@@ -148,8 +148,8 @@ def attack(
     attack, a class by name or index, or class indices (batch,); precision: of gradients ("fp32", "bf16", "auto"),
     success is always evaluated in fp32; side, aligned, maps: of the patch attack: px (None: a quarter of the shorter
     side), on tokens or anywhere, and attribution maps by which its position is chosen; stride: of PGD, its step as a
-    multiple of epsilon / steps (None: 2.5). Misclassified images are not attacked. Raises InputError for invalid arguments, NonFiniteError naming model and image; warns of an L∞ epsilon
-    above 32/255.
+    multiple of epsilon / steps (None: 2.5). Misclassified images are not attacked. Raises InputError for invalid
+    arguments, NonFiniteError naming model and image; warns of an L∞ epsilon above 32/255.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
