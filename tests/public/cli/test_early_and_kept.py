@@ -23,7 +23,7 @@ def test_images_without_labels_are_refused_before_a_model_is_loaded(word, pictur
 def test_adversarial_images_are_kept_exactly_and_as_rounded_png(sharp_vit, tmp_path):
     record = ran(
         tmp_path / "run",
-        f"attack {sharp_vit} --data digits --limit 4 --predicted --attack pgd --steps 3 --step 1.5 --epsilon 64 "
+        f"attack {sharp_vit} --data digits --limit 4 --predicted --attack pgd --steps 3 --step 1.5 --epsilon 32 "
         "--no-corruptions --no-inside --self-checks few --save-images",
     )
     (arrays,) = record.adversarial.values()
