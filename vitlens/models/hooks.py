@@ -278,9 +278,9 @@ def _is_changed_itself(module: nn.Module) -> bool:
 class State:
     """What a model is made of: its modules and their classes, weights, forwards put in and hooks of other origin.
 
-    Objects are held weakly and compared by identity; weights also by torch's count of changes and by their memory, as
-    an assignment to `.data` is not counted, and by some elements of each, as a change of `.data` in place is not counted
-    either. One that reaches none of these elements is not seen.
+    Objects are held weakly and compared by identity. Weights are also compared by torch's count of changes and, as
+    changes of `.data` are not counted, by their memory and by some elements of each. A change of `.data` in place that
+    reaches none of these elements is not seen.
     """
 
     def __init__(self, model: nn.Module) -> None:

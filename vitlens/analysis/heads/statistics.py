@@ -226,13 +226,14 @@ class BatchStatistics:
         self._seen: dict[Geometry, tuple[Tensor, Tensor | None]] = {}
         self._high: Tensor | None = None  # (images, patches) of the stream after the last block
         places = accesses(model).values() if self.for_labels else ()
+        self._awaited: set[str] = set()  # modules whose heads are read by `take_heads`
         self._heads = {access.module: access for access in places if access.place.kind == "heads"}
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Inside, a forward pass adds the stream after each block, and the outputs of heads as the projection reads them.
+        """Inside, a forward pass adds the stream after each block and the outputs of heads.
 
-        These include what an intervention around changes after the attention call.
+        The outputs are those that the projection reads, after changes of heads by `intervene`.
         """
         taps = [Tap((module,), joined=partial(self.take_heads, access)) for module, access in self._heads.items()]
         with watching_stream(self.model, self.take_norms), tapped(self.model, *taps):
@@ -241,7 +242,7 @@ class BatchStatistics:
     def take_heads(self, access: Access, joined: Tensor) -> Tensor:
         """Add the joined outputs of a layer's heads, which pass on."""
         layer = access.layer
-        if layer is not None and ("offsets", layer) in self.evidence.sums:
+        if layer is not None and access.module in self._awaited:
             outputs = joined.unflatten(-1, (access.heads, -1)).transpose(1, 2)
             with torch.autocast(self.images.device.type, enabled=False):
                 self.evidence.sums["output", layer] = self._norms_of_heads(access.module, outputs)
@@ -284,9 +285,11 @@ class BatchStatistics:
                 parts.append(layer.statistics())
                 own = self._evidence(layer, parts[-1]["entropy"], images)
                 add_all(sums, {(name, site.layer): by_group(each, self.groups[images]) for name, each in own.items()})
-            is_read_later = site.module in self._heads  # by `take_heads`
-            if self.for_labels and place is not None and call.output is not None and not is_read_later:
-                sums["output", site.layer] = self._norms_of_heads(site.module, call.output)
+            if self.for_labels and place is not None and call.output is not None:
+                if site.module in self._heads:
+                    self._awaited.add(site.module)
+                else:
+                    sums["output", site.layer] = self._norms_of_heads(site.module, call.output)
         values = {(name, site.layer): torch.cat([part[name] for part in parts]) for name in parts[0]}
         if not all(value.isfinite().all() for value in values.values()):
             raise NonFiniteError(
