@@ -142,6 +142,12 @@ def chosen(model: Model, batch: Tensor) -> Any:
     return vitlens.choose_method(model, many, methods=["saliency", "input-x-gradient"])
 
 
+def measured(table: Any) -> Tensor:
+    """One statistic of every head, and the norms of their outputs, by which labels are decided."""
+    norms = [total for (name, _), total in table.evidence.sums.items() if name == "output"]
+    return torch.cat([table.distance.flatten(), *(norm.flatten() for norm in norms)])
+
+
 def looked_at(names: Any) -> Tensor:
     return torch.tensor([head.looks.score.value for head in names.heads if head.looks is not None])
 
@@ -195,7 +201,7 @@ _OWN: Final = (
     Entry("relevance", vitlens.relevance, lambda found: found, ATTENTIVE),
     Entry("replay", replayed, lambda found: found, PLAIN, needs_class=False),
     Entry("rollout", vitlens.rollout, lambda found: found, ATTENTIVE, needs_class=False),
-    Entry("statistics", vitlens.statistics, lambda found: found.distance, ATTENTIVE, each=False, needs_class=False),
+    Entry("statistics", vitlens.statistics, measured, ATTENTIVE, each=False, needs_class=False),
     Entry(
         "walkthrough", lambda model, batch: vitlens.walkthrough(model, batch[:1]), models=PLAIN[1:], needs_class=False
     ),

@@ -1,6 +1,7 @@
 """The changed model is the model: inside `intervene`, with a user's hook or with another forward put into a module, a
 function gives what it gives for a model whose modules are really changed."""
 
+import copy
 from collections.abc import Iterator
 from functools import cache
 from zlib import crc32
@@ -42,17 +43,23 @@ def cases(name: str, on: str) -> Iterator[Case]:
 
 
 @cache
-def really(on: str, place: str) -> Model:
-    return really_changed(shared(on), place)
+def on_device(on: str, device: str) -> Model:
+    return shared(on) if device == "cpu" else copy.deepcopy(shared(on)).to(device)
 
 
-def differs(name: str, on: str, place: str, way: str) -> str:
+@cache
+def really(on: str, place: str, device: str) -> Model:
+    return really_changed(on_device(on, device), place)
+
+
+def differs(name: str, on: str, place: str, way: str, device: str = "cpu") -> str:
     """How the function's result for the changed model differs from that for the one really changed; "" where equal."""
-    entry, model, batch = ENTRIES[name], shared(on), batch_of(shared(on))
+    entry, model = ENTRIES[name], on_device(on, device)
+    batch = batch_of(model).to(device)
     expected = found = torch.zeros(())
     reason = other = ""
     try:
-        expected = entry.tensor(really(on, place), batch).float()
+        expected = entry.tensor(really(on, place, device), batch).float()
     except UnsupportedError as error:
         reason = type(error).__name__
     with intervened(model, place, way):
@@ -86,3 +93,15 @@ def test_what_is_computed_more_quickly_sees_a_change_of_every_place(name: str) -
 @pytest.mark.parametrize(("name", "on"), [(name, on) for name in functions() for on in ENTRIES[name].models])
 def test_every_function_sees_a_change_of_every_place_in_every_way(name: str, on: str) -> None:
     assert not [text for place, way in cases(name, on) if (text := differs(name, on, place, way))]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none")
+@pytest.mark.parametrize(("name", "on"), [(name, on) for name in functions() for on in ENTRIES[name].models])
+def test_every_function_sees_a_change_of_every_place_on_cuda(
+    name: str, on: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With convolutions in all 24 bits, as on the CPU."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    chosen = [place for place, way in cases(name, on) if way == "intervene"]
+    assert not [text for place in chosen if (text := differs(name, on, place, "intervene", "cuda"))]

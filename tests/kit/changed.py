@@ -118,7 +118,8 @@ def _can_change_inside(model: Model, access: Access) -> bool:
         return isinstance(module, MultiHeadSelfAttention)
     if access.place.kind == "scores" and model.anatomy.family == "windowed":  # to which a bias is added
         return False
-    return any(hasattr(module, name) for name in ("qkv", "in_proj_weight")) and not hasattr(module, "q_norm")
+    is_normed = not isinstance(getattr(module, "q_norm", nn.Identity()), nn.Identity)
+    return any(hasattr(module, name) for name in ("qkv", "in_proj_weight")) and not is_normed
 
 
 def _rows(attention: Any, access: Access) -> Iterator[Tensor]:

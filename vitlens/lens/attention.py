@@ -230,16 +230,16 @@ class _Call:
             changed = self._changed(stage, getattr(inputs, part))
             inputs = inputs if changed is getattr(inputs, part) else replace(inputs, **{part: changed})  # type: ignore[arg-type]
         keep = self._keep(inputs.query, inputs.query.shape[-2], inputs.key.shape[-2])
+        kept = inputs if keep is None else replace(inputs, bias=_both(inputs.bias, keep))
         if any(tap.explicit or "scores" in tap.changes or "weights" in tap.changes for tap in self.taps):
             scores = inputs.scores(slice(None))
             scored = self._scores(scores, keep)
             plain = scored is scores and inputs.bias is None
             computed = self._weights(scored.softmax(-1) if plain else softmax_or_zero(scored))
             output = F.dropout(computed, dropout_p) @ inputs.value
-        elif keep is not None or inputs is not own:
-            inputs = inputs if keep is None else replace(inputs, bias=_both(inputs.bias, keep))
+        elif kept is not own:
             output = F.scaled_dot_product_attention(
-                inputs.query, inputs.key, inputs.value, inputs.bias, dropout_p, scale=inputs.scale
+                kept.query, kept.key, kept.value, kept.bias, dropout_p, scale=kept.scale
             )
         else:
             options: dict[str, Any] = {"enable_gqa": True} if enable_gqa else {}
@@ -247,7 +247,7 @@ class _Call:
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options
             )
         output = per_head(output, self.heads)
-        self._read(inputs, computed, output, scored)
+        self._read(kept, computed, output, scored)
         return output.reshape(*query.shape[:-1], value.shape[-1])  # the reader's tensor is in the graph of the logits
 
     def softmax(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

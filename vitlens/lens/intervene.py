@@ -51,7 +51,8 @@ def intervene(model: Model, changes: Changes, *, reference: Reference | None = N
 
     Weights that are replaced need not sum to 1: what is given is multiplied by the values as it is. Contexts nest: of
     two changes of one place, the outer one comes first;
-    every function of vitlens inside sees the changed model, other threads wait.
+    every function of vitlens inside sees the changed model, other threads wait. A thread that calls `model.module`
+    itself does not wait, and may run with the changes.
     Gradients pass through. A mean hides less than a zero: a zero head is far from any that the model has seen. Raises
     UnknownNameError for an unknown place, InputError for a tensor that does not fit (in the forward pass) or a missing
     reference, UnsupportedError for a block that cannot be removed.

@@ -17,6 +17,7 @@ from operator import is_
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary, ref
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.overrides import TorchFunctionMode
@@ -35,6 +36,8 @@ Arguments = dict[Key, Any]
 Forward = Callable[..., Any]
 
 _READING: Final = ("vitlens.", "transformers.utils.output_capturing")  # modules whose hooks change nothing
+_PLAIN: Final = (Tensor, nn.Parameter)
+_SAMPLED: Final = 32  # elements of each weight; reading them takes about as long as the rest of a State
 _DEPTH: Final = ContextVar("depth", default=0)  # of nested `unchanged` contexts
 
 
@@ -275,8 +278,9 @@ def _is_changed_itself(module: nn.Module) -> bool:
 class State:
     """What a model is made of: its modules and their classes, weights, forwards put in and hooks of other origin.
 
-    Objects are held weakly and compared by identity; weights also by torch's count of changes and by their memory, as
-    an assignment to `.data` is not counted. A change of `.data` in place is not seen.
+    Objects are held weakly and compared by identity. Weights are also compared by torch's count of changes and, as
+    changes of `.data` are not counted, by their memory and by some elements of each. A change of `.data` in place that
+    reaches none of these elements is not seen.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -296,11 +300,13 @@ class State:
             if module._forward_hooks or module._forward_pre_hooks:
                 self._objects += map(_reference, other_hooks(module))
         self._values = list(map(type, modules)), *_versions(tensors)
+        self._samples = _samples(tensors)
 
     def equals(self, other: "State") -> bool:
         """Return True if nothing was changed or exchanged between the two."""
         same_values = self._values == other._values and len(self._objects) == len(other._objects)
-        return same_values and all(map(is_, self._objects, other._objects))
+        same_objects = same_values and all(map(is_, self._objects, other._objects))
+        return same_objects and all(map(torch.equal, self._samples, other._samples))
 
 
 def _collect(module: nn.Module, found: dict[nn.Module, None]) -> None:
@@ -318,6 +324,23 @@ def _versions(tensors: Sequence[Tensor]) -> tuple[list[int], list[int]]:
     except RuntimeError:  # inference tensors are not counted, some subclasses have no memory of their own
         counted = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
         return counted, [id(tensor) for tensor in tensors]
+
+
+@torch.no_grad()
+def _samples(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return evenly spaced elements of every tensor, in the order of its memory, as one tensor for each device."""
+    by_device: dict[torch.device, list[Tensor]] = {}
+    with torch._C.DisableTorchFunction():  # no function mode counts or changes these calls
+        for tensor in tensors:
+            count = tensor.numel()
+            if not count or tensor.is_meta or type(tensor) not in _PLAIN:
+                continue
+            try:
+                sample = tensor.as_strided((min(count, _SAMPLED),), (max(1, count // _SAMPLED),))
+            except RuntimeError:  # an expanded tensor has fewer elements in memory, a sparse one no strides
+                continue
+            by_device.setdefault(tensor.device, []).append(sample)
+        return [torch.cat(samples).nan_to_num() for samples in by_device.values()]
 
 
 def _reference(function: Callable[..., Any]) -> Any:

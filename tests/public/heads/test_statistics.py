@@ -398,3 +398,26 @@ def test_attention_of_channels_has_no_statistics():
     assert kinds == ["channel", "class", "class"]
     assert table.entropy.isnan().all()
     assert table.cls_entropy.isfinite().any(1).tolist() == [False, True, True]
+
+
+def test_a_head_that_is_changed_after_its_attention_counts_as_changed():
+    """Its share in the labels' evidence is the norm of what the projection reads."""
+    model = ours()
+    batch = images(model.input_size, batch=3)
+    plain = vitlens.statistics(model, batch).evidence.sums["output", 1]
+    with vitlens.intervene(model, {"blocks.1.head.0": "zero", "blocks.1.head.1": lambda head: 2 * head}):
+        changed = vitlens.statistics(model, batch).evidence.sums["output", 1]
+    torch.testing.assert_close(changed, plain * torch.tensor([0.0, 2.0]))
+
+
+def test_a_mask_of_queries_and_keys_alone_does_not_count():
+    model = ours()
+    batch = images(model.input_size, batch=2)
+    tokens = model.layout.tokens
+    mask = torch.ones(tokens, tokens, dtype=torch.bool)
+    mask[:, [1, 3]] = False
+    model.module.blocks[1].attn.register_forward_pre_hook(lambda _attention, args: (*args, mask))
+    found = vitlens.statistics(model, batch).normalised_entropy[1]
+    entropy = torch.special.entr(weights_of(model, batch)[1]).sum(-1)[:, :, len(model.layout.prefix) :]
+    expected = entropy.mean((0, 2)) / math.log(tokens - 2)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)

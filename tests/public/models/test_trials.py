@@ -157,6 +157,26 @@ def test_what_was_tried_with_zeros_is_not_believed_of_other_weights(stem, change
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_was_tried_with_some_weights_is_not_believed_of_others(change):
+    """A convolution that reaches over the patches' edges with weights of zeros there, which is no weight of zeros."""
+    net = built(stem="mixing")
+    state = copy.deepcopy(net.state_dict())
+    with torch.no_grad():
+        kernel = net.stem[0].weight
+        kernel[:, :, :7] = 0
+        kernel[..., :7] = 0
+    model, batch, labels = wrapped(net), images((SIZE, SIZE)), torch.tensor([0, 1])
+    vitlens.explain(model, batch, method="occlusion", targets=labels)
+    if change == "modules exchanged":
+        net.stem = built(stem="mixing").stem
+    else:
+        CHANGES[change](net, state)
+    found = vitlens.explain(model, batch, method="occlusion", targets=labels)
+    expected = vitlens.explain(wrapped(net), batch, method="occlusion", targets=labels)
+    torch.testing.assert_close(found, expected)
+
+
 def test_logits_that_never_depend_on_the_image_are_said():
     class Constant(nn.Module):
         def __init__(self) -> None:

@@ -10,7 +10,9 @@ relative to uniform attention over the keys that a query can attend to.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 import torch
@@ -24,9 +26,10 @@ from vitlens.analysis.heads.geometry import Geometry, geometry_of
 from vitlens.analysis.heads.registry import STATISTICS, token_statistics
 from vitlens.analysis.heads.rows import FUNCTIONS, PatchRows, PerHead, PerImage, TokenNorms, ascending, row_statistics
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
-from vitlens.lens.attention import projection_of
+from vitlens.lens.attention import Tap, projection_of, tapped
 from vitlens.lens.call import MASKED, MASKED_SCORE, AttentionCall, precise, row_by_row
 from vitlens.lens.observe import observe, survey_weights
+from vitlens.lens.places import Access, accesses
 from vitlens.lens.site import Site
 from vitlens.lens.stages import watching_stream
 from vitlens.lens.trace import probe_images
@@ -195,6 +198,7 @@ def allowed_keys(call: AttentionCall, place: Geometry | None) -> Bool[Tensor, "c
         if bias is None:
             return None
         allowed = bias if bias.dtype == torch.bool else bias > MASKED_SCORE
+        allowed = allowed[(None,) * (4 - allowed.dim())]
         allowed = allowed.expand(len(first.inputs.query), -1, -1, -1)
         if windows is not None:
             allowed = row_by_row(allowed.expand(-1, -1, first.site.queries, -1), windows)
@@ -221,6 +225,33 @@ class BatchStatistics:
         self.evidence = HeadEvidence(by_group(torch.ones(len(images)), self.groups))
         self._seen: dict[Geometry, tuple[Tensor, Tensor | None]] = {}
         self._high: Tensor | None = None  # (images, patches) of the stream after the last block
+        places = accesses(model).values() if self.for_labels else ()
+        self._awaited: set[str] = set()  # modules whose heads are read by `take_heads`
+        self._heads = {access.module: access for access in places if access.place.kind == "heads"}
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Inside, a forward pass adds the stream after each block and the outputs of heads.
+
+        The outputs are those that the projection reads, after changes of heads by `intervene`.
+        """
+        taps = [Tap((module,), joined=partial(self.take_heads, access)) for module, access in self._heads.items()]
+        with watching_stream(self.model, self.take_norms), tapped(self.model, *taps):
+            yield
+
+    def take_heads(self, access: Access, joined: Tensor) -> Tensor:
+        """Add the joined outputs of a layer's heads, which pass on."""
+        layer = access.layer
+        if layer is not None and access.module in self._awaited:
+            outputs = joined.unflatten(-1, (access.heads, -1)).transpose(1, 2)
+            with torch.autocast(self.images.device.type, enabled=False):
+                self.evidence.sums["output", layer] = self._norms_of_heads(access.module, outputs)
+        return joined
+
+    def _norms_of_heads(self, module: str, outputs: Tensor) -> Tensor:
+        """The norms of what each head adds to the residual stream, (groups, heads); outputs: (calls, heads, ..)."""
+        norms = head_norms(precise(outputs), projection_of(self.model, module))
+        return by_group(norms.unflatten(0, (len(self.images), -1)).mean(1), self.groups)
 
     def take_norms(self, block: int, tokens: Tokens) -> None:
         """Add the residual stream after a block."""
@@ -255,8 +286,10 @@ class BatchStatistics:
                 own = self._evidence(layer, parts[-1]["entropy"], images)
                 add_all(sums, {(name, site.layer): by_group(each, self.groups[images]) for name, each in own.items()})
             if self.for_labels and place is not None and call.output is not None:
-                norms = head_norms(precise(call.output), projection_of(self.model, site.module))
-                sums["output", site.layer] = by_group(norms.unflatten(0, (call.images, -1)).mean(1), self.groups)
+                if site.module in self._heads:
+                    self._awaited.add(site.module)
+                else:
+                    sums["output", site.layer] = self._norms_of_heads(site.module, call.output)
         values = {(name, site.layer): torch.cat([part[name] for part in parts]) for name in parts[0]}
         if not all(value.isfinite().all() for value in values.values()):
             raise NonFiniteError(
@@ -297,7 +330,7 @@ def measure(
         raise InputError("expected at least one image, found none")
     layers_of(model)  # the passes that survey the layers are not part of the batch
     batch = BatchStatistics(model, images, groups, masks, renormalise=renormalise)
-    with watching_stream(model, batch.take_norms):
+    with batch.reading():
         observe(model, images, batch.take)
     return batch
 
