@@ -373,7 +373,7 @@ def quarter_rows(subjects: Sequence[Subject]) -> Iterator[QuarterRow]:
             for number, part in enumerate(member[known].unique(), 1):
                 inside = member == part
                 groups = _of(evaluation.groups, inside)
-                right = accuracy(evaluation.correct[inside], groups=groups, seed=subject.seed)
+                right = accuracy(evaluation.correct[inside], groups=groups)
                 ends = float(own[inside].amin()), float(own[inside].amax())
                 yield QuarterRow(evaluation.alias, name, PROPERTIES[name].title, number, *ends, right)
 

@@ -282,7 +282,7 @@ def _composite_rows(
                 )  # fmt: skip
                 # whether an explained class is among the most probable ones of its composite, as many as it has classes
                 named = recognised(_logits(model, made.images)[made.which], made.targets, kind.classes)
-                share = accuracy(named, groups=made.which, seed=seed)
+                share = accuracy(named, groups=made.which)
                 found = {
                     "composites": len(made.images), "maps": len(made), "chance": round(made.chance, 6),
                     "recognised": share, "seen": beyond(share, guessed) is Side.ABOVE,

@@ -166,7 +166,7 @@ def _of_model(
         alias, **vars(pretraining_of(model, told=told)), parameters=model.parameter_count(), pool=test.pool,
         kind="stage" if last.kind == "stage" else "block", layers=len(test.layers) - test.embedded, dim=last.dim,
         norm=last.norm, embedding=None if not test.embedded else "stem" if first.kind == "stem" else "embedding",
-        accuracy=None if itself is None else accuracy(itself, groups=own.test.groups, seed=own.seed),
+        accuracy=None if itself is None else accuracy(itself, groups=own.test.groups),
         probe=reached.get((None, "")), knn=by_votes[0], majority=by_votes[1], precision=found.precision,
         zero_shot=templates[0].accuracy if templates else None, no_zero_shot=reason,
         errors=f"by {alias} itself" if by == _OWN else f"by {by.partition('-')[2]}-NN" if by else "", **searched,
