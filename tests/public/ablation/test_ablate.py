@@ -210,6 +210,16 @@ def test_too_few_images_for_the_correction_are_noted() -> None:
     assert vitlens.ablate(model, grouped, replace="zero").note  # five groups
 
 
+def test_log_odds_too_large_for_a_loss_in_double_precision_are_not_lost() -> None:
+    """From log-odds of 745 on the loss is 0."""
+    labels = ours()(seen()).argmax(1)
+    some, many = (vitlens.ablate(certain_vit(scale), seen(), labels, replace="zero") for scale in (80.0, 80_000.0))
+    assert many.clean_loss == 0
+    assert some.log_odds is not None
+    assert many.log_odds is not None
+    assert many.log_odds.mean.tolist() == pytest.approx((1000 * some.log_odds.mean).tolist(), rel=0.05)
+
+
 def test_heads_of_a_certain_model_are_ranked_by_log_odds() -> None:
     plain, certain = ours(), certain_vit(80.0)
     labels = plain(seen(20)).argmax(1)

@@ -111,13 +111,17 @@ class Bench:
         def remembered(sets: Sequence[Removal], measure: Callable[[], Stored]) -> Stored:
             units = ",".join("+".join(unit.name for unit in each) for each in sets)
             key, sides = f"{name}-{hashlib.sha256(units.encode()).hexdigest()[:16]}", (len(sets), len(labels))
-            forms = {"loss": Form("f", sides), "correct": Form("b", sides), "cost": Form("iu")}
+            forms = {"log_odds": Form("f", sides), "correct": Form("b", sides), "cost": Form("iu")}
             arrays = self.store.recall(key, digest, forms)
             if arrays is not None:
-                loss, correct = (torch.from_numpy(np.asarray(arrays[name])) for name in ("loss", "correct"))
-                return Stored(loss, correct, int(arrays["cost"]))
+                odds, correct = (torch.from_numpy(np.asarray(arrays[name])) for name in ("log_odds", "correct"))
+                return Stored(odds, correct, int(arrays["cost"]))
             found = measure()
-            stored = {"loss": found.loss.numpy(), "correct": found.correct.numpy(), "cost": np.array(found.cost)}
+            stored = {
+                "log_odds": found.log_odds.numpy(),
+                "correct": found.correct.numpy(),
+                "cost": np.array(found.cost),
+            }
             self.store.remember(key, digest, stored)
             return found
 

@@ -163,7 +163,8 @@ class Work:
         maps, gain, completeness = torch.cat(parts), torch.cat(gains) if gains else None, None
         faults, groups = map_faults(maps), None if split.groups is None else split.groups.numpy()
         if gain is not None and bool(maps.isfinite().all()):
-            completeness = bootstrap_mean((maps.sum((1, 2)) - gain).abs().numpy(), groups=groups, unit="logits")
+            differences = (maps.sum((1, 2)) - gain).abs().numpy()
+            completeness = bootstrap_mean(differences, groups=groups, unit="logits", least=0.0)
         title, done = method.title if own else f"{method.title} (grad-cam package)", refinement.words
         row = kept.MethodRow(
             model.alias, name, f"{title}, {done}" if done else title, method.paper if own else PROVENANCE,
