@@ -114,7 +114,9 @@ def _recorded(
     with run.progress("predicting", 2 * len(split)) as advance:
         evaluated = [evaluate(*each, **run.passes, advance=advance) for each in zip(run.models, run.splits)]
     comparison = compare_evaluations(*evaluated)
-    sampled, by_cell = balanced(len(split), split.labels, options.maps, own.seed), _examples(comparison)
+    # at random, not by class: accuracies and means over maps are then those of all images
+    sampled = balanced(len(split), None, options.maps, own.seed)
+    by_cell = _examples(comparison)
     maps = maps_of_both(run, methods, torch.cat([sampled, *by_cell]).unique(), sampled)
     images = _images(comparison, split, maps, by_cell, options.panels)
     subjects = [  # with the maps of the sampled images: the others are shown for their errors
