@@ -71,7 +71,8 @@ class Outcome:
         if not len(distances):
             return None
         beyond = 1 + 2 * max([*self.epsilons, *distances[np.isfinite(distances)].tolist()], default=1.0)
-        middle = median_of(np.where(np.isfinite(distances), distances, beyond), unit="")
+        groups = None if self.groups is None else self.groups[self.clean].numpy()
+        middle = median_of(np.where(np.isfinite(distances), distances, beyond), groups=groups, unit="")
         if middle.value >= beyond / 2:  # also where it lies between a broken image and one that was never broken
             return None
         ends = [None if end is None or end >= beyond else end / unit for end in (middle.low, middle.high)]

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from vitlens.analysis.ablation.bench import Outcomes
 from vitlens.analysis.naming.words import CORRELATES, MATTERS, NOTHING, SEVERAL, any_of
-from vitlens.uncertainty import Estimate, by_group, holm, student_mean, welch, wilson
+from vitlens.uncertainty import Estimate, by_group, holm, mean_points, welch, wilson
 
 LEVEL: Final = 0.05  # of a test, after Holm's correction
 FEWEST: Final = 5  # sources of images with a thing, and without it
@@ -312,8 +312,7 @@ def writes(
 
 
 def _mean_of(points: Tensor, rows: Bool[Tensor, " images"], groups: Groups | None) -> Estimate:
-    own = None if groups is None else groups[rows]
-    return student_mean(points[rows], groups=own, unit="points", least=-100.0, most=100.0)
+    return mean_points(points[rows], groups=None if groups is None else groups[rows])
 
 
 def _means(values: Tensor, groups: Groups | None, rows: Bool[Tensor, " images"]) -> Table:

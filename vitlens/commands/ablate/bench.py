@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -35,7 +35,7 @@ from vitlens.models.rebuild import prune_heads
 from vitlens.models.saved import WEIGHTS_FILE, save
 from vitlens.names import Replacement
 from vitlens.pixels import Streamed
-from vitlens.uncertainty import Estimate, finite, wilson
+from vitlens.uncertainty import Estimate, finite
 
 IMAGES: Final = 64  # on which heads are labelled, of the lens and the contributions, at most; the pair is one of them
 _TRIED: Final = 8  # images that are corrupted in search of one whose prediction changes
@@ -219,10 +219,10 @@ def _predictions(model: Model, images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _lens(bench: Bench, images: Tensor, labels: Tensor) -> dict[str, Any]:
-    predicted, n = logits_by_depth(bench.run.model, images).float().cpu().argmax(-1), len(labels)
-    right = (predicted == labels.unsqueeze(1)).float().mean(0).tolist()
-    shares = [replace(wilson(round(share * n), n), value=share) for share in right]
-    return {"lens": tuple(LensRow(depth, share) for depth, share in enumerate(shares))}
+    predicted = logits_by_depth(bench.run.model, images).float().cpu().argmax(-1)
+    right = predicted == labels.unsqueeze(1)
+    groups = bench.groups(torch.arange(len(labels)))
+    return {"lens": tuple(LensRow(depth, accuracy(own, groups=groups)) for depth, own in enumerate(right.unbind(1)))}
 
 
 def _contributions(bench: Bench, images: Tensor, labels: Tensor) -> dict[str, Any]:
@@ -267,5 +267,6 @@ def pruned(bench: Bench, importance: Importance, folder: Path) -> tuple[Estimate
         batches = split.batches(bench.batch_size, device=whole.device)
         right = [_predictions(model, batch.images)[1].cpu() == bench.labels[batch.indices].cpu() for batch in batches]
         kept = len(ranking) - len(removed)
-        rows.append(PrunedRow(name, kept, model.parameter_count(), accuracy(torch.cat(right)), time, removed))
+        of_split = accuracy(torch.cat(right), groups=bench.groups())
+        rows.append(PrunedRow(name, kept, model.parameter_count(), of_split, time, removed))
     return Estimate(1 - small.parameter_count() / whole.parameter_count()), tuple(rows)

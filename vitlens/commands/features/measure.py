@@ -120,7 +120,7 @@ def _record(
     own, told = sets[0], told_objectives(options.objective, [each.alias for each in sets])
     classified = {one.alias: _classified(one, each) for one, each in zip(sets, read)}
     parts = [_of_model(*each, classified[each[0].alias], told.get(each[0].alias)) for each in zip(sets, read)]
-    layers = list(_similar([each["test"] for each in read], seed=own.seed))
+    layers = list(_similar([each["test"] for each in read], own.test.groups, seed=own.seed))
     bank = None if own.bank is None else len(own.bank)
     correct = {alias: {name: right.numpy() for name, right in each.correct.items()}
                for alias, each in classified.items()}  # fmt: skip
@@ -275,11 +275,11 @@ def _heads(correct: Mapping[str, Mapping[str, NDArray[np.bool_]]], own: FeatureS
         yield kept.HeadRow(row.first, row.second, row.difference, row.p, row.p_holm)
 
 
-def _similar(tests: Sequence[Features], *, seed: int) -> Iterator[kept.LayersRow]:
+def _similar(tests: Sequence[Features], sources: Tensor | None, *, seed: int) -> Iterator[kept.LayersRow]:
     """Every pair of layers, of one model and of two; none for so few images that CKA is not defined."""
     for first, second in combinations_with_replacement(tests, 2) if len(tests[0]) >= FEWEST else ():
         other = None if first is second else second
-        found = similarity(first, other, seed=seed)
+        found = similarity(first, other, sources=sources, seed=seed)
         ranks = distance_correlation(first, other, seed=seed).values
         for (row, column), value in np.ndenumerate(found.values.numpy()):
             low, high = (None if end is None else float(end[row, column]) for end in (found.low, found.high))
