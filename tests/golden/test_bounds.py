@@ -12,7 +12,7 @@ from vitlens.uncertainty import Estimate
 
 BOUNDS = {"fraction": (0.0, 1.0), "points": (-100.0, 100.0), "": (-1.0, 1.0)}
 SIGNED = {  # differences of shares
-    "AgreementRow.half_difference", "LeagueRow.gap", "LeagueRow.road", "PredictedClassRow.gap",
+    "AgreementRow.half_difference", "FeatureScoreRow.value", "LeagueRow.gap", "LeagueRow.road", "PredictedClassRow.gap",
     "ScoreRow.confidence_gap",
 }  # fmt: skip
 TWICE = {"MapCheckRow.margin", "MapCheckRow.behind"}  # differences of differences of shares

@@ -277,7 +277,9 @@ def as_function(name: str, options: ExplainOptions) -> Callable[[Model, Images, 
     refinement, engine, run = refinement_of(options.refine), options.engine, options.run
 
     def maps(model: Model, images: Images, targets: Labels | None) -> MapsOf:
-        with quickly(model, name):
+        # the package takes a copy of the model, which would call its quick layers
+        passes = quickly(model, name) if engine == "vitlens" else nullcontext()
+        with passes:
             return explain(
                 model, images, targets=targets, method=name, refinement=refinement, engine=engine,
                 batch_size=run.batch_size, seed=run.seed,
