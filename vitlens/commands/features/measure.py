@@ -195,7 +195,7 @@ def _classified(own: FeatureSets, read: Mapping[str, Features]) -> _Classified:
     labels, known = require_labels(split).cpu().long(), require_labels(own.bank).cpu().long()
     rows, notes = [], [*_rare_classes(labels, known, len(split.classes))]
 
-    by_votes = partial(knn, groups=split.groups, seed=seed)
+    by_votes = partial(knn, groups=split.groups)
 
     def row(
         place: int,
