@@ -379,14 +379,35 @@ def accuracy_difference(
     """
     one, other = (100 * np.asarray(correct, dtype=np.float64) for correct in (first, second))
     difference = bootstrap_difference(one, other, groups=groups, seed=seed, unit="points", most=100.0)
-    sums, counts = by_group(_vector(one - other), groups)
-    if difference.low is None or np.ptp(sums / counts) > _ROUNDING:
-        return difference
-    bound = wilson(0, len(sums)).high
+    return _unless_constant(difference, one - other, groups)
+
+
+def mean_points(points: ArrayLike, *, groups: ArrayLike | None = None) -> Estimate:
+    """Return the mean change of correctness, each of 100, 0 or -100 points, with Student's 95 % interval.
+
+    groups (n,): see `student_mean`. Where it is the same in all groups, see `half_of_constant`.
+    """
+    mean = student_mean(points, groups=groups, unit="points", least=-100.0, most=100.0)
+    return _unless_constant(mean, points, groups)
+
+
+def _unless_constant(mean: Estimate, points: ArrayLike, groups: ArrayLike | None) -> Estimate:
+    """Return a mean change of correctness, with another interval where all groups have the same."""
+    sums, counts = by_group(_vector(points), groups)
+    if mean.low is None or np.ptp(sums / counts) > _ROUNDING:
+        return mean
+    half = half_of_constant(mean.value, len(sums))
+    return Estimate(mean.value, max(mean.value - half, -100.0), min(mean.value + half, 100.0), mean.n, "points")
+
+
+def half_of_constant(value: float, groups: int) -> float:
+    """Return half the width of the interval of a change of correctness that is the same in all groups, in points.
+
+    Of such groups a share may differ that is as large as the upper end of Wilson's interval of none of them.
+    """
+    bound = wilson(0, groups).high
     assert bound is not None
-    half = bound * (100 + abs(difference.value))
-    low, high = max(difference.value - half, -100.0), min(difference.value + half, 100.0)
-    return Estimate(difference.value, low, high, difference.n, "points")
+    return bound * (100 + abs(value))
 
 
 @dataclass(frozen=True)
@@ -414,13 +435,28 @@ def power_of(differences: ArrayLike, *, groups: ArrayLike | None = None) -> Powe
     return Power(error, quantiles * error, len(values), len(sums))
 
 
-def median_of(values: ArrayLike, *, unit: str = "fraction") -> Estimate:
-    """The median of values (n,) with the distribution-free 95 % interval of its order statistics (Conover 1999, section
-    3.2), which fewer than 6 values do not have."""
+def median_of(values: ArrayLike, *, groups: ArrayLike | None = None, unit: str = "fraction") -> Estimate:
+    """Return the median of values (n,) with its 95 % interval, which fewer than 6 values (or groups) do not have.
+
+    The interval is the distribution-free one of order statistics (Conover 1999, section 3.2). groups (n,): of values
+    that are not independent; the order statistics are then those at the ends of the interval of the share of values
+    up to the median (Woodruff 1952), with the error of the delete-a-group jackknife.
+    """
     from scipy import stats  # imported late: it takes half a second, and few runs need it
 
-    ordered = np.sort(_vector(values))
+    vector = _vector(values)
+    ordered = np.sort(vector)
     n, middle = len(ordered), float(np.median(ordered))
+    sums, counts = by_group((vector <= middle).astype(np.float64), groups)
+    if len(sums) < n:
+        if not enough_to_draw(counts):
+            return Estimate(middle, n=n, unit=unit)
+        error = max(float(jackknife_error(sums, counts)), 0.5 / math.sqrt(n))
+        beyond_middle = student_quantile(counts) * error * n
+        down = math.floor((n - 1) / 2 - beyond_middle)
+        if down < 0:
+            return Estimate(middle, n=n, unit=unit)
+        return Estimate(middle, float(ordered[down]), float(ordered[n - 1 - down]), n, unit)
     below = int(stats.binom.ppf(0.025, n, 0.5))  # largest number of values below the lower end
     if stats.binom.cdf(below, n, 0.5) > 0.025:
         below -= 1

@@ -148,3 +148,20 @@ def test_shape_biases_are_those_of_the_function_and_the_model_that_relies_on_sha
         rows = tuple(replace(row, bias=bias) for row, bias in zip(record.shape_bias, biases, strict=True))
         (section,) = (each for each in report(replace(record, shape_bias=rows)).sections if "texture" in each.title)
         assert words in section.sentences[0].text
+
+
+def test_maps_are_drawn_from_all_images_alike_so_that_accuracies_on_them_are_those_of_all(tmp_path):
+    """Nine of ten images are of one class, of which both models are right; of the others neither is."""
+    line = pair(tmp_path, ("a", "b"))
+    vit = load(str(tmp_path / "vit"))
+    pixels = np.random.default_rng(0).integers(0, 256, (100, 32, 32, 3), dtype=np.uint8)
+    common = int(vit(torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255).argmax(1).mode().values)
+    labels = np.where(np.arange(100) < 90, common, 1 - common)
+    np.savez(tmp_path / "data.npz", test_images=pixels, test_labels=labels, classes=("a", "b"))
+    more = "--maps 20 --checked 0 --panels 1 --no-harder --method saliency"
+    record = ran(tmp_path / "out", f"compare {line} --data {tmp_path / 'data.npz'} {more}")
+    quarters = [row for row in record.quarters if row.covariate == "map_size" and row.model == record.scores[0].model]
+    images = sum(row.accuracy.n for row in quarters)
+    right = sum(row.accuracy.n * row.accuracy.value for row in quarters)
+    assert images == 20
+    assert right / images == pytest.approx(record.scores[0].accuracy.value, abs=0.2)

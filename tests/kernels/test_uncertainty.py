@@ -87,6 +87,28 @@ def test_the_interval_of_a_median_is_scipys(n):
     assert ours.median_of(values[:5]).low is None
 
 
+def test_copies_of_a_value_make_a_median_no_more_certain():
+    values = np.random.default_rng(0).exponential(size=40)
+    alone = ours.median_of(values)
+    copied = ours.median_of(np.repeat(values, 10), groups=np.repeat(np.arange(40), 10))
+    assert copied.value == alone.value
+    assert copied.n == 400
+    assert (copied.low, copied.high) == pytest.approx((alone.low, alone.high), abs=0.1)
+    assert ours.median_of(np.repeat(values, 10)).low > copied.low
+    assert ours.median_of(np.repeat(values[:5], 10), groups=np.repeat(np.arange(5), 10)).low is None
+
+
+def test_a_change_of_correctness_that_is_the_same_everywhere_has_a_width():
+    nothing = ours.mean_points([0.0] * 20)
+    whole = ours.wilson(0, 20).high
+    assert (nothing.low, nothing.value, nothing.high) == (-nothing.high, 0, pytest.approx(100 * whole))
+    copied = ours.mean_points([0.0] * 20, groups=np.arange(20) // 4)
+    assert copied.high == pytest.approx(100 * ours.wilson(0, 5).high)
+    assert ours.mean_points([100.0] * 20).high == 100
+    varied = ours.mean_points([100.0, 0.0, 0.0, -100.0, 0.0])
+    assert varied == ours.student_mean([100.0, 0.0, 0.0, -100.0, 0.0], unit="points", least=-100.0, most=100.0)
+
+
 @pytest.mark.parametrize(
     ("estimate", "value", "side"),
     [

@@ -123,7 +123,7 @@ def stopping(word: Literal["ablate", "attack"], *, at: int, error: BaseException
     error: with which it fails (None: a division by zero).
     """
     module = {"ablate": analysis, "attack": sweep}[word]
-    name = {"ablate": "loss_and_correct", "attack": "sweep"}[word]
+    name = {"ablate": "odds_and_correct", "attack": "sweep"}[word]
     plain, calls = getattr(module, name), [0]
 
     def counted(*given: Any, **more: Any) -> Any:

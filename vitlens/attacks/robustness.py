@@ -59,9 +59,9 @@ class Outcome:
         """Which images are predicted correctly up to this epsilon; at 0, those that are before the attack."""
         return self.clean & (self.broken_at > epsilon + ROUNDING)
 
-    def accuracies(self, *, seed: int = 0) -> list[Estimate]:
+    def accuracies(self) -> list[Estimate]:
         """Robust accuracy at each epsilon, with its interval over images (or over groups of them)."""
-        return [accuracy(self.robust(epsilon), groups=self.groups, seed=seed) for epsilon in self.epsilons]
+        return [accuracy(self.robust(epsilon), groups=self.groups) for epsilon in self.epsilons]
 
     def median_distance(self, *, unit: float = 1.0) -> Estimate | None:
         """The median, over the images predicted correctly before, of the smallest epsilon that broke each; in units.
@@ -71,7 +71,8 @@ class Outcome:
         if not len(distances):
             return None
         beyond = 1 + 2 * max([*self.epsilons, *distances[np.isfinite(distances)].tolist()], default=1.0)
-        middle = median_of(np.where(np.isfinite(distances), distances, beyond), unit="")
+        groups = None if self.groups is None else self.groups[self.clean].numpy()
+        middle = median_of(np.where(np.isfinite(distances), distances, beyond), groups=groups, unit="")
         if middle.value >= beyond / 2:  # also where it lies between a broken image and one that was never broken
             return None
         ends = [None if end is None or end >= beyond else end / unit for end in (middle.low, middle.high)]
@@ -112,17 +113,16 @@ def transfers(
     fooled: CorrectByModel,
     *,
     groups: Tensor | None = None,
-    seed: int = 0,
 ) -> Iterator[Transfer]:
     """Every model on the images of every model's attack. clean: (models, n), which model predicts which clean image
     correctly; adversarial: for each source (models, n), the same for its images; fooled: (models, n), which images fool
     their own source; groups: (n,) what images share."""
-    of_clean = [accuracy(correct, groups=groups, seed=seed) for correct in clean]
+    of_clean = [accuracy(correct, groups=groups) for correct in clean]
     for source, target in product(range(len(clean)), repeat=2):
         correct, counted = adversarial[source][target], fooled[source] & clean[target]
         own = None if groups is None else groups[counted]
-        rate = accuracy(~correct[counted], groups=own, seed=seed) if bool(counted.any()) else None
-        yield Transfer(source, target, rate, accuracy(correct, groups=groups, seed=seed), of_clean[target])
+        rate = accuracy(~correct[counted], groups=own) if bool(counted.any()) else None
+        yield Transfer(source, target, rate, accuracy(correct, groups=groups), of_clean[target])
 
 
 def cosines(

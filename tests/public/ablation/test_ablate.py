@@ -14,7 +14,7 @@ from tests.kit.splits import split_of
 from tests.kit.tiny import images, ours, timm_model
 from vitlens import Model
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError
-from vitlens.uncertainty import bootstrap_difference, holm
+from vitlens.uncertainty import accuracy_difference, bootstrap_difference, holm
 
 LABELS = torch.arange(8) % 5
 EVERY = ("head", "mlp", "block")
@@ -57,11 +57,13 @@ def test_effects_equal_full_forwards(name: str, by: str, size: int | None, group
             put = vitlens.capture(model, pictures, unit.place)[unit.place].mean(0)
         loss, correct = full(model, pictures, {unit.place: put})
         points = 100 * (right.double() - correct.double())
-        for metric, first, second in ((found.loss, loss, clean), (found.accuracy, points, torch.zeros(8))):
-            alone = bootstrap_difference(first.numpy(), second.numpy(), groups=own, seed=2)
+        lost = accuracy_difference(right.numpy(), correct.numpy(), groups=own, seed=2)
+        risen = bootstrap_difference(loss.numpy(), clean.numpy(), groups=own, seed=2)
+        pairs = ((found.loss, loss - clean, risen), (found.accuracy, points, lost))
+        for metric, changes, alone in pairs:
             measured = tuple(map(float, (metric.mean[index], metric.low[index], metric.high[index])))
             assert measured == pytest.approx((alone.value, alone.low, alone.high), abs=2e-5), unit
-            differences = (first - second).numpy()
+            differences = changes.numpy()
             p = sign_flip_test(differences, groups=own, seed=2)
             if index % 6 == 0 and differences.any():
                 p = max(p, bootstrap_t_test(differences, groups=own, seed=2))
@@ -208,6 +210,16 @@ def test_too_few_images_for_the_correction_are_noted() -> None:
     assert [bool(note(count)) for count in (2, 7, 8, 20)] == [True, True, False, False]
     grouped = split_of(pictures, labels, model.classes, groups=torch.arange(20) // 4)
     assert vitlens.ablate(model, grouped, replace="zero").note  # five groups
+
+
+def test_log_odds_too_large_for_a_loss_in_double_precision_are_not_lost() -> None:
+    """From log-odds of 745 on the loss is 0."""
+    labels = ours()(seen()).argmax(1)
+    some, many = (vitlens.ablate(certain_vit(scale), seen(), labels, replace="zero") for scale in (80.0, 80_000.0))
+    assert many.clean_loss == 0
+    assert some.log_odds is not None
+    assert many.log_odds is not None
+    assert many.log_odds.mean.tolist() == pytest.approx((1000 * some.log_odds.mean).tolist(), rel=0.05)
 
 
 def test_heads_of_a_certain_model_are_ranked_by_log_odds() -> None:

@@ -13,7 +13,7 @@ from tests.kit.commands import ran
 from tests.kit.reader import confident
 from tests.kit.splits import split_of
 from vitlens.commands.evaluate.record import EvaluateRecord
-from vitlens.uncertainty import Estimate, bootstrap_mean, calibration_test, holm
+from vitlens.uncertainty import Estimate, bootstrap_mean, calibration_test, holm, wilson
 
 N = 600
 
@@ -118,6 +118,15 @@ def delong(high: np.ndarray, low: np.ndarray) -> tuple[float, float]:
     return kernel.mean(), variance
 
 
+def mann_whitney(high: np.ndarray, low: np.ndarray) -> float:
+    """The p of equal distributions: variance of the statistic with its correction for ties, and for continuity."""
+    n, pairs = len(high) + len(low), len(high) * len(low)
+    ties = np.unique(np.concatenate([high, low]), return_counts=True)[1]
+    spread = np.sqrt(pairs / 12 * (n + 1 - (ties**3 - ties).sum() / (n * (n - 1))))
+    gap = abs(delong(high, low)[0] - 0.5) * pairs - 0.5
+    return float(2 * stats.norm.sf(gap / spread))
+
+
 @pytest.mark.parametrize(("n", "shift"), [(60, 0.7), (31, -0.2)])
 def test_the_area_is_mann_whitneys_and_the_interval_delongs(n, shift):
     values, wrong = made(n, shift)
@@ -129,13 +138,16 @@ def test_the_area_is_mann_whitneys_and_the_interval_delongs(n, shift):
     error, centre = np.sqrt(variance) / (area * (1 - area)), np.log(area / (1 - area))
     assert found.low == pytest.approx(1 / (1 + np.exp(1.959964 * error - centre)))
     assert found.high == pytest.approx(1 / (1 + np.exp(-1.959964 * error - centre)))
-    assert p == pytest.approx(2 * stats.norm.sf(abs(centre) / error))
+    assert p == pytest.approx(mann_whitney(high, low))
 
 
 def test_complete_separation_none_and_too_few():
     wrong = np.arange(40) < 20
     complete, p = separation(150 + 80.0 * wrong, wrong)
-    assert (complete.value, complete.low) == (1.0, None)
+    assert (complete.value, complete.high) == (1.0, 1.0)
+    assert 0.5 + (1 - np.sqrt(2) * (1 - wilson(20, 20).low)) / 2 == pytest.approx(
+        complete.low
+    )  # Newcombe's, of two values
     assert 0 < p < 1e-9
     mirrored = np.where(np.arange(40) % 2 == 0, 150.0, 200.0)  # as many errors as successes at each
     none, p = separation(mirrored, wrong)

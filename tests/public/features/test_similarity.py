@@ -59,6 +59,11 @@ def test_the_interval_is_the_jackknife_of_groups() -> None:
     assert found.n == 60
     ends = (found.values.item(), found.low.item(), found.high.item())
     assert ends == pytest.approx((value, value - half, min(1, value + half)), abs=1e-6)
+    sources = torch.arange(60) // 3
+    copies = [similarity(of([x[sources]]), of([y[sources]]), groups=20, sources=each) for each in (None, sources)]
+    widths = [float(each.high - each.low) for each in copies]
+    assert widths[1] > 1.2 * widths[0]  # copies of an image tell nothing new
+    assert similarity(of([x]), of([y]), sources=torch.zeros(60)).low is None
     assert similarity(of(layers(7, 8))).low is None  # too few for two groups
     assert similarity(of(layers(8, 8))).low is not None
 

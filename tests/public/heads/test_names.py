@@ -225,6 +225,21 @@ def test_a_head_that_writes_all_classes_alike_writes_no_single_one():
     assert {*all_three.alike} == {"red", "green", "blue"}
 
 
+def test_of_two_classes_a_head_writes_the_one_that_it_pushes_up():
+    """Their AUCs are equal, as what one class gains the other loses."""
+    whole = writers([(0, 40.0), (1, 40.0), (1, 0.0)])
+    classifier = torch.nn.Linear(whole.module.head.in_features, 2)
+    classifier.weight.data = whole.module.head.weight.data[:2].clone()
+    classifier.bias.data = whole.module.head.bias.data[:2].clone()
+    whole.module.head = classifier
+    model = model_of(whole.module, size=whole.input_size, classes=("red", "green"))
+    pixels, colours = pictures(90, 0)
+    chosen = colours < 2
+    found = vitlens.name_heads(model, pixels[chosen], colours[chosen]).heads
+    assert [head.writes.word for head in found] == ["red", "green", None]
+    assert [head.writes.alike for head in found] == [("red",), ("green",), ()]
+
+
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_a_word_names_up_to_three_attributes_of_which_none_is_clearly_best(count):
     """The first attribute is that of red images, each other one is so but for one image."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitlens.analysis.attention.chain import check_targets
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
-from vitlens.analysis.evaluation.log_odds import cross_entropy, log_odds_of_loss
+from vitlens.analysis.evaluation.log_odds import log_odds, loss_of
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError, argument
 from vitlens.lens.capture import Means, capture
@@ -101,17 +101,17 @@ class Outcomes:
     """Every image's loss and prediction without sets of units.
 
     sets: what was removed; replace: what replaced its output; labels (n,): the true classes, as columns of the logits;
-    clean_loss (n,): cross-entropy of the unchanged model, nats; clean_correct (n,): whether its prediction is the
-    label; loss, correct (sets, n): the same without each; forward_equivalents: full forward passes spent an image, a
-    mean; note: a remark for a report, or "". All on the CPU, losses in float64.
+    clean_log_odds (n,): of the label in the unchanged model, nats; clean_correct (n,): whether its prediction is the
+    label; log_odds, correct (sets, n): the same without each; forward_equivalents: full forward passes spent an image,
+    a mean; note: a remark for a report, or "". All on the CPU, log-odds in float64: the losses follow from them.
     """
 
     sets: tuple[Removal, ...]
     replace: Replacement
     labels: Labels
-    clean_loss: Float[Tensor, " images"]
+    clean_log_odds: Float[Tensor, " images"]
     clean_correct: Bool[Tensor, " images"]
-    loss: ByImage
+    log_odds: ByImage
     correct: Bool[Tensor, "sets images"]
     forward_equivalents: float
     note: str = ""
@@ -126,6 +126,16 @@ class Outcomes:
         return tuple(unit for (unit,) in self.sets)
 
     @property
+    def clean_loss(self) -> Float[Tensor, " images"]:
+        """Cross-entropy of each image in the unchanged model, nats."""
+        return loss_of(self.clean_log_odds)
+
+    @property
+    def loss(self) -> ByImage:
+        """Cross-entropy of each image without each set, nats."""
+        return loss_of(self.log_odds)
+
+    @property
     def delta_loss(self) -> ByImage:
         """Change of each image's cross-entropy, nats; positive: the units help."""
         return self.loss - self.clean_loss
@@ -133,7 +143,8 @@ class Outcomes:
     @property
     def delta_log_odds(self) -> ByImage:
         """The fall of the log-odds of each image's label, nats; positive: the units help."""
-        return log_odds_of_loss(self.clean_loss) - log_odds_of_loss(self.loss)
+        fall = self.clean_log_odds - self.log_odds
+        return torch.where(self.clean_log_odds == self.log_odds, 0.0, fall)  # of a single class both are infinite
 
     @property
     def delta_accuracy(self) -> ByImage:
@@ -143,7 +154,7 @@ class Outcomes:
     def rows(self, index: list[int]) -> "Outcomes":
         """The outcomes of some of the sets."""
         sets = tuple(self.sets[row] for row in index)
-        return replace(self, sets=sets, loss=self.loss[index], correct=self.correct[index])
+        return replace(self, sets=sets, log_odds=self.log_odds[index], correct=self.correct[index])
 
     @classmethod
     def join(cls, parts: "Sequence[Outcomes]", processes: Processes) -> "Outcomes":
@@ -153,7 +164,7 @@ class Outcomes:
             own = torch.cat([getattr(part, name).movedim(-1, 0) for part in parts])  # images first
             return processes.gathered(own).movedim(0, -1)
 
-        names = ("labels", "clean_loss", "clean_correct", "loss", "correct")
+        names = ("labels", "clean_log_odds", "clean_correct", "log_odds", "correct")
         spent = [sum(part.forward_equivalents * len(part) for part in parts), sum(map(len, parts))]
         passes, images = processes.total(torch.tensor(spent, dtype=torch.float64)).tolist()
         return replace(
@@ -167,7 +178,7 @@ class Outcomes:
 class Stored(NamedTuple):
     """The outcomes of sets of units on one batch; cost: the multiply-adds of linear layers for measuring them."""
 
-    loss: ByImage
+    log_odds: ByImage
     correct: Bool[Tensor, "sets images"]
     cost: int
 
@@ -345,34 +356,36 @@ class Bench:
                 changes = replace(self, means=averaged).changes(rows, units)
             truth = check_targets(self.labels[rows], replay.logits)
             memory = self.memory(name, images, truth) if self.memory is not None and name else None
-            clean_loss, clean_correct = loss_and_correct(replay.logits[None], truth)
-            _require_finite([()], model.alias, rows, clean_loss)
-            loss = clean_loss.new_zeros(len(sets), len(rows))
-            correct, spent = clean_correct.new_zeros(loss.shape), replay.cost
+            clean_odds, clean_correct = odds_and_correct(replay.logits[None], truth)
+            _require_finite([()], model.alias, rows, loss_of(clean_odds))
+            odds = clean_odds.new_zeros(len(sets), len(rows))
+            correct, spent = clean_correct.new_zeros(odds.shape), replay.cost
             for index in _by_first_layer(sets):
                 chosen = [sets[row] for row in index]
                 found = [[changes[unit] for unit in each] for each in chosen]
                 measure = partial(_measured, replay, found, truth, partial(_require_finite, chosen, model.alias, rows))
                 outcomes = measure() if memory is None else memory(chosen, measure)
-                loss[index], correct[index], spent = outcomes.loss, outcomes.correct, spent + outcomes.cost
+                odds[index] = outcomes.log_odds
+                correct[index] = outcomes.correct
+                spent += outcomes.cost
                 advance(len(index) * len(rows))
             passes = spent / replay.forward_cost + (self.replacement == "resample")  # the other images' pass
             labels, note = self.labels[rows].cpu(), replay.note
-        return Outcomes(sets, self.replacement, labels, clean_loss[0], clean_correct[0], loss, correct, passes, note)
+        return Outcomes(sets, self.replacement, labels, clean_odds[0], clean_correct[0], odds, correct, passes, note)
 
 
 def _measured(replay: Replay, removed: Sequence[Set], labels: Labels, require: Callable[[ByImage], None]) -> Stored:
     before = replay.cost
-    loss, correct = loss_and_correct(replay.run_prepared(removed), labels)
-    require(loss)  # before it is stored: a resumed run measures again
-    return Stored(loss, correct, replay.cost - before)
+    odds, correct = odds_and_correct(replay.run_prepared(removed), labels)
+    require(loss_of(odds))  # before it is stored: a resumed run measures again
+    return Stored(odds, correct, replay.cost - before)
 
 
-def loss_and_correct(
+def odds_and_correct(
     logits: Float[Tensor, "sets batch classes"], labels: Labels
 ) -> tuple[Float[Tensor, "sets batch"], Bool[Tensor, "sets batch"]]:
-    """Cross-entropy (sets, batch) in nats, float64, and whether the prediction is the label; on the CPU."""
-    return cross_entropy(logits, labels).cpu(), (logits.argmax(-1) == labels).cpu()
+    """Return the log-odds of the label in nats, float64, and whether it is the prediction; both on the CPU."""
+    return log_odds(logits, labels).cpu(), (logits.argmax(-1) == labels).cpu()
 
 
 def _by_first_layer(sets: Sequence[Removal]) -> list[list[int]]:

@@ -23,7 +23,7 @@ from vitlens.models.support import require
 from vitlens.names import Replacement, UnitKind
 from vitlens.pixels import AnyImages, as_parts, groups_of, takes_images
 from vitlens.summary import HeadBoard, Line, Table
-from vitlens.uncertainty import DRAWS, Estimate, fewest_images, finite, holm
+from vitlens.uncertainty import DRAWS, Estimate, fewest_images, finite, half_of_constant, holm
 
 LEVEL = 0.05  # of the tests, after Holm's correction
 SATURATED = 0.05  # nats: of a model with a smaller mean loss, units that matter hardly change it
@@ -213,11 +213,11 @@ def summarise(
         changes.append(effects.delta_log_odds)
     kinds = [unit.kind for unit in effects.units]
     loss, accuracy, *log_odds = mean_changes(changes, families=kinds, groups=groups, seed=seed)
-    accuracy = dataclasses.replace(accuracy, low=accuracy.low.clamp_min(-100), high=accuracy.high.clamp_max(100))
     clusters, sampled = (len(effects), "images") if groups is None else (len(groups.unique()), "groups of images")
+    accuracy = _as_points(accuracy, clusters)
     few = f"no intervals and no tests: they need at least 2 {sampled}, found {clusters}" if clusters < 2 else ""
     never = "" if effects.clean_correct.any() else (
-        f"the unchanged model classifies none of the {len(effects)} images correctly, so accuracy can only rise; "
+        f"the unchanged model classifies none of the {len(effects)} images correctly, so accuracy can only rise: "
         "read the change of loss, and check that labels and classes match"
     )  # fmt: skip
     notes = [effects.note, few, _too_few_for_holm(kinds, clusters, sampled) if clusters > 1 else "", never]
@@ -257,6 +257,16 @@ def _too_few_for_holm(kinds: Sequence[UnitKind], clusters: int, sampled: str) ->
                 f"{count} tests: that takes at least {fewest}"
             )
     return ", and ".join(notes)
+
+
+def _as_points(change: MeanChange, clusters: int) -> MeanChange:
+    """Return changes of accuracy with possible intervals, of which none has no width; clusters: independent images."""
+    low, high = change.low.clone(), change.high.clone()
+    for index in (low == high).nonzero()[:, 0].tolist():
+        half = half_of_constant(float(change.mean[index]), clusters)
+        low[index] -= half
+        high[index] += half
+    return dataclasses.replace(change, low=low.clamp_min(-100), high=high.clamp_max(100))
 
 
 def mean_changes(

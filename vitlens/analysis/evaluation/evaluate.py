@@ -168,7 +168,7 @@ def fitting_batch_size(model: Model) -> int:
     return max(1, min(512, images_of_224 * 224 * 224 // (height * width)))
 
 
-def accuracy(correct: Bool[Tensor, " batch"], *, groups: Tensor | None = None, seed: int = 0) -> Estimate:  # noqa: ARG001
+def accuracy(correct: Bool[Tensor, " batch"], *, groups: Tensor | None = None) -> Estimate:
     """Return the fraction of correct predictions, with Wilson's interval.
 
     groups (n,): of images that are not independent (scenes of one source digit): the interval is then that of as many
@@ -177,14 +177,14 @@ def accuracy(correct: Bool[Tensor, " batch"], *, groups: Tensor | None = None, s
     return share_of(correct.cpu().numpy(), groups=None if groups is None else groups.cpu().numpy())
 
 
-def per_class(evaluation: Evaluation, *, count: int, seed: int = 0) -> Iterator[tuple[str, int, Estimate | None]]:
+def per_class(evaluation: Evaluation, *, count: int) -> Iterator[tuple[str, int, Estimate | None]]:
     """Of each of the first count classes (those of the data): its name, its number of images, and the accuracy on them,
     None without images."""
     for index, name in enumerate(evaluation.classes[:count]):
         members = evaluation.labels == index
         n = int(members.sum())
         groups = None if evaluation.groups is None else evaluation.groups[members]
-        yield name, n, accuracy(evaluation.correct[members], groups=groups, seed=seed) if n else None
+        yield name, n, accuracy(evaluation.correct[members], groups=groups) if n else None
 
 
 def confusion(labels: Labels, predictions: Labels, *, count: int) -> Int[Tensor, "truth prediction"]:

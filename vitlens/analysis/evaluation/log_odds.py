@@ -9,8 +9,6 @@ from torch import Tensor
 
 from vitlens.shapes import Labels
 
-_LEAST_LOSS = torch.finfo(torch.float64).tiny  # of a smaller one the log-odds would be infinite
-
 Logits = Float[Tensor, "*sets images classes"]
 PerImage = Float[Tensor, "*sets images"]
 
@@ -30,11 +28,9 @@ def log_odds(logits: Logits, labels: Labels) -> PerImage:
 
 def cross_entropy(logits: Logits, labels: Labels) -> PerImage:
     """Return the cross-entropy of each image in nats, float64; labels (images,): columns of the logits."""
-    odds = log_odds(logits, labels)
+    return loss_of(log_odds(logits, labels))
+
+
+def loss_of(odds: PerImage) -> PerImage:
+    """Return the cross-entropy in nats from the log-odds of the label, float64: 0 from log-odds of 745 on."""
     return torch.logaddexp(-odds, torch.zeros_like(odds))
-
-
-def log_odds_of_loss(loss: PerImage) -> PerImage:
-    """Return the log-odds of the label from its cross-entropy in float64, the inverse of `cross_entropy`."""
-    exact = loss.double().clamp_min(_LEAST_LOSS)
-    return -exact - (-torch.expm1(-exact)).log()

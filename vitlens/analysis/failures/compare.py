@@ -65,9 +65,9 @@ class Comparison(Table):
         """Two-sided p-value of equal accuracy: McNemar's exact test, over groups where images share a source."""
         return paired_test(self.first.correct, self.second.correct, groups=self.first.groups)
 
-    def accuracies(self, *, seed: int = 0) -> tuple[Estimate, Estimate]:
+    def accuracies(self) -> tuple[Estimate, Estimate]:
         """The accuracy of each, with its interval."""
-        first, second = (accuracy(each.correct, groups=each.groups, seed=seed) for each in (self.first, self.second))
+        first, second = (accuracy(each.correct, groups=each.groups) for each in (self.first, self.second))
         return first, second
 
     def difference(self, *, seed: int = 0) -> Estimate:
@@ -165,7 +165,6 @@ def shape_bias(
     *,
     batch_size: int | None = None,
     precision: str = "fp32",
-    seed: int = 0,
     advance: Callable[[int], object] = lambda _: None,
 ) -> ShapeBias:
     """The model's shape bias on images named shapeN-textureM; ImageNet's classes are grouped into Geirhos's 16.
@@ -188,13 +187,13 @@ def shape_bias(
     guess, shape, groups = mapping.read(logits).argmax(-1)[conflict], cues.shape[conflict], cues.source[conflict]
     by_shape, by_texture = guess == shape, guess == cues.texture[conflict]
     decided = by_shape | by_texture
-    bias = accuracy(by_shape[decided], groups=groups[decided], seed=seed) if decided.any() else None
+    bias = accuracy(by_shape[decided], groups=groups[decided]) if decided.any() else None
     counted = []
     for index in shape.unique().tolist():
         own = shape == index
         sums = int(own.sum()), int(by_shape[own].sum()), int(by_texture[own].sum())
         counted.append(ClassBias(split.classes[index], *sums))
-    shaped, textured = (accuracy(each, groups=groups, seed=seed) for each in (by_shape, by_texture))
+    shaped, textured = (accuracy(each, groups=groups) for each in (by_shape, by_texture))
     return ShapeBias(model.alias, bias, shaped, textured, tuple(counted), mapping.note)
 
 

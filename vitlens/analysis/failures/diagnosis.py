@@ -27,7 +27,7 @@ from vitlens.analysis.failures.properties import (
     explanations,
 )
 from vitlens.analysis.failures.regression import Array, fitted, likelihood_ratio, standardised
-from vitlens.analysis.failures.separation import FEWEST, area_difference, by_group, separation
+from vitlens.analysis.failures.separation import FEWEST, area_difference, separation
 from vitlens.data.split import as_split, takes_splits
 from vitlens.devices import autocast, evaluating
 from vitlens.models.model import Model
@@ -35,7 +35,7 @@ from vitlens.pixels import AnyImages
 from vitlens.references import resolved
 from vitlens.shapes import Labels
 from vitlens.summary import Line, Summary
-from vitlens.uncertainty import LEVEL, Estimate, accuracy_difference, holm, mcnemar
+from vitlens.uncertainty import LEVEL, Estimate, accuracy_difference, holm, paired_test
 
 Advance = Callable[[int], object]
 PARTS: Final = 4  # the images are cut in quarters by a property
@@ -208,17 +208,17 @@ def _intervened(subject: Subject, row: CovariateRow, after: Outcome) -> Interven
         broken=int((right & ~then).sum()),
         control_broken=int((right & ~control).sum()),
         gain=gain,
-        p=paired_test(then, control, groups),
-        p_change=paired_test(then, right, groups),
+        p=_p_of_change(then, control, groups),
+        p_change=_p_of_change(then, right, groups),
         size=size,
         control_size=control_size,
     )
 
 
-def paired_test(first: Tensor, second: Tensor, groups: Tensor | None) -> float:
-    """McNemar's exact test of two outcomes on the same images; images of one group count once, by what prevails."""
-    net = by_group((first.double() - second.double()).numpy(), groups)
-    return mcnemar(int((net > 0).sum()), int((net < 0).sum()))
+def _p_of_change(first: Tensor, second: Tensor, groups: Tensor | None) -> float:
+    if not len(first):
+        return 1.0
+    return paired_test(first.numpy(), second.numpy(), groups=None if groups is None else groups.numpy())
 
 
 def covariate_rows(subjects: Sequence[Subject]) -> tuple[CovariateRow, ...]:
@@ -373,7 +373,7 @@ def quarter_rows(subjects: Sequence[Subject]) -> Iterator[QuarterRow]:
             for number, part in enumerate(member[known].unique(), 1):
                 inside = member == part
                 groups = _of(evaluation.groups, inside)
-                right = accuracy(evaluation.correct[inside], groups=groups, seed=subject.seed)
+                right = accuracy(evaluation.correct[inside], groups=groups)
                 ends = float(own[inside].amin()), float(own[inside].amax())
                 yield QuarterRow(evaluation.alias, name, PROPERTIES[name].title, number, *ends, right)
 

@@ -186,10 +186,10 @@ class Corrupted:
     correct: Bool[Tensor, "kinds severities batch"]
     groups: Tensor | None = None
 
-    def accuracy(self, kind: str, severity: int, *, seed: int = 0) -> Estimate:
+    def accuracy(self, kind: str, severity: int) -> Estimate:
         """The accuracy under one corruption at a severity from 1 to 5."""
         row = self.correct[list(CORRUPTIONS).index(kind), severity - 1]
-        return accuracy(row, groups=self.groups, seed=seed)
+        return accuracy(row, groups=self.groups)
 
     def mean_error(self, *, seed: int = 0) -> Estimate:
         """The mean of the errors of all kinds and severities, a fraction, with its bootstrap interval over images."""

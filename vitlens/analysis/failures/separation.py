@@ -132,7 +132,8 @@ def area_difference(
     (area, parts), (other, others) = (area_and_parts(*each) for each in zip(numbers, wrong))
     gap, error = area - other, standard_error(parts - others, groups)
     p = 1.0 if error == 0 else float(2 * stats.norm.sf(abs(gap) / error))
-    return Estimate(gap, gap - _Z * error, gap + _Z * error, numbers.shape[1], ""), p
+    low, high = max(gap - _Z * error, -1.0), min(gap + _Z * error, 1.0)
+    return Estimate(gap, low, high, numbers.shape[1], ""), p
 
 
 def area_and_parts(numbers: Array, wrong: NDArray[np.bool_]) -> tuple[float, Array]:

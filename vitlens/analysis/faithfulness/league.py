@@ -30,6 +30,7 @@ from vitlens.uncertainty import Estimate, Side, beyond, widened
 RANDOMISED = 32  # images of the randomisation check, which needs a map of each at every stage
 RANDOMISED_COSTLY = 12  # of a method of more than COSTLY forward passes: enough to be judged (checks.ENOUGH)
 COSTLY = 100
+MOST_APART = 2.0  # difference of two values of insertion minus deletion
 CHECKS = 5  # steps of `league` for each method
 
 
@@ -182,7 +183,8 @@ def rank_agreement(
     pairs, sides, differences = list(combinations(names, 2)), [], []
     for results in (first, second):
         own = torch.stack([results[one].double() - results[other].double() for one, other in pairs])
-        differences.append([widened(each, len(pairs)) for each in estimates(own, groups=groups, seed=seed, unit="")])
+        means = estimates(own, groups=groups, seed=seed, unit="", least=-MOST_APART, most=MOST_APART)
+        differences.append([widened(each, len(pairs), least=-MOST_APART, most=MOST_APART) for each in means])
         sides.append([beyond(each, 0.0) for each in differences[-1]])
     swapped = []
     for (one, other), own, changed, *both in zip(pairs, *differences, *sides):
@@ -190,8 +192,8 @@ def rank_agreement(
             swapped.append((one, other, own, changed))
         elif both == [Side.BELOW, Side.ABOVE]:
             swapped.append((other, one, _negative(own), _negative(changed)))
-    means = ([float(results[name].double().mean()) for name in names] for results in (first, second))
-    tau = float(stats.kendalltau(*means).statistic)
+    ranked = ([float(results[name].double().mean()) for name in names] for results in (first, second))
+    tau = float(stats.kendalltau(*ranked).statistic)
     return Estimate(tau if tau == tau else 0.0, n=len(first[names[0]]), unit=""), swapped
 
 

@@ -68,7 +68,7 @@ def _ranked(maps: AnyMaps, masks: Masks) -> tuple[NDArray[np.float64], NDArray[n
 def pointing_rate(hits: PerImage, *, groups: Tensor | None = None, seed: int = 0) -> Estimate:
     """The mean of `pointing_hits`: with the interval of an accuracy, or the bootstrap's where a map's maxima tie."""
     if bool(((hits == 0) | (hits == 1)).all()):
-        return accuracy(hits.bool(), groups=groups, seed=seed)
+        return accuracy(hits.bool(), groups=groups)
     members = None if groups is None else groups.numpy()
     return bootstrap_mean(hits.numpy(), groups=members, seed=seed, least=0.0, most=1.0)
 

@@ -64,6 +64,12 @@ class Randomisation:
         for maps that change with the head already."""
         return {"randomisation": self.usable[-1], "cascade": self.usable.mean(0)}
 
+    def groups_of_usable(self, groups: Tensor | None) -> Tensor | None:
+        """Return the groups of the usable images; groups: of all images, of which the first ones are compared."""
+        if groups is None:
+            return None
+        return groups[: self.correlation.shape[1]][~self.correlation[-1].isnan()]
+
     def stages(self, *, groups: Tensor | None = None, seed: int = 0) -> list[Stage]:
         """The mean correlation of every stage with its interval, and the share of predictions that stay.
 
@@ -72,8 +78,7 @@ class Randomisation:
         if not self.usable.shape[1]:
             return [Stage(name, None) for name in self.names]
         shares = self.kept.float().mean(1).tolist()
-        members = None if groups is None else groups[: self.correlation.shape[1]][~self.correlation[-1].isnan()]
-        means = estimates(self.usable, groups=members, seed=seed, unit="", least=-1.0, most=1.0)
+        means = estimates(self.usable, groups=self.groups_of_usable(groups), seed=seed, unit="", least=-1.0, most=1.0)
         return [Stage(*each) for each in zip(self.names, means, shares)]
 
     def judged(self, *, groups: Tensor | None = None, seed: int = 0) -> Judgement:

@@ -125,4 +125,5 @@ class CKAStream:
         else:
             hsic = torch.stack([row[1:] for row in rows[: self.layers]])
             cka = hsic / (own[: self.layers, None] * own[self.layers :])
+        cka = cka.clamp(-1.0, 1.0)  # rounding
         return cka.where(cka.isfinite(), torch.nan)

@@ -127,7 +127,6 @@ def knn(
     weighting: Weighting = "dino",
     groups: Tensor | None = None,
     neighbours: Neighbours | None = None,
-    seed: int = 0,
 ) -> NearestNeighbours:
     """Classify test images by the training images with the most similar features (cosine), as `vitlens features` does.
 
@@ -152,7 +151,7 @@ def knn(
     classes = 1 + int(torch.cat((train_labels, test_labels)).max())
     predictions = vote(neighbours, train_labels, k=k, classes=classes, weighting=weighting).cpu()
     correct = predictions == test_labels.cpu()
-    found = accuracy(correct, groups=groups, seed=seed)
+    found = accuracy(correct, groups=groups)
     return NearestNeighbours(predictions, correct, found, k, weighting, neighbours)
 
 

@@ -86,7 +86,7 @@ def probe(
         notes.append(f"{len(unknown)} classes of the test images have no training image and cannot be right")
     if not (converged and done):
         notes.append(f"a fit was cut short after {STEPS} steps")
-    return Probe(predictions, correct, accuracy(correct, groups=groups, seed=seed), best, tried, tuple(notes))
+    return Probe(predictions, correct, accuracy(correct, groups=groups), best, tried, tuple(notes))
 
 
 def _fits(

@@ -39,13 +39,17 @@ class ReceptiveField(Summary):
 
 
 @needs_gradients
-def receptive_field(model: Model, images: Images, *, draws: int = DRAWS, seed: int = 0) -> tuple[ReceptiveField, ...]:
+def receptive_field(
+    model: Model, images: Images, *, groups: Tensor | None = None, draws: int = DRAWS, seed: int = 0
+) -> tuple[ReceptiveField, ...]:
     """The effective receptive field of every block (of a CNN: stage), measured at the patch in the middle of its map.
 
     The gradient of v · features(patch) with respect to the pixels, for `draws` random directions v of unit variance:
     the root of the mean square over draws, summed over colours, is the norm of all gradients of the patch's features at
-    a pixel, up to the noise of few draws. Raises UnsupportedError for a model without layers to read.
+    a pixel, up to the noise of few draws. groups (n,): of images that share a source. Raises UnsupportedError for a
+    model without layers to read.
     """
+    members = None if groups is None else groups.cpu().numpy()
     generator, tokens, found = torch.Generator().manual_seed(seed), dict[FeatureStage, Tokens](), []
     placed = [stage for stage in stages(model) if stage.grid is not None]
     pixels = images.detach().clone().requires_grad_()
@@ -70,9 +74,15 @@ def receptive_field(model: Model, images: Images, *, draws: int = DRAWS, seed: i
         distances = (weights * apart).sum((1, 2)) / totals
         held = weights.flatten(1).sort(descending=True).values.cumsum(1)
         half = (held < totals[:, None] / 2).sum(1).add(1).double() / apart.numel()
-        found.append(ReceptiveField(
-            stage.index, stage.title, norms.mean(0), student_mean(distances.numpy(), unit="px", least=0.0),
-            float(apart.mean()), student_mean(half.numpy(), least=0.0, most=1.0),
-            float((norms > 0).any(0).double().mean()),
-        ))  # fmt: skip
+        found.append(
+            ReceptiveField(
+                stage.index,
+                stage.title,
+                norms.mean(0),
+                student_mean(distances.numpy(), groups=members, unit="px", least=0.0),
+                float(apart.mean()),
+                student_mean(half.numpy(), groups=members, least=0.0, most=1.0),
+                float((norms > 0).any(0).double().mean()),
+            )
+        )
     return tuple(found)

@@ -32,14 +32,20 @@ class Similarity(Summary):
 
 
 def similarity(
-    first: Features, second: Features | None = None, *, biased: bool = False, groups: int = GROUPS, seed: int = 0
+    first: Features,
+    second: Features | None = None,
+    *,
+    biased: bool = False,
+    groups: int = GROUPS,
+    sources: Tensor | None = None,
+    seed: int = 0,
 ) -> Similarity:
     """Linear CKA of every pair of layers of two models on the same images, or of one model with itself.
 
     With the unbiased HSIC estimator, or with biased the biased one; see vitlens.analysis.features.cka. 1 for the same
     features up to rotation, scale and shift, about 0 (possibly below) for unrelated ones. The interval is a jackknife
-    over seeded groups of images (none with fewer than 4 images a group). Raises InputError for fewer than 4 images, or
-    different numbers of images.
+    over seeded groups of images (none with fewer than 4 images a group). sources (n,): what images share; those of one
+    source are in one group. Raises InputError for fewer than 4 images, or different numbers of images.
 
     >>> import torch, vitlens
     >>> images = torch.rand(8, 3, 32, 32)
@@ -52,11 +58,14 @@ def similarity(
     whole = CKAStream()
     _take(whole, first, second, torch.arange(len(first)))
     values = whole.cka(biased=biased)
-    groups = min(groups, len(first) // FEWEST)
+    source = torch.arange(len(first)) if sources is None else sources.cpu().unique(return_inverse=True)[1]
+    count = int(source.max()) + 1
+    groups = min(groups, len(first) // FEWEST, count)
     if groups < 2:
         return Similarity(values, len(first))
     left = []
-    for members in torch.randperm(len(first), generator=torch.Generator().manual_seed(seed)).chunk(groups):
+    for drawn in torch.randperm(count, generator=torch.Generator().manual_seed(seed)).chunk(groups):
+        members = drawn if sources is None else torch.isin(source, drawn).nonzero()[:, 0]
         part = CKAStream()
         part.centres = whole.centres
         _take(part, first, second, members)

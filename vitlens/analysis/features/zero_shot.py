@@ -54,12 +54,12 @@ def template_scores(
 
     of_ensemble = correct_with(ensemble(each))
     corrects = [correct_with(classes) for classes in each]
-    scores = [TemplateScore(ENSEMBLE, accuracy(of_ensemble, groups=groups, seed=seed))]
+    scores = [TemplateScore(ENSEMBLE, accuracy(of_ensemble, groups=groups))]
     members = None if groups is None else groups.cpu()
     tests = [paired_test(correct, of_ensemble, groups=members) for correct in corrects]
     for template, correct, p, p_holm in zip(templates, corrects, tests, holm(tests)):
         gain = accuracy_difference(correct, of_ensemble, groups=members, seed=seed)
-        scores.append(TemplateScore(template, accuracy(correct, groups=groups, seed=seed), gain, p, p_holm))
+        scores.append(TemplateScore(template, accuracy(correct, groups=groups), gain, p, p_holm))
     return tuple(scores)
 
 

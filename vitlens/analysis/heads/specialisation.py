@@ -183,7 +183,7 @@ class LayerEvidence:
         found = []
         for head, most in enumerate(mass[0].argmax(-1).tolist()):
             row, column = divmod(most, columns)
-            norm = None if norms is None else _estimate(norms[:, head], images)
+            norm = None if norms is None else _estimate(norms[:, head], images, most=math.inf)
             found.append(Marks(row, column, _estimate(mass[:, head, most], images), float(chance[most]), norm))
         return tuple(found)
 
@@ -388,9 +388,9 @@ def explained_by_offset(
     return explained
 
 
-def _estimate(samples: Float[Tensor, " samples"], images: int) -> Estimate:
-    """The value with its interval; without one for a single group of images."""
+def _estimate(samples: Float[Tensor, " samples"], images: int, *, most: float = 1.0) -> Estimate:
+    """Return a value from 0 to `most` with its interval; without one for a single group of images."""
     value, half = float(samples[0]), half_width(samples)
     if math.isnan(half):
         return Estimate(value, n=images)
-    return Estimate(value, max(0.0, value - half), min(1.0, value + half), images)
+    return Estimate(value, max(0.0, value - half), min(most, value + half), images)

@@ -77,7 +77,13 @@ def attends_by(layer: LayerParts, head: int, images: int, sides: Sides | None, g
         word = best
     else:
         word = MIXED if value + below >= THRESHOLD and below >= MARGIN else UNLABELLED
-    share = Estimate(value, n=images) if math.isnan(half) else Estimate(value, value - half, value + half, images)
+    if math.isnan(half):
+        share = Estimate(value, n=images)
+    else:
+        # between 0 and 1, or at the share itself: of products that cancel each other it may lie outside
+        low = max(value - half, min(value, 0.0))
+        high = min(value + half, max(value, 1.0))
+        share = Estimate(value, low, high, images)
     of_sides, p = {}, None
     if sides is not None and word in merged:
         for side, part in _predicted(word, shares).items():

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.analysis.heads.geometry import Geometry, geometry_of
-from vitlens.analysis.heads.specialisation import half_width, left_out
+from vitlens.analysis.heads.specialisation import left_out
 from vitlens.analysis.heads.statistics import GROUPS, by_group, layers_of
 from vitlens.errors import InputError
 from vitlens.lens.call import AttentionCall, precise
@@ -49,12 +49,6 @@ class LayerParts:
     geometry: Geometry
     shares: Float[Tensor, "samples heads products"]
     spread: Float[Tensor, " heads"]
-
-    def interval(self, head: int, product: str) -> tuple[float, float, float]:
-        """The share of a product and its 95 % interval over images; NaN without groups of images."""
-        samples = self.shares[:, head, list(PRODUCTS).index(product)]
-        value, half = float(samples[0]), half_width(samples)
-        return value, value - half, value + half
 
 
 def logit_parts(model: Model, images: Parts, size: int, advance: Callable[[int], object]) -> Mapping[int, LayerParts]:

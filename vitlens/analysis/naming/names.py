@@ -235,7 +235,8 @@ def _looks(
     value, half = float(samples[0]), half_width(samples)
     if half != half:
         return LooksAt(given.label, score, Estimate(value, n=shuffled, unit=""), None)
-    return LooksAt(given.label, score, Estimate(value, value - half, value + half, shuffled, ""), value >= THRESHOLD)
+    low, high = max(value - half, 0.0), min(value + half, 1.0)
+    return LooksAt(given.label, score, Estimate(value, low, high, shuffled, ""), value >= THRESHOLD)
 
 
 def _note_on(rare: Sequence[str], groups: Tensor | None) -> str:

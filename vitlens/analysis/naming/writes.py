@@ -23,7 +23,7 @@ from torch import Tensor
 
 from vitlens.analysis.ablation.bench import Outcomes
 from vitlens.analysis.naming.words import CORRELATES, MATTERS, NOTHING, SEVERAL, any_of
-from vitlens.uncertainty import Estimate, by_group, holm, student_mean, welch, wilson
+from vitlens.uncertainty import Estimate, by_group, holm, mean_points, welch, wilson
 
 LEVEL: Final = 0.05  # of a test, after Holm's correction
 FEWEST: Final = 5  # sources of images with a thing, and without it
@@ -224,6 +224,27 @@ def at_random(scores: Scores, truth: Truth, groups: Groups | None, *, seed: int,
     return largest
 
 
+def balanced_means(scores: Scores, truth: Truth) -> Float[Tensor, "heads things"]:
+    """Return the mean score of every head for each thing, images with it and without it weighing half each."""
+    exact, held = scores.double(), truth.double()
+    with_it = torch.einsum("nht,nt->ht", exact, held) / held.sum(0)
+    without = torch.einsum("nht,nt->ht", exact, 1 - held) / (1 - held).sum(0)
+    return (with_it + without) / 2
+
+
+def without_opposites(members: Sequence[int], truth: Truth, pushes: Float[Tensor, " things"]) -> list[int]:
+    """Return a head's things without those that are true where another one is false.
+
+    Two such things are one contrast: of two classes the AUCs are equal. The one that the head pushes up more stays, by
+    `balanced_means`.
+    """
+    kept: list[int] = []
+    for thing in sorted(members, key=lambda thing: -float(pushes[thing])):
+        if not any(bool((truth[:, thing] != truth[:, other]).all()) for other in kept):
+            kept.append(thing)
+    return [thing for thing in members if thing in kept]
+
+
 def writes(
     scores: Scores,
     truth: Truth,
@@ -240,7 +261,11 @@ def writes(
     """
     found = separation(scores, truth, groups)
     clear = np.reshape(holm(found.p.ravel().tolist()), found.p.shape) <= LEVEL
-    alike = [found.alike(head, clear[head]) for head in range(len(clear))]
+    pushes = balanced_means(scores, truth)
+    alike = []
+    for head in range(len(clear)):
+        members = found.alike(head, clear[head])
+        alike.append(without_opposites(members, truth, pushes[head]))
     falls, points = outcomes.delta_log_odds, outcomes.delta_accuracy
     held: dict[int, Tensor] = {}  # the images with a word's things, by head
     margins: dict[int, Estimate] = {}
@@ -287,7 +312,7 @@ def writes(
 
 
 def _mean_of(points: Tensor, rows: Bool[Tensor, " images"], groups: Groups | None) -> Estimate:
-    return student_mean(points[rows], groups=None if groups is None else groups[rows], unit="points")
+    return mean_points(points[rows], groups=None if groups is None else groups[rows])
 
 
 def _means(values: Tensor, groups: Groups | None, rows: Bool[Tensor, " images"]) -> Table:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -35,7 +35,7 @@ from vitlens.models.rebuild import prune_heads
 from vitlens.models.saved import WEIGHTS_FILE, save
 from vitlens.names import Replacement
 from vitlens.pixels import Streamed
-from vitlens.uncertainty import Estimate, finite, wilson
+from vitlens.uncertainty import Estimate, finite
 
 IMAGES: Final = 64  # on which heads are labelled, of the lens and the contributions, at most; the pair is one of them
 _TRIED: Final = 8  # images that are corrupted in search of one whose prediction changes
@@ -111,13 +111,17 @@ class Bench:
         def remembered(sets: Sequence[Removal], measure: Callable[[], Stored]) -> Stored:
             units = ",".join("+".join(unit.name for unit in each) for each in sets)
             key, sides = f"{name}-{hashlib.sha256(units.encode()).hexdigest()[:16]}", (len(sets), len(labels))
-            forms = {"loss": Form("f", sides), "correct": Form("b", sides), "cost": Form("iu")}
+            forms = {"log_odds": Form("f", sides), "correct": Form("b", sides), "cost": Form("iu")}
             arrays = self.store.recall(key, digest, forms)
             if arrays is not None:
-                loss, correct = (torch.from_numpy(np.asarray(arrays[name])) for name in ("loss", "correct"))
-                return Stored(loss, correct, int(arrays["cost"]))
+                odds, correct = (torch.from_numpy(np.asarray(arrays[name])) for name in ("log_odds", "correct"))
+                return Stored(odds, correct, int(arrays["cost"]))
             found = measure()
-            stored = {"loss": found.loss.numpy(), "correct": found.correct.numpy(), "cost": np.array(found.cost)}
+            stored = {
+                "log_odds": found.log_odds.numpy(),
+                "correct": found.correct.numpy(),
+                "cost": np.array(found.cost),
+            }
             self.store.remember(key, digest, stored)
             return found
 
@@ -218,10 +222,10 @@ def _predictions(model: Model, images: Tensor) -> tuple[Tensor, Tensor]:
 
 @phase("Logit lens")
 def _lens(bench: Bench, images: Tensor, labels: Tensor) -> dict[str, Any]:
-    predicted, n = logits_by_depth(bench.run.model, images).float().cpu().argmax(-1), len(labels)
-    right = (predicted == labels.unsqueeze(1)).float().mean(0).tolist()
-    shares = [replace(wilson(round(share * n), n), value=share) for share in right]
-    return {"lens": tuple(LensRow(depth, share) for depth, share in enumerate(shares))}
+    predicted = logits_by_depth(bench.run.model, images).float().cpu().argmax(-1)
+    right = predicted == labels.unsqueeze(1)
+    groups = bench.groups(torch.arange(len(labels)))
+    return {"lens": tuple(LensRow(depth, accuracy(own, groups=groups)) for depth, own in enumerate(right.unbind(1)))}
 
 
 @phase("Contributions to the logits")
@@ -268,5 +272,6 @@ def pruned(bench: Bench, importance: Importance, folder: Path) -> tuple[Estimate
         batches = split.batches(bench.batch_size, device=whole.device)
         right = [_predictions(model, batch.images)[1].cpu() == bench.labels[batch.indices].cpu() for batch in batches]
         kept = len(ranking) - len(removed)
-        rows.append(PrunedRow(name, kept, model.parameter_count(), accuracy(torch.cat(right)), time, removed))
+        of_split = accuracy(torch.cat(right), groups=bench.groups())
+        rows.append(PrunedRow(name, kept, model.parameter_count(), of_split, time, removed))
     return Estimate(1 - small.parameter_count() / whole.parameter_count()), tuple(rows)

@@ -189,7 +189,7 @@ def _model_row(
     dead = [row.effect == "no effect" for row in heads] if len(bench.run.split) > 1 else []
     return rows.AblatedModelRow(
         model=bench.run.model.alias, replace=bench.replacement,
-        accuracy=accuracy(main.effects.clean_correct, groups=groups, seed=bench.run.run.seed),
+        accuracy=accuracy(main.effects.clean_correct, groups=groups),
         cross_entropy=bootstrap_mean(losses, groups=clusters, seed=bench.run.run.seed, unit="nats", least=0.0),
         smallest=rows.smallest_effect(main.importance.clean_loss),
         matter=share([row.matters for row in heads]) if heads else None, without_effect=share(dead) if dead else None,

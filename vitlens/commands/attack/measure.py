@@ -133,7 +133,7 @@ def _record(
         alias, norm, own = work.model.alias, sample.attack.norm, of_corrupted.get(work.model.alias)
         judged = rows.strongest((row for row in curves if row.model == alias), rows.JUDGED)
         row = rows.AttackedModelRow(
-            alias, accuracy(work.clean, groups=work.run.split.groups, seed=seed),
+            alias, accuracy(work.clean, groups=work.run.split.groups),
             None if judged is None else judged.accuracy,
             None,
             f"{title_of(sample.attack)} at {rows.epsilon_words(rows.typed_epsilon(sample.epsilon, norm), norm)}",
@@ -155,7 +155,7 @@ def _record(
         corruptions=tuple(
             rows.CorruptionRow(
                 found.alias, name, kind.title, kind.description, severity, kind.levels[severity - 1],
-                found.accuracy(name, severity, seed=seed),
+                found.accuracy(name, severity),
             )
             for found in corrupted for (name, kind), severity in product(CORRUPTIONS.items(), SEVERITIES)
         ),
@@ -197,11 +197,10 @@ def title_of(entry: Attack) -> str:
 
 def _curve_rows(work: ModelAttack) -> Iterator[rows.AttackCurveRow]:
     """Clean accuracy and accuracy at each epsilon."""
-    seed = work.run.run.seed
     for name, outcome in work.swept.items():
         entry = ATTACKS[name]
-        clean = accuracy(outcome.clean, groups=outcome.groups, seed=seed)
-        for pixels, estimate in zip((0.0, *outcome.epsilons), (clean, *outcome.accuracies(seed=seed))):
+        clean = accuracy(outcome.clean, groups=outcome.groups)
+        for pixels, estimate in zip((0.0, *outcome.epsilons), (clean, *outcome.accuracies())):
             epsilon = rows.typed_epsilon(pixels, entry.norm)
             yield rows.AttackCurveRow(work.model.alias, outcome.name, title_of(entry), entry.norm, epsilon, estimate)
 
@@ -251,10 +250,10 @@ def _transfer_rows(works: Sequence[ModelAttack], sample: AttackSample) -> Iterat
     def correct(images: Tensor) -> Tensor:
         return torch.stack([work.logits(images).argmax(-1) == own for work, own in zip(works, labels)])
 
-    groups, seed = run.split.groups, run.run.seed
+    groups = run.split.groups
     for one in transfers(
         correct(sample.clean), [correct(images) for images in sample.adversarial], torch.stack(sample.fooled),
-        groups=None if groups is None else groups[sample.indices], seed=seed,
+        groups=None if groups is None else groups[sample.indices],
     ):  # fmt: skip
         yield rows.TransferRow(run.aliases[one.source], run.aliases[one.target], one.rate, one.accuracy, one.clean)
 

@@ -116,7 +116,9 @@ def _recorded(
     with run.progress("predicting", 2 * len(split)) as advance:
         evaluated = [evaluate(*each, **run.passes, advance=advance) for each in zip(run.models, run.splits)]
     comparison = compare_evaluations(*evaluated)
-    sampled, by_cell = balanced(len(split), split.labels, options.maps, own.seed), _examples(comparison)
+    # at random, not by class: accuracies and means over maps are then those of all images
+    sampled = balanced(len(split), None, options.maps, own.seed)
+    by_cell = _examples(comparison)
     maps = maps_of_both(run, methods, torch.cat([sampled, *by_cell]).unique(), sampled)
     images = _images(comparison, split, maps, by_cell, options.panels)
     subjects = [  # with the maps of the sampled images: the others are shown for their errors
@@ -148,7 +150,7 @@ def answered(comparison: Comparison, seed: int) -> rows.CompareRecord:
     return rows.CompareRecord(
         scores=tuple(
             rows.ScoreRow(each.alias, own, calibration_error(each.probabilities, labels, groups=groups, seed=seed))
-            for each, own in zip(both, comparison.accuracies(seed=seed))
+            for each, own in zip(both, comparison.accuracies())
         ),
         pairs=in_pairs(
             {each.alias: each.correct.numpy() for each in both},
@@ -157,13 +159,13 @@ def answered(comparison: Comparison, seed: int) -> rows.CompareRecord:
         cells=tuple(
             rows.CellRow(
                 *aliases, cell, name.format(first=first, second=second), int((comparison.cells == at).sum()),
-                accuracy(comparison.cells == at, groups=groups, seed=seed),
+                accuracy(comparison.cells == at, groups=groups),
             )
             for at, (cell, name) in enumerate(rows.CELLS.items())
         ),
         per_class=tuple(
             ClassRow(alias, *score)
-            for scores in zip(*(per_class(each, count=len(names), seed=seed) for each in both))
+            for scores in zip(*(per_class(each, count=len(names)) for each in both))
             for alias, score in zip(aliases, scores) if score[1]
         ),
         confusions=tuple(
@@ -248,7 +250,7 @@ def _disturbed(run: Run[CompareOptions]) -> dict[str, Any]:
         correct.append(right.numpy())
         chance = 1 / max(len(split.classes), len(model.classes))  # the data may have some of the model's classes
         harder += [
-            rows.HarderRow(model.alias, *at, accuracy(own, groups=subset.groups, seed=seed), chance)
+            rows.HarderRow(model.alias, *at, accuracy(own, groups=subset.groups), chance)
             for at, own in zip(levels, right)
         ]
     groups = None if subset.groups is None else subset.groups.numpy()
@@ -285,7 +287,7 @@ def _bias(
     overall, by_shape = [], []
     for model, split in zip(run.models, conflicts):
         with run.progress(f"{model.alias} on cue conflicts", len(split)) as advance:
-            found = shape_bias(model, split, **run.passes, seed=run.run.seed, advance=advance)
+            found = shape_bias(model, split, **run.passes, advance=advance)
         by_shape += [rows.ConflictRow(model.alias, **vars(each), share=each.share) for each in found.by_class]
         n, data = sum(each.n for each in found.by_class), split.title or split.name
         overall.append(rows.BiasRow(model.alias, n, found.bias, found.shape, found.texture, data, found.note))

@@ -70,7 +70,7 @@ def recorded(evaluations: Sequence[Evaluation], *, classes: int, seed: int) -> r
         scores=tuple(_score(each, seed) for each in evaluations),
         per_class=tuple(
             ClassRow(each.alias, *score)
-            for each in evaluations for score in per_class(each, count=classes, seed=seed)
+            for each in evaluations for score in per_class(each, count=classes)
         ),
         by_prediction=tuple(row for each in evaluations for row in predicted_rows(each, seed)),
         confusion=tuple(row for each in evaluations for row in _confusion_rows(each)),
@@ -90,11 +90,11 @@ def _score(evaluation: Evaluation, seed: int) -> rows.ScoreRow:
     top5 = (evaluation.logits.topk(5).indices == evaluation.labels[:, None]).any(-1) if many else None
     return rows.ScoreRow(
         evaluation.alias,
-        accuracy(evaluation.correct, groups=evaluation.groups, seed=seed),
+        accuracy(evaluation.correct, groups=evaluation.groups),
         bootstrap_mean(losses, groups=groups, seed=seed, unit="nats", least=0.0),
         calibration_error(evaluation.probabilities, evaluation.labels, groups=evaluation.groups, seed=seed),
         bootstrap_mean(excess.numpy(), groups=groups, seed=seed, least=-1.0, most=1.0),
-        None if top5 is None else accuracy(top5, groups=evaluation.groups, seed=seed),
+        None if top5 is None else accuracy(top5, groups=evaluation.groups),
     )
 
 

@@ -1,5 +1,6 @@
 """Every check on every method, for one model and its images, as the tables and arrays of the record."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from statistics import median
@@ -38,12 +39,14 @@ from vitlens.devices import evaluating
 from vitlens.errors import DataError
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Logits, Maps, Masks
-from vitlens.uncertainty import Estimate, Side, beyond, bootstrap_mean, power_of, widened
+from vitlens.uncertainty import Estimate, Side, beyond, power_of, widened
 
 SEARCHED: Final = 32  # images of the greedy search, at most
 _DRAWN: Final = 5  # images whose counterfactuals are drawn
 _COMPOSITES: Final = 4  # maps of each kind of composites that are drawn
 _UNITS: Final = {"relevance_gain": "logits"}  # of columns that are no fractions
+# possible values of columns that are no shares: differences of areas, and of logits
+_RANGES: Final = {"gap": (-1.0, 1.0), "road": (-1.0, 1.0), "relevance_gain": (-math.inf, math.inf)}
 
 
 def check_methods(
@@ -108,15 +111,19 @@ def league_rows(alias: str, results: Sequence[MethodChecks], split: Split, seed:
     for name in by_image[0]:
         groups = _masked_groups(split) if name in results[0].scores else split.groups
         values = torch.stack([own[name].float() for own in by_image])  # methods share bootstrap draws
+        least, most = _RANGES.get(name, (0.0, 1.0))
         means[name] = (
             [pointing_rate(own, groups=groups) for own in values]
             if name == "pointing"
-            else estimates(values, groups=groups, unit=_UNITS.get(name, "fraction"))
+            else estimates(values, groups=groups, unit=_UNITS.get(name, "fraction"), least=least, most=most)
         )
     for at, checks in enumerate(results):
         own = {name: every[at] for name, every in means.items()}
-        changed = {} if checks.randomisation is None else checks.randomisation.values
-        own |= {name: bootstrap_mean(each.numpy(), seed=seed, unit="") for name, each in changed.items() if len(each)}
+        changed = checks.randomisation
+        if changed is not None and changed.usable.shape[1]:
+            members = changed.groups_of_usable(split.groups)
+            for name, each in changed.values.items():
+                (own[name],) = estimates(each[None], groups=members, seed=seed, unit="", least=-1.0, most=1.0)
         own["seconds"] = Estimate(checks.seconds, n=len(checks.maps), unit="s")
         if checks.forwards is not None:
             own["forwards"] = Estimate(checks.forwards, unit="forwards")
@@ -151,6 +158,7 @@ def _pair_rows(checked: CheckedMaps) -> Iterator[kept.PairRow]:
         checked.means(
             torch.stack([measured(maps[first], maps[second]).nan_to_num(0.0) for first, second in pairs]),
             unit="" if measured is spearman else "fraction",
+            least=-1.0 if measured is spearman else 0.0,
         )
         for measured in (spearman, top_overlap, map_iou) if pairs
     ]  # fmt: skip
@@ -164,8 +172,8 @@ def _order_rows(checked: CheckedMaps, searched: Counterfactuals) -> Iterator[kep
     shares = {  # of the patches; all of them where no removal changes the prediction
         name: own.sizes.float() / own.removed[0].numel() for name, own in (by_map | {kept.SEARCH: searched}).items()
     }
-    sizes = checked.means(torch.stack([shares[name] for name in by_map]), unit="fraction")
-    few = checked.means(torch.stack([own[:count] for own in shares.values()]), unit="fraction")
+    sizes = checked.means(torch.stack([shares[name] for name in by_map]), unit="fraction", least=0.0)
+    few = checked.means(torch.stack([own[:count] for own in shares.values()]), unit="fraction", least=0.0)
     for (name, own), size, some in zip(by_map.items(), sizes, few):
         yield kept.OrderRow(checked.model.alias, name, size, accuracy(own.found, groups=checked.groups), some)
     yield kept.OrderRow(checked.model.alias, kept.SEARCH, searched=few[-1])
@@ -282,7 +290,7 @@ def _composite_rows(
                 )  # fmt: skip
                 # whether an explained class is among the most probable ones of its composite, as many as it has classes
                 named = recognised(_logits(model, made.images)[made.which], made.targets, kind.classes)
-                share = accuracy(named, groups=made.which, seed=seed)
+                share = accuracy(named, groups=made.which)
                 found = {
                     "composites": len(made.images), "maps": len(made), "chance": round(made.chance, 6),
                     "recognised": share, "seen": beyond(share, guessed) is Side.ABOVE,
@@ -332,11 +340,13 @@ def _method_rows(
     scores = {
         name: torch.stack([score(own, made.masks) for own in maps.values()]) for name, score in COMPOSITE_SCORES.items()
     }
-    means = {name: estimates(values, groups=made.which, seed=seed) for name, values in scores.items()}
+    means = {
+        name: estimates(values, groups=made.which, seed=seed, least=0.0, most=1.0) for name, values in scores.items()
+    }
     means["pointing"] = [pointing_rate(hits, groups=made.which, seed=seed) for hits in scores["pointing"]]
     mass = scores["mass"].double()
     for baseline in BASELINES if len(made.which.unique()) >= ENOUGH else ():
-        gains = estimates(mass - mass[list(maps).index(baseline)], groups=made.which)
+        gains = estimates(mass - mass[list(maps).index(baseline)], groups=made.which, least=-1.0, most=1.0)
         for name, gain in zip(maps, gains):  # paired, as wide as so many methods require
             above[name] += [baseline] if beyond(widened(gain, len(checked.functions)), 0.0) is Side.ABOVE else []
     found = [dict(zip(means, every)) for every in zip(*means.values())]

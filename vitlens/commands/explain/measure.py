@@ -163,7 +163,8 @@ class Work:
         maps, gain, completeness = torch.cat(parts), torch.cat(gains) if gains else None, None
         faults, groups = map_faults(maps), None if split.groups is None else split.groups.numpy()
         if gain is not None and bool(maps.isfinite().all()):
-            completeness = bootstrap_mean((maps.sum((1, 2)) - gain).abs().numpy(), groups=groups, unit="logits")
+            differences = (maps.sum((1, 2)) - gain).abs().numpy()
+            completeness = bootstrap_mean(differences, groups=groups, unit="logits", least=0.0)
         title, done = method.title if own else f"{method.title} (grad-cam package)", refinement.words
         row = kept.MethodRow(
             model.alias, name, f"{title}, {done}" if done else title, method.paper if own else PROVENANCE,
@@ -276,7 +277,9 @@ def as_function(name: str, options: ExplainOptions) -> Callable[[Model, Images, 
     refinement, engine, run = refinement_of(options.refine), options.engine, options.run
 
     def maps(model: Model, images: Images, targets: Labels | None) -> MapsOf:
-        with quickly(model, name):
+        # the package takes a copy of the model, which would call its quick layers
+        passes = quickly(model, name) if engine == "vitlens" else nullcontext()
+        with passes:
             return explain(
                 model, images, targets=targets, method=name, refinement=refinement, engine=engine,
                 batch_size=run.batch_size, seed=run.seed,

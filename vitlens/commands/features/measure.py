@@ -120,7 +120,7 @@ def _record(
     own, told = sets[0], told_objectives(options.objective, [each.alias for each in sets])
     classified = {one.alias: _classified(one, each) for one, each in zip(sets, read)}
     parts = [_of_model(*each, classified[each[0].alias], told.get(each[0].alias)) for each in zip(sets, read)]
-    layers = list(_similar([each["test"] for each in read], seed=own.seed))
+    layers = list(_similar([each["test"] for each in read], own.test.groups, seed=own.seed))
     bank = None if own.bank is None else len(own.bank)
     correct = {alias: {name: right.numpy() for name, right in each.correct.items()}
                for alias, each in classified.items()}  # fmt: skip
@@ -166,7 +166,7 @@ def _of_model(
         alias, **vars(pretraining_of(model, told=told)), parameters=model.parameter_count(), pool=test.pool,
         kind="stage" if last.kind == "stage" else "block", layers=len(test.layers) - test.embedded, dim=last.dim,
         norm=last.norm, embedding=None if not test.embedded else "stem" if first.kind == "stem" else "embedding",
-        accuracy=None if itself is None else accuracy(itself, groups=own.test.groups, seed=own.seed),
+        accuracy=None if itself is None else accuracy(itself, groups=own.test.groups),
         probe=reached.get((None, "")), knn=by_votes[0], majority=by_votes[1], precision=found.precision,
         zero_shot=templates[0].accuracy if templates else None, no_zero_shot=reason,
         errors=f"by {alias} itself" if by == _OWN else f"by {by.partition('-')[2]}-NN" if by else "", **searched,
@@ -195,7 +195,7 @@ def _classified(own: FeatureSets, read: Mapping[str, Features]) -> _Classified:
     labels, known = require_labels(split).cpu().long(), require_labels(own.bank).cpu().long()
     rows, notes = [], [*_rare_classes(labels, known, len(split.classes))]
 
-    by_votes = partial(knn, groups=split.groups, seed=seed)
+    by_votes = partial(knn, groups=split.groups)
 
     def row(
         place: int,
@@ -275,11 +275,11 @@ def _heads(correct: Mapping[str, Mapping[str, NDArray[np.bool_]]], own: FeatureS
         yield kept.HeadRow(row.first, row.second, row.difference, row.p, row.p_holm)
 
 
-def _similar(tests: Sequence[Features], *, seed: int) -> Iterator[kept.LayersRow]:
+def _similar(tests: Sequence[Features], sources: Tensor | None, *, seed: int) -> Iterator[kept.LayersRow]:
     """Every pair of layers, of one model and of two; none for so few images that CKA is not defined."""
     for first, second in combinations_with_replacement(tests, 2) if len(tests[0]) >= FEWEST else ():
         other = None if first is second else second
-        found = similarity(first, other, seed=seed)
+        found = similarity(first, other, sources=sources, seed=seed)
         ranks = distance_correlation(first, other, seed=seed).values
         for (row, column), value in np.ndenumerate(found.values.numpy()):
             low, high = (None if end is None else float(end[row, column]) for end in (found.low, found.high))

@@ -36,7 +36,7 @@ from vitlens.lens.observe import observe
 from vitlens.models.model import Model
 from vitlens.pixels import Streamed, Targets
 from vitlens.shapes import Images
-from vitlens.uncertainty import Estimate, student_mean, student_test
+from vitlens.uncertainty import Estimate, mean_points, student_mean, student_test
 
 IMAGES: Final = 300  # at most, where --limit says nothing
 QUANTILES: Final = (1.0, 0.95, 0.75, 0.5, 0.25, 0.0)  # of the exemplars
@@ -142,7 +142,7 @@ def _classes(
     found = []
     for name, own in (things | {name: attributes[name] for name in tested.attributes}).items():
         groups = None if split.groups is None else split.groups[own]
-        lost = student_mean(one.writes.points[own], groups=groups, unit="points", least=-100.0, most=100.0)
+        lost = mean_points(one.writes.points[own], groups=groups)
         fall = student_mean(one.writes.falls[own], groups=groups, unit="nats")
         found.append(rows.ClassRow(name, int(own.sum()), lost, fall))
     yield from sorted(found, key=lambda row: -row.fall.value)

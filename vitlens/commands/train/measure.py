@@ -144,10 +144,10 @@ def _fit(start: Start, directory: Path) -> TrainingResult:
 
 def _recorded(start: Start, result: TrainingResult) -> TrainRecord:
     """What a training came to, on the test images."""
-    split, recipe, seed = start.test, start.recipe, start.run.seed
+    split, recipe = start.test, start.recipe
     own = evaluate(start.model, split, batch_size=start.run.batch_size)
     alias, numbers, names = own.alias, {**recipe.numbers(), "source": recipe.source}, own.classes
-    score = _score(own, None, seed)
+    score = _score(own, None)
     gap = generalisation_gap(result.history, score.accuracy, images=len(start.train))
     score = replace(
         score,
@@ -166,7 +166,7 @@ def _recorded(start: Start, result: TrainingResult) -> TrainRecord:
     record = TrainRecord(
         scores=(score,),
         history=result.history,
-        per_class=tuple(ClassRow(alias, *each) for each in per_class(own, count=len(split.classes), seed=seed)),
+        per_class=tuple(ClassRow(alias, *each) for each in per_class(own, count=len(split.classes))),
         confusion=tuple(
             ConfusionRow(alias, names[truth], names[prediction], int(counts[truth, prediction]))
             for truth, prediction in counts.nonzero().tolist()
@@ -216,8 +216,8 @@ def _pretrained(
     return replace(record, scores=scores, per_class=classified.per_class, confusion=classified.confusion)
 
 
-def _score(evaluation: Evaluation, role: str | None, seed: int, **more: Estimate | None) -> rows.ScoreRow:
-    own = accuracy(evaluation.correct, groups=evaluation.groups, seed=seed)
+def _score(evaluation: Evaluation, role: str | None, **more: Estimate | None) -> rows.ScoreRow:
+    own = accuracy(evaluation.correct, groups=evaluation.groups)
     return rows.ScoreRow(evaluation.alias, own, role, **more)
 
 
@@ -268,10 +268,10 @@ def _taught(record: TrainRecord, own: Evaluation, how: Distillation, start: Star
     def agreement(each: Evaluation) -> Estimate | None:
         # the data's classes come first in both, in the same order
         same = each.predictions == others[0].predictions
-        return None if each is others[0] else accuracy(same, groups=each.groups, seed=seed)
+        return None if each is others[0] else accuracy(same, groups=each.groups)
 
     student = replace(record.scores[0], role="student", agreement=agreement(own))
-    beside = (_score(each, role, seed, agreement=agreement(each)) for each, role in zip(others, roles))
+    beside = (_score(each, role, agreement=agreement(each)) for each, role in zip(others, roles))
     forms = cacheable_views(start.recipe, start.train)
     row = rows.DistillationRow(start.others[0].alias, how.kind, how.weight, how.temperature, how.token, forms)
     return replace(record, scores=(student, *beside), taught=(row,), pairs=_pairs([own, *others], seed))

@@ -12,7 +12,7 @@ from vitlens.analysis.attention.map_checks import FEWEST, fixed_share, map_bits
 from vitlens.analysis.evaluation.intervals import estimates
 from vitlens.analysis.faithfulness.checks import STEADY_IMAGES, Judgement
 from vitlens.analysis.faithfulness.defaults import BASELINES, OTHER_IMAGES, OTHER_STEPS
-from vitlens.analysis.faithfulness.league import MethodChecks, Settings
+from vitlens.analysis.faithfulness.league import MOST_APART, MethodChecks, Settings
 from vitlens.analysis.faithfulness.localisation import (
     baseline_scores,
     has_edge,
@@ -35,7 +35,6 @@ from vitlens.shapes import Images, Labels, Maps, Masks
 from vitlens.uncertainty import Estimate, difference_of, in_points, student_mean, widened
 
 _BESIDE: Final = ("baseline", "of_baseline", "difference")  # columns of a score beside that of a baseline
-_MOST_APART: Final = 2.0  # of differences between insertion minus deletion
 _UNRANKED: Final = Judgement("inconclusive", lack="not finite")  # maps whose weights were not randomised
 Gaps = Mapping[str, Tensor]  # insertion minus deletion of each method, or baseline, image by image
 
@@ -101,10 +100,12 @@ class CheckedMaps:
         """The methods without the baselines."""
         return [checks.name for checks in self.results if checks.name not in BASELINES]
 
-    def means(self, values: Tensor, *, unit: str = "", seed: int = 0) -> list[Estimate]:
-        """The mean of each row (cases, n) over the first n images."""
+    def means(
+        self, values: Tensor, *, unit: str = "", seed: int = 0, least: float = -1.0, most: float = 1.0
+    ) -> list[Estimate]:
+        """Return the mean of each row (cases, n) over the first n images, within the possible values."""
         groups = None if self.groups is None else self.groups[: values.shape[1]]
-        return estimates(values, groups=groups, seed=seed, unit=unit, least=-_MOST_APART, most=_MOST_APART)
+        return estimates(values, groups=groups, seed=seed, unit=unit, least=least, most=most)
 
     def _removed(self, substrate: Any, maps: Sequence[AnyMaps], advance: Any) -> list[Tensor]:
         """Insertion minus deletion of maps of the first images with one replacement."""
@@ -134,8 +135,8 @@ class CheckedMaps:
         def margin(own: Tensor, other: Tensor) -> Estimate:
             """The paired difference on the images of both, as wide as so many methods require."""
             count = min(len(own), len(other))
-            (difference,) = self.means((own[:count] - other[:count])[None])
-            return widened(replace(difference, n=count), looks, least=-_MOST_APART, most=_MOST_APART)
+            (difference,) = self.means((own[:count] - other[:count])[None], least=-MOST_APART, most=MOST_APART)
+            return widened(replace(difference, n=count), looks, least=-MOST_APART, most=MOST_APART)
 
         for substrate in judged_by(every):
             gaps, moved = every[substrate], shuffled.get(substrate, {})

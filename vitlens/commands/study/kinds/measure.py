@@ -309,7 +309,8 @@ def _fields(setup: Setup) -> dict[str, Any]:
     images = setup.test.pick(torch.arange(min(_FIELD_IMAGES, len(setup.test))))
     (batch,) = images.batches(len(images), device=setup.device)
     fields = {
-        (point.label, point.words): receptive_field(setup.trained(point.label), batch.images) for point in setup.points
+        (point.label, point.words): receptive_field(setup.trained(point.label), batch.images, groups=images.groups)
+        for point in setup.points
     }
     found, maps = field_rows(fields)
     return {"receptive_fields": found, "field_maps": maps}

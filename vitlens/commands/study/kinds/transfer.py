@@ -142,7 +142,10 @@ def _features(setup: Setup, words: Mapping[str, str]) -> Rows:
     start, seed = setup.start(), setup.seeds[0]
     before = _read(start, images)
     for label in ("last-blocks", _FULL, "scratch", "distilled"):  # the frozen point keeps all features
-        found = [similarity(before, _read(setup.trained(label, seed=each), images)) for each in setup.seeds]
+        found = []
+        for training in setup.seeds:
+            after = _read(setup.trained(label, seed=training), images)
+            found.append(similarity(before, after, sources=images.groups))
         values, low, high = (
             torch.stack([each.diagonal() for each in known]).mean(0).tolist() if known else None
             for known in ([getattr(each, name) for each in found if getattr(each, name) is not None]
