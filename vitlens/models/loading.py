@@ -136,7 +136,7 @@ def load_built(request: ModelRequest) -> Model:
     for key, value in module.state_dict().items():  # positions, for another image size
         if state is not None and key in state and state[key].shape != value.shape:
             notes.append(f"resized {key!r} from {tuple(state[key].shape)} to {tuple(value.shape)}")
-    architecture = replace(architecture, classes=len(classes))
+    architecture = replace(architecture, classes=outputs if classes else 0)
     return assemble(module, architecture, preprocessing, classes, request.alias, provenance_of(request, notes))
 
 
