@@ -28,7 +28,9 @@ class AttentionPart:
 
     module: its name; heads: their number; projection: the name of the linear layer that reads the concatenated heads,
     None where there is none; mlp: the name of the module whose output is that of its block's MLP, where it is known;
-    unread: why there is no projection, where that was read from a forward pass.
+    unread: why there is no projection, where that was read from a forward pass; heads_axis: of the heads in weights of
+    five axes, as their projection showed: 1 of (batch, heads, windows, query, key), 0 where they share the first axis
+    with the batch, 2 of (batch, windows, heads, query, key); None where the axes are fewer, or this was not shown.
     """
 
     module: str
@@ -36,6 +38,7 @@ class AttentionPart:
     projection: str | None = None
     mlp: str | None = None
     unread: str = ""
+    heads_axis: int | None = None
 
 
 @dataclass(frozen=True)

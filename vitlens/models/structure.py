@@ -116,10 +116,15 @@ class _Traced:
         heads, told = call.heads, self.told.heads
         if told is not None and told != heads:
             raise UnsupportedError(f"expected {told} heads in {name}, as heads={told} says, found {heads}")
+        part = AttentionPart(name, heads, heads_axis=call.heads_axis)
         if call.projection is None:
+            if call.is_changed:
+                return replace(
+                    part, unread=f"the weights of {name} are mixed over its heads, or changed, before the values"
+                )
             reason = f"no linear layer reads the heads' outputs of {name}, concatenated head by head"
-            return AttentionPart(name, heads, unread=reason)
-        linear = {id(part.weight): each for each, part in self.module.named_modules() if isinstance(part, nn.Linear)}
+            return replace(part, unread=reason)
+        linear = {id(layer.weight): each for each, layer in self.module.named_modules() if isinstance(layer, nn.Linear)}
         owner = linear.get(id(call.projection))
         if owner is None and isinstance(self.module.get_submodule(call.projection_stack[-1]), nn.Linear):
             owner = call.projection_stack[-1]  # its weight is computed in each forward pass (parametrizations)
@@ -130,8 +135,8 @@ class _Traced:
         elif call.projection.shape[1] % heads:
             reason = f"{owner} does not read {heads} heads of one width"
         else:
-            return AttentionPart(name, heads, owner)
-        return AttentionPart(name, heads, unread=reason)
+            return replace(part, projection=owner)
+        return replace(part, unread=reason)
 
     def _not_one_after_another(self) -> str:
         """Why the attention modules are no layers one after another, each called once; "" where they are."""
