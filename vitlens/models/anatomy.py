@@ -19,6 +19,7 @@ from vitlens.shapes import PrefixKind, TokenLayout
 if TYPE_CHECKING:
     from vitlens.models.model import Model
 
+_READS_CLS = (None, "token", "cls")  # ways of pooling
 Family = Literal["vit", "windowed", "cnn", "other"]
 
 
@@ -174,20 +175,26 @@ def _prefix(model: nn.Module) -> tuple[PrefixKind, ...] | None:
     count = getattr(_encoder(model), "num_prefix_tokens", None)
     if not isinstance(count, int):
         return None
-    prefix: list[PrefixKind] = ["cls"] if getattr(model, "cls_token", None) is not None and count else []
+    has_cls = getattr(model, "cls_token", None) is not None and count > 0 and _pooling(model) in _READS_CLS
+    prefix: list[PrefixKind] = ["cls"] if has_cls else []
     if getattr(model, "dist_token", None) is not None:
         prefix.append("distillation")
     prefix += ["register"] * (count - len(prefix))
     return tuple(prefix)
 
 
+def _pooling(model: nn.Module) -> object:
+    """Return how a model says that it pools tokens, in timm's words or in ours; None where it does not."""
+    return getattr(model, "global_pool", None) or getattr(getattr(model, "config", None), "pooling", None)
+
+
 def _readout(model: nn.Module, layout: TokenLayout) -> Readout:
-    pooling = getattr(model, "global_pool", None) or getattr(getattr(model, "config", None), "pooling", None)
+    pooling = _pooling(model)
     if _joins_late(model) or pooling == "map":
         return "pool"
     if "distillation" in layout.prefix:
         return "cls+distillation"
-    return "cls" if pooling in (None, "token", "cls") and "cls" in layout.prefix else "mean"
+    return "cls" if pooling in _READS_CLS and "cls" in layout.prefix else "mean"
 
 
 def _joins_late(model: nn.Module) -> bool:

@@ -14,6 +14,7 @@ from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.anatomy import Anatomy, AttentionPart, has_windows, residual_blocks
 from vitlens.models.bands import Grid
 from vitlens.models.hooks import as_call, first_tensor
+from vitlens.models.mixing import unread_attention
 from vitlens.models.recording import ModuleCall, Stack, TracedAttention, record_attention
 from vitlens.models.token_order import (
     LogitsOf,
@@ -21,11 +22,11 @@ from vitlens.models.token_order import (
     TokenOrder,
     gradient_at,
     keeps_logits,
-    positions_read,
     prefix_kinds,
     read_order,
     readout_of,
     reordered,
+    tokens_read,
 )
 from vitlens.shapes import PrefixKind, TokenLayout
 
@@ -34,6 +35,7 @@ SEEN: Final = (
 )
 _LINEAR: Final = (F.linear, F.conv1d, F.conv2d, F.multi_head_attention_forward)
 _ONE_CALL: Final = "compute the heads of a layer in one call of (batch, heads, tokens, head_dim)"
+_NAMED: Final = 3  # modules in a message
 _RESIDUAL: Final = 0.5  # least correlation of a residual block's input and its output without any linear layer
 
 
@@ -95,6 +97,11 @@ class _Traced:
         if reason:
             return Anatomy("other", self._told_blocks(), attention=(), unread=reason, attends_unread=True)
         blocks_of = {name: self._block(name) for name in self.calls}
+        unread = unread_attention(self.module, blocks_of, self.images)
+        if unread:
+            names = ", ".join(unread[:_NAMED]) + (f" and {len(unread) - _NAMED} more" if len(unread) > _NAMED else "")
+            found = f"found none in {names}, where tokens are mixed in another way"
+            return Anatomy("other", self._told_blocks(), attention=(), unread=f"{found}; {SEEN}", attends_unread=True)
         parts = tuple(replace(part, mlp=self._mlp(blocks_of[part.module], part.module)) for part in parts)
         blocks = tuple(dict.fromkeys(block for block in blocks_of.values() if block))
         if self.told.blocks is not None:
@@ -271,7 +278,7 @@ class _Traced:
             unread = {name: gradient_at(module, name, images, self.logits_of) for name in after}
             unused = tuple(name for name, gradient in unread.items() if gradient is not None and not gradient.any())
             later = [calls[name] for name in after if name not in unused]
-            read = () if later else positions_read(gradient_at(module, whole[-1], images, self.logits_of))
+            read = tokens_read(module, whole[-1], images, self.logits_of, len(order.special))
         prefix = prefix_kinds(order.special, read) if self.told.prefix is None else self.told.prefix
         layout = TokenLayout(order.grid, patch_size, prefix)
         return replace(
