@@ -136,8 +136,11 @@ def show_heads(
         _require_finite(maps, f"the maps of layer {index}")
     if isinstance(attention[0], LayerMaps):  # whose row is shown
         query = attention[0].reading.removeprefix("the ")
+    elif model is None:  # maps, whose rows are not known
+        query = ""
     else:
-        query = "CLS token" if model is None or model.layout.positions("cls") else "mean patch"
+        query = "CLS token" if model.layout.positions("cls") else "mean patch"
+    of_query = f" of the {query}" if query else ""
     pictures = None if images is None else _pictures(images, model).double()
     count, known = len(layers[0]), list(range(len(layers)) if numbers is None else numbers)
     if pictures is not None and len(pictures) != count:
@@ -151,7 +154,7 @@ def show_heads(
             )
         values = 100 * torch.stack([maps[image] for maps in layers]).double()
         cells = list(of_heads(values.numpy(), known, None if pictures is None else pictures[image].numpy()))
-        title = f"Attention of the {query} to each patch, % of its row, by layer and head"
+        title = f"Attention{of_query} to each patch, % of its row, by layer and head"
     else:
         if layer not in known:
             among = f"from 0 to {len(layers) - 1}" if numbers is None else f"of {', '.join(map(str, numbers))}"
@@ -164,7 +167,7 @@ def show_heads(
         titles = [f"head {head}" for head in range(own.shape[1])]
         names = [f"image {index}" for index in range(count)] if count > 1 else [""]
         cells = list(with_maps(pictures.numpy(), list(own.swapaxes(0, 1).numpy()), titles, names))
-        title = f"Layer {layer}: attention of the {query} to each patch, by head"
+        title = f"Layer {layer}: attention{of_query} to each patch, by head"
     return drawn(scale="joint", label="attention (%)")(cells, title)
 
 

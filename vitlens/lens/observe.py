@@ -179,6 +179,15 @@ def require_one_softmax(model: Model, images: Images) -> None:
         )
 
 
+def require_known_order(model: Model) -> None:
+    """Raise UnsupportedError for a model whose forward pass showed that its tokens are in another order than known."""
+    if model.anatomy.attention and not model.anatomy.row_by_row:
+        raise UnsupportedError(
+            f"expected layers over one sequence of patches in a known order, found in {model.alias} that "
+            f"{model.anatomy.unread}"
+        )
+
+
 def talking_heads(model: Model, images: Images) -> tuple[str, ...]:
     """The attention modules that mix the weights over heads after the softmax (CaiT): the weights are those before."""
     return tuple(dict.fromkeys(_followed(model, images).mapped))

@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from vitlens.models.structure import Told
 
 Overrides = Mapping[str, int | float | bool | str | list[int]]
-_IMAGENET = 1000  # its classes
+_IMAGENET: Final = 1000  # its classes
 
 
 @dataclass(frozen=True)

@@ -250,6 +250,10 @@ class _Traced:
             return replace(anatomy, unread="its attention is in windows whose place in the image is not known")
         lengths = sorted({calls[name].queries for name in whole})
         pooled = [name for name, call in calls.items() if name not in whole and call.queries > 1]
+        if not lengths:
+            first = next(iter(calls.values()))
+            reason = f"no attention layer has as many keys as queries (the first has {first.queries} and {first.keys})"
+            return replace(anatomy, unread=f"{reason}: keys are pooled, or added to those of the tokens")
         if len(lengths) != 1:
             return replace(anatomy, unread=f"its attention layers have {lengths} tokens, not one number")
         if pooled:
@@ -352,6 +356,27 @@ def _cuts(layer: nn.Conv2d, size: tuple[int, int], grid: Grid) -> bool:
         is_whole &= (room - kernel) // stride + 1 == grid[axis]
         is_padded &= -(-size[axis] // stride) == grid[axis]
     return is_whole or is_padded
+
+
+def numbering_note(anatomy: Anatomy) -> str:
+    """Return a note where members of the list that holds the attention layers have none; "" where all have one.
+
+    Layers are counted over attention, so that their numbers are not those of the list.
+    """
+    parts = [name.split(".") for name in anatomy.attention_modules]
+    if len(parts) < 2 or len({len(part) for part in parts}) > 1:
+        return ""
+    differing = [column for column in zip(*parts) if len(set(column)) > 1]
+    if len(differing) != 1 or not all(number.isdigit() for number in differing[0]):
+        return ""
+    numbers = [int(number) for number in differing[0]]
+    if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+        return ""
+    layer = next(layer for layer, number in enumerate(numbers) if number != numbers[0] + layer)
+    return (
+        f"layers are counted over the {len(numbers)} that have attention: layer {layer} is "
+        f"{anatomy.attention_modules[layer]}"
+    )
 
 
 class _LinearAtZero(TorchFunctionMode):

@@ -17,7 +17,7 @@ from vitlens.models.hooks import Arguments, watching
 from vitlens.models.inputs import why_no_images
 from vitlens.models.model import Model, Provenance, ReadOutput, first_output, two_classes
 from vitlens.models.rebuild import Architecture, numbered_classes, versions
-from vitlens.models.structure import Told, trace_anatomy
+from vitlens.models.structure import Told, numbering_note, trace_anatomy
 from vitlens.models.trials import depends_on_image, largest_allowed, with_noise, zero_weights
 from vitlens.preprocessing import Preprocessing, require_side_lengths
 from vitlens.shapes import PrefixKind
@@ -142,10 +142,14 @@ def wrapped(
         elif classes and len(classes) != count:
             logits = "one logit, which counts as two classes" if read_output is two_classes else f"{count} logits"
             raise InputError(f"expected {count} class names for {alias}, found {len(classes)}; it has {logits}")
+        anatomy = trace_anatomy(module, noise, read_output, told)
+        note = numbering_note(anatomy)
+        if note:
+            provenance = replace(provenance, notes=(*provenance.notes, note))
         model = Model(
             module,
             alias=alias,
-            anatomy=trace_anatomy(module, noise, read_output, told),
+            anatomy=anatomy,
             preprocessing=preprocessing,
             classes=classes,
             provenance=provenance,
