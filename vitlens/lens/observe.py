@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -17,6 +18,7 @@ from vitlens.lens.site import Site
 from vitlens.models.attention import SOFTMAX, positional
 from vitlens.models.hooks import ScopedMode, once_per_model, watching
 from vitlens.models.model import Model
+from vitlens.models.recording import maps_heads
 from vitlens.shapes import Images, Logits
 
 Reducer = Callable[[AttentionCall], None]
@@ -81,18 +83,31 @@ def _surveyed(model: Model, image: Images) -> tuple[Site, ...]:
     tolerance = max(TOLERANCE, 4 * torch.finfo(model.mean.dtype).eps)
     alone: list[Tensor] = []
 
+    outputs: list[AttentionCall] = []  # of windows
+
     def check(call: AttentionCall) -> None:
         if not image.is_meta:
             _check_call(call, tolerance)
             alone.append(_sketch(call))
+            if call.output is not None and len(call.output) > call.images:
+                outputs.append(call)
 
+    projected: dict[str, Tensor] = {}  # by module, the heads' outputs concatenated
+    taps = [
+        Tap(modules={part.module}, joined=partial(_keep, projected, part.module))
+        for part in model.anatomy.attention or ()
+        if part.projection is not None and not image.is_meta
+    ]
     with evaluating(model), torch.no_grad(), exact(image.device):
-        with observing(model, check) as mode:
+        with observing(model, check) as mode, tapped(model, *taps):
             observed = model(image)
             mode.require_all_read()
         sites = tuple(mode.sites)
         if image.is_meta:
             return sites
+        for call in outputs:
+            if call.site.module in projected:
+                _check_windows(call, projected[call.site.module], tolerance)
         plain = model(image)
         if not torch.isfinite(plain).all():
             raise NonFiniteError(f"expected finite logits of {model.alias}, found NaN or infinity; check its weights")
@@ -158,6 +173,34 @@ def _check_call(call: AttentionCall, tolerance: float) -> None:
         )
 
 
+def _keep(kept: dict[str, Tensor], name: str, tokens: Tensor) -> Tensor:
+    kept[name] = tokens
+    return tokens
+
+
+def _check_windows(call: AttentionCall, projected: Tensor, tolerance: float) -> None:
+    """Raise LensError where the output projection shows that what were taken for heads are windows."""
+    assert call.output is not None  # of a fused kernel
+    as_read = call.output.transpose(1, 2).flatten(2)
+    windows_as_heads = call.output.unflatten(0, (call.images, -1)).permute(0, 2, 3, 1, 4).flatten(3)
+    if not _holds_rows(projected, as_read, tolerance) and _holds_rows(projected, windows_as_heads, tolerance):
+        site = call.site
+        raise LensError(
+            f"expected {site.heads} heads in layer {site.layer} ({site.module}), found that its output projection reads "
+            f"{len(call.output) // call.images} heads of {site.heads} windows; put the windows before the heads"
+        )
+
+
+def _holds_rows(tokens: Tensor, other: Tensor, tolerance: float) -> bool:
+    """Return True if two tensors hold the same vectors along their last axes, in whichever order."""
+    if tokens.shape[-1] != other.shape[-1] or tokens.numel() != other.numel():
+        return False
+    mix = torch.rand(tokens.shape[-1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    sums = [(each.detach().cpu().double().flatten(0, -2) @ mix).sort().values for each in (tokens, other)]
+    largest = max(1.0, sums[0].abs().max().item())
+    return bool((sums[0] - sums[1]).abs().max() <= tolerance * largest)
+
+
 def require_one_softmax(model: Model, images: Images) -> None:
     """Raise UnsupportedError for a layer whose values are not mixed by the weights of one softmax.
 
@@ -174,8 +217,8 @@ def require_one_softmax(model: Model, images: Images) -> None:
     changed = follower.changed_modules()
     if changed:
         raise UnsupportedError(
-            f"expected values mixed by the weights of a softmax, found weights that are changed after it in {changed[0]} "
-            f"of {model.alias} (the greatest ones, a gate, another norm); change the scores before the softmax instead"
+            f"expected values mixed by the weights of a softmax, found weights changed after it in {changed[0]} of "
+            f"{model.alias} (the greatest ones, a gate, another norm); change the scores before the softmax instead"
         )
 
 
@@ -241,6 +284,7 @@ class _Follower(ScopedMode):
         self.inside: list[str] = []  # the attention modules that are running
         self.followed: dict[int, _Followed] = {}  # by identity
         self.softmaxes: list[_Softmax] = []
+        self.fused: set[str] = set()  # the modules that call a fused kernel
         self.summed: list[str] = []  # the modules in which two were added
         self.mapped: list[str] = []  # the modules in which weights were mixed over heads
         self.changed: list[str] = []  # the modules in which changed weights have mixed values
@@ -253,8 +297,9 @@ class _Follower(ScopedMode):
 
     def changed_modules(self) -> tuple[str, ...]:
         """Return the modules in which values were mixed by other weights than a softmax's, or by none."""
-        unused = [softmax.module for softmax in self.softmaxes if not softmax.is_used]
-        return tuple(dict.fromkeys((*self.changed, *(name for name in unused if name not in self.mapped))))
+        read = {softmax.module for softmax in self.softmaxes if softmax.is_used} | self.fused | set(self.mapped)
+        unused = (softmax.module for softmax in self.softmaxes if softmax.module not in read)
+        return tuple(dict.fromkeys((*self.changed, *unused)))
 
     def intercept(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute every call as it is."""
@@ -263,7 +308,8 @@ class _Follower(ScopedMode):
         name = written.strip("_")
         given = (*args, *kwargs.values())
         operands = [value for each in given for value in (each if isinstance(each, Sequence) else (each,))]
-        known = [self.followed[id(value)] for value in operands if id(value) in self.followed]
+        tensors = [value for value in operands if isinstance(value, Tensor)]
+        known = [self.followed[id(value)] for value in tensors if id(value) in self.followed]
         weights = next((each for each in known if each.is_weights), None)
         before = None
         if weights is not None and name not in _VIEWS:
@@ -274,12 +320,15 @@ class _Follower(ScopedMode):
             dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
             self._begin(result, dim)
         elif func is F.scaled_dot_product_attention and self.inside:
+            self.fused.add(self.inside[-1])
             self._follow(result, _Followed(result, None, is_weights=False))
         elif name in _SUMS and len(known) > 1 and self.inside:
             self.summed.append(self.inside[-1])
         elif known and name in _VIEWS:
             self._follow(result, weights or known[0])
-        elif weights is not None and (name in _MAPS or (name in _PRODUCTS and _maps_heads(weights, operands, result))):
+        elif weights is not None and (
+            name in _MAPS or (name in _PRODUCTS and maps_heads(weights.tensor, tensors, result))
+        ):
             if self.inside:
                 self.mapped.append(self.inside[-1])
             self._follow(result, replace(weights, is_mapped=True))
@@ -315,10 +364,3 @@ class _Follower(ScopedMode):
         for each in result if isinstance(result, tuple | list) else (result,):
             if isinstance(each, Tensor):
                 self.followed[id(each)] = replace(like, tensor=each)
-
-
-def _maps_heads(weights: _Followed, operands: Sequence[Any], result: Tensor) -> bool:
-    """Return True for a product of weights with a square matrix (heads, heads), and not with values."""
-    others = [value for value in operands if isinstance(value, Tensor) and value is not weights.tensor]
-    is_square = len(others) == 1 and others[0].dim() == 2 and others[0].shape[0] == others[0].shape[1]
-    return is_square and result.numel() == weights.tensor.numel()

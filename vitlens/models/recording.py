@@ -140,8 +140,8 @@ class TracedAttention:
     outputs concatenated in each order that the axes may have, until the projection is known; projection:
     the weight of the output projection; projection_stack: the modules that were running when it was applied; readers:
     how many linear layers read the outputs concatenated (more than one: the projection has an adapter beside it);
-    weights: the result of a softmax until a product uses it; is_changed: whether no product used it as it is, so that it
-    was changed first, or mixed over heads.
+    weights: the result of a softmax until a product uses it; is_changed: whether no product used it as it is: it was
+    changed first, or mixed over heads.
     """
 
     time: int
@@ -314,7 +314,9 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
     def _see_product(self, operands: list[Tensor], output: Tensor) -> None:
         """A product whose factor is a result of softmax (after dropout or a cast, reshaped or not): attention."""
         for call in reversed(self.attention):
-            if call.weights is not None and any(_equal(operand, call.weights) for operand in operands):
+            if call.weights is None or maps_heads(call.weights, operands, output):
+                continue
+            if any(_equal(operand, call.weights) for operand in operands):
                 call.weights = None
                 call.joined = tuple(_concatenations(output, call.heads, self.images))
                 break
@@ -355,6 +357,13 @@ def _recorded(module: nn.Module, images: Tensor) -> AttentionRecorder:
     return recorder
 
 
+def maps_heads(weights: Tensor, operands: Sequence[Tensor], result: Tensor) -> bool:
+    """Return True for a product of weights with a square matrix (heads, heads), and not with values."""
+    others = [operand for operand in operands if operand.numel() != weights.numel()]
+    is_square = len(others) == 1 and others[0].dim() == 2 and others[0].shape[0] == others[0].shape[1]
+    return is_square and result.numel() == weights.numel()
+
+
 def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """Return the tensors among a function's arguments, also those in lists."""
     found = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
@@ -385,8 +394,10 @@ def _concatenations(output: Tensor, heads: int, images: int) -> Iterator[Joined]
         if output.dim() == 5:
             yield from _heads_before_windows(output, 1)
             yield Joined(output.shape[2], output.permute(0, 3, 1, 2, 4).flatten(-2), 2)
-        if output.dim() == 4 and len(output) > images and len(output) % images == 0:
-            yield from _heads_before_windows(output.unflatten(0, (images, -1)), 0)
+        if output.dim() == 4 and len(output) % images == 0:
+            split = output.unflatten(0, (images, -1))
+            yield Joined(split.shape[2], split.permute(0, 3, 1, 2, 4).flatten(-2))
+            yield from _heads_before_windows(split, 0)
 
 
 def _heads_before_windows(output: Tensor, axis: int) -> Iterator[Joined]:

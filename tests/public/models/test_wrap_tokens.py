@@ -410,7 +410,6 @@ def inferred() -> nn.Module:
 
 
 MODULES = {
-    "grey images": (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten()), ModelError, "3 channels"),
     "the meta device": (lambda: SmallCNN().to("meta"), ModelError, "to_empty"),
     "weights made for inference": (inferred, ModelError, "inference_mode"),
     "a traced module": (lambda: torch.jit.trace(seeded(SmallCNN), noise()), ModelError, "scripted or traced"),
