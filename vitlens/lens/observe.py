@@ -26,6 +26,7 @@ _SUMS: Final = frozenset({"add", "sub", "rsub", "iadd", "isub", "radd", "lerp"})
 _MAPS: Final = frozenset({"linear", "conv2d"})
 _PRODUCTS: Final = frozenset({"matmul", "bmm", "einsum"})
 _SCALING: Final = frozenset({"dropout", "mul", "rmul", "imul", "div", "neg"})  # of what was mixed
+_WRITING: Final = frozenset({"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"})
 _VIEWS: Final = frozenset(  # after these the numbers are the same
     {
         "view", "reshape", "flatten", "unflatten", "transpose", "permute", "movedim", "swapaxes", "squeeze",
@@ -186,8 +187,8 @@ def _check_windows(call: AttentionCall, projected: Tensor, tolerance: float) -> 
     if not _holds_rows(projected, as_read, tolerance) and _holds_rows(projected, windows_as_heads, tolerance):
         site = call.site
         raise LensError(
-            f"expected {site.heads} heads in layer {site.layer} ({site.module}), found that its output projection reads "
-            f"{len(call.output) // call.images} heads of {site.heads} windows; put the windows before the heads"
+            f"expected {site.heads} heads in layer {site.layer} ({site.module}), found that its output projection "
+            f"reads {len(call.output) // call.images} heads of {site.heads} windows; put the windows before the heads"
         )
 
 
@@ -222,12 +223,11 @@ def require_one_softmax(model: Model, images: Images) -> None:
         )
 
 
-def require_known_order(model: Model) -> None:
-    """Raise UnsupportedError for a model whose forward pass showed that its tokens are in another order than known."""
-    if model.anatomy.attention and not model.anatomy.row_by_row:
+def require_special_first(model: Model) -> None:
+    """Raise UnsupportedError for a model whose special tokens stand behind patches and cannot be moved before them."""
+    if model.anatomy.attention and not model.anatomy.special_first:
         raise UnsupportedError(
-            f"expected layers over one sequence of patches in a known order, found in {model.alias} that "
-            f"{model.anatomy.unread}"
+            f"expected special tokens before the patches, found in {model.alias} that {model.anatomy.unread}"
         )
 
 
@@ -313,7 +313,8 @@ class _Follower(ScopedMode):
         weights = next((each for each in known if each.is_weights), None)
         before = None
         if weights is not None and name not in _VIEWS:
-            in_place = written.endswith("_") or written.startswith("__i")
+            is_special = written.startswith("__")
+            in_place = written in _WRITING or (written.endswith("_") and not is_special)
             before = weights.tensor.clone() if in_place else weights.tensor
         result = func(*args, **kwargs)
         if func in SOFTMAX and self.inside:
@@ -337,9 +338,10 @@ class _Follower(ScopedMode):
                 self._use(each)
             self._follow(result, replace(known[0], is_weights=False))
         elif weights is not None and before is not None:
-            if isinstance(result, Tensor) and result.shape == before.shape and result.is_floating_point():
-                is_same = torch.allclose(result, before.to(result.dtype), rtol=0.0, atol=TOLERANCE)
-                self._follow(result, replace(weights, is_changed=weights.is_changed or not is_same))
+            after = weights.tensor if written == "__setitem__" else result
+            if isinstance(after, Tensor) and after.shape == before.shape and after.is_floating_point():
+                is_same = torch.allclose(after, before.to(after.dtype), rtol=0.0, atol=TOLERANCE)
+                self._follow(after, replace(weights, is_changed=weights.is_changed or not is_same))
         elif known and name in _SCALING:
             self._follow(result, known[0])
         return result

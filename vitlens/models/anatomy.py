@@ -52,6 +52,7 @@ class Anatomy:
     from the modules' attributes); unread: why the token layout, or where there is no attention, attention could not be
     read from a forward pass; unused: attention modules that run, but on which the logits do not depend; row_by_row:
     False where a forward pass showed that the patches are in another order, so that no grid may be assumed;
+    special_first: False where special tokens stand behind patches and cannot be moved before them;
     attends_unread: whether attention runs whose modules are not those of layers, so that they are not listed;
     reordering: of tokens whose special ones are not the first, while they pass through the model.
     """
@@ -64,6 +65,7 @@ class Anatomy:
     unread: str = ""
     unused: tuple[str, ...] = ()
     row_by_row: bool = True
+    special_first: bool = True
     attends_unread: bool = False
     reordering: Reordering | None = None
 

@@ -27,7 +27,7 @@ from vitlens.models.rebuild import (
 )
 from vitlens.models.sources.registry import SOURCES, ModelRequest, require_source
 from vitlens.models.weights import fit_names, read_weights
-from vitlens.names import PRESETS, imagenet_classes
+from vitlens.names import PRESETS
 from vitlens.preprocessing import require_side_lengths
 from vitlens.references import resolved
 
@@ -139,8 +139,6 @@ def load_built(request: ModelRequest) -> Model:
         if state is not None and key in state and state[key].shape != value.shape:
             _require_kernel(key, state[key], value, name)
             notes.append(f"resized {key!r} from {tuple(state[key].shape)} to {tuple(value.shape)}")
-    if file is not None and classes == imagenet_classes():
-        notes.append("its 1,000 classes have ImageNet's names; --classes FILE gives others")
     architecture = replace(architecture, classes=outputs if classes else 0)
     return assemble(module, architecture, preprocessing, classes, request.alias, provenance_of(request, notes))
 

@@ -275,7 +275,7 @@ class _Traced:
             reordering is None or not keeps_logits(module, reordering, whole[0], images, self.logits_of)
         ):
             reason = f"tokens {list(order.special[:8])} do not depend on the image and are not the first ones"
-            return replace(anatomy, unread=f"{reason}; put them first", row_by_row=False)
+            return replace(anatomy, unread=f"{reason}; put them first", row_by_row=False, special_first=False)
         names = list(calls)
         after = names[names.index(whole[-1]) + 1 :]
         with reordered(module, reordering):

@@ -265,7 +265,8 @@ def _strengths(gradient: Tensor | None) -> Tensor | None:
         return None
     if len(gradient) != 2:  # (tokens, batch, width)
         gradient = gradient.transpose(0, 1)
-    return gradient.float().norm(dim=(0, 2))
+    strengths: Tensor = gradient.float().norm(dim=(0, 2))
+    return strengths
 
 
 def _changed_logits(

@@ -95,9 +95,15 @@ def normed_again(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 SEEN = (
-    in_sequence, in_a_helper, in_a_talking_helper, talking_before, linear_before, greatest_scores, gated_outputs,
+    in_sequence,
+    in_a_helper,
+    in_a_talking_helper,
+    talking_before,
+    linear_before,
+    greatest_scores,
+    gated_outputs,
     normed_again,
-)  # fmt: skip
+)
 
 # ---- weights changed after the softmax
 
@@ -119,6 +125,12 @@ def greatest_scattered(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tenso
     return torch.zeros_like(weights).scatter_(-1, kept.indices, kept.values) @ v
 
 
+def greatest_in_place(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = scores(q, k).softmax(-1)
+    weights[weights < weights.topk(KEPT).values[..., -1:]] = 0
+    return weights @ v
+
+
 def greatest_gathered(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     kept = scores(q, k).softmax(-1).topk(KEPT)
     places = kept.indices[..., None].expand(*kept.indices.shape, v.shape[-1])
@@ -135,7 +147,15 @@ def by_columns(own: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (weights / weights.sum(-2, keepdim=True)) @ v
 
 
-CHANGED = (greatest, greatest_where, greatest_scattered, greatest_gathered, gated, by_columns)
+CHANGED = (
+    greatest,
+    greatest_where,
+    greatest_scattered,
+    greatest_in_place,
+    greatest_gathered,
+    gated,
+    by_columns,
+)
 
 # ---- no softmax of scores
 

@@ -136,3 +136,10 @@ def test_features_are_no_classes_and_a_thousand_logits_are_not_imagenets():
     with one_line(UnsupportedError, "no classifier"):
         vitlens.evaluate(half(headless, 32), noise(), torch.zeros(3, dtype=torch.long))
     assert wrapped(lambda: ViT(classes=1000)).classes[:2] == ("0", "1")
+
+
+def test_weights_of_another_patch_size_are_not_resampled(tmp_path):
+    module = timm.create_model("vit_tiny_patch16_224", patch_size=8, img_size=32, num_classes=5)
+    torch.save(module.state_dict(), tmp_path / "patch8.pth")
+    with one_line(ModelError, "expected patches of 16x16 px .* found 8x8 px"):
+        vitlens.load(f"timm:vit_tiny_patch16_224@{tmp_path / 'patch8.pth'}", image_size=32)

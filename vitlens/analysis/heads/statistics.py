@@ -26,7 +26,7 @@ from vitlens.analysis.heads.rows import FUNCTIONS, PatchRows, PerHead, PerImage,
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
 from vitlens.lens.attention import projection_of
 from vitlens.lens.call import MASKED, MASKED_SCORE, AttentionCall, precise, row_by_row
-from vitlens.lens.observe import observe, require_known_order, survey_weights
+from vitlens.lens.observe import observe, require_special_first, survey_weights
 from vitlens.lens.site import Site
 from vitlens.lens.stages import watching_stream
 from vitlens.lens.trace import probe_images
@@ -166,8 +166,8 @@ def head_norms(output: Float[Tensor, "calls heads tokens head_dim"], projection:
 
 def layers_of(model: Model) -> tuple[Site, ...]:
     """One site for each layer, with the heads of all of its calls. Raises UnsupportedError where the numbers of tokens
-    of these differ, the order of tokens is not known, or there is no attention."""
-    require_known_order(model)
+    of these differ, special tokens stand behind patches, or there is no attention."""
+    require_special_first(model)
     layers: list[Site] = []
     for site in survey_weights(model, probe_images(model, 1)):
         if site.part == 0:
