@@ -19,7 +19,6 @@ from vitlens.shapes import PrefixKind, TokenLayout
 if TYPE_CHECKING:
     from vitlens.models.model import Model
 
-_READS_CLS = (None, "token", "cls")  # ways of pooling
 Family = Literal["vit", "windowed", "cnn", "other"]
 
 
@@ -115,7 +114,7 @@ def read_anatomy(model: nn.Module, *, image_size: tuple[int, int]) -> Anatomy:
         family = "cnn" if any(isinstance(module, nn.Conv2d) for module in model.modules()) else "other"
         return Anatomy(family, tuple(residual_blocks(model)), attention=parts)
     holders = tuple(_block_of(model, name) for name in attention if "." in name)
-    if any(has_windows(model, name) for name in attention) and _prefix(model) is None:
+    if any(has_windows(model, name) for name in attention) and named_prefix(model) is None:
         return Anatomy("windowed", holders, None, "mean", parts)  # timm's BEiT has a window_size too, of the whole grid
     return Anatomy(family, holders, layout, None if layout is None else _readout(model, layout), parts)
 
@@ -154,7 +153,7 @@ def is_headless(model: nn.Module) -> bool:
 
 def read_layout(model: nn.Module, image_size: tuple[int, int]) -> TokenLayout | None:
     """The token layout, or None for a model without one sequence of tokens."""
-    prefix, embed = _prefix(model), getattr(_encoder(model), "patch_embed", None)
+    prefix, embed = named_prefix(model), getattr(_encoder(model), "patch_embed", None)
     size: Any = getattr(embed, "patch_size", None) or getattr(model, "patch_size", None)
     if prefix is None or not isinstance(size, int | tuple):
         return None
@@ -165,7 +164,7 @@ def read_layout(model: nn.Module, image_size: tuple[int, int]) -> TokenLayout | 
     return TokenLayout((image_size[0] // rows, image_size[1] // columns), (rows, columns), prefix)
 
 
-def _prefix(model: nn.Module) -> tuple[PrefixKind, ...] | None:
+def named_prefix(model: nn.Module) -> tuple[PrefixKind, ...] | None:
     """The tokens before the patches in most blocks, or None for a model without one sequence of tokens."""
     layout = getattr(model, "layout", None)
     if isinstance(layout, TokenLayout):
@@ -177,26 +176,20 @@ def _prefix(model: nn.Module) -> tuple[PrefixKind, ...] | None:
     count = getattr(_encoder(model), "num_prefix_tokens", None)
     if not isinstance(count, int):
         return None
-    has_cls = getattr(model, "cls_token", None) is not None and count > 0 and _pooling(model) in _READS_CLS
-    prefix: list[PrefixKind] = ["cls"] if has_cls else []
+    prefix: list[PrefixKind] = ["cls"] if getattr(model, "cls_token", None) is not None and count else []
     if getattr(model, "dist_token", None) is not None:
         prefix.append("distillation")
     prefix += ["register"] * (count - len(prefix))
     return tuple(prefix)
 
 
-def _pooling(model: nn.Module) -> object:
-    """Return how a model says that it pools tokens, in timm's words or in ours; None where it does not."""
-    return getattr(model, "global_pool", None) or getattr(getattr(model, "config", None), "pooling", None)
-
-
 def _readout(model: nn.Module, layout: TokenLayout) -> Readout:
-    pooling = _pooling(model)
+    pooling = getattr(model, "global_pool", None) or getattr(getattr(model, "config", None), "pooling", None)
     if _joins_late(model) or pooling == "map":
         return "pool"
     if "distillation" in layout.prefix:
         return "cls+distillation"
-    return "cls" if pooling in _READS_CLS and "cls" in layout.prefix else "mean"
+    return "cls" if pooling in (None, "token", "cls") and "cls" in layout.prefix else "mean"
 
 
 def _joins_late(model: nn.Module) -> bool:

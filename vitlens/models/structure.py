@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.models.anatomy import Anatomy, AttentionPart, has_windows, residual_blocks
+from vitlens.models.anatomy import Anatomy, AttentionPart, has_windows, named_prefix, residual_blocks
 from vitlens.models.bands import Grid
 from vitlens.models.hooks import as_call, first_tensor
 from vitlens.models.mixing import unread_attention
@@ -283,7 +283,11 @@ class _Traced:
             unused = tuple(name for name, gradient in unread.items() if gradient is not None and not gradient.any())
             later = [calls[name] for name in after if name not in unused]
             read = tokens_read(module, whole[-1], images, self.logits_of, len(order.special))
-        prefix = prefix_kinds(order.special, read) if self.told.prefix is None else self.told.prefix
+        prefix = prefix_kinds(order.special, read)
+        named = named_prefix(module)
+        if "cls" not in prefix and named is not None and len(named) == len(prefix):
+            prefix = named  # its library says so, although the classifier does not read it
+        prefix = prefix if self.told.prefix is None else self.told.prefix
         layout = TokenLayout(order.grid, patch_size, prefix)
         return replace(
             anatomy,
