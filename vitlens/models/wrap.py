@@ -61,10 +61,10 @@ def wrap(
     Attention, blocks, heads and the order of tokens are read from forward passes of noise. They can be said where they
     cannot be read: blocks, names of the residual blocks in order; heads, of every attention layer; prefix, the kinds
     of the special tokens ("cls", "distillation", "register"), in order; grid, the patches' (rows, columns). A special
-    token is CLS where the classifier reads it otherwise than the patches, else a register, unless prefix says so. Special
-    tokens may stand anywhere: they are the first ones in what is read from the model, which passes them in that order
-    through its own modules, with equal logits to 1e-4. Weights that are all zeros, such as those of a new head, are
-    noise meanwhile, so that the logits depend on the image.
+    token is CLS where the classifier reads it otherwise than the patches, or prefix= says so; else a register.
+    Special tokens may stand anywhere: they are the first ones in what is read from the model, which passes them in that
+    order through its own modules, with equal logits to 1e-4. Weights that are all zeros, such as those of a new head,
+    are noise meanwhile, so that the logits depend on the image.
 
     Raises ModelError for a module that is scripted, compiled, on several devices, takes other than three channels,
     returns no logits or probabilities instead of them, changes its input or its buffers, or whose logits depend on
