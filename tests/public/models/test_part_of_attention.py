@@ -121,12 +121,22 @@ def test_blocks_without_attention_mix_nothing_and_the_layers_numbers_are_explain
     assert "layer 1 is layers.2.att" in str(model)
 
 
-COUNTS = [(3, 4), (4, 4), (3, 3), (2, 4), (4, 2), (1, 4), (4, 1)]
+WINDOWS = [  # heads, windows, the order of the axes, by torch's kernel
+    (3, 4, "hw", True),
+    (4, 4, "hw", True),
+    (4, 4, "hw", False),
+    (3, 3, "wh", True),
+    (2, 4, "wh", False),
+    (4, 4, "bh", True),
+    (4, 2, "bh", False),
+    (3, 3, "bw", True),
+    (2, 4, "bw", False),
+    (1, 4, "bh", True),
+    (4, 1, "hw", False),
+]
 
 
-@pytest.mark.parametrize(("heads", "windows"), COUNTS)
-@pytest.mark.parametrize("order", ["hw", "wh", "bh", "bw"])
-@pytest.mark.parametrize("is_fused", [True, False])
+@pytest.mark.parametrize(("heads", "windows", "order", "is_fused"), WINDOWS)
 def test_heads_are_told_from_windows_also_where_their_numbers_are_equal(
     heads: int, windows: int, order: str, is_fused: bool
 ):
