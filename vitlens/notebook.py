@@ -147,8 +147,11 @@ def show_heads(
         _require_finite(maps, f"the maps of layer {index}")
     if isinstance(attention[0], LayerMaps):  # whose row is shown
         query = attention[0].reading.removeprefix("the ")
+    elif model is None:  # maps, whose rows are not known
+        query = ""
     else:
-        query = "CLS token" if model is None or model.layout.positions("cls") else "mean patch"
+        query = "CLS token" if model.layout.positions("cls") else "mean patch"
+    of_query = f" of the {query}" if query else ""
     count, known = len(layers[0]), list(range(len(layers)) if numbers is None else numbers)
     split = None if images is None else _split(images, model)
     if split is not None and len(split) != count:
@@ -162,7 +165,7 @@ def show_heads(
         values = 100 * torch.stack([maps[image] for maps in layers]).double()
         picture = None if split is None else _one_of(split, image)[0].double().numpy()
         cells = list(of_heads(values.numpy(), known, picture))
-        title = f"Attention of the {query} to each patch, % of its row, by layer and head"
+        title = f"Attention{of_query} to each patch, % of its row, by layer and head"
     else:
         if layer not in known:
             among = f"from 0 to {len(layers) - 1}" if numbers is None else f"of {', '.join(map(str, numbers))}"
@@ -176,7 +179,7 @@ def show_heads(
         titles = [f"head {head}" for head in range(own.shape[1])]
         names = [f"image {index}" for index in range(count)] if count > 1 else [""]
         cells = list(with_maps(pictures.numpy(), list(own.swapaxes(0, 1).numpy()), titles, names))
-        title = f"Layer {layer}: attention of the {query} to each patch, by head"
+        title = f"Layer {layer}: attention{of_query} to each patch, by head"
     return _figure(drawn(scale="joint", label="attention (%)"), cells, title, width)
 
 

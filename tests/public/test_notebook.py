@@ -1,6 +1,7 @@
 """The figures for notebooks: of what the other functions give, without a display, and no state of pyplot."""
 
 import sys
+from functools import partial
 
 import matplotlib as mpl
 import numpy as np
@@ -10,6 +11,8 @@ from matplotlib.figure import Figure
 
 import vitlens
 from tests.kit.axes import crosses
+from tests.kit.models.handwritten import ViT, noise, wrapped
+from tests.kit.models.handwritten_rare import RegistersLast
 from tests.kit.tiny import images as made
 from tests.kit.tiny import ours, timm_model
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
@@ -154,3 +157,14 @@ def test_figures_fit_a_column_of_a_paper_with_fonts_as_its_publisher_wants_them(
     assert b"/CIDFontType2" in written
     with pytest.raises(UnknownNameError, match="column"):
         vitlens.show(images, width="colum")
+
+
+def test_the_heads_of_a_model_of_registers_are_not_said_to_be_cls():
+    model = wrapped(partial(ViT, prefix=0))
+    registers = wrapped(partial(RegistersLast, last=False))
+    for each in (model, registers):
+        weights = vitlens.attention(each, noise())
+        figure = vitlens.show_heads(weights, noise(), model=each, image=0)
+        assert "CLS" not in figure.get_suptitle()
+    maps = [layer.mean(2).unflatten(-1, (3, 4)) for layer in vitlens.attention(model, noise())]
+    assert "CLS" not in vitlens.show_heads(maps, noise(), image=0).get_suptitle()

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from vitlens.devices import evaluating
 from vitlens.errors import LensError, UnsupportedError, argument
 from vitlens.lens.cells import Cells, calls_outside_attention, located_cells, on_last_call, reaches_logits
-from vitlens.lens.differentiable import needs_gradients
+from vitlens.lens.differentiable import cut_off, needs_gradients
 from vitlens.lens.observe import survey
 from vitlens.lens.trace import probe_images, trace
 from vitlens.models.hooks import per_model
@@ -218,10 +218,18 @@ def layer_gradients(model: Model, images: Images, targets: Labels) -> LayerGradi
         copy = leaves[-1].clone()  # an in-place ReLU after the layer must not change the leaf
         return layer.with_tensor(output, copy)
 
-    with evaluating(model), torch.no_grad():
+    def run() -> Logits:
         hook = on_last_call(model, layer.module, start_graph)
         with model.module.get_submodule(layer.module).register_forward_hook(hook):
-            logits = model(images)
+            logits: Logits = model(images)
+        return logits
+
+    with evaluating(model), torch.no_grad():
+        logits = run()
+        # a forward that sets gradients itself, to what they were, has switched them off after the layer
+        if not logits.requires_grad and not cut_off(model):
+            torch.set_grad_enabled(True)
+            logits = run()
         total = logits.gather(1, targets[:, None]).sum()
         (gradient,) = torch.autograd.grad(total, leaves[-1])
     return LayerGradients(logits.detach(), layer.as_maps(leaves[-1].detach()), layer.as_maps(gradient))

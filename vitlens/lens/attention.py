@@ -67,6 +67,7 @@ class AttentionMode(ScopedMode):
         parts = (model.anatomy.attention or ()) if isinstance(model, Model) else read_attention(model)
         self._heads = {part.module: part.heads for part in parts}
         self._projections = {part.module: part.projection for part in parts}
+        self._heads_axes = {part.module: part.heads_axis for part in parts}
         self._unused = model.anatomy.unused if isinstance(model, Model) else ()
         self._running: list[Caller] = []  # outermost first
         self._ran: list[str] = []  # modules with heads
@@ -90,7 +91,7 @@ class AttentionMode(ScopedMode):
         if not taps:
             return func(*args, **kwargs)
         heads = next((count for each in reversed(self._running) if (count := self._heads.get(each.name))), 1)
-        call = _Call(self, name, heads, taps)
+        call = _Call(self, name, heads, self._heads_axes.get(name), taps)
         if func is F.scaled_dot_product_attention:
             return call.fused(*args, **kwargs)
         args, kwargs = positional(func, args, kwargs)
@@ -202,11 +203,15 @@ class AttentionMode(ScopedMode):
 
 @dataclass(frozen=True)
 class _Call:
-    """One call of an attention function, in this module, under these taps."""
+    """One call of an attention function, in this module, under these taps.
+
+    heads_axis: of the heads, where a forward pass showed it (see `AttentionPart`).
+    """
 
     mode: AttentionMode
     module: str
     heads: int
+    heads_axis: int | None
     taps: list[Tap]
 
     def fused(
@@ -221,9 +226,39 @@ class _Call:
         enable_gqa: bool = False,
     ) -> Tensor:
         """Scaled dot-product attention, by its kernel where neither scores nor weights are changed."""
-        if query.dim() == 5 and query.shape[1] == self.heads != query.shape[2]:  # Hiera: heads before windows
-            query, key, value = (part.transpose(1, 2) for part in (query, key, value))
-            return self.fused(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa).transpose(1, 2)
+        axis = self._axis_before_windows(query)
+        if axis is None:
+            return self._fused(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        if attn_mask is not None:
+            attn_mask = self._windows_first(attn_mask.expand(*query.shape[:-1], key.shape[-2]), axis)
+        query, key, value = (self._windows_first(part, axis) for part in (query, key, value))
+        output = self._fused(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return _heads_first(output, axis)
+
+    def _axis_before_windows(self, tensor: Tensor) -> int | None:
+        """Return the axis of the heads where they stand before windows (see `AttentionPart`); None elsewhere."""
+        if tensor.dim() == 4 and self.heads_axis == 0:
+            return 0
+        if tensor.dim() != 5 or self.heads_axis == 2:
+            return None
+        return 1 if self.heads_axis == 1 or tensor.shape[1] == self.heads else None  # timm's Hiera and NesT
+
+    def _windows_first(self, tensor: Tensor, axis: int) -> Tensor:
+        """Return a tensor of heads before windows as (batch, windows, heads, ..)."""
+        split = tensor.unflatten(0, (-1, self.heads)) if axis == 0 else tensor
+        return split.transpose(1, 2)
+
+    def _fused(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None,
+        dropout_p: float,
+        is_causal: bool,
+        scale: float | None,
+        enable_gqa: bool,
+    ) -> Tensor:
         own = attention_inputs(query, key, value, attn_mask, is_causal, scale, enable_gqa, self.heads)
         inputs, scored, computed = own, None, None
         for stage, part in INPUTS.items() if any(tap.changes for tap in self.taps) else ():
@@ -252,6 +287,17 @@ class _Call:
 
     def softmax(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """The model's own softmax of scores that it computed."""
+        axis = self._axis_before_windows(args[0])
+        if axis is None:
+            return self._softmax(func, args, kwargs)
+        args = (self._windows_first(args[0], axis), *args[1:])
+        if "dim" in kwargs:
+            kwargs = {**kwargs, "dim": -1}
+        else:
+            args = (args[0], -1, *args[2:])
+        return _heads_first(self._softmax(func, args, kwargs), axis)
+
+    def _softmax(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         own, *rest = args
         scores = per_head(own, self.heads)
         keep = self._keep(scores, *scores.shape[-2:]) if scores.shape[1] == self.heads else None
@@ -310,6 +356,12 @@ class _Call:
         with unchanged():  # a reader may run the model again
             for read in readers:
                 read(call, scored)
+
+
+def _heads_first(tensor: Tensor, axis: int) -> Tensor:
+    """Return (batch, windows, heads, ..) as it was before `_windows_first`."""
+    moved = tensor.transpose(1, 2)
+    return moved.flatten(0, 1) if axis == 0 else moved
 
 
 _MODES: Final[ContextVar[tuple[AttentionMode, ...]]] = ContextVar("modes", default=())  # of the contexts around

@@ -60,6 +60,11 @@ def needing_gradients(model: Model, *, instead: str = WITHOUT_GRADIENTS) -> Iter
                 "switch its gradient checkpointing off (set_grad_checkpointing(False) or "
                 "gradient_checkpointing_disable())"
             ) from error
+        if "modified by an inplace operation" in str(error):
+            raise UnsupportedError(
+                f"expected a forward of {model.alias} that autograd can differentiate, found a tensor changed in place "
+                f"after it was used; give the result a tensor of its own (x = x * 2, not x *= 2); {instead}"
+            ) from error
         cause = cut_off(model)
         if not cause:
             raise

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -16,17 +18,20 @@ from vitlens.lens.site import Site
 from vitlens.models.attention import SOFTMAX, positional
 from vitlens.models.hooks import ScopedMode, once_per_model, watching
 from vitlens.models.model import Model
+from vitlens.models.recording import maps_heads
 from vitlens.shapes import Images, Logits
 
 Reducer = Callable[[AttentionCall], None]
 _SUMS: Final = frozenset({"add", "sub", "rsub", "iadd", "isub", "radd", "lerp"})  # names without _ at either end
 _MAPS: Final = frozenset({"linear", "conv2d"})
 _PRODUCTS: Final = frozenset({"matmul", "bmm", "einsum"})
-_KEEPING: Final = frozenset(  # after these it is still the softmax, or what it mixed, times a number
+_SCALING: Final = frozenset({"dropout", "mul", "rmul", "imul", "div", "neg"})  # of what was mixed
+_WRITING: Final = frozenset({"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"})
+_VIEWS: Final = frozenset(  # after these the numbers are the same
     {
         "view", "reshape", "flatten", "unflatten", "transpose", "permute", "movedim", "swapaxes", "squeeze",
         "unsqueeze", "chunk", "split", "unbind", "getitem", "select", "narrow", "contiguous", "clone", "to", "type_as",
-        "float", "double", "half", "bfloat16", "dropout", "mul", "rmul", "imul", "div", "neg",
+        "float", "double", "half", "bfloat16",
     }
 )  # fmt: skip
 _OTHER: Final = 0.1  # of the spread over heads and queries: a greater difference is not rounding
@@ -79,18 +84,31 @@ def _surveyed(model: Model, image: Images) -> tuple[Site, ...]:
     tolerance = max(TOLERANCE, 4 * torch.finfo(model.mean.dtype).eps)
     alone: list[Tensor] = []
 
+    outputs: list[AttentionCall] = []  # of windows
+
     def check(call: AttentionCall) -> None:
         if not image.is_meta:
             _check_call(call, tolerance)
             alone.append(_sketch(call))
+            if call.output is not None and len(call.output) > call.images:
+                outputs.append(call)
 
+    projected: dict[str, Tensor] = {}  # by module, the heads' outputs concatenated
+    taps = [
+        Tap(modules={part.module}, joined=partial(_keep, projected, part.module))
+        for part in model.anatomy.attention or ()
+        if part.projection is not None and not image.is_meta
+    ]
     with evaluating(model), torch.no_grad(), exact(image.device):
-        with observing(model, check) as mode:
+        with observing(model, check) as mode, tapped(model, *taps):
             observed = model(image)
             mode.require_all_read()
         sites = tuple(mode.sites)
         if image.is_meta:
             return sites
+        for call in outputs:
+            if call.site.module in projected:
+                _check_windows(call, projected[call.site.module], tolerance)
         plain = model(image)
         if not torch.isfinite(plain).all():
             raise NonFiniteError(f"expected finite logits of {model.alias}, found NaN or infinity; check its weights")
@@ -156,17 +174,60 @@ def _check_call(call: AttentionCall, tolerance: float) -> None:
         )
 
 
-def require_one_softmax(model: Model, images: Images) -> None:
-    """Raise UnsupportedError for a layer that adds or subtracts the weights of several softmaxes (DiffAttention).
+def _keep(kept: dict[str, Tensor], name: str, tokens: Tensor) -> Tensor:
+    kept[name] = tokens
+    return tokens
 
-    None of them is then what mixes the values, and their sum may be negative. Each is followed through the layer's
-    forward pass, also as what it has mixed.
+
+def _check_windows(call: AttentionCall, projected: Tensor, tolerance: float) -> None:
+    """Raise LensError where the output projection shows that what were taken for heads are windows."""
+    assert call.output is not None  # of a fused kernel
+    as_read = call.output.transpose(1, 2).flatten(2)
+    windows_as_heads = call.output.unflatten(0, (call.images, -1)).permute(0, 2, 3, 1, 4).flatten(3)
+    if not _holds_rows(projected, as_read, tolerance) and _holds_rows(projected, windows_as_heads, tolerance):
+        site = call.site
+        raise LensError(
+            f"expected {site.heads} heads in layer {site.layer} ({site.module}), found that its output projection "
+            f"reads {len(call.output) // call.images} heads of {site.heads} windows; put the windows before the heads"
+        )
+
+
+def _holds_rows(tokens: Tensor, other: Tensor, tolerance: float) -> bool:
+    """Return True if two tensors hold the same vectors along their last axes, in whichever order."""
+    if tokens.shape[-1] != other.shape[-1] or tokens.numel() != other.numel():
+        return False
+    mix = torch.rand(tokens.shape[-1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    sums = [(each.detach().cpu().double().flatten(0, -2) @ mix).sort().values for each in (tokens, other)]
+    largest = max(1.0, sums[0].abs().max().item())
+    return bool((sums[0] - sums[1]).abs().max() <= tolerance * largest)
+
+
+def require_one_softmax(model: Model, images: Images) -> None:
+    """Raise UnsupportedError for a layer whose values are not mixed by the weights of one softmax.
+
+    Some add or subtract the weights of several (DiffAttention), so that their sum may be negative; some change them
+    first (the greatest ones, a gate, another norm). Each is followed through the layer's forward pass, also as what it
+    has mixed.
     """
-    summed = _followed(model, images).summed
-    if summed:
+    follower = _followed(model, images)
+    if follower.summed:
         raise UnsupportedError(
             f"expected values mixed by the weights of one softmax, found several, added or subtracted, in "
-            f"{summed[0]} of {model.alias} (differential or gated attention)"
+            f"{follower.summed[0]} of {model.alias} (differential or gated attention)"
+        )
+    changed = follower.changed_modules()
+    if changed:
+        raise UnsupportedError(
+            f"expected values mixed by the weights of a softmax, found weights changed after it in {changed[0]} of "
+            f"{model.alias} (the greatest ones, a gate, another norm); change the scores before the softmax instead"
+        )
+
+
+def require_special_first(model: Model) -> None:
+    """Raise UnsupportedError for a model whose special tokens stand behind patches and cannot be moved before them."""
+    if model.anatomy.attention and not model.anatomy.special_first:
+        raise UnsupportedError(
+            f"expected special tokens before the patches, found in {model.alias} that {model.anatomy.unread}"
         )
 
 
@@ -179,11 +240,10 @@ def _followed(model: Model, images: Images) -> "_Follower":
     follower = _Follower()
 
     def enter(name: str, _arguments: object) -> None:
-        follower.inside.append(name)
+        follower.enter(name)
 
     def leave(_name: str, _arguments: object, _output: object) -> None:
         follower.inside.pop()
-        follower.followed.clear()
 
     names = [part.module for part in model.anatomy.attention or ()]
     watched = watching(model.module, names, leave, before=enter, always=True)
@@ -192,35 +252,117 @@ def _followed(model: Model, images: Images) -> "_Follower":
     return follower
 
 
+@dataclass(eq=False)
+class _Softmax:
+    """One softmax over the last axis in an attention module; is_used: whether its result has mixed values."""
+
+    module: str
+    is_used: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class _Followed:
+    """A result of softmax, or what was computed from it.
+
+    tensor: held, as it is found by its identity; softmax: None where that was not over the last axis, or was of a
+    fused kernel; is_weights: whether it has not mixed values yet; is_changed, is_mapped: whether its values are others
+    than the softmax's, or were mixed over heads.
+    """
+
+    tensor: Tensor
+    softmax: _Softmax | None
+    is_weights: bool
+    is_changed: bool = False
+    is_mapped: bool = False
+
+
 class _Follower(ScopedMode):
     """Follows results of softmax, and of the products that they enter, until two of them are added."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inside: list[str] = []  # the attention modules that are running
-        self.followed: dict[int, tuple[Tensor, bool]] = {}  # by identity, held; whether they are weights
+        self.followed: dict[int, _Followed] = {}  # by identity
+        self.softmaxes: list[_Softmax] = []
+        self.fused: set[str] = set()  # the modules that call a fused kernel
         self.summed: list[str] = []  # the modules in which two were added
-        self.mapped: list[str] = []  # the modules in which a linear map was applied to weights
+        self.mapped: list[str] = []  # the modules in which weights were mixed over heads
+        self.changed: list[str] = []  # the modules in which changed weights have mixed values
+
+    def enter(self, name: str) -> None:
+        """Forget the results of the last attention module, and follow those of this one."""
+        if not self.inside:
+            self.followed.clear()
+        self.inside.append(name)
+
+    def changed_modules(self) -> tuple[str, ...]:
+        """Return the modules in which values were mixed by other weights than a softmax's, or by none."""
+        read = {softmax.module for softmax in self.softmaxes if softmax.is_used} | self.fused | set(self.mapped)
+        unused = (softmax.module for softmax in self.softmaxes if softmax.module not in read)
+        return tuple(dict.fromkeys((*self.changed, *unused)))
 
     def intercept(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute every call as it is."""
         args, kwargs = positional(func, args, kwargs)
-        name = getattr(func, "__name__", "").strip("_")
-        operands = [value for each in args for value in (each if isinstance(each, Sequence) else (each,))]
-        known = [self.followed[id(value)][1] for value in operands if id(value) in self.followed]
+        written = getattr(func, "__name__", "")
+        name = written.strip("_")
+        given = (*args, *kwargs.values())
+        operands = [value for each in given for value in (each if isinstance(each, Sequence) else (each,))]
+        tensors = [value for value in operands if isinstance(value, Tensor)]
+        known = [self.followed[id(value)] for value in tensors if id(value) in self.followed]
+        weights = next((each for each in known if each.is_weights), None)
+        before = None
+        if weights is not None and name not in _VIEWS:
+            is_special = written.startswith("__")
+            in_place = written in _WRITING or (written.endswith("_") and not is_special)
+            before = weights.tensor.clone() if in_place else weights.tensor
         result = func(*args, **kwargs)
-        if not self.inside:
-            return result
-        if name in _SUMS and len(known) > 1:
+        if func in SOFTMAX and self.inside:
+            dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+            self._begin(result, dim)
+        elif func is F.scaled_dot_product_attention and self.inside:
+            self.fused.add(self.inside[-1])
+            self._follow(result, _Followed(result, None, is_weights=False))
+        elif name in _SUMS and len(known) > 1 and self.inside:
             self.summed.append(self.inside[-1])
-        elif func in SOFTMAX or (known and name in _KEEPING):
-            self._follow(result, weights=func in SOFTMAX or any(known))
-        elif func is F.scaled_dot_product_attention or (known and name in _PRODUCTS):
-            self._follow(result, weights=False)
-        elif name in _MAPS and any(known):
-            self.mapped.append(self.inside[-1])
+        elif known and name in _VIEWS:
+            self._follow(result, weights or known[0])
+        elif weights is not None and (
+            name in _MAPS or (name in _PRODUCTS and maps_heads(weights.tensor, tensors, result))
+        ):
+            if self.inside:
+                self.mapped.append(self.inside[-1])
+            self._follow(result, replace(weights, is_mapped=True))
+        elif known and name in _PRODUCTS:
+            for each in known:
+                self._use(each)
+            self._follow(result, replace(known[0], is_weights=False))
+        elif weights is not None and before is not None:
+            after = weights.tensor if written == "__setitem__" else result
+            if isinstance(after, Tensor) and after.shape == before.shape and after.is_floating_point():
+                is_same = torch.allclose(after, before.to(after.dtype), rtol=0.0, atol=TOLERANCE)
+                self._follow(after, replace(weights, is_changed=weights.is_changed or not is_same))
+        elif known and name in _SCALING:
+            self._follow(result, known[0])
         return result
 
-    def _follow(self, result: Any, *, weights: bool) -> None:
+    def _begin(self, result: Tensor, dim: object) -> None:
+        """Follow the result of a softmax."""
+        softmax = None
+        if dim in (-1, result.dim() - 1) and result.dim() >= 3 and result.shape[-1] > 1:
+            softmax = _Softmax(self.inside[-1])
+            self.softmaxes.append(softmax)
+        self._follow(result, _Followed(result, softmax, is_weights=True))
+
+    def _use(self, weights: _Followed) -> None:
+        """Note that these weights have mixed values."""
+        if weights.softmax is None or not weights.is_weights:
+            return
+        weights.softmax.is_used = True
+        if weights.is_changed and not weights.is_mapped:
+            self.changed.append(weights.softmax.module)
+
+    def _follow(self, result: Any, like: _Followed) -> None:
         for each in result if isinstance(result, tuple | list) else (result,):
-            self.followed[id(each)] = each, weights
+            if isinstance(each, Tensor):
+                self.followed[id(each)] = replace(like, tensor=each)

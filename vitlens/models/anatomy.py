@@ -28,7 +28,9 @@ class AttentionPart:
 
     module: its name; heads: their number; projection: the name of the linear layer that reads the concatenated heads,
     None where there is none; mlp: the name of the module whose output is that of its block's MLP, where it is known;
-    unread: why there is no projection, where that was read from a forward pass.
+    unread: why there is no projection, where that was read from a forward pass; heads_axis: of the heads in weights of
+    five axes, as their projection showed: 1 of (batch, heads, windows, query, key), 0 where they share the first axis
+    with the batch, 2 of (batch, windows, heads, query, key); None where the axes are fewer, or this was not shown.
     """
 
     module: str
@@ -36,6 +38,7 @@ class AttentionPart:
     projection: str | None = None
     mlp: str | None = None
     unread: str = ""
+    heads_axis: int | None = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Anatomy:
     from the modules' attributes); unread: why the token layout, or where there is no attention, attention could not be
     read from a forward pass; unused: attention modules that run, but on which the logits do not depend; row_by_row:
     False where a forward pass showed that the patches are in another order, so that no grid may be assumed;
+    special_first: False where special tokens stand behind patches and cannot be moved before them;
     attends_unread: whether attention runs whose modules are not those of layers, so that they are not listed;
     reordering: of tokens whose special ones are not the first, while they pass through the model.
     """
@@ -60,6 +64,7 @@ class Anatomy:
     unread: str = ""
     unused: tuple[str, ...] = ()
     row_by_row: bool = True
+    special_first: bool = True
     attends_unread: bool = False
     reordering: Reordering | None = None
 
@@ -109,7 +114,7 @@ def read_anatomy(model: nn.Module, *, image_size: tuple[int, int]) -> Anatomy:
         family = "cnn" if any(isinstance(module, nn.Conv2d) for module in model.modules()) else "other"
         return Anatomy(family, tuple(residual_blocks(model)), attention=parts)
     holders = tuple(_block_of(model, name) for name in attention if "." in name)
-    if any(has_windows(model, name) for name in attention) and _prefix(model) is None:
+    if any(has_windows(model, name) for name in attention) and named_prefix(model) is None:
         return Anatomy("windowed", holders, None, "mean", parts)  # timm's BEiT has a window_size too, of the whole grid
     return Anatomy(family, holders, layout, None if layout is None else _readout(model, layout), parts)
 
@@ -148,7 +153,7 @@ def is_headless(model: nn.Module) -> bool:
 
 def read_layout(model: nn.Module, image_size: tuple[int, int]) -> TokenLayout | None:
     """The token layout, or None for a model without one sequence of tokens."""
-    prefix, embed = _prefix(model), getattr(_encoder(model), "patch_embed", None)
+    prefix, embed = named_prefix(model), getattr(_encoder(model), "patch_embed", None)
     size: Any = getattr(embed, "patch_size", None) or getattr(model, "patch_size", None)
     if prefix is None or not isinstance(size, int | tuple):
         return None
@@ -159,7 +164,7 @@ def read_layout(model: nn.Module, image_size: tuple[int, int]) -> TokenLayout | 
     return TokenLayout((image_size[0] // rows, image_size[1] // columns), (rows, columns), prefix)
 
 
-def _prefix(model: nn.Module) -> tuple[PrefixKind, ...] | None:
+def named_prefix(model: nn.Module) -> tuple[PrefixKind, ...] | None:
     """The tokens before the patches in most blocks, or None for a model without one sequence of tokens."""
     layout = getattr(model, "layout", None)
     if isinstance(layout, TokenLayout):

@@ -17,6 +17,7 @@ from vitlens.models.rebuild import (
     Architecture,
     Overrides,
     assemble,
+    both_classes,
     build,
     count_classes,
     default_classes,
@@ -136,12 +137,14 @@ def load_built(request: ModelRequest) -> Model:
     classes = () if is_headless(module) else default_classes(outputs)
     if beside is not None:
         preprocessing = beside.preprocessing(module, image_size)
-        classes = beside.names if len(beside.names) == len(classes) else classes
+        names = both_classes(beside.names) if outputs == 1 else beside.names
+        classes = names if len(names) == len(classes) else classes
         notes.append(beside.note)
     for key, value in module.state_dict().items():  # positions, for another image size
         if state is not None and key in state and state[key].shape != value.shape:
+            _require_kernel(key, state[key], value, name)
             notes.append(f"resized {key!r} from {tuple(state[key].shape)} to {tuple(value.shape)}")
-    architecture = replace(architecture, classes=len(classes))
+    architecture = replace(architecture, classes=outputs if classes else 0)
     return assemble(module, architecture, preprocessing, classes, request.alias, provenance_of(request, notes))
 
 
@@ -171,6 +174,17 @@ def _reference(architecture: Architecture) -> torch.nn.Module:
                 return build(architecture)[0]
         except (NotImplementedError, RuntimeError):  # a library that computes with what it has just made
             return build(architecture)[0]
+
+
+def _require_kernel(key: str, stored: Tensor, built: Tensor, name: str) -> None:
+    """Raise ModelError for the weight of a convolution that its library has resampled to another kernel."""
+    if stored.ndim != 4 or built.ndim != 4 or stored.shape[2:] == built.shape[2:]:
+        return
+    found, expected = ("{}x{} px".format(*weight.shape[2:]) for weight in (stored, built))
+    raise ModelError(
+        f"expected patches of {expected} in {key!r} of the weights, as {name} has, found {found}; choose the "
+        f"architecture with patches of {found}"
+    )
 
 
 def untrained(

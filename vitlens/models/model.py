@@ -115,6 +115,11 @@ class Model(nn.Module):
         """Whether its outputs are logits of classes; those of a headless model (timm's num_classes=0) are features."""
         return bool(self.classes)
 
+    @property
+    def has_single_logit(self) -> bool:
+        """Whether its module has one logit, which counts as two classes."""
+        return self.read_output in (two_classes, two_classes_of_pair)
+
     def require_classifier(self) -> None:
         """Raise UnsupportedError, with the commands that need no classifier and how to add one, where it has none."""
         from vitlens.models.support import require_classifier
@@ -207,9 +212,21 @@ def first_output(output: Any) -> Tensor:
 
 
 def two_classes(output: Any) -> Tensor:
-    """One logit z as two, (0, z): softmax gives sigmoid(z) for the second class."""
-    logit = first_output(output)
-    return torch.cat([torch.zeros_like(logit), logit], dim=1)
+    """Return one logit z, (batch, 1) or (batch,), as two, (-z/2, z/2): softmax gives sigmoid(z) for the second class.
+
+    The two are symmetric, so that a map of the first class is minus that of the second.
+    """
+    return _as_two(first_output(output))
+
+
+def two_classes_of_pair(output: Any) -> Tensor:
+    """Return `two_classes` of the mean of a pair, as `mean_of_pair`."""
+    return _as_two(mean_of_pair(output))
+
+
+def _as_two(logit: Tensor) -> Tensor:
+    half = logit.reshape(-1, 1) / 2
+    return torch.cat([-half, half], dim=1)
 
 
 def require_model(given: object, other: object = None) -> None:

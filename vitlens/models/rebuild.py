@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from vitlens.models.configs import CLASSES
 from vitlens.models.cutting import UNCUT, add_means, cut_heads, output_projection
 from vitlens.models.hooks import is_changed, is_within_context, per_model, watching
 from vitlens.models.language_image import LanguageImage
-from vitlens.models.model import Model, Provenance, first_output
+from vitlens.models.model import Model, Provenance, first_output, mean_of_pair, two_classes_of_pair
 from vitlens.models.sources.registry import SOURCES, ModelRequest
 from vitlens.models.swin import SwinTransformer, padding_note
 from vitlens.models.vit import VisionTransformer
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from vitlens.models.structure import Told
 
 Overrides = Mapping[str, int | float | bool | str | list[int]]
+_IMAGENET: Final = 1000  # its classes
 
 
 @dataclass(frozen=True)
@@ -106,10 +107,17 @@ def assemble(
     if note:
         provenance = replace(provenance, notes=tuple(dict.fromkeys((*provenance.notes, note))))
     anatomy = read_anatomy(module, image_size=preprocessing.size)
+    is_single = architecture.classes == 1 and len(classes) == 2  # one logit
     return Model(
-        module, alias=alias, anatomy=anatomy, preprocessing=preprocessing, classes=classes, provenance=provenance,
-        architecture=asdict(architecture)
-    )  # fmt: skip
+        module,
+        alias=alias,
+        anatomy=anatomy,
+        preprocessing=preprocessing,
+        classes=classes,
+        provenance=provenance,
+        architecture=asdict(architecture),
+        read_output=two_classes_of_pair if is_single else mean_of_pair,
+    )
 
 
 def rebuilt(
@@ -160,8 +168,20 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def default_classes(count: int) -> tuple[str, ...]:
-    """ImageNet's class names for 1000 logits, numbers for any other count."""
-    return imagenet_classes() if count == 1000 else tuple(str(index) for index in range(count))
+    """Return ImageNet's class names for 1000 logits, numbers for any other count; one logit counts as two classes."""
+    return imagenet_classes() if count == _IMAGENET else numbered_classes(count)
+
+
+def numbered_classes(count: int) -> tuple[str, ...]:
+    """Return numbers as the names of classes; one logit counts as two classes."""
+    return tuple(str(index) for index in range(max(count, 2)))
+
+
+def both_classes(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of classes, of one logit with one name both: its complement comes first."""
+    if len(names) != 1:
+        return names
+    return ("0", "1") if names == ("0",) else (f"not {names[0]}", names[0])
 
 
 def count_classes(module: nn.Module, size: tuple[int, int]) -> int:
@@ -218,7 +238,8 @@ def for_classes(model: Model, classes: tuple[str, ...]) -> Model:
         change = f"replaced the head of {known} classes by one of" if known else "added a head for"
         notes.append(f"{change} the data's {len(classes)}{'' if known else ' classes'}, all zeros")
     architecture = Architecture.from_json(model.architecture)
-    architecture = replace(architecture, classes=len(classes), image_size=model.input_size)
+    logits = 1 if model.has_single_logit and model.classes == classes else len(classes)
+    architecture = replace(architecture, classes=logits, image_size=model.input_size)
     wanted = f"expected {len(classes)} logits of {model.alias} with a new head"
     try:
         made = rebuilt(model, module, architecture, replace(model.provenance, notes=tuple(notes)), classes=classes)
@@ -315,7 +336,10 @@ def _observed_classifier(model: Model) -> tuple[str, ...]:
     keep = watching(model.module, linear, lambda name, _arguments, output: outputs.update({name: output}))
     with evaluating(model), torch.no_grad(), keep:
         logits = first_output(model.module(model.prepare(noise)))
-    last = [name for name, output in outputs.items() if torch.equal(output, logits)]
+    last = []
+    for name, output in outputs.items():
+        if output.numel() == logits.numel() and torch.equal(output.reshape(logits.shape), logits):  # or one, squeezed
+            last.append(name)
     if not last:
         raise UnsupportedError(
             f"expected the logits of {model.alias} to be the output of a linear layer, found none whose outputs they "

@@ -1,14 +1,14 @@
 """One recorded forward pass: the calls of all modules and, for `AttentionRecorder`, attention and linear layers.
 
 Attention is recognised by what is computed: scaled dot-product attention (by which nn.MultiheadAttention is computed
-here, too), or a softmax over the last axis of the result of a matrix product or einsum, whose result is a factor of
-another one, or is (batch, heads, tokens, tokens). A softmax of queries over their channels, as in linear attention, is
-not of a product.
+here, too), or a softmax over the last axis of scores, whose result is a factor of a product, or is (batch, heads,
+tokens, tokens). Scores are the result of a matrix product or einsum, scaled, masked or mixed over heads. A softmax of
+queries over their channels, as in linear attention, is not of scores.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
-from vitlens.models.attention import SOFTMAX, multi_head_attention
+from vitlens.models.attention import SOFTMAX, multi_head_attention, positional
 from vitlens.models.hooks import Arguments, Key, first_tensor, watching
 
 Shape = tuple[int, ...]
@@ -29,6 +29,8 @@ _PRODUCTS: Final = (
     torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.bmm, Tensor.bmm, torch.baddbmm,
     Tensor.baddbmm, torch.einsum,
 )  # fmt: skip
+_NORMS: Final = (F.layer_norm, F.rms_norm, F.batch_norm, F.group_norm, F.instance_norm)
+_WEIGHTED: Final = (F.linear, F.conv1d, F.conv2d)
 _COLUMNWISE: Final = (F.layer_norm, F.rms_norm, torch.mul, Tensor.mul, Tensor.__mul__)  # a head keeps its columns
 
 
@@ -133,12 +135,13 @@ class TracedAttention:
     """One attention call.
 
     time: of the recorder's clock; stack: the modules that were running; batch: the length of the first axis of queries
-    or weights; heads: their number; queries, keys: their numbers; layout: why the axes
-    are not (batch, heads, query, key), empty where they are; joined: for each order that the axes may have, the number
-    of heads and their outputs concatenated, (.., tokens, heads x head_dim), until the projection is known; projection:
+    or weights, windows included; heads: their number; queries, keys: their numbers; layout: why the axes
+    are not (batch, heads, query, key), empty where they are; heads_axis: see `AttentionPart`; joined: the heads'
+    outputs concatenated in each order that the axes may have, until the projection is known; projection:
     the weight of the output projection; projection_stack: the modules that were running when it was applied; readers:
     how many linear layers read the outputs concatenated (more than one: the projection has an adapter beside it);
-    weights: the result of a softmax until a product uses it.
+    weights: the result of a softmax until a product uses it; is_changed: whether no product used it as it is: it was
+    changed first, or mixed over heads.
     """
 
     time: int
@@ -148,11 +151,31 @@ class TracedAttention:
     queries: int
     keys: int
     layout: str = ""
-    joined: tuple[tuple[int, Tensor], ...] = ()
+    heads_axis: int | None = None
+    joined: tuple["Joined", ...] = ()
     projection: Tensor | None = None
     projection_stack: Stack = ()
     readers: int = 0
     weights: Tensor | None = None
+    is_changed: bool = False
+
+    def read_heads(self, joined: "Joined") -> None:
+        """Take the number of heads and their axis from the order of the axes that the output projection shows."""
+        self.batch = self.batch * self.heads // joined.heads
+        self.heads = joined.heads
+        self.heads_axis = joined.axis
+
+
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """The heads' outputs concatenated, (.., tokens, heads x head_dim), in an order that their axes may have.
+
+    axis: of the heads in the weights, as `AttentionPart.heads_axis`.
+    """
+
+    heads: int
+    outputs: Tensor
+    axis: int | None = None
 
 
 class AttentionRecorder(Recorder, TorchFunctionMode):
@@ -172,6 +195,8 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
         self.tokens = False
         self.elsewhere = ""
         self._products: dict[int, int] = {}  # the time of the last product of so many elements
+        self._scores: Any = WeakIdKeyDictionary()  # results of products before a softmax, while they live
+        self._mixing: Any = WeakIdKeyDictionary()  # results of softmax, and what was computed from them alone
         # modules without children, such as nn.Softmax
         self._plain = {name for name, part in module.named_modules() if name and not any(True for _ in part.children())}
 
@@ -203,14 +228,16 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
             self._see_fused(result, *args, **kwargs)
         elif not isinstance(result, Tensor):
             return result
-        elif func in _COLUMNWISE:
-            self._see_columnwise((*args, *kwargs.values()), result)
         elif func in SOFTMAX and result.dim() >= 3:
-            self._see_softmax(result, kwargs.get("dim", args[1] if len(args) > 1 else None))
+            arguments, options = positional(func, args, kwargs)
+            dim = options.get("dim", arguments[1] if len(arguments) > 1 else None)
+            self._see_softmax(arguments[0], result, dim)
         elif func in _PRODUCTS:
-            operands = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-            operands += [value for each in args if isinstance(each, list | tuple) for value in each]
-            self._see_product(operands, result)
+            self._see_product(_tensors(args, kwargs), result)
+        else:
+            self._see_other(func, _tensors(args, kwargs), result)
+            if func in _COLUMNWISE:
+                self._see_columnwise((*args, *kwargs.values()), result)
         return result
 
     def _tick(self) -> int:
@@ -221,12 +248,13 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
         self.linear.append((self._tick(), tuple(self.running), weight))
         self.tokens |= tokens.dim() == 3 and tokens.shape[1] > 1
         last = self.attention[-1] if self.attention else None
-        for heads, each in () if last is None else last.joined:
-            if last is not None and _equal(tokens, each):
+        for joined in () if last is None else last.joined:
+            if last is not None and _equal(tokens, joined.outputs):
                 last.readers += 1
                 if last.projection is None:
-                    last.heads, last.projection, last.projection_stack = heads, weight, tuple(self.running)
-                    last.joined = ((heads, each),)
+                    last.read_heads(joined)
+                    last.projection, last.projection_stack = weight, tuple(self.running)
+                    last.joined = (joined,)
                 return
 
     def _see_columnwise(self, operands: Sequence[Any], result: Tensor) -> None:
@@ -238,18 +266,30 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
         if self.running[: len(inside)] != inside:
             return
         tensors = [value for value in operands if isinstance(value, Tensor) and value.shape == result.shape]
-        for heads, each in last.joined:
-            if any(_equal(tensor, each) for tensor in tensors):
-                last.joined = (*last.joined, (heads, result))
+        for joined in last.joined:
+            if any(_equal(tensor, joined.outputs) for tensor in tensors):
+                last.joined = (*last.joined, replace(joined, outputs=result))
                 return
 
     def _see_fused(self, output: Tensor, query: Tensor, key: Tensor, *_args: Any, **_kwargs: Any) -> None:
         call = self._call(query.shape[:-1], key.shape[-2])
-        call.joined = tuple(_concatenations(output, call.heads))
+        call.joined = tuple(_concatenations(output, call.heads, self.images))
 
-    def _see_softmax(self, weights: Tensor, dim: object) -> None:
+    def _see_other(self, func: Callable[..., Any], operands: Sequence[Tensor], result: Tensor) -> None:
+        """Follow scores until their softmax, and what is computed from its result."""
+        of_same_count = [operand for operand in operands if operand.numel() == result.numel()]
+        if any(operand in self._mixing for operand in of_same_count):
+            self._mixing[result] = True
+        elif any(operand in self._scores for operand in of_same_count):
+            mixes_channels = func in _WEIGHTED and result.dim() != 4  # of scores, a layer of weights may mix the heads
+            if func not in _NORMS and not mixes_channels:
+                self._scores[result] = True
+
+    def _see_softmax(self, scores: Tensor, weights: Tensor, dim: object) -> None:
+        self._mixing[weights] = True
         inside = next(index for index in reversed(range(len(self.running))) if self.running[index] not in self._plain)
-        if self._products.get(weights.numel(), -1) < self._begun[inside][0]:  # of no product of queries and keys
+        is_inside = self._products.get(weights.numel(), -1) >= self._begun[inside][0]
+        if not is_inside and scores not in self._scores:  # of no product of queries and keys
             return
         if dim not in (-1, weights.dim() - 1):
             owner = self.running[-1] or "the module"
@@ -274,10 +314,15 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
     def _see_product(self, operands: list[Tensor], output: Tensor) -> None:
         """A product whose factor is a result of softmax (after dropout or a cast, reshaped or not): attention."""
         for call in reversed(self.attention):
-            if call.weights is not None and any(_equal(operand, call.weights) for operand in operands):
-                call.weights, call.joined = None, tuple(_concatenations(output, call.heads))
+            if call.weights is None or maps_heads(call.weights, operands, output):
+                continue
+            if any(_equal(operand, call.weights) for operand in operands):
+                call.weights = None
+                call.joined = tuple(_concatenations(output, call.heads, self.images))
                 break
         self._products[output.numel()] = self._tick()
+        if not any(operand in self._mixing for operand in operands):
+            self._scores[output] = True
 
 
 def record_attention(module: nn.Module, images: Tensor) -> AttentionRecorder:
@@ -307,30 +352,59 @@ def _recorded(module: nn.Module, images: Tensor) -> AttentionRecorder:
     mixed = [call for call in unused if call.weights.dim() == 4 and call.queries == call.keys]  # type: ignore[union-attr]
     recorder.attention = [call for call in recorder.attention if call.weights is None or call in mixed]
     for call in recorder.attention:
+        call.is_changed = call.weights is not None
         call.joined, call.weights = (), None
     return recorder
 
 
-def _concatenations(output: Tensor, heads: int) -> Iterator[tuple[int, Tensor]]:
-    """The heads' outputs concatenated, with the number of heads, for each order that the axes may have.
+def maps_heads(weights: Tensor, operands: Sequence[Tensor], result: Tensor) -> bool:
+    """Return True for a product of weights with a square matrix (heads, heads), and not with values."""
+    others = [operand for operand in operands if operand.numel() != weights.numel()]
+    is_square = len(others) == 1 and others[0].dim() == 2 and others[0].shape[0] == others[0].shape[1]
+    return is_square and result.numel() == weights.numel()
 
-    (.., heads, tokens, x), (.., tokens, heads, x), or with windows (batch, heads, windows, tokens, x); of
-    (batch, heads, tokens, x) also with the tokens before the batch, as in nn.MultiheadAttention.
+
+def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Return the tensors among a function's arguments, also those in lists."""
+    found = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    for argument in args:
+        if isinstance(argument, list | tuple):
+            found += [value for value in argument if isinstance(value, Tensor)]
+    return found
+
+
+def _concatenations(output: Tensor, heads: int, images: int) -> Iterator[Joined]:
+    """Yield the heads' outputs concatenated for each order that the axes may have.
+
+    (.., heads, tokens, x), (.., tokens, heads, x); of (batch, heads, tokens, x) also with the tokens before the batch,
+    as in nn.MultiheadAttention; or with windows after the heads, (batch, heads, windows, tokens, x), as in Hiera, whose
+    first two axes may be one.
     """
     if output.dim() == 3 and heads > 1 and len(output) % heads == 0:
         output = output.unflatten(0, (-1, heads))
     if output.dim() == 3:
-        yield heads, output
+        yield Joined(heads, output)
     elif output.dim() >= 4:
         if output.shape[-3] == heads:
-            yield heads, output.transpose(-3, -2).flatten(-2)
+            yield Joined(heads, output.transpose(-3, -2).flatten(-2), 2 if output.dim() == 5 else None)
         if output.shape[-2] == heads:
-            yield heads, output.flatten(-2)
+            yield Joined(heads, output.flatten(-2))
         if output.dim() == 4 and output.shape[1] == heads:
-            yield heads, output.permute(2, 0, 1, 3).flatten(-2)
+            yield Joined(heads, output.permute(2, 0, 1, 3).flatten(-2))
         if output.dim() == 5:
-            yield output.shape[1], output.permute(0, 2, 3, 1, 4).flatten(-2)
-            yield output.shape[1], output.transpose(1, 3).flatten(-2)  # Hiera
+            yield from _heads_before_windows(output, 1)
+            yield Joined(output.shape[2], output.permute(0, 3, 1, 2, 4).flatten(-2), 2)
+        if output.dim() == 4 and len(output) % images == 0:
+            split = output.unflatten(0, (images, -1))
+            yield Joined(split.shape[2], split.permute(0, 3, 1, 2, 4).flatten(-2))
+            yield from _heads_before_windows(split, 0)
+
+
+def _heads_before_windows(output: Tensor, axis: int) -> Iterator[Joined]:
+    """Yield the heads' outputs of (batch, heads, windows, tokens, x) concatenated, window by window or side by side."""
+    heads = output.shape[1]
+    yield Joined(heads, output.permute(0, 2, 3, 1, 4).flatten(-2), axis)
+    yield Joined(heads, output.transpose(1, 3).flatten(-2), axis)
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

@@ -16,7 +16,7 @@ from vitlens.errors import InputError, ModelError, argument, in_one_line
 from vitlens.files import read_json, sha256, write_bytes
 from vitlens.models.configs import CLASSES
 from vitlens.models.model import Model, Provenance
-from vitlens.models.rebuild import Architecture, assemble, build, seeded, versions
+from vitlens.models.rebuild import Architecture, assemble, both_classes, build, seeded, versions
 from vitlens.models.sources.registry import SOURCES, ModelRequest, require_source
 from vitlens.models.vit import VisionTransformer
 from vitlens.models.weights import load_strictly, read_weights, to_save
@@ -41,6 +41,8 @@ class About:
 
     def __post_init__(self) -> None:
         count = self.architecture.classes
+        if count == 1 and len(self.classes) == 2:  # one logit
+            return
         if count is not None and count != len(self.classes):
             raise InputError(f"expected {count} classes of the architecture, found the names of {len(self.classes)}")
 
@@ -135,11 +137,14 @@ def load_file(file: Path, request: ModelRequest, weights: str) -> Model:
     source = f"the description in {file}"
     description = parse_json(stored.metadata["vitlens"], source=source, error=ModelError, hint=_HINT)
     about = read_as(About, description, source=source, error=ModelError, hint=_HINT)
-    architecture, preprocessing = replace(about.architecture, classes=len(about.classes)), about.preprocessing
+    is_single = about.architecture.classes == 1
+    classes = both_classes(about.classes) if is_single else about.classes
+    architecture = replace(about.architecture, classes=1 if is_single else len(classes))
+    preprocessing = about.preprocessing
     kind = SOURCES[architecture.kind]
     provenance = Provenance(request.name, weights, sha256(file), versions(), stored.notes)
     if kind.restore:  # the user's code makes the module
-        model: Model = resolved(kind.restore)(request, architecture, about.classes, preprocessing)
+        model: Model = resolved(kind.restore)(request, architecture, classes, preprocessing)
         load_strictly(model.module, stored.state, where=f"the model of {architecture.name}")
         model.provenance = replace(provenance, notes=(*model.provenance.notes, *stored.notes))
         return model
@@ -172,7 +177,7 @@ def load_file(file: Path, request: ModelRequest, weights: str) -> Model:
         with seeded(request.seed):
             module = build(architecture)[0]
         provenance = Provenance(request.name, "random", None, versions())
-    return assemble(module, architecture, preprocessing, about.classes, request.alias, provenance)
+    return assemble(module, architecture, preprocessing, classes, request.alias, provenance)
 
 
 def model_fingerprint(model: Model) -> str:

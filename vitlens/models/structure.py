@@ -11,9 +11,10 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.models.anatomy import Anatomy, AttentionPart, has_windows, residual_blocks
+from vitlens.models.anatomy import Anatomy, AttentionPart, has_windows, named_prefix, residual_blocks
 from vitlens.models.bands import Grid
 from vitlens.models.hooks import as_call, first_tensor
+from vitlens.models.mixing import unread_attention
 from vitlens.models.recording import ModuleCall, Stack, TracedAttention, record_attention
 from vitlens.models.token_order import (
     LogitsOf,
@@ -21,11 +22,11 @@ from vitlens.models.token_order import (
     TokenOrder,
     gradient_at,
     keeps_logits,
-    positions_read,
     prefix_kinds,
     read_order,
     readout_of,
     reordered,
+    tokens_read,
 )
 from vitlens.shapes import PrefixKind, TokenLayout
 
@@ -34,6 +35,7 @@ SEEN: Final = (
 )
 _LINEAR: Final = (F.linear, F.conv1d, F.conv2d, F.multi_head_attention_forward)
 _ONE_CALL: Final = "compute the heads of a layer in one call of (batch, heads, tokens, head_dim)"
+_NAMED: Final = 3  # modules in a message
 _RESIDUAL: Final = 0.5  # least correlation of a residual block's input and its output without any linear layer
 
 
@@ -95,6 +97,11 @@ class _Traced:
         if reason:
             return Anatomy("other", self._told_blocks(), attention=(), unread=reason, attends_unread=True)
         blocks_of = {name: self._block(name) for name in self.calls}
+        unread = unread_attention(self.module, blocks_of, self.images)
+        if unread:
+            names = ", ".join(unread[:_NAMED]) + (f" and {len(unread) - _NAMED} more" if len(unread) > _NAMED else "")
+            found = f"found none in {names}, where tokens are mixed in another way"
+            return Anatomy("other", self._told_blocks(), attention=(), unread=f"{found}; {SEEN}", attends_unread=True)
         parts = tuple(replace(part, mlp=self._mlp(blocks_of[part.module], part.module)) for part in parts)
         blocks = tuple(dict.fromkeys(block for block in blocks_of.values() if block))
         if self.told.blocks is not None:
@@ -116,10 +123,15 @@ class _Traced:
         heads, told = call.heads, self.told.heads
         if told is not None and told != heads:
             raise UnsupportedError(f"expected {told} heads in {name}, as heads={told} says, found {heads}")
+        part = AttentionPart(name, heads, heads_axis=call.heads_axis)
         if call.projection is None:
+            if call.is_changed:
+                return replace(
+                    part, unread=f"the weights of {name} are mixed over its heads, or changed, before the values"
+                )
             reason = f"no linear layer reads the heads' outputs of {name}, concatenated head by head"
-            return AttentionPart(name, heads, unread=reason)
-        linear = {id(part.weight): each for each, part in self.module.named_modules() if isinstance(part, nn.Linear)}
+            return replace(part, unread=reason)
+        linear = {id(layer.weight): each for each, layer in self.module.named_modules() if isinstance(layer, nn.Linear)}
         owner = linear.get(id(call.projection))
         if owner is None and isinstance(self.module.get_submodule(call.projection_stack[-1]), nn.Linear):
             owner = call.projection_stack[-1]  # its weight is computed in each forward pass (parametrizations)
@@ -130,8 +142,8 @@ class _Traced:
         elif call.projection.shape[1] % heads:
             reason = f"{owner} does not read {heads} heads of one width"
         else:
-            return AttentionPart(name, heads, owner)
-        return AttentionPart(name, heads, unread=reason)
+            return replace(part, projection=owner)
+        return replace(part, unread=reason)
 
     def _not_one_after_another(self) -> str:
         """Why the attention modules are no layers one after another, each called once; "" where they are."""
@@ -238,6 +250,10 @@ class _Traced:
             return replace(anatomy, unread="its attention is in windows whose place in the image is not known")
         lengths = sorted({calls[name].queries for name in whole})
         pooled = [name for name, call in calls.items() if name not in whole and call.queries > 1]
+        if not lengths:
+            first = next(iter(calls.values()))
+            reason = f"no attention layer has as many keys as queries (the first has {first.queries} and {first.keys})"
+            return replace(anatomy, unread=f"{reason}: keys are pooled, or added to those of the tokens")
         if len(lengths) != 1:
             return replace(anatomy, unread=f"its attention layers have {lengths} tokens, not one number")
         if pooled:
@@ -259,15 +275,19 @@ class _Traced:
             reordering is None or not keeps_logits(module, reordering, whole[0], images, self.logits_of)
         ):
             reason = f"tokens {list(order.special[:8])} do not depend on the image and are not the first ones"
-            return replace(anatomy, unread=f"{reason}; put them first", row_by_row=False)
+            return replace(anatomy, unread=f"{reason}; put them first", row_by_row=False, special_first=False)
         names = list(calls)
         after = names[names.index(whole[-1]) + 1 :]
         with reordered(module, reordering):
             unread = {name: gradient_at(module, name, images, self.logits_of) for name in after}
             unused = tuple(name for name, gradient in unread.items() if gradient is not None and not gradient.any())
             later = [calls[name] for name in after if name not in unused]
-            read = () if later else positions_read(gradient_at(module, whole[-1], images, self.logits_of))
-        prefix = prefix_kinds(order.special, read) if self.told.prefix is None else self.told.prefix
+            read = tokens_read(module, whole[-1], images, self.logits_of, len(order.special))
+        prefix = prefix_kinds(order.special, read)
+        named = named_prefix(module)
+        if "cls" not in prefix and named is not None and len(named) == len(prefix):
+            prefix = named  # its library says so, although the classifier does not read it
+        prefix = prefix if self.told.prefix is None else self.told.prefix
         layout = TokenLayout(order.grid, patch_size, prefix)
         return replace(
             anatomy,
@@ -340,6 +360,27 @@ def _cuts(layer: nn.Conv2d, size: tuple[int, int], grid: Grid) -> bool:
         is_whole &= (room - kernel) // stride + 1 == grid[axis]
         is_padded &= -(-size[axis] // stride) == grid[axis]
     return is_whole or is_padded
+
+
+def numbering_note(anatomy: Anatomy) -> str:
+    """Return a note where members of the list that holds the attention layers have none; "" where all have one.
+
+    Layers are counted over attention, so that their numbers are not those of the list.
+    """
+    parts = [name.split(".") for name in anatomy.attention_modules]
+    if len(parts) < 2 or len({len(part) for part in parts}) > 1:
+        return ""
+    differing = [column for column in zip(*parts) if len(set(column)) > 1]
+    if len(differing) != 1 or not all(number.isdigit() for number in differing[0]):
+        return ""
+    numbers = [int(number) for number in differing[0]]
+    if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+        return ""
+    layer = next(layer for layer, number in enumerate(numbers) if number != numbers[0] + layer)
+    return (
+        f"layers are counted over the {len(numbers)} that have attention: layer {layer} is "
+        f"{anatomy.attention_modules[layer]}"
+    )
 
 
 class _LinearAtZero(TorchFunctionMode):

@@ -146,6 +146,7 @@ def description(model: Model) -> list[tuple[str, str]]:
     unchecked = [word for word, each in needs.items() if any(need not in met for need in each)]
     rows += [("parameters", f"{model.parameter_count():,}"), ("device", str(model.device))]
     rows.append(("supports", ", ".join(known)))
+    rows += [("note", note) for note in provenance.notes]
     return [*rows, ("not checked", ", ".join(unchecked))] if unchecked else rows
 
 

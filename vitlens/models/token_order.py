@@ -30,6 +30,7 @@ from vitlens.names import Readout
 from vitlens.shapes import PrefixKind, TokenLayout
 
 _MOST_PREFIX: Final = 5  # special tokens that depend on the image
+_PATCHES_CHANGED: Final = 3  # whose effect on the logits is compared with that of a special token
 _SAY: Final = "say grid=(rows, columns) and prefix=('cls', ...)"
 _REORDER: Final = "put them row by row in forward, before the first block"
 _RUN: Final[ContextVar[object]] = ContextVar("run", default=None)  # the innermost `reordered` context
@@ -227,33 +228,104 @@ def gradient_at(module: nn.Module, attention: str, images: Tensor, logits_of: Lo
     return gradient
 
 
-def positions_read(gradient: Tensor | None) -> tuple[int, ...]:
-    """The positions of the last attention layer's output on which the logits depend; () where none can be told."""
+@dataclass(frozen=True)
+class TokensRead:
+    """What the classifier reads of the last layer's tokens.
+
+    special: the special tokens that it reads otherwise than the patches; patches: whether it reads patches.
+    """
+
+    special: tuple[int, ...]
+    patches: bool
+
+
+def tokens_read(
+    module: nn.Module, attention: str, images: Tensor, logits_of: LogitsOf, special: int
+) -> TokensRead | None:
+    """Return what the classifier reads of the output of an attention module; None where nothing shows it.
+
+    special: the number of special tokens, which are the first ones. A classifier of the mean or the maximum of all
+    tokens reads the special ones as it reads the patches.
+    """
+    strengths = _strengths(gradient_at(module, attention, images, logits_of))
+    if strengths is None or not strengths.any():
+        strengths = _changed_logits(module, attention, images, logits_of, special)
+    if strengths is None or not strengths.any():
+        return None
+    patches = strengths[special:]
+    of_patch = patches[patches > 0]
+    least = of_patch.median() * len(of_patch) ** 0.5 if len(of_patch) else 0.0  # between a mean's share and a token's
+    read = (strengths[:special] > least).nonzero().flatten().tolist()
+    return TokensRead(tuple(read), len(of_patch) > 0)
+
+
+def _strengths(gradient: Tensor | None) -> Tensor | None:
+    """Return the norm of the gradient at each token; None where there is none."""
     if gradient is None or gradient.dim() != 3:
-        return ()
+        return None
     if len(gradient) != 2:  # (tokens, batch, width)
         gradient = gradient.transpose(0, 1)
-    return tuple((gradient.abs().amax((0, 2)) > 0).nonzero().flatten().tolist())
+    strengths: Tensor = gradient.float().norm(dim=(0, 2))
+    return strengths
 
 
-def prefix_kinds(special: tuple[int, ...], read: tuple[int, ...]) -> tuple[PrefixKind, ...]:
-    """The kinds of the special tokens: CLS is the first that the classifier reads; else the first of all tokens."""
+def _changed_logits(
+    module: nn.Module, attention: str, images: Tensor, logits_of: LogitsOf, special: int
+) -> Tensor | None:
+    """Return the change of the logits by noise in each special token and in some patches; the others as their mean."""
+    position: int | None = None
+    count = 0
+
+    def change(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+        nonlocal count
+        tokens = tensors_in(output)[0]
+        if tokens.dim() != 3:
+            return None
+        axis = 1 if len(tokens) == 2 else 0  # (tokens, batch, width)
+        count = tokens.shape[axis]
+        if position is None:
+            return None
+        noise = torch.randn(tokens.shape[-1], generator=torch.Generator().manual_seed(0)).to(tokens)
+        changed = tokens.clone()
+        changed.select(axis, position).add_(noise * tokens.std())
+        return with_tensor(output, 0, changed)
+
+    handle = module.get_submodule(attention).register_forward_hook(change)
+    try:
+        with evaluating(module), torch.no_grad():
+            plain = logits_of(module(images[:2])).float()
+            if count <= special:
+                return None
+            strengths = torch.zeros(count)
+            patches = torch.linspace(special, count - 1, _PATCHES_CHANGED).long().unique().tolist()
+            for position in (*range(special), *patches):
+                strengths[position] = (logits_of(module(images[:2])).float() - plain).norm()
+    finally:
+        handle.remove()
+    strengths[special:] = strengths[patches].mean()
+    return strengths
+
+
+def prefix_kinds(special: tuple[int, ...], read: TokensRead | None) -> tuple[PrefixKind, ...]:
+    """The kinds of the special tokens: CLS is the first that the classifier reads otherwise than the patches.
+
+    Where nothing shows what it reads, CLS is the first of all tokens.
+    """
     kinds: list[PrefixKind] = ["register"] * len(special)
-    tokens_read = [position for position in read if position < len(special)]
-    if tokens_read or 0 in special:
-        kinds[(*tokens_read, 0)[0]] = "cls"
-    if len(tokens_read) == 2:
-        kinds[tokens_read[1]] = "distillation"
+    tokens = ((0,) if 0 in special else ()) if read is None else read.special
+    if tokens:
+        kinds[tokens[0]] = "cls"
+    if len(tokens) == 2:
+        kinds[tokens[1]] = "distillation"
     return tuple(kinds)
 
 
-def readout_of(layout: TokenLayout, read: tuple[int, ...], *, pooled: bool) -> Readout:
+def readout_of(layout: TokenLayout, read: TokensRead | None, *, pooled: bool) -> Readout:
     """What the classifier reads; pooled: by an attention layer of its own after the blocks."""
     if pooled:
         return "pool"
-    if not read:
+    if read is None:
         return "cls" if "cls" in layout.prefix else "mean"
-    first = [position for position in read if position < len(layout.prefix)]
-    if not first:
+    if not read.special:
         return "mean"
-    return "cls+distillation" if len(first) == 2 and len(read) == 2 else "cls"
+    return "cls+distillation" if len(read.special) == 2 and not read.patches else "cls"

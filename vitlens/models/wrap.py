@@ -12,9 +12,12 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, ModelError, UnsupportedError, VitlensError, lacks_memory
+from vitlens.models.anatomy import is_headless
+from vitlens.models.hooks import Arguments, watching
+from vitlens.models.inputs import why_no_images
 from vitlens.models.model import Model, Provenance, ReadOutput, first_output, two_classes
-from vitlens.models.rebuild import Architecture, default_classes, versions
-from vitlens.models.structure import Told, trace_anatomy
+from vitlens.models.rebuild import Architecture, numbered_classes, versions
+from vitlens.models.structure import Told, numbering_note, trace_anatomy
 from vitlens.models.trials import depends_on_image, largest_allowed, with_noise, zero_weights
 from vitlens.preprocessing import Preprocessing, require_side_lengths
 from vitlens.shapes import PrefixKind
@@ -48,17 +51,20 @@ def wrap(
     """A Model around your own module, which is neither copied nor changed.
 
     module: maps normalised images (batch, 3, height, width) to logits: a tensor (batch, classes), a tuple that begins
-    with it, or an object with `.logits`; one logit counts as two classes, the second by its sigmoid. image_size:
-    (height, width) in pixels, or both at once; mean, std: of the normalisation in training, for pixels in [0, 1]
-    ((0, 0, 0) and (1, 1, 1) for none). classes: names of the logits; alias: the model's name in reports; resize: the
-    short side in pixels before a centre crop of photographs (None: the whole image is resized).
+    with it, or an object with `.logits`. One logit z, (batch, 1) or (batch,), counts as two classes with the logits
+    -z/2 and z/2: the second has the probability sigmoid(z). image_size: (height, width) in pixels, or both at once;
+    mean, std: of the normalisation in training, for pixels in [0, 1] ((0, 0, 0) and (1, 1, 1) for none). classes: names
+    of the logits, by default their numbers; () where the outputs are features, as those of timm's num_classes=0, which
+    are recognised. alias: the model's name in reports; resize: the short side in pixels before a centre crop of
+    photographs (None: the whole image is resized).
 
     Attention, blocks, heads and the order of tokens are read from forward passes of noise. They can be said where they
     cannot be read: blocks, names of the residual blocks in order; heads, of every attention layer; prefix, the kinds
-    of the special tokens ("cls", "distillation", "register"), in order; grid, the patches' (rows, columns). Special
-    tokens may stand anywhere: they are the first ones in what is read from the model, which passes them in that order
-    through its own modules, with equal logits to 1e-4. Weights that are all zeros, such as those of a new head, are
-    noise meanwhile, so that the logits depend on the image.
+    of the special tokens ("cls", "distillation", "register"), in order; grid, the patches' (rows, columns). A special
+    token is CLS where the classifier reads it otherwise than the patches, or prefix= says so; else a register.
+    Special tokens may stand anywhere: they are the first ones in what is read from the model, which passes them in that
+    order through its own modules, with equal logits to 1e-4. Weights that are all zeros, such as those of a new head,
+    are noise meanwhile, so that the logits depend on the image.
 
     Raises ModelError for a module that is scripted, compiled, on several devices, takes other than three channels,
     returns no logits or probabilities instead of them, changes its input or its buffers, or whose logits depend on
@@ -109,7 +115,9 @@ def wrapped(
     *,
     told: Told | None = None,
 ) -> Model:
-    """A Model whose anatomy is read from forward passes; classes: () for features, None for numbered classes.
+    """Return a Model whose anatomy is read from forward passes.
+
+    classes: () for features, None for numbered classes, or for features that are recognised.
 
     Raises what `wrap` raises.
     """
@@ -130,13 +138,19 @@ def wrapped(
             note = f"the logits of {alias} do not depend on the image; what was read of it may be wrong"
             provenance = replace(provenance, notes=(*provenance.notes, note))
         if classes is None:
-            classes = default_classes(count)
+            gives_features = is_headless(module) and not _ends_in_linear(module, noise[:2])
+            classes = () if gives_features else numbered_classes(count)
         elif classes and len(classes) != count:
-            raise InputError(f"expected {count} class names for {alias}, found {len(classes)}; it has {count} logits")
+            logits = "one logit, which counts as two classes" if read_output is two_classes else f"{count} logits"
+            raise InputError(f"expected {count} class names for {alias}, found {len(classes)}; it has {logits}")
+        anatomy = trace_anatomy(module, noise, read_output, told)
+        note = numbering_note(anatomy)
+        if note:
+            provenance = replace(provenance, notes=(*provenance.notes, note))
         model = Model(
             module,
             alias=alias,
-            anatomy=trace_anatomy(module, noise, read_output, told),
+            anatomy=anatomy,
             preprocessing=preprocessing,
             classes=classes,
             provenance=provenance,
@@ -147,6 +161,19 @@ def wrapped(
         model.mean, model.std = model.mean.to(device, dtype), model.std.to(device, dtype)
     model.training = module.training
     return model
+
+
+def _ends_in_linear(module: nn.Module, images: Tensor) -> bool:
+    """Return True if what the module returns is the output of a linear layer."""
+    outputs: list[Tensor] = []
+
+    def keep(_name: str, _arguments: Arguments, output: Any) -> None:
+        outputs.append(output)
+
+    linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    with evaluating(module), torch.no_grad(), watching(module, linear, keep):
+        logits = first_output(module(images))
+    return any(torch.equal(output, logits) for output in outputs)
 
 
 def _readable(module: object) -> tuple[torch.device, torch.dtype]:
@@ -175,7 +202,19 @@ def _readable(module: object) -> tuple[torch.device, torch.dtype]:
                 f"expected a module of Python code, found a scripted or traced one ({name or 'it'}), whose inside "
                 "cannot be observed; pass the module it was made from"
             )
-        kernel = getattr(getattr(part, "config", None), "_attn_implementation", None)
+        if _is_quantized(part):
+            layer = f"{name} ({type(part).__name__})" if name else type(part).__name__
+            raise ModelError(
+                f"expected weights of floating-point numbers, found a layer of integers, {layer}, "
+                "which has no gradients and rounds by the batch; pass the module as it was before quantization"
+            )
+        config = getattr(part, "config", None)
+        if getattr(config, "problem_type", None) == "regression":
+            raise UnsupportedError(
+                f"expected logits of classes, found the regression that {name or type(part).__name__} was trained for "
+                "(config.problem_type); choose a classifier"
+            )
+        kernel = getattr(config, "_attn_implementation", None)
         if isinstance(kernel, str) and kernel not in OBSERVABLE:
             raise UnsupportedError(
                 f"expected attention that can be observed ({' or '.join(OBSERVABLE)}), found {kernel[:60]!r} in "
@@ -191,14 +230,16 @@ def _readable(module: object) -> tuple[torch.device, torch.dtype]:
     devices = sorted({str(tensor.device) for tensor in tensors})
     if len(devices) > 1:
         raise ModelError(f"expected a module on one device, found {', '.join(devices)}; move it with module.to(...)")
-    first = next((layer for layer in module.modules() if isinstance(layer, nn.Conv2d)), None)
-    if first is not None and first.in_channels != 3:
-        raise ModelError(
-            f"expected a module of 3 channels, found a first convolution of {first.in_channels}; put a module before "
-            "it that turns colour images into its channels (for 1: the mean of the three)"
-        )
     floats = (tensor.dtype for tensor in tensors if tensor.is_floating_point())
     return torch.device((*devices, "cpu")[0]), next(floats, torch.float32)
+
+
+def _is_quantized(part: nn.Module) -> bool:
+    """Return True for a layer whose weights are integers: torch's quantized layers, or those of bitsandbytes."""
+    library = type(part).__module__
+    if library.startswith("bitsandbytes."):
+        return True
+    return library.startswith(("torch.ao.nn.quantized", "torch.nn.quantized"))
 
 
 def _is_compiled_in_place(module: nn.Module) -> bool:
@@ -223,8 +264,10 @@ def _output_form(module: nn.Module, images: Tensor) -> tuple[ReadOutput, int, bo
         if not torch.equal(images, given):
             raise ModelError(f"expected {name} to leave its input unchanged, found it changed; clone it in forward")
         again, alone = _logits(module, images), _logits(module, images[:1])
-    if mode.result is not None and mode.result.shape == logits.shape and torch.equal(mode.result, logits):
-        several = " (independent labels are not supported: one label an image)" if mode.name == "sigmoid" else ""
+    last = mode.result
+    if last is not None and last.numel() == logits.numel() and torch.equal(last.reshape(logits.shape), logits):
+        is_multi_label = mode.name == "sigmoid" and logits.shape[1] > 1
+        several = " (independent labels are not supported: one label an image)" if is_multi_label else ""
         raise ModelError(
             f"expected logits from {name}, found probabilities, as its last step is a {mode.name}{several}; drop it"
         )
@@ -253,17 +296,23 @@ def _logits(module: nn.Module, images: Tensor) -> Tensor:
     except Exception as error:  # a user's forward may raise anything
         if lacks_memory(error):
             raise
-        reason = (str(error).splitlines() or [""])[0][:200]
+        if several:
+            found = why_no_images(module, images, error)
+        else:
+            reason = (str(error).splitlines() or [""])[0][:200]
+            found = f"it raises {type(error).__name__}: {reason}; a batch of two is taken"
         raise ModelError(
-            f"expected {name} to take normalised images {tuple(images.shape)}, found that it raises "
-            f"{type(error).__name__}: {reason}; {'check image_size=' if several else 'a batch of two is taken'}"
+            f"expected {name} to take normalised images {tuple(images.shape)}, found that {found}"
         ) from error
     try:
         logits = first_output(output)
     except TypeError as error:
         raise ModelError(f"{error}; wrap a module whose forward returns the logits of {name}") from error
-    if logits.dim() == 2 and len(logits) == len(images) and logits.is_floating_point():
-        return logits
+    if logits.is_floating_point():
+        if logits.dim() == 2 and len(logits) == len(images):
+            return logits
+        if logits.dim() < 2 and logits.numel() == len(images):  # one logit, squeezed
+            return logits.reshape(-1, 1)
     advice = "wrap a module whose forward pools and classifies" if several else "squeeze axes by name, not the batch's"
     raise ModelError(
         f"expected logits ({len(images)}, classes) from {name}, found {str(logits.dtype).removeprefix('torch.')} "

@@ -19,7 +19,7 @@ from vitlens.devices import autocast, evaluating
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.anatomy import Anatomy
 from vitlens.models.hooks import Arguments, watching
-from vitlens.models.model import Model
+from vitlens.models.model import Model, first_output, two_classes
 from vitlens.models.rebuild import classifiers
 from vitlens.models.saved import fingerprint
 from vitlens.shapes import Images, Logits
@@ -109,10 +109,12 @@ class HeadOnly(nn.Module):
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.heads = nn.ModuleList([model.module.get_submodule(name) for name in classifiers(model)])
+        self.read_output = two_classes if model.has_single_logit else first_output
 
     def forward(self, features: HeadInputs) -> Logits:
         """Logits (batch, classes); of a distilled model, the mean of its two heads."""
-        return torch.stack([head(features[:, index]) for index, head in enumerate(self.heads)]).mean(0)
+        outputs = [head(features[:, index]) for index, head in enumerate(self.heads)]
+        return self.read_output(torch.stack(outputs).mean(0))
 
 
 @torch.no_grad()

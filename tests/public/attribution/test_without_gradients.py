@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import vitlens
 from tests.kit.models.files import one_line
-from tests.kit.models.handwritten import SoftmaxViT, noise, wrapped
+from tests.kit.models.handwritten import SmallCNN, SoftmaxViT, noise, wrapped
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.errors import UnsupportedError
 
@@ -101,3 +101,32 @@ def test_a_checkpoint_that_autograd_can_pass_changes_nothing():
         vitlens.attack(each, images, "predicted", method="fgsm", epsilon=4 / 255) for each in (model, plain)
     )
     torch.testing.assert_close(found.images, expected.images)
+
+
+class SetsGradients(SmallCNN):
+    """A forward that switches gradients on or off itself, here on."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.set_grad_enabled(torch.is_grad_enabled()):
+            maps = self.features(x)
+        return self.fc(maps.mean((2, 3)))
+
+
+def test_a_forward_that_sets_gradients_itself_has_the_same_maps():
+    expected = vitlens.explain(wrapped(SmallCNN), noise(), targets=[0, 1, 2], method="gradcam")
+    found = vitlens.explain(wrapped(SetsGradients), noise(), targets=[0, 1, 2], method="gradcam")
+    torch.testing.assert_close(found, expected)
+
+
+class WritesInPlace(SmallCNN):
+    """A forward that autograd cannot differentiate."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.features(x).sigmoid()
+        maps[:, 0] = 0
+        return self.fc(maps.mean((2, 3)))
+
+
+def test_a_tensor_changed_in_place_is_named_in_one_line():
+    with one_line(UnsupportedError, "changed in place"):
+        vitlens.explain(wrapped(WritesInPlace), noise(), targets=[0, 1, 2], method="gradcam")

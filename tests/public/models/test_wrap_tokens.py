@@ -410,7 +410,6 @@ def inferred() -> nn.Module:
 
 
 MODULES = {
-    "grey images": (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten()), ModelError, "3 channels"),
     "the meta device": (lambda: SmallCNN().to("meta"), ModelError, "to_empty"),
     "weights made for inference": (inferred, ModelError, "inference_mode"),
     "a traced module": (lambda: torch.jit.trace(seeded(SmallCNN), noise()), ModelError, "scripted or traced"),
@@ -438,3 +437,67 @@ def test_an_exported_module_is_refused_in_one_line():
 def test_a_function_is_refused():
     with pytest.raises(ModelError, match="found function"):
         half(seeded)
+
+
+class Pooled(ViT):
+    """Special tokens before the patches; the classifier reads what `pool` makes of all tokens."""
+
+    def __init__(self, special: int, pool: Callable[[Tensor], Tensor], *, frozen: bool = False) -> None:
+        super().__init__(prefix=special)
+        self.pool, self.frozen = pool, frozen
+        self.out = nn.Linear(2 * DIM if pool is cls_and_mean else DIM, 5)
+
+    def read(self, x: Tensor) -> Tensor:
+        return self.pool(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            return super().forward(x)
+
+
+def cls_and_mean(x: Tensor) -> Tensor:
+    return torch.cat([x[:, 0], x[:, 2:].mean(1)], 1)
+
+
+REGISTERS = ("register",) * 4
+POOLINGS = {
+    "the mean of the patches": (4, lambda x: x[:, 4:].mean(1), REGISTERS, "mean"),
+    "the mean of all tokens": (4, lambda x: x.mean(1), REGISTERS, "mean"),
+    "the mean of all, two special": (2, lambda x: x.mean(1), REGISTERS[:2], "mean"),
+    "the maximum of all tokens": (2, lambda x: x.amax(1), REGISTERS[:2], "mean"),
+    "an unused first token": (1, lambda x: x[:, 1:].mean(1), REGISTERS[:1], "mean"),
+    "the first token": (4, lambda x: x[:, 0], ("cls", *REGISTERS[1:]), "cls"),
+    "the last of the special ones": (3, lambda x: x[:, 2], ("register", "register", "cls"), "cls"),
+    "two tokens": (2, lambda x: x[:, :2].mean(1), ("cls", "distillation"), "cls+distillation"),
+    "the first token and the mean": (2, cls_and_mean, ("cls", "register"), "cls"),
+}
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("case", POOLINGS)
+def test_a_special_token_is_cls_only_where_the_classifier_reads_it(case: str, frozen: bool):
+    special, pool, prefix, readout = POOLINGS[case]
+    model = wrapped(partial(Pooled, special, pool, frozen=frozen))
+    assert (model.layout.prefix, model.anatomy.readout) == (prefix, readout)
+
+
+def test_the_user_may_call_an_unread_token_cls():
+    model = wrapped(partial(Pooled, 1, lambda x: x[:, 1:].mean(1)), prefix=("cls",))
+    assert (model.layout.prefix, model.anatomy.readout) == (("cls",), "mean")
+
+
+class OnItsGrid(plain.Attention):
+    """The keys of the patches, which come first, are scaled by their position: no other order gives these logits."""
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scale = torch.linspace(0.5, 2, 12)[:, None]
+        return super().mix(q, torch.cat([k[:, :, :12] * scale, k[:, :, 12:]], 2), v)
+
+
+@pytest.mark.parametrize("told", [{}, {"prefix": ("register",) * 2}])
+def test_registers_behind_the_patches_that_cannot_be_moved_are_refused_everywhere(told):
+    model = wrapped(partial(rare.RegistersLast, OnItsGrid), **told)
+    questions = (vitlens.statistics, vitlens.rollout, vitlens.relevance, vitlens.name_heads)
+    for question in questions:
+        with one_line(UnsupportedError, r"tokens \[12, 13\] do not depend on the image and are not the first ones"):
+            question(model, noise())

@@ -23,7 +23,7 @@ from vitlens.errors import InputError, LensError, UnknownNameError, UnsupportedE
 from vitlens.lens.call import AttentionCall, precise, row_by_row, window_index
 from vitlens.lens.differentiable import needs_gradients
 from vitlens.lens.libra import libra_gradients
-from vitlens.lens.observe import observe, survey_weights
+from vitlens.lens.observe import observe, require_special_first, survey_weights
 from vitlens.lens.site import KIND_WORDS, NO_PLACE, Site
 from vitlens.lens.trace import probe_images, trace
 from vitlens.models.hooks import watching
@@ -207,6 +207,7 @@ def without_autocast(device: torch.device) -> torch.autocast:
 
 def require_chain(model: Model) -> None:
     """Raise UnsupportedError for a model whose attention cannot be propagated from the readout to the image."""
+    require_special_first(model)
     layout, sites = model.anatomy.layout, survey_weights(model, probe_images(model, 1))
 
     def fits(site: Site) -> bool:

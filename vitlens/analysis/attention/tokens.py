@@ -12,7 +12,7 @@ from vitlens.analysis.attention.registry import ALPHA, WHOLE
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.lens.call import AttentionCall, precise
-from vitlens.lens.observe import observe, survey_weights
+from vitlens.lens.observe import observe, require_special_first, survey_weights
 from vitlens.lens.site import KIND_WORDS
 from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model
@@ -38,6 +38,7 @@ class TokenAttention:
 def require_token_attention(model: Model) -> None:
     """Raise UnsupportedError unless the tokens of one grid attend to each other in all layers, with as many heads each;
     a last layer with one query (class attention, attention pooling) is left out."""
+    require_special_first(model)
     layout = model.anatomy.layout
     sites = survey_weights(model, probe_images(model, 1))
     for site in sites:

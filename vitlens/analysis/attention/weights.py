@@ -22,7 +22,7 @@ from vitlens.data.split import Split
 from vitlens.errors import InputError, UnsupportedError, argument
 from vitlens.lens.call import MASKED, AttentionCall, precise, received, window_index
 from vitlens.lens.capture import capture_attention
-from vitlens.lens.observe import observe, survey_weights
+from vitlens.lens.observe import observe, require_special_first, survey_weights
 from vitlens.lens.site import NO_PLACE, Site, Windows
 from vitlens.lens.trace import probe_images
 from vitlens.models.model import Model
@@ -109,6 +109,7 @@ def require_attention(model: Model) -> None:
 
 def require_maps(model: Model) -> None:
     """Raise UnsupportedError unless the attention of some layer is a map of the image."""
+    require_special_first(model)
     sites = survey_weights(model, probe_images(model, 1))
     if not any(map_grid(site, model) for site in sites):
         kinds = Counter(site.kind for site in sites)

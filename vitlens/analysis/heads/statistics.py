@@ -28,7 +28,7 @@ from vitlens.analysis.heads.rows import FUNCTIONS, PatchRows, PerHead, PerImage,
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
 from vitlens.lens.attention import Tap, projection_of, tapped
 from vitlens.lens.call import MASKED, MASKED_SCORE, AttentionCall, precise, row_by_row
-from vitlens.lens.observe import observe, survey_weights
+from vitlens.lens.observe import observe, require_special_first, survey_weights
 from vitlens.lens.places import Access, accesses
 from vitlens.lens.site import Site
 from vitlens.lens.stages import watching_stream
@@ -169,7 +169,8 @@ def head_norms(output: Float[Tensor, "calls heads tokens head_dim"], projection:
 
 def layers_of(model: Model) -> tuple[Site, ...]:
     """One site for each layer, with the heads of all of its calls. Raises UnsupportedError where the numbers of tokens
-    of these differ, or there is no attention."""
+    of these differ, special tokens stand behind patches, or there is no attention."""
+    require_special_first(model)
     layers: list[Site] = []
     for site in survey_weights(model, probe_images(model, 1)):
         if site.part == 0:

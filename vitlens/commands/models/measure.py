@@ -1,6 +1,7 @@
 """The list of `vitlens models`: every name that can be loaded, and the commands that each supports."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
@@ -75,6 +76,7 @@ def _without_weights(source: ModelSource, name: str) -> Model:
         with evaluating(module), torch.no_grad():
             outputs = module(torch.empty(1, 3, *preprocessing.size)).shape[-1]
     classes = () if is_headless(module) else default_classes(int(outputs))
+    architecture = replace(architecture, classes=int(outputs) if classes else 0)
     made = assemble(module, architecture, preprocessing, classes, name, Provenance(name, "random"))
     return made.to("meta").eval().requires_grad_(False)
 

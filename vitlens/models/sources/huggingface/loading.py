@@ -18,7 +18,14 @@ from vitlens.errors import ModelError, UnsupportedError, argument, in_one_line
 from vitlens.files import read_json
 from vitlens.models.language_image import LanguageImage, TextTower
 from vitlens.models.model import Model
-from vitlens.models.rebuild import Architecture, count_classes, default_classes, provenance_of, seeded
+from vitlens.models.rebuild import (
+    Architecture,
+    both_classes,
+    count_classes,
+    numbered_classes,
+    provenance_of,
+    seeded,
+)
 from vitlens.models.sources.huggingface.files import (
     CONFIG,
     SETTINGS,
@@ -324,10 +331,11 @@ def load(request: ModelRequest) -> Model:
         context = int(network.config.text_config.max_position_embeddings)
         tower = TextTower(_TextTower(network), lambda: _Tokens(folder, context), context, name)
         module = LanguageImage(visual, tower, layout=None, pooling="map" if projection is None else "token")
-    classes = (found.labels() or default_classes(outputs)) if found.output == "logits" else ()
+    labels = both_classes(found.labels()) or numbered_classes(outputs)
+    classes = labels if found.output == "logits" else ()
     hub = "hub" if revision else "model.safetensors"
     provenance = provenance_of(request, notes, hub=hub, digest=digest, transformers=version("transformers"))
-    architecture = found.architecture(request.alias, len(classes), preprocessing.size)
+    architecture = found.architecture(request.alias, outputs if classes else 0, preprocessing.size)
     return wrapped(module, architecture, preprocessing, classes, request.alias, provenance, told=visual.told).eval()
 
 

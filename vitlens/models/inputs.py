@@ -1,0 +1,145 @@
+"""What a module takes in place of colour images, found in trial passes after it raised an error for them."""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from vitlens.models.hooks import Arguments, first_tensor, watching
+
+_COLOURS: Final = 3
+_MOST_CHANNELS: Final = 16  # that are tried where no layer says how many
+_PASS_SIZE: Final = "check image_size="
+
+
+def why_no_images(module: nn.Module, images: Tensor, error: Exception) -> str:
+    """Return what the module takes in place of these normalised images, and what to do.
+
+    error: what its forward raised for them. The module is in evaluation mode, without gradients.
+    """
+    name = type(module).__name__
+    images_alone = "wrap a module whose forward takes normalised images (batch, 3, height, width) alone"
+    lacking = _further_arguments(module, images)
+    if lacking:
+        return f"its forward needs {lacking}, too; {images_alone} and calls {name} with both"
+    key = _key_asked_for(module, images)
+    if key is not None:
+        return f"it takes a dict; {images_alone} and calls {name} with {{{key!r}: images}}"
+    if _is_of_video(module, images, error):
+        return "it takes video, images with an axis of time, which vitlens does not read; wrap a model of single images"
+    channels = _channels_taken(module, images)
+    if channels is not None:
+        plural = "" if channels == 1 else "s"
+        return f"it takes images of {channels} channel{plural}; wrap {_adapter(channels)}"
+    raised = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+    advice = _PASS_SIZE if isinstance(error, RuntimeError | ValueError | AssertionError) else images_alone
+    return f"it raises {raised}; {advice}"
+
+
+def _adapter(channels: int) -> str:
+    """Return code that puts a conversion of three normalised channels before a module, and what it does."""
+    if channels == 1:
+        return (
+            "torch.nn.Sequential(torchvision.transforms.Grayscale(1), module), with mean and std of three equal numbers"
+        )
+    if channels < _COLOURS:
+        return f"torch.nn.Sequential(torch.nn.Conv2d(3, {channels}, 1), module) with weights that you set"
+    return (
+        f"torch.nn.Sequential(torch.nn.ConstantPad3d((0, 0, 0, 0, 0, {channels - _COLOURS}), 0.0), module), which adds "
+        "channels of zeros after red, green and blue"
+    )
+
+
+def _further_arguments(module: nn.Module, images: Tensor) -> str:
+    """Return the names of the arguments that the module's forward needs, but for the images; "" where it needs none."""
+    try:
+        signature = inspect.signature(module.forward)
+    except (TypeError, ValueError):  # a callable that does not give its signature
+        return ""
+    try:
+        signature.bind(images)
+    except TypeError:
+        needed = [
+            parameter.name
+            for parameter in signature.parameters.values()
+            if parameter.default is parameter.empty
+            and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        ]
+        return ", ".join(needed[1:])
+    return ""
+
+
+class _Asked(dict[Any, Any]):
+    """A dict that has the images under every key, and keeps the keys that were asked for."""
+
+    def __init__(self, images: Tensor) -> None:
+        super().__init__()
+        self.images = images
+        self.keys_asked: list[object] = []
+
+    def __getitem__(self, key: object) -> Tensor:
+        self.keys_asked.append(key)
+        return self.images
+
+    def get(self, key: object, _default: object = None) -> Tensor:
+        return self[key]
+
+    def pop(self, key: object, *_default: object) -> Tensor:
+        return self[key]
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+
+def _key_asked_for(module: nn.Module, images: Tensor) -> str | None:
+    """Return the first key of a dict that the module reads before it raises an error; None where it reads none."""
+    batch = _Asked(images)
+    _runs(module, batch)
+    return next((key for key in batch.keys_asked if isinstance(key, str)), None)
+
+
+def _is_of_video(module: nn.Module, images: Tensor, error: Exception) -> bool:
+    """Return True if the module unpacks five axes, or fails for images in a convolution with an axis of time."""
+    entered: list[str] = []
+
+    def enter(name: str, _arguments: Arguments) -> None:
+        entered.append(name)
+
+    with watching(module, [name for name, _ in module.named_modules()], before=enter):
+        _runs(module, images)
+    last = module.get_submodule(entered[-1]) if entered else module
+    return isinstance(last, nn.Conv3d) or "expected 5, got 4" in str(error)
+
+
+def _channels_taken(module: nn.Module, images: Tensor) -> int | None:
+    """Return another number of channels with which the module gives a tensor; None where it gives none."""
+    for channels in _channels_to_try(module, images):
+        noise = torch.randn(len(images), channels, *images.shape[2:], generator=torch.Generator().manual_seed(0))
+        if _runs(module, noise.to(images)):
+            return channels
+    return None
+
+
+def _channels_to_try(module: nn.Module, images: Tensor) -> Iterator[int]:
+    """Yield numbers of channels, those first that layers of the module read."""
+    pixels = images.shape[2] * images.shape[3]
+    read = []
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d):
+            read.append(layer.in_channels)
+        elif isinstance(layer, nn.Linear) and layer.in_features <= pixels:
+            read.append(layer.in_features)
+    few = [channels for channels in read if channels <= 4 * _MOST_CHANNELS]
+    for channels in dict.fromkeys((*few, *range(1, _MOST_CHANNELS + 1))):
+        if channels != _COLOURS:
+            yield channels
+
+
+def _runs(module: nn.Module, inputs: object) -> bool:
+    """Return True if the module returns a tensor for these inputs."""
+    try:
+        return first_tensor(module(inputs)) is not None
+    except Exception:  # a user's forward may raise anything
+        return False

@@ -1,0 +1,121 @@
+"""Which modules mix tokens although no attention was recognised in them."""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from vitlens.devices import evaluating
+from vitlens.models.hooks import Arguments, as_call, first_tensor, watching
+
+_CONTAINERS: Final = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+_CHANGE: Final = 1.0  # of one number of the input
+
+
+def unread_attention(module: nn.Module, attention: Mapping[str, str], images: Tensor) -> tuple[str, ...]:
+    """Return the modules that stand where others compute attention, mix tokens, and show none.
+
+    attention: the modules in which attention was recognised, each with its residual block, "" where that is unknown.
+    """
+    candidates = dict.fromkeys((*_siblings(module, tuple(attention)), *_of_the_same_classes(module, attention)))
+    if not candidates:
+        return ()
+    arguments: dict[str, Arguments] = {}
+
+    def keep(name: str, values: Arguments, _output: Any) -> None:
+        arguments.setdefault(name, values)
+
+    with evaluating(module), torch.no_grad(), watching(module, [*candidates, *attention, *_blocks(attention)], keep):
+        module(images[:1])
+    shapes = {_shape(arguments.get(name, {})) for name in (*attention, *_blocks(attention))}
+    classes = {type(module.get_submodule(name)) for name in (*attention, *_blocks(attention))}
+    found: list[str] = []
+    for name in candidates:
+        part, values = module.get_submodule(name), arguments.get(name)
+        if values is None or _shows_attention(name, found):
+            continue
+        shape = _shape(values)
+        is_alike = type(part) in classes or (len(shape) == 3 and shape in shapes)
+        if is_alike and _mixes_tokens(part, values):
+            found.append(name)
+    return tuple(found)
+
+
+def _blocks(attention: Mapping[str, str]) -> list[str]:
+    return [block for block in attention.values() if block]
+
+
+def _shows_attention(name: str, attention: Collection[str]) -> bool:
+    """Return True for one of these modules, for a part of one, and for a module that holds one."""
+    return any(name == other or name.startswith(f"{other}.") or other.startswith(f"{name}.") for other in attention)
+
+
+def _siblings(module: nn.Module, attention: Collection[str]) -> Iterator[str]:
+    """Yield the modules at the places of these in the other members of their lists, else those members."""
+    for name in attention:
+        parts = name.split(".")
+        for position in range(len(parts)):
+            before = ".".join(parts[:position])
+            holder = module.get_submodule(before)
+            if not isinstance(holder, _CONTAINERS):
+                continue
+            for other, member in holder.named_children():
+                start = f"{before}.{other}" if before else other
+                if _shows_attention(start, attention):
+                    continue
+                rest = ".".join(parts[position + 1 :])
+                has_place = bool(rest) and any(inside == rest for inside, _ in member.named_modules())
+                yield f"{start}.{rest}" if has_place else start
+                if has_place:
+                    yield start
+
+
+def _of_the_same_classes(module: nn.Module, attention: Mapping[str, str]) -> Iterator[str]:
+    """Yield the other modules of the classes that compute attention, or of their blocks' classes."""
+    classes = {type(module.get_submodule(name)) for name in (*attention, *_blocks(attention))}
+    classes.difference_update(_CONTAINERS)
+    for name, part in module.named_modules():
+        if name and type(part) in classes and not _shows_attention(name, tuple(attention)):
+            yield name
+
+
+def _shape(values: Arguments) -> tuple[int, ...]:
+    """Return the shape of the first tensor with three axes or more among a module's arguments."""
+    shapes = (tuple(value.shape) for value in values.values() if isinstance(value, Tensor))
+    return next((shape for shape in shapes if len(shape) >= 3), ())
+
+
+def _mixes_tokens(module: nn.Module, values: Arguments) -> bool:
+    """Return True if one number of the input changes the output at other tokens."""
+    key = next((key for key, value in values.items() if isinstance(value, Tensor) and value.dim() in (3, 4)), None)
+    if key is None:
+        return False
+    try:
+        before = _output(module, values)
+        for corner in (0, -1):
+            stream = values[key].clone()
+            stream[(corner,) * stream.dim()] += _CHANGE
+            after = _output(module, {**values, key: stream})
+            if before is None or after is None or before.shape != after.shape:
+                return False
+            if _reaches_others(before != after, corner):
+                return True
+    except (RuntimeError, TypeError, ValueError, IndexError):  # a module that cannot be called alone
+        return False
+    return False
+
+
+def _output(module: nn.Module, values: Arguments) -> Tensor | None:
+    args, kwargs = as_call(values)
+    with evaluating(module), torch.no_grad():
+        return first_tensor(module(*args, **kwargs))
+
+
+def _reaches_others(changes: Tensor, corner: int) -> bool:
+    """Return True if more has changed than the token at a corner, in whichever order the axes are."""
+    others = changes.clone()
+    others[(corner,) * (changes.dim() - 1)] = False  # channels last
+    if changes.dim() == 4:
+        others[corner, :, corner, corner] = False  # channels first
+    return bool(others.any())
