@@ -65,6 +65,7 @@ FORMATS: Final[tuple[str, ...]] = get_args(FigureFormat)
 TRACKERS: Final[tuple[TrackerName, ...]] = get_args(TrackerName)
 
 DEFAULT_SEED: Final = 0
+LABELS: Final = " labels"  # after a part: the fingerprint of its labels, not of its images
 PERPLEXITY: Final = 30.0  # of t-SNE
 _SEPARATORS: Final = re.compile(r"[\s_-]+")  # in the names of classes
 _DIGITS: Final = 9  # most of a name that is a number
@@ -104,3 +105,8 @@ def plain_name(name: str) -> str:
 def is_index(text: str) -> bool:
     """Return True for a whole number of ASCII digits, not longer than a class index can be."""
     return text.isascii() and text.isdecimal() and len(text) <= _DIGITS
+
+
+def fingerprinted(name: str) -> str:
+    """Return what a fingerprint of this name is of: "test images", "test labels"."""
+    return name if name.endswith(LABELS) else f"{name} images"

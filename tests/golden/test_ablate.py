@@ -161,6 +161,8 @@ def test_a_killed_run_goes_on_at_the_layer_it_was_at_and_no_other(tiny_vit, tmp_
     assert "folder of a run" in refusal(capsys, f"ablate {tiny_vit} {line} --quiet --resume {tmp_path / 'nothing'}")
     np.savez(data, images=255 - pixels, labels=batch.labels.numpy())
     assert "found others" in refusal(capsys, f"ablate {tiny_vit} {line} --quiet --resume {out}")
+    np.savez(data, images=pixels, labels=(batch.labels.numpy() + 1) % 10)
+    assert "test labels" in refusal(capsys, f"ablate {tiny_vit} {line} --quiet --resume {out}")
     np.savez(data, images=pixels, labels=batch.labels.numpy())
     stored = len(list((out / "progress").glob("*.npz")))
     with stopping("ablate", at=0) as calls:

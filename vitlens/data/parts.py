@@ -183,8 +183,8 @@ def require_classes(folder: Path) -> None:
         flat = next((name for name in images if images_in(folder / name)), None)
         if flat and (flat, about[0]) != ("images", "masks"):
             raise DataError(
-                f"expected class folders in {folder}, found {flat}/ beside {about[0]}/; call them images/ and masks/ if "
-                f"these are masks, or give --images {folder / flat}"
+                f"expected class folders in {folder}, found {flat}/ beside {about[0]}/; if these are masks, call them "
+                f"images/ and masks/, else give --images {folder / flat}"
             )
         raise DataError(
             f"expected class folders in {folder}, found {images[0]}/ beside {about[0]}/; masks need their images in "

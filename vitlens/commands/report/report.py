@@ -12,6 +12,7 @@ from vitlens.commands.evaluate.record import EvaluateRecord, PredictionArrays
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.chapters import Chaptered
 from vitlens.errors import InputError
+from vitlens.names import fingerprinted
 from vitlens.record import Better, MetricName, Record, col, table
 from vitlens.report.claims import SMALLEST, Claim, found
 from vitlens.report.numbers import in_words
@@ -277,7 +278,7 @@ def _settings(before: Any, after: Any) -> Iterator[SettingRow]:
     pairs += [(name, getattr(first, name), getattr(second, name)) for name in ("seed", "device", "precision")]
     for part in sorted(first.fingerprints.keys() & second.fingerprints.keys()):
         digests = (first.fingerprints[part][:_DIGITS], second.fingerprints[part][:_DIGITS])
-        pairs.append((f"fingerprint of the {part} images", *digests))
+        pairs.append((f"fingerprint of the {fingerprinted(part)}", *digests))
     if first.data is not None and second.data is not None:
         pairs += [("data", first.data.title, second.data.title), ("images", first.data.images, second.data.images)]
     for old, new in zip(first.models, second.models):
@@ -322,8 +323,9 @@ def _release(runs: ComparedRuns) -> Claim:
     undecided = not runs.tested or bool(fallen) or runs.same_images in ("others", "not known")
     judged = any(row.better for row in runs.tested)
     says = (
-        "Of {{ tested|length }} measures with intervals {{ changed|length }} changed beyond chance, {{ worse|length }} "
-        "of them for the worse{% if worse %}: {{ worse|names }}{% endif %}."
+        "Of {{ tested|length }} measure{{ tested|length|s }} with intervals, {% if changed %}{{ changed|length }} "
+        "changed beyond chance, {{ worse|length or 'none' }} of them for the worse"
+        "{% if worse %}: {{ worse|names }}{% endif %}{% else %}none changed beyond chance{% endif %}."
     )
     if runs.worse:
         headline, state = _REFUSED, "fail"
@@ -349,7 +351,7 @@ def _release(runs: ComparedRuns) -> Claim:
 _ON_IMAGES: Final[Mapping[SameImages, str]] = {  # after a comparison
     "the same": "",
     "": "",
-    "others": ", but the runs saw other images",
+    "others": ", but the runs saw other images or labels",
     "not known": ", but whether the runs saw the same images is not known",
 }
 _ACCURACY_FELL: Final = (
@@ -367,7 +369,8 @@ _UNJUDGED: Final = (
 )
 _UNDECIDED: Final = (
     "Undecided whether to release {{ later }}: {% if not tested %}nothing that can be tested was measured twice"
-    "{% elif fell %}" + _ACCURACY_FELL + "{{ known }}{% elif images == 'others' %}the runs saw other images{% else %}"
+    "{% elif fell %}" + _ACCURACY_FELL + "{{ known }}{% elif images == 'others' %}"
+    "the runs saw other images or labels{% else %}"
     "whether the runs saw the same images is not known{% endif %}"
 )
 
@@ -375,7 +378,10 @@ _UNDECIDED: Final = (
 def unknown(runs: ComparedRuns) -> Iterator[str]:
     """What could overturn this."""
     if runs.same_images == "others":
-        yield "The runs saw other images, so nothing is paired, and a change can be one of the images."
+        yield (
+            "The runs saw other images or labels, or these in another order. So nothing is paired, and a change can be "
+            "one of the images."
+        )
     if runs.same_images == "not known":
         yield (
             "Whether the runs saw the same images is not known, as an earlier version wrote one of the folders. So "
