@@ -79,6 +79,16 @@ def test_other_images_of_the_same_names_are_not_paired_and_the_title_says_so(tmp
     assert accuracy.test == "paired"
 
 
+@pytest.mark.parametrize("name", ["walkthrough", "explain", "features", "audit", "study"])
+def test_folders_without_their_arrays_are_compared(golden, tmp_path, name):
+    made = golden(name)
+    copy = Path(shutil.copytree(made.folder, tmp_path / "copy"))
+    for arrays in [*copy.rglob("arrays")]:
+        shutil.rmtree(arrays)
+    assert run(["report", "--compare", str(made.folder), str(copy)]) in (0, 3)
+    (copy / "comparison.md").read_text()
+
+
 def test_the_same_images_with_other_labels_are_not_the_same(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)
     labels = np.arange(20) % 10

@@ -1,6 +1,7 @@
 """The report of `vitlens report --compare`: whether the later model can be released, and what changed beyond chance."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any, Final, Literal, TypeAlias
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from vitlens.commands.evaluate.record import EvaluateRecord, PredictionArrays
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.chapters import Chaptered
+from vitlens.commands.run.publish import foreign_contents
 from vitlens.errors import InputError
 from vitlens.names import fingerprinted
 from vitlens.record import Better, MetricName, Record, col, table
@@ -255,9 +257,17 @@ def _same_images(before: Record, after: Record) -> bool | None:
     return all(first[part] == second[part] for part in parts) if parts else None
 
 
+def _claims(record: Any) -> Sequence[Claim]:
+    """The judgements of a report; none of a folder without its arrays, of which no report can be made."""
+    written = COMMANDS[record.command].report
+    with suppress(InputError), foreign_contents(record):
+        return tuple(written.claims(record)) if isinstance(written, Report) else written(record).claims
+    return ()
+
+
 def _judged(before: Any, after: Any) -> Iterator[JudgedRow]:
     """The judgements of both reports, those that differ first."""
-    was, now = (COMMANDS[record.command].report(record).claims for record in (before, after))
+    was, now = _claims(before), _claims(after)
     aliases = dict(zip(after.aliases, before.aliases))
     earlier = {(claim.question, claim.subject): claim.state for claim in was}
     known = [(claim, earlier.get((claim.question, aliases.get(claim.subject, claim.subject)), "")) for claim in now]
