@@ -128,7 +128,8 @@ def _list_classes(folder: Path, parts: Sequence[Path]) -> Listing:
 
 def _beside(folder: Path) -> tuple[str, ...]:
     loose = len(images_in(folder))
-    return (f"images beside the folders of {folder.name}/ were left out: {loose}",) if loose else ()
+    images = "image" if loose == 1 else "images"
+    return (f"{loose} {images} beside the class folders of {folder.name}/ left out",) if loose else ()
 
 
 def _spelling(parts: Sequence[Path]) -> dict[str, str]:
