@@ -4,6 +4,8 @@
 (the two cranes and the second maillot are disambiguated by hand).
 """
 
+import re
+import unicodedata
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -63,7 +65,10 @@ FORMATS: Final[tuple[str, ...]] = get_args(FigureFormat)
 TRACKERS: Final[tuple[TrackerName, ...]] = get_args(TrackerName)
 
 DEFAULT_SEED: Final = 0
+LABELS: Final = " labels"  # after a part: the fingerprint of its labels, not of its images
 PERPLEXITY: Final = 30.0  # of t-SNE
+_SEPARATORS: Final = re.compile(r"[\s_-]+")  # in the names of classes
+_DIGITS: Final = 9  # most of a name that is a number
 FEWEST_FOR_MEAN: Final = 8  # images: the mean over fewer is too close to each image's own output
 
 
@@ -87,3 +92,21 @@ def imagenet_indices() -> Mapping[str, int]:
 def are_imagenet(names: Iterable[str]) -> bool:
     """Whether these folder names are all wnids of ImageNet-1k (and there is at least one)."""
     return set() < set(names) <= _names().keys()
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a class without what people write in two ways: case, separators, leading zeros, and letters
+    with their accents in one character or two."""
+    text = unicodedata.normalize("NFC", name).casefold()
+    plain = " ".join(_SEPARATORS.sub(" ", text).split())
+    return str(int(plain)) if is_index(plain) else plain
+
+
+def is_index(text: str) -> bool:
+    """Return True for a whole number of ASCII digits, not longer than a class index can be."""
+    return text.isascii() and text.isdecimal() and len(text) <= _DIGITS
+
+
+def fingerprinted(name: str) -> str:
+    """Return what a fingerprint of this name is of: "test images", "test labels"."""
+    return name if name.endswith(LABELS) else f"{name} images"

@@ -89,7 +89,8 @@ class Data:
 class Config:
     """config.json, the part that all commands share.
 
-    fingerprints: a SHA-256 of the images by part ("train", "test"); empty in folders of earlier versions.
+    fingerprints: a SHA-256 of the images by part ("train", "test"), and of their labels ("test labels"); empty in
+    folders of earlier versions.
     """
 
     title: Text = ""

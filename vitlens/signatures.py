@@ -89,6 +89,8 @@ def described(path: Path) -> str:
         if start[offset:].startswith(signature):
             return name
     text = start.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if path.name.endswith(".index.json"):
+        return "the index of a model in several files: name them all by their folder, hf:FOLDER, or join them first"
     if text.startswith(_HTML):
         return "a web page (HTML), as of a download that failed: download it again"
     if text.startswith((b"<?xml", b"<svg")):
@@ -113,13 +115,15 @@ def _described_zip(path: Path) -> str:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()[:_ENTRIES]
     except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
-        return ""
+        return "the beginning of a file that is not whole: download it again"
     if names and all(name.endswith(".npy") for name in names):
         return "arrays of NumPy (.npz), as JAX stores weights"
     if "model.weights.h5" in names:
         return "a Keras model"
     if any(name.endswith("/constants.pkl") for name in names) and any("/code/" in name for name in names):
         return "a TorchScript program"
+    if not any(name.endswith("data.pkl") for name in names):
+        return "a zip archive: unpack it first"
     return ""
 
 
@@ -131,7 +135,10 @@ def is_pickle(path: Path) -> bool:
 
 def _is_onnx(start: bytes) -> bool:
     """Return True for a protocol buffer that begins with an IR version and the name of its producer."""
-    return start[:1] == b"\x08" and start[2:3] == b"\x12" and start[1:2] < b"\x20"
+    length = start[3] if len(start) > 3 else 0
+    producer = start[4 : 4 + length]
+    is_text = 0 < length == len(producer) and all(byte in _PRINTABLE for byte in producer)
+    return start[:1] == b"\x08" and start[2:3] == b"\x12" and start[1:2] < b"\x20" and is_text
 
 
 def is_safetensors(path: Path) -> bool:

@@ -79,11 +79,32 @@ def test_other_images_of_the_same_names_are_not_paired_and_the_title_says_so(tmp
     assert accuracy.test == "paired"
 
 
+@pytest.mark.parametrize("name", ["walkthrough", "explain", "features", "audit", "study"])
+def test_folders_without_their_arrays_are_compared(golden, tmp_path, name):
+    made = golden(name)
+    copy = Path(shutil.copytree(made.folder, tmp_path / "copy"))
+    for arrays in [*copy.rglob("arrays")]:
+        shutil.rmtree(arrays)
+    assert run(["report", "--compare", str(made.folder), str(copy)]) in (0, 3)
+    (copy / "comparison.md").read_text()
+
+
+def test_the_same_images_with_other_labels_are_not_the_same(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)
+    labels = np.arange(20) % 10
+    records = []
+    for name, these in (("before", labels), ("after", (labels + 1) % 10)):
+        np.savez(tmp_path / f"{name}.npz", images=pixels, labels=these)
+        records.append(ran(tmp_path / name, f"evaluate cnn-digits --data {tmp_path / name}.npz"))
+    assert compared_runs(*records, "").same_images == "others"
+    assert "or labels" in comparison(*records).title
+
+
 def test_folders_without_fingerprints_are_read_and_not_paired(golden, tmp_path):
     made = golden("evaluate")
     old = Path(shutil.copytree(made.folder, tmp_path / "old"))
     config = json.loads((old / "config.json").read_text())
-    assert config.pop("fingerprints").keys() == {"test"}
+    assert config.pop("fingerprints").keys() == {"test", "test labels"}
     (old / "config.json").write_text(json.dumps(config))
     assert run(["report", str(old)]) == 0
     runs = compared_runs(read_folder(old), made.record, "")

@@ -67,8 +67,8 @@ def test_a_note_says_that_all_images_are_misclassified(tmp_path):
     model.module.head.weight.data.neg_()
     save(model, tmp_path / "wrong" / "model.safetensors")
     line = f"ablate {tmp_path / 'wrong'} --data digits --limit 12 {PLAIN} --units head --replace zero"
-    [note] = ran(tmp_path / "out", line).model.notes
-    assert "none of the 12 images" in note
+    notes = ran(tmp_path / "out", line).model.notes
+    (note,) = [each for each in notes if "none of the 12 images" in each]
     assert note[1:] in (tmp_path / "out" / "report.md").read_text()
 
 
@@ -161,6 +161,8 @@ def test_a_killed_run_goes_on_at_the_layer_it_was_at_and_no_other(tiny_vit, tmp_
     assert "folder of a run" in refusal(capsys, f"ablate {tiny_vit} {line} --quiet --resume {tmp_path / 'nothing'}")
     np.savez(data, images=255 - pixels, labels=batch.labels.numpy())
     assert "found others" in refusal(capsys, f"ablate {tiny_vit} {line} --quiet --resume {out}")
+    np.savez(data, images=pixels, labels=(batch.labels.numpy() + 1) % 10)
+    assert "test labels" in refusal(capsys, f"ablate {tiny_vit} {line} --quiet --resume {out}")
     np.savez(data, images=pixels, labels=batch.labels.numpy())
     stored = len(list((out / "progress").glob("*.npz")))
     with stopping("ablate", at=0) as calls:

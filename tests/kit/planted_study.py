@@ -56,10 +56,10 @@ def study_record(
     best = max((row for row in points.values() if row.candidate), key=lambda row: row.accuracy.value).label
     others = [(row.label, best) for row in points.values() if row.candidate and row.label != best]
     rows = [
-        *compared(points, correct, "difference", [pair for pair in pairs if points[pair[0]].candidate]),
-        *compared(points, correct, "share", [pair for pair in pairs if not points[pair[0]].candidate]),
-        *compared(points, correct, "step", known.steps),
-        *compared(points, correct, "best", others),
+        *compared(points, correct, None, "difference", [pair for pair in pairs if points[pair[0]].candidate]),
+        *compared(points, correct, None, "share", [pair for pair in pairs if not points[pair[0]].candidate]),
+        *compared(points, correct, None, "step", known.steps),
+        *compared(points, correct, None, "best", others),
     ]
     if known.adapts:
         value, low, high = gain

@@ -21,7 +21,10 @@ from torch import Tensor
 import vitlens
 
 Outcome = Literal["read", "read, with a note", "refused"]
-GREYS: Final = {"cat": 40, "dog": 80, "elk": 120, "tench": 40, "goldfish": 80, "valid": 40, "invalid": 80}
+GREYS: Final = {
+    "cat": 40, "dog": 80, "elk": 120, "tench": 40, "goldfish": 80, "valid": 40, "invalid": 80,
+    "caf\u00e9": 40, "great_dane": 80, "007": 120,
+}  # fmt: skip
 WNIDS: Final = ("n01440764", "n01443537")  # tench, goldfish
 OBJECT: Final = (slice(10, 30), slice(12, 40))  # rows and columns of the object of a mask
 SIZE: Final = (48, 64)
@@ -124,6 +127,34 @@ def _yolo(root: Path) -> None:
         (root / part / "labels").mkdir()
 
 
+def _unlike(root: Path) -> None:
+    for part, names in (("train", ("caf\u00e9", "great_dane", "007")), ("test", ("cafe\u0301", "Great Dane", "7"))):
+        for name, folder in zip(("cat", "dog", "elk"), names):
+            picture(root / part / folder / "0.png", name)
+
+
+def _unknown_test(root: Path) -> None:
+    parts("train", "val")(root)
+    for name in ("unknown", "other"):
+        picture(root / "test" / name / "0.png", "elk")
+
+
+def _videos(root: Path) -> None:
+    classes(root)
+    (root / "elk").mkdir()
+    (root / "elk" / "0.mp4").write_bytes(b"\0\0\0\x18ftypisom" + bytes(40))
+
+
+def _beside_a_picture(root: Path) -> None:
+    parts("train", "test")(root / "archive" / "data")
+    picture(root / "logo.png", "elk")
+
+
+def _link_to_itself(root: Path) -> None:
+    classes(root)
+    (root / "loop").symlink_to("loop")
+
+
 def _disjoint(root: Path) -> None:
     classes(root / "train")
     classes(root / "test", names=("valid", "elk"))
@@ -180,6 +211,24 @@ FOLDERS: Final = (
     ),
     Example("wnid folders (`n01440764`)", _wnids, "read", "ImageNet's names, of the classes that occur"),
     Example("a class in two spellings: `dog/` and `Dog/`", _cases, "read", "one class, where no part has both"),
+    Example(
+        "`train/`, `val/` and a `test/` of other folders", _unknown_test, "read, with a note", "`val/` is the test part"
+    ),
+    Example("`trainval/` and `test/`", parts("trainval", "test"), "read", "the parts"),
+    Example(
+        "parts that write a class in two ways (`great_dane`, `Great Dane`; `007`, `7`; accents)",
+        _unlike,
+        "read",
+        "one class",
+    ),
+    Example("a class of other files, as of videos", _videos, "read, with a note", "left out and named"),
+    Example(
+        "`archive/data/train/` beside an image",
+        _beside_a_picture,
+        "read, with a note",
+        "the parts below; the image is left out",
+    ),
+    Example("a link to itself", _link_to_itself, "read", "ignored"),
     Example("`@eaDir/`, `lost+found/`, `__MACOSX/`, hidden folders", _junk, "read", "ignored"),
     Example("linked folders and loops of links", _linked, "read", "followed, each folder once"),
     Example(".jfif, .jpe, .avif, .webp, and images without a suffix", _suffixes, "read", "by suffix or first bytes"),
@@ -198,11 +247,12 @@ FOLDERS: Final = (
     Example(
         "`images/<class>/` beside `masks/<class>/`", parts("images", "masks"), "refused", "masks need a flat `images/`"
     ),
+    Example("`images/` beside `Masks/`", _flat("images", "Masks"), "refused", "call them `images/` and `masks/`"),
     Example(
         "`JPEGImages/` beside `SegmentationClass/`",
         _flat("JPEGImages", "SegmentationClass"),
         "refused",
-        "name the folder of class folders",
+        "`images/` and `masks/`, or `--images`",
     ),
     Example("flat `train/` and `test/`", _flat("train", "test"), "refused", "class folders, or `--labels FILE.csv`"),
     Example(
@@ -225,12 +275,12 @@ FOLDERS: Final = (
 )
 
 
-def _labelled(text: str | bytes, *, nested: bool = False) -> Callable[[Path], Path]:
+def _labelled(text: str | bytes, *, names: tuple[str, str, str] = ("a", "b", "c")) -> Callable[[Path], Path]:
     """Images a.png (a cat), b.png and c.png (dogs), and a table."""
 
     def make(root: Path) -> Path:
         folder = root / "flat"
-        for place, name in (("a", "cat"), ("b", "dog"), ("x/c" if nested else "c", "dog")):
+        for place, name in zip(names, ("cat", "dog", "dog")):
             picture(folder / f"{place}.png", name)
         table = root / "labels.csv"
         table.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -259,7 +309,7 @@ TABLES: Final = (
     Example("names without suffix", _labelled("id,class\na,cat\nb,dog\nc,dog\n"), "read", "names"),
     Example(
         "paths",
-        _labelled("file,label\n/data/a.png,cat\nflat\\b.png,dog\nx/c.png,dog\n", nested=True),
+        _labelled("file,label\n/data/a.png,cat\nflat\\b.png,dog\nx/c.png,dog\n", names=("a", "b", "x/c")),
         "read",
         "the last parts of a path count",
     ),
@@ -283,6 +333,23 @@ TABLES: Final = (
         "indices from 0, as they are",
     ),
     Example(
+        "labels first, with files that are called 0.png, 1.png, 2.png",
+        _labelled("label,id\n1,2\n1,1\n0,0\n", names=("0", "1", "2")),
+        "read",
+        "the column that is not called label has the files",
+    ),
+    Example(
+        "names of files with accents in one character or two",
+        _labelled(
+            "file,label\ne\u0301.png,cat\n\u00ea.png,dog\n\u00fc.png,dog\n", names=("\u00e9", "\u00ea", "\u00fc")
+        ),
+        "read",
+        "names",
+    ),
+    Example(
+        "lines that end as on an old Mac", _labelled("file,label\ra.png,cat\rb.png,dog\rc.png,dog\r"), "read", "names"
+    ),
+    Example(
         "images without a line, lines without an image",
         _labelled("a.png,cat\nb.png,dog\nz.png,dog\n"),
         "read, with a note",
@@ -290,6 +357,18 @@ TABLES: Final = (
     ),
     Example("an empty label, or NaN", _labelled("file,label\na.png,nan\nb.png,dog\n"), "refused", "leave the line out"),
     Example("two labels for one image", _labelled("a.png,cat\na.png,dog\n"), "refused", "leave one out"),
+    Example(
+        "the name of several images",
+        _labelled("file,label\nb.png,cat\n", names=("x/b", "y/b", "c")),
+        "refused",
+        "their paths",
+    ),
+    Example(
+        "commas in a name without quotes",
+        _labelled("file,label\na.png,cat, grey\nb.png,dog\nc.png,dog\n"),
+        "refused",
+        "quotes",
+    ),
     Example("negative or fractional numbers", _labelled("a.png,-1\nb.png,0.5\n"), "refused", "indices or names"),
     Example("one column", _labelled("490\n361\n171\n"), "refused", "FILE,LABEL lines"),
     Example(
@@ -374,6 +453,7 @@ MASKS: Final = (
         "read",
         "white",
     ),
+    Example("a colour on black", _masked(_palette(levels(1), {1: (0, 0, 1)}).convert("RGB")), "read", "the colour"),
     Example("opaque RGBA", _masked(Image.fromarray(levels()).convert("RGBA")), "read", "the larger value"),
     Example("a turned photograph (EXIF), the mask as stored", _masked(levels(), turned=6), "read", "turned with it"),
     Example("a turned photograph (EXIF), the mask as displayed", _masked(_TURNED, turned=6), "read", "as it is"),
@@ -500,6 +580,12 @@ WEIGHTS: Final = (
         "the average",
     ),
     Example(
+        "averaged weights as `net_ema`, `swa_model`, `averaged_model`",
+        _saved(lambda: {"net": {"a": torch.zeros(1)}, "net_ema": weights(), "optimizer": {"a": torch.zeros(1)}}),
+        "read, with a note",
+        "the average",
+    ),
+    Example(
         "`{'ema': {'module': ...}}`",
         _saved(lambda: {"model": {"a": torch.zeros(1)}, "ema": {"module": weights()}}),
         "read, with a note",
@@ -510,6 +596,18 @@ WEIGHTS: Final = (
         _saved(lambda: {"my_network": weights(), "epoch": 3}),
         "read, with a note",
         "that state dict",
+    ),
+    Example(
+        "one state dict at any depth, beside an optimizer's",
+        _saved(lambda: {"run": {"last": {"my_network": weights()}, "optimizer": {"a": torch.zeros(1)}}}),
+        "read, with a note",
+        "that state dict",
+    ),
+    Example(
+        "blocks that are compiled, checkpointed or sharded (`blocks.0._orig_mod.`)",
+        _saved(lambda: {name.replace("blocks.0.", "blocks.0._orig_mod."): value for name, value in weights().items()}),
+        "read, with a note",
+        "taken out of the names",
     ),
     Example(
         "prefixes of all names: `module._orig_mod.model.net.`",
@@ -583,6 +681,24 @@ WEIGHTS: Final = (
         "save one of them",
     ),
     Example(
+        "two networks of one form (an ensemble)",
+        _saved(lambda: weights("models.0.") | weights("models.1.")),
+        "refused",
+        "save one of them",
+    ),
+    Example(
+        "a classifier without its bias",
+        _saved(lambda: {name: value for name, value in weights().items() if name != "head.bias"}),
+        "refused",
+        "the whole checkpoint",
+    ),
+    Example(
+        "arrays of NumPy in place of tensors",
+        _saved(lambda: {name: value.numpy() for name, value in weights().items()}),
+        "refused",
+        "torch.from_numpy",
+    ),
+    Example(
         "int8 without scales",
         _saved(lambda: {name: value.to(torch.int8) if value.ndim == 2 else value for name, value in weights().items()}),
         "refused",
@@ -612,6 +728,13 @@ WEIGHTS: Final = (
         "torch.save or safetensors",
     ),
     Example("arrays of JAX (AugReg `.npz`)", _arrays, "refused", "timm's command that converts them"),
+    Example(
+        "the index of a model in several files",
+        _bytes(b'{"weight_map": {}}', "model.safetensors.index.json"),
+        "refused",
+        "hf:FOLDER",
+    ),
+    Example("the beginning of a file", _bytes(b"PK\x03\x04" + bytes(99)), "refused", "download it again"),
     Example("an archive", _bytes(b"\x1f\x8b" + bytes(40), "weights.tar.gz"), "refused", "unpack it"),
     Example("a folder", _folder, "refused", "name the file in it"),
     Example("an empty file", _bytes(b""), "refused", "take another copy"),

@@ -10,12 +10,12 @@ import torch
 
 from vitlens.data.decode import READ_SUFFIXES, load_files
 from vitlens.data.other_data import describe_other_data
-from vitlens.data.parts import find_parts, is_of_images, is_unlabelled, require_classes, unwrapped
+from vitlens.data.parts import find_parts, is_of_images, is_unlabelled, listed, require_classes, unwrapped
 from vitlens.data.registry import DataRequest
 from vitlens.data.split import Split, hold_out
-from vitlens.data.walk import class_folders, images_below, images_in
+from vitlens.data.walk import class_folders, folders_of_others, images_below, images_in
 from vitlens.errors import DataError, in_one_line
-from vitlens.names import Part, are_imagenet, imagenet_classes, imagenet_indices
+from vitlens.names import Part, are_imagenet, imagenet_classes, imagenet_indices, plain_name
 
 _ANNOTATIONS: Final = "val_annotations.txt"  # of Tiny ImageNet
 _WNID: Final = re.compile(r"n\d{8}")
@@ -67,7 +67,7 @@ def list_folder(root: Path, *, part: Part, seed: int = 0, whole: bool = False) -
     if not root.is_dir():
         raise DataError(f"expected a folder of images, found no folder {str(root)!r}")
     top = unwrapped(root)
-    wrapping = (f"the folders of {top.relative_to(root)}/ are used",) if top != root else ()
+    wrapping = (*_beside(root), f"the folders of {top.relative_to(root)}/ are used") if top != root else ()
     parts = find_parts(top)
     if parts.test is not None and parts.train is None and part == "train":
         raise DataError(f"expected train/ in {top}, found {parts.test.relative_to(top)}/ alone; it is for evaluation")
@@ -119,19 +119,27 @@ def _list_classes(folder: Path, parts: Sequence[Path]) -> Listing:
     if are_imagenet(names):
         classes = tuple(imagenet_classes()[imagenet_indices()[name]] for name in names)
     indices = {name: index for index, name in enumerate(names)}
-    loose = len(images_in(folder))
-    notes = (f"{loose} images beside the class folders of {folder.name}/ were left out",) if loose else ()
+    notes = _beside(folder)
+    others = [child.name for child in folders_of_others(folder)]
+    if others:
+        notes = (*notes, f"not used, as without images: {listed(others)}")
     return Listing(tuple(path for _, path in labelled), tuple(indices[name] for name, _ in labelled), classes, notes)
 
 
+def _beside(folder: Path) -> tuple[str, ...]:
+    loose = len(images_in(folder))
+    images = "image" if loose == 1 else "images"
+    return (f"{loose} {images} beside the class folders of {folder.name}/ left out",) if loose else ()
+
+
 def _spelling(parts: Sequence[Path]) -> dict[str, str]:
-    """Return the class of each folder by its name: parts that spell a class in another case share it."""
+    """Return the class of each folder by its name: parts that write a class in another way share it."""
     names = [[child.name for child in class_folders(part)] for part in parts]
-    distinct = all(len({name.casefold() for name in each}) == len(each) for each in names)
+    distinct = all(len({plain_name(name) for name in each}) == len(each) for each in names)
     spelling: dict[str, str] = {}
     first: dict[str, str] = {}
     for name in (name for each in names for name in each):
-        spelling[name] = first.setdefault(name.casefold(), name) if distinct else name
+        spelling[name] = first.setdefault(plain_name(name), name) if distinct else name
     return spelling
 
 

@@ -1,7 +1,7 @@
 """Hashes of a split's images, together and one by one, independent of file names."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from os import cpu_count
@@ -15,6 +15,7 @@ from torch import Tensor
 from vitlens.data.decode import Files
 from vitlens.data.split import Drawings, Source, Split
 from vitlens.files import sha256
+from vitlens.names import LABELS, plain_name
 
 _AT_ONCE = 256  # images read at a time
 _KNOWN: Final = 1 << 20  # files whose digest is remembered while they do not change
@@ -62,6 +63,26 @@ def images_fingerprint(split: Split) -> str:
     for pixels in _pixels(source, torch.arange(min(len(source), _RENDERED))):
         digest.update(pixels.tobytes())
     return digest.hexdigest()
+
+
+def labels_fingerprint(split: Split) -> str:
+    """Return a SHA-256 of the label of each image, by the name of its class; "" without labels."""
+    if split.labels is None:
+        return ""
+    names = [plain_name(name) for name in split.classes] or None
+    labels = split.labels.tolist()
+    return hashlib.sha256(repr([names[label] for label in labels] if names else labels).encode()).hexdigest()
+
+
+def fingerprints_of(splits: Mapping[str, Split]) -> dict[str, str]:
+    """Return the fingerprints of the images of parts, and of their labels, by name: "test", "test labels"."""
+    fingerprints: dict[str, str] = {}
+    for part, split in splits.items():
+        fingerprints[part] = images_fingerprint(split)
+        labels = labels_fingerprint(split)
+        if labels:
+            fingerprints[f"{part}{LABELS}"] = labels
+    return fingerprints
 
 
 def _paths(split: Split) -> tuple[Path, ...]:

@@ -2,7 +2,8 @@
 
 import csv
 import re
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterator, Sequence
 from io import StringIO
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -52,6 +53,7 @@ def load(request: DataRequest) -> Split:
     for row in body:
         path = names.find(row[file_column])
         if path is None:
+            names.require_one(row[file_column], table)
             unmatched += 1
             continue
         label = row[label_column] if label_column < len(row) else ""
@@ -64,9 +66,9 @@ def load(request: DataRequest) -> Split:
     used = [path for path in paths if path in labels]
     indices, classes, notes = _classes([labels[path] for path in used], table)
     if len(used) < len(paths):
-        notes.append(f"{len(paths) - len(used)} images without a line in {table.name} were left out")
+        notes.append(f"images without a line in {table.name} were left out: {len(paths) - len(used)}")
     if unmatched:
-        notes.append(f"{unmatched} lines of {table.name} name no image in {root.name}/")
+        notes.append(f"lines of {table.name} that name no image in {root.name}/ were left out: {unmatched}")
     held, division = hold_out(torch.tensor(indices), request.part, seed=request.seed, whole=request.whole)
     chosen = held.tolist()
     listing = Listing(
@@ -84,20 +86,40 @@ class _Names:
     def __init__(self, root: Path, paths: Sequence[Path]) -> None:
         self._paths: dict[str, Path | None] = {}  # None: of several images
         for path in paths:
-            place = PurePosixPath(path.relative_to(root).as_posix())
+            place = PurePosixPath(_composed(path.relative_to(root).as_posix()))
             for name in {str(place), str(place.with_suffix("")), place.name, place.stem}:
                 self._paths[name] = path if name not in self._paths else None
 
     def find(self, cell: str) -> Path | None:
         """Return the image of a cell: a name, or a path whose last parts are those of the image."""
-        place = PurePosixPath(cell.replace("\\", "/"))
-        parts = place.parts
-        for start in range(len(parts)):
-            below = PurePosixPath(*parts[start:])
-            path = self._paths.get(str(below)) or self._paths.get(str(below.with_suffix("")) if below.suffix else "")
+        for name in _endings(cell):
+            path = self._paths.get(name)
             if path is not None:
                 return path
         return None
+
+    def require_one(self, cell: str, table: Path) -> None:
+        """Raise DataError for a cell that is the name of several images."""
+        if any(name in self._paths for name in _endings(cell)):
+            raise DataError(
+                f"expected the path of one image in each line of {table}, found {cell[:80]!r}, which is the name of "
+                "several; write their paths below the folder"
+            )
+
+
+def _endings(cell: str) -> Iterator[str]:
+    """Yield the names that a cell may have for an image: its last parts, the longest first, with and without suffix."""
+    parts = PurePosixPath(_composed(cell.replace("\\", "/"))).parts
+    for start in range(len(parts)):
+        below = PurePosixPath(*parts[start:])
+        yield str(below)
+        if below.suffix:
+            yield str(below.with_suffix(""))
+
+
+def _composed(name: str) -> str:
+    """Return a name with each letter and its accents as one character: file systems differ in that."""
+    return unicodedata.normalize("NFC", name)
 
 
 def _rows(table: Path) -> Rows:
@@ -105,10 +127,11 @@ def _rows(table: Path) -> Rows:
     content = read_bounded(table, _BYTES, what="a table of labels", error=DataError)
     encoding = "utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
     try:
-        text = content.decode(encoding)
+        text = content.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
         sample = [line for line in text.splitlines()[:_SAMPLE] if line.strip()]
         delimiter = next((each for each in _DELIMITERS if _divides(sample, each)), None)
         if delimiter is None:
+            _require_even(sample, table)
             cells = [line.split(None, 1) for line in text.splitlines()]
         else:
             cells = list(csv.reader(StringIO(text), delimiter=delimiter))
@@ -129,18 +152,36 @@ def _divides(lines: Sequence[str], delimiter: str) -> bool:
     return len(counts) == 1 and counts.pop() > 1
 
 
+def _require_even(lines: Sequence[str], table: Path) -> None:
+    """Raise DataError, with the first such line, where a delimiter divides lines into different numbers of cells."""
+    for delimiter in _DELIMITERS:
+        counts = [len(row) for row in csv.reader(lines, delimiter=delimiter)]
+        usual = max(counts, key=counts.count)
+        if usual > 1:
+            number, count = next((number, count) for number, count in enumerate(counts, start=1) if count != usual)
+            raise DataError(
+                f"expected {usual} cells in every line of {table}, divided by {delimiter!r}, found {count} in line "
+                f"{number} ({lines[number - 1][:60]!r}); correct it, and write names that hold {delimiter!r} in quotes"
+            )
+
+
 def _file_column(rows: Rows, names: _Names, table: Path) -> int:
-    """Return the column whose cells are most often names of images."""
+    """Return the column whose cells are most often names of images; one that is called label only where no other is."""
     counts = [0] * max(len(row) for row in rows)
     for row in rows:
         for column, cell in enumerate(row):
             counts[column] += names.find(cell) is not None
     if not max(counts):
+        for row in rows[1:]:
+            for cell in row:
+                names.require_one(cell, table)
         raise DataError(
             f"expected file names of the images in a column of {table}, found none that is among them (line 1: "
             f"{', '.join(rows[0])[:80]!r}); check --data and the names"
         )
-    return counts.index(max(counts))
+    best = [column for column, count in enumerate(counts) if count == max(counts)]
+    titles = rows[0] + [""] * len(counts)
+    return next((column for column in best if titles[column].lower() not in _TITLES), best[0])
 
 
 def _label_column(rows: Rows, file_column: int, names: _Names, table: Path) -> tuple[int, Rows]:

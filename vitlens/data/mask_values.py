@@ -62,8 +62,13 @@ def _values(image: Image.Image, *, exact: bool) -> Pixels:
         return np.asarray(image.convert("L") if image.mode == "1" else image)
     colours = np.asarray(image.convert("RGB"))
     values = np.asarray(image.convert("RGB").convert("L"))
-    if exact:
-        _require_distinct(colours, values)
+    if not exact:
+        return values
+    count = _count(colours)
+    if count == 2 and not colours.min((0, 1)).any():
+        return np.where(colours.any(-1), 255, 0)  # black and one colour, which may be as dark in grey
+    if len(np.unique(values)) < count <= 64:
+        raise UnreadableError(f"expected a mask of two values, found {count} colours; {_REMEDY}")
     return values
 
 
@@ -75,12 +80,10 @@ def _of_palette(image: Image.Image) -> Pixels:
     return np.asarray(image.convert("RGB").convert("L")) if grey else indices
 
 
-def _require_distinct(colours: Pixels, values: Pixels) -> None:
-    """Raise UnreadableError where two of a few colours are the same grey."""
+def _count(colours: Pixels) -> int:
+    """Return the number of different colours."""
     packed = colours.astype(np.uint32) @ np.array([65536, 256, 1], np.uint32)
-    count = len(np.unique(packed))
-    if len(np.unique(values)) < count <= 64:
-        raise UnreadableError(f"expected a mask of two values, found {count} colours; {_REMEDY}")
+    return len(np.unique(packed))
 
 
 def _has_areas(values: Pixels, between: Inside, noise: int) -> bool:

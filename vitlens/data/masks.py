@@ -65,6 +65,10 @@ class Object:
             inside = np.zeros(self.size, dtype=bool)
             for x, y, width, height in self.boxes:
                 inside[_centres(y, y + height, self.size[0]), _centres(x, x + width, self.size[1])] = True
+            if not inside.any():
+                raise UnreadableError(
+                    f"expected a bbox of x, y, width and height in px, found {list(self.boxes[0])}, without a pixel"
+                )
         else:
             with open_image(self.file) as image:
                 inside = read_mask(image)
@@ -156,7 +160,7 @@ def load(request: DataRequest) -> Split:
             try:
                 masks[path.name] = each.mask(preprocessing)
             except UnreadableError as why:
-                reasons[path] = _damaged(why)
+                reasons[path] = str(why) if boxed else _damaged(why)
         turned = _unclear_turns([(path, header) for path, header in zip(paths, headers) if path.name in masks])
     skipped = tuple(Skipped(path.name, reasons[path]) for path in paths if path in reasons)
     if not masks:
@@ -212,7 +216,7 @@ def _fitting(header: Header | UnreadableError, known: Object | None, file: Path 
         except UnreadableError as why:
             raise UnreadableError(_damaged(why)) from why
     if known is None:
-        where = f"box in {_BOXES}" if boxed else "readable mask of the same name in masks/"
+        where = f"box in {_BOXES}" if boxed else "readable mask of the same name in masks/ itself"
         raise UnreadableError(f"expected a {where}, found none")
     if known.size == header.size:
         return known

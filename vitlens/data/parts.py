@@ -8,11 +8,12 @@ from typing import Final, Literal
 
 from vitlens.data.walk import class_folders, images_in
 from vitlens.errors import DataError
+from vitlens.names import plain_name
 
 Role = Literal["train", "test", "val"]
 _ROLES: Final[dict[Role, str]] = {
-    "train": r"train|training|trn",
-    "test": r"test|testing|tst|eval|evaluation|holdout",
+    "train": r"train|training|trn|trainval",
+    "test": r"tests?|testing|tst|eval|evaluation|holdout",
     "val": r"val|valid|validation|validate|dev|devel",
 }
 _KINDS: Final = r"(?:sets?|data|dataset|images?|imgs?|split|part|folder|files)"
@@ -27,7 +28,7 @@ _ABOUT_IMAGES: Final = frozenset(  # what is known of images, as images
         "segmentationclass", "segmentationobject", "groundtruth", "ground_truth", "gt", "depth", "thumbnails",
     }
 )  # fmt: skip
-_DEEPEST: Final = 4  # folders that hold one folder alone
+_DEEPEST: Final = 16  # folders that hold one folder alone
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def find_parts(root: Path) -> Parts:
             unlabelled.append(child.name)
     train = _only(by_role["train"], root)
     test, rejected = _test_part([*_preferred(by_role["test"]), *_preferred(by_role["val"])], train)
-    if test is None and rejected and train is not None:
+    if train is not None:
         unlabelled += [part.name for part in rejected]
     if train is None and test is None:
         return Parts()
@@ -103,18 +104,19 @@ def _test_part(parts: Sequence[Path], train: Path | None) -> tuple[Path | None, 
     """Return the first part that has a class of the training part, and those before it that have none."""
     if train is None:
         return (parts[0] if parts else None), []
-    known = {folder.name.casefold() for folder in class_folders(train)}
+    known = {plain_name(folder.name) for folder in class_folders(train)}
     rejected: list[Path] = []
     for part in parts:
-        names = {folder.name.casefold() for folder in class_folders(part)}
-        if names & known:
+        if known & {plain_name(folder.name) for folder in class_folders(part)}:
             return part, rejected
+        rejected.append(part)
+    for part in rejected:
+        names = [folder.name for folder in class_folders(part)]
         if len(names) > 1:
             raise DataError(
-                f"expected classes of {train.name}/ in {part}, found {listed(sorted(names))}; name the folders of both "
-                "parts alike"
+                f"expected classes of {train.name}/ in {part}, found {listed(names)}; name the folders of both parts "
+                "alike"
             )
-        rejected.append(part)
     return None, rejected
 
 
@@ -137,17 +139,17 @@ def _without_repetition(part: Path, role: Role) -> Path:
 def unwrapped(root: Path) -> Path:
     """Return the folder of the class folders or parts, below folders that hold one folder alone."""
     folder = root
+    result = root
     for _ in range(_DEEPEST):
         children = class_folders(folder)
-        if len(children) != 1 or role_of(children[0].name) or images_in(folder):
-            return folder
-        inner = children[0]
-        folders = class_folders(inner)
+        if len(children) != 1 or role_of(children[0].name) or images_in(children[0]):
+            return result
+        folder = children[0]
+        folders = class_folders(folder)
         holds_parts = any(role_of(child.name) and holds_class_folders(child) for child in folders)
-        if not (len(folders) > 1 or holds_parts or (folders and _is_generic(inner.name))) or images_in(inner):
-            return folder
-        folder = inner
-    return folder
+        if len(folders) > 1 or holds_parts or (folders and _is_generic(folder.name)):
+            result = folder
+    return result
 
 
 def is_unlabelled(folder: Path) -> bool:
@@ -178,6 +180,12 @@ def require_classes(folder: Path) -> None:
     about = [name for name in names if name.lower() in _ABOUT_IMAGES]
     images = [name for name in names if _is_generic(name)]
     if images and about and len(images) + len(about) == len(names):
+        flat = next((name for name in images if images_in(folder / name)), None)
+        if flat and (flat, about[0]) != ("images", "masks"):
+            raise DataError(
+                f"expected class folders in {folder}, found {flat}/ beside {about[0]}/; if these are masks, call them "
+                f"images/ and masks/, else give --images {folder / flat}"
+            )
         raise DataError(
             f"expected class folders in {folder}, found {images[0]}/ beside {about[0]}/; masks need their images in "
             f"images/ itself, of the same names, and for the classes alone name {folder / images[0]}"

@@ -29,9 +29,32 @@ _JUNK: Final = frozenset(
 def class_folders(folder: Path) -> list[Path]:
     """Return the folders with an image at any depth, sorted, without hidden ones. Raises DataError."""
     with readable(folder), os.scandir(folder) as entries:
-        names = sorted(entry.name for entry in entries if entry.is_dir() and not is_hidden(entry.name))
+        names = sorted(entry.name for entry in entries if _is_folder(entry) and not is_hidden(entry.name))
     children = [folder / name for name in names]
     return [child for child in children if next(images_below(child), None) is not None]
+
+
+def folders_of_others(folder: Path) -> list[Path]:
+    """Return the folders that hold files but no image, sorted, without hidden ones."""
+    with readable(folder), os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries if _is_folder(entry) and not is_hidden(entry.name))
+    with_images = {child.name for child in class_folders(folder)}
+    return [folder / name for name in names if name not in with_images and _holds_files(folder / name)]
+
+
+def _holds_files(folder: Path) -> bool:
+    for _, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not is_hidden(name)]
+        if any(not is_hidden(name) for name in files):
+            return True
+    return False
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def images_below(folder: Path) -> Iterator[Path]:
@@ -68,7 +91,7 @@ def images_below(folder: Path) -> Iterator[Path]:
 def images_in(folder: Path) -> list[Path]:
     """Return the images directly in a folder, sorted. Raises DataError for a folder that must not be read."""
     with readable(folder), os.scandir(folder) as entries:
-        names = sorted(entry.name for entry in entries if not entry.is_dir())
+        names = sorted(entry.name for entry in entries if not _is_folder(entry))
     return [folder / name for name in names if is_image(folder / name)]
 
 

@@ -160,7 +160,8 @@ def _fitted(
     fitted, notes = fit_names(state, expected, heads=heads)
     lacking = [name for name in expected if name not in fitted]
     starts = tuple(f"{head}." for head in heads)
-    if lacking and all(name.startswith(starts) for name in lacking) and not fitted.keys() - expected.keys():
+    is_headless = bool(lacking) and all(name.startswith(starts) for name in lacking)
+    if is_headless and not any(name.startswith(starts) or name not in expected for name in fitted):
         architecture = replace(architecture, classes=0)
         notes = (*notes, "the weights have no classifier; features alone")
     return architecture, fitted, notes

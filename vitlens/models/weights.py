@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vitlens.errors import ModelError, argument, first_line
 from vitlens.signatures import described, is_pickle, is_safetensors
 
-_AVERAGES = ("state_dict_ema", "model_ema_state_dict", "ema_state_dict", "model_ema", "ema_model", "ema", "params_ema")
+_AVERAGE = re.compile(r"(^|_)(ema|swa|averaged?|shadow)(_|$)", re.IGNORECASE)  # in the key of averaged weights
 _WHOLE = (
     "state_dict",
     "model_state_dict",
@@ -30,8 +30,10 @@ _WHOLE = (
     "checkpoint",
 )
 _PARTS = ("backbone", "encoder", "params", "weights")
-_WRAPPERS = (*_AVERAGES, *_WHOLE, *_PARTS)
-_PREFIXES = ("module.", "_orig_mod.", "model.", "ema.", "backbone.")
+_WRAPPERS = (*_WHOLE, *_PARTS)
+_OF_TRAINING = re.compile(r"optim|sched|scaler|amp|rng|momentum|queue|callback", re.IGNORECASE)  # keys without weights
+_INFIXES = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")  # wrappers of blocks
+_PREFIXES = ("module.", "model.", "ema.", "backbone.")
 _NESTED = 8  # nested wrappers, and prefixes one after the other
 _SUFFIXES = (".safetensors", ".pth", ".bin", ".pt", ".ckpt", ".tar")  # of files in a folder that was named
 _SHOWN = 3  # names and entries in a message
@@ -53,7 +55,18 @@ _IGNORED = (
     "pathlib._local.PosixPath",
     "pathlib._local.WindowsPath",
 )
-_RANKS = {"ema": 0, "average": 0, "teacher": 1, "base_encoder": 2, "student": 4, "momentum": 5}  # of networks in a file
+_RANKS = {  # of networks in a file
+    "ema": 0,
+    "average": 0,
+    "teacher": 1,
+    "base_encoder": 2,
+    "online": 2,
+    "encoder_q": 2,
+    "student": 4,
+    "momentum": 5,
+    "target": 5,
+    "encoder_k": 5,
+}
 _NEUTRAL = 3  # rank of any other
 _CLASSIFIERS = ("classifier", "head", "fc", "linear", "cls_head", "classification_head", "linear_head")
 _TRAINING = re.compile(  # what pretraining alone needs, among them the projection heads of MoCo and DINO
@@ -209,10 +222,12 @@ def _unwrapped(stored: object, path: Path) -> tuple[dict[str, Tensor], tuple[str
     """The tensors without the usual wrappers and prefixes, and what was removed, in words."""
     notes: list[str] = []
     while isinstance(stored, Mapping) and len(notes) < _NESTED:
-        wrapper = next((key for key in _WRAPPERS if _holds_state(stored.get(key))), None) or _only_state(stored)
+        keys = _state_keys(stored)
+        wrapper = _chosen(keys)
         if wrapper is None:
             break
-        notes.append(f"took the weights from {wrapper[:80]!r}")
+        others = [key for key in keys if key != wrapper]
+        notes.append(f"took the weights from {wrapper[:80]!r}" + (f", not {_shown(others)}" if others else ""))
         stored = stored[wrapper]
     if not isinstance(stored, Mapping) or not stored or not all(isinstance(value, Tensor) for value in stored.values()):
         raise ModelError(
@@ -221,6 +236,10 @@ def _unwrapped(stored: object, path: Path) -> tuple[dict[str, Tensor], tuple[str
     if any(len(str(key)) > _NAME for key in stored):
         raise ModelError(f"expected names of tensors of at most {_NAME:,} characters, found a longer one")
     state = {str(key): value for key, value in stored.items()}
+    for infix in _INFIXES:
+        if any(infix in key for key in state):
+            notes.append(f"took {infix!r} out of the names")
+            state = {key.replace(infix, ""): value for key, value in state.items()}
     while len(notes) < 2 * _NESTED and (
         prefix := next((start for start in _PREFIXES if all(key.startswith(start) for key in state)), None)
     ):
@@ -229,19 +248,34 @@ def _unwrapped(stored: object, path: Path) -> tuple[dict[str, Tensor], tuple[str
     return state, tuple(notes)
 
 
-def _only_state(stored: Mapping[object, object]) -> str | None:
-    """Return the key of the one state dict among other entries, None where there is none or more than one."""
-    states = [key for key, value in stored.items() if isinstance(key, str) and _is_state(value)]
-    return states[0] if len(states) == 1 else None
+def _chosen(keys: Sequence[str]) -> str | None:
+    """Return the key of the weights to take: an average first, as in timm, then the usual keys, then the only one."""
+    averages = [key for key in keys if _AVERAGE.search(key)]
+    usual = [key for key in _WRAPPERS if key in keys]
+    if averages:
+        return min(averages, key=len)
+    if usual:
+        return usual[0]
+    return keys[0] if len(keys) == 1 else None
+
+
+def _state_keys(stored: Mapping[object, object]) -> list[str]:
+    """Return the keys of state dicts, and of mappings that hold some, without those of an optimiser's."""
+    return [
+        key
+        for key, value in stored.items()
+        if isinstance(key, str) and not _OF_TRAINING.search(key) and _holds_state(value)
+    ]
 
 
 def _holds_state(value: object, depth: int = _NESTED) -> bool:
-    """Return True for a state dict, and for a mapping with one under a usual key."""
+    """Return True for a state dict, and for a mapping that holds one."""
     if _is_state(value):
         return True
-    return (
-        depth > 0 and isinstance(value, Mapping) and any(_holds_state(value.get(key), depth - 1) for key in _WRAPPERS)
-    )
+    if depth == 0 or not isinstance(value, Mapping):
+        return False
+    inner = (item for key, item in value.items() if isinstance(key, str) and not _OF_TRAINING.search(key))
+    return any(_holds_state(item, depth - 1) for item in inner)
 
 
 def _is_state(value: object) -> bool:
@@ -255,6 +289,8 @@ def _contents(stored: object) -> str:
     if not stored:
         return "an empty one"
     others = [key for key, value in stored.items() if not isinstance(value, Tensor)]
+    if all(isinstance(value, Ignored) for value in stored.values()):
+        return "arrays of NumPy or other objects in place of tensors (torch.from_numpy makes tensors of arrays)"
     if len(others) < len(stored):
         return f"{str(others[0])[:80]!r} ({type(stored[others[0]]).__name__}) among the tensors"
     shown = ", ".join(f"{str(key)[:40]!r} ({type(value).__name__})" for key, value in list(stored.items())[:_SHOWN])
@@ -315,6 +351,7 @@ def fit_names(
                 counts[name[:start]] = counts.get(name[:start], 0) + 1
     prefix = min(counts, key=lambda each: (-counts[each], _preference(each)), default="")
     prefix = prefix if 2 * counts.get(prefix, 0) >= len(expected) else ""
+    _require_one_network(prefix, counts)
     fitted = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     if prefix:
         notes.append(f"took {prefix!r} off {len(fitted)} of {len(state)} names")
@@ -336,6 +373,20 @@ def fit_names(
         notes.append(f"left out {_shown(training)}, which pretraining alone needs")
     _require_floats(fitted, expected)
     return fitted, tuple(notes)
+
+
+def _require_one_network(prefix: str, counts: Mapping[str, int]) -> None:
+    """Raise ModelError where as many names have another prefix, and nothing says which network is the model."""
+    equals = [
+        each
+        for each, count in counts.items()
+        if prefix and count == counts[prefix] and _preference(each) == _preference(prefix)
+    ]
+    if len(equals) > 1:
+        raise ModelError(
+            f"expected the weights of one model, found those of {len(equals)} under {_shown(equals)}; save one of them "
+            "alone"
+        )
 
 
 def _is_one_of(value: Tensor, others: Iterable[Tensor]) -> bool:

@@ -20,6 +20,7 @@ from vitlens.files import write_atomically
 from vitlens.models import saved
 from vitlens.models.model import Model
 from vitlens.models.weights import to_save
+from vitlens.names import fingerprinted
 from vitlens.training.metrics import KEPT_FOLDER, EpochMetrics, read_metrics
 from vitlens.typed import Count, between, parse_json, read_as
 
@@ -43,18 +44,20 @@ class Facts:
     def require_same(self, now: Mapping[str, object], folder: Path) -> None:
         """Raise InputError for another model, data or recipe than the checkpoint's; names the first difference."""
         before, after = _flat(self.identity), _flat(json.loads(json.dumps(now)))
-        fingerprints = [(before.pop(f"{IMAGES}.{part}", None), after.pop(f"{IMAGES}.{part}", None)) for part in PARTS]
+        names = [name for name in sorted(before.keys() | after.keys()) if name.startswith(f"{IMAGES}.")]
+        fingerprints = {name: (before.pop(name, None), after.pop(name, None)) for name in names}
         for name in sorted(before.keys() | after.keys()):
             if before.get(name) != after.get(name):
                 raise InputError(
                     f"expected to resume {folder} with its {name} = {before.get(name)}, found {after.get(name)}; "
                     f"resume with the options it began with, or {_AGAIN}"
                 )
-        for part, (first, second) in zip(PARTS, fingerprints):
+        for name, (first, second) in fingerprints.items():
             if first is not None and second is not None and first != second:  # earlier versions wrote none
+                what = fingerprinted(name.removeprefix(f"{IMAGES}."))
                 raise InputError(
-                    f"expected the {part} images that the training in {folder} began with, found others; resume with "
-                    f"the same images, or {_AGAIN}"
+                    f"expected the {what} that the training in {folder} began with, found others; resume with the "
+                    f"same, or {_AGAIN}"
                 )
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.data.identity import images_fingerprint
+from vitlens.data.identity import fingerprints_of
 from vitlens.data.split import Source, Split
 from vitlens.errors import DataError, InputError
 from vitlens.models.model import Model
@@ -130,8 +130,8 @@ class Task:
 
     @cached_property
     def _fingerprints(self) -> dict[str, str]:
-        """Of the images of each part."""
-        return dict(zip(PARTS, map(images_fingerprint, (self.train, self.test))))
+        """Of the images and labels of each part."""
+        return fingerprints_of(dict(zip(PARTS, (self.train, self.test))))
 
     def identity(self) -> dict[str, object]:
         """What must be the same in a resumed run."""

@@ -251,6 +251,16 @@ def test_timings_are_never_those_of_another_run(tmp_path, monkeypatch, word, is_
     assert [row.cached for row in rows] == [False, is_cached]
 
 
+def test_a_chapter_of_other_labels_is_not_restored(tmp_path):
+    table = tmp_path / "labels.csv"
+    table.write_text("a.png,cat\n")
+    options = with_run(labels=table)
+    keep(tmp_path, options)
+    assert found(tmp_path, options)
+    table.write_text("a.png,dog, or cat\n")
+    assert not found(tmp_path, options)
+
+
 def test_files_are_known_by_name_size_and_time(tmp_path):
     digests = {files_digest([tmp_path])}
     for name, content, time in (("a", b"1", 1), ("a", b"22", 1), ("a", b"22", 2), ("b", b"22", 2)):

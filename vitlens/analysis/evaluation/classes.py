@@ -14,15 +14,13 @@ from vitlens.data.split import Split
 from vitlens.devices import evaluating
 from vitlens.errors import DataError, InputError, UnknownNameError, argument
 from vitlens.models.model import Model
-from vitlens.names import imagenet_classes, imagenet_indices
+from vitlens.names import imagenet_classes, imagenet_indices, is_index, plain_name
 from vitlens.pixels import Parts
 from vitlens.shapes import Labels, Logits
 
 PREDICTED: Final = "predicted"
 LABEL: Final = "label"
 _WNID: Final = re.compile(r"(n\d{8})(?:[-_ ]|$)")  # alone, or before the name, as in n02085620-Chihuahua
-_SEPARATORS: Final = re.compile(r"[\s_-]+")
-_DIGITS: Final = 9  # most of a name that is a number
 
 
 @dataclass(frozen=True)
@@ -125,8 +123,7 @@ def _normalised(name: str) -> str:
     index = imagenet_indices().get(wnid[1]) if wnid else None
     if index is not None:
         name = imagenet_classes()[index]
-    plain = " ".join(_SEPARATORS.sub(" ", name.casefold()).split())
-    return str(int(plain)) if _is_number(plain) else plain
+    return plain_name(name)
 
 
 def _first_name(name: str) -> str:
@@ -134,14 +131,10 @@ def _first_name(name: str) -> str:
     return _normalised(name.partition(",")[0])
 
 
-def _is_number(name: str) -> bool:
-    return name.isascii() and name.isdecimal() and len(name) <= _DIGITS
-
-
 def _natural(name: str) -> list[tuple[int, int, str]]:
     """Return a sort key with which 2 is before 10, in lower case, as timm sorts folders."""
     parts = re.split(r"(\d+)", name.lower())
-    return [(0, int(part), "") if _is_number(part) else (1, 0, part) for part in parts]
+    return [(0, int(part), "") if is_index(part) else (1, 0, part) for part in parts]
 
 
 def _by_position(data: Sequence[str]) -> str:

@@ -1,6 +1,7 @@
 """The report of `vitlens report --compare`: whether the later model can be released, and what changed beyond chance."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any, Final, Literal, TypeAlias
@@ -11,7 +12,9 @@ from numpy.typing import NDArray
 from vitlens.commands.evaluate.record import EvaluateRecord, PredictionArrays
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.chapters import Chaptered
+from vitlens.commands.run.publish import foreign_contents
 from vitlens.errors import InputError
+from vitlens.names import fingerprinted
 from vitlens.record import Better, MetricName, Record, col, table
 from vitlens.report.claims import SMALLEST, Claim, found
 from vitlens.report.numbers import in_words
@@ -254,9 +257,17 @@ def _same_images(before: Record, after: Record) -> bool | None:
     return all(first[part] == second[part] for part in parts) if parts else None
 
 
+def _claims(record: Any) -> Sequence[Claim]:
+    """The judgements of a report; none of a folder without its arrays, of which no report can be made."""
+    written = COMMANDS[record.command].report
+    with suppress(InputError), foreign_contents(record):
+        return tuple(written.claims(record)) if isinstance(written, Report) else written(record).claims
+    return ()
+
+
 def _judged(before: Any, after: Any) -> Iterator[JudgedRow]:
     """The judgements of both reports, those that differ first."""
-    was, now = (COMMANDS[record.command].report(record).claims for record in (before, after))
+    was, now = _claims(before), _claims(after)
     aliases = dict(zip(after.aliases, before.aliases))
     earlier = {(claim.question, claim.subject): claim.state for claim in was}
     known = [(claim, earlier.get((claim.question, aliases.get(claim.subject, claim.subject)), "")) for claim in now]
@@ -277,7 +288,7 @@ def _settings(before: Any, after: Any) -> Iterator[SettingRow]:
     pairs += [(name, getattr(first, name), getattr(second, name)) for name in ("seed", "device", "precision")]
     for part in sorted(first.fingerprints.keys() & second.fingerprints.keys()):
         digests = (first.fingerprints[part][:_DIGITS], second.fingerprints[part][:_DIGITS])
-        pairs.append((f"fingerprint of the {part} images", *digests))
+        pairs.append((f"fingerprint of the {fingerprinted(part)}", *digests))
     if first.data is not None and second.data is not None:
         pairs += [("data", first.data.title, second.data.title), ("images", first.data.images, second.data.images)]
     for old, new in zip(first.models, second.models):
@@ -322,8 +333,9 @@ def _release(runs: ComparedRuns) -> Claim:
     undecided = not runs.tested or bool(fallen) or runs.same_images in ("others", "not known")
     judged = any(row.better for row in runs.tested)
     says = (
-        "Of {{ tested|length }} measures with intervals {{ changed|length }} changed beyond chance, {{ worse|length }} "
-        "of them for the worse{% if worse %}: {{ worse|names }}{% endif %}."
+        "Of {{ tested|length }} measure{{ tested|length|s }} with intervals, {% if changed %}{{ changed|length }} "
+        "changed beyond chance, {{ worse|length or 'none' }} of them for the worse"
+        "{% if worse %}: {{ worse|names }}{% endif %}{% else %}none changed beyond chance{% endif %}."
     )
     if runs.worse:
         headline, state = _REFUSED, "fail"
@@ -349,7 +361,7 @@ def _release(runs: ComparedRuns) -> Claim:
 _ON_IMAGES: Final[Mapping[SameImages, str]] = {  # after a comparison
     "the same": "",
     "": "",
-    "others": ", but the runs saw other images",
+    "others": ", but the runs saw other images or labels",
     "not known": ", but whether the runs saw the same images is not known",
 }
 _ACCURACY_FELL: Final = (
@@ -367,7 +379,8 @@ _UNJUDGED: Final = (
 )
 _UNDECIDED: Final = (
     "Undecided whether to release {{ later }}: {% if not tested %}nothing that can be tested was measured twice"
-    "{% elif fell %}" + _ACCURACY_FELL + "{{ known }}{% elif images == 'others' %}the runs saw other images{% else %}"
+    "{% elif fell %}" + _ACCURACY_FELL + "{{ known }}{% elif images == 'others' %}"
+    "the runs saw other images or labels{% else %}"
     "whether the runs saw the same images is not known{% endif %}"
 )
 
@@ -375,7 +388,10 @@ _UNDECIDED: Final = (
 def unknown(runs: ComparedRuns) -> Iterator[str]:
     """What could overturn this."""
     if runs.same_images == "others":
-        yield "The runs saw other images, so nothing is paired, and a change can be one of the images."
+        yield (
+            "The runs saw other images or labels, or these in another order. So nothing is paired, and a change can be "
+            "one of the images."
+        )
     if runs.same_images == "not known":
         yield (
             "Whether the runs saw the same images is not known, as an earlier version wrote one of the folders. So "

@@ -237,7 +237,9 @@ class ChapterCache:
         run["device"] = str(resolve_device(options.run.device))
         # the alias stays: a chapter's metrics and arrays are named by it
         digests = {name: f"{parse_model(name).alias}={digest}" for name, digest in self.names.items()}
-        content = [word, _renamed(fields, digests), run, self.data, machine(run["device"]), libraries(), code_digest()]
+        table = files_digest([options.run.labels] if options.run.labels else ())
+        decisive = (run, self.data, table, machine(run["device"]), libraries(), code_digest())
+        content = [word, _renamed(fields, digests), *decisive]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 

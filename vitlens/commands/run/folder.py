@@ -22,6 +22,7 @@ from vitlens.arrays import write_arrays
 from vitlens.commands.run.options import RunOptions
 from vitlens.errors import InputError, OutputError, VitlensError
 from vitlens.files import inside, require_no_links
+from vitlens.names import fingerprinted
 from vitlens.record import CONFIG, RESULTS, SCHEMA, Record, RunRecord, read_run, written, written_tables
 from vitlens.references import resolved
 from vitlens.version import __version__
@@ -250,8 +251,8 @@ def _require_same_images(path: Path, before: object, now: object) -> None:
     for part in before.keys() & now.keys():
         if before[part] != now[part]:
             raise InputError(
-                f"expected the {part} images that the run in {path} began with, found others; give the same images, or "
-                "begin anew without --resume"
+                f"expected the {fingerprinted(part)} that the run in {path} began with, found others; give the same, "
+                "or begin anew without --resume"
             )
 
 
@@ -291,9 +292,12 @@ def settings(
     }
     if split is None:
         return content
-    images_fingerprint = resolved("vitlens.data.identity:images_fingerprint")  # torch is not imported for a report
-    fingerprints = {part.part: images_fingerprint(part) for part in (split, *others)}
-    return {**content, "data": _split(split), "fingerprints": fingerprints}
+    fingerprints_of = resolved("vitlens.data.identity:fingerprints_of")  # torch is not imported for a report
+    return {
+        **content,
+        "data": _split(split),
+        "fingerprints": fingerprints_of({each.part: each for each in (split, *others)}),
+    }
 
 
 def _model(model: "Model") -> dict[str, object]:

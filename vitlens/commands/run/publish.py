@@ -61,7 +61,7 @@ def report(path: Path, *, html: bool = False) -> Path:
     """
     with phase("Reading the folder"):
         record = read_folder(path)
-    with phase("Writing the report"), _foreign_contents(record):
+    with phase("Writing the report"), foreign_contents(record):
         document = COMMANDS[record.command].report(record)
         save_figures(document, record)
         page = html or inside(path, PAGE).is_file()
@@ -74,7 +74,7 @@ def report(path: Path, *, html: bool = False) -> Path:
 def write_report(path: Path) -> None:
     """Write report.md and the tables of a finished run again; its figures stay. Raises InputError as `report`."""
     record = read_folder(path)
-    with _foreign_contents(record):
+    with foreign_contents(record):
         _write(COMMANDS[record.command].report(record), record, html=False)
 
 
@@ -90,7 +90,7 @@ def read_folder(path: Path) -> Any:
     if run.command not in reporting:
         raise UnknownNameError("report of the command", run.command, reporting)
     require_plain(path)
-    with _foreign_contents(run):
+    with foreign_contents(run):
         return read(run)
 
 
@@ -170,7 +170,7 @@ def _write(document: Document, record: Record, *, html: bool) -> Path:
 
 
 @contextmanager
-def _foreign_contents(run: RunRecord | Record) -> Iterator[None]:
+def foreign_contents(run: RunRecord | Record) -> Iterator[None]:
     """Report an error inside as a fault of the folder's contents, which anyone may have written."""
     try:
         yield
