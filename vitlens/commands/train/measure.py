@@ -156,7 +156,7 @@ def _recorded(start: Start, result: TrainingResult) -> TrainRecord:
         confidence=bootstrap_mean(
             own.confidence.double().numpy(),
             groups=None if own.groups is None else own.groups.numpy(),
-            seed=seed,
+            seed=start.run.seed,
         ),
         best=None if result.best_accuracy is None else Estimate(result.best_accuracy, n=len(split)),
         seconds=Estimate(result.seconds, unit="s"),
