@@ -190,7 +190,7 @@ def scores_by_hand(maps: Tensor, mask: Tensor) -> dict[str, float]:
 
 @pytest.mark.parametrize("method", ["saliency", "gradcam", "layercam", "smoothgrad"])
 def test_localisation_is_scikit_learns_on_maps_enlarged_bilinearly(league, method):
-    maps, masks = maps_of(method).float(), games.objects()[:-1]  # the last image has no object
+    maps, masks = maps_of(method).float(), games.objects()[:-1]  # the last image has no background
     large = F.interpolate(maps[:, None], size=masks.shape[1:], mode="bilinear", align_corners=False)[:-1, 0]
     found = [scores_by_hand(*each) for each in zip(large, masks, strict=True)]
     for name in found[0]:
