@@ -254,10 +254,14 @@ def _followed(model: Model, images: Images) -> "_Follower":
 
 @dataclass(eq=False)
 class _Softmax:
-    """One softmax over the last axis in an attention module; is_used: whether its result has mixed values."""
+    """One softmax over the last axis in an attention module.
+
+    is_used: whether its result has mixed values; is_read: whether anything was computed from it.
+    """
 
     module: str
     is_used: bool = False
+    is_read: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,7 +302,7 @@ class _Follower(ScopedMode):
     def changed_modules(self) -> tuple[str, ...]:
         """Return the modules in which values were mixed by other weights than a softmax's, or by none."""
         read = {softmax.module for softmax in self.softmaxes if softmax.is_used} | self.fused | set(self.mapped)
-        unused = (softmax.module for softmax in self.softmaxes if softmax.module not in read)
+        unused = (each.module for each in self.softmaxes if each.is_read and each.module not in read)
         return tuple(dict.fromkeys((*self.changed, *unused)))
 
     def intercept(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -313,6 +317,8 @@ class _Follower(ScopedMode):
         weights = next((each for each in known if each.is_weights), None)
         before = None
         if weights is not None and name not in _VIEWS:
+            if weights.softmax is not None:
+                weights.softmax.is_read = True
             is_special = written.startswith("__")
             in_place = written in _WRITING or (written.endswith("_") and not is_special)
             before = weights.tensor.clone() if in_place else weights.tensor
