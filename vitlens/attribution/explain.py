@@ -204,8 +204,9 @@ def require_method(model: Model, method: str, *, engine: Engine = "vitlens") -> 
         known = ", ".join(name for name, entry in ATTRIBUTIONS.items() if entry.package is not None)
         raise UnsupportedError(f"expected a method that engine grad-cam has ({known}), found {method!r}")
     if not _supports(model, method):
-        need = ATTRIBUTIONS[method].needs
-        why = why_not(model, need) if need else ""
+        entry = ATTRIBUTIONS[method]
+        is_of_family = model.anatomy.family in entry.families
+        why = why_not(model, entry.needs) if entry.needs and is_of_family else ""
         raise UnsupportedError(
             f"expected a method that {model.alias} ({model.anatomy.family}) has, found {method!r}"
             f"{f': {why}' if why else ''}; it has {', '.join(methods_for(model))}"

@@ -138,8 +138,8 @@ def test_vits_of_imagenet_are_found_by_name_and_others_are_not(caches):
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("timm:vit_tiny_patch16_224", "--weights FILE, or --random-weights"),
-        ("torchvision:resnet18", "--weights FILE, or --random-weights"),
+        ("timm:vit_tiny_patch16_224", "weights=.FILE.*, or random_weights=True"),
+        ("torchvision:resnet18", "weights=.FILE.*, or random_weights=True"),
         ("hf:google/vit-base-patch16-224", "hf:FOLDER"),
     ],
 )
