@@ -12,11 +12,33 @@ from vitlens.errors import LensError
 
 
 class _Turn:
-    """The thread that uses one module, and how many of its contexts do."""
+    """The thread that uses one module, how many of its contexts do, and what of the module is compiled in place."""
 
     def __init__(self) -> None:
         self.owner: int | None = None
         self.depth = 0
+        self.compiled_parts: tuple[str, ...] = ()
+        self.compiled_calls: dict[str, Any] = {}  # what is put back when the turn ends
+
+    def enter(self, module: nn.Module, thread: int) -> None:
+        """Begin a context; in the outermost one, compiled parts run as the code that they were compiled from."""
+        self.owner = thread
+        self.depth += 1
+        if self.depth == 1:
+            for name in self.compiled_parts:
+                part: Any = module.get_submodule(name)
+                self.compiled_calls[name] = part._compiled_call_impl
+                part._compiled_call_impl = None
+
+    def leave(self, module: nn.Module) -> None:
+        """End a context; after the outermost one, the module is as it was."""
+        self.depth -= 1
+        if self.depth == 0:
+            self.owner = None
+            for name, call in self.compiled_calls.items():
+                part: Any = module.get_submodule(name)
+                part._compiled_call_impl = call
+            self.compiled_calls.clear()
 
 
 _CHANGED: Final = Condition()  # guards everything below
@@ -31,8 +53,7 @@ def turn(model: nn.Module) -> Iterator[None]:
     A model and the module that it wraps take turns together. Raises LensError where two threads would wait for each
     other, as each uses the model that the other one needs.
     """
-    inner: Any = getattr(model, "module", model)
-    key = inner if isinstance(inner, nn.Module) else model
+    key = _key(model)
     thread = get_ident()
     with _CHANGED:
         own = _TURNS.setdefault(key, _Turn())
@@ -47,16 +68,32 @@ def turn(model: nn.Module) -> Iterator[None]:
                 _CHANGED.wait()
             finally:
                 del _WAITING[thread]
-        own.owner = thread
-        own.depth += 1
+        own.enter(key, thread)
     try:
         yield
     finally:
         with _CHANGED:
-            own.depth -= 1
-            if not own.depth:
-                own.owner = None
+            own.leave(key)
+            if own.depth == 0:
                 _CHANGED.notify_all()
+
+
+def run_uncompiled(module: nn.Module) -> None:
+    """Let the parts of a module that `compile()` compiled in place run uncompiled in every turn.
+
+    What is observed or changed inside a compiled part would otherwise be missed. Outside a turn they stay compiled.
+    """
+    key = _key(module)
+    with _CHANGED:
+        _TURNS.setdefault(key, _Turn()).compiled_parts = tuple(
+            name for name, part in key.named_modules() if getattr(part, "_compiled_call_impl", None) is not None
+        )
+
+
+def _key(model: nn.Module) -> nn.Module:
+    """Return the module that takes turns: the wrapped one of a model."""
+    inner: Any = getattr(model, "module", model)
+    return inner if isinstance(inner, nn.Module) else model
 
 
 def _waits_for(wanted: _Turn, thread: int) -> bool:

@@ -21,7 +21,7 @@ from vitlens.models.structure import Told, numbering_note, trace_anatomy
 from vitlens.models.trials import depends_on_image, largest_allowed, with_noise, zero_weights
 from vitlens.preprocessing import Preprocessing, require_side_lengths
 from vitlens.shapes import PrefixKind
-from vitlens.turns import turn
+from vitlens.turns import run_uncompiled, turn
 from vitlens.typed import read_as
 
 Triple = tuple[float, float, float]
@@ -122,6 +122,7 @@ def wrapped(
     Raises what `wrap` raises.
     """
     device, dtype = _readable(module)
+    run_uncompiled(module)
     told = told or Told()
     with (  # neither autocast nor inference mode is in force; random states are restored on exit
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
@@ -187,10 +188,10 @@ def _readable(module: object) -> tuple[torch.device, torch.dtype]:
                 f"expected a module that is not compiled, found torch.compile's ({name or 'it'}); pass what was "
                 "compiled (module._orig_mod)"
             )
-        if _is_compiled_in_place(part):
+        if _has_compiled_forward(part):
             raise ModelError(
-                f"expected a module that is not compiled, found {name or type(part).__name__} compiled in place; "
-                "build the model again without compile() and load its state_dict()"
+                f"expected a module that is not compiled, found a compiled forward in {name or type(part).__name__}; "
+                "build the model again without torch.compile and load its state_dict()"
             )
         if isinstance(part, torch.fx.GraphModule) and "eval" in vars(part):
             raise ModelError(
@@ -242,12 +243,12 @@ def _is_quantized(part: nn.Module) -> bool:
     return library.startswith(("torch.ao.nn.quantized", "torch.nn.quantized"))
 
 
-def _is_compiled_in_place(module: nn.Module) -> bool:
-    """Return True after `module.compile()`, and where the forward itself is compiled."""
+def _has_compiled_forward(module: nn.Module) -> bool:
+    """Return True where torch.compile decorates the forward; `module.compile()` leaves the forward as it is."""
     forward = getattr(module, "forward", None)
     is_wrapped = getattr(forward, "_torchdynamo_orig_callable", None) is not None
     is_disabled = getattr(forward, "_torchdynamo_disable", False)  # by torch.compiler.disable
-    return getattr(module, "_compiled_call_impl", None) is not None or (is_wrapped and not is_disabled)
+    return is_wrapped and not is_disabled
 
 
 def _output_form(module: nn.Module, images: Tensor) -> tuple[ReadOutput, int, bool]:

@@ -414,9 +414,7 @@ MODULES = {
     "weights made for inference": (inferred, ModelError, "inference_mode"),
     "a traced module": (lambda: torch.jit.trace(seeded(SmallCNN), noise()), ModelError, "scripted or traced"),
     "a compiled module": (compiled, ModelError, "_orig_mod"),
-    "compiled in place": (partial(compiled_in_place, ""), ModelError, "SoftmaxViT|ViT compiled in place"),
-    "compiled blocks": (partial(compiled_in_place, "layers.0", "layers.1"), ModelError, r"layers\.0 compiled in place"),
-    "a compiled forward": (CompiledForward, ModelError, "compiled in place; build the model again"),
+    "a compiled forward": (CompiledForward, ModelError, "build the model again"),
     "attention of no module": (Central, UnsupportedError, "submodule for each attention layer"),
 }
 
@@ -427,6 +425,24 @@ def test_modules_whose_inside_cannot_be_read_are_refused_in_one_line(case: str):
     build, error, words = MODULES[case]
     with one_line(error, words):
         wrapped(build)
+
+
+@pytest.mark.parametrize("parts", [("",), ("layers.0", "layers.1")], ids=["whole", "blocks"])
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_a_module_compiled_in_place_is_observed_and_changed_as_one_that_is_not(parts):
+    torch.manual_seed(0)
+    module = compiled_in_place(*parts)
+    plain = SoftmaxViT()
+    plain.load_state_dict(module.state_dict())
+    model, expected = wrapped(lambda: module), wrapped(lambda: plain)
+    for layer, same in zip(vitlens.attention(model, noise()), vitlens.attention(expected, noise()), strict=True):
+        torch.testing.assert_close(layer, same)
+    logits = []
+    for each in (model, expected):
+        with vitlens.intervene(each, {"blocks.0.attention": "zero"}), torch.no_grad():
+            logits.append(each(noise()))
+    torch.testing.assert_close(*logits)
+    assert all(module.get_submodule(part)._compiled_call_impl is not None for part in parts)  # still compiled
 
 
 def test_an_exported_module_is_refused_in_one_line():
