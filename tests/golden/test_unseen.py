@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from scipy import stats
 
-from tests.kit.commands import ran
+from tests.kit.commands import ran, refusal
 from vitlens.cli.main import run
+from vitlens.commands.report.report import compared_runs
 
 TINY = "train vit-micro --dim 8 --depth 1 --heads 2 --patch-size 8"
 EACH = 15  # images of each of two classes
@@ -136,3 +138,32 @@ def test_arrays_are_known_by_their_pixels(tmp_path):
         seen.append(sorted(int(each.sum()) for each in record.images_drawn.pixels))
     assert seen[0] == seen[1]
     assert len(seen[0]) == 4
+
+
+def test_attention_before_and_after_a_training_is_of_the_same_images_and_compared_head_by_head(place, tmp_path):
+    """The model that was trained first, as it leaves out more images; the other is given its images in its order."""
+    data = place / "pictures"
+    after = ran(tmp_path / "after", f"attention {place / 'run'} --data {data} --limit 5")
+    line = f"attention {place / 'run'}@random --data {data} --same-as {after.folder} --seed 3"
+    before = ran(tmp_path / "before", line)
+    assert before.shown == after.shown
+    assert before.config.fingerprints == after.config.fingerprints
+    runs = compared_runs(before, after, "")
+    assert runs.same_images == "the same"
+    paired = {row.metric: row for row in runs.changes if row.test == "paired"}
+    assert set(paired) == {
+        f"{word}/run/{head.name}" for word in ("map_information", "prefix_attention") for head in after.heads
+    }
+    was, now = (record.by_image.information[1].astype(float) for record in (before, after))
+    change = paired["map_information/run/L0.H1"]
+    assert change.difference.value == pytest.approx((now - was).mean())
+    assert change.p == pytest.approx(stats.ttest_rel(now, was).pvalue)
+
+
+def test_attention_refuses_images_that_are_not_there(place, golden, tmp_path, capsys):
+    line = f"attention vit-digits --data {place / 'pictures'}"
+    whole = ran(tmp_path / "whole", line)
+    same = f"--same-as {whole.folder}"
+    assert str(whole.folder) in refusal(capsys, f"attention {place / 'run'} --data {place / 'pictures'} {same} --quiet")
+    assert "--limit" in refusal(capsys, f"{line} {same} --limit 3")
+    assert "stats" in refusal(capsys, f"{line} --same-as {golden('stats').folder}")

@@ -199,7 +199,7 @@ THRESHOLD: Final = 0.5  # of a score: most of the information in the head's atte
 MARGIN: Final = 0.1  # over the next label; also the least score of the second label of a mixed head
 _PARTLY: Final = 0.2  # a score from which on a label is named for a head that it does not describe
 MIXED: Final = "mixed"
-UNLABELLED: Final = "unlabelled"
+UNLABELLED: Final = "no single pattern"
 FAULTY: Final = ("dead", "uniform")  # heads that do nothing, or do not choose
 
 
@@ -278,5 +278,5 @@ def head_words(label: str, best: str, other: str | None, score: float) -> str:
     if label == MIXED and other is not None:
         return f"mixed: {best} and {other}"
     if label not in LABELS or label in (MIXED, UNLABELLED):
-        return f"no clear pattern, partly {best}" if score >= _PARTLY else "no clear pattern"
+        return f"{UNLABELLED}, partly {best}" if score >= _PARTLY else UNLABELLED
     return f"{label}: {LABELS[label].sentence.split(' (')[0].split(',')[0]}"

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.analysis.attention.map_checks import alike
+from vitlens.analysis.attention.map_checks import alike, map_bits
 from vitlens.analysis.attention.positions import distance_correlation, position_similarity, rank_correlation
 from vitlens.analysis.attention.tokens import rollout_by_layer
 from vitlens.analysis.attention.weights import (
@@ -27,13 +27,14 @@ from vitlens.commands.attention import record as kept
 from vitlens.commands.attention.options import ALL, AttentionOptions
 from vitlens.commands.run.load import load_split
 from vitlens.commands.run.progress import phase
+from vitlens.commands.run.publish import read_folder
 from vitlens.commands.run.run import Run
 from vitlens.commands.shared.explorer_measure import explored
 from vitlens.commands.shared.maps.measure import map_rows, on_object_rows
 from vitlens.commands.shared.maps.record import ATTENTION, HEAD, ROLLOUT, MixedHeadsRow, OnObjectRow, mass_of
 from vitlens.commands.shared.receptive import field_rows
 from vitlens.commands.shared.sheets import DRAWN, left_out_words, print_left_out
-from vitlens.data.identity import sources
+from vitlens.data.identity import image_numbers, sources
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.errors import InputError, UnsupportedError
@@ -47,12 +48,17 @@ from vitlens.uncertainty import Estimate, student_mean
 def measure(options: AttentionOptions) -> Path | None:
     """Draw the attention of a model on images, by layer and head, and write the report; returns the report's path.
 
-    Raises InputError for a layer, head or patch that is not there.
+    Raises InputError for a layer, head, patch or image that is not there.
     """
+    if options.same_as is not None and options.run.limit is not None:
+        raise InputError("expected --same-as or --limit, found both; leave one out")
+    earlier = None if options.same_as is None else _read_earlier(options.same_as)
     run = Run("attention", options, images=False)
     model, given = run.model, replace(run.run, limit=None)
     every = load_split(model, options=given, data=options.data, images=options.images)
-    if options.run.limit is None and options.images:
+    if earlier is not None:
+        split = _same_images(earlier, every, model)
+    elif options.run.limit is None and options.images:
         split = every.pick(torch.arange(min(DRAWN, len(every))))
     else:
         split = every.limit(options.run.limit or DRAWN, seed=options.run.seed)
@@ -76,12 +82,14 @@ def measure(options: AttentionOptions) -> Path | None:
             mapped = {layer.site.layer for layer in layers}
             without = {s.layer: s for s in survey_weights(model, images) if s.layer not in mapped}
             masses = tuple(_on_object(model, split, layers, rollouts))
+            by_image = _head_arrays(split, layers)
             return kept.AttentionRecord(
                 layers=tuple(_layer_rows(model, split, layers, masses)),
+                heads=tuple(_head_rows(model, layers, by_image)),
                 without_map=tuple(
                     kept.UnplacedRow(s.layer, s.module, s.kind, NO_PLACE[s.kind]) for s in without.values()
                 ),
-                shown=tuple(map(kept.ImageRow, split.names)),
+                shown=tuple(map(kept.ImageRow, split.names, _contents_of(split))),
                 on_object=masses,
                 layout=tuple(_layout(model, similar)),
                 mixed_heads=tuple(map(MixedHeadsRow, talking_heads(model, images))),
@@ -91,12 +99,76 @@ def measure(options: AttentionOptions) -> Path | None:
                     None if rollouts is None else as_array(rollouts),
                     None if similar is None else as_array(similar),
                 ),
+                by_image=by_image,
                 **explored(model, images[:DRAWN]),
                 **asked,
                 **_windows(model, images),
             )
 
         return folder.publish(record)
+
+
+def _read_earlier(folder: Path) -> kept.AttentionRecord:
+    """Return the record of an earlier folder. Raises InputError where it cannot say which images it measured."""
+    record = read_folder(folder)
+    if not isinstance(record, kept.AttentionRecord):
+        raise InputError(f"expected --same-as with a folder of attention, found one of {record.command} in {folder}")
+    if not record.shown or not all(row.content for row in record.shown):
+        raise InputError(
+            f"expected --same-as with a folder that says which images it measured, found none of them in {folder}; "
+            "run its attention again"
+        )
+    return record
+
+
+def _same_images(earlier: kept.AttentionRecord, every: Split, model: Model) -> Split:
+    """Return the images of an earlier record in its order, found by content among those of the model.
+
+    Raises InputError where some of them are not there.
+    """
+    places: dict[str, list[int]] = {}
+    for index, content in enumerate(_contents_of(every)):
+        places.setdefault(content, []).append(index)
+    indices = []
+    for row in earlier.shown:
+        remaining = places.get(row.content)
+        if remaining:
+            indices.append(remaining.pop(0))
+    if len(indices) < len(earlier.shown):
+        raise InputError(
+            f"expected the {len(earlier.shown)} images of {earlier.folder} among those that {model.alias} is measured "
+            f"on, found {len(indices)}; measure first the model that was trained on some of the images, and name "
+            "its folder"
+        )
+    return every.pick(torch.tensor(indices))
+
+
+def _contents_of(split: Split) -> list[str]:
+    """Return the number of each image by its content, in hexadecimal digits."""
+    return [f"{number:016x}" for number in image_numbers(split).tolist()]
+
+
+def _head_arrays(split: Split, layers: Sequence[LayerMaps]) -> kept.HeadArrays:
+    """Return the statistics of every head on every image."""
+    information = []
+    prefix_mass = []
+    for layer in layers:
+        for head in range(layer.maps.shape[1]):
+            information.append(as_array(map_bits(layer.maps[:, head])))
+            prefix_mass.append(as_array(layer.prefix[:, head].sum(-1)))
+    groups = None if split.groups is None else split.groups.numpy()
+    return kept.HeadArrays(np.stack(information), np.stack(prefix_mass), groups)
+
+
+def _head_rows(model: Model, layers: Sequence[LayerMaps], by_image: kept.HeadArrays) -> Iterator[kept.HeadRow]:
+    """Return the means of every head over images."""
+    heads = [(layer, head) for layer in layers for head in range(layer.maps.shape[1])]
+    for (layer, head), bits, masses in zip(heads, by_image.information, by_image.prefix_mass):
+        information = student_mean(bits, groups=by_image.groups, unit="bits", least=0.0)
+        prefix_mass = None
+        if layer.prefix.shape[-1]:
+            prefix_mass = student_mean(masses, groups=by_image.groups, least=0.0, most=1.0)
+        yield kept.HeadRow(model.alias, layer.site.layer, head, information, prefix_mass)
 
 
 def _layer_rows(

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from vitlens.commands.run.flags import option
@@ -25,10 +26,17 @@ def _layers(option: str, text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class AttentionOptions(ModelOnImages):
-    """layers: those whose maps are drawn (None: some, evenly spaced); layer: the layer whose heads are drawn large
-    (None: the last); query, key: (row, column) of the patch whose
-    attention, or the attention to which, is shown in every layer."""
+    """same_as: an earlier folder of this command, whose images are measured; layers: those whose maps are drawn (None:
+    some, evenly spaced); layer: the layer whose heads are drawn large (None: the last); query, key: (row, column) of
+    the patch whose attention, or the attention to which, is shown in every layer."""
 
+    same_as: Path | None = option(
+        "--same-as",
+        "Measure the images of this earlier folder of attention, for report --compare.",
+        default=None,
+        metavar="FOLDER",
+        shown=False,
+    )
     layers: tuple[str, ...] = option(
         "--layers",
         "Layers whose mean maps are drawn: all, or a list such as 0,5,11.",

@@ -7,12 +7,12 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.arrays import FlagMatrix, IndexMatrix, Matrix, Pixels, Stack, Stacks
+from vitlens.arrays import FlagMatrix, IndexMatrix, Indices, Matrix, Pixels, Stack, Stacks
 from vitlens.commands.shared.explorer import ExplorerArrays, ExplorerRow
 from vitlens.commands.shared.maps.record import MapRow, MixedHeadsRow, OnObjectRow
 from vitlens.commands.shared.receptive import FieldArrays, FieldRow
 from vitlens.commands.shared.sheets import file_names
-from vitlens.record import OfModel, Record, arrays, col, table
+from vitlens.record import OfModel, Record, arrays, col, head_name, table
 from vitlens.uncertainty import Estimate
 
 Size: TypeAlias = tuple[int, int]
@@ -44,6 +44,27 @@ class LayerRow(MapRow):
 
 
 @dataclass(frozen=True)
+class HeadRow(OfModel):
+    """One head of a layer with a map, means over images."""
+
+    layer: int = col("layer")
+    head: int = col("head")
+    information: Estimate = col(
+        "information in the map",
+        term="log2 of the number of patches minus the entropy of the map: 0 bits are a uniform map",
+        metric="map_information/{model}/L{layer}.H{head}",
+    )
+    prefix_mass: Estimate | None = col(
+        "attention on CLS and registers",
+        term="the share of the query's attention on tokens before the patches",
+        metric="prefix_attention/{model}/L{layer}.H{head}",
+        default=None,
+    )
+
+    name = head_name
+
+
+@dataclass(frozen=True)
 class UnplacedRow:
     """One layer whose attention cannot be mapped to the image, and why."""
 
@@ -55,9 +76,11 @@ class UnplacedRow:
 
 @dataclass(frozen=True)
 class ImageRow:
-    """One image."""
+    """One image. content: a number of its file, or of its pixels where it has none, in hexadecimal digits; "" in
+    folders of earlier versions."""
 
     image: str = col("image")
+    content: str = col("content", default="")
 
 
 @dataclass(frozen=True)
@@ -139,6 +162,16 @@ class AttentionArrays:
 
 
 @dataclass(frozen=True)
+class HeadArrays:
+    """By row of the table of heads (heads, images), for tests in pairs of the same images. information: in bits;
+    prefix_mass: fractions, 0 without tokens before the patches; groups (images,): as those of a Split."""
+
+    information: Matrix
+    prefix_mass: Matrix
+    groups: Indices | None = None
+
+
+@dataclass(frozen=True)
 class ViewArrays:
     """By row of the table of the view: mean, maps (images, rows, columns) averaged over heads."""
 
@@ -160,6 +193,7 @@ class AttentionRecord(Record):
     """The attention of every head of one model on a few images, and the views that were asked for."""
 
     layers: tuple[LayerRow, ...] = table()
+    heads: tuple[HeadRow, ...] = table()
     without_map: tuple[UnplacedRow, ...] = table()
     shown: tuple[ImageRow, ...] = table()
     on_object: tuple[OnObjectRow, ...] = table()
@@ -171,10 +205,25 @@ class AttentionRecord(Record):
     receptive_fields: tuple[FieldRow, ...] = table()
     explorer: tuple[ExplorerRow, ...] = table()
     maps: AttentionArrays | None = arrays("attention")
+    by_image: HeadArrays | None = arrays("heads")
     views: Mapping[str, ViewArrays] = arrays("view-{view}")
     window_maps: WindowArrays | None = arrays("windows")
     field_maps: FieldArrays | None = arrays("receptive_fields")
     explorer_arrays: Mapping[str, ExplorerArrays] = arrays("explorer-{model}")
+
+    def values_by_image(self) -> Mapping[str, NDArray[np.floating]]:
+        """Return the values of every head on the images, in their order, by the name of the metric that is their
+        mean."""
+        values: dict[str, NDArray[np.floating]] = {}
+        if self.by_image is None:
+            return values
+        for row, information, prefix_mass in zip(
+            self.heads, self.by_image.information, self.by_image.prefix_mass
+        ):
+            values[f"map_information/{row.model}/{row.name}"] = information
+            if row.prefix_mass is not None:
+                values[f"prefix_attention/{row.model}/{row.name}"] = prefix_mass
+        return values
 
     @property
     def names(self) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from vitlens.commands.attention.record import AttentionRecord
 from vitlens.commands.evaluate.record import EvaluateRecord, PredictionArrays
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.chapters import Chaptered
@@ -20,7 +21,17 @@ from vitlens.report.claims import SMALLEST, Claim, found
 from vitlens.report.numbers import in_words
 from vitlens.report.prose import say
 from vitlens.report.sections import Overview, Report, Section
-from vitlens.uncertainty import LEVEL, Estimate, accuracy_difference, difference_of, holm, paired_test
+from vitlens.uncertainty import (
+    LEVEL,
+    Estimate,
+    accuracy_difference,
+    difference_of,
+    holm,
+    in_points,
+    paired_test,
+    student_mean,
+    student_test,
+)
 
 _DIGITS: Final = 12  # of a fingerprint that is shown
 _IGNORED: Final = frozenset({"run", "out", "overwrite", "quiet"})  # options that change no number
@@ -32,8 +43,9 @@ SameImages: TypeAlias = Literal["the same", "others", "not known", ""]
 class MetricChange:
     """One metric before and after; words: what it measures; difference: after minus before. p_holm: corrected for all
     metrics with an interval in both runs, None without; test: "paired" where the two runs' predictions of the same
-    images were compared (McNemar's exact test); otherwise the two estimates count as independent, which on the same
-    images finds too few changes rather than too many; better: the direction that is."""
+    images were compared (McNemar's exact test), or the attention of one head on them (Student's paired t test);
+    otherwise the two estimates count as independent, which on the same images finds too few changes rather than too
+    many; better: the direction that is."""
 
     metric: str = col("metric", unit="text")
     words: str = col("measure", unit="text")
@@ -187,6 +199,13 @@ def _change(before: Record, after: Record, name: str, other: str) -> MetricChang
         p = paired_test(right, right_before, groups=groups)
         gap = accuracy_difference(right, right_before, groups=groups)
         return MetricChange(name, words, was, now, gap, p, test="paired", better=better)
+    pairs = _paired_values(before, after, other, name)
+    if pairs is not None:
+        differences = pairs[1] - pairs[0]
+        groups = after.by_image.groups
+        gap = in_points(student_mean(differences, groups=groups, unit=now.unit))
+        p = student_test(differences, groups=groups)
+        return MetricChange(name, words, was, now, gap, p, test="paired", better=better)
     gap = difference_of(now, was)  # Newcombe's method needs the ends of two intervals alone, not fractions
     if now.unit != "fraction":
         low, high = (None if end is None else end / 100 for end in (gap.low, gap.high))
@@ -206,6 +225,8 @@ def _in_words(record: Record, name: str) -> str:
         return name
     parts = dict(MetricName(column.metric).parts(name) or {})
     alias = parts.pop("model", "")
+    if {"layer", "head"} <= parts.keys():
+        parts["head"] = f"L{parts.pop('layer')}.H{parts['head']}"
     title = column.title.removeprefix("top-1 ").removesuffix(", clean")
     of = f" of {alias}" if alias and len(record.aliases) > 1 else ""
     rest = ", ".join(value for value in parts.values() if value)
@@ -223,6 +244,20 @@ def _paired_answers(
     if answers is None or answers_now is None or not np.array_equal(answers.label, answers_now.label):
         return None
     return answers, answers_now
+
+
+def _paired_values(
+    before: Any, after: Any, name_before: str, name: str
+) -> tuple[NDArray[np.floating], NDArray[np.floating]] | None:
+    """Return the values of one metric on the same images; None where the runs keep none, or of other images."""
+    both = isinstance(before, AttentionRecord) and isinstance(after, AttentionRecord)
+    if not both or _same_images(before, after) is not True:
+        return None
+    values = before.values_by_image().get(name_before)
+    values_now = after.values_by_image().get(name)
+    if values is None or values_now is None or len(values) != len(values_now):
+        return None
+    return values, values_now
 
 
 def _correct(answers: PredictionArrays) -> NDArray[np.bool_]:
