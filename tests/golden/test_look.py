@@ -146,7 +146,7 @@ def test_how_it_works_is_told_by_stages_from_labels_and_ablated_heads(record, se
     assert [row.layers for row in record.stages] == ["0", "1"]
     for layer, row in enumerate(record.stages):
         labels = [given.label for given in seen.labels[layer]]
-        clear = [label for label in labels if label not in ("mixed", "unlabelled")]
+        clear = [label for label in labels if label not in ("mixed", "no single pattern")]
         assert (row.heads, sum(row.attends.values()), row.unclear) == (2, len(clear), 2 - len(clear))
         assert set(row.attends) == set(clear)
         rises = {f"L{at}.H{head}": seen.delta_loss[:, n].mean() for n, (at, head) in enumerate(seen.places)}

@@ -64,7 +64,7 @@ def test_words_rest_on_the_statistics_of_all_images_and_attributes_are_read_befo
     monkeypatch.setattr("vitlens.commands.stats.measure.IMAGES", 8)
     record = ran(tmp_path / "out", f"stats {tiny_vit} {LINE}")
     for head, name in zip(record.heads, record.names, strict=True):
-        assert name.looks == {"mixed": "several", "unlabelled": "none"}.get(head.label, head.label)
+        assert name.looks == {"mixed": "several"}.get(head.label, head.label)
     monkeypatch.setattr("vitlens.commands.stats.measure.QUICK", 0)
     record = ran(tmp_path / "slow", f"stats {tiny_vit} {LINE}")
     assert record.notes[-1].note.endswith("add --names")

@@ -152,7 +152,7 @@ def test_attention_before_and_after_a_training_is_of_the_same_images_and_compare
     assert runs.same_images == "the same"
     paired = {row.metric: row for row in runs.changes if row.test == "paired"}
     assert set(paired) == {
-        f"{word}/run/{head.name}" for word in ("map_information", "prefix_attention") for head in after.heads
+        f"{word}/run/L0.H{head}" for word in ("map_information", "prefix_attention") for head in range(2)
     }
     was, now = (record.by_image.information[1].astype(float) for record in (before, after))
     change = paired["map_information/run/L0.H1"]

@@ -134,3 +134,14 @@ def test_classes_that_a_model_does_not_know_are_refused_before_any_chapter(tiny_
     for _ in range(2):
         assert "only in the data: 'cat', 'dog'" in refusal(capsys, line)
         assert not (tmp_path / "out" / "chapters").exists()
+
+
+def test_how_long_the_rest_takes_is_said_before_and_after_every_chapter(tiny_vit, tmp_path, capsys):
+    with few_chapters(*LONG):
+        line = f"{LINE.format(models=f'mine={tiny_vit}')} --device cpu --out {tmp_path / 'out'}"
+        assert run(line.split()) == 0
+    said = [text for text in capsys.readouterr().err.splitlines() if text.startswith("study: ")]
+    chapters = len(read_folder(tmp_path / "out").chapters)
+    assert len(said) == chapters + 1
+    assert [f"{done} of {chapters}" in text for done, text in enumerate(said)] == [False, *[True] * chapters]
+    assert [" left" in text for text in said] == [*[True] * chapters, False]

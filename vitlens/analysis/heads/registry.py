@@ -205,7 +205,7 @@ FAULTY: Final = ("dead", "uniform")  # heads that do nothing, or do not choose
 
 @dataclass(frozen=True)
 class Label:
-    """sentence: the rule in words; code: the short form below a panel; colour: of its frame; within: the more general
+    """sentence: the rule in words; code: the short form below a panel, "" for none; colour: of its frame; within: the more general
     labels that it is a case of; first: whether its score decides before those of others are compared."""
 
     sentence: str
@@ -268,7 +268,7 @@ LABELS: Final[dict[str, Label]] = {
         "mixed", "#777777",
     ),
     UNLABELLED: Label(
-        "not even the two best labels together explain most of the attention", "none", "#CCCCCC"
+        "not even the two best labels together explain most of the attention", "", "#CCCCCC"
     ),
 }  # fmt: skip
 

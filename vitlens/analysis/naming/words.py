@@ -10,10 +10,12 @@ EVENLY: Final = "uniform"
 DEAD: Final = "dead"
 MATTERS, CORRELATES, NOTHING, SEVERAL = STATES = ("shown to matter", "correlates", "nothing", "several")
 
-_PLAIN: Final = {MIXED: "several", UNLABELLED: "none"}
+_PLAIN: Final = {MIXED: "several"}
+_EARLIER: Final = ("unlabelled", "none")  # for UNLABELLED in folders of earlier versions
+_SEVERAL_OR_NONE: Final = (MIXED, *_PLAIN.values(), UNLABELLED, *_EARLIER)
 _ATTENDS: Final = {
     EVENLY: "attends evenly", SAME: "attends to the same keys whichever patch asks",
-    **dict.fromkeys((*_PLAIN, *_PLAIN.values()), "attends by no single part"),
+    **dict.fromkeys(_SEVERAL_OR_NONE, "attends by no single part"),
 }  # fmt: skip
 
 
@@ -22,7 +24,7 @@ def names_one(word: str | None) -> bool:
 
     Uniform and dead heads attend to nothing in particular, so shuffled patches do not test these words.
     """
-    return word not in (None, *FAULTY, *_PLAIN, *_PLAIN.values())
+    return word not in (None, *FAULTY, *_SEVERAL_OR_NONE)
 
 
 def any_of(names: Sequence[str]) -> str:
@@ -49,8 +51,10 @@ def three_words(
         said.append("adds next to nothing")
     elif looks == EVENLY != attends:
         said.append("looks everywhere alike")
+    elif names_one(looks):
+        said.append(f"looks at: {looks}" + _tested(stays))
     elif looks is not None and looks != EVENLY:
-        said.append(f"looks at: {looks}" + _tested(stays) if names_one(looks) else "looks at nothing that is named")
+        said.append(f"looks at: {UNLABELLED}")
     if state is not None:
         written = {
             MATTERS: f"writes {writes} (tested)",

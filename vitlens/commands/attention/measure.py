@@ -84,8 +84,7 @@ def measure(options: AttentionOptions) -> Path | None:
             masses = tuple(_on_object(model, split, layers, rollouts))
             by_image = _head_arrays(split, layers)
             return kept.AttentionRecord(
-                layers=tuple(_layer_rows(model, split, layers, masses)),
-                heads=tuple(_head_rows(model, layers, by_image)),
+                layers=tuple(_layer_rows(model, split, layers, masses, by_image)),
                 without_map=tuple(
                     kept.UnplacedRow(s.layer, s.module, s.kind, NO_PLACE[s.kind]) for s in without.values()
                 ),
@@ -160,19 +159,30 @@ def _head_arrays(split: Split, layers: Sequence[LayerMaps]) -> kept.HeadArrays:
     return kept.HeadArrays(np.stack(information), np.stack(prefix_mass), groups)
 
 
-def _head_rows(model: Model, layers: Sequence[LayerMaps], by_image: kept.HeadArrays) -> Iterator[kept.HeadRow]:
-    """Return the means of every head over images."""
-    heads = [(layer, head) for layer in layers for head in range(layer.maps.shape[1])]
-    for (layer, head), bits, masses in zip(heads, by_image.information, by_image.prefix_mass):
-        information = student_mean(bits, groups=by_image.groups, unit="bits", least=0.0)
-        prefix_mass = None
-        if layer.prefix.shape[-1]:
-            prefix_mass = student_mean(masses, groups=by_image.groups, least=0.0, most=1.0)
-        yield kept.HeadRow(model.alias, layer.site.layer, head, information, prefix_mass)
+def _head_means(layers: Sequence[LayerMaps], by_image: kept.HeadArrays) -> Iterator[dict[str, Any]]:
+    """Return the means of each layer's heads over images, as fields of its row."""
+    groups = by_image.groups
+    start = 0
+    for layer in layers:
+        heads = layer.maps.shape[1]
+        information = {}
+        prefix_mass = {}
+        for head in range(heads):
+            bits = by_image.information[start + head]
+            masses = by_image.prefix_mass[start + head]
+            information[str(head)] = student_mean(bits, groups=groups, unit="bits", least=0.0)
+            prefix_mass[str(head)] = student_mean(masses, groups=groups, least=0.0, most=1.0)
+        start += heads
+        has_prefix = layer.prefix.shape[-1] > 0
+        yield {"head_information": information, "head_prefix_mass": prefix_mass if has_prefix else None}
 
 
 def _layer_rows(
-    model: Model, split: Split, layers: Sequence[LayerMaps], masses: Sequence[OnObjectRow]
+    model: Model,
+    split: Split,
+    layers: Sequence[LayerMaps],
+    masses: Sequence[OnObjectRow],
+    by_image: kept.HeadArrays,
 ) -> Iterator[kept.LayerRow]:
     """Every layer, with what its maps tell, how alike they are, and where their mean lies."""
     groups: NDArray[Any] | None = None if split.groups is None else split.groups.numpy()
@@ -180,7 +190,7 @@ def _layer_rows(
     means = [layer.maps.mean(1) for layer in layers]
     shares = {row.layer: row for row in mass_of(masses, ATTENTION)}
     known = map_rows(model.alias, [(str(layer.site.layer), own) for layer, own in zip(layers, means)], split)
-    for index, (layer, row) in enumerate(zip(layers, known)):
+    for index, (layer, row, of_heads) in enumerate(zip(layers, known, _head_means(layers, by_image))):
         site, share = layer.site, shares.get(layer.site.layer)
         beside: dict[str, Any] = {} if share is None else {
             "share": share.estimate, "share_of_baseline": share.of_baseline, "share_difference": share.difference,
@@ -192,7 +202,7 @@ def _layer_rows(
             map=(layer.maps.shape[-2], layer.maps.shape[-1]), reading=layer.reading,
             prefix_mass=float(layer.prefix.sum(-1).mean()), alike=cosine(alike(layer.maps).numpy()),
             previous=None if likeness is None else cosine(likeness.numpy()),
-            **beside,
+            **beside, **of_heads,
         )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from vitlens.commands.shared.explorer import ExplorerArrays, ExplorerRow
 from vitlens.commands.shared.maps.record import MapRow, MixedHeadsRow, OnObjectRow
 from vitlens.commands.shared.receptive import FieldArrays, FieldRow
 from vitlens.commands.shared.sheets import file_names
-from vitlens.record import OfModel, Record, arrays, col, head_name, table
+from vitlens.record import OfModel, Record, arrays, col, table
 from vitlens.uncertainty import Estimate
 
 Size: TypeAlias = tuple[int, int]
@@ -23,7 +23,8 @@ class LayerRow(MapRow):
     """One layer with a map, of the mean of its heads. map: its size in patches; reading: the query whose attention the
     map shows; alike: cosine similarity of the maps of two heads; previous: of the mean map with that of the layer
     before (None for the first, and after a change of size); share: of the map on the object, beside that of the best
-    map that ignores the image (None without masks)."""
+    map that ignores the image (None without masks). head_information, head_prefix_mass: by head (None in folders of
+    earlier versions; the second also without tokens before the patches)."""
 
     layer: int = col("layer")
     module: str = col("module")
@@ -41,27 +42,16 @@ class LayerRow(MapRow):
     share: Estimate | None = col("attention on the object", better="higher", default=None)
     share_of_baseline: Estimate | None = col("best map that ignores the image", default=None)
     share_difference: Estimate | None = col("beyond that map", better="higher", default=None)
-
-
-@dataclass(frozen=True)
-class HeadRow(OfModel):
-    """One head of a layer with a map, means over images."""
-
-    layer: int = col("layer")
-    head: int = col("head")
-    information: Estimate = col(
-        "information in the map",
-        term="log2 of the number of patches minus the entropy of the map: 0 bits are a uniform map",
-        metric="map_information/{model}/L{layer}.H{head}",
-    )
-    prefix_mass: Estimate | None = col(
-        "attention on CLS and registers",
-        term="the share of the query's attention on tokens before the patches",
-        metric="prefix_attention/{model}/L{layer}.H{head}",
+    head_information: Mapping[str, Estimate] | None = col(
+        "information in the map of a head",
+        metric="map_information/{model}/L{layer}.H{key}",
         default=None,
     )
-
-    name = head_name
+    head_prefix_mass: Mapping[str, Estimate] | None = col(
+        "attention of a head on CLS and registers",
+        metric="prefix_attention/{model}/L{layer}.H{key}",
+        default=None,
+    )
 
 
 @dataclass(frozen=True)
@@ -163,7 +153,7 @@ class AttentionArrays:
 
 @dataclass(frozen=True)
 class HeadArrays:
-    """By row of the table of heads (heads, images), for tests in pairs of the same images. information: in bits;
+    """By head, layer after layer (heads, images), for tests in pairs of the same images. information: in bits;
     prefix_mass: fractions, 0 without tokens before the patches; groups (images,): as those of a Split."""
 
     information: Matrix
@@ -193,7 +183,6 @@ class AttentionRecord(Record):
     """The attention of every head of one model on a few images, and the views that were asked for."""
 
     layers: tuple[LayerRow, ...] = table()
-    heads: tuple[HeadRow, ...] = table()
     without_map: tuple[UnplacedRow, ...] = table()
     shown: tuple[ImageRow, ...] = table()
     on_object: tuple[OnObjectRow, ...] = table()
@@ -217,12 +206,11 @@ class AttentionRecord(Record):
         values: dict[str, NDArray[np.floating]] = {}
         if self.by_image is None:
             return values
-        for row, information, prefix_mass in zip(
-            self.heads, self.by_image.information, self.by_image.prefix_mass
-        ):
-            values[f"map_information/{row.model}/{row.name}"] = information
-            if row.prefix_mass is not None:
-                values[f"prefix_attention/{row.model}/{row.name}"] = prefix_mass
+        heads = [(row, head) for row in self.layers for head in range(row.heads)]
+        for (row, head), information, prefix_mass in zip(heads, self.by_image.information, self.by_image.prefix_mass):
+            place = f"{row.model}/L{row.layer}.H{head}"
+            values[f"map_information/{place}"] = information
+            values[f"prefix_attention/{place}"] = prefix_mass
         return values
 
     @property

@@ -225,8 +225,9 @@ def _in_words(record: Record, name: str) -> str:
         return name
     parts = dict(MetricName(column.metric).parts(name) or {})
     alias = parts.pop("model", "")
-    if {"layer", "head"} <= parts.keys():
-        parts["head"] = f"L{parts.pop('layer')}.H{parts['head']}"
+    for head in ("head", "key"):
+        if f"L{{layer}}.H{{{head}}}" in column.metric:
+            parts[head] = f"L{parts.pop('layer')}.H{parts[head]}"
     title = column.title.removeprefix("top-1 ").removesuffix(", clean")
     of = f" of {alias}" if alias and len(record.aliases) > 1 else ""
     rest = ", ".join(value for value in parts.values() if value)

@@ -156,7 +156,8 @@ def definitions(record: StatsRecord) -> Iterator[tuple[str, str]]:
     given = {label for head in record.heads for label in (head.label, head.best)}
     for label, rule in LABELS.items():
         if label in given:
-            yield label if label == rule.code else f"{label} ({rule.code})", f"{rule.sentence}."
+            named = rule.code in ("", label)
+            yield label if named else f"{label} ({rule.code})", f"{rule.sentence}."
 
 
 def _unclear(record: StatsRecord) -> str:
@@ -292,8 +293,8 @@ REPORT: Final = Report(
     definitions=definitions,
     picture=Chart(
         "specialisation", images(scale="joint", label="weight, log2 of times uniform"),
-        "Mean weight of keys by their offset from the query, which is in the middle, for every head; grey: never "
-        "occurs. Frame and code name its pattern.",
+        "Mean weight of keys by their offset from the query in the middle, for every head; grey: never occurs. Frame and "
+        "code name its pattern; without a code: no single pattern.",
         title="What every head of {{ record.aliases[0] }} attends to", rows=_offsets,
     ),
     glance=(

@@ -158,8 +158,9 @@ class Chapters(ChapterRunner):
     def _say(self, words: str) -> None:
         """Write on stderr how far the study is, and about how long the rest takes."""
         if self.clock is not None and not self.run_options.quiet:
-            left = duration_words(self.clock.left)
-            print(f"study: {words}, about {left} left", file=sys.stderr)  # noqa: T201
+            left = self.clock.left
+            rest = f", about {duration_words(left)} left" if left else ""
+            print(f"study: {words}{rest}", file=sys.stderr)  # noqa: T201
 
     def analyse(self, names: Sequence[ModelName], vits: Sequence[ModelName], *, labelled: bool) -> tuple[Model, ...]:
         """All chapters of analysis: of each model, of a ViT compared with another model, and of all models together.
