@@ -23,6 +23,8 @@ from string import Formatter
 from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_type_hints
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from vitlens.arrays import arrays_of, as_arrays, read_arrays
 from vitlens.errors import InputError
@@ -268,6 +270,14 @@ def columns(kind: type) -> Mapping[str, Column]:
     return {each.name: each.metadata.get(_COLUMN, Column(each.name.replace("_", " "))) for each in fields(kind)}
 
 
+@dataclass(frozen=True)
+class ImageValues:
+    """The values (n,) of a metric on the images in their order; groups (n,): as those of a Split, or None."""
+
+    values: NDArray[np.floating[Any]]
+    groups: NDArray[np.integer[Any]] | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """The output of a run. config: its settings and models; folder: where it was read from; seconds: that it took."""
@@ -306,6 +316,10 @@ class Record:
     def metrics(self) -> Mapping[str, Estimate]:
         """Every number that a column names a metric, by the metric's name."""
         return dict(each for rows in self.tables.values() for row in rows for each in _metrics_of(row))
+
+    def values_by_image(self) -> Mapping[str, ImageValues]:
+        """Return the values whose means are metrics, by the metric's name, so far as the run keeps them."""
+        return {}
 
     def column(self, name: str) -> Column | None:
         """Return the column that declares a metric; None where there is no such metric."""

@@ -205,8 +205,9 @@ FAULTY: Final = ("dead", "uniform")  # heads that do nothing, or do not choose
 
 @dataclass(frozen=True)
 class Label:
-    """sentence: the rule in words; code: the short form below a panel, "" for none; colour: of its frame; within: the more general
-    labels that it is a case of; first: whether its score decides before those of others are compared."""
+    """sentence: the rule in words; code: the short form below a panel, "" for none; colour: of its
+    frame; within: the more general labels that it is a case of; first: whether its score decides before those of others
+    are compared."""
 
     sentence: str
     code: str

@@ -207,9 +207,9 @@ RULES: Final[dict[str, Callable[[LayerEvidence], Samples]]] = {
 
 @dataclass(frozen=True)
 class HeadLabel:
-    """The label of one head. score: of that label, or the highest for `mixed` and
-    `no single pattern`; low, high: its 95 % interval over images, NaN for one image; best, other: the label of the highest score, and the highest of those that
-    contradict it ("" where there is none); other_score: of the latter."""
+    """The label of one head. score: of that label, or the highest for `mixed` and `no single pattern`;
+    low, high: its 95 % interval over images, NaN for one image; best, other: the label of the highest score, and the
+    highest of those that contradict it ("" where there is none); other_score: of the latter."""
 
     label: str
     score: float

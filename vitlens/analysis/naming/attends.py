@@ -40,10 +40,10 @@ class AttendsBy:
     """By what one head attends.
 
     word: SAME, a product, "uniform" (nothing to tell apart), or `mixed` and `no single pattern`, as a head's
-    label; best, other: the two largest; share, other_share: of the logits' variance, the first with its interval over images;
-    shares: of every product; spread: the standard deviation of the logits of a row, nats; sides: for the query and the
-    key that the word names, how much better the logits of a shuffled image agree with what it predicts, the difference
-    of two correlations; p: of the least certain of them, before any correction; None without a test.
+    label; best, other: the two largest; share, other_share: of the logits' variance, the first with its interval over
+    images; shares: of every product; spread: the standard deviation of the logits of a row, nats; sides: for the query
+    and the key that the word names, how much better the logits of a shuffled image agree with what it predicts, the
+    difference of two correlations; p: of the least certain of them, before any correction; None without a test.
     """
 
     word: str

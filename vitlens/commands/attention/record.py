@@ -12,7 +12,7 @@ from vitlens.commands.shared.explorer import ExplorerArrays, ExplorerRow
 from vitlens.commands.shared.maps.record import MapRow, MixedHeadsRow, OnObjectRow
 from vitlens.commands.shared.receptive import FieldArrays, FieldRow
 from vitlens.commands.shared.sheets import file_names
-from vitlens.record import OfModel, Record, arrays, col, table
+from vitlens.record import ImageValues, OfModel, Record, arrays, col, table
 from vitlens.uncertainty import Estimate
 
 Size: TypeAlias = tuple[int, int]
@@ -200,17 +200,17 @@ class AttentionRecord(Record):
     field_maps: FieldArrays | None = arrays("receptive_fields")
     explorer_arrays: Mapping[str, ExplorerArrays] = arrays("explorer-{model}")
 
-    def values_by_image(self) -> Mapping[str, NDArray[np.floating]]:
-        """Return the values of every head on the images, in their order, by the name of the metric that is their
-        mean."""
-        values: dict[str, NDArray[np.floating]] = {}
+    def values_by_image(self) -> Mapping[str, ImageValues]:
+        """Return the values of every head on the images, by the name of the metric that is their mean."""
+        values: dict[str, ImageValues] = {}
         if self.by_image is None:
             return values
+        groups = self.by_image.groups
         heads = [(row, head) for row in self.layers for head in range(row.heads)]
         for (row, head), information, prefix_mass in zip(heads, self.by_image.information, self.by_image.prefix_mass):
             place = f"{row.model}/L{row.layer}.H{head}"
-            values[f"map_information/{place}"] = information
-            values[f"prefix_attention/{place}"] = prefix_mass
+            values[f"map_information/{place}"] = ImageValues(information, groups)
+            values[f"prefix_attention/{place}"] = ImageValues(prefix_mass, groups)
         return values
 
     @property

@@ -9,14 +9,13 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.commands.attention.record import AttentionRecord
 from vitlens.commands.evaluate.record import EvaluateRecord, PredictionArrays
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.chapters import Chaptered
 from vitlens.commands.run.publish import foreign_contents
 from vitlens.errors import InputError
 from vitlens.names import fingerprinted
-from vitlens.record import Better, MetricName, Record, col, table
+from vitlens.record import Better, ImageValues, MetricName, Record, col, table
 from vitlens.report.claims import SMALLEST, Claim, found
 from vitlens.report.numbers import in_words
 from vitlens.report.prose import say
@@ -199,12 +198,11 @@ def _change(before: Record, after: Record, name: str, other: str) -> MetricChang
         p = paired_test(right, right_before, groups=groups)
         gap = accuracy_difference(right, right_before, groups=groups)
         return MetricChange(name, words, was, now, gap, p, test="paired", better=better)
-    pairs = _paired_values(before, after, other, name)
-    if pairs is not None:
-        differences = pairs[1] - pairs[0]
-        groups = after.by_image.groups
-        gap = in_points(student_mean(differences, groups=groups, unit=now.unit))
-        p = student_test(differences, groups=groups)
+    differences = _paired_differences(before, after, other, name)
+    if differences is not None:
+        groups = differences.groups
+        gap = in_points(student_mean(differences.values, groups=groups, unit=now.unit))
+        p = student_test(differences.values, groups=groups)
         return MetricChange(name, words, was, now, gap, p, test="paired", better=better)
     gap = difference_of(now, was)  # Newcombe's method needs the ends of two intervals alone, not fractions
     if now.unit != "fraction":
@@ -247,18 +245,13 @@ def _paired_answers(
     return answers, answers_now
 
 
-def _paired_values(
-    before: Any, after: Any, name_before: str, name: str
-) -> tuple[NDArray[np.floating], NDArray[np.floating]] | None:
-    """Return the values of one metric on the same images; None where the runs keep none, or of other images."""
-    both = isinstance(before, AttentionRecord) and isinstance(after, AttentionRecord)
-    if not both or _same_images(before, after) is not True:
+def _paired_differences(before: Record, after: Record, name_before: str, name: str) -> ImageValues | None:
+    """Return the change of a metric on each image; None where the runs keep no values, or of other images."""
+    values_before = before.values_by_image().get(name_before)
+    values = after.values_by_image().get(name)
+    if values_before is None or values is None or _same_images(before, after) is not True:
         return None
-    values = before.values_by_image().get(name_before)
-    values_now = after.values_by_image().get(name)
-    if values is None or values_now is None or len(values) != len(values_now):
-        return None
-    return values, values_now
+    return ImageValues(values.values - values_before.values, values.groups)
 
 
 def _correct(answers: PredictionArrays) -> NDArray[np.bool_]:

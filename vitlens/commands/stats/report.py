@@ -293,8 +293,8 @@ REPORT: Final = Report(
     definitions=definitions,
     picture=Chart(
         "specialisation", images(scale="joint", label="weight, log2 of times uniform"),
-        "Mean weight of keys by their offset from the query in the middle, for every head; grey: never occurs. Frame and "
-        "code name its pattern; without a code: no single pattern.",
+        "Mean weight of keys by their offset from the query in the middle, for every head; grey: never occurs. Frame "
+        "and code name its pattern; without a code: no single pattern.",
         title="What every head of {{ record.aliases[0] }} attends to", rows=_offsets,
     ),
     glance=(
