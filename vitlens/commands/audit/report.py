@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from vitlens.attacks.registry import ATTACKS
+from vitlens.commands.attack.report import not_robust
 from vitlens.commands.audit.record import AuditRecord, CandidateRow
 from vitlens.commands.run.chapters import Question, answered, finished
 from vitlens.commands.run.requirements import RequirementOutcome, outcomes, requirements_of
@@ -108,8 +109,10 @@ def _accuracy(record: AuditRecord) -> Claim:
 
 
 def _one_step(claim: Claim) -> Claim:
-    """Where FGSM alone fits the budget, it can show a model to be weak, not robust."""
+    """Leave no praise where FGSM alone fits the budget: it can show a model to be weak, not robust."""
     if claim.question != "robustness" or claim.state not in ("pass", "warn"):
+        return claim
+    if claim.effect is not None and not_robust(claim.effect):
         return claim
     because = "no attack of several steps fits `--budget`, and one step shows no robustness"
     return replace(claim, state="inconclusive", because=because)
