@@ -39,7 +39,7 @@ class Threshold:
         return self.state(value.value if worst is None else worst)
 
     def out_of_reach(self, value: Estimate) -> bool:
-        """Return True if an estimate that errs towards the better cannot pass: the better end of its interval does not."""
+        """Return True if not even the better end of the interval passes."""
         best = value.high if self.higher else value.low
         return self.state(value.value if best is None else best) != "pass"
 

@@ -27,8 +27,8 @@ class AuditOptions(ModelOnImages):
     )  # fmt: skip
     junit: Path | None = option(
         "--junit",
-        "Also write verdicts and requirements as JUnit XML. Failures there are the --at-least and --at-most that do not "
-        "hold, as for exit code 3; a verdict of fail is skipped, with its reason.",
+        "Also write verdicts and requirements as JUnit XML. Failures there are the --at-least and --at-most that "
+        "do not hold, as for exit code 3; a verdict of fail is skipped, with its reason.",
         metavar="FILE", shown=False,
     )  # fmt: skip
     cache: bool = option(

@@ -150,7 +150,8 @@ def unknown(record: AuditRecord) -> Iterator[str]:
             "Robust accuracy is an upper bound: {{ more }} did not fit the budget and may break more images than "
             "{{ taken }}.", more=attack_words(stronger[0]), taken=attack_words(taken),
         )  # fmt: skip
-    yield from (say("Not tested: {{ r|whole }}.", r=row.reason) for row in record.untested if row.part in record.named)
+    lost = _LOST.keys() - record.named.keys()  # of these the verdicts say it
+    yield from (say("Not tested: {{ r|whole }}.", r=row.reason) for row in record.untested if row.part not in lost)
     if record.predicted:
         yield (
             "No labels are used: accuracy and calibration are not tested, and attacks and corruptions are judged by "
@@ -210,6 +211,11 @@ REPORT: Final = Report(
             "Which attack was run?", "attacks_considered",
             opening="The strongest that fits what the other chapters leave of the budget.",
             columns=("attacks", "restarts", "epsilons", "images", "minutes", "state"),
+        ),
+        Declared(
+            "Did the audit keep its budget?", "budget",
+            opening="Busy minutes of this machine, before the report was written.",
+            columns=("minutes", "others", "left", "total"),
         ),
     ),
 )  # fmt: skip
