@@ -20,6 +20,7 @@ from vitlens.commands.attack.record import (
     TransferRow,
 )
 from vitlens.commands.attack.report import REPORT
+from vitlens.commands.registry import COMMANDS
 from vitlens.record import Config, Data, ModelEntry
 from vitlens.report.claims import Claim, shown
 from vitlens.uncertainty import Estimate, wilson
@@ -114,6 +115,8 @@ def test_masked_gradients_of_a_model_come_first(function, seed, tmp_path):
         (100, 5, 0, "warn"),
         (10, 5, 0, "fail"),
         (185, 5, 1, "inconclusive"),
+        (80, 5, 1, "warn"),  # a faulty attack leaves an upper bound: 40 % cannot pass from 50 %
+        (100, 5, 1, "inconclusive"),  # the upper end of 50 % could
         (185, 170, 0, "warn"),  # at 8/255 no undefended model keeps as much: the attack is weak
     ],
 )
@@ -123,6 +126,17 @@ def test_the_verdict_is_the_strongest_attacks_at_one(kept, far, failed, state):
     (claim,) = claimed("robustness", *rows, checks=checks)
     assert (claim.state, claim.effect) == (state, rows[2].accuracy)
     assert rows[2].accuracy.low is not None
+
+
+@pytest.mark.parametrize(("kept", "state"), [(185, "inconclusive"), (100, "inconclusive"), (60, "warn"), (10, "fail")])
+def test_one_step_in_an_audit_shows_no_robustness_but_shows_what_cannot_pass(golden, kept, state):
+    """An upper bound whose interval lies below the limit cannot pass, whatever a stronger attack would find."""
+    record = replace(golden("audit").record)
+    planted = record_of(*(curve("mine", *row, "fgsm-linf") for row in ((0.0, 190), (1.0, kept), (8.0, 5))))
+    chapters = [replace(each, record=planted) if each.row.word == "attack" else each for each in record.parts]
+    vars(record)["parts"] = tuple(chapters)  # in place of those of its folder
+    (claim,) = [each for each in COMMANDS["audit"].report(record).claims if each.question == "robustness"]
+    assert claim.state == state
 
 
 def test_what_could_not_fail_was_not_tried_or_is_of_few_images_claims_nothing():

@@ -35,7 +35,7 @@ SMALL = {  # what makes a command short; another one is given four images
     "compare": "--method gradcam --limit 8",
     "features": "--limit 20 --no-tsne --no-cache --k 1",
     "profile": "--batch-sizes 1 --sizes 16,32",
-    "audit": "--limit 8 --budget 0.001",
+    "audit": "--limit 8 --budget 0.2",
     "explain --auto": "--method gradcam,saliency --limit 24",
     "explain --verify": "--method gradcam,rollout --limit 4",
 }

@@ -1,15 +1,22 @@
-"""Which attack an audit runs, as a function of the time that is left."""
+"""What an audit measures and which attack it runs, as a function of the time that is left."""
 
 import pytest
 
 from vitlens.attacks.registry import ATTACKS
 from vitlens.commands.attack.record import AttackRow
-from vitlens.commands.audit.measure import (
+from vitlens.commands.audit.plan import (
     CANDIDATES,
-    FEWEST,
+    CORRUPTED_SHARE,
+    EXPLAIN_SHARE,
+    FGSM,
+    MAPPED_SHARE,
+    Budget,
+    CorruptionCosts,
+    MapCosts,
     considered,
     corrupted_images,
     fitting_methods,
+    mapped_images,
     pass_seconds,
     passes_of,
 )
@@ -40,12 +47,12 @@ def test_the_strongest_that_fits_is_chosen_and_more_time_is_never_a_weaker_one()
         rows = considered_in(seconds, images=300)
         places.append(rows.index(chosen(rows)))
         assert all(row.minutes * 60 > seconds for row in rows[: places[-1]])
-        assert chosen(rows).attacks == FEWEST or chosen(rows).minutes * 60 <= seconds
+        assert chosen(rows).attacks == FGSM or chosen(rows).minutes * 60 <= seconds
         assert {row.state for row in rows[: places[-1]]} <= {"too long"}
         assert {row.state for row in rows[places[-1] + 1 :]} <= {"weaker"}
     assert places == sorted(places, reverse=True)
     assert len(set(places)) > 5
-    assert (places[0], rows[-1].attacks, places[-1]) == (len(rows) - 1, FEWEST, 0)
+    assert (places[0], rows[-1].attacks, places[-1]) == (len(rows) - 1, FGSM, 0)
     assert (rows[0].attacks, rows[0].images, rows[0].epsilons) == (("auto",), 300, (1.0, 2.0, 4.0, 8.0))
 
 
@@ -56,7 +63,8 @@ def test_the_time_of_a_rung_by_hand():
     run = 3 * ATTACKS["pgd"].steps * 3  # restarts, steps, and forward passes that a step with its gradient takes
     assert passes_of(many, shares) - passes_of(few, shares) == pytest.approx(100 * run * (0.9 + 0.8))
     (row, _) = considered([many], BudgetRow(1.0, 0.0, 1.0, PASS), images=400, shares=shares)
-    assert 60 * row.minutes == pytest.approx(PASS * passes_of(many, shares))
+    fgsm = candidate_of("fgsm", 1, (1.0, 8.0), 400)  # runs with it
+    assert 60 * row.minutes == pytest.approx(PASS * (passes_of(many, shares) + passes_of(fgsm, shares)))
     checks = passes_of(many, dict.fromkeys(shares, 0.0))  # the self-checks and the sample have all images
     assert checks == (8 * 16 + 256) * run
 
@@ -90,18 +98,76 @@ def test_the_time_of_a_pass_is_that_of_an_attack_and_none_of_one_without_images(
     assert pass_seconds(row) == pytest.approx(seconds)
 
 
+COSTS = MapCosts({"best": 20 * PASS, "rollout": PASS, "occlusion": 65 * PASS}, 0.08, PASS)
+
+
 def test_maps_that_are_checked_fit_their_share():
-    """The preferred method on few images in any case, then more images and the costlier methods."""
-    costs = {"gradcam": 2 * PASS, "rollout": PASS, "occlusion": 65 * PASS}
-    found = [fitting_methods(costs, PASS, seconds, 1000) for seconds in (0, 8, 18, 25, 1e6)]
-    assert (found[0], found[-1]) == ((("gradcam",), 20), (tuple(costs), 50))
-    sizes = [(len(names), images) for names, images in found]
-    assert sizes == sorted(set(sizes))
-    assert all(names == tuple(costs)[: len(names)] for names, _ in found)
-    assert fitting_methods(costs, PASS, 0, 3) == (("gradcam",), 3)
+    """The first methods on as many images as fit, else the cheapest on the fewest that judge a map, else none."""
+    assert [fitting_methods(COSTS, seconds, 1000) for seconds in (0, 4.9)] == [((), 0), ((), 0)]
+    assert [fitting_methods(COSTS, seconds, 1000) for seconds in (5, 1e6)] == [
+        (("rollout",), 20),
+        (tuple(COSTS.maps), 50),
+    ]
+    for seconds in (5, 8, 12, 14, 30, 60):
+        methods, images = fitting_methods(COSTS, seconds, 1000)
+        assert COSTS.seconds(methods, images) <= seconds
+        assert images >= 20
+    assert fitting_methods(COSTS, 1e6, 3) == (tuple(COSTS.maps), 3)
 
 
-def test_corruptions_take_their_share_of_the_budget_on_enough_images_for_a_claim():
-    """35 corruptions of an image at 0.02 s each take 0.7 s."""
-    assert [corrupted_images(0.02, seconds, 1000) for seconds in (0, 60, 1e6)] == [20, 85, 1000]
-    assert corrupted_images(0.02, 0, 12) == 12
+def test_the_checks_of_a_method_by_hand():
+    """20 images: of one map and two baselines patches are removed, and the map is made 1 + 6 times."""
+    assert COSTS.seconds(("rollout",), 20) == pytest.approx(20 * 3 * 0.08 + 7 * 20 * PASS)
+
+
+def test_corruptions_and_fgsm_take_their_share_of_the_budget_on_enough_images_for_a_claim():
+    """0.7 s of an image, and 0.003 s of each of its 5 steps; 16 images are attacked 8 times."""
+    costs = CorruptionCosts(0.7, 0.001, 4)
+    assert costs.seconds(20) == pytest.approx(20 * 0.7 + 0.003 * (20 * 5 + 16 * 8))
+    assert [corrupted_images(costs, seconds, 1000) for seconds in (0, 14, 15, 1e6)] == [0, 0, 20, 1000]
+    assert [corrupted_images(costs, seconds, 12) for seconds in (0, 60)] == [0, 12]
+
+
+def test_maps_for_the_question_why_a_model_fails_are_as_many_as_fit():
+    assert [mapped_images(0.4, 0.01, seconds, 60) for seconds in (8, 9, 18, 1e6)] == [0, 21, 43, 60]
+    assert mapped_images(0.4, 0.01, 1e6, 1000) == 200
+
+
+class Clock:
+    """A clock that stands unless it is set."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_stage_has_its_share_or_what_is_left_and_the_report_keeps_its_own():
+    clock = Clock()
+    budget = Budget(3.0, clock)
+    assert (budget.share(0.4), budget.left) == (pytest.approx(72), pytest.approx(162))
+    clock.now = 130
+    assert (budget.share(0.4), budget.left) == (pytest.approx(32), pytest.approx(32))
+    budget.cached = 40  # seconds of a chapter when it was made
+    assert (budget.share(0.4), budget.left, budget.spent) == (0, 0, 170)
+
+
+@pytest.mark.parametrize("error", [1.0, 1.15])
+@pytest.mark.parametrize("minutes", [2, 3, 5, 10, 60])
+def test_stages_that_take_what_was_planned_keep_the_budget(minutes, error):
+    """DeiT-tiny on one thread and 60 photographs; error: how much longer than planned each stage takes."""
+    clock, one_pass, images = Clock(), 0.035, 60
+    budget = Budget(minutes, clock)
+    clock.now = 10 + images * one_pass
+    clock.now += error * images * 2 * one_pass
+    maps = MapCosts({"best": 0.39, "gradcam": 0.07, "rollout": 0.08, "occlusion": 5.6}, 1.77, one_pass)
+    clock.now += 8
+    methods, explained = fitting_methods(maps, budget.share(EXPLAIN_SHARE), images)
+    clock.now += error * maps.seconds(methods, explained) if methods else 0.0
+    corruptions, share = CorruptionCosts(1.42, one_pass, 4), CORRUPTED_SHARE + (0 if methods else EXPLAIN_SHARE)
+    clock.now += error * corruptions.seconds(corrupted_images(corruptions, budget.share(share), images))
+    mapped = mapped_images(0.39, one_pass, budget.share(MAPPED_SHARE), images)
+    clock.now += error * (mapped * 0.39 + images * one_pass)
+    rows = considered(CANDIDATES, BudgetRow(minutes, 0, budget.left / 60, one_pass), images=images, shares=ALL)
+    clock.now += error * 60 * chosen(rows).minutes
+    assert clock.now + 0.1 * budget.seconds <= 1.15 * budget.seconds

@@ -52,7 +52,7 @@ LINES: Final = {
     "--perplexity 4 --thumbnails --query {pictures}/1.png",
     "features of pictures": "features {vit} --images {pictures} --thumbnails --no-cache",
     "profile": "profile {vit} {cnn} --batch-sizes 1,2 --sizes 16,32",
-    "audit": "audit mine={vit} --data digits --limit 4 --batch-size 4 --budget 0.001 --at-least accuracy=0.999 "
+    "audit": "audit mine={vit} --data digits --limit 4 --batch-size 4 --budget 60 --at-least accuracy=0.999 "
     "--junit {beside}/junit.xml",
     "profile by patch size": "profile vit-mini --patch-size 8,16 --batch-sizes 1",
     "train": "train vit-micro --data digits --epochs 3 --limit 40 --batch-size 10 --dim 8 --depth 1 --heads 2 "
@@ -148,7 +148,7 @@ def make(name: str, places: Mapping[str, Path], beside: Path, *, device: Sequenc
     saving = saved_figures() if name in SAVED_TWICE else no_figures()
     with (
         beside.with_suffix(".said").open("w") as said, redirect_stderr(said), redirect_stdout(said),
-        saving, quick_attacks(), few_passes(), impatient(),
+        saving, quick_attacks(()), few_passes(), impatient(),
     ):  # fmt: skip
         code = run([*line.split(), *device, "--out", str(beside / "run")])
     assert code == (3 if name in UNMET else 0), line

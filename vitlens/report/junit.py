@@ -12,11 +12,11 @@ from vitlens.report.verdicts import LIMITS
 
 
 def junit(document: Document, requirements: Sequence[Any], *, suite: str, seconds: float) -> bytes:
-    """One test suite: a test case for each verdict of a report and for each requirement.
+    """Return one test suite: a test case for each verdict of a report and for each requirement.
 
-    A verdict of fail and a requirement that does not hold are failures, one where the former is judged by the
-    latter; inconclusive and not tested are skipped, as they show nothing; a warning passes, with its text as
-    output. A name that comes twice is numbered. requirements: the `RequirementOutcome` of each
+    Only a requirement that does not hold is a failure, so that the file agrees with the exit code; a verdict of fail,
+    inconclusive or not tested is skipped, with its text as the reason; a warning passes, with its text as output.
+    A name that comes twice is numbered. requirements: the `RequirementOutcome` of each
     (commands/run/requirements.py); seconds: that the run took.
     """
     root = ElementTree.Element("testsuites")
@@ -27,7 +27,7 @@ def junit(document: Document, requirements: Sequence[Any], *, suite: str, second
         number = f" ({seen[kind, name]})" if seen[kind, name] > 1 else ""
         attributes = {"classname": _text(f"{suite}.{kind}"), "name": _text(name + number), "time": "0"}
         case, words = ElementTree.SubElement(whole, "testcase", attributes), _text(message)
-        if state == "fail":
+        if state == "fail" and kind == "requirement":
             ElementTree.SubElement(case, "failure", {"message": words, "type": kind}).text = words
         elif state == "warn":
             ElementTree.SubElement(case, "system-out").text = words

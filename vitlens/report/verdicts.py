@@ -38,6 +38,11 @@ class Threshold:
         worst = value.low if self.higher else value.high
         return self.state(value.value if worst is None else worst)
 
+    def out_of_reach(self, value: Estimate) -> bool:
+        """Return True if not even the better end of the interval passes."""
+        best = value.high if self.higher else value.low
+        return self.state(value.value if best is None else best) != "pass"
+
     def judge_difference(self, value: Estimate) -> State:
         """The state of a difference between two models: what its whole interval shows, as it may also be none.
 

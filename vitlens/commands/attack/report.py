@@ -196,7 +196,10 @@ def _robustness(record: AttackRecord, row: rows.AttackedModelRow, curves: Sequen
 def _judged(
     record: AttackRecord, row: rows.AttackedModelRow, at: AttackCurveRow, curves: Sequence[AttackCurveRow]
 ) -> tuple[State, str]:
-    """The state and the reason; faulty or weak attacks leave no praise."""
+    """The state and the reason; faulty or weak attacks leave no praise.
+
+    Every attack leaves an upper bound of robust accuracy: one below the limit cannot pass, so it is not inconclusive.
+    """
     state, failed = LIMITS["robustness"].judge(at.accuracy), _failed(record, row.model)
     words = "accuracy under {{ at.title }} at {{ at.at }}"
     far = strongest(each for each in curves if each.epsilon >= _FAR)
@@ -219,8 +222,16 @@ def _judged(
             "; but at {{ far.at }} it still has {{ far.accuracy|alone }}, which no undefended model keeps: unless it "
             "was trained against attacks, these are too weak"
         )
+    if state == "inconclusive" and not_robust(at.accuracy) and (row.clean.n or 0) >= FEWEST and row.clean.value:
+        state = "warn"
+        words += "; as an upper bound it lies below the limit all the same"
     fault = _in_words(failed[0]) if failed else ""
     return state, say(words, at=at, few=FEWEST, failed=failed, fault=fault, far=far)
+
+
+def not_robust(upper_bound: Estimate) -> bool:
+    """Return True if accuracy under an attack, however weak or faulty, shows that a model cannot pass."""
+    return LIMITS["robustness"].out_of_reach(upper_bound)
 
 
 def _soundness(record: AttackRecord, row: rows.AttackedModelRow) -> Claim:

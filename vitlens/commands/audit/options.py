@@ -27,8 +27,8 @@ class AuditOptions(ModelOnImages):
     )  # fmt: skip
     junit: Path | None = option(
         "--junit",
-        "Also write verdicts and requirements as JUnit XML. A verdict of fail is a failure there; the exit code is 3 "
-        "only where an --at-least or --at-most does not hold.",
+        "Also write verdicts and requirements as JUnit XML. Failures there are the --at-least and --at-most that "
+        "do not hold, as for exit code 3; a verdict of fail is skipped, with its reason.",
         metavar="FILE", shown=False,
     )  # fmt: skip
     cache: bool = option(

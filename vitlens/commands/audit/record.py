@@ -8,7 +8,7 @@ from vitlens.commands.run.chapters import Chapter, Chaptered
 from vitlens.commands.shared.failures import FailuresRecord
 from vitlens.record import col, table
 
-Part: TypeAlias = Literal["evaluate", "explain", "attack", "corruptions", "stats"]
+Part: TypeAlias = Literal["evaluate", "explain", "attack", "corruptions", "stats", "failures"]
 CandidateState: TypeAlias = Literal["chosen", "weaker", "too long", "undefined"]
 CORRUPTIONS_PART: Final = "corruptions"  # of the two attack chapters, the one of corruptions and FGSM on all images
 
@@ -29,13 +29,14 @@ class CandidateRow:
 
 @dataclass(frozen=True)
 class BudgetRow:
-    """The minutes of --budget, those that the other chapters took when they were made, and those left for the attack
-    (a share of the budget is kept for it); pass_seconds: of one forward pass of one image, read from FGSM on all."""
+    """The minutes of --budget, those that all before the attack took, those left for the attack, and those of the whole
+    audit before its report was written; pass_seconds: of one forward pass of one image."""
 
     minutes: float = col("budget, minutes")
     others: float = col("other chapters, minutes")
     left: float = col("left for the attack, minutes")
     pass_seconds: float = col("one forward pass", unit="s")
+    total: float | None = col("all, minutes", default=None)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from vitlens.attacks.registry import ATTACKS
+from vitlens.commands.attack.report import not_robust
 from vitlens.commands.audit.record import AuditRecord, CandidateRow
 from vitlens.commands.run.chapters import Question, answered, finished
 from vitlens.commands.run.requirements import RequirementOutcome, outcomes, requirements_of
@@ -108,8 +109,10 @@ def _accuracy(record: AuditRecord) -> Claim:
 
 
 def _one_step(claim: Claim) -> Claim:
-    """Where FGSM alone fits the budget, it can show a model to be weak, not robust."""
+    """Leave no praise where FGSM alone fits the budget: it can show a model to be weak, not robust."""
     if claim.question != "robustness" or claim.state not in ("pass", "warn"):
+        return claim
+    if claim.effect is not None and not_robust(claim.effect):
         return claim
     because = "no attack of several steps fits `--budget`, and one step shows no robustness"
     return replace(claim, state="inconclusive", because=because)
@@ -147,7 +150,8 @@ def unknown(record: AuditRecord) -> Iterator[str]:
             "Robust accuracy is an upper bound: {{ more }} did not fit the budget and may break more images than "
             "{{ taken }}.", more=attack_words(stronger[0]), taken=attack_words(taken),
         )  # fmt: skip
-    yield from (say("Not tested: {{ r|whole }}.", r=row.reason) for row in record.untested if row.part in record.named)
+    lost = _LOST.keys() - record.named.keys()  # of these the verdicts say it
+    yield from (say("Not tested: {{ r|whole }}.", r=row.reason) for row in record.untested if row.part not in lost)
     if record.predicted:
         yield (
             "No labels are used: accuracy and calibration are not tested, and attacks and corruptions are judged by "
@@ -207,6 +211,11 @@ REPORT: Final = Report(
             "Which attack was run?", "attacks_considered",
             opening="The strongest that fits what the other chapters leave of the budget.",
             columns=("attacks", "restarts", "epsilons", "images", "minutes", "state"),
+        ),
+        Declared(
+            "Did the audit keep its budget?", "budget",
+            opening="Busy minutes of this machine, before the report was written.",
+            columns=("minutes", "others", "left", "total"),
         ),
     ),
 )  # fmt: skip

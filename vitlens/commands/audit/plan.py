@@ -1,0 +1,230 @@
+"""What of an audit fits its budget: arithmetic on the measured seconds of single images, and the clock."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Final
+
+from vitlens.analysis.faithfulness.defaults import BASELINES
+from vitlens.analysis.faithfulness.league import randomised_images
+from vitlens.analysis.faithfulness.sanity import PARTS
+from vitlens.attacks.registry import ATTACKS, Attack
+from vitlens.commands.attack.record import AttackRow
+from vitlens.commands.attack.sweep import CHECKED, SAMPLED, example_attack
+from vitlens.commands.audit.record import BudgetRow, CandidateRow, CandidateState
+from vitlens.report.claims import FEWEST as FEWEST_JUDGED
+from vitlens.report.numbers import number
+
+EXPLAIN_SHARE: Final = 0.4  # of the budget, which the maps and their checks may take
+STATS_SHARE: Final = 0.1  # of it, which statistics of attention may take
+STATS_PASSES: Final = 2.0  # forward passes that the statistics of an image take
+CORRUPTED_SHARE: Final = 0.35  # of it, which the corruptions and FGSM may take
+MAPPED_SHARE: Final = 0.1  # of it, which the question why the model fails may take
+REPORT_SHARE: Final = 0.1  # of it, which is kept for the report
+MAPPED: Final = 200  # images with maps for the question why the model fails, at most
+EXPLAINED: Final = (50, FEWEST_JUDGED)  # images on which the methods are checked; fewer judge no map
+COSTLY: Final = 20  # forward passes of a map, above which its time is not measured but counted
+BACKWARD: Final = 3.0  # forward passes that a forward and a backward pass together take
+_RUNS: Final = 8  # runs of an attack on the images of its self-checks, four of them in one with four times the steps
+_LONGER: Final = 1.1  # than this time a stage may take in another run
+
+# 1/255 is judged; at 8/255 every undefended model falls, so an attack that does not break it there is too weak
+_FULL, _JUDGED = (1.0, 2.0, 4.0, 8.0), (1.0, 8.0)
+FGSM: Final = ("fgsm",)  # runs with the corruptions, before any other attack
+CANDIDATES: Final = tuple(  # the strongest first
+    CandidateRow(attacks, restarts, epsilons, images, None, "too long")
+    for attacks, restarts, epsilons, images in (
+        (("auto",), 1, _FULL, 1000),
+        (("auto",), 1, _FULL, 200),
+        (("auto",), 1, _JUDGED, 100),
+        (("auto",), 1, _JUDGED, 50),
+        (("apgd-ce", "apgd-dlr"), 1, _FULL, 200),
+        (("apgd-ce", "apgd-dlr"), 1, _JUDGED, 100),
+        (("apgd-ce", "apgd-dlr"), 1, _JUDGED, 50),
+        (("apgd-ce",), 1, _JUDGED, 100),
+        (("apgd-ce",), 1, _JUDGED, 50),
+        (("pgd",), 3, _JUDGED, 100),
+        (("pgd",), 1, _JUDGED, 100),
+        (("pgd",), 1, _JUDGED, 50),
+    )
+)
+
+
+class BusyClock:
+    """The seconds since it was made that this process could use: on a machine that others use, too, its CPU time."""
+
+    def __init__(self) -> None:
+        self._wall = time.monotonic()
+        self._processor = time.process_time()
+
+    def __call__(self) -> float:
+        """Return the seconds on the clock, or those of all its threads where these are fewer."""
+        return min(time.monotonic() - self._wall, time.process_time() - self._processor)
+
+
+@dataclass
+class Budget:
+    """The seconds that an audit may take.
+
+    minutes: of --budget; clock: busy seconds since the start; cached: seconds that chapters from the cache took when
+    they were made, so that the same audit chooses the same attack again.
+    """
+
+    minutes: float
+    clock: Callable[[], float] = field(default_factory=BusyClock)
+    cached: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return 60 * self.minutes
+
+    @property
+    def spent(self) -> float:
+        """Seconds that all chapters so far took, when they were made."""
+        return self.clock() + self.cached
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left; the report's are kept."""
+        return max(0.0, (1 - REPORT_SHARE) * self.seconds - self.spent)
+
+    def share(self, fraction: float) -> float:
+        """Return the seconds of a stage with this share of the whole, or what is left where that is less."""
+        return min(fraction * self.seconds, self.left)
+
+    def refusal(self, what: str, takes: float, share: float) -> str:
+        """Return why a stage is left out, and with which budget it would not be. takes: its seconds."""
+        if not self.left:
+            return f"the budget of {number(self.minutes)} min was spent before {what}"
+        enough = ceil(_LONGER * max(takes / share, takes + self.spent) / 60)
+        return (
+            f"the budget of {number(self.minutes)} min leaves {number(self.share(share))} s for {what}, "
+            f"which takes {number(takes)} s; --budget {enough} would do"
+        )
+
+
+@dataclass(frozen=True)
+class MapCosts:
+    """Measured seconds of one image. maps: of its map by each method, the preferred method first, then the fastest;
+    removal: of the check of one map that removes patches; one_pass: of a forward pass."""
+
+    maps: Mapping[str, float]
+    removal: float
+    one_pass: float
+
+    def seconds(self, methods: Sequence[str], images: int) -> float:
+        """Return the seconds of all checks of these methods on so many images, and of the baselines' checks."""
+        total = self.removal * images * (len(methods) + len(BASELINES))
+        for name in methods:
+            randomised = min(images, randomised_images(self.maps[name] / self.one_pass))
+            total += self.maps[name] * (images + (PARTS + 2) * randomised)
+        return total
+
+
+def fitting_methods(costs: MapCosts, seconds: float, images: int) -> tuple[tuple[str, ...], int]:
+    """Return the methods and the number of images whose checks take these seconds at most.
+
+    As many methods as fit, in the order of the costs, then as many images; else the first method that fits alone on the
+    fewest images that judge a map. Without any that fits there are no methods. images: that there are.
+    """
+    names = tuple(costs.maps)
+    options = [(names[:count], min(most, images)) for count in range(len(names), 0, -1) for most in EXPLAINED]
+    options += [((name,), min(EXPLAINED[-1], images)) for name in names[1:]]
+    for methods, count in options:
+        if costs.seconds(methods, count) <= seconds:
+            return methods, count
+    return (), 0
+
+
+@dataclass(frozen=True)
+class CorruptionCosts:
+    """Measured seconds of one image. corrupted: under all corruptions; one_pass: of a forward pass; epsilons: of FGSM,
+    which runs on the same images."""
+
+    corrupted: float
+    one_pass: float
+    epsilons: int
+
+    def seconds(self, images: int) -> float:
+        """Return the seconds of corruptions and FGSM, with its self-checks and its sample."""
+        passes = images * self.epsilons + _RUNS * min(CHECKED, images) + min(SAMPLED, images)
+        return images * self.corrupted + BACKWARD * self.one_pass * passes
+
+
+def corrupted_images(costs: CorruptionCosts, seconds: float, images: int) -> int:
+    """Return on how many images corruptions and FGSM take these seconds at most; 0 where that judges nothing."""
+    least = min(FEWEST_JUDGED, images)
+    for count in range(images, least - 1, -1):
+        if costs.seconds(count) <= seconds:
+            return count
+    return 0
+
+
+def mapped_images(a_map: float, one_pass: float, seconds: float, images: int) -> int:
+    """Return on how many images maps are made for the question why the model fails; 0 where too few fit.
+
+    a_map: seconds of one; all images are classified, too.
+    """
+    most = min(MAPPED, images)
+    fitting = int((seconds - images * one_pass) / a_map) if a_map else most
+    return min(most, fitting) if fitting >= min(FEWEST_JUDGED, images) else 0
+
+
+def pass_seconds(row: AttackRow) -> float:
+    """Return the seconds of one forward pass of one image in an attack that was run; 0 where it attacked nothing.
+
+    row: its forward passes include those whose gradients it took.
+    """
+    passes = row.forwards + (BACKWARD - 1) * row.backwards
+    return row.seconds / passes if passes else 0.0
+
+
+def considered(
+    candidates: Sequence[CandidateRow],
+    budget: BudgetRow,
+    *,
+    images: int,
+    shares: Mapping[float, float],
+    defined: Callable[[Attack], bool] = lambda _: True,
+) -> tuple[CandidateRow, ...]:
+    """Return all candidates in their order, and FGSM at the end; the first that fits what is left is chosen.
+
+    images: that there are; candidates that differ in more images than these alone are one. shares: as `passes_of`;
+    defined: whether the model has enough classes for an attack.
+    """
+    rows: list[CandidateRow] = []
+    later: CandidateState = "too long"  # once one is chosen, all others are weaker
+    for candidate in dict.fromkeys(replace(each, images=min(each.images, images)) for each in candidates):
+        if not all(defined(member) for name in candidate.attacks for member in ATTACKS[name].parts):
+            rows.append(replace(candidate, state="undefined"))
+            continue
+        again = replace(candidate, attacks=FGSM, restarts=1)  # it runs with them, for their self-checks
+        takes = budget.pass_seconds * (passes_of(candidate, shares) + passes_of(again, shares))
+        first = later == "too long" and takes <= 60 * budget.left
+        rows.append(replace(candidate, minutes=takes / 60, state="chosen" if first else later))
+        later = "weaker" if first else later
+    last: CandidateState = "weaker" if later == "weaker" else "chosen"
+    return (*rows, CandidateRow(FGSM, 1, _FULL, images, 0.0, last))  # it has been run already
+
+
+def passes_of(candidate: CandidateRow, shares: Mapping[float, float]) -> float:
+    """Return the most forward passes that the attacks, their self-checks and the attack on a sample take.
+
+    An image that is fooled at one epsilon is not attacked at larger ones, and by the later members of an ensemble not
+    at this one. shares: epsilon in 1/255 (0: clean) -> the share of the images that a weaker attack leaves correct, so
+    that no more are left here.
+    """
+    total = 0.0
+    for name in candidate.attacks:
+        checked = 0 if ATTACKS[name].slow else _RUNS * min(CHECKED, candidate.images)  # slow ones have few steps there
+        checked += min(SAMPLED, candidate.images) if name == example_attack((*FGSM, *candidate.attacks)) else 0
+        for index, member in enumerate(ATTACKS[name].parts):
+            swept = sum(
+                shares.get(before if index == 0 else epsilon, shares.get(0.0, 1.0))
+                for before, epsilon in zip((0.0, *candidate.epsilons), candidate.epsilons)
+            )
+            one = member.passes(restarts=candidate.restarts) * (BACKWARD if member.gradients else 1.0)
+            total += (checked + candidate.images * swept) * one
+    return total
