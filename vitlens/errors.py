@@ -58,9 +58,14 @@ def argument(name: str, value: object = None, *, flag: str = "") -> str:
     return by_caller(python=f"{name}={value!r}", command=typed if value is True else f"{typed} {value}")
 
 
+def flags_are_typed() -> bool:
+    """Return True while the command line runs, where arguments have its units and names."""
+    return _caller["types flags"]
+
+
 def by_caller(*, python: str, command: str) -> str:
     """Return the words for a caller from Python or from the command line."""
-    return command if _caller["types flags"] else python
+    return command if flags_are_typed() else python
 
 
 class VitlensError(Exception):

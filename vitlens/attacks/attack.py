@@ -18,7 +18,7 @@ from vitlens.attacks.engine import worst_case
 from vitlens.attacks.plan import AttackPlan, clean_images
 from vitlens.attacks.registry import ATTACK, ATTACKS, EPSILON, PRECISION, RESTARTS, Attack, attack_named
 from vitlens.attacks.robustness import Outcome
-from vitlens.errors import InputError
+from vitlens.errors import InputError, flags_are_typed
 from vitlens.models.model import Model
 from vitlens.models.support import needs_of, require
 from vitlens.names import DEFAULT_SEED
@@ -222,7 +222,7 @@ def attack(
 
 def _warn_of_large_epsilon(entry: Attack, levels: Sequence[float]) -> None:
     largest = max(levels)
-    if entry.norm == "linf" and _USUAL < largest <= 1:
+    if entry.norm == "linf" and _USUAL < largest <= 1 and not flags_are_typed():
         warnings.warn(
             f"expected epsilon of at most 32/255 in pixel units, found {largest:g}, which is {255 * largest:.4g}/255; "
             f"give {largest:g} / 255 if you mean that",

@@ -19,7 +19,6 @@ from vitlens.cli.words import COMMAND_LINE
 from vitlens.commands.registry import Command
 from vitlens.commands.run.conclusion import Conclusion, conclusion_of
 from vitlens.commands.run.flags import Flag, as_text, flags_of
-from vitlens.commands.run.progress import announced, phase
 
 _RUN: Final = "Run and report"
 _DEBUG: Final = inspect.Parameter(
@@ -72,6 +71,8 @@ def command_function(command: Command) -> Callable[..., None]:
         if run is not None and run.out is not None and not resumed:  # refused before anything is loaded
             _require_writable(run)
         quiet = run is not None and run.quiet
+        from vitlens.commands.run.progress import announced, phase  # which imports numpy
+
         with announced(f"vitlens {command.word}", quiet=quiet), phase("Importing libraries"):
             measure = command.measure
         # a page that is served says itself when it is ready

@@ -363,6 +363,11 @@ def _judging(glance: Glance, claims: Sequence[Claim]) -> list[Claim]:
     return [claim for claim in claims if glance.question and claim.question == glance.question and claim.state]
 
 
+def urgency(status: str) -> int:
+    """Return the place in ORDER of a status as a row shows it, "fail" or "fail (vit)"; the most urgent is 0."""
+    return next(place for place, state in enumerate(ORDER) if status.startswith(state))
+
+
 def _status(glance: Glance, claims: Sequence[Claim]) -> str | None:
     """Return the most urgent state of a row, with the models that have it where others have another one."""
     judging = _judging(glance, claims)

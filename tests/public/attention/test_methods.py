@@ -46,15 +46,15 @@ def test_mixed_precision_changes_a_map_by_little(name):
 
 
 WRONG = [  # before any work; others: tests/public/cli/test_refusals.py
-    ({"method": "attention", "layer": -1}, InputError, "--layer from 0 to 1, found -1"),
-    ({"method": "relevance", "start_layer": -1}, InputError, "--start-layer .* found -1"),
-    ({"method": "gradient-rollout", "start_layer": 2}, InputError, "--start-layer .* found 2"),
+    ({"method": "attention", "layer": -1}, InputError, "layer= from 0 to 1, found -1"),
+    ({"method": "relevance", "start_layer": -1}, InputError, "start_layer= .* found -1"),
+    ({"method": "gradient-rollout", "start_layer": 2}, InputError, "start_layer= .* found 2"),
     ({"method": "rollout", "readout": "clss"}, UnknownNameError, "did you mean 'cls'"),
-    ({"method": "rollout", "discard": -0.1}, InputError, "--discard"),
-    ({"method": "rollout", "discard": math.nan}, InputError, "--discard"),
-    ({"method": "rollout", "alpha": -0.1}, InputError, "--alpha"),
-    ({"method": "rollout", "alpha": 1.1}, InputError, "--alpha"),
-    ({"method": "rollout", "alpha": math.nan}, InputError, "--alpha"),
+    ({"method": "rollout", "discard": -0.1}, InputError, "discard="),
+    ({"method": "rollout", "discard": math.nan}, InputError, "discard="),
+    ({"method": "rollout", "alpha": -0.1}, InputError, "alpha="),
+    ({"method": "rollout", "alpha": 1.1}, InputError, "alpha="),
+    ({"method": "rollout", "alpha": math.nan}, InputError, "alpha="),
 ]
 
 

@@ -106,7 +106,7 @@ REFUSED = {
     "a model that breaks": (reader, ([0, 10, 255], [0, 1, 2]), NonFiniteError, "image 2"),
     "fewer classes": (lambda: reader(("0", "1", "2")), names("cat", "dog"), InputError, "data: 'cat', 'dog'"),
     "numbers in another order": (lambda: reader(("1", "0")), names("cat", "dog"), InputError, "model: '1', '0'"),
-    "a class more": (reader, names("c", "eel"), InputError, "model: 'a', 'b'; .*--classes"),
+    "a class more": (reader, names("c", "eel"), InputError, "model: 'a', 'b'; .*classes="),
     "many": (lambda: reader(("a",)), names(*"56789xy"), InputError, "'5', '6', '7', '8', '9' and 2 more"),
     "twice the same": (lambda: reader(("a", "a", "b")), names("b", "a"), InputError, None),
 }

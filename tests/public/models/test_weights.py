@@ -143,7 +143,7 @@ def test_another_kind_of_file(tmp_path, content):
 def test_a_zip_of_something_else_and_a_packed_one(tmp_path):
     with zipfile.ZipFile(tmp_path / "w.pth", "w") as archive:
         archive.writestr("readme.txt", "no weights")
-    refused(tmp_path / "w.pth", "torch cannot read")
+    refused(tmp_path / "w.pth", "a zip archive: unpack it first")
     stored(tmp_path, {"a": torch.zeros(20 << 20, dtype=torch.uint8)})
     with (
         zipfile.ZipFile(tmp_path / "w.pth") as whole,

@@ -17,7 +17,7 @@ from vitlens.report.claims import Claim
 from vitlens.report.document import Cell, Document, FigureSpec, Section, Table
 from vitlens.report.explorer import Explorer
 from vitlens.report.prose import listed, say
-from vitlens.report.sections import ORDER, Report, made
+from vitlens.report.sections import Report, made, urgency
 from vitlens.uncertainty import LEVEL, in_points
 
 _TITLED: Final = 18  # words of a title of two claims
@@ -126,7 +126,7 @@ def glance(record: StudyRecord) -> Table | None:
     names = ("metric", *record.studied, *(["difference"] if len(record.studied) == 2 else []), "status")
     judged = {*_GLANCED["evaluate"], *_GLANCED["attack"]}  # the state of a latency is that of the timing
     kept = [line if line["metric"] in judged else {**line, "status": None} for line in lines]
-    kept = sorted(kept, key=lambda line: ORDER.index(str(line.get("status") or "")))
+    kept = sorted(kept, key=lambda line: urgency(str(line.get("status") or "")))
     rows = [tuple(line.get(name) for name in names) for line in kept]
     return Table("", names, tuple(rows)) if rows else None
 
