@@ -178,7 +178,7 @@ _OWN: Final = (
     ),
     Entry("failures", diagnosed, lambda found: found.correct),
     Entry("features", vitlens.features, lambda found: found.at(-1), needs_class=False),
-    Entry("features/knn", nearest_classes, lambda found: found.predictions, needs_class=False),
+    Entry("features/knn", nearest_classes, lambda found: found.predictions, each=False, needs_class=False),
     Entry("features/probe", probed_classes, lambda found: found.predictions, PLAIN, each=False, needs_class=False),
     Entry("features/embedding", partial(vitlens.features, embedding=True), models=ATTENTIVE, needs_class=False),
     Entry("intervene", intervened, needs_class=False, exempt={"repeated": _CALLER}),

@@ -34,5 +34,7 @@ def test_each_command_that_a_report_advises_is_understood_as_printed(name, golde
         words = shlex.split(code) if code.startswith(("vitlens ", "--")) else []
         if len(words) > 2 and words[0] == "vitlens" and words[1] in COMMANDS:
             assert run(words[1:]) == 0, (code, capsys.readouterr().err)
-        elif words and words[0] != "vitlens":
-            assert run([*words_typed(begun), *words]) == 0, (code, capsys.readouterr().err)
+        elif words and words[0] != "vitlens" and run([*words_typed(begun), *words]) != 0:
+            error = capsys.readouterr().err
+            only_named = len(words) == 1 and "requires an argument" in error  # the reader chooses the value
+            assert only_named, (code, error)

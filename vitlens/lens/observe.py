@@ -346,7 +346,8 @@ class _Follower(ScopedMode):
         elif weights is not None and before is not None:
             after = weights.tensor if written == "__setitem__" else result
             if isinstance(after, Tensor) and after.shape == before.shape and after.is_floating_point():
-                is_same = torch.allclose(after, before.to(after.dtype), rtol=0.0, atol=TOLERANCE)
+                # tensors on the meta device, as of `vitlens models`, have shapes alone
+                is_same = after.is_meta or torch.allclose(after, before.to(after.dtype), rtol=0.0, atol=TOLERANCE)
                 self._follow(after, replace(weights, is_changed=weights.is_changed or not is_same))
         elif known and name in _SCALING:
             self._follow(result, known[0])

@@ -183,6 +183,14 @@ def named_prefix(model: nn.Module) -> tuple[PrefixKind, ...] | None:
     return tuple(prefix)
 
 
+def has_named_cls(model: nn.Module) -> bool:
+    """Return True for a model of transformers with a parameter that is named as its CLS token."""
+    if not any(hasattr(getattr(part, "config", None), "model_type") for part in model.modules()):
+        return False
+    names = (name.rpartition(".")[2] for name, _ in model.named_parameters())
+    return any(name in ("cls_token", "class_embedding") for name in names)
+
+
 def _readout(model: nn.Module, layout: TokenLayout) -> Readout:
     pooling = getattr(model, "global_pool", None) or getattr(getattr(model, "config", None), "pooling", None)
     if _joins_late(model) or pooling == "map":

@@ -11,7 +11,14 @@ from torch.overrides import TorchFunctionMode
 
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.models.anatomy import Anatomy, AttentionPart, has_windows, named_prefix, residual_blocks
+from vitlens.models.anatomy import (
+    Anatomy,
+    AttentionPart,
+    has_named_cls,
+    has_windows,
+    named_prefix,
+    residual_blocks,
+)
 from vitlens.models.bands import Grid
 from vitlens.models.hooks import as_call, first_tensor
 from vitlens.models.mixing import unread_attention
@@ -287,6 +294,8 @@ class _Traced:
         named = named_prefix(module)
         if "cls" not in prefix and named is not None and len(named) == len(prefix):
             prefix = named  # its library says so, although the classifier does not read it
+        elif prefix and "cls" not in prefix and has_named_cls(module):
+            prefix = ("cls", *prefix[1:])
         prefix = prefix if self.told.prefix is None else self.told.prefix
         layout = TokenLayout(order.grid, patch_size, prefix)
         return replace(

@@ -130,7 +130,7 @@ REFUSED = {
         "check image_size=",
     ),
     "settings": (InputError, lambda: vitlens.load("open-clip:tiny-clip@random", mean=(0.5,) * 3), "mean="),
-    "an empty text": (InputError, lambda: prompted(tiny(), " ", "dog"), "prompt"),
+    "an empty text": (InputError, lambda: prompted(tiny(), " ", "dog"), "found an empty one"),
     "a long text": (InputError, lambda: prompted(tiny(), "dog " * 40), "24 tokens"),
     "a text twice": (InputError, lambda: prompted(tiny(), "dog", "dog"), "each once"),
     "no place": (InputError, lambda: vitlens.zero_shot(tiny(), ["dog"], templates=["a photo"]), r"\{\}"),

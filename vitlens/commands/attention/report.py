@@ -1,7 +1,7 @@
 """The report of `vitlens attention`: what every head looks at, layer by layer, and the views that were asked for."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, takewhile
 from typing import Any, Final
@@ -234,10 +234,18 @@ def _view_chart(view: str, words: str) -> Chart:
 
 _PICTURE: Final = Chart(
     "layers", images(scale="joint", label="attention (%)"),
-    "The image, then the mean map of the heads in each layer{% if record.layers|length > 6 and not "
-    "record.options.layers %}, in evenly spaced ones (`--layers all` draws every layer){% endif %}. All panels "
+    "The image, then the mean map of the heads in layers of the model (`--layers all` draws every layer). All panels "
     "share one colour scale.",
     title="Attention of {{ record.aliases[0] }} to each patch, mean of heads", rows=_pictures,
+)  # fmt: skip
+
+_ROLLOUT: Final = Chart(
+    "development", images(),
+    "Rollout up to each layer. Each map has its own colours: compare places.",
+    title="Rollout up to a layer",
+    rows=lambda record: (
+        () if record.maps is None or record.maps.rollout is None else _pictures(record, rollout=True)
+    ),
 )  # fmt: skip
 
 REPORT: Final = Report(
@@ -303,15 +311,11 @@ REPORT: Final = Report(
                     "{{ record.options.layer }}{% endif %} on the first images. All panels share one colour scale.",
                     title="Every head of one layer", rows=_layer,
                 ),
-                Chart(
-                    "development", images(),
-                    "Rollout up to each layer. Each map has its own colours: compare places.",
-                    title="Rollout up to a layer", each="sheet",
-                    rows=lambda record: () if record.maps.rollout is None else _pictures(record, rollout=True),
-                ),
+                replace(_ROLLOUT, only=lambda row: not row.sheet),
             ),
         ),
         other_sheets(_PICTURE),
+        replace(other_sheets(_ROLLOUT), question="How does the rollout of the other images develop?"),
         Section(
             "Which patches can attend to which?", "windows",
             opening="Layer {{ first.layer }} has {{ first.windows }} window{{ first.windows|s }}, without attention "

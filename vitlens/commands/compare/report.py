@@ -357,8 +357,7 @@ REPORT: Final = Report(
             charts=(
                 Chart(
                     "panels", images(),
-                    "{% if record.images_shown|selectattr('panel', 'ne', none)|list|length > 6 %}Six of the panels, "
-                    "by{% else %}Images by{% endif %} rising agreement of the two maps, each in its own colours.",
+                    "At most six images, by rising agreement of the two maps, each in its own colours.",
                     title="Input and both maps", rows=_spread,
                 ),
             ),
