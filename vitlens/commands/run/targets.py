@@ -67,7 +67,8 @@ def require_evaluable(data: str | None) -> None:
 def unlabelled_source(data: str | None, images: Sequence[str]) -> str | None:
     """Return the name of images that have no labels, before any is read; None where they may have some."""
     if images and not data:
-        return "images"
+        are_there = all(Path(image).expanduser().exists() for image in images)
+        return "images" if are_there else None  # what is not there is named when it is read
     if not data or data in SETS:
         return None
     path = Path(data).expanduser()
