@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from vitlens.analysis.attention.chain import check_targets
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.devices import evaluating
-from vitlens.errors import UnsupportedError, VitlensError, first_line, lacks_memory
+from vitlens.errors import UnsupportedError, first_line
 from vitlens.lens.attention import projection_of
 from vitlens.lens.call import AttentionCall, precise
 from vitlens.lens.capture import Captured, capture
@@ -418,11 +418,8 @@ def logits_from(model: Model, stream: Tokens, *, blocks: Sequence[str] | None = 
         stack.enter_context(overridden(block, lambda _forward: lambda *_args, **_kwargs: stream))
         try:
             return model.run(blank)
-        except (VitlensError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:  # of the user's own code, which may need what its blocks compute
-            if lacks_memory(error):
-                raise
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            # of the user's own code, which may need what its blocks compute
             raise UnsupportedError(
                 f"expected a classifier that reads the last residual stream alone in {model.alias}, found a forward "
                 f"that fails without its blocks ({type(error).__name__}: {first_line(error)}); try vitlens ablate, "
