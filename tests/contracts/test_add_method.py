@@ -97,7 +97,6 @@ def added(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # of the large epsilon
 @pytest.mark.usefixtures("added")
 def test_an_attack_is_a_public_one_whose_curve_is_the_attack_at_each_epsilon():
     given = shared_odd(), odd_images(4), "predicted"

@@ -45,7 +45,6 @@ def test_at_epsilon_0_nothing_changes_and_within_an_unlimited_budget_no_image_is
         assert (check.state, check.against, check.of) == found
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # of the large epsilon
 def test_examples_beyond_the_budget_or_the_range_and_successes_that_are_none():
     def judged(result, *, epsilon=1.0, norm="linf", labels=LABELS):
         return trial(vitlens.attack, labels).within_budget(MODEL, result, epsilon=epsilon, norm=norm).state

@@ -78,7 +78,6 @@ def test_auto_is_the_worst_case_of_its_members():
     assert spent[0] < sum(spent[1:])  # each attacks what the ones before left
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # of the large epsilon
 @pytest.mark.parametrize("name", ["pgd-targeted", "apgd-targeted"])
 def test_targets_are_reached(name):
     model, images = perceptron(), pictures(10)

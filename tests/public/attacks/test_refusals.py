@@ -55,7 +55,6 @@ def test_invalid_arguments(options, told):
     assert told in str(refused.value)
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # of the large epsilon
 @pytest.mark.parametrize("options", [{"epsilon": 1.0}, {"epsilon": 0.0}, {"side": 8, **PATCH}, {"side": 1, **PATCH}])
 def test_what_is_at_the_limit_is_taken(options):
     assert vitlens.attack(linear(), IMAGES, "predicted", steps=1, **options).tried.all()
@@ -124,7 +123,6 @@ def test_values_that_are_not_finite_are_reported_with_model_and_image(backward, 
         vitlens.attack(model, images, "predicted")
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # of the large epsilon
 def test_a_model_without_a_gradient_is_attacked_by_its_scores_alone():
     class Cut(nn.Module):
         def __init__(self) -> None:
