@@ -66,9 +66,18 @@ TORCHVISION = ("vit_b_16", "swin_t", "swin_v2_t", "maxvit_t", "resnet18", "convn
 OPEN_CLIP = ("ViT-B-32", "ViT-B-16-SigLIP", "RN50", "coca_ViT-B-32", "convnext_base")
 HANDWRITTEN = ("SoftmaxViT", "EinsumViT", "MultiheadViT", "EncoderViT", "InlineViT", "SmallCNN")
 COLUMNS = (
-    "source", "model", "layers", "attention", "rollout", "relevance", "ablation", "explain", "features", "attack",
+    "source",
+    "model",
+    "layers",
+    "attention",
+    "rollout",
+    "relevance",
+    "ablation",
+    "explain",
+    "features",
+    "attack",
     "note",
-)  # fmt: skip
+)
 WORKS, TOLERANCE = "works", 1e-4
 FAULTS: list[str] = []
 

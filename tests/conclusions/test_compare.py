@@ -91,8 +91,9 @@ def test_the_largest_of_many_differences_has_an_interval_for_so_many():
     apart = Estimate(15.0, 11.0, 19.0, 500, "points")
     harder = tuple(
         HarderRow(alias, "shuffle", float(level), Estimate(value, value - 0.03, value + 0.03, 500), 0.1)
-        for level in range(26) for alias, value in zip(PAIR, (0.44, 0.29))
-    )  # fmt: skip
+        for level in range(26)
+        for alias, value in zip(PAIR, (0.44, 0.29))
+    )
     rows = tuple(
         DisturbedPairRow(
             *PAIR, 0, 0, 0, 0, p=1e-6, p_holm=1e-6, difference=apart, better="vit", kind="shuffle", level=float(level)
@@ -156,7 +157,7 @@ def test_images_that_share_a_source_count_once_in_a_comparison_of_runs(folders):
             },
         )
         for record in (read_folder(folders["cnn"]), read_folder(folders["vit"]))
-    )  # fmt: skip
+    )
     alone, grouped = (
         next(change for change in changes_between(*runs) if change.metric == "accuracy/vit-digits")
         for runs in ((read_folder(folders["cnn"]), read_folder(folders["vit"])), (before, after))

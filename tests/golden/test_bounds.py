@@ -12,18 +12,32 @@ from vitlens.uncertainty import Estimate
 
 BOUNDS = {"fraction": (0.0, 1.0), "points": (-100.0, 100.0), "": (-1.0, 1.0)}
 SIGNED = {  # differences of shares
-    "AgreementRow.half_difference", "FeatureScoreRow.value", "LeagueRow.gap", "LeagueRow.road", "PredictedClassRow.gap",
+    "AgreementRow.half_difference",
+    "FeatureScoreRow.value",
+    "LeagueRow.gap",
+    "LeagueRow.road",
+    "PredictedClassRow.gap",
     "ScoreRow.confidence_gap",
-}  # fmt: skip
+}
 TWICE = {"MapCheckRow.margin", "MapCheckRow.behind"}  # differences of differences of shares
 POSITIVE = {  # of any size: relative to a mean, norms, places
-    "HeadRow.output", "AttackRow.median", "AttackedModelRow.halfway", "LayerRow.statistics.token_norm",
-    "LayerRow.statistics.greatest_norm", "HeadRow.statistics.energy", "HeadsRow.statistics.energy",
-}  # fmt: skip
+    "HeadRow.output",
+    "AttackRow.median",
+    "AttackedModelRow.halfway",
+    "LayerRow.statistics.token_norm",
+    "LayerRow.statistics.greatest_norm",
+    "HeadRow.statistics.energy",
+    "HeadsRow.statistics.energy",
+}
 UNBOUNDED = {
-    "ChoiceScores.selection.score", "ChoiceScores.report.score", "ChoiceMargin.difference", "ExponentRow.exponent",
-    "PushedRow.adds", "SwappedRow.by_first", "SwappedRow.by_second",
-}  # fmt: skip
+    "ChoiceScores.selection.score",
+    "ChoiceScores.report.score",
+    "ChoiceMargin.difference",
+    "ExponentRow.exponent",
+    "PushedRow.adds",
+    "SwappedRow.by_first",
+    "SwappedRow.by_second",
+}
 
 
 def numbers(value: Any, name: str = "") -> Iterator[tuple[str, Estimate]]:

@@ -22,9 +22,17 @@ import vitlens
 
 Outcome = Literal["read", "read, with a note", "refused"]
 GREYS: Final = {
-    "cat": 40, "dog": 80, "elk": 120, "tench": 40, "goldfish": 80, "valid": 40, "invalid": 80,
-    "caf\u00e9": 40, "great_dane": 80, "007": 120,
-}  # fmt: skip
+    "cat": 40,
+    "dog": 80,
+    "elk": 120,
+    "tench": 40,
+    "goldfish": 80,
+    "valid": 40,
+    "invalid": 80,
+    "caf\u00e9": 40,
+    "great_dane": 80,
+    "007": 120,
+}
 WNIDS: Final = ("n01440764", "n01443537")  # tench, goldfish
 OBJECT: Final = (slice(10, 30), slice(12, 40))  # rows and columns of the object of a mask
 SIZE: Final = (48, 64)

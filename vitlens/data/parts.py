@@ -24,10 +24,24 @@ _IMAGES: Final = frozenset(  # folders of images, whatever their class
 )
 _ABOUT_IMAGES: Final = frozenset(  # what is known of images, as images
     {
-        "masks", "mask", "labels", "label", "annotations", "annotation", "trimaps", "segmentation", "segmentations",
-        "segmentationclass", "segmentationobject", "groundtruth", "ground_truth", "gt", "depth", "thumbnails",
+        "masks",
+        "mask",
+        "labels",
+        "label",
+        "annotations",
+        "annotation",
+        "trimaps",
+        "segmentation",
+        "segmentations",
+        "segmentationclass",
+        "segmentationobject",
+        "groundtruth",
+        "ground_truth",
+        "gt",
+        "depth",
+        "thumbnails",
     }
-)  # fmt: skip
+)
 _DEEPEST: Final = 16  # folders that hold one folder alone
 
 

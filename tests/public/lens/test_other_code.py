@@ -80,7 +80,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "weight norm of the MLP": lambda block: normed(block.mlp.fc1, weight_norm),
     "weight norm of the queries": lambda block: normed(block.attn.qkv, weight_norm),
     "pruned weights": lambda block: prune.l1_unstructured(block.attn.qkv, "weight", amount=0.5),
-}  # fmt: skip
+}
 
 
 @torch.no_grad()

@@ -76,7 +76,7 @@ ZEROS: dict[str, Callable[[Pooled], None]] = {
     "branches": lambda net: zeroed(*(block.gamma for block in net.blocks)),
     "projections": lambda net: zeroed(*(block.attn.out_proj.weight for block in net.blocks)),
     "everything": lambda net: zeroed(net.head.weight, *(block.gamma for block in net.blocks)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("zeros", ZEROS)
@@ -125,7 +125,7 @@ CHANGES: dict[str, Callable[[Pooled, dict[str, Tensor]], object]] = {
     "data copied": lambda net, state: [value.data.copy_(state[name]) for name, value in net.named_parameters()],
     "copied": copied,
     "modules exchanged": exchanged,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("change", CHANGES)

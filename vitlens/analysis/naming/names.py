@@ -253,9 +253,14 @@ class _Scores(NamedTuple):
 
 
 def _writes(
-    model: Model, images: Parts, labels: Tensor | None, attributes: Mapping[str, Tensor], size: int, seed: int,
+    model: Model,
+    images: Parts,
+    labels: Tensor | None,
+    attributes: Mapping[str, Tensor],
+    size: int,
+    seed: int,
     progress: Progress,
-) -> tuple[dict[tuple[int, int], Writes], list[str]]:  # fmt: skip
+) -> tuple[dict[tuple[int, int], Writes], list[str]]:
     """Return what each head writes, by layer and head, and the attributes that are too rare to be tested."""
     require(model, "classifier", "heads")
     if labels is None:

@@ -84,9 +84,10 @@ class UnitRow(OfModel):
     )  # fmt: skip
     p: float | None = col("p (Holm)", default=None)
     log_odds: Estimate | None = col(
-        "fall of the log-odds", default=None,
+        "fall of the log-odds",
+        default=None,
         term="the mean log-odds of the label, of the unchanged model minus those without a unit",
-    )  # fmt: skip
+    )
     log_odds_p: float | None = col("p of the log-odds (Holm)", default=None)
     accuracy: Estimate = col("accuracy lost", metric="importance/{model}/delta_accuracy/{layer}/{part}")
     effect: Judged = col("shown")

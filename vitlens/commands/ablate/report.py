@@ -101,13 +101,17 @@ def _most_important(record: AblateRecord) -> Claim:
     certain = [row for row in rows if row.log_odds is not None and row.is_ranked and row.rank.value > 0]
     if certain and enough(certain[0].log_odds):
         return _claim(
-            record, f"most important {word}",
+            record,
+            f"most important {word}",
             "Without **{{ lead.unit }}**{% if lead.label %} ({{ lead.label }}){% endif %} the log-odds of the label "
             "fall most, by {{ lead.log_odds|alone }}. The loss of **{{ model }}** is near 0 and changes by "
             "{{ lead.loss|alone }}.",
-            certain[0].log_odds, p=certain[0].log_odds_p, kind="answer", lead=certain[0],
+            certain[0].log_odds,
+            p=certain[0].log_odds_p,
+            kind="answer",
+            lead=certain[0],
             title=f"Of {len(rows)} {word}s of {model}, {certain[0].unit} matters most",
-        )  # fmt: skip
+        )
     if not found:
         return _claim(
             record, f"most important {word}",

@@ -61,9 +61,15 @@ def _of_one_image(record: AttackRecord) -> Iterator[Claim]:
         else:
             said, known = "The prediction of {{ model }} stays the same under every attack tried", {"model": row.model}
         yield found(
-            "one image", row.model, f"{said}.", given={**known, "sample": row.sample}, kind="answer",
-            evidence="intervened", place="curves", headline=said,
-        )  # fmt: skip
+            "one image",
+            row.model,
+            f"{said}.",
+            given={**known, "sample": row.sample},
+            kind="answer",
+            evidence="intervened",
+            place="curves",
+            headline=said,
+        )
 
 
 def _masked(record: AttackRecord, model: str) -> Iterator[Claim]:

@@ -240,13 +240,12 @@ _PICTURE: Final = Chart(
 )  # fmt: skip
 
 _ROLLOUT: Final = Chart(
-    "development", images(),
+    "development",
+    images(),
     "Rollout up to each layer. Each map has its own colours: compare places.",
     title="Rollout up to a layer",
-    rows=lambda record: (
-        () if record.maps is None or record.maps.rollout is None else _pictures(record, rollout=True)
-    ),
-)  # fmt: skip
+    rows=lambda record: () if record.maps is None or record.maps.rollout is None else _pictures(record, rollout=True),
+)
 
 REPORT: Final = Report(
     AttentionRecord,

@@ -118,8 +118,11 @@ def _peaks_on_border(values: NDArray[np.float64]) -> bool:
 
 def _region(values: NDArray[np.float64]) -> tuple[str, float]:
     """Return which ninth of a positive map (rows, columns) has most of it, in words, and its share."""
-    names = (("upper left", "upper middle", "upper right"), ("left", "middle", "right"),
-             ("lower left", "lower middle", "lower right"))  # fmt: skip
+    names = (
+        ("upper left", "upper middle", "upper right"),
+        ("left", "middle", "right"),
+        ("lower left", "lower middle", "lower right"),
+    )
     shares = {}
     for third, rows in enumerate(np.array_split(values, 3, axis=0)):
         for part, cells in zip(names[third], np.array_split(rows, 3, axis=1)):

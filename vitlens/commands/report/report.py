@@ -335,8 +335,12 @@ def claims(runs: ComparedRuns) -> Iterator[Claim]:
         says = say(
             "**{{ row.words }}** {{ word }} by {{ size }}, from {{ row.before|value }} to {{ row.after|value }}"
             "{{ chance }}{{ images }}.",
-            row=row, word=word, size=size, chance=chance, images=_ON_IMAGES[runs.same_images],
-        )  # fmt: skip
+            row=row,
+            word=word,
+            size=size,
+            chance=chance,
+            images=_ON_IMAGES[runs.same_images],
+        )
         yield Claim("accuracy", row.metric, says, effect=row.difference, p=row.p_holm, kind="answer")
     for row in runs.changed:
         if row.is_accuracy:

@@ -150,8 +150,11 @@ def finished(chapters: Sequence[Chapter], shown: Sequence[Section]) -> Iterator[
         if chapter.report in linked:
             continue
         first = chapter.document.first
-        title = say("What did {{ word }} find{% if alias %} for {{ alias }}{% endif %}?", word=chapter.name,
-                    alias=chapter.row.alias)  # fmt: skip
+        title = say(
+            "What did {{ word }} find{% if alias %} for {{ alias }}{% endif %}?",
+            word=chapter.name,
+            alias=chapter.row.alias,
+        )
         glance = () if first.glance is None else (first.glance,)
         yield Section(title, first.answer[:SAID], glance, more=chapter.report)
 

@@ -73,9 +73,16 @@ def _named(record: FailuresRecord, cause: Cause) -> Claim:
     if test is None:
         return _confuses(record, row, title)
     return Claim(
-        "why it fails", row.model, _fails_on(record, row, test), title, effect=test.gain, p=test.p_holm,
-        evidence="intervened", place="interventions", kind="comparison",
-    )  # fmt: skip
+        "why it fails",
+        row.model,
+        _fails_on(record, row, test),
+        title,
+        effect=test.gain,
+        p=test.p_holm,
+        evidence="intervened",
+        place="interventions",
+        kind="comparison",
+    )
 
 
 def unknown(record: FailuresRecord) -> Iterator[str]:
@@ -97,8 +104,10 @@ def unknown(record: FailuresRecord) -> Iterator[str]:
             yield say(
                 "We do not know why {{ names|names }} {% if several %}fail{% else %}fails{% endif %}: "
                 "{{ reason|whole }}.",
-                names=models, several=models[1:], reason=reason,
-            )  # fmt: skip
+                names=models,
+                several=models[1:],
+                reason=reason,
+            )
     if few:
         own = listed([say("**{{ model }}** {{ n }}", model=model, n=n) for model, n in few.items()])
         yield say("Too few errors to ask why a model fails: {{ own }}.", own=own)
@@ -131,11 +140,18 @@ def _fails_on(record: FailuresRecord, row: CovariateRow, test: InterventionRow) 
     else:
         where = "its accuracy is {{ worst|value }} there, {{ best|value }} at the other end"
     return say(
-        "**{{ row.model }}** fails on {{ row.where|whole }} because {{ row.known.cause|whole }}: " + where + "; "
-        + _CHANGED + ", {{ test.mended }} of {{ test.errors }} errors are mended (control, {{ test.control|whole }}: "
+        "**{{ row.model }}** fails on {{ row.where|whole }} because {{ row.known.cause|whole }}: "
+        + where
+        + "; "
+        + _CHANGED
+        + ", {{ test.mended }} of {{ test.errors }} errors are mended (control, {{ test.control|whole }}: "
         "{{ test.control_mended }}).",
-        row=row, test=test, worst=worst, best=best, end="greatest" if row.more_in_errors else "least",
-    )  # fmt: skip
+        row=row,
+        test=test,
+        worst=worst,
+        best=best,
+        end="greatest" if row.more_in_errors else "least",
+    )
 
 
 def _confuses(record: FailuresRecord, row: CovariateRow, title: str) -> Claim:
@@ -144,8 +160,10 @@ def _confuses(record: FailuresRecord, row: CovariateRow, title: str) -> Claim:
     says = say(
         "**{{ row.model }}** fails on {{ row.where|whole }}, which it confuses: its accuracy is {{ worst|value }} "
         "there, {{ best|value }} on the other classes. The next test would be {{ row.next_test|whole }}.",
-        row=row, worst=worst, best=best,
-    )  # fmt: skip
+        row=row,
+        worst=worst,
+        best=best,
+    )
     effect = difference_of(worst, best)
     return Claim("why it fails", row.model, says, title, effect=effect, p=row.p_joint_holm, kind="comparison")
 
