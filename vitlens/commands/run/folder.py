@@ -22,7 +22,7 @@ from vitlens.arrays import write_arrays
 from vitlens.commands.run.options import RunOptions
 from vitlens.errors import InputError, OutputError, VitlensError
 from vitlens.files import inside, require_no_links
-from vitlens.names import fingerprinted
+from vitlens.names import LABELS, fingerprinted
 from vitlens.record import CONFIG, RESULTS, SCHEMA, Record, RunRecord, read_run, written, written_tables
 from vitlens.references import resolved
 from vitlens.version import __version__
@@ -248,7 +248,9 @@ def _require_same_images(path: Path, before: object, now: object) -> None:
     """Raise InputError where the images of a part are not those that a run began with, as far as both are known."""
     if not isinstance(before, Mapping) or not isinstance(now, Mapping):
         return
-    for part in before.keys() & now.keys():
+    shared_names = sorted(before.keys() & now.keys())
+    images_first = sorted(shared_names, key=lambda name: name.endswith(LABELS))
+    for part in images_first:
         if before[part] != now[part]:
             raise InputError(
                 f"expected the {fingerprinted(part)} that the run in {path} began with, found others; give the same, "
