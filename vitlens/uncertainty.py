@@ -101,11 +101,16 @@ def finite(value: SupportsFloat) -> float | None:
     return float(value) if math.isfinite(float(value)) else None
 
 
-def wilson(successes: int, n: int, *, unit: str = "fraction") -> Estimate:
-    """A fraction with Wilson's 95 % interval (Wilson 1927). Raises InputError unless 0 <= successes <= n and n > 0."""
+def wilson(successes: int, n: int, *, independent: int | None = None, unit: str = "fraction") -> Estimate:
+    """Return a fraction with Wilson's 95 % interval (Wilson 1927).
+
+    independent: the number of sources where several of the n share one and only the total is known. The interval is
+    that of as many observations: exact where all images of a source agree, else too wide.
+    Raises InputError unless 0 <= successes <= n and n > 0.
+    """
     if not 0 <= successes <= n or n == 0:
         raise InputError(f"expected 0 <= successes <= n with n > 0, found {successes} of {n}")
-    low, high = _wilson_ends(successes / n, n, _Z)
+    low, high = _wilson_ends(successes / n, n if independent is None else independent, _Z)
     return Estimate(successes / n, low, high, n, unit)
 
 

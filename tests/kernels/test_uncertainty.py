@@ -20,6 +20,16 @@ def test_wilson_is_scipys(successes, n):
     assert (found.low, found.high) == pytest.approx((interval.low, interval.high), abs=1e-12)
 
 
+def test_wilson_of_repeated_observations_is_as_wide_as_of_their_sources():
+    found = ours.wilson(30, 40, independent=10)
+    once = ours.share_of(np.repeat([1, 0], [30, 10]), groups=np.arange(40) // 4)
+    sources = stats.binomtest(30, 40).proportion_ci(method="wilson")
+    assert (found.value, found.n) == (0.75, 40)
+    assert found.low < sources.low < sources.high < found.high
+    assert found.high - found.low == pytest.approx(0.48, abs=0.03)  # of 7.5 in 10 sources
+    assert found.low <= once.value <= found.high
+
+
 def test_the_bootstrap_of_the_mean_is_close_to_the_normal_interval_and_chunks_do_not_show(monkeypatch):
     values = np.random.default_rng(0).normal(3, 2, size=400)
     found = ours.bootstrap_mean(values, seed=1, unit="nats")

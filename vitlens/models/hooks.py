@@ -37,7 +37,7 @@ Forward = Callable[..., Any]
 
 _READING: Final = ("vitlens.", "transformers.utils.output_capturing")  # modules whose hooks change nothing
 _PLAIN: Final = (Tensor, nn.Parameter)
-_SAMPLED: Final = 32  # elements of each weight; reading them takes about as long as the rest of a State
+_SAMPLED: Final = 512  # elements of each weight: sees a change of any contiguous 1/512 of it
 _DEPTH: Final = ContextVar("depth", default=0)  # of nested `unchanged` contexts
 
 

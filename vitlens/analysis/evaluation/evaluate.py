@@ -204,6 +204,21 @@ def calibration(
     return mean_confidence, mean_accuracy, count
 
 
+def sources_by_bin(probabilities: Logits, labels: Labels, groups: Int[Tensor, " batch"] | None) -> Int[Tensor, " bins"]:
+    """Return the number of different groups in each bin of `calibration`; of images, without groups."""
+    _, _, member = _binned(probabilities, labels)
+    if groups is not None:
+        member = torch.stack((member, groups.cpu()), dim=1).unique(dim=0)[:, 0]
+    return torch.bincount(member, minlength=BINS)
+
+
+def calibration_bins(evaluation: Evaluation) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the results of `calibration` and `sources_by_bin` for an evaluation."""
+    probabilities = evaluation.probabilities
+    labels = evaluation.labels
+    return *calibration(probabilities, labels), sources_by_bin(probabilities, labels, evaluation.groups)
+
+
 def _binned(probabilities: Logits, labels: Labels) -> tuple[Tensor, Tensor, Int[Tensor, " batch"]]:
     """Of each prediction the confidence, whether it is the label (both float64), and its bin."""
     confidence, predictions = probabilities.double().max(-1)

@@ -13,7 +13,7 @@ from vitlens.analysis.evaluation.classes import require_shared
 from vitlens.analysis.evaluation.evaluate import (
     BACKWARD,
     accuracy,
-    calibration,
+    calibration_bins,
     calibration_error,
     confusion,
     evaluate,
@@ -174,7 +174,7 @@ def answered(comparison: Comparison, seed: int) -> rows.CompareRecord:
             for alias, counts in wrong.items() if counts[truth, prediction]
         ),
         calibration=tuple(
-            row for each in both for row in calibration_rows(each.alias, calibration(each.probabilities, labels))
+            row for each in both for row in calibration_rows(each.alias, calibration_bins(each))
         ),
     )  # fmt: skip
 

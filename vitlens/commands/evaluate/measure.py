@@ -10,7 +10,7 @@ import numpy as np
 from vitlens.analysis.evaluation.evaluate import (
     Evaluation,
     accuracy,
-    calibration,
+    calibration_bins,
     calibration_error,
     confusion,
     evaluate,
@@ -74,10 +74,7 @@ def recorded(evaluations: Sequence[Evaluation], *, classes: int, seed: int) -> r
         ),
         by_prediction=tuple(row for each in evaluations for row in predicted_rows(each, seed)),
         confusion=tuple(row for each in evaluations for row in _confusion_rows(each)),
-        calibration=tuple(
-            row for each in evaluations
-            for row in calibration_rows(each.alias, calibration(each.probabilities, each.labels))
-        ),
+        calibration=tuple(row for each in evaluations for row in calibration_rows(each.alias, calibration_bins(each))),
         pairs=in_pairs({each.alias: each.correct.numpy() for each in evaluations}, groups=groups, seed=seed),
     )  # fmt: skip
 

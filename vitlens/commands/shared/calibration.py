@@ -21,6 +21,7 @@ class CalibrationRow(OfModel):
     confidence: float = col("mean confidence", unit="fraction")
     accuracy: float = col("accuracy", unit="fraction")
     count: int = col("images")
+    sources: int | None = col("independent images", default=None)  # where several images show one source
 
 
 FEW: Final = 30  # images below which an accuracy, of a model or of a bin, is not judged
@@ -30,7 +31,7 @@ MODELS: Final = 3  # that are drawn
 
 
 def calibration_rows(model: str, bins: Sequence["Tensor"]) -> Iterator[CalibrationRow]:
-    """The bins of one model: their confidence, accuracy and number of images."""
+    """Return the bins of one model from their confidence, accuracy, number of images and number of sources."""
     return (CalibrationRow(model, *own) for own in zip(*(each.tolist() for each in bins)))
 
 
@@ -58,7 +59,7 @@ def _bins(record: Any) -> list[_Bin]:
         _Bin(
             f"{row.model}: ECE {100 * errors[row.model]:.1f} points",
             row.confidence,
-            wilson(round(row.accuracy * row.count), row.count),
+            wilson(round(row.accuracy * row.count), row.count, independent=row.sources),
         )
         for row in record.calibration
         if row.count and record.images >= DRAWN and row.model in list(errors)[:MODELS]

@@ -25,6 +25,7 @@ from vitlens.commands.train import record as rows
 from vitlens.commands.train.options import TrainOptions, require_compatible
 from vitlens.commands.train.record import TrainRecord, last_tenth
 from vitlens.commands.train.start import Start, base_recipe, compute_outputs, part_of, prepare, taught
+from vitlens.data.split import Split
 from vitlens.processes import Processes
 from vitlens.training.check import check_training
 from vitlens.training.checkpoint import require_interval
@@ -148,11 +149,11 @@ def _recorded(start: Start, result: TrainingResult) -> TrainRecord:
     own = evaluate(start.model, split, batch_size=start.run.batch_size)
     alias, numbers, names = own.alias, {**recipe.numbers(), "source": recipe.source}, own.classes
     score = _score(own, None)
-    gap = generalisation_gap(result.history, score.accuracy, images=len(start.train))
+    gap = generalisation_gap(result.history, score.accuracy, images=len(start.train), sources=_sources(start.train))
     score = replace(
         score,
         gap=None if recipe.mixup or recipe.cutmix else gap,  # accuracy on mixed images is not that on one class
-        gain=gain(result.history, tested=len(split)),
+        gain=gain(result.history, tested=len(split), sources=_sources(split)),
         confidence=bootstrap_mean(
             own.confidence.double().numpy(),
             groups=None if own.groups is None else own.groups.numpy(),
@@ -184,10 +185,12 @@ def _pretrained(
     model, alias, entry = pretraining.exported(start.model), start.model.alias, pretraining.entry
     steps = [(0, untrained), *((row.epochs, row.measures) for row in result.history if row.measures)]
     names = {each.name for each in fields(rows.FeatureRow)}
-    last, tested = steps[-1][1], min(QUERIES, len(start.test))
+    last = steps[-1][1]
+    tested = min(QUERIES, len(start.test))
+    sources = min(tested, _sources(start.test))
 
     def share(found: Mapping[str, float], name: str) -> Estimate | None:
-        return wilson(round(found[name] * tested), tested) if name in found else None
+        return wilson(round(found[name] * tested), tested, independent=sources) if name in found else None
 
     knn, random = share(last, "knn"), share(untrained, "knn")
     row = rows.PretrainingRow(
@@ -229,25 +232,32 @@ def _fine_tuned(start: Start) -> rows.FineTunedRow:
     return rows.FineTunedRow(Path(origin.name).name, Path(origin.weights).name, last, trained, whole, notes)
 
 
-def generalisation_gap(history: Sequence[EpochMetrics], tested: Estimate, *, images: int) -> Estimate | None:
-    """Accuracy on the training images of the last epoch minus that on the test images, in points; None without epochs.
+def _sources(split: Split) -> int:
+    """Return the number of independent images: of groups where several images show one source."""
+    return len(split) if split.groups is None else len(split.groups.unique())
 
-    Both have Wilson intervals, their difference Newcombe's.
+
+def generalisation_gap(
+    history: Sequence[EpochMetrics], tested: Estimate, *, images: int, sources: int | None = None
+) -> Estimate | None:
+    """Return the accuracy on the training images of the last epoch minus `tested`, in points; None without epochs.
+
+    Both have Wilson intervals, their difference Newcombe's. sources: as `independent` of `wilson`.
     """
     if not history or not images or (last := history[-1].train_accuracy) is None:
         return None
-    return difference_of(wilson(round(last * images), images), tested)
+    return difference_of(wilson(round(last * images), images, independent=sources), tested)
 
 
-def gain(history: Sequence[EpochMetrics], *, tested: int) -> Estimate | None:
-    """The rise of test accuracy over the last tenth of the epochs, in points; None without two evaluations.
+def gain(history: Sequence[EpochMetrics], *, tested: int, sources: int | None = None) -> Estimate | None:
+    """Return the rise of test accuracy over the last tenth of the epochs, in points; None without two evaluations.
 
-    Both are of the same images: the interval is too wide rather than too narrow.
+    Both are of the same images: the interval is too wide rather than too narrow. sources: as `independent` of `wilson`.
     """
     pair = last_tenth(history)
     if pair is None:
         return None
-    before, last = (wilson(round((row.test_accuracy or 0.0) * tested), tested) for row in pair)
+    before, last = (wilson(round((row.test_accuracy or 0.0) * tested), tested, independent=sources) for row in pair)
     return difference_of(last, before)
 
 
