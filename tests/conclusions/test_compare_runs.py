@@ -24,9 +24,15 @@ def comparison(before: Record, after: Record) -> Document:
     return REPORT(compared_runs(before, after, "vitlens report"))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in BY_HAND else ()) for name in NAMES]
-)
+# folders whose reports take seconds to write again; audit, a study in small, stays in the default suite
+LONG = (*BY_HAND, "study", "study of points", "study of pretraining", "compare", "attack", "features")
+
+
+def slow_if_long(names):
+    return [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in names]
+
+
+@pytest.mark.parametrize("name", slow_if_long(NAMES))
 def test_every_folder_is_compared_with_its_copy_and_with_another_run_of_its_command(name, golden, tmp_path):
     made = golden(name)
     copy = Path(shutil.copytree(made.folder, tmp_path / "copy"))
@@ -80,7 +86,7 @@ def test_other_images_of_the_same_names_are_not_paired_and_the_title_says_so(tmp
     assert accuracy.test == "paired"
 
 
-@pytest.mark.parametrize("name", ["walkthrough", "explain", "features", "audit", "study"])
+@pytest.mark.parametrize("name", slow_if_long(["walkthrough", "explain", "features", "audit", "study"]))
 def test_folders_without_their_arrays_are_compared(golden, tmp_path, name):
     made = golden(name)
     copy = Path(shutil.copytree(made.folder, tmp_path / "copy"))
