@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from vitlens.report.claims import Claim
+    from vitlens.report.verdicts import Verdict
 
 Cell: TypeAlias = Estimate | str | int | float | None
 State: TypeAlias = Literal["pass", "warn", "fail", "inconclusive", "not tested"]
@@ -86,8 +87,8 @@ class Section:
     """One part of a report.
 
     panels: images one by one; step: whether it is one of a sequence, through
-    which a page leads with a slider; status: the judgement that stands beside its title; more: the file, from the
-    folder of the run, that says more.
+    which a page leads with a slider; status: the judgement with its reason, printed below the title; more: the file,
+    from the folder of the run, that says more.
     """
 
     title: str
@@ -96,7 +97,7 @@ class Section:
     figures: tuple[FigureSpec, ...] = ()
     panels: tuple[ImagePanel, ...] = ()
     step: bool = False
-    status: State | Literal[""] = ""
+    status: "Verdict | None" = None
     more: str = ""
 
 

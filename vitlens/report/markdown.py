@@ -58,8 +58,9 @@ def _first(first: FirstPage, record: Record, numbers: dict[str, int]) -> Iterato
 
 
 def _section(section: Section, numbers: dict[str, int]) -> Iterator[str]:
-    status = f" ({section.status})" if section.status else ""
-    yield f"## {as_markdown(section.title)}{status}"
+    yield f"## {as_markdown(section.title)}"
+    if section.status is not None:
+        yield f"Verdict: {as_markdown(section.status.words)}."
     yield from _paragraphs(section.sentences)
     yield from (_figure(figure, numbers[figure.name]) for figure in section.figures)
     yield from map(_table, section.tables)
@@ -144,4 +145,6 @@ def summary_lines(document: Document) -> Iterator[str]:
     if first.glance is not None and first.glance.rows:
         rows = [tuple(map(in_words, row)) for row in first.glance.rows[:_NUMBERS]]
         wide = max(len(row[0]) for row in rows)
-        yield from (f"  {row[0]:<{wide}}  {'  '.join(cell for cell in row[1:] if cell != '–')}" for row in rows)
+        for row in rows:
+            cells = "  ".join(cell.replace("**", "").replace("`", "") for cell in row[1:] if cell != "–")
+            yield f"  {row[0]:<{wide}}  {cells}"

@@ -18,7 +18,7 @@ from vitlens.report.claims import FEWEST, SMALLEST, Claim, clear, enough, found
 from vitlens.report.document import State
 from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
-from vitlens.report.verdicts import LIMITS
+from vitlens.report.verdicts import LIMITS, Verdict
 from vitlens.uncertainty import LEVEL, Estimate
 
 PICTURES: Final = 6  # of the first page, of all models together
@@ -119,7 +119,13 @@ def _difference(record: AttackRecord, first: str, second: str) -> Claim:
     large = [row for row in telling if row.p_holm <= LEVEL and abs(row.difference.value) >= SMALLEST]
     known: dict[str, Any] = {"first": first, "second": second, "tests": tests, "telling": telling}
     claim = partial(
-        found, "difference under attack", f"{first} and {second}", kind="answer", evidence="intervened", place="curves"
+        found,
+        "difference under attack",
+        f"{first} and {second}",
+        kind="answer",
+        evidence="intervened",
+        place="curves",
+        rests_on=tuple((question, model) for question in ("robustness", "self-checks") for model in (first, second)),
     )
     if not large:
         return claim(
@@ -195,44 +201,44 @@ def _robustness(record: AttackRecord, row: rows.AttackedModelRow, curves: Sequen
         claim = replace(claim, says="")
     if judged is None:
         return claim
-    state, because = _judged(record, row, judged, curves)
-    return replace(claim, state=state, limit="robustness", because=because)
+    return replace(claim, verdict=_judged(record, row, judged, curves))
 
 
 def _judged(
     record: AttackRecord, row: rows.AttackedModelRow, at: AttackCurveRow, curves: Sequence[AttackCurveRow]
-) -> tuple[State, str]:
-    """The state and the reason; faulty or weak attacks leave no praise.
+) -> Verdict:
+    """Return the verdict on the robustness of a model; faulty or weak attacks leave no praise.
 
     Every attack leaves an upper bound of robust accuracy: one below the limit cannot pass, so it is not inconclusive.
     """
-    state, failed = LIMITS["robustness"].judge(at.accuracy), _failed(record, row.model)
+    state, failed, doubts = LIMITS["robustness"].judge(at.accuracy), _failed(record, row.model), False
     words = "accuracy under {{ at.title }} at {{ at.at }}"
     far = strongest(each for each in curves if each.epsilon >= _FAR)
     if not row.clean.value:
         state, words = "inconclusive", "it classifies no clean image correctly"
     elif min(each.accuracy.value for each in curves) >= row.clean.value:
-        state = "inconclusive"
+        state, doubts = "inconclusive", True
         words = "no attack fooled it at any epsilon, which says more about these attacks than about the model"
     elif (row.clean.n or 0) < FEWEST:
         state, words = "inconclusive", words + ", on fewer than {{ few }} images"
     elif failed and state in ("pass", "warn"):
-        state = "inconclusive"
+        state, doubts = "inconclusive", True
         words += (
             ", but {{ failed|length }} self-check{{ failed|s }} failed ({{ fault }}): it is too high by an unknown "
             "amount"
         )
     elif state == "pass" and far is not None and far.accuracy.value >= _KEPT * row.clean.value:
-        state = "warn"
+        state, doubts = "warn", True
         words += (
-            "; but at {{ far.at }} it still has {{ far.accuracy|alone }}, which no undefended model keeps: unless it "
-            "was trained against attacks, these are too weak"
+            "; but at {{ far.at }} it still has {{ far.accuracy|alone }}, which undefended models rarely keep: unless "
+            "it was trained against attacks, these are too weak"
         )
     if state == "inconclusive" and not_robust(at.accuracy) and (row.clean.n or 0) >= FEWEST and row.clean.value:
         state = "warn"
         words += "; as an upper bound it lies below the limit all the same"
     fault = _in_words(failed[0]) if failed else ""
-    return state, say(words, at=at, few=FEWEST, failed=failed, fault=fault, far=far)
+    because = say(words, at=at, few=FEWEST, failed=failed, fault=fault, far=far)
+    return Verdict(state, because, "robustness", doubts)
 
 
 def not_robust(upper_bound: Estimate) -> bool:
@@ -255,7 +261,8 @@ def _soundness(record: AttackRecord, row: rows.AttackedModelRow) -> Claim:
     )  # fmt: skip
     state: State = "fail" if failed else "pass" if own and not open_ else "inconclusive"
     says = because if failed else ""
-    return Claim("self-checks", row.model, says, state=state, evidence="intervened", because=because)
+    verdict = Verdict(state, because, doubts=bool(failed))
+    return Claim("self-checks", row.model, says, verdict=verdict, evidence="intervened")
 
 
 def _corruptions(record: AttackRecord, row: rows.AttackedModelRow, lost: Estimate) -> Claim:
@@ -276,8 +283,8 @@ def _corruptions(record: AttackRecord, row: rows.AttackedModelRow, lost: Estimat
     elif record.images < FEWEST:
         because, state = f"{because}, of few images", "inconclusive"
     return Claim(
-        "common corruptions", row.model, said if record.images >= FEWEST else "", effect=lost, limit="corruptions",
-        state=state, evidence="intervened", place="corruptions", because=because,
+        "common corruptions", row.model, said if record.images >= FEWEST else "", effect=lost,
+        verdict=Verdict(state, because, "corruptions"), evidence="intervened", place="corruptions",
     )  # fmt: skip
 
 

@@ -19,11 +19,12 @@ from vitlens.commands.shared.maps.record import JudgedMap, best_map, judged_maps
 from vitlens.commands.shared.trainings import trained
 from vitlens.commands.shared.worst_class import ClassRow, class_sections
 from vitlens.record import by
-from vitlens.report.claims import FEWEST, Claim, found
+from vitlens.report.claims import FEWEST, Claim, found, unjudged
 from vitlens.report.document import ImagePanel, Tags
 from vitlens.report.escape import as_code
 from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
+from vitlens.report.verdicts import Verdict
 from vitlens.uncertainty import Estimate, Side, apart, beyond, widened
 
 _PICTURED: Final = 6  # images of a figure
@@ -55,7 +56,7 @@ def _explanation(record: CompareRecord, model: str) -> Claim:
     """Whether the map of a model that is shown may be believed."""
     best = best_map([check for check in record.map_checks if check.model == model])
     if best is None:
-        return Claim("explanation", model, state="not tested", because="its maps were not checked")
+        return unjudged("explanation", model, "its maps were not checked", state="not tested")
     row = next(each for each in _judged(record) if each.model == model)
     says = say(
         "The maps of **{{ row.model }}** by {{ method }} are not to be believed: it {{ row.lacks|whole }}.",
@@ -63,7 +64,7 @@ def _explanation(record: CompareRecord, model: str) -> Claim:
     )  # fmt: skip
     told = says if row.state == "fail" and record.images >= FEWEST else ""
     return Claim(
-        "explanation", model, told, state=best.state, effect=best.margin, because=best.because,
+        "explanation", model, told, verdict=Verdict(best.state, best.because), effect=best.margin,
         evidence="intervened", place="panels",
     )  # fmt: skip
 

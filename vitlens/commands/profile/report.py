@@ -12,7 +12,7 @@ from vitlens.record import by
 from vitlens.report.claims import Claim, found
 from vitlens.report.prose import finalize, listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
-from vitlens.report.verdicts import LIMITS
+from vitlens.report.verdicts import LIMITS, Verdict
 from vitlens.uncertainty import Estimate, Side, apart, widened
 
 DISTURBED: Final = 1.5  # upper over lower quartile; on an idle machine the passes of one batch size differ less
@@ -62,6 +62,9 @@ def claims(record: ProfileRecord) -> Iterator[Claim]:
                 )  # fmt: skip
 
 
+_VARYING: Final = "batch sizes whose passes vary too much, as other work ran on this machine"
+
+
 def _timings(record: ProfileRecord) -> Claim:
     """Whether the timings can be compared; a cost has no limit of its own."""
     noisy, n = disturbed(record.speed), len(record.speed)
@@ -73,8 +76,8 @@ def _timings(record: ProfileRecord) -> Claim:
         noisy=noisy, n=n, most=DISTURBED,
     )  # fmt: skip
     return Claim(
-        "timings", "this machine", says if noisy else "", state="inconclusive" if state == "fail" else state,
-        effect=value, limit="timings", because="batch sizes whose passes vary too much", place="speed",
+        "timings", "this machine", says if noisy else "", effect=value, place="speed",
+        verdict=Verdict("inconclusive" if state == "fail" else state, _VARYING, "timings"),
     )  # fmt: skip
 
 

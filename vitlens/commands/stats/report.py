@@ -13,7 +13,7 @@ from vitlens.analysis.naming.words import CORRELATES, MATTERS, SEVERAL
 from vitlens.charts import Picture, board, images, lines
 from vitlens.commands.shared.names import NameRow, noted
 from vitlens.commands.stats.record import HeadEpochRow, HeadRow, HeadsRow, LayerRow, StatsRecord
-from vitlens.report.claims import Claim, above, below, found, judge
+from vitlens.report.claims import Claim, above, below, found, judge, unjudged
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
 from vitlens.report.verdicts import LIMITS
@@ -104,7 +104,7 @@ def _health(record: StatsRecord, row: HeadsRow, heads: Sequence[HeadRow]) -> Cla
     if record.images >= FEW and limit.state(share) == limit.state(value.high or 0.0):
         return judge("attention health", row.model, value, "heads", because=because)
     because = "one image; give more" if record.images < FEW else f"{because}; {undecided} heads are undecided"
-    return Claim("attention health", row.model, state="inconclusive", limit="heads", because=because)
+    return unjudged("attention health", row.model, because, limit="heads")
 
 
 def _faults(record: StatsRecord, model: str, heads: Sequence[HeadRow]) -> Iterator[Claim]:

@@ -126,7 +126,7 @@ def glance(record: StudyRecord) -> Table | None:
     names = ("metric", *record.studied, *(["difference"] if len(record.studied) == 2 else []), "status")
     judged = {*_GLANCED["evaluate"], *_GLANCED["attack"]}  # the state of a latency is that of the timing
     kept = [line if line["metric"] in judged else {**line, "status": None} for line in lines]
-    kept = sorted(kept, key=lambda line: urgency(str(line.get("status") or "")))
+    kept = sorted(kept, key=lambda line: urgency(None if line.get("status") is None else str(line["status"])))
     rows = [tuple(line.get(name) for name in names) for line in kept]
     return Table("", names, tuple(rows)) if rows else None
 

@@ -6,9 +6,10 @@ from typing import Final
 from vitlens.analysis.faithfulness.checks import SIMILAR
 from vitlens.charts import matrix
 from vitlens.commands.shared.maps.record import WEIGHTS, MapCheckRow, judged_maps
-from vitlens.report.claims import FEWEST, Claim, below, enough, found
+from vitlens.report.claims import FEWEST, Claim, below, enough, found, unjudged
 from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Rows
+from vitlens.report.verdicts import Verdict
 from vitlens.uncertainty import Side, beyond, widened, wilson
 
 _UNIFORM: Final = 0.05  # share of unusable maps that is no finding
@@ -39,15 +40,15 @@ def map_claims(alias: str, rows: Sequence[MapCheckRow], *, images: int, place: s
     best, passing = judged[0], [each.method for each in judged if each.state == "pass"]
     if images < FEWEST:
         because = say("fewer than {{ few }} images do not judge a map", few=FEWEST)
-        yield Claim("maps", alias, state="inconclusive", because=because)
+        yield unjudged("maps", alias, because)
         return
     alike = [each.method for each in judged[1:] if each.state == "pass" and each.alike]
     given = {"best": best, "alias": alias, "judged": judged, "passing": passing, "several": len(passing) > 1,
              "alike": alike}  # fmt: skip
     which = best.state if best.state in _SAYS else ""
     yield found(
-        "maps", alias, _SAYS[which], best.margin, given=given, headline=_TITLES[which], state=best.state,
-        evidence="intervened", place=place, kind="answer", because=best.because,
+        "maps", alias, _SAYS[which], best.margin, given=given, headline=_TITLES[which],
+        verdict=Verdict(best.state, best.because), evidence="intervened", place=place, kind="answer",
     )  # fmt: skip
     weights = [row for row in rows if row.check == WEIGHTS and row.state == "fail" and enough(row.value)]
     under = [row for row in rows if row.needed and below(row.margin, 0.0) and enough(row.margin)]
