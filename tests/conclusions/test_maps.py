@@ -122,7 +122,7 @@ def test_uniform_maps_are_a_finding_and_fail(tmp_path, tiny_vit):
     record = ran(tmp_path / "run", f"explain {tmp_path / 'blind'} {line}")
     document = report(record)
     assert list(states(document).values()) == ["fail"]
-    assert [section.status for section in document.sections if section.status] == ["fail"]
+    assert [section.status.state for section in document.sections if section.status] == ["fail"]
     (uniform,) = (each for each in document.claims if each.question == "uniform maps")
     assert uniform.effect.value == 1.0
     assert [(row.constant, row.maps) for row in record.methods] == [(20, 20)]

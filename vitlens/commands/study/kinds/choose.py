@@ -125,7 +125,12 @@ def claim_of(choice: Choice, subject: str) -> Claim:
         "detectable": in_points(choice.detectable) if choice.detectable and choice.detectable < _MOST else None,
     }  # fmt: skip
     return found(
-        "choice", subject, _SAYS[choice.outcome], own.gap, given=given, headline=_TITLES[choice.outcome],
+        "choice",
+        subject,
+        _SAYS[choice.outcome],
+        own.gap,
+        given=given,
+        headline=_TITLES[choice.outcome],
         verdict=Verdict("inconclusive", say(_NOT_SHOWN, **given)) if undecided else None,
         p=own.p,
         kind="answer",

@@ -80,8 +80,8 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
                 finding=[row.words for row in finding], top=top,
                 learned=[row.words for row in record.objectness if row.learned_objects],
             ),
-            effect=top.over_shuffled, p=top.p_shuffled, verdict=None if finding else Verdict("inconclusive", _NO_OBJECTS),
-            kind="answer", place="objectness",
+            effect=top.over_shuffled, p=top.p_shuffled, kind="answer", place="objectness",
+            verdict=None if finding else Verdict("inconclusive", _NO_OBJECTS),
         )  # fmt: skip
     yield from _hardest(record)
     for row in record.zero_shot:
@@ -100,8 +100,12 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
 def _differing(record: StudyRecord) -> list[FeatureScoreRow]:
     """Return the losses to corruptions that differ significantly from the supervised point's, the largest first."""
     rows = [row for row in record.corrupted if row.p_supervised is not None and row.p_supervised <= LEVEL]
-    known = [row for row in rows if row.over_supervised is not None]
-    return sorted(known, key=lambda row: -abs(row.over_supervised.value))
+    return sorted(rows, key=lambda row: -abs(_lost(row)))
+
+
+def _lost(row: FeatureScoreRow) -> float:
+    """Return how much more a point loses than the supervised one."""
+    return 0.0 if row.over_supervised is None else row.over_supervised.value
 
 
 def _hardest(record: StudyRecord) -> Iterator[Claim]:
@@ -112,9 +116,9 @@ def _hardest(record: StudyRecord) -> Iterator[Claim]:
             f"{row.words} and supervised",
             say(
                 "**{{ row.words }}** loses {{ row.value|value }} of accuracy to {{ row.measure|whole }}: "
-                "{{ row.over_supervised|alone }} {{ 'more' if row.over_supervised.value > 0 else 'less' }} than the "
-                "supervised point.",
+                "{{ row.over_supervised|alone }} {{ 'more' if more else 'less' }} than the supervised point.",
                 row=row,
+                more=_lost(row) > 0,
             ),
             effect=row.over_supervised,
             p=row.p_supervised,
