@@ -131,15 +131,17 @@ class Overview:
 
 @dataclass(frozen=True)
 class Report:
-    """The report of a command. claims: of its record; unknown: what it does not show, sentences, at most five; picture:
-    of the first page, of pictures on several sheets the first; explorer: of its HTML page; title: where no claim can be
-    one, a template over `record` and the run's own `title`; definitions: names and what they are, beside the terms of
-    the columns that are shown; package: of its help.md, where that is not the record's. A run of chapters takes
-    finished parts from theirs: sections, picture and glance may be functions of the record."""
+    """The report of a command. claims: of its record; effects: all that it measured on the scale of findings.py, also
+    what is not significant, with p before any correction; unknown: what it does not show, sentences, at most five;
+    picture: of the first page, of pictures on several sheets the first; explorer: of its HTML page; title: where no
+    claim can be one, a template over `record` and the run's own `title`; definitions: names and what they are, with
+    the terms of the columns that are shown; package: of its help.md, where that is not the record's. A run of chapters
+    takes finished parts from theirs: sections, picture and glance may be functions of the record."""
 
     record: type[Record]
     sections: tuple[Section | Callable[[Any], Iterator[page.Section]], ...]
     claims: Callable[[Any], Iterator[Claim]] = _nothing
+    effects: Callable[[Any], Iterator[Claim]] = _nothing
     picture: Chart | Callable[[Any], FigureSpec | None] | None = None
     glance: tuple[Glance, ...] | Overview | Callable[[Any], Table | None] = ()
     unknown: Callable[[Any], Iterator[str]] = _nothing

@@ -11,10 +11,10 @@ import numpy as np
 
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.charts import Picture, bars, images, lines, pixels
-from vitlens.commands.compare.record import CompareRecord, ImageRow
+from vitlens.commands.compare.record import CompareRecord, DisturbedPairRow, HarderRow, ImageRow
 from vitlens.commands.shared import failures
 from vitlens.commands.shared.calibration import DRAWN, FEW, calibration_claim, reliability
-from vitlens.commands.shared.comparison import accuracy_claims, not_equal, which_is_better
+from vitlens.commands.shared.comparison import accuracy_claims, accuracy_effects, not_equal, which_is_better
 from vitlens.commands.shared.maps.record import JudgedMap, best_map, judged_maps
 from vitlens.commands.shared.trainings import trained
 from vitlens.commands.shared.worst_class import ClassRow, class_sections
@@ -32,8 +32,8 @@ _LITTLE, _MUCH = 0.3, 0.6  # rank correlations of two maps, between the words to
 _TOP: Final = 0.1  # of the top tenth of one map in that of another by chance
 _CONFUSED: Final = 3  # pairs of classes in a sentence
 _DISTURBED: Final = {  # what images are like at a level
-    "low-pass": "without detail finer than {{ row.level|percent }} of Nyquist's frequency",
-    "high-pass": "without detail coarser than {{ row.level|percent }} of Nyquist's frequency",
+    "low-pass": "with coarse detail only (low-pass at {{ row.level|percent }})",
+    "high-pass": "with fine detail only (high-pass at {{ row.level|percent }})",
     "shuffle": "cut into {{ row.level|number }} x {{ row.level|number }} shuffled tiles",
     "occlusion": "with {{ row.level|percent }} of their squares covered",
 }
@@ -77,27 +77,58 @@ def _judged(record: CompareRecord) -> list[JudgedMap]:
 
 
 def _furthest_ahead(record: CompareRecord, model: str) -> Iterator[Claim]:
-    """The largest difference on disturbed images in favour of a model that is above chance there.
+    """Yield the largest difference on disturbed images in favour of a model that is above chance there.
 
     It is the largest of many, so its interval is as wide as so many require.
     """
-    looks = len(record.disturbed_pairs)
-    known = {(row.model, row.kind, row.level): row for row in record.robustness}
-    able = [
-        (row, own, known[row.second if row.first == model else row.first, row.kind, row.level])
-        for row in record.disturbed_pairs
-        if row.better == model and beyond((own := known[model, row.kind, row.level]).accuracy, own.chance) is Side.ABOVE
-    ]
-    if able and record.images >= FEWEST:
-        row, own, others = max(able, key=lambda each: abs(each[0].difference.value))
-        gain = widened(row.gain(model), looks, least=-100.0, most=100.0)
-        yield found(
-            "disturbed images", model,
-            f"On images {_DISTURBED[row.kind]} **{{{{ own.model }}}}** is {{{{ effect }}}} more accurate than "
-            "**{{ others.model }}**: {{ own.accuracy|value }} against {{ others.accuracy|value }}.",
-            gain, given={"row": row, "own": own, "others": others}, p=row.p_holm, kind="comparison",
-            evidence="intervened", place="robustness",
-        )  # fmt: skip
+    ahead = [row for row in record.disturbed_pairs if row.better == model and _is_above_chance(record, row, model)]
+    if ahead and record.images >= FEWEST:
+        row = max(ahead, key=lambda each: abs(each.difference.value))
+        gain = widened(row.gain(model), len(record.disturbed_pairs), least=-100.0, most=100.0)
+        claim = _on_disturbed(record, row, model, gain)
+        yield replace(claim, question="disturbed images", subject=model, title="", p=row.p_holm)
+
+
+def _is_above_chance(record: CompareRecord, row: DisturbedPairRow, model: str) -> bool:
+    """Return True if a model is better than guessing on the images of a pair."""
+    own = _disturbed_row(record, row, model)
+    return beyond(own.accuracy, own.chance) is Side.ABOVE
+
+
+def _disturbed_row(record: CompareRecord, row: DisturbedPairRow, model: str) -> HarderRow:
+    rows = (each for each in record.robustness if (each.kind, each.level) == (row.kind, row.level))
+    return next(each for each in rows if each.model == model)
+
+
+def _on_disturbed(record: CompareRecord, row: DisturbedPairRow, ahead: str, gain: Estimate) -> Claim:
+    """Return the claim of one difference on disturbed images; its p is not corrected."""
+    other = row.second if row.first == ahead else row.first
+    accuracies = {name: _disturbed_row(record, row, name).accuracy for name in (ahead, other)}
+    given = {"row": row, "ahead": ahead, "other": other, "kept": accuracies}
+    return found(
+        f"disturbance: {row.kind}",
+        f"{row.first} and {row.second}",
+        f"On images {_DISTURBED[row.kind]} **{{{{ ahead }}}}** is {{{{ effect|alone }}}} more accurate than "
+        "**{{ other }}**: {{ kept[ahead]|value }} against {{ kept[other]|value }}.",
+        gain,
+        given=given,
+        headline=f"On images {_DISTURBED[row.kind]} {{{{ ahead }}}} keeps {{{{ kept[ahead]|value(0) }}}}, "
+        "{{ other }} {{ kept[other]|value(0) }}",
+        p=row.p,
+        kind="comparison",
+        evidence="intervened",
+        place="robustness",
+    )
+
+
+def effects(record: CompareRecord) -> Iterator[Claim]:
+    """Yield every difference of the models, with p before any correction."""
+    yield from accuracy_effects(record.pairs)
+    for row in record.disturbed_pairs:
+        ahead = row.first if row.difference.value >= 0 else row.second
+        if _is_above_chance(record, row, ahead):
+            yield _on_disturbed(record, row, ahead, row.gain(ahead))
+    yield from failures.effects(record)
 
 
 def unknown(record: CompareRecord) -> Iterator[str]:
@@ -326,6 +357,7 @@ def _confident(record: CompareRecord) -> str:
 REPORT: Final = Report(
     CompareRecord,
     claims=claims,
+    effects=effects,
     unknown=unknown,
     picture=Chart(
         "examples", images(),

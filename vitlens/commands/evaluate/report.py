@@ -8,7 +8,7 @@ import numpy as np
 from vitlens.charts import Picture, images
 from vitlens.commands.evaluate.record import EvaluateRecord, PredictedClassRow, ScoreRow
 from vitlens.commands.shared.calibration import ENOUGH, FEW, calibration_claim, reliability
-from vitlens.commands.shared.comparison import SECTION, accuracy_claims, not_equal, which_is_better
+from vitlens.commands.shared.comparison import SECTION, accuracy_claims, accuracy_effects, not_equal, which_is_better
 from vitlens.commands.shared.trainings import trained
 from vitlens.commands.shared.worst_class import class_sections, worst_class
 from vitlens.report.claims import FEWEST, FOUND, SMALLEST, Claim, clear, found
@@ -111,6 +111,7 @@ def _leaning(record: EvaluateRecord) -> str:
 REPORT: Final = Report(
     EvaluateRecord,
     claims=claims,
+    effects=lambda record: accuracy_effects(record.pairs),
     unknown=unknown,
     title="Accuracy of {{ record.aliases|join(', ') }}",
     picture=Chart(

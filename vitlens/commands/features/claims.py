@@ -45,6 +45,24 @@ def claims(record: FeaturesRecord) -> Iterator[Claim]:
             yield _places(patches)
 
 
+def effects(record: FeaturesRecord) -> Iterator[Claim]:
+    """Yield the difference of each classifier on two models' features, with p before any correction."""
+    for row in record.pairs:
+        ahead, behind = (row.first, row.second) if row.difference.value >= 0 else (row.second, row.first)
+        given = {"ahead": ahead, "behind": behind, "by": classifier_name(row.classifier)}
+        yield found(
+            f"features by {row.classifier}",
+            f"{row.first} and {row.second}",
+            "From the features of **{{ ahead }}** the {{ by }} reads the class of {{ effect|alone }} more images than "
+            "from those of **{{ behind }}**.",
+            row.gain(ahead),
+            given=given,
+            p=row.p,
+            kind="comparison",
+            place="depth",
+        )
+
+
 def _objectives(rows: Sequence[FeaturesRow]) -> list[str]:
     """The objectives of pretraining that are known, each once."""
     return [objective for objective in OBJECTIVES if any(row.objective == objective for row in rows)]

@@ -13,7 +13,7 @@ from vitlens.record import Column, Contents, Record, col, read_run, table
 from vitlens.report.claims import Claim, together
 from vitlens.report.document import Cell, Document, Section, Sentence
 from vitlens.report.prose import say
-from vitlens.report.sections import SAID
+from vitlens.report.sections import SAID, Report
 from vitlens.typed import Name
 from vitlens.uncertainty import Estimate
 
@@ -58,6 +58,12 @@ class Chapter:
     def claims(self) -> tuple[Claim, ...]:
         """All that its report claims."""
         return self.document.claims
+
+    @property
+    def effects(self) -> tuple[Claim, ...]:
+        """All effects that it measured, also those that are not significant."""
+        report = COMMANDS[self.row.word].report
+        return tuple(report.effects(self.record)) if isinstance(report, Report) else ()
 
     @property
     def report(self) -> str:

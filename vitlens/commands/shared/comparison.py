@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from vitlens.commands.shared.calibration import FEW
 from vitlens.record import col
-from vitlens.report.claims import FEWEST, SMALLEST, Claim, unjudged
+from vitlens.report.claims import FEWEST, SMALLEST, Claim, found, unjudged
 from vitlens.report.prose import say
 from vitlens.report.sections import Section
 from vitlens.report.verdicts import LIMITS, Verdict
@@ -137,6 +137,25 @@ def accuracy_claims(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
         )
         verdict = Verdict(state, because, "accuracy")
         yield Claim("accuracy", f"{row.first} and {row.second}", verdict=verdict, effect=gain, p=row.p_holm)
+
+
+def accuracy_effects(rows: Sequence[PairRow]) -> Iterator[Claim]:
+    """Yield the difference in accuracy of each pair of models, with p before any correction."""
+    for row in rows:
+        if row.difference is None:
+            continue
+        ahead, behind = (row.first, row.second) if row.difference.value >= 0 else (row.second, row.first)
+        given = {"ahead": ahead, "behind": behind}
+        yield found(
+            "which is better",
+            f"{row.first} and {row.second}",
+            "**{{ ahead }}** classifies {{ effect|alone }} more images correctly than **{{ behind }}**.",
+            row.gain(ahead),
+            given=given,
+            headline="{{ ahead }} classifies more images correctly than {{ behind }}",
+            p=row.p,
+            kind="comparison",
+        )
 
 
 def not_equal(rows: Sequence[PairRow]) -> Iterator[str]:

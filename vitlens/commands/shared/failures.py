@@ -1,7 +1,7 @@
 """Why models fail: the tables, arrays, claims and sections of a command that asks it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Annotated, Any, Final
 
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.analysis.failures.properties import (
+    PROPERTIES,
     Cause,
     CovariateRow,
     DifferenceRow,
@@ -22,7 +23,8 @@ from vitlens.charts import Picture, images, intervals, lines
 from vitlens.charts.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL, shortened
 from vitlens.commands.shared.comparison import signed
 from vitlens.record import Record, arrays, by, col, table
-from vitlens.report.claims import ASKED, Claim
+from vitlens.report.claims import ASKED, Claim, found
+from vitlens.report.findings import AUC
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Chart, Section
 from vitlens.uncertainty import Estimate, difference_of
@@ -65,6 +67,43 @@ def claims(record: FailuresRecord) -> Iterator[Claim]:
         else:
             says = _undecided(found[0]) if found else _not_known(record, model)
             yield Claim("why it fails", model, says=says)
+
+
+def effects(record: FailuresRecord) -> Iterator[Claim]:
+    """Yield what every change of the images gains beyond a matched control, and what errors differ in.
+
+    p is not corrected.
+    """
+    for test in record.interventions:
+        if test.matched:
+            says = (
+                "With all {{ thing }} {{ test.change|whole }}, **{{ test.model }}** is right on {{ effect|alone }} "
+                "more images than after a control of matched strength."
+            )
+            yield found(
+                f"change: {test.covariate}",
+                test.model,
+                says,
+                test.gain,
+                given={"test": test, "thing": PROPERTIES[test.covariate].thing},
+                p=max(test.p, test.p_change),
+                kind="comparison",
+                evidence="intervened",
+                place="interventions",
+            )
+    for row in record.covariates:
+        if row.p is not None and not row.known.outcome:
+            yield found(
+                f"errors by {row.covariate}",
+                row.model,
+                "Errors of **{{ row.model }}** are more frequent on {{ row.where|whole }} (AUC {{ row.area|alone }}).",
+                replace(row.area, unit=AUC),
+                given={"row": row},
+                p=row.p,
+                reference=0.5,
+                kind="comparison",
+                place="failure_properties",
+            )
 
 
 def _named(record: FailuresRecord, cause: Cause) -> Claim:

@@ -1,6 +1,6 @@
 """The report of a whole study: a page written from all its chapters, and a section a question with links to them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -16,6 +16,7 @@ from vitlens.record import by
 from vitlens.report.claims import Claim
 from vitlens.report.document import Cell, Document, FigureSpec, Section, Table
 from vitlens.report.explorer import Explorer
+from vitlens.report.findings import largest, not_doubted
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Report, made, urgency
 from vitlens.uncertainty import LEVEL, in_points
@@ -74,6 +75,35 @@ def _answer(record: StudyRecord, word: str, asked: tuple[str, ...]) -> Iterator[
         )  # fmt: skip
         ranked = sorted(found, key=lambda claim: claim.evidence != "intervened") if asked else list(found)
         yield from (replace(claim, kind="answer", place=chapter.figure(claim.place)) for claim in ranked[:1])
+
+
+def findings(record: StudyRecord, most: int | None = None) -> tuple[Claim, ...]:
+    """Return the largest effects of all chapters that survive correction over everything measured, the largest first.
+
+    Effects that rest on a measurement in doubt are left out; the figures have the names of this study.
+    """
+    effects: list[Claim] = []
+    for chapter in record.parts:
+        if chapter.row.word == "train":  # evaluate judges the same models on the same images
+            continue
+        trusted = not_doubted(chapter.effects, chapter.claims)
+        effects += [replace(claim, place=chapter.figure(claim.place)) for claim in trusted]
+    return largest(_once(effects), most)
+
+
+def _once(effects: Iterable[Claim]) -> Iterator[Claim]:
+    """Yield each effect once: two chapters may measure the same difference, and the one of more images counts."""
+    known: dict[tuple[object, ...], Claim] = {}
+    for claim in effects:
+        name = (claim.question, claim.subject) if claim.question == "which is better" else (claim.question, claim.says)
+        kept = known.get(name)
+        if kept is None or _images(claim) > _images(kept):
+            known[name] = claim
+    yield from known.values()
+
+
+def _images(claim: Claim) -> int:
+    return 0 if claim.effect is None else claim.effect.n or 0
 
 
 def _weakest(record: StudyRecord) -> Claim | None:
