@@ -47,7 +47,8 @@ class Claim:
     verdict: the judgement with its reason, None where none is made; effect, p: the number; evidence: counted, read off
     gradients and maps, or measured after something was changed: only then a sentence may name a cause; place: the
     figure that shows it; reference: the value that the effect would have if there were nothing; kind: whether it was
-    asked for; rests_on: question and subject of the claims whose measurements it uses, which may veto its title.
+    asked for; rests_on: question and subject of the claims whose measurements it uses, which may veto its title;
+    next_step: a hypothesis and the command that tests it.
     """
 
     question: str
@@ -62,6 +63,7 @@ class Claim:
     reference: float = 0.0
     kind: Kind = "fact"
     rests_on: tuple[tuple[str, str], ...] = ()
+    next_step: str = ""
 
     @property
     def state(self) -> State | Literal[""]:

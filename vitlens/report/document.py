@@ -86,9 +86,9 @@ class ImagePanel:
 class Section:
     """One part of a report.
 
-    panels: images one by one; step: whether it is one of a sequence, through
-    which a page leads with a slider; status: the judgement with its reason, printed below the title; more: the file,
-    from the folder of the run, that says more.
+    panels: images one by one; step: whether it is one of a sequence, through which a page leads with a slider; status:
+    the judgement with its reason, printed below the title; next: hypotheses with the commands that test them; more:
+    the file, from the folder of the run, that says more.
     """
 
     title: str
@@ -98,17 +98,22 @@ class Section:
     panels: tuple[ImagePanel, ...] = ()
     step: bool = False
     status: "Verdict | None" = None
+    next: tuple[Sentence, ...] = ()
     more: str = ""
 
 
 @dataclass(frozen=True)
 class FirstPage:
-    """What a stranger reads in a minute: at most five sentences, one picture, one table, and what is not known."""
+    """What a stranger reads in a minute: at most five sentences, one picture, one table, and what is not known.
+
+    next: hypotheses with the commands that test them, of what fails or surprises.
+    """
 
     answer: tuple[Sentence, ...]
     picture: FigureSpec | None = None
     glance: Table | None = None
     unknown: tuple[Sentence, ...] = ()
+    next: tuple[Sentence, ...] = ()
 
 
 @dataclass(frozen=True)

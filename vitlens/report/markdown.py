@@ -53,6 +53,7 @@ def _first(first: FirstPage, record: Record, numbers: dict[str, int]) -> Iterato
     if first.unknown:
         yield "**What this does not show**"
         yield "\n".join(f"- {as_markdown(sentence.text)}" for sentence in first.unknown)
+    yield from _to_test(first.next)
     if record.config.command_line:
         yield "; ".join(filter(None, (as_code(record.config.command_line), took(record))))
 
@@ -64,8 +65,16 @@ def _section(section: Section, numbers: dict[str, int]) -> Iterator[str]:
     yield from _paragraphs(section.sentences)
     yield from (_figure(figure, numbers[figure.name]) for figure in section.figures)
     yield from map(_table, section.tables)
+    yield from _to_test(section.next)
     if section.more:
         yield f"[The whole chapter]({quote(section.more)})"
+
+
+def _to_test(sentences: tuple[Sentence, ...]) -> Iterator[str]:
+    """Yield hypotheses with the commands that test them, under a heading."""
+    if sentences:
+        yield "**What to test next**"
+        yield "\n".join(f"- {as_markdown(sentence.text)}" for sentence in sentences)
 
 
 def _paragraphs(sentences: tuple[Sentence, ...]) -> Iterator[str]:

@@ -28,6 +28,7 @@ from vitlens.report.claims import Claim, shown, title_of, together, vetoed
 from vitlens.report.document import Cell, Document, FigureSpec, FirstPage, Sentence, Table
 from vitlens.report.explorer import Explorer
 from vitlens.report.glossary import Term
+from vitlens.report.next_steps import needs_a_next_step, next_step
 from vitlens.report.numbers import COUNTED
 from vitlens.report.prose import Marked, environment, finalize, say
 from vitlens.report.verdicts import ORDER
@@ -152,7 +153,7 @@ class Report:
 
     def __call__(self, record: Any) -> Document:
         """The whole report of a record."""
-        claims = vetoed(self.claims(record))
+        claims = _with_next_steps(vetoed(self.claims(record)), record)
         picture = self._picture(record)
         parts = [_beside(picture, part) for section in self.sections for part in _parts(section, record, claims)]
         own = [section for section in self.sections if isinstance(section, Section)]
@@ -165,6 +166,7 @@ class Report:
             picture,
             self.glance(record) if callable(self.glance) else _glanced(self.glance, record, claims),
             tuple(map(Sentence, list(self.unknown(record))[:5])),
+            _to_test(answers, most=2),
         )
         return Document(
             title_of(claims, say(self.title, record=record, title=Marked(_protected(record.config.title)))),
@@ -181,6 +183,23 @@ class Report:
         if isinstance(self.picture, Chart):
             return drawn(self.picture, record)
         return None if self.picture is None else self.picture(record)
+
+
+def _with_next_steps(claims: Iterable[Claim], record: Record) -> tuple[Claim, ...]:
+    """Return the claims, those that fail or surprise with a hypothesis and the command that tests it."""
+    found = []
+    for claim in claims:
+        if needs_a_next_step(claim) and not claim.next_step:
+            claim = replace(claim, next_step=next_step(claim, record.config))
+        found.append(claim)
+    return tuple(found)
+
+
+def _to_test(claims: Iterable[Claim], *, most: int) -> tuple[Sentence, ...]:
+    """Return the next steps of claims that fail or surprise, each once, the most urgent first."""
+    failing = sorted((each for each in claims if each.next_step), key=lambda each: urgency(each.state))
+    steps = dict.fromkeys(claim.next_step for claim in failing if needs_a_next_step(claim))
+    return tuple(map(Sentence, list(steps)[:most]))
 
 
 def drawn(picture: Chart, record: Any) -> FigureSpec | None:
@@ -249,6 +268,7 @@ def made(
         panels=tuple(section.panels(record)),
         step=section.step,
         status=together(claim for claim in claims if claim.question in section.about),
+        next=_to_test([claim for claim in claims if claim.question in section.about], most=1),
     )
 
 

@@ -232,7 +232,8 @@ def _corruption_pairs(corrupted: Sequence[Corrupted], seed: int) -> tuple[rows.C
     for first, second in combinations(corrupted, 2):
         for place, (name, severity) in enumerate(product(CORRUPTIONS, SEVERITIES)):
             kind, level = divmod(place, len(SEVERITIES))
-            one, other = (each.correct[kind, level].numpy() for each in (first, second))
+            one = first.correct[kind, level].numpy()
+            other = second.correct[kind, level].numpy()
             tried.append((name, CORRUPTIONS[name].title, severity))
             pairs.append((first.alias, second.alias, one, other))
     if not pairs:
@@ -276,10 +277,10 @@ def _pair_rows(works: Sequence[ModelAttack], survivors: Sequence[Survivors]) -> 
                 one, other = (each.swept[name].robust(epsilon).numpy() for each in (first, second))
                 pairs.append((*both, one, other))
         if after:
-            left = [after[alias].after.numpy() for alias in both]
+            left, right = (after[alias].after.numpy() for alias in both)
             epsilon = rows.typed_epsilon(after[both[0]].epsilon, "linf")
             tried.append((rows.WORST_CASE, rows.WORST_TITLE, "linf", epsilon))
-            pairs.append((*both, *left))
+            pairs.append((*both, left, right))
     run = works[0].run
     groups = None if run.split.groups is None else run.split.groups.numpy()
     for place, row in zip(tried, compared(pairs, groups=groups, seed=run.run.seed)):

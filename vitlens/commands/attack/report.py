@@ -523,8 +523,8 @@ REPORT: Final = Report(
         ),
         Section(
             "Do stronger attacks break the survivors?", "survivors",
-            opening="More images survived than undefended models keep. PGD with a margin loss and Square, at most "
-            "200 queries, were run on them.",
+            opening="More images survived than undefended models keep. PGD with a margin loss and a short Square "
+            "were run on them.",
             columns=("model", "survivors", "before", "after", "margin", "square"), about=("robustness",),
         ),
         Section(
