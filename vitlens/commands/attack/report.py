@@ -1,6 +1,6 @@
 """The report of `vitlens attack`: which model is more robust, whether the attacks are sound, what changes inside."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -16,6 +16,7 @@ from vitlens.commands.shared.comparison import signed
 from vitlens.record import by
 from vitlens.report.claims import FEWEST, SMALLEST, Claim, clear, enough, found
 from vitlens.report.document import State
+from vitlens.report.numbers import number
 from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
 from vitlens.report.verdicts import LIMITS, Verdict
@@ -436,16 +437,25 @@ def _strongest_rows(record: AttackRecord) -> list[AttackCurveRow]:
     return list({(row.norm, row.epsilon, row.model): row for row in falling if row.epsilon > 0}.values())
 
 
+def _ratios(distances: Mapping[tuple[str, rows.Counterpart], Estimate]) -> dict[tuple[str, str], str]:
+    """Return how far the attack moves features, in distances of each other counterpart."""
+    found = {}
+    for (model, kind), distance in distances.items():
+        moved = distances.get((model, "adversarial"))
+        if kind != "adversarial" and moved is not None:
+            found[model, kind] = number(moved.value / distance.value) if distance.value > 0 else "infinitely many"
+    return found
+
+
 def _halfway(record: AttackRecord) -> str:
     """From which block on the attack changes outputs half as much as another image does, else how much in the last."""
     last = {(row.model, row.kind): row.distance for row in record.blocks}
     return say(
         "{% for row in rows %}{% if row.halfway %}From block {{ row.halfway|value }} on the attack changes the outputs "
         "of **{{ row.model }}** at least half as much as another image does. {% else %}After the last block of "
-        "**{{ row.model }}** the attack has changed its output by {{ last[row.model, 'adversarial']|value }}, noise of "
-        "the same strength by {{ last[row.model, 'noise']|value }}, another image by "
-        "{{ last[row.model, 'another image']|value }}. {% endif %}{% endfor %}",
-        last=last, rows=[
+        "**{{ row.model }}** the attack moves features {{ ratios[row.model, 'noise'] }} times as far as equal noise, "
+        "and {{ ratios[row.model, 'another image'] }} times as far as another image. {% endif %}{% endfor %}",
+        ratios=_ratios(last), rows=[
             row for row in record.overall
             if enough(row.halfway) or (row.halfway is None and (row.model, "another image") in last)
         ],

@@ -29,7 +29,7 @@ _LOST: Final = {  # chapter -> what is judged by it
 _QUESTIONS: Final = (
     Question("Is it accurate?", ("evaluate",), "per_class"),
     Question("Are its probabilities right?", ("evaluate",), "calibration"),
-    Question("Which map can be believed?", ("explain",), "checks"),
+    Question("Which map can you trust?", ("explain",), "checks"),
     Question("How does it break under attack?", ("attack", "corruptions"), "curves", ("robustness",)),
     Question("How does it break under common corruptions?", ("corruptions",), "corruptions", ("common corruptions",)),
     Question("Which classes are confused?", ("evaluate",), "confusion"),
@@ -163,7 +163,7 @@ def unknown(record: AuditRecord) -> Iterator[str]:
         "images and not another training of the model.", n=record.images,
     )  # fmt: skip
     if "explain" in record.named:
-        yield "A map that can be believed is no explanation of what defines a class."
+        yield "A map that you can trust is no explanation of what defines a class."
     yield "Images in use may change in other ways than by the corruptions that were tried."
 
 

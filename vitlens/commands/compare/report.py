@@ -59,7 +59,7 @@ def _explanation(record: CompareRecord, model: str) -> Claim:
         return unjudged("explanation", model, "its maps were not checked", state="not tested")
     row = next(each for each in _judged(record) if each.model == model)
     says = say(
-        "The maps of **{{ row.model }}** by {{ method }} are not to be believed: it {{ row.lacks|whole }}.",
+        "Do not trust the maps of **{{ row.model }}** by {{ method }}: the method {{ row.lacks|whole }}.",
         row=row, method=Marked(ATTRIBUTIONS[row.method].title),
     )  # fmt: skip
     told = says if row.state == "fail" and record.images >= FEWEST else ""
@@ -74,6 +74,13 @@ def _judged(record: CompareRecord) -> list[JudgedMap]:
     shown = {(row.model, row.method) for row in record.methods}
     of_model = ([check for check in record.map_checks if check.model == alias] for alias in record.aliases)
     return [each for own in of_model for each in judged_maps(own) if (each.model, each.method) in shown]
+
+
+def maps_comparable(record: CompareRecord) -> bool:
+    """Return True if two models' maps may be compared: they are by one method, or both methods pass every check."""
+    one, other = record.methods
+    judged = _judged(record)
+    return one.method == other.method or (len(judged) == 2 and all(each.state == "pass" for each in judged))
 
 
 def _furthest_ahead(record: CompareRecord, model: str) -> Iterator[Claim]:
@@ -165,13 +172,17 @@ def _pictures(record: CompareRecord, chosen: Sequence[ImageRow]) -> Iterator[Pic
     places = {row.image: at for at, row in enumerate(record.images_shown)}
     if shown is None:
         return
+    comparable = maps_comparable(record)
+    labels = {row.model: f"{row.model}: {row.method}" for row in record.methods}
     for number, row in enumerate(chosen, start=1):
-        at, agreement = places[row.image], "" if row.agreement is None else f": agreement {row.agreement:.2f}"
+        at, agreement = places[row.image], ""
+        if comparable and row.agreement is not None:
+            agreement = f": agreement {row.agreement:.2f}"
         image, name = shown.pixels[at] / np.float32(255), f"{number}{agreement}"
         mask = None if shown.masks is None else shown.masks[at]
         yield Picture(image, row="input", column=name, below=row.truth, mask=mask)
         for alias, values, told in zip(record.aliases, (shown.first[at], shown.second[at]), row.predicted):
-            seen = Picture.predicted(image, *told, row.truth, row=alias)
+            seen = Picture.predicted(image, *told, row.truth, row=labels.get(alias, alias))
             crossed = "" if values.max() > values.min() else "uniform"
             yield replace(seen, map=values, column=name, mask=mask, crossed=crossed)
 
@@ -259,13 +270,19 @@ def _alike(record: CompareRecord) -> str:
     """Whether the two models' maps agree and which are more concentrated, where that can be said."""
     if not record.agreement:
         return "No image has a usable map of both models."
-    (row,), (one, other) = record.agreement, record.methods
+    (row,) = record.agreement
     if (row.spearman.n or 0) < FEWEST:
         return say("{{ n }} image{{ n|s }} {{ n|are }} too few to compare the maps.", n=row.spearman.n)
-    judged = _judged(record)
-    if one.method != other.method and any(each.state != "pass" for each in judged):
-        told = [say("{{ row.method }} of **{{ row.model }}** {{ row.lacks|whole or 'passes' }}", row=r) for r in judged]
-        return say("The maps are not compared, as not both methods pass: {{ told }}.", told=listed(told))
+    if not maps_comparable(record):
+        reasons = [
+            say("{{ row.method }} of **{{ row.model }}** {{ row.lacks|whole or 'passes' }}", row=each)
+            for each in _judged(record)
+        ]
+        return say(
+            "The maps are not compared: they are by two methods, {% if reasons %}of which not both pass: {{ reasons }}"
+            "{% else %}which were not checked here{% endif %}.",
+            reasons=listed(reasons) if reasons else "",
+        )
     gap = row.half_difference
     narrower, wider = (row.first, row.second) if gap.value < 0 else (row.second, row.first)
     return say(
@@ -378,7 +395,7 @@ REPORT: Final = Report(
             opening=_errors, about=("accuracy",),
             charts=(replace(class_sections()[0].charts[0], rows=_classified),),
         ),
-        *failures.SECTIONS,
+        *failures.sections(maps_comparable),
         Section(
             "Is the confidence right?", lambda record: record.scores if record.images >= DRAWN else (),
             opening=_confident, about=("calibration",), charts=(reliability(),),

@@ -111,6 +111,9 @@ def _fastest(record: ProfileRecord, rows: Sequence[SpeedRow]) -> Claim:
     )  # fmt: skip
 
 
+_NEAR: Final = 1.25  # ratio of two ratios, below which time follows the FLOPs
+
+
 def _operations(record: ProfileRecord, timed: Sequence[SpeedRow]) -> Claim:
     """The FLOPs of one model, or of the fastest and the slowest beside their times."""
     most, least = (choose(record.costs, key=lambda row: row.flops) for choose in (max, min))
@@ -120,6 +123,7 @@ def _operations(record: ProfileRecord, timed: Sequence[SpeedRow]) -> Claim:
         "factor": Estimate(most.flops / least.flops, unit="times"),
         "time": Estimate(times[most.model] / times[least.model], unit="times") if times else None,
     }  # fmt: skip
+    given["apart"] = bool(times) and not _is_near(times[most.model] / times[least.model], most.flops / least.flops)
     if most is least:
         return found(
             "operations", most.model,
@@ -130,9 +134,15 @@ def _operations(record: ProfileRecord, timed: Sequence[SpeedRow]) -> Claim:
     return found(
         "operations", f"{most.model} and {least.model}",
         "**{{ most.model }}** needs {{ flops }} an image, {{ factor }} those of **{{ least.model }}**"
-        "{% if time is not none %}, and {{ time }} its time: FLOPs alone do not determine time{% endif %}.",
+        "{% if time is not none %}, and {{ time }} its time{% if apart %}: FLOPs do not determine time{% endif %}"
+        "{% endif %}.",
         headline="{{ most.model }} needs {{ factor }} the FLOPs of {{ least.model }}", given=given, kind="answer",
     )  # fmt: skip
+
+
+def _is_near(time: float, flops: float) -> bool:
+    """Return True if two ratios differ by less than timings of one machine vary."""
+    return 1 / _NEAR < time / flops < _NEAR
 
 
 def unknown(record: ProfileRecord) -> Iterator[str]:

@@ -28,9 +28,9 @@ _BEFORE: Final = (
 )  # fmt: skip
 _AFTER: Final = (
     Question("Where does attention lie?", ("attention",), "object"),
-    Question("Which map can be believed?", ("explain",), "checks"),
+    Question("Which map can you trust?", ("explain",), "checks"),
     Question("Why do the models fail?", ("compare",), "failure_properties"),
-    Question("What mends their errors?", ("compare",), "interventions"),
+    Question("What fixes their errors?", ("compare",), "interventions"),
     Question("Which model copes better with disturbed images?", ("compare",), "robustness"),
     Question("Shape or texture?", ("compare",), "shape_bias"),
     Question("How do they break under attack?", ("attack",), "curves"),
@@ -120,9 +120,8 @@ def unknown(record: StudyRecord) -> Iterator[str]:
     weakest = _weakest(record)
     if weakest is not None:
         yield say(
-            "The weakest of these claims is that on {{ claim.question }}{% if claim.state %}, which is open{% else "
-            "%}: its "
-            "effect, {{ claim.effect }}, is nearest to none{% endif %}.",
+            "Weakest claim: {{ claim.question }}{% if claim.state %}, undecided: {{ claim.because|whole }}{% else "
+            "%}; its effect, {{ claim.effect }}, is nearest to none{% endif %}.",
             claim=weakest,
         )
     yield say(

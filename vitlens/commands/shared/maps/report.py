@@ -14,11 +14,11 @@ from vitlens.uncertainty import Side, beyond, widened, wilson
 
 _UNIFORM: Final = 0.05  # share of unusable maps that is no finding
 _SAYS: Final = {
-    "pass": "**{{ best.method }}** may be believed for **{{ alias }}**: it passes every check"
+    "pass": "You can trust **{{ best.method }}** for **{{ alias }}**: it passes every check"
     "{% if several %}, as do {{ passing|length }} of {{ judged|length }} methods{% endif %}. Removing patches in its "
     "order exceeds {{ best.baseline }}, the hardest baseline, by {{ best.margin|alone }}"
-    "{% if alike %}; {{ alike|names(3) }} cannot be told from it{% endif %}.",
-    "inconclusive": "It is open whether a map of **{{ alias }}** may be believed: {% if judged|length > 1 %}the "
+    "{% if alike %}; {{ alike|names(3) }} {{ alike|are }} as good within the intervals{% endif %}.",
+    "inconclusive": "It is undecided whether you can trust a map of **{{ alias }}**: {% if judged|length > 1 %}the "
     "closest of {{ judged|length }} methods, **{{ best.method }}**,{% else %}**{{ best.method }}**{% endif %} "
     "{{ best.lacks|whole }}.",
     "": "No map of **{{ alias }}** passes every check: **{{ best.method }}**{% if judged|length > 1 %}, the closest of "
@@ -26,7 +26,7 @@ _SAYS: Final = {
 }
 _TITLES: Final = {
     "pass": "{{ best.method }} passes every check of maps of {{ alias }}",
-    "inconclusive": "It is open which map of {{ alias }} may be believed",
+    "inconclusive": "It is undecided which map of {{ alias }} you can trust",
     "": "No map of {{ alias }} passes every check",
 }
 
@@ -89,8 +89,8 @@ def checks_chart(rows: Rows) -> Chart:
     """Methods by checks, the best first."""
     return Chart(
         "checks", matrix("method", "checked_with", "colour", signed=True, words=lambda row: row.words),
-        "Methods by checks, with their scores: ✓ passed, ~ above random alone, ✗ failed, ? open. The object does not "
-        "count for the verdict.",
+        "Methods by checks, with their scores: ✓ passed, ~ better than random only, ✗ failed, ? undecided. The "
+        "object does not count for the verdict.",
         title="Checks of the maps of {{ first.model }}", rows=rows, each="model",
     )  # fmt: skip
 

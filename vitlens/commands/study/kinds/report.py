@@ -186,8 +186,9 @@ def _lines(record: StudyRecord) -> set[str]:
 def _highest(record: StudyRecord) -> list[PointRow]:
     """The points that may be taken, without what is the same for all of them."""
     rows = sorted((row for row in record.points if row.candidate), key=lambda row: -row.accuracy.value)
+    elsewhere = sum(row.seconds for row in rows) > record.seconds > 0  # trained by an earlier run, on its hardware
     same = [name for name in ("train_images", "trained", "flops") if len({getattr(row, name) for row in rows}) == 1]
-    left_out: dict[str, Any] = dict.fromkeys(same)
+    left_out: dict[str, Any] = dict.fromkeys([*same, *(["seconds"] if elsewhere else [])])
     return [replace(row, **left_out, accuracy=replace(row.accuracy, n=None)) for row in rows]
 
 
