@@ -9,7 +9,7 @@ from torch import nn
 import vitlens
 from tests.kit.commands import ran
 from tests.kit.contradictions import contradictions
-from tests.kit.first_page import clear_effects, states
+from tests.kit.first_page import clear_effects, findings_of, states
 from vitlens import Model
 from vitlens.commands.attack.record import (
     AttackCheckRow,
@@ -24,7 +24,6 @@ from vitlens.commands.attack.report import REPORT
 from vitlens.commands.registry import COMMANDS
 from vitlens.record import Config, Data, ModelEntry
 from vitlens.report.claims import Claim, shown
-from vitlens.report.findings import largest, not_doubted
 from vitlens.uncertainty import Estimate, wilson
 
 TITLES = {"pgd-linf": "PGD L∞", "fgsm-linf": "FGSM L∞"}
@@ -217,7 +216,7 @@ def test_no_title_rests_on_attacks_that_the_verdict_calls_too_weak(survivors, is
     record = two_models((170, 60), survivors=survivors)
     document = REPORT(record)
     assert document.title.startswith("a withstands attacks") == is_title
-    assert bool(largest(not_doubted(REPORT.effects(record), document.claims))) == is_title
+    assert bool(findings_of(REPORT, record)) == is_title
     (verdict,) = [claim.verdict for claim in document.claims if claim.question == "robustness" and claim.subject == "a"]
     assert (verdict.state, verdict.doubts) == (("pass", False) if is_title else ("warn", True))
     (section,) = [each for each in document.sections if each.title.startswith("How much accuracy is left")]

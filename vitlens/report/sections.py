@@ -136,8 +136,9 @@ class Report:
     what is not significant, with p before any correction; unknown: what it does not show, sentences, at most five;
     picture: of the first page, of pictures on several sheets the first; explorer: of its HTML page; title: where no
     claim can be one, a template over `record` and the run's own `title`; definitions: names and what they are, with
-    the terms of the columns that are shown; package: of its help.md, where that is not the record's. A run of chapters
-    takes finished parts from theirs: sections, picture and glance may be functions of the record."""
+    the terms of the columns that are shown; package: of its help.md, where that is not the record's; reconciles: what
+    its parts say differently, and why. A run of chapters takes finished parts from theirs: sections, picture and glance
+    may be functions of the record."""
 
     record: type[Record]
     sections: tuple[Section | Callable[[Any], Iterator[page.Section]], ...]
@@ -150,6 +151,7 @@ class Report:
     explorer: Callable[[Any], Explorer | None] | None = None
     definitions: Callable[[Any], Iterator[tuple[str, str]]] = _nothing
     package: str = ""
+    reconciles: Callable[[Any], Iterable[str]] = _nothing
 
     def __call__(self, record: Any) -> Document:
         """The whole report of a record."""
@@ -176,7 +178,7 @@ class Report:
             explorer=self.explorer(record) if self.explorer else None,
             terms=terms,
             claims=claims,
-            preface=(Sentence(images),) if images else (),
+            preface=tuple(map(Sentence, filter(None, [images, *self.reconciles(record)]))),
         )
 
     def _picture(self, record: Any) -> FigureSpec | None:

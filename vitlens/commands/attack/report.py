@@ -439,7 +439,7 @@ def _strongest_rows(record: AttackRecord) -> list[AttackCurveRow]:
 
 def _ratios(distances: Mapping[tuple[str, rows.Counterpart], Estimate]) -> dict[tuple[str, str], str]:
     """Return how far the attack moves features, in distances of each other counterpart."""
-    found = {}
+    found: dict[tuple[str, str], str] = {}
     for (model, kind), distance in distances.items():
         moved = distances.get((model, "adversarial"))
         if kind != "adversarial" and moved is not None:

@@ -9,6 +9,7 @@ from vitlens.attacks.registry import ATTACKS
 from vitlens.commands.attack.report import not_robust
 from vitlens.commands.audit.record import AuditRecord, CandidateRow
 from vitlens.commands.run.chapters import Question, answered, finished
+from vitlens.commands.run.consistency import reconciled
 from vitlens.commands.run.requirements import RequirementOutcome, outcomes, requirements_of
 from vitlens.commands.shared import failures
 from vitlens.report.claims import Claim, found, judge, unjudged
@@ -206,6 +207,7 @@ REPORT: Final = Report(
     unknown=unknown,
     glance=glance,
     title="Audit of {{ record.aliases[0] }}",
+    reconciles=reconciled,
     sections=(
         Declared(
             "Does it meet what was asked?", requirement_outcomes,

@@ -158,7 +158,8 @@ REPORT: Final = Report(
         SECTION,
         *(replace(section, rows=_of_explained(section.rows)) for section in class_sections()),
         Section(
-            "Is the confidence right?", lambda record: _of_explained("by_prediction")(record) if record.images >= FEWEST else (),
+            "Is the confidence right?",
+            lambda record: _of_explained("by_prediction")(record) if record.images >= FEWEST else (),
             opening=_leaning, about=("calibration",), order=lambda row: (row.p_holm, row.p),
             columns=("model", "class_name", "n", "confidence", "accuracy", "gap"),
             charts=(reliability(),),

@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 
 from vitlens.commands.run.chapters import Question, answered, finished
+from vitlens.commands.run.consistency import reconciled
 from vitlens.commands.shared.names import word_table
 from vitlens.commands.shared.stages import HOW
 from vitlens.commands.shared.trainings import differences
@@ -228,6 +229,7 @@ WHOLE: Final = Report(
     explorer=explorer,
     title="{{ title }}",
     sections=(_sections,),
+    reconciles=reconciled,
 )
 
 
