@@ -20,5 +20,5 @@ def saturated_words(errors: Mapping[str, int], left_out: str) -> str:
     errors: of the saturated models, by alias.
     """
     counts = [say("**{{ model }}** {{ n }}", model=model, n=count) for model, count in errors.items()]
-    words = "So few errors cannot be explained: {{ counts }}. Left out: {{ what }}."
+    words = "Errors or losses are too small to explain (errors: {{ counts }}). Left out: {{ what }}."
     return say(words, counts=listed(counts), what=left_out)
