@@ -196,9 +196,12 @@ class OfModel:
     model: str = col("model")
 
 
-def table() -> Any:
-    """A field of a record: the rows of a table, empty where nothing was measured."""
-    return field(default=(), metadata={_TABLE: True})
+def table(*, optional: bool = False) -> Any:
+    """Return a field of a record: the rows of a table, empty where nothing was measured.
+
+    optional: folders of earlier versions may lack it.
+    """
+    return field(default=(), metadata={_TABLE: "optional" if optional else "required"})
 
 
 def arrays(name: str) -> Any:
@@ -415,8 +418,9 @@ def read_record(kind: type[R], run: RunRecord) -> R:
     """The record of a run's folder. Raises InputError, one line, at the first value that does not fit."""
     path, tables, hints = run.folder / RESULTS, run.results["tables"], get_type_hints(kind)
     values: dict[str, Any] = {}
+    required = {each.name for each in fields(kind) if each.metadata.get(_TABLE) == "required"}
     for name in _tables(kind):
-        if name not in tables and run.status == "done":
+        if name in required and name not in tables and run.status == "done":
             raise InputError(f"expected a table {name!r} in {path}, found none; {_AGAIN}")
         values[name] = read_as(hints[name], tables.get(name, []), source=f"table {name!r} of {path}", hint=_AGAIN)
     for name, (pattern, form) in _array_files(kind).items():

@@ -9,7 +9,7 @@ from torch import nn
 import vitlens
 from tests.kit.commands import ran
 from tests.kit.contradictions import contradictions
-from tests.kit.first_page import clear_effects, states
+from tests.kit.first_page import clear_effects, findings_of, states
 from vitlens import Model
 from vitlens.commands.attack.record import (
     AttackCheckRow,
@@ -17,6 +17,7 @@ from vitlens.commands.attack.record import (
     AttackedModelRow,
     AttackRecord,
     RobustPairRow,
+    SurvivorsRow,
     TransferRow,
 )
 from vitlens.commands.attack.report import REPORT
@@ -185,3 +186,49 @@ def test_which_of_two_models_is_more_robust(pairs, title, effect):
     assert ("p = 0.03" in found.says) == (effect is not None)
     ends = None if found.effect is None else (found.effect.value, found.effect.low, found.effect.high)
     assert ends == (None if effect is None else (effect, effect - 3, effect + 3))
+
+
+def two_models(kept: tuple[int, int], **tables: tuple[object, ...]) -> AttackRecord:
+    """Two models that keep so many of 200 images at 8/255, which differ significantly there."""
+    counts = {0.0: (190, 190), 1.0: (185, 185), 8.0: kept}
+    curves = [curve(model, epsilon, right) for epsilon, both in counts.items() for model, right in zip("ab", both)]
+    gap = 100 * (kept[0] - kept[1]) / 200
+    difference = Estimate(gap, gap - 3, gap + 3, 200, "points")
+    row = RobustPairRow("pgd-linf", "PGD L∞", "linf", 8.0, "a", "b", 9, 1, difference, 1e-6, 1e-5)
+    return record_of(*curves, pairs=(row,), **tables)
+
+
+def again(model: str, survivors: int, missed: int) -> SurvivorsRow:
+    """Stronger attacks at 8/255 on survivors of which they break so many."""
+    before, after = wilson(survivors, 200), wilson(survivors - missed, 200)
+    return SurvivorsRow(model, 8.0, survivors, before, after, missed, 0)
+
+
+@pytest.mark.parametrize(
+    ("survivors", "is_title"),
+    [
+        ((), False),  # the attacks were weak, and no stronger ones were run
+        ((again("a", 170, 80),), False),  # stronger ones broke many that the first left
+        ((again("a", 170, 2),), True),  # stronger ones broke hardly any
+    ],
+)
+def test_no_title_rests_on_attacks_that_the_verdict_calls_too_weak(survivors, is_title):
+    record = two_models((170, 60), survivors=survivors)
+    document = REPORT(record)
+    assert document.title.startswith("a withstands attacks") == is_title
+    assert bool(findings_of(REPORT, record)) == is_title
+    (verdict,) = [claim.verdict for claim in document.claims if claim.question == "robustness" and claim.subject == "a"]
+    assert (verdict.state, verdict.doubts) == (("pass", False) if is_title else ("warn", True))
+    (section,) = [each for each in document.sections if each.title.startswith("How much accuracy is left")]
+    assert verdict.because in section.status.words
+
+
+def test_survivors_of_a_weak_attack_are_attacked_again_before_robustness_is_judged(tmp_path):
+    line = "attack vit-digits cnn-digits --data digits --limit 6 --attack fgsm --epsilon 0,8 --no-corruptions"
+    record = ran(tmp_path / "run", f"{line} --no-inside --no-transfer --self-checks few")
+    assert record.survivors
+    for row in record.survivors:
+        assert row.before.value > 0.5
+        assert row.after.value == pytest.approx(row.before.value - row.missed / 6)
+        assert record.metric(f"robust_accuracy/{row.model}/worst-case-linf/8") == row.after
+    assert {row.attack for row in record.pairs} == {"clean", "fgsm-linf", "worst-case-linf"}

@@ -76,7 +76,7 @@ def test_a_cause_is_named_where_both_agree_and_drawn_beside_its_control():
     first, second = figures["failure_quarters"]().axes[:2]
     assert [axes.get_title() for axes in (first, second)] == ["size", "clutter"]
     np.testing.assert_allclose(first.lines[0].get_xydata(), [[1, 75], [2, 80], [3, 85], [4, 90]])
-    (mended,) = sections["What mends their errors?"].figures
+    (mended,) = sections["What fixes their errors?"].figures
     assert mended.draw().axes[0].lines[0].get_xdata().tolist() == pytest.approx([(30 - 2) / 4, (5 - 1) / 4])
 
 
@@ -177,12 +177,36 @@ def test_the_first_page_does_not_deny_a_change_that_mends():
         assert ("no change" in line) != mends
 
 
-@pytest.mark.parametrize(("errors", "few"), [(6, "too few to ask why"), (395, "too few are left")])
-def test_too_few_errors_are_not_asked(errors, few):
-    row = replace(covariate(), errors=errors, p=None, p_holm=None, likelihood_ratio=None)
+def test_too_few_correct_predictions_are_not_compared_with():
+    row = replace(covariate(), errors=395, p=None, p_holm=None, likelihood_ratio=None)
     made = record(row)
-    assert few in said(made).says
+    assert "too few are left" in said(made).says
     assert "Why do the models fail?" not in {section.title for section in REPORT(made).sections}
+
+
+@pytest.mark.parametrize(("errors", "is_asked"), [(29, False), (30, True)])
+def test_errors_that_are_too_few_to_explain_are_left_out_with_one_line(errors, is_asked):
+    made = record(replace(covariate(), errors=errors), tests=(change(),))
+    document = REPORT(made)
+    assert any(claim.question == "why it fails" for claim in document.claims) == is_asked
+    assert any(section.title == "Why do the models fail?" for section in document.sections) == is_asked
+    lines = [line.text for line in document.first.unknown if f"**vit** {errors}" in line.text]
+    assert len(lines) == (not is_asked)
+
+
+def test_a_property_that_hardly_marks_errors_is_not_called_more_frequent():
+    """An AUC between 0.45 and 0.55 is no finding, however significant."""
+    for area, is_said in ((0.468, False), (0.4, True)):
+        claim = said(record(covariate(area=area), tests=(change(mended=3, gain=LOSS),)))
+        assert ("more frequent" in claim.says) == is_said
+
+
+def test_a_control_that_is_not_matched_is_called_so():
+    for control_size, words in ((0.1, "matched"), (0.3, "unmatched"), (0.04, "unmatched")):
+        document = REPORT(record(covariate(), tests=(change(control_size=control_size),)))
+        (section,) = [each for each in document.sections if each.title == "What fixes their errors?"]
+        assert section.tables[0].rows[0][-1] == words
+        assert any(claim.evidence == "intervened" for claim in document.claims) == (words == "matched")
 
 
 def test_accuracies_by_quarters_of_a_map_are_those_of_all_images():
@@ -209,7 +233,8 @@ def test_examples_are_errors_that_a_change_mends_and_its_control_does_not():
     made = replace(BOTH, **failures_of({"vit": at_border, "cnn": low_contrast}, split))
     document = REPORT(made)
     assert {claim.subject for claim in document.claims if claim.question == "why it fails"} == {"vit", "cnn"}
-    apart = min(made.covariate_differences, key=lambda row: row.p_holm)
+    sure = [row for row in made.covariate_differences if row.p_holm <= 0.05]
+    apart = max(sure, key=lambda row: abs(row.difference.value))
     (why,) = (section for section in document.sections if section.title == "Why do the models fail?")
     assert f"differ most in how **{apart.title}**" in why.sentences[0].text
     (figure,) = (each for each in document.figures if each.name == "failure_examples")

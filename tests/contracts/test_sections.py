@@ -29,6 +29,7 @@ from vitlens.report.claims import Claim, judge, shown, title_of
 from vitlens.report.junit import junit
 from vitlens.report.prose import Marked, environment, say
 from vitlens.report.sections import Chart, Glance, Report, Section, help_of
+from vitlens.report.verdicts import Verdict
 from vitlens.uncertainty import Estimate
 
 REPORTING = [word for word, command in COMMANDS.items() if command.reports]
@@ -58,7 +59,7 @@ def claims(record: FurRecord) -> Iterator[Claim]:
     for row in record.furs[:1]:
         says = say("**{{ m }}** is {{ fur }} fur.", m=row.model, fur=row.fur)
         yield replace(
-            judge("fur", row.model, row.fur, "robustness", says=says),
+            judge("fur", row.model, row.fur, "robustness", says=says, because="share of fur"),
             title=say("{{ m }} is furry", m=row.model),
             kind="answer",
         )
@@ -119,7 +120,8 @@ def test_a_column_says_everything(written):
     text = (out / "report.md").read_text()
     for said in (
         "75.0 % (50.0 to 87.5, n = 50)", "| model | layer | furriness | weight |", "4.5 kg",
-        "L0.H0 of cat was not weighed.", "the share of fur", "## How furry? (pass)", "tables/furs.csv",
+        "L0.H0 of cat was not weighed.", "the share of fur", "Verdict: pass: share of fur",
+        "tables/furs.csv",
     ):  # fmt: skip
         assert said in text
     assert text.startswith("# cat is furry\n")
@@ -133,7 +135,7 @@ def test_a_column_says_everything(written):
     document = REPORT(record)
     suite = ElementTree.fromstring(junit(document, (), suite="fur", seconds=1.0))
     assert [case.get("name") for case in suite.iter("testcase")] == ["fur of cat"]
-    assert document.first.glance.rows[0][-1] == "pass"
+    assert document.first.glance.rows[0][-1] == "pass: share of fur (pass from 50 %, warn from 10 %)"
 
 
 def test_a_fall_is_worse_as_the_column_says_and_a_name_is_no_markup(written):
@@ -163,9 +165,9 @@ def test_the_first_page_has_answers_then_faults_then_what_is_clearest():
     known = [
         Claim("clear", "x", says="clear", effect=sure),
         Claim("unclear", "x", says="unclear", effect=unsure),
-        Claim("fault", "x", says="fault", state="fail", effect=sure),
+        Claim("fault", "x", says="fault", verdict=Verdict("fail", "too large"), effect=sure),
         Claim("answer", "x", says="answer", kind="answer", title="Yes"),
-        Claim("silent", "x", state="pass", effect=sure),
+        Claim("silent", "x", verdict=Verdict("pass", "small"), effect=sure),
     ]
     assert [claim.question for claim in shown(known)] == ["answer", "fault", "clear"]
     assert title_of(known, "no title") == "Yes"

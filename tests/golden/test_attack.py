@@ -14,6 +14,7 @@ from vitlens import load
 from vitlens.cli.main import run
 from vitlens.commands.attack.record import AttackRecord
 from vitlens.commands.run.publish import read_folder
+from vitlens.uncertainty import holm
 
 PAIR = ("vit", "cnn-digits")
 FEW = "--data digits --limit 4 --batch-size 2 --predicted --steps 3 --no-corruptions --no-inside"
@@ -181,9 +182,29 @@ def test_downwards_finds_the_same_with_fewer_passes_and_is_not_resumed_upwards(t
     assert "with its epsilons" in refusal(capsys, f"{line} --device cpu --quiet --resume {tmp_path / 'down'}")
 
 
-def test_corruptions_of_labelled_images(tmp_path):
+@pytest.fixture(scope="module")
+def corrupted(tmp_path_factory):
+    """A trained and an untrained model on corruptions."""
     line = "attack cnn-digits other=cnn-digits@random --data digits --limit 24 --attack fgsm --epsilon 2,8 --no-inside"
-    record = ran(tmp_path / "run", f"{line} --no-transfer --self-checks few --baseline other")
+    folder = tmp_path_factory.mktemp("corrupted") / "run"
+    return ran(folder, f"{line} --no-transfer --self-checks few --baseline other")
+
+
+def test_differences_under_corruptions_are_paired_and_corrected_together(corrupted):
+    rows = corrupted.corruption_pairs
+    assert len(rows) == 7 * 5
+    assert [row.p_holm for row in rows] == pytest.approx(holm([row.p for row in rows]))
+    kept = {(row.model, row.kind, row.severity): row.accuracy.value for row in corrupted.corruptions}
+    for row in rows:
+        gap = kept[row.first, row.kind, row.severity] - kept[row.second, row.kind, row.severity]
+        assert row.difference.value == pytest.approx(100 * gap)
+    most = max(row.difference.value for row in rows if row.p_holm <= 0.05)
+    (claim,) = [each for each in report(corrupted).claims if each.question.startswith("corruption: ")]
+    assert (claim.effect.value, claim.subject) == (most, "cnn-digits and other")
+
+
+def test_corruptions_of_labelled_images(corrupted):
+    record = corrupted
     assert record.metric("mean_corruption_error/other/other").value == pytest.approx(1)
     assert record.metric("mean_corruption_error/cnn-digits/other").value < 1
     for row in record.overall:

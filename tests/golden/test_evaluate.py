@@ -25,6 +25,7 @@ from vitlens.cli.main import run
 from vitlens.commands.evaluate.record import EvaluateRecord
 from vitlens.commands.predict.record import PredictRecord
 from vitlens.commands.predict.report import REPORT
+from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import read_folder
 from vitlens.names import imagenet_classes
 from vitlens.record import Config, ModelEntry
@@ -232,3 +233,30 @@ def test_one_class_for_everything_comes_first(predicted: str, labels: str | None
     check_first_page(document)
     if len(rows) > 1:  # names that two files share are whole paths
         assert [row[0] for row in document.first.glance.rows][:3] == ["0/0.png", "1/0.png", "0/1.png"]
+
+
+def test_more_scenes_are_drawn_where_errors_are_too_few_and_never_more_than_asked_for(tiny_vit, tmp_path):
+    usual = len(vitlens.load_data("digits"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitlens.commands.shared.saturation.FEWEST_ERRORS", 10**6)  # so that any model is saturated
+        patch.setattr("vitlens.commands.evaluate.measure.MOST_SCENES", usual + 20)
+        patch.setattr("vitlens.commands.evaluate.measure.SAMPLED", 20)
+        more = ran(tmp_path / "more", f"evaluate {tiny_vit} --data digits")
+        limited = ran(tmp_path / "limited", f"evaluate {tiny_vit} --data digits --limit 30")
+    assert (more.images, limited.images) == (usual + 20, 30)
+
+
+def test_calibration_by_class_and_confusions_need_errors(record):
+    """The bundled pair makes hardly an error on 40 images: one line says what is left out."""
+    wrong = [row for row in record.confusion if row.truth != row.prediction]
+    errors = {alias: sum(row.count for row in wrong if row.model == alias) for alias in PAIR}
+    assert max(errors.values()) < 30
+    document = COMMANDS["evaluate"].report(record)
+    titles = [section.title for section in document.sections]
+    assert not [title for title in titles if "confused" in title or "confidence" in title]
+    (line,) = [each.text for each in document.first.unknown if "Left out" in each.text]
+    assert all(f"**{alias}** {count}" in line for alias, count in errors.items())
+    more = EvaluateRecord.contents().tables["confusion"](PAIR[0], "3", "8", 30)
+    scores = tuple(replace(row, cross_entropy=replace(row.cross_entropy, value=0.3)) for row in record.scores)
+    explained = COMMANDS["evaluate"].report(replace(record, confusion=(*record.confusion, more), scores=scores))
+    assert [section.title for section in explained.sections if "confused" in section.title]

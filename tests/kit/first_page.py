@@ -6,7 +6,9 @@ from xml.etree import ElementTree
 from tests.kit.contradictions import contradictions
 from vitlens.report.claims import Claim, shown
 from vitlens.report.document import Document, FirstPage
+from vitlens.report.findings import largest, not_doubted
 from vitlens.report.junit import junit
+from vitlens.report.sections import Report
 
 SENTENCES: Final = 5
 TABLE: Final = 8  # rows
@@ -25,6 +27,11 @@ def states(document: Document) -> dict[str, str]:
 def clear_effects(document: Document) -> list[Claim]:
     """What stands out of all that was measured, the clearest first."""
     return [claim for claim in shown(document.claims, 7) if claim.rank]
+
+
+def findings_of(report: Report, record: Any) -> tuple[Claim, ...]:
+    """The largest effects of a report that survive correction and rest on no measurement in doubt."""
+    return largest(not_doubted(report.effects(record), report(record).claims))
 
 
 def check_first_page(document: Document) -> None:

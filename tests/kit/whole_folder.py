@@ -8,6 +8,7 @@ from tests.kit.first_page import check_first_page
 from tests.kit.saving import saved_figures
 from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
+from vitlens.commands.run import consistency
 from vitlens.commands.run.publish import read
 from vitlens.record import SCHEMA, MetricName, read_run
 
@@ -24,7 +25,10 @@ def whole_folder(out: Path, command: str, *, drawn: bool = True, saved: bool = F
     assert config["seed"] == 0
     assert config["versions"]["vitlens"]
     check_declared(out)
-    check_first_page(COMMANDS[command].report(read(read_run(out))))
+    record = read(read_run(out))
+    check_first_page(COMMANDS[command].report(record))
+    assert not consistency.errors(record)
+    assert not consistency.bare_statuses((out / "report.md").read_text())
     made = {
         path: path.read_bytes() for path in [out / "report.md", *((out / "figures").glob("*.png") if saved else ())]
     }
@@ -41,6 +45,7 @@ def check_results(results: dict, command: str) -> None:
     assert (results["schema"], results["command"], results["status"]) == (SCHEMA, command, "done")
     assert results["seconds"] > 0
     assert results["metrics"].keys() or results["tables"].keys()
+    assert all(verdict["state"] and verdict["because"] for verdict in results["verdicts"])
     for name, metric in results["metrics"].items():
         assert isinstance(metric["value"], float | int), name
         assert metric["unit"] or metric["unit"] == "", name

@@ -4,14 +4,14 @@ One quantity is judged once, by one limit, with one sign and one sample (tests/k
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from vitlens.report.document import State
-from vitlens.report.prose import say
-from vitlens.report.verdicts import LIMITS
+from vitlens.report.prose import finalize, say
+from vitlens.report.verdicts import LIMITS, ORDER, Verdict
 from vitlens.uncertainty import LEVEL, Estimate, Side, beyond, widened
 
 Evidence = Literal["observed", "attributed", "intervened"]
@@ -42,27 +42,43 @@ def few_images(count: int) -> Iterator[str]:
 class Claim:
     """One thing that was found.
 
-    question: what is asked ("calibration"); subject: of what ("vit-digits"); says: the sentence, finished; title: the
-    same in at most twelve words, for the report's title, "" where it cannot be one; state: the judgement, "" where none
-    is made; effect, p: the number; limit: its name in limits.toml; evidence: counted, read off gradients and maps, or
-    measured after something was changed: only then a sentence may name a cause; place: the figure that shows it;
-    reference: the value that the effect would have if there were nothing; kind: whether it was asked for; because: what
-    was judged, or why it could not be.
+    question: what is asked ("calibration"); subject: of what ("vit-digits"), of a comparison both models; says: the
+    sentence, finished; title: the same in at most twelve words, for the report's title, "" where it cannot be one;
+    verdict: the judgement with its reason, None where none is made; effect, p: the number; evidence: counted, read off
+    gradients and maps, or measured after something was changed: only then a sentence may name a cause; place: the
+    figure that shows it; reference: the value that the effect would have if there were nothing; kind: whether it was
+    asked for; rests_on: question and subject of the claims whose measurements it uses, which may veto its title;
+    next_step: a hypothesis and the command that tests it.
     """
 
     question: str
     subject: str
     says: str = ""
     title: str = ""
-    state: State | Literal[""] = ""
+    verdict: Verdict | None = None
     effect: Estimate | None = None
     p: float | None = None
-    limit: str = ""
     evidence: Evidence = "observed"
     place: str = ""
     reference: float = 0.0
     kind: Kind = "fact"
-    because: str = ""
+    rests_on: tuple[tuple[str, str], ...] = ()
+    next_step: str = ""
+
+    @property
+    def state(self) -> State | Literal[""]:
+        """The judgement, "" where none is made."""
+        return "" if self.verdict is None else self.verdict.state
+
+    @property
+    def because(self) -> str:
+        """What was judged, or why it could not be."""
+        return "" if self.verdict is None else self.verdict.because
+
+    @property
+    def limit(self) -> str:
+        """The name of its limit in limits.toml, "" for none."""
+        return "" if self.verdict is None else self.verdict.limit
 
     @property
     def rank(self) -> float:
@@ -99,10 +115,58 @@ def _normal(level: float) -> float:
     return NormalDist().inv_cdf(1 - level / 2)
 
 
-def judge(question: str, subject: str, value: Estimate, limit: str, *, says: str = "", because: str = "") -> Claim:
-    """A claim that is judged by the worse end of its interval."""
-    state = LIMITS[limit].judge(value)
-    return Claim(question, subject, says, state=state, effect=value, limit=limit, because=because)
+def judge(question: str, subject: str, value: Estimate, limit: str, *, because: str, says: str = "") -> Claim:
+    """Return a claim that is judged by the worse end of its interval."""
+    return Claim(question, subject, says, verdict=Verdict(LIMITS[limit].judge(value), because, limit), effect=value)
+
+
+def unjudged(question: str, subject: str, because: str, *, state: State = "inconclusive", limit: str = "") -> Claim:
+    """Return a claim that only says why something is not judged."""
+    return Claim(question, subject, verdict=Verdict(state, because, limit))
+
+
+def together(claims: Iterable[Claim]) -> Verdict | None:
+    """Return the most urgent verdict of several claims, with the subjects that it concerns where others differ."""
+    judged = [(claim, claim.verdict) for claim in claims if claim.verdict is not None]
+    if not judged:
+        return None
+    worst = min((verdict.state for _, verdict in judged), key=ORDER.index)
+    concerned = [(claim, verdict) for claim, verdict in judged if verdict.state == worst]
+    subjects: dict[str, list[str]] = {}
+    for claim, verdict in concerned:
+        subjects.setdefault(verdict.because, []).append(finalize(claim.subject))
+    limits = {verdict.limit for _, verdict in concerned}
+    because = "; ".join(f"{' and '.join(names)}: {reason}" for reason, names in subjects.items())
+    if len(subjects) == 1 and len(concerned) == len(judged):
+        because = concerned[0][1].because
+    doubts = any(verdict.doubts for _, verdict in concerned)
+    return Verdict(worst, because, limits.pop() if len(limits) == 1 else "", doubts)
+
+
+def verdict_rows(claims: Iterable[Claim]) -> list[dict[str, str]]:
+    """Return the verdicts of a report as results.json holds them, each with its reason and its limit."""
+    rows = []
+    for claim in claims:
+        if claim.verdict is not None:
+            state, because, limit = claim.verdict.state, claim.verdict.because, claim.verdict.limit
+            words = LIMITS[limit].words if limit else ""
+            row = {"question": claim.question, "subject": claim.subject, "state": str(state), "because": because}
+            rows.append({**row, "limit": words})
+    return rows
+
+
+def vetoed(claims: Iterable[Claim]) -> tuple[Claim, ...]:
+    """Return the claims, without the sentence and the title of each that rests on a measurement in doubt.
+
+    A claim doubted by the verdict of another is no answer any more: that verdict speaks in its place.
+    """
+    known = tuple(claims)
+    doubted = {(each.question, each.subject) for each in known if each.verdict is not None and each.verdict.doubts}
+    kept = []
+    for claim in known:
+        is_doubted = any(measurement in doubted for measurement in claim.rests_on)
+        kept.append(replace(claim, says="", title="", kind="fact", effect=None, p=None) if is_doubted else claim)
+    return tuple(kept)
 
 
 def shown(claims: Iterable[Claim], most: int = 5) -> tuple[Claim, ...]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from vitlens.report.claims import Claim
+    from vitlens.report.verdicts import Verdict
 
 Cell: TypeAlias = Estimate | str | int | float | None
 State: TypeAlias = Literal["pass", "warn", "fail", "inconclusive", "not tested"]
@@ -85,9 +86,9 @@ class ImagePanel:
 class Section:
     """One part of a report.
 
-    panels: images one by one; step: whether it is one of a sequence, through
-    which a page leads with a slider; status: the judgement that stands beside its title; more: the file, from the
-    folder of the run, that says more.
+    panels: images one by one; step: whether it is one of a sequence, through which a page leads with a slider; status:
+    the judgement with its reason, printed below the title; next: hypotheses with the commands that test them; more:
+    the file, from the folder of the run, that says more.
     """
 
     title: str
@@ -96,18 +97,23 @@ class Section:
     figures: tuple[FigureSpec, ...] = ()
     panels: tuple[ImagePanel, ...] = ()
     step: bool = False
-    status: State | Literal[""] = ""
+    status: "Verdict | None" = None
+    next: tuple[Sentence, ...] = ()
     more: str = ""
 
 
 @dataclass(frozen=True)
 class FirstPage:
-    """What a stranger reads in a minute: at most five sentences, one picture, one table, and what is not known."""
+    """What a stranger reads in a minute: at most five sentences, one picture, one table, and what is not known.
+
+    next: hypotheses with the commands that test them, of what fails or surprises.
+    """
 
     answer: tuple[Sentence, ...]
     picture: FigureSpec | None = None
     glance: Table | None = None
     unknown: tuple[Sentence, ...] = ()
+    next: tuple[Sentence, ...] = ()
 
 
 @dataclass(frozen=True)

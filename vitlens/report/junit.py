@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 from vitlens.display import unprotected, visible
 from vitlens.report.document import Document, State
 from vitlens.report.numbers import in_words
-from vitlens.report.verdicts import LIMITS
 
 
 def junit(document: Document, requirements: Sequence[Any], *, suite: str, seconds: float) -> bytes:
@@ -47,11 +46,10 @@ def _cases(document: Document, requirements: Sequence[Any]) -> Iterator[tuple[st
     required = {outcome.metric for outcome in requirements}
     for claim in document.claims:
         by_requirement = not claim.limit and f"{claim.question}/{claim.subject}" in required
-        if claim.state and not by_requirement:
+        if claim.verdict is not None and not by_requirement:
             value = "" if claim.effect is None else f"{in_words(claim.effect)}; "
-            limit = LIMITS[claim.limit].words if claim.limit else "–"
-            message = f"{claim.state}: {value}{claim.because or claim.says} ({limit})"
-            yield "verdict", f"{claim.question} of {claim.subject}", claim.state, message
+            message = f"{claim.verdict.state}: {value}{claim.verdict.reason}"
+            yield "verdict", f"{claim.question} of {claim.subject}", claim.verdict.state, message
     for outcome in requirements:
         name = outcome.line.partition(":")[0]
         yield "requirement", f"{name} ({outcome.metric})", "pass" if outcome.holds else "fail", outcome.line

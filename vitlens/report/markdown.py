@@ -53,18 +53,28 @@ def _first(first: FirstPage, record: Record, numbers: dict[str, int]) -> Iterato
     if first.unknown:
         yield "**What this does not show**"
         yield "\n".join(f"- {as_markdown(sentence.text)}" for sentence in first.unknown)
+    yield from _to_test(first.next)
     if record.config.command_line:
         yield "; ".join(filter(None, (as_code(record.config.command_line), took(record))))
 
 
 def _section(section: Section, numbers: dict[str, int]) -> Iterator[str]:
-    status = f" ({section.status})" if section.status else ""
-    yield f"## {as_markdown(section.title)}{status}"
+    yield f"## {as_markdown(section.title)}"
+    if section.status is not None:
+        yield f"Verdict: {as_markdown(section.status.words)}."
     yield from _paragraphs(section.sentences)
     yield from (_figure(figure, numbers[figure.name]) for figure in section.figures)
     yield from map(_table, section.tables)
+    yield from _to_test(section.next)
     if section.more:
         yield f"[The whole chapter]({quote(section.more)})"
+
+
+def _to_test(sentences: tuple[Sentence, ...]) -> Iterator[str]:
+    """Yield hypotheses with the commands that test them, under a heading."""
+    if sentences:
+        yield "**What to test next**"
+        yield "\n".join(f"- {as_markdown(sentence.text)}" for sentence in sentences)
 
 
 def _paragraphs(sentences: tuple[Sentence, ...]) -> Iterator[str]:
@@ -144,4 +154,6 @@ def summary_lines(document: Document) -> Iterator[str]:
     if first.glance is not None and first.glance.rows:
         rows = [tuple(map(in_words, row)) for row in first.glance.rows[:_NUMBERS]]
         wide = max(len(row[0]) for row in rows)
-        yield from (f"  {row[0]:<{wide}}  {'  '.join(cell for cell in row[1:] if cell != '–')}" for row in rows)
+        for row in rows:
+            cells = "  ".join(cell.replace("**", "").replace("`", "") for cell in row[1:] if cell != "–")
+            yield f"  {row[0]:<{wide}}  {cells}"

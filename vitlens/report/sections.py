@@ -24,12 +24,14 @@ from jinja2 import meta
 from vitlens.display import protected, visible
 from vitlens.record import Column, Record, columns
 from vitlens.report import document as page
-from vitlens.report.claims import Claim, shown, title_of
+from vitlens.report.claims import Claim, shown, title_of, together, vetoed
 from vitlens.report.document import Cell, Document, FigureSpec, FirstPage, Sentence, Table
 from vitlens.report.explorer import Explorer
 from vitlens.report.glossary import Term
+from vitlens.report.next_steps import needs_a_next_step, next_step
 from vitlens.report.numbers import COUNTED
 from vitlens.report.prose import Marked, environment, finalize, say
+from vitlens.report.verdicts import ORDER
 from vitlens.uncertainty import Estimate, in_points
 
 if TYPE_CHECKING:
@@ -39,7 +41,6 @@ Rows: TypeAlias = str | Callable[[Any], Iterable[Any]]  # the table of the recor
 Words: TypeAlias = str | Callable[[Any], str]
 ROWS: Final = 8  # of a table in the body
 SAID: Final = 3  # sentences of a section
-ORDER: Final = ("fail", "warn", "inconclusive", "not tested", "pass", "")  # of states, the most urgent first
 
 
 def _nothing(_: Any) -> Iterator[Any]:
@@ -131,15 +132,18 @@ class Overview:
 
 @dataclass(frozen=True)
 class Report:
-    """The report of a command. claims: of its record; unknown: what it does not show, sentences, at most five; picture:
-    of the first page, of pictures on several sheets the first; explorer: of its HTML page; title: where no claim can be
-    one, a template over `record` and the run's own `title`; definitions: names and what they are, beside the terms of
-    the columns that are shown; package: of its help.md, where that is not the record's. A run of chapters takes
-    finished parts from theirs: sections, picture and glance may be functions of the record."""
+    """The report of a command. claims: of its record; effects: all that it measured on the scale of findings.py, also
+    what is not significant, with p before any correction; unknown: what it does not show, sentences, at most five;
+    picture: of the first page, of pictures on several sheets the first; explorer: of its HTML page; title: where no
+    claim can be one, a template over `record` and the run's own `title`; definitions: names and what they are, with
+    the terms of the columns that are shown; package: of its help.md, where that is not the record's; reconciles: what
+    its parts say differently, and why. A run of chapters takes finished parts from theirs: sections, picture and glance
+    may be functions of the record."""
 
     record: type[Record]
     sections: tuple[Section | Callable[[Any], Iterator[page.Section]], ...]
     claims: Callable[[Any], Iterator[Claim]] = _nothing
+    effects: Callable[[Any], Iterator[Claim]] = _nothing
     picture: Chart | Callable[[Any], FigureSpec | None] | None = None
     glance: tuple[Glance, ...] | Overview | Callable[[Any], Table | None] = ()
     unknown: Callable[[Any], Iterator[str]] = _nothing
@@ -147,10 +151,11 @@ class Report:
     explorer: Callable[[Any], Explorer | None] | None = None
     definitions: Callable[[Any], Iterator[tuple[str, str]]] = _nothing
     package: str = ""
+    reconciles: Callable[[Any], Iterable[str]] = _nothing
 
     def __call__(self, record: Any) -> Document:
         """The whole report of a record."""
-        claims = tuple(self.claims(record))
+        claims = _with_next_steps(vetoed(self.claims(record)), record)
         picture = self._picture(record)
         parts = [_beside(picture, part) for section in self.sections for part in _parts(section, record, claims)]
         own = [section for section in self.sections if isinstance(section, Section)]
@@ -163,6 +168,7 @@ class Report:
             picture,
             self.glance(record) if callable(self.glance) else _glanced(self.glance, record, claims),
             tuple(map(Sentence, list(self.unknown(record))[:5])),
+            _to_test(answers, most=2),
         )
         return Document(
             title_of(claims, say(self.title, record=record, title=Marked(_protected(record.config.title)))),
@@ -172,13 +178,30 @@ class Report:
             explorer=self.explorer(record) if self.explorer else None,
             terms=terms,
             claims=claims,
-            preface=(Sentence(images),) if images else (),
+            preface=tuple(map(Sentence, filter(None, [images, *self.reconciles(record)]))),
         )
 
     def _picture(self, record: Any) -> FigureSpec | None:
         if isinstance(self.picture, Chart):
             return drawn(self.picture, record)
         return None if self.picture is None else self.picture(record)
+
+
+def _with_next_steps(claims: Iterable[Claim], record: Record) -> tuple[Claim, ...]:
+    """Return the claims, those that fail or surprise with a hypothesis and the command that tests it."""
+    found = []
+    for claim in claims:
+        if needs_a_next_step(claim) and not claim.next_step:
+            claim = replace(claim, next_step=next_step(claim, record.config))
+        found.append(claim)
+    return tuple(found)
+
+
+def _to_test(claims: Iterable[Claim], *, most: int) -> tuple[Sentence, ...]:
+    """Return the next steps of claims that fail or surprise, each once, the most urgent first."""
+    failing = sorted((each for each in claims if each.next_step), key=lambda each: urgency(each.state))
+    steps = dict.fromkeys(claim.next_step for claim in failing if needs_a_next_step(claim))
+    return tuple(map(Sentence, list(steps)[:most]))
 
 
 def drawn(picture: Chart, record: Any) -> FigureSpec | None:
@@ -238,7 +261,6 @@ def made(
     if section.order is not None:
         rows = sorted(rows, key=section.order)
     lines = [text for text in _sentences(section, rows, record) if text]
-    states = [claim.state for claim in claims if claim.question in section.about and claim.state]
     figures = tuple(figure for chart in section.charts for figure in _figures(chart, record, rows))
     return page.Section(
         say(section.question, rows=rows, record=record),
@@ -247,7 +269,8 @@ def made(
         figures,
         panels=tuple(section.panels(record)),
         step=section.step,
-        status=min(states, key=ORDER.index) if states else "",
+        status=together(claim for claim in claims if claim.question in section.about),
+        next=_to_test([claim for claim in claims if claim.question in section.about], most=1),
     )
 
 
@@ -343,13 +366,13 @@ def _glanced(glances: Sequence[Glance] | Overview, record: Any, claims: Sequence
             values = {model: value.get(each.key) for model, value in values.items()}
         if all(value is None for value in values.values()):
             continue
-        states = {claim.state for claim in _judging(each, claims)}
-        worst = min(states, key=ORDER.index) if states else ""
+        verdict = together(claim for claim in claims if each.question and claim.question == each.question)
         apart = each.difference(record) if each.difference else None
         gap = None if apart is None else in_points(apart)
         cells = [cell(values.get(model), column) for model in record.aliases]
-        line = (each.title or column.title, *cells, *([gap] if len(cells) == 2 else []), _status(each, claims))
-        lines.append((ORDER.index(worst), line))
+        status = None if verdict is None else verdict.words
+        line = (each.title or column.title, *cells, *([gap] if len(cells) == 2 else []), status)
+        lines.append((urgency(status), line))
     if not lines:
         return None
     names = ("metric", *map(finalize, record.aliases), *(["difference"] if len(record.aliases) == 2 else []), "status")
@@ -358,26 +381,10 @@ def _glanced(glances: Sequence[Glance] | Overview, record: Any, claims: Sequence
     return Table("", tuple(names[at] for at in kept), tuple(tuple(line[at] for at in kept) for line in ordered))
 
 
-def _judging(glance: Glance, claims: Sequence[Claim]) -> list[Claim]:
-    """Return the claims whose states a row of the first page's table shows."""
-    return [claim for claim in claims if glance.question and claim.question == glance.question and claim.state]
-
-
-def urgency(status: str) -> int:
-    """Return the place in ORDER of a status as a row shows it, "fail" or "fail (vit)"; the most urgent is 0."""
-    return next(place for place, state in enumerate(ORDER) if status.startswith(state))
-
-
-def _status(glance: Glance, claims: Sequence[Claim]) -> str | None:
-    """Return the most urgent state of a row, with the models that have it where others have another one."""
-    judging = _judging(glance, claims)
-    if not judging:
-        return None
-    worst = min((claim.state for claim in judging), key=ORDER.index)
-    concerned = [claim.subject for claim in judging if claim.state == worst]
-    if len(concerned) == len(judging):
-        return worst
-    return f"{worst} ({', '.join(map(finalize, concerned))})"
+def urgency(status: str | None) -> int:
+    """Return the place in ORDER of a status with its reason; the most urgent is 0, a row without one comes last."""
+    state = (status or "").partition(":")[0]
+    return ORDER.index(state) if state in ORDER else len(ORDER)
 
 
 def _terms(sections: Sequence[Section | Overview], record: Any) -> Iterator[Term]:

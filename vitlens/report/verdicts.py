@@ -53,6 +53,37 @@ class Threshold:
         return "inconclusive" if best == "pass" != worst else best
 
 
+ORDER: Final[tuple[State, ...]] = ("fail", "warn", "inconclusive", "not tested", "pass")  # the most urgent first
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A judgement with its reason, without which there is none.
+
+    because: what was judged, or why it could not be; limit: its name in limits.toml, "" for none; doubts: True where
+    the measurement itself is in doubt, so that no title may rest on it.
+    """
+
+    state: State
+    because: str
+    limit: str = ""
+    doubts: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.because.strip():
+            raise ValueError(f"expected a reason for the verdict {self.state!r}, found none; say what was judged")
+
+    @property
+    def reason(self) -> str:
+        """The reason with the limit: "dead or uniform heads (pass to 10 %, warn to 30 %)"."""
+        return f"{self.because} ({LIMITS[self.limit].words})" if self.limit else self.because
+
+    @property
+    def words(self) -> str:
+        """The state with its reason, as a report prints it."""
+        return f"{self.state}: {self.reason}"
+
+
 _DECLARED: Final[dict[str, dict[str, Any]]] = tomllib.loads(
     files("vitlens.report").joinpath("limits.toml").read_text("utf-8")
 )

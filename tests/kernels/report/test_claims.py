@@ -7,6 +7,7 @@ import pytest
 from tests.kit.first_page import suite_of
 from vitlens.report.claims import WEIGHTS, Claim, Kind, clear, judge
 from vitlens.report.document import State
+from vitlens.report.verdicts import Verdict
 from vitlens.uncertainty import Estimate
 
 
@@ -73,7 +74,7 @@ def test_a_limit_judges_by_the_worse_end_and_is_printed_as_it_is(limit, ends, wo
         value = Estimate((best + end) / 2, min(best, end), max(best, end), 9)
         judged = judge("calibration", "m", value, limit, because="of m")
         assert (judged.state, judged.effect, judged.limit) == (state, value, limit)
-        assert judge("calibration", "m", Estimate(end), limit).state == state  # without an interval by its value
+        assert judge("calibration", "m", Estimate(end), limit, because="of m").state == state
     (case,) = suite_of((judge("q", "m", Estimate(worst[-1], unit=""), limit, because="of m"),))
     assert (case[0].get("message") or "").endswith(f"of m ({words})")
 
@@ -85,7 +86,7 @@ MET = SimpleNamespace(metric="accuracy/m", holds=True, line="accuracy at least 0
 
 def of_state(state: State) -> Claim:
     value = Estimate(0.75, 0.7, 0.8, 10)
-    return Claim("accuracy", "m", state=state, effect=value, limit="robustness", because="measured")
+    return Claim("accuracy", "m", verdict=Verdict(state, "measured", "robustness"), effect=value)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_each_state_has_its_result_and_a_claim_without_one_has_none(state, child
 
 def test_cases_are_counted_and_named_apart_an_unmet_requirement_is_a_failure_and_any_text_well_formed():
     states: tuple[State, ...] = ("pass", "warn", "fail", "fail", "inconclusive", "not tested")
-    suite = suite_of((*map(of_state, states), Claim(ODD, ODD, state="fail", because=ODD)), MET, UNMET)
+    suite = suite_of((*map(of_state, states), Claim(ODD, ODD, verdict=Verdict("fail", ODD))), MET, UNMET)
     counted = {name: int(suite.get(name, "")) for name in ("tests", "failures", "errors", "skipped")}
     assert counted == {"tests": 9, "failures": 1, "errors": 0, "skipped": 5}
     cases = suite.findall("testcase")

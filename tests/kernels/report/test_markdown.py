@@ -18,6 +18,7 @@ from vitlens.record import ModelEntry
 from vitlens.report.document import Document, FigureSpec, FirstPage, Section, Sentence, Table
 from vitlens.report.markdown import figures_shown, markdown, summary_lines
 from vitlens.report.numbers import in_ranges, in_thousands, in_time, in_words, percent
+from vitlens.report.verdicts import Verdict
 from vitlens.uncertainty import Estimate
 
 EMPTY = Document("Evaluate m", (), FirstPage(()))
@@ -35,7 +36,7 @@ DOCUMENT = Document(
             (Sentence("Below."),),
             (Table("Classes", ("class", "n"), (("a|b", 5),)), Table("T", ("a",), ())),
             (FigureSpec("all of them", "Bars.", partial(Figure, (1, 1)), alt="Bars [by] class"),),
-            status="warn",
+            status=Verdict("warn", "one seed"),
             more="chapters/by class/report.md",
         ),
     ),
@@ -53,7 +54,8 @@ PARTS = (
     "- One seed.",
     "`vitlens evaluate m`; 12 s",
     "Ten images.",
-    "## By class? (warn)",
+    "## By class?",
+    "Verdict: warn: one seed.",
     "Below.",
     "![Bars \\[by\\] class](figures/all%20of%20them.png)",
     "*Figure 2. Bars.*",

@@ -49,7 +49,8 @@ CORRUPTIONS: Final[Mapping[str, Disturbance]] = MappingProxyType({
     "jpeg": Disturbance("JPEG", "JPEG of this quality", "jpeg", (60.0, 40.0, 25.0, 15.0, 8.0)),
     "pixelate": Disturbance("pixelate", "shown in this share of the pixels of a side", "pixelate",
                             (0.75, 0.6, 0.4, 0.3, 0.25)),
-    "occlusion": Disturbance("occlusion", "a square of this share of the shorter side filled with the mean colour",
+    "occlusion": Disturbance("one square covered",
+                             "a square of this share of the shorter side filled with the mean colour",
                              "occlusion", (0.15, 0.25, 0.35, 0.45, 0.55)),
 })  # fmt: skip
 DISTURBANCES: Final[Mapping[str, Disturbance]] = MappingProxyType({
@@ -58,5 +59,6 @@ DISTURBANCES: Final[Mapping[str, Disturbance]] = MappingProxyType({
     "high-pass": Disturbance("only fine detail (high-pass)", "removed up to (share of Nyquist's frequency)",
                              "high-pass", (0.0, 0.05, 0.1, 0.2, 0.3, 0.45, 0.7)),
     "shuffle": Disturbance("tiles shuffled", "tiles along a side", "shuffle"),
-    "occlusion": Disturbance("squares covered", "squares covered (share)", "cover", (0.0, 0.1, 0.25, 0.5, 0.75, 0.9)),
+    "occlusion": Disturbance("many squares covered", "squares covered (share)", "cover",
+                             (0.0, 0.1, 0.25, 0.5, 0.75, 0.9)),
 })  # fmt: skip

@@ -227,8 +227,8 @@ class InterventionRow(OfModel):
     change: str = col("change")
     control: str = col("control")
     errors: int = col("errors")
-    mended: int = col("mended")
-    control_mended: int = col("mended by the control")
+    mended: int = col("fixed")
+    control_mended: int = col("fixed by the control")
     broken: int = col("broken")
     control_broken: int = col("broken by the control")
     gain: Estimate = col("accuracy beyond the control's", better="higher", metric="change_gain/{model}/{covariate}")
@@ -237,6 +237,11 @@ class InterventionRow(OfModel):
     p_holm: float = col("p (Holm)", default=1.0)
     size: float = col("size of the change", default=0.0)
     control_size: float = col("size of the control", default=0.0)
+
+    @property
+    def control_words(self) -> str:
+        """How strong the control is compared with the change, for a table."""
+        return "matched" if self.matched else "unmatched"
 
     @property
     def matched(self) -> bool:

@@ -50,6 +50,14 @@ def claims(record: AblateRecord) -> Iterator[Claim]:
     yield from _hidden(record)
 
 
+def effects(record: AblateRecord) -> Iterator[Claim]:
+    """Yield the accuracy that removing each head costs; the p is that of its interval."""
+    for row in record.heads:
+        template = "Without **{{ row.unit }}** the accuracy of **{{ model }}** falls by {{ row.accuracy|alone }}."
+        claim = _claim(record, f"head {row.unit}", template, row.accuracy, row=row)
+        yield claim
+
+
 def _claim(
     record: AblateRecord, question: str, template: str, effect: Estimate | None = None, *, p: float | None = None,
     title: str = "", kind: Kind = "fact", place: str = "importance", reference: float = 0.0, **given: Any,
@@ -289,6 +297,7 @@ def _lens(record: AblateRecord) -> str:
 REPORT: Final = Report(
     AblateRecord,
     claims=claims,
+    effects=effects,
     unknown=unknown,
     definitions=definitions,
     picture=Chart(

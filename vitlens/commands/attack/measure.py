@@ -22,6 +22,7 @@ from vitlens.attacks.robustness import cosines, halfway_block, transfers
 from vitlens.attribution.explain import explain, methods_for, preferred_method
 from vitlens.commands.attack import record as rows
 from vitlens.commands.attack.options import AttackOptions
+from vitlens.commands.attack.survivors import Survivors, follow_up, survivors_rows
 from vitlens.commands.attack.sweep import AttackSample, ModelAttack, attack_sample, checked, evenly_spaced, sweep_all
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.load import load_split
@@ -81,12 +82,13 @@ def measure(options: AttackOptions, models: Sequence[Model] = (), split: Split |
         works = [ModelAttack(model, own, run, store) for model, own in zip(run.models, labels)]
         for work in works:
             sweep_all(work)
+        survivors = follow_up(works)
         corrupted = [_on_corruptions(work) for work in works] if options.corruptions else []
         if writing.folder is None:
             return None
         with phase("Adversarial images, and what changes inside the models"):
             sample = attack_sample(works)
-            record = _record(works, sample, corrupted, baseline)
+            record = _record(works, sample, corrupted, survivors, baseline)
         if options.save_images:
             _save_images(works, sample, writing.folder)
         if options.self_checks == "all":  # they can take longer than the attacks
@@ -122,12 +124,16 @@ def _save_images(works: Sequence[ModelAttack], sample: AttackSample, folder: Run
 
 
 def _record(
-    works: Sequence[ModelAttack], sample: AttackSample, corrupted: Sequence[Corrupted], baseline: str
+    works: Sequence[ModelAttack],
+    sample: AttackSample,
+    corrupted: Sequence[Corrupted],
+    survivors: Sequence[Survivors],
+    baseline: str,
 ) -> rows.AttackRecord:
     """Return the record of the first process after all images were attacked, without the self-checks."""
     seed = works[0].run.run.seed
     insides = [_inside(work, sample, index) for index, work in enumerate(works)]
-    curves = tuple(row for work in works for row in _curve_rows(work))
+    curves = tuple(row for work in works for row in _curve_rows(work)) + _worst_case_rows(works, survivors)
     of_corrupted, overall = {each.alias: each for each in corrupted}, []
     for work, inside, fooled in zip(works, insides, sample.fooled):
         alias, norm, own = work.model.alias, sample.attack.norm, of_corrupted.get(work.model.alias)
@@ -149,7 +155,9 @@ def _record(
         overall=tuple(overall),
         curves=curves,
         attacks=tuple(row for work in works for row in _attack_rows(work)),
-        pairs=tuple(_pair_rows(works)),
+        pairs=tuple(_pair_rows(works, survivors)),
+        survivors=survivors_rows(works, survivors),
+        corruption_pairs=_corruption_pairs(corrupted, seed),
         transfer=tuple(_transfer_rows(works, sample)),
         **within,
         corruptions=tuple(
@@ -205,6 +213,41 @@ def _curve_rows(work: ModelAttack) -> Iterator[rows.AttackCurveRow]:
             yield rows.AttackCurveRow(work.model.alias, outcome.name, title_of(entry), entry.norm, epsilon, estimate)
 
 
+def _worst_case_rows(works: Sequence[ModelAttack], survivors: Sequence[Survivors]) -> tuple[rows.AttackCurveRow, ...]:
+    """Return the accuracy under every L∞ attack together, where stronger ones were run on the survivors of a model."""
+    found = []
+    for work, each in zip(works, survivors):
+        estimate = accuracy(each.after, groups=work.run.split.groups)
+        epsilon = rows.typed_epsilon(each.epsilon, "linf")
+        found.append(
+            rows.AttackCurveRow(work.model.alias, rows.WORST_CASE, rows.WORST_TITLE, "linf", epsilon, estimate)
+        )
+    return tuple(found)
+
+
+def _corruption_pairs(corrupted: Sequence[Corrupted], seed: int) -> tuple[rows.CorruptionPairRow, ...]:
+    """Return paired tests of the models under each corruption at each severity, all corrected together."""
+    tried: list[tuple[str, str, int]] = []
+    pairs: list[tuple[str, str, NDArray[Any], NDArray[Any]]] = []
+    for first, second in combinations(corrupted, 2):
+        for place, (name, severity) in enumerate(product(CORRUPTIONS, SEVERITIES)):
+            kind, level = divmod(place, len(SEVERITIES))
+            one = first.correct[kind, level].numpy()
+            other = second.correct[kind, level].numpy()
+            tried.append((name, CORRUPTIONS[name].title, severity))
+            pairs.append((first.alias, second.alias, one, other))
+    if not pairs:
+        return ()
+    groups = None if corrupted[0].groups is None else corrupted[0].groups.numpy()
+    found = []
+    for (name, title, severity), row in zip(tried, compared(pairs, groups=groups, seed=seed)):
+        difference = row.difference or Estimate(0.0, unit="points")
+        found.append(
+            rows.CorruptionPairRow(name, title, severity, row.first, row.second, difference, row.p, row.p_holm)
+        )
+    return tuple(found)
+
+
 def _attack_rows(work: ModelAttack) -> Iterator[rows.AttackRow]:
     for name, outcome in work.swept.items():
         entry = ATTACKS[name]
@@ -218,8 +261,9 @@ def _attack_rows(work: ModelAttack) -> Iterator[rows.AttackRow]:
         )  # fmt: skip
 
 
-def _pair_rows(works: Sequence[ModelAttack]) -> Iterator[rows.RobustPairRow]:
+def _pair_rows(works: Sequence[ModelAttack], survivors: Sequence[Survivors]) -> Iterator[rows.RobustPairRow]:
     """Paired tests of the models on clean images and under every attack at every epsilon, all corrected together."""
+    after = {work.model.alias: each for work, each in zip(works, survivors)}
     tried: list[tuple[str, str, NormName, float]] = []
     pairs = []
     for first, second in combinations(works, 2):
@@ -232,6 +276,11 @@ def _pair_rows(works: Sequence[ModelAttack]) -> Iterator[rows.RobustPairRow]:
                 tried.append((outcome.name, title_of(ATTACKS[name]), norm, rows.typed_epsilon(epsilon, norm)))
                 one, other = (each.swept[name].robust(epsilon).numpy() for each in (first, second))
                 pairs.append((*both, one, other))
+        if after:
+            left, right = (after[alias].after.numpy() for alias in both)
+            epsilon = rows.typed_epsilon(after[both[0]].epsilon, "linf")
+            tried.append((rows.WORST_CASE, rows.WORST_TITLE, "linf", epsilon))
+            pairs.append((*both, left, right))
     run = works[0].run
     groups = None if run.split.groups is None else run.split.groups.numpy()
     for place, row in zip(tried, compared(pairs, groups=groups, seed=run.run.seed)):

@@ -18,6 +18,10 @@ from vitlens.uncertainty import Estimate, wilson
 Counterpart: TypeAlias = Literal["adversarial", "noise", "another image"]
 State: TypeAlias = Literal["passed", "inconclusive", "failed"]
 JUDGED: Final = 1.0  # 255ths: the epsilon at which robustness is judged
+FAR: Final = 8.0  # 255ths, at which no undefended model keeps most of its accuracy
+SURVIVED: Final = 0.5  # robust accuracy there, above which stronger attacks are run on the survivors
+WORST_TITLE: Final = "all attacks, with stronger ones on survivors"
+WORST_CASE: Final = "worst-case-linf"  # in metrics: every L∞ attack and, on survivors, the stronger ones
 AXES: Final[Mapping[NormName, str]] = {"linf": "1/255", "l2": "pixel units", "patch": "share of the pixels"}
 _ROBUST: Final = "the share of all images that are classified correctly when clean and under every perturbation found"
 _EPSILON: Final = "the largest change that an attack may make: of a pixel in 255ths (L∞), or the distance (L2)"
@@ -159,6 +163,55 @@ class RobustPairRow:
 
 
 @dataclass(frozen=True)
+class SurvivorsRow(OfModel):
+    """The images of one model that survived every L∞ attack up to an epsilon, attacked again with a margin loss (PGD on
+    the difference of logits ratio) and Square. before, after: robust accuracy; margin, square: images that each broke,
+    None where it was not run again."""
+
+    epsilon: float = col("epsilon", term=_EPSILON)
+    survivors: int = col("survivors")
+    before: Estimate = col("robust accuracy before", better="higher")
+    after: Estimate = col("after stronger attacks", better="higher", metric="survivors_accuracy/{model}/{epsilon:g}")
+    margin: int | None = col("broken by a margin loss", default=None)
+    square: int | None = col("broken by Square", default=None)
+
+    @property
+    def missed(self) -> int:
+        """How many survivors the stronger attacks broke."""
+        return (self.margin or 0) + (self.square or 0)
+
+    @property
+    def at(self) -> str:
+        """The epsilon in words."""
+        return epsilon_words(self.epsilon, "linf")
+
+
+@dataclass(frozen=True)
+class CorruptionPairRow:
+    """Two models under one common corruption at one severity. difference: accuracy of the first minus the second's,
+    paired by image; p: McNemar's exact test; p_holm: corrected for all rows."""
+
+    kind: str = col("name")
+    title: str = col("corruption")
+    severity: int = col("severity")
+    first: str = col("first")
+    second: str = col("second")
+    difference: Estimate = col("first minus second", metric="corruption_difference/{first}/{second}/{kind}/{severity}")
+    p: float = col("p")
+    p_holm: float = col("p (Holm)")
+
+    @property
+    def words(self) -> str:
+        """The corruption with its severity, the label of a line."""
+        return f"{self.title}, severity {self.severity}"
+
+    @property
+    def models(self) -> str:
+        """The two models, the name of a series."""
+        return f"{self.first} − {self.second}"
+
+
+@dataclass(frozen=True)
 class TransferRow:
     """Adversarial images of one model (made_for), classified by another (shown_to). rate: of the images that fool the
     first and that the second classifies correctly when clean, the share that fools the second (None: no such image);
@@ -276,6 +329,8 @@ class AttackRecord(Record):
     agreements: tuple[MapAgreementRow, ...] = table()
     blocks: tuple[BlockDistanceRow, ...] = table()
     corruptions: tuple[CorruptionRow, ...] = table()
+    survivors: tuple[SurvivorsRow, ...] = table(optional=True)
+    corruption_pairs: tuple[CorruptionPairRow, ...] = table(optional=True)
     attacked: Mapping[str, AttackedArrays] = arrays("attack-{model}")
     examples: Mapping[str, AttackExampleArrays] = arrays("examples-{model}")
     adversarial: Mapping[str, AdversarialArrays] = arrays("adversarial-{model}")

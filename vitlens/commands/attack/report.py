@@ -1,6 +1,6 @@
 """The report of `vitlens attack`: which model is more robust, whether the attacks are sound, what changes inside."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -11,19 +11,20 @@ from matplotlib.figure import Figure
 from vitlens.charts import Picture, amplification, images, intervals, lines, matrix
 from vitlens.charts.style import shortened
 from vitlens.commands.attack import record as rows
-from vitlens.commands.attack.record import AXES, JUDGED, AttackCurveRow, AttackRecord, strongest
+from vitlens.commands.attack.record import AXES, FAR, JUDGED, AttackCurveRow, AttackRecord, strongest
 from vitlens.commands.shared.comparison import signed
 from vitlens.record import by
 from vitlens.report.claims import FEWEST, SMALLEST, Claim, clear, enough, found
 from vitlens.report.document import State
+from vitlens.report.numbers import number
 from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
-from vitlens.report.verdicts import LIMITS
+from vitlens.report.verdicts import LIMITS, Verdict
 from vitlens.uncertainty import LEVEL, Estimate
 
 PICTURES: Final = 6  # of the first page, of all models together
-_FAR: Final = 8.0  # 255ths, at which no undefended model keeps most of its accuracy
-_KEPT: Final = 0.8  # of the clean accuracy: what none keeps there
+_KEPT: Final = 0.8  # of the clean accuracy: what no undefended model keeps at FAR
+_MISSED: Final = 0.1  # of the survivors, broken by stronger attacks: beyond it the first attacks were too weak
 _ORDER: Final = ("failed", "inconclusive")
 
 
@@ -46,6 +47,7 @@ def claims(record: AttackRecord) -> Iterator[Claim]:
         yield soundness if enough and not masked[row.model] else replace(soundness, says="")
         if row.lost is not None:
             yield _corruptions(record, row, row.lost)
+    yield from _largest_corruption_gap(record)
 
 
 def _of_one_image(record: AttackRecord) -> Iterator[Claim]:
@@ -118,9 +120,7 @@ def _difference(record: AttackRecord, first: str, second: str) -> Claim:
     telling = [row for row in tests if informative(record, row)]
     large = [row for row in telling if row.p_holm <= LEVEL and abs(row.difference.value) >= SMALLEST]
     known: dict[str, Any] = {"first": first, "second": second, "tests": tests, "telling": telling}
-    claim = partial(
-        found, "difference under attack", f"{first} and {second}", kind="answer", evidence="intervened", place="curves"
-    )
+    claim = _under_attack(first, second)
     if not large:
         return claim(
             "{% if telling %}In none of {{ telling|length }} paired tests under attack do **{{ first }}** and "
@@ -132,12 +132,41 @@ def _difference(record: AttackRecord, first: str, second: str) -> Claim:
             given=known,
         )
     row = max(large, key=lambda each: abs(each.difference.value))
+    return _difference_at(record, row, large, telling)
+
+
+def _under_attack(first: str, second: str) -> Callable[..., Claim]:
+    """Return the maker of claims on two models under attack, which rest on the verdicts on both."""
+    return partial(
+        found,
+        "difference under attack",
+        f"{first} and {second}",
+        kind="answer",
+        evidence="intervened",
+        place="curves",
+        rests_on=tuple((question, model) for question in ("robustness", "self-checks") for model in (first, second)),
+    )
+
+
+def _difference_at(
+    record: AttackRecord,
+    row: rows.RobustPairRow,
+    large: Sequence[rows.RobustPairRow],
+    telling: Sequence[rows.RobustPairRow],
+) -> Claim:
+    """Return the claim of one paired test; large, telling: those with a difference, and those that can show one."""
+    first, second = row.first, row.second
+    claim = _under_attack(first, second)
     better, worse = (first, second) if row.difference.value >= 0 else (second, first)
-    known |= {
-        "row": row, "better": better, "worse": worse, "kept": _kept(record, row),
+    known = {
+        "row": row,
+        "better": better,
+        "worse": worse,
+        "kept": _kept(record, row),
+        "telling": telling,
         "against": [each for each in large if each.difference.value * row.difference.value < 0],
         "p": "< 0.001" if row.p_holm < 0.001 else f"= {row.p_holm:.2g}",
-    }  # fmt: skip
+    }
     return claim(
         "Under {{ row.title }} at {{ row.at }} **{{ better }}** keeps {{ kept[better]|value }} accuracy, "
         "**{{ worse }}** {{ kept[worse]|value }}: {{ effect|alone }} more (McNemar, Holm: p {{ p }}){% if against %}; "
@@ -195,44 +224,56 @@ def _robustness(record: AttackRecord, row: rows.AttackedModelRow, curves: Sequen
         claim = replace(claim, says="")
     if judged is None:
         return claim
-    state, because = _judged(record, row, judged, curves)
-    return replace(claim, state=state, limit="robustness", because=because)
+    return replace(claim, verdict=_judged(record, row, judged, curves))
 
 
 def _judged(
     record: AttackRecord, row: rows.AttackedModelRow, at: AttackCurveRow, curves: Sequence[AttackCurveRow]
-) -> tuple[State, str]:
-    """The state and the reason; faulty or weak attacks leave no praise.
+) -> Verdict:
+    """Return the verdict on the robustness of a model; faulty or weak attacks leave no praise.
 
     Every attack leaves an upper bound of robust accuracy: one below the limit cannot pass, so it is not inconclusive.
     """
-    state, failed = LIMITS["robustness"].judge(at.accuracy), _failed(record, row.model)
+    state, failed, doubts = LIMITS["robustness"].judge(at.accuracy), _failed(record, row.model), False
     words = "accuracy under {{ at.title }} at {{ at.at }}"
-    far = strongest(each for each in curves if each.epsilon >= _FAR)
+    far = strongest(each for each in curves if each.epsilon >= FAR)
+    again = next((each for each in record.survivors if each.model == row.model), None)
     if not row.clean.value:
         state, words = "inconclusive", "it classifies no clean image correctly"
     elif min(each.accuracy.value for each in curves) >= row.clean.value:
-        state = "inconclusive"
+        state, doubts = "inconclusive", True
         words = "no attack fooled it at any epsilon, which says more about these attacks than about the model"
     elif (row.clean.n or 0) < FEWEST:
         state, words = "inconclusive", words + ", on fewer than {{ few }} images"
     elif failed and state in ("pass", "warn"):
-        state = "inconclusive"
+        state, doubts = "inconclusive", True
         words += (
             ", but {{ failed|length }} self-check{{ failed|s }} failed ({{ fault }}): it is too high by an unknown "
             "amount"
         )
-    elif state == "pass" and far is not None and far.accuracy.value >= _KEPT * row.clean.value:
-        state = "warn"
+    elif again is not None and again.missed > _MISSED * again.survivors:
+        state, doubts = "warn" if state == "pass" else state, True
         words += (
-            "; but at {{ far.at }} it still has {{ far.accuracy|alone }}, which no undefended model keeps: unless it "
-            "was trained against attacks, these are too weak"
+            "; but stronger attacks broke {{ again.missed }} of its {{ again.survivors }} survivors at {{ again.at }}: "
+            "these attacks are too weak"
+        )
+    elif again is not None and (again.margin is not None or again.square is not None):
+        words += (
+            "; at {{ again.at }} it keeps {{ again.after|alone }}, also under a margin loss and Square on its "
+            "{{ again.survivors }} survivors"
+        )
+    elif state == "pass" and far is not None and far.accuracy.value >= _KEPT * row.clean.value:
+        state, doubts = "warn", True
+        words += (
+            "; but the attacks are too weak: at {{ far.at }} it still has {{ far.accuracy|alone }}, which undefended "
+            "models rarely keep"
         )
     if state == "inconclusive" and not_robust(at.accuracy) and (row.clean.n or 0) >= FEWEST and row.clean.value:
         state = "warn"
         words += "; as an upper bound it lies below the limit all the same"
     fault = _in_words(failed[0]) if failed else ""
-    return state, say(words, at=at, few=FEWEST, failed=failed, fault=fault, far=far)
+    because = say(words, at=at, few=FEWEST, failed=failed, fault=fault, far=far, again=again)
+    return Verdict(state, because, "robustness", doubts)
 
 
 def not_robust(upper_bound: Estimate) -> bool:
@@ -255,16 +296,16 @@ def _soundness(record: AttackRecord, row: rows.AttackedModelRow) -> Claim:
     )  # fmt: skip
     state: State = "fail" if failed else "pass" if own and not open_ else "inconclusive"
     says = because if failed else ""
-    return Claim("self-checks", row.model, says, state=state, evidence="intervened", because=because)
+    verdict = Verdict(state, because, doubts=bool(failed))
+    return Claim("self-checks", row.model, says, verdict=verdict, evidence="intervened")
 
 
 def _corruptions(record: AttackRecord, row: rows.AttackedModelRow, lost: Estimate) -> Claim:
     """What common corruptions cost."""
     own = [each for each in record.corruptions if each.model == row.model]
     said = say(
-        "Common corruptions cost **{{ row.model }}** {{ row.lost }} of top-1 accuracy, the mean over all kinds and "
-        "severities; the least is left under {{ hardest.title }} at severity {{ hardest.severity }}, "
-        "{{ hardest.accuracy|value }}.",
+        "Common corruptions cost **{{ row.model }}** {{ row.lost }} of top-1 accuracy on average. The worst is "
+        "{{ hardest.title }} at severity {{ hardest.severity }}: {{ hardest.accuracy|value }}.",
         row=row, hardest=min(own, key=lambda each: each.accuracy.value),
     )  # fmt: skip
     because = "clean accuracy minus the mean accuracy over all kinds and severities"
@@ -276,9 +317,77 @@ def _corruptions(record: AttackRecord, row: rows.AttackedModelRow, lost: Estimat
     elif record.images < FEWEST:
         because, state = f"{because}, of few images", "inconclusive"
     return Claim(
-        "common corruptions", row.model, said if record.images >= FEWEST else "", effect=lost, limit="corruptions",
-        state=state, evidence="intervened", place="corruptions", because=because,
+        "common corruptions", row.model, said if record.images >= FEWEST else "", effect=lost,
+        verdict=Verdict(state, because, "corruptions"), evidence="intervened", place="corruptions",
     )  # fmt: skip
+
+
+def _corruption_gap(row: rows.CorruptionPairRow, record: AttackRecord) -> Claim:
+    """Return the claim of one difference between two models under a corruption; p is not corrected."""
+    ahead = row.first if row.difference.value >= 0 else row.second
+    behind = row.second if ahead == row.first else row.first
+    here = [each for each in record.corruptions if (each.kind, each.severity) == (row.kind, row.severity)]
+    kept = {each.model: each.accuracy for each in here}
+    return found(
+        f"corruption: {row.kind}",
+        f"{row.first} and {row.second}",
+        "Under {{ title }} at severity {{ severity }} **{{ ahead }}** keeps {{ kept[ahead]|value }}, **{{ behind }}** "
+        "{{ kept[behind]|value }}: {{ effect|alone }}.",
+        signed(row.difference, ahead == row.first),
+        given={"title": row.title, "severity": row.severity, "ahead": ahead, "behind": behind, "kept": kept},
+        headline="{{ title }} (severity {{ severity }}) leaves {{ ahead }} {{ kept[ahead]|value(0) }}, {{ behind }} "
+        "{{ kept[behind]|value(0) }}",
+        p=row.p,
+        kind="comparison",
+        evidence="intervened",
+        place="corruptions",
+    )
+
+
+def _largest_corruption_gap(record: AttackRecord) -> Iterator[Claim]:
+    """Yield the largest difference between two models under a corruption that survives Holm's correction."""
+    known = [row for row in record.corruption_pairs if row.p_holm <= LEVEL]
+    if known and record.images >= FEWEST:
+        row = max(known, key=lambda each: abs(each.difference.value))
+        yield replace(_corruption_gap(row, record), title="", p=row.p_holm)
+
+
+def _disagreeing(record: AttackRecord) -> str:
+    """Return a sentence where the mean loss and the mean corruption error order two models differently."""
+    known = [row for row in record.overall if row.lost is not None and row.relative_error is not None]
+    if len(known) != 2:
+        return ""
+    by_loss = min(known, key=lambda row: row.lost.value if row.lost else 0.0)
+    by_error = min(known, key=lambda row: row.relative_error.value if row.relative_error else 0.0)
+    if by_loss is by_error:
+        return ""
+    return say(
+        "**{{ one }}** loses less accuracy on average; the mean corruption error prefers **{{ other }}**, as it "
+        "divides each corruption's errors by those of {{ base }}. That error is not comparable with published values.",
+        one=by_loss.model,
+        other=by_error.model,
+        base=by_error.baseline,
+    )
+
+
+def _by_corruption(record: AttackRecord) -> str:
+    """Return how many differences between models are significant, and why two means may disagree."""
+    pairs = record.corruption_pairs
+    counted = say(
+        "{{ sure|length }} of {{ pairs|length }} differences between models are significant (McNemar, Holm).",
+        sure=[row for row in pairs if row.p_holm <= LEVEL],
+        pairs=pairs,
+    )
+    return " ".join(filter(None, [counted if pairs else "", _disagreeing(record)]))
+
+
+def effects(record: AttackRecord) -> Iterator[Claim]:
+    """Yield every difference under attack and under corruptions that can show one, with p before any correction."""
+    for row in record.pairs:
+        if row.attack != "clean" and informative(record, row):
+            yield replace(_difference_at(record, row, [], []), question=f"attack: {row.attack}", p=row.p)
+    for gap in record.corruption_pairs:
+        yield _corruption_gap(gap, record)
 
 
 def unknown(record: AttackRecord) -> Iterator[str]:
@@ -328,16 +437,25 @@ def _strongest_rows(record: AttackRecord) -> list[AttackCurveRow]:
     return list({(row.norm, row.epsilon, row.model): row for row in falling if row.epsilon > 0}.values())
 
 
+def _ratios(distances: Mapping[tuple[str, rows.Counterpart], Estimate]) -> dict[tuple[str, str], str]:
+    """Return how far the attack moves features, in distances of each other counterpart."""
+    found: dict[tuple[str, str], str] = {}
+    for (model, kind), distance in distances.items():
+        moved = distances.get((model, "adversarial"))
+        if kind != "adversarial" and moved is not None:
+            found[model, kind] = number(moved.value / distance.value) if distance.value > 0 else "infinitely many"
+    return found
+
+
 def _halfway(record: AttackRecord) -> str:
     """From which block on the attack changes outputs half as much as another image does, else how much in the last."""
     last = {(row.model, row.kind): row.distance for row in record.blocks}
     return say(
         "{% for row in rows %}{% if row.halfway %}From block {{ row.halfway|value }} on the attack changes the outputs "
         "of **{{ row.model }}** at least half as much as another image does. {% else %}After the last block of "
-        "**{{ row.model }}** the attack has changed its output by {{ last[row.model, 'adversarial']|value }}, noise of "
-        "the same strength by {{ last[row.model, 'noise']|value }}, another image by "
-        "{{ last[row.model, 'another image']|value }}. {% endif %}{% endfor %}",
-        last=last, rows=[
+        "**{{ row.model }}** the attack moves features {{ ratios[row.model, 'noise'] }} times as far as equal noise, "
+        "and {{ ratios[row.model, 'another image'] }} times as far as another image. {% endif %}{% endfor %}",
+        ratios=_ratios(last), rows=[
             row for row in record.overall
             if enough(row.halfway) or (row.halfway is None and (row.model, "another image") in last)
         ],
@@ -380,6 +498,7 @@ def _draw_curves(rows: Sequence[AttackCurveRow], title: str) -> Figure:
 REPORT: Final = Report(
     AttackRecord,
     claims=claims,
+    effects=effects,
     unknown=unknown,
     picture=Chart(
         "examples",
@@ -407,10 +526,16 @@ REPORT: Final = Report(
             order=lambda row: (list(AXES).index(row.norm), row.epsilon),
             charts=(Chart(
                 "curves", _draw_curves,
-                "Robust accuracy over epsilon; bands: confidence intervals. It falls to nothing for undefended models. "
+                "Robust accuracy over epsilon; bands: confidence intervals. "
                 "Epsilons of different norms cannot be compared.",
                 title="Accuracy under attack, {{ first.accuracy.n }} image{{ first.accuracy.n|s }}", rows="curves",
             ),),
+        ),
+        Section(
+            "Do stronger attacks break the survivors?", "survivors",
+            opening="More images survived than undefended models keep. PGD with a margin loss and a short Square "
+            "were run on them.",
+            columns=("model", "survivors", "before", "after", "margin", "square"), about=("robustness",),
         ),
         Section(
             "Which model is more robust?", "pairs", about=("difference under attack",),
@@ -443,6 +568,7 @@ REPORT: Final = Report(
         ),
         Section(
             "How much do common corruptions cost?", "corruptions", about=("common corruptions",),
+            opening=_by_corruption,
             charts=(Chart(
                 "corruptions", lines("severity", "accuracy", of="model", panel="title"),
                 "Accuracy over severity. All models get the same pixels. Severities of different kinds cannot be "

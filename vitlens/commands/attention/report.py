@@ -66,10 +66,9 @@ def _on_object(record: AttentionRecord) -> Iterator[Claim]:
     lead = max(more or rows, key=lambda row: row.difference.value)
     yield found(
         "attention on the object", alias,
-        "In {{ more|length or 'none' }} of {{ n }} layer{{ n|s }} a significantly larger share of attention lies on "
-        "the object "
-        "than of the best map that ignores the image; the gap is largest in layer {{ lead.layer }}, "
-        "{{ lead.estimate|alone }} beside {{ lead.of_baseline|value }} of {{ lead.baseline }}.",
+        "In {{ more|length or 'none' }} of {{ n }} layer{{ n|s }} attention favours the object beyond what its usual "
+        "place predicts. The gap is largest in layer {{ lead.layer }}: {{ lead.estimate|alone }} against "
+        "{{ lead.of_baseline|value }} of {{ lead.baseline }}.",
         lead.difference, given={"more": more, "n": len(rows), "lead": lead, "alias": alias}, kind="answer",
         headline="{{ more|length or 'None' }} of {{ n }} layer{{ n|s }} of {{ alias }} attend{{ 's' if not more }} to "
         "the object significantly more than baselines",

@@ -9,14 +9,15 @@ from vitlens.attacks.registry import ATTACKS
 from vitlens.commands.attack.report import not_robust
 from vitlens.commands.audit.record import AuditRecord, CandidateRow
 from vitlens.commands.run.chapters import Question, answered, finished
+from vitlens.commands.run.consistency import reconciled
 from vitlens.commands.run.requirements import RequirementOutcome, outcomes, requirements_of
 from vitlens.commands.shared import failures
-from vitlens.report.claims import Claim, found, judge
+from vitlens.report.claims import Claim, found, judge, unjudged
 from vitlens.report.document import Section, Table
 from vitlens.report.prose import listed, say
-from vitlens.report.sections import ORDER, ROWS, Report
+from vitlens.report.sections import ROWS, Report
 from vitlens.report.sections import Section as Declared
-from vitlens.report.verdicts import LIMITS
+from vitlens.report.verdicts import LIMITS, ORDER, Verdict
 from vitlens.uncertainty import Estimate
 
 FEW: Final = 30  # images below which the share of predictions that stay is not judged
@@ -29,7 +30,7 @@ _LOST: Final = {  # chapter -> what is judged by it
 _QUESTIONS: Final = (
     Question("Is it accurate?", ("evaluate",), "per_class"),
     Question("Are its probabilities right?", ("evaluate",), "calibration"),
-    Question("Which map can be believed?", ("explain",), "checks"),
+    Question("Which map can you trust?", ("explain",), "checks"),
     Question("How does it break under attack?", ("attack", "corruptions"), "curves", ("robustness",)),
     Question("How does it break under common corruptions?", ("corruptions",), "corruptions", ("common corruptions",)),
     Question("Which classes are confused?", ("evaluate",), "confusion"),
@@ -88,23 +89,23 @@ def _judged(record: AuditRecord) -> Iterator[Claim]:
             yield _without_labels(record, claim) if record.predicted else claim
     (alias,) = record.aliases
     for row in [each for each in record.untested if each.part not in record.named]:
-        yield from (Claim(lost, alias, state="not tested", because=row.reason) for lost in _LOST.get(row.part, ()))
+        yield from (unjudged(lost, alias, row.reason, state="not tested") for lost in _LOST.get(row.part, ()))
 
 
 def _accuracy(record: AuditRecord) -> Claim:
     """By --at-least or --at-most, as there is no other model to judge it by."""
     (alias,) = record.aliases
     if record.predicted:
-        return Claim("accuracy", alias, state="not tested", because="it needs labelled images")
+        return unjudged("accuracy", alias, "it needs labelled images", state="not tested")
     own = record.metric(f"accuracy/{alias}")
     asked = [each for each in requirement_outcomes(record) if each.metric == f"accuracy/{alias}"]
     if not asked:
         because = "there is no other model to judge it by: add `--at-least accuracy=VALUE`"
-        return Claim("accuracy", alias, state="not tested", effect=own, because=because)
+        return Claim("accuracy", alias, verdict=Verdict("not tested", because), effect=own)
     because = ", ".join(f"{each.requirement.bound} {each.requirement.value:g}" for each in asked)
     return Claim(
         "accuracy", alias, say("**{{ m }}** classifies {{ own }} of the images correctly.", m=alias, own=own),
-        state="pass" if all(each.holds for each in asked) else "fail", effect=own, because=because,
+        verdict=Verdict("pass" if all(each.holds for each in asked) else "fail", because), effect=own,
     )  # fmt: skip
 
 
@@ -115,7 +116,7 @@ def _one_step(claim: Claim) -> Claim:
     if claim.effect is not None and not_robust(claim.effect):
         return claim
     because = "no attack of several steps fits `--budget`, and one step shows no robustness"
-    return replace(claim, state="inconclusive", because=because)
+    return replace(claim, verdict=Verdict("inconclusive", because, claim.limit, doubts=True))
 
 
 def _without_labels(record: AuditRecord, claim: Claim) -> Claim:
@@ -128,8 +129,9 @@ def _without_labels(record: AuditRecord, claim: Claim) -> Claim:
     low, high = (None if end is None else 1 - end for end in (error.high, error.low))
     stay, because = Estimate(1 - error.value, low, high, error.n), "predictions that corruptions leave as they are"
     if (stay.n or 0) < FEW:
-        return Claim(claim.question, claim.subject, state="inconclusive", effect=stay, limit="consistency",
-                     because=because)  # fmt: skip
+        because = say("{{ what }}, of fewer than {{ few }} images", what=because, few=FEW)
+        verdict = Verdict("inconclusive", because, "consistency")
+        return Claim(claim.question, claim.subject, verdict=verdict, effect=stay)
     return judge(claim.question, claim.subject, stay, "consistency", because=because)
 
 
@@ -162,7 +164,7 @@ def unknown(record: AuditRecord) -> Iterator[str]:
         "images and not another training of the model.", n=record.images,
     )  # fmt: skip
     if "explain" in record.named:
-        yield "A map that can be believed is no explanation of what defines a class."
+        yield "A map that you can trust is no explanation of what defines a class."
     yield "Images in use may change in other ways than by the corruptions that were tried."
 
 
@@ -184,10 +186,17 @@ def _answers(record: AuditRecord) -> Iterator[Section]:
 
 def glance(record: AuditRecord) -> Table:
     """The judgements, failing ones first."""
-    rows = sorted((claim for claim in _judged(record) if claim.state), key=lambda claim: ORDER.index(claim.state))
+    judged = [(claim, claim.verdict) for claim in _judged(record) if claim.verdict is not None]
+    judged.sort(key=lambda pair: ORDER.index(pair[1].state))
     cells = tuple(
-        (each.question, each.state, each.effect, LIMITS[each.limit].words if each.limit else None, each.because or None)
-        for each in rows[:ROWS]
+        (
+            claim.question,
+            verdict.state,
+            claim.effect,
+            LIMITS[verdict.limit].words if verdict.limit else None,
+            verdict.because,
+        )
+        for claim, verdict in judged[:ROWS]
     )
     return Table("", ("judged", "status", "value", "limit", "because"), cells)
 
@@ -198,6 +207,7 @@ REPORT: Final = Report(
     unknown=unknown,
     glance=glance,
     title="Audit of {{ record.aliases[0] }}",
+    reconciles=reconciled,
     sections=(
         Declared(
             "Does it meet what was asked?", requirement_outcomes,

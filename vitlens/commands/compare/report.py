@@ -11,19 +11,20 @@ import numpy as np
 
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.charts import Picture, bars, images, lines, pixels
-from vitlens.commands.compare.record import CompareRecord, ImageRow
+from vitlens.commands.compare.record import CompareRecord, DisturbedPairRow, HarderRow, ImageRow
 from vitlens.commands.shared import failures
 from vitlens.commands.shared.calibration import DRAWN, FEW, calibration_claim, reliability
-from vitlens.commands.shared.comparison import accuracy_claims, not_equal, which_is_better
+from vitlens.commands.shared.comparison import accuracy_claims, accuracy_effects, not_equal, which_is_better
 from vitlens.commands.shared.maps.record import JudgedMap, best_map, judged_maps
 from vitlens.commands.shared.trainings import trained
 from vitlens.commands.shared.worst_class import ClassRow, class_sections
 from vitlens.record import by
-from vitlens.report.claims import FEWEST, Claim, found
+from vitlens.report.claims import FEWEST, Claim, found, unjudged
 from vitlens.report.document import ImagePanel, Tags
 from vitlens.report.escape import as_code
 from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
+from vitlens.report.verdicts import Verdict
 from vitlens.uncertainty import Estimate, Side, apart, beyond, widened
 
 _PICTURED: Final = 6  # images of a figure
@@ -31,8 +32,8 @@ _LITTLE, _MUCH = 0.3, 0.6  # rank correlations of two maps, between the words to
 _TOP: Final = 0.1  # of the top tenth of one map in that of another by chance
 _CONFUSED: Final = 3  # pairs of classes in a sentence
 _DISTURBED: Final = {  # what images are like at a level
-    "low-pass": "without detail finer than {{ row.level|percent }} of Nyquist's frequency",
-    "high-pass": "without detail coarser than {{ row.level|percent }} of Nyquist's frequency",
+    "low-pass": "with coarse detail only (low-pass at {{ row.level|percent }})",
+    "high-pass": "with fine detail only (high-pass at {{ row.level|percent }})",
     "shuffle": "cut into {{ row.level|number }} x {{ row.level|number }} shuffled tiles",
     "occlusion": "with {{ row.level|percent }} of their squares covered",
 }
@@ -55,15 +56,15 @@ def _explanation(record: CompareRecord, model: str) -> Claim:
     """Whether the map of a model that is shown may be believed."""
     best = best_map([check for check in record.map_checks if check.model == model])
     if best is None:
-        return Claim("explanation", model, state="not tested", because="its maps were not checked")
+        return unjudged("explanation", model, "its maps were not checked", state="not tested")
     row = next(each for each in _judged(record) if each.model == model)
     says = say(
-        "The maps of **{{ row.model }}** by {{ method }} are not to be believed: it {{ row.lacks|whole }}.",
+        "Do not trust the maps of **{{ row.model }}** by {{ method }}: the method {{ row.lacks|whole }}.",
         row=row, method=Marked(ATTRIBUTIONS[row.method].title),
     )  # fmt: skip
     told = says if row.state == "fail" and record.images >= FEWEST else ""
     return Claim(
-        "explanation", model, told, state=best.state, effect=best.margin, because=best.because,
+        "explanation", model, told, verdict=Verdict(best.state, best.because), effect=best.margin,
         evidence="intervened", place="panels",
     )  # fmt: skip
 
@@ -75,28 +76,66 @@ def _judged(record: CompareRecord) -> list[JudgedMap]:
     return [each for own in of_model for each in judged_maps(own) if (each.model, each.method) in shown]
 
 
+def maps_comparable(record: CompareRecord) -> bool:
+    """Return True if two models' maps may be compared: they are by one method, or both methods pass every check."""
+    one, other = record.methods
+    judged = _judged(record)
+    return one.method == other.method or (len(judged) == 2 and all(each.state == "pass" for each in judged))
+
+
 def _furthest_ahead(record: CompareRecord, model: str) -> Iterator[Claim]:
-    """The largest difference on disturbed images in favour of a model that is above chance there.
+    """Yield the largest difference on disturbed images in favour of a model that is above chance there.
 
     It is the largest of many, so its interval is as wide as so many require.
     """
-    looks = len(record.disturbed_pairs)
-    known = {(row.model, row.kind, row.level): row for row in record.robustness}
-    able = [
-        (row, own, known[row.second if row.first == model else row.first, row.kind, row.level])
-        for row in record.disturbed_pairs
-        if row.better == model and beyond((own := known[model, row.kind, row.level]).accuracy, own.chance) is Side.ABOVE
-    ]
-    if able and record.images >= FEWEST:
-        row, own, others = max(able, key=lambda each: abs(each[0].difference.value))
-        gain = widened(row.gain(model), looks, least=-100.0, most=100.0)
-        yield found(
-            "disturbed images", model,
-            f"On images {_DISTURBED[row.kind]} **{{{{ own.model }}}}** is {{{{ effect }}}} more accurate than "
-            "**{{ others.model }}**: {{ own.accuracy|value }} against {{ others.accuracy|value }}.",
-            gain, given={"row": row, "own": own, "others": others}, p=row.p_holm, kind="comparison",
-            evidence="intervened", place="robustness",
-        )  # fmt: skip
+    ahead = [row for row in record.disturbed_pairs if row.better == model and _is_above_chance(record, row, model)]
+    if ahead and record.images >= FEWEST:
+        row = max(ahead, key=lambda each: abs(each.difference.value))
+        gain = widened(row.gain(model), len(record.disturbed_pairs), least=-100.0, most=100.0)
+        claim = _on_disturbed(record, row, model, gain)
+        yield replace(claim, question="disturbed images", subject=model, title="", p=row.p_holm)
+
+
+def _is_above_chance(record: CompareRecord, row: DisturbedPairRow, model: str) -> bool:
+    """Return True if a model is better than guessing on the images of a pair."""
+    own = _disturbed_row(record, row, model)
+    return beyond(own.accuracy, own.chance) is Side.ABOVE
+
+
+def _disturbed_row(record: CompareRecord, row: DisturbedPairRow, model: str) -> HarderRow:
+    rows = (each for each in record.robustness if (each.kind, each.level) == (row.kind, row.level))
+    return next(each for each in rows if each.model == model)
+
+
+def _on_disturbed(record: CompareRecord, row: DisturbedPairRow, ahead: str, gain: Estimate) -> Claim:
+    """Return the claim of one difference on disturbed images; its p is not corrected."""
+    other = row.second if row.first == ahead else row.first
+    accuracies = {name: _disturbed_row(record, row, name).accuracy for name in (ahead, other)}
+    given = {"row": row, "ahead": ahead, "other": other, "kept": accuracies}
+    return found(
+        f"disturbance: {row.kind}",
+        f"{row.first} and {row.second}",
+        f"On images {_DISTURBED[row.kind]} **{{{{ ahead }}}}** is {{{{ effect|alone }}}} more accurate than "
+        "**{{ other }}**: {{ kept[ahead]|value }} against {{ kept[other]|value }}.",
+        gain,
+        given=given,
+        headline=f"On images {_DISTURBED[row.kind]} {{{{ ahead }}}} keeps {{{{ kept[ahead]|value(0) }}}}, "
+        "{{ other }} {{ kept[other]|value(0) }}",
+        p=row.p,
+        kind="comparison",
+        evidence="intervened",
+        place="robustness",
+    )
+
+
+def effects(record: CompareRecord) -> Iterator[Claim]:
+    """Yield every difference of the models, with p before any correction."""
+    yield from accuracy_effects(record.pairs)
+    for row in record.disturbed_pairs:
+        ahead = row.first if row.difference.value >= 0 else row.second
+        if _is_above_chance(record, row, ahead):
+            yield _on_disturbed(record, row, ahead, row.gain(ahead))
+    yield from failures.effects(record)
 
 
 def unknown(record: CompareRecord) -> Iterator[str]:
@@ -133,13 +172,17 @@ def _pictures(record: CompareRecord, chosen: Sequence[ImageRow]) -> Iterator[Pic
     places = {row.image: at for at, row in enumerate(record.images_shown)}
     if shown is None:
         return
+    comparable = maps_comparable(record)
+    labels = {row.model: f"{row.model}: {row.method}" for row in record.methods}
     for number, row in enumerate(chosen, start=1):
-        at, agreement = places[row.image], "" if row.agreement is None else f": agreement {row.agreement:.2f}"
+        at, agreement = places[row.image], ""
+        if comparable and row.agreement is not None:
+            agreement = f": agreement {row.agreement:.2f}"
         image, name = shown.pixels[at] / np.float32(255), f"{number}{agreement}"
         mask = None if shown.masks is None else shown.masks[at]
         yield Picture(image, row="input", column=name, below=row.truth, mask=mask)
         for alias, values, told in zip(record.aliases, (shown.first[at], shown.second[at]), row.predicted):
-            seen = Picture.predicted(image, *told, row.truth, row=alias)
+            seen = Picture.predicted(image, *told, row.truth, row=labels.get(alias, alias))
             crossed = "" if values.max() > values.min() else "uniform"
             yield replace(seen, map=values, column=name, mask=mask, crossed=crossed)
 
@@ -227,13 +270,19 @@ def _alike(record: CompareRecord) -> str:
     """Whether the two models' maps agree and which are more concentrated, where that can be said."""
     if not record.agreement:
         return "No image has a usable map of both models."
-    (row,), (one, other) = record.agreement, record.methods
+    (row,) = record.agreement
     if (row.spearman.n or 0) < FEWEST:
         return say("{{ n }} image{{ n|s }} {{ n|are }} too few to compare the maps.", n=row.spearman.n)
-    judged = _judged(record)
-    if one.method != other.method and any(each.state != "pass" for each in judged):
-        told = [say("{{ row.method }} of **{{ row.model }}** {{ row.lacks|whole or 'passes' }}", row=r) for r in judged]
-        return say("The maps are not compared, as not both methods pass: {{ told }}.", told=listed(told))
+    if not maps_comparable(record):
+        reasons = [
+            say("{{ row.method }} of **{{ row.model }}** {{ row.lacks|whole or 'passes' }}", row=each)
+            for each in _judged(record)
+        ]
+        return say(
+            "The maps are not compared: they are by two methods, {% if reasons %}of which not both pass: {{ reasons }}"
+            "{% else %}which were not checked here{% endif %}.",
+            reasons=listed(reasons) if reasons else "",
+        )
     gap = row.half_difference
     narrower, wider = (row.first, row.second) if gap.value < 0 else (row.second, row.first)
     return say(
@@ -325,6 +374,7 @@ def _confident(record: CompareRecord) -> str:
 REPORT: Final = Report(
     CompareRecord,
     claims=claims,
+    effects=effects,
     unknown=unknown,
     picture=Chart(
         "examples", images(),
@@ -345,7 +395,7 @@ REPORT: Final = Report(
             opening=_errors, about=("accuracy",),
             charts=(replace(class_sections()[0].charts[0], rows=_classified),),
         ),
-        *failures.SECTIONS,
+        *failures.sections(maps_comparable),
         Section(
             "Is the confidence right?", lambda record: record.scores if record.images >= DRAWN else (),
             opening=_confident, about=("calibration",), charts=(reliability(),),

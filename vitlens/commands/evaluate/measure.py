@@ -20,16 +20,20 @@ from vitlens.analysis.evaluation.evaluate import (
 from vitlens.analysis.evaluation.log_odds import cross_entropy
 from vitlens.commands.evaluate import record as rows
 from vitlens.commands.evaluate.options import EvaluateOptions
-from vitlens.commands.run.load import read_as
+from vitlens.commands.run.load import load_splits, read_as
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import require_evaluable
 from vitlens.commands.shared.calibration import calibration_rows
 from vitlens.commands.shared.comparison import in_pairs
+from vitlens.commands.shared.saturation import is_saturated
 from vitlens.commands.shared.trainings import trainings_of
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
+from vitlens.data.registry import SETS
 from vitlens.data.split import Split
 from vitlens.uncertainty import bootstrap_mean, calibration_test, holm, student_test
 
+SAMPLED: Final = 450  # images on which it is decided whether errors are too few
+MOST_SCENES: Final = 3600  # of drawn data, where the usual number leaves too few errors to explain
 MANY_CLASSES: Final = 20  # from which on top-5 accuracy is measured too
 SHOWN: Final = 12  # errors that are drawn
 
@@ -43,6 +47,7 @@ def measure(options: EvaluateOptions) -> Path | None:
     if options.run.labels is None:
         require_evaluable(options.data)
     run = Run("evaluate", replace(options, data=options.data or "digits"))
+    run.splits = _with_more_scenes(run)
     for split in run.splits:
         require_labels(split)
     run.splits = read_as(run.models, run.splits, run.run)
@@ -61,6 +66,27 @@ def measure(options: EvaluateOptions) -> Path | None:
                 predictions={each.alias: _arrays(each, split) for each, split in zip(evaluations, run.splits)},
             )
         )
+
+
+def _with_more_scenes(run: Run[EvaluateOptions]) -> Sequence[Split]:
+    """Return more scenes of data that are drawn where a model makes too few errors on the usual number.
+
+    A sample decides, not where the user limits the images. At most MOST_SCENES are drawn: the time stays bounded.
+    """
+    name = run.options.data
+    drawn = name in SETS and SETS[name].scenes
+    if not drawn or run.run.limit is not None or len(run.split) >= MOST_SCENES:
+        return run.splits
+    for model, split in zip(run.models, run.splits):
+        if split.labels is None:
+            return run.splits
+        sample = split.limit(SAMPLED, seed=run.run.seed)
+        found = evaluate(model, sample, **run.passes)
+        loss = float(cross_entropy(found.logits, require_labels(sample).cpu().long()).mean())
+        share = float((~found.correct).double().mean())
+        if is_saturated(round(share * len(split)), loss):
+            return load_splits(run.models, options=run.run, data=name, limit=MOST_SCENES, repeat=True)
+    return run.splits
 
 
 def recorded(evaluations: Sequence[Evaluation], *, classes: int, seed: int) -> rows.EvaluateRecord:

@@ -1,19 +1,21 @@
 """The report of `vitlens evaluate`: how accurate models are, where they err, and whether their confidence is right."""
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
 import numpy as np
 
 from vitlens.charts import Picture, images
 from vitlens.commands.evaluate.record import EvaluateRecord, PredictedClassRow, ScoreRow
 from vitlens.commands.shared.calibration import ENOUGH, FEW, calibration_claim, reliability
-from vitlens.commands.shared.comparison import SECTION, accuracy_claims, not_equal, which_is_better
+from vitlens.commands.shared.comparison import SECTION, accuracy_claims, accuracy_effects, not_equal, which_is_better
+from vitlens.commands.shared.saturation import is_saturated, saturated_words
 from vitlens.commands.shared.trainings import trained
 from vitlens.commands.shared.worst_class import class_sections, worst_class
 from vitlens.report.claims import FEWEST, FOUND, SMALLEST, Claim, clear, found
 from vitlens.report.prose import listed, say
-from vitlens.report.sections import Chart, Glance, Report, Section
+from vitlens.report.sections import Chart, Glance, Report, Rows, Section, rows_of
 from vitlens.uncertainty import Estimate
 
 _PICTURED: Final = 3  # models
@@ -78,12 +80,34 @@ def unknown(record: EvaluateRecord) -> Iterator[str]:
     if n < FEW:
         scores = listed([say("{{ s.model }} {{ s.accuracy|alone }}", s=score) for score in record.scores])
         yield say("{{ n }} image{{ n|s }} {{ n|are }} too few to judge a model: {{ scores }}.", n=n, scores=scores)
+    if saturated := _saturated(record):
+        yield saturated_words(saturated, "calibration by class and confusions")
     yield from trained(record.training)
     yield from not_equal(record.pairs)
     yield say(
         "The images are a sample of {{ n }}, and of each model one training was evaluated: other data or another seed "
         "may give {{ 'another order' if pairs else 'another accuracy' }}.", n=n, pairs=record.pairs,
     )  # fmt: skip
+
+
+def _saturated(record: EvaluateRecord) -> dict[str, int]:
+    """Return the number of errors of each model that makes too few, or loses too little, to explain them."""
+    found = {}
+    for score in record.scores:
+        wrong = [row.count for row in record.confusion if row.model == score.model and row.truth != row.prediction]
+        if record.images >= FEWEST and is_saturated(sum(wrong), score.cross_entropy.value):
+            found[score.model] = sum(wrong)
+    return found
+
+
+def _of_explained(rows: Rows) -> Callable[[EvaluateRecord], list[Any]]:
+    """Return the rows of a section, of models that are not saturated."""
+
+    def chosen(record: EvaluateRecord) -> list[Any]:
+        saturated = _saturated(record)
+        return [row for row in rows_of(rows, record) if row.model not in saturated]
+
+    return chosen
 
 
 def _errors(record: EvaluateRecord) -> list[Picture]:
@@ -100,10 +124,11 @@ def _errors(record: EvaluateRecord) -> list[Picture]:
 
 
 def _leaning(record: EvaluateRecord) -> str:
-    rows = [row for row in record.by_prediction if row.n >= FEWEST]
+    rows = [row for row in _of_explained("by_prediction")(record) if row.n >= FEWEST]
     return say(
-        "{% if n %}Confidence differs significantly from accuracy in {{ k }} of {{ n }} predicted classes with at "
-        "least {{ few }} images.{% else %}No class is predicted for {{ few }} images, enough to judge its confidence."
+        "{% if k %}Confidence differs from accuracy in {{ k }} of {{ n }} predicted classes with at least {{ few }} "
+        "images.{% elif n %}No predicted class is measurably over- or underconfident.{% else %}"
+        "No class is predicted for {{ few }} images, enough to judge its confidence."
         "{% endif %}", k=len(misjudged(rows)), n=len(rows), few=FEWEST,
     )  # fmt: skip
 
@@ -111,6 +136,7 @@ def _leaning(record: EvaluateRecord) -> str:
 REPORT: Final = Report(
     EvaluateRecord,
     claims=claims,
+    effects=lambda record: accuracy_effects(record.pairs),
     unknown=unknown,
     title="Accuracy of {{ record.aliases|join(', ') }}",
     picture=Chart(
@@ -130,9 +156,10 @@ REPORT: Final = Report(
     ),
     sections=(
         SECTION,
-        *class_sections(),
+        *(replace(section, rows=_of_explained(section.rows)) for section in class_sections()),
         Section(
-            "Is the confidence right?", lambda record: record.by_prediction if record.images >= FEWEST else (),
+            "Is the confidence right?",
+            lambda record: _of_explained("by_prediction")(record) if record.images >= FEWEST else (),
             opening=_leaning, about=("calibration",), order=lambda row: (row.p_holm, row.p),
             columns=("model", "class_name", "n", "confidence", "accuracy", "gap"),
             charts=(reliability(),),

@@ -9,7 +9,7 @@ from vitlens.commands.shared.explorer import without_explorer
 from vitlens.commands.shared.maps.record import REPLACED, JudgedMap, judged_maps
 from vitlens.commands.shared.maps.report import map_claims, uniform_claim
 from vitlens.record import by
-from vitlens.report.claims import Claim, few_images, found
+from vitlens.report.claims import Claim, few_images, found, unjudged
 from vitlens.report.prose import say
 
 _LOOKED_AT: Final = ("Digits in scenes", "coco_masks")  # titles of data sets (benchmarks/best_map.md)
@@ -29,7 +29,7 @@ def claims(record: ExplainRecord) -> Iterator[Claim]:
     for alias in record.aliases:
         yield from map_claims(alias, checks.get(alias, ()), images=record.images, place="checks")
         if alias not in checks and not record.options.get("verify"):
-            yield Claim("maps", alias, state="not tested", because="no check was run; add --verify")
+            yield unjudged("maps", alias, "no check was run; add --verify", state="not tested")
         own = {row.method: row.constant + row.not_finite for row in record.methods if row.model == alias}
         yield from uniform_claim(alias, own, record.images)
 

@@ -116,7 +116,12 @@ def believed(record: ExplainRecord) -> list[JudgedMap]:
 
 def _states(record: ExplainRecord) -> str:
     """How many methods of each model have each verdict."""
-    words = {"pass": "passing every check", "warn": "above random alone", "inconclusive": "open", "fail": "failing"}
+    words = {
+        "pass": "passing every check",
+        "warn": "better than random only",
+        "inconclusive": "undecided",
+        "fail": "failing",
+    }
     parts = []
     for alias, own in judged_of(record).items():
         found = counts({words[state]: len(rows) for state, rows in by(own, "state").items()})

@@ -1,7 +1,7 @@
 """What `vitlens features` claims: whose features serve best, what classifiers leave unread, and what is not shown."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 from vitlens.commands.features import record as kept
 from vitlens.commands.features.record import PROBE, FeaturesRecord, FeaturesRow, classifier_name
@@ -10,7 +10,7 @@ from vitlens.names import OBJECTIVES
 from vitlens.record import by
 from vitlens.report.claims import FEWEST, Claim, Kind, few_images, found
 from vitlens.report.prose import say
-from vitlens.report.verdicts import LIMITS
+from vitlens.report.verdicts import LIMITS, Verdict
 from vitlens.uncertainty import LEVEL, Estimate, Side, apart, beyond, widened
 
 GROUP: Final = 10  # images of a class from which on a map can show it as a group
@@ -43,6 +43,24 @@ def claims(record: FeaturesRecord) -> Iterator[Claim]:
     for patches in record.patches if not record.depth else ():
         if patches.share == "position" and patches.layer == "embedding":
             yield _places(patches)
+
+
+def effects(record: FeaturesRecord) -> Iterator[Claim]:
+    """Yield the difference of each classifier on two models' features, with p before any correction."""
+    for row in record.pairs:
+        ahead, behind = (row.first, row.second) if row.difference.value >= 0 else (row.second, row.first)
+        given = {"ahead": ahead, "behind": behind, "by": classifier_name(row.classifier)}
+        yield found(
+            f"features by {row.classifier}",
+            f"{row.first} and {row.second}",
+            "From the features of **{{ ahead }}** the {{ by }} reads the class of {{ effect|alone }} more images than "
+            "from those of **{{ behind }}**.",
+            row.gain(ahead),
+            given=given,
+            p=row.p,
+            kind="comparison",
+            place="depth",
+        )
 
 
 def _objectives(rows: Sequence[FeaturesRow]) -> list[str]:
@@ -97,12 +115,12 @@ def _classifier(record: FeaturesRecord, row: FeaturesRow) -> Iterator[Claim]:
     decided = gap is not None and gap.p_holm <= LEVEL
     more = decided and gain is not None and gain.value < 0
     kind: Kind = "hidden fault" if more else "comparison" if gap else "fact"
-    judged: dict[str, Any] = {}
+    verdict: Verdict | None = None
     if gain is not None and gap is not None and named[0] == PROBE:
         state = LIMITS["classifier"].judge_difference(gain)
         if (gain.n or 0) < _FEW or (state in ("warn", "fail") and not decided):
             state = "inconclusive"
-        judged = {"state": state, "limit": "classifier"}
+        verdict = Verdict(state, "its accuracy minus that of a linear probe of its last layer", "classifier")
     yield found(
         "classifier", row.model,
         "{% if more %}The last layer of **{{ m }}** holds more than its classifier reads: {% else %}From the last "
@@ -116,7 +134,7 @@ def _classifier(record: FeaturesRecord, row: FeaturesRow) -> Iterator[Claim]:
         given={"m": row.model, "by": classifier_name(named[0]), "reached": row.reached(named[0]), "own": row.accuracy,
                "chance": record.sets[0].chance, "more": more, "decided": decided, "gap": gap},
         p=gap.p_holm if gap else None, kind="answer" if len(record.features) == 1 else kind, place="depth",
-        because="its accuracy minus that of a linear probe of its last layer" if gap else "", **judged,
+        verdict=verdict,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from vitlens.charts import Picture, images, intervals, lines, matrix
 from vitlens.charts.features import Cloud, Matches, PatchMap, correspondences, feature_space, patch_map
 from vitlens.charts.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL
-from vitlens.commands.features.claims import GROUP, SEARCHED, claims, most_neighbours, tested, unknown
+from vitlens.commands.features.claims import GROUP, SEARCHED, claims, effects, most_neighbours, tested, unknown
 from vitlens.commands.features.record import PROBE, DepthRow, FeaturesRecord, FeaturesRow, LayersRow, MapRow
 from vitlens.commands.shared.comparison import UNDECIDED
 from vitlens.commands.shared.sheets import file_names
@@ -201,6 +201,7 @@ def _last_layers(record: FeaturesRecord) -> list[FeaturesRow]:
 REPORT: Final = Report(
     FeaturesRecord,
     claims=claims,
+    effects=effects,
     unknown=unknown,
     picture=Chart(
         "patches", images(),

@@ -58,7 +58,8 @@ def _written(row: WritesRow) -> Claim:
             "(AUC {{ row.auc|value }}, permuted labels at most {{ row.control|number }})"
             "{% if not matters %}, not shown to matter to {{ 'them' if several else 'it' }}{% endif %}: "
             "without the head the images of {{ row.word }} lose {{ effect|alone }} more log-odds than the "
-            "others, and {{ row.lost|value }} of accuracy compared with {{ row.others_lost|value }}."
+            "others{% if same %}; no prediction changes{% else %}, and {{ row.lost|value }} of accuracy compared with "
+            "{{ row.others_lost|value }}{% endif %}."
             "{% if several %} Their AUCs do not differ significantly.{% endif %}"
         )
         headline = "{{ row.name }} writes {{ row.word }}"
@@ -80,13 +81,18 @@ def _written(row: WritesRow) -> Claim:
         row.model,
         says,
         row.margin or row.auc,
-        given={"row": row, "matters": matters, "several": len(row.alike) > 1},
+        given={"row": row, "matters": matters, "several": len(row.alike) > 1, "same": _no_change(row)},
         headline=headline,
         kind="answer",
         evidence="intervened" if row.word else "attributed",
         p=row.p,
         place="exemplars",
     )
+
+
+def _no_change(row: WritesRow) -> bool:
+    """Return True if removing the head changes the accuracy on no class."""
+    return not any(lost is not None and lost.value for lost in (row.lost, row.others_lost))
 
 
 def _pictures(record: HeadRecord) -> Iterator[Picture]:

@@ -64,11 +64,11 @@ def claims(record: LookRecord) -> Iterator[Claim]:
     row = max(record.heads, key=lambda row: row.delta_loss, default=None)
     if row is not None:
         says = say(
-            "{% if supports %}The head that matters most is **{{ row.name }}**{% if row.attends %} "
-            "({{ row.attends|whole }}){% endif %}: without it, replaced by {{ by }}, the probability of "
-            "{{ before.class_1 }}{% if many %} in {{ file }}{% endif %} goes from "
-            "{{ before.probability_1|percent(1) }} to {{ row.probability|percent(1) }}.{% else %}No head, ablated "
-            "alone, lowers the probability of a prediction.{% endif %}",
+            "{% if supports %}In {% if many %}{{ file }}{% else %}this image{% endif %} the head that matters most is "
+            "**{{ row.name }}**{% if row.attends %} (here {{ row.attends|whole }}){% endif %}: without it, replaced by "
+            "{{ by }}, the probability of {{ before.class_1 }} goes from {{ before.probability_1|percent(1) }} to "
+            "{{ row.probability|percent(1) }}. Over many images another head may matter most.{% else %}Removing one "
+            "head never lowers the probability of a prediction.{% endif %}",
             supports=row.delta_loss > 0, row=row, by=_BY.get(known.replace or ""), before=rows[row.number],
             many=len(rows) > 1, file=record.names[row.number],
         )  # fmt: skip

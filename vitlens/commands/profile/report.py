@@ -12,7 +12,7 @@ from vitlens.record import by
 from vitlens.report.claims import Claim, found
 from vitlens.report.prose import finalize, listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
-from vitlens.report.verdicts import LIMITS
+from vitlens.report.verdicts import LIMITS, Verdict
 from vitlens.uncertainty import Estimate, Side, apart, widened
 
 DISTURBED: Final = 1.5  # upper over lower quartile; on an idle machine the passes of one batch size differ less
@@ -62,6 +62,9 @@ def claims(record: ProfileRecord) -> Iterator[Claim]:
                 )  # fmt: skip
 
 
+_VARYING: Final = "batch sizes whose passes vary too much, as other work ran on this machine"
+
+
 def _timings(record: ProfileRecord) -> Claim:
     """Whether the timings can be compared; a cost has no limit of its own."""
     noisy, n = disturbed(record.speed), len(record.speed)
@@ -73,8 +76,8 @@ def _timings(record: ProfileRecord) -> Claim:
         noisy=noisy, n=n, most=DISTURBED,
     )  # fmt: skip
     return Claim(
-        "timings", "this machine", says if noisy else "", state="inconclusive" if state == "fail" else state,
-        effect=value, limit="timings", because="batch sizes whose passes vary too much", place="speed",
+        "timings", "this machine", says if noisy else "", effect=value, place="speed",
+        verdict=Verdict("inconclusive" if state == "fail" else state, _VARYING, "timings"),
     )  # fmt: skip
 
 
@@ -108,6 +111,9 @@ def _fastest(record: ProfileRecord, rows: Sequence[SpeedRow]) -> Claim:
     )  # fmt: skip
 
 
+_NEAR: Final = 1.25  # ratio of two ratios, below which time follows the FLOPs
+
+
 def _operations(record: ProfileRecord, timed: Sequence[SpeedRow]) -> Claim:
     """The FLOPs of one model, or of the fastest and the slowest beside their times."""
     most, least = (choose(record.costs, key=lambda row: row.flops) for choose in (max, min))
@@ -117,6 +123,7 @@ def _operations(record: ProfileRecord, timed: Sequence[SpeedRow]) -> Claim:
         "factor": Estimate(most.flops / least.flops, unit="times"),
         "time": Estimate(times[most.model] / times[least.model], unit="times") if times else None,
     }  # fmt: skip
+    given["apart"] = bool(times) and not _is_near(times[most.model] / times[least.model], most.flops / least.flops)
     if most is least:
         return found(
             "operations", most.model,
@@ -127,9 +134,15 @@ def _operations(record: ProfileRecord, timed: Sequence[SpeedRow]) -> Claim:
     return found(
         "operations", f"{most.model} and {least.model}",
         "**{{ most.model }}** needs {{ flops }} an image, {{ factor }} those of **{{ least.model }}**"
-        "{% if time is not none %}, and {{ time }} its time: FLOPs alone do not determine time{% endif %}.",
+        "{% if time is not none %}, and {{ time }} its time{% if apart %}: FLOPs do not determine time{% endif %}"
+        "{% endif %}.",
         headline="{{ most.model }} needs {{ factor }} the FLOPs of {{ least.model }}", given=given, kind="answer",
     )  # fmt: skip
+
+
+def _is_near(time: float, flops: float) -> bool:
+    """Return True if two ratios differ by less than timings of one machine vary."""
+    return 1 / _NEAR < time / flops < _NEAR
 
 
 def unknown(record: ProfileRecord) -> Iterator[str]:

@@ -17,9 +17,11 @@ from vitlens.errors import InputError
 from vitlens.names import fingerprinted
 from vitlens.record import Better, ImageValues, MetricName, Record, col, table
 from vitlens.report.claims import SMALLEST, Claim, found
+from vitlens.report.document import State
 from vitlens.report.numbers import in_words
 from vitlens.report.prose import say
 from vitlens.report.sections import Overview, Report, Section
+from vitlens.report.verdicts import Verdict
 from vitlens.uncertainty import (
     LEVEL,
     Estimate,
@@ -365,6 +367,7 @@ def _release(runs: ComparedRuns) -> Claim:
     others = [row for row in runs.worse if not row.is_accuracy]
     undecided = not runs.tested or bool(fallen) or runs.same_images in ("others", "not known")
     judged = any(row.better for row in runs.tested)
+    state: State
     says = (
         "Of {{ tested|length }} measure{{ tested|length|s }} with intervals, {% if changed %}{{ changed|length }} "
         "changed beyond chance, {{ worse|length or 'none' }} of them for the worse"
@@ -388,7 +391,8 @@ def _release(runs: ComparedRuns) -> Claim:
         "images": runs.same_images,
         "known": _ON_IMAGES[runs.same_images],
     }
-    return found("regression", runs.later, says, headline=headline, given=given, state=state, kind="answer")
+    verdict = Verdict(state, say(says, **given).rstrip("."))
+    return found("regression", runs.later, says, headline=headline, given=given, verdict=verdict, kind="answer")
 
 
 _ON_IMAGES: Final[Mapping[SameImages, str]] = {  # after a comparison

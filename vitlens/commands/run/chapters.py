@@ -10,10 +10,10 @@ from vitlens.commands.run.publish import read
 from vitlens.errors import UnknownNameError
 from vitlens.files import inside
 from vitlens.record import Column, Contents, Record, col, read_run, table
-from vitlens.report.claims import Claim
+from vitlens.report.claims import Claim, together
 from vitlens.report.document import Cell, Document, Section, Sentence
 from vitlens.report.prose import say
-from vitlens.report.sections import ORDER, SAID
+from vitlens.report.sections import SAID, Report
 from vitlens.typed import Name
 from vitlens.uncertainty import Estimate
 
@@ -58,6 +58,12 @@ class Chapter:
     def claims(self) -> tuple[Claim, ...]:
         """All that its report claims."""
         return self.document.claims
+
+    @property
+    def effects(self) -> tuple[Claim, ...]:
+        """All effects that it measured, also those that are not significant."""
+        report = COMMANDS[self.row.word].report
+        return tuple(report.effects(self.record)) if isinstance(report, Report) else ()
 
     @property
     def report(self) -> str:
@@ -126,7 +132,7 @@ def answered(
         for name in question.names:
             own = [(chapter, section) for chapter in chapters
                    if chapter.name == name and (section := chapter.section(question.chart)) is not None]  # fmt: skip
-            states = [claim.state for claim in claims if claim.question in question.about and claim.state]
+            judged = together(claim for claim in claims if claim.question in question.about)
             for chapter, section in own:
                 of = f" ({chapter.row.alias})" if len(own) > 1 else ""
                 placed = [Sentence(each.says) for each in chapter.claims if each.place == question.chart and each.says]
@@ -134,7 +140,7 @@ def answered(
                 yield replace(
                     section, title=f"{question.title}{of}", sentences=tuple(said.values())[:SAID],
                     tables=section.tables[:1], figures=section.figures[:1], panels=(), more=chapter.report,
-                    status=min(states, key=ORDER.index) if states else section.status,
+                    status=judged or section.status,
                 )  # fmt: skip
             if own:
                 break

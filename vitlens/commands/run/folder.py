@@ -99,6 +99,7 @@ class RunFolder:
         self._start: float = time.monotonic() - before.get("seconds", 0.0)
         self._end: float | None = None
         self.figures: tuple[str, ...] = ()  # the names of those that this run has saved
+        self.verdicts: Sequence[Mapping[str, str]] = ()  # of its report
 
     @classmethod
     def opened(
@@ -240,6 +241,7 @@ class RunFolder:
             "seconds": self.seconds,
             "metrics": self._metrics,
             "tables": self._tables,
+            "verdicts": list(self.verdicts),
         }
         files.write_json(self.place(RESULTS), content)
 

@@ -18,6 +18,7 @@ from vitlens.errors import InputError, RunError, StorageError, UnknownNameError
 from vitlens.files import inside, named_file, write_atomically, write_text
 from vitlens.names import FigureFormat
 from vitlens.record import Record, RunRecord, flat, read_record, read_run
+from vitlens.report.claims import verdict_rows
 from vitlens.report.document import Document, FigureSpec
 from vitlens.report.markdown import figures_shown, markdown
 
@@ -39,6 +40,7 @@ def publish(folder: RunFolder, *, final: bool = True) -> Path:
     with phase("Writing the report"):
         record = read(folder.record())
         document = COMMANDS[record.command].report(record)
+        folder.verdicts = verdict_rows(document.claims)
         save_figures(document, record, copy=True, skip=folder.figures)
         folder.figures = tuple(figure.name for figure in document.figures)
         run = record.config.options.get("run")

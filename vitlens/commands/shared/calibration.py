@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from vitlens.record import OfModel, col
-from vitlens.report.claims import Claim, judge
+from vitlens.report.claims import Claim, judge, unjudged
 from vitlens.report.prose import say
 from vitlens.report.sections import Chart
 from vitlens.uncertainty import Estimate, wilson
@@ -40,7 +40,7 @@ def calibration_claim(model: str, error: Estimate) -> Claim:
     if (error.n or 0) >= ENOUGH:
         return judge("calibration", model, error, "calibration", because="expected calibration error")
     because = say("expected calibration error of fewer than {{ n }} images, which bins bias upwards", n=ENOUGH)
-    return Claim("calibration", model, state="inconclusive", limit="calibration", because=because)
+    return unjudged("calibration", model, because, limit="calibration")
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from vitlens.commands.shared.calibration import FEW
 from vitlens.record import col
-from vitlens.report.claims import FEWEST, SMALLEST, Claim
+from vitlens.report.claims import FEWEST, SMALLEST, Claim, found, unjudged
 from vitlens.report.prose import say
 from vitlens.report.sections import Section
-from vitlens.report.verdicts import LIMITS
+from vitlens.report.verdicts import LIMITS, Verdict
 from vitlens.uncertainty import LEVEL, Estimate, accuracy_difference, holm, paired_test
 
 UNDECIDED: Final = "undecided"
@@ -114,24 +114,48 @@ def which_is_better(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
 
 
 def accuracy_claims(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow]) -> Iterator[Claim]:
-    """The judgement of each of several models beside the best of them: what its whole interval allows."""
-    limit = LIMITS["accuracy"]
+    """Yield the judgement of each model's accuracy against the best of them; each concerns both models."""
     top = max(accuracies, key=lambda name: accuracies[name].value)
-    for model, own in accuracies.items():
-        claim = Claim("accuracy", model, limit="accuracy")
-        if (own.n or 0) < FEW:
-            because = say("fewer than {{ few }} images do not order models; raise --limit", few=FEW)
-            yield replace(claim, state="inconclusive", because=because)
-        elif model == top:
-            because = say("top-1 accuracy {{ own }}, the highest of the models compared", own=own)
-            yield replace(claim, state="pass", because=because)
-        else:
-            row = next(row for row in rows if {row.first, row.second} == {model, top})
-            gain = row.gain(model)
-            state = limit.judge_difference(gain)
-            state = "inconclusive" if state in ("warn", "fail") and not row.decided else state
-            because = say("difference from {{ best }}", best=top)
-            yield replace(claim, state=state, effect=gain, because=because)
+    if (accuracies[top].n or 0) < FEW:
+        because = say("fewer than {{ few }} images do not order models; raise --limit", few=FEW)
+        yield unjudged("accuracy", " and ".join(accuracies), because, limit="accuracy")
+        return
+    for row in rows:
+        if top not in (row.first, row.second):
+            continue
+        other = row.second if row.first == top else row.first
+        gain = row.gain(other)
+        state = LIMITS["accuracy"].judge_difference(gain)
+        if state in ("warn", "fail") and not row.decided:
+            state = "inconclusive"
+        because = say(
+            "{{ other }} minus {{ top }} is {{ gain|alone }}{% if not decided %}, not significant{% endif %}",
+            other=other,
+            top=top,
+            gain=gain,
+            decided=row.p_holm <= LEVEL,
+        )
+        verdict = Verdict(state, because, "accuracy")
+        yield Claim("accuracy", f"{row.first} and {row.second}", verdict=verdict, effect=gain, p=row.p_holm)
+
+
+def accuracy_effects(rows: Sequence[PairRow]) -> Iterator[Claim]:
+    """Yield the difference in accuracy of each pair of models, with p before any correction."""
+    for row in rows:
+        if row.difference is None:
+            continue
+        ahead, behind = (row.first, row.second) if row.difference.value >= 0 else (row.second, row.first)
+        given = {"ahead": ahead, "behind": behind}
+        yield found(
+            "which is better",
+            f"{row.first} and {row.second}",
+            "**{{ ahead }}** classifies {{ effect|alone }} more images correctly than **{{ behind }}**.",
+            row.gain(ahead),
+            given=given,
+            headline="{{ ahead }} classifies more images correctly than {{ behind }}",
+            p=row.p,
+            kind="comparison",
+        )
 
 
 def not_equal(rows: Sequence[PairRow]) -> Iterator[str]:

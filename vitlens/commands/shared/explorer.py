@@ -141,7 +141,7 @@ def sinks_claim(record: Any, model: str) -> Iterator[Claim]:
                     "({{ few }} of {{ n }}): bright spots there are attention sinks, which need not be "
                     "evidence for a class.",
                     model=model, layers=[one.layer for one in found], l=most, few=round(most.patches), n=patches),
-                kind="answer", limit="sinks", evidence="attributed",
+                kind="answer", evidence="attributed",
             )  # fmt: skip
 
 

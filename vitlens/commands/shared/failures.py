@@ -1,7 +1,7 @@
 """Why models fail: the tables, arrays, claims and sections of a command that asks it."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Annotated, Any, Final
 
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.analysis.failures.properties import (
+    PROPERTIES,
     Cause,
     CovariateRow,
     DifferenceRow,
@@ -21,13 +22,16 @@ from vitlens.arrays import Form, Indices, Pixels, Words
 from vitlens.charts import Picture, images, intervals, lines
 from vitlens.charts.style import RIGHT, RIGHT_SYMBOL, WRONG, WRONG_SYMBOL, shortened
 from vitlens.commands.shared.comparison import signed
+from vitlens.commands.shared.saturation import is_saturated, saturated_words
 from vitlens.record import Record, arrays, by, col, table
-from vitlens.report.claims import ASKED, Claim
+from vitlens.report.claims import ASKED, Claim, found
+from vitlens.report.findings import AUC
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Chart, Section
 from vitlens.uncertainty import Estimate, difference_of
 
-FEWEST: Final = 10  # errors, and correct predictions, from which on they are asked for a reason
+_NO_AUC: Final = (0.45, 0.55)  # between them a property hardly marks errors
+FEWEST: Final = 10  # correct predictions, from which on errors are asked for a reason
 QUARTERS: Final = 4
 
 
@@ -57,7 +61,9 @@ class FailuresRecord(Record):
 
 def claims(record: FailuresRecord) -> Iterator[Claim]:
     """Why each model fails: a cause where errors differ in it and its change mends them, else what is not known."""
-    for model in by(record.covariates, "model"):
+    for model, rows in by(record.covariates, "model").items():
+        if is_saturated(rows[0].errors):
+            continue
         found = explanations(model, record.covariates, record.interventions)
         named = [cause for cause in found if not cause.rivals]
         if named:
@@ -65,6 +71,43 @@ def claims(record: FailuresRecord) -> Iterator[Claim]:
         else:
             says = _undecided(found[0]) if found else _not_known(record, model)
             yield Claim("why it fails", model, says=says)
+
+
+def effects(record: FailuresRecord) -> Iterator[Claim]:
+    """Yield what every change of the images gains beyond a matched control, and what errors differ in.
+
+    p is not corrected.
+    """
+    for test in record.interventions:
+        if test.matched:
+            says = (
+                "With all {{ thing }} {{ test.change|whole }}, **{{ test.model }}** is right on {{ effect|alone }} "
+                "more images than after a control of matched strength."
+            )
+            yield found(
+                f"change: {test.covariate}",
+                test.model,
+                says,
+                test.gain,
+                given={"test": test, "thing": PROPERTIES[test.covariate].thing},
+                p=max(test.p, test.p_change),
+                kind="comparison",
+                evidence="intervened",
+                place="interventions",
+            )
+    for row in record.covariates:
+        if row.p is not None and not row.known.outcome:
+            yield found(
+                f"errors by {row.covariate}",
+                row.model,
+                "Errors of **{{ row.model }}** are more frequent on {{ row.where|whole }} (AUC {{ row.area|alone }}).",
+                replace(row.area, unit=AUC),
+                given={"row": row},
+                p=row.p,
+                reference=0.5,
+                kind="comparison",
+                place="failure_properties",
+            )
 
 
 def _named(record: FailuresRecord, cause: Cause) -> Claim:
@@ -86,16 +129,16 @@ def _named(record: FailuresRecord, cause: Cause) -> Claim:
 
 
 def unknown(record: FailuresRecord) -> Iterator[str]:
-    """The models of whose failures no cause is known."""
+    """Yield the models of whose failures no cause is known, and those with too few errors."""
     rows = by(record.covariates, "model")
-    few = {model: own[0].errors for model, own in rows.items() if own[0].errors < FEWEST}
+    few = {model: own[0].errors for model, own in rows.items() if is_saturated(own[0].errors)}
     unnamed = [model for model in rows if model not in few and not _causes(record, model)]
     mended = {row.model for row in record.interventions if row.supported}
     reasons = {
-        "no change of the images mends more errors than it makes and more than its control": [
+        "no change of the images fixes more errors than it makes and more than its control": [
             model for model in unnamed if model not in mended
         ],
-        "a change of the images mends errors, but what it changes is not shown to be the only difference": [
+        "a change of the images fixes errors, but what it changes is not shown to be the only difference": [
             model for model in unnamed if model in mended
         ],
     }
@@ -109,8 +152,7 @@ def unknown(record: FailuresRecord) -> Iterator[str]:
                 reason=reason,
             )
     if few:
-        own = listed([say("**{{ model }}** {{ n }}", model=model, n=n) for model, n in few.items()])
-        yield say("Too few errors to ask why a model fails: {{ own }}.", own=own)
+        yield saturated_words(few, "why these models fail")
 
 
 def _causes(record: FailuresRecord, model: str) -> tuple[Cause, ...]:
@@ -144,7 +186,7 @@ def _fails_on(record: FailuresRecord, row: CovariateRow, test: InterventionRow) 
         + where
         + "; "
         + _CHANGED
-        + ", {{ test.mended }} of {{ test.errors }} errors are mended (control, {{ test.control|whole }}: "
+        + ", {{ test.mended }} of {{ test.errors }} errors are fixed (control, {{ test.control|whole }}: "
         "{{ test.control_mended }}).",
         row=row,
         test=test,
@@ -190,10 +232,14 @@ def _not_known(record: FailuresRecord, model: str) -> str:
         row = next((each for each in rows if test and _same(test, each)), None)
     few = "**{{ model }}** misclassifies {{ errors }} of {{ total }} images: too few "
     more = "We do not know why **{{ model }}** fails: its errors are more frequent on {{ row.where|whole }}"
-    more += " (AUC {{ row.area|alone }}), but " if row and row.differs_alone else " at equal other properties, but "
-    if errors < FEWEST:
-        words, following = few + "to ask why", "more images"
-    elif total - errors < FEWEST:
+    if row is not None and row.differs_alone and _NO_AUC[0] <= row.area.value <= _NO_AUC[1]:
+        more = "We do not know why **{{ model }}** fails: {{ row.title|whole }} hardly marks its errors"
+        more += " (AUC {{ row.area|alone }}; chance is {{ chance }}), and "
+    elif row is not None and row.differs_alone:
+        more += " (AUC {{ row.area|alone }}), but "
+    else:
+        more += " at equal other properties, but "
+    if total - errors < FEWEST:
         words, following = few + "are left to compare them with", "images that it knows"
     elif row is None:
         words = (
@@ -204,7 +250,7 @@ def _not_known(record: FailuresRecord, model: str) -> str:
     elif differs is None:
         words = (
             "We do not know why **{{ model }}** fails: " + _CHANGED + ", {{ test.mended }} of its {{ errors }} errors "
-            "are mended (control, {{ test.control|whole }}: {{ test.control_mended }}), but errors are not "
+            "are fixed (control, {{ test.control|whole }}: {{ test.control_mended }}), but errors are not "
             "significantly more frequent on {{ row.where|whole }}"
         )
         following = "more images"
@@ -213,8 +259,9 @@ def _not_known(record: FailuresRecord, model: str) -> str:
         following = "images in which the two vary independently"
     elif test is not None:
         words = more + _CHANGED + (
-            ", {{ test.mended }} of {{ errors }} are mended and {{ test.broken }} correct predictions broken (control: "
-            "{{ test.control_mended }} and {{ test.control_broken }})"
+            ", {{ test.mended }} of {{ errors }} are fixed and {{ test.broken }} correct predictions broken (control: "
+            "{{ test.control_mended }} and {{ test.control_broken }}"
+            "{% if not test.matched %}, not matched{% endif %})"
         )  # fmt: skip
         gains = test.gain.value > 0 and test.mended > test.broken
         following = "more images" if gains else "a property that goes with it"
@@ -225,7 +272,8 @@ def _not_known(record: FailuresRecord, model: str) -> str:
     else:
         words, following = more + "no change tests it here", "images with masks of their objects"
     words += ". The next test would be {{ following|whole }}."
-    return say(words, model=model, row=row, test=test, errors=errors, total=total, following=following)
+    given = {"errors": errors, "total": total, "following": following, "chance": "0.5"}
+    return say(words, model=model, row=row, test=test, **given)
 
 
 _CHANGED: Final = "with all {{ row.known.thing }} {{ test.change|whole }}"
@@ -241,11 +289,15 @@ def _strongest(rows: Sequence[CovariateRow]) -> CovariateRow | None:
     return min(known, key=lambda row: (row.known.outcome, -(row.likelihood_ratio or 0.0), row.p), default=None)
 
 
-def _answer(record: FailuresRecord) -> str:
-    """The claims, and for two models the property that separates the errors of one best beside the other's."""
+def _answer(record: FailuresRecord, comparable: Callable[[Any], bool]) -> str:
+    """Return the claims, and for two models the property whose separation of their errors differs most.
+
+    Properties of maps count only where the two models' maps may be compared.
+    """
     said = [claim.says for claim in claims(record)]
-    apart = min(record.covariate_differences, key=lambda row: row.p_holm, default=None)
-    if apart is not None and apart.p_holm <= ASKED:
+    rows = [row for row in record.covariate_differences if comparable(record) or not row.covariate.startswith("map_")]
+    apart = max((row for row in rows if row.p_holm <= ASKED), key=lambda row: abs(row.difference.value), default=None)
+    if apart is not None:
         said.append(
             say(
                 "The models differ most in how **{{ row.title }}** separates their errors: its AUC is {{ size }} "
@@ -283,6 +335,17 @@ def _examples(record: FailuresRecord) -> Iterator[Picture]:
                 )  # fmt: skip
 
 
+def _unsaturated(record: FailuresRecord) -> list[CovariateRow]:
+    """Return the properties of the models with enough errors."""
+    return [row for row in record.covariates if row.p is not None and not is_saturated(row.errors)]
+
+
+def _tested_changes(record: FailuresRecord) -> list[InterventionRow]:
+    """Return the changes of the images of models with enough errors."""
+    saturated = {row.model for row in record.covariates if is_saturated(row.errors)}
+    return [row for row in record.interventions if row.model not in saturated]
+
+
 @dataclass(frozen=True)
 class _After:
     """The accuracy of a model after a change or its control, minus that before."""
@@ -294,7 +357,7 @@ class _After:
 
 def _after(record: FailuresRecord) -> Iterator[_After]:
     """Each change beside its control."""
-    for row in record.interventions:
+    for row in _tested_changes(record):
         for words, mended, broken in (
             (row.change, row.mended, row.broken),
             (f"control: {row.change}", row.control_mended, row.control_broken),
@@ -303,46 +366,63 @@ def _after(record: FailuresRecord) -> Iterator[_After]:
             yield _After(row.model, words, Estimate(100 * (mended - broken) / n, n=n, unit="points"))
 
 
-SECTIONS: Final = (
-    Section(
-        "Why do the models fail?",
-        lambda record: [row for row in record.covariates if row.p is not None],
-        opening=_answer,
-        about=("why it fails",),
-        charts=(
-            Chart(
-                "failure_properties", intervals("title", "area", of="model", reference=0.5),
-                "Probability that an error has more of a property than a correct prediction (AUC). Right of the dashed "
-                "line errors have more of it, left less. Tests: tables/covariates.csv.",
-                title="What errors have more or less of",
-            ),
-            Chart(
-                "failure_quarters", lines("quarter", "accuracy", of="model", panel="title"),
-                "Accuracy by quarters of the images, from least to most of the properties that separate errors best.",
-                title="Accuracy by {{ rows|map(attribute='title')|unique|join(' and ') }}", rows=_two_strongest,
-            ),
+def sections(comparable: Callable[[Any], bool] = lambda _: True) -> tuple[Section, ...]:
+    """Return the sections on failures; comparable: whether the maps of a record's two models may be compared."""
+    return (
+        replace(_WHY, opening=lambda record: _answer(record, comparable)),
+        _CHANGES,
+    )
+
+
+_WHY: Final = Section(
+    "Why do the models fail?",
+    _unsaturated,
+    about=("why it fails",),
+    charts=(
+        Chart(
+            "failure_properties",
+            intervals("title", "area", of="model", reference=0.5),
+            "Probability that an error has more of a property than a correct prediction (AUC). Right of the dashed "
+            "line errors have more of it, left less. Tests: tables/covariates.csv.",
+            title="What errors have more or less of",
+        ),
+        Chart(
+            "failure_quarters",
+            lines("quarter", "accuracy", of="model", panel="title"),
+            "Accuracy by quarters of the images, from least to most of the properties that separate errors best.",
+            title="Accuracy by {{ rows|map(attribute='title')|unique|join(' and ') }}",
+            rows=_two_strongest,
         ),
     ),
-    Section(
-        "What mends their errors?",
-        "interventions",
-        opening="{% set k = rows|selectattr('supported')|list|length %}Of {{ rows|length }} change{{ rows|s }} of the "
-        "images {{ k or 'none' }} significantly mend{{ 's' if k <= 1 }} more errors than "
-        "{{ 'it makes' if k <= 1 else 'they make' }}, and more than a control as large.",
-        columns=("model", "change", "mended", "broken", "control_mended", "control_broken"),
-        order=lambda row: row.p_holm,
-        charts=(
-            Chart(
-                "interventions", intervals("change", "accuracy", of="model", reference=0.0),
-                "Accuracy after each change, and after its control, minus that before. Right of the dashed line more "
-                "errors are mended than made. Tests: tables/interventions.csv.",
-                title="What changes mend and break", rows=_after,
-            ),
-            Chart(
-                "failure_examples", images(),
-                "Errors that a change mends and its control, as large, does not; below: the prediction.",
-                title="Errors that a change mends", rows=_examples,
-            ),
+)
+
+_CHANGES: Final = Section(
+    "What fixes their errors?",
+    _tested_changes,
+    opening="{% set k = rows|selectattr('supported')|list|length %}Of {{ rows|length }} change{{ rows|s }} of the "
+    "images {{ k or 'none' }} significantly fix{{ 'es' if k <= 1 }} more errors than "
+    "{{ 'it makes' if k <= 1 else 'they make' }}, and more than a matched control.{% if rows|rejectattr('matched')"
+    "|list %} Controls that change the images less than half or more than twice as much are called unmatched."
+    "{% endif %}",
+    columns=("model", "change", "mended", "broken", "control_mended", "control_words"),
+    order=lambda row: row.p_holm,
+    charts=(
+        Chart(
+            "interventions",
+            intervals("change", "accuracy", of="model", reference=0.0),
+            "Accuracy after each change, and after its control, minus that before. Right of the dashed line more "
+            "errors are fixed than made. Tests: tables/interventions.csv.",
+            title="What changes fix and break",
+            rows=_after,
+        ),
+        Chart(
+            "failure_examples",
+            images(),
+            "Errors that a change fixes and its control does not; below: the prediction.",
+            title="Errors that a change fixes",
+            rows=_examples,
         ),
     ),
-)  # fmt: skip
+)
+
+SECTIONS: Final = sections()

@@ -40,7 +40,7 @@ class StageRow(OfModel):
     loss: Estimate | None = col("rise of the loss without its most important part", default=None)
     lens: Estimate | None = col("label read after them", default=None)
     by: Mapping[str, int] | None = col("attend by (tested)", default=None)
-    writes: tuple[str, ...] = col("write (tested)", default=())
+    writes: tuple[str, ...] = col("class hurt most without a head", default=())
 
     @property
     def several(self) -> bool:
@@ -86,7 +86,7 @@ def stages(
             None if worst is None else worst.loss,
             next((row.accuracy for row in lens if row.depth == part[-1] + 1), None),
             by=_counted(row.attends for row in names if row.layer in part and row.holds),
-            writes=tuple(f"{row.writes} ({row.name})" for row in names if row.layer in part and row.state == MATTERS),
+            writes=tuple(f"{row.name} {row.writes}" for row in names if row.layer in part and row.state == MATTERS),
         )
 
 
@@ -113,12 +113,12 @@ HOW: Final = Section(
     says="**Layer{% if row.several %}s{% endif %} {{ layers }}**: {% if attends %}of {{ heads }} heads "
     "{{ attends|counts }}{% if unclear %}, {{ unclear }} without a single pattern{% endif %}{% else %}none of {{ "
     "heads }} heads follows a single pattern"
-    "{% endif %}{% if row.by %}; they attend by (tested on shuffled patches): {{ row.by|counts }}{% endif %}"
-    "{% if row.writes %}; they write (tested by ablation): {{ row.writes|join(', ') }}{% endif %}{% if row.range is "
-    "not none %}; attention reaches {{ row.range|percent }} as far as uniform attention"
-    "{% endif %}{% if row.matters %}; without {{ row.block or row.head }} the loss rises by {{ row.loss|alone }}"
-    "{% elif row.loss %}; removed alone, no {{ row.block and 'block' or 'head' }} of them raises the loss "
-    "significantly{% endif %}{% if row.lens %}; after them the classifier reads {{ "
-    "row.lens|value }} of the labels{% endif %}.",
+    "{% endif %}.{% if row.by %} On shuffled patches they attend by {{ row.by|counts }}.{% endif %}"
+    "{% if row.writes %} Removing a head hurts one class most: {{ row.writes|join(', ') }}.{% endif %}{% if row.range "
+    "is not none %} Attention reaches {{ row.range|percent }} of the distance of uniform attention."
+    "{% endif %}{% if row.matters %} Without {{ row.block or row.head }} the loss rises by {{ row.loss|alone }}."
+    "{% elif row.loss %} Removing one {{ row.block and 'block' or 'head' }} does not raise the loss "
+    "significantly.{% endif %}{% if row.lens %} The final classifier, applied here, is right on {{ "
+    "row.lens|value }}.{% endif %}",
     columns=("layers", "attends", "by", "writes", "loss", "lens"),
 )

@@ -13,7 +13,7 @@ from vitlens.analysis.naming.words import CORRELATES, MATTERS, SEVERAL
 from vitlens.charts import Picture, board, images, lines
 from vitlens.commands.shared.names import NameRow, noted
 from vitlens.commands.stats.record import HeadEpochRow, HeadRow, HeadsRow, LayerRow, StatsRecord
-from vitlens.report.claims import Claim, above, below, found, judge
+from vitlens.report.claims import Claim, above, below, found, judge, unjudged
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
 from vitlens.report.verdicts import LIMITS
@@ -27,6 +27,7 @@ _RATIOS: Final = (1 / 8, 32)  # times uniform attention, the ends of the colours
 _CODED: Final = 150  # heads, above which there is no room for codes
 FEW: Final = 2  # images, below which nothing is judged
 _OVERVIEW: Final = ("distance", "normalised_entropy", "hoyer", "self_mass", "cls_mass", "sink_mass")
+_OUTLYING: Final = 3.0  # times the median norm, below which no token is an outlier
 _TOKENS: Final = ("token_norm", "greatest_norm", "high_norm_patches")
 
 
@@ -77,8 +78,8 @@ def _written(record: StatsRecord, model: str) -> Iterator[Claim]:
         "{{ matter|length }} of {{ n }} heads of **{{ model }}** matter more to the classes or attributes "
         "that they separate best than to the others{% if matter %}, most of all {{ lead.name }}: without it, "
         "images of {{ lead.writes }} lose {{ effect|alone }} more log-odds than others{% endif %}. "
-        "{{ correlate }} only correlate with some, {{ several }} separate too many equally well, {{ rest }} "
-        "separate none.",
+        "Of the others {{ correlate }} separate one that removing them does not hurt most, {{ several }} separate too "
+        "many equally well, {{ rest }} separate none.",
         matter[0].margin if matter else None,
         given={
             "matter": matter,
@@ -104,7 +105,7 @@ def _health(record: StatsRecord, row: HeadsRow, heads: Sequence[HeadRow]) -> Cla
     if record.images >= FEW and limit.state(share) == limit.state(value.high or 0.0):
         return judge("attention health", row.model, value, "heads", because=because)
     because = "one image; give more" if record.images < FEW else f"{because}; {undecided} heads are undecided"
-    return Claim("attention health", row.model, state="inconclusive", limit="heads", because=because)
+    return unjudged("attention health", row.model, because, limit="heads")
 
 
 def _faults(record: StatsRecord, model: str, heads: Sequence[HeadRow]) -> Iterator[Claim]:
@@ -174,17 +175,17 @@ def _unclear(record: StatsRecord) -> str:
 
 
 def _words(record: StatsRecord) -> str:
-    """How many heads have a word that stands its test, and how many of the words that were tested do."""
+    """Return for how many heads a label survived its intervention test, and how many of the tested labels did."""
     by = [name for name in record.names if name.holds is not None]
     looks = [name for name in record.names if name.looks_hold is not None]
     return say(
-        "{{ tested|length }} of {{ names|length }} heads have a word that stands its test{% if told %}, "
-        "{{ correlate|length }} only correlate with a class or attribute{% endif %}, {{ rest }} have none. On shuffled "
-        "patches {{ held }} of {{ by|length }} heads attend by what their word says, and {{ seen }} of "
-        "{{ looks|length }} patterns are still there. One head's page: `vitlens head`.",
-        names=record.names, tested=(tested := [name for name in record.names if name.tested]),
-        correlate=(correlate := [name for name in record.names if name.correlates]),
-        told=any(name.state for name in record.names), rest=len(record.names) - len(tested) - len(correlate),
+        "For {{ tested|length }} of {{ names|length }} heads, at least one label survived its intervention test"
+        "{% if told %}; of the rest {{ correlate|length }} separate a class that removing them does not hurt most"
+        "{% endif %}. On shuffled patches {{ held }} of {{ by|length }} heads attend by what their label says, and "
+        "{{ seen }} of {{ looks|length }} patterns are still there. One head's page: `vitlens head`.",
+        names=record.names, tested=[name for name in record.names if name.tested],
+        correlate=[name for name in record.names if name.correlates],
+        told=any(name.state for name in record.names),
         by=by, held=sum(bool(name.holds) for name in by), looks=looks,
         seen=sum(bool(name.looks_hold) for name in looks),
     )  # fmt: skip
@@ -236,10 +237,11 @@ def _outliers(record: StatsRecord) -> str:
     rows = _with_norms(record)
     lead, most = max(rows, key=_ratio), max(rows, key=lambda row: row.statistics["high_norm_patches"].value)
     return say(
-        "The longest token of an image has at most {{ ratio|number }} times the median norm ({{ lead.model }}, after "
-        "block {{ lead.layer }}), and at most {{ most.statistics['high_norm_patches']|value }} of its patches have a "
-        "high norm.",
-        ratio=_ratio(lead), lead=lead, most=most,
+        "{% if none %}No register-like outliers: the{% else %}The{% endif %} longest token has "
+        "{{ ratio|number }} times the median norm ({{ lead.model }}, after block {{ lead.layer }})"
+        "{% if not none %}; at most {{ most.statistics['high_norm_patches']|value }} of the patches have a high norm"
+        "{% endif %}.",
+        ratio=_ratio(lead), lead=lead, most=most, none=_ratio(lead) < _OUTLYING,
     )  # fmt: skip
 
 

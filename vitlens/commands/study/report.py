@@ -1,12 +1,13 @@
 """The report of a whole study: a page written from all its chapters, and a section a question with links to them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from vitlens.commands.run.chapters import Question, answered, finished
+from vitlens.commands.run.consistency import reconciled
 from vitlens.commands.shared.names import word_table
 from vitlens.commands.shared.stages import HOW
 from vitlens.commands.shared.trainings import differences
@@ -16,6 +17,7 @@ from vitlens.record import by
 from vitlens.report.claims import Claim
 from vitlens.report.document import Cell, Document, FigureSpec, Section, Table
 from vitlens.report.explorer import Explorer
+from vitlens.report.findings import largest, not_doubted
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Report, made, urgency
 from vitlens.uncertainty import LEVEL, in_points
@@ -27,9 +29,9 @@ _BEFORE: Final = (
 )  # fmt: skip
 _AFTER: Final = (
     Question("Where does attention lie?", ("attention",), "object"),
-    Question("Which map can be believed?", ("explain",), "checks"),
+    Question("Which map can you trust?", ("explain",), "checks"),
     Question("Why do the models fail?", ("compare",), "failure_properties"),
-    Question("What mends their errors?", ("compare",), "interventions"),
+    Question("What fixes their errors?", ("compare",), "interventions"),
     Question("Which model copes better with disturbed images?", ("compare",), "robustness"),
     Question("Shape or texture?", ("compare",), "shape_bias"),
     Question("How do they break under attack?", ("attack",), "curves"),
@@ -76,6 +78,35 @@ def _answer(record: StudyRecord, word: str, asked: tuple[str, ...]) -> Iterator[
         yield from (replace(claim, kind="answer", place=chapter.figure(claim.place)) for claim in ranked[:1])
 
 
+def findings(record: StudyRecord, most: int | None = None) -> tuple[Claim, ...]:
+    """Return the largest effects of all chapters that survive correction over everything measured, the largest first.
+
+    Effects that rest on a measurement in doubt are left out; the figures have the names of this study.
+    """
+    effects: list[Claim] = []
+    for chapter in record.parts:
+        if chapter.row.word == "train":  # evaluate judges the same models on the same images
+            continue
+        trusted = not_doubted(chapter.effects, chapter.claims)
+        effects += [replace(claim, place=chapter.figure(claim.place)) for claim in trusted]
+    return largest(_once(effects), most)
+
+
+def _once(effects: Iterable[Claim]) -> Iterator[Claim]:
+    """Yield each effect once: two chapters may measure the same difference, and the one of more images counts."""
+    known: dict[tuple[object, ...], Claim] = {}
+    for claim in effects:
+        name = (claim.question, claim.subject) if claim.question == "which is better" else (claim.question, claim.says)
+        kept = known.get(name)
+        if kept is None or _images(claim) > _images(kept):
+            known[name] = claim
+    yield from known.values()
+
+
+def _images(claim: Claim) -> int:
+    return 0 if claim.effect is None else claim.effect.n or 0
+
+
 def _weakest(record: StudyRecord) -> Claim | None:
     """Of the answers the one that is open, else the one whose effect lies nearest to its reference."""
     answers = [claim for claim in claims(record) if claim.kind == "answer"]
@@ -90,9 +121,8 @@ def unknown(record: StudyRecord) -> Iterator[str]:
     weakest = _weakest(record)
     if weakest is not None:
         yield say(
-            "The weakest of these claims is that on {{ claim.question }}{% if claim.state %}, which is open{% else "
-            "%}: its "
-            "effect, {{ claim.effect }}, is nearest to none{% endif %}.",
+            "Weakest claim: {{ claim.question }}{% if claim.state %}, undecided: {{ claim.because|whole }}{% else "
+            "%}; its effect, {{ claim.effect }}, is nearest to none{% endif %}.",
             claim=weakest,
         )
     yield say(
@@ -126,7 +156,7 @@ def glance(record: StudyRecord) -> Table | None:
     names = ("metric", *record.studied, *(["difference"] if len(record.studied) == 2 else []), "status")
     judged = {*_GLANCED["evaluate"], *_GLANCED["attack"]}  # the state of a latency is that of the timing
     kept = [line if line["metric"] in judged else {**line, "status": None} for line in lines]
-    kept = sorted(kept, key=lambda line: urgency(str(line.get("status") or "")))
+    kept = sorted(kept, key=lambda line: urgency(None if line.get("status") is None else str(line["status"])))
     rows = [tuple(line.get(name) for name in names) for line in kept]
     return Table("", names, tuple(rows)) if rows else None
 
@@ -199,6 +229,7 @@ WHOLE: Final = Report(
     explorer=explorer,
     title="{{ title }}",
     sections=(_sections,),
+    reconciles=reconciled,
 )
 
 

@@ -182,7 +182,8 @@ def _of_features(row: PretrainingRow, record: TrainRecord) -> Iterator[Claim]:
                      "than those of random weights{% endif %}",
         )  # fmt: skip
     if row.information is not None:
-        claim = judge("collapse", row.model, row.information, "collapse")
+        because = "information about the image in its teacher's outputs"
+        claim = judge("collapse", row.model, row.information, "collapse", because=because)
         yield replace(claim, place="teacher", kind="answer", says=say(
             "{% if state == 'fail' %}**{{ m }}** has **collapsed**, or not begun to learn: its teacher says nearly the "
             "same of every image; its outputs hold {{ effect }} of information about the image{% if not centred %}. "

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from vitlens.charts import Picture, bars, images, scatter, walkthrough
 from vitlens.charts.pictures import cut
 from vitlens.commands.walkthrough.record import StepRow, WalkthroughRecord
-from vitlens.report.claims import Claim, judge
+from vitlens.report.claims import Claim, judge, unjudged
 from vitlens.report.numbers import percent
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Chart, Overview, Report, Section
@@ -52,7 +52,7 @@ def _equal(record: WalkthroughRecord) -> Claim:
     known = _by_difference([row for row in record.steps if row.relative is not None])
     if not known:
         because = "no step could be computed again"
-        claim = Claim("steps", alias, state="inconclusive", limit="steps", because=because)
+        claim = unjudged("steps", alias, because, limit="steps")
     else:
         effect = Estimate(known[0].relative or 0.0, unit="of the largest value")
         because = f"the largest of {len(known)} steps computed again by hand"

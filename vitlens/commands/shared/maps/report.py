@@ -6,18 +6,19 @@ from typing import Final
 from vitlens.analysis.faithfulness.checks import SIMILAR
 from vitlens.charts import matrix
 from vitlens.commands.shared.maps.record import WEIGHTS, MapCheckRow, judged_maps
-from vitlens.report.claims import FEWEST, Claim, below, enough, found
+from vitlens.report.claims import FEWEST, Claim, below, enough, found, unjudged
 from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Rows
+from vitlens.report.verdicts import Verdict
 from vitlens.uncertainty import Side, beyond, widened, wilson
 
 _UNIFORM: Final = 0.05  # share of unusable maps that is no finding
 _SAYS: Final = {
-    "pass": "**{{ best.method }}** may be believed for **{{ alias }}**: it passes every check"
+    "pass": "You can trust **{{ best.method }}** for **{{ alias }}**: it passes every check"
     "{% if several %}, as do {{ passing|length }} of {{ judged|length }} methods{% endif %}. Removing patches in its "
     "order exceeds {{ best.baseline }}, the hardest baseline, by {{ best.margin|alone }}"
-    "{% if alike %}; {{ alike|names(3) }} cannot be told from it{% endif %}.",
-    "inconclusive": "It is open whether a map of **{{ alias }}** may be believed: {% if judged|length > 1 %}the "
+    "{% if alike %}; {{ alike|names(3) }} {{ alike|are }} as good within the intervals{% endif %}.",
+    "inconclusive": "It is undecided whether you can trust a map of **{{ alias }}**: {% if judged|length > 1 %}the "
     "closest of {{ judged|length }} methods, **{{ best.method }}**,{% else %}**{{ best.method }}**{% endif %} "
     "{{ best.lacks|whole }}.",
     "": "No map of **{{ alias }}** passes every check: **{{ best.method }}**{% if judged|length > 1 %}, the closest of "
@@ -25,7 +26,7 @@ _SAYS: Final = {
 }
 _TITLES: Final = {
     "pass": "{{ best.method }} passes every check of maps of {{ alias }}",
-    "inconclusive": "It is open which map of {{ alias }} may be believed",
+    "inconclusive": "It is undecided which map of {{ alias }} you can trust",
     "": "No map of {{ alias }} passes every check",
 }
 
@@ -39,15 +40,15 @@ def map_claims(alias: str, rows: Sequence[MapCheckRow], *, images: int, place: s
     best, passing = judged[0], [each.method for each in judged if each.state == "pass"]
     if images < FEWEST:
         because = say("fewer than {{ few }} images do not judge a map", few=FEWEST)
-        yield Claim("maps", alias, state="inconclusive", because=because)
+        yield unjudged("maps", alias, because)
         return
     alike = [each.method for each in judged[1:] if each.state == "pass" and each.alike]
     given = {"best": best, "alias": alias, "judged": judged, "passing": passing, "several": len(passing) > 1,
              "alike": alike}  # fmt: skip
     which = best.state if best.state in _SAYS else ""
     yield found(
-        "maps", alias, _SAYS[which], best.margin, given=given, headline=_TITLES[which], state=best.state,
-        evidence="intervened", place=place, kind="answer", because=best.because,
+        "maps", alias, _SAYS[which], best.margin, given=given, headline=_TITLES[which],
+        verdict=Verdict(best.state, best.because), evidence="intervened", place=place, kind="answer",
     )  # fmt: skip
     weights = [row for row in rows if row.check == WEIGHTS and row.state == "fail" and enough(row.value)]
     under = [row for row in rows if row.needed and below(row.margin, 0.0) and enough(row.margin)]
@@ -88,8 +89,8 @@ def checks_chart(rows: Rows) -> Chart:
     """Methods by checks, the best first."""
     return Chart(
         "checks", matrix("method", "checked_with", "colour", signed=True, words=lambda row: row.words),
-        "Methods by checks, with their scores: ✓ passed, ~ above random alone, ✗ failed, ? open. The object does not "
-        "count for the verdict.",
+        "Methods by checks, with their scores: ✓ passed, ~ better than random only, ✗ failed, ? undecided. The "
+        "object does not count for the verdict.",
         title="Checks of the maps of {{ first.model }}", rows=rows, each="model",
     )  # fmt: skip
 

@@ -13,6 +13,7 @@ from typing import Final, Literal
 from vitlens.report.claims import Claim, found
 from vitlens.report.numbers import number
 from vitlens.report.prose import Marked, finalize, listed, say
+from vitlens.report.verdicts import Verdict
 from vitlens.uncertainty import LEVEL, POWER, Estimate
 
 MARGIN: Final = 2.0  # points that a cheaper candidate may lose
@@ -89,7 +90,7 @@ def choose(candidates: Sequence[Candidate]) -> Choice:
 
 _SAYS: Final[Mapping[Outcome, str]] = {
     "best": "Take **{{ own.name }}**: the highest {{ what }}, {{ own.value }}{% if cheaper %}; no cheaper one "
-    "is surely within {{ margin }} points of it{% else %}, and none is cheaper{% endif %}.",
+    "is shown to be within {{ margin }} points of it{% else %}, and none is cheaper{% endif %}.",
     "cheaper": "Take **{{ own.name }}**: {{ what }} {{ own.value }}, {{ own.gap|alone }} from the highest, that of "
     "**{{ best.name }}**{{ price }}.",
     "no difference": "No difference is seen between {{ alike|names }}, and one of {{ detectable }} points would have "
@@ -104,6 +105,9 @@ _TITLES: Final[Mapping[Outcome, str]] = {
     "no difference": "Take {{ own.name }}, the cheapest: no difference is seen",
     "inconclusive": "Undecided between {{ named }}",
 }
+
+
+_NOT_SHOWN: Final = "no difference is shown between {{ alike|names }}"
 
 
 def claim_of(choice: Choice, subject: str) -> Claim:
@@ -121,9 +125,17 @@ def claim_of(choice: Choice, subject: str) -> Claim:
         "detectable": in_points(choice.detectable) if choice.detectable and choice.detectable < _MOST else None,
     }  # fmt: skip
     return found(
-        "choice", subject, _SAYS[choice.outcome], own.gap, given=given, headline=_TITLES[choice.outcome],
-        state="inconclusive" if undecided else "", p=own.p, kind="answer", place="points",
-    )  # fmt: skip
+        "choice",
+        subject,
+        _SAYS[choice.outcome],
+        own.gap,
+        given=given,
+        headline=_TITLES[choice.outcome],
+        verdict=Verdict("inconclusive", say(_NOT_SHOWN, **given)) if undecided else None,
+        p=own.p,
+        kind="answer",
+        place="points",
+    )
 
 
 def others(choice: Choice) -> str:

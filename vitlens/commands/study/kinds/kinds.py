@@ -290,8 +290,8 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 "Features are the CLS token and the mean of the patches of the last layer, side by side, for all "
                 "points alike. The supervised point has seen the labels, CLIP captions that name the class; MAE and "
                 "DINO have seen neither.",
-                "All trainings have as many epochs and steps; a step of DINO costs the most, as it sees several crops. "
-                "Random weights are those with which the other points begin.",
+                "All trainings have as many epochs and steps; a step of DINO needs the most passes, as it sees several "
+                "crops. Random weights are those with which the other points begin.",
             ),
             also="pretraining",
             data="shapes",

@@ -10,6 +10,7 @@ from vitlens.record import by
 from vitlens.report.claims import Claim
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Chart, Section
+from vitlens.report.verdicts import Verdict
 from vitlens.uncertainty import LEVEL, Estimate
 
 if TYPE_CHECKING:
@@ -39,20 +40,32 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
     if best is not None:
         supervised = next(row for row in known if row.label == "supervised")
         ends = _word(best.over_random, best.p_random), _word(best.over_supervised, best.p_supervised)
+        others = [row for row in known if row.label in WITHOUT_LABELS and row is not best]
+        because = "k-NN accuracy is not shown to exceed that of random weights"
         yield Claim(
-            "features without labels", best.label,
+            "features without labels",
+            best.label,
             say(
-                "Without labels **{{ row.words }}** has the best {{ row.measure|whole }} accuracy, "
-                "{{ row.value|alone }}: {{ ends[0] }} random weights, by {{ row.over_random|alone }}, and "
-                "{{ ends[1] }} the supervised model's {{ supervised|value }}, by {{ row.over_supervised|alone }}. The "
-                "table has the accuracy of a linear probe.",
-                row=best, ends=ends, supervised=supervised.value,
+                "Without labels the highest {{ row.measure|whole }} accuracy is that of **{{ row.words }}**, "
+                "{{ row.value|alone }}: {{ ends[0] }} random weights, and {{ ends[1] }} the supervised model's "
+                "{{ supervised|value }}.{% for other in others %} Its difference from **{{ other.words }}** "
+                "({{ other.value|value }}) was not tested.{% endfor %}",
+                row=best,
+                ends=ends,
+                supervised=supervised.value,
+                others=others,
             ),
-            say("{{ row.words|whole }}'s k-NN is {{ ends[0] }} random weights, {{ ends[1] }} supervised", row=best,
-                ends=ends),
-            "inconclusive" if ends[0].startswith("not") else "",
-            effect=best.over_random, p=best.p_random, kind="answer", place="neighbours",
-        )  # fmt: skip
+            say(
+                "{{ row.words|whole }}'s k-NN is {{ ends[0] }} random weights, {{ ends[1] }} supervised",
+                row=best,
+                ends=ends,
+            ),
+            Verdict("inconclusive", because) if ends[0].startswith("not") else None,
+            effect=best.over_random,
+            p=best.p_random,
+            kind="answer",
+            place="neighbours",
+        )
     if record.objectness:
         top = max(record.objectness, key=lambda row: row.iou.value)
         yield Claim(
@@ -67,20 +80,55 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
                 finding=[row.words for row in finding], top=top,
                 learned=[row.words for row in record.objectness if row.learned_objects],
             ),
-            effect=top.over_shuffled, p=top.p_shuffled, state="" if finding else "inconclusive", kind="answer",
-            place="objectness",
+            effect=top.over_shuffled, p=top.p_shuffled, kind="answer", place="objectness",
+            verdict=None if finding else Verdict("inconclusive", _NO_OBJECTS),
         )  # fmt: skip
+    yield from _hardest(record)
     for row in record.zero_shot:
         yield Claim(
             "zero-shot", row.label,
             say(
-                "**{{ row.words }}** classifies {{ row.mean|alone }} of the images by words alone, mean of "
-                "{{ row.wordings }} wordings (lowest {{ row.lowest|value }}, highest {{ row.highest|value }}; "
-                "guessing: {{ row.chance|percent }}).",
+                "**{{ row.words }}** classifies {{ row.mean|alone }} of the images by comparing them with words, mean "
+                "of {{ row.wordings }} wordings (guessing: {{ row.chance|percent }}). The captions that it was trained "
+                "on name the class, so its labels were in them.",
                 row=row,
             ),
             effect=row.mean, reference=row.chance, kind="answer", place="wordings",
         )  # fmt: skip
+
+
+def _differing(record: StudyRecord) -> list[FeatureScoreRow]:
+    """Return the losses to corruptions that differ significantly from the supervised point's, the largest first."""
+    rows = [row for row in record.corrupted if row.p_supervised is not None and row.p_supervised <= LEVEL]
+    return sorted(rows, key=lambda row: -abs(_lost(row)))
+
+
+def _lost(row: FeatureScoreRow) -> float:
+    """Return how much more a point loses than the supervised one."""
+    return 0.0 if row.over_supervised is None else row.over_supervised.value
+
+
+def _hardest(record: StudyRecord) -> Iterator[Claim]:
+    """Yield the largest difference between a point and the supervised one in what a corruption costs."""
+    for row in _differing(record)[:1]:
+        yield Claim(
+            "accuracy lost to a corruption",
+            f"{row.words} and supervised",
+            say(
+                "**{{ row.words }}** loses {{ row.value|value }} of accuracy to {{ row.measure|whole }}: "
+                "{{ row.over_supervised|alone }} {{ 'more' if more else 'less' }} than the supervised point.",
+                row=row,
+                more=_lost(row) > 0,
+            ),
+            effect=row.over_supervised,
+            p=row.p_supervised,
+            kind="comparison",
+            evidence="intervened",
+            place="corrupted",
+        )
+
+
+_NO_OBJECTS: Final = "no point's attention is shown to exceed both maps of other images and the mean mask"
 
 
 def _gains(rows: Sequence[FeatureScoreRow], *labels: str) -> str:
@@ -99,8 +147,8 @@ def _neighbours(record: StudyRecord) -> str:
 
 
 def _robust(record: StudyRecord) -> str:
-    """Which points lose more or less than the supervised one."""
-    sure = [row for row in record.corrupted if row.p_supervised is not None and row.p_supervised <= LEVEL]
+    """Return which points lose more or less than the supervised one, the largest differences first."""
+    sure = _differing(record)
     return say(
         "{% if sure %}{% for row in sure[:4] %}**{{ row.words }}** loses {{ 'more' if row.over_supervised.value > 0 "
         "else 'less' }} to {{ row.measure|whole }} than the supervised point ({{ row.over_supervised|alone }}). "

@@ -18,6 +18,7 @@ from vitlens.report.claims import SMALLEST, Claim
 from vitlens.report.numbers import in_time, in_words, number
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Chart, Overview, Report, Section
+from vitlens.report.verdicts import Verdict
 from vitlens.uncertainty import LEVEL, Estimate, Side, apart, beyond
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
     choice, design = decision(record), record.design[0]
     unsure = doubt(record, choice)
     if any(unsure):
-        yield Claim("choice", design.kind, unsure[1], unsure[0], "inconclusive", kind="answer", place="points")
+        verdict = Verdict("inconclusive", unsure[1].rstrip("."))
+        yield Claim("choice", design.kind, unsure[1], unsure[0], verdict, kind="answer", place="points")
     elif record.feature_scores:
         yield from pretraining.claims(record)
     else:
@@ -127,6 +129,9 @@ def _side(row: ComparisonRow) -> Side:
     return Side.UNDECIDED
 
 
+_UNDECIDED: Final = "the adapted models are neither better nor all worse than training from scratch, significantly"
+
+
 def _transfer(record: StudyRecord) -> Claim:
     """Transfer wins where a point from pretrained weights is significantly better than training from scratch, and loses
     where all are significantly worse."""
@@ -139,8 +144,8 @@ def _transfer(record: StudyRecord) -> Claim:
         outcome=outcome, gap=gap.difference,
     )  # fmt: skip
     return Claim(
-        "transfer", str(record.design[0].model), says, state="" if outcome else "inconclusive", effect=gap.difference,
-        p=gap.p_holm, kind="answer",
+        "transfer", str(record.design[0].model), says, verdict=None if outcome else Verdict("inconclusive", _UNDECIDED),
+        effect=gap.difference, p=gap.p_holm, kind="answer",
     )  # fmt: skip
 
 
@@ -181,8 +186,9 @@ def _lines(record: StudyRecord) -> set[str]:
 def _highest(record: StudyRecord) -> list[PointRow]:
     """The points that may be taken, without what is the same for all of them."""
     rows = sorted((row for row in record.points if row.candidate), key=lambda row: -row.accuracy.value)
+    elsewhere = sum(row.seconds for row in rows) > record.seconds > 0  # trained by an earlier run, on its hardware
     same = [name for name in ("train_images", "trained", "flops") if len({getattr(row, name) for row in rows}) == 1]
-    left_out: dict[str, Any] = dict.fromkeys(same)
+    left_out: dict[str, Any] = dict.fromkeys([*same, *(["seconds"] if elsewhere else [])])
     return [replace(row, **left_out, accuracy=replace(row.accuracy, n=None)) for row in rows]
 
 

@@ -1,0 +1,61 @@
+"""Verdicts: none without its reason, wherever it is printed; one in doubt leaves no title."""
+
+import pytest
+
+from tests.kit.first_page import suite_of
+from tests.kit.pages import written
+from vitlens.record import Record
+from vitlens.report.claims import Claim, shown, title_of, together, verdict_rows, vetoed
+from vitlens.report.document import Document, FirstPage, Section, Table
+from vitlens.report.markdown import markdown, summary_lines
+from vitlens.report.verdicts import Verdict
+
+REASON = "the attacks are too weak"
+LIMIT = "pass from 50 %, warn from 10 %"
+WEAK = Verdict("warn", REASON, "robustness", doubts=True)
+
+
+def test_no_status_is_made_without_a_reason():
+    for because in ("", " \n"):
+        with pytest.raises(ValueError, match="reason"):
+            Verdict("warn", because)
+    with pytest.raises(TypeError):
+        Verdict("warn")  # type: ignore[call-arg]
+    with pytest.raises(TypeError):
+        Claim("robustness", "vit", state="warn")  # type: ignore[call-arg]
+
+
+def test_the_reason_and_its_limit_stand_wherever_the_status_is_printed(tmp_path):
+    claim = Claim("robustness", "vit", verdict=WEAK)
+    table = Table("", ("metric", "vit", "status"), (("robust accuracy", 0.9, WEAK.words),))
+    document = Document("t", (Section("How robust?", status=WEAK),), FirstPage((), glance=table), claims=(claim,))
+    expected = f"{REASON} ({LIMIT})"
+    assert markdown(document, Record()).count(f"warn: {expected}") == 2
+    assert any(f"warn: {expected}" in line for line in summary_lines(document))
+    assert written(tmp_path, document).count(expected) == 2
+    (case,) = suite_of((claim,))
+    assert expected in (case[0].text or "")
+    assert verdict_rows((claim,)) == [
+        {"question": "robustness", "subject": "vit", "state": "warn", "because": REASON, "limit": LIMIT}
+    ]
+
+
+def test_a_status_of_several_models_is_the_worst_with_those_it_concerns():
+    worse = Claim("robustness", "vit", verdict=WEAK)
+    better = Claim("robustness", "cnn", verdict=Verdict("pass", "measured", "robustness"))
+    assert together([worse, better]) == Verdict("warn", f"vit: {REASON}", "robustness", doubts=True)
+    assert together([worse]) == WEAK
+    assert together([Claim("size", "vit")]) is None
+    alike = Claim("robustness", "cnn", verdict=WEAK)
+    assert together([worse, alike]) == WEAK
+
+
+def test_a_measurement_that_its_verdict_doubts_gives_no_title_and_no_answer():
+    rests_on = (("robustness", "vit"), ("robustness", "cnn"))
+    better = Claim("difference", "vit and cnn", "It is better.", "cnn is better", kind="answer", rests_on=rests_on)
+    other = Claim("size", "vit", "It is small.", "vit is small", kind="answer")
+    sound = Claim("robustness", "vit", verdict=Verdict("warn", "little is left", "robustness"))
+    assert title_of(vetoed([better, sound, other]), "") == "cnn is better"
+    doubted = vetoed([better, Claim("robustness", "vit", verdict=WEAK), other])
+    assert title_of(doubted, "") == "vit is small"
+    assert [claim.question for claim in shown(doubted)] == ["size"]

@@ -1,0 +1,85 @@
+"""Findings: of all effects that were measured, those that survive correction, the largest first.
+
+Never the order of rows or sections decides. All effects of a report are corrected together, whatever measured them:
+levels of disturbance, corruptions, attacks, heads, maps and features.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from statistics import NormalDist
+from typing import Final
+
+from vitlens.report.claims import ASKED, FEWEST, SMALLEST, Claim
+from vitlens.uncertainty import LEVEL, Estimate, Side, beyond, holm
+
+AUC: Final = "AUC"  # unit of a probability for which 0.5 is chance
+_NO_AUC: Final = (0.45, 0.55)  # between them errors and correct predictions hardly differ
+_POINTS: Final = {"points": 1.0, "fraction": 100.0, AUC: 100.0}  # of a unit on the common scale; others have none
+
+
+def size_of(claim: Claim) -> float | None:
+    """Return the distance of a claim's effect from its reference in points of accuracy or of a share.
+
+    None for an effect without a place on this scale, such as a time, a loss or a distance.
+    """
+    effect = claim.effect
+    if effect is None or effect.unit not in _POINTS:
+        return None
+    return abs(effect.value - claim.reference) * _POINTS[effect.unit]
+
+
+def is_candidate(claim: Claim) -> bool:
+    """Return True if an effect can be a finding: of enough images, large enough, its interval clear of the reference.
+
+    An AUC between 0.45 and 0.55 is none, nor is an effect without a place on the common scale.
+    """
+    effect, size = claim.effect, size_of(claim)
+    if effect is None or size is None or (effect.n or 0) < FEWEST or size < SMALLEST:
+        return False
+    if effect.unit == AUC and _NO_AUC[0] <= effect.value <= _NO_AUC[1]:
+        return False
+    return beyond(effect, claim.reference) is not Side.UNDECIDED
+
+
+def largest(effects: Iterable[Claim], most: int | None = None) -> tuple[Claim, ...]:
+    """Return the largest effects that survive Holm's correction over all of them, one for each question and subject.
+
+    effects: every effect that was measured, also those that are not significant, with p before any correction; where a
+    claim has no p, it is read off its interval. most: how many, None for all. The claims that are returned have the
+    corrected p.
+    """
+    known = [claim for claim in effects if claim.effect is not None and size_of(claim) is not None]
+    corrected = [replace(claim, p=p) for claim, p in zip(known, holm([_p_of(claim) for claim in known]))]
+    found = [claim for claim in corrected if is_candidate(claim) and claim.p is not None and claim.p <= ASKED]
+    found.sort(key=lambda claim: -(size_of(claim) or 0.0))
+    chosen: dict[tuple[str, str], Claim] = {}
+    for claim in found:
+        chosen.setdefault((claim.question, claim.subject), claim)
+    return tuple(chosen.values())[:most]
+
+
+def _p_of(claim: Claim) -> float:
+    """Return the p of a claim, or the one of its interval, as if the estimate were normal."""
+    if claim.p is not None:
+        return claim.p
+    effect = claim.effect
+    if effect is None or effect.low is None or effect.high is None:
+        return 1.0
+    return _p_of_interval(effect, claim.reference)
+
+
+def _p_of_interval(effect: Estimate, reference: float) -> float:
+    low, high = effect.low, effect.high
+    if low is None or high is None or low <= reference <= high:
+        return 1.0
+    arm = effect.value - low if effect.value > reference else high - effect.value
+    if arm <= 0:
+        return 0.0
+    quantile = NormalDist().inv_cdf(1 - LEVEL / 2)
+    return 2 * (1 - NormalDist().cdf(abs(effect.value - reference) / arm * quantile))
+
+
+def not_doubted(effects: Iterable[Claim], claims: Sequence[Claim]) -> tuple[Claim, ...]:
+    """Return the effects that rest on no measurement that a verdict among the claims doubts."""
+    doubted = {(each.question, each.subject) for each in claims if each.verdict is not None and each.verdict.doubts}
+    return tuple(effect for effect in effects if not any(name in doubted for name in effect.rests_on))
