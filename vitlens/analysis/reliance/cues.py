@@ -43,13 +43,15 @@ class Intervention:
 class Cue:
     """Something that images have and a model may use.
 
-    title: after "relies on"; parts: cues that are a part of this one; where a part explains the effect, it is named.
+    title: after "relies on"; parts: cues that are a part of this one, named in its place where they explain its effect;
+    holds: cues that are changed together with it in part, named before it where they explain half of its effect.
     """
 
     name: str
     title: str
     interventions: tuple[Intervention, ...]
     parts: tuple[str, ...] = ()
+    holds: tuple[str, ...] = ()
 
 
 def _recoloured(region: Region, of: str, names: Sequence[str], main: str) -> tuple[Intervention, ...]:
@@ -116,6 +118,7 @@ _CUES: Final = (
             ),
         ),
         parts=("background-colour",),
+        holds=("fine-detail", "coarse-detail", "contrast", "brightness", "border"),
     ),
     Cue(
         "fine-detail",

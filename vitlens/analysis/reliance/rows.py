@@ -12,6 +12,7 @@ FEWEST: Final = 20  # images that an intervention changes, below which it is not
 LEAST_RATIO: Final = 0.5  # of the distances of a control and an intervention, or of an intervention and a control
 SMALLEST_RELIANCE: Final = 5.0  # points of predictions changed beyond the control: less is not called reliance
 _EXPLAINED: Final = 0.8  # share of a cue's effect from which on it is that of a part
+_HALF: Final = 0.5  # share of it from which on a cue that it holds is named first
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,8 @@ class LeftOutCueRow:
 def ranked(rows: Sequence[RelianceRow], model: str) -> tuple[RelianceRow, ...]:
     """Return what a model is shown to rely on, the largest effect first: of each cue its strongest intervention.
 
-    A cue is left out where one of its parts has at least 80 % of its effect.
+    A cue is left out where one of its parts has at least 80 % of its effect, and comes after those that it holds and
+    that have at least half of it.
     """
     strongest: dict[str, RelianceRow] = {}
     for row in rows:
@@ -173,13 +175,14 @@ def ranked(rows: Sequence[RelianceRow], model: str) -> tuple[RelianceRow, ...]:
         best = strongest.get(row.cue)
         if best is None or row.changed.value > best.changed.value:
             strongest[row.cue] = row
-    kept = [row for row in strongest.values() if not _is_explained(row, strongest)]
-    return tuple(sorted(kept, key=lambda row: -row.changed.value))
+    kept = [row for row in strongest.values() if not _has(row, row.of_cue.parts, _EXPLAINED, strongest)]
+    return tuple(sorted(kept, key=lambda row: (_has(row, row.of_cue.holds, _HALF, strongest), -row.changed.value)))
 
 
-def _is_explained(row: RelianceRow, strongest: dict[str, RelianceRow]) -> bool:
-    parts = [strongest[name] for name in row.of_cue.parts if name in strongest]
-    return any(part.changed.value >= _EXPLAINED * row.changed.value for part in parts)
+def _has(row: RelianceRow, names: Sequence[str], share: float, strongest: dict[str, RelianceRow]) -> bool:
+    """Return True where one of these cues has at least this share of a row's effect."""
+    others = [strongest[name] for name in names if name in strongest]
+    return any(other.changed.value >= share * row.changed.value for other in others)
 
 
 def ranked_pairs(pairs: Sequence[ReliancePairRow]) -> tuple[ReliancePairRow, ...]:
