@@ -51,7 +51,7 @@ def test_controls_are_matched_by_distance():
     assert len({(row.cue, row.intervention) for row in rows}) == len(rows) > 20
     tuned = [row for row in rows if row.cue not in ("layout", "position", "size", "background")]
     for row in tuned:
-        assert row.control_size == pytest.approx(row.size, rel=0.02), row.words
+        assert row.control_size == pytest.approx(row.size, rel=0.02), row.cue_and_change
 
 
 def test_a_model_that_ignores_colour_never_changes_its_predictions():

@@ -59,7 +59,9 @@ def background_blurred(view: View, _region: Region, _level: float) -> Images:
 
 
 def disturbed(view: View, kind: str, level: float) -> Images:
-    """Apply a disturbance, a key of DISTURBANCES, at a level."""
+    """Apply a disturbance, a key of DISTURBANCES, at a level; of tiles at the nearest number that divides the sides."""
+    if kind == "shuffle":
+        level = _dividing(view, level)
     return OPERATIONS[DISTURBANCES[kind].operation](view.images, level, view.keys).clamp(0, 1)
 
 
@@ -81,11 +83,17 @@ def patches_shuffled(view: View, _region: Region, off: float) -> Images:
     """Shuffle tiles of the size of a patch, or near it; off: shares of a tile by which their grid is shifted."""
     height, width = view.images.shape[-2:]
     wanted = min(height // view.patch[0], width // view.patch[1])
-    parts = min(DISTURBANCES["shuffle"].at((height, width)), key=lambda count: abs(count - wanted))
+    parts = _dividing(view, wanted)
     down = round(off * height / parts)
     across = round(off * width / parts)
     moved = view.images.roll((-down, -across), (2, 3))
     return shuffled(moved, parts, view.keys).roll((down, across), (2, 3))
+
+
+def _dividing(view: View, wanted: float) -> float:
+    """Return the number of tiles along a side nearest to the wanted one that divides the sides."""
+    height, width = view.images.shape[-2:]
+    return min(DISTURBANCES["shuffle"].at((height, width)), key=lambda count: abs(count - wanted))
 
 
 def shifted(view: View, _region: Region, _level: float) -> Images:

@@ -67,7 +67,7 @@ class Reliance(Table):
             yield Line(f"{more} relies more on", cue)
         for row in self.rows:
             note = "points" if row.is_matched else "points, unmatched"
-            yield Line(f"{row.model}: {row.words}", row.changed, note)
+            yield Line(f"{row.model}: {row.cue_and_change}", row.changed, note)
         for gap in self.left_out:
             yield Line(f"not tested: {gap.title}", gap.reason)
 

@@ -38,8 +38,8 @@ class OfIntervention:
         return self.of_cue.title
 
     @property
-    def words(self) -> str:
-        """The cue and the intervention, for tables and charts."""
+    def cue_and_change(self) -> str:
+        """The cue and the intervention, for tables."""
         return f"{self.of_cue.title}: {self.of_intervention.change}"
 
 
@@ -64,7 +64,6 @@ class RelianceRow(OfModel, OfIntervention):
     changed_by_control: Estimate = col("by the control")
     changed: Estimate = col(
         "changed beyond the control",
-        better="lower",
         term="predictions that the intervention changes minus those that its control changes, in points",
         metric="reliance/{model}/{cue}/{intervention}",
     )
