@@ -4,7 +4,6 @@ Most add a pattern to the images, whose amplitude is found by bisection for each
 leave a control too weak, which the report then says.
 """
 
-import math
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from vitlens.shapes import Images
 
 _STEPS = 12  # of the bisection: to 0.2 % of the amplitude's range
 _MOST = 8.0  # times the amplitude that would suffice without clipping
-_THINNED = 64  # pixels along the shorter side, from which on every other one is left out of the bisection
+_THINNED = 64  # pixels along the shorter side of what amplitudes and angles are chosen on
 _NOISE_STREAM = 23
 _SIDE_STREAM = 24
 _SQUARE_STREAM = 25
@@ -103,28 +102,40 @@ def rolled(view: View, changed: Images, _region: Region, _level: float) -> Image
 
 
 def turned_in_place(view: View, changed: Images, _region: Region, _level: float) -> Images:
-    """Turn each image around its object, or its centre where that is not known; of several angles the nearest."""
-    options = [_turned(view, angle) for angle in _ANGLES]
-    return nearest(view, changed, options)
+    """Turn each image around its object, or its centre where that is not known; of several angles the nearest.
+
+    The angle is chosen on smaller copies of large images.
+    """
+    middle = _centre(view)
+    images, small_changed = (_smaller(each) for each in (view.images, changed))
+    count = len(images)
+    options = [_turned(images, middle, torch.full((count,), angle)) for angle in _ANGLES]
+    best = _nearest_index(images, small_changed, options)
+    return _turned(view.images, middle, torch.tensor(_ANGLES)[best.cpu()])
 
 
-def _turned(view: View, angle: float) -> Images:
-    height, width = view.images.shape[-2:]
-    middle = _centre(view)  # (batch, 2) down and across, from -1 to 1
-    cos = math.cos(angle)
-    sin = math.sin(angle)
+def _smaller(images: Images) -> Images:
+    """Return images reduced to about _THINNED pixels along the shorter side."""
+    factor = max(1, min(images.shape[-2:]) // _THINNED)
+    return F.avg_pool2d(images, factor) if factor > 1 else images
+
+
+def _turned(images: Images, middle: Tensor, angle: Tensor) -> Images:
+    """Turn images around places (batch, 2), down and across from -1 to 1, by an angle each."""
+    height, width = images.shape[-2:]
+    cos = angle.cos().to(images)
+    sin = angle.sin().to(images)
+    down, across = middle.unbind(1)
     ratio = height / width
-    across = middle[:, 1] - cos * middle[:, 1] + sin * ratio * middle[:, 0]
-    down = middle[:, 0] - sin / ratio * middle[:, 1] - cos * middle[:, 0]
-    theta = torch.zeros(len(middle), 2, 3).to(view.images)
+    theta = torch.zeros(len(images), 2, 3).to(images)
     theta[:, 0, 0] = cos
     theta[:, 0, 1] = -sin * ratio
-    theta[:, 0, 2] = across
+    theta[:, 0, 2] = across - cos * across + sin * ratio * down
     theta[:, 1, 0] = sin / ratio
     theta[:, 1, 1] = cos
-    theta[:, 1, 2] = down
-    grid = F.affine_grid(theta, list(view.images.shape), align_corners=False)
-    return F.grid_sample(view.images, grid, padding_mode="reflection", align_corners=False).clamp(0, 1)
+    theta[:, 1, 2] = down - sin / ratio * across - cos * down
+    grid = F.affine_grid(theta, list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, padding_mode="reflection", align_corners=False).clamp(0, 1)
 
 
 def _centre(view: View) -> Tensor:
@@ -176,10 +187,17 @@ def covered_inside(view: View, changed: Images, _region: Region, _level: float) 
 
 def nearest(view: View, changed: Images, options: list[Images]) -> Images:
     """Return for each image the option whose distance from it is nearest to the change's."""
-    wanted = distance(view.images, changed).clamp_min(_TINY).log()
-    misses = [(distance(view.images, option).clamp_min(_TINY).log() - wanted).abs() for option in options]
-    best = torch.stack(misses).argmin(0)
+    best = _nearest_index(view.images, changed, options)
     return torch.stack(options)[best, torch.arange(len(best), device=best.device)]
+
+
+def _nearest_index(images: Images, changed: Images, options: list[Images]) -> Tensor:
+    """Return for each image which option is nearest to the change in distance, by some pixels of large images."""
+    stride = max(1, min(images.shape[-2:]) // _THINNED)
+    few = images[..., ::stride, ::stride]
+    wanted = distance(few, changed[..., ::stride, ::stride]).clamp_min(_TINY).log()
+    found = [distance(few, option[..., ::stride, ::stride]).clamp_min(_TINY).log() for option in options]
+    return torch.stack([(each - wanted).abs() for each in found]).argmin(0)
 
 
 def _noise(view: View) -> Tensor:

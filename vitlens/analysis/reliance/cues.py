@@ -18,7 +18,7 @@ _CONTROLS: Final = "vitlens.analysis.reliance.controls"
 class Intervention:
     """One change of a cue in all images.
 
-    name: within its cue; change, control: what becomes of the images, after "all images"; edit, match: the functions
+    name: within its cue; change, control: what becomes of the images, after "on images"; edit, match: the functions
     that make the two, as module:function, with the region and the level; main: whether it stands for its cue where
     there is no time for all; disturbance: the one of which this is a level, in place of a function.
     """
@@ -54,25 +54,20 @@ class Cue:
     holds: tuple[str, ...] = ()
 
 
-def _recoloured(region: Region, of: str, names: Sequence[str], main: str) -> tuple[Intervention, ...]:
-    """Return the interventions on the colours of a region; of: how it is called after "with"; main: the main one."""
-    changes = {
-        "greyed": f"with {of}greyed",
-        "hue-turned": f"with {of}hues turned to their opposites",
-        "hue-exchanged": f"with {of}hues exchanged between images",
-    }
+def _recoloured(region: Region, changes: Mapping[str, str], main: str) -> tuple[Intervention, ...]:
+    """Return the interventions on the colours of a region; changes: what becomes of the images, by name."""
     place = "" if region == "image" else f" of the {region}"
     return tuple(
         Intervention(
             name,
-            changes[name],
+            change,
             f"with another luminance{place}",
             f"{_EDITS}:{name.replace('-', '_')}",
             f"{_CONTROLS}:other_luminance",
             region,
             main=name == main,
         )
-        for name in names
+        for name, change in changes.items()
     )
 
 
@@ -81,18 +76,38 @@ _CUES: Final = (
     Cue(
         "colour",
         "colour",
-        _recoloured("image", "", ("greyed", "hue-turned", "hue-exchanged"), "greyed"),
+        _recoloured(
+            "image",
+            {
+                "greyed": "without colour",
+                "hue-turned": "with opposite hues",
+                "hue-exchanged": "with exchanged hues",
+            },
+            main="greyed",
+        ),
         parts=("background-colour", "object-colour"),
     ),
     Cue(
         "background-colour",
         "the colour of the background",
-        _recoloured("background", "background ", ("greyed", "hue-turned", "hue-exchanged"), "hue-exchanged"),
+        _recoloured(
+            "background",
+            {
+                "greyed": "with colourless backgrounds",
+                "hue-turned": "with opposite background hues",
+                "hue-exchanged": "with exchanged background hues",
+            },
+            main="hue-exchanged",
+        ),
     ),
     Cue(
         "object-colour",
         "the colour of the object",
-        _recoloured("object", "object ", ("greyed", "hue-turned"), "greyed"),
+        _recoloured(
+            "object",
+            {"greyed": "with colourless objects", "hue-turned": "with opposite object hues"},
+            main="greyed",
+        ),
     ),
     Cue(
         "background",
@@ -100,8 +115,8 @@ _CUES: Final = (
         (
             Intervention(
                 "exchanged",
-                "with backgrounds exchanged between images",
-                "with their backgrounds moved and lit differently",
+                "with exchanged backgrounds",
+                "with moved and relit backgrounds",
                 f"{_EDITS}:background_exchanged",
                 f"{_CONTROLS}:background_moved",
                 "background",
@@ -131,7 +146,6 @@ _CUES: Final = (
                 "",
                 f"{_CONTROLS}:coarse_noise",
                 level=0.3,
-                main=True,
                 disturbance="low-pass",
             ),
             Intervention(
@@ -140,6 +154,7 @@ _CUES: Final = (
                 _COARSE,
                 f"{_EDITS}:pixelated",
                 f"{_CONTROLS}:noise_of_blocks",
+                main=True,
             ),
             Intervention(
                 "pixelated-off-grid",
@@ -148,6 +163,7 @@ _CUES: Final = (
                 f"{_EDITS}:pixelated",
                 f"{_CONTROLS}:noise_of_blocks",
                 level=0.5,
+                main=True,
             ),
         ),
     ),
@@ -189,7 +205,7 @@ _CUES: Final = (
             ),
             Intervention(
                 "patches-off-grid",
-                "cut into shuffled tiles of a patch, half a patch off the grid",
+                "cut into shuffled tiles off the patch grid",
                 "moved by whole patches",
                 f"{_EDITS}:patches_shuffled",
                 f"{_CONTROLS}:rolled",
@@ -221,7 +237,6 @@ _CUES: Final = (
                 "turned in their place",
                 f"{_EDITS}:shrunk",
                 f"{_CONTROLS}:turned_in_place",
-                main=True,
             ),
         ),
     ),

@@ -38,9 +38,14 @@ class OfIntervention:
         return self.of_cue.title
 
     @property
+    def change(self) -> str:
+        """What becomes of the images, after "on images"."""
+        return self.of_intervention.change
+
+    @property
     def cue_and_change(self) -> str:
         """The cue and the intervention, for tables."""
-        return f"{self.of_cue.title}: {self.of_intervention.change}"
+        return f"{self.title}: {self.change}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from vitlens.charts import intervals
 from vitlens.commands.shared.comparison import signed
 from vitlens.record import Record, table
 from vitlens.report.claims import Claim
-from vitlens.report.prose import listed, say
+from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Section
 
 _NAMED: Final = 3  # cues of a model in a sentence
@@ -43,19 +43,19 @@ def claims(record: RelianceRecord) -> Iterator[Claim]:
 
 def _relies(row: RelianceRow) -> Claim:
     words = (
-        "**{{ row.model }}** relies on {{ row.title|whole }}. {{ how|whole }}, {{ row.changed_by|value }} of its "
-        "predictions change; {{ row.control|whole }}, {{ row.changed_by_control|value }}."
+        "**{{ row.model }}** relies on {{ row.title|whole }}. On images {{ row.change|whole }}, "
+        "{{ row.changed_by|value }} of its predictions change; {{ row.control|whole }}, "
+        "{{ row.changed_by_control|value }}."
     )
     if row.misleads:
         words += (
             " This fixes {{ row.fixed }} errors and breaks {{ row.broken }} correct predictions (control: "
             "{{ row.control_fixed }} and {{ row.control_broken }})."
         )
-    change = row.of_intervention.change
     return Claim(
         f"reliance on {row.title}",
         row.model,
-        say(words, row=row, how=change[0].upper() + change[1:]),
+        say(words, row=row),
         say("{{ row.model }} relies on {{ row.title|whole }}", row=row),
         effect=row.changed,
         p=row.p_holm,
@@ -68,12 +68,12 @@ def _relies(row: RelianceRow) -> Claim:
 def _relies_more(record: RelianceRecord, pair: ReliancePairRow) -> Claim:
     other = pair.second if pair.more == pair.first else pair.first
     rows = {row.model: row for row in record.reliance if _same(row, pair)}
-    change = pair.of_intervention.change
     says = say(
-        "**{{ pair.more }}** relies more on {{ pair.title|whole }} than **{{ other }}**. {{ how|whole }}, "
+        "**{{ pair.more }}** relies more on {{ pair.title|whole }} than **{{ other }}**. On images "
+        "{{ pair.change|whole }}, "
         "{{ one.changed_by|value }} and {{ two.changed_by|value }} of their predictions change; "
         "{{ one.control|whole }}, {{ one.changed_by_control|value }} and {{ two.changed_by_control|value }}.",
-        pair=pair, other=other, one=rows[pair.more], two=rows[other], how=change[0].upper() + change[1:],
+        pair=pair, other=other, one=rows[pair.more], two=rows[other],
     )  # fmt: skip
     return Claim(
         f"difference in reliance on {pair.title}",
@@ -97,7 +97,7 @@ def unknown(record: RelianceRecord) -> Iterator[str]:
     for reason, rows in groupby(record.reliance_left_out, lambda row: row.reason):
         titles = list(dict.fromkeys(row.title for row in rows))
         yield say("Not tested: reliance on {{ titles }}, as {{ reason|whole }}.", titles=listed(titles), reason=reason)
-    unmatched = dict.fromkeys(row.of_intervention.change for row in record.reliance if not row.is_matched)
+    unmatched = dict.fromkeys(row.change for row in record.reliance if not row.is_matched)
     if unmatched:
         yield say("No control is matched to images {{ changes }}: they support no cause.", changes=listed([*unmatched]))
 
@@ -110,9 +110,9 @@ def _answer(record: RelianceRecord) -> str:
         titles = [say("{{ row.title|whole }}", row=row) for row in rows]
         sentences.append(
             say(
-                "**{{ model }}** {% if titles %}relies most on {{ titles }}{% else %}is not shown to rely on any cue "
-                "that was tested{% endif %}.",
-                model=model, titles=listed(titles) if titles else "",
+                "**{{ model }}** {% if titles %}relies most on {{ titles|whole }}{% else %}is not shown to rely on any "
+                "cue that was tested{% endif %}.",
+                model=model, titles=Marked(", then on ".join(titles)),
             )
         )  # fmt: skip
     return " ".join(sentences)
@@ -133,7 +133,7 @@ def _named_alike(row: RelianceRow, other: RelianceRow) -> bool:
 
 
 SECTION: Final = Section(
-    "What do the models rely on?",
+    "What {% if record.aliases|length > 1 %}do the models{% else %}does the model{% endif %} rely on?",
     "reliance",
     opening=_answer,
     columns=("model", "cue_and_change", "changed", "lost", "control", "p_holm"),
