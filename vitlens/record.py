@@ -39,6 +39,7 @@ SCHEMA: Final = 3  # of results.json
 Better = Literal["higher", "lower"]
 _COLUMN: Final = "column"
 _TABLE: Final = "table"
+_MAY_MISS: Final = "may_miss"
 _ARRAYS: Final = "arrays"
 _AGAIN: Final = "run the command again"
 _ALIASES: Final = ("model", "made_for", "shown_to", "baseline")  # placeholders of metrics that are models' aliases
@@ -196,9 +197,12 @@ class OfModel:
     model: str = col("model")
 
 
-def table() -> Any:
-    """A field of a record: the rows of a table, empty where nothing was measured."""
-    return field(default=(), metadata={_TABLE: True})
+def table(*, may_miss: bool = False) -> Any:
+    """A field of a record: the rows of a table, empty where nothing was measured.
+
+    may_miss: whether folders that were written before there was this table are read, as if it were empty.
+    """
+    return field(default=(), metadata={_TABLE: True, _MAY_MISS: may_miss})
 
 
 def arrays(name: str) -> Any:
@@ -415,8 +419,9 @@ def read_record(kind: type[R], run: RunRecord) -> R:
     """The record of a run's folder. Raises InputError, one line, at the first value that does not fit."""
     path, tables, hints = run.folder / RESULTS, run.results["tables"], get_type_hints(kind)
     values: dict[str, Any] = {}
+    may_miss = {each.name for each in fields(kind) if each.metadata.get(_MAY_MISS)}
     for name in _tables(kind):
-        if name not in tables and run.status == "done":
+        if name not in tables and run.status == "done" and name not in may_miss:
             raise InputError(f"expected a table {name!r} in {path}, found none; {_AGAIN}")
         values[name] = read_as(hints[name], tables.get(name, []), source=f"table {name!r} of {path}", hint=_AGAIN)
     for name, (pattern, form) in _array_files(kind).items():

@@ -4,7 +4,6 @@ Most add a pattern to the images, whose amplitude is found by bisection for each
 leave a control too weak, which the report then says.
 """
 
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

@@ -276,7 +276,7 @@ class _Run:
         """Return the row of one model; of the images that the intervention changes."""
         effect = _Effect(self, outcome, clean, at)
         size, control_size = outcome.size[:, outcome.visible].double().mean(1).tolist()
-        how = {"groups": effect.groups}
+        groups = effect.groups
         return RelianceRow(
             model=self.viewers[at].model.alias,
             cue=cue.name,
@@ -285,16 +285,16 @@ class _Run:
             unchanged=self.count - len(effect.right),
             size=size,
             control_size=control_size,
-            changed_by=share_of(effect.moved, **how),
-            changed_by_control=share_of(effect.moved_by_control, **how),
-            changed=accuracy_difference(effect.moved, effect.moved_by_control, seed=self.seed, **how),
-            lost=accuracy_difference(effect.control, effect.then, seed=self.seed, **how),
+            changed_by=share_of(effect.moved, groups=groups),
+            changed_by_control=share_of(effect.moved_by_control, groups=groups),
+            changed=accuracy_difference(effect.moved, effect.moved_by_control, groups=groups, seed=self.seed),
+            lost=accuracy_difference(effect.control, effect.then, groups=groups, seed=self.seed),
             fixed=int((effect.then & ~effect.right).sum()),
             broken=int((effect.right & ~effect.then).sum()),
             control_fixed=int((effect.control & ~effect.right).sum()),
             control_broken=int((effect.right & ~effect.control).sum()),
-            p=paired_test(effect.moved, effect.moved_by_control, **how),
-            p_lost=paired_test(effect.control, effect.then, **how),
+            p=paired_test(effect.moved, effect.moved_by_control, groups=groups),
+            p_lost=paired_test(effect.control, effect.then, groups=groups),
         )
 
     def pair_rows(

@@ -27,9 +27,9 @@ _CLAIMED: Final = 2  # of a model, and of a pair
 class RelianceRecord(Record):
     """The tables of a command that measures what models rely on."""
 
-    reliance: tuple[RelianceRow, ...] = table()
-    reliance_pairs: tuple[ReliancePairRow, ...] = table()
-    reliance_left_out: tuple[LeftOutCueRow, ...] = table()
+    reliance: tuple[RelianceRow, ...] = table(may_miss=True)
+    reliance_pairs: tuple[ReliancePairRow, ...] = table(may_miss=True)
+    reliance_left_out: tuple[LeftOutCueRow, ...] = table(may_miss=True)
 
 
 def claims(record: RelianceRecord) -> Iterator[Claim]:
