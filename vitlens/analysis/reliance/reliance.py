@@ -73,7 +73,7 @@ class Reliance(Table):
 
 
 def reliance(
-    models: Model | Sequence[Model],
+    models: Model | list[Model] | tuple[Model, ...],
     images: AnyImages,
     labels: Labels | None = None,
     *,
@@ -106,11 +106,11 @@ def reliance(
     >>> [row.n for row in found.rows]
     [40]
     """
-    several = [models] if isinstance(models, Model) else list(models)
+    several = list(models) if isinstance(models, list | tuple) else [models]
     if not several:
         raise InputError("expected a model or several, found none; give vitlens.reliance(model, images, labels)")
     for model in several:
-        require_model(model)
+        require_model(model, images)
         require(model, *needs_of("evaluate"))
     _require_distinct(several)
     names = list(CUES) if cues is None else list(cues)
