@@ -108,6 +108,13 @@ class ReadsBrightness(Reader):
         return 20 * (luminance_of(images).mean((1, 2, 3)) - 0.48)
 
 
+class ReadsLuminanceFinely(Reader):
+    """Reads the mean luminance so finely that a change by a hundredth changes the answer."""
+
+    def evidence(self, images: Tensor) -> Tensor:
+        return (300 * luminance_of(images).mean((1, 2, 3))).sin()
+
+
 class ReadsShape(Reader):
     """Reads which of two shapes fits better, wherever it is."""
 
@@ -131,6 +138,7 @@ READERS = {
     "hue": ReadsHue,
     "texture": ReadsTexture,
     "brightness": ReadsBrightness,
+    "luminance": ReadsLuminanceFinely,
     "shape": ReadsShape,
     "nothing": ReadsNothing,
 }

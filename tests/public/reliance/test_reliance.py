@@ -55,7 +55,7 @@ def test_controls_are_matched_by_distance():
 
 
 def test_a_model_that_ignores_colour_never_changes_its_predictions():
-    rows = found("brightness", cues=["colour", "background-colour", "object-colour"]).rows
+    rows = vitlens.reliance(reads("luminance"), SPLIT, cues=["colour", "background-colour", "object-colour"]).rows
     assert {row.changed_by.value for row in rows} == {0.0}, "greying and turning hues keep luminance"
     assert {(row.fixed, row.broken) for row in rows} == {(0, 0)}
     assert not any(row.is_relied_on for row in rows)
