@@ -142,6 +142,13 @@ def chosen(model: Model, batch: Tensor) -> Any:
     return vitlens.choose_method(model, many, methods=["saliency", "input-x-gradient"])
 
 
+def relied_on(model: Model, batch: Tensor) -> Any:
+    """On as many images as it needs."""
+    right = isinstance(batch, Tensor) and batch.shape[1:2] == (3,) and batch.dim() == 4
+    many = batch.repeat(7, 1, 1, 1)[:20] if right else batch
+    return vitlens.reliance(model, many, labels_of(many), cues=["colour", "layout"])
+
+
 def measured(table: Any) -> Tensor:
     """One statistic of every head, and the norms of their outputs, by which labels are decided."""
     norms = [total for (name, _), total in table.evidence.sums.items() if name == "output"]
@@ -199,6 +206,9 @@ _OWN: Final = (
         exempt={"repeated": "it measures times", "refused pixels": "it draws its own images"},
     ),
     Entry("relevance", vitlens.relevance, lambda found: found, ATTENTIVE),
+    Entry(
+        "reliance", relied_on, lambda found: torch.tensor([row.changed_by.value for row in found.rows]), each=False,
+    ),
     Entry("replay", replayed, lambda found: found, PLAIN, needs_class=False),
     Entry("rollout", vitlens.rollout, lambda found: found, ATTENTIVE, needs_class=False),
     Entry("statistics", vitlens.statistics, measured, ATTENTIVE, each=False, needs_class=False),

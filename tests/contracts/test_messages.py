@@ -64,7 +64,7 @@ CALLS: dict[str, Callable[[Any, Any], object]] = {  # of the Python API
 
 
 # whose misspelt options Python itself refuses, with a TypeError
-PYTHONS = ("choose_method", "compare", "evaluate", "failures", "intervene", "places", "profile")
+PYTHONS = ("choose_method", "compare", "evaluate", "failures", "intervene", "places", "profile", "reliance")
 
 
 def flags(options: type) -> set[str]:

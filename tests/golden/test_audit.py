@@ -55,7 +55,7 @@ def test_what_does_not_fit_the_budget_is_left_out_and_the_report_says_so(labelle
     """With next to no time accuracy alone; with more, all chapters."""
     little = ran(tmp_path / "run", f"audit mine={tiny_vit} --data digits --limit 4 --batch-size 4 --budget 1e-6")
     assert set(little.named) == {"evaluate"}
-    assert {row.part for row in little.untested} == {"stats", "corruptions", "explain", "failures"}
+    assert {row.part for row in little.untested} == {"stats", "corruptions", "explain", "failures", "reliance"}
     found = states(little)
     for subject in SUBJECTS - {"accuracy", "calibration"}:
         assert found[subject] == "not tested"

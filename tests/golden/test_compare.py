@@ -74,6 +74,24 @@ def test_unusable_maps_are_counted(tmp_path, tiny_vit):
     assert "Only 3 images are disturbed" in text.read_text()
 
 
+def test_levels_of_disturbances_are_the_interventions_and_few_images_are_said_to_be_few(
+    tmp_path, tiny_vit, tiny_cnn, record
+):
+    """The accuracy at a level is that of the intervention, whose images are the same."""
+    more = "--limit 24 --panels 1 --maps 1 --checked 0 --method saliency"
+    run = ran(tmp_path / "run", f"compare {tiny_vit} {tiny_cnn} --data digits {more}")
+    levels = {("fine-detail", "low-pass"): "low-pass/0.3", ("parts", "covered"): "occlusion/0.25"}
+    compared = [row for row in run.reliance if (row.cue, row.intervention) in levels and row.unchanged == 0]
+    assert compared
+    for row in compared:
+        clean = run.metric(f"accuracy/{row.model}").value
+        after = run.metric(f"hardened_accuracy/{row.model}/{levels[row.cue, row.intervention]}").value
+        assert after == pytest.approx(clean + (row.fixed - row.broken) / row.n)
+    assert {row.n + row.unchanged for row in run.reliance} == {24}
+    assert not record.reliance, "12 images are too few"
+    assert {row.cue for row in record.reliance_left_out} >= {"colour", "layout", "background"}
+
+
 def test_one_image_and_one_class_whose_name_is_markup(tmp_path):
     classes = ("<b>**x**</b>`1`", "[a](b)")
     place = tmp_path / "data" / "test" / classes[1]

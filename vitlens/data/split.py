@@ -281,7 +281,7 @@ def takes_splits(function: Function) -> Function:
             if arguments.get(name) is not None:
                 model = arguments["second" if name == "second_images" else next(iter(arguments))]
                 split = resolved("vitlens.data.catalogue:read_split")(arguments[name], model.preprocessing)
-                arguments[name] = _labelled(split, arguments.get("labels"), next(iter(arguments.values())))
+                arguments[name] = labelled(split, arguments.get("labels"), next(iter(arguments.values())))
         return function(*bound.args, **bound.kwargs)
 
     return cast(Function, checked)
@@ -293,7 +293,7 @@ def as_split(images: AnyImages) -> Split:
     return images
 
 
-def _labelled(split: Split, labels: Tensor | None, model: Any) -> Split:
+def labelled(split: Split, labels: Tensor | None, model: Any) -> Split:
     """The split with these labels, class indices of the model, or its own. Raises DataError for wrong ones, and
     UnsupportedError for a model without classes."""
     if labels is None:

@@ -17,6 +17,7 @@ from vitlens.analysis.failures.operations import correct_after
 from vitlens.analysis.faithfulness.localisation import random_maps
 from vitlens.analysis.faithfulness.maps import removal_grid
 from vitlens.analysis.faithfulness.removal import faithfulness
+from vitlens.analysis.reliance.measure import Plan, measure_reliance
 from vitlens.attacks.algorithm import Setting, algorithm_of
 from vitlens.attacks.registry import Attack
 from vitlens.attribution.explain import explain, methods_for, preferred_method
@@ -34,12 +35,14 @@ from vitlens.commands.audit.plan import (
     FGSM,
     MAPPED,
     MAPPED_SHARE,
+    RELIED_SHARE,
     STATS_PASSES,
     STATS_SHARE,
     Budget,
     BusyClock,
     CorruptionCosts,
     MapCosts,
+    changed_images,
     considered,
     corrupted_images,
     fitting_methods,
@@ -59,6 +62,7 @@ from vitlens.commands.run.requirements import outcomes, requirements_of
 from vitlens.commands.run.resume import content_digest
 from vitlens.commands.run.run import Run
 from vitlens.commands.shared.failures_measure import failure_fields
+from vitlens.commands.shared.reliance_measure import plan_of, reliance_fields, viewers_of
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.data.split import Split
 from vitlens.errors import DataError, InputError, OutputError, UnsupportedError
@@ -198,6 +202,19 @@ class AuditChapters(ChapterRunner):
             return {}
         return failure_fields([_mapped(run, images)], quiet=run.run.quiet)
 
+    def reliance(self, run: Run[AuditOptions]) -> dict[str, Any]:
+        """Measure what the model relies on, on as many images as fit; returns fields of the record."""
+        if self.predicted:
+            return {}
+        plan = plan_of([self.split], thorough=False, levels=False)
+        count = len(self.split)
+        images = changed_images(plan.passes, self.one_pass, self.budget.share(RELIED_SHARE), count)
+        if not images:
+            takes = min(FEWEST_JUDGED, count) * plan.passes * self.one_pass
+            self._left_out("reliance", "the question what the model relies on", takes, RELIED_SHARE)
+            return {}
+        return _relied_on(run, plan, images)
+
     def attack(self) -> tuple[BudgetRow, tuple[CandidateRow, ...]]:
         """Run the strongest attack that fits the budget; returns it and the attacks that were considered."""
         budget = BudgetRow(self.minutes, self.budget.spent / 60, self.budget.left / 60, self.one_pass)
@@ -306,7 +323,7 @@ def measure(options: AuditOptions) -> Path:
         assert folder is not None, "one process alone audits"
         chapters = AuditChapters(folder, run, predicted, clock)
         chapters.analyse()
-        why = chapters.failures(run)
+        why = chapters.reliance(run) | chapters.failures(run)
         budget, tried = chapters.attack()
         budget = replace(budget, total=chapters.budget.spent / 60)
         folder.keep(
@@ -321,6 +338,14 @@ def measure(options: AuditOptions) -> Path:
         document, judged = COMMANDS["audit"].report(record), tuple(outcomes(requirements, record))
         write_bytes(options.junit, junit(document, judged, suite="vitlens audit", seconds=folder.seconds))
     return path
+
+
+@phase("What the model relies on")
+def _relied_on(run: Run[AuditOptions], plan: Plan, images: int) -> dict[str, Any]:
+    """Return the tables of the main cues, on a seeded, class-balanced subset of the images."""
+    subset = run.split.limit(images, seed=run.run.seed)
+    viewers = viewers_of([run.model], [subset], run.run.precision)
+    return reliance_fields(measure_reliance(viewers, plan, batch_size=run.run.batch_size, seed=run.run.seed))
 
 
 @phase("Predictions and maps, to ask why images are misclassified")

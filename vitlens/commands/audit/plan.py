@@ -21,12 +21,14 @@ STATS_SHARE: Final = 0.1  # of it, which statistics of attention may take
 STATS_PASSES: Final = 2.0  # forward passes that the statistics of an image take
 CORRUPTED_SHARE: Final = 0.35  # of it, which the corruptions and FGSM may take
 MAPPED_SHARE: Final = 0.1  # of it, which the question why the model fails may take
+RELIED_SHARE: Final = 0.1  # of it, which the question what the model relies on may take
 REPORT_SHARE: Final = 0.1  # of it, which is kept for the report
 MAPPED: Final = 200  # images with maps for the question why the model fails, at most
 EXPLAINED: Final = (50, FEWEST_JUDGED)  # images on which the methods are checked; fewer judge no map
 COSTLY: Final = 20  # forward passes of a map, above which its time is not measured but counted
 BACKWARD: Final = 3.0  # forward passes that a forward and a backward pass together take
 _RUNS: Final = 8  # runs of an attack on the images of its self-checks, four of them in one with four times the steps
+_EDITED: Final = 1.3  # times a forward pass, which an image takes with its change
 _LONGER: Final = 1.1  # than this time a stage may take in another run
 
 # 1/255 is judged; at 8/255 every undefended model falls, so an attack that does not break it there is too weak
@@ -170,6 +172,16 @@ def mapped_images(a_map: float, one_pass: float, seconds: float, images: int) ->
     most = min(MAPPED, images)
     fitting = int((seconds - images * one_pass) / a_map) if a_map else most
     return min(most, fitting) if fitting >= min(FEWEST_JUDGED, images) else 0
+
+
+def changed_images(passes: int, one_pass: float, seconds: float, images: int) -> int:
+    """Return on how many images it is measured what the model relies on; 0 where too few fit.
+
+    passes: forward passes of each image.
+    """
+    takes = _EDITED * passes * one_pass
+    fitting = min(images, int(seconds / takes)) if takes else images
+    return fitting if fitting >= min(FEWEST_JUDGED, images) else 0
 
 
 def pass_seconds(row: AttackRow) -> float:

@@ -6,9 +6,10 @@ from typing import Final, Literal, TypeAlias
 
 from vitlens.commands.run.chapters import Chapter, Chaptered
 from vitlens.commands.shared.failures import FailuresRecord
+from vitlens.commands.shared.reliance import RelianceRecord
 from vitlens.record import col, table
 
-Part: TypeAlias = Literal["evaluate", "explain", "attack", "corruptions", "stats", "failures"]
+Part: TypeAlias = Literal["evaluate", "explain", "attack", "corruptions", "stats", "failures", "reliance"]
 CandidateState: TypeAlias = Literal["chosen", "weaker", "too long", "undefined"]
 CORRUPTIONS_PART: Final = "corruptions"  # of the two attack chapters, the one of corruptions and FGSM on all images
 
@@ -48,7 +49,7 @@ class UntestedRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditRecord(Chaptered, FailuresRecord):
+class AuditRecord(Chaptered, FailuresRecord, RelianceRecord):
     """One model, judged."""
 
     attacks_considered: tuple[CandidateRow, ...] = table()

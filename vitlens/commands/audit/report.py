@@ -11,7 +11,7 @@ from vitlens.commands.audit.record import AuditRecord, CandidateRow
 from vitlens.commands.run.chapters import Question, answered, finished
 from vitlens.commands.run.consistency import reconciled
 from vitlens.commands.run.requirements import RequirementOutcome, outcomes, requirements_of
-from vitlens.commands.shared import failures
+from vitlens.commands.shared import failures, reliance
 from vitlens.report.claims import Claim, found, judge, unjudged
 from vitlens.report.document import Section, Table
 from vitlens.report.prose import listed, say
@@ -72,6 +72,7 @@ def claims(record: AuditRecord) -> Iterator[Claim]:
                "rest": states["inconclusive"] + states["not tested"], **_requirements(record)},
         kind="answer",
     )  # fmt: skip
+    yield from reliance.claims(record)
     yield from failures.claims(record)
     yield from judged
 
@@ -163,6 +164,7 @@ def unknown(record: AuditRecord) -> Iterator[str]:
         "This holds for images like these {{ n }}; the intervals cover which of them were drawn, not other sources of "
         "images and not another training of the model.", n=record.images,
     )  # fmt: skip
+    yield from reliance.unknown(record)
     if "explain" in record.named:
         yield "A map that you can trust is no explanation of what defines a class."
     yield "Images in use may change in other ways than by the corruptions that were tried."
@@ -216,6 +218,7 @@ REPORT: Final = Report(
             columns=("metric", "holds", "because"),
         ),
         _answers,
+        reliance.SECTION,
         *failures.SECTIONS,
         Declared(
             "Which attack was run?", "attacks_considered",

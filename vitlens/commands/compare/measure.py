@@ -24,11 +24,10 @@ from vitlens.analysis.evaluation.evaluate import (
 )
 from vitlens.analysis.failures.compare import Comparison, compare_evaluations, require_cues, shape_bias
 from vitlens.analysis.failures.covariates import Subject
-from vitlens.analysis.failures.disturbances import DISTURBANCES
-from vitlens.analysis.failures.operations import correct_after
 from vitlens.analysis.faithfulness.defaults import BASELINES
 from vitlens.analysis.faithfulness.league import CHECKS, Settings, league
 from vitlens.analysis.faithfulness.maps import Explain, MapOverlap, MapShares, map_overlap, map_shares, removal_grid
+from vitlens.analysis.reliance.measure import Measured, measure_reliance
 from vitlens.attribution.explain import explain, preferred_methods, require_method
 from vitlens.attribution.registry import attribution
 from vitlens.commands.compare import record as rows
@@ -41,6 +40,7 @@ from vitlens.commands.shared.comparison import compared, in_pairs
 from vitlens.commands.shared.failures_measure import failure_fields
 from vitlens.commands.shared.maps.measure import CheckedMaps, on_object_rows
 from vitlens.commands.shared.maps.record import MapCheckRow, OnObjectRow, judged_maps
+from vitlens.commands.shared.reliance_measure import plan_of, reliance_fields, viewers_of
 from vitlens.commands.shared.trainings import trainings_of
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.data.catalogue import load_data
@@ -130,7 +130,7 @@ def _recorded(
         answered(comparison, own.seed),
         **described(run, methods, maps),
         **failure_fields(subjects, quiet=own.quiet),
-        **(_disturbed(run) if options.harder else {}),
+        **(_changed_images(run) if options.harder else {}),
         map_checks=(*checks[0], *checks[1]),
         images_shown=tuple(images),
         shape_bias=bias,
@@ -236,26 +236,33 @@ def _shown(images: Sequence[rows.ImageRow], split: Split, maps: Maps) -> rows.Sh
     return rows.ShownArrays(split.source.read(where).numpy(), first, second, masks)
 
 
-def _disturbed(run: Run[CompareOptions]) -> dict[str, Any]:
-    """Accuracy of each model by level of every disturbance, on the same seeded, class-balanced subset of at most
-    --disturbed images; and the differences of the two, all tests corrected together (Holm)."""
-    seed, harder, correct = run.run.seed, [], []
-    for model, split in zip(run.models, run.splits):
-        subset = split.limit(run.options.disturbed, seed=seed)
-        levels = [(kind, level) for kind, known in DISTURBANCES.items() for level in known.at(subset.size)]
-        changes = [(DISTURBANCES[kind].operation, level) for kind, level in levels]
-        keys = torch.arange(len(subset)) + (seed << 20)
-        with run.progress(f"{model.alias} on disturbed images", len(subset) * len(changes)) as advance:
-            right = correct_after(model, subset, changes, keys=keys, **run.passes, advance=advance)
-        correct.append(right.numpy())
+def _changed_images(run: Run[CompareOptions]) -> dict[str, Any]:
+    """Measure what the models rely on, and their accuracy at every level of the disturbances, which are among the
+    interventions: on the same seeded, class-balanced subset of at most --disturbed images."""
+    seed, options = run.run.seed, run.options
+    subsets = [split.limit(options.disturbed, seed=seed) for split in run.splits]
+    viewers = viewers_of(run.models, subsets, run.run.precision)
+    plan = plan_of(subsets, thorough=options.every_cue, levels=True)
+    with run.progress("changing images", plan.passes * sum(map(len, subsets))) as advance:
+        found = measure_reliance(viewers, plan, batch_size=run.run.batch_size, seed=seed, advance=advance)
+    return reliance_fields(found) | _by_level(run, found)
+
+
+def _by_level(run: Run[CompareOptions], found: Measured) -> dict[str, Any]:
+    """Return the accuracy of each model by level of every disturbance, and the differences of the two, all tests
+    corrected together (Holm)."""
+    harder = list[rows.HarderRow]()
+    groups = None if found.groups is None else torch.from_numpy(found.groups)
+    for at, (model, split) in enumerate(zip(run.models, run.splits)):
         chance = 1 / max(len(split.classes), len(model.classes))  # the data may have some of the model's classes
-        harder += [
-            rows.HarderRow(model.alias, *at, accuracy(own, groups=subset.groups), chance)
-            for at, own in zip(levels, right)
-        ]
-    groups = None if subset.groups is None else subset.groups.numpy()
-    pairs = compared([(*run.aliases, *both) for both in zip(*correct)], groups=groups, seed=seed)
-    tested = (rows.DisturbedPairRow(**vars(pair), kind=kind, level=level) for (kind, level), pair in zip(levels, pairs))
+        for level, correct in found.correct.items():
+            own = accuracy(torch.from_numpy(correct[at]), groups=groups)
+            harder.append(rows.HarderRow(model.alias, *level, own, chance))
+    both = [(*run.aliases, *correct) for correct in found.correct.values()]
+    pairs = compared(both, groups=found.groups, seed=run.run.seed)
+    tested = (
+        rows.DisturbedPairRow(**vars(pair), kind=kind, level=level) for (kind, level), pair in zip(found.correct, pairs)
+    )
     return {"robustness": tuple(harder), "disturbed_pairs": tuple(tested)}
 
 

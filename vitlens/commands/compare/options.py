@@ -14,8 +14,9 @@ class CompareOptions(SharedOptions):
     method: of the maps, one for both models or one each (none: of the preferred ones of each model's family, the one
     that passes its checks best). target:
     the class whose logit is explained, "predicted", "true" or a class. panels: images shown; maps: images, drawn with
-    the seed, over which the statistics of maps are averaged. harder: whether accuracy is also measured on filtered,
-    shuffled and occluded images, on `disturbed` of them at most. checked: images on which methods are checked, at most.
+    the seed, over which the statistics of maps are averaged. harder: whether it is measured what the models rely on,
+    and accuracy on filtered, shuffled and occluded images, on `disturbed` of them at most; every_cue: by all
+    interventions, or by one on each of the main cues. checked: images on which methods are checked, at most.
     cue_conflict: images whose shape and texture belong to different classes.
     """
 
@@ -35,10 +36,14 @@ class CompareOptions(SharedOptions):
         "--checked", "Images on which the methods of maps are checked, at most (0: none are).", default=64, metavar="N",
         low=0,
     )  # fmt: skip
-    harder: bool = option("--harder/--no-harder", "Also on filtered, shuffled and occluded images.", default=True)
+    harder: bool = option("--harder/--no-harder", "Also what the models rely on, on changed images.", default=True)
     disturbed: int = option(
-        "--disturbed", "Images that are filtered, shuffled and occluded, at most.", default=500, metavar="N", low=1
+        "--disturbed", "Images that are changed to see what models rely on, at most.", default=500, metavar="N", low=1
     )
+    every_cue: bool = option(
+        "--every-cue/--main-cues", "All interventions on cues, or one on each of the main cues.", default=True,
+        shown=False,
+    )  # fmt: skip
     cue_conflict: str | None = option(
         "--cue-conflict",
         "Images named shapeN-textureM, for the shape bias (default: those of DATA, where it has some).", metavar="DATA",

@@ -10,6 +10,7 @@ from vitlens.commands.shared.calibration import CalibrationRow
 from vitlens.commands.shared.comparison import PairRow
 from vitlens.commands.shared.failures import FailuresRecord
 from vitlens.commands.shared.maps.record import MapCheckRow, OnObjectRow
+from vitlens.commands.shared.reliance import RelianceRecord
 from vitlens.commands.shared.trainings import Budget
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.record import OfModel, arrays, col, table
@@ -170,7 +171,7 @@ class ShownArrays:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareRecord(FailuresRecord):
+class CompareRecord(FailuresRecord, RelianceRecord):
     """Two models on the same labelled images."""
 
     scores: tuple[ScoreRow, ...] = table()

@@ -57,7 +57,7 @@ class Depth:
     """Numbers of images unless said otherwise.
 
     explained: methods whose maps are checked; ablated: on which every unit is ablated; checked: on which maps are;
-    compared: whose maps are compared; disturbed: filtered, shuffled and occluded; panels: shown side by side;
+    compared: whose maps are compared; disturbed: changed to see what models rely on; panels: shown side by side;
     developed: whose attention is shown over all layers; featured: whose features are read; bank: training images of
     their classifiers; attacks: by name, on attacked images, some at one epsilon alone (singles, 1/255); searched: on
     which C&W searches for the smallest perturbation (0: it is left out), with so many steps in each of its searches;
@@ -251,7 +251,7 @@ class Chapters(ChapterRunner):
         method, depth = method if len(method) == len(pair) else (), self.depth
         options = CompareOptions(
             tuple(map(as_typed, pair)), self.images.data, method=method, panels=depth.panels, maps=depth.compared,
-            checked=0 if method else depth.checked, disturbed=depth.disturbed,
+            checked=0 if method else depth.checked, disturbed=depth.disturbed, every_cue=depth.thorough,
             model_options=self.common["model_options"], run=self.run_options,
         )  # fmt: skip
         self.run("compare", "", options)

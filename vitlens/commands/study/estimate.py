@@ -30,7 +30,7 @@ _PASSES: Final[Mapping[str, float]] = {  # forward passes of an image, where no 
     "attention": 8.0,
     "rollout": 6.0,
     "stats": 6.0,
-    "compare": 60.0,
+    "compare": 80.0,
     "features": 4.0,
     "profile": 0.0,
 }

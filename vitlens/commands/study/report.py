@@ -30,6 +30,7 @@ _BEFORE: Final = (
 _AFTER: Final = (
     Question("Where does attention lie?", ("attention",), "object"),
     Question("Which map can you trust?", ("explain",), "checks"),
+    Question("What do the models rely on?", ("compare",), "reliance"),
     Question("Why do the models fail?", ("compare",), "failure_properties"),
     Question("What fixes their errors?", ("compare",), "interventions"),
     Question("Which model copes better with disturbed images?", ("compare",), "robustness"),

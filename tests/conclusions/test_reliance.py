@@ -1,0 +1,95 @@
+"""What a report says of cues: only what is matched, corrected and large; each with its number and its control."""
+
+import pytest
+
+from tests.kit.contradictions import contradictions
+from tests.kit.reliance_rows import PAIR, pair_row, record_of, reliance_row
+from vitlens.commands.compare.report import REPORT
+
+HUE = ("background-colour", "hue-exchanged")
+TILES = ("layout", "tiles")
+
+
+def said(*rows, **more):
+    """The claims on reliance, by question and subject."""
+    claims = REPORT(record_of(*rows, **more)).claims
+    assert not list(contradictions(claims))
+    return {(claim.question, claim.subject): claim for claim in claims if "reliance on" in claim.question}
+
+
+@pytest.mark.parametrize(
+    ("more", "is_said"),
+    [
+        ({}, True),
+        ({"control_size": 0.04}, False),  # unmatched
+        ({"control_size": 0.21}, False),
+        ({"p_holm": 0.06}, False),
+        ({"p_holm": None}, False),
+    ],
+)
+def test_only_what_is_matched_and_significant_is_said(more, is_said):
+    claims = said(reliance_row("vit", *HUE, 0.4, 0.06, **more))
+    assert list(claims) == [("reliance on the colour of the background", "vit")] * is_said
+    for claim in claims.values():
+        assert claim.evidence == "intervened"
+        assert claim.effect.value == pytest.approx(34)
+        assert {"40.0 %", "6.0 %"} <= {f"{word} %" for word in claim.says.split()}
+
+
+def test_a_small_effect_is_not_said():
+    assert not said(reliance_row("vit", *HUE, 0.1, 0.06))
+
+
+def test_the_largest_effects_of_each_model_come_first_and_a_part_stands_for_the_whole():
+    rows = [
+        reliance_row("vit", "colour", "greyed", 0.41, 0.06),
+        reliance_row("vit", *HUE, 0.4, 0.06),
+        reliance_row("vit", *TILES, 0.7, 0.06),
+        reliance_row("cnn", "colour", "greyed", 0.41, 0.06),
+    ]
+    assert list(said(*rows)) == [
+        ("reliance on shape and layout", "vit"),
+        ("reliance on the colour of the background", "vit"),
+        ("reliance on colour", "cnn"),
+    ]
+
+
+def test_errors_that_a_cue_causes_are_counted_with_those_of_the_control():
+    row = reliance_row("vit", *HUE, 0.4, 0.06, fixed=171, broken=14, control_fixed=9, control_broken=12)
+    assert "171" not in said(row)["reliance on the colour of the background", "vit"].says
+    lost = row.lost.__class__(-30.0, -35.0, -25.0, 450, "points")
+    misled = reliance_row("vit", *HUE, 0.4, 0.06, fixed=171, broken=14, control_fixed=9, control_broken=12, lost=lost)
+    says = said(misled)["reliance on the colour of the background", "vit"].says
+    assert all(number in says for number in ("171", "14", "(control: 9 and 12)"))
+
+
+@pytest.mark.parametrize(
+    ("second", "p_holm", "is_said"),
+    [
+        ((0.2, 0.06), 1e-6, True),
+        ((0.2, 0.06), 0.2, False),  # not significant
+        ((0.38, 0.06), 1e-6, False),  # too small
+        ((0.55, 0.45), 1e-6, False),  # the difference is the control's
+    ],
+)
+def test_of_two_models_the_one_that_relies_more(second, p_holm, is_said):
+    rows = [reliance_row("vit", *HUE, 0.4, 0.06), reliance_row("cnn", *HUE, *second)]
+    claims = said(*rows, pairs=(pair_row(*rows, p_holm),))
+    key = ("difference in reliance on the colour of the background", "vit and cnn")
+    assert (key in claims) == is_said
+    back = tuple(reversed(rows))
+    claims = said(*rows, pairs=(pair_row(*back, p_holm),))
+    assert (key in claims) == is_said
+    if is_said:
+        assert claims[key].effect.value == pytest.approx(20)
+
+
+def test_the_section_has_one_table_of_eight_rows_and_says_what_could_not_be_tested():
+    rows = [reliance_row(model, *TILES, 0.4, 0.06) for model in PAIR for _ in range(6)]
+    document = REPORT(record_of(*rows, left_out="background"))
+    (section,) = [each for each in document.sections if any(f.name == "reliance" for f in each.figures)]
+    (table,) = section.tables
+    assert len(table.rows) == 8
+    assert len(table.columns) <= 6
+    assert "12" in table.caption
+    assert any("masks are not known" in sentence.text for sentence in document.first.unknown)

@@ -1,0 +1,207 @@
+"""The controls of interventions: images that change as much, by mean absolute distance, and keep the cue.
+
+Most add a pattern to the images, whose amplitude is found by bisection for each image. Clipping to [0, 1] may
+leave a control too weak, which the report then says.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitlens.analysis.failures.operations import frequency_bands
+from vitlens.analysis.reliance.cues import Region
+from vitlens.analysis.reliance.edits import direction, within
+from vitlens.analysis.reliance.views import View, distance
+from vitlens.data.draws import uniform
+from vitlens.shapes import Images
+
+_STEPS = 12  # of the bisection: to 0.2 % of the amplitude's range
+_MOST = 8.0  # times the amplitude that would suffice without clipping
+_THINNED = 64  # pixels along the shorter side of what amplitudes and angles are chosen on
+_NOISE_STREAM = 23
+_SIDE_STREAM = 24
+_SQUARE_STREAM = 25
+_SQUARES = 8  # along a side
+_ANGLES = (0.1, -0.1, 0.2, -0.2, 0.4, -0.4, 0.8, -0.8, 1.6, -1.6)  # radians
+_TINY = 1e-6
+
+
+def with_pattern(view: View, changed: Images, pattern: Tensor, base: Images | None = None) -> Images:
+    """Add a pattern to each image, so that its distance is that of the changed one as far as [0, 1] allows.
+
+    base: to which it is added in place of the image; it may be farther from the image than the changed one.
+    """
+    images = view.images
+    base = images if base is None else base
+    target = distance(images, changed)
+    pattern = _of_size_one(pattern.expand_as(images))
+    stride = max(1, min(images.shape[-2:]) // _THINNED)
+    few = images[..., ::stride, ::stride]
+    few_of_base = base[..., ::stride, ::stride]
+    few_of_pattern = pattern[..., ::stride, ::stride]
+    low = torch.zeros_like(target)
+    high = _MOST * target
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        tried = (few_of_base + middle[:, None, None, None] * few_of_pattern).clamp(0, 1)
+        is_small = distance(few, tried) < target
+        low = torch.where(is_small, middle, low)
+        high = torch.where(is_small, high, middle)
+    return (base + high[:, None, None, None] * pattern).clamp(0, 1)
+
+
+def _of_size_one(pattern: Tensor) -> Tensor:
+    """Return patterns of mean absolute value 1; one that is 0 everywhere stays so."""
+    size = pattern.abs().mean((1, 2, 3), keepdim=True)
+    return torch.where(size > _TINY, pattern / size.clamp_min(_TINY), 0.0)
+
+
+def other_luminance(view: View, changed: Images, region: Region, _level: float) -> Images:
+    """Brighten or darken a region, with its chroma as it is."""
+    place = view.region(region)
+    return with_pattern(view, changed, place * direction(view.images, place))
+
+
+def other_luminance_there(view: View, changed: Images, _region: Region, _level: float) -> Images:
+    """Brighten or darken what is changed."""
+    place = ((changed - view.images).abs().amax(1, keepdim=True) > 0).to(view.images)
+    return with_pattern(view, changed, place * direction(view.images, place))
+
+
+def coarse_noise(view: View, changed: Images, region: Region, cutoff: float) -> Images:
+    """Add noise without frequencies above the cut-off, equal in all channels and of mean 0."""
+    low, _ = frequency_bands(_noise(view), cutoff=cutoff)
+    return within(view, with_pattern(view, changed, low * view.region(region)), region)
+
+
+def noise_of_blocks(view: View, changed: Images, _region: Region, _level: float) -> Images:
+    """Add noise as coarse as blocks of the size of a patch."""
+    low, _ = frequency_bands(_noise(view), cutoff=1 / min(view.patch))
+    return with_pattern(view, changed, low)
+
+
+def fine_noise(view: View, changed: Images, _region: Region, cutoff: float) -> Images:
+    """Add noise without frequencies up to the cut-off, equal in all channels."""
+    _, high = frequency_bands(_noise(view), cutoff=cutoff)
+    return with_pattern(view, changed, high)
+
+
+def rolled(view: View, changed: Images, _region: Region, _level: float) -> Images:
+    """Move each image by whole patches, around its edges: all parts keep their neighbours but at one seam a direction.
+
+    Of several steps the one whose distance is nearest to the change's.
+    """
+    rows, columns = view.patch
+    height, width = view.images.shape[-2:]
+    down = max(1, height // rows // 4) * rows
+    across = max(1, width // columns // 4) * columns
+    steps = [(rows, 0), (0, columns), (rows, columns), (down, 0), (0, across), (down, across), (-down, across)]
+    steps += [(2 * down, 0), (0, 2 * across), (2 * down, 2 * across)]
+    return nearest(view, changed, [view.images.roll(step, (2, 3)) for step in steps])
+
+
+def turned_in_place(view: View, changed: Images, _region: Region, _level: float) -> Images:
+    """Turn each image around its object, or its centre where that is not known; of several angles the nearest.
+
+    The angle is chosen on smaller copies of large images.
+    """
+    middle = _centre(view)
+    images, small_changed = (_smaller(each) for each in (view.images, changed))
+    count = len(images)
+    options = [_turned(images, middle, torch.full((count,), angle)) for angle in _ANGLES]
+    best = _nearest_index(images, small_changed, options)
+    return _turned(view.images, middle, torch.tensor(_ANGLES)[best.cpu()])
+
+
+def _smaller(images: Images) -> Images:
+    """Return images reduced to about _THINNED pixels along the shorter side."""
+    factor = max(1, min(images.shape[-2:]) // _THINNED)
+    return F.avg_pool2d(images, factor) if factor > 1 else images
+
+
+def _turned(images: Images, middle: Tensor, angle: Tensor) -> Images:
+    """Turn images around places (batch, 2), down and across from -1 to 1, by an angle each."""
+    height, width = images.shape[-2:]
+    cos = angle.cos().to(images)
+    sin = angle.sin().to(images)
+    down, across = middle.unbind(1)
+    ratio = height / width
+    theta = torch.zeros(len(images), 2, 3).to(images)
+    theta[:, 0, 0] = cos
+    theta[:, 0, 1] = -sin * ratio
+    theta[:, 0, 2] = across - cos * across + sin * ratio * down
+    theta[:, 1, 0] = sin / ratio
+    theta[:, 1, 1] = cos
+    theta[:, 1, 2] = down - sin / ratio * across - cos * down
+    grid = F.affine_grid(theta, list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, padding_mode="reflection", align_corners=False).clamp(0, 1)
+
+
+def _centre(view: View) -> Tensor:
+    """Return the centre of each object, down and across (batch, 2) from -1 to 1; 0 where it is not known."""
+    if view.masks is None:
+        return torch.zeros(len(view.images), 2).to(view.images)
+    inside = view.region("object")[:, 0]
+    total = inside.sum((1, 2)).clamp_min(1)
+    rows, columns = (torch.linspace(-1, 1, side).to(inside) for side in inside.shape[-2:])
+    return torch.stack([(inside.sum(2) @ rows) / total, (inside.sum(1) @ columns) / total], 1)
+
+
+def background_moved(view: View, changed: Images, _region: Region, _level: float) -> Images:
+    """Move the background, with its colours and its texture, and light it differently."""
+    place = (view.layer == 0).to(view.images)
+    height, width = view.images.shape[-2:]
+    options = [view.ground.roll((height // 4, width // 4), (2, 3)), view.ground.flip(3), view.ground.flip(2)]
+    moved = nearest(view, changed, [torch.where(place > 0, option, view.images) for option in options])
+    return with_pattern(view, changed, place * direction(view.images, place), base=moved)
+
+
+def lit(view: View, changed: Images, _region: Region, _level: float) -> Images:
+    """Light each image from one side, drawn by its key; the mean stays as far as nothing is clipped."""
+    height, width = view.images.shape[-2:]
+    down = torch.linspace(-1, 1, height, device=view.images.device)[:, None].expand(height, width)
+    across = torch.linspace(-1, 1, width, device=view.images.device).expand(height, width)
+    sides = torch.stack([down, -down, across, -across])
+    drawn = (uniform(view.keys, 1, stream=_SIDE_STREAM)[:, 0] * len(sides)).long()
+    return with_pattern(view, changed, sides[drawn][:, None])
+
+
+def covered_inside(view: View, changed: Images, _region: Region, _level: float) -> Images:
+    """Move random squares off the border towards the mean colour: as many pixels as the intervention changes."""
+    height, width = view.images.shape[-2:]
+    border = (changed - view.images).abs().amax((0, 1)) > 0
+    rows = torch.arange(height, device=view.images.device) * _SQUARES // height
+    columns = torch.arange(width, device=view.images.device) * _SQUARES // width
+    number = rows[:, None] * _SQUARES + columns
+    rank = uniform(view.keys, _SQUARES**2, stream=_SQUARE_STREAM)[:, number]
+    rank = torch.where(border, 2.0, rank).flatten(1)
+    count = min(int(border.sum()), rank.shape[1] - int(border.sum()))
+    if count == 0:
+        return view.images
+    limit = rank.kthvalue(count, 1).values
+    inside = ((rank <= limit[:, None]) & (rank < 2)).view(-1, 1, height, width)
+    mean = view.images.mean((2, 3), keepdim=True)
+    return with_pattern(view, changed, (mean - view.images) * inside)
+
+
+def nearest(view: View, changed: Images, options: list[Images]) -> Images:
+    """Return for each image the option whose distance from it is nearest to the change's."""
+    best = _nearest_index(view.images, changed, options)
+    return torch.stack(options)[best, torch.arange(len(best), device=best.device)]
+
+
+def _nearest_index(images: Images, changed: Images, options: list[Images]) -> Tensor:
+    """Return for each image which option is nearest to the change in distance, by some pixels of large images."""
+    stride = max(1, min(images.shape[-2:]) // _THINNED)
+    few = images[..., ::stride, ::stride]
+    wanted = distance(few, changed[..., ::stride, ::stride]).clamp_min(_TINY).log()
+    found = [distance(few, option[..., ::stride, ::stride]).clamp_min(_TINY).log() for option in options]
+    return torch.stack([(each - wanted).abs() for each in found]).argmin(0)
+
+
+def _noise(view: View) -> Tensor:
+    """Return noise (batch, 1, height, width) of mean 0, drawn by each image's key."""
+    height, width = view.images.shape[-2:]
+    drawn = uniform(view.keys, height * width, stream=_NOISE_STREAM).view(-1, 1, height, width)
+    noise = drawn.to(view.images) - 0.5
+    return noise - noise.mean((1, 2, 3), keepdim=True)

@@ -1,0 +1,397 @@
+"""Measure what models rely on: predictions on all images after each intervention, and after its control."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import combinations
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitlens.analysis.evaluation.classes import reading
+from vitlens.analysis.evaluation.evaluate import fitting_batch_size
+from vitlens.analysis.failures.disturbances import DISTURBANCES
+from vitlens.analysis.faithfulness.maps import removal_grid
+from vitlens.analysis.reliance.cues import Cue, Intervention
+from vitlens.analysis.reliance.edits import disturbed
+from vitlens.analysis.reliance.rows import FEWEST, LeftOutCueRow, ReliancePairRow, RelianceRow
+from vitlens.analysis.reliance.views import View, distance
+from vitlens.data.draws import keys as keys_of
+from vitlens.data.identity import image_numbers
+from vitlens.data.split import Split
+from vitlens.devices import autocast, evaluating
+from vitlens.lens.quick_passes import quick_convolutions, quick_linear
+from vitlens.models.model import Model
+from vitlens.references import resolved
+from vitlens.shapes import Images, Labels
+from vitlens.uncertainty import accuracy_difference, bootstrap_difference, holm, paired_test, share_of
+
+Level = tuple[str, float]  # of a disturbance
+Row = TypeVar("Row", RelianceRow, ReliancePairRow)
+_VISIBLE: Final = 0.5 / 255  # of a pixel: what changes less is as it was
+_AT_ONCE: Final = 64  # images at a time: more do not fit a processor's cache
+_SEARCHED: Final = 200  # images among which a partner of another class is sought
+_WORD: Final = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class Viewer:
+    """One model with its images, prepared for it, and their labels in its reading of the classes."""
+
+    model: Model
+    split: Split
+    labels: Labels
+    precision: str = "fp32"
+
+    def predict(self, images: Images) -> Int[Tensor, " batch"]:
+        """Return the predicted classes, in those of the data."""
+        read = reading(self.model.classes, self.split.classes).read
+        with torch.inference_mode(), autocast(self.model.device, self.precision):
+            return read(self.model(images.to(self.model.device)).float()).argmax(-1).cpu()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured: interventions with their controls, and levels of disturbances without one."""
+
+    interventions: tuple[tuple[Cue, Intervention], ...]
+    levels: tuple[Level, ...] = ()
+
+    @property
+    def own_levels(self) -> tuple[Level, ...]:
+        """The levels that are neither the first of their kind, which changes nothing, nor an intervention's."""
+        shared = {(each.disturbance, each.level) for _, each in self.interventions if each.disturbance}
+        return tuple(level for level in self.levels if level not in shared and not _is_first(level))
+
+    @property
+    def passes(self) -> int:
+        """Forward passes of each image and model."""
+        return 1 + 2 * len(self.interventions) + len(self.own_levels)
+
+
+def _is_first(level: Level) -> bool:
+    """Return True for the level of a disturbance that changes nothing."""
+    kind, value = level
+    levels = DISTURBANCES[kind].levels
+    return value == (levels[0] if levels else 1.0)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """rows, pairs, left_out: see rows.py; correct: (models, n) of each level of a disturbance, in a canonical order of
+    the images; clean: the same without any; groups: (n,) in that order, or None."""
+
+    rows: tuple[RelianceRow, ...]
+    pairs: tuple[ReliancePairRow, ...]
+    left_out: tuple[LeftOutCueRow, ...]
+    correct: Mapping[Level, NDArray[np.bool_]]
+    clean: NDArray[np.bool_]
+    groups: NDArray[Any] | None
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What becomes of images under one intervention, or a level.
+
+    predictions: (models, 2, n) after it and after its control; size: (2, n) distances; visible: (n,) whether it changes
+    an image.
+    """
+
+    predictions: Int[Tensor, "models 2 batch"]
+    size: Float[Tensor, "2 batch"]
+    visible: Bool[Tensor, " batch"]
+
+
+def measure_reliance(
+    viewers: Sequence[Viewer],
+    plan: Plan,
+    *,
+    batch_size: int | None = None,
+    seed: int = 0,
+    advance: Callable[[int], object] = lambda _: None,
+) -> Measured:
+    """Measure the reliance of models on the same images. advance: called with passes of an image just done.
+
+    Images are taken in an order that their content decides, which also decides the random numbers of each: the order in
+    which they are given has no effect.
+    """
+    run = _Run(viewers, plan, seed, batch_size or min(_AT_ONCE, *(fitting_batch_size(each.model) for each in viewers)))
+    outcomes, clean = run.measure(advance)
+    rows = list[RelianceRow]()
+    left_out = list[LeftOutCueRow]()
+    for cue, intervention in plan.interventions:
+        if intervention.needs_masks and viewers[0].split.masks is None:
+            continue
+        outcome = outcomes[cue.name, intervention.name]
+        count = int(outcome.visible.sum())
+        if count < FEWEST:
+            left_out.append(LeftOutCueRow(cue.name, _too_few(intervention, count, run.count)))
+            continue
+        rows += [run.row(cue, intervention, outcome, clean, at) for at in range(len(viewers))]
+    rows = list(_corrected(rows))
+    pairs = list(run.pair_rows(rows, outcomes, clean))
+    return Measured(
+        tuple(rows),
+        tuple(_corrected(pairs)),
+        (*run.without_masks(), *left_out),
+        {level: run.correct_at(level, outcomes, clean) for level in plan.levels},
+        run.is_correct(clean),
+        run.groups,
+    )
+
+
+def _too_few(intervention: Intervention, count: int, total: int) -> str:
+    return (
+        f"images {intervention.change}: {count} of {total} change, and at least {FEWEST} are needed"
+        if total >= FEWEST
+        else f"{total} images are too few: at least {FEWEST} are needed"
+    )
+
+
+class _Run:
+    """Everything that is measured of some models on the same images, in the canonical order."""
+
+    def __init__(self, viewers: Sequence[Viewer], plan: Plan, seed: int, batch_size: int) -> None:
+        first = viewers[0].split
+        numbers = torch.from_numpy((image_numbers(first) & np.uint64(_WORD)).astype(np.int64))
+        order = _canonical(numbers, viewers[0].labels, first.groups)
+        self.plan = plan
+        self.seed = seed
+        self.batch_size = batch_size
+        self.viewers = [replace(each, split=each.split.pick(order), labels=each.labels[order]) for each in viewers]
+        self.keys = keys_of(seed, numbers[order])
+        self.count = len(order)
+        groups = self.viewers[0].split.groups
+        self.groups = None if groups is None else groups.cpu().numpy()
+
+    @cached_property
+    def partners(self) -> Int[Tensor, " batch"]:
+        """For each image the next one of another class and another group, in an order that is drawn."""
+        labels = self.viewers[0].labels.tolist()
+        groups = list(range(self.count)) if self.groups is None else self.groups.tolist()
+        drawn = self.keys.argsort(stable=True).tolist()
+        partners = torch.empty(self.count, dtype=torch.long)
+        for place, image in enumerate(drawn):
+            following = [drawn[(place + step) % self.count] for step in range(1, min(self.count, _SEARCHED + 1))]
+            others = [each for each in following if groups[each] != groups[image]]
+            apart = [each for each in others if labels[each] != labels[image]]
+            partners[image] = next(iter([*apart, *others, *following, image]))
+        return partners
+
+    def measure(self, advance: Callable[[int], object]) -> tuple[dict[tuple[str, str], _Outcome], Tensor]:
+        """Return the outcome of everything by name, and the predictions (models, n) without a change."""
+        parts: dict[tuple[str, str], list[_Outcome]] = {}
+        clean = list[Tensor]()
+        with ExitStack() as stack:
+            for viewer in self.viewers:
+                stack.enter_context(evaluating(viewer.model))
+                stack.enter_context(quick_linear(viewer.model.device))
+                stack.enter_context(quick_convolutions(viewer.model.module))
+            for indices in torch.arange(self.count).split(self.batch_size):
+                views = self._views(indices)
+                clean.append(torch.stack([viewer.predict(view.images) for viewer, view in zip(self.viewers, views)]))
+                for name, outcome in self._outcomes(views):
+                    parts.setdefault(name, []).append(outcome)
+                advance(self.plan.passes * len(self.viewers) * len(indices))
+        outcomes = {
+            name: _Outcome(
+                torch.cat([part.predictions for part in own], -1),
+                torch.cat([part.size for part in own], -1),
+                torch.cat([part.visible for part in own]),
+            )
+            for name, own in parts.items()
+        }
+        return outcomes, torch.cat(clean, -1)
+
+    def _views(self, indices: Tensor) -> list[View]:
+        """Return the view of each model; models whose pixels are the same share one, and its changes."""
+        views = list[View]()
+        for viewer in self.viewers:
+            view = self._view(viewer.split, indices)
+            same = [each for each in views if torch.equal(each.images, view.images)]
+            views.append(same[0] if same else view)
+        return views
+
+    def _view(self, split: Split, indices: Tensor) -> View:
+        images = next(iter(split.pick(indices).batches(len(indices)))).images
+        masks = None if split.masks is None else split.masks[indices]
+        return View(
+            images, masks, self.keys[indices], self._patch(split), lambda: self._view(split, self.partners[indices])
+        )
+
+    def _patch(self, split: Split) -> tuple[int, int]:
+        """Return the sides of a patch of the first model with patches, else of a ViT of its size, px of the images."""
+        models = [viewer.model for viewer in self.viewers]
+        reference = next((model for model in models if model.anatomy.layout is not None), models[0])
+        rows, columns = removal_grid(reference)
+        return max(1, split.size[0] // rows), max(1, split.size[1] // columns)
+
+    def _outcomes(self, views: Sequence[View]) -> Iterator[tuple[tuple[str, str], _Outcome]]:
+        for cue, intervention in self.plan.interventions:
+            if intervention.needs_masks and views[0].masks is None:
+                continue
+            yield (cue.name, intervention.name), self._outcome(views, partial(_edited, intervention))
+        for kind, level in self.plan.own_levels:
+            yield (kind, f"{level:g}"), self._outcome(views, partial(_disturbed, kind, level))
+
+    def _outcome(self, views: Sequence[View], edit: Callable[[View], tuple[Images, ...]]) -> _Outcome:
+        """Return what becomes of a batch after an edit, which gives changed images and perhaps their control."""
+        edited: dict[int, tuple[Images, ...]] = {}
+        predictions = list[Tensor]()
+        for viewer, view in zip(self.viewers, views):
+            if id(view) not in edited:
+                edited[id(view)] = edit(view)
+            predictions.append(torch.stack([viewer.predict(images) for images in edited[id(view)]]))
+        before = views[0].images
+        after = edited[id(views[0])]
+        size = torch.stack([distance(before, images) for images in after])
+        visible = (after[0] - before).abs().flatten(1).amax(1) > _VISIBLE
+        return _Outcome(torch.stack(predictions), size.cpu(), visible.cpu())
+
+    def is_correct(self, predictions: Tensor) -> NDArray[np.bool_]:
+        """Return whether predictions (models, n) are the labels of each model."""
+        labels = torch.stack([viewer.labels for viewer in self.viewers])
+        correct: NDArray[np.bool_] = (predictions == labels).numpy()
+        return correct
+
+    def correct_at(
+        self, level: Level, outcomes: Mapping[tuple[str, str], _Outcome], clean: Tensor
+    ) -> NDArray[np.bool_]:
+        """Return which images each model classifies correctly at a level of a disturbance (models, n)."""
+        if _is_first(level):
+            return self.is_correct(clean)
+        kind, value = level
+        name = (kind, f"{value:g}")
+        for cue, intervention in self.plan.interventions:
+            if (intervention.disturbance, intervention.level) == level:
+                name = (cue.name, intervention.name)
+        return self.is_correct(outcomes[name].predictions[:, 0])
+
+    def row(self, cue: Cue, intervention: Intervention, outcome: _Outcome, clean: Tensor, at: int) -> RelianceRow:
+        """Return the row of one model; of the images that the intervention changes."""
+        effect = _Effect(self, outcome, clean, at)
+        size, control_size = outcome.size[:, outcome.visible].double().mean(1).tolist()
+        groups = effect.groups
+        return RelianceRow(
+            model=self.viewers[at].model.alias,
+            cue=cue.name,
+            intervention=intervention.name,
+            n=len(effect.right),
+            unchanged=self.count - len(effect.right),
+            size=size,
+            control_size=control_size,
+            changed_by=share_of(effect.moved, groups=groups),
+            changed_by_control=share_of(effect.moved_by_control, groups=groups),
+            changed=accuracy_difference(effect.moved, effect.moved_by_control, groups=groups, seed=self.seed),
+            lost=accuracy_difference(effect.control, effect.then, groups=groups, seed=self.seed),
+            fixed=int((effect.then & ~effect.right).sum()),
+            broken=int((effect.right & ~effect.then).sum()),
+            control_fixed=int((effect.control & ~effect.right).sum()),
+            control_broken=int((effect.right & ~effect.control).sum()),
+            p=paired_test(effect.moved, effect.moved_by_control, groups=groups),
+            p_lost=paired_test(effect.control, effect.then, groups=groups),
+        )
+
+    def pair_rows(
+        self, rows: Sequence[RelianceRow], outcomes: Mapping[tuple[str, str], _Outcome], clean: Tensor
+    ) -> Iterator[ReliancePairRow]:
+        """Yield the differences between all pairs of models under every intervention that was judged."""
+        places = {viewer.model.alias: at for at, viewer in enumerate(self.viewers)}
+        judged: dict[tuple[str, str], list[RelianceRow]] = {}
+        for row in rows:
+            judged.setdefault((row.cue, row.intervention), []).append(row)
+        for (cue, intervention), same in judged.items():
+            outcome = outcomes[cue, intervention]
+            effects = {alias: _Effect(self, outcome, clean, at) for alias, at in places.items()}
+            for first, second in combinations(places, 2):
+                one = effects[first]
+                other = effects[second]
+                yield ReliancePairRow(
+                    cue=cue,
+                    intervention=intervention,
+                    first=first,
+                    second=second,
+                    changed=self._points(one.beyond, other.beyond, one.groups),
+                    lost=self._points(one.accuracy_lost, other.accuracy_lost, one.groups),
+                    p=paired_test(one.beyond, other.beyond, groups=one.groups),
+                    p_lost=paired_test(one.accuracy_lost, other.accuracy_lost, groups=one.groups),
+                    is_matched=same[0].is_matched,
+                    changed_by=100 * float(one.moved.mean() - other.moved.mean()),
+                    relying=tuple(row.model for row in same if row.is_relied_on and row.model in (first, second)),
+                )
+
+    def _points(self, first: NDArray[Any], second: NDArray[Any], groups: NDArray[Any] | None) -> Any:
+        return bootstrap_difference(
+            100.0 * first, 100.0 * second, groups=groups, seed=self.seed, unit="points", most=200.0
+        )
+
+    def without_masks(self) -> Iterator[LeftOutCueRow]:
+        """Yield the cues that need masks where there are none."""
+        if self.viewers[0].split.masks is None:
+            needing = [cue.name for cue, intervention in self.plan.interventions if intervention.needs_masks]
+            for name in dict.fromkeys(needing):
+                yield LeftOutCueRow(name, "the objects' masks are not known")
+
+
+class _Effect:
+    """One model on the images (n,) that an intervention changes.
+
+    right, then, control: whether each is classified correctly before, after the intervention and after its control;
+    moved, moved_by_control: whether the prediction differs from before.
+    """
+
+    def __init__(self, run: _Run, outcome: _Outcome, clean: Tensor, at: int) -> None:
+        visible = outcome.visible
+        before = clean[at, visible]
+        after, after_control = outcome.predictions[at][:, visible]
+        labels = run.viewers[at].labels[visible]
+        self.right: NDArray[np.bool_] = (before == labels).numpy()
+        self.then: NDArray[np.bool_] = (after == labels).numpy()
+        self.control: NDArray[np.bool_] = (after_control == labels).numpy()
+        self.moved: NDArray[np.bool_] = (after != before).numpy()
+        self.moved_by_control: NDArray[np.bool_] = (after_control != before).numpy()
+        self.groups = None if run.groups is None else run.groups[visible.numpy()]
+
+    @property
+    def beyond(self) -> NDArray[np.int64]:
+        """1 where only the intervention changes the prediction, -1 where only the control does, else 0."""
+        return self.moved.astype(np.int64) - self.moved_by_control
+
+    @property
+    def accuracy_lost(self) -> NDArray[np.int64]:
+        """1 where an image is right after the control only, -1 after the intervention only, else 0."""
+        return self.control.astype(np.int64) - self.then
+
+
+def _canonical(numbers: Tensor, labels: Labels, groups: Tensor | None) -> Int[Tensor, " batch"]:
+    """Return the order of images by the hash of their content; of equal ones, by label and group."""
+    sources = np.zeros(len(numbers)) if groups is None else groups.cpu().numpy()
+    return torch.from_numpy(np.lexsort((sources, labels.numpy(), numbers.numpy())))
+
+
+def _disturbed(kind: str, level: float, view: View) -> tuple[Images]:
+    return (disturbed(view, kind, level),)
+
+
+def _edited(intervention: Intervention, view: View) -> tuple[Images, Images]:
+    """Return the images after an intervention, and after its control."""
+    if intervention.disturbance:
+        changed = disturbed(view, intervention.disturbance, intervention.level)
+    else:
+        changed = resolved(intervention.edit)(view, intervention.region, intervention.level)
+    control = resolved(intervention.match)(view, changed, intervention.region, intervention.level)
+    return changed, control
+
+
+def _corrected(rows: Sequence[Row]) -> Iterator[Row]:
+    """Yield the rows with p-values corrected by Holm over all that are matched; the others have none."""
+    matched = [at for at, row in enumerate(rows) if row.is_matched]
+    p_holm = dict(zip(matched, holm([rows[at].p for at in matched])))
+    p_lost_holm = dict(zip(matched, holm([rows[at].p_lost for at in matched])))
+    for at, row in enumerate(rows):
+        yield replace(row, p_holm=p_holm.get(at), p_lost_holm=p_lost_holm.get(at))

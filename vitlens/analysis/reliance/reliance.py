@@ -1,0 +1,165 @@
+"""`vitlens.reliance`: what models rely on, by interventions on all images with matched controls."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import torch
+from torch import Tensor
+
+from vitlens.analysis.evaluation.classes import reading
+from vitlens.analysis.evaluation.evaluate import require_labels
+from vitlens.analysis.reliance.cues import CUES, interventions_of
+from vitlens.analysis.reliance.measure import Plan, Viewer, measure_reliance
+from vitlens.analysis.reliance.rows import (
+    LeftOutCueRow,
+    ReliancePairRow,
+    RelianceRow,
+    ranked,
+    ranked_pairs,
+)
+from vitlens.data.catalogue import read_split
+from vitlens.data.split import Split, labelled
+from vitlens.errors import InputError, UnknownNameError
+from vitlens.models.model import Model, require_model
+from vitlens.models.support import needs_of, require
+from vitlens.pixels import AnyImages
+from vitlens.shapes import Labels, Masks
+from vitlens.summary import Line, Table
+from vitlens.uncertainty import Estimate
+
+
+@dataclass(frozen=True, repr=False)
+class Reliance(Table):
+    """What models rely on. rows: a model under one intervention each; pairs: two models under one intervention each;
+    left_out: cues that could not be tested, and why."""
+
+    models: tuple[str, ...]
+    rows: tuple[RelianceRow, ...]
+    pairs: tuple[ReliancePairRow, ...]
+    left_out: tuple[LeftOutCueRow, ...]
+
+    def relied_on(self, model: str | None = None) -> tuple[str, ...]:
+        """Return the cues that a model (None: the first) is shown to rely on, the largest effect first."""
+        return tuple(row.cue for row in ranked(self.rows, model or self.models[0]))
+
+    @property
+    def differences(self) -> tuple[tuple[str, str], ...]:
+        """The model that is shown to rely more on a cue, and the cue, the largest difference first."""
+        return tuple((row.more, row.cue) for row in ranked_pairs(self.pairs))
+
+    def records(self) -> Iterator[dict[str, object]]:
+        """Return a row for each model and intervention; of estimates value, low and high."""
+        for row in self.rows:
+            record: dict[str, object] = {}
+            for name, value in asdict(row).items():
+                if isinstance(value, dict):
+                    estimate = Estimate(**value)
+                    record |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+                else:
+                    record[name] = value
+            yield {**record, "matched": row.is_matched, "relied_on": row.is_relied_on}
+
+    def summary(self) -> Iterator[Line]:
+        """What each model relies on, every effect, and what could not be tested."""
+        for model in self.models:
+            yield Line(f"{model} relies on", ", ".join(self.relied_on(model)) or "nothing that was tested")
+        for more, cue in self.differences:
+            yield Line(f"{more} relies more on", cue)
+        for row in self.rows:
+            note = "points" if row.is_matched else "points, unmatched"
+            yield Line(f"{row.model}: {row.cue_and_change}", row.changed, note)
+        for gap in self.left_out:
+            yield Line(f"not tested: {gap.title}", gap.reason)
+
+
+def reliance(
+    models: Model | list[Model] | tuple[Model, ...],
+    images: AnyImages,
+    labels: Labels | None = None,
+    *,
+    masks: Masks | None = None,
+    groups: Tensor | None = None,
+    cues: Sequence[str] | None = None,
+    thorough: bool = True,
+    batch_size: int | None = None,
+    precision: str = "fp32",
+    seed: int = 0,
+    advance: Callable[[int], object] = lambda _: None,
+) -> Reliance:
+    """Measure what models rely on: colour, background, fine detail, layout, and more.
+
+    Each cue is changed in all images, and the predictions that change are compared, image by image, with those after a
+    control that changes the pixels as much and keeps the cue. A model is said to rely on a cue only where its control
+    is matched, the difference survives Holm's correction, and it is at least 5 points.
+
+    models: one, or several on the same images; images: a Split, or any form that `vitlens.images` takes; labels: class
+    indices of the first model (n,) (None: those of the Split or the class folders); masks: (n, height, width), True on
+    the object (None: those of the Split); without any, cues of objects and backgrounds are left out; groups: (n,) of
+    images that share a source (None: those of the Split); cues: keys of `vitlens.analysis.reliance.cues.CUES` (None:
+    all); thorough: False measures one intervention of the most important cues; advance: called with the number of
+    passes of an image just done. Raises DataError without labels, InputError when a model does not know the data's
+    classes, and UnknownNameError for another cue.
+
+    >>> import vitlens
+    >>> digits = vitlens.load_data("digits", limit=40)
+    >>> found = vitlens.reliance(vitlens.load("cnn-digits"), digits, cues=["brightness"])
+    >>> [row.n for row in found.rows]
+    [40]
+    """
+    several = list(models) if isinstance(models, list | tuple) else [models]
+    if not several:
+        raise InputError("expected a model or several, found none; give vitlens.reliance(model, images, labels)")
+    for model in several:
+        require_model(model, images)
+        require(model, *needs_of("evaluate"))
+    _require_distinct(several)
+    names = list(CUES) if cues is None else list(cues)
+    for name in names:
+        if name not in CUES:
+            raise UnknownNameError("cue", str(name), CUES)
+    left_out = list[LeftOutCueRow]()
+    viewers = list[Viewer]()
+    for model in several:
+        split = labelled(read_split(images, model.preprocessing), labels, several[0])
+        split, misfit = _with(split, masks, groups)
+        truth = require_labels(split).cpu().long()
+        reading(model.classes, split.classes)
+        viewers.append(Viewer(model, split, truth, precision))
+        left_out = [LeftOutCueRow(name, misfit) for name in names if misfit and _needs_masks(name)]
+    if misfit:
+        names = [name for name in names if not _needs_masks(name)]
+    plan = Plan(tuple(interventions_of(names, thorough=thorough)))
+    found = measure_reliance(viewers, plan, batch_size=batch_size, seed=seed, advance=advance)
+    aliases = tuple(model.alias for model in several)
+    return Reliance(aliases, found.rows, found.pairs, (*left_out, *found.left_out))
+
+
+def _needs_masks(name: str) -> bool:
+    return all(each.needs_masks for each in CUES[name].interventions)
+
+
+def _with(split: Split, masks: Masks | None, groups: Tensor | None) -> tuple[Split, str]:
+    """Return the images with these masks and groups, and why the masks are left out, "" where they are not.
+
+    Raises InputError for groups that do not fit.
+    """
+    if groups is not None:
+        groups = torch.as_tensor(groups)
+        if groups.shape != (len(split),):
+            raise InputError(f"expected groups of shape ({len(split)},), found {tuple(groups.shape)}")
+        split = replace(split, groups=groups)
+    if masks is None:
+        return split, ""
+    given = torch.as_tensor(masks).cpu()
+    expected = (len(split), *split.size)
+    if given.shape != expected or given.dtype != torch.bool:
+        found = f"{tuple(given.shape)} of {given.dtype}"
+        return replace(split, masks=None), f"expected masks of shape {expected} of torch.bool, found {found}"
+    return replace(split, masks=given), ""
+
+
+def _require_distinct(models: Sequence[Model]) -> None:
+    """Raise InputError where two models have one alias, which would be mistaken for each other in the rows."""
+    aliases = [model.alias for model in models]
+    if len(set(aliases)) < len(aliases):
+        raise InputError(f"expected models with different aliases, found {', '.join(aliases)}")

@@ -1,0 +1,202 @@
+"""What is recorded of a model's reliance on cues: rows, and what may be said of them; free of torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from vitlens.analysis.reliance.cues import CUES, Cue, Intervention
+from vitlens.record import OfModel, col
+from vitlens.uncertainty import LEVEL, Estimate
+
+FEWEST: Final = 20  # images that an intervention changes, below which it is not judged
+LEAST_RATIO: Final = 0.5  # of the distances of a control and an intervention, or of an intervention and a control
+SMALLEST_RELIANCE: Final = 5.0  # points of predictions changed beyond the control: less is not called reliance
+_EXPLAINED: Final = 0.8  # share of a cue's effect from which on it is that of a part
+_HALF: Final = 0.5  # share of it from which on a cue that it holds is named first
+
+
+@dataclass(frozen=True)
+class OfIntervention:
+    """A row about one intervention on a cue."""
+
+    cue: str = col("cue")
+    intervention: str = col("intervention")
+
+    @property
+    def of_cue(self) -> Cue:
+        """The cue."""
+        return CUES[self.cue]
+
+    @property
+    def of_intervention(self) -> Intervention:
+        """The intervention."""
+        return next(each for each in self.of_cue.interventions if each.name == self.intervention)
+
+    @property
+    def title(self) -> str:
+        """The cue in words."""
+        return self.of_cue.title
+
+    @property
+    def change(self) -> str:
+        """What becomes of the images, after "on images"."""
+        return self.of_intervention.change
+
+    @property
+    def cue_and_change(self) -> str:
+        """The cue and the intervention, for tables."""
+        return f"{self.title}: {self.change}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelianceRow(OfModel, OfIntervention):
+    """One model on all images that an intervention changes, and on the same images after the control.
+
+    n: these images; unchanged: the others, which lack the cue; size, control_size: the mean absolute distance of the
+    pixels; changed_by, changed_by_control: the share of predictions that change; changed: the difference of the two;
+    lost: accuracy after the control minus accuracy after the intervention; fixed, broken: errors that become right and
+    correct predictions that become wrong; p: of `changed`, p_lost: of `lost`, by `paired_test`; p_holm, p_lost_holm:
+    corrected over all rows that are matched.
+    """
+
+    cue: str = col("cue")
+    intervention: str = col("intervention")
+    n: int = col("images")
+    unchanged: int = col("images without the cue")
+    size: float = col("size of the change")
+    control_size: float = col("size of the control")
+    changed_by: Estimate = col("predictions changed")
+    changed_by_control: Estimate = col("by the control")
+    changed: Estimate = col(
+        "changed beyond the control",
+        term="predictions that the intervention changes minus those that its control changes, in points",
+        metric="reliance/{model}/{cue}/{intervention}",
+    )
+    lost: Estimate = col(
+        "accuracy lost beyond the control",
+        better="lower",
+        metric="accuracy_lost_without/{model}/{cue}/{intervention}",
+    )
+    fixed: int = col("errors fixed")
+    broken: int = col("broken")
+    control_fixed: int = col("fixed by the control")
+    control_broken: int = col("broken by the control")
+    p: float = col("p")
+    p_lost: float = col("p of the accuracy lost")
+    p_holm: float | None = col("p (Holm)", default=None)
+    p_lost_holm: float | None = col("p of the accuracy lost (Holm)", default=None)
+
+    @property
+    def is_matched(self) -> bool:
+        """True where the control changes the pixels by half to twice as much."""
+        return self.size > 0 and LEAST_RATIO <= self.control_size / self.size <= 1 / LEAST_RATIO
+
+    @property
+    def control(self) -> str:
+        """The control in words, or that it is not matched."""
+        return self.of_intervention.control if self.is_matched else "unmatched"
+
+    @property
+    def is_relied_on(self) -> bool:
+        """True where the model is shown to rely on the cue: matched, significant after correction, and not small."""
+        is_significant = self.p_holm is not None and self.p_holm <= LEVEL
+        return self.is_matched and is_significant and self.changed.value >= SMALLEST_RELIANCE
+
+    @property
+    def changes_accuracy(self) -> bool:
+        """True where the intervention is shown to cost accuracy, or to gain some, beyond the control."""
+        return self.is_matched and self.p_lost_holm is not None and self.p_lost_holm <= LEVEL
+
+    @property
+    def misleads(self) -> bool:
+        """True where the cue is shown to cause errors: without it, more of them are right than after the control."""
+        return self.is_relied_on and self.changes_accuracy and self.lost.value < 0 and self.fixed > self.broken
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReliancePairRow(OfIntervention):
+    """Two models on the same images: predictions changed, and accuracy lost, beyond the control, first minus second.
+
+    relying: the models that are shown to rely on the cue; changed_by: the share of predictions that the intervention
+    changes, first minus second, in points, without any control; p: of `changed`, p_lost: of `lost`, by `paired_test`;
+    p_holm, p_lost_holm: corrected over all rows that are matched.
+    """
+
+    first: str = col("first")
+    second: str = col("second")
+    changed: Estimate = col(
+        "first minus second: changed beyond the control",
+        metric="reliance_difference/{first}/{second}/{cue}/{intervention}",
+    )
+    lost: Estimate = col("first minus second: accuracy lost beyond the control")
+    p: float = col("p")
+    p_lost: float = col("p of the accuracy lost")
+    is_matched: bool = col("control matched")
+    changed_by: float = col("first minus second: predictions changed", unit="points")
+    relying: tuple[str, ...] = col("models that rely on it", default=())
+    p_holm: float | None = col("p (Holm)", default=None)
+    p_lost_holm: float | None = col("p of the accuracy lost (Holm)", default=None)
+
+    @property
+    def more(self) -> str:
+        """The model that is shown to rely more on the cue, "" for neither.
+
+        It relies on it, and the difference is significant, not small, and not the control's: the intervention itself
+        changes more of its predictions, too.
+        """
+        if not self.is_matched or self.p_holm is None or self.p_holm > LEVEL:
+            return ""
+        sign = 1 if self.changed.value > 0 else -1
+        if min(sign * self.changed.value, sign * self.changed_by) < SMALLEST_RELIANCE:
+            return ""
+        model = self.first if sign > 0 else self.second
+        return model if model in self.relying else ""
+
+
+@dataclass(frozen=True)
+class LeftOutCueRow:
+    """A cue, or an intervention on it, that could not be tested, and why."""
+
+    cue: str = col("cue")
+    reason: str = col("reason", unit="text")
+
+    @property
+    def title(self) -> str:
+        """The cue in words."""
+        return CUES[self.cue].title
+
+
+def ranked(rows: Sequence[RelianceRow], model: str) -> tuple[RelianceRow, ...]:
+    """Return what a model is shown to rely on, the largest effect first: of each cue its strongest intervention.
+
+    A cue is left out where one of its parts has at least 80 % of its effect, and comes after those that it holds and
+    that have at least half of it.
+    """
+    strongest: dict[str, RelianceRow] = {}
+    for row in rows:
+        if row.model != model or not row.is_relied_on:
+            continue
+        best = strongest.get(row.cue)
+        if best is None or row.changed.value > best.changed.value:
+            strongest[row.cue] = row
+    kept = [row for row in strongest.values() if not _has(row, row.of_cue.parts, _EXPLAINED, strongest)]
+    return tuple(sorted(kept, key=lambda row: (_has(row, row.of_cue.holds, _HALF, strongest), -row.changed.value)))
+
+
+def _has(row: RelianceRow, names: Sequence[str], share: float, strongest: dict[str, RelianceRow]) -> bool:
+    """Return True where one of these cues has at least this share of a row's effect."""
+    others = [strongest[name] for name in names if name in strongest]
+    return any(other.changed.value >= share * row.changed.value for other in others)
+
+
+def ranked_pairs(pairs: Sequence[ReliancePairRow]) -> tuple[ReliancePairRow, ...]:
+    """Return what one model is shown to rely on more than another, the largest difference first, once a cue."""
+    strongest: dict[tuple[str, str, str], ReliancePairRow] = {}
+    for row in pairs:
+        if not row.more:
+            continue
+        key = (row.first, row.second, row.cue)
+        best = strongest.get(key)
+        if best is None or abs(row.changed.value) > abs(best.changed.value):
+            strongest[key] = row
+    return tuple(sorted(strongest.values(), key=lambda row: -abs(row.changed.value)))

@@ -1,0 +1,149 @@
+"""What models rely on: the tables, claims and section of a command that measures it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final
+
+from vitlens.analysis.reliance.rows import (
+    LeftOutCueRow,
+    ReliancePairRow,
+    RelianceRow,
+    ranked,
+    ranked_pairs,
+)
+from vitlens.charts import intervals
+from vitlens.commands.shared.comparison import signed
+from vitlens.record import Record, table
+from vitlens.report.claims import Claim
+from vitlens.report.prose import Marked, listed, say
+from vitlens.report.sections import Chart, Section
+
+_NAMED: Final = 3  # cues of a model in a sentence
+_CLAIMED: Final = 2  # of a model, and of a pair
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelianceRecord(Record):
+    """The tables of a command that measures what models rely on."""
+
+    reliance: tuple[RelianceRow, ...] = table(optional=True)
+    reliance_pairs: tuple[ReliancePairRow, ...] = table(optional=True)
+    reliance_left_out: tuple[LeftOutCueRow, ...] = table(optional=True)
+
+
+def claims(record: RelianceRecord) -> Iterator[Claim]:
+    """What each model relies on most, and what one relies on more than another."""
+    for model in record.aliases:
+        for row in ranked(record.reliance, model)[:_CLAIMED]:
+            yield _relies(row)
+    for pair in ranked_pairs(record.reliance_pairs)[:_CLAIMED]:
+        yield _relies_more(record, pair)
+
+
+def _relies(row: RelianceRow) -> Claim:
+    words = (
+        "**{{ row.model }}** relies on {{ row.title|whole }}. On images {{ row.change|whole }}, "
+        "{{ row.changed_by|value }} of its predictions change; {{ row.control|whole }}, "
+        "{{ row.changed_by_control|value }}."
+    )
+    if row.misleads:
+        words += (
+            " This fixes {{ row.fixed }} errors and breaks {{ row.broken }} correct predictions (control: "
+            "{{ row.control_fixed }} and {{ row.control_broken }})."
+        )
+    return Claim(
+        f"reliance on {row.title}",
+        row.model,
+        say(words, row=row),
+        say("{{ row.model }} relies on {{ row.title|whole }}", row=row),
+        effect=row.changed,
+        p=row.p_holm,
+        evidence="intervened",
+        place="reliance",
+        kind="comparison",
+    )
+
+
+def _relies_more(record: RelianceRecord, pair: ReliancePairRow) -> Claim:
+    other = pair.second if pair.more == pair.first else pair.first
+    rows = {row.model: row for row in record.reliance if _same(row, pair)}
+    says = say(
+        "**{{ pair.more }}** relies more on {{ pair.title|whole }} than **{{ other }}**. On images "
+        "{{ pair.change|whole }}, "
+        "{{ one.changed_by|value }} and {{ two.changed_by|value }} of their predictions change; "
+        "{{ one.control|whole }}, {{ one.changed_by_control|value }} and {{ two.changed_by_control|value }}.",
+        pair=pair, other=other, one=rows[pair.more], two=rows[other],
+    )  # fmt: skip
+    return Claim(
+        f"difference in reliance on {pair.title}",
+        f"{pair.more} and {other}",
+        says,
+        say("{{ pair.more }} relies more on {{ pair.title|whole }} than {{ other }}", pair=pair, other=other),
+        effect=signed(pair.changed, pair.more == pair.first),
+        p=pair.p_holm,
+        evidence="intervened",
+        place="reliance",
+        kind="comparison",
+    )
+
+
+def _same(row: RelianceRow, pair: ReliancePairRow) -> bool:
+    return (row.cue, row.intervention) == (pair.cue, pair.intervention)
+
+
+def unknown(record: RelianceRecord) -> Iterator[str]:
+    """What could not be tested, and controls that are not matched."""
+    for reason, rows in groupby(record.reliance_left_out, lambda row: row.reason):
+        titles = list(dict.fromkeys(row.title for row in rows))
+        yield say("Not tested: reliance on {{ titles }}, as {{ reason|whole }}.", titles=listed(titles), reason=reason)
+    unmatched = dict.fromkeys(row.change for row in record.reliance if not row.is_matched)
+    if unmatched:
+        yield say("No control is matched to images {{ changes }}: they support no cause.", changes=listed([*unmatched]))
+
+
+def _answer(record: RelianceRecord) -> str:
+    """What each model is shown to rely on, in the order of the effects."""
+    sentences = list[str]()
+    for model in record.aliases:
+        rows = ranked(record.reliance, model)[:_NAMED]
+        titles = [say("{{ row.title|whole }}", row=row) for row in rows]
+        sentences.append(
+            say(
+                "**{{ model }}** {% if titles %}relies most on {{ titles|whole }}{% else %}is not shown to rely on any "
+                "cue that was tested{% endif %}.",
+                model=model, titles=Marked(", then on ".join(titles)),
+            )
+        )  # fmt: skip
+    return " ".join(sentences)
+
+
+def _strongest(record: RelianceRecord) -> list[RelianceRow]:
+    """Return of each cue the intervention with the largest effect on a model, with the rows of all models."""
+    best: dict[str, RelianceRow] = {}
+    for row in record.reliance:
+        if row.is_matched and (row.cue not in best or row.changed.value > best[row.cue].changed.value):
+            best[row.cue] = row
+    order = sorted(best.values(), key=lambda row: -row.changed.value)
+    return [row for top in order for row in record.reliance if _named_alike(row, top)]
+
+
+def _named_alike(row: RelianceRow, other: RelianceRow) -> bool:
+    return (row.cue, row.intervention) == (other.cue, other.intervention)
+
+
+SECTION: Final = Section(
+    "What {% if record.aliases|length > 1 %}do the models{% else %}does the model{% endif %} rely on?",
+    "reliance",
+    opening=_answer,
+    columns=("model", "cue_and_change", "changed", "lost", "control", "p_holm"),
+    order=lambda row: -row.changed.value,
+    charts=(
+        Chart(
+            "reliance", intervals("title", "changed", of="model", reference=0.0),
+            "Predictions that change without each cue, minus those under a control that changes the pixels as much; of "
+            "each cue the strongest intervention. All: tables/reliance.csv.",
+            title="What predictions depend on", rows=_strongest,
+        ),
+    ),
+)  # fmt: skip
