@@ -62,6 +62,16 @@ def other_luminance(view: View, changed: Images, region: Region, _level: float) 
     return with_pattern(view, changed, place * direction(view.images, place))
 
 
+def other_brightness(view: View, changed: Images, _region: Region, _level: float) -> Images:
+    """Brighten or darken the whole image, whichever region is changed.
+
+    Contrasts stay as they are, as after a change of colour. A change of luminance in the background only would hide or
+    reveal the object, and confuse a model that ignores colour.
+    """
+    whole = view.region("image")
+    return with_pattern(view, changed, direction(view.images, whole))
+
+
 def other_luminance_there(view: View, changed: Images, _region: Region, _level: float) -> Images:
     """Brighten or darken what is changed."""
     place = ((changed - view.images).abs().amax(1, keepdim=True) > 0).to(view.images)

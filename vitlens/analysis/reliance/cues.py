@@ -56,14 +56,13 @@ class Cue:
 
 def _recoloured(region: Region, changes: Mapping[str, str], main: str) -> tuple[Intervention, ...]:
     """Return the interventions on the colours of a region; changes: what becomes of the images, by name."""
-    place = "" if region == "image" else f" of the {region}"
     return tuple(
         Intervention(
             name,
             change,
-            f"with another luminance{place}",
+            "brightened or darkened",
             f"{_EDITS}:{name.replace('-', '_')}",
-            f"{_CONTROLS}:other_luminance",
+            f"{_CONTROLS}:other_brightness",
             region,
             main=name == main,
         )
@@ -97,7 +96,7 @@ _CUES: Final = (
                 "hue-turned": "with opposite background hues",
                 "hue-exchanged": "with exchanged background hues",
             },
-            main="hue-exchanged",
+            main="greyed",
         ),
     ),
     Cue(

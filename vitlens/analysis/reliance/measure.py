@@ -193,7 +193,7 @@ class _Run:
                 stack.enter_context(quick_linear(viewer.model.device))
                 stack.enter_context(quick_convolutions(viewer.model.module))
             for indices in torch.arange(self.count).split(self.batch_size):
-                views = self._views(indices)
+                views = self.views(indices)
                 clean.append(torch.stack([viewer.predict(view.images) for viewer, view in zip(self.viewers, views)]))
                 for name, outcome in self._outcomes(views):
                     parts.setdefault(name, []).append(outcome)
@@ -208,7 +208,7 @@ class _Run:
         }
         return outcomes, torch.cat(clean, -1)
 
-    def _views(self, indices: Tensor) -> list[View]:
+    def views(self, indices: Tensor) -> list[View]:
         """Return the view of each model; models whose pixels are the same share one, and its changes."""
         views = list[View]()
         for viewer in self.viewers:
@@ -289,12 +289,14 @@ class _Run:
             changed_by_control=share_of(effect.moved_by_control, groups=groups),
             changed=accuracy_difference(effect.moved, effect.moved_by_control, groups=groups, seed=self.seed),
             lost=accuracy_difference(effect.control, effect.then, groups=groups, seed=self.seed),
+            gained=accuracy_difference(effect.then, effect.right, groups=groups, seed=self.seed),
             fixed=int((effect.then & ~effect.right).sum()),
             broken=int((effect.right & ~effect.then).sum()),
             control_fixed=int((effect.control & ~effect.right).sum()),
             control_broken=int((effect.right & ~effect.control).sum()),
             p=paired_test(effect.moved, effect.moved_by_control, groups=groups),
             p_lost=paired_test(effect.control, effect.then, groups=groups),
+            p_gained=paired_test(effect.then, effect.right, groups=groups),
         )
 
     def pair_rows(
@@ -336,6 +338,36 @@ class _Run:
             needing = [cue.name for cue, intervention in self.plan.interventions if intervention.needs_masks]
             for name in dict.fromkeys(needing):
                 yield LeftOutCueRow(name, "the objects' masks are not known")
+
+
+@dataclass(frozen=True)
+class ChangedImages:
+    """All images of a viewer before and after an intervention and its control, (n, 3, height, width) on the CPU.
+
+    region: (n, height, width), where the intervention may change pixels; labels: (n,); groups: (n,) or None.
+    """
+
+    images: Images
+    changed: Images
+    control: Images
+    region: Bool[Tensor, "n height width"]
+    labels: Labels
+    groups: Tensor | None
+
+
+def changed_images(viewer: Viewer, intervention: Intervention, *, limit: int, seed: int = 0) -> ChangedImages:
+    """Return at most `limit` images as `measure_reliance` changes them."""
+    run = _Run([viewer], Plan(()), seed, _AT_ONCE)
+    parts = list[tuple[Tensor, ...]]()
+    chosen = torch.arange(min(run.count, limit))
+    for indices in chosen.split(_AT_ONCE):
+        (view,) = run.views(indices)
+        region = view.region(intervention.region)[:, 0] > 0
+        parts.append((view.images, *_edited(intervention, view), region))
+    images, changed, control, region = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
+    groups = run.viewers[0].split.groups
+    chosen_groups = None if groups is None else groups.cpu()[chosen]
+    return ChangedImages(images, changed, control, region, run.viewers[0].labels[chosen], chosen_groups)
 
 
 class _Effect:
@@ -393,5 +425,15 @@ def _corrected(rows: Sequence[Row]) -> Iterator[Row]:
     matched = [at for at, row in enumerate(rows) if row.is_matched]
     p_holm = dict(zip(matched, holm([rows[at].p for at in matched])))
     p_lost_holm = dict(zip(matched, holm([rows[at].p_lost for at in matched])))
+    p_gained_holm = _corrected_gains(rows)
     for at, row in enumerate(rows):
-        yield replace(row, p_holm=p_holm.get(at), p_lost_holm=p_lost_holm.get(at))
+        corrected = replace(row, p_holm=p_holm.get(at), p_lost_holm=p_lost_holm.get(at))
+        if isinstance(corrected, RelianceRow):
+            corrected = replace(corrected, p_gained_holm=p_gained_holm.get(at))
+        yield corrected
+
+
+def _corrected_gains(rows: Sequence[Row]) -> dict[int, float]:
+    """Return the corrected p-values of the accuracy gained, by place; of pairs of models there are none."""
+    p_values = {at: row.p_gained for at, row in enumerate(rows) if isinstance(row, RelianceRow) and row.is_matched}
+    return dict(zip(p_values, holm(list(p_values.values()))))

@@ -54,9 +54,10 @@ class RelianceRow(OfModel, OfIntervention):
 
     n: these images; unchanged: the others, which lack the cue; size, control_size: the mean absolute distance of the
     pixels; changed_by, changed_by_control: the share of predictions that change; changed: the difference of the two;
-    lost: accuracy after the control minus accuracy after the intervention; fixed, broken: errors that become right and
-    correct predictions that become wrong; p: of `changed`, p_lost: of `lost`, by `paired_test`; p_holm, p_lost_holm:
-    corrected over all rows that are matched.
+    lost: accuracy after the control minus accuracy after the intervention; gained: accuracy after the intervention
+    minus accuracy before; fixed, broken: errors that become right and correct predictions that become wrong; p: of
+    `changed`, p_lost: of `lost`, p_gained: of `gained`, by `paired_test`; p_holm, p_lost_holm, p_gained_holm: corrected
+    over all rows that are matched.
     """
 
     cue: str = col("cue")
@@ -77,14 +78,17 @@ class RelianceRow(OfModel, OfIntervention):
         better="lower",
         metric="accuracy_lost_without/{model}/{cue}/{intervention}",
     )
+    gained: Estimate = col("accuracy gained", term="accuracy without the cue minus accuracy with it")
     fixed: int = col("errors fixed")
     broken: int = col("broken")
     control_fixed: int = col("fixed by the control")
     control_broken: int = col("broken by the control")
     p: float = col("p")
     p_lost: float = col("p of the accuracy lost")
+    p_gained: float = col("p of the accuracy gained")
     p_holm: float | None = col("p (Holm)", default=None)
     p_lost_holm: float | None = col("p of the accuracy lost (Holm)", default=None)
+    p_gained_holm: float | None = col("p of the accuracy gained (Holm)", default=None)
 
     @property
     def is_matched(self) -> bool:
@@ -98,7 +102,12 @@ class RelianceRow(OfModel, OfIntervention):
 
     @property
     def is_relied_on(self) -> bool:
-        """True where the model is shown to rely on the cue: matched, significant after correction, and not small."""
+        """True where the model is shown to rely on the cue: it changes predictions, or misleads."""
+        return self.changes_predictions or self.misleads
+
+    @property
+    def changes_predictions(self) -> bool:
+        """True where more predictions change than under a matched control, significantly and by at least 5 points."""
         is_significant = self.p_holm is not None and self.p_holm <= LEVEL
         return self.is_matched and is_significant and self.changed.value >= SMALLEST_RELIANCE
 
@@ -109,8 +118,19 @@ class RelianceRow(OfModel, OfIntervention):
 
     @property
     def misleads(self) -> bool:
-        """True where the cue is shown to cause errors: without it, more of them are right than after the control."""
-        return self.is_relied_on and self.changes_accuracy and self.lost.value < 0 and self.fixed > self.broken
+        """True where the cue is shown to cause errors: accuracy rises without it, and by more than under the control.
+
+        A change that only disturbs does not make predictions right. So this holds also where the control disturbs more
+        predictions than the intervention.
+        """
+        is_gain = self.p_gained_holm is not None and self.p_gained_holm <= LEVEL
+        is_large = self.gained.value >= SMALLEST_RELIANCE
+        return is_gain and is_large and self.changes_accuracy and self.lost.value < 0
+
+    @property
+    def strength(self) -> float:
+        """The larger of predictions changed beyond the control and, where the cue misleads, accuracy gained, points."""
+        return max(self.changed.value, self.gained.value) if self.misleads else self.changed.value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,16 +197,22 @@ def ranked(rows: Sequence[RelianceRow], model: str) -> tuple[RelianceRow, ...]:
         if row.model != model or not row.is_relied_on:
             continue
         best = strongest.get(row.cue)
-        if best is None or row.changed.value > best.changed.value:
+        if best is None or row.strength > best.strength:
             strongest[row.cue] = row
     kept = [row for row in strongest.values() if not _has(row, row.of_cue.parts, _EXPLAINED, strongest)]
-    return tuple(sorted(kept, key=lambda row: (_has(row, row.of_cue.holds, _HALF, strongest), -row.changed.value)))
+    return tuple(sorted(kept, key=lambda row: (_has(row, row.of_cue.holds, _HALF, strongest), -row.strength)))
 
 
 def _has(row: RelianceRow, names: Sequence[str], share: float, strongest: dict[str, RelianceRow]) -> bool:
     """Return True where one of these cues has at least this share of a row's effect."""
     others = [strongest[name] for name in names if name in strongest]
-    return any(other.changed.value >= share * row.changed.value for other in others)
+    return any(other.strength >= share * row.strength for other in others)
+
+
+def suspects(rows: Sequence[RelianceRow], model: str) -> tuple[RelianceRow, ...]:
+    """Return the cues a model should not rely on but does: those that mislead it, and those of the background."""
+    of_model = ranked(rows, model)
+    return tuple(row for row in of_model if row.misleads or row.of_intervention.region == "background")
 
 
 def ranked_pairs(pairs: Sequence[ReliancePairRow]) -> tuple[ReliancePairRow, ...]:

@@ -122,9 +122,9 @@ def _strongest(record: RelianceRecord) -> list[RelianceRow]:
     """Return of each cue the intervention with the largest effect on a model, with the rows of all models."""
     best: dict[str, RelianceRow] = {}
     for row in record.reliance:
-        if row.is_matched and (row.cue not in best or row.changed.value > best[row.cue].changed.value):
+        if row.is_matched and (row.cue not in best or row.strength > best[row.cue].strength):
             best[row.cue] = row
-    order = sorted(best.values(), key=lambda row: -row.changed.value)
+    order = sorted(best.values(), key=lambda row: -row.strength)
     return [row for top in order for row in record.reliance if _named_alike(row, top)]
 
 
@@ -137,7 +137,7 @@ SECTION: Final = Section(
     "reliance",
     opening=_answer,
     columns=("model", "cue_and_change", "changed", "lost", "control", "p_holm"),
-    order=lambda row: -row.changed.value,
+    order=lambda row: -row.strength,
     charts=(
         Chart(
             "reliance", intervals("title", "changed", of="model", reference=0.0),
