@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from vitlens.analysis.reliance.cues import CUES, Cue, Intervention
-from vitlens.record import OfModel, col
+from vitlens.record import OfModel, col, head_name
 from vitlens.uncertainty import LEVEL, Estimate
 
 FEWEST: Final = 20  # images that an intervention changes, below which it is not judged
 LEAST_RATIO: Final = 0.5  # of the distances of a control and an intervention, or of an intervention and a control
 SMALLEST_RELIANCE: Final = 5.0  # points of predictions changed beyond the control: less is not called reliance
+SMALLEST_SHARE: Final = 0.05  # of a cue's effect through a head, beyond the control's: less is not named
+SMALLEST_AREA: Final = 0.6  # between 0.45 and 0.55 an area is no finding
 _EXPLAINED: Final = 0.8  # share of a cue's effect from which on it is that of a part
 _HALF: Final = 0.5  # share of it from which on a cue that it holds is named first
 
@@ -171,6 +173,56 @@ class ReliancePairRow(OfIntervention):
             return ""
         model = self.first if sign > 0 else self.second
         return model if model in self.relying else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CueHeadRow(OfModel, OfIntervention):
+    """The part of a cue's effect that passes through one head, on all images.
+
+    share: of the change of the logits that the intervention causes; control: the same of the control's change; p_holm:
+    that both are equal, paired over images and corrected for all heads. accuracy: gained when only this head sees the
+    changed image.
+    """
+
+    cue: str = col("cue")
+    intervention: str = col("intervention")
+    layer: int = col("layer")
+    head: int = col("head")
+    share: Estimate = col("share of the effect", term="of the change of the logits; 100 % is all of it")
+    control: Estimate = col("share of the control's effect")
+    p_holm: float = col("p (Holm)")
+    accuracy: Estimate = col("accuracy gained", unit="points", term="when only this head sees the changed image")
+
+    name = head_name
+
+    @property
+    def carries(self) -> bool:
+        """True where a larger share of the cue's effect than of the control's is shown to pass through the head."""
+        gain = self.share.value - self.control.value
+        return self.p_holm <= LEVEL and gain >= SMALLEST_SHARE
+
+
+@dataclass(frozen=True, kw_only=True)
+class CueMapRow(OfModel, OfIntervention):
+    """Whether maps of one method show the region of a cue where this cue decides the prediction.
+
+    decided, others: the mean share of the map's positive evidence in the region, on images in which the intervention
+    changes the prediction and its control does not, and on the others; area: the probability that the share is larger
+    on one of the former; p_holm: that it is 0.5, corrected over the methods.
+    """
+
+    cue: str = col("cue")
+    intervention: str = col("intervention")
+    method: str = col("method")
+    decided: Estimate = col("evidence there where the cue decides", unit="fraction")
+    others: Estimate = col("evidence there on other images", unit="fraction")
+    area: Estimate = col("ROC-AUC", better="higher", term="how well the share tells these images from the others")
+    p_holm: float | None = col("p (Holm)", default=None)
+
+    @property
+    def shows(self) -> bool:
+        """True where the maps are shown to lie more in the region when the cue decides."""
+        return self.p_holm is not None and self.p_holm <= LEVEL and self.area.value >= SMALLEST_AREA
 
 
 @dataclass(frozen=True)
