@@ -85,3 +85,14 @@ def test_few_decided_images_are_refused():
     regions = torch.ones(IMAGES, 32, 32, dtype=torch.bool)
     with pytest.raises(InputError):
         judge_cue_maps("noise", torch.rand(IMAGES, 8, 8), regions, decided)
+
+
+def test_the_size_of_the_region_shows_no_cue():
+    """A uniform map has more evidence in a large region, whatever decides the prediction."""
+    decided = torch.arange(IMAGES) % 2 == 0
+    regions = torch.zeros(IMAGES, 32, 32, dtype=torch.bool)
+    regions[decided, :, :24] = True
+    regions[~decided, :, :8] = True
+    uniform = judge_cue_maps("uniform", torch.ones(IMAGES, 8, 8), regions, decided)
+    assert uniform.decided.value == pytest.approx(0.75)
+    assert uniform.area.value == pytest.approx(0.5)

@@ -21,8 +21,8 @@ class CueMap:
     """Whether the maps of one method show where the evidence of a cue lies.
 
     decided, others: the mean share of a map's positive evidence in the region, on the images in which the cue decides
-    the prediction and on the others; area: the probability that the share is larger on an image in which it decides
-    (0.5: the maps do not show it); p: that it is 0.5, None for too few images of either kind.
+    the prediction and on the others; area: the probability that the share, minus that of a uniform map, is larger on an
+    image in which it decides (0.5: the maps do not show it); p: that it is 0.5, None for too few images of either kind.
     """
 
     method: str
@@ -58,7 +58,9 @@ def judge_cue_maps(
             f"expected at least {FEWEST_DECIDED} images in which the cue decides the prediction and as many in which "
             f"it does not, found {smaller} of one kind; give more images"
         )
-    area, p = separation(kept_shares, kept_decided, groups=kept_groups, seed=seed)
+    # where the object is small, every map has more evidence around it, and the cue decides more often
+    sizes = regions.float().mean((1, 2)).cpu()[has_evidence].double().numpy()
+    area, p = separation(kept_shares - sizes, kept_decided, groups=kept_groups, seed=seed)
     return CueMap(
         method,
         _mean_share(kept_shares, kept_decided, kept_groups, seed),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from vitlens.analysis.reliance.cues import CUES, Cue, Intervention
+from vitlens.arrays import Masks, Pixels, Stack
 from vitlens.record import OfModel, col, head_name
 from vitlens.uncertainty import LEVEL, Estimate
 
@@ -207,8 +208,8 @@ class CueMapRow(OfModel, OfIntervention):
     """Whether maps of one method show the region of a cue where this cue decides the prediction.
 
     decided, others: the mean share of the map's positive evidence in the region, on images in which the intervention
-    changes the prediction and its control does not, and on the others; area: the probability that the share is larger
-    on one of the former; p_holm: that it is 0.5, corrected over the methods.
+    changes the prediction and its control does not, and on the others; area: the probability that the share,
+    minus that of a uniform map, is larger on one of the former; p_holm: that it is 0.5, corrected over the methods.
     """
 
     cue: str = col("cue")
@@ -223,6 +224,30 @@ class CueMapRow(OfModel, OfIntervention):
     def shows(self) -> bool:
         """True where the maps are shown to lie more in the region when the cue decides."""
         return self.p_holm is not None and self.p_holm <= LEVEL and self.area.value >= SMALLEST_AREA
+
+
+@dataclass(frozen=True, kw_only=True)
+class CueExampleRow(OfModel, OfIntervention):
+    """One image of a cue's examples: its label, and the predictions before and after the intervention."""
+
+    cue: str = col("cue")
+    intervention: str = col("intervention")
+    label: str = col("class")
+    before: str = col("prediction")
+    after: str = col("prediction without the cue")
+
+
+@dataclass(frozen=True)
+class CueExampleArrays:
+    """By row of a model's examples: pixels before and after, where they may differ, and the map of one method, if any.
+
+    before, after: (examples, 3, height, width); regions: (examples, height, width).
+    """
+
+    before: Pixels
+    after: Pixels
+    regions: Masks
+    maps: Stack | None = None
 
 
 @dataclass(frozen=True)

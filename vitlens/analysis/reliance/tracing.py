@@ -1,21 +1,23 @@
 """Trace a cue through a model: the heads that carry it, the maps that show it, and examples."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.reliance.heads import find_cue_heads
-from vitlens.analysis.reliance.maps import FEWEST_DECIDED, judge_cue_maps
+from vitlens.analysis.reliance.maps import judge_cue_maps
 from vitlens.analysis.reliance.measure import ChangedImages, Viewer, changed_images
-from vitlens.analysis.reliance.rows import CueHeadRow, CueMapRow, RelianceRow
+from vitlens.analysis.reliance.rows import CueExampleArrays, CueExampleRow, CueHeadRow, CueMapRow, RelianceRow
 from vitlens.attribution.explain import explain
-from vitlens.errors import VitlensError
+from vitlens.errors import InputError
 from vitlens.models.support import meets
-from vitlens.shapes import Images, Masks
+from vitlens.shapes import Images
 from vitlens.uncertainty import holm
 
 _AT_ONCE: Final = 64  # images
@@ -27,17 +29,13 @@ class Trace:
     """What is known of one cue in one model.
 
     heads: ordered by their share, none for a model without attention heads; maps: one for each method; examples: images
-    that the intervention corrects, else whose prediction it changes, before and after; predictions: (examples, 2), with
-    their labels (examples,).
+    that the intervention corrects, else those of which it changes the prediction.
     """
 
     heads: tuple[CueHeadRow, ...]
     maps: tuple[CueMapRow, ...]
-    before: Images
-    after: Images
-    regions: Masks
-    predictions: Int[Tensor, "examples 2"]
-    labels: Int[Tensor, " examples"]
+    examples: tuple[CueExampleRow, ...]
+    pictures: CueExampleArrays
 
 
 def trace_cue(
@@ -59,19 +57,40 @@ def trace_cue(
     is_decided = (after != before) & (after_control == before)
     heads = _heads(viewer, row, data, seed) if meets(viewer.model, "heads") else ()
     advance(len(data.images))
-    maps = tuple(_maps(viewer, row, data, is_decided, methods, seed, advance))
+    attributions = dict[str, Tensor]()
+    for method in methods if row.of_intervention.region != "image" else ():
+        attributions[method] = explain(viewer.model, data.images, method=method, seed=seed).float().cpu()
+        advance(len(data.images))
+    maps = tuple(_maps(row, data, is_decided, attributions, seed))
     is_fixed = (before != data.labels) & (after == data.labels)
     order = torch.argsort(is_fixed.int() * 2 + is_decided.int(), descending=True, stable=True)
     chosen = order[:EXAMPLES]
-    return Trace(
-        heads,
-        maps,
-        data.images[chosen],
-        data.changed[chosen],
-        data.region[chosen],
-        torch.stack((before, after), dim=1)[chosen],
-        data.labels[chosen],
+    best = max(maps, key=lambda judged: judged.area.value, default=None)
+    classes = viewer.split.classes
+    examples = [
+        CueExampleRow(
+            model=row.model,
+            cue=row.cue,
+            intervention=row.intervention,
+            label=classes[int(data.labels[at])],
+            before=classes[int(before[at])],
+            after=classes[int(after[at])],
+        )
+        for at in chosen.tolist()
+    ]
+    pictures = CueExampleArrays(
+        as_bytes(data.images[chosen]),
+        as_bytes(data.changed[chosen]),
+        data.region[chosen].numpy(),
+        None if best is None else attributions[best.method][chosen].clamp_min(0).numpy(),
     )
+    return Trace(heads, maps, tuple(examples), pictures)
+
+
+def as_bytes(images: Images) -> NDArray[np.uint8]:
+    """Return pixels in [0, 1] as bytes."""
+    pixels: NDArray[np.uint8] = (255 * images).round().byte().numpy()
+    return pixels
 
 
 def _predict(viewer: Viewer, images: Images) -> Int[Tensor, " n"]:
@@ -91,7 +110,7 @@ def _heads(viewer: Viewer, row: RelianceRow, data: ChangedImages, seed: int) -> 
             groups=data.groups,
             seed=seed,
         )
-    except VitlensError:
+    except InputError:  # the logits do not depend on the change
         return ()
     rows = list[CueHeadRow]()
     for head in found:
@@ -113,25 +132,19 @@ def _heads(viewer: Viewer, row: RelianceRow, data: ChangedImages, seed: int) -> 
 
 
 def _maps(
-    viewer: Viewer,
     row: RelianceRow,
     data: ChangedImages,
     is_decided: Bool[Tensor, " n"],
-    methods: Sequence[str],
+    attributions: Mapping[str, Tensor],
     seed: int,
-    advance: Callable[[int], object],
 ) -> list[CueMapRow]:
-    """Return one row for each method; none where the cue has no region, or decides too few predictions."""
-    if row.of_intervention.region == "image" or min(int(is_decided.sum()), int((~is_decided).sum())) < FEWEST_DECIDED:
-        return []
+    """Return one row for each method with enough maps that have evidence."""
     rows = list[CueMapRow]()
     p_values = list[float]()
-    for method in methods:
-        maps = explain(viewer.model, data.images, method=method, seed=seed).float().cpu()
-        advance(len(data.images))
+    for method, maps in attributions.items():
         try:
             judged = judge_cue_maps(method, maps, data.region, is_decided, groups=data.groups, seed=seed)
-        except VitlensError:  # too few maps with evidence
+        except InputError:  # the cue decides too few predictions, or too many
             continue
         p_values.append(1.0 if judged.p is None else judged.p)
         rows.append(

@@ -40,7 +40,7 @@ from vitlens.commands.shared.comparison import compared, in_pairs
 from vitlens.commands.shared.failures_measure import failure_fields
 from vitlens.commands.shared.maps.measure import CheckedMaps, on_object_rows
 from vitlens.commands.shared.maps.record import MapCheckRow, OnObjectRow, judged_maps
-from vitlens.commands.shared.reliance_measure import plan_of, reliance_fields, viewers_of
+from vitlens.commands.shared.reliance_measure import plan_of, reliance_fields, traced_fields, viewers_of
 from vitlens.commands.shared.trainings import trainings_of
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.data.catalogue import load_data
@@ -245,7 +245,8 @@ def _changed_images(run: Run[CompareOptions]) -> dict[str, Any]:
     plan = plan_of(subsets, thorough=options.every_cue, levels=True)
     with run.progress("changing images", plan.passes * sum(map(len, subsets))) as advance:
         found = measure_reliance(viewers, plan, batch_size=run.run.batch_size, seed=seed, advance=advance)
-    return reliance_fields(found) | _by_level(run, found)
+    traced = traced_fields(found, viewers, limit=options.disturbed, seed=seed, progress=run.progress)
+    return reliance_fields(found) | traced | _by_level(run, found)
 
 
 def _by_level(run: Run[CompareOptions], found: Measured) -> dict[str, Any]:

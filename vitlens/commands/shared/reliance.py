@@ -1,11 +1,15 @@
 """What models rely on: the tables, claims and section of a command that measures it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
 from vitlens.analysis.reliance.rows import (
+    CueExampleArrays,
+    CueExampleRow,
+    CueHeadRow,
+    CueMapRow,
     LeftOutCueRow,
     ReliancePairRow,
     RelianceRow,
@@ -14,7 +18,7 @@ from vitlens.analysis.reliance.rows import (
 )
 from vitlens.charts import intervals
 from vitlens.commands.shared.comparison import signed
-from vitlens.record import Record, table
+from vitlens.record import Record, arrays, table
 from vitlens.report.claims import Claim
 from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Section
@@ -30,6 +34,10 @@ class RelianceRecord(Record):
     reliance: tuple[RelianceRow, ...] = table(optional=True)
     reliance_pairs: tuple[ReliancePairRow, ...] = table(optional=True)
     reliance_left_out: tuple[LeftOutCueRow, ...] = table(optional=True)
+    cue_heads: tuple[CueHeadRow, ...] = table(optional=True)
+    cue_maps: tuple[CueMapRow, ...] = table(optional=True)
+    cue_examples: tuple[CueExampleRow, ...] = table(optional=True)
+    cue_pictures: Mapping[str, CueExampleArrays] = arrays("cue-{model}")
 
 
 def claims(record: RelianceRecord) -> Iterator[Claim]:

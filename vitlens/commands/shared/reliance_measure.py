@@ -1,6 +1,7 @@
 """Measuring what models rely on: the rows of shared/reliance.py, as fields of a record."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import reduce
 from math import gcd
 from typing import Any
@@ -9,8 +10,14 @@ from vitlens.analysis.evaluation.evaluate import require_labels
 from vitlens.analysis.failures.disturbances import DISTURBANCES
 from vitlens.analysis.reliance.cues import CUES, interventions_of
 from vitlens.analysis.reliance.measure import Level, Measured, Plan, Viewer
+from vitlens.analysis.reliance.rows import suspects
+from vitlens.analysis.reliance.tracing import Trace, trace_cue
+from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.data.split import Split
 from vitlens.models.model import Model
+from vitlens.models.support import meets
+
+Progress = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
 
 
 def viewers_of(models: Sequence[Model], splits: Sequence[Split], precision: str) -> list[Viewer]:
@@ -35,3 +42,36 @@ def reliance_fields(found: Measured) -> dict[str, Any]:
         "reliance_pairs": found.pairs,
         "reliance_left_out": found.left_out,
     }
+
+
+def traced_fields(
+    found: Measured, viewers: Sequence[Viewer], *, limit: int, seed: int, progress: Progress
+) -> dict[str, Any]:
+    """Trace the strongest suspect cue of each model, and return the tables as keyword arguments of a record.
+
+    Suspect are cues that mislead the model, and those of the background.
+    """
+    traces: dict[str, Trace] = {}
+    for viewer in viewers:
+        alias = viewer.model.alias
+        for row in suspects(found.rows, alias)[:1]:
+            methods = _methods(viewer.model)
+            count = min(limit, len(viewer.split))
+            with progress(f"tracing {row.title} in {alias}", count * (1 + len(methods))) as advance:
+                traces[alias] = trace_cue(viewer, row, methods=methods, limit=limit, seed=seed, advance=advance)
+    return {
+        "cue_heads": tuple(head for trace in traces.values() for head in trace.heads),
+        "cue_maps": tuple(judged for trace in traces.values() for judged in trace.maps),
+        "cue_examples": tuple(example for trace in traces.values() for example in trace.examples),
+        "cue_pictures": {alias: trace.pictures for alias, trace in traces.items()},
+    }
+
+
+def _methods(model: Model) -> list[str]:
+    """Return the methods of maps that a study checks and that this model supports, but slow ones."""
+    methods = list[str]()
+    for name, entry in ATTRIBUTIONS.items():
+        is_supported = model.anatomy.family in entry.families and (entry.needs is None or meets(model, entry.needs))
+        if entry.studied and not entry.slow and is_supported:
+            methods.append(name)
+    return methods
