@@ -433,7 +433,7 @@ def _corrected(rows: Sequence[Row]) -> Iterator[Row]:
         yield corrected
 
 
-def _corrected_gains(rows: Sequence[Row]) -> dict[int, float]:
+def _corrected_gains(rows: Sequence[RelianceRow | ReliancePairRow]) -> dict[int, float]:
     """Return the corrected p-values of the accuracy gained, by place; of pairs of models there are none."""
     p_values = {at: row.p_gained for at, row in enumerate(rows) if isinstance(row, RelianceRow) and row.is_matched}
     return dict(zip(p_values, holm(list(p_values.values()))))
