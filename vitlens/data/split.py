@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar, cast, run
 import torch
 from torch import Tensor
 
+from vitlens.devices import as_device
 from vitlens.errors import DataError, InputError, argument
 from vitlens.names import Part
 from vitlens.pixels import AnyImages
@@ -189,6 +190,7 @@ class Split(Summary):
 
     def batches(self, batch_size: int, *, device: torch.device | str = "cpu") -> Iterator[Batch]:
         """The images in order, as floats in [0, 1] on a device."""
+        device = as_device(device)
         for start in range(0, len(self), batch_size):
             indices = torch.arange(start, min(start + batch_size, len(self)))
             pixels = self.source.read(indices).to(device)

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from vitlens.devices import as_device
 from vitlens.errors import InputError, ModelError, UnknownNameError, argument, in_one_line
 from vitlens.models.anatomy import is_headless
 from vitlens.models.configs import VIT_PRESETS
@@ -54,7 +55,8 @@ def load(
     open-clip:ARCH/TAG, hf:REPO, hf:FOLDER, or a preset with weights; "random" instead of the weights: the same
     architecture, untrained. A `ModelName` (from `parse_model`) is used as it is.
     image_size: (height, width) in pixels, or both at once; mean, std: of the model's training, for pixels in [0, 1];
-    classes: names of the logits; code_files: each FILE.py:FUNCTION that may be a name, and whose code is run then. A
+    classes: names of the logits; device: one of torch, or auto, cpu, cuda, cuda:N or mps; code_files: each
+    FILE.py:FUNCTION that may be a name, and whose code is run then. A
     model without a classifier (timm's num_classes=0) has no classes; its outputs are features. Raises UnknownNameError
     and ModelError, and UnsupportedError for classes of a model without a classifier.
 
@@ -69,6 +71,7 @@ def load(
         is_module = isinstance(name, torch.nn.Module)  # type: ignore[unreachable]
         advice = "wrap it with vitlens.wrap" if is_module else "see vitlens.list_models()"
         raise InputError(f"expected the name of a model, found {type(name).__name__}; {advice}")
+    device = as_device(device)
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     require_side_lengths(size)
     source = require_source(name.name)

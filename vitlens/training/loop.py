@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from vitlens.analysis.evaluation.evaluate import predicted_logits
 from vitlens.data.split import Split, takes_splits
-from vitlens.devices import autocast
+from vitlens.devices import as_device, autocast
 from vitlens.errors import InputError, NonFiniteError
 from vitlens.models import saved
 from vitlens.models.model import Model
@@ -123,7 +123,7 @@ def running(task: Task) -> Iterator[tuple[Task, Accelerator, str]]:
     with ExitStack() as stack:
         for watcher in task.watchers if is_first_process() else ():  # which alone calls them
             stack.callback(watcher.close)
-        accelerator, processes = accelerated(torch.device(task.device))
+        accelerator, processes = accelerated(as_device(task.device))
         if task.pretraining is None:
             require_fitting(task.model, task.train, task.test)
         else:
