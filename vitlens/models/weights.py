@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from vitlens.errors import ModelError, argument, first_line
+from vitlens.models.library_folders import typed_name, weights_inside
 from vitlens.signatures import described, is_pickle, is_safetensors
 
 _AVERAGE = re.compile(r"(^|_)(ema|swa|averaged?|shadow)(_|$)", re.IGNORECASE)  # in the key of averaged weights
@@ -35,7 +36,6 @@ _OF_TRAINING = re.compile(r"optim|sched|scaler|amp|rng|momentum|queue|callback",
 _INFIXES = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")  # wrappers of blocks
 _PREFIXES = ("module.", "model.", "ema.", "backbone.")
 _NESTED = 8  # nested wrappers, and prefixes one after the other
-_SUFFIXES = (".safetensors", ".pth", ".bin", ".pt", ".ckpt", ".tar")  # of files in a folder that was named
 _SHOWN = 3  # names and entries in a message
 _DOT = re.compile(r"\.")
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
@@ -141,9 +141,11 @@ def read_weights(path: Path) -> Weights:
 def _require_file(path: Path) -> None:
     """Raise ModelError for what is no file that can be read."""
     if path.is_dir():
-        inside = next((file.name for suffix in _SUFFIXES for file in sorted(path.glob(f"*{suffix}"))), None)
+        library, name = typed_name(path)
+        inside = weights_inside(path)
+        of = f" of {library}" if library else ""
         advice = f"name {path / inside}" if inside else "name a file of weights"
-        raise ModelError(f"expected a weights file, found the folder {path}; {advice}")
+        raise ModelError(f"expected a weights file, found the folder {path}{of}; {f'write {name}' if name else advice}")
     if not path.is_file():
         raise ModelError(f"expected a weights file, found nothing at {path}; give {argument('weights', 'FILE')}")
     if not os.access(path, os.R_OK):
