@@ -5,6 +5,7 @@ The tests try every entry; docs/readable.md is made from the same list (`python 
 
 import argparse
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -127,6 +128,16 @@ def _flat(*names: str) -> Callable[[Path], None]:
             picture(root / name / "0.png", "cat")
 
     return make
+
+
+def _flat_masks(root: Path) -> None:
+    classes(root / "images")
+    picture(root / "masks" / "0.png", "cat")
+
+
+def _beside_masks(root: Path) -> None:
+    classes(root)
+    classes(root / "masks")
 
 
 def _yolo(root: Path) -> None:
@@ -253,7 +264,13 @@ FOLDERS: Final = (
         "name one of them, or call them train/ and test/",
     ),
     Example(
-        "`images/<class>/` beside `masks/<class>/`", parts("images", "masks"), "refused", "masks need a flat `images/`"
+        "`images/<class>/` beside flat `masks/`",
+        _flat_masks,
+        "refused",
+        "masks in folders as their images",
+    ),
+    Example(
+        "class folders beside `masks/<class>/`", _beside_masks, "refused", "`images/<class>/` and `masks/<class>/`"
     ),
     Example("`images/` beside `Masks/`", _flat("images", "Masks"), "refused", "call them `images/` and `masks/`"),
     Example(
@@ -442,7 +459,26 @@ _VOC: Final = {5: (128, 0, 128), 255: (224, 224, 192)}
 _RED: Final = {0: (0, 0, 0), 1: (128, 0, 0)}
 _INVERSE: Final = {0: (255, 255, 255), 1: (0, 0, 0)}
 _TURNED: Final = Image.fromarray(levels()).transpose(Image.Transpose.ROTATE_270)
+
+
+def _in_classes(root: Path) -> None:
+    """The image and the mask in the folder of a class, and the same names in another one."""
+    _masked(levels())(root / "made")
+    for place in ("images", "masks"):
+        for name in ("cat", "dog"):
+            (root / place).mkdir(exist_ok=True)
+            shutil.copytree(root / "made" / place, root / place / name)
+    shutil.rmtree(root / "made")
+
+
+def _two_masks(root: Path) -> None:
+    _masked(levels())(root)
+    shutil.copy(root / "masks" / "a.png", root / "masks" / "a.bmp")
+
+
 MASKS: Final = (
+    Example("`images/<class>/` with `masks/<class>/`", _in_classes, "read", "masks and labels"),
+    Example("two masks of one image (`a.png`, `a.bmp`)", _two_masks, "refused", "move one away"),
     Example("0 and 255", _masked(levels()), "read", "the larger value"),
     Example("0 and 1", _masked(levels(1)), "read", "the larger value"),
     Example("1 bit", _masked(Image.fromarray(levels()).convert("1")), "read", "white"),

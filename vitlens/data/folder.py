@@ -81,11 +81,17 @@ def list_folder(root: Path, *, part: Part, seed: int = 0, whole: bool = False) -
         return Listing(list_top(root))
     if is_of_images(children) and not images_in(folder):
         return Listing(list_top(children[0]), notes=wrapping)
+    listing = list_classes(folder, part=part, seed=seed, whole=whole)
+    return replace(listing, notes=(*wrapping, *parts.notes, *listing.notes))
+
+
+def list_classes(folder: Path, *, part: Part, seed: int, whole: bool) -> Listing:
+    """Return the images of a part of the class folders in a folder, of which a seeded fifth is held out for test."""
     every = _list_classes(folder, [folder])
     held, notes = hold_out(torch.tensor(every.labels), part, seed=seed, whole=whole)
     paths = tuple(every.paths[index] for index in held.tolist())
     labels = tuple(every.labels[index] for index in held.tolist())
-    return Listing(paths, labels, every.classes, (*wrapping, *parts.notes, *every.notes, *notes))
+    return Listing(paths, labels, every.classes, (*every.notes, *notes))
 
 
 def list_images(paths: Sequence[Path]) -> tuple[Path, ...]:

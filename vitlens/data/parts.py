@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from vitlens.data.walk import class_folders, images_in
+from vitlens.data.walk import class_folders, images_below, images_in
 from vitlens.errors import DataError
 from vitlens.names import plain_name
 
@@ -202,14 +202,28 @@ def require_classes(folder: Path) -> None:
             )
         raise DataError(
             f"expected class folders in {folder}, found {images[0]}/ beside {about[0]}/; masks need their images in "
-            f"images/ itself, of the same names, and for the classes alone name {folder / images[0]}"
+            f"images/, in folders of the same names, and for the classes alone name {folder / images[0]}"
         )
+    for name in about:
+        others = [folder / other for other in names if other not in about]
+        if others and _repeats_names(folder / name, others):
+            raise DataError(
+                f"expected class folders in {folder}, found {name}/ next to them, of their images' names; for maps and "
+                f"masks put the classes into images/ and the masks into masks/, else move {name}/ away"
+            )
     shared = _shared_folders(folder)
     if shared:
         raise DataError(
             f"expected class folders in {folder}, found {listed(names)} that all hold {listed(shared)}; name one of "
             f"them ({folder / names[0]}), or call the parts train/ and test/"
         )
+
+
+def _repeats_names(masks: Path, classes: Sequence[Path]) -> bool:
+    """Return True where most images of a folder have the names of images in class folders next to it."""
+    stems = {path.stem for folder in classes for path in images_below(folder)}
+    listed_masks = [path.stem for path in images_below(masks)]
+    return 2 * sum(stem in stems or stem.removesuffix("_mask") in stems for stem in listed_masks) > len(listed_masks)
 
 
 def _shared_folders(folder: Path) -> list[str]:
