@@ -110,6 +110,33 @@ def _suffixes(root: Path) -> None:
     picture(root / "dog" / "without_a_suffix", "dog", format="PNG")
 
 
+def _unknown_suffixes(root: Path) -> None:
+    picture(root / "cat" / "0.dat", "cat", format="PNG")
+    picture(root / "dog" / "0.001", "dog", format="PNG")
+
+
+def _copies(root: Path) -> None:
+    classes(root)
+    for name in ("0.png.bak", "0.png~", "0.png.part"):
+        picture(root / "cat" / name, "dog", format="PNG")
+
+
+def _half_labelled(root: Path) -> None:
+    classes(root / "labeled")
+    picture(root / "unlabeled" / "0.png", "elk")
+
+
+def _with_unlabelled(root: Path) -> None:
+    classes(root)
+    picture(root / "Unlabelled" / "0.png", "elk")
+
+
+def _half_labelled_train(root: Path) -> None:
+    classes(root / "train" / "labeled")
+    picture(root / "train" / "unlabeled" / "0.png", "elk")
+    classes(root / "test")
+
+
 def _heic(root: Path) -> None:
     classes(root)
     (root / "elk").mkdir()
@@ -250,6 +277,16 @@ FOLDERS: Final = (
     Example("a link to itself", _link_to_itself, "read", "ignored"),
     Example("`@eaDir/`, `lost+found/`, `__MACOSX/`, hidden folders", _junk, "read", "ignored"),
     Example("linked folders and loops of links", _linked, "read", "followed, each folder once"),
+    Example("images with an unknown suffix (`.dat`, `.001`)", _unknown_suffixes, "read", "by their first bytes"),
+    Example("copies (`.bak`, `~`, `.part`)", _copies, "read", "ignored"),
+    Example("`labeled/<class>/` beside `unlabeled/`", _half_labelled, "read, with a note", "the folders of `labeled/`"),
+    Example("`unlabeled/` beside class folders", _with_unlabelled, "read, with a note", "no class"),
+    Example(
+        "`train/labeled/<class>/` beside `train/unlabeled/`",
+        _half_labelled_train,
+        "read, with a note",
+        "the labelled ones",
+    ),
     Example(".jfif, .jpe, .avif, .webp, and images without a suffix", _suffixes, "read", "by suffix or first bytes"),
     Example(
         "HEIC, JP2, JPEG XL, SVG, raw photographs",
@@ -349,6 +386,24 @@ TABLES: Final = (
         _labelled("ImageId,PredictionString\na,n01440764 1 2 3 4 \nb,n01443537 1 2 3 4 \nc,n01443537 5 6 7 8\n"),
         "read",
         "ImageNet's names",
+    ),
+    Example(
+        "a column called split, of test and val",
+        _labelled("file,label,split\na.png,cat,test\nb.png,dog,Test\nc.png,dog,val\n"),
+        "read, with a note",
+        "the parts",
+    ),
+    Example(
+        "a column called part, of other words",
+        _labelled("file,part,label\na.png,left,cat\nb.png,right,dog\nc.png,right,dog\n"),
+        "read",
+        "a further column",
+    ),
+    Example(
+        "a column called partition, of other words",
+        _labelled("file,label,partition\na.png,cat,left\nb.png,dog,right\nc.png,dog,right\n"),
+        "refused",
+        "train, val or test",
     ),
     Example("class indices", _labelled("file,label\na.png,0\nb.png,1\nc.png,1.0\n"), "read", "indices from 0"),
     Example(

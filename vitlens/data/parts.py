@@ -42,6 +42,10 @@ _ABOUT_IMAGES: Final = frozenset(  # what is known of images, as images
         "thumbnails",
     }
 )
+_LABELLED: Final = re.compile(rf"(?:labell?ed|annotated)[-_ ]?(?:{_KINDS})?", re.IGNORECASE)
+_UNLABELLED: Final = re.compile(
+    rf"(?:un[-_ ]?labell?ed|un[-_ ]?annotated|no[-_ ]?labels?)[-_ ]?(?:{_KINDS})?", re.IGNORECASE
+)
 _DEEPEST: Final = 16  # folders that hold one folder alone
 
 
@@ -64,6 +68,13 @@ def role_of(name: str) -> Role | None:
             return None
         found.update(roles)
     return found.pop() if len(found) == 1 else None
+
+
+def labelled_folders(folder: Path) -> list[Path]:
+    """Return the class folders of a folder, without those that are called unlabeled next to others."""
+    children = class_folders(folder)
+    labelled = [child for child in children if not _UNLABELLED.fullmatch(child.name)]
+    return labelled or children
 
 
 def find_parts(root: Path) -> Parts:
@@ -118,14 +129,14 @@ def _test_part(parts: Sequence[Path], train: Path | None) -> tuple[Path | None, 
     """Return the first part that has a class of the training part, and those before it that have none."""
     if train is None:
         return (parts[0] if parts else None), []
-    known = {plain_name(folder.name) for folder in class_folders(train)}
+    known = {plain_name(folder.name) for folder in labelled_folders(train)}
     rejected: list[Path] = []
     for part in parts:
-        if known & {plain_name(folder.name) for folder in class_folders(part)}:
+        if known & {plain_name(folder.name) for folder in labelled_folders(part)}:
             return part, rejected
         rejected.append(part)
     for part in rejected:
-        names = [folder.name for folder in class_folders(part)]
+        names = [folder.name for folder in labelled_folders(part)]
         if len(names) > 1:
             raise DataError(
                 f"expected classes of {train.name}/ in {part}, found {listed(names)}; name the folders of both parts "
@@ -136,17 +147,17 @@ def _test_part(parts: Sequence[Path], train: Path | None) -> tuple[Path | None, 
 
 def holds_class_folders(folder: Path) -> bool:
     """Return True where a folder holds class folders, and not only a folder of images."""
-    children = class_folders(folder)
+    children = labelled_folders(folder)
     if len(children) == 1 and _is_generic(children[0].name):
-        return bool(class_folders(children[0]))
+        return bool(labelled_folders(children[0]))
     return bool(children)
 
 
 def _without_repetition(part: Path, role: Role) -> Path:
     """Return the folder of a part's class folders: test_set/test_set/ and test/images/ hold them one level deeper."""
-    children = class_folders(part)
+    children = labelled_folders(part)
     if len(children) == 1 and (role_of(children[0].name) == role or _is_generic(children[0].name)):
-        return children[0] if class_folders(children[0]) else part
+        return children[0] if labelled_folders(children[0]) else part
     return part
 
 
@@ -155,11 +166,11 @@ def unwrapped(root: Path) -> Path:
     folder = root
     result = root
     for _ in range(_DEEPEST):
-        children = class_folders(folder)
+        children = labelled_folders(folder)
         if len(children) != 1 or role_of(children[0].name) or images_in(children[0]):
             return result
         folder = children[0]
-        folders = class_folders(folder)
+        folders = labelled_folders(folder)
         holds_parts = any(role_of(child.name) and holds_class_folders(child) for child in folders)
         if len(folders) > 1 or holds_parts or (folders and _is_generic(folder.name)):
             result = folder
@@ -168,7 +179,7 @@ def unwrapped(root: Path) -> Path:
 
 def is_unlabelled(folder: Path) -> bool:
     """Return True where all folders are of images or of parts, without class folders in them."""
-    children = class_folders(folder)
+    children = labelled_folders(folder)
     if not children or any(holds_class_folders(child) for child in children):
         return False
     return all(role_of(child.name) for child in children) or is_of_images(children)
@@ -176,7 +187,7 @@ def is_unlabelled(folder: Path) -> bool:
 
 def is_of_images(children: Sequence[Path]) -> bool:
     """Return True for one folder that is called images, without folders of classes in it."""
-    return len(children) == 1 and _is_generic(children[0].name) and not class_folders(children[0])
+    return len(children) == 1 and _is_generic(children[0].name) and not labelled_folders(children[0])
 
 
 def require_classes(folder: Path) -> None:
@@ -184,7 +195,7 @@ def require_classes(folder: Path) -> None:
 
     These are parts without class folders, images beside masks, and folders that all hold the same folders.
     """
-    names = [child.name for child in class_folders(folder)]
+    names = [child.name for child in labelled_folders(folder)]
     if is_unlabelled(folder):
         first = folder / names[0]
         raise DataError(
@@ -229,11 +240,11 @@ def _repeats_names(masks: Path, classes: Sequence[Path]) -> bool:
 def _shared_folders(folder: Path) -> list[str]:
     """Return the folders that all folders of a folder hold, where these are most of them and they hold nothing else."""
     contents: list[set[str]] = []
-    children = class_folders(folder)
+    children = labelled_folders(folder)
     for child in children:
-        inner = class_folders(child)
+        inner = labelled_folders(child)
         if len(inner) == 1 and _is_generic(inner[0].name):
-            inner = class_folders(inner[0])
+            inner = labelled_folders(inner[0])
         if not inner or images_in(child):
             return []
         contents.append({inside.name for inside in inner})
@@ -245,7 +256,7 @@ def _shared_folders(folder: Path) -> list[str]:
 
 
 def _is_generic(name: str) -> bool:
-    return name.lower() in _IMAGES
+    return name.lower() in _IMAGES or _LABELLED.fullmatch(name) is not None
 
 
 def listed(names: Sequence[str]) -> str:
