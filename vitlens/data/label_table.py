@@ -14,7 +14,7 @@ from vitlens.data.folder import Listing, list_images, read_listing
 from vitlens.data.parts import role_of
 from vitlens.data.registry import DataRequest
 from vitlens.data.split import Split, hold_out
-from vitlens.errors import DataError
+from vitlens.errors import DataError, argument, by_caller
 from vitlens.files import read_bounded
 from vitlens.names import are_imagenet, imagenet_classes, imagenet_indices
 
@@ -46,7 +46,8 @@ def load(request: DataRequest) -> Split:
     root = request.path
     table = request.labels
     if table is None or not root.is_dir():
-        raise DataError(f"expected --labels with --data FOLDER of images, found {str(root)!r}; name the folder")
+        where = by_caller(python="a folder", command="--data FOLDER")
+        raise DataError(f"expected {argument('labels')} with {where} of images, found {str(root)!r}; name the folder")
     paths = list_images([root])
     lines = _rows(table)
     names = _Names(root, paths)
@@ -223,7 +224,7 @@ def _file_column(rows: Rows, names: _Names, table: Path) -> int:
                 names.require_one(cell, table)
         raise DataError(
             f"expected file names of the images in a column of {table}, found none that is among them (line 1: "
-            f"{', '.join(rows[0])[:80]!r}); check --data and the names"
+            f"{', '.join(rows[0])[:80]!r}); check {by_caller(python='the folder', command='--data')} and the names"
         )
     best = [column for column, count in enumerate(counts) if count == max(counts)]
     titles = rows[0] + [""] * len(counts)

@@ -25,11 +25,12 @@ from vitlens.data.decode import (
 )
 from vitlens.data.folder import Listing, has_test, list_classes, read_listing
 from vitlens.data.mask_values import read_mask
+from vitlens.data.other_data import images_alone
 from vitlens.data.parts import role_of
 from vitlens.data.registry import DataRequest
 from vitlens.data.split import Skipped, Split
 from vitlens.data.walk import class_folders, images_below, images_in
-from vitlens.errors import DataError, by_caller
+from vitlens.errors import DataError
 from vitlens.files import read_json
 from vitlens.names import imagenet_classes
 from vitlens.preprocessing import Preprocessing
@@ -184,10 +185,9 @@ def load(request: DataRequest) -> Split:
         turned = _unclear_turns([(path, header) for path, header in zip(paths, headers) if path not in reasons])
     skipped = tuple(Skipped(_name(path, images), reasons[path]) for path in paths if path in reasons)
     if not masks:
-        advice = by_caller(python=f"vitlens.images({str(images)!r})", command=f"--images {images}")
         raise DataError(
             f"expected a mask or a box of the name and size of each image in {root}, found none ({skipped[0].file}: "
-            f"{skipped[0].reason}); try {advice} to do without"
+            f"{skipped[0].reason}); try {images_alone(images)} to do without"
         )
     kept = [index for index, path in enumerate(paths) if path not in reasons]
     listing = replace(

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from vitlens.data.other_data import images_alone
 from vitlens.data.walk import class_folders, images_below, images_in
-from vitlens.errors import DataError
+from vitlens.errors import DataError, by_caller
 from vitlens.names import plain_name
 
 Role = Literal["train", "test", "val"]
@@ -198,9 +199,12 @@ def require_classes(folder: Path) -> None:
     names = [child.name for child in labelled_folders(folder)]
     if is_unlabelled(folder):
         first = folder / names[0]
+        table = by_caller(
+            python=f"vitlens.load_data({str(first)!r}, labels='FILE.csv')", command=f"--data {first} --labels FILE.csv"
+        )
         raise DataError(
             f"expected class folders in {listed(names)} of {folder}, found images without them, so without labels; "
-            f"sort them into a folder a class, give --data {first} --labels FILE.csv, or --images {first}"
+            f"sort them into a folder a class, give {table}, or {images_alone(first)}"
         )
     about = [name for name in names if name.lower() in _ABOUT_IMAGES]
     images = [name for name in names if _is_generic(name)]
@@ -209,7 +213,7 @@ def require_classes(folder: Path) -> None:
         if flat and (flat, about[0]) != ("images", "masks"):
             raise DataError(
                 f"expected class folders in {folder}, found {flat}/ beside {about[0]}/; if these are masks, call them "
-                f"images/ and masks/, else give --images {folder / flat}"
+                f"images/ and masks/, else give {images_alone(folder / flat)}"
             )
         raise DataError(
             f"expected class folders in {folder}, found {images[0]}/ beside {about[0]}/; masks need their images in "

@@ -83,7 +83,7 @@ def load(
     if file and random:
         raise InputError(f"expected either weights or {argument('random_weights', True)} for {name.name}, found both")
     if (file or random_weights) and source.weights == "own" and (name.name in source.names or Path(name.name).exists()):
-        usages = [other.usage for other in SOURCES.values() if other.weights != "own"]
+        usages = [other.typed_usage for other in SOURCES.values() if other.weights != "own"]
         raise InputError(
             f"expected {', '.join(usages[:-1])} or {usages[-1]} with {argument('weights')} or "
             f"{argument('random_weights', True)}, found {name.name!r}, which has its own"
