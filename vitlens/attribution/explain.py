@@ -20,7 +20,7 @@ from vitlens.attribution.gradients import pixel_gradients
 from vitlens.attribution.legrad import legrad
 from vitlens.attribution.refinement import Refinement, refined_maps, require_refinement
 from vitlens.attribution.registry import ATTRIBUTIONS, attribution
-from vitlens.errors import InputError, LensError, UnknownNameError, UnsupportedError, argument
+from vitlens.errors import InputError, LensError, UnknownNameError, UnsupportedError, argument, flags_are_typed
 from vitlens.lens.differentiable import WITHOUT_GRADIENTS
 from vitlens.lens.trace import probe_images, trace
 from vitlens.models.hooks import is_within_context, per_model
@@ -114,7 +114,8 @@ def explain(
 
         maps.append(refined_maps(model, batch, maps_of, method, refinement) if refinement else maps_of(batch, method))
     all_maps = torch.cat(maps)
-    if ATTRIBUTIONS[method].gradients and refinement is None and not bool(all_maps.any()):
+    is_plain = ATTRIBUTIONS[method].gradients and refinement is None
+    if is_plain and not flags_are_typed() and not bool(all_maps.any()):  # reports cross such maps out
         warnings.warn(
             f"the {method} maps of {model.alias} are zero everywhere: the gradient of the class's logit is zero, or "
             f"has no part of the sign that {method} shows; check with {argument('method', 'occlusion')}",
