@@ -51,8 +51,7 @@ def as_device(device: torch.device | str) -> torch.device:
 
     Raises InputError.
     """
-    is_torch = isinstance(device, torch.device)
-    if is_torch and device.type not in ("cuda", "mps"):
+    if isinstance(device, torch.device) and device.type not in ("cuda", "mps"):
         return device
     if device == "meta":
         return torch.device("meta")
