@@ -8,8 +8,8 @@ from PIL import Image
 import vitlens
 from tests.kit.tiny import images as made
 from tests.kit.tiny import ours
+from tests.kit.trainings import tiny_recipe
 from vitlens.errors import InputError, UnknownNameError, nearest
-from vitlens.training.recipe import Recipe
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def foreign_weights(root, name):
 
 def trained(root, **changes):
     data = vitlens.load_data("digits").limit(20)
-    recipe = changes.pop("recipe", Recipe())
+    recipe = changes.pop("recipe", tiny_recipe())
     return vitlens.train(vitlens.load("vit-digits"), data, data, recipe=recipe, directory=root / "run", **changes)
 
 
@@ -131,7 +131,7 @@ OF_PYTHON = {  # wrong calls whose answers name no option of the command line
         vitlens.load("vit-digits"),
         vitlens.load_data("digits").pick(torch.arange(1)),
         vitlens.load_data("digits"),
-        recipe=Recipe(),
+        recipe=tiny_recipe(),
         directory=root / "run",
     ),
 }

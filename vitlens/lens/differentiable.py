@@ -174,11 +174,11 @@ class _StepsAsIdentity(TorchFunctionMode):
     def __enter__(self) -> Self:
         names = [name for name, _ in self.model.module.named_modules()]
         self.watched.enter_context(watching(self.model.module, names, self._leave, before=self._begin, always=True))
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         self.watched.close()
 
     def _begin(self, name: str, _values: Arguments) -> None:

@@ -80,7 +80,9 @@ def recorded(evaluations: Sequence[Evaluation], *, classes: int, seed: int) -> r
     )  # fmt: skip
 
 
-def _with_candidates(record: rows.EvaluateRecord, run: Run, evaluations: Sequence[Evaluation]) -> rows.EvaluateRecord:
+def _with_candidates(
+    record: rows.EvaluateRecord, run: Run[EvaluateOptions], evaluations: Sequence[Evaluation]
+) -> rows.EvaluateRecord:
     """The record with the number of classes among which a model that only reads their names chooses."""
     scores = []
     for score, model, evaluation in zip(record.scores, run.models, evaluations):
