@@ -12,10 +12,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from vitlens.errors import InputError, UnknownNameError, argument
+from vitlens.errors import InputError, UnknownNameError, argument, nearest
 from vitlens.names import PRECISIONS
 from vitlens.turns import turn
 
+_NAMES = ("auto", "cpu", "cuda", "mps")
+_CALLED = {"gpu": "cuda", "nvidia": "cuda", "rocm": "cuda", "hip": "cuda", "metal": "mps", "apple": "mps"}
 _KEYS = 5  # most keys per dimension of a head for attention as matrix products
 
 
@@ -26,7 +28,11 @@ def resolve_device(name: str = "auto") -> torch.device:
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     if not re.fullmatch(r"cpu|mps|cuda(:[0-9]+)?", name):
-        raise InputError(f"expected {argument('device')} auto, cpu, cuda, cuda:N or mps, found {name!r}")
+        meant = _meant(name)
+        raise InputError(
+            f"expected {argument('device')} auto, cpu, cuda, cuda:N or mps, found {name!r}"
+            f"{f'; did you mean {meant!r}?' if meant else ''}"
+        )
     kind, _, index = name.partition(":")
     if kind == "cuda" and (not torch.cuda.is_available() or int(index or 0) >= torch.cuda.device_count()):
         raise InputError(
@@ -38,6 +44,28 @@ def resolve_device(name: str = "auto") -> torch.device:
             f"expected Apple's mps for {argument('device', 'mps')}, found none; try {argument('device', 'cpu')}"
         )
     return torch.device(name)
+
+
+def as_device(device: torch.device | str) -> torch.device:
+    """The device that a Python caller gives: one of torch's, "meta" (shapes without numbers), or a name as above.
+
+    Raises InputError.
+    """
+    if isinstance(device, torch.device) and device.type not in ("cuda", "mps"):
+        return device
+    if device == "meta":
+        return torch.device("meta")
+    return resolve_device(str(device))
+
+
+def _meant(name: str) -> str:
+    """Return the device that a misspelled name may stand for; "" for none."""
+    word, digits = re.fullmatch(r"(.*?):?([0-9]*)", name.strip().lower(), re.DOTALL).groups()  # type: ignore[union-attr]
+    if word in _CALLED or (digits and not word):
+        word = _CALLED.get(word, "cuda")
+    elif word not in _NAMES:
+        word = next(iter(nearest(word, _NAMES)), "")
+    return f"{word}:{digits}" if word == "cuda" and digits else word
 
 
 def multiplies_bf16(device: torch.device) -> bool:

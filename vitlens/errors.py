@@ -58,6 +58,11 @@ def argument(name: str, value: object = None, *, flag: str = "") -> str:
     return by_caller(python=f"{name}={value!r}", command=typed if value is True else f"{typed} {value}")
 
 
+def set_option(name: str, value: object) -> str:
+    """Return a setting as the caller types it: `mixup=0.8`, or on the command line `--set mixup=0.8`."""
+    return by_caller(python=f"{name}={value!r}", command=f"--set {name}={str(value).lower()}")
+
+
 def flags_are_typed() -> bool:
     """Return True while the command line runs, where arguments have its units and names."""
     return _caller["types flags"]

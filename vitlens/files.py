@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from vitlens.errors import InputError, NonFiniteError, StorageError
+from vitlens.errors import InputError, NonFiniteError, StorageError, by_caller
 from vitlens.typed import SIZE, is_name, parse_json
 
 _FOREIGN: Final = ("wandb",)  # folders of other programs in a run's folder, which vitlens neither reads nor writes
@@ -49,8 +49,12 @@ def is_temporary(name: str) -> bool:
 def storage_error(path: Path, error: OSError) -> StorageError:
     """The error for a file that could not be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StorageError(f"expected room on the disk for {path}, found it full; free some, or choose another --out")
-    return StorageError(f"expected to write {path}, found: {error.strerror or error}; choose another --out")
+        return StorageError(f"expected room on the disk for {path}, found it full; free some, or {_elsewhere()}")
+    return StorageError(f"expected to write {path}, found: {error.strerror or error}; {_elsewhere()}")
+
+
+def _elsewhere() -> str:
+    return f"choose another {by_caller(python='folder', command='--out')}"
 
 
 def write_bytes(path: Path, content: bytes) -> None:

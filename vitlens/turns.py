@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from vitlens.errors import LensError
+from vitlens.errors import LensError, ModelError
 
 
 class _Turn:
@@ -17,28 +17,44 @@ class _Turn:
     def __init__(self) -> None:
         self.owner: int | None = None
         self.depth = 0
-        self.compiled_parts: tuple[str, ...] = ()
-        self.compiled_calls: dict[str, Any] = {}  # what is put back when the turn ends
+        self.compiled_calls: list[tuple[Any, Any]] = []  # parts, and what is put back when the turn ends
 
-    def enter(self, module: nn.Module, thread: int) -> None:
+    def enter(self, model: nn.Module, thread: int) -> None:
         """Begin a context; in the outermost one, compiled parts run as the code that they were compiled from."""
+        if self.depth == 0:
+            compiled = _compiled_parts(model)
+            for part in compiled:
+                self.compiled_calls.append((part, part._compiled_call_impl))
+                part._compiled_call_impl = None
         self.owner = thread
         self.depth += 1
-        if self.depth == 1:
-            for name in self.compiled_parts:
-                part: Any = module.get_submodule(name)
-                self.compiled_calls[name] = part._compiled_call_impl
-                part._compiled_call_impl = None
 
-    def leave(self, module: nn.Module) -> None:
-        """End a context; after the outermost one, the module is as it was."""
+    def leave(self) -> None:
+        """End a context; after the outermost one, the model is as it was."""
         self.depth -= 1
         if self.depth == 0:
             self.owner = None
-            for name, call in self.compiled_calls.items():
-                part: Any = module.get_submodule(name)
+            for part, call in self.compiled_calls:
                 part._compiled_call_impl = call
             self.compiled_calls.clear()
+
+
+def _compiled_parts(model: nn.Module) -> list[Any]:
+    """Return the parts that `compile()` compiled in place: what is observed inside them would otherwise be missed.
+
+    Raises ModelError for a part that torch.compile replaced, or whose forward it did, after the model was made.
+    """
+    parts: list[Any] = []
+    for name, part in model.named_modules():
+        if getattr(part, "_compiled_call_impl", None) is not None:
+            parts.append(part)
+        forward = vars(part).get("forward")
+        if "_orig_mod" in part._modules or getattr(forward, "_torchdynamo_orig_callable", None) is not None:
+            raise ModelError(
+                f"expected a model that is not compiled, found torch.compile's {name or 'forward'} in it; put what was "
+                "compiled back (module._orig_mod), or call compile() on the module, which changes it in place"
+            )
+    return parts
 
 
 _CHANGED: Final = Condition()  # guards everything below
@@ -50,8 +66,9 @@ _WAITING: Final[dict[int, _Turn]] = {}  # by thread
 def turn(model: nn.Module) -> Iterator[None]:
     """Wait until no other thread uses the model, and keep other threads from it inside; contexts of one thread nest.
 
-    A model and the module that it wraps take turns together. Raises LensError where two threads would wait for each
-    other, as each uses the model that the other one needs.
+    A model and the module that it wraps take turns together. Parts that `compile()` compiled in place run uncompiled
+    inside, and stay compiled outside. Raises ModelError for parts that torch.compile replaced, and LensError where two
+    threads would wait for each other, as each uses the model that the other one needs.
     """
     key = _key(model)
     thread = get_ident()
@@ -68,26 +85,14 @@ def turn(model: nn.Module) -> Iterator[None]:
                 _CHANGED.wait()
             finally:
                 del _WAITING[thread]
-        own.enter(key, thread)
+        own.enter(model, thread)
     try:
         yield
     finally:
         with _CHANGED:
-            own.leave(key)
+            own.leave()
             if own.depth == 0:
                 _CHANGED.notify_all()
-
-
-def run_uncompiled(module: nn.Module) -> None:
-    """Let the parts of a module that `compile()` compiled in place run uncompiled in every turn.
-
-    What is observed or changed inside a compiled part would otherwise be missed. Outside a turn they stay compiled.
-    """
-    key = _key(module)
-    with _CHANGED:
-        _TURNS.setdefault(key, _Turn()).compiled_parts = tuple(
-            name for name, part in key.named_modules() if getattr(part, "_compiled_call_impl", None) is not None
-        )
 
 
 def _key(model: nn.Module) -> nn.Module:

@@ -28,6 +28,9 @@ def test_auto_takes_the_best_there_is_and_what_is_not_there_is_refused(monkeypat
     for name in ("gpu", "cuda:", "cpu:0", "", "CUDA", "cuda:-1"):
         with pytest.raises(InputError, match="auto, cpu, cuda, cuda:N or mps"):
             resolve_device(name)
+    for name, meant in (("gpu", "cuda"), ("GPU:1", "cuda:1"), ("0", "cuda:0"), ("cuda1", "cuda:1"), ("metal", "mps")):
+        with pytest.raises(InputError, match=f"did you mean '{meant}'"):
+            resolve_device(name)
     for name, cuda in (("cuda", 0), ("cuda:1", 1), ("mps", 0)):
         pretend(monkeypatch, cuda=cuda)
         with pytest.raises(InputError, match="device='cpu'"):

@@ -5,6 +5,7 @@ The tests try every entry; docs/readable.md is made from the same list (`python 
 
 import argparse
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -109,6 +110,33 @@ def _suffixes(root: Path) -> None:
     picture(root / "dog" / "without_a_suffix", "dog", format="PNG")
 
 
+def _unknown_suffixes(root: Path) -> None:
+    picture(root / "cat" / "0.dat", "cat", format="PNG")
+    picture(root / "dog" / "0.001", "dog", format="PNG")
+
+
+def _copies(root: Path) -> None:
+    classes(root)
+    for name in ("0.png.bak", "0.png~", "0.png.part"):
+        picture(root / "cat" / name, "dog", format="PNG")
+
+
+def _half_labelled(root: Path) -> None:
+    classes(root / "labeled")
+    picture(root / "unlabeled" / "0.png", "elk")
+
+
+def _with_unlabelled(root: Path) -> None:
+    classes(root)
+    picture(root / "Unlabelled" / "0.png", "elk")
+
+
+def _half_labelled_train(root: Path) -> None:
+    classes(root / "train" / "labeled")
+    picture(root / "train" / "unlabeled" / "0.png", "elk")
+    classes(root / "test")
+
+
 def _heic(root: Path) -> None:
     classes(root)
     (root / "elk").mkdir()
@@ -127,6 +155,16 @@ def _flat(*names: str) -> Callable[[Path], None]:
             picture(root / name / "0.png", "cat")
 
     return make
+
+
+def _flat_masks(root: Path) -> None:
+    classes(root / "images")
+    picture(root / "masks" / "0.png", "cat")
+
+
+def _beside_masks(root: Path) -> None:
+    classes(root)
+    classes(root / "masks")
 
 
 def _yolo(root: Path) -> None:
@@ -239,6 +277,16 @@ FOLDERS: Final = (
     Example("a link to itself", _link_to_itself, "read", "ignored"),
     Example("`@eaDir/`, `lost+found/`, `__MACOSX/`, hidden folders", _junk, "read", "ignored"),
     Example("linked folders and loops of links", _linked, "read", "followed, each folder once"),
+    Example("images with an unknown suffix (`.dat`, `.001`)", _unknown_suffixes, "read", "by their first bytes"),
+    Example("copies (`.bak`, `~`, `.part`)", _copies, "read", "ignored"),
+    Example("`labeled/<class>/` beside `unlabeled/`", _half_labelled, "read, with a note", "the folders of `labeled/`"),
+    Example("`unlabeled/` beside class folders", _with_unlabelled, "read, with a note", "no class"),
+    Example(
+        "`train/labeled/<class>/` beside `train/unlabeled/`",
+        _half_labelled_train,
+        "read, with a note",
+        "the labelled ones",
+    ),
     Example(".jfif, .jpe, .avif, .webp, and images without a suffix", _suffixes, "read", "by suffix or first bytes"),
     Example(
         "HEIC, JP2, JPEG XL, SVG, raw photographs",
@@ -253,7 +301,13 @@ FOLDERS: Final = (
         "name one of them, or call them train/ and test/",
     ),
     Example(
-        "`images/<class>/` beside `masks/<class>/`", parts("images", "masks"), "refused", "masks need a flat `images/`"
+        "`images/<class>/` beside flat `masks/`",
+        _flat_masks,
+        "refused",
+        "masks in folders as their images",
+    ),
+    Example(
+        "class folders beside `masks/<class>/`", _beside_masks, "refused", "`images/<class>/` and `masks/<class>/`"
     ),
     Example("`images/` beside `Masks/`", _flat("images", "Masks"), "refused", "call them `images/` and `masks/`"),
     Example(
@@ -332,6 +386,24 @@ TABLES: Final = (
         _labelled("ImageId,PredictionString\na,n01440764 1 2 3 4 \nb,n01443537 1 2 3 4 \nc,n01443537 5 6 7 8\n"),
         "read",
         "ImageNet's names",
+    ),
+    Example(
+        "a column called split, of test and val",
+        _labelled("file,label,split\na.png,cat,test\nb.png,dog,Test\nc.png,dog,val\n"),
+        "read, with a note",
+        "the parts",
+    ),
+    Example(
+        "a column called part, of other words",
+        _labelled("file,part,label\na.png,left,cat\nb.png,right,dog\nc.png,right,dog\n"),
+        "read",
+        "a further column",
+    ),
+    Example(
+        "a column called partition, of other words",
+        _labelled("file,label,partition\na.png,cat,left\nb.png,dog,right\nc.png,dog,right\n"),
+        "refused",
+        "train, val or test",
     ),
     Example("class indices", _labelled("file,label\na.png,0\nb.png,1\nc.png,1.0\n"), "read", "indices from 0"),
     Example(
@@ -442,7 +514,26 @@ _VOC: Final = {5: (128, 0, 128), 255: (224, 224, 192)}
 _RED: Final = {0: (0, 0, 0), 1: (128, 0, 0)}
 _INVERSE: Final = {0: (255, 255, 255), 1: (0, 0, 0)}
 _TURNED: Final = Image.fromarray(levels()).transpose(Image.Transpose.ROTATE_270)
+
+
+def _in_classes(root: Path) -> None:
+    """The image and the mask in the folder of a class, and the same names in another one."""
+    _masked(levels())(root / "made")
+    for place in ("images", "masks"):
+        for name in ("cat", "dog"):
+            (root / place).mkdir(exist_ok=True)
+            shutil.copytree(root / "made" / place, root / place / name)
+    shutil.rmtree(root / "made")
+
+
+def _two_masks(root: Path) -> None:
+    _masked(levels())(root)
+    shutil.copy(root / "masks" / "a.png", root / "masks" / "a.bmp")
+
+
 MASKS: Final = (
+    Example("`images/<class>/` with `masks/<class>/`", _in_classes, "read", "masks and labels"),
+    Example("two masks of one image (`a.png`, `a.bmp`)", _two_masks, "refused", "move one away"),
     Example("0 and 255", _masked(levels()), "read", "the larger value"),
     Example("0 and 1", _masked(levels(1)), "read", "the larger value"),
     Example("1 bit", _masked(Image.fromarray(levels()).convert("1")), "read", "white"),

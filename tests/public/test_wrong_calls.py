@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import vitlens
 from tests.kit.tiny import images as made
 from tests.kit.tiny import ours
+from tests.kit.trainings import tiny_recipe
 from vitlens.errors import InputError, UnknownNameError, nearest
 
 
@@ -26,6 +28,13 @@ WRONG = {  # what is typed, and a part of the answer
     "vitlens.relevance(vit.module, images)": r"vitlens\.wrap\(module",
     "vitlens.profile('vit-digits')": r"vitlens\.load",
     "vitlens.intervene(images, {}).__enter__()": r"vitlens\.load",
+    "vitlens.load('vit-digits', device='gpu')": "did you mean 'cuda'",
+    "vitlens.load('vit-digits', device='CUDA')": "did you mean 'cuda'",
+    "vitlens.load('vit-digits', device='cuda:99')": "CUDA device",
+    "vitlens.load('vit-digits', device=torch.device('cuda', 99))": "CUDA device",
+    "vitlens.load('vit-digits', device=0)": "did you mean 'cuda:0'",
+    "vitlens.load('vit-digits', device='')": "auto, cpu, cuda",
+    "next(vitlens.load_data('digits').batches(1, device='gpu'))": "did you mean 'cuda'",
     "vitlens.load(torch.nn.Linear(2, 2))": r"vitlens\.wrap",
     "vitlens.explain(vit, images, 'gradcam')": "targets=, method=",
     "vitlens.rollout(vit, images, head_fusion='max')": "did you mean 'fusion'",
@@ -72,3 +81,65 @@ def test_a_wrong_call_is_answered_in_one_line(call, vit, images):
 def test_a_word_of_a_class_name_is_found():
     assert nearest("cat", ["crate", "cab", "tiger cat", "Persian cat"])[0].endswith(" cat")
     assert str(UnknownNameError("method", None, ["a", "b"])) == "no method None; known: a, b"
+
+
+def folder_of(root, *names):
+    """A folder with empty files."""
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"")
+    return str(root)
+
+
+def flat_parts(root):
+    for part in ("train", "test"):
+        (root / part).mkdir()
+        Image.new("RGB", (8, 8)).save(root / part / "a.png")
+    return str(root)
+
+
+def foreign_weights(root, name):
+    torch.save({name: torch.zeros(2)}, root / "w.pth")
+    return str(root / "w.pth")
+
+
+def trained(root, **changes):
+    data = vitlens.load_data("digits").limit(20)
+    recipe = changes.pop("recipe", tiny_recipe())
+    return vitlens.train(vitlens.load("vit-digits"), data, data, recipe=recipe, directory=root / "run", **changes)
+
+
+OF_PYTHON = {  # wrong calls whose answers name no option of the command line
+    "a folder of CIFAR's batches": lambda root: vitlens.load_data(folder_of(root, "data_batch_1", "batches.meta")),
+    "a folder with a table": lambda root: vitlens.load_data(folder_of(root, "labels.csv")),
+    "the files of MNIST": lambda root: vitlens.load_data(folder_of(root, "train-images-idx3-ubyte")),
+    "flat parts": lambda root: vitlens.load_data(flat_parts(root)),
+    "a file as data": lambda root: vitlens.load_data(folder_of(root, "a.csv") + "/a.csv"),
+    "labels without a folder": lambda root: vitlens.load_data("digits", labels=root / "labels.csv"),
+    "weights of adapters": lambda root: vitlens.load("vit-micro", weights=foreign_weights(root, "lora_A")),
+    "weights of a mean": lambda root: vitlens.load("vit-micro", weights=foreign_weights(root, "fc_norm.weight")),
+    "weights of MMPretrain": lambda root: vitlens.load("vit-micro", weights=foreign_weights(root, "layers.0.ln1.bias")),
+    "weights of its own": lambda root: vitlens.load("vit-digits", weights=foreign_weights(root, "a")),
+    "no such source": lambda _: vitlens.load("xyzw:qqqq"),
+    "a run without weights": lambda root: vitlens.load(folder_of(root, "report.md")),
+    "an interval of 0": lambda root: trained(root, keep_every=0),
+    "more blocks than there are": lambda root: trained(root, train_last=99),
+    "no such compiling": lambda root: trained(root, compiling="maybe"),
+    "no such precision": lambda root: trained(root, precision="fp8"),
+    "no such device": lambda root: trained(root, device="gpu"),
+    "a class without training images": lambda root: vitlens.train(
+        vitlens.load("vit-digits"),
+        vitlens.load_data("digits").pick(torch.arange(1)),
+        vitlens.load_data("digits"),
+        recipe=tiny_recipe(),
+        directory=root / "run",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OF_PYTHON)
+def test_python_callers_are_answered_without_options_of_the_command_line(case, tmp_path):
+    with pytest.raises(InputError) as answer:
+        OF_PYTHON[case](tmp_path)
+    assert "\n" not in str(answer.value)
+    assert "--" not in str(answer.value)

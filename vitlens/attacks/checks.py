@@ -22,7 +22,7 @@ from vitlens.attacks.norms import NORMS
 from vitlens.attacks.registry import NormName
 from vitlens.attacks.robustness import Outcome
 from vitlens.devices import evaluating
-from vitlens.errors import NonFiniteError
+from vitlens.errors import NonFiniteError, argument
 from vitlens.lens.differentiable import needs_gradients
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels
@@ -114,7 +114,7 @@ class Trial:
         fewer, more = (self.at(epsilon=epsilon, steps=count).success for count in (steps, times * steps))
         lost, gained = int((fewer & ~more).sum()), int((~fewer & more).sum())
         differs = paired_test(fewer, more, groups=self.groups) <= SIGNIFICANT
-        reason = "; more steps break fewer" if lost > gained else "; too few steps, raise --steps"
+        reason = "; more steps break fewer" if lost > gained else f"; too few steps, raise {argument('steps')}"
         return Check(
             "more steps", self.attack, f"{times} times the steps break as many images, but for chance",
             f"{int(fewer.sum())} fooled with {steps} steps, {int(more.sum())} with {times * steps}"
@@ -133,7 +133,7 @@ class Trial:
         if not bool(both.any()):
             return Check(name, self.attack, expected, f"no change found for any of {len(both)} images", "failed")
         change = float(torch.median(long[both] / short[both])) - 1
-        reason = "; too few steps, raise --steps" if change < -NEAR or gained else ""
+        reason = f"; too few steps, raise {argument('steps')}" if change < -NEAR or gained else ""
         return Check(
             name, self.attack, expected,
             f"{100 * change:+.1f} % (median of {int(both.sum())} images), {lost} lost, {gained} gained{reason}",

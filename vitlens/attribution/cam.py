@@ -12,6 +12,7 @@ forward passes, which also covers post-norm blocks, registers and grids of any s
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ from torch.nn import functional as F
 from vitlens.devices import evaluating
 from vitlens.errors import LensError, UnsupportedError, argument
 from vitlens.lens.cells import Cells, calls_outside_attention, located_cells, on_last_call, reaches_logits
-from vitlens.lens.differentiable import cut_off, needs_gradients
+from vitlens.lens.differentiable import cut_off, needs_gradients, require_no_steps
 from vitlens.lens.observe import survey
 from vitlens.lens.trace import probe_images, trace
 from vitlens.models.hooks import per_model
@@ -210,6 +211,11 @@ def layer_gradients(model: Model, images: Images, targets: Labels) -> LayerGradi
 
     Below the layer no graph is kept and no backward pass runs; no parameter gets a gradient.
     """
+    compute = partial(_layer_gradients, model, images, targets)
+    return require_no_steps(model, compute, lambda layer: [layer.gradients])
+
+
+def _layer_gradients(model: Model, images: Images, targets: Labels) -> LayerGradients:
     layer, leaves = target_layer(model), []
 
     def start_graph(output: Any) -> Any:

@@ -4,6 +4,7 @@ The grad-cam package's own maps are those of its public call: after its ReLU and
 """
 
 import copy
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Literal
@@ -19,7 +20,7 @@ from vitlens.attribution.gradients import pixel_gradients
 from vitlens.attribution.legrad import legrad
 from vitlens.attribution.refinement import Refinement, refined_maps, require_refinement
 from vitlens.attribution.registry import ATTRIBUTIONS, attribution
-from vitlens.errors import InputError, LensError, UnknownNameError, UnsupportedError
+from vitlens.errors import InputError, LensError, UnknownNameError, UnsupportedError, argument, flags_are_typed
 from vitlens.lens.differentiable import WITHOUT_GRADIENTS
 from vitlens.lens.trace import probe_images, trace
 from vitlens.models.hooks import is_within_context, per_model
@@ -112,7 +113,15 @@ def explain(
             return found
 
         maps.append(refined_maps(model, batch, maps_of, method, refinement) if refinement else maps_of(batch, method))
-    return torch.cat(maps)
+    all_maps = torch.cat(maps)
+    is_plain = ATTRIBUTIONS[method].gradients and refinement is None
+    if is_plain and not flags_are_typed() and not bool(all_maps.any()):  # reports cross such maps out
+        warnings.warn(
+            f"the {method} maps of {model.alias} are zero everywhere: the gradient of the class's logit is zero, or "
+            f"has no part of the sign that {method} shows; check with {argument('method', 'occlusion')}",
+            stacklevel=4,  # of the user, who calls through takes_images
+        )
+    return all_maps
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
 from vitlens.attribution.registry import BASELINE, NOISE, SAMPLES, STEPS
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
-from vitlens.lens.differentiable import needs_gradients
+from vitlens.lens.differentiable import needs_gradients, require_no_steps
 from vitlens.lens.trace import trace
 from vitlens.models.hooks import is_changed, overridden, per_model
 from vitlens.models.model import Model
@@ -34,11 +34,15 @@ _TOLERANCE = 1e-5  # of the largest number, for a stem to count as the only way 
 @needs_gradients
 def pixel_gradients(model: Model, images: Images, targets: Labels) -> Images:
     """The gradient of each image's target logit with respect to its pixels. No tensor keeps a gradient."""
-    with evaluating(model), torch.enable_grad():
-        leaf = _leaf(model, images)
-        logits = model(leaf)
-        (gradient,) = torch.autograd.grad(logits.gather(1, targets[:, None]).sum(), leaf)
-    return gradient
+
+    def compute() -> Images:
+        with evaluating(model), torch.enable_grad():
+            leaf = _leaf(model, images)
+            logits = model(leaf)
+            (gradient,) = torch.autograd.grad(logits.gather(1, targets[:, None]).sum(), leaf)
+        return gradient
+
+    return require_no_steps(model, compute, lambda gradient: [gradient])
 
 
 def saliency(model: Model, images: Images, targets: Labels) -> Maps:
@@ -103,6 +107,8 @@ def integrated_gradients(
         gradients = stem.gradients(copies.flatten(0, 1), targets.repeat(count), like=images)
         total += torch.tensordot(weights[part], gradients.unflatten(0, (count, -1)), dims=1)
         done += count
+    if not bool(total.any()):
+        pixel_gradients(model, images, targets)  # refuses a step function in the forward
     return ((images - baseline) * stem.pixel_gradients(total, images)).sum(1)
 
 

@@ -23,7 +23,7 @@ from vitlens.attribution.registry import LAST_BLOCKS
 from vitlens.devices import evaluating
 from vitlens.errors import UnknownNameError, UnsupportedError
 from vitlens.lens.call import AttentionCall
-from vitlens.lens.differentiable import needs_gradients
+from vitlens.lens.differentiable import needs_gradients, require_no_steps
 from vitlens.lens.observe import observe, observing
 from vitlens.lens.trace import Layer, layers, probe_images
 from vitlens.models.hooks import Forward, Key, arguments, as_call, overridden
@@ -51,7 +51,30 @@ def legrad(
         require_start(start_layer, len(chosen))
     elif has_text_tower(model):
         start_layer = -LAST_BLOCKS
-    calls, streams = _apart(model, images, chosen[start_layer:])
+
+    last = chosen[start_layer:]
+
+    def compute() -> tuple[AttentionCall, ...]:
+        return _differentiated_calls(model, images, targets, last, averaged=averaged)
+
+    layout = model.layout
+    calls = require_no_steps(model, compute, lambda result: [call.gradient for call in result])
+    with torch.no_grad(), without_autocast(model.device):
+        by_image = []
+        for call in calls:  # at each key the mean over heads and queries of the positive part
+            gradients = (part.precise().weight_gradient() for _, part in call.parts())
+            at_keys = torch.cat([own.clamp_min(0).mean((1, 2)) for own in gradients if own is not None])
+            by_image.append(at_keys.unflatten(0, (-1, len(images))).sum(0)[:, -layout.patches :])
+        maps: Maps = torch.stack(by_image).sum(0).unflatten(-1, layout.grid)
+    return maps
+
+
+def _differentiated_calls(
+    model: Model, images: Images, targets: Labels, chosen: Sequence[Layer], *, averaged: bool
+) -> tuple[AttentionCall, ...]:
+    """The attention of the chosen layers, or the pooling on each block's output, with the gradients of the scores."""
+    blocks = blocks_of(model, pooled=True)
+    calls, streams = _apart(model, images, chosen)
     with evaluating(model), torch.enable_grad():
         stacked = torch.cat(streams)  # (layers x batch, tokens, dim)
         if model.anatomy.readout == "pool":
@@ -62,15 +85,7 @@ def legrad(
             read = stacked.mean(1, keepdim=True).expand_as(stacked) if averaged else stacked
             logits = logits_from(model, read, blocks=blocks)
         total = logits.gather(1, targets.repeat(len(streams))[:, None]).sum()
-    layout = model.layout
-    with torch.no_grad(), without_autocast(model.device):
-        by_image = []
-        for call in differentiated(total, calls):  # at each key the mean over heads and queries of the positive part
-            gradients = (part.precise().weight_gradient() for _, part in call.parts())
-            at_keys = torch.cat([own.clamp_min(0).mean((1, 2)) for own in gradients if own is not None])
-            by_image.append(at_keys.unflatten(0, (-1, len(images))).sum(0)[:, -layout.patches :])
-        maps: Maps = torch.stack(by_image).sum(0).unflatten(-1, layout.grid)
-    return maps
+    return differentiated(total, calls)
 
 
 def require_legrad(model: Model) -> None:

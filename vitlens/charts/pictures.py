@@ -86,13 +86,17 @@ def images(
     under: bool = False,
 ) -> Draw:
     """Pictures by row and column, columns that do not fit in further blocks below. scale: each map from 0 to its own
-    maximum, or all on one, symmetric around 0 if signed, whose bar has the label; largest: side of a picture, inch,
+    maximum, or all on one, symmetric around 0 if signed; label: of the bar, which is drawn for one scale, and with
+    a label also for maps up to their own maximum; largest: side of a picture, inch,
     where there is room; under: names of rows are below them."""
 
     @style.styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
         places, down, across = _places(rows)
         bar = _scale(rows, scale)
+        legend = bar
+        if bar is None and label:
+            legend = (overlay.Scale(0.0, 1.0), style.MAGNITUDE, "")
         names = {places[id(each)][0]: each.row for each in rows if each.row}
         common = bar[0] if bar and scale == "joint" else None
         beside = {} if under else {at: _name_lines(style.shortened(name, 40)) for at, name in names.items()}
@@ -101,7 +105,7 @@ def images(
             if names[at] in dark:
                 beside[at] += f"\nup to {dark[names[at]]:.2g}"
         longest = max((len(line) for text in beside.values() for line in text.split("\n")), default=0)
-        left, right = 0.12 + 0.075 * longest if longest else _GAP, BAR_ROOM if bar else _GAP
+        left, right = 0.12 + 0.075 * longest if longest else _GAP, BAR_ROOM if legend else _GAP
         room, least = style.full_width() - left - right, _LEAST[sum(each.image is not None for each in rows) > 1]
         blocks = -(-across // max(1, int((room + _GAP) / (least + _GAP))))
         across = -(-across // blocks)
@@ -138,10 +142,10 @@ def images(
             else:
                 middle = 1 - (y + side * ratio / 2) / size[1]
                 figure.text((drawn.left - 0.05) / size[0], middle, beside[row], ha="right", va="center")
-        if bar:
-            overlay.colour_bar(
-                drawn.bar(), scale=bar[0], label=label or bar[2], colours=bar[1], both=bar[1] == style.SIGNED
-            )
+        if legend:
+            of_scale, colours, words = legend
+            both = colours == style.SIGNED
+            overlay.colour_bar(drawn.bar(), scale=of_scale, label=label or words, colours=colours, both=both)
         return drawn.figure
 
     return draw

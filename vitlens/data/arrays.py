@@ -13,7 +13,7 @@ from vitlens.arrays import read_arrays
 from vitlens.data.label_table import zero_note
 from vitlens.data.registry import DataRequest
 from vitlens.data.split import InMemory, Split, hold_out
-from vitlens.errors import DataError, UnknownNameError, in_one_line
+from vitlens.errors import DataError, UnknownNameError, by_caller, in_one_line
 from vitlens.signatures import described
 
 Array = NDArray[np.generic]
@@ -43,9 +43,10 @@ def load_medmnist(request: DataRequest) -> Split:
     """The requested part of NAME.npz in the data folder. Raises DataError where the file is not there."""
     path = medmnist_file(request.name, request.data_dir)
     if not path.is_file():
+        data = by_caller(python="the data", command="--data")
         raise DataError(
             f"expected {path.name} of MedMNIST in {request.data_dir}, found none; download it from "
-            "https://medmnist.com and put it there, or name it with --data FILE.npz"
+            f"https://medmnist.com and put it there, or name FILE.npz as {data}"
         )
     return load(replace(request, name=str(path)))
 

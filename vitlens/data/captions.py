@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitlens.data import draws
 from vitlens.data.split import Split
-from vitlens.errors import DataError, InputError
+from vitlens.errors import DataError, InputError, by_caller
 from vitlens.files import read_bounded
 
 WORDINGS: Final = (
@@ -94,7 +94,7 @@ def captions_of(split: Split) -> Captions:
     if split.files is None or not file.is_file():
         raise DataError(
             f"expected captions of the images, found none for {split.name}; give a folder with {CAPTIONS_FILE} (file "
-            "name, caption), or --data digits or shapes"
+            f"name, caption), or {by_caller(python='the data', command='--data')} digits or shapes"
         )
     text = read_bounded(file, _LARGEST, what="captions", error=DataError).decode("utf-8-sig", errors="replace")
     known = {

@@ -19,7 +19,7 @@ from vitlens.data.other_data import describe_file
 from vitlens.data.registry import LAYOUTS, SETS, DataRequest
 from vitlens.data.split import InMemory, Split
 from vitlens.data.walk import readable
-from vitlens.errors import DataError, UnknownNameError
+from vitlens.errors import DataError, UnknownNameError, by_caller
 from vitlens.names import Part
 from vitlens.pixels import require_images
 from vitlens.preprocessing import Preprocessing
@@ -83,7 +83,8 @@ def reader_of(name: str, path: Path) -> str:
             return "vitlens.data.arrays:load_medmnist"
         if path.is_file():
             raise DataError(
-                f"expected a folder, an .npz or a name for --data, found the file {name!r}: {describe_file(path)}"
+                f"expected a folder, an .npz or a name {by_caller(python='of data', command='for --data')}, found the "
+                f"file {name!r}: {describe_file(path)}"
             )
         if "/" in name or os.sep in name:
             raise DataError(f"expected a folder or an .npz of data, found nothing at {name!r}; see vitlens data")

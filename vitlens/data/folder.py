@@ -10,7 +10,15 @@ import torch
 
 from vitlens.data.decode import READ_SUFFIXES, load_files
 from vitlens.data.other_data import describe_other_data
-from vitlens.data.parts import find_parts, is_of_images, is_unlabelled, listed, require_classes, unwrapped
+from vitlens.data.parts import (
+    find_parts,
+    is_of_images,
+    is_unlabelled,
+    labelled_folders,
+    listed,
+    require_classes,
+    unwrapped,
+)
 from vitlens.data.registry import DataRequest
 from vitlens.data.split import Split, hold_out
 from vitlens.data.walk import class_folders, folders_of_others, images_below, images_in
@@ -69,23 +77,32 @@ def list_folder(root: Path, *, part: Part, seed: int = 0, whole: bool = False) -
     top = unwrapped(root)
     wrapping = (*_beside(root), f"the folders of {top.relative_to(root)}/ are used") if top != root else ()
     parts = find_parts(top)
+    used = [part for part in (parts.train, parts.test) if part is not None]
+    searched = [part.parent for part in used if part.parent != top] if used else [root, top]
+    wrapping = (*wrapping, *_without_labels(searched))
     if parts.test is not None and parts.train is None and part == "train":
         raise DataError(f"expected train/ in {top}, found {parts.test.relative_to(top)}/ alone; it is for evaluation")
     if parts.test is not None:
         chosen = parts.train if parts.train is not None and part == "train" else parts.test
-        listing = _list_classes(chosen, [each for each in (parts.train, parts.test) if each is not None])
+        listing = _list_classes(chosen, used)
         return replace(listing, notes=(*wrapping, *parts.notes, *listing.notes))
     folder = parts.train or top
-    children = class_folders(folder)
+    children = labelled_folders(folder)
     if not children:
         return Listing(list_top(root))
     if is_of_images(children) and not images_in(folder):
         return Listing(list_top(children[0]), notes=wrapping)
+    listing = list_classes(folder, part=part, seed=seed, whole=whole)
+    return replace(listing, notes=(*wrapping, *parts.notes, *listing.notes))
+
+
+def list_classes(folder: Path, *, part: Part, seed: int, whole: bool) -> Listing:
+    """Return the images of a part of the class folders in a folder, of which a seeded fifth is held out for test."""
     every = _list_classes(folder, [folder])
     held, notes = hold_out(torch.tensor(every.labels), part, seed=seed, whole=whole)
     paths = tuple(every.paths[index] for index in held.tolist())
     labels = tuple(every.labels[index] for index in held.tolist())
-    return Listing(paths, labels, every.classes, (*wrapping, *parts.notes, *every.notes, *notes))
+    return Listing(paths, labels, every.classes, (*every.notes, *notes))
 
 
 def list_images(paths: Sequence[Path]) -> tuple[Path, ...]:
@@ -110,7 +127,7 @@ def _list_classes(folder: Path, parts: Sequence[Path]) -> Listing:
     spelling = _spelling(parts)
     names = sorted(set(spelling.values()))
     labelled = []
-    for child in class_folders(folder):
+    for child in labelled_folders(folder):
         labelled += [(spelling[child.name], path) for path in images_below(child)]
     if not labelled:
         _none(folder)
@@ -126,6 +143,15 @@ def _list_classes(folder: Path, parts: Sequence[Path]) -> Listing:
     return Listing(tuple(path for _, path in labelled), tuple(indices[name] for name, _ in labelled), classes, notes)
 
 
+def _without_labels(folders: Sequence[Path]) -> tuple[str, ...]:
+    """Return a note about the folders in some folders that are called unlabeled and not used."""
+    names: list[str] = []
+    for folder in dict.fromkeys(folders):
+        used = labelled_folders(folder)
+        names += [child.name for child in class_folders(folder) if child not in used]
+    return (f"not used, as without labels: {listed(names)}",) if names else ()
+
+
 def _beside(folder: Path) -> tuple[str, ...]:
     loose = len(images_in(folder))
     images = "image" if loose == 1 else "images"
@@ -134,7 +160,7 @@ def _beside(folder: Path) -> tuple[str, ...]:
 
 def _spelling(parts: Sequence[Path]) -> dict[str, str]:
     """Return the class of each folder by its name: parts that write a class in another way share it."""
-    names = [[child.name for child in class_folders(part)] for part in parts]
+    names = [[child.name for child in labelled_folders(part)] for part in parts]
     distinct = all(len({plain_name(name) for name in each}) == len(each) for each in names)
     spelling: dict[str, str] = {}
     first: dict[str, str] = {}

@@ -11,9 +11,10 @@ from typing import Final
 import torch
 
 from vitlens.data.folder import Listing, list_images, read_listing
+from vitlens.data.parts import role_of
 from vitlens.data.registry import DataRequest
 from vitlens.data.split import Split, hold_out
-from vitlens.errors import DataError
+from vitlens.errors import DataError, argument, by_caller
 from vitlens.files import read_bounded
 from vitlens.names import are_imagenet, imagenet_classes, imagenet_indices
 
@@ -24,6 +25,8 @@ _DELIMITERS: Final = (",", ";", "\t", "|")
 _PLAIN_TITLES: Final = ("label", "labels", "class", "classes", "class_id", "class_name", "category", "category_id")
 _OTHER_TITLES: Final = ("target", "y", "dx", "species", "breed", "diagnosis", "level", "wnid", "synset", "label_name")
 _TITLES: Final = frozenset((*_PLAIN_TITLES, *_OTHER_TITLES, "predictionstring"))  # of columns of labels
+_SPLITS: Final = ("split", "splits", "subset", "partition", "phase")  # titles of columns of parts
+_PERHAPS_SPLITS: Final = ("part", "set")  # of columns of parts where all their cells are some
 _BOXES: Final = re.compile(r"(n\d{8})(?: -?\d+(?:\.\d+)?)+")  # Kaggle's ImageNet: a wnid and its boxes
 _NUMBER: Final = re.compile(r"-?\d{1,12}(?:\.\d{0,12})?")
 _NO_LABEL: Final = ("", "nan", "none", "null", "na", "n/a")
@@ -36,19 +39,23 @@ def load(request: DataRequest) -> Split:
 
     The table has a column of file names, relative to the folder or alone, with or without suffix, and a column of
     labels: names, wnids of ImageNet, or class indices from 0. Commas, semicolons, tabs, bars or blanks divide it; a
-    line of titles may come first. A seeded fifth of each class is held out for test, as of class folders. Raises
+    line of titles may come first. A column called split (or subset, partition, ...) divides the images into train,
+    val and test; without one, a seeded fifth of each class is held out for test, as of class folders. Raises
     DataError for a table of another form, for an image with two labels or none, and where no image has a line.
     """
     root = request.path
     table = request.labels
     if table is None or not root.is_dir():
-        raise DataError(f"expected --labels with --data FOLDER of images, found {str(root)!r}; name the folder")
+        where = by_caller(python="a folder", command="--data FOLDER")
+        raise DataError(f"expected {argument('labels')} with {where} of images, found {str(root)!r}; name the folder")
     paths = list_images([root])
     lines = _rows(table)
     names = _Names(root, paths)
     file_column = _file_column(lines, names, table)
-    label_column, body = _label_column(lines, file_column, names, table)
+    split_column = _split_column(lines, file_column)
+    label_column, body = _label_column(lines, file_column, names, table, split_column)
     labels: dict[Path, str] = {}
+    roles: dict[Path, str] = {}
     unmatched = 0
     for row in body:
         path = names.find(row[file_column])
@@ -62,6 +69,8 @@ def load(request: DataRequest) -> Split:
                 f"expected one label an image in {table}, found {labels[path]!r} and {label!r} for {path.name}; leave "
                 "one line out"
             )
+        if split_column is not None:
+            roles[path] = _role(row, split_column, table)
     _require_labels(labels, table)
     used = [path for path in paths if path in labels]
     indices, classes, notes = _classes([labels[path] for path in used], table)
@@ -69,8 +78,12 @@ def load(request: DataRequest) -> Split:
         notes.append(f"images without a line in {table.name} were left out: {len(paths) - len(used)}")
     if unmatched:
         notes.append(f"lines of {table.name} that name no image in {root.name}/ were left out: {unmatched}")
-    held, division = hold_out(torch.tensor(indices), request.part, seed=request.seed, whole=request.whole)
-    chosen = held.tolist()
+    if split_column is not None and {"test", "val"} & set(roles.values()):
+        title = lines[0][split_column]
+        chosen, division = _divided([roles[path] for path in used], request, f"column {title!r} of {table.name}")
+    else:
+        held, division = hold_out(torch.tensor(indices), request.part, seed=request.seed, whole=request.whole)
+        chosen = held.tolist()
     listing = Listing(
         paths=tuple(used[index] for index in chosen),
         labels=tuple(indices[index] for index in chosen),
@@ -78,6 +91,40 @@ def load(request: DataRequest) -> Split:
         notes=(f"labels are those of {table.name}", *notes, *division),
     )
     return read_listing(listing, request)
+
+
+def _split_column(rows: Rows, file_column: int) -> int | None:
+    """Return the column that says to which part an image belongs, by its title or by its cells; None without one."""
+    columns = [column for column in range(max(len(row) for row in rows)) if column != file_column]
+    for column in columns:
+        cells = [row[column] for row in rows if column < len(row)]
+        title = cells[0].lower() if cells else ""
+        if title in _SPLITS or (title in _PERHAPS_SPLITS and all(role_of(cell) for cell in cells[1:])):
+            return column
+    return None
+
+
+def _role(row: Sequence[str], column: int, table: Path) -> str:
+    """Return the part of an image: train, test or val. Raises DataError for another word."""
+    cell = row[column] if column < len(row) else ""
+    role = role_of(cell)
+    if role is None:
+        raise DataError(
+            f"expected train, val or test in the column of the parts of {table}, found {cell[:40]!r}; correct it, or "
+            "take the column out"
+        )
+    return role
+
+
+def _divided(roles: Sequence[str], request: DataRequest, column: str) -> tuple[list[int], tuple[str, ...]]:
+    """Return the images of a part as a table divides them, and a note. Raises DataError for a part without images."""
+    wanted = "train"
+    if request.part != "train":
+        wanted = "test" if "test" in roles else "val"
+    chosen = [index for index, role in enumerate(roles) if role == wanted]
+    if not chosen:
+        raise DataError(f"expected images for {request.part} in {column}, found none; write {wanted} for some")
+    return chosen, (f"the part is that of {column}: {wanted}",)
 
 
 class _Names:
@@ -177,16 +224,19 @@ def _file_column(rows: Rows, names: _Names, table: Path) -> int:
                 names.require_one(cell, table)
         raise DataError(
             f"expected file names of the images in a column of {table}, found none that is among them (line 1: "
-            f"{', '.join(rows[0])[:80]!r}); check --data and the names"
+            f"{', '.join(rows[0])[:80]!r}); check {by_caller(python='the folder', command='--data')} and the names"
         )
     best = [column for column, count in enumerate(counts) if count == max(counts)]
     titles = rows[0] + [""] * len(counts)
     return next((column for column in best if titles[column].lower() not in _TITLES), best[0])
 
 
-def _label_column(rows: Rows, file_column: int, names: _Names, table: Path) -> tuple[int, Rows]:
+def _label_column(
+    rows: Rows, file_column: int, names: _Names, table: Path, split_column: int | None
+) -> tuple[int, Rows]:
     """Return the column of the labels, and the lines without that of the titles."""
-    others = [column for column in range(max(len(row) for row in rows)) if column != file_column]
+    taken = (file_column, split_column)
+    others = [column for column in range(max(len(row) for row in rows)) if column not in taken]
     titled = [column for column in others if column < len(rows[0]) and rows[0][column].lower() in _TITLES]
     is_first_image = file_column < len(rows[0]) and names.find(rows[0][file_column]) is not None
     body = [row for row in rows if file_column < len(row)]

@@ -1,6 +1,6 @@
 """A folder of images with masks or boxes of their objects, for the localisation of attribution maps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -23,18 +23,21 @@ from vitlens.data.decode import (
     quiet_pillow,
     stored_size,
 )
-from vitlens.data.folder import Listing, has_test, list_top, read_listing
+from vitlens.data.folder import Listing, has_test, list_classes, read_listing
 from vitlens.data.mask_values import read_mask
+from vitlens.data.other_data import images_alone
+from vitlens.data.parts import role_of
 from vitlens.data.registry import DataRequest
 from vitlens.data.split import Skipped, Split
-from vitlens.data.walk import images_in
-from vitlens.errors import DataError, by_caller
+from vitlens.data.walk import class_folders, images_below, images_in
+from vitlens.errors import DataError
 from vitlens.files import read_json
 from vitlens.names import imagenet_classes
 from vitlens.preprocessing import Preprocessing
 from vitlens.typed import between, read_as
 
 _INDEX = "index.json"
+_MASKS = "masks"
 _BOXES = "annotations.json"
 _WHOLE = "images have the model's size already and were taken whole, so that the masks fit"
 _BOXED = "objects are given as boxes only: background inside a box counts as the object"
@@ -119,30 +122,48 @@ class _Labelled:
 
 
 def has_objects(root: Path) -> bool:
-    """Whether a folder is images/ with masks/ or with COCO's boxes (annotations.json) beside it."""
-    if not (root / "images").is_dir():
+    """Return True for images/ with masks/ or with COCO's boxes (annotations.json) next to it, and for that masks/."""
+    if root.name == _MASKS and root.parent != root and has_objects(root.parent):
+        return True
+    if not (root / "images").is_dir() or has_test(root):
         return False
-    masked = (root / "masks").is_dir() or (root / _BOXES).is_file()
-    return masked and bool(images_in(root / "images")) and not has_test(root)
+    if images_in(root / "images"):
+        return (root / _MASKS).is_dir() or (root / _BOXES).is_file()
+    return (root / _MASKS).is_dir() and _are_in_classes(root)
+
+
+def _are_in_classes(root: Path) -> bool:
+    """Return True for images/<class>/ with masks/<class>/."""
+    classes = {folder.name for folder in class_folders(root / "images")}
+    masked = {folder.name for folder in class_folders(root / _MASKS)}
+    return bool(classes & masked) and not any(role_of(name) for name in classes)
 
 
 def load(request: DataRequest) -> Split:
     """The images of a folder with their masks, resized and cropped as the images are.
 
-    The mask of images/NAME.* is masks/NAME.*, of two values, see `read_mask`; in a folder without masks/, it is the
+    The mask of images/NAME.* is masks/NAME.*, of two values, see `read_mask`; images/<class>/ with masks/<class>/ have
+    labels, too, and a seeded fifth is held out for test, as of class folders. In a folder without masks/, it is the
     union of the image's boxes in annotations.json (COCO's format: images, annotations, bbox as x, y, width, height in
     px). A mask of the size that a turned photograph is stored in is turned with it. An image without a mask, or whose
     mask is damaged, of more than two values or of another size, is left out and listed in `skipped`.
     Where index.json has an `imagenet_class` for every image, these are the labels. Images that already have the model's
-    size are not cropped. Raises DataError when no image has a mask, and for damaged JSON.
+    size are not cropped. Raises DataError when no image has a mask, when one has two, and for damaged JSON.
     """
     root = request.path
-    paths = list_top(root / "images")
+    if root.name == _MASKS and not (root / "images").is_dir():
+        raise DataError(f"expected images with masks/ next to them, found the masks; name {root.parent}")
+    images = root / "images"
+    flat = images_in(images)
+    if flat:
+        classes = Listing(tuple(flat))
+    else:
+        classes = list_classes(images, part=request.part, seed=request.seed, whole=request.whole)
+    paths = classes.paths
     preprocessing = request.preprocessing or stored_size(paths)
-    boxed = not (root / "masks").is_dir()
+    boxed = not (root / _MASKS).is_dir()
     known = _boxes(root / _BOXES) if boxed else {}
-    listed = [] if boxed else sorted((root / "masks").iterdir())
-    files = {file.stem: file for file in listed if file.suffix.lower() in READ_SUFFIXES}
+    files = {} if boxed else _mask_files(root / _MASKS, {_stem(path, images) for path in paths}, deep=not flat)
     objects: dict[Path, Object] = {}
     masks: dict[str, Tensor] = {}
     reasons: dict[Path, str] = {}
@@ -150,7 +171,7 @@ def load(request: DataRequest) -> Split:
         headers = probe(paths)
         for path, header in zip(paths, headers):
             try:
-                objects[path] = _fitting(header, known.get(path.name), files.get(path.stem), boxed=boxed)
+                objects[path] = _fitting(header, known.get(path.name), files.get(_stem(path, images)), boxed=boxed)
             except UnreadableError as why:
                 reasons[path] = str(why)
         sizes = {header.size for path, header in zip(paths, headers) if path in objects and isinstance(header, Header)}
@@ -158,31 +179,62 @@ def load(request: DataRequest) -> Split:
         preprocessing = preprocessing.at_size(preprocessing.size) if whole else preprocessing
         for path, each in objects.items():
             try:
-                masks[path.name] = each.mask(preprocessing)
+                masks[_name(path, images)] = each.mask(preprocessing)
             except UnreadableError as why:
                 reasons[path] = str(why) if boxed else _damaged(why)
-        turned = _unclear_turns([(path, header) for path, header in zip(paths, headers) if path.name in masks])
-    skipped = tuple(Skipped(path.name, reasons[path]) for path in paths if path in reasons)
+        turned = _unclear_turns([(path, header) for path, header in zip(paths, headers) if path not in reasons])
+    skipped = tuple(Skipped(_name(path, images), reasons[path]) for path in paths if path in reasons)
     if not masks:
-        images = str(root / "images")
-        advice = by_caller(python=f"vitlens.images({images!r})", command=f"--images {images}")
         raise DataError(
             f"expected a mask or a box of the name and size of each image in {root}, found none ({skipped[0].file}: "
-            f"{skipped[0].reason}); try {advice} to do without"
+            f"{skipped[0].reason}); try {images_alone(images)} to do without"
         )
-    listing = Listing(tuple(path for path in paths if path.name in masks))
+    kept = [index for index, path in enumerate(paths) if path not in reasons]
+    listing = replace(
+        classes,
+        paths=tuple(paths[index] for index in kept),
+        labels=tuple(classes.labels[index] for index in kept) if classes.labels else (),
+    )
     split = read_listing(listing, replace(request, preprocessing=preprocessing))
-    names = tuple(Path(file).name for file in split.files or ())
+    names = tuple(_name(root / file, images) for file in split.files or ())
     labels = _labels(root / _INDEX, names)
+    if labels is not None:
+        split = replace(split, classes=imagenet_classes(), labels=labels)
     return replace(
         split,
-        classes=imagenet_classes() if labels is not None else (),
-        labels=labels,
         masks=torch.stack([masks[name] for name in names]),
         files=names,
         skipped=skipped + split.skipped,
         notes=split.notes + _notes(whole=whole, boxed=boxed, turned=turned),
     )
+
+
+def _name(path: Path, images: Path) -> str:
+    """Return an image's name below images/, with its class folder where there is one."""
+    return path.relative_to(images).as_posix()
+
+
+def _stem(path: Path, folder: Path) -> str:
+    """Return a file's name below a folder, without its suffix: the same for an image and its mask."""
+    return path.relative_to(folder).with_suffix("").as_posix()
+
+
+def _mask_files(folder: Path, stems: Collection[str], *, deep: bool) -> dict[str, Path]:
+    """Return the masks of images by their names without suffix; deep: those in folders, too.
+
+    Raises DataError where an image has two.
+    """
+    listed = images_below(folder) if deep else sorted(folder.iterdir())
+    files: dict[str, Path] = {}
+    for file in listed:
+        if file.suffix.lower() not in READ_SUFFIXES:
+            continue
+        stem = _stem(file, folder)
+        if stem in files and stem in stems:
+            first, second = (path.relative_to(folder.parent).as_posix() for path in (files[stem], file))
+            raise DataError(f"expected one mask an image in {folder}, found {first} and {second}; move one away")
+        files[stem] = file
+    return files
 
 
 def _notes(*, whole: bool, boxed: bool, turned: int) -> tuple[str, ...]:

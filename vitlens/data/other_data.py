@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from vitlens.errors import argument, by_caller
 from vitlens.signatures import described, image_format
 
 _FILES: Final = 1000  # entries of a folder that are looked at
@@ -22,10 +23,10 @@ _BY_SUFFIX: Final = {
     ".tfrecord": f"TFRecords; {_SAVE}, with tensorflow_datasets",
     ".lmdb": f"an LMDB database; {_SAVE}",
     ".mdb": f"an LMDB database; {_SAVE}",
-    ".csv": "a table; name the folder of the images, and the table with --labels",
-    ".tsv": "a table; name the folder of the images, and the table with --labels",
+    ".csv": "a table; name the folder of the images, and the table with {labels}",
+    ".tsv": "a table; name the folder of the images, and the table with {labels}",
     ".json": "JSON; name the folder of the images",
-    ".txt": "a text file; name the folder of the images, and the file with --labels where it has their labels",
+    ".txt": "a text file; name the folder of the images, and the file with {labels} where it has their labels",
     ".npy": f"one array; {_SAVE_ARRAYS}",
     ".mat": f"arrays of MATLAB; {_SAVE_ARRAYS}",
     ".h5": f"an HDF5 file; {_SAVE_ARRAYS}",
@@ -41,9 +42,21 @@ _BY_SUFFIX: Final = {
 }
 
 
+def _named(name: str, folder: Path) -> str:
+    """Return a data set in a folder as the caller types it."""
+    return by_caller(
+        python=f"vitlens.load_data({name!r}, data_dir={str(folder)!r})", command=f"--data {name} --data-dir {folder}"
+    )
+
+
+def _by_suffix(name: str) -> str:
+    """Return what a file is by its suffix, and what to do with it; "" where the suffix says nothing."""
+    return _BY_SUFFIX.get(_suffix(name), "").format(labels=argument("labels"))
+
+
 def _cifar(folder: Path) -> str:
     name = "cifar100" if "100" in folder.name else "cifar10"
-    return f"the batches of CIFAR; name the set and the folder above: --data {name} --data-dir {folder.parent}"
+    return f"the batches of CIFAR; name the set and the folder above: {_named(name, folder.parent)}"
 
 
 def _saved(_: Path) -> str:
@@ -52,7 +65,7 @@ def _saved(_: Path) -> str:
 
 def _digits(folder: Path) -> str:
     above = folder.parent.parent if folder.name == "raw" else folder.parent
-    return f"the files of MNIST; name the set and the folder above MNIST/raw: --data mnist --data-dir {above}"
+    return f"the files of MNIST; name the set and the folder above MNIST/raw: {_named('mnist', above)}"
 
 
 _BY_NAME: Final[dict[str, Callable[[Path], str]]] = {
@@ -76,17 +89,21 @@ def describe_other_data(folder: Path) -> str:
     if {"meta", "train", "test"} <= set(names) and (folder / "meta").is_file():
         return _cifar(folder)
     for name in sorted(names):
-        suffix = _suffix(name)
-        if suffix in _BY_SUFFIX:
-            return f"none, but {_BY_SUFFIX[suffix]} (first {name})"
+        if _suffix(name) in _BY_SUFFIX:
+            return f"none, but {_by_suffix(name)} (first {name})"
     return ""
 
 
 def describe_file(path: Path) -> str:
     """Return what a file is that was named as data, and what to do with it."""
     if image_format(path):
-        return f"an image; try --images {path}, for images without labels"
-    return _BY_SUFFIX.get(_suffix(path.name)) or described(path) or "a file of another kind; see vitlens data"
+        return f"an image; try {images_alone(path)}, for images without labels"
+    return _by_suffix(path.name) or described(path) or "a file of another kind; see vitlens data"
+
+
+def images_alone(path: Path) -> str:
+    """Return how a caller takes images without labels."""
+    return by_caller(python=f"vitlens.images({str(path)!r})", command=f"--images {path}")
 
 
 def _suffix(name: str) -> str:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from vitlens.data.walk import class_folders, images_in
-from vitlens.errors import DataError
+from vitlens.data.other_data import images_alone
+from vitlens.data.walk import class_folders, images_below, images_in
+from vitlens.errors import DataError, by_caller
 from vitlens.names import plain_name
 
 Role = Literal["train", "test", "val"]
@@ -42,6 +43,10 @@ _ABOUT_IMAGES: Final = frozenset(  # what is known of images, as images
         "thumbnails",
     }
 )
+_LABELLED: Final = re.compile(rf"(?:labell?ed|annotated)[-_ ]?(?:{_KINDS})?", re.IGNORECASE)
+_UNLABELLED: Final = re.compile(
+    rf"(?:un[-_ ]?labell?ed|un[-_ ]?annotated|no[-_ ]?labels?)[-_ ]?(?:{_KINDS})?", re.IGNORECASE
+)
 _DEEPEST: Final = 16  # folders that hold one folder alone
 
 
@@ -64,6 +69,13 @@ def role_of(name: str) -> Role | None:
             return None
         found.update(roles)
     return found.pop() if len(found) == 1 else None
+
+
+def labelled_folders(folder: Path) -> list[Path]:
+    """Return the class folders of a folder, without those that are called unlabeled next to others."""
+    children = class_folders(folder)
+    labelled = [child for child in children if not _UNLABELLED.fullmatch(child.name)]
+    return labelled or children
 
 
 def find_parts(root: Path) -> Parts:
@@ -118,14 +130,14 @@ def _test_part(parts: Sequence[Path], train: Path | None) -> tuple[Path | None, 
     """Return the first part that has a class of the training part, and those before it that have none."""
     if train is None:
         return (parts[0] if parts else None), []
-    known = {plain_name(folder.name) for folder in class_folders(train)}
+    known = {plain_name(folder.name) for folder in labelled_folders(train)}
     rejected: list[Path] = []
     for part in parts:
-        if known & {plain_name(folder.name) for folder in class_folders(part)}:
+        if known & {plain_name(folder.name) for folder in labelled_folders(part)}:
             return part, rejected
         rejected.append(part)
     for part in rejected:
-        names = [folder.name for folder in class_folders(part)]
+        names = [folder.name for folder in labelled_folders(part)]
         if len(names) > 1:
             raise DataError(
                 f"expected classes of {train.name}/ in {part}, found {listed(names)}; name the folders of both parts "
@@ -136,17 +148,17 @@ def _test_part(parts: Sequence[Path], train: Path | None) -> tuple[Path | None, 
 
 def holds_class_folders(folder: Path) -> bool:
     """Return True where a folder holds class folders, and not only a folder of images."""
-    children = class_folders(folder)
+    children = labelled_folders(folder)
     if len(children) == 1 and _is_generic(children[0].name):
-        return bool(class_folders(children[0]))
+        return bool(labelled_folders(children[0]))
     return bool(children)
 
 
 def _without_repetition(part: Path, role: Role) -> Path:
     """Return the folder of a part's class folders: test_set/test_set/ and test/images/ hold them one level deeper."""
-    children = class_folders(part)
+    children = labelled_folders(part)
     if len(children) == 1 and (role_of(children[0].name) == role or _is_generic(children[0].name)):
-        return children[0] if class_folders(children[0]) else part
+        return children[0] if labelled_folders(children[0]) else part
     return part
 
 
@@ -155,11 +167,11 @@ def unwrapped(root: Path) -> Path:
     folder = root
     result = root
     for _ in range(_DEEPEST):
-        children = class_folders(folder)
+        children = labelled_folders(folder)
         if len(children) != 1 or role_of(children[0].name) or images_in(children[0]):
             return result
         folder = children[0]
-        folders = class_folders(folder)
+        folders = labelled_folders(folder)
         holds_parts = any(role_of(child.name) and holds_class_folders(child) for child in folders)
         if len(folders) > 1 or holds_parts or (folders and _is_generic(folder.name)):
             result = folder
@@ -168,7 +180,7 @@ def unwrapped(root: Path) -> Path:
 
 def is_unlabelled(folder: Path) -> bool:
     """Return True where all folders are of images or of parts, without class folders in them."""
-    children = class_folders(folder)
+    children = labelled_folders(folder)
     if not children or any(holds_class_folders(child) for child in children):
         return False
     return all(role_of(child.name) for child in children) or is_of_images(children)
@@ -176,7 +188,7 @@ def is_unlabelled(folder: Path) -> bool:
 
 def is_of_images(children: Sequence[Path]) -> bool:
     """Return True for one folder that is called images, without folders of classes in it."""
-    return len(children) == 1 and _is_generic(children[0].name) and not class_folders(children[0])
+    return len(children) == 1 and _is_generic(children[0].name) and not labelled_folders(children[0])
 
 
 def require_classes(folder: Path) -> None:
@@ -184,12 +196,15 @@ def require_classes(folder: Path) -> None:
 
     These are parts without class folders, images beside masks, and folders that all hold the same folders.
     """
-    names = [child.name for child in class_folders(folder)]
+    names = [child.name for child in labelled_folders(folder)]
     if is_unlabelled(folder):
         first = folder / names[0]
+        table = by_caller(
+            python=f"vitlens.load_data({str(first)!r}, labels='FILE.csv')", command=f"--data {first} --labels FILE.csv"
+        )
         raise DataError(
             f"expected class folders in {listed(names)} of {folder}, found images without them, so without labels; "
-            f"sort them into a folder a class, give --data {first} --labels FILE.csv, or --images {first}"
+            f"sort them into a folder a class, give {table}, or {images_alone(first)}"
         )
     about = [name for name in names if name.lower() in _ABOUT_IMAGES]
     images = [name for name in names if _is_generic(name)]
@@ -198,12 +213,19 @@ def require_classes(folder: Path) -> None:
         if flat and (flat, about[0]) != ("images", "masks"):
             raise DataError(
                 f"expected class folders in {folder}, found {flat}/ beside {about[0]}/; if these are masks, call them "
-                f"images/ and masks/, else give --images {folder / flat}"
+                f"images/ and masks/, else give {images_alone(folder / flat)}"
             )
         raise DataError(
             f"expected class folders in {folder}, found {images[0]}/ beside {about[0]}/; masks need their images in "
-            f"images/ itself, of the same names, and for the classes alone name {folder / images[0]}"
+            f"images/, in folders of the same names, and for the classes alone name {folder / images[0]}"
         )
+    for name in about:
+        others = [folder / other for other in names if other not in about]
+        if others and _repeats_names(folder / name, others):
+            raise DataError(
+                f"expected class folders in {folder}, found {name}/ next to them, of their images' names; for maps and "
+                f"masks put the classes into images/ and the masks into masks/, else move {name}/ away"
+            )
     shared = _shared_folders(folder)
     if shared:
         raise DataError(
@@ -212,14 +234,21 @@ def require_classes(folder: Path) -> None:
         )
 
 
+def _repeats_names(masks: Path, classes: Sequence[Path]) -> bool:
+    """Return True where most images of a folder have the names of images in class folders next to it."""
+    stems = {path.stem for folder in classes for path in images_below(folder)}
+    listed_masks = [path.stem for path in images_below(masks)]
+    return 2 * sum(stem in stems or stem.removesuffix("_mask") in stems for stem in listed_masks) > len(listed_masks)
+
+
 def _shared_folders(folder: Path) -> list[str]:
     """Return the folders that all folders of a folder hold, where these are most of them and they hold nothing else."""
     contents: list[set[str]] = []
-    children = class_folders(folder)
+    children = labelled_folders(folder)
     for child in children:
-        inner = class_folders(child)
+        inner = labelled_folders(child)
         if len(inner) == 1 and _is_generic(inner[0].name):
-            inner = class_folders(inner[0])
+            inner = labelled_folders(inner[0])
         if not inner or images_in(child):
             return []
         contents.append({inside.name for inside in inner})
@@ -231,7 +260,7 @@ def _shared_folders(folder: Path) -> list[str]:
 
 
 def _is_generic(name: str) -> bool:
-    return name.lower() in _IMAGES
+    return name.lower() in _IMAGES or _LABELLED.fullmatch(name) is not None
 
 
 def listed(names: Sequence[str]) -> str:

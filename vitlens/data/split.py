@@ -10,7 +10,8 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar, cast, run
 import torch
 from torch import Tensor
 
-from vitlens.errors import DataError, InputError, argument
+from vitlens.devices import as_device
+from vitlens.errors import DataError, InputError, argument, by_caller
 from vitlens.names import Part
 from vitlens.pixels import AnyImages
 from vitlens.references import resolved
@@ -189,6 +190,7 @@ class Split(Summary):
 
     def batches(self, batch_size: int, *, device: torch.device | str = "cpu") -> Iterator[Batch]:
         """The images in order, as floats in [0, 1] on a device."""
+        device = as_device(device)
         for start in range(0, len(self), batch_size):
             indices = torch.arange(start, min(start + batch_size, len(self)))
             pixels = self.source.read(indices).to(device)
@@ -220,8 +222,9 @@ class Split(Summary):
         if not files:
             return self.limit(count, seed=seed)
         if self.files is None:
+            option = by_caller(python="their names", command="--show")
             raise DataError(
-                f"expected images with file names, found {self.name}, whose images have none; leave out --show"
+                f"expected images with file names, found {self.name}, whose images have none; leave out {option}"
             )
         places = {PurePath(file).name: index for index, file in reversed(list(enumerate(self.files)))}
         places = {PurePath(name).stem: index for name, index in places.items()} | places
@@ -379,6 +382,6 @@ def images_in(split: Split, share: float) -> int:
     if count < classes:
         raise DataError(
             f"expected an image of each of {classes} classes in {share:.0%} of {len(split)} training images, found "
-            f"{count}; give more data or a greater --limit"
+            f"{count}; give more data{by_caller(python='', command=' or a greater --limit')}"
         )
     return count

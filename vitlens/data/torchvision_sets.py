@@ -15,7 +15,7 @@ from vitlens.data.arrays import as_pixels
 from vitlens.data.decode import MEMORY_LIMIT, UNSTATED, fit, flatten
 from vitlens.data.registry import SETS, DataRequest, DataSet
 from vitlens.data.split import InMemory, Source, Split, hold_out
-from vitlens.errors import DataError, first_line
+from vitlens.errors import DataError, by_caller, first_line
 from vitlens.names import Part
 from vitlens.preprocessing import Preprocessing
 from vitlens.references import import_without_compiler
@@ -117,7 +117,7 @@ def _open(data_set: DataSet, part: Part, data_dir: Path) -> Dataset:
         raise DataError(
             f"expected {data_set.title} in {data_dir} or a network to download it, found neither "
             f"({first_line(error)}); put the files of torchvision.datasets.{data_set.torchvision} there by hand, or "
-            "choose --data digits or a folder"
+            f"choose {by_caller(python='the data', command='--data')} digits or a folder"
         ) from error
     finally:
         socket.setdefaulttimeout(before)

@@ -11,6 +11,12 @@ from vitlens.errors import DataError
 from vitlens.signatures import image_format
 
 MANY = 100_000  # other files and folders, after which a folder is refused as not one of images
+_TEXTS: Final = (".txt", ".json", ".xml", ".csv", ".tsv", ".md", ".html", ".yaml", ".yml", ".log", ".py")
+_DATA: Final = (".npy", ".npz", ".pt", ".pth", ".bin", ".safetensors", ".pkl", ".h5", ".mat", ".parquet")
+_ARCHIVES: Final = (".zip", ".tar", ".gz", ".7z", ".rar")
+_MEDIA: Final = (".mp4", ".avi", ".mov", ".mkv", ".webm", ".mp3", ".wav", ".pdf")
+_COPIES: Final = (".bak", ".orig", ".old", ".tmp", ".part", ".crdownload")  # of a file that is there or not complete
+_NO_IMAGES: Final = frozenset((*_TEXTS, *_DATA, *_ARCHIVES, *_MEDIA, *_COPIES))  # suffixes of which no file is opened
 _JUNK: Final = frozenset(
     {
         "@eadir",  # thumbnails of a Synology NAS
@@ -96,12 +102,14 @@ def images_in(folder: Path) -> list[Path]:
 
 
 def is_image(path: Path) -> bool:
-    """Return True for a file with an image's suffix, and for one without a suffix that begins as an image does."""
+    """Return True for a file with an image's suffix, and for one with none or an unknown one that begins as an image
+    does."""
     if is_hidden(path.name) or path.is_dir():
         return False
-    if path.suffix:
-        return path.suffix.lower() in SUFFIXES
-    return path.is_file() and image_format(path) != ""
+    suffix = path.suffix.lower()
+    if suffix in SUFFIXES:
+        return True
+    return suffix not in _NO_IMAGES and not suffix.endswith("~") and path.is_file() and image_format(path) != ""
 
 
 def is_hidden(name: str) -> bool:

@@ -1,16 +1,17 @@
 """One line for a model without gradients inside: where they are cut off, and what needs none.
 
-A forward pass may switch them off (torch.no_grad around a frozen backbone), cut them off (detach, argmax), or hide them
-from autograd (a checkpoint with use_reentrant=True).
+A forward pass may switch them off (torch.no_grad around a frozen backbone), cut them off (detach, argmax), hide them
+from autograd (a checkpoint with use_reentrant=True), or make them zero (round, sign).
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import wraps
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
 
 from vitlens.devices import evaluating
@@ -28,6 +29,9 @@ WITHOUT_GRADIENTS: Final = (
 )
 _OFF: Final = "torch.no_grad, inference_mode or a checkpoint with use_reentrant=True"
 _CUT: Final = "detach, or an operation without a gradient"
+# operations that are constant between their steps: their gradient is zero
+_STEPS: Final = ("round", "floor", "ceil", "trunc", "fix", "sign", "sgn")
+_STEP_NAMES: Final = frozenset((*_STEPS, *(f"{name}_" for name in _STEPS)))
 
 
 def needs_gradients(
@@ -64,6 +68,12 @@ def needing_gradients(model: Model, *, instead: str = WITHOUT_GRADIENTS) -> Iter
             raise UnsupportedError(
                 f"expected a forward of {model.alias} that autograd can differentiate, found a tensor changed in place "
                 f"after it was used; give the result a tensor of its own (x = x * 2, not x *= 2); {instead}"
+            ) from error
+        if "is not implemented" in str(error):  # of an operation (floor_divide), for which torch has no derivative
+            operation = str(error).removeprefix("derivative for ").partition(" is not implemented")[0]
+            raise UnsupportedError(
+                f"expected operations with a derivative in the forward of {model.alias}, found {operation[:60]}, which "
+                f"has none; take it out of its forward; {instead}"
             ) from error
         cause = cut_off(model)
         if not cause:
@@ -115,3 +125,80 @@ def cut_off(model: Model) -> str:
         for parameter in parameters:
             parameter.requires_grad_(True)
     return next(iter((*causes, *cuts)), "")
+
+
+def require_no_steps(model: Model, compute: Callable[[], T], gradients_of: Callable[[T], Sequence[Tensor | None]]) -> T:
+    """Return what is computed of the gradients of a model.
+
+    Raises UnsupportedError where one of the gradients is zero for all images because of a step function (round, sign):
+    with the gradient of the identity in its place, it is not zero.
+    """
+    result = compute()
+    gradients = gradients_of(result)
+    is_zero = [gradient is not None and not bool(gradient.any()) for gradient in gradients]
+    if not any(is_zero) or not _has_steps(model):
+        return result
+    with _StepsAsIdentity(model) as steps:
+        passed = gradients_of(compute())
+    for was_zero, gradient in zip(is_zero, passed):
+        if was_zero and gradient is not None and bool(gradient.any()):
+            raise UnsupportedError(
+                f"expected a gradient inside {model.alias}, found zero everywhere: {steps.first} is constant between "
+                f"its steps; take it out of its forward, or let the gradient pass it (x + (x.round() - x).detach()); "
+                f"{WITHOUT_GRADIENTS}"
+            )
+    return result
+
+
+@per_model
+def _has_steps(model: Model) -> bool:
+    """Return True if a step function is applied to what depends on the image."""
+    with evaluating(model), torch.enable_grad(), _StepsAsIdentity(model) as steps:
+        model(probe_images(model, 1).requires_grad_())
+    return bool(steps.first)
+
+
+class _StepsAsIdentity(TorchFunctionMode):
+    """Inside, step functions have the gradient of the identity; values are unaltered.
+
+    first: the first one that was applied to a tensor with a gradient, and the module in which it was.
+    """
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.first = ""
+        self.model = model
+        self.running: list[str] = []  # modules, the innermost last
+        self.watched = ExitStack()
+
+    def __enter__(self) -> Self:
+        names = [name for name, _ in self.model.module.named_modules()]
+        self.watched.enter_context(watching(self.model.module, names, self._leave, before=self._begin, always=True))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self.watched.close()
+
+    def _begin(self, name: str, _values: Arguments) -> None:
+        self.running.append(name)
+
+    def _leave(self, _name: str, _values: Arguments, _output: Any) -> None:
+        self.running.pop()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Give a step function the gradient of its input; pass other calls."""
+        named = kwargs or {}
+        name = getattr(func, "__name__", "")
+        value = args[0] if args else None
+        is_step = name in _STEP_NAMES or named.get("rounding_mode") is not None
+        if not is_step or not isinstance(value, Tensor) or not value.requires_grad or not torch.is_grad_enabled():
+            return func(*args, **named)
+        where = self.running[-1] if self.running and self.running[-1] else "its forward"
+        self.first = self.first or f"{name.strip('_')} in {where}"
+        zero = value - value.detach()  # with the gradient of the input
+        result = func(*args, **named)
+        return result.add_(zero) if name.endswith("_") else result + zero

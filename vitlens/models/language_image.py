@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.devices import evaluating
+from vitlens.devices import as_device, evaluating
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.model import Model
 from vitlens.models.sources.registry import SOURCES
@@ -74,6 +74,7 @@ class TextTower:
 
     def embed(self, texts: Sequence[str], *, device: torch.device | str = "cpu") -> Embeddings:
         """Normalised embeddings (texts, dim) on a device, to which the towers are moved. Raises like `tokens`."""
+        device = as_device(device)
         ids = self.tokens(texts)
         self.model.to(device)
         parts = []

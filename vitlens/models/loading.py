@@ -1,16 +1,19 @@
 """From a name to a Model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from vitlens.devices import as_device
 from vitlens.errors import InputError, ModelError, UnknownNameError, argument, in_one_line
 from vitlens.models.anatomy import is_headless
 from vitlens.models.configs import VIT_PRESETS
 from vitlens.models.language_image import has_text_tower, zero_shot
+from vitlens.models.library_folders import CONFIG, typed_name
 from vitlens.models.model import Model, Provenance
 from vitlens.models.naming import RANDOM, ModelName, parse_model, require_rule
 from vitlens.models.rebuild import (
@@ -25,7 +28,7 @@ from vitlens.models.rebuild import (
     seeded,
     versions,
 )
-from vitlens.models.sources.registry import SOURCES, ModelRequest, require_source
+from vitlens.models.sources.registry import SOURCES, ModelRequest, ModelSource, require_source
 from vitlens.models.weights import fit_names, read_weights
 from vitlens.names import PRESETS
 from vitlens.preprocessing import require_side_lengths
@@ -54,7 +57,8 @@ def load(
     open-clip:ARCH/TAG, hf:REPO, hf:FOLDER, or a preset with weights; "random" instead of the weights: the same
     architecture, untrained. A `ModelName` (from `parse_model`) is used as it is.
     image_size: (height, width) in pixels, or both at once; mean, std: of the model's training, for pixels in [0, 1];
-    classes: names of the logits; code_files: each FILE.py:FUNCTION that may be a name, and whose code is run then. A
+    classes: names of the logits; device: one of torch, or auto, cpu, cuda, cuda:N or mps; code_files: each
+    FILE.py:FUNCTION that may be a name, and whose code is run then. A
     model without a classifier (timm's num_classes=0) has no classes; its outputs are features. Raises UnknownNameError
     and ModelError, and UnsupportedError for classes of a model without a classifier.
 
@@ -69,15 +73,17 @@ def load(
         is_module = isinstance(name, torch.nn.Module)  # type: ignore[unreachable]
         advice = "wrap it with vitlens.wrap" if is_module else "see vitlens.list_models()"
         raise InputError(f"expected the name of a model, found {type(name).__name__}; {advice}")
+    device = as_device(device)
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     require_side_lengths(size)
     source = require_source(name.name)
+    _require_no_folder(source, name.name)
     random = random_weights or name.weights == RANDOM
     file = weights or (None if name.weights == RANDOM else name.weights)
     if file and random:
         raise InputError(f"expected either weights or {argument('random_weights', True)} for {name.name}, found both")
     if (file or random_weights) and source.weights == "own" and (name.name in source.names or Path(name.name).exists()):
-        usages = [other.usage for other in SOURCES.values() if other.weights != "own"]
+        usages = [other.typed_usage for other in SOURCES.values() if other.weights != "own"]
         raise InputError(
             f"expected {', '.join(usages[:-1])} or {usages[-1]} with {argument('weights')} or "
             f"{argument('random_weights', True)}, found {name.name!r}, which has its own"
@@ -125,27 +131,62 @@ def load_built(request: ModelRequest) -> Model:
     architecture = Architecture(request.source.kind, request.short, None, image_size)
     state: dict[str, Tensor] | None = None
     notes: list[str] = []
+    named = "" if beside is None else beside.architecture
+    is_other = bool(named) and named != request.short.partition(".")[0]
     if file is not None:
         weights = read_weights(file)
         architecture, state, fitting = _fitted(architecture, weights.state)
         notes = [*weights.notes, *fitting]
     size = "its own size" if image_size is None else "{}x{} px".format(*image_size)
     with in_one_line(f"{name} at {size} to run", f"check {argument('image_size')}"):
-        with seeded(request.seed):
+        with seeded(request.seed), _naming_architecture(request, named if is_other else ""):
             module, preprocessing = build(architecture, state=state, pretrained=not (request.random or file))
         outputs = count_classes(module, preprocessing.size)
     classes = () if is_headless(module) else default_classes(outputs)
     if beside is not None:
         preprocessing = beside.preprocessing(module, image_size)
         names = both_classes(beside.names) if outputs == 1 else beside.names
-        classes = names if len(names) == len(classes) else classes
-        notes.append(beside.note)
+        fits = len(names) == len(classes)
+        classes = names if fits else classes
+        taken = "preprocessing and class names" if names and fits else "preprocessing"
+        notes.append(f"took {taken} from {CONFIG} beside the weights")
+        if names and not fits:
+            notes.append(f"{CONFIG} beside the weights has {len(names)} class names, the weights {outputs} classes")
+        if is_other:
+            notes.append(f"{CONFIG} beside the weights is of {named}; the weights fit {request.short}, too")
     for key, value in module.state_dict().items():  # positions, for another image size
         if state is not None and key in state and state[key].shape != value.shape:
             _require_kernel(key, state[key], value, name)
             notes.append(f"resized {key!r} from {tuple(state[key].shape)} to {tuple(value.shape)}")
     architecture = replace(architecture, classes=outputs if classes else 0)
     return assemble(module, architecture, preprocessing, classes, request.alias, provenance_of(request, notes))
+
+
+@contextmanager
+def _naming_architecture(request: ModelRequest, named: str) -> Iterator[None]:
+    """Inside, a refusal of weights says of which other architecture they are; named: by their config.json."""
+    try:
+        yield
+    except ModelError as error:
+        if not named:
+            raise
+        right = f"{request.source.prefix}{named}@{request.file}"
+        raise ModelError(
+            f"expected weights of {request.name}, found those of {named} ({CONFIG} beside them); write {right}"
+        ) from error
+
+
+def _require_no_folder(source: ModelSource, name: str) -> None:
+    """Raise ModelError for a folder after the prefix of a library that has names alone."""
+    short = name.removeprefix(source.prefix)
+    if not source.prefix or not source.list_names or not short or not Path(short).is_dir():
+        return
+    known = resolved(source.list_names)()
+    if short in known or short.partition(".")[0] in known:
+        return
+    library, right = typed_name(Path(short))
+    of = f" of {library}" if library else ""
+    raise ModelError(f"expected {source.usage}, found the folder {short}{of}; write {right or short}")
 
 
 def _fitted(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.devices import evaluating
-from vitlens.errors import InputError, ModelError, UnsupportedError, in_one_line
+from vitlens.errors import InputError, ModelError, UnsupportedError, argument, in_one_line
 from vitlens.files import sha256
 from vitlens.models.anatomy import read_anatomy
 from vitlens.models.configs import CLASSES
@@ -214,7 +214,7 @@ def untrained_like(model: Model, *, seed: int, size: tuple[int, int] | None = No
         if not source.any_size or model.anatomy.layout is not None:
             built_for = size  # but for a ResNet, which accepts any size, and has another stem below 64 px
     at = "{}x{} px".format(*preprocessing.size)
-    with in_one_line(f"{model.alias} to run at {at}", "check --sizes"), seeded(seed):
+    with in_one_line(f"{model.alias} to run at {at}", f"check {argument('sizes')}"), seeded(seed):
         module, _ = build(replace(architecture, image_size=built_for))
         count_classes(module, preprocessing.size)
     provenance = Provenance(model.provenance.name, "random", None, versions())

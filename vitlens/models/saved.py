@@ -13,8 +13,9 @@ from safetensors.torch import save as as_bytes
 from torch import Tensor, nn
 
 from vitlens.errors import InputError, ModelError, argument, in_one_line
-from vitlens.files import read_json, sha256, write_bytes
+from vitlens.files import sha256, write_bytes
 from vitlens.models.configs import CLASSES
+from vitlens.models.library_folders import typed_name
 from vitlens.models.model import Model, Provenance
 from vitlens.models.rebuild import Architecture, assemble, both_classes, build, seeded, versions
 from vitlens.models.sources.registry import SOURCES, ModelRequest, require_source
@@ -72,12 +73,10 @@ def load_bundled(request: ModelRequest) -> Model:
 def load_run(request: ModelRequest) -> Model:
     """The model in a run folder. Raises ModelError for a folder without a model of ours."""
     file = Path(request.name) / WEIGHTS_FILE
-    if file.with_name("preprocessor_config.json").is_file() and not _is_described(file):
-        raise ModelError(f"expected a run folder, found one of transformers; write hf:{request.name}")
-    architecture = timm_architecture(Path(request.name))
-    if architecture and not _is_described(file):
-        weights = next((path for path in (file, *sorted(file.parent.glob("*.bin"))) if path.is_file()), file)
-        raise ModelError(f"expected a run folder, found one of timm's hub; write timm:{architecture}@{weights}")
+    if not _is_described(file):
+        library, name = typed_name(file.parent)
+        if library:
+            raise ModelError(f"expected a run folder, found one of {library}; write {name}")
     if not file.is_file():
         raise ModelError(
             f"expected a run folder with {WEIGHTS_FILE}, found none in {request.name}; vitlens train writes it"
@@ -103,15 +102,6 @@ def load_weights(request: ModelRequest) -> Model:
         raise InputError(f"expected an architecture for the weights in {request.name}, found {received}")
     model: Model = resolved(source.load)(replace(request, source=source, name=request.arch, file=file, arch=None))
     return model
-
-
-def timm_architecture(folder: Path) -> str:
-    """Return the architecture in the config.json of a folder of timm's hub, "" for another folder."""
-    config = folder / "config.json"
-    content = read_json(config, error=ModelError) if config.is_file() else None
-    if not isinstance(content, dict) or not {"architecture", "pretrained_cfg"} <= content.keys():
-        return ""
-    return str(content["architecture"])[:200]
 
 
 def _is_described(file: Path) -> bool:

@@ -13,7 +13,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from vitlens.errors import ModelError, argument, first_line
+from vitlens.errors import ModelError, argument, by_caller, first_line
+from vitlens.models.library_folders import typed_name, weights_inside
 from vitlens.signatures import described, is_pickle, is_safetensors
 
 _AVERAGE = re.compile(r"(^|_)(ema|swa|averaged?|shadow)(_|$)", re.IGNORECASE)  # in the key of averaged weights
@@ -35,7 +36,6 @@ _OF_TRAINING = re.compile(r"optim|sched|scaler|amp|rng|momentum|queue|callback",
 _INFIXES = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")  # wrappers of blocks
 _PREFIXES = ("module.", "model.", "ema.", "backbone.")
 _NESTED = 8  # nested wrappers, and prefixes one after the other
-_SUFFIXES = (".safetensors", ".pth", ".bin", ".pt", ".ckpt", ".tar")  # of files in a folder that was named
 _SHOWN = 3  # names and entries in a message
 _DOT = re.compile(r"\.")
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
@@ -76,15 +76,15 @@ _CAUSES = (  # of names that a model does not have
     (r"lora_|modules_to_save|base_layer\.", "these are adapters (LoRA): merge them first (merge_and_unload of peft)"),
     (
         r"^fc_norm\.",
-        "fc_norm is of a model that averages its patches: load it with --model-file and "
-        "timm.create_model(NAME, global_pool='avg')",
+        "fc_norm is of a model that averages its patches: make it with "
+        "timm.create_model(NAME, global_pool='avg') and {wrap}",
     ),
     (r"encoder\.layers?\.\d+\.attention\.(attention|self)\.", "the names are those of transformers: use hf:FOLDER"),
     (r"encoder_layer_\d+\.", "the names are those of torchvision: use torchvision:NAME"),
     (r"transformer\.resblocks\.", "the names are those of CLIP: use open-clip:ARCH"),
     (
         r"layers\.\d+\.(ln1|ffn\.layers|attn\.attn)\b",
-        "the names are those of MMPretrain: convert them to timm's, or load the model with --model-file",
+        "the names are those of MMPretrain: convert them to timm's, or build the model and {wrap}",
     ),
     (r"^decoder|mask_token", "decoder and mask_token are of pretraining (MAE): take the encoder's weights alone"),
 )
@@ -141,9 +141,11 @@ def read_weights(path: Path) -> Weights:
 def _require_file(path: Path) -> None:
     """Raise ModelError for what is no file that can be read."""
     if path.is_dir():
-        inside = next((file.name for suffix in _SUFFIXES for file in sorted(path.glob(f"*{suffix}"))), None)
+        library, name = typed_name(path)
+        inside = weights_inside(path)
+        of = f" of {library}" if library else ""
         advice = f"name {path / inside}" if inside else "name a file of weights"
-        raise ModelError(f"expected a weights file, found the folder {path}; {advice}")
+        raise ModelError(f"expected a weights file, found the folder {path}{of}; {f'write {name}' if name else advice}")
     if not path.is_file():
         raise ModelError(f"expected a weights file, found nothing at {path}; give {argument('weights', 'FILE')}")
     if not os.access(path, os.R_OK):
@@ -461,7 +463,8 @@ def _cause(missing: Sequence[str], unexpected: Sequence[str], *, matched: bool, 
     """Return why weights are likely not to fit, and what to do."""
     for pattern, cause in _CAUSES:
         if any(re.search(pattern, name) for name in unexpected):
-            return cause
+            wrap = by_caller(python="wrap it with vitlens.wrap", command="load it with --model-file")
+            return cause.format(wrap=wrap)
     if not matched and unexpected:
         arch = argument("arch")
         return f"no name is that of the architecture: check {arch} (vitlens models lists them), or rename the weights"

@@ -21,7 +21,7 @@ from vitlens.models.structure import Told, numbering_note, trace_anatomy
 from vitlens.models.trials import depends_on_image, largest_allowed, with_noise, zero_weights
 from vitlens.preprocessing import Preprocessing, require_side_lengths
 from vitlens.shapes import PrefixKind
-from vitlens.turns import run_uncompiled, turn
+from vitlens.turns import turn
 from vitlens.typed import read_as
 
 Triple = tuple[float, float, float]
@@ -122,7 +122,6 @@ def wrapped(
     Raises what `wrap` raises.
     """
     device, dtype = _readable(module)
-    run_uncompiled(module)
     told = told or Told()
     with (  # neither autocast nor inference mode is in force; random states are restored on exit
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from vitlens.data.split import Split, in_turn, takes_splits
 from vitlens.devices import autocast
+from vitlens.errors import argument
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels
 from vitlens.training.finetune import partly_trainable
@@ -315,5 +316,5 @@ def learning_rate(runs: Sequence[Fitted]) -> Finding:
         return Finding("learning rate", "inconclusive", _FALLS, found, advice, first.rate)
     best = min(better, key=lambda run: run.losses[-1])
     word = "low" if best.rate > first.rate else "high"
-    advice = f"The rate is too {word}: try --learning-rate {best.rate:.1g}."
+    advice = f"The rate is too {word}: try {argument('learning_rate', float(f'{best.rate:.1g}'))}."
     return Finding("learning rate", "fail", _FALLS, f"{found}; {best.words}", advice, first.rate)

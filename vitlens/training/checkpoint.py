@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitlens.errors import InputError, StorageError
+from vitlens.errors import InputError, StorageError, argument
 from vitlens.files import write_atomically
 from vitlens.models import saved
 from vitlens.models.model import Model
@@ -111,7 +111,7 @@ class KeptWeights:
 def require_interval(every: int | None) -> None:
     """Raise InputError unless the interval is at least 1 epoch (None: no weights are kept)."""
     if every is not None and every < 1:
-        raise InputError(f"expected --keep-every at least 1, found {every}; leave it out to keep none")
+        raise InputError(f"expected {argument('keep_every')} at least 1, found {every}; leave it out to keep none")
 
 
 def keep_weights(folder: Path, model: Model, *, epochs: int) -> None:

@@ -15,7 +15,7 @@ from vitlens.analysis.evaluation.classes import match_classes
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating
-from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
+from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError, argument, by_caller
 from vitlens.models.model import Model
 from vitlens.models.saved import fingerprint
 from vitlens.names import DISTILL_KINDS
@@ -45,11 +45,15 @@ class Distillation:
 
     def __post_init__(self) -> None:
         if self.kind not in DISTILL_KINDS:
-            raise UnknownNameError("--distill value", self.kind, DISTILL_KINDS)
+            raise UnknownNameError(
+                by_caller(python="kind of distillation", command="--distill value"), self.kind, DISTILL_KINDS
+            )
         if not 0 < self.weight <= 1:
-            raise InputError(f"expected --distill-weight above 0 and at most 1, found {self.weight}")
+            raise InputError(
+                f"expected {argument('weight', flag='distill-weight')} above 0 and at most 1, found {self.weight}"
+            )
         if not 0 < self.temperature < float("inf"):
-            raise InputError(f"expected --temperature above 0, found {self.temperature}")
+            raise InputError(f"expected {argument('temperature')} above 0, found {self.temperature}")
 
     def loss(self, student: Logits, teacher: Logits) -> Float[Tensor, " batch"]:
         """Each image's distance of the student's prediction from the teacher's, in nats.
@@ -129,7 +133,8 @@ class Student(nn.Module):
         super().__init__()
         if token and not has_distillation_token(model):
             raise UnsupportedError(
-                f"expected a model with a distillation token, found {model.alias} without; add --no-distill-token"
+                f"expected a model with a distillation token, found {model.alias} without; add "
+                f"{by_caller(python='token=False', command='--no-distill-token')}"
             )
         self.model, self.token = model, token
 
@@ -192,7 +197,7 @@ class Teacher:
         if not logits.isfinite().all():
             raise NonFiniteError(
                 f"expected finite logits from the teacher {self.model.alias}, found NaN or infinity; "
-                "check its weights, or run with --precision fp32"
+                f"check its weights, or run with {argument('precision', 'fp32')}"
             )
         return logits
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from vitlens.data.split import Drawings, InMemory, Source, Subset
-from vitlens.errors import DataError, RunError
+from vitlens.errors import DataError, RunError, by_caller
 from vitlens.shapes import Pixels
 
 _MOST_WORKERS = 8  # more speed up decoding little
@@ -112,7 +112,8 @@ def decoding_errors() -> Iterator[None]:
             raise DataError(lines[-1].partition(": ")[2]) from error
         if isinstance(error, RuntimeError) and not any(word in str(error) for word in _KILLED):
             raise
+        again = by_caller(python="resume=True", command="vitlens train --resume FOLDER")
         raise RunError(
             "expected the processes that decode images to keep running, found one that was killed (perhaps for its "
-            "memory); continue with vitlens train --resume FOLDER"
+            f"memory); continue with {again}"
         ) from error

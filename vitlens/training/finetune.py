@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from vitlens.errors import InputError, UnsupportedError
+from vitlens.errors import InputError, UnsupportedError, argument
 from vitlens.models.model import Model, trainable
 from vitlens.models.rebuild import classifiers
 
@@ -35,7 +35,7 @@ def require_last(model: Model, last: int | None) -> None:
     depth = len(model.anatomy.blocks)
     if last is not None and not 0 <= last <= depth:
         raise InputError(
-            f"expected --train-last from 1 to {depth}, the blocks of {model.alias}, found {last}; "
+            f"expected {argument('train_last')} from 1 to {depth}, the blocks of {model.alias}, found {last}; "
             "leave it out to train everything"
         )
 
@@ -69,5 +69,5 @@ def require_learned(model: Model, *, option: str) -> None:
     if model.provenance.weights in ("random", "training"):
         raise InputError(
             f"expected a trained model with {option}, found {model.alias} with random weights; "
-            "give timm:NAME, torchvision:NAME, a run folder, or --weights FILE"
+            f"give timm:NAME, torchvision:NAME, a run folder, or {argument('weights', flag='weights FILE')}"
         )

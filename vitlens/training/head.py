@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating
-from vitlens.errors import InputError, UnsupportedError
+from vitlens.errors import InputError, UnsupportedError, argument, by_caller, set_option
 from vitlens.models.anatomy import Anatomy
 from vitlens.models.hooks import Arguments, watching
 from vitlens.models.model import Model, first_output, two_classes
@@ -31,7 +31,6 @@ from vitlens.training.recipe import Recipe
 from vitlens.training.task import Task
 
 _TOLERANCE: Final = 1e-3  # of logits: rounding; a head that is not the last step differs by far more
-_LAST: Final = "train it with --train-last 1 in place of --freeze-backbone"
 
 HeadInputs = Float[Tensor, "batch heads dim"]  # of each classifier: one, or the two of a distilled model
 Cached = Float[Tensor, "views images heads dim"]
@@ -85,21 +84,31 @@ def fit_head(task: Task, *, views: int = 1, reading: AbstractContextManager[Adva
         return Training(task, Updates(task, accelerator), batches, test).run(notes=(precise, note))
 
 
+def _frozen() -> str:
+    """Return how a caller freezes the backbone."""
+    return by_caller(python="train_last=0", command="--freeze-backbone")
+
+
+def _last_block() -> str:
+    return f"train it with {argument('train_last', 1)} in place of {_frozen()}"
+
+
 def require_cacheable(recipe: Recipe, *, views: int) -> None:
     """Raise InputError for a recipe whose features cannot be computed once and cached."""
     if views < 1:
-        raise InputError(f"expected --cached-views at least 1, found {views}")
+        raise InputError(f"expected {argument('views', flag='cached-views')} at least 1, found {views}")
     for name, none in (("mixup", 0), ("cutmix", 0), ("views", 1)):
         if getattr(recipe, name) > none:
             raise InputError(
-                f"expected features that are computed once with --freeze-backbone, found a recipe with {name} "
-                f"{getattr(recipe, name)}; add --set {name}={none}, or train with --train-last 1"
+                f"expected features that are computed once with {_frozen()}, found a recipe with {name} "
+                f"{getattr(recipe, name)}; add {set_option(name, none)}, or train with {argument('train_last', 1)}"
             )
     changing = [name for name in ("crop_padding", "flip", "randaugment", "erasing") if getattr(recipe, name)]
     if changing and views == 1:
         raise InputError(
-            f"expected unchanged images with --freeze-backbone, found a recipe with {', '.join(changing)}; "
-            "add --cached-views 4 to cache four views of each image, or disable the augmentation"
+            f"expected unchanged images with {_frozen()}, found a recipe with {', '.join(changing)}; "
+            f"add {argument('views', 4, flag='cached-views')} to cache four views of each image, or disable the "
+            "augmentation"
         )
 
 
@@ -134,14 +143,14 @@ def read_features(model: Model, images: Images, *, precision: str = "fp32") -> H
         if any(part.ndim != 2 for part in inputs) or len(inputs) != len(names):
             shapes = ", ".join(str(tuple(part.shape)) for part in inputs) or "nothing"
             raise UnsupportedError(
-                f"expected a head of {model.alias} that reads one vector per image, found {shapes}; {_LAST}"
+                f"expected a head of {model.alias} that reads one vector per image, found {shapes}; {_last_block()}"
             )
         features = torch.stack([part.float() for part in inputs], 1)
         alone = HeadOnly(model)(features).float()
     if not torch.allclose(alone, logits, rtol=_TOLERANCE if precision == "fp32" else 0.05, atol=_TOLERANCE):
         raise UnsupportedError(
             f"expected the head of {model.alias} to be its last step, found logits that differ by "
-            f"{(alone - logits).abs().max():.2g}; {_LAST}"
+            f"{(alone - logits).abs().max():.2g}; {_last_block()}"
         )
     return features
 

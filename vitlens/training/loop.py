@@ -23,8 +23,8 @@ from torch.nn import functional as F
 
 from vitlens.analysis.evaluation.evaluate import predicted_logits
 from vitlens.data.split import Split, takes_splits
-from vitlens.devices import autocast
-from vitlens.errors import InputError, NonFiniteError
+from vitlens.devices import as_device, autocast
+from vitlens.errors import InputError, NonFiniteError, argument
 from vitlens.models import saved
 from vitlens.models.model import Model
 from vitlens.models.rebuild import seeded
@@ -123,7 +123,7 @@ def running(task: Task) -> Iterator[tuple[Task, Accelerator, str]]:
     with ExitStack() as stack:
         for watcher in task.watchers if is_first_process() else ():  # which alone calls them
             stack.callback(watcher.close)
-        accelerator, processes = accelerated(torch.device(task.device))
+        accelerator, processes = accelerated(as_device(task.device))
         if task.pretraining is None:
             require_fitting(task.model, task.train, task.test)
         else:
@@ -131,7 +131,8 @@ def running(task: Task) -> Iterator[tuple[Task, Accelerator, str]]:
             task.pretraining.require(task.model, task.recipe, together)
         if task.batch_size < processes.count:
             raise InputError(
-                f"expected --batch-size of at least {processes.count}, one per process, found {task.batch_size}"
+                f"expected {argument('batch_size')} of at least {processes.count}, one per process, found "
+                f"{task.batch_size}"
             )
         precision, note = choose_precision(processes.device, task.precision)
         task = replace(task, processes=processes, precision=precision)
@@ -255,9 +256,10 @@ class Updates:
 
     def _not_finite(self, values: str) -> NonFiniteError:
         epoch = self.step // self.task.steps_per_epoch
+        lower = argument("learning_rate", float(f"{self.task.recipe.learning_rate / 3:.1g}"))
         return NonFiniteError(
             f"expected a finite loss, found {values} in epoch {epoch + 1}, step {self.step + 1}; {self.task.directory} "
-            f"keeps the last good weights; try --learning-rate {self.task.recipe.learning_rate / 3:.1g}"
+            f"keeps the last good weights; try {lower}"
         )
 
 

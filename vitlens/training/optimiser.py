@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from vitlens.errors import InputError
+from vitlens.errors import InputError, argument
 from vitlens.training.recipe import Recipe
 
 UNDECAYED = (
@@ -59,7 +59,9 @@ class Optimiser:
 
     def __init__(self, module: nn.Module, recipe: Recipe, *, blocks: Sequence[str] = ()) -> None:
         if recipe.optimiser == "muon" and not hasattr(torch.optim, "Muon"):
-            raise InputError(f"expected torch 2.9 or later for --optimiser muon, found {torch.__version__}; try adamw")
+            raise InputError(
+                f"expected torch 2.9 or later for {argument('optimiser', 'muon')}, found {torch.__version__}; try adamw"
+            )
         named = dict(module.named_parameters())
         shares = rate_shares(module, blocks, decay=recipe.layer_decay)
         # of AdamW and of Muon: parameters with the same weight decay and share of the learning rate

@@ -10,7 +10,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from vitlens.devices import multiplies_bf16
-from vitlens.errors import UnknownNameError
+from vitlens.errors import UnknownNameError, by_caller
 from vitlens.models.attention import MultiHeadSelfAttention
 from vitlens.models.model import Model
 from vitlens.names import COMPILES, PRECISIONS
@@ -40,7 +40,7 @@ def choose_compiling(device: torch.device, asked: str, *, steps: int) -> tuple[b
     UnknownNameError.
     """
     if asked not in COMPILES:
-        raise UnknownNameError("--compile", asked, COMPILES)
+        raise UnknownNameError(by_caller(python="compiling", command="--compile"), asked, COMPILES)
     if asked != "auto":
         return asked == "on", f"compile {asked} (given)"
     if device.type == "cuda":

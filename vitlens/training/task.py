@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from vitlens.data.identity import fingerprints_of
 from vitlens.data.split import Source, Split
-from vitlens.errors import DataError, InputError
+from vitlens.errors import DataError, InputError, by_caller
 from vitlens.models.model import Model
 from vitlens.processes import Processes
 from vitlens.shapes import Images, Labels, Pixels
@@ -176,9 +176,10 @@ def require_fitting(model: Model, train: Split, test: Split) -> None:
     missing = sorted(present[1] - present[0])
     if missing:
         names = ", ".join(test.classes[label] for label in missing[:5]) + (" ..." if len(missing) > 5 else "")
+        more = by_caller(python="give more training images", command="raise --limit")
         raise DataError(
             f"expected training images of every class tested in {train.name}, found none of {len(missing)} ({names}); "
-            "remove these from the test part, or raise --limit"
+            f"remove these from the test part, or {more}"
         )
 
 

@@ -217,6 +217,13 @@ def test_maps_without_negative_values_have_a_bar_from_zero():
         assert bar.get_ylim() == (low, 1)
 
 
+def test_maps_up_to_their_own_maximum_have_a_bar_from_none_to_all_of_it():
+    pictures = [Picture(FLAT, size * halves().clip(0), "a", name) for size, name in ((1, "b"), (9, "c"))]
+    (bar,) = colour_bars(images(label="share of the maximum")(pictures, "a title"))
+    assert bar.get_ylim() == (0, 1)
+    assert not colour_bars(images()(pictures, "a title"))
+
+
 def test_layers_that_are_dark_on_the_scale_of_all_say_their_largest_value():
     maps = {"0": np.full((4, 4), 0.01), "1": np.eye(4)}
     maps["0"][0, 0] = 0.1

@@ -112,7 +112,7 @@ def test_a_wrong_learning_rate_is_the_only_fault_and_a_better_one_is_given(rate,
     found = run(tiny(depth=1), recipe=replace(RECIPE, optimiser=optimiser, learning_rate=rate))
     assert states(found) == "pppf"  # the batch is learned at another rate
     assert found["learning rate"].value == rate
-    assert f"too {word}: try --learning-rate 0.01." in found["learning rate"].line
+    assert f"too {word}: try learning_rate=0.01." in found["learning rate"].line
 
 
 def test_a_low_rate_of_fine_tuning_at_which_the_loss_falls_is_no_fault():

@@ -146,7 +146,8 @@ def test_the_map_is_that_of_the_equation_and_the_image_decides_between_the_candi
 def test_a_model_that_ignores_the_image_has_a_map_of_zeros(scenes):
     model = vitlens.load("vit-digits")
     model.module.head.weight.data.zero_()
-    found = vitlens.explain(model, scenes[0], targets=scenes[1], method="best")
+    with pytest.warns(UserWarning, match="zero"):
+        found = vitlens.explain(model, scenes[0], targets=scenes[1], method="best")
     assert torch.equal(found, torch.zeros(4, GRID, GRID))
 
 

@@ -130,3 +130,80 @@ class WritesInPlace(SmallCNN):
 def test_a_tensor_changed_in_place_is_named_in_one_line():
     with one_line(UnsupportedError, "changed in place"):
         vitlens.explain(wrapped(WritesInPlace), noise(), targets=[0, 1, 2], method="gradcam")
+
+
+def rounds_pixels(net: nn.Module, x: Tensor) -> Tensor:
+    return net((x * 255).round() / 255)
+
+
+def floors_pixels(net: nn.Module, x: Tensor) -> Tensor:
+    return net(torch.floor(x * 16) / 16)
+
+
+def divides_pixels(net: nn.Module, x: Tensor) -> Tensor:
+    return net(torch.div(x, 0.1, rounding_mode="floor") * 0.1)
+
+
+def signs_of_tokens(net: nn.Module, x: Tensor) -> Tensor:
+    x = net.tokens(x)
+    for layer in net.layers:
+        x = layer(x)
+    return net.out(net.read(net.ln(x.sign())))
+
+
+def rounds_in_place(net: nn.Module, x: Tensor) -> Tensor:
+    logits = net(x) * 100
+    logits.round_()
+    return logits
+
+
+class Quantizer(nn.Module):
+    """A run that is a module, which the reason names."""
+
+    def forward(self, net: nn.Module, x: Tensor) -> Tensor:
+        return net((x * 10).ceil() / 10)
+
+
+def straight_through(net: nn.Module, x: Tensor) -> Tensor:
+    return net(x + (x.round() - x).detach())
+
+
+# how the backbone runs, the operation, and whether it comes after the attention
+STEPS: dict[str, tuple[Any, str, bool]] = {
+    "pixels": (rounds_pixels, "round in its forward", False),
+    "floor": (floors_pixels, "floor in its forward", False),
+    "division": (divides_pixels, "div in its forward", False),
+    "floor division": (lambda net, x: net(x // 0.1 / 10), "floor_divide", False),
+    "in a module": (Quantizer(), "ceil in run", False),
+    "tokens": (signs_of_tokens, "sign in its forward", True),
+    "in place": (rounds_in_place, "round in its forward", True),
+}
+
+
+@pytest.mark.parametrize("case", STEPS)
+def test_an_operation_whose_gradient_is_zero_is_named_and_what_needs_no_gradient_works(case: str):
+    run, words, is_after = STEPS[case]
+    model, images = wrapped(partial(Probe, run)), noise()
+    works = list_of_working(model, images, f"{words}.*rollout")
+    assert {name for name in METHODS if not ATTRIBUTIONS[name].gradients} <= {*works}
+    assert not {"saliency", "smoothgrad", "integrated-gradients", "input-x-gradient", "best"} & {*works}
+    assert ("relevance" in works) == ("gradcam" in works) == (not is_after)
+    assert vitlens.look(model, images).method in works
+
+
+def test_a_step_that_lets_the_gradient_pass_is_no_reason_to_refuse():
+    model = wrapped(partial(Probe, straight_through))
+    assert vitlens.explain(model, noise(), targets=TARGETS, method="saliency").any()
+
+
+class Blind(SmallCNN):
+    """Logits that do not depend on the image, whose gradient is zero without any step."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(0 * x)
+
+
+@pytest.mark.parametrize("method", ["saliency", "input-x-gradient"])
+def test_maps_of_zeros_are_not_returned_without_a_word(method: str):
+    with pytest.warns(UserWarning, match="zero"):
+        vitlens.explain(wrapped(Blind), noise(), targets=TARGETS, method=method)

@@ -143,3 +143,39 @@ def test_damaged_json_beside_images_is_refused_in_one_line(folder, file):
         with pytest.raises(DataError) as told:
             load(folder)
         assert "\n" not in str(told.value)
+
+
+def sorted_into_classes(folder: Path) -> Path:
+    """The same images and masks in folders of two classes, with the same names in both."""
+    for place in ("images", "masks"):
+        for name in ("cat", "dog"):
+            shutil.copytree(folder / place, folder / "sorted" / place / name)
+    return folder / "sorted"
+
+
+def test_class_folders_of_images_and_masks_give_both(folder):
+    """Each image has the mask of its folder, and its label."""
+    root = sorted_into_classes(folder)
+    Image.fromarray(np.eye(*SIZE, dtype=np.uint8)).save(root / "masks" / "dog" / "a.png")
+    split = load(root, whole=True)
+    assert split.files == ("cat/a.png", "cat/b.png", "dog/a.png", "dog/b.png")
+    assert (split.classes, split.labels.tolist()) == (("cat", "dog"), [0, 0, 1, 1])
+    assert split.masks.sum((1, 2)).tolist() == [96, 96, 24, 96]
+    assert [skipped.file for skipped in split.skipped] == ["cat/c.png", "cat/d.png", "dog/c.png", "dog/d.png"]
+    train, test = (load(root, part=part) for part in ("train", "test"))
+    assert not set(train.files) & set(test.files)
+
+
+def test_two_masks_of_one_image_are_refused_in_one_line(folder):
+    shutil.copy(folder / "masks" / "a.png", folder / "masks" / "a.bmp")
+    with pytest.raises(DataError, match=r"masks/a.bmp and masks/a.png"):
+        load(folder)
+    (folder / "images" / "a.png").unlink()
+    assert load(folder).files == ("b.png",)  # the masks of no image do not matter
+
+
+@pytest.mark.parametrize("is_sorted", [False, True])
+def test_the_folder_of_the_masks_is_not_one_of_images(folder, is_sorted):
+    root = sorted_into_classes(folder) if is_sorted else folder
+    with pytest.raises(DataError, match=f"name {root}$"):
+        load(root / "masks")

@@ -147,3 +147,25 @@ def test_images_of_one_displayed_size_keep_it(tmp_path):
 def test_a_part_that_does_not_exist_is_refused():
     with one_line(vitlens.errors.InputError, "test"):
         vitlens.load_data("digits", part="tset")
+
+
+SPLITS = {  # the title of a column, what it says of four images, and those of each part
+    "split": (("train", "train", "test", "val"), "01", "2"),
+    "Subset": (("training", "TRAIN", "validation", "val"), "01", "23"),
+    "phase": (("test", "train", "Testing", "train"), "13", "02"),
+}
+
+
+@pytest.mark.parametrize("title", SPLITS)
+def test_a_table_divides_the_images_into_parts(tmp_path, title):
+    words, train, test = SPLITS[title]
+    lines = [f"file,label,{title}"]
+    for number, word in enumerate(words):
+        Image.new("RGB", (8, 6)).save(tmp_path / f"{number}.png")
+        lines.append(f"{number}.png,{'cat' if number % 2 else 'dog'},{word}")
+    table = tmp_path / "labels.csv"
+    table.write_text("\n".join(lines))
+    for part, numbers in (("train", train), ("test", test)):
+        split = vitlens.load_data(str(tmp_path), labels=table, part=part)
+        assert split.files == tuple(f"{number}.png" for number in numbers)
+        assert any(title in note for note in split.notes)

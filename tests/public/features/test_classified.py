@@ -1,5 +1,6 @@
 """What `vitlens features` makes of features: votes, probes, maps, colours, matches; and zero-shot classification."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 import vitlens
 from tests.kit.commands import ran
+from tests.kit.datasets import put
 from tests.kit.making import save
 from vitlens.cli.main import run
 from vitlens.commands.features.record import DepthRow, FeaturesRecord
@@ -308,6 +310,25 @@ def test_every_template_is_the_classifier_of_its_prompts(clip, tmp_path):
             assert row.gain == accuracy_difference(right, whole, groups=groups, seed=0)
     assert [row.p for row in rows] == p
     assert [row.p_holm for row in rows] == holm(p)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_zero_shot_report_says_among_how_many_classes_and_what_chance_is(clip, tmp_path, count):
+    """Folders of some of ImageNet's classes: these are the candidates, not its 1,000."""
+    wnids = ("n01440764", "n01443537", "n01484850")[:count]
+    for wnid in wnids:
+        for number in range(60):
+            put(tmp_path / "data" / wnid, f"{number}.png", value=10 * number)
+    names = tmp_path / "names.txt"
+    names.write_text("\n".join(imagenet_classes()[:count]))
+    common = ["--data", str(tmp_path / "data"), "--device", "cpu", "--quiet"]
+    less = ["--no-probe", "--no-tsne", "--no-cache", "--k", "1"]
+    assert run(["features", f"clip={CLIP}", *common, *less, "--out", str(tmp_path / "features")]) == 0
+    assert run(["evaluate", f"clip={CLIP}", *common, "--classes", str(names), "--out", str(tmp_path / "evaluate")]) == 0
+    for folder in ("features", "evaluate"):
+        report = (tmp_path / folder / "report.md").read_text()
+        assert f"{count} classes" in report
+        assert re.search(rf"{100 / count:.1f} ?%", report.replace("\u00a0", " "))
 
 
 def test_an_ensemble_is_the_mean_of_its_templates_and_names_are_said_as_one_says_them(clip):

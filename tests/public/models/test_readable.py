@@ -1,6 +1,9 @@
 """Every kind of weights of docs/readable.md is read right, noted or refused as the page says."""
 
+import json
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -73,3 +76,43 @@ def test_an_existing_file_is_a_model_whatever_its_name(tmp_path, monkeypatch, na
         assert torch.equal(model.module.state_dict()["head.weight"], weights()["head.weight"])
     assert model.alias == "small"
     assert vitlens.load(f"vit-micro@{name}").alias == "vit-micro"
+
+
+HUB = "timm:vit_tiny_patch16_224"
+
+
+def described_as(folder: Path, content: dict[str, Any]) -> Path:
+    """A file of weights beside a config.json."""
+    file = hub_folder(folder, tiny())
+    (folder / "config.json").write_text(json.dumps(content))
+    return file
+
+
+@pytest.mark.parametrize("typed", ["weights", "after @", "after the prefix", "as MODEL"])
+@pytest.mark.parametrize("library", ["transformers", "timm"])
+def test_a_folder_of_another_library_is_named_wherever_it_is_typed(tmp_path, typed, library):
+    content = {"model_type": "vit"} if library == "transformers" else {"architecture": "vit_tiny", "pretrained_cfg": {}}
+    file = described_as(tmp_path, content)
+    right = f"hf:{tmp_path}" if library == "transformers" else f"timm:vit_tiny@{file}"
+    name = {"weights": HUB, "after @": f"{HUB}@{tmp_path}", "after the prefix": f"timm:{tmp_path}"}.get(typed)
+    with one_line(ModelError, right):
+        vitlens.load(name or str(tmp_path), weights=tmp_path if typed == "weights" else None)
+
+
+def test_another_architecture_beside_the_weights_is_noted_or_named(tmp_path):
+    content = {"architecture": "deit_tiny_patch16_224", "pretrained_cfg": {}}
+    file = described_as(tmp_path, content)
+    assert any("deit_tiny_patch16_224" in note for note in vitlens.load(HUB, weights=file).provenance.notes)
+    with one_line(ModelError, "timm:deit_tiny_patch16_224@"):
+        vitlens.load("timm:vit_small_patch16_224", weights=file)
+    described_as(tmp_path, {**content, "architecture": "vit_tiny_patch16_224.augreg_in21k"})
+    assert not any("augreg" in note for note in vitlens.load(HUB, weights=file).provenance.notes)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_class_names_that_are_too_few_or_too_many_are_not_said_to_be_taken(tmp_path, count):
+    file = hub_folder(tmp_path, tiny(), label_names=[f"name {index}" for index in range(count)])
+    model = vitlens.load(HUB, weights=file)
+    assert model.classes == ("0", "1", "2")
+    assert not any("and class names" in note for note in model.provenance.notes)
+    assert any(f"{count} class names" in note for note in model.provenance.notes)

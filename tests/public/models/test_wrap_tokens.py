@@ -392,6 +392,49 @@ def compiled_in_place(*parts: str) -> nn.Module:
     return vit
 
 
+def replace_part(model: vitlens.Model, name: str) -> None:
+    owner, _, last = name.rpartition(".")
+    setattr(model.get_submodule(owner), last, torch.compile(model.get_submodule(name), backend="eager"))
+
+
+def replace_forward(model: vitlens.Model) -> None:
+    model.module.forward = torch.compile(model.module.forward, backend="eager")
+
+
+IN_PLACE = {  # what is compiled after the model was made
+    "the module": lambda model: model.module.compile(backend="eager"),
+    "a block": lambda model: model.module.layers[1].compile(backend="eager"),
+    "the model": lambda model: model.compile(backend="eager"),
+}
+REPLACED = {
+    "a module": lambda model: replace_part(model, "module"),
+    "a block": lambda model: replace_part(model, "module.layers.0"),
+    "a forward": replace_forward,
+}
+
+
+@pytest.mark.parametrize("what", IN_PLACE)
+@pytest.mark.parametrize("is_used", [False, True])
+def test_what_is_compiled_in_place_after_wrapping_changes_nothing(what, is_used):
+    model, plain = wrapped(SoftmaxViT), wrapped(SoftmaxViT)
+    if is_used:
+        vitlens.attention(model, noise())
+    IN_PLACE[what](model)
+    for function in (vitlens.relevance, partial(vitlens.explain, targets=[0, 1, 2], method="gradcam")):
+        torch.testing.assert_close(function(model, noise()), function(plain, noise()))
+    assert len(vitlens.attention(model, noise())) == len(vitlens.attention(plain, noise()))
+    assert any(part._compiled_call_impl is not None for part in model.modules())  # outside it stays compiled
+
+
+@pytest.mark.parametrize("what", REPLACED)
+def test_what_torch_compile_replaced_after_wrapping_is_named(what):
+    model = wrapped(SoftmaxViT)
+    REPLACED[what](model)
+    for function in (vitlens.attention, vitlens.relevance):
+        with one_line(ModelError, "_orig_mod"):
+            function(model, noise())
+
+
 class CompiledForward(SmallCNN):
     """By the decorator."""
 

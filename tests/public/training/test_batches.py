@@ -218,7 +218,7 @@ def test_errors_of_a_user_are_not_changed_and_those_of_lost_workers_are(tmp_path
         with pytest.raises(type(error), match=r"^of its own$"):
             trained(tmp_path, objective=Showing(error=error))
     for error in (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), ConnectionResetError()):
-        with pytest.raises(RunError, match="--resume"):
+        with pytest.raises(RunError, match="resume=True"):
             trained(tmp_path, objective=Showing(error=error))
 
 

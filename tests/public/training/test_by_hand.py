@@ -151,7 +151,7 @@ def test_long_trainings_are_compiled_where_there_is_a_compiler(epochs, compiler,
 
 
 def test_a_batch_has_an_image_for_each_process(tmp_path):
-    with one_of(3, 0, tiny_model()), pytest.raises(InputError, match="--batch-size of at least 3"):
+    with one_of(3, 0, tiny_model()), pytest.raises(InputError, match="batch_size= of at least 3"):
         trained(tmp_path, recipe=plain_recipe(batch_size=2))
     assert not list(tmp_path.iterdir())
 

@@ -139,11 +139,11 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"test": replace(TEST, labels=TEST.labels - 1)}, DataError, "-1 to 1"),
     ({"train": replace(TRAIN, labels=torch.arange(40) % 2)}, DataError, r"none of 1 \(c\)"),
     ({"model": tiny_model(classes=("a",)), "train": ONE[0], "test": ONE[1]}, DataError, "at least 2 classes"),
-    ({"keep_every": 0}, InputError, "--keep-every"),
-    ({"train_last": 3}, InputError, "--train-last from 1 to 2"),
-    ({"train_last": -1}, InputError, "--train-last"),
+    ({"keep_every": 0}, InputError, "keep_every="),
+    ({"train_last": 3}, InputError, "train_last= from 1 to 2"),
+    ({"train_last": -1}, InputError, "train_last="),
     ({"precision": "fp8"}, InputError, "no precision 'fp8'"),
-    ({"compiling": "maybe"}, InputError, "no --compile 'maybe'"),
+    ({"compiling": "maybe"}, InputError, "no compiling 'maybe'"),
     ({"train": [1, 2]}, DataError, "vitlens.load_data"),
 ]  # fmt: skip
 
@@ -169,7 +169,7 @@ def poisoning(model: Model, weight: str, *, at: int, value: float) -> Callable[[
 def test_a_loss_that_explodes_keeps_the_last_good_weights_and_the_model_its_state(tmp_path):
     model = tiny_model().eval().requires_grad_(False)
     poison = poisoning(model, "head.weight", at=12, value=math.nan)
-    with pytest.raises(NonFiniteError, match=r"epoch 3, step 13.*--learning-rate 0\.001"):
+    with pytest.raises(NonFiniteError, match=r"epoch 3, step 13.*learning_rate=0\.001"):
         trained(tmp_path, model, on_progress=poison, recompute=True)
     assert as_before(model)
     assert len(trainings.timeless(tmp_path)) == 2

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from vitlens.errors import InputError, LensError, UnknownNameError, UnsupportedError, argument
 from vitlens.lens.call import AttentionCall, precise, row_by_row, window_index
-from vitlens.lens.differentiable import needs_gradients
+from vitlens.lens.differentiable import needs_gradients, require_no_steps
 from vitlens.lens.libra import libra_gradients
 from vitlens.lens.observe import observe, require_special_first, survey_weights
 from vitlens.lens.site import KIND_WORDS, NO_PLACE, Site
@@ -136,12 +136,23 @@ def chained(
         raise UnsupportedError(
             f"expected the readout mean for {model.alias}, which has no one sequence of tokens, found {chosen}"
         )
-    calls: list[AttentionCall] = []
-    outputs: list[Tensor] = []
     if not gradient:
+        calls: list[AttentionCall] = []
         logits = observe(model, images, calls.append)
         return Chain(model, logits, tuple(calls), chosen)
     model.require_classifier()
+
+    def compute() -> Chain:
+        return _differentiated_chain(model, images, targets, rules, chosen, module)
+
+    return require_no_steps(model, compute, lambda chain: [call.gradient for call in chain.calls])
+
+
+def _differentiated_chain(
+    model: Model, images: Images, targets: Labels | None, rules: Rules, readout: Readout, module: str | None
+) -> Chain:
+    calls: list[AttentionCall] = []
+    outputs: list[Tensor] = []
     watched = watching(model.module, [] if module is None else [module], lambda _name, _, out: outputs.append(out))
     with libra_gradients(model) if rules == "libra" else nullcontext(), watched:
         logits = observe(model, images, calls.append, graph=True)
@@ -149,7 +160,7 @@ def chained(
         total = logits.gather(1, check_targets(targets, logits)[:, None]).sum()
     gradients = torch.autograd.grad(total, outputs, retain_graph=True) if outputs else ()
     seen = (outputs[0].detach(), gradients[0]) if outputs else None
-    return Chain(model, logits.detach(), differentiated(total, calls), chosen, seen)
+    return Chain(model, logits.detach(), differentiated(total, calls), readout, seen)
 
 
 def differentiated(total: Tensor, calls: Sequence[AttentionCall]) -> tuple[AttentionCall, ...]:

@@ -147,7 +147,8 @@ def _by_position(data: Sequence[str]) -> str:
     if natural != list(data):
         other = ", ".join(natural[:3]) + (", ..." if len(natural) > 3 else "")
         note += f" timm sorts folders in another order ({other}): a model trained with timm is misread."
-    return f"{note} To match by name, give the names in the order of the logits with --classes FILE."
+    names = argument("classes", flag="classes FILE")
+    return f"{note} To match by name, give the names in the order of the logits with {names}."
 
 
 def _by_index(model: Sequence[str]) -> str:

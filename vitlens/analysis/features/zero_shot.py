@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.analysis.evaluation.evaluate import accuracy
-from vitlens.errors import InputError
+from vitlens.errors import InputError, by_caller
 from vitlens.models.language_image import PHOTO, PLACE, ByTemplate, ensemble, text_tower, with_prompts
 from vitlens.models.model import Model
 from vitlens.shapes import Labels
@@ -70,8 +70,9 @@ def chosen_templates(words: Sequence[str], sets: Mapping[str, Sequence[str]]) ->
     """
     for word in words:
         if word not in sets and PLACE not in word:
+            option = by_caller(python="templates=", command="--clip-templates ")
             raise InputError(
                 f"expected a template with {PLACE} in place of the class, a file of such lines, or one of "
-                f"{', '.join(sets)}, found {word!r}; e.g. --clip-templates {PHOTO[0]!r}"
+                f"{', '.join(sets)}, found {word!r}; e.g. {option}{PHOTO[0]!r}"
             )
     return tuple(dict.fromkeys(template for word in words for template in sets.get(word, (word,))))

@@ -30,6 +30,7 @@ from vitlens.commands.shared.trainings import trainings_of
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.data.registry import SETS
 from vitlens.data.split import Split
+from vitlens.models.language_image import has_text_tower
 from vitlens.uncertainty import bootstrap_mean, calibration_test, holm, student_test
 
 SAMPLED: Final = 450  # images on which it is decided whether errors are too few
@@ -61,7 +62,7 @@ def measure(options: EvaluateOptions) -> Path | None:
             evaluations.append(replace(part, logits=logits, labels=labels, groups=split.groups))
         return folder.publish(
             lambda: replace(
-                recorded(evaluations, classes=len(run.split.classes), seed=seed),
+                _with_candidates(recorded(evaluations, classes=len(run.split.classes), seed=seed), run, evaluations),
                 training=trainings_of(run.models),
                 predictions={each.alias: _arrays(each, split) for each, split in zip(evaluations, run.splits)},
             )
@@ -103,6 +104,17 @@ def recorded(evaluations: Sequence[Evaluation], *, classes: int, seed: int) -> r
         calibration=tuple(row for each in evaluations for row in calibration_rows(each.alias, calibration_bins(each))),
         pairs=in_pairs({each.alias: each.correct.numpy() for each in evaluations}, groups=groups, seed=seed),
     )  # fmt: skip
+
+
+def _with_candidates(
+    record: rows.EvaluateRecord, run: Run[EvaluateOptions], evaluations: Sequence[Evaluation]
+) -> rows.EvaluateRecord:
+    """The record with the number of classes among which a model that only reads their names chooses."""
+    scores = []
+    for score, model, evaluation in zip(record.scores, run.models, evaluations):
+        count = len(evaluation.classes)
+        scores.append(replace(score, candidates=count, chance=1 / count) if has_text_tower(model) else score)
+    return replace(record, scores=tuple(scores))
 
 
 def _score(evaluation: Evaluation, seed: int) -> rows.ScoreRow:

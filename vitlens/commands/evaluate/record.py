@@ -24,6 +24,8 @@ class ScoreRow(OfModel):
     )  # fmt: skip
     confidence_gap: Estimate = col("confidence minus accuracy", unit="points", metric="confidence_gap/{model}")
     top5: Estimate | None = col("top-5 accuracy", better="higher", metric="top5_accuracy/{model}", default=None)
+    candidates: int | None = col("classes to choose from, zero-shot", default=None)
+    chance: float | None = col("accuracy by chance, zero-shot", unit="fraction", default=None)
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,12 @@ def claims(record: EvaluateRecord) -> Iterator[Claim]:
     elif record.images >= FEW:
         top = record.scores[0]
         yield found(
-            "top-1 accuracy", top.model, "**{{ model }}** classifies {{ effect }} of the images correctly.",
+            "top-1 accuracy", top.model, "**{{ model }}** classifies {{ effect }} of the images "
+            "correctly{% if classes %}, zero-shot among {{ classes }} classes ({{ (1 / classes)|percent(1) }} by "
+            "chance){% endif %}.",
             top.accuracy, headline="{{ model }} classifies {{ right }} of {{ n }} images correctly", kind="answer",
-            given={"model": top.model, "n": record.images, "right": record.images - record.errors},
+            given={"model": top.model, "n": record.images, "right": record.images - record.errors,
+                   "classes": top.candidates},
         )  # fmt: skip
     for score in record.scores:
         yield calibration_claim(score.model, score.calibration_error)
@@ -150,6 +153,8 @@ REPORT: Final = Report(
             record.pairs[0].difference if len(record.pairs) == 1 else None
         )),
         Glance("scores", "top5"),
+        Glance("scores", "candidates"),
+        Glance("scores", "chance"),
         Glance("scores", "cross_entropy"),
         Glance("scores", "calibration_error", question="calibration"),
         Glance("scores", "confidence_gap"),

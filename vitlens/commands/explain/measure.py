@@ -30,7 +30,7 @@ from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import chosen_targets
 from vitlens.commands.shared.explorer_measure import explored
 from vitlens.commands.shared.maps.record import removal_check
-from vitlens.commands.shared.sheets import DRAWN, EACH, file_names, print_left_out
+from vitlens.commands.shared.sheets import DRAWN, EACH, file_names, left_out_words, print_left_out
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.errors import UnknownNameError
@@ -69,13 +69,14 @@ def measure(
             run.models, options=run.run, data=options.data, images=options.images, limit=limit, repeat=True,
             first=options.show,
         )  # fmt: skip
+    drawn = min(max(DRAWN if options.images else EACH, len(set(options.show))), len(splits[0]))
+    splits = [replace(split, notes=(*split.notes, *left_out_words(drawn, len(split)))) for split in splits]
     run.splits = splits
     works = [
         Work(model, split, chosen_targets(options.target, model, split), names, options)
         for model, split, names in zip(run.models, splits, methods)
     ]
     with run.folder("Attribution maps of") as folder:
-        drawn = min(max(DRAWN if options.images else EACH, len(set(options.show))), len(run.split))
         print_left_out(drawn, len(run.split), quiet=run.run.quiet, more="maps are in arrays/")
         parts: list[kept.ExplainRecord] = []
         for work in works:

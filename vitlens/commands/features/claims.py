@@ -160,10 +160,11 @@ def _zero_shot(record: FeaturesRecord, model: FeaturesRow) -> Iterator[Claim]:
         return
     yield found(
         "zero-shot", model.model,
-        "Given only the names of the classes, **{{ m }}** classifies {{ effect }} of the images correctly (ensemble of "
-        "{{ n }} template{{ n|s }}).",
-        rows[0].accuracy, given={"m": model.model, "n": len(rows) - 1}, kind="answer",
-        headline="Zero-shot, {{ m }} classifies {{ effect|value(0) }} of the images correctly",
+        "Given only the names of the classes, **{{ m }}** classifies {{ effect }} of the images correctly "
+        "(ensemble of {{ n }} template{{ n|s }}). It chooses among the {{ classes }} classes of the data, where "
+        "chance is {{ (1 / classes)|percent(1) }}.",
+        rows[0].accuracy, given={"m": model.model, "n": len(rows) - 1, "classes": model.candidates}, kind="answer",
+        headline="Among {{ classes }} classes, {{ m }} classifies {{ effect|value(0) }} of the images zero-shot",
     )  # fmt: skip
     differing = [(row, row.gain) for row in rows if row.gain and row.p_holm is not None and row.p_holm <= LEVEL]
     if differing:

@@ -169,6 +169,8 @@ def _of_model(
         accuracy=None if itself is None else accuracy(itself, groups=own.test.groups),
         probe=reached.get((None, "")), knn=by_votes[0], majority=by_votes[1], precision=found.precision,
         zero_shot=templates[0].accuracy if templates else None, no_zero_shot=reason,
+        candidates=len(own.test.classes) if templates else None,
+        chance=1 / len(own.test.classes) if templates else None,
         errors=f"by {alias} itself" if by == _OWN else f"by {by.partition('-')[2]}-NN" if by else "", **searched,
     )  # fmt: skip
     notes = [note for name in ("test", "bank") if name in read for note in read[name].notes]

@@ -52,7 +52,7 @@ class FeaturesRow(OfModel):
     tells the objective; pool: the tokens of an image's vector; knn, majority: accuracy by number of neighbours, with
     votes by similarity or one vote each; precision: of their class; errors: whose errors the maps mark; among: the
     images that were searched; colours: share of the patches' variance in the three colours; no_zero_shot: why there is
-    none.
+    none; candidates: the classes of the data, among which zero-shot classification chooses.
     """
 
     objective: KnownObjective = col("pretraining")
@@ -74,6 +74,8 @@ class FeaturesRow(OfModel):
     probe: Estimate | None = col("linear probe", better="higher", metric="probe_accuracy/{model}", default=None)
     zero_shot: Estimate | None = col("zero-shot", better="higher", metric="zero_shot_accuracy/{model}", default=None)
     no_zero_shot: str = col("without zero-shot accuracy", default="")
+    candidates: int | None = col("classes to choose from, zero-shot", default=None)
+    chance: float | None = col("accuracy by chance, zero-shot", unit="fraction", default=None)
     errors: str = col("errors marked", default="")
     among: Literal["training images", "test images", "images shown", ""] = col("searched", default="")
     searched: int = col("images searched", default=0)

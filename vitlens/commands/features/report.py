@@ -222,6 +222,8 @@ REPORT: Final = Report(
         ),
         Glance(_last_layers, "precision", key="most", title="neighbours of the image's class (largest k)"),
         Glance("features", "zero_shot", title="zero-shot accuracy"),
+        Glance("features", "candidates"),
+        Glance("features", "chance"),
     ),
     sections=(
         Section(

@@ -36,7 +36,7 @@ from vitlens.commands.shared.explorer_measure import (
     read_attention,
 )
 from vitlens.commands.shared.predictions import PredictionRow
-from vitlens.commands.shared.sheets import DRAWN, file_names
+from vitlens.commands.shared.sheets import DRAWN, file_names, left_out_words
 from vitlens.commands.shared.stages import StageRow, stages
 from vitlens.data.decode import Header, probe
 from vitlens.data.digits import CLASSES as DIGITS
@@ -90,6 +90,7 @@ def measured(options: LookOptions, model: Model, split: Split, chosen: str = "")
     chosen: how the model came to be taken, "" where it was named.
     """
     run = options.run
+    split = replace(split, notes=(*split.notes, *left_out_words(DRAWN, len(split))))
     (batch,) = split.batches(len(split), device=model.device)
     with RunFolder.opened(
         "look",

@@ -305,7 +305,7 @@ _GIVEN: Final = Chart(
     title="{{ record.given[0].file }}", rows=given_pictures,
 )  # fmt: skip
 _PICTURE: Final = Chart(
-    "look", images(largest=2.2),
+    "look", images(largest=2.2, label="share of the map's maximum"),
     "Each image, and where the evidence for its prediction and the runner-up lies (yellow: most, dark blue: none). "
     "Compare places, not amounts: each map has its own maximum.",
     title="{{ record.aliases[0] }}: {{ record.look[0].title }}", rows=pictures,

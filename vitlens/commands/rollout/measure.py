@@ -1,6 +1,7 @@
 """Attention maps over all layers by several methods, and whether their maximum lies on a known object."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Final
@@ -21,7 +22,7 @@ from vitlens.commands.run.targets import chosen_targets
 from vitlens.commands.shared.explorer_measure import explored
 from vitlens.commands.shared.maps.measure import map_rows
 from vitlens.commands.shared.maps.record import MixedHeadsRow
-from vitlens.commands.shared.sheets import DRAWN, EACH, print_left_out
+from vitlens.commands.shared.sheets import DRAWN, EACH, left_out_words, print_left_out
 from vitlens.data.split import Split
 from vitlens.lens.observe import talking_heads
 from vitlens.models.model import Model
@@ -54,11 +55,13 @@ def measure(options: RolloutOptions) -> Path | None:
     targets = chosen_targets(options.target, model, split)
     require_possible(model, ways)
     readout = options.readout or model.anatomy.readout
+    drawn = min(DRAWN if options.images else EACH, len(split))
+    split = replace(split, notes=(*split.notes, *left_out_words(drawn, len(split))))
+    run.splits = (split,)
     with run.folder("Rollout and other attention maps of") as folder:
         maps, logits = _maps(run, ways, targets, readout)
 
         def record() -> RolloutRecord:
-            drawn = min(DRAWN if options.images else EACH, len(split))
             print_left_out(drawn, len(split), quiet=run.run.quiet, more="maps of all are in arrays/")
             (shown,) = split.pick(torch.arange(drawn)).batches(drawn, device=model.device)
             masks, hits = split.masks, None

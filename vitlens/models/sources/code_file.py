@@ -14,7 +14,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from vitlens.errors import InputError, ModelError, UnknownNameError, VitlensError, argument, lacks_memory, nearest
+from vitlens.errors import (
+    InputError,
+    ModelError,
+    UnknownNameError,
+    VitlensError,
+    argument,
+    by_caller,
+    lacks_memory,
+    nearest,
+)
 from vitlens.files import sha256
 from vitlens.models.cutting import cut_heads
 from vitlens.models.model import Model
@@ -207,6 +216,8 @@ def _running(path: Path, shown: str) -> Iterator[None]:
             raise
         reason = " ".join(str(error).split())[:200]
         named = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
-        raise ModelError(f"expected the code of {shown} to run, found {named}; --debug shows where") from error
+        raise ModelError(
+            f"expected the code of {shown} to run, found {named}{by_caller(python='', command='; --debug shows where')}"
+        ) from error
     finally:
         sys.path[:] = before

@@ -10,7 +10,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final, Literal
 
-from vitlens.errors import ModelError, UnknownNameError, nearest
+from vitlens.errors import ModelError, UnknownNameError, argument, nearest
 from vitlens.names import BUNDLED, PRESETS
 from vitlens.references import resolved
 
@@ -58,6 +58,11 @@ class ModelSource:
     texts: bool = False
     own_input: bool = False
     any_size: bool = False
+
+    @property
+    def typed_usage(self) -> str:
+        """The form of its models' names as the caller types it."""
+        return self.usage.replace("--model-file", argument("code_files", flag="model-file"))
 
     def has(self, name: str) -> bool:
         """Whether a name belongs to this source, by its form alone: the model itself may not exist."""
@@ -225,7 +230,9 @@ def unknown_model(name: str, *, hint: str = "vitlens models") -> UnknownNameErro
     sources = SOURCES.values()
     known = [listed for source in sources if not source.extra for listed in source.all_names()]
     if not nearest(name, known):
-        known = [listed for source in sources for listed in ([source.usage] if source.prefix else source.all_names())]
+        known = []
+        for source in sources:
+            known += [source.typed_usage] if source.prefix else source.all_names()
     return UnknownNameError("model", name, known, hint=hint)
 
 

@@ -10,11 +10,11 @@ from torch import nn
 from vitlens.errors import ModelError
 from vitlens.files import read_json
 from vitlens.models.configs import CLASSES
+from vitlens.models.library_folders import CONFIG
 from vitlens.models.sources.timm import preprocessing_of
 from vitlens.preprocessing import CropMode, Interpolation, Preprocessing, Side
 from vitlens.typed import between, length, read_as
 
-CONFIG: Final = "config.json"
 _HINT: Final = "take the folder again, or move config.json away from the weights"
 _Level = Annotated[float, between(-1000, 1000)]
 _Spread = Annotated[float, between(1e-6, 1000)]
@@ -38,14 +38,14 @@ class _Config:
 class HubFolder:
     """What a folder of timm's hub says of its weights.
 
-    config: the entries of pretrained_cfg that replace timm's own; image_size: (height, width) in pixels of the
-    training, or None; names: of the classes, none where there are none; note: for the provenance.
+    architecture: timm's name, without a tag; config: the entries of pretrained_cfg that replace timm's own; image_size:
+    (height, width) in pixels of the training, or None; names: of the classes, none where there are none.
     """
 
+    architecture: str
     config: Mapping[str, Any]
     image_size: tuple[int, int] | None
     names: tuple[str, ...]
-    note: str
 
     def preprocessing(self, module: nn.Module, size: tuple[int, int] | None) -> Preprocessing:
         """Return the preprocessing of a module of timm at this (height, width) in pixels, or its own."""
@@ -57,24 +57,25 @@ def read_beside(file: Path) -> HubFolder | None:
     """Return what the config.json beside a weights file says; None without one of timm. Raises ModelError for damaged
     JSON."""
     path = file.with_name(CONFIG)
-    fields = _fields(path)
-    if fields is None:
+    content = _content(path)
+    if content is None:
         return None
+    preset = content.get("pretrained_cfg")
+    entries = {**content, **preset} if isinstance(preset, dict) else content
+    fields = {name: entries[name] for name in _Config.__dataclass_fields__ if entries.get(name) is not None}
     config = read_as(_Config, fields, source=str(path), error=ModelError, hint=_HINT)
     changed = {name: value for name, value in vars(config).items() if value is not None and name != "label_names"}
     names = tuple(config.label_names or ())
-    what = "preprocessing and class names" if names else "preprocessing"
     size = None if config.input_size is None else config.input_size[1:]
-    return HubFolder(changed, size, names, f"took {what} from {CONFIG} beside the weights")
+    architecture = str(content["architecture"])[:200].partition(".")[0]
+    return HubFolder(architecture, changed, size, names)
 
 
-def _fields(path: Path) -> dict[str, object] | None:
-    """Return the entries of pretrained_cfg that are read, None for a file that is not timm's."""
+def _content(path: Path) -> dict[str, Any] | None:
+    """Return what a config.json has, None for a file that is not timm's."""
     if not path.is_file():
         return None
     content = read_json(path, error=ModelError, hint=_HINT)
     if not isinstance(content, dict) or "architecture" not in content:
         return None
-    config = content.get("pretrained_cfg")
-    fields = {**content, **config} if isinstance(config, dict) else content
-    return {name: fields[name] for name in _Config.__dataclass_fields__ if fields.get(name) is not None}
+    return content

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlens.errors import InputError
+from vitlens.errors import InputError, set_option
 from vitlens.models.model import Model
 from vitlens.processes import Processes
 from vitlens.shapes import Images
@@ -61,7 +61,7 @@ class SelfDistillation(nn.Module):
             step = math.lcm(*patch)
             raise InputError(
                 f"expected local crops divisible into patches of {patch[0]}x{patch[1]} px, found {size} px; try "
-                f"--set local_size={max(round(size / step), 1) * step}"
+                f"{set_option('local_size', max(round(size / step), 1) * step)}"
             )
         self.student = Projected(model, settings["outputs"])
         self.teacher = deepcopy(self.student).requires_grad_(False).eval()

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from vitlens.errors import InputError
+from vitlens.errors import InputError, set_option
 from vitlens.models.configs import ViTConfig
 from vitlens.models.model import Model
 from vitlens.models.positions import fixed_positions
@@ -50,14 +50,14 @@ class MaskedAutoencoder(nn.Module):
         if not 0 < self.visible < count:
             raise InputError(
                 f"expected a mask_ratio that masks 1 to {count - 1} of {count} patches, found "
-                f"{settings['mask_ratio']}; try --set mask_ratio=0.75"
+                f"{settings['mask_ratio']}; try {set_option('mask_ratio', 0.75)}"
             )
         vit: Any = model.module
         dim = settings["decoder_dim"]
         if dim < 4 or dim % 4 or settings["decoder_depth"] < 1:
             raise InputError(
                 f"expected decoder_dim divisible by 4 and decoder_depth of at least 1, found {dim} and "
-                f"{settings['decoder_depth']}; try --set decoder_dim=96"
+                f"{settings['decoder_depth']}; try {set_option('decoder_dim', 96)}"
             )
         config = ViTConfig(dim=dim, heads=dim // _HEAD if dim % _HEAD == 0 else 1)
         self.embed = nn.Linear(vit.config.dim, dim)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
-from vitlens.errors import InputError, UnknownNameError
+from vitlens.errors import InputError, UnknownNameError, argument, set_option
 from vitlens.names import FeaturePool
 from vitlens.training.recipe import Recipe
 
@@ -39,13 +39,11 @@ class TrainingObjective:
         for name, value in changes.items():
             known = ", ".join(settings) or "none"
             if name not in settings:
-                raise InputError(f"expected a setting of --objective {self.name} ({known}), found {name!r}")
+                raise InputError(f"expected a setting of {argument('objective', self.name)} ({known}), found {name!r}")
             kind = type(settings[name])
             whole = kind is float and isinstance(value, int) and not isinstance(value, bool)
             if not whole and type(value) is not kind:
-                raise InputError(
-                    f"expected {name} as in --set {name}={str(settings[name]).lower()}, found {str(value)!r}"
-                )
+                raise InputError(f"expected {name} as in {set_option(name, settings[name])}, found {str(value)!r}")
             settings[name] = kind(value)
         return settings
 

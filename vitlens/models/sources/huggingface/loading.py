@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from vitlens.errors import ModelError, UnsupportedError, argument, in_one_line
 from vitlens.files import read_json
 from vitlens.models.language_image import LanguageImage, TextTower
+from vitlens.models.library_folders import weights_inside
 from vitlens.models.model import Model
 from vitlens.models.rebuild import (
     Architecture,
@@ -165,10 +166,11 @@ def described(fields: object, name: str, *, texts: bool = False) -> Described:
     """
     kind = fields.get("model_type") if isinstance(fields, dict) else None
     if isinstance(fields, dict) and kind is None and {"architecture", "pretrained_cfg"} <= fields.keys():
-        folder = name.removeprefix("hf:")
+        folder = Path(name.removeprefix("hf:"))
+        weights = folder / (weights_inside(folder) or "model.safetensors")
         raise ModelError(
             f"expected {CONFIG} of transformers in {name}, found one of timm; write "
-            f"timm:{str(fields['architecture'])[:200]}@{folder}/model.safetensors"
+            f"timm:{str(fields['architecture'])[:200]}@{weights}"
         )
     if not isinstance(kind, str) or not isinstance(fields, dict):
         raise ModelError(f"expected {CONFIG} of transformers in {name}, found one without a model_type")

@@ -1,0 +1,33 @@
+"""Folders in which other libraries keep a model, and how each is named here."""
+
+from pathlib import Path
+
+from vitlens.errors import ModelError
+from vitlens.files import read_json
+from vitlens.models.sources.registry import WEIGHTS_FILES
+
+CONFIG = "config.json"
+
+
+def typed_name(folder: Path) -> tuple[str, str]:
+    """Return of which library a folder is, and the name to type for its model; ("", "") for another folder.
+
+    Raises ModelError for a config.json that is no JSON.
+    """
+    config = folder / CONFIG
+    content = read_json(config, error=ModelError) if config.is_file() else None
+    fields = content if isinstance(content, dict) else {}
+    if {"architecture", "pretrained_cfg"} <= fields.keys():
+        weights = folder / (weights_inside(folder) or "model.safetensors")
+        return "timm's hub", f"timm:{str(fields['architecture'])[:200]}@{weights}"
+    if "model_type" in fields or (folder / "preprocessor_config.json").is_file():
+        return "transformers", f"hf:{folder}"
+    return "", ""
+
+
+def weights_inside(folder: Path) -> str:
+    """Return the name of the first file of weights in a folder, in the order of their suffixes; "" without one."""
+    for suffix in WEIGHTS_FILES:
+        for file in sorted(folder.glob(f"*{suffix}")):
+            return file.name
+    return ""
