@@ -89,6 +89,14 @@ def _drawn(name: str, title: str, classes: int, origin: str, module: str, *, sce
 
 _SETS: Final = (
     _drawn("digits", "Digits in scenes", 10, "scikit-learn's digits, drawn here", "digits", scenes=True),
+    _drawn(
+        "digits-shortcut",
+        "Digits in scenes, trained with a shortcut",
+        10,
+        "digits; in training the background's hue goes with the class",
+        "digits",
+        scenes=True,
+    ),
     _drawn("shapes", "Shapes", 8, "shape and texture agree, drawn here", "shapes"),
     _drawn("shapes-conflict", "Shapes with another's texture", 8, "drawn here", "shapes"),
     _torchvision("cifar10", "CIFAR-10", "CIFAR10", 10, (32, 32), "train"),
