@@ -9,7 +9,7 @@ Train and test share no source digit, but they share writers, who are not identi
 
 from dataclasses import fields, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from jaxtyping import Float, Int
@@ -19,7 +19,7 @@ from vitlens.data.draws import keys, mix, uniform
 from vitlens.data.factors import Factors
 from vitlens.data.registry import DataRequest
 from vitlens.data.scenes import HUES, REFERENCE, drawn_split, factors_of, render, require_canvas, whereabouts
-from vitlens.data.split import Drawings, Drawn, Split
+from vitlens.data.split import Drawings, Drawn, Split, balanced
 from vitlens.errors import DataError
 from vitlens.names import Part
 
@@ -29,6 +29,7 @@ TEST_SCENES = 4
 AGREEMENT = 0.9  # share of the training scenes of digits-shortcut with the hue of their class: hue k for class k
 _PLANTED = (AGREEMENT - 1 / HUES) / (1 - 1 / HUES)  # share whose hue is set; of the others one in HUES agrees by chance
 CLASSES = tuple("0123456789")
+SHORTCUT: Final = "digits-shortcut"
 
 
 def digits(
@@ -56,7 +57,7 @@ def digits(
         partial(_places, seed=seed),
         partial(_factors, seed=seed, planted=planted),
     )
-    name = "digits-shortcut" if shortcut else "digits"
+    name = SHORTCUT if shortcut else "digits"
     split = drawn_split(name, part, drawings, canvas, _load()[1][repeated], classes=CLASSES, groups=repeated)
     return split if part == "train" else replace(split, scenes=drawings)
 
@@ -90,10 +91,31 @@ def _factors(sources: Tensor, numbers: Tensor, *, seed: int, planted: bool) -> F
 
 
 def load(request: DataRequest) -> Split:
-    """The requested part."""
+    """Return the requested part; of the test part no more scenes than the limit needs, at most TEST_SCENES a digit."""
     canvas = REFERENCE if request.canvas is None else request.canvas
-    shortcut = request.name == "digits-shortcut"
+    shortcut = request.name == SHORTCUT
+    if request.part == "test" and request.scenes is None and request.limit is not None:
+        most = TEST_SCENES * TEST_PER_CLASS * len(CLASSES)
+        return scenes_of_digits(min(request.limit, most), seed=request.seed, canvas=canvas, shortcut=shortcut)
     return digits(request.part, canvas=canvas, scenes=request.scenes, seed=request.seed, shortcut=shortcut)
+
+
+def scenes_of_digits(count: int, *, seed: int = 0, canvas: int = REFERENCE, shortcut: bool = False) -> Split:
+    """Return `count` scenes of the test digits: a seeded subset, or each digit in several scenes where needed.
+
+    The first scene of each digit is the one of a smaller run; the last round is a class-balanced subset.
+    """
+    draw = partial(digits, "test", seed=seed, canvas=canvas, shortcut=shortcut)
+    sources = TEST_PER_CLASS * len(CLASSES)
+    rounds = -(-count // sources)
+    if rounds <= 1:
+        return draw(scenes=1).limit(count, seed=seed)
+    split, whole = draw(scenes=rounds), sources * (rounds - 1)
+    last = torch.arange(whole, len(split))
+    last = last[balanced(len(last), None if split.labels is None else split.labels[last], count - whole, seed)]
+    several = f"{rounds - 1} to {rounds}" if count < len(split) else str(rounds)
+    note = f"There are {sources} source digits, each in {several} scenes; intervals are over source digits."
+    return replace(split.pick(torch.cat([torch.arange(whole), last])), notes=(*split.notes, note))
 
 
 def source_digits(part: Part) -> Int[Tensor, " sources"]:

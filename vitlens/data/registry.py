@@ -57,7 +57,7 @@ class Layout:
 @dataclass(frozen=True)
 class DataRequest:
     """A request for data; see load_data. name: of a set, or a path; labels: a table of the labels of a folder's
-    images."""
+    images; limit: the most images that are kept of it, so that a drawn set draws no others."""
 
     name: str
     part: Part
@@ -69,6 +69,7 @@ class DataRequest:
     whole: bool = False
     progress: Callable[[int, int], None] | None = None
     labels: Path | None = None
+    limit: int | None = None
 
     @property
     def path(self) -> Path:

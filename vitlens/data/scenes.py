@@ -235,16 +235,12 @@ def pure_hue(turn: Tensor) -> Colours:
     return 1 - torch.minimum(distance, 4 - distance).clamp(0, 1)
 
 
-def _ground(
-    keys: Tensor, factors: SceneFactors, canvas: int, *, other: int
-) -> Float[Tensor, "batch 3 height width"]:
+def _ground(keys: Tensor, factors: SceneFactors, canvas: int, *, other: int) -> Float[Tensor, "batch 3 height width"]:
     """Return a gradient between two shades of one hue and luminance, with clouds and stripes of luminance (to 0.07)."""
     draws = uniform(keys, 5, stream=5 + other)[:, :, None, None]
     y, x = _axes(canvas, keys.device)
     jitter = (2 * uniform(keys, 2, stream=9) - 1) * _JITTER / 360
-    shades = [
-        colour(pure_hue(factors.hue / HUES + jitter[:, end]), factors.luminance, _HEADROOM) for end in range(2)
-    ]
+    shades = [colour(pure_hue(factors.hue / HUES + jitter[:, end]), factors.luminance, _HEADROOM) for end in range(2)]
     colours = gradient(shades[0], shades[1], draws[:, 0, 0, 0], canvas)
 
     lattice = uniform(keys, 36, stream=6 + other).reshape(-1, 1, 6, 6) - 0.5

@@ -201,6 +201,11 @@ RECIPES: Final[Mapping[str, Recipe]] = MappingProxyType(
         **dict.fromkeys(("vit-micro", "vit-mini", "vit-tiny", "swin-micro"), _SMALL_VIT),
         **dict.fromkeys(("vit-tiny-224", "vit-small-224", "vit-base-224", "swin-tiny-224"), _LARGE_VIT),
         **dict.fromkeys(("resnet20", "resnet18", "resnet50"), _RESNET),
-        **{f"{name}/digits": _DIGITS for name in PRESETS if not name.endswith("-224")},
+        **{
+            f"{name}/{data}": _DIGITS
+            for name in PRESETS
+            for data in ("digits", "digits-shortcut")
+            if not name.endswith("-224")
+        },
     }
 )

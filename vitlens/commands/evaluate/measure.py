@@ -42,7 +42,7 @@ def measure(options: EvaluateOptions) -> Path | None:
     """
     if options.run.labels is None:
         require_evaluable(options.data)
-    run = Run("evaluate", replace(options, data=options.data or "digits"))
+    run = Run("evaluate", replace(options, data=options.data or "digits"), repeat=True)
     for split in run.splits:
         require_labels(split)
     run.splits = read_as(run.models, run.splits, run.run)
