@@ -13,7 +13,7 @@ from vitlens.models.saved import save
 
 __all__ = ["CLASSES", "digits", "keep_scenes", "little_vit", "save", "untrained"]
 
-_MOST: Final = 500  # scenes that are drawn together and kept
+_MOST: Final = 1800  # scenes that are drawn together and kept
 
 
 def keep_scenes() -> None:

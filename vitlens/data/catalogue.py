@@ -46,9 +46,9 @@ def load_data(
     name: as `vitlens data` lists them, or a path; limit: at most so many images, a seeded subset balanced by class;
     preprocessing: how photographs are resized and cropped (a model's `preprocessing`); sets of small images keep their
     size (the model resizes them). seed: of the scenes of digits, or of the division where there is no test part. canvas
-    (px) and scenes (for each source digit) are for digits only. whole: data without parts is not divided. progress:
-    called with (files done, files in all). labels: a table (CSV) of the images' file names and labels, for a folder
-    without class folders. Raises UnknownNameError or DataError.
+    (px) and scenes (for each source digit: 4, or for test as many of these as the limit needs) are for digits only.
+    whole: data without parts is not divided. progress: called with (files done, files in all). labels: a table (CSV) of
+    the images' file names and labels, for a folder without class folders. Raises UnknownNameError or DataError.
 
     >>> import vitlens
     >>> digits = vitlens.load_data("digits", limit=16)
@@ -58,7 +58,7 @@ def load_data(
     if part not in get_args(Part):
         raise UnknownNameError("part", str(part), get_args(Part))
     table = None if labels is None else Path(labels).expanduser()
-    request = DataRequest(name, part, preprocessing, data_dir, seed, canvas, scenes, whole, progress, table)
+    request = DataRequest(name, part, preprocessing, data_dir, seed, canvas, scenes, whole, progress, table, limit)
     in_scenes = [data_set.name for data_set in SETS.values() if data_set.scenes]
     if name not in in_scenes and (canvas is not None or scenes is not None):
         raise DataError(

@@ -57,7 +57,7 @@ class Layout:
 @dataclass(frozen=True)
 class DataRequest:
     """A request for data; see load_data. name: of a set, or a path; labels: a table of the labels of a folder's
-    images."""
+    images; limit: the most images that are kept of it, so that a drawn set draws no others."""
 
     name: str
     part: Part
@@ -69,6 +69,7 @@ class DataRequest:
     whole: bool = False
     progress: Callable[[int, int], None] | None = None
     labels: Path | None = None
+    limit: int | None = None
 
     @property
     def path(self) -> Path:
@@ -89,6 +90,14 @@ def _drawn(name: str, title: str, classes: int, origin: str, module: str, *, sce
 
 _SETS: Final = (
     _drawn("digits", "Digits in scenes", 10, "scikit-learn's digits, drawn here", "digits", scenes=True),
+    _drawn(
+        "digits-shortcut",
+        "Digits in scenes, trained with a shortcut",
+        10,
+        "digits; in training the background's hue goes with the class",
+        "digits",
+        scenes=True,
+    ),
     _drawn("shapes", "Shapes", 8, "shape and texture agree, drawn here", "shapes"),
     _drawn("shapes-conflict", "Shapes with another's texture", 8, "drawn here", "shapes"),
     _torchvision("cifar10", "CIFAR-10", "CIFAR10", 10, (32, 32), "train"),

@@ -1,11 +1,11 @@
-"""Scenes: a handwritten digit at a random place, size and colour, on a textured canvas among distractor strokes.
+"""Scenes: a handwritten digit at a random place, size and contrast on a coloured, textured canvas among strokes.
 
-And what all drawn sets share.
+In half of the scenes a bar of the background hides part of the digit. This module also has what all drawn sets share.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -26,9 +26,18 @@ Colours = Float[Tensor, "batch 3"]
 
 LUMINANCE = (0.2126, 0.7152, 0.0722)  # of red, green and blue (Rec. 709)
 REFERENCE = 32  # px: thickness and length of strokes are stated for a canvas this wide
-STROKES = 4
-_DIGIT = (0.65, 0.9)  # smallest and largest height of a digit as a fraction of the canvas
-_CONTRAST = 0.45  # least difference in luminance between ink and background, before the texture of at most 0.1
+STROKES = 6  # the most distractors in a scene
+HUES = 10  # equally spaced hues of backgrounds
+_DIGIT = (0.35, 0.8)  # smallest and largest height of a digit as a fraction of the canvas
+_TURN = 12  # degrees: the largest rotation of a digit
+# The ink is always lighter. With random polarity vit-mini was at chance after 10,240 images, with light ink at 65 %.
+_CONTRAST = (0.12, 0.55)  # luminance of the ink minus that of the background
+_GROUND = (0.22, 0.42)  # luminance of the background, before the texture of at most 0.07
+_HEADROOM = 0.1  # texture and grain: channels of a background keep this distance from 0 and 1, so that none is clipped
+_JITTER = 9  # degrees of hue around one of the HUES, a quarter of their spacing
+_BAR_SHARE = 0.5  # of the scenes
+_BAR_WIDTH = (0.12, 0.22)  # of the digit's height
+_BAR_OFFSET = 0.1  # of the digit's height, the bar's largest distance from its centre
 _EDGE = 0.42  # fraction of ink at which the digit's outline is drawn
 _SLOPE = 0.9  # difference of that fraction between source pixels that gives an outline one px of smoothing
 _OTHER = 100  # added to a stream for the draws of another ground
@@ -41,7 +50,14 @@ def drawn_split(name: str, part: Part, drawings: Drawings, canvas: int, labels: 
     The test part is held in memory with its masks; the training part is drawn when it is read.
     """
     split = Split(
-        name=name, title=SETS[name].title, part=part, source=drawings, size=(canvas, canvas), labels=labels, **more
+        name=name,
+        title=SETS[name].title,
+        part=part,
+        source=drawings,
+        size=(canvas, canvas),
+        labels=labels,
+        factors=drawings.factors,
+        **more,
     )
     if part == "train":
         return split
@@ -63,40 +79,88 @@ def in_chunks(draw: Callable[..., Drawn], canvas: int, *rows: Tensor) -> Drawn:
     return Drawn(torch.cat([part.pixels for part in parts]), torch.cat([part.masks for part in parts]))
 
 
+@dataclass(frozen=True)
+class SceneFactors:
+    """What generates each scene, besides its texture and grain: tensors (batch,).
+
+    height: of the digit, across, down: its centre, as fractions of the canvas; turn: in degrees; contrast: luminance of
+    the ink minus that of the background; luminance: of the background; hue: of the background, an index into HUES;
+    strokes: their number; bar: the width of the bar that hides part of the digit, as a fraction of the digit's height,
+    0 where there is none.
+    """
+
+    height: Tensor
+    across: Tensor
+    down: Tensor
+    turn: Tensor
+    contrast: Tensor
+    luminance: Tensor
+    hue: Tensor
+    strokes: Tensor
+    bar: Tensor
+
+
+def factors_of(keys: Int[Tensor, " batch"], hues: Int[Tensor, " batch"]) -> SceneFactors:
+    """Return the factors of the scenes with these keys and hues."""
+    place = uniform(keys, 4, stream=1)
+    draws = uniform(keys, 5, stream=7)
+    height = _between(_DIGIT, place[:, 0])
+    turn = (2 * place[:, 1] - 1) * _TURN
+    angle = torch.deg2rad(turn)
+    room = (1 - height * (angle.cos() + angle.sin().abs())).clamp(min=0)  # around the rotated square
+    bar = torch.where(draws[:, 3] < _BAR_SHARE, _between(_BAR_WIDTH, draws[:, 4]), 0.0)
+    return SceneFactors(
+        height=height,
+        across=0.5 + (place[:, 3] - 0.5) * room,
+        down=0.5 + (place[:, 2] - 0.5) * room,
+        turn=turn,
+        contrast=_between(_CONTRAST, draws[:, 0]),
+        luminance=_between(_GROUND, draws[:, 1]),
+        hue=hues,
+        strokes=1 + (draws[:, 2] * STROKES).long(),
+        bar=bar,
+    )
+
+
+def _between(limits: tuple[float, float], share: Tensor) -> Tensor:
+    low, high = limits
+    return low + (high - low) * share
+
+
 def render(
     glyphs: Float[Tensor, "batch 8 8"],
     keys: Int[Tensor, " batch"],
+    hues: Int[Tensor, " batch"],
     canvas: int = REFERENCE,
     strokes: int = STROKES,
     ground: int = 0,
 ) -> Drawn:
-    """Draw one scene for each glyph (fraction of ink); it depends only on its key.
+    """Draw one scene for each glyph (fraction of ink); it depends only on its key and its hue.
 
-    canvas: px, square; strokes: their number, at most STROKES; ground: 0 for the scene's own texture, 1 for another one
-    of the same luminance.
+    canvas: px, square; strokes: draw at most this many; ground: 0 for the scene's texture, 1 for another one of the
+    same luminance and hue.
     """
-    return in_chunks(partial(_draw, size=canvas, strokes=strokes, ground=ground), canvas, glyphs, keys)
+    return in_chunks(partial(_draw, size=canvas, strokes=strokes, ground=ground), canvas, glyphs, keys, hues)
 
 
-def _draw(glyphs: Tensor, keys: Tensor, *, size: int, strokes: int, ground: int) -> Drawn:
-    """The background, then strokes that do not touch the digit, then the digit."""
-    ink_share, cell = _place(glyphs, uniform(keys, 4, stream=1), size)
+def _draw(glyphs: Tensor, keys: Tensor, hues: Tensor, *, size: int, strokes: int, ground: int) -> Drawn:
+    """Draw the background, then strokes that do not touch the digit, then the part of the digit outside the bar."""
+    factors = factors_of(keys, hues)
+    ink_share, cell = _place(glyphs, factors, size)
     alpha = ((ink_share - _EDGE) * (cell / _SLOPE) + 0.5).clamp(0, 1)  # outline smoothed over one or two pixels
+    alpha = alpha * (1 - _bar(keys, factors, size))
     clear = 1 - (ink_share * 8).clamp(0, 1)  # no stroke touches the ink, which could change the class
-    tone = uniform(keys, 2 + 3 * (3 + STROKES), stream=2)
-    # the ink is lighter, always: with random polarity, vit-mini was still at chance after 10,240 images, against a
-    # top-1 accuracy of 65 % with light ink
-    ground_tone = 0.06 + 0.29 * tone[:, 0]
-    ink_tone = ground_tone + _CONTRAST + (0.92 - _CONTRAST - ground_tone) * tone[:, 1]
-    hues = tone[:, 2:].reshape(-1, 3 + STROKES, 3)
+    ink_tone = factors.luminance + factors.contrast
+    colours = uniform(keys, 3 * (1 + STROKES), stream=2).reshape(-1, 1 + STROKES, 3)
 
-    canvas = _ground(keys, ground_tone, hues, size, other=_OTHER * ground)
+    canvas = _ground(keys, factors, size, other=_OTHER * ground)
     shape = uniform(keys, 6 * STROKES, stream=3).reshape(-1, STROKES, 6)
     for index in range(strokes):
-        between = ground_tone + (0.3 + 0.7 * shape[:, index, 5]) * (ink_tone - ground_tone)
-        cover = _stroke(shape[:, index], size) * clear
-        canvas = paint(canvas, colour(hues[:, 3 + index], between), cover)
-    canvas = paint(canvas, colour(hues[:, 2], ink_tone), alpha)
+        tone = factors.luminance + (0.3 + 0.7 * shape[:, index, 5]) * factors.contrast
+        present = (index < factors.strokes)[:, None, None]
+        cover = _stroke(shape[:, index], size) * clear * present
+        canvas = paint(canvas, colour(colours[:, 1 + index], tone), cover)
+    canvas = paint(canvas, colour(colours[:, 0], ink_tone), alpha)
     return finished(canvas, keys, alpha >= 0.5, stream=4 + _OTHER * ground)
 
 
@@ -113,50 +177,71 @@ def _axes(canvas: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return centres[:, None], centres[None, :]
 
 
-def _place(glyphs: Tensor, draws: Tensor, canvas: int) -> tuple[Plane, Tensor]:
-    """The glyph's ink on the canvas, and the size of its source pixels in px (batch, 1, 1).
+def _place(glyphs: Tensor, factors: SceneFactors, canvas: int) -> tuple[Plane, Tensor]:
+    """Return the glyph's ink on the canvas, and the size of its source pixels in px (batch, 1, 1).
 
-    Bicubic: eight source pixels are upsampled to fifteen or more, so that there is no aliasing.
+    Bicubic: eight source pixels are upsampled to eleven or more, so that there is no aliasing.
     """
-    low, high = _DIGIT
-    size = (low + (high - low) * draws[:, 0]) * canvas
-    angle = (draws[:, 1] - 0.5) * math.radians(24)
-    extent = size * (angle.cos() + angle.sin().abs())  # of the rotated square
-    room = (canvas - extent).clamp(min=0)
-    y, x = _axes(canvas, glyphs.device)
-    y = y - (canvas / 2 + (draws[:, 2] - 0.5) * room)[:, None, None]
-    x = x - (canvas / 2 + (draws[:, 3] - 0.5) * room)[:, None, None]
-    cos, sin, half = (value[:, None, None] for value in (angle.cos(), angle.sin(), size / 2))
-    grid = torch.stack(((cos * x + sin * y) / half, (cos * y - sin * x) / half), dim=-1)
+    across, down = _from_centre(factors, torch.deg2rad(factors.turn), canvas)
+    half = (factors.height * canvas / 2)[:, None, None]
+    grid = torch.stack((across / half, down / half), dim=-1)
     ink_share = F.grid_sample(glyphs[:, None], grid, mode="bicubic", padding_mode="zeros", align_corners=False)[:, 0]
     return ink_share, half / 4
 
 
+def _from_centre(factors: SceneFactors, angle: Tensor, canvas: int) -> tuple[Plane, Plane]:
+    """Return coordinates in px from the digit's centre, across and down, rotated by an angle (batch,)."""
+    y, x = _axes(canvas, angle.device)
+    y = y - (factors.down * canvas)[:, None, None]
+    x = x - (factors.across * canvas)[:, None, None]
+    cos, sin = (value[:, None, None] for value in (angle.cos(), angle.sin()))
+    return cos * x + sin * y, cos * y - sin * x
+
+
+def _bar(keys: Tensor, factors: SceneFactors, canvas: int) -> Plane:
+    """Return the coverage of each pixel by the bar, 0 where the scene has none."""
+    draws = uniform(keys, 2, stream=8)
+    _, down = _from_centre(factors, draws[:, 0] * math.pi, canvas)
+    height = (factors.height * canvas)[:, None, None]
+    distance = (down - (2 * draws[:, 1, None, None] - 1) * _BAR_OFFSET * height).abs()
+    half_width = factors.bar[:, None, None] * height / 2
+    cover = (half_width - distance + 0.5).clamp(0, 1)
+    return cover * (half_width > 0)
+
+
 def whereabouts(keys: Int[Tensor, " batch"]) -> Float[Tensor, "batch 3"]:
-    """Size and centre of each scene's digit, see `Drawings`."""
-    draws = uniform(keys, 4, stream=1)
+    """Return the size and centre of each scene's digit, see `Drawings`."""
+    factors = factors_of(keys, torch.zeros_like(keys))
     low, high = _DIGIT
-    angle = (draws[:, 1:2] - 0.5) * math.radians(24)
-    room = 1 - (low + (high - low) * draws[:, :1]) * (angle.cos() + angle.sin().abs())
-    return torch.cat((draws[:, :1], 0.5 + (draws[:, [3, 2]] - 0.5) * room.clamp(min=0)), 1)  # as in _place
+    return torch.stack(((factors.height - low) / (high - low), factors.across, factors.down), 1)
 
 
-def colour(hue: Colours, luminance: Tensor) -> Colours:
-    """A colour of this luminance: a random one shifted along grey, desaturated as needed to stay in [0, 1]."""
+def colour(hue: Colours, luminance: Tensor, headroom: float = 0.0) -> Colours:
+    """Return a colour of this luminance: a random one shifted along grey, desaturated as needed to stay in [0, 1].
+
+    headroom: the distance from 0 and 1 that its channels keep.
+    """
     weights = torch.tensor(LUMINANCE, device=hue.device)
     chroma = hue - (hue * weights).sum(1, keepdim=True)  # the component without luminance
     target = luminance[:, None]
-    room = torch.where(chroma > 0, 1 - target, target) / chroma.abs().clamp(min=1e-6)
+    room = torch.where(chroma > 0, 1 - headroom - target, target - headroom) / chroma.abs().clamp(min=1e-6)
     return target + chroma * room.amin(1, keepdim=True).clamp(max=1.0)
 
 
-def _ground(
-    keys: Tensor, tone: Tensor, hues: Tensor, canvas: int, *, other: int
-) -> Float[Tensor, "batch 3 height width"]:
-    """A gradient between two colours of one luminance, with clouds and stripes of luminance (at most 0.07)."""
+def pure_hue(turn: Tensor) -> Colours:
+    """Return the most saturated colours with these hues, as fractions of a circle from red over green to blue."""
+    sector = torch.tensor((5.0, 3.0, 1.0), device=turn.device)
+    distance = torch.remainder(sector + 6 * turn[:, None], 6)
+    return 1 - torch.minimum(distance, 4 - distance).clamp(0, 1)
+
+
+def _ground(keys: Tensor, factors: SceneFactors, canvas: int, *, other: int) -> Float[Tensor, "batch 3 height width"]:
+    """Return a gradient between two shades of one hue and luminance, with clouds and stripes of luminance (to 0.07)."""
     draws = uniform(keys, 5, stream=5 + other)[:, :, None, None]
     y, x = _axes(canvas, keys.device)
-    colours = gradient(colour(hues[:, 0], tone), colour(hues[:, 1], tone), draws[:, 0, 0, 0], canvas)
+    jitter = (2 * uniform(keys, 2, stream=9) - 1) * _JITTER / 360
+    shades = [colour(pure_hue(factors.hue / HUES + jitter[:, end]), factors.luminance, _HEADROOM) for end in range(2)]
+    colours = gradient(shades[0], shades[1], draws[:, 0, 0, 0], canvas)
 
     lattice = uniform(keys, 36, stream=6 + other).reshape(-1, 1, 6, 6) - 0.5
     clouds = F.interpolate(lattice, size=(canvas, canvas), mode="bicubic", align_corners=True)[:, 0].clamp(-0.5, 0.5)

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar, cast, run
 import torch
 from torch import Tensor
 
+from vitlens.data.factors import Factors
 from vitlens.devices import as_device
 from vitlens.errors import DataError, InputError, argument, by_caller
 from vitlens.names import Part
@@ -79,13 +80,15 @@ class Drawings:
     """Images that are drawn when they are read: drawing number numbers[i] of subjects[i], which decide all of it.
 
     render: subjects and numbers -> Drawn; place: subjects and numbers -> (batch, 3), the size of the object, from 0
-    to 1 between the least and the greatest that is drawn, and its centre across and down, as fractions of the canvas.
+    to 1 between the least and the greatest that is drawn, and its centre across and down, as fractions of the canvas;
+    describe: subjects and numbers -> their generating factors, None where there is no table of them.
     """
 
     render: Callable[..., Drawn]
     subjects: Tensor
     numbers: Tensor
     place: Callable[[Tensor, Tensor], Tensor]
+    describe: Callable[[Tensor, Tensor], Factors] | None = None
 
     def __len__(self) -> int:
         return len(self.subjects)
@@ -97,6 +100,11 @@ class Drawings:
     def read(self, indices: Tensor) -> Tensor:
         """Pixels of these images."""
         return self.draw(indices).pixels
+
+    @property
+    def factors(self) -> Factors | None:
+        """The generating factors of the images."""
+        return None if self.describe is None else self.describe(self.subjects, self.numbers)
 
     def pick(self, indices: Tensor) -> "Drawings":
         """These images alone, in this order."""
@@ -137,7 +145,8 @@ class Split(Summary):
     (n,) group of each image (source digit), for clustered intervals, or None; files: one name per image, or None;
     skipped: files left out; notes: sentences for the report about how it was loaded; scenes: draws the same images
     again without their distractors, where they were drawn, or None; places: (n, 3) of drawn objects (see Drawings)
-    whose pixels are held in memory, or None.
+    whose pixels are held in memory, or None; factors: what generated each image, where it is known, or None (no
+    analysis reads them). Raises DataError where masks or factors do not fit the images.
     """
 
     name: str
@@ -154,6 +163,15 @@ class Split(Summary):
     notes: tuple[str, ...] = ()
     scenes: Drawings | None = None
     places: Tensor | None = None
+    factors: Factors | None = None
+
+    def __post_init__(self) -> None:
+        count = len(self)
+        expected = (count, *self.size)
+        if self.masks is not None and tuple(self.masks.shape) != expected:
+            raise DataError(f"expected masks of shape {expected}, one per image, found {tuple(self.masks.shape)}")
+        if self.factors is not None and self.factors.rows != count:
+            raise DataError(f"expected factors with a row for each of {count} images, found {self.factors.rows} rows")
 
     def __len__(self) -> int:
         return len(self.source)
@@ -185,6 +203,7 @@ class Split(Summary):
         yield Line("classes", self.classes)
         yield Line("labels", self.labels)
         yield Line("masks", None if self.masks is None else f"{len(self.masks)}")
+        yield Line("factors", None if self.factors is None else tuple(self.factors))
         yield Line("skipped", len(self.skipped))
         yield from (Line("note", note) for note in self.notes[:4])
 
@@ -210,6 +229,7 @@ class Split(Summary):
             masks=masks,
             groups=groups,
             places=places,
+            factors=None if self.factors is None else self.factors.pick(indices),
             files=None if self.files is None else tuple(self.files[index] for index in indices.tolist()),
             scenes=None if self.scenes is None else self.scenes.pick(indices),
         )
@@ -244,7 +264,9 @@ class Split(Summary):
         inner = self.subset
         if not number or not isinstance(inner.source, Drawings):
             return self
-        return replace(self, source=Subset(inner.source.epoch(number), inner.indices), masks=None, scenes=None)
+        later = inner.source.epoch(number)
+        factors = later.pick(inner.indices).factors
+        return replace(self, source=Subset(later, inner.indices), masks=None, scenes=None, factors=factors)
 
     def limit(self, count: int | None, *, seed: int = 0) -> "Split":
         """At most count images: a seeded subset, as balanced by class as possible."""

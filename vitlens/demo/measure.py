@@ -23,7 +23,7 @@ from vitlens.demo.pool import Pool
 from vitlens.demo.site import DemoSite, written
 from vitlens.demo.tabs import write_look
 from vitlens.errors import InputError, ModelError, UnsupportedError
-from vitlens.names import BUNDLED
+from vitlens.names import DIGITS_PAIR
 
 HOST: Final = "127.0.0.1"
 VISITORS: Final = 64  # requests that wait at a time
@@ -50,7 +50,7 @@ def serving(options: DemoOptions) -> Iterator[str]:
     Raises ModelError without the extra, InputError for a port that is taken, and what loading models and images raises.
     """
     require_extra()
-    names = options.models or BUNDLED
+    names = options.models or DIGITS_PAIR
     print(f"loading and checking {', '.join(names)}; the page is ready in about a minute", file=sys.stderr)  # noqa: T201
     with announced("vitlens demo"):
         models = load_models(

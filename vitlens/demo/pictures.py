@@ -97,7 +97,7 @@ def examples(given: Sequence[str], models: Sequence[Model]) -> tuple[Picture, ..
         return _of_files([Path(path).expanduser() for path in given], models)
     found: list[Picture] = []
     if any(model.classes == DIGITS for model in models):
-        split = load_data("digits", part="test").limit(_DIGITS)
+        split = load_data("digits", part="test", limit=_DIGITS)
         assert split.labels is not None
         for number, (batch, label) in enumerate(zip(split.batches(1), split.labels.tolist())):
             scene = Image.fromarray((batch.images[0] * 255).round().byte().permute(1, 2, 0).numpy())

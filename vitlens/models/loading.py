@@ -53,9 +53,9 @@ def load(
 ) -> Model:
     """The model for `[alias=]NAME[@weights]`, in evaluation mode, without gradients on its parameters.
 
-    NAME: vit-digits, cnn-digits, a run folder, a weights file (with arch), timm:NAME, torchvision:NAME,
-    open-clip:ARCH/TAG, hf:REPO, hf:FOLDER, or a preset with weights; "random" instead of the weights: the same
-    architecture, untrained. A `ModelName` (from `parse_model`) is used as it is.
+    NAME: vit-digits, cnn-digits, vit-shortcut, cnn-shortcut, a run folder, a weights file (with arch), timm:NAME,
+    torchvision:NAME, open-clip:ARCH/TAG, hf:REPO, hf:FOLDER, or a preset with weights; "random" instead of the weights:
+    the same architecture, untrained. A `ModelName` (from `parse_model`) is used as it is.
     image_size: (height, width) in pixels, or both at once; mean, std: of the model's training, for pixels in [0, 1];
     classes: names of the logits; device: one of torch, or auto, cpu, cuda, cuda:N or mps; code_files: each
     FILE.py:FUNCTION that may be a name, and whose code is run then. A

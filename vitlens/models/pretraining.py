@@ -164,7 +164,8 @@ def _read(model: Model) -> Pretraining:
     types = (getattr(getattr(part, "config", None), "model_type", None) for part in model.module.modules())
     model_type = next((found for found in types if isinstance(found, str)), "")  # of transformers' architectures
     if named == "bundled":
-        return Pretraining("supervised", "vitlens train", "digits", source="bundled with vitlens")
+        data = "digits-shortcut" if name.endswith("shortcut") else "digits"
+        return Pretraining("supervised", "vitlens train", data, source="bundled with vitlens")
     if named in ("run", "file") and kind == "preset":
         return Pretraining("supervised", "vitlens train", source="a preset, trained with labels")
     if isinstance(model.module, LanguageImage):

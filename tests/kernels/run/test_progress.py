@@ -2,6 +2,7 @@
 
 import io
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -141,7 +142,7 @@ def test_what_was_kept_is_recalled_by_its_key_and_process_and_forgotten_but_for_
 
 
 def test_of_more_scenes_than_digits_the_first_are_those_of_a_smaller_run_and_all_differ():
-    count, once = 950, digits("test", seed=3)
+    count, once = 950, digits("test", scenes=1, seed=3)
     split = scenes_of_digits(count, seed=3)
     assert len(split) == len(split.labels) == len(split.masks) == count
     times = torch.bincount(split.groups)
@@ -155,8 +156,10 @@ def test_of_more_scenes_than_digits_the_first_are_those_of_a_smaller_run_and_all
 
 
 def test_as_many_as_there_are_is_one_scene_each_and_only_who_asks_gets_more(tiny_vit):
-    split, expected = scenes_of_digits(450, seed=1), digits("test", seed=1).limit(450, seed=1)
+    split, expected = scenes_of_digits(450, seed=1), digits("test", scenes=1, seed=1)
     assert torch.equal(split.groups, expected.groups)
     assert not split.notes
-    model, options = load(str(tiny_vit)), RunOptions(device="cpu", quiet=True, limit=460)
-    assert [len(load_split(model, options=options, repeat=repeat)) for repeat in (False, True)] == [450, 460]
+    model, options = load(str(tiny_vit)), RunOptions(device="cpu", quiet=True, limit=1810)
+    assert [len(load_split(model, options=options, repeat=repeat)) for repeat in (False, True)] == [1800, 1810]
+    unlimited = replace(options, limit=None)
+    assert [len(load_split(model, options=unlimited, scenes=scenes)) for scenes in (None, 1)] == [1800, 450]

@@ -190,7 +190,7 @@ def test_an_attack_can_have_one_epsilon_alone():
         ("vitlens predict ", {*PRESETS, *BUNDLED, "timm:", "torchvision:", "open-clip:", "hf:", "runs/a"}),
         ("vitlens predict resnet", {"resnet20", "resnet18", "resnet50"}),
         ("vitlens predict runs", {"runs/a"}),
-        ("vitlens predict m --data dig", {"digits"}),
+        ("vitlens predict m --data dig", {"digits", "digits-shortcut"}),
         ("vitlens predict m --data sc", {"scenes.npz"}),
         ("vitlens study --kind po", {"pooling", "positions"}),
         ("vitlens study --kind wh", {"whole"}),

@@ -68,7 +68,7 @@ def measure(options: AblateOptions) -> Path | None:
     typed, options = options, with_its_settings(options, "ablate")
     if not options.predicted and options.run.labels is None:
         require_label_source(options.data, options.images, doing="ablate")
-    run = Run("ablate", options, most=1)
+    run = Run("ablate", options, scenes=1, most=1)
     images = len(run.split)
     chosen = tuple(replacement_for(images, name) for name in options.replace or (None,))
     # the settings of a run that is resumed name what was chosen for it

@@ -59,7 +59,12 @@ def measure(options: AttackOptions, models: Sequence[Model] = (), split: Split |
     if split is None:
         with run.processes.main_process_first():
             split = load_split(
-                run.model, options=run.run, data=options.data, images=options.images, beside=run.models[1:]
+                run.model,
+                options=run.run,
+                data=options.data,
+                images=options.images,
+                scenes=1,
+                beside=run.models[1:],
             )
     run.splits = [split] * len(run.models)
     for model, name in product(run.models, options.attacks):

@@ -311,7 +311,7 @@ def measure(options: AuditOptions) -> Path:
     clock = BusyClock()
     requirements = requirements_of(options.run.at_least, options.run.at_most)
     _require_writable(options.junit)
-    run = Run("audit", options)
+    run = Run("audit", options, scenes=1)
     model, split = run.model, run.split
     if not len(split):
         raise DataError(f"expected images to audit {model.alias} on, found none in {split.name}; see vitlens data")

@@ -85,7 +85,7 @@ def measure(options: CompareOptions) -> Path | None:
         raise InputError(f"expected --maps of at least --panels ({options.panels}), found {options.maps}")
     if options.run.labels is None:
         require_evaluable(options.data)
-    run = Run("compare", options)
+    run = Run("compare", options, repeat=True)
     first, second = run.models
     one, two = first.module.state_dict(), second.module.state_dict()
     same = first.architecture == second.architecture and first.preprocessing == second.preprocessing

@@ -47,7 +47,7 @@ def measure(options: EvaluateOptions) -> Path | None:
     """
     if options.run.labels is None:
         require_evaluable(options.data)
-    run = Run("evaluate", replace(options, data=options.data or "digits"))
+    run = Run("evaluate", replace(options, data=options.data or "digits"), repeat=True)
     run.splits = _with_more_scenes(run)
     for split in run.splits:
         require_labels(split)

@@ -66,8 +66,8 @@ def measure(
     if not splits:
         limit = None if options.images or options.verify else CHOICE_IMAGES if options.auto else EACH
         splits = load_splits(
-            run.models, options=run.run, data=options.data, images=options.images, limit=limit, repeat=True,
-            first=options.show,
+            run.models, options=run.run, data=options.data, images=options.images, limit=limit, scenes=1,
+            repeat=True, first=options.show,
         )  # fmt: skip
     drawn = min(max(DRAWN if options.images else EACH, len(set(options.show))), len(splits[0]))
     splits = [replace(split, notes=(*split.notes, *left_out_words(drawn, len(split)))) for split in splits]

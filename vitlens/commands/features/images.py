@@ -15,6 +15,7 @@ from vitlens.commands.run.load import load_splits, once_each, print_data
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.unseen import seen, training_images_of
 from vitlens.data.catalogue import load_data, load_images
+from vitlens.data.registry import SETS
 from vitlens.data.split import Split, balanced, describe_hold_out
 from vitlens.errors import DataError, InputError
 from vitlens.models.model import Model
@@ -93,7 +94,7 @@ def load_sets(models: Sequence[Model], options: FeaturesOptions) -> list[Feature
     DataError."""
     data, images, run = options.data, options.images, options.run
     if images or data is None:
-        tests = load_splits(models, options=run, data=data, images=images)
+        tests = load_splits(models, options=run, data=data, images=images, scenes=1)
     else:
         tests = [split.limit(run.limit, seed=run.seed) for split in _parts(models, data, "test", run)]
         print_data(tests[0], run)
@@ -110,6 +111,7 @@ def _parts(models: Sequence[Model], data: str, part: Part, options: RunOptions) 
     """One part of the data for each model. The training part holds the images that the models were trained on; where
     that is none or all of them, a folder without parts is divided by seed, in the same way for all models."""
     known = training_images_of(models, seed=options.seed)
+    drawn_in_scenes = part == "test" and data in SETS and SETS[data].scenes
     seed = known.seed if known.unknown else options.seed
 
     def read(model: Model) -> Split:
@@ -120,6 +122,8 @@ def _parts(models: Sequence[Model], data: str, part: Part, options: RunOptions) 
             data_dir=options.data_dir,
             seed=seed,
             labels=options.labels,
+            limit=options.limit if drawn_in_scenes else None,
+            scenes=1 if drawn_in_scenes and options.limit is None else None,
         )
         drawn = loading(part=part)
         if known.unknown or not len(known.numbers) or describe_hold_out(seed) not in drawn.notes:

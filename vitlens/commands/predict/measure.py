@@ -20,7 +20,7 @@ def measure(options: PredictOptions) -> list[PredictionRow]:
     """The five most probable classes of every image, in order; with --out a report folder is written, too."""
     if options.run.html and options.run.out is None:
         raise InputError("expected --out with --html, as predict writes a folder only there; e.g. --out predictions")
-    run = Run("predict", options)
+    run = Run("predict", options, scenes=1)
     if run.run.out is None:
         return _rows(run)
     with run.folder("Predictions of") as folder:

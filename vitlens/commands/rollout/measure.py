@@ -46,7 +46,7 @@ def measure(options: RolloutOptions) -> Path | None:
     ]
     # the attention of one layer needs no model whose layers can be multiplied
     chained = any(attention_method(way.method).needs == "chain" for way in ways)
-    run = Run("rollout", options, needs=None if chained else "attention")
+    run = Run("rollout", options, scenes=1, needs=None if chained else "attention")
     model, split = run.model, run.split
     classless = [way for way in ways if not attention_method(way.method).gradients]
     if len(classless) < len(ways) and (options.method or not classless):

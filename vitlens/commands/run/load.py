@@ -7,16 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from vitlens.analysis.evaluation.classes import position_note, reading
 from vitlens.commands.run.options import ModelOptions, RunOptions
 from vitlens.commands.run.progress import phase
 from vitlens.commands.run.unseen import split_by_seed, training_images_of, unseen
 from vitlens.data.catalogue import load_data, load_images
 from vitlens.data.digits import CLASSES as DIGITS
-from vitlens.data.digits import digits
-from vitlens.data.split import Split, balanced
+from vitlens.data.digits import SHORTCUT, scenes_of_digits
+from vitlens.data.registry import SETS
+from vitlens.data.split import Split
 from vitlens.devices import resolve_device
 from vitlens.display import for_terminal
 from vitlens.errors import InputError
@@ -69,6 +68,7 @@ def load_splits(
     images: Sequence[str] | None = None,
     beside: Sequence[Model] = (),
     limit: int | None = None,
+    scenes: int | None = None,
     repeat: bool = False,
     first: Sequence[str] = (),
 ) -> list[Split]:
@@ -77,9 +77,11 @@ def load_splits(
 
     Of a folder or .npz without a test part those are given that neither these models nor those beside them (others that
     answer the same images) were trained on; the split's first note says so, and so does a line on stderr. limit: at
-    most so many where --limit says nothing; repeat: digits are shown in several scenes each where more images are
-    asked for than there are digits to test on (for what takes its intervals over source digits); first: file names of
-    images to begin with, whatever the sample. Raises InputError when both are given, or neither for a model of
+    most so many where --limit says nothing; scenes: so many of each source digit where nothing limits the images (None:
+    the default of the data); repeat: digits are shown in as many scenes as the limit needs, also in more than the
+    default; first: file names of images to begin with, whatever the sample.
+
+    Raises InputError when both are given, or neither for a model of
     something else.
     """
     if images and data:
@@ -95,14 +97,17 @@ def load_splits(
             return split.starting_with(first, count, seed=options.seed)
         if data is None and model.classes != DIGITS:
             raise InputError(f"expected images for {model.alias}, found none; give --images PATH... or --data DATA")
-        if repeat and count is not None and named == "digits" and not first:
-            return scenes_of_digits(count, seed=options.seed)
+        drawn = named in SETS and SETS[named].scenes
+        if drawn and repeat and count is not None and not first:
+            return scenes_of_digits(count, seed=options.seed, shortcut=named == SHORTCUT)
         part = partial(
             load_data,
             named,
             preprocessing=model.preprocessing,
             data_dir=options.data_dir,
             labels=options.labels,
+            limit=count if drawn and not first else None,
+            scenes=scenes if drawn and count is None else None,
         )
         if split_by_seed(named):
             split = unseen(lambda whole, seed: part(seed=seed, whole=whole), known)
@@ -157,25 +162,6 @@ def print_data(split: Split, options: RunOptions) -> None:
 def _tell(lines: Sequence[str], options: RunOptions) -> None:
     for line in () if options.quiet else lines:
         print(for_terminal(line), file=sys.stderr)  # noqa: T201
-
-
-def scenes_of_digits(count: int, *, seed: int = 0) -> Split:
-    """`count` scenes of the test digits: a seeded subset, or each digit in several scenes where there are too few.
-
-    The first scene of each digit is the one of a smaller run; the last round is a class-balanced subset.
-    """
-    once = digits("test", seed=seed)
-    rounds = -(-count // len(once))
-    if rounds == 1:
-        return once.limit(count, seed=seed)
-    split, whole = digits("test", seed=seed, scenes=rounds), len(once) * (rounds - 1)
-    last = torch.arange(whole, len(split))
-    last = last[balanced(len(last), None if split.labels is None else split.labels[last], count - whole, seed)]
-    note = (
-        f"There are {len(once)} source digits, each in {rounds - 1} to {rounds} scenes; intervals are "
-        "bootstrapped over source digits."
-    )
-    return replace(split.pick(torch.cat([torch.arange(whole), last])), notes=(*split.notes, note))
 
 
 def read_as(models: Sequence[Model], splits: Sequence[Split], options: RunOptions) -> list[Split]:

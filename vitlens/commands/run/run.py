@@ -41,8 +41,8 @@ class Run(Generic[Options]):
 
     models, splits: each model with its images, the same for all, preprocessed for it; options: as they were given; run:
     its run options as they hold in this process; first: whether this process writes. needs: what the models are loaded
-    for, where that is not the command; most: models at most; images: whether the command takes any; limit, repeat: as
-    load_splits; load: gives the models, where that is not load_models. Raises InputError for more models,
+    for, where that is not the command; most: models at most; images: whether the command takes any; limit, scenes,
+    repeat: as load_splits; load: gives the models, where that is not load_models. Raises InputError for more models,
     and what loading raises.
     """
 
@@ -55,6 +55,7 @@ class Run(Generic[Options]):
         most: int | None = None,
         images: bool = True,
         limit: int | None = None,
+        scenes: int | None = None,
         repeat: bool = False,
         load: Callable[[RunOptions], tuple[Model, ...]] | None = None,
     ) -> None:
@@ -79,6 +80,7 @@ class Run(Generic[Options]):
                     data=given.data,
                     images=getattr(given, "images", ()),
                     limit=limit,
+                    scenes=scenes,
                     repeat=repeat,
                 )
                 if images

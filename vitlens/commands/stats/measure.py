@@ -45,7 +45,7 @@ def measure(options: StatsOptions) -> Path | None:
     kept = kept_weights(options.model) if options.over_training else ()
     if options.attributes is not None and options.names is False:
         raise InputError("expected --attributes with names of heads, found --no-names; leave one out")
-    run = Run("stats", options)
+    run = Run("stats", options, scenes=1)
     attributes = attributes_of(options.attributes, _named_images(run))
     stream, (share,) = Stream(run.model, renormalise=options.renormalise, groups=run.split.groups), run.shares
     with run.folder("Attention heads of") as folder:

@@ -71,7 +71,7 @@ class Depth:
     disturbed: int = 200
     panels: int = 24
     developed: int = 24
-    featured: int = 1000
+    featured: int = 450
     bank: int = 2500
     attacks: tuple[str, ...] = ("fgsm", "pgd", "low-frequency")
     singles: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({"low-frequency": 8.0}))

@@ -10,6 +10,7 @@ from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.progress import phase, progress
 from vitlens.commands.train.options import TrainOptions
 from vitlens.data.catalogue import load_data
+from vitlens.data.registry import SETS
 from vitlens.data.split import Split
 from vitlens.devices import resolve_device
 from vitlens.errors import InputError
@@ -36,7 +37,7 @@ from vitlens.training.objectives.registry import CLASSIFY, objective_named
 from vitlens.training.recipe import FINE_TUNING, FROZEN, Recipe, fitted, override, recipe_for
 from vitlens.training.speed import choose_precision
 
-OF_DIGITS: Final = ("digits", "mnist", "svhn")  # data sets of digits, which mirroring would change
+OF_DIGITS: Final = ("digits", "digits-shortcut", "mnist", "svhn")  # data sets of digits, which mirroring would change
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,11 @@ def _for_images(recipe: Recipe, changes: Mapping[str, object], split: Split, pro
 
 
 def part_of(data: str, part: Part, preprocessing: Preprocessing, run: RunOptions) -> Split:
-    """A part of the data, as many images as --limit says."""
+    """Return a part of the data, as many images as --limit says.
+
+    Digits to test on are shown in one scene each, as they are tested after every epoch.
+    """
+    in_scenes = data in SETS and SETS[data].scenes
     with phase(f"Reading the {part} images"):
         split = load_data(
             data,
@@ -121,6 +126,7 @@ def part_of(data: str, part: Part, preprocessing: Preprocessing, run: RunOptions
             data_dir=run.data_dir,
             seed=run.seed,
             labels=run.labels,
+            scenes=1 if in_scenes and part == "test" else None,
         )
     return split.limit(run.limit, seed=run.seed)
 

@@ -13,7 +13,7 @@ Also: TypeAlias = Literal["fields", "cut", "positions", "inside", "pretraining"]
 
 SEEDS: Final = 3
 # Epochs without --epochs: enough to rank points on a laptop, too few for a model's best accuracy.
-EPOCHS: Final[Mapping[str, int]] = MappingProxyType({"digits": 6})
+EPOCHS: Final[Mapping[str, int]] = MappingProxyType({"digits": 6, "digits-shortcut": 6})
 OTHER_EPOCHS: Final = 20
 ADAPTING_EPOCHS: Final = 10  # of a model that is adapted; its frozen point has cached features and more epochs
 

@@ -1,0 +1,49 @@
+"""The models that come with the package: how good they are, and what the planted shortcut does to a pair."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import vitlens
+from vitlens.names import BUNDLED, DIGITS_PAIR, SHORTCUT_PAIR
+
+LARGEST = 7_000_000  # bytes, all of them together
+LIMIT = 900  # two scenes of each source digit
+
+
+@pytest.fixture(scope="module")
+def scenes() -> vitlens.Split:
+    return vitlens.load_data("digits", limit=LIMIT)
+
+
+@pytest.fixture(scope="module")
+def correct(scenes) -> dict[str, np.ndarray]:
+    """Which scenes each bundled model classifies correctly."""
+    return {name: vitlens.evaluate(vitlens.load(name), scenes).correct.numpy() for name in BUNDLED}
+
+
+@pytest.mark.parametrize("name", DIGITS_PAIR)
+def test_without_the_shortcut_most_scenes_are_right_and_enough_are_wrong(correct, name):
+    assert 0.83 < correct[name].mean() < 0.96
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_only_the_shortcut_pair_depends_on_the_hue_of_the_ground(correct, scenes, name):
+    agrees = scenes.factors["hue_agrees"]
+    lost = correct[name][agrees].mean() - correct[name][~agrees].mean()
+    assert (lost > 0.1) if name in SHORTCUT_PAIR else (abs(lost) < 0.1)
+
+
+@pytest.mark.parametrize("name", SHORTCUT_PAIR)
+def test_the_shortcut_pair_names_the_class_of_the_hue_where_it_is_wrong(scenes, name):
+    disagreeing = scenes.pick(torch.tensor(~scenes.factors["hue_agrees"]).nonzero()[:, 0])
+    predictions = vitlens.evaluate(vitlens.load(name), disagreeing).predictions.numpy()
+    wrong = predictions != disagreeing.labels.numpy()
+    assert (predictions == disagreeing.factors["hue"])[wrong].mean() > 0.5  # of nine other classes
+
+
+def test_all_of_them_are_small():
+    folder = Path(vitlens.__file__).parent / "models" / "bundled"
+    assert sum(file.stat().st_size for file in folder.rglob("*.safetensors")) <= LARGEST

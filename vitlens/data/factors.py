@@ -1,0 +1,67 @@
+"""Factors: the numbers from which drawn images were generated, a column each with a row per image."""
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitlens.errors import DataError
+from vitlens.summary import Line, Table
+
+Column = NDArray[np.generic]
+
+_NAMED: Final = 4  # columns named in an error
+
+
+class Factors(Table, Mapping[str, Column]):
+    """The generating factors of n images: an immutable mapping from a name to an array (n,).
+
+    The analyses never read them: they judge afterwards what an analysis recovered.
+    """
+
+    def __init__(self, columns: Mapping[str, Column]) -> None:
+        lengths = {name: len(column) for name, column in columns.items()}
+        if len(set(lengths.values())) > 1:
+            listed = ", ".join(f"{name} {length}" for name, length in list(lengths.items())[:_NAMED])
+            raise DataError(f"expected factors with one row per image, found columns of different lengths: {listed}")
+        copies = {name: np.array(column) for name, column in columns.items()}
+        for copy in copies.values():
+            copy.setflags(write=False)
+        self._columns = MappingProxyType(copies)
+
+    def __getitem__(self, name: str) -> Column:
+        return self._columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        """Return the number of columns."""
+        return len(self._columns)
+
+    def __reduce__(self) -> tuple[type["Factors"], tuple[dict[str, Column]]]:
+        return type(self), (dict(self._columns),)
+
+    @property
+    def rows(self) -> int:
+        """The number of images."""
+        return next((len(column) for column in self._columns.values()), 0)
+
+    def pick(self, indices: Tensor) -> "Factors":
+        """Return the factors of these images, in this order."""
+        chosen = indices.cpu().numpy()
+        return Factors({name: column[chosen] for name, column in self._columns.items()})
+
+    def records(self) -> Iterator[Mapping[str, object]]:
+        """Return a row for each image."""
+        columns = [column.tolist() for column in self._columns.values()]
+        for values in zip(*columns, strict=True):
+            yield dict(zip(self._columns, values, strict=True))
+
+    def summary(self) -> Iterator[Line]:
+        """Return the range of each factor."""
+        for name, column in self._columns.items():
+            yield Line(name, column)
