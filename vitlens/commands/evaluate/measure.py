@@ -75,8 +75,8 @@ def _with_more_scenes(run: Run[EvaluateOptions]) -> Sequence[Split]:
     A sample decides, not where the user limits the images. At most MOST_SCENES are drawn: the time stays bounded.
     """
     name = run.options.data
-    drawn = name in SETS and SETS[name].scenes
-    if not drawn or run.run.limit is not None or len(run.split) >= MOST_SCENES:
+    is_drawn = name is not None and name in SETS and SETS[name].scenes
+    if not is_drawn or run.run.limit is not None or len(run.split) >= MOST_SCENES:
         return run.splits
     for model, split in zip(run.models, run.splits):
         if split.labels is None:
