@@ -55,10 +55,18 @@ class Picture:
 
     @classmethod
     def predicted(
-        cls, image: NDArray[np.floating], prediction: str, probability: float, label: str | None, *, row: str = ""
+        cls,
+        image: NDArray[np.floating],
+        prediction: str,
+        probability: float | None,
+        label: str | None,
+        *,
+        row: str = "",
     ) -> "Picture":
         """An image with its prediction below, marked by colour and symbol as right or wrong, where a label is known."""
-        words = f"{style.shortened(prediction, 16)}, {percent(probability)}"
+        words = style.shortened(prediction, 16)
+        if probability is not None:
+            words += f", {percent(probability)}"
         words = words if len(words) <= 16 else words.replace(", ", "\n", 1)
         if label is None:
             return cls(image, below=words, row=row)

@@ -89,6 +89,10 @@ NEXT_STEPS: Final[Mapping[str, NextStep]] = MappingProxyType(
         "maps that ignore the weights": _EVERY_MAP,
         "maps below a baseline": _EVERY_MAP,
         "uniform maps": _EVERY_MAP,
+        "shortcut": NextStep(
+            "training images whose cue does not go with the class remove this reliance",
+            "vitlens study vit-digits cnn-digits {data}",
+        ),
         "classifier": NextStep(
             "training only the classifier again closes the gap", "vitlens train {model} {data} --freeze-backbone"
         ),

@@ -12,7 +12,6 @@ import vitlens
 from tests.kit.commands import ran
 from tests.kit.reader import confident
 from tests.kit.splits import split_of
-from vitlens.analysis.evaluation.evaluate import sources_by_bin
 from vitlens.commands.evaluate.record import EvaluateRecord
 from vitlens.uncertainty import Estimate, bootstrap_mean, calibration_test, holm, wilson
 
@@ -155,12 +154,3 @@ def test_complete_separation_none_and_too_few():
     assert (none.value, p) == (0.5, pytest.approx(1.0))
     few, p = separation(made(40, 0.0)[0], np.arange(40) < 9)
     assert (few.n, few.low, p) == (40, None, None)
-
-
-def test_bins_count_sources_where_several_images_show_one():
-    probabilities = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.6, 0.4]])
-    labels = torch.tensor([0, 0, 1, 0, 1])
-    together = sources_by_bin(probabilities, labels, torch.tensor([4, 4, 7, 4, 7]))
-    apart = sources_by_bin(probabilities, labels, None)
-    assert together[together > 0].tolist() == [2, 2]
-    assert apart[apart > 0].tolist() == [2, 3]

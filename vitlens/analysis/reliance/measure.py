@@ -290,6 +290,7 @@ class _Run:
             changed=accuracy_difference(effect.moved, effect.moved_by_control, groups=groups, seed=self.seed),
             lost=accuracy_difference(effect.control, effect.then, groups=groups, seed=self.seed),
             gained=accuracy_difference(effect.then, effect.right, groups=groups, seed=self.seed),
+            errors=int((~effect.right).sum()),
             fixed=int((effect.then & ~effect.right).sum()),
             broken=int((effect.right & ~effect.then).sum()),
             control_fixed=int((effect.control & ~effect.right).sum()),

@@ -58,7 +58,7 @@ class RelianceRow(OfModel, OfIntervention):
     n: these images; unchanged: the others, which lack the cue; size, control_size: the mean absolute distance of the
     pixels; changed_by, changed_by_control: the share of predictions that change; changed: the difference of the two;
     lost: accuracy after the control minus accuracy after the intervention; gained: accuracy after the intervention
-    minus accuracy before; fixed, broken: errors that become right and correct predictions that become wrong; p: of
+    minus accuracy before; errors: before; fixed, broken: errors that become right and correct predictions that become wrong; p: of
     `changed`, p_lost: of `lost`, p_gained: of `gained`, by `paired_test`; p_holm, p_lost_holm, p_gained_holm: corrected
     over all rows that are matched.
     """
@@ -82,6 +82,7 @@ class RelianceRow(OfModel, OfIntervention):
         metric="accuracy_lost_without/{model}/{cue}/{intervention}",
     )
     gained: Estimate = col("accuracy gained", term="accuracy without the cue minus accuracy with it")
+    errors: int = col("errors")
     fixed: int = col("errors fixed")
     broken: int = col("broken")
     control_fixed: int = col("fixed by the control")

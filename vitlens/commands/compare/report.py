@@ -12,7 +12,7 @@ import numpy as np
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.charts import Picture, bars, images, lines, pixels
 from vitlens.commands.compare.record import CompareRecord, DisturbedPairRow, HarderRow, ImageRow
-from vitlens.commands.shared import failures, reliance
+from vitlens.commands.shared import failures, reliance, shortcut
 from vitlens.commands.shared.calibration import DRAWN, FEW, calibration_claim, reliability
 from vitlens.commands.shared.comparison import accuracy_claims, accuracy_effects, not_equal, which_is_better
 from vitlens.commands.shared.maps.record import JudgedMap, best_map, judged_maps
@@ -45,6 +45,7 @@ def claims(record: CompareRecord) -> Iterator[Claim]:
     if record.images >= FEW:
         yield from which_is_better(accuracies, record.pairs)
     yield from accuracy_claims(accuracies, record.pairs)
+    yield from shortcut.claims(record)
     yield from reliance.claims(record)
     yield from failures.claims(record)
     for score in record.scores:
@@ -397,6 +398,7 @@ REPORT: Final = Report(
             opening=_errors, about=("accuracy",),
             charts=(replace(class_sections()[0].charts[0], rows=_classified),),
         ),
+        *shortcut.SECTIONS,
         reliance.SECTION,
         *failures.sections(maps_comparable),
         Section(

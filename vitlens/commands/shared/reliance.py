@@ -43,7 +43,8 @@ class RelianceRecord(Record):
 def claims(record: RelianceRecord) -> Iterator[Claim]:
     """What each model relies on most, and what one relies on more than another."""
     for model in record.aliases:
-        for row in ranked(record.reliance, model)[:_CLAIMED]:
+        supported = [row for row in ranked(record.reliance, model) if row.changes_predictions]
+        for row in supported[:_CLAIMED]:
             yield _relies(row)
     for pair in ranked_pairs(record.reliance_pairs)[:_CLAIMED]:
         yield _relies_more(record, pair)
@@ -55,11 +56,6 @@ def _relies(row: RelianceRow) -> Claim:
         "{{ row.changed_by|value }} of its predictions change; {{ row.control|whole }}, "
         "{{ row.changed_by_control|value }}."
     )
-    if row.misleads:
-        words += (
-            " This fixes {{ row.fixed }} errors and breaks {{ row.broken }} correct predictions (control: "
-            "{{ row.control_fixed }} and {{ row.control_broken }})."
-        )
     return Claim(
         f"reliance on {row.title}",
         row.model,

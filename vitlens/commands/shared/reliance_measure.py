@@ -11,8 +11,8 @@ from vitlens.analysis.failures.disturbances import DISTURBANCES
 from vitlens.analysis.reliance.cues import CUES, interventions_of
 from vitlens.analysis.reliance.measure import Level, Measured, Plan, Viewer
 from vitlens.analysis.reliance.rows import suspects
-from vitlens.analysis.reliance.tracing import Trace, trace_cue
 from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.commands.shared.tracing import Trace, trace_cue
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.models.support import meets

@@ -1,0 +1,235 @@
+"""Cues that a model should not use but does: what they cost, and which heads and maps show them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from vitlens.analysis.reliance.rows import CueHeadRow, CueMapRow, RelianceRow, suspects
+from vitlens.charts import Picture, images, intervals
+from vitlens.commands.shared.reliance import RelianceRecord
+from vitlens.report.claims import Claim
+from vitlens.report.prose import listed, say
+from vitlens.report.sections import Chart, Section
+from vitlens.report.verdicts import Verdict
+
+SHORTCUT: Final = "shortcut"  # the question of these claims
+CUE_MAPS: Final = "map of the shortcut"
+CUE_HEADS: Final = "heads of the shortcut"
+_NAMED: Final = 3  # heads or methods in a sentence
+_DRAWN: Final = 12  # heads in a chart
+_BYTE: Final = np.float32(255)
+
+
+def misleading(record: RelianceRecord) -> tuple[RelianceRow, ...]:
+    """Return the strongest misleading cue of each model that has one, the largest gain first."""
+    rows = list[RelianceRow]()
+    for model in record.aliases:
+        rows += [row for row in suspects(record.reliance, model) if row.misleads][:1]
+    return tuple(sorted(rows, key=lambda row: -row.gained.value))
+
+
+def claims(record: RelianceRecord) -> Iterator[Claim]:
+    """Yield one claim for each misleading cue, and what shows it."""
+    by_cue: dict[tuple[str, str], list[RelianceRow]] = {}
+    for row in misleading(record):
+        by_cue.setdefault((row.cue, row.intervention), []).append(row)
+    for rows in by_cue.values():
+        yield _misled(record, rows)
+    for row in misleading(record):
+        yield from _heads(record, row)
+        yield from _maps(record, row)
+
+
+def _misled(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
+    """Return the claim that a cue misleads these models."""
+    first = rows[0]
+    parts = [
+        say(
+            "{{ row.fixed }} of {{ row.errors }} errors of **{{ row.model }}** (control: {{ row.control_fixed }})",
+            row=row,
+        )
+        for row in rows
+    ]
+    every = len(rows) == len(record.aliases) > 1
+    subject = "Both models" if every and len(rows) == 2 else " and ".join(row.model for row in rows)
+    title = say(
+        "{{ subject }} {{ are }} misled by {{ row.title|whole }}",
+        subject=subject,
+        are="are" if len(rows) > 1 else "is",
+        row=first,
+    )
+    says = say(
+        "{{ title|whole }}: on images {{ row.change|whole }}, {{ parts|whole }} are fixed.",
+        title=title,
+        row=first,
+        parts=listed(parts),
+    )
+    because = say(
+        "accuracy rises by {{ row.gained|value }} without this cue; the control loses accuracy beyond it", row=first
+    )
+    return Claim(
+        SHORTCUT,
+        " and ".join(row.model for row in rows),
+        says,
+        title,
+        Verdict("fail", because),
+        effect=first.gained,
+        p=first.p_gained_holm,
+        evidence="intervened",
+        place="cue_examples",
+        kind="comparison",
+    )
+
+
+def _heads(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
+    """Yield the claim about the heads that carry a cue, where some do."""
+    carriers = carrying(record, row.model)
+    if not carriers:
+        return
+    parts = [say("{{ r.name }} {{ r.share|value }} ({{ r.control|value }})", r=head) for head in carriers[:_NAMED]]
+    yield Claim(
+        CUE_HEADS,
+        row.model,
+        say(
+            "In **{{ row.model }}**, the effect of {{ row.title|whole }} passes through {{ parts|whole }}; in "
+            "brackets: the effect of the control.",
+            row=row,
+            parts=listed(parts),
+        ),
+        effect=carriers[0].share,
+        p=carriers[0].p_holm,
+        evidence="intervened",
+        place="cue_heads",
+    )
+
+
+def carrying(record: RelianceRecord, model: str) -> list[CueHeadRow]:
+    """Return the heads of a model through which more of a cue's effect passes than of the control's."""
+    heads = [head for head in record.cue_heads if head.model == model and head.carries]
+    return sorted(heads, key=lambda head: head.control.value - head.share.value)
+
+
+def _maps(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
+    """Yield the claim about the maps that show a cue and those that do not."""
+    judged = [each for each in record.cue_maps if each.model == row.model]
+    if not judged:
+        return
+    order = sorted(judged, key=lambda each: -each.area.value)
+    shown = [each for each in order if each.shows]
+    hidden = [each.method for each in order if not each.shows]
+    best = order[0]
+    if shown:
+        says = say(
+            "Maps of **{{ best.model }}** by **{{ best.method }}** show it best: {{ best.decided|value }} of the "
+            "evidence lies there where this cue decides, {{ best.others|value }} elsewhere"
+            "{% if hidden %}; not shown by {{ hidden }}{% endif %}.",
+            best=best,
+            hidden=listed(hidden[:_NAMED]),
+        )
+    else:
+        says = say(
+            "No map of **{{ best.model }}** shows it: the evidence there does not tell images in which it decides.",
+            best=best,
+        )
+    yield Claim(
+        CUE_MAPS,
+        row.model,
+        says,
+        effect=best.area,
+        p=best.p_holm,
+        reference=0.5,
+        place="cue_maps",
+        evidence="attributed",
+    )
+
+
+def _pictures(record: RelianceRecord) -> Iterator[Picture]:
+    """Yield a column for each example: the image, the image without the cue, and the map on the image."""
+    for row in misleading(record)[:1]:
+        yield from _pictures_of(record, row)
+
+
+def _pictures_of(record: RelianceRecord, row: RelianceRow) -> Iterator[Picture]:
+    pictures = record.cue_pictures.get(row.model)
+    if pictures is None:
+        return
+    examples = [each for each in record.cue_examples if each.model == row.model]
+    methods = sorted((each for each in record.cue_maps if each.model == row.model), key=lambda each: -each.area.value)
+    for at, example in enumerate(examples):
+        column = str(at + 1)
+        before = pictures.before[at] / _BYTE
+        after = pictures.after[at] / _BYTE
+        seen = Picture.predicted(before, example.before, None, example.label, row="input")
+        unseen = Picture.predicted(after, example.after, None, example.label, row=row.change.removeprefix("with "))
+        yield replace(seen, column=column)
+        yield replace(unseen, column=column)
+        if pictures.maps is not None:
+            values = pictures.maps[at]
+            crossed = "" if values.max() > values.min() else "uniform"
+            yield Picture(before, values, row=f"map by {methods[0].method}", column=column, crossed=crossed)
+
+
+EXAMPLES: Final = Chart(
+    "cue_examples",
+    images(),
+    "Images that are classified correctly without a cue that should not matter. Frames: blue correct, orange wrong; "
+    "bright: evidence for the wrong class.",
+    title="What a misleading cue does",
+    rows=_pictures,
+)
+
+
+def _fixed(record: RelianceRecord) -> list[RelianceRow]:
+    return [row for row in record.reliance if row.misleads]
+
+
+def _map_rows(record: RelianceRecord) -> list[CueMapRow]:
+    return sorted(record.cue_maps, key=lambda row: (row.model, -row.area.value))
+
+
+def _head_rows(record: RelianceRecord) -> list[CueHeadRow]:
+    return sorted(record.cue_heads, key=lambda row: (not row.carries, row.control.value - row.share.value))
+
+
+SECTIONS: Final = (
+    Section(
+        "Which cue misleads them?",
+        _fixed,
+        columns=("model", "cue_and_change", "gained", "fixed", "broken", "control_fixed"),
+        order=lambda row: -row.gained.value,
+        charts=(EXAMPLES,),
+        about=(SHORTCUT,),
+    ),
+    Section(
+        "Which maps show this cue?",
+        _map_rows,
+        columns=("model", "method", "decided", "others", "area", "p_holm"),
+        charts=(
+            Chart(
+                "cue_maps",
+                intervals("method", "area", of="model", reference=0.5),
+                "How well the evidence in the region of the cue tells images in which the cue decides from the others; "
+                "0.5 is chance.",
+                title="Maps that show the cue",
+            ),
+        ),
+        about=(CUE_MAPS,),
+    ),
+    Section(
+        "Which heads carry this cue?",
+        _head_rows,
+        columns=("model", "name", "share", "control", "accuracy", "p_holm"),
+        charts=(
+            Chart(
+                "cue_heads",
+                intervals("name", "share", of="model", reference=0.0),
+                "The share of the cue's effect on the logits that passes through each head, with 95 % intervals.",
+                title="Heads that carry the cue",
+                rows=lambda record: _head_rows(record)[:_DRAWN],
+            ),
+        ),
+        about=(CUE_HEADS,),
+    ),
+)
