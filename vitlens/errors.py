@@ -27,18 +27,18 @@ _WORD = 0.95  # similarity of a name to one of several words, of which it is one
 _CONTAINED = 0.85  # similarity of a name to one that contains it
 
 
-_caller = {"types flags": False}  # whether the command line runs; one per process, as the demo answers in threads
+_typing: set[object] = set()  # a mark for each command that runs; one set per process, as the demo answers in threads
 
 
 @contextmanager
 def typed_flags() -> Iterator[None]:
     """Inside, messages name the arguments of the command line instead of those of Python functions."""
-    before = _caller["types flags"]
-    _caller["types flags"] = True
+    mark = object()
+    _typing.add(mark)
     try:
         yield
     finally:
-        _caller["types flags"] = before
+        _typing.discard(mark)  # others, of commands in other threads, may end later
 
 
 def argument(name: str, value: object = None, *, flag: str = "") -> str:
@@ -65,7 +65,7 @@ def set_option(name: str, value: object) -> str:
 
 def flags_are_typed() -> bool:
     """Return True while the command line runs, where arguments have its units and names."""
-    return _caller["types flags"]
+    return bool(_typing)
 
 
 def by_caller(*, python: str, command: str) -> str:
