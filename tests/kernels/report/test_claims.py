@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.kit.claims import Verdict
 from tests.kit.first_page import suite_of
 from vitlens.report.claims import WEIGHTS, Claim, Kind, clear, judge
 from vitlens.report.document import State
-from vitlens.report.verdicts import Verdict
 from vitlens.uncertainty import Estimate
 
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from tests.kit.claims import AUC, largest, size_of
 from vitlens.report.claims import Claim
-from vitlens.report.findings import AUC, largest, size_of
 from vitlens.uncertainty import Estimate
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
+from tests.kit.claims import Verdict
 from tests.kit.nasty import NASTY, cells, parsed, problems, read
 from tests.kit.pages import document, record, said
 from vitlens.cli.main import run
@@ -18,7 +19,6 @@ from vitlens.record import ModelEntry
 from vitlens.report.document import Document, FigureSpec, FirstPage, Section, Sentence, Table
 from vitlens.report.markdown import figures_shown, markdown, summary_lines
 from vitlens.report.numbers import in_ranges, in_thousands, in_time, in_words, percent
-from vitlens.report.verdicts import Verdict
 from vitlens.uncertainty import Estimate
 
 EMPTY = Document("Evaluate m", (), FirstPage(()))

@@ -5,14 +5,13 @@ import shlex
 import pytest
 import typer
 
+from tests.kit.claims import NEXT_STEPS, Verdict, command_of, needs_a_next_step, next_step
 from tests.kit.first_page import check_first_page
 from vitlens.cli.main import application
 from vitlens.commands.registry import COMMANDS
 from vitlens.record import Config, ModelEntry
 from vitlens.report.claims import Claim
 from vitlens.report.markdown import markdown
-from vitlens.report.next_steps import NEXT_STEPS, command_of, needs_a_next_step, next_step
-from vitlens.report.verdicts import Verdict
 
 PAIR = (ModelEntry("a", "vit-digits"), ModelEntry("b", "cnn-digits"))
 TYPED = ("a=vit-digits", "b=cnn-digits")

@@ -2,13 +2,13 @@
 
 import pytest
 
+from tests.kit.claims import Verdict
 from tests.kit.first_page import suite_of
 from tests.kit.pages import written
 from vitlens.record import Record
 from vitlens.report.claims import Claim, shown, title_of, together, verdict_rows, vetoed
 from vitlens.report.document import Document, FirstPage, Section, Table
 from vitlens.report.markdown import markdown, summary_lines
-from vitlens.report.verdicts import Verdict
 
 REASON = "the attacks are too weak"
 LIMIT = "pass from 50 %, warn from 10 %"

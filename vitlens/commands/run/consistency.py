@@ -84,33 +84,32 @@ def _between(sources: Sequence[_Source]) -> Iterator[Conflict]:
 
 
 def _of_numbers(sources: Sequence[_Source]) -> Iterator[Conflict]:
-    """Yield metrics with two values on as many images, or on other numbers of images."""
-    known: dict[str, tuple[str, Estimate]] = {}
+    """Yield metrics with two values on as many images, or on other images; one sentence names the latter's parts."""
+    known: dict[str, tuple[_Source, Estimate]] = {}
+    others: dict[str, int] = {}
+    on_others: list[Conflict] = []
     for source in sources:
         predicted = source.record.options.get("predicted", False)
         for name, value in source.record.metrics.items():
             if predicted and name.startswith("accuracy/"):  # 1 by construction
                 continue
-            if name not in known:
-                known[name] = (source.name, value)
-                continue
-            first, other = known[name]
+            first, other = known.setdefault(name, (source, value))
             if abs(other.value - value.value) <= _SAME and other.n == value.n:
                 continue
-            differs = f"{other.value:g} (n = {other.n}) in {first}, {value.value:g} (n = {value.n}) in {source.name}"
-            says = "" if other.n == value.n else _on_images(first, other, source.name, value)
-            yield Conflict(name, differs, says)
-
-
-def _on_images(first: str, one: Estimate, second: str, other: Estimate) -> str:
-    """Return that two parts of a report measure on different images."""
-    return say(
-        "{{ second }} uses {{ n }} images, {{ first }} {{ m }}: numbers of the same name differ by their images.",
-        first=first,
-        second=second,
-        n=other.n,
-        m=one.n,
+            differs = (
+                f"{other.value:g} (n = {other.n}) in {first.name}, {value.value:g} (n = {value.n}) in {source.name}"
+            )
+            conflict = Conflict(name, differs)
+            if other.n == value.n:
+                yield conflict
+                continue
+            others |= {each.name: each.record.images for each in (first, source)}
+            on_others.append(conflict)
+    says = say(
+        "Parts of this report use other images ({{ parts }}): numbers of the same name differ by their images.",
+        parts=listed([say("{{ name }} {{ n }}", name=name, n=count) for name, count in others.items()]),
     )
+    yield from (replace(each, says=says) for each in on_others)
 
 
 def _of_labels(sources: Sequence[_Source]) -> Iterator[Conflict]:

@@ -1,0 +1,35 @@
+"""What tests of claims use: verdicts, findings, next steps and the consistency pass, and a run with other chapters."""
+
+from dataclasses import replace
+
+from vitlens.commands.run.chapters import Chapter
+from vitlens.commands.run.consistency import bare_statuses, errors, reconciled
+from vitlens.record import Record
+from vitlens.report.findings import AUC, largest, size_of
+from vitlens.report.next_steps import NEXT_STEPS, command_of, needs_a_next_step, next_step
+from vitlens.report.verdicts import Verdict
+
+__all__ = [
+    "AUC",
+    "NEXT_STEPS",
+    "Verdict",
+    "bare_statuses",
+    "command_of",
+    "errors",
+    "largest",
+    "needs_a_next_step",
+    "next_step",
+    "reconciled",
+    "size_of",
+    "with_chapter",
+]
+
+
+def with_chapter(study: Record, word: str, **changes: object) -> Record:
+    """A copy of a study in one of whose chapters these fields differ."""
+    parts = [
+        Chapter(each.row, replace(each.record, **changes)) if each.row.word == word else each for each in study.parts
+    ]
+    copy = replace(study)
+    vars(copy)["parts"] = tuple(parts)  # in place of those of its folder
+    return copy
