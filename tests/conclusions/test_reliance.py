@@ -1,5 +1,7 @@
 """What a report says of cues: only what is matched, corrected and large; each with its number and its control."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.kit.contradictions import contradictions
@@ -55,10 +57,12 @@ def test_the_largest_effects_of_each_model_come_first_and_a_part_stands_for_the_
 
 
 def test_errors_that_a_cue_causes_are_counted_with_those_of_the_control():
-    row = reliance_row("vit", *HUE, 0.4, 0.06, fixed=171, broken=14, control_fixed=9, control_broken=12)
+    counts = {"fixed": 171, "broken": 14, "control_fixed": 9, "control_broken": 12}
+    row = reliance_row("vit", *HUE, 0.4, 0.06, **counts)
     assert "171" not in said(row)["reliance on the colour of the background", "vit"].says
-    lost = row.lost.__class__(-30.0, -35.0, -25.0, 450, "points")
-    misled = reliance_row("vit", *HUE, 0.4, 0.06, fixed=171, broken=14, control_fixed=9, control_broken=12, lost=lost)
+    gained = replace(row.gained, value=35.0, low=30.0, high=40.0)
+    lost = replace(row.lost, value=-30.0, low=-35.0, high=-25.0)
+    misled = replace(row, gained=gained, lost=lost)
     says = said(misled)["reliance on the colour of the background", "vit"].says
     assert all(number in says for number in ("171", "14", "(control: 9 and 12)"))
 

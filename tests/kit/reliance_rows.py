@@ -27,14 +27,17 @@ def reliance_row(
         "changed_by_control": Estimate(control, control - 0.02, control + 0.02, N),
         "changed": Estimate(points, points - 4, points + 4, N, "points"),
         "lost": Estimate(points, points - 4, points + 4, N, "points"),
+        "gained": Estimate(-8.0, -11.0, -5.0, N, "points"),
         "fixed": 4,
         "broken": 40,
         "control_fixed": 3,
         "control_broken": 5,
         "p": 1e-9,
         "p_lost": 1e-9,
+        "p_gained": 1e-9,
         "p_holm": 1e-7,
         "p_lost_holm": 1e-7,
+        "p_gained_holm": 1e-7,
     }
     return RelianceRow(model=model, cue=cue, intervention=intervention, **values | more)  # type: ignore[arg-type]
 

@@ -145,9 +145,9 @@ SECTION: Final = Section(
     charts=(
         Chart(
             "reliance", intervals("title", "changed", of="model", reference=0.0),
-            "Predictions that change without each cue, minus those under a control that changes the pixels as much; of "
-            "each cue the strongest intervention. All: tables/reliance.csv.",
-            title="What predictions depend on", rows=_strongest,
+            "Predictions changed without each cue, minus those under a control that changes pixels as much; left of "
+            "the dashed line the control matters more. All interventions: tables/reliance.csv.",
+            title="What predictions depend on ({{ rows|map(attribute='n')|max }} images)", rows=_strongest,
         ),
     ),
 )  # fmt: skip
