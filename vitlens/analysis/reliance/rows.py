@@ -58,9 +58,9 @@ class RelianceRow(OfModel, OfIntervention):
     n: these images; unchanged: the others, which lack the cue; size, control_size: the mean absolute distance of the
     pixels; changed_by, changed_by_control: the share of predictions that change; changed: the difference of the two;
     lost: accuracy after the control minus accuracy after the intervention; gained: accuracy after the intervention
-    minus accuracy before; errors: before; fixed, broken: errors that become right and correct predictions that become wrong; p: of
-    `changed`, p_lost: of `lost`, p_gained: of `gained`, by `paired_test`; p_holm, p_lost_holm, p_gained_holm: corrected
-    over all rows that are matched.
+    minus accuracy before; errors: before; fixed, broken: errors that become right and correct predictions that become
+    wrong; p: of `changed`, p_lost: of `lost`, p_gained: of `gained`, by `paired_test`; p_holm, p_lost_holm,
+    p_gained_holm: corrected over all rows that are matched.
     """
 
     cue: str = col("cue")

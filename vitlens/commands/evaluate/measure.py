@@ -25,6 +25,7 @@ from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import require_evaluable
 from vitlens.commands.shared.calibration import calibration_rows
 from vitlens.commands.shared.comparison import in_pairs
+from vitlens.commands.shared.planted import FactorRow, factor_rows
 from vitlens.commands.shared.saturation import is_saturated
 from vitlens.commands.shared.trainings import trainings_of
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
@@ -64,9 +65,20 @@ def measure(options: EvaluateOptions) -> Path | None:
             lambda: replace(
                 _with_candidates(recorded(evaluations, classes=len(run.split.classes), seed=seed), run, evaluations),
                 training=trainings_of(run.models),
+                by_factor=_by_factor(run, evaluations),
                 predictions={each.alias: _arrays(each, split) for each, split in zip(evaluations, run.splits)},
             )
         )
+
+
+def _by_factor(run: Run[EvaluateOptions], evaluations: Sequence[Evaluation]) -> tuple[FactorRow, ...]:
+    """Return the accuracy by the planted factors of drawn images; none where the factors are not known."""
+    factors = run.split.factors
+    if factors is None:
+        return ()
+    correct = {each.alias: each.correct.numpy() for each in evaluations}
+    groups = None if run.split.groups is None else run.split.groups.cpu().numpy()
+    return tuple(factor_rows(factors, correct, groups))
 
 
 def _with_more_scenes(run: Run[EvaluateOptions]) -> Sequence[Split]:

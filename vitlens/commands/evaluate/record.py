@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from vitlens.arrays import Indices, Pixels, Vector, Words
 from vitlens.commands.shared.calibration import CalibrationRow
 from vitlens.commands.shared.comparison import PairRow
+from vitlens.commands.shared.planted import FactorRow
 from vitlens.commands.shared.trainings import Budget
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.record import OfModel, Record, arrays, col, table
@@ -67,6 +68,7 @@ class EvaluateRecord(Record):
     confusion: tuple[ConfusionRow, ...] = table()
     calibration: tuple[CalibrationRow, ...] = table()
     pairs: tuple[PairRow, ...] = table()
+    by_factor: tuple[FactorRow, ...] = table(optional=True)
     training: tuple[Budget, ...] = table()
     predictions: Mapping[str, PredictionArrays] = arrays("predictions-{model}")
 

@@ -61,7 +61,7 @@ def _misled(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
         row=first,
     )
     says = say(
-        "{{ title|whole }}: on images {{ row.change|whole }}, {{ parts|whole }} are fixed.",
+        "{{ title|whole }}: on images {{ row.change|whole }}, {{ parts }} are fixed.",
         title=title,
         row=first,
         parts=listed(parts),
@@ -93,7 +93,7 @@ def _heads(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
         CUE_HEADS,
         row.model,
         say(
-            "In **{{ row.model }}**, the effect of {{ row.title|whole }} passes through {{ parts|whole }}; in "
+            "In **{{ row.model }}**, the effect of {{ row.title|whole }} passes through {{ parts }}; in "
             "brackets: the effect of the control.",
             row=row,
             parts=listed(parts),

@@ -24,7 +24,7 @@ from vitlens.models.loading import untrained
 from vitlens.models.naming import ModelName, parse_models, require_rule
 from vitlens.models.rebuild import default_classes
 from vitlens.models.support import needs_of, require
-from vitlens.names import DIGITS_PAIR
+from vitlens.names import SHORTCUT_PAIR
 from vitlens.training.recipe import equal_budgets
 
 __all__ = ["measure"]
@@ -52,7 +52,7 @@ def measure(options: StudyOptions) -> Path:
 
 def _measure_whole(options: StudyOptions) -> Path:
     """Run all chapters, each a run folder of its own; returns the report's path."""
-    names, run = options.models or DIGITS_PAIR, options.run
+    names, run = options.models or SHORTCUT_PAIR, options.run
     require_rule(names)
     named = parse_models(names)
     if options.images and options.data:

@@ -9,6 +9,8 @@ import numpy as np
 from vitlens.commands.run.chapters import Question, answered, finished
 from vitlens.commands.run.consistency import reconciled
 from vitlens.commands.shared.names import word_table
+from vitlens.commands.shared.planted import judgement
+from vitlens.commands.shared.shortcut import CUE_HEADS, CUE_MAPS, SHORTCUT
 from vitlens.commands.shared.stages import HOW
 from vitlens.commands.shared.trainings import differences
 from vitlens.commands.study.kinds.report import REPORT as KINDS
@@ -25,12 +27,15 @@ from vitlens.uncertainty import LEVEL, in_points
 _TITLED: Final = 18  # words of a title of two claims
 _BEFORE: Final = (
     Question("Which model classifies better?", ("evaluate",), "surest_errors"),
+    Question("What misleads the models?", ("compare",), "cue_examples"),
+    Question("What do the models rely on?", ("compare",), "reliance"),
+    Question("Which maps show the misleading cue?", ("compare",), "cue_maps"),
+    Question("Which heads carry the misleading cue?", ("compare",), "cue_heads"),
     Question("Is the confidence right?", ("evaluate",), "calibration"),
 )  # fmt: skip
 _AFTER: Final = (
     Question("Where does attention lie?", ("attention",), "object"),
     Question("Which map can you trust?", ("explain",), "checks"),
-    Question("What do the models rely on?", ("compare",), "reliance"),
     Question("Why do the models fail?", ("compare",), "failure_properties"),
     Question("What fixes their errors?", ("compare",), "interventions"),
     Question("Which model copes better with disturbed images?", ("compare",), "robustness"),
@@ -40,11 +45,15 @@ _AFTER: Final = (
     Question("What do the features know?", ("features",), "depth"),
     Question("What do they cost?", ("profile",), "parts"),
 )  # fmt: skip
-# The sentences of the first page: the first claim of each chapter that answers what it was asked, by its questions
-# ((): any), in this order.
-_ANSWERS: Final[Mapping[str, tuple[str, ...]]] = {
-    "evaluate": (), "compare": ("why it fails",), "attack": (), "explain": (), "ablate": (),
-}  # fmt: skip
+# The sentences of the first page: of each slot the first claim that there is, by the chapter and the question of the
+# claim ("": the answer to what the chapter was asked).
+_SLOTS: Final[tuple[tuple[tuple[str, str], ...], ...]] = (
+    (("compare", SHORTCUT),),
+    (("evaluate", ""),),
+    (("compare", CUE_HEADS), ("compare", "why it fails"), ("ablate", "")),
+    (("attack", ""),),
+    (("compare", CUE_MAPS), ("explain", "")),
+)
 # The table of the first page: lines of the chapters' first pages.
 _GLANCED: Final[Mapping[str, tuple[str, ...]]] = {
     "evaluate": ("top-1 accuracy", "calibration error"),
@@ -55,8 +64,8 @@ _GLANCED: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def claims(record: StudyRecord) -> Iterator[Claim]:
-    """The answers of the chapters, one each, then all that they judge."""
-    answers = [claim for word, asked in _ANSWERS.items() for claim in _answer(record, word, asked)]
+    """Yield the answers of the first page, then all that the chapters judge."""
+    answers = [claim for slot in _SLOTS for claim in _answer(record, slot)]
     if len(answers) > 1:
         titles = [claim.title for claim in answers if claim.title]
         title = "; ".join([*titles[:1], *(each.partition(":")[0] for each in titles[1:2])])
@@ -69,14 +78,19 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
                     yield replace(claim, kind="fact" if claim.kind == "answer" else claim.kind, title="")
 
 
-def _answer(record: StudyRecord, word: str, asked: tuple[str, ...]) -> Iterator[Claim]:
-    for chapter in record.of(word)[:1]:
-        found = (
-            claim for claim in chapter.claims
-            if claim.says and (claim.question in asked if asked else claim.kind == "answer")
-        )  # fmt: skip
-        ranked = sorted(found, key=lambda claim: claim.evidence != "intervened") if asked else list(found)
-        yield from (replace(claim, kind="answer", place=chapter.figure(claim.place)) for claim in ranked[:1])
+def _answer(record: StudyRecord, slot: tuple[tuple[str, str], ...]) -> Iterator[Claim]:
+    """Yield the first claim of a slot; of several about one question, one that changed something."""
+    for word, question in slot:
+        for chapter in record.of(word)[:1]:
+            asked = [claim for claim in chapter.claims if claim.says and _answers(claim, question)]
+            asked.sort(key=lambda claim: bool(question) and claim.evidence != "intervened")
+            if asked:
+                yield replace(asked[0], kind="answer", place=chapter.figure(asked[0].place))
+                return
+
+
+def _answers(claim: Claim, question: str) -> bool:
+    return claim.question == question if question else claim.kind == "answer"
 
 
 def findings(record: StudyRecord, most: int | None = None) -> tuple[Claim, ...]:
@@ -146,6 +160,19 @@ def unknown(record: StudyRecord) -> Iterator[str]:
             words=[row.chapter for row in record.left_out],
         )  # fmt: skip
     yield "Not tested: other data than these images, and other sizes of the models."
+    yield from _judged_by_factors(record)
+
+
+def _judged_by_factors(record: StudyRecord) -> Iterator[str]:
+    """Say whether a planted cause was recovered, where the generating factors of the images are known."""
+    for chapter in record.of("evaluate")[:1]:
+        named: dict[str, list[str]] = {}
+        for compared in record.of("compare"):
+            for row in compared.record.reliance:
+                if row.misleads:
+                    named.setdefault(row.model, []).append(row.cue)
+        if record.of("compare"):
+            yield from judgement(chapter.record.by_factor, named)
 
 
 def glance(record: StudyRecord) -> Table | None:
@@ -176,6 +203,10 @@ def _apart(record: StudyRecord) -> Iterator[Mapping[str, Cell]]:
 
 def picture(record: StudyRecord) -> FigureSpec | None:
     """Images that show the answer: both models' maps on the same images, or the surest errors."""
+    for chapter in record.of("compare"):
+        shown = chapter.section("cue_examples")
+        if shown is not None and shown.figures:
+            return shown.figures[0]
     for chapter in (*record.of("compare"), *record.of("evaluate"), *record.of("attention")):
         first = chapter.document.first
         section = None if first is None or first.picture is None else chapter.section(first.picture.name)

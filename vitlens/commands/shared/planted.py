@@ -1,0 +1,126 @@
+"""Judge a report by the generating factors of drawn images, which no analysis reads."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitlens.record import OfModel, col
+from vitlens.report.prose import listed, say
+from vitlens.uncertainty import Estimate, difference_of, share_of
+
+REAL: Final = 5.0  # points of accuracy from which on, with an interval above 0, a model uses a factor
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A cause that was planted in training data. says: how; cues: by which an analysis may name it."""
+
+    says: str
+    cues: tuple[str, ...]
+
+
+# by the factor that says, of each test image, whether the cause would lead to its label
+PLANTED: Final[Mapping[str, Planted]] = MappingProxyType(
+    {
+        "hue_agrees": Planted(
+            "in 90 % of the training scenes of digits-shortcut, the hue of the background goes with the class",
+            ("background-colour", "colour"),
+        ),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FactorRow(OfModel):
+    """The accuracy of one model where a factor is true, and where it is false."""
+
+    factor: str = col("factor")
+    accuracy_true: Estimate = col("accuracy where it holds")
+    accuracy_false: Estimate = col("accuracy elsewhere")
+    difference: Estimate = col("difference")
+
+    @property
+    def is_used(self) -> bool:
+        """True where the model is shown to be better where the factor holds."""
+        low = self.difference.low
+        return low is not None and low > 0 and self.difference.value >= REAL
+
+
+def factor_rows(
+    factors: Mapping[str, NDArray[np.generic]],
+    correct: Mapping[str, NDArray[np.bool_]],
+    groups: NDArray[np.integer] | None,
+) -> Iterator[FactorRow]:
+    """Yield a row for each planted factor and model.
+
+    correct: by model, (n,), whether each prediction is correct; groups: (n,) of images that share a source.
+    """
+    for factor in PLANTED:
+        if factor not in factors:
+            continue
+        holds = np.asarray(factors[factor], dtype=bool)
+        if holds.all() or not holds.any():
+            continue
+        for model, answers in correct.items():
+            accuracies = [_accuracy(answers, side, groups) for side in (holds, ~holds)]
+            yield FactorRow(
+                model=model,
+                factor=factor,
+                accuracy_true=accuracies[0],
+                accuracy_false=accuracies[1],
+                difference=difference_of(*accuracies),
+            )
+
+
+def _accuracy(answers: NDArray[np.bool_], side: NDArray[np.bool_], groups: NDArray[np.integer] | None) -> Estimate:
+    return share_of(answers[side], groups=None if groups is None else groups[side])
+
+
+def judgement(rows: Sequence[FactorRow], named: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield, for each planted cause, whether a report recovered it.
+
+    named: by model, the cues that the report names as misleading.
+    """
+    for factor, planted in PLANTED.items():
+        of_factor = [row for row in rows if row.factor == factor]
+        using = [row for row in of_factor if row.is_used]
+        right = [row for row in using if set(planted.cues) & set(named.get(row.model, ()))]
+        wrong = [row for row in of_factor if not row.is_used and set(planted.cues) & set(named.get(row.model, ()))]
+        if using:
+            yield _recovered(planted, using, right)
+        elif of_factor and not wrong:
+            yield say(
+                "A cause can be planted in these data ({{ planted|whole }}). By the generating factors, "
+                "{{ models }} do not use it, and this report names no such cue.",
+                planted=planted.says,
+                models=listed([say("**{{ row.model }}**", row=row) for row in of_factor]),
+            )
+        if wrong:
+            yield say(
+                "This report is wrong: it names a planted cause that {{ models }} do not use, by the generating factors.",
+                models=listed([say("**{{ row.model }}**", row=row) for row in wrong]),
+            )
+
+
+def _recovered(planted: Planted, using: Sequence[FactorRow], right: Sequence[FactorRow]) -> str:
+    accuracies = [
+        say(
+            "**{{ row.model }}** {{ row.accuracy_true|value }} where it leads to the label, "
+            "{{ row.accuracy_false|value }} elsewhere",
+            row=row,
+        )
+        for row in using
+    ]
+    return say(
+        "A cause was planted: {{ planted|whole }}. The generating factors show it: {{ accuracies }}. This report "
+        "{% if right|length == using|length %}recovered it{% elif right %}recovered it for {{ right|length }} of "
+        "{{ using|length }} models{% else %}did not recover it{% endif %}, without reading the factors.",
+        planted=planted.says,
+        accuracies=listed(accuracies),
+        right=right,
+        using=using,
+    )
