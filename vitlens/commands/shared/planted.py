@@ -101,7 +101,7 @@ def judgement(rows: Sequence[FactorRow], named: Mapping[str, Sequence[str]]) -> 
             )
         if wrong:
             yield say(
-                "This report is wrong: it names a planted cause that {{ models }} do not use, by the generating factors.",
+                "This report is wrong: it names a cause that, by the generating factors, {{ models }} do not use.",
                 models=listed([say("**{{ row.model }}**", row=row) for row in wrong]),
             )
 
