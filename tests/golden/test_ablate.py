@@ -107,7 +107,7 @@ def test_a_ranking_needs_enough_images():
 
 @pytest.mark.usefixtures("undrawn")
 def test_the_lens_ends_and_curves_begin_at_the_whole_model(pictures, tmp_path):
-    record = ran(tmp_path / "out", "ablate vit-digits --data digits --limit 20 --units head --replace zero --pairs 0")
+    record = ran(tmp_path / "out", "ablate vit-digits --data digits --limit 60 --units head --replace zero --pairs 0")
     [patching], arrays = record.patching, record.patched  # by default an image and its corrupted copy
     assert arrays.clean.shape == arrays.corrupted.shape
     assert np.abs(arrays.clean - arrays.corrupted).max() > 0

@@ -308,7 +308,8 @@ def test_other_replacements_are_measured_beside_the_first_and_composites_made_wh
     targets = [model.classes.index(name) for name in arrays.targets]
     for target, own in zip(targets, arrays.maps[0], strict=True):
         found = explain(model, images, targets=torch.tensor([target]), method="relevance")[0]
-        np.testing.assert_allclose(own, found, atol=0.02 * float(found.abs().max()))  # of its rounded pixels
+        difference = np.abs(own - found.numpy()).mean()
+        assert difference < 0.005 * float(found.abs().max())  # of its rounded pixels
     mass = record.metric("composites/vit-digits/mosaic-2/mass/relevance")
     assert (mass.n, mass.low <= mass.value <= mass.high) == (12, True)
     (row,) = (row for row in record.composites if (row.kind, row.method) == ("mosaic-2", "relevance"))
@@ -329,6 +330,6 @@ def test_pasted_objects_are_seen_and_found(tmp_path):
     (row,) = found.composite_sets
     assert (row.seen, row.maps) == (True, 12)
     (relevance,) = (each for each in found.composites if each.method == "relevance")
-    assert relevance.mass.value > 0.5
+    assert relevance.mass.low > 0.3
     assert relevance.above == BASELINES
     assert found.stability == ()

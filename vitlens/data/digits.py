@@ -19,7 +19,7 @@ from vitlens.data.draws import keys, mix, uniform
 from vitlens.data.factors import Factors
 from vitlens.data.registry import DataRequest
 from vitlens.data.scenes import HUES, REFERENCE, drawn_split, factors_of, render, require_canvas, whereabouts
-from vitlens.data.split import Drawings, Drawn, Split, balanced
+from vitlens.data.split import Drawings, Drawn, Split
 from vitlens.errors import DataError
 from vitlens.names import Part
 
@@ -105,17 +105,14 @@ def scenes_of_digits(count: int, *, seed: int = 0, canvas: int = REFERENCE, shor
 
     The first scene of each digit is the one of a smaller run; the last round is a class-balanced subset.
     """
-    draw = partial(digits, "test", seed=seed, canvas=canvas, shortcut=shortcut)
     sources = TEST_PER_CLASS * len(CLASSES)
-    rounds = -(-count // sources)
-    if rounds <= 1:
-        return draw(scenes=1).limit(count, seed=seed)
-    split, whole = draw(scenes=rounds), sources * (rounds - 1)
-    last = torch.arange(whole, len(split))
-    last = last[balanced(len(last), None if split.labels is None else split.labels[last], count - whole, seed)]
+    rounds = max(1, -(-count // sources))
+    split = digits("test", seed=seed, canvas=canvas, shortcut=shortcut, scenes=rounds)
+    if rounds == 1:
+        return split.limit(count, seed=seed)
     several = f"{rounds - 1} to {rounds}" if count < len(split) else str(rounds)
     note = f"There are {sources} source digits, each in {several} scenes; intervals are over source digits."
-    return replace(split.pick(torch.cat([torch.arange(whole), last])), notes=(*split.notes, note))
+    return replace(split.limit(count, seed=seed), notes=(*split.notes, note))
 
 
 def source_digits(part: Part) -> Int[Tensor, " sources"]:

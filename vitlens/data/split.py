@@ -269,12 +269,23 @@ class Split(Summary):
         return replace(self, source=Subset(later, inner.indices), masks=None, scenes=None, factors=factors)
 
     def limit(self, count: int | None, *, seed: int = 0) -> "Split":
-        """At most count images: a seeded subset, as balanced by class as possible."""
+        """Return at most count images: a seeded subset, as balanced by class as possible.
+
+        Of drawn scenes, no source is shown in another scene before all are shown in one.
+        """
         if count is None or count >= len(self):
             return self
         if count < 1:
             raise DataError(f"expected {argument('limit')} of at least 1, found {count}")
-        return self.pick(balanced(len(self), self.labels, count, seed))
+        if self.scenes is None or self.groups is None:
+            return self.pick(balanced(len(self), self.labels, count, seed))
+        chosen = torch.empty(0, dtype=torch.long)
+        rounds = occurrences(self.groups)
+        for number in range(int(rounds.max()) + 1):
+            scenes = (rounds == number).nonzero()[:, 0]
+            labels = None if self.labels is None else self.labels[scenes]
+            chosen = torch.cat((chosen, scenes[balanced(len(scenes), labels, count - len(chosen), seed)]))
+        return self.pick(chosen)
 
 
 def takes_splits(function: Function) -> Function:
@@ -337,6 +348,15 @@ def balanced(total: int, labels: Tensor | None, count: int, seed: int) -> Tensor
     """Seeded indices, sorted, drawn from the classes in turn until count is reached; all where they are fewer."""
     order, _ = in_turn(torch.zeros(total, dtype=torch.long) if labels is None else labels.cpu(), seed)
     return order[:count].sort().values
+
+
+def occurrences(groups: Tensor) -> Tensor:
+    """Return how often the group of each image (n,) occurs before it."""
+    order = groups.argsort(stable=True)
+    counts = groups.unique(return_counts=True)[1]
+    ranks = torch.empty_like(order)
+    ranks[order] = torch.cat([torch.arange(count) for count in counts.tolist()])
+    return ranks
 
 
 def hold_out(labels: Labels, part: Part, *, seed: int, whole: bool = False) -> tuple[Tensor, tuple[str, ...]]:

@@ -41,8 +41,8 @@ def cells_of(model: Model, images: Tensor, targets: Tensor) -> tuple[Tensor, Ten
 
 
 def by_mean(maps: Tensor) -> Tensor:
-    """The positive part divided by its mean."""
-    return maps.clamp_min(0) / maps.clamp_min(0).mean((1, 2), keepdim=True)
+    """The positive part divided by its mean; 0 where nothing is positive."""
+    return (maps.clamp_min(0) / maps.clamp_min(0).mean((1, 2), keepdim=True)).nan_to_num(0.0)
 
 
 def alike(cells: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def effect(model: Model, images: Tensor, targets: Tensor) -> Tensor:
 
 def spread(maps: Tensor) -> Tensor:
     """(Σ m)² / (N Σ m²): the share of the patches that a map of zeros and equal values would mark."""
-    return maps.sum((-2, -1)) ** 2 / (maps[0].numel() * (maps**2).sum((-2, -1)))
+    return maps.sum((-2, -1)) ** 2 / (maps.shape[-2:].numel() * (maps**2).sum((-2, -1)))
 
 
 def smooth(where: Tensor, rollout: Tensor, cells: Tensor, effects: Tensor) -> Tensor:
@@ -117,8 +117,10 @@ def candidates_of(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(scope="module")
 def scenes() -> tuple[Tensor, Tensor]:
-    (batch,) = vitlens.load_data("digits", limit=4).batches(4)
-    return batch.images, batch.labels
+    """Scenes that the model classifies correctly, as nothing of a map may be positive for another class."""
+    (batch,) = vitlens.load_data("digits", limit=12).batches(12)
+    correct = vitlens.load("vit-digits")(batch.images).argmax(1) == batch.labels
+    return batch.images[correct][:4], batch.labels[correct][:4]
 
 
 @pytest.fixture(scope="module")

@@ -124,7 +124,7 @@ def test_redrawn_without_distractors_and_on_another_ground(test_digits):
     strokes = removed > 3
     assert not (strokes & masks).any()
     assert 0.005 < strokes.float().mean() < 0.1
-    assert strokes.flatten(1).any(1).float().mean() > 0.95
+    assert strokes.flatten(1).any(1).float().mean() > 0.9
     # the grain is drawn again, too; the ground shows through the digit's edge
     assert changed[masks].quantile(0.9) <= 0.06 * 255 + 1
     assert ((changed > 3) & ~masks).float().mean() > 0.3

@@ -138,6 +138,15 @@ def test_factors_follow_the_images_they_belong_to(test_digits):
     assert list(frames.columns) == list(picked.factors)
 
 
+@pytest.mark.parametrize("count", [12, 450, 700])
+def test_a_limit_shows_every_source_digit_once_before_any_twice(test_digits, count):
+    limited, loaded = test_digits.limit(count, seed=3), load_data("digits", limit=count, seed=3)
+    assert torch.bincount(limited.groups).max() == -(-count // 450)
+    assert torch.equal(limited.groups, loaded.groups)
+    sizes = limited.labels.bincount()
+    assert sizes.max() - sizes.min() <= 1
+
+
 def test_factors_are_a_table_that_cannot_be_changed(test_digits):
     factors = test_digits.factors
     with pytest.raises(TypeError):
