@@ -2,7 +2,7 @@
 
     python docs/make_first_page.py
 
-Photographs reports/study-digits/report.html in the Chromium that is installed (`pip install -e '.[browser]'`).
+Photographs reports/study-shortcut/report.html in the Chromium that is installed (`pip install -e '.[browser]'`).
 """
 
 import io
@@ -23,7 +23,7 @@ def main() -> None:
     with sync_playwright() as drivers:
         browser = drivers.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": WIDTH, "height": 1200}, device_scale_factor=1.25)
-        page.goto((ROOT / "reports/study-digits/report.html").as_uri())
+        page.goto((ROOT / "reports/study-shortcut/report.html").as_uri())
         page.add_style_tag(content="nav, .skip { display: none }")
         first, last = (page.locator(place).bounding_box() for place in ("header", "#answer"))
         assert first is not None
