@@ -60,8 +60,9 @@ class Depth:
     compared: whose maps are compared; paired: whose errors are compared; disturbed: changed to see what models rely on;
     panels: shown side by side; developed: whose attention is shown over all layers; featured: whose features are read;
     bank: training images of their classifiers; attacks: by name, on attacked images, some at one epsilon alone
-    (singles, 1/255); searched: on which C&W searches for the smallest perturbation (0: it is left out), with so many steps in each of its searches;
-    thorough: whether maps and attacks are checked in every way, and speed is measured at every batch size.
+    (singles, 1/255); searched: on which C&W searches for the smallest perturbation (0: it is left out), with so many
+    steps in each of its searches; thorough: whether maps and attacks are checked in every way, and speed is measured at
+    every batch size.
     """
 
     explained: tuple[str, ...] = _STUDIED
