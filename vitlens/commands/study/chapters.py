@@ -57,17 +57,19 @@ class Depth:
     """Numbers of images unless said otherwise.
 
     explained: methods whose maps are checked; ablated: on which every unit is ablated; checked: on which maps are;
-    compared: whose maps are compared; disturbed: changed to see what models rely on; panels: shown side by side;
-    developed: whose attention is shown over all layers; featured: whose features are read; bank: training images of
-    their classifiers; attacks: by name, on attacked images, some at one epsilon alone (singles, 1/255); searched: on
-    which C&W searches for the smallest perturbation (0: it is left out), with so many steps in each of its searches;
-    thorough: whether maps and attacks are checked in every way, and speed is measured at every batch size.
+    compared: whose maps are compared; paired: whose errors are compared; disturbed: changed to see what models rely on;
+    panels: shown side by side; developed: whose attention is shown over all layers; featured: whose features are read;
+    bank: training images of their classifiers; attacks: by name, on attacked images, some at one epsilon alone
+    (singles, 1/255); searched: on which C&W searches for the smallest perturbation (0: it is left out), with so many
+    steps in each of its searches; thorough: whether maps and attacks are checked in every way, and speed is measured at
+    every batch size.
     """
 
     explained: tuple[str, ...] = _STUDIED
     ablated: int = 200
     checked: int = 30
     compared: int = 40
+    paired: int = 900
     disturbed: int = 200
     panels: int = 24
     developed: int = 24
@@ -87,6 +89,7 @@ FULL: Final = Depth(  # --full
     ablated=10_000,
     checked=200,
     compared=500,
+    paired=10_000,
     disturbed=500,
     panels=50,
     featured=10_000,
@@ -252,6 +255,6 @@ class Chapters(ChapterRunner):
         options = CompareOptions(
             tuple(map(as_typed, pair)), self.images.data, method=method, panels=depth.panels, maps=depth.compared,
             checked=0 if method else depth.checked, disturbed=depth.disturbed, every_cue=depth.thorough,
-            model_options=self.common["model_options"], run=self.run_options,
+            model_options=self.common["model_options"], run=self.at_most(depth.paired),
         )  # fmt: skip
         self.run("compare", "", options)
