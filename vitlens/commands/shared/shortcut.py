@@ -45,13 +45,8 @@ def claims(record: RelianceRecord) -> Iterator[Claim]:
 def _misled(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
     """Return the claim that a cue misleads these models."""
     first = rows[0]
-    parts = [
-        say(
-            "{{ row.fixed }} of {{ row.errors }} errors of **{{ row.model }}** (control: {{ row.control_fixed }})",
-            row=row,
-        )
-        for row in rows
-    ]
+    parts = [say("{{ row.fixed }} of {{ row.errors }} errors of **{{ row.model }}**", row=row) for row in rows]
+    controls = [say("{{ row.control_fixed }}", row=row) for row in rows]
     every = len(rows) == len(record.aliases) > 1
     subject = "Both models" if every and len(rows) == 2 else " and ".join(row.model for row in rows)
     title = say(
@@ -61,10 +56,12 @@ def _misled(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
         row=first,
     )
     says = say(
-        "{{ title|whole }}: on images {{ row.change|whole }}, {{ parts }} are fixed.",
+        "{{ title|whole }}. On images {{ row.change|whole }}, {{ parts }} are fixed; on images "
+        "{{ row.control|whole }} as much, {{ controls }}.",
         title=title,
         row=first,
         parts=listed(parts),
+        controls=listed(controls),
     )
     because = say(
         "accuracy rises by {{ row.gained|value }} without this cue; the control loses accuracy beyond it", row=first
@@ -88,18 +85,21 @@ def _heads(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
     carriers = carrying(record, row.model)
     if not carriers:
         return
-    parts = [say("{{ r.name }} {{ r.share|value }} ({{ r.control|value }})", r=head) for head in carriers[:_NAMED]]
+    first = carriers[0]
+    others = [say("{{ head.name }}", head=head) for head in carriers[1:_NAMED]]
     yield Claim(
         CUE_HEADS,
         row.model,
         say(
-            "In **{{ row.model }}**, the effect of {{ row.title|whole }} passes through {{ parts }}; in "
-            "brackets: the effect of the control.",
+            "In **{{ row.model }}**, {{ head.name }} carries {{ row.title|whole }} most specifically: "
+            "{{ head.share|value }} of its effect passes through this head, of the control's {{ head.control|value }}"
+            "{% if others %}; then {{ others }}{% endif %}.",
             row=row,
-            parts=listed(parts),
+            head=first,
+            others=listed(others) if others else "",
         ),
-        effect=carriers[0].share,
-        p=carriers[0].p_holm,
+        effect=first.share,
+        p=first.p_holm,
         evidence="intervened",
         place="cue_heads",
     )
@@ -122,11 +122,11 @@ def _maps(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
     best = order[0]
     if shown:
         says = say(
-            "Maps of **{{ best.model }}** by **{{ best.method }}** show it best: {{ best.decided|value }} of the "
-            "evidence lies there where this cue decides, {{ best.others|value }} elsewhere"
-            "{% if hidden %}; not shown by {{ hidden }}{% endif %}.",
+            "Of the maps of **{{ best.model }}**, **{{ best.method }}** shows this cue best: {{ best.decided|value }} of "
+            "its evidence lies there where the cue decides, {{ best.others|value }} elsewhere"
+            "{% if hidden %}; {{ hidden }} do not show it{% endif %}.",
             best=best,
-            hidden=listed(hidden[:_NAMED]),
+            hidden=listed(hidden[:_NAMED]) if hidden else "",
         )
     else:
         says = say(

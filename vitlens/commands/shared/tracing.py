@@ -22,6 +22,7 @@ from vitlens.uncertainty import holm
 
 _AT_ONCE: Final = 64  # images
 EXAMPLES: Final = 6
+_PATCHED: Final = 100  # images on which heads are patched: each takes a pass for every head
 
 
 @dataclass(frozen=True)
@@ -103,11 +104,11 @@ def _heads(viewer: Viewer, row: RelianceRow, data: ChangedImages, seed: int) -> 
     try:
         found = find_cue_heads(
             viewer.model,
-            data.images.to(device),
-            data.changed.to(device),
-            data.control.to(device),
-            labels=data.labels.to(device),
-            groups=data.groups,
+            data.images[:_PATCHED].to(device),
+            data.changed[:_PATCHED].to(device),
+            data.control[:_PATCHED].to(device),
+            labels=data.labels[:_PATCHED].to(device),
+            groups=None if data.groups is None else data.groups[:_PATCHED],
             seed=seed,
         )
     except InputError:  # the logits do not depend on the change

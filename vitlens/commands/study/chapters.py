@@ -69,7 +69,7 @@ class Depth:
     ablated: int = 200
     checked: int = 30
     compared: int = 40
-    paired: int = 900
+    paired: int = 450
     disturbed: int = 200
     panels: int = 24
     developed: int = 24
