@@ -122,8 +122,8 @@ def _maps(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
     best = order[0]
     if shown:
         says = say(
-            "Of the maps of **{{ best.model }}**, **{{ best.method }}** shows this cue best: {{ best.decided|value }} of "
-            "its evidence lies there where the cue decides, {{ best.others|value }} elsewhere"
+            "Of the maps of **{{ best.model }}**, **{{ best.method }}** shows this cue best: {{ best.decided|value }} "
+            "of its evidence lies there where the cue decides, {{ best.others|value }} elsewhere"
             "{% if hidden %}; {{ hidden }} do not show it{% endif %}.",
             best=best,
             hidden=listed(hidden[:_NAMED]) if hidden else "",
