@@ -18,7 +18,7 @@ def test_the_planted_cue_misleads_the_pair_that_was_trained_with_it(name, scenes
     (row,) = result.rows
     assert result.relied_on() == ("background-colour",)
     assert row.misleads
-    assert row.fixed > 2 * row.control_fixed
+    assert row.fixed > row.control_fixed
     assert row.fixed > 2 * row.broken
 
 
