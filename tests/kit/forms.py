@@ -13,6 +13,7 @@ from vitlens.demo import intervene, tabs
 from vitlens.demo.pictures import Picture
 from vitlens.demo.pool import Pool
 from vitlens.demo.site import DemoSite, Write, written
+from vitlens.errors import typed_flags
 from vitlens.models.model import Model
 from vitlens.models.support import meets
 
@@ -30,7 +31,8 @@ def write(model: Model, picture: Picture, function: Write, place: Path, **option
 
 
 def every_view(model: Model, batch: Tensor) -> list[str]:
-    """The HTML of every tab for the first image of a batch in [0, 1], as far as the model has them."""
+    """The HTML of every tab for the first image of a batch in [0, 1], as far as the model has them, as under `vitlens
+    demo`."""
     (served,) = Pool((model,)).models
     picture = Picture("key", "a.png", "", {model.alias: (batch[:1] * 255).round().byte()})
     views: list[tuple[Write, dict[str, Any]]] = [
@@ -44,5 +46,5 @@ def every_view(model: Model, batch: Tensor) -> list[str]:
         off = {"heads": switches.heads[:2], "patches": () if switches.grid is None else (0,)}
         views.append((intervene.write_intervened, {"off": off}))
         shown.append(intervene.board_html(served, picture, switches, {}))
-    with TemporaryDirectory() as place:
+    with typed_flags(), TemporaryDirectory() as place:
         return [*shown, *(write(served, picture, each, Path(place), **more).read_text("utf-8") for each, more in views)]

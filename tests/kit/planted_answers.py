@@ -21,11 +21,15 @@ NAMES = ("ant", "<b>*bee*</b>", "`cat`", "dog", "eel")
 
 @dataclass(frozen=True)
 class Answers:
-    """Image i is predicted as predicted[i] with confidence[i]; labels: of the images, the same for all models."""
+    """Image i is predicted as predicted[i] with confidence[i].
+
+    labels: of the images, the same for all models; groups: of images that share a source, or None.
+    """
 
     confidence: NDArray[np.floating]
     predicted: NDArray[np.integer]
     labels: NDArray[np.integer]
+    groups: NDArray[np.integer] | None = None
 
 
 def answers(right: NDArray[np.bool_], confidence: NDArray[np.floating] | float = 0.9, *, classes: int = 5) -> Answers:
@@ -40,7 +44,9 @@ def evaluations(models: Mapping[str, Answers], names: Sequence[str]) -> tuple[li
         rest = np.repeat(((1 - own.confidence) / (len(names) - 1))[:, None], len(names), 1)
         np.put_along_axis(rest, np.asarray(own.predicted)[:, None], own.confidence[:, None], 1)
         logits = torch.from_numpy(np.log(rest)).float()
-        found.append(Evaluation(alias, tuple(names), logits, torch.from_numpy(np.asarray(own.labels)).long()))
+        labels = torch.from_numpy(np.asarray(own.labels)).long()
+        groups = None if own.groups is None else torch.from_numpy(np.asarray(own.groups))
+        found.append(Evaluation(alias, tuple(names), logits, labels, groups))
     data = Data("planted", "test", len(found[0].labels), len(names))
     return found, Config(models=tuple(map(ModelEntry, models)), data=data)
 

@@ -87,7 +87,8 @@ OTHER_WAYS: dict[str, Take] = {  # in which batches are read, too
     ),
     "intervene": means_of,
 }
-OTHERS = {"choose_method", "shape_bias", "show", "show_heads", "walkthrough"}  # of 20 images or more, of files, of one
+# of 20 images or more, of files, of one
+OTHERS = {"choose_method", "reliance", "shape_bias", "show", "show_heads", "walkthrough"}
 WITH_LABELS = ("class folders", "a path of class folders", "Split")
 
 

@@ -39,7 +39,8 @@ def test_a_committed_report_is_read_as_it_was_written(name):
         key: value["value"] for key, value in results["metrics"].items()
     }
     for table, kind in COMMANDS[run.command].contents.tables.items():
-        assert len(run.table(table)) == len(results["tables"][table])
+        # a folder of an earlier version may lack a table that is new; `read` refuses it without any other
+        assert len(run.table(table)) == len(results["tables"].get(table, ()))
         assert all(type(row) is kind for row in run.table(table))
 
 

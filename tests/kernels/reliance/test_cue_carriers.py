@@ -4,8 +4,7 @@ import pytest
 import torch
 
 import vitlens
-from vitlens.analysis.reliance.heads import find_cue_heads
-from vitlens.analysis.reliance.maps import judge_cue_maps
+from tests.kit.cues import find_cue_heads, judge_cue_maps
 from vitlens.errors import InputError
 
 IMAGES = 40

@@ -184,7 +184,7 @@ study no-such-model --at-least entrpy=1 | entropy
 
 study {cnn} | softmax attention
 study vit-digits --seeds 2 | --kind with --seeds 2
-study vit-digits --data digts | no data 'digts'; did you mean 'digits'?
+study vit-digits --data digts | no data 'digts'; did you mean 'digits' or 'digits-shortcut'?
 study --kind poolin | did you mean 'pooling'?
 study --kind xyz | patch-size, pooling, positions, pretraining, registers, size, swin, transfer, whole
 study --kind size --seeds 0 | --seeds

@@ -10,6 +10,7 @@ from scipy import stats
 
 import vitlens
 from tests.kit.commands import ran
+from tests.kit.planted_answers import Answers, evaluate_record
 from tests.kit.reader import confident
 from tests.kit.splits import split_of
 from vitlens.commands.evaluate.record import EvaluateRecord
@@ -66,6 +67,17 @@ def test_calibration_by_a_plain_loop(planted: Planted) -> None:
     assert measured == pytest.approx((gap.value, gap.low, gap.high), abs=1e-5)
     losses = -np.log(np.where(planted.right, confidence, (1 - confidence) / 4))
     assert score.cross_entropy.value == pytest.approx(losses.mean(), abs=1e-4)
+
+
+@pytest.mark.parametrize(("groups", "sources"), [((4, 4, 7, 4, 7), [2, 2]), (None, [2, 3])])
+def test_bins_count_sources_where_several_images_show_one(groups, sources) -> None:
+    confidence = np.array([0.9, 0.9, 0.9, 0.6, 0.6])
+    labels = np.array([0, 0, 1, 0, 1])
+    planted_groups = None if groups is None else np.array(groups)
+    record = evaluate_record(
+        {"a": Answers(confidence, np.zeros(5, dtype=int), labels, planted_groups)}, names=("a", "b")
+    )
+    assert [row.sources for row in record.calibration if row.count] == sources
 
 
 def test_classes_and_confusions_are_counted(planted: Planted) -> None:

@@ -143,7 +143,8 @@ def test_what_was_tried_with_zeros_is_not_believed_of_other_weights(stem, change
         else:
             vitlens.explain(current, batch, method="occlusion", targets=labels)
             vitlens.ablate(current, batch, labels, replace="zero")
-            vitlens.explain(current, batch, method="integrated-gradients", targets=labels)
+            with pytest.warns(UserWarning, match="zero"):
+                vitlens.explain(current, batch, method="integrated-gradients", targets=labels)
             CHANGES[change](net, state)
         results.append(
             (

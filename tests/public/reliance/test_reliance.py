@@ -5,9 +5,11 @@ from functools import cache
 
 import pytest
 import torch
+from PIL import Image
 
 import vitlens
-from tests.kit.planted_reliance import images, labelled_by, reads, trained_on, wrapped
+from tests.kit.batches import SEEN_AT_ONCE, counted
+from tests.kit.planted_reliance import CLASSES, SIDE, images, labelled_by, reads, trained_on, wrapped
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.uncertainty import LEVEL
 
@@ -30,6 +32,32 @@ def found(cue: str, **more: object):
 @pytest.mark.parametrize("cue", PLANTED)
 def test_the_planted_cue_comes_first_and_nothing_else_is_named(cue):
     assert whole(cue).relied_on() == (PLANTED[cue], *TOGETHER[cue])
+
+
+@pytest.mark.parametrize("form", ["8-bit tensor", "array", "class folders"])
+def test_images_in_every_form_give_the_same_rows(form, tmp_path):
+    split = labelled_by("brightness", SPLIT, FACTORS).limit(24)
+    (batch,) = split.batches(24)
+    pixels = (255 * batch.images).round().byte()
+    for index, (image, label) in enumerate(zip(pixels, batch.labels.tolist(), strict=True)):
+        place = tmp_path / split.classes[label]
+        place.mkdir(exist_ok=True)
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(place / f"{index:02}.png")
+    forms = {"8-bit tensor": pixels, "array": pixels.permute(0, 2, 3, 1).numpy(), "class folders": tmp_path}
+    labels = None if form == "class folders" else batch.labels
+    (row,) = vitlens.reliance(reads("brightness"), forms[form], labels, cues=["brightness"]).rows
+    (expected,) = vitlens.reliance(reads("brightness"), split, cues=["brightness"]).rows
+    assert row.n == 24
+    assert row.size == pytest.approx(expected.size)
+    assert (row.changed_by, row.lost, row.gained) == (expected.changed_by, expected.lost, expected.gained)
+
+
+def test_no_more_than_a_batch_of_a_split_is_read_at_once(monkeypatch):
+    monkeypatch.setattr("vitlens.data.identity._AT_ONCE", SEEN_AT_ONCE)  # of which the content decides the order
+    split = counted((SIDE, SIDE), CLASSES, count=24)
+    rows = vitlens.reliance(reads("brightness"), split, cues=["brightness"], batch_size=SEEN_AT_ONCE).rows
+    assert rows[0].n == 24
+    assert max(split.source.asked) <= SEEN_AT_ONCE
 
 
 @pytest.mark.parametrize("cue", ["hue", "texture"])

@@ -288,9 +288,11 @@ def _has(row: RelianceRow, names: Sequence[str], share: float, strongest: dict[s
 
 
 def suspects(rows: Sequence[RelianceRow], model: str) -> tuple[RelianceRow, ...]:
-    """Return the cues a model should not rely on but does: those that mislead it, and those of the background."""
+    """Return the cues a model should not rely on but does: those that mislead it, then others of the background."""
     of_model = ranked(rows, model)
-    return tuple(row for row in of_model if row.misleads or row.of_intervention.region == "background")
+    misleading = [row for row in of_model if row.misleads]
+    others = [row for row in of_model if not row.misleads and row.of_intervention.region == "background"]
+    return (*misleading, *others)
 
 
 def ranked_pairs(pairs: Sequence[ReliancePairRow]) -> tuple[ReliancePairRow, ...]:

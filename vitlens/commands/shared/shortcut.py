@@ -6,7 +6,14 @@ from typing import Final
 
 import numpy as np
 
-from vitlens.analysis.reliance.rows import CueHeadRow, CueMapRow, RelianceRow, suspects
+from vitlens.analysis.reliance.rows import (
+    CueExampleRow,
+    CueHeadRow,
+    CueMapRow,
+    OfIntervention,
+    RelianceRow,
+    suspects,
+)
 from vitlens.charts import Picture, images, intervals
 from vitlens.commands.shared.reliance import RelianceRecord
 from vitlens.report.claims import Claim
@@ -30,11 +37,20 @@ def misleading(record: RelianceRecord) -> tuple[RelianceRow, ...]:
     return tuple(sorted(rows, key=lambda row: -row.gained.value))
 
 
+def _is_about(row: CueExampleRow | CueHeadRow | CueMapRow, misled: RelianceRow) -> bool:
+    """Return True where a row is about the model of another row and the same intervention."""
+    return row.model == misled.model and _intervention(row) == _intervention(misled)
+
+
+def _intervention(row: OfIntervention) -> tuple[str, str]:
+    return row.cue, row.intervention
+
+
 def claims(record: RelianceRecord) -> Iterator[Claim]:
     """Yield one claim for each misleading cue, and what shows it."""
     by_cue: dict[tuple[str, str], list[RelianceRow]] = {}
     for row in misleading(record):
-        by_cue.setdefault((row.cue, row.intervention), []).append(row)
+        by_cue.setdefault(_intervention(row), []).append(row)
     for rows in by_cue.values():
         yield _misled(record, rows)
     for row in misleading(record):
@@ -82,7 +98,7 @@ def _misled(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
 
 def _heads(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
     """Yield the claim about the heads that carry a cue, where some do."""
-    carriers = carrying(record, row.model)
+    carriers = [head for head in _head_rows(record) if head.carries and _is_about(head, row)]
     if not carriers:
         return
     first = carriers[0]
@@ -105,15 +121,9 @@ def _heads(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
     )
 
 
-def carrying(record: RelianceRecord, model: str) -> list[CueHeadRow]:
-    """Return the heads of a model through which more of a cue's effect passes than of the control's."""
-    heads = [head for head in record.cue_heads if head.model == model and head.carries]
-    return sorted(heads, key=lambda head: head.control.value - head.share.value)
-
-
 def _maps(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
     """Yield the claim about the maps that show a cue and those that do not."""
-    judged = [each for each in record.cue_maps if each.model == row.model]
+    judged = [each for each in record.cue_maps if _is_about(each, row)]
     if not judged:
         return
     order = sorted(judged, key=lambda each: -each.area.value)
@@ -152,11 +162,11 @@ def _pictures(record: RelianceRecord) -> Iterator[Picture]:
 
 
 def _pictures_of(record: RelianceRecord, row: RelianceRow) -> Iterator[Picture]:
+    examples = [each for each in record.cue_examples if _is_about(each, row)]
     pictures = record.cue_pictures.get(row.model)
-    if pictures is None:
+    if pictures is None or not examples:
         return
-    examples = [each for each in record.cue_examples if each.model == row.model]
-    methods = sorted((each for each in record.cue_maps if each.model == row.model), key=lambda each: -each.area.value)
+    methods = [each for each in _map_rows(record) if _is_about(each, row)]
     for at, example in enumerate(examples):
         column = str(at + 1)
         before = pictures.before[at] / _BYTE
@@ -186,11 +196,17 @@ def _fixed(record: RelianceRecord) -> list[RelianceRow]:
 
 
 def _map_rows(record: RelianceRecord) -> list[CueMapRow]:
-    return sorted(record.cue_maps, key=lambda row: (row.model, -row.area.value))
+    """Return the maps judged on the cues that mislead, of each model the best first."""
+    misled = misleading(record)
+    rows = [row for row in record.cue_maps if any(_is_about(row, each) for each in misled)]
+    return sorted(rows, key=lambda row: (row.model, -row.area.value))
 
 
 def _head_rows(record: RelianceRecord) -> list[CueHeadRow]:
-    return sorted(record.cue_heads, key=lambda row: (not row.carries, row.control.value - row.share.value))
+    """Return the heads measured on the cues that mislead, those that carry them first."""
+    misled = misleading(record)
+    rows = [row for row in record.cue_heads if any(_is_about(row, each) for each in misled)]
+    return sorted(rows, key=lambda row: (not row.carries, row.control.value - row.share.value))
 
 
 SECTIONS: Final = (
