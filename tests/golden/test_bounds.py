@@ -20,6 +20,7 @@ SIGNED = {  # differences of shares
     "ScoreRow.confidence_gap",
 }
 TWICE = {"MapCheckRow.margin", "MapCheckRow.behind"}  # differences of differences of shares
+COSINE_DISTANCES = {"BlockDistanceRow.distance"}  # 1 minus a cosine
 POSITIVE = {  # of any size: relative to a mean, norms, places
     "HeadRow.output",
     "AttackRow.median",
@@ -60,6 +61,8 @@ def bounds_of(name: str, unit: str) -> tuple[float, float]:
         return -1.0, 1.0
     if name in TWICE:
         return -2.0, 2.0
+    if name in COSINE_DISTANCES:
+        return 0.0, 2.0
     if name in POSITIVE:
         return 0.0, math.inf
     if name in UNBOUNDED or unit not in BOUNDS:

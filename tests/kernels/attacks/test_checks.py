@@ -74,7 +74,7 @@ def test_results_that_depend_on_the_batch():
 @pytest.mark.parametrize(
     ("few", "many", "found", "says"),
     [
-        (NONE, EVERY, ("failed", 8, 8), "too few steps, raise --steps"),
+        (NONE, EVERY, ("failed", 8, 8), "too few steps, raise steps="),
         (EVERY, NONE, ("failed", 8, 8), "more steps break fewer"),
         (EVERY, torch.arange(8) > 2, ("passed", 3, 3), "8 fooled with 10 steps, 5 with 40"),
         (FIRST, ~FIRST, ("passed", 7, 8), "1 fooled with 10 steps, 7 with 40"),
@@ -155,5 +155,5 @@ def test_a_search_that_was_too_short_or_too_long(far, lost, state, raise_steps):
         return Result(torch.where(success[:, None, None, None], moved, images), success)
 
     check = trial(search).same_distances(epsilon=7.0, steps=10)
-    assert (check.state, "raise --steps" in check.found) == (state, raise_steps)
+    assert (check.state, "raise steps=" in check.found) == (state, raise_steps)
     assert stuck(IMAGES, NONE).same_distances(epsilon=7.0, steps=10).state == "failed"

@@ -34,13 +34,13 @@ def confusions(golden, counts):
 
 
 def test_confusions_are_counts_coloured_by_the_share_of_their_class(golden):
-    counts = np.array([[8, 2, 0], [0, 9, 0], [1, 1, 2]])
+    counts = np.array([[80, 20, 0], [0, 90, 0], [10, 10, 20]])
     axes, *_ = figure_of(confusions(golden, counts), "confusion").axes
     np.testing.assert_allclose(array(axes), 100 * counts / counts.sum(1, keepdims=True))
     written = {(text.get_position()[1], text.get_position()[0]): text.get_text() for text in axes.texts}
     assert {at: int(word or 0) for at, word in written.items()} == dict(np.ndenumerate(counts))
     many = np.diag([9] * 30)
-    many[20, 25] = 4
+    many[20, 25] = 40
     axes, *_ = figure_of(confusions(golden, many), "confusion").axes
     names = [label.get_text() for label in axes.get_yticklabels()]
     assert len(names) < 30  # those that are confused most, in the order of the data
@@ -53,7 +53,8 @@ def test_bins_have_the_interval_of_their_accuracy_and_empty_ones_are_left_out(go
     kind, (a, b) = record.contents().tables["calibration"], record.aliases
     bins = (kind(a, 0.9, 0.75, 40), kind(a, 0.0, 0.0, 0), kind(b, 0.5, 1.0, 60))
     enough = replace(record.config, data=replace(record.config.data, images=100))
-    figure = figure_of(replace(record, calibration=bins, config=enough), "calibration")
+    errors = tuple(record.contents().tables["confusion"](model, "0", "1", 50) for model in (a, b))
+    figure = figure_of(replace(record, calibration=bins, config=enough, confusion=errors), "calibration")
     (axes,) = figure.axes
     points = [container.lines[0].get_xydata().tolist() for container in axes.containers]
     assert points == [[[90, 75]], [[50, 100]]]

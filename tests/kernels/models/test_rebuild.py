@@ -255,5 +255,5 @@ def test_what_cannot_be_built_anew_is_refused():
         untrained_like(wrapped, seed=0)
     with pytest.raises(InputError, match="30 and 8 px"):
         untrained_like(small(), seed=0, size=(30, 32))
-    with pytest.raises(ModelError, match="check --sizes"):
+    with pytest.raises(ModelError, match="check sizes="):
         untrained_like(vitlens.load("torchvision:squeezenet1_1@random"), seed=0, size=(8, 8))

@@ -251,8 +251,10 @@ def _power_rows(checked: CheckedMaps, split: Split) -> Iterator[kept.PowerRow]:
         found = [power for power in known if power is not None and power.error > 0]
         if found:
             error, detectable = (median(getattr(power, each) for power in found) for each in ("error", "detectable"))
-            estimate = Estimate(detectable, n=found[0].n)
-            yield kept.PowerRow(checked.model.alias, check, best, error, estimate, found[0].groups)
+            least, most = _RANGES.get(check, (0.0, 1.0))
+            is_possible = detectable <= most - least
+            estimate = Estimate(detectable, n=found[0].n) if is_possible else None
+            yield kept.PowerRow(checked.model.alias, check, best, error, found[0].groups, estimate)
 
 
 def composite_names(chosen: Sequence[str], *, has_masks: bool) -> tuple[str, ...]:

@@ -74,8 +74,9 @@ def unknown(record: ExplainRecord) -> Iterator[str]:
                   "{{ row.worse }} with patches {{ first }}, below with patches {{ second }}.", alias=alias, row=most,
                   first=REPLACED[most.first], second=REPLACED[most.second])  # fmt: skip
     for row in [row for row in record.power if row.check in ("road", "gap")][:1]:
-        yield say("A true difference of the removal scores of two methods below {{ least|number }} is likely missed "
-                  "with {{ row.detectable.n }} images.", row=row, least=row.detectable.value)  # fmt: skip
+        yield say("{% if row.detectable %}A true difference of the removal scores of two methods below "
+                  "{{ row.detectable.value|number }} is{% else %}All differences of removal scores are{% endif %} "
+                  "likely missed with {{ n }} images.", row=row, n=record.images)  # fmt: skip
     yield from _left_out(record)
     if options.get("engine") == "grad-cam":
         yield "The maps are the grad-cam package's: negative values set to zero, each scaled to its own range."

@@ -195,14 +195,14 @@ class StabilityRow(OfModel):
 @dataclass(frozen=True)
 class PowerRow(OfModel):
     """What paired comparisons of the best method with the others can see in one check. error: median standard error of
-    the mean difference; detectable: the smallest true difference that is found with a probability of 80 % at 5 %;
-    groups: independent images."""
+    the mean difference; groups: independent images; detectable: the smallest true difference that is found with a
+    probability of 80 % at 5 %, None where it would exceed every possible difference."""
 
     check: str = col("check")
     best: str = col("best method")
     error: float = col("standard error")
-    detectable: Estimate = col("detectable difference", metric="detectable/{model}/{check}")
     groups: int = col("independent images")
+    detectable: Estimate | None = col("detectable difference", metric="detectable/{model}/{check}", default=None)
 
 
 @dataclass(frozen=True)
