@@ -106,7 +106,7 @@ def _of_numbers(sources: Sequence[_Source]) -> Iterator[Conflict]:
             others |= {each.name: each.record.images for each in (first, source)}
             on_others.append(conflict)
     says = say(
-        "Parts of this report use other images ({{ parts }}): numbers of the same name differ by their images.",
+        "Numbers of images: {{ parts }}. Numbers of the same name differ where the images do.",
         parts=listed([say("{{ name }} {{ n }}", name=name, n=count) for name, count in others.items()]),
     )
     yield from (replace(each, says=says) for each in on_others)
@@ -137,8 +137,8 @@ def _on_other_images(first: _Source, second: _Source, heads: Sequence[str]) -> s
     if first.record.images == second.record.images:
         return ""
     return say(
-        "The label{{ heads|s }} of {{ heads|names }} {{ heads|are }} uncertain: on the {{ m }} images of {{ second }} "
-        "another was found than on the {{ n }} of {{ first }}.",
+        "The label{{ heads|s }} of {{ heads|names }} {{ heads|are }} unstable: {{ first }} uses {{ n }} images, "
+        "{{ second }} {{ m }}.",
         heads=heads,
         first=first.name,
         second=second.name,

@@ -95,8 +95,10 @@ def which_is_better(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
             given = known | {"other": other, "row": row, "size": row.gain(top)}
             yield Claim(
                 "which is better", f"{top} and {other}",
-                say("**{{ top }}** classifies more images correctly than **{{ other }}**: {{ accuracy|value }}, "
-                    "{{ size }} more (McNemar's exact test, p = {{ row.p_holm|number }}).", **given),
+                say("**{{ top }}** is right on {{ accuracy|value }} of the images, **{{ other }}** on "
+                    "{{ other_accuracy|value }}: a difference of {{ size }} (McNemar's exact test, "
+                    "{% if row.p_holm < 0.001 %}p < 0.001{% else %}p = {{ row.p_holm|number }}{% endif %}).",
+                    other_accuracy=accuracies[other], **given),
                 title=say("{% if not alike %}{{ top }} classifies more images correctly than {% if pairs|length > 1 %}"
                           "the {{ pairs|length }} other models{% else %}{{ other }}{% endif %}{% endif %}", **given),
                 effect=row.gain(top), p=row.p_holm, kind="answer",

@@ -94,8 +94,8 @@ def judgement(rows: Sequence[FactorRow], named: Mapping[str, Sequence[str]]) -> 
             yield _recovered(planted, using, right)
         elif of_factor and not wrong:
             yield say(
-                "A cause can be planted in these data ({{ planted|whole }}). By the generating factors, "
-                "{{ models }} do not use it, and this report names no such cue.",
+                "Known answer: {{ models }} do not use the cause that can be planted in these data "
+                "({{ planted|whole }}), and this report does not name it.",
                 planted=planted.says,
                 models=listed([say("**{{ row.model }}**", row=row) for row in of_factor]),
             )
@@ -108,17 +108,14 @@ def judgement(rows: Sequence[FactorRow], named: Mapping[str, Sequence[str]]) -> 
 
 def _recovered(planted: Planted, using: Sequence[FactorRow], right: Sequence[FactorRow]) -> str:
     accuracies = [
-        say(
-            "**{{ row.model }}** {{ row.accuracy_true|value }} where it leads to the label, "
-            "{{ row.accuracy_false|value }} elsewhere",
-            row=row,
-        )
+        say("**{{ row.model }}** {{ row.accuracy_true|value }} and {{ row.accuracy_false|value }}", row=row)
         for row in using
     ]
     return say(
-        "A cause was planted: {{ planted|whole }}. The generating factors show it: {{ accuracies }}. This report "
-        "{% if right|length == using|length %}recovered it{% elif right %}recovered it for {{ right|length }} of "
-        "{{ using|length }} models{% else %}did not recover it{% endif %}, without reading the factors.",
+        "Known answer: {{ planted|whole }}; in the test scenes it does not. Accuracy where it leads to the label and "
+        "elsewhere: {{ accuracies }}. From pixels, masks and predictions only, this report "
+        "{% if right|length == using|length %}recovered this cause{% elif right %}recovered it for "
+        "{{ right|length }} of {{ using|length }} models{% else %}did not recover it{% endif %}.",
         planted=planted.says,
         accuracies=listed(accuracies),
         right=right,

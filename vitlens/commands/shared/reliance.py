@@ -39,6 +39,13 @@ class RelianceRecord(Record):
     cue_examples: tuple[CueExampleRow, ...] = table(optional=True)
     cue_pictures: Mapping[str, CueExampleArrays] = arrays("cue-{model}")
 
+    @property
+    def misled(self) -> str:
+        """The model that a cue misleads most, "" for none."""
+        rows = [row for row in self.reliance if row.misleads]
+        strongest = max(rows, key=lambda row: row.gained.value, default=None)
+        return "" if strongest is None else strongest.model
+
 
 def claims(record: RelianceRecord) -> Iterator[Claim]:
     """What each model relies on most, and what one relies on more than another."""

@@ -61,8 +61,6 @@ def claims(record: RelianceRecord) -> Iterator[Claim]:
 def _misled(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
     """Return the claim that a cue misleads these models."""
     first = rows[0]
-    parts = [say("{{ row.fixed }} of {{ row.errors }} errors of **{{ row.model }}**", row=row) for row in rows]
-    controls = [say("{{ row.control_fixed }}", row=row) for row in rows]
     every = len(rows) == len(record.aliases) > 1
     subject = "Both models" if every and len(rows) == 2 else " and ".join(row.model for row in rows)
     title = say(
@@ -72,12 +70,12 @@ def _misled(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
         row=first,
     )
     says = say(
-        "{{ title|whole }}. On images {{ row.change|whole }}, {{ parts }} are fixed; on images "
-        "{{ row.control|whole }} as much, {{ controls }}.",
-        title=title,
+        "Without it, {{ row.fixed }} of {{ row.errors }} errors of **{{ row.model }}** on {{ row.n }} images are fixed "
+        "and {{ row.broken }} correct predictions lost; {{ row.control|whole }} as much, {{ row.control_fixed }} are "
+        "fixed.{% for other in others %} For **{{ other.model }}**: {{ other.fixed }} of {{ other.errors }} fixed, "
+        "{{ other.broken }} lost; the control fixes {{ other.control_fixed }}.{% endfor %}",
         row=first,
-        parts=listed(parts),
-        controls=listed(controls),
+        others=rows[1:],
     )
     because = say(
         "accuracy rises by {{ row.gained|value }} without this cue; the control loses accuracy beyond it", row=first
@@ -107,18 +105,27 @@ def _heads(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
         CUE_HEADS,
         row.model,
         say(
-            "In **{{ row.model }}**, {{ head.name }} carries {{ row.title|whole }} most specifically: "
-            "{{ head.share|value }} of its effect passes through this head, of the control's {{ head.control|value }}"
-            "{% if others %}; then {{ others }}{% endif %}.",
+            "Head {{ head.name }} of **{{ row.model }}** carries it: {{ head.share|value }} of the effect of "
+            "{{ row.title|whole }} passes through this head, {{ head.control|value }} of the control's"
+            "{% if others %}. {{ others }} follow{% endif %}."
+            "{% if map %} Of its maps, **{{ map.method }}** shows this cue best "
+            "(ROC-AUC {{ map.area|value }}).{% endif %}",
             row=row,
             head=first,
             others=listed(others) if others else "",
+            map=_best_map(record, row),
         ),
         effect=first.share,
         p=first.p_holm,
         evidence="intervened",
         place="cue_heads",
     )
+
+
+def _best_map(record: RelianceRecord, row: RelianceRow) -> CueMapRow | None:
+    """Return the maps that show a cue best, None where none do."""
+    shown = [each for each in record.cue_maps if _is_about(each, row) and each.shows]
+    return max(shown, key=lambda each: each.area.value, default=None)
 
 
 def _maps(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
@@ -140,7 +147,7 @@ def _maps(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
         )
     else:
         says = say(
-            "No map of **{{ best.model }}** shows it: the evidence there does not tell images in which it decides.",
+            "No map of **{{ best.model }}** shows this cue: where it decides, they have no more evidence there.",
             best=best,
         )
     yield Claim(
@@ -157,8 +164,9 @@ def _maps(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
 
 def _pictures(record: RelianceRecord) -> Iterator[Picture]:
     """Yield a column for each example: the image, the image without the cue, and the map on the image."""
-    for row in misleading(record)[:1]:
-        yield from _pictures_of(record, row)
+    for row in misleading(record):
+        if row.model == record.misled:
+            yield from _pictures_of(record, row)
 
 
 def _pictures_of(record: RelianceRecord, row: RelianceRow) -> Iterator[Picture]:
@@ -184,8 +192,8 @@ def _pictures_of(record: RelianceRecord, row: RelianceRow) -> Iterator[Picture]:
 EXAMPLES: Final = Chart(
     "cue_examples",
     images(),
-    "Images that are classified correctly without a cue that should not matter. Frames: blue correct, orange wrong; "
-    "bright: evidence for the wrong class.",
+    "Images that {{ record.misled }} gets wrong (orange) and gets right without the cue (blue). Bottom: where a map "
+    "finds evidence for the wrong class.",
     title="What a misleading cue does",
     rows=_pictures,
 )

@@ -52,7 +52,7 @@ _SLOTS: Final[tuple[tuple[tuple[str, str], ...], ...]] = (
     (("evaluate", ""),),
     (("compare", CUE_HEADS), ("compare", "why it fails"), ("ablate", "")),
     (("attack", ""),),
-    (("compare", CUE_MAPS), ("explain", "")),
+    (("explain", ""), ("compare", CUE_MAPS)),
 )
 # The table of the first page: lines of the chapters' first pages.
 _GLANCED: Final[Mapping[str, tuple[str, ...]]] = {
@@ -137,7 +137,7 @@ def unknown(record: StudyRecord) -> Iterator[str]:
     if weakest is not None:
         yield say(
             "Weakest claim: {{ claim.question }}{% if claim.state %}, undecided: {{ claim.because|whole }}{% else "
-            "%}; its effect, {{ claim.effect }}, is nearest to none{% endif %}.",
+            "%}; of the claims above, its effect is nearest to none, {{ claim.effect }}{% endif %}.",
             claim=weakest,
         )
     yield say(
