@@ -70,7 +70,7 @@ def _misled(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
         row=first,
     )
     says = say(
-        "Without it, {{ row.fixed }} of {{ row.errors }} errors of **{{ row.model }}** on {{ row.n }} images are fixed "
+        "Without {{ row.title|whole }}, {{ row.fixed }} of {{ row.errors }} errors of **{{ row.model }}** on {{ row.n }} images are fixed "
         "and {{ row.broken }} correct predictions lost; {{ row.control|whole }} as much, {{ row.control_fixed }} are "
         "fixed.{% for other in others %} For **{{ other.model }}**: {{ other.fixed }} of {{ other.errors }} fixed, "
         "{{ other.broken }} lost; the control fixes {{ other.control_fixed }}.{% endfor %}",
