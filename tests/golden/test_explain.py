@@ -87,6 +87,19 @@ def test_each_model_gets_the_methods_defined_for_it_and_nothing_is_judged(golden
     assert figures(record) >= {"explain", "explain_more"}
 
 
+def test_images_too_few_to_show_any_difference_of_removal_scores_are_said(golden):
+    record = golden("explain verified").record
+    (power,) = (row for row in record.power if row.check == "road")
+    seen, unseen = (
+        [each.text for each in report(replace(record, power=(row,))).first.unknown]
+        for row in (power, replace(power, detectable=None))
+    )
+    (changed,) = set(unseen) - set(seen)
+    assert len(unseen) == len(seen)
+    assert f"with {record.images} images" in changed
+    assert "below" not in changed
+
+
 def test_a_lead_of_best_is_called_optimistic_on_the_data_sets_it_was_chosen_on(golden):
     without = golden("explain verified").record
     record = replace(without, methods=(without.methods[0], replace(without.methods[1], method="best")))
