@@ -80,7 +80,7 @@ def _misled(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
         controls=listed(controls),
     )
     because = say(
-        "accuracy rises by {{ row.gained|value }} without this cue; the control loses accuracy beyond it", row=first
+        "accuracy rises by {{ row.gained|value }} without this cue, and by more than under the control", row=first
     )
     return Claim(
         SHORTCUT,
