@@ -1,5 +1,8 @@
 """What a report says of cues that mislead: who is misled, which heads carry the cue, and which maps show it."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from tests.kit.contradictions import contradictions
@@ -13,8 +16,11 @@ from tests.kit.reliance_rows import (
     record_of,
     reliance_row,
 )
+from vitlens.commands.audit.report import REPORT as AUDITED
 from vitlens.commands.compare.report import REPORT
+from vitlens.commands.run.publish import read_folder
 
+AUDIT = Path(__file__).parents[2] / "reports" / "audit-vit-digits"
 HUE = ("background-colour", "hue-exchanged")
 BACKGROUND = ("background", "exchanged")
 FIGURES = {"cue_examples", "cue_maps", "cue_heads"}
@@ -149,3 +155,15 @@ def test_without_a_cue_that_misleads_there_is_no_section_on_one():
     assert not shown(record)
     for question in ("shortcut", "heads of the shortcut", "map of the shortcut"):
         assert not said(record, question)
+
+
+def test_an_audit_fails_a_model_that_a_cue_misleads():
+    record = replace(read_folder(AUDIT), chapters=())
+    (alias,) = record.aliases
+    document = AUDITED(replace(record, reliance=(misleading_row(alias, *HUE, 20.0),)))
+    release, claim, *_ = document.claims
+    assert (claim.question, claim.state) == ("shortcut", "fail")
+    assert "shortcut" in release.says
+    (section,) = [each for each in document.sections if each.status == claim.verdict]
+    assert section.tables[0].rows[0][0] == alias
+    assert "shortcut" not in AUDITED(record).claims[0].says

@@ -11,7 +11,7 @@ from vitlens.commands.audit.record import AuditRecord, CandidateRow
 from vitlens.commands.run.chapters import Question, answered, finished
 from vitlens.commands.run.consistency import reconciled
 from vitlens.commands.run.requirements import RequirementOutcome, outcomes, requirements_of
-from vitlens.commands.shared import failures, reliance
+from vitlens.commands.shared import failures, reliance, shortcut
 from vitlens.report.claims import Claim, found, judge, unjudged
 from vitlens.report.document import Section, Table
 from vitlens.report.prose import listed, say
@@ -56,7 +56,9 @@ def _requirements(record: AuditRecord) -> dict[str, Any]:
 
 def claims(record: AuditRecord) -> Iterator[Claim]:
     """How many judgements pass, then each of them."""
-    judged = list(_judged(record))
+    misled = list(shortcut.claims(record))
+    of_chapters = list(_judged(record))
+    judged = [*misled, *of_chapters]
     states = Counter(claim.state for claim in judged if claim.state)
     failing = [claim.question for claim in judged if claim.state == "fail"]
     warned = [claim.question for claim in judged if claim.state == "warn"]
@@ -72,9 +74,10 @@ def claims(record: AuditRecord) -> Iterator[Claim]:
                "rest": states["inconclusive"] + states["not tested"], **_requirements(record)},
         kind="answer",
     )  # fmt: skip
+    yield from misled
     yield from reliance.claims(record)
     yield from failures.claims(record)
-    yield from judged
+    yield from of_chapters
 
 
 def _judged(record: AuditRecord) -> Iterator[Claim]:
@@ -218,6 +221,7 @@ REPORT: Final = Report(
             columns=("metric", "holds", "because"),
         ),
         _answers,
+        *shortcut.SECTIONS,
         reliance.SECTION,
         *failures.SECTIONS,
         Declared(

@@ -78,7 +78,7 @@ def _misled(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
         others=rows[1:],
     )
     because = say(
-        "accuracy rises by {{ row.gained|value }} without this cue; the control loses accuracy beyond it", row=first
+        "accuracy rises by {{ row.gained|value }} without this cue, and by more than under the control", row=first
     )
     return Claim(
         SHORTCUT,
