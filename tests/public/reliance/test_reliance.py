@@ -8,6 +8,7 @@ import torch
 
 import vitlens
 from tests.kit.planted_reliance import images, labelled_by, reads, trained_on, wrapped
+from vitlens.analysis.reliance.rows import suspects
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.uncertainty import LEVEL
 
@@ -71,6 +72,26 @@ def test_a_misleading_hue_is_named_with_what_greying_fixes():
         assert row.lost.value == pytest.approx(
             100 * (row.control_fixed - row.control_broken - row.fixed + row.broken) / row.n
         )
+
+
+def test_a_cue_misleads_although_another_change_of_it_moves_more_predictions():
+    (base,) = (row for row in whole("hue").rows if (row.cue, row.intervention) == ("background-colour", "greyed"))
+    points = replace(base.changed, value=20.0, low=15.0, high=25.0)
+    greyed = replace(
+        base, gained=points, changed=points, lost=replace(points, value=-20.0), p_gained_holm=0.001, p_lost_holm=0.001
+    )
+    exchanged = replace(
+        base,
+        intervention="hue-exchanged",
+        changed=replace(points, value=30.0),
+        gained=replace(points, value=0.0),
+        p_gained_holm=1.0,
+    )
+    (suspect,) = suspects([exchanged, greyed], base.model)
+    assert suspect.misleads
+    assert suspect.intervention == "greyed"
+    whole_image = [replace(row, cue="colour") for row in (exchanged, greyed)]
+    assert [row.cue for row in suspects(whole_image, base.model)] == ["colour"]
 
 
 def test_groups_widen_intervals_and_raise_p():
