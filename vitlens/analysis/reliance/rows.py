@@ -288,11 +288,19 @@ def _has(row: RelianceRow, names: Sequence[str], share: float, strongest: dict[s
 
 
 def suspects(rows: Sequence[RelianceRow], model: str) -> tuple[RelianceRow, ...]:
-    """Return the cues a model should not rely on but does: those that mislead it, then others of the background."""
-    of_model = ranked(rows, model)
-    misleading = [row for row in of_model if row.misleads]
-    others = [row for row in of_model if not row.misleads and row.of_intervention.region == "background"]
-    return (*misleading, *others)
+    """Return the cues a model should not rely on but does: those that mislead it, then those of the background.
+
+    A cue misleads where any intervention on it shows that. The one that gains most then stands for it, although another
+    may change more predictions.
+    """
+    chosen = list[RelianceRow]()
+    for row in ranked(rows, model):
+        misleading = [other for other in rows if other.model == model and other.cue == row.cue and other.misleads]
+        if misleading:
+            chosen.append(max(misleading, key=lambda other: other.gained.value))
+        elif row.of_intervention.region == "background":
+            chosen.append(row)
+    return tuple(sorted(chosen, key=lambda row: not row.misleads))
 
 
 def ranked_pairs(pairs: Sequence[ReliancePairRow]) -> tuple[ReliancePairRow, ...]:

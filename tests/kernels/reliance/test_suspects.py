@@ -1,0 +1,28 @@
+"""Which cues are suspect."""
+
+from dataclasses import replace
+
+import vitlens
+from tests.kit.planted_reliance import images, reads
+from vitlens.analysis.reliance.rows import suspects
+
+
+def test_a_cue_misleads_although_another_change_of_it_moves_more_predictions():
+    found = vitlens.reliance(reads("hue"), images(120)[0], cues=["background-colour"])
+    (base,) = (row for row in found.rows if row.intervention == "greyed")
+    points = replace(base.changed, value=20.0, low=15.0, high=25.0)
+    greyed = replace(
+        base, gained=points, changed=points, lost=replace(points, value=-20.0), p_gained_holm=0.001, p_lost_holm=0.001
+    )
+    exchanged = replace(
+        base,
+        intervention="hue-exchanged",
+        changed=replace(points, value=30.0),
+        gained=replace(points, value=0.0),
+        p_gained_holm=1.0,
+    )
+    (suspect,) = suspects([exchanged, greyed], base.model)
+    assert suspect.misleads
+    assert suspect.intervention == "greyed"
+    whole_image = [replace(row, cue="colour") for row in (exchanged, greyed)]
+    assert [row.cue for row in suspects(whole_image, base.model)] == ["colour"]
