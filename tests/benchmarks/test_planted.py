@@ -2,9 +2,9 @@
 
 import pytest
 
+import vitlens
 from benchmarks.planted.__main__ import main, tally
 from benchmarks.planted.causes import CAUSES, images_for, planted_model
-from vitlens.analysis.evaluation.evaluate import evaluate
 
 HARD = {"occlusion"}  # nothing measured shows what a bar hides
 PLANTED = [name for name, cause in CAUSES.items() if not cause.is_control]
@@ -15,7 +15,7 @@ SEED = 1000  # seeds from 0 on are for reporting
 @pytest.mark.parametrize("name", CAUSES)
 def test_a_model_errs_as_often_as_its_fault_says(name):
     split = images_for(name, SEED, 200)
-    errors = int((~evaluate(planted_model(name), split).correct).sum())
+    errors = int((~vitlens.evaluate(planted_model(name), split).correct).sum())
     assert errors == 0 if name == "no errors" else 6 <= errors <= 60
 
 

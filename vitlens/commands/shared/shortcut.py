@@ -72,7 +72,8 @@ def _misled(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
     says = say(
         "Without {{ row.title|whole }}, {{ row.fixed }} of {{ row.errors }} errors of **{{ row.model }}** on "
         "{{ row.n }} images are fixed and {{ row.broken }} correct predictions lost; {{ row.control|whole }} as much, "
-        "{{ row.control_fixed }} are fixed.{% for other in others %} For **{{ other.model }}**: {{ other.fixed }} of {{ other.errors }} fixed, "
+        "{{ row.control_fixed }} are fixed."
+        "{% for other in others %} For **{{ other.model }}**: {{ other.fixed }} of {{ other.errors }} fixed, "
         "{{ other.broken }} lost; the control fixes {{ other.control_fixed }}.{% endfor %}",
         row=first,
         others=rows[1:],
