@@ -210,7 +210,7 @@ def test_a_killed_worker_is_an_error_with_how_to_resume(tmp_path):
     command, root = [sys.executable, "-c", KILLED.format(folder=tmp_path)], Path(__file__).parents[3]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=HANGS, check=False)
     assert "RunError" in done.stderr
-    assert "continue with vitlens train --resume" in done.stderr
+    assert "continue with resume=True" in done.stderr
 
 
 def test_errors_of_a_user_are_not_changed_and_those_of_lost_workers_are(tmp_path):
