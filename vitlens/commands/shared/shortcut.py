@@ -235,8 +235,8 @@ SECTIONS: Final = (
             Chart(
                 "cue_maps",
                 intervals("method", "area", of="model", reference=0.5),
-                "How well the evidence in the region of the cue tells images in which the cue decides from the others; "
-                "0.5 is chance.",
+                "How well evidence in the region of the cue separates images in which the cue decides from the others; "
+                "the dashed line is chance.",
                 title="Maps that show the cue",
             ),
         ),
