@@ -290,15 +290,15 @@ def _has(row: RelianceRow, names: Sequence[str], share: float, strongest: dict[s
 def suspects(rows: Sequence[RelianceRow], model: str) -> tuple[RelianceRow, ...]:
     """Return the cues a model should not rely on but does: those that mislead it, then those of the background.
 
-    A cue misleads where any intervention on it shows that. The one that gains most then stands for it, although another
-    may change more predictions.
+    A cue misleads where any intervention on it shows that. Where the strongest one does not, the one that gains most
+    stands for the cue.
     """
     chosen = list[RelianceRow]()
     for row in ranked(rows, model):
         misleading = [other for other in rows if other.model == model and other.cue == row.cue and other.misleads]
-        if misleading:
+        if misleading and not row.misleads:
             chosen.append(max(misleading, key=lambda other: other.gained.value))
-        elif row.of_intervention.region == "background":
+        elif row.misleads or row.of_intervention.region == "background":
             chosen.append(row)
     return tuple(sorted(chosen, key=lambda row: not row.misleads))
 
