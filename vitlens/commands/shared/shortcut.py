@@ -250,8 +250,8 @@ SECTIONS: Final = (
             Chart(
                 "cue_heads",
                 intervals("name", "share", "control", of="model", reference=0.0, titles=("the cue", "its control")),
-                "The share of the effect on the logits that passes through each head, of the cue and of its control, with "
-                "95 % intervals.",
+                "The share of the effect on the logits that passes through each head, of the cue and of its control, "
+                "with 95 % intervals.",
                 title="Heads that carry the cue",
                 rows=lambda record: _head_rows(record)[:_DRAWN],
             ),
