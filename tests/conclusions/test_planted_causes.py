@@ -9,10 +9,20 @@ HUE = "background-colour"
 OTHER = "layout"
 
 
+def outcome(sentence: str) -> str:
+    """What a sentence says of the report, whatever its other words."""
+    if "wrong" in sentence:
+        return "wrong"
+    if "recover" not in sentence:
+        return "control"
+    if "not recover" in sentence:
+        return "missed"
+    return "partly" if "1 of 2" in sentence else "recovered"
+
+
 def test_a_report_that_names_the_cause_of_every_model_that_uses_it_recovered_it():
     (says,) = judgement([factor_row("vit", 30), factor_row("cnn", 20)], {"vit": [HUE], "cnn": [HUE, OTHER]})
-    assert "recovered it" in says
-    assert not any(word in says for word in ("not recover", "of 2", "wrong"))
+    assert outcome(says) == "recovered"
     assert "**vit**" in says
     assert "**cnn**" in says
 
@@ -20,12 +30,12 @@ def test_a_report_that_names_the_cause_of_every_model_that_uses_it_recovered_it(
 @pytest.mark.parametrize("named", [{}, {"vit": [OTHER]}])
 def test_a_report_that_does_not_name_the_cause_did_not_recover_it(named):
     (says,) = judgement([factor_row("vit", 30)], named)
-    assert "did not recover it" in says
+    assert outcome(says) == "missed"
 
 
 def test_of_two_models_that_use_the_cause_one_may_be_found():
     (says,) = judgement([factor_row("vit", 30), factor_row("cnn", 20)], {"vit": [HUE]})
-    assert "1 of 2" in says
+    assert outcome(says) == "partly"
 
 
 @pytest.mark.parametrize(
@@ -38,18 +48,17 @@ def test_of_two_models_that_use_the_cause_one_may_be_found():
 )
 def test_a_model_that_does_not_use_the_cause_is_a_control(row):
     (silent,) = judgement([row], {"vit": [OTHER]})
-    assert "do not use it" in silent
-    assert "recover" not in silent
+    assert outcome(silent) == "control"
     (wrong,) = judgement([row], {"vit": [HUE]})
-    assert "wrong" in wrong
+    assert outcome(wrong) == "wrong"
     assert "**vit**" in wrong
 
 
 def test_a_right_and_a_wrong_model_are_both_reported():
     first, second = judgement([factor_row("vit", 30), factor_row("cnn", 0.5)], {"vit": [HUE], "cnn": [HUE]})
-    assert "recovered it" in first
+    assert outcome(first) == "recovered"
     assert "**cnn**" not in first
-    assert "wrong" in second
+    assert outcome(second) == "wrong"
     assert "**vit**" not in second
 
 

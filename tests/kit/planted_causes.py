@@ -15,7 +15,7 @@ N = 200
 
 def factor_row(model: str, difference: float, *, half: float = 4.0) -> FactorRow:
     """Return a row of a model that is better by these points where the planted cause leads to the label."""
-    accuracies = [Estimate(0.8 + shift, 0.75 + shift, 0.85 + shift, N) for shift in (difference / 100, 0.0)]
+    accuracies = [Estimate(0.6 + shift, 0.55 + shift, 0.65 + shift, N) for shift in (difference / 100, 0.0)]
     return FactorRow(
         model=model,
         factor=FACTOR,

@@ -94,16 +94,23 @@ def judgement(rows: Sequence[FactorRow], named: Mapping[str, Sequence[str]]) -> 
             yield _recovered(planted, using, right)
         elif of_factor and not wrong:
             yield say(
-                "Known answer: {{ models }} do not use the cause that can be planted in these data "
+                "Known answer: {{ models }} {{ do }} not use the cause that can be planted in these data "
                 "({{ planted|whole }}), and this report does not name it.",
                 planted=planted.says,
                 models=listed([say("**{{ row.model }}**", row=row) for row in of_factor]),
+                do=_do(of_factor),
             )
         if wrong:
             yield say(
-                "This report is wrong: it names a cause that, by the generating factors, {{ models }} do not use.",
+                "This report is wrong: it names a cause that, by the generating factors, "
+                "{{ models }} {{ do }} not use.",
                 models=listed([say("**{{ row.model }}**", row=row) for row in wrong]),
+                do=_do(wrong),
             )
+
+
+def _do(rows: Sequence[FactorRow]) -> str:
+    return "does" if len(rows) == 1 else "do"
 
 
 def _recovered(planted: Planted, using: Sequence[FactorRow], right: Sequence[FactorRow]) -> str:
