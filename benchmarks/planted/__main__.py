@@ -5,7 +5,7 @@
 Every model is an oracle of drawn bars, the class of which is their direction: without a fault it makes no errors, so
 that whatever is named without a cause is false. A fault acts on the pixels alone, and a change of the pixels can undo
 it. Every seed draws other images. A name is right, wider than the cause (neither right nor false) or false, as written
-in causes.py before anything was measured; naming.py says what is named, and what is first.
+in causes.py; naming.py says what is named, and what is first.
 
 Thresholds and rules are looked at with seeds from 1000 on, and reported with seeds from 0 on.
 """
