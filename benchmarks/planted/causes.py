@@ -79,7 +79,7 @@ def _next_class(logits: Logits, fails: Tensor) -> Logits:
 
 @cache
 def _threshold(measure: Measure, sign: int, extras: Extras) -> float:
-    """Return the value beyond which SHARE of the images of a drawing of their own lie."""
+    """Return the value beyond which SHARE of the images of another drawing lie."""
     split = draw(_CALIBRATED, _CALIBRATION, extras)
     values = sign * measure(split.source.read(torch.arange(_CALIBRATED)).float() / 255)
     return float(values.quantile(1 - SHARE))
