@@ -3,7 +3,7 @@
     python -m benchmarks.planted [CAUSE ...] [--seeds 20] [--images 450 1800] [--first-seed 0]
 
 Every model is an oracle of drawn bars, the class of which is their direction: without a fault it makes no errors, so
-that whatever is named without a cause is false. A fault acts on the pixels alone, and a change of the pixels can undo
+that whatever is named without a cause is false. A fault depends only on the pixels, and changing them can undo
 it. Every seed draws other images. A name is right, wider than the cause (neither right nor false) or false, as written
 in causes.py; naming.py says what is named, and what is first.
 
