@@ -38,7 +38,7 @@ FIVE: Final = ("bird", "cat", "dog", "horse", "ship")  # the classes of the tran
 QUICK: Final = {  # minutes
     "study-shortcut": "study",
     "study-digits": "study vit-digits cnn-digits",
-    "audit-vit-shortcut": "audit vit-shortcut --at-least accuracy=0.9 --budget 6",
+    "audit-vit-shortcut": "audit vit-shortcut --at-least accuracy=0.6 --budget 6",
     "look-deit-tiny": "look square.png --model timm:deit_tiny_patch16_224@deit_tiny.safetensors --html",
     "stats-deit-tiny": f"stats {DEIT} --data photos --attributes animals.csv",
     "head-vit-digits": "head vit-digits L5.H2",
