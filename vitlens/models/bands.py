@@ -19,6 +19,7 @@ _BANDS: Final = 4  # of rows, and of columns
 IMAGES: Final = 1 + 2 * _BANDS  # of `banded_images`
 FITS: Final = 0.4  # least `grid_fit` of a map; channels and the tokens of an attention matrix stay below 0.2
 _FITS_OTHERWISE: Final = 0.7  # of tokens in a grid without the image's proportions
+_FEWEST_OTHERWISE: Final = 8  # cells of such a grid: fewer lie in order by chance
 _LONGEST: Final = 4.0  # side of a cell, in units of the other side
 _PLACED: Final = 1.0  # range of the cells' mean bands, of at most 3, from which their places can be read
 _MISFITS: Final = 0.8  # a correlation with the other axis, or against the axis, that a map never has
@@ -87,7 +88,9 @@ def best_grid(places: Places, image_size: Grid) -> tuple[Grid, float]:
     for grid in grids_of(places.shape[1]):
         if is_possible(grid, image_size):
             fit = grid_fit(places, grid)
-            is_clear = fit >= (FITS if has_proportions(grid, image_size) else _FITS_OTHERWISE)
+            is_clear = fit >= FITS
+            if not has_proportions(grid, image_size):
+                is_clear = fit >= _FITS_OTHERWISE and grid[0] * grid[1] >= _FEWEST_OTHERWISE
             fits.append((fit if is_clear else 0.0, grid))
     fit, grid = max(fits, default=(0.0, (1, 1)))
     return grid, fit

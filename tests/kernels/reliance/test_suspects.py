@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import vitlens
+from tests.kit.cues import suspects
 from tests.kit.planted_reliance import images, reads
-from vitlens.analysis.reliance.rows import suspects
 
 
 def test_a_cue_misleads_although_another_change_of_it_moves_more_predictions():

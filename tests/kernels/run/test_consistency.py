@@ -82,7 +82,7 @@ def test_a_head_with_two_labels_is_an_error_unless_the_images_differ(study, is_s
     config = replace(ablate.config, data=replace(stats.config.data, images=images))
     planted = with_chapter(study, "ablate", units=units, config=config)
     assert any("labels" in line for line in errors(planted)) == is_same
-    assert any("uncertain" in line for line in reconciled(planted)) != is_same
+    assert any("unstable" in line for line in reconciled(planted)) != is_same
 
 
 def test_a_change_that_counts_images_without_the_property_is_an_error():

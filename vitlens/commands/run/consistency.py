@@ -100,7 +100,8 @@ def _of_numbers(sources: Sequence[_Source]) -> Iterator[Conflict]:
                 f"{other.value:g} (n = {other.n}) in {first.name}, {value.value:g} (n = {value.n}) in {source.name}"
             )
             conflict = Conflict(name, differs)
-            if other.n == value.n:
+            counts = [first.record.images, source.record.images] if other.n is None else [other.n, value.n]
+            if len({*counts}) == 1:
                 yield conflict
                 continue
             others |= {each.name: each.record.images for each in (first, source)}
