@@ -18,7 +18,6 @@ REMADE = "stale until remade"
 STALE = {
     "architecture-digits": REMADE,
     "attack-deit-tiny": REMADE,
-    "audit-vit-digits": REMADE,
     "compare-cifar10-jpeg": REMADE,
     "data-digits": REMADE,
     "explain-deit-tiny": REMADE,
@@ -27,7 +26,6 @@ STALE = {
     "positions-digits": REMADE,
     "profile-vit-resnet-swin": REMADE,
     "stats-deit-tiny": REMADE,
-    "study-digits": REMADE,
 }
 
 

@@ -10,7 +10,7 @@ import vitlens
 from vitlens.names import BUNDLED, DIGITS_PAIR, SHORTCUT_PAIR
 
 LARGEST = 7_000_000  # bytes, all of them together
-LIMIT = 900  # two scenes of each source digit
+LIMIT = 450  # one scene of each source digit
 
 
 @pytest.fixture(scope="module")
