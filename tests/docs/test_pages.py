@@ -106,7 +106,7 @@ def test_a_number_on_a_page_is_the_reports_own(page):
     estimate = read(measured.REPORTS / "study-digits").metrics["accuracy/vit-digits"]
     text = "{% set it = value('study-digits', 'accuracy/vit-digits') %}{{ it }}; {{ it|value }}"
     assert page(text) == f"{in_words(estimate)}; {in_words(Estimate(estimate.value, unit=estimate.unit))}\n"
-    assert page("`{{ line('study-digits') }}`") == "`vitlens study`\n"
+    assert page("`{{ line('study-shortcut') }}`") == "`vitlens study`\n"
     assert page("{{ link('study-digits') }}") == "[report](../reports/study-digits/report.md)\n"
 
 

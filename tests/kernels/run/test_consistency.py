@@ -54,9 +54,12 @@ def study() -> Record:
 
 
 def test_one_number_with_two_values_on_the_same_images_is_an_error(study):
-    compare = next(each.record for each in study.parts if each.row.word == "compare")
+    evaluate, compare = (
+        next(each.record for each in study.parts if each.row.word == word) for word in ("evaluate", "compare")
+    )
     first, *others = compare.scores
-    other = replace(first.accuracy, value=first.accuracy.value - 0.1, low=None, high=None)
+    count = evaluate.scores[0].accuracy.n
+    other = replace(first.accuracy, value=first.accuracy.value - 0.1, low=None, high=None, n=count)
     planted = with_chapter(study, "compare", scores=(replace(first, accuracy=other), *others))
     found = errors(planted)
     assert len(found) == 1 + len(errors(study))
