@@ -191,7 +191,8 @@ def _answers(record: AuditRecord) -> Iterator[Section]:
 
 def glance(record: AuditRecord) -> Table:
     """The judgements, failing ones first."""
-    judged = [(claim, claim.verdict) for claim in _judged(record) if claim.verdict is not None]
+    every = [*shortcut.claims(record), *_judged(record)]
+    judged = [(claim, claim.verdict) for claim in every if claim.verdict is not None]
     judged.sort(key=lambda pair: ORDER.index(pair[1].state))
     cells = tuple(
         (
