@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.commands.shared.planted import FactorRow, factor_rows, judgement
+from vitlens.commands.shared.planted import PLANTED, FactorRow, factor_rows, judgement
 from vitlens.uncertainty import Estimate
 
-__all__ = ["factor_row", "judgement", "rows_of"]
+__all__ = ["PLANTED", "factor_row", "judgement", "rows_of"]
 FACTOR = "hue_agrees"
 N = 200
 

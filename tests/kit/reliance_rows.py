@@ -102,17 +102,30 @@ def examples_of(row: RelianceRow, count: int = 2) -> tuple[tuple[CueExampleRow, 
     return (example,) * count, CueExampleArrays(*pixels, regions, maps)
 
 
-def pair_row(first: RelianceRow, second: RelianceRow, p_holm: float) -> ReliancePairRow:
-    """Return the difference of two rows."""
+def pair_row(
+    first: RelianceRow, second: RelianceRow, p_holm: float, *, accuracy: Estimate | None = None
+) -> ReliancePairRow:
+    """Return the difference of two rows; accuracy: that of the models' accuracy without the cue."""
     gap = first.changed.value - second.changed.value
     estimate = Estimate(gap, gap - 4, gap + 4, N, "points")
     by = 100 * (first.changed_by.value - second.changed_by.value)
     relying = tuple(row.model for row in (first, second) if row.is_relied_on)
     return ReliancePairRow(
-        cue=first.cue, intervention=first.intervention, first=first.model, second=second.model, changed=estimate,
-        lost=estimate, p=p_holm, p_lost=p_holm, is_matched=first.is_matched, changed_by=by, relying=relying,
-        p_holm=p_holm, p_lost_holm=p_holm,
-    )  # fmt: skip
+        cue=first.cue,
+        intervention=first.intervention,
+        first=first.model,
+        second=second.model,
+        changed=estimate,
+        lost=estimate,
+        p=p_holm,
+        p_lost=p_holm,
+        is_matched=first.is_matched,
+        changed_by=by,
+        relying=relying,
+        accuracy=accuracy,
+        p_holm=p_holm,
+        p_lost_holm=p_holm,
+    )
 
 
 def record_of(

@@ -48,7 +48,8 @@ class Claim:
     gradients and maps, or measured after something was changed: only then a sentence may name a cause; place: the
     figure that shows it; reference: the value that the effect would have if there were nothing; kind: whether it was
     asked for; rests_on: question and subject of the claims whose measurements it uses, which may veto its title;
-    next_step: a hypothesis and the command that tests it.
+    next_step: a hypothesis and the command that tests it; is_null: True where it says that no effect was shown, which a
+    study lists under what it does not show.
     """
 
     question: str
@@ -64,6 +65,7 @@ class Claim:
     kind: Kind = "fact"
     rests_on: tuple[tuple[str, str], ...] = ()
     next_step: str = ""
+    is_null: bool = False
 
     @property
     def state(self) -> State | Literal[""]:

@@ -106,7 +106,8 @@ class Section:
 class FirstPage:
     """What a stranger reads in a minute: at most five sentences, one picture, one table, and what is not known.
 
-    next: hypotheses with the commands that test them, of what fails or surprises.
+    next: hypotheses with the commands that test them, of what fails or surprises; known_answer: whether the report
+    recovered a cause that was planted in its data.
     """
 
     answer: tuple[Sentence, ...]
@@ -114,6 +115,7 @@ class FirstPage:
     glance: Table | None = None
     unknown: tuple[Sentence, ...] = ()
     next: tuple[Sentence, ...] = ()
+    known_answer: tuple[Sentence, ...] = ()
 
 
 @dataclass(frozen=True)

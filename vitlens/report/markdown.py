@@ -54,6 +54,7 @@ def _first(first: FirstPage, record: Record, numbers: dict[str, int]) -> Iterato
         yield "**What this does not show**"
         yield "\n".join(f"- {as_markdown(sentence.text)}" for sentence in first.unknown)
     yield from _to_test(first.next)
+    yield from _paragraphs(first.known_answer)
     if record.config.command_line:
         yield "; ".join(filter(None, (as_code(record.config.command_line), took(record))))
 
@@ -150,7 +151,8 @@ def summary_lines(document: Document) -> Iterator[str]:
     """The title, and the answers and the table of the first page."""
     first = document.first
     yield document.title
-    yield from ("  " + each.text.replace("**", "").replace("`", "") for each in first.answer[:_SHOWN])
+    for sentence in (*first.answer[:_SHOWN], *first.known_answer):
+        yield "  " + sentence.text.replace("**", "").replace("`", "")
     if first.glance is not None and first.glance.rows:
         rows = [tuple(map(in_words, row)) for row in first.glance.rows[:_NUMBERS]]
         wide = max(len(row[0]) for row in rows)

@@ -132,13 +132,16 @@ class Overview:
 
 @dataclass(frozen=True)
 class Report:
-    """The report of a command. claims: of its record; effects: all that it measured on the scale of findings.py, also
-    what is not significant, with p before any correction; unknown: what it does not show, sentences, at most five;
-    picture: of the first page, of pictures on several sheets the first; explorer: of its HTML page; title: where no
-    claim can be one, a template over `record` and the run's own `title`; definitions: names and what they are, with
-    the terms of the columns that are shown; package: of its help.md, where that is not the record's; reconciles: what
-    its parts say differently, and why. A run of chapters takes finished parts from theirs: sections, picture and glance
-    may be functions of the record."""
+    """The report of a command.
+
+    claims: of its record; effects: all that it measured on the scale of findings.py, also what is not significant, with
+    p before any correction; unknown: what it does not show, sentences, at most five; picture: of the first page, of
+    pictures on several sheets the first; explorer: of its HTML page; title: where no claim can be one, a template over
+    `record` and the run's own `title`; definitions: names and what they are, with the terms of the columns that are
+    shown; package: of its help.md, where that is not the record's; reconciles: what its parts say differently, and why;
+    known_answer: whether it recovered a planted cause. A run of chapters takes finished parts from theirs: sections,
+    picture and glance may be functions of the record.
+    """
 
     record: type[Record]
     sections: tuple[Section | Callable[[Any], Iterator[page.Section]], ...]
@@ -152,16 +155,18 @@ class Report:
     definitions: Callable[[Any], Iterator[tuple[str, str]]] = _nothing
     package: str = ""
     reconciles: Callable[[Any], Iterable[str]] = _nothing
+    known_answer: Callable[[Any], Iterable[str]] = _nothing
 
     def __call__(self, record: Any) -> Document:
         """The whole report of a record."""
-        claims = _with_next_steps(vetoed(self.claims(record)), record)
+        claims = self.register(record)
         picture = self._picture(record)
         parts = [_beside(picture, part) for section in self.sections for part in _parts(section, record, claims)]
         own = [section for section in self.sections if isinstance(section, Section)]
         package = self.package or type(record).__module__.rpartition(".")[0]
         overview = (self.glance,) if isinstance(self.glance, Overview) else ()
         answers, terms = shown(claims), tuple(dict.fromkeys(_terms((*own, *overview), record)))
+        definitions = [*((each.name, each.sentence) for each in terms), *self.definitions(record)]
         images = " ".join(_images(record))
         first = FirstPage(
             tuple(Sentence(claim.says, claim.place) for claim in answers),
@@ -169,17 +174,28 @@ class Report:
             self.glance(record) if callable(self.glance) else _glanced(self.glance, record, claims),
             tuple(map(Sentence, list(self.unknown(record))[:5])),
             _to_test(answers, most=2),
+            tuple(map(Sentence, self.known_answer(record))),
         )
         return Document(
             title_of(claims, say(self.title, record=record, title=Marked(_protected(record.config.title)))),
             tuple(parts),
             first,
-            folded=tuple(_help(package, (*((each.name, each.sentence) for each in terms), *self.definitions(record)))),
+            folded=(*self._differing(record), *_help(package, definitions)),
             explorer=self.explorer(record) if self.explorer else None,
             terms=terms,
             claims=claims,
-            preface=tuple(map(Sentence, filter(None, [images, *self.reconciles(record)]))),
+            preface=(Sentence(images),) if images else (),
         )
+
+    def register(self, record: Any) -> tuple[Claim, ...]:
+        """Return all claims of a record, those that fail or surprise with what to test next."""
+        return _with_next_steps(vetoed(self.claims(record)), record)
+
+    def _differing(self, record: Any) -> Iterator[page.Section]:
+        """Yield a folded part on what the parts of the report say differently."""
+        sentences = tuple(map(Sentence, self.reconciles(record)))
+        if sentences:
+            yield page.Section("Numbers that differ between chapters", sentences)
 
     def _picture(self, record: Any) -> FigureSpec | None:
         if isinstance(self.picture, Chart):

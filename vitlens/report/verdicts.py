@@ -23,6 +23,8 @@ class Threshold:
     def words(self) -> str:
         """The threshold as a report prints it: "pass from 50 %, warn from 10 %"."""
         scale, unit = (100.0, " %") if self.unit == "fraction" else (1.0, f" {self.unit}" if self.unit else "")
+        if self.higher and self.passes < 0:  # a difference to the better model
+            return f"pass to {number(-self.passes * scale)}, warn to {number(-self.warns * scale)}{unit} behind"
         word = "from" if self.higher else "to"
         return f"pass {word} {number(self.passes * scale)}{unit}, warn {word} {number(self.warns * scale)}{unit}"
 

@@ -326,6 +326,7 @@ class _Run:
                     is_matched=same[0].is_matched,
                     changed_by=100 * float(one.moved.mean() - other.moved.mean()),
                     relying=tuple(row.model for row in same if row.is_relied_on and row.model in (first, second)),
+                    accuracy=accuracy_difference(one.then, other.then, groups=one.groups, seed=self.seed),
                 )
 
     def _points(self, first: NDArray[Any], second: NDArray[Any], groups: NDArray[Any] | None) -> Any:

@@ -142,8 +142,8 @@ class ReliancePairRow(OfIntervention):
     """Two models on the same images: predictions changed, and accuracy lost, beyond the control, first minus second.
 
     relying: the models that are shown to rely on the cue; changed_by: the share of predictions that the intervention
-    changes, first minus second, in points, without any control; p: of `changed`, p_lost: of `lost`, by `paired_test`;
-    p_holm, p_lost_holm: corrected over all rows that are matched.
+    changes, first minus second, in points, without any control; accuracy: after the intervention, first minus second;
+    p: of `changed`, p_lost: of `lost`, by `paired_test`; p_holm, p_lost_holm: corrected over all rows that are matched.
     """
 
     first: str = col("first")
@@ -158,6 +158,7 @@ class ReliancePairRow(OfIntervention):
     is_matched: bool = col("control matched")
     changed_by: float = col("first minus second: predictions changed", unit="points")
     relying: tuple[str, ...] = col("models that rely on it", default=())
+    accuracy: Estimate | None = col("first minus second: accuracy without the cue", default=None)
     p_holm: float | None = col("p (Holm)", default=None)
     p_lost_holm: float | None = col("p of the accuracy lost (Holm)", default=None)
 

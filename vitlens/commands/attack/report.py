@@ -130,6 +130,7 @@ def _difference(record: AttackRecord, first: str, second: str) -> Claim:
             headline="{{ first }} and {{ second }} {% if telling %}do not differ significantly{% else %}cannot be "
             "compared{% endif %} under attack",
             given=known,
+            is_null=True,
         )
     row = max(large, key=lambda each: abs(each.difference.value))
     return _difference_at(record, row, large, telling)
@@ -168,9 +169,9 @@ def _difference_at(
         "p": "< 0.001" if row.p_holm < 0.001 else f"= {row.p_holm:.2g}",
     }
     return claim(
-        "Under {{ row.title }} at {{ row.at }} **{{ better }}** keeps {{ kept[better]|value }} accuracy, "
-        "**{{ worse }}** {{ kept[worse]|value }}: {{ effect|alone }} more (McNemar, Holm: p {{ p }}){% if against %}; "
-        "in {{ against|length }} of {{ telling|length }} tests it is the other way round{% endif %}.",
+        "Under {{ row.title }} at {{ row.at }}, **{{ better }}** keeps {{ kept[better]|value }} accuracy and "
+        "**{{ worse }}** {{ kept[worse]|value }}. The difference is {{ effect|alone }} (McNemar's exact test, Holm, "
+        "p {{ p }}){% if against %}; in {{ against|length }} of {{ telling|length }} tests it is reversed{% endif %}.",
         signed(row.difference, better == first),
         headline="{% if against %}Which of {{ better }} and {{ worse }} is more robust depends on the attack{% else %}"
         "{{ better }} withstands attacks at {{ row.at }} better than {{ worse }}: {{ kept[better]|value(0) }} against "

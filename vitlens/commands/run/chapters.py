@@ -57,7 +57,8 @@ class Chapter:
     @property
     def claims(self) -> tuple[Claim, ...]:
         """All that its report claims."""
-        return self.document.claims
+        report = COMMANDS[self.row.word].report
+        return report.register(self.record) if isinstance(report, Report) else self.document.claims
 
     @property
     def effects(self) -> tuple[Claim, ...]:

@@ -95,8 +95,8 @@ def which_is_better(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
             given = known | {"other": other, "row": row, "size": row.gain(top)}
             yield Claim(
                 "which is better", f"{top} and {other}",
-                say("**{{ top }}** is right on {{ accuracy|value }} of the images, **{{ other }}** on "
-                    "{{ other_accuracy|value }}: a difference of {{ size }} (McNemar's exact test, "
+                say("**{{ top }}** classifies {{ accuracy|value }} of the images correctly, **{{ other }}** "
+                    "{{ other_accuracy|value }}. The difference is {{ size }} (McNemar's exact test, "
                     "{% if row.p_holm < 0.001 %}p < 0.001{% else %}p = {{ row.p_holm|number }}{% endif %}).",
                     other_accuracy=accuracies[other], **given),
                 title=say("{% if not alike %}{{ top }} classifies more images correctly than {% if pairs|length > 1 %}"
@@ -112,6 +112,7 @@ def which_is_better(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
                 "{% endif %}.", row=row, size=row.gain(top), **known),
             title=say("{{ top }} has no significant lead over {{ alike[:2]|join(' or ') }} in accuracy", **known),
             kind="answer",
+            is_null=True,
         )  # fmt: skip
 
 
@@ -131,10 +132,13 @@ def accuracy_claims(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
         if state in ("warn", "fail") and not row.decided:
             state = "inconclusive"
         because = say(
-            "{{ other }} minus {{ top }} is {{ gain|alone }}{% if not decided %}, not significant{% endif %}",
+            "{{ other }} {% if gain.value < 0 %}is {{ behind|value }} behind{% else %}is level with{% endif %} "
+            "{{ top }}"
+            "{% if not decided %}, not significant{% endif %}",
             other=other,
             top=top,
             gain=gain,
+            behind=row.gain(top),
             decided=row.p_holm <= LEVEL,
         )
         verdict = Verdict(state, because, "accuracy")

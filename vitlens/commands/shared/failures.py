@@ -70,7 +70,7 @@ def claims(record: FailuresRecord) -> Iterator[Claim]:
             yield _named(record, named[0])
         else:
             says = _undecided(found[0]) if found else _not_known(record, model)
-            yield Claim("why it fails", model, says=says)
+            yield Claim("why it fails", model, says=says, is_null=True)
 
 
 def effects(record: FailuresRecord) -> Iterator[Claim]:

@@ -17,10 +17,15 @@ REAL: Final = 5.0  # points of accuracy from which on, with an interval above 0,
 
 @dataclass(frozen=True)
 class Planted:
-    """A cause that was planted in training data. says: how; cues: by which an analysis may name it."""
+    """A cause that was planted in training data.
+
+    says: how; cues: by which an analysis may name it; remedied: for each bundled model that was trained on these data,
+    the one of the same architecture that was trained without the cause, and its accuracy on the 1,800 test scenes.
+    """
 
     says: str
     cues: tuple[str, ...]
+    remedied: Mapping[str, tuple[str, float]]
 
 
 # by the factor that says, of each test image, whether the cause would lead to its label
@@ -29,6 +34,7 @@ PLANTED: Final[Mapping[str, Planted]] = MappingProxyType(
         "hue_agrees": Planted(
             "in 90 % of the training scenes of digits-shortcut, the hue of the background goes with the class",
             ("background-colour", "colour"),
+            {"vit-shortcut": ("vit-digits", 0.881), "cnn-shortcut": ("cnn-digits", 0.941)},
         ),
     }
 )
@@ -94,7 +100,7 @@ def judgement(rows: Sequence[FactorRow], named: Mapping[str, Sequence[str]]) -> 
             yield _recovered(planted, using, right)
         elif of_factor and not wrong:
             yield say(
-                "Known answer: {{ models }} {{ do }} not use the cause that can be planted in these data "
+                "**Known answer.** {{ models }} {{ do }} not use the cause that can be planted in these data "
                 "({{ planted|whole }}), and this report does not name it.",
                 planted=planted.says,
                 models=listed([say("**{{ row.model }}**", row=row) for row in of_factor]),
@@ -118,13 +124,20 @@ def _recovered(planted: Planted, using: Sequence[FactorRow], right: Sequence[Fac
         say("**{{ row.model }}** {{ row.accuracy_true|value }} and {{ row.accuracy_false|value }}", row=row)
         for row in using
     ]
+    remedied = [
+        say("**{{ name }}** {{ accuracy|percent(1) }}", name=name, accuracy=accuracy)
+        for name, accuracy in (planted.remedied[row.model] for row in using if row.model in planted.remedied)
+    ]
     return say(
-        "Known answer: {{ planted|whole }}; in the test scenes it does not. Accuracy where it leads to the label and "
-        "elsewhere: {{ accuracies }}. From pixels, masks and predictions only, this report "
+        "**Known answer.** A cause was planted in these data: {{ planted|whole }}, and in the test scenes it does not. "
+        "Accuracy where it leads to the label and elsewhere: {{ accuracies }}. "
+        "{% if remedied %}Trained without the cause: {{ remedied }}. {% endif %}"
+        "From pixels, masks and predictions only, this report "
         "{% if right|length == using|length %}recovered this cause{% elif right %}recovered it for "
         "{{ right|length }} of {{ using|length }} models{% else %}did not recover it{% endif %}.",
         planted=planted.says,
         accuracies=listed(accuracies),
+        remedied=listed(remedied) if remedied else "",
         right=right,
         using=using,
     )

@@ -15,11 +15,13 @@ from vitlens.analysis.reliance.rows import (
     suspects,
 )
 from vitlens.charts import Picture, images, intervals
+from vitlens.commands.shared.comparison import signed
 from vitlens.commands.shared.reliance import RelianceRecord
 from vitlens.report.claims import Claim
-from vitlens.report.prose import listed, say
+from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Section
 from vitlens.report.verdicts import Verdict
+from vitlens.uncertainty import Side, beyond
 
 SHORTCUT: Final = "shortcut"  # the question of these claims
 CUE_MAPS: Final = "map of the shortcut"
@@ -70,13 +72,19 @@ def _misled(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
         row=first,
     )
     says = say(
-        "Without {{ row.title|whole }}, {{ row.fixed }} of {{ row.errors }} errors of **{{ row.model }}** on "
-        "{{ row.n }} images are fixed and {{ row.broken }} correct predictions lost; {{ row.control|whole }} as much, "
-        "{{ row.control_fixed }} are fixed."
-        "{% for other in others %} For **{{ other.model }}**: {{ other.fixed }} of {{ other.errors }} fixed, "
-        "{{ other.broken }} lost; the control fixes {{ other.control_fixed }}.{% endfor %}",
+        "{{ subject }} {{ use }} {{ row.title|whole }}, and it causes errors. On images {{ row.change|whole }}, "
+        "**{{ row.model }}** corrects {{ row.fixed }} of its {{ row.errors }} errors (n = {{ row.n }}) and loses "
+        "{{ row.broken }} correct predictions. Its control ({{ row.control|whole }}) corrects {{ row.control_fixed }}."
+        "{% for other in others %} **{{ other.model }}** corrects {{ other.fixed }} of {{ other.errors }} and loses "
+        "{{ other.broken }}; its control corrects {{ other.control_fixed }}.{% endfor %}"
+        "{% if without %} {{ without }}{% endif %}",
+        subject=subject
+        if every and len(rows) == 2
+        else Marked(" and ".join(say("**{{ m }}**", m=m.model) for m in rows)),
+        use="use" if len(rows) > 1 else "uses",
         row=first,
         others=rows[1:],
+        without=Marked(_which_is_better_without(record, first)),
     )
     because = say(
         "accuracy rises by {{ row.gained|value }} without this cue, and by more than under the control", row=first
@@ -95,25 +103,42 @@ def _misled(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
     )
 
 
+def _which_is_better_without(record: RelianceRecord, row: RelianceRow) -> str:
+    """Return which of two models is more accurate on the images without the cue, "" where that is not shown."""
+    pairs = [pair for pair in record.reliance_pairs if _intervention(pair) == _intervention(row)]
+    if len(pairs) != 1:
+        return ""
+    pair = pairs[0]
+    difference = pair.accuracy
+    if difference is None:
+        return ""
+    side = beyond(difference, 0.0)
+    if side is Side.UNDECIDED:
+        return say("Without it, their accuracies do not differ significantly ({{ gap|alone }}).", gap=difference)
+    better = pair.first if side is Side.ABOVE else pair.second
+    return say(
+        "Without it, **{{ better }}** is more accurate by {{ gap|alone }}.",
+        better=better,
+        gap=signed(difference, side is Side.ABOVE),
+    )
+
+
 def _heads(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
     """Yield the claim about the heads that carry a cue, where some do."""
     carriers = [head for head in _head_rows(record) if head.carries and _is_about(head, row)]
     if not carriers:
         return
     first = carriers[0]
-    others = [say("{{ head.name }}", head=head) for head in carriers[1:_NAMED]]
     yield Claim(
         CUE_HEADS,
         row.model,
         say(
-            "Head {{ head.name }} of **{{ row.model }}** carries it: {{ head.share|value }} of the effect of "
-            "{{ row.title|whole }} passes through this head, {{ head.control|value }} of the control's"
-            "{% if others %}. {{ others }} follow{% endif %}."
-            "{% if map %} Of its maps, **{{ map.method }}** shows this cue best "
-            "(ROC-AUC {{ map.area|value }}).{% endif %}",
+            "Head {{ head.name }} of **{{ row.model }}** carries this cue: {{ head.share|value }} of its effect passes "
+            "through the head, and {{ head.control|value }} of the control's."
+            "{% if map %} **{{ map.method }}** is the map that shows it best: where the cue decides, more of the map "
+            "lies in its region (ROC-AUC {{ map.area|value }}).{% endif %}",
             row=row,
             head=first,
-            others=listed(others) if others else "",
             map=_best_map(record, row),
         ),
         effect=first.share,
@@ -193,8 +218,8 @@ def _pictures_of(record: RelianceRecord, row: RelianceRow) -> Iterator[Picture]:
 EXAMPLES: Final = Chart(
     "cue_examples",
     images(),
-    "Images that {{ record.misled }} gets wrong (orange) and gets right without the cue (blue). Bottom: where a map "
-    "finds evidence for the wrong class.",
+    "Images that {{ record.misled }} gets wrong (orange) and right without the cue (blue). Bottom: evidence for the "
+    "wrong class. Where it is brightest need not be the cue: compare its share in the cue's region.",
     title="What a misleading cue does",
     rows=_pictures,
 )

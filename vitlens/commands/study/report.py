@@ -1,6 +1,6 @@
 """The report of a whole study: a page written from all its chapters, and a section a question with links to them."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -19,7 +19,7 @@ from vitlens.record import by
 from vitlens.report.claims import Claim
 from vitlens.report.document import Cell, Document, FigureSpec, Section, Table
 from vitlens.report.explorer import Explorer
-from vitlens.report.findings import largest, not_doubted
+from vitlens.report.findings import largest, not_doubted, size_of
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Report, made, urgency
 from vitlens.uncertainty import LEVEL, in_points
@@ -45,8 +45,8 @@ _AFTER: Final = (
     Question("What do the features know?", ("features",), "depth"),
     Question("What do they cost?", ("profile",), "parts"),
 )  # fmt: skip
-# The sentences of the first page: of each slot the first claim that there is, by the chapter and the question of the
-# claim ("": the answer to what the chapter was asked).
+# The questions of the first page in its order. Of each, the first claim that there is, by its chapter and its own
+# question ("": the answer to what the chapter was asked). A claim that shows no effect makes room for a finding.
 _SLOTS: Final[tuple[tuple[tuple[str, str], ...], ...]] = (
     (("compare", SHORTCUT),),
     (("evaluate", ""),),
@@ -65,17 +65,48 @@ _GLANCED: Final[Mapping[str, tuple[str, ...]]] = {
 
 def claims(record: StudyRecord) -> Iterator[Claim]:
     """Yield the answers of the first page, then all that the chapters judge."""
-    answers = [claim for slot in _SLOTS for claim in _answer(record, slot)]
-    if len(answers) > 1:
-        titles = [claim.title for claim in answers if claim.title]
-        title = "; ".join([*titles[:1], *(each.partition(":")[0] for each in titles[1:2])])
-        answers[0] = replace(answers[0], title=title if len(title.split()) <= _TITLED else answers[0].title)
+    answers = _answers_of(record)
+    if answers:
+        answers[0] = replace(answers[0], title=_title(answers))
     yield from answers
     for chapter in record.parts:
         if chapter.row.word != "train":  # evaluate judges the same models on the same images
             for claim in chapter.claims:
                 if not any((claim.question, claim.subject) == (each.question, each.subject) for each in answers):
                     yield replace(claim, kind="fact" if claim.kind == "answer" else claim.kind, title="")
+
+
+def _title(answers: Sequence[Claim]) -> str:
+    """Return the title of the first answer and of the first other one with an effect, where both are short."""
+    first, *others = answers
+    titled = [claim for claim in others if claim.title and size_of(claim) is not None]
+    if not titled:
+        return first.title
+    both = f"{first.title}; {titled[0].title.partition(':')[0]}" if first.title else titled[0].title
+    return both if len(both.split()) <= _TITLED else first.title
+
+
+def _answers_of(record: StudyRecord) -> list[Claim]:
+    """Return the answers of the first page: those that show an effect, then the largest findings on other subjects."""
+    answers = [claim for claim in _asked(record) if not claim.is_null]
+    covered = {_about(claim) for claim in answers}
+    for finding in findings(record):
+        if len(answers) >= len(_SLOTS):
+            break
+        if _about(finding) not in covered:
+            answers.append(replace(finding, kind="answer"))
+            covered.add(_about(finding))
+    return answers
+
+
+def _about(claim: Claim) -> str:
+    """Return what a claim is about in one word: "corruption: noise" and "corruption: blur" are about one thing."""
+    return claim.question.partition(":")[0]
+
+
+def _asked(record: StudyRecord) -> Iterator[Claim]:
+    for slot in _SLOTS:
+        yield from _answer(record, slot)
 
 
 def _answer(record: StudyRecord, slot: tuple[tuple[str, str], ...]) -> Iterator[Claim]:
@@ -136,10 +167,11 @@ def unknown(record: StudyRecord) -> Iterator[str]:
     weakest = _weakest(record)
     if weakest is not None:
         yield say(
-            "Weakest claim: {{ claim.question }}{% if claim.state %}, undecided: {{ claim.because|whole }}{% else "
-            "%}; of the claims above, its effect is nearest to none, {{ claim.effect }}{% endif %}.",
+            "The weakest claim above: {{ claim.question }}{% if claim.subject %} of {{ claim.subject }}{% endif %}"
+            "{% if claim.state %}, which is undecided{% else %}; its effect is nearest to none{% endif %}.",
             claim=weakest,
         )
+    yield from (claim.says for claim in _asked(record) if claim.is_null)
     yield say(
         "{% if trained %}{{ trained|names }} {{ trained|are }} one training each: another seed can move accuracy by "
         "points. {% endif %}{% if unequal %}The trainings differ in {{ what }}, so no difference is one between "
@@ -159,12 +191,11 @@ def unknown(record: StudyRecord) -> Iterator[str]:
             "Without labels these chapters are left out: {{ words|join(', ') }}.",
             words=[row.chapter for row in record.left_out],
         )  # fmt: skip
-    yield "Not tested: other data than these images, and other sizes of the models."
-    yield from _judged_by_factors(record)
+    yield "Not tested: other images, and other sizes of these models."
 
 
-def _judged_by_factors(record: StudyRecord) -> Iterator[str]:
-    """Say whether a planted cause was recovered, where the generating factors of the images are known."""
+def known_answer(record: StudyRecord) -> Iterator[str]:
+    """Yield whether a planted cause was recovered, where the generating factors of the images are known."""
     for chapter in record.of("evaluate")[:1]:
         named: dict[str, list[str]] = {}
         for compared in record.of("compare"):
@@ -262,6 +293,7 @@ WHOLE: Final = Report(
     title="{{ title }}",
     sections=(_sections,),
     reconciles=reconciled,
+    known_answer=known_answer,
 )
 
 

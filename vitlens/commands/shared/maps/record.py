@@ -210,6 +210,12 @@ class JudgedMap(OfModel):
         """Why its maps are judged as they are."""
         return say("{{ m }} {{ lacks|whole if lacks else 'passes every check' }}", m=self.method, lacks=self.lacks)
 
+    @property
+    def missing(self) -> str:
+        """The checks that it does not pass, a predicate."""
+        checks = listed([say("{{ name }}", name=name) for name in self.not_passed])
+        return say("did not pass the check{{ names|s }} {{ checks }}", names=self.not_passed, checks=checks)
+
 
 def judged_by(known: Collection[str]) -> list[str]:
     """The replacements of removed patches by which maps are judged, of those that are known."""

@@ -18,11 +18,10 @@ _SAYS: Final = {
     "{% if several %}, as do {{ passing|length }} of {{ judged|length }} methods{% endif %}. Removing patches in its "
     "order exceeds {{ best.baseline }}, the hardest baseline, by {{ best.margin|alone }}"
     "{% if alike %}; {{ alike|names(3) }} {{ alike|are }} as good within the intervals{% endif %}.",
-    "inconclusive": "It is undecided whether you can trust a map of **{{ alias }}**: {% if judged|length > 1 %}the "
-    "closest of {{ judged|length }} methods, **{{ best.method }}**,{% else %}**{{ best.method }}**{% endif %} "
-    "{{ best.lacks|whole }}.",
-    "": "No map of **{{ alias }}** passes every check: **{{ best.method }}**{% if judged|length > 1 %}, the closest of "
-    "{{ judged|length }} methods,{% endif %} {{ best.lacks|whole }}.",
+    "inconclusive": "It is undecided whether you can trust a map of **{{ alias }}**. **{{ best.method }}**"
+    "{% if judged|length > 1 %}, the closest of {{ judged|length }} methods,{% endif %} {{ best.missing|whole }}.",
+    "": "No map of **{{ alias }}** passes every check. **{{ best.method }}**{% if judged|length > 1 %}, the closest of "
+    "{{ judged|length }} methods,{% endif %} {{ best.missing|whole }}.",
 }
 _TITLES: Final = {
     "pass": "{{ best.method }} passes every check of maps of {{ alias }}",
