@@ -227,7 +227,7 @@ def _thumbnails(rows: Sequence[LayerView], image: Array | None, side: float) -> 
     every = most <= few
     shown = most if every else max(1, int((room + _GAP) / (side + _GAP)))
     side = min(side, (room + _GAP) / shown - _GAP)
-    title = "attention of every head\n" if every else f"attention of the {shown} most\nimportant of {most} heads"
+    title = "attention of each head (red: most)\n" if every else f"attention (red: most), {shown} most\nimportant of {most} heads"
 
     def draw(layout: _Layout, left: float, _: float) -> None:
         for index, row in enumerate(layout.rows):
@@ -257,8 +257,8 @@ def _draw_map(axes: Axes, image: Array | None, values: Array) -> None:
 
 
 def _name_inside(axes: Axes, name: str) -> None:
-    plate = {"facecolor": "white", "alpha": 0.8, "linewidth": 0.0, "pad": 0.6}
-    place = {"x": 0.03, "y": 0.03, "ha": "left", "va": "bottom", "transform": axes.transAxes}
+    plate: dict[str, Any] = {"facecolor": "white", "alpha": 0.8, "linewidth": 0.0, "pad": 0.6}
+    place: dict[str, Any] = {"x": 0.03, "y": 0.03, "ha": "left", "va": "bottom", "transform": axes.transAxes}
     axes.text(s=name, fontsize=_TINY, bbox=plate, **place)
 
 
@@ -285,7 +285,7 @@ def _limit(axes: Axes, values: Sequence[float], *, least: float | None = None, m
 def _reference(axes: Axes, place: float, name: str) -> None:
     """Draw a dashed vertical line with its name at the lower end."""
     axes.axvline(place, color=style.GREY, linestyle="--", linewidth=0.9)
-    lower = {"transform": axes.get_xaxis_transform(), "rotation": 90, "ha": "left", "va": "bottom"}
+    lower: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "rotation": 90, "ha": "left", "va": "bottom"}
     axes.text(place, 0.01, f" {name}", fontsize=_TINY, color=style.GREY, **lower)
 
 
@@ -357,13 +357,14 @@ def _draw_roles(layout: _Layout, left: float, pictures: float) -> None:
         for place, exemplar in enumerate(row.role.exemplars):
             axes = layout.board.place(left + place * (side + _GAP), y - side / 2, side, side)
             _draw_exemplar(axes, exemplar)
-        helped = _within(f"H{row.role.head}{row.role.helps and ' helps '}{row.role.helps}", _WORDS, 1)
         words = _within(row.role.words, _WORDS, lines - 1)
-        top = y - _LINE * (len(words) - 1) / 2
-        colour = style.BLUE if row.role.tested else style.GREY
-        for number, line in enumerate([*helped, *words]):
-            height = top + (number - 0.5) * _LINE
-            layout.write(left + pictures + 0.03, height, line, color="black" if number == 0 else colour)
+        helps = f"H{row.role.head} helps {row.role.helps}" if row.role.helps else f"H{row.role.head}"
+        helped = _within(helps, _WORDS, lines - len(words))
+        written = [*helped, *words]
+        colours = ["black"] * len(helped) + [style.BLUE if row.role.tested else style.GREY] * len(words)
+        for number, (line, colour) in enumerate(zip(written, colours)):
+            height = y + (number - (len(written) - 1) / 2) * _LINE
+            layout.write(left + pictures + 0.03, height, line, color=colour)
 
 
 def _within(text: str, wide: float, lines: int) -> list[str]:
