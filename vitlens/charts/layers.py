@@ -32,6 +32,7 @@ _POINTS: Final = 72  # of an inch
 _TINY: Final = 6.0  # points, of the names of heads in a picture
 _NEAR_UNIFORM: Final = 80.0  # % of the distance of uniform attention, from which on that is drawn, too
 _ALL: Final = 6  # heads of a layer up to which every one has a thumbnail
+_LEAST: Final = 1.1  # inch of the column of maps
 _WORDS: Final = 0.98  # inch for the words of a role
 _LAYERS: Final = 24  # rows at most, in all blocks
 _ROOM: Final = 0.08  # of the range of values, on both sides
@@ -65,7 +66,7 @@ class RoleView:
     label; tested: True where that is tested."""
 
     head: int
-    helps: str
+    helps: tuple[str, ...]
     words: str
     tested: bool
     exemplars: tuple[Exemplar, ...] = ()
@@ -227,7 +228,11 @@ def _thumbnails(rows: Sequence[LayerView], image: Array | None, side: float) -> 
     every = most <= few
     shown = most if every else max(1, int((room + _GAP) / (side + _GAP)))
     side = min(side, (room + _GAP) / shown - _GAP)
-    title = "attention of each head (red: most)\n" if every else f"attention (red: most), {shown} most\nimportant of {most} heads"
+    title = (
+        "attention of each head (red: most)"
+        if every
+        else f"attention (red: most) of the {shown} most important of {most} heads"
+    )
 
     def draw(layout: _Layout, left: float, _: float) -> None:
         for index, row in enumerate(layout.rows):
@@ -243,7 +248,9 @@ def _thumbnails(rows: Sequence[LayerView], image: Array | None, side: float) -> 
                 if not every:
                     _name_inside(axes, f"H{head.head}")
 
-    return _Column(title, shown * (side + _GAP) - _GAP, draw)
+    wide = shown * (side + _GAP) - _GAP
+    lines = _within(title, max(wide, _LEAST), 2 if every else 3)
+    return _Column("\n".join([*lines, ""] if every else lines), max(wide, _LEAST), draw)
 
 
 def _draw_map(axes: Axes, image: Array | None, values: Array) -> None:
@@ -358,13 +365,22 @@ def _draw_roles(layout: _Layout, left: float, pictures: float) -> None:
             axes = layout.board.place(left + place * (side + _GAP), y - side / 2, side, side)
             _draw_exemplar(axes, exemplar)
         words = _within(row.role.words, _WORDS, lines - 1)
-        helps = f"H{row.role.head} helps {row.role.helps}" if row.role.helps else f"H{row.role.head}"
-        helped = _within(helps, _WORDS, lines - len(words))
+        helped = _helped(row.role, lines - len(words))
         written = [*helped, *words]
         colours = ["black"] * len(helped) + [style.BLUE if row.role.tested else style.GREY] * len(words)
         for number, (line, colour) in enumerate(zip(written, colours)):
             height = y + (number - (len(written) - 1) / 2) * _LINE
             layout.write(left + pictures + 0.03, height, line, color=colour)
+
+
+def _helped(role: RoleView, lines: int) -> list[str]:
+    """Return the head's name with the labels of its exemplars, or with the first one where not all have room."""
+    name = f"H{role.head}"
+    if not role.helps:
+        return [name]
+    every = _within(f"{name} helps {' and '.join(role.helps)}", _WORDS, lines)
+    cut = any(line.endswith("…") for line in every)
+    return _within(f"{name} helps {role.helps[0]}", _WORDS, lines) if cut else every
 
 
 def _within(text: str, wide: float, lines: int) -> list[str]:

@@ -26,7 +26,7 @@ def views(count: int, heads: int) -> list[LayerView]:
             estimate = Estimate(lost, lost - 1, lost + 1, 200, "points")
             own.append(HeadView(head, random.random((8, 8)), float(random.random()), estimate, lost > 1))
         exemplars = (Exemplar(IMAGE, (7, 7), (8, 8)), Exemplar(IMAGE))
-        role = RoleView(own[0].head, LONG, f"needed most for {LONG}", True, exemplars)
+        role = RoleView(own[0].head, (LONG, "tench"), f"needed most for {LONG}", True, exemplars)
         stage = "early" if layer < count / 2 else "late"
         rows.append(LayerView(layer, stage, tuple(own), Estimate(layer / count, 0.0, 1.0, 64), role))
     return rows

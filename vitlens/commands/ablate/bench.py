@@ -53,7 +53,7 @@ from vitlens.pixels import Streamed
 from vitlens.uncertainty import Estimate, finite
 
 IMAGES: Final = 64  # on which heads are labelled, of the lens and the contributions, at most; the pair is one of them
-EXEMPLARS: Final = 3  # of each head
+EXEMPLARS: Final = 2  # of each head
 _LARGEST: Final = 96  # px of a side of an exemplar that is kept: it is shown small
 _TRIED: Final = 8  # images that are corrupted in search of one whose prediction changes
 _CORRUPTED: Final = {"blur": "blurred", "shuffle": "tiles shuffled", "noise": "with noise"}  # tried in this order

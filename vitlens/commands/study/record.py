@@ -45,8 +45,8 @@ class DesignRow:
 class OfPoint:
     """A row about one point, or about a model beside the points; words: its name in tables and figures."""
 
-    label: str = col("point")
-    words: str = col("point")
+    label: str = col("variant")
+    words: str = col("variant")
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class PointRow(OfPoint):
 class TrialRow:
     """One training of a point."""
 
-    label: str = col("point")
+    label: str = col("variant")
     seed: int = col("seed")
     accuracy: float = col("top-1 accuracy", unit="fraction")
     seconds: float = col("time", unit="s")
@@ -112,9 +112,9 @@ class ComparisonRow:
     """
 
     family: str = col("family")
-    label: str = col("point")
+    label: str = col("variant")
     against: str = col("against")
-    words: str = col("point")
+    words: str = col("variant")
     against_words: str = col("against")
     difference: Estimate = col("difference", metric="{family}/{label}/{against}")
     p: float | None = col("p", default=None)

@@ -1,6 +1,7 @@
 """The section "How does ... work?": one picture with a row for each layer, and a sentence for each stage."""
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Final
@@ -20,7 +21,11 @@ from vitlens.report.prose import Marked, listed, say
 _STAGES: Final = {1: ("all",), 2: ("early", "late"), 3: ("early", "middle", "late")}
 _EVERYWHERE: Final = 0.8  # of the distance of uniform attention, from which on heads attend everywhere
 _NEARBY: Final = 0.5  # the same, up to which they attend nearby
-_SHOWN: Final = 2  # exemplars of a head
+_ATTENDS: Final = {
+    SAME: "to the same keys",
+    "position to position": "by position",
+    "content to content": "by content",
+}
 _CAPTION: Final = (
     "Rows are layers; columns: attention patterns, attention distance, labels that the logit lens reads, accuracy lost "
     "without each head (orange: the loss changes significantly), and what one head does."
@@ -28,7 +33,7 @@ _CAPTION: Final = (
 _STAGE: Final = (
     "**{{ name }} ({{ layers }})**: {% if reach %}heads attend {{ reach }}, {% endif %}"
     "{% if needed %}{{ needed|names(1) }} {% if needed|length > 1 %}matter{% else %}matters{% endif %} most to certain "
-    "classes{% elif tested %}{{ tested|length }} of {{ heads }} {{ tested|have }} a tested role"
+    "classes{% elif role %}{{ count }} of {{ heads }} {{ role }}"
     "{% else %}no head has a tested role{% endif %}"
     "{% if lens %}, and the class can be read in {{ lens }} of images{% endif %}."
 )
@@ -169,8 +174,9 @@ def _role_words(name: NameRow | None) -> str:
     if _is_needed(name):
         return f"needed most for {name.writes}"
     if names_one(name.looks) and name.looks_hold:
-        return f"attends to: {name.looks}"
-    return "same keys for every query" if name.attends == SAME else f"attends by {name.attends}"
+        return f"follows the pattern {name.looks}"
+    attends = str(name.attends)
+    return f"attends {_ATTENDS.get(attends, f'by {attends}')}"
 
 
 def _draw(model: _Measured, title: str) -> Figure:
@@ -204,8 +210,8 @@ def _role_view(model: _Measured, layer: int) -> RoleView:
     head = model.described(layer)
     name = model.names.get((layer, head))
     rows = model.exemplars.get((layer, head), [])
-    exemplars = tuple(Exemplar(model.picture(row), row.patch, row.grid or (1, 1)) for row in rows[:_SHOWN])
-    labels = " and ".join(dict.fromkeys(row.label for row in rows[:_SHOWN]))
+    exemplars = tuple(Exemplar(model.picture(row), row.patch, row.grid or (1, 1)) for row in rows)
+    labels = tuple(dict.fromkeys(row.label for row in rows))
     return RoleView(head, labels, _role_words(name), name is not None and name.tested, exemplars)
 
 
@@ -216,6 +222,7 @@ def _stage_sentences(model: _Measured) -> Iterator[str]:
         shares = [model.distances[place] for place in places if place in model.distances]
         names = [model.names[place] for place in places if place in model.names]
         needed = [name for name in names if _is_needed(name)]
+        role, count = _most_common_role([name for name in names if name.tested])
         lens = model.lens.get(own[-1])
         yield say(
             _STAGE,
@@ -224,9 +231,19 @@ def _stage_sentences(model: _Measured) -> Iterator[str]:
             heads=len(places),
             reach=_reach(float(np.mean(shares))) if shares else "",
             needed=sorted(needed, key=_margin, reverse=True),
-            tested=[name for name in names if name.tested],
+            role=role,
+            count=count,
             lens=None if lens is None else Marked(percent(lens.value)),
         )
+
+
+def _most_common_role(tested: Sequence[NameRow]) -> tuple[str, int]:
+    """Return the label that most of these heads have, as a verb of several heads, and how many have it."""
+    counts = Counter(_role_words(name) for name in tested)
+    for words, count in counts.most_common(1):
+        verb, _, rest = words.partition(" ")
+        return f"{verb if count == 1 else verb.removesuffix('s')} {rest}", count
+    return "", 0
 
 
 def _reach(share: float) -> str:
