@@ -149,7 +149,7 @@ def test_exemplars_are_the_images_of_whose_label_a_head_raises_the_logit_most(tm
     shown = [row for row in record.exemplars if (row.layer, row.head) == (3, 2)]
     best = above[:, 3, 2].argsort(descending=True)[: len(shown)].tolist()
     assert [row.image for row in shown] == [split.names[index] for index in best]
-    assert [row.label for row in shown] == [model.classes[int(batch.labels[index])] for index in best]
+    assert [row.class_name for row in shown] == [model.classes[int(batch.labels[index])] for index in best]
     assert [row.adds for row in shown] == pytest.approx(above[best, 3, 2].tolist(), abs=1e-4)
     pixels = record.pictures.images[[row.picture for row in shown]] / 255
     assert np.abs(pixels - batch.images[best].numpy()).max() < 0.01

@@ -199,7 +199,7 @@ class ExemplarRow:
     layer: int = col("layer")
     head: int = col("head")
     image: str = col("image")
-    label: str = col("label")
+    class_name: str = col("class")
     adds: float = col("added to the label", unit="logits")
     picture: int = col("picture")
     patch: tuple[int, int] | None = col("most through the patch (row, column)", default=None)

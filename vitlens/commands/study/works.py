@@ -211,7 +211,7 @@ def _role_view(model: _Measured, layer: int) -> RoleView:
     name = model.names.get((layer, head))
     rows = model.exemplars.get((layer, head), [])
     exemplars = tuple(Exemplar(model.picture(row), row.patch, row.grid or (1, 1)) for row in rows)
-    labels = tuple(dict.fromkeys(row.label for row in rows))
+    labels = tuple(dict.fromkeys(row.class_name for row in rows))
     return RoleView(head, labels, _role_words(name), name is not None and name.tested, exemplars)
 
 
