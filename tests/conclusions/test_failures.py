@@ -93,7 +93,7 @@ def test_the_others_are_all_other_images(count):
 @pytest.mark.parametrize(
     ("rows", "tests", "words"),
     [
-        ((covariate(**ALIKE),), (), "differ from correct predictions in no property"),
+        ((covariate(**ALIKE),), (), "in none of the measured properties"),
         ((covariate(**ALIKE),), (change(),), "more frequent on small objects"),
         ((covariate(),), (change(p_holm=0.2),), "more images"),
         ((covariate(),), (change(control_size=0.3),), "more images"),
@@ -106,8 +106,8 @@ def test_the_others_are_all_other_images(count):
             "images with masks",
         ),
         ((covariate("look_alike", 0.8, likelihood_ratio=None),), (), "more images of the classes that it confuses"),
-        ((covariate("look_alike", 0.2, likelihood_ratio=None),), (), "in no property"),
-        ((covariate("confidence", 0.1, likelihood_ratio=None),), (), "in no property"),
+        ((covariate("look_alike", 0.2, likelihood_ratio=None),), (), "in none of"),
+        ((covariate("confidence", 0.1, likelihood_ratio=None),), (), "in none of"),
     ],
 )  # fmt: skip
 def test_else_the_next_test_is_named(rows, tests, words):
@@ -180,7 +180,7 @@ def test_the_first_page_does_not_deny_a_change_that_mends():
 def test_too_few_correct_predictions_are_not_compared_with():
     row = replace(covariate(), errors=395, p=None, p_holm=None, likelihood_ratio=None)
     made = record(row)
-    assert "too few are left" in said(made).says
+    assert "too few correct predictions" in said(made).says
     assert "Why do the models fail?" not in {section.title for section in REPORT(made).sections}
 
 

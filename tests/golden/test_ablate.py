@@ -137,6 +137,25 @@ def test_the_lens_ends_and_curves_begin_at_the_whole_model(pictures, tmp_path):
     assert (pair.clean, pair.corrupted, pair.corruption) == ("0.png", "1.png", "")
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_exemplars_are_the_images_of_whose_label_a_head_raises_the_logit_most(tmp_path):
+    """The logit is that above the mean of all classes, of which `direct_logit_attribution` says every one."""
+    record = ran(tmp_path / "out", "ablate vit-digits --data digits --limit 20 --units head --pairs 0 --no-curves")
+    model, split = load("vit-digits"), digits("test").limit(20)
+    (batch,) = split.batches(20)
+    by_class = [vitlens.direct_logit_attribution(model, batch.images, name).heads for name in model.classes]
+    added = torch.stack(by_class, -1)
+    above = added.gather(-1, batch.labels[:, None, None, None].expand(*added.shape[:3], 1))[..., 0] - added.mean(-1)
+    shown = [row for row in record.exemplars if (row.layer, row.head) == (3, 2)]
+    best = above[:, 3, 2].argsort(descending=True)[: len(shown)].tolist()
+    assert [row.image for row in shown] == [split.names[index] for index in best]
+    assert [row.class_name for row in shown] == [model.classes[int(batch.labels[index])] for index in best]
+    assert [row.adds for row in shown] == pytest.approx(above[best, 3, 2].tolist(), abs=1e-4)
+    pixels = record.pictures.images[[row.picture for row in shown]] / 255
+    assert np.abs(pixels - batch.images[best].numpy()).max() < 0.01
+    assert {(row.layer, row.head) for row in record.exemplars} == {(row.layer, row.head) for row in record.heads}
+
+
 def test_a_killed_run_goes_on_at_the_layer_it_was_at_and_no_other(tiny_vit, tmp_path, capsys):
     (batch,) = digits("test").limit(12).batches(12)
     pixels = (batch.images.permute(0, 2, 3, 1) * 255).round().byte().numpy()

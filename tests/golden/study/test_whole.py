@@ -1,10 +1,11 @@
 """The whole study: presets trained first, each chapter a complete folder, and one page that is written from all."""
 
-from collections import Counter
+from dataclasses import replace
 
 import pytest
 from PIL import Image
 
+from tests.kit.axes import cut_off, shown, texts
 from tests.kit.commands import few_chapters, ran, refusal, stopping_at
 from tests.kit.contradictions import contradictions
 from tests.kit.first_page import check_first_page
@@ -39,22 +40,39 @@ def test_a_preset_is_trained_and_every_chapter_is_a_folder_of_its_own(inspected)
     whole_folder(inspected.folder, "study", drawn=False)
 
 
-def test_how_the_vit_works_and_the_explorer_follow_from_its_chapters(inspected):
+def how_it_works(record):
+    """The one section about how the model works."""
+    (section,) = [section for section in REPORT(record).sections if "work" in section.title]
+    return section
+
+
+def test_how_the_vit_works_is_one_picture_with_a_row_for_each_layer(inspected):
+    section = how_it_works(inspected)
+    (figure,) = section.figures
+    assert section.tables == ()
     stats, ablate = (inspected.about(word, "mine").record for word in ("stats", "ablate"))
-    assert sum(row.heads for row in inspected.stages) == len(stats.heads)
-    for row in inspected.stages:
-        assert sum(row.attends.values()) + row.unclear == row.heads
-        (block,) = [unit for unit in ablate.units if unit.unit == row.block]
-        assert row.loss == block.loss
-        layers = range(int(row.layers.partition("–")[0]), int(row.layers.rpartition("–")[2]) + 1)
-        own = [name for name in stats.names if name.layer in layers]
-        assert (row.by or {}) == Counter(name.attends for name in own if name.holds)
-        mattering = [name for name in own if name.state == "shown to matter"]
-        assert row.writes == tuple(f"{name.writes} ({name.name})" for name in mattering)
-    assert inspected.stages[-1].lens == ablate.lens[-1].accuracy
-    document = REPORT(inspected)
-    assert [section.title for section in document.sections if "work" in section.title]
-    explorer = document.explorer
+    drawn = figure.draw()
+    names = {f"L{row.layer}" for row in stats.layers}
+    assert names <= set(texts(drawn))
+    assert len(shown(drawn)) >= len(stats.heads)
+    said = " ".join(sentence.text for sentence in section.sentences)
+    assert said.count("**Late") == 1
+    assert f"{100 * ablate.lens[-1].accuracy.value:.0f} %" in said
+    assert (inspected.folder / "figures" / f"{figure.name}.png").is_file()
+
+
+@pytest.mark.parametrize(("word", "part"), [("ablate", "logit lens"), ("attention", "attention patterns")])
+def test_a_chapter_that_is_missing_is_named_in_place_of_its_part_of_the_picture(inspected, word, part):
+    kept = tuple(row for row in inspected.chapters if row.word != word)
+    section = how_it_works(replace(inspected, chapters=kept))
+    (reason,) = [sentence.text for sentence in section.sentences if part in sentence.text]
+    assert word in reason
+    assert cut_off(section.figures[0].draw()) == []
+
+
+def test_the_explorer_follows_from_the_chapters_of_the_vit(inspected):
+    stats, ablate = (inspected.about(word, "mine").record for word in ("stats", "ablate"))
+    explorer = REPORT(inspected).explorer
     for row in ablate.heads:
         assert explorer.importance[row.layer, row.head] == pytest.approx(row.loss.value)
         assert explorer.labels[row.layer][row.head] == (row.label or "")

@@ -145,6 +145,26 @@ def head_contributions(model: Model, images: Images, classes: Labels) -> Float[T
     return above.masked_fill(rounded, 0.0)
 
 
+def label_contributions(model: Model, images: Images, labels: Labels) -> Float[Tensor, "batch layers heads"]:
+    """Return what every head adds to the logit of each image's own label, above the mean over all classes.
+
+    As `head_contributions`, of one class for each image. images: of one batch, on the model's device. On the CPU.
+    """
+    with torch.no_grad(), torch.autocast(model.device.type, enabled=False):
+        seen = _seen(model, images, mlps=False)
+        wanted = above_mean(labels.to(model.device), seen.captured.logits.shape[1])
+        with evaluating(model):
+            weights = precise(_stream_weights(model, seen.streams[-1], wanted))
+        return stacked(_of_heads(model, seen, weights)).cpu()
+
+
+def above_mean(labels: Labels, classes: int) -> Logits:
+    """Return the weights of logits (batch, classes) whose sum is the label's logit minus the mean of all classes."""
+    wanted = torch.full((len(labels), classes), -1 / classes, device=labels.device)
+    wanted[torch.arange(len(labels)), labels] += 1
+    return wanted
+
+
 def key_contributions(
     model: Model, images: Images, wanted: Logits, layer: int, head: int
 ) -> Float[Tensor, "batch keys"]:

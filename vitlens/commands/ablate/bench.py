@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from vitlens.analysis.ablation import bench as ablation
 from vitlens.analysis.ablation.bench import Memory, Removal, Stored, Unit
@@ -18,11 +19,25 @@ from vitlens.analysis.evaluation.evaluate import accuracy, fitting_batch_size
 from vitlens.analysis.heads.registry import MIXED, UNLABELLED, head_words
 from vitlens.analysis.heads.specialisation import specialise
 from vitlens.analysis.heads.statistics import Stream
-from vitlens.analysis.patching.contribution import direct_logit_attribution, logits_by_depth
+from vitlens.analysis.patching.contribution import (
+    above_mean,
+    direct_logit_attribution,
+    key_contributions,
+    label_contributions,
+    logits_by_depth,
+)
 from vitlens.analysis.patching.patching import corrupt, patch_parts
 from vitlens.arrays import Form
 from vitlens.commands.ablate.options import AblateOptions
-from vitlens.commands.ablate.record import ContributionRow, LensRow, PatchingArrays, PatchingRow, PrunedRow
+from vitlens.commands.ablate.record import (
+    ContributionRow,
+    ExemplarArrays,
+    ExemplarRow,
+    LensRow,
+    PatchingArrays,
+    PatchingRow,
+    PrunedRow,
+)
 from vitlens.commands.run.progress import ProgressStore, phase
 from vitlens.commands.run.resume import batch_digest
 from vitlens.commands.run.run import Run
@@ -38,6 +53,8 @@ from vitlens.pixels import Streamed
 from vitlens.uncertainty import Estimate, finite
 
 IMAGES: Final = 64  # on which heads are labelled, of the lens and the contributions, at most; the pair is one of them
+EXEMPLARS: Final = 2  # of each head
+_LARGEST: Final = 96  # px of a side of an exemplar that is kept: it is shown small
 _TRIED: Final = 8  # images that are corrupted in search of one whose prediction changes
 _CORRUPTED: Final = {"blur": "blurred", "shuffle": "tiles shuffled", "noise": "with noise"}  # tried in this order
 _ROUNDS: Final = 3  # of timing, alternating between the whole and the pruned model
@@ -154,13 +171,20 @@ def head_labels(bench: Bench) -> dict[tuple[int, int], str]:
 
 
 def inside(bench: Bench) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Activation patching, the logit lens and the contributions of heads and MLPs to the logits, as fields of the
-    record; and the reasons why one of these is not defined for the model."""
+    """Return what is measured inside the model as fields of the record, and why some of it is not defined for it.
+
+    Activation patching, the logit lens, the contributions of heads and MLPs to the logits, and exemplars of the heads.
+    """
     found: dict[str, Any] = {}
     undone: list[str] = []
     first = torch.arange(len(bench.run.split))[:IMAGES]
     (images,) = bench.run.split.pick(first).batches(len(first), device=bench.run.model.device)
-    parts: tuple[Callable[[Bench, Tensor, Tensor], dict[str, Any]], ...] = (_patching, _lens, _contributions)
+    parts: tuple[Callable[[Bench, Tensor, Tensor], dict[str, Any]], ...] = (
+        _patching,
+        _lens,
+        _contributions,
+        _exemplars,
+    )
     for part in parts:
         try:
             found |= part(bench, images.images, bench.labels[first])
@@ -241,6 +265,53 @@ def _contributions(bench: Bench, images: Tensor, labels: Tensor) -> dict[str, An
     rows += [ContributionRow(f"L{layer}.MLP", "MLP", value, layer) for layer, value in mlps]
     rows.append(ContributionRow("rest", "rest", float((parts.embedding + parts.bias + parts.rest).mean())))
     return {"contributions": tuple(rows)}
+
+
+@phase("Exemplars of the heads")
+def _exemplars(bench: Bench, images: Tensor, labels: Tensor) -> dict[str, Any]:
+    """Return the images of whose label each head raises the logit most, of those where it does so."""
+    model = bench.run.model
+    layout = model.anatomy.layout
+    added = label_contributions(model, images, labels)
+    wanted = above_mean(labels, len(model.classes))
+    rows: list[ExemplarRow] = []
+    pictures: dict[int, int] = {}  # their places in the arrays, by image
+    for unit in bench.heads:
+        head = unit.head or 0
+        scores = added[:, unit.layer, head]
+        best = [index for index in scores.argsort(descending=True)[:EXEMPLARS].tolist() if scores[index] > 0]
+        if not best:
+            continue
+        through = key_contributions(model, images[best], wanted[best], unit.layer, head)
+        for index, keys in zip(best, through):
+            patch = grid = None
+            if layout is not None and len(keys) == layout.tokens and bool(keys.isfinite().all()):
+                grid = (layout.grid[0], layout.grid[1])
+                patch = divmod(int(keys[len(layout.prefix) :].argmax()), grid[1])
+            rows.append(
+                ExemplarRow(
+                    unit.layer,
+                    head,
+                    bench.run.split.names[index],
+                    model.classes[int(labels[index])],
+                    float(scores[index]),
+                    pictures.setdefault(index, len(pictures)),
+                    patch,
+                    grid,
+                )
+            )
+    if not rows:
+        return {}
+    return {"exemplars": tuple(rows), "pictures": ExemplarArrays(_small(images[list(pictures)]))}
+
+
+def _small(images: Tensor) -> Any:
+    """Return pixels 0 to 255 of images with sides of at most _LARGEST px."""
+    height, width = images.shape[-2:]
+    scale = min(1.0, _LARGEST / max(height, width))
+    size = (max(1, round(scale * height)), max(1, round(scale * width)))
+    smaller = F.adaptive_avg_pool2d(images.float(), size)
+    return (smaller * 255).round().clamp(0, 255).byte().cpu().numpy()
 
 
 @phase("Pruning, and timing the pruned model")

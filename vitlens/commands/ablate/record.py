@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from vitlens.arrays import FlagMatrix, Flags, Image, Indices, Matrix, Vector, Words
+from vitlens.arrays import FlagMatrix, Flags, Image, Indices, Matrix, Pixels, Vector, Words
 from vitlens.names import Replacement, UnitKind
 from vitlens.record import OfModel, Record, arrays, col, table
 from vitlens.uncertainty import LEVEL, Estimate, widened
@@ -189,6 +189,24 @@ class ContributionRow:
 
 
 @dataclass(frozen=True)
+class ExemplarRow:
+    """An image of whose label one head raises the logit most, directly; the head's best image first.
+
+    picture: its row in the arrays; adds: to the label's logit, above the mean of all classes; patch: (row, column) of
+    the patch through which it adds most, of `grid` (rows, columns); None where that is not known.
+    """
+
+    layer: int = col("layer")
+    head: int = col("head")
+    image: str = col("image")
+    class_name: str = col("class")
+    adds: float = col("added to the label", unit="logits")
+    picture: int = col("picture")
+    patch: tuple[int, int] | None = col("most through the patch (row, column)", default=None)
+    grid: tuple[int, int] | None = col("patches (rows, columns)", default=None)
+
+
+@dataclass(frozen=True)
 class PrunedRow:
     """The whole or the pruned model. time: the median of a batch with its quartiles; cut: the heads pruned."""
 
@@ -225,6 +243,13 @@ class PatchingArrays:
     positions: Matrix
 
 
+@dataclass(frozen=True)
+class ExemplarArrays:
+    """images: the exemplars of all heads, each once, at most 96 px high and wide."""
+
+    images: Pixels
+
+
 @dataclass(frozen=True, kw_only=True)
 class AblateRecord(Record):
     """Every head, MLP and block of one model removed, and what is measured beyond."""
@@ -236,9 +261,11 @@ class AblateRecord(Record):
     patching: tuple[PatchingRow, ...] = table()
     lens: tuple[LensRow, ...] = table()
     contributions: tuple[ContributionRow, ...] = table()
+    exemplars: tuple[ExemplarRow, ...] = table(optional=True)
     pruned: tuple[PrunedRow, ...] = table()
     effects: Mapping[str, EffectArrays] = arrays("effects-{replace}")
     patched: PatchingArrays | None = arrays("patching")
+    pictures: ExemplarArrays | None = arrays("exemplars")
 
     @property
     def model(self) -> AblatedModelRow:

@@ -20,7 +20,7 @@ from vitlens.analysis.naming.logits import PRODUCTS
 from vitlens.analysis.naming.names import HeadName, HeadNames
 from vitlens.analysis.naming.words import CORRELATES, MATTERS, NOTHING, SEVERAL
 from vitlens.analysis.naming.writes import things_of
-from vitlens.analysis.patching.contribution import class_contributions, key_contributions
+from vitlens.analysis.patching.contribution import above_mean, class_contributions, key_contributions
 from vitlens.attribution.explain import explain, preferred_method
 from vitlens.commands.head import record as rows
 from vitlens.commands.head.options import HeadOptions
@@ -241,8 +241,8 @@ def _arrays(model: Model, split: Split, one: HeadName, shown: Tensor) -> tuple[r
     pixels = (batch.images.float().cpu() * 255).round().byte().numpy()
     layout = model.layout
     if one.writes is not None and one.writes.best in model.classes:
-        wanted = torch.full((len(shown), len(model.classes)), -1 / len(model.classes))
-        wanted[:, model.classes.index(one.writes.best)] += 1
+        best = torch.full((len(shown),), model.classes.index(one.writes.best))
+        wanted = above_mean(best, len(model.classes))
         added = key_contributions(model, batch.images, wanted, one.layer, one.head)
         if added.shape[1] == layout.tokens and bool(added.isfinite().all()):
             maps = added[:, len(layout.prefix) :].unflatten(1, layout.grid)

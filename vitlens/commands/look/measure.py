@@ -22,6 +22,7 @@ from vitlens.attribution.look import Look, look
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.look import record as rows
 from vitlens.commands.look.options import LookOptions
+from vitlens.commands.look.stages import stages
 from vitlens.commands.run.folder import RunFolder, settings
 from vitlens.commands.run.load import load_models, load_split
 from vitlens.commands.run.options import ModelOptions, RunOptions
@@ -37,7 +38,6 @@ from vitlens.commands.shared.explorer_measure import (
 )
 from vitlens.commands.shared.predictions import PredictionRow
 from vitlens.commands.shared.sheets import DRAWN, file_names, left_out_words
-from vitlens.commands.shared.stages import StageRow, stages
 from vitlens.data.decode import Header, probe
 from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.folder import list_images
@@ -255,7 +255,7 @@ def _head_rows(seen: Look, names: Sequence[str]) -> Iterator[rows.LookHeadRow]:
             )  # fmt: skip
 
 
-def _stage_rows(alias: str, seen: Look) -> Iterator[StageRow]:
+def _stage_rows(alias: str, seen: Look) -> Iterator[rows.StageRow]:
     """How the model works on these images, by stage; nothing where its heads have no labels."""
     if seen.statistics is None or not any(seen.labels):
         return

@@ -11,9 +11,9 @@ from vitlens.arrays import Pixels, Stack
 from vitlens.commands.shared.explorer import ExplorerArrays, ExplorerRow
 from vitlens.commands.shared.predictions import PredictionRow
 from vitlens.commands.shared.sheets import file_names
-from vitlens.commands.shared.stages import StageRow
 from vitlens.names import Replacement
-from vitlens.record import Record, arrays, col, head_name, table
+from vitlens.record import OfModel, Record, arrays, col, head_name, table
+from vitlens.uncertainty import Estimate
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,38 @@ class GivenArrays:
 
     pixels: Pixels
     maps: Stack
+
+
+@dataclass(frozen=True)
+class StageRow(OfModel):
+    """Some layers in a row.
+
+    attends: heads by the one pattern that they follow; unclear: heads that follow none or several; range: their
+    attention distance, as a share of that of uniform attention; head: the one without which the loss rises most.
+    """
+
+    layers: str = col("layers")
+    heads: int = col("heads")
+    attends: Mapping[str, int] = col("attend to")
+    unclear: int = col("no single pattern")
+    range: float | None = col(
+        "distance, of uniform attention",
+        unit="fraction",
+        term="the mean distance in px from query to attended patch, divided by that of uniform attention",
+        default=None,
+    )
+    head: str = col("head", default="")
+    loss: Estimate | None = col("rise of the loss without its most important head", default=None)
+
+    @property
+    def several(self) -> bool:
+        """Return True if it is more than one layer."""
+        return not self.layers.isdecimal()
+
+    @property
+    def matters(self) -> bool:
+        """Return True if the loss rises without its most important head."""
+        return self.loss is not None and self.loss.value > 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,10 +13,10 @@ from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.charts import Picture, images
 from vitlens.charts.overlay import is_constant
 from vitlens.commands.look.record import GivenLayerRow, GivenRow, LookHeadRow, LookRecord
+from vitlens.commands.look.stages import HOW
 from vitlens.commands.shared.explorer import Shown, explorer_of, sinks_claim, without_explorer
 from vitlens.commands.shared.predictions import PredictionRow, for_images
 from vitlens.commands.shared.sheets import EACH, evenly
-from vitlens.commands.shared.stages import HOW
 from vitlens.record import columns
 from vitlens.report.claims import Claim
 from vitlens.report.document import Table

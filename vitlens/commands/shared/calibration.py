@@ -73,6 +73,6 @@ def reliability() -> Chart:
     return Chart(
         "calibration", scatter("confidence", "accuracy", of="model"),
         "Accuracy against confidence in bins, with 95 % intervals; below the dashed line the model is overconfident. "
-        "Wide intervals are of bins with few images.",
+        "Bins with few images have wide intervals.",
         title="Accuracy against confidence", rows=_bins,
     )  # fmt: skip

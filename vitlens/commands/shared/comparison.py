@@ -120,7 +120,7 @@ def accuracy_claims(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
     """Yield the judgement of each model's accuracy against the best of them; each concerns both models."""
     top = max(accuracies, key=lambda name: accuracies[name].value)
     if (accuracies[top].n or 0) < FEW:
-        because = say("fewer than {{ few }} images do not order models; raise --limit", few=FEW)
+        because = say("ranking models takes at least {{ few }} images; raise --limit", few=FEW)
         yield unjudged("accuracy", " and ".join(accuracies), because, limit="accuracy")
         return
     for row in rows:

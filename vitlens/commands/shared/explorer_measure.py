@@ -324,7 +324,7 @@ def picture_of(image: Any) -> NDArray[np.uint8]:
     several."""
     pixels = read_pictures(image, Preprocessing((SIDE, SIDE), SIDE, "bicubic"))
     if len(pixels) != 1:
-        raise InputError(f"expected one image, of which the weights are, found {len(pixels)}")
+        raise InputError(f"expected one image, the one of the weights, found {len(pixels)}")
     return np.asarray(pixels[0].cpu().numpy())
 
 

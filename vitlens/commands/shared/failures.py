@@ -60,7 +60,8 @@ class FailuresRecord(Record):
 
 
 def claims(record: FailuresRecord) -> Iterator[Claim]:
-    """Why each model fails: a cause where errors differ in it and its change mends them, else what is not known."""
+    """Yield why each model fails: a cause where errors differ in it and its change fixes them, else what is not "
+    "known."""
     for model, rows in by(record.covariates, "model").items():
         if is_saturated(rows[0].errors):
             continue
@@ -81,8 +82,8 @@ def effects(record: FailuresRecord) -> Iterator[Claim]:
     for test in record.interventions:
         if test.matched:
             says = (
-                "With all {{ thing }} {{ test.change|whole }}, **{{ test.model }}** is right on {{ effect|alone }} "
-                "more images than after a control of matched strength."
+                "With all {{ thing }} {{ test.change|whole }}, **{{ test.model }}** gains {{ effect|alone }} more "
+                "accuracy than under a control of matched strength."
             )
             yield found(
                 f"change: {test.covariate}",
@@ -135,10 +136,10 @@ def unknown(record: FailuresRecord) -> Iterator[str]:
     unnamed = [model for model in rows if model not in few and not _causes(record, model)]
     mended = {row.model for row in record.interventions if row.supported}
     reasons = {
-        "no change of the images fixes more errors than it makes and more than its control": [
+        "no change of the images fixes more errors than it causes, and more than its control does": [
             model for model in unnamed if model not in mended
         ],
-        "a change of the images fixes errors, but what it changes is not shown to be the only difference": [
+        "a change of the images fixes errors, but other properties may explain these errors": [
             model for model in unnamed if model in mended
         ],
     }
@@ -167,7 +168,7 @@ def _ends(record: FailuresRecord, row: CovariateRow) -> tuple[list[QuarterRow], 
 
 
 def _fails_on(record: FailuresRecord, row: CovariateRow, test: InterventionRow) -> str:
-    """The sentence that only a property may have in which errors differ and whose change mends them."""
+    """Return the sentence about a property in which errors differ, where changing it fixes errors."""
     parts, worst, best = _ends(record, row)
     if not row.differs_alone:
         where = "its errors are more frequent there when all other properties are equal"
@@ -230,7 +231,7 @@ def _not_known(record: FailuresRecord, model: str) -> str:
     if differs is None:  # what a change mends all the same
         test = next((each for each in record.interventions if each.model == model and each.supported), None)
         row = next((each for each in rows if test and _same(test, each)), None)
-    few = "**{{ model }}** misclassifies {{ errors }} of {{ total }} images: too few "
+    few = "**{{ model }}** misclassifies {{ errors }} of {{ total }} images, which leaves too few "
     more = "We do not know why **{{ model }}** fails: its errors are more frequent on {{ row.where|whole }}"
     if row is not None and row.differs_alone and _NO_AUC[0] <= row.area.value <= _NO_AUC[1]:
         more = "We do not know why **{{ model }}** fails: {{ row.title|whole }} hardly marks its errors"
@@ -238,15 +239,15 @@ def _not_known(record: FailuresRecord, model: str) -> str:
     elif row is not None and row.differs_alone:
         more += " (AUC {{ row.area|alone }}), but "
     else:
-        more += " at equal other properties, but "
+        more += " with all other properties equal, but "
     if total - errors < FEWEST:
-        words, following = few + "are left to compare them with", "images that it knows"
+        words, following = few + "correct predictions for a comparison", "easier images"
     elif row is None:
         words = (
-            "We do not know why **{{ model }}** fails: its {{ errors }} errors differ from correct predictions in no "
-            "property that was measured"
+            "We do not know why **{{ model }}** fails: its {{ errors }} errors differ from correct predictions in "
+            "none of the measured properties"
         )
-        following = "a property that is found by looking at them"
+        following = "a property found by looking at them"
     elif differs is None:
         words = (
             "We do not know why **{{ model }}** fails: " + _CHANGED + ", {{ test.mended }} of its {{ errors }} errors "
@@ -255,7 +256,7 @@ def _not_known(record: FailuresRecord, model: str) -> str:
         )
         following = "more images"
     elif test is not None and test.supported:
-        words = more + "another property that explains these errors better is not changed, or its change mends too few"
+        words = more + "another property explains these errors better; it was not changed, or its change fixes too few"
         following = "images in which the two vary independently"
     elif test is not None:
         words = more + _CHANGED + (
@@ -266,11 +267,11 @@ def _not_known(record: FailuresRecord, model: str) -> str:
         gains = test.gain.value > 0 and test.mended > test.broken
         following = "more images" if gains else "a property that goes with it"
     elif row.known.outcome:
-        words, following = more + "that follows from its own predictions", row.next_test
+        words, following = more + "this property follows from the predictions themselves", row.next_test
     elif row.needs_no_change:
-        words, following = more + "the other properties explain this as well", "more images"
+        words, following = more + "the other properties explain this equally well", "more images"
     else:
-        words, following = more + "no change tests it here", "images with masks of their objects"
+        words, following = more + "no change of the images tests it here", "images with masks of their objects"
     words += ". The next test would be {{ following|whole }}."
     given = {"errors": errors, "total": total, "following": following, "chance": "0.5"}
     return say(words, model=model, row=row, test=test, **given)
@@ -321,7 +322,7 @@ def _two_strongest(record: FailuresRecord) -> list[QuarterRow]:
 
 
 def _examples(record: FailuresRecord) -> Iterator[Picture]:
-    """Errors that a change mends: the image, and it after the change and after the control."""
+    """Yield errors that a change fixes: the image, then after the change and after the control."""
     for model, own in record.failure_examples.items():
         test = next(cause.test for cause in _causes(record, model) if cause.test is not None)
         shown = {"image": own.pixels, "after the change": own.changed, "after the control": own.control}
@@ -356,7 +357,7 @@ class _After:
 
 
 def _after(record: FailuresRecord) -> Iterator[_After]:
-    """Each change beside its control."""
+    """Yield each change, then its control."""
     for row in _tested_changes(record):
         for words, mended, broken in (
             (row.change, row.mended, row.broken),
@@ -411,8 +412,8 @@ _CHANGES: Final = Section(
             "interventions",
             intervals("change", "accuracy", of="model", reference=0.0),
             "Accuracy after each change, and after its control, minus that before. Right of the dashed line more "
-            "errors are fixed than made. Tests: tables/interventions.csv.",
-            title="What changes fix and break",
+            "errors are fixed than caused. Tests: tables/interventions.csv.",
+            title="Accuracy after each change",
             rows=_after,
         ),
         Chart(

@@ -1,4 +1,4 @@
-"""The three words for every head as rows, which reports of several commands show; free of torch."""
+"""The three labels of every head as rows, which reports of several commands show; free of torch."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from vitlens.uncertainty import Estimate
 
 @dataclass(frozen=True)
 class NameRow(OfModel):
-    """The three words for one head, and whether they stand their tests. share: of the attention logits; holds,
+    """Three tested labels for one head. share: of the attention logits; holds,
     looks_hold: whether the first two words hold on shuffled patches; state: what removing the head said of the third,
     None where nothing was removed."""
 
@@ -37,7 +37,7 @@ class NameRow(OfModel):
 
     @property
     def words(self) -> str:
-        """All three in one line."""
+        """Return all three labels in one line."""
         return three_words(self.attends, self.holds, self.looks, self.looks_hold, self.writes, self.state)
 
     @property
@@ -48,24 +48,24 @@ class NameRow(OfModel):
 
     @property
     def correlates(self) -> bool:
-        """Whether no word stands its test, and what it adds only correlates with a class."""
+        """Return True if no label survived its test, and what the head adds only correlates with a class."""
         return not self.tested and self.state == CORRELATES
 
 
 @dataclass(frozen=True)
 class NoteRow:
-    """A word that could not be given or tested, and why."""
+    """A label that could not be given or tested, and why."""
 
     note: str = col("note")
 
 
 def noted(rows: Iterable[NoteRow]) -> Iterator[str]:
-    """Notes as sentences of the first page."""
+    """Yield notes as sentences of the first page."""
     yield from (f"{row.note[0].upper()}{row.note[1:].rstrip('.')}." for row in rows)
 
 
 def name_rows(alias: str, heads: Iterable[Any]) -> Iterator[NameRow]:
-    """A row for each `HeadName`."""
+    """Yield a row for each `HeadName`."""
     for one in heads:
         attends, looks, writes = one.attends, one.looks, one.writes
         yield NameRow(
@@ -77,7 +77,7 @@ def name_rows(alias: str, heads: Iterable[Any]) -> Iterator[NameRow]:
 
 
 def word_table(heads: Iterable[Any]) -> list[list[str]]:
-    """The words for each head, of a NameRow or `HeadName`, by layer and head."""
+    """Return the labels of each head, of a NameRow or `HeadName`, by layer and head."""
     known = {(one.layer, one.head): one.words for one in heads}
     layers, most = (1 + max((at[axis] for at in known), default=-1) for axis in (0, 1))
     return [[known.get((layer, head), "") for head in range(most)] for layer in range(layers)]

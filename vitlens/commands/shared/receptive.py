@@ -64,8 +64,9 @@ def field_charts() -> tuple[Chart, ...]:
     return (
         Chart(
             "receptive_field", lines("layer", "distance", "uniform", panel="words"),
-            "Distance from the middle patch to the pixels that move it, weighted by the gradient, with intervals, and "
-            "as it were if all pixels were alike.",
+            "Distance from the middle patch to the pixels that change it, weighted by the gradient, with intervals; "
+            "uniform: "
+            "if all pixels counted equally.",
             title="Effective receptive field by layer", rows="receptive_fields",
         ),
         Chart(

@@ -110,7 +110,9 @@ def unknown(record: RelianceRecord) -> Iterator[str]:
         yield say("Not tested: reliance on {{ titles }}, as {{ reason|whole }}.", titles=listed(titles), reason=reason)
     unmatched = dict.fromkeys(row.change for row in record.reliance if not row.is_matched)
     if unmatched:
-        yield say("No control is matched to images {{ changes }}: they support no cause.", changes=listed([*unmatched]))
+        yield say(
+            "No control matches images {{ changes }}, so these support no causal claim.", changes=listed([*unmatched])
+        )
 
 
 def _answer(record: RelianceRecord) -> str:
@@ -152,7 +154,7 @@ SECTION: Final = Section(
     charts=(
         Chart(
             "reliance", intervals("title", "changed", of="model", reference=0.0),
-            "Predictions changed without each cue, minus those under a control that changes pixels as much; left of "
+            "Predictions changed without each cue, minus those under a control that changes pixels equally; left of "
             "the dashed line the control matters more. All interventions: tables/reliance.csv.",
             title="What predictions depend on ({{ rows|map(attribute='n')|max }} images)", rows=_strongest,
         ),

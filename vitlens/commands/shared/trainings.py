@@ -75,19 +75,20 @@ def differences(budgets: Sequence[Budget]) -> Mapping[str, tuple[str | int, ...]
 
 
 def trained(budgets: Sequence[Budget]) -> Iterator[str]:
-    """That models were trained differently, and of which it is not known, as sentences."""
+    """Yield in what the trainings of the models differ, and of which models that is not known."""
     parts = [
         say("{{ what }} {{ values }}", what=Marked(name.replace("_", " ")),
             values=listed([say("{{ v }} ({{ m }})", v=v, m=b.model) for v, b in zip(values, budgets)]))
         for name, values in differences(budgets).items()
     ]  # fmt: skip
     if parts:
-        yield f"The models were trained differently: {'; '.join(parts)}. A difference between them can come from this."
+        yield f"The models were trained differently: {'; '.join(parts)}. Differences between them may come from this."
     unknown = [budget.model for budget in budgets if budget == Budget(budget.model)]
     if unknown and len(budgets) > 1:
         yield say(
-            "How {{ names|names }} {{ 'was' if names|length == 1 else 'were' }} trained is not known here, so "
-            "trainings may differ as much as architectures.", names=unknown,
+            "It is not known how {{ names|names }} {{ 'was' if names|length == 1 else 'were' }} trained, so "
+            "differences "
+            "may come from training as well as from architecture.", names=unknown,
         )  # fmt: skip
 
 

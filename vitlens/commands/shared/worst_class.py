@@ -44,8 +44,8 @@ def worst_class(model: str, rows: Sequence[ClassRow], overall: Estimate) -> Iter
     if below(accuracy, overall.value, len(judged)):
         yield found(
             "worst class", model,
-            "**{{ row.model }}** classifies images of class {{ row.class_name }} worst: {{ effect }}, beside "
-            "{{ overall|value }} of all images.",
+            "**{{ row.model }}** classifies images of class {{ row.class_name }} worst: {{ effect }}, compared with "
+            "{{ overall|value }} overall.",
             replace(accuracy, n=worst.n), given={"row": worst, "overall": overall},
             reference=overall.value, place="per_class",
         )  # fmt: skip
@@ -60,8 +60,8 @@ def class_sections() -> tuple[Section, Section]:
             "Which classes are recognised worst?",
             lambda record: [row for row in record.per_class if row.accuracy is not None and row.n >= FEWEST],
             order=lambda row: row.accuracy.value,
-            opening="The lowest accuracy is that of **{{ first.model }}** on class {{ first.class_name }}, "
-            "{{ first.accuracy|alone }} of {{ first.n }} images; the highest is {{ rows[-1].accuracy|value }}.",
+            opening="**{{ first.model }}** has the lowest accuracy on class {{ first.class_name }}, "
+            "{{ first.accuracy|alone }} (n = {{ first.n }}); the highest is {{ rows[-1].accuracy|value }}.",
             columns=("model", "class_name", "n", "accuracy"),
             charts=(Chart(
                 "per_class", bars("class_name", "accuracy", of="model"),

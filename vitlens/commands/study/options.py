@@ -37,7 +37,9 @@ class StudyOptions(SharedOptions):
         "the others train small models that differ in one factor.",
         metavar="WORD", panel=_KIND, complete="kind",
     )  # fmt: skip
-    seeds: int | None = option("--seeds", "Training seeds of each point (default: 3).", metavar="N", low=1, panel=_KIND)
+    seeds: int | None = option(
+        "--seeds", "Training seeds of each variant (default: 3).", metavar="N", low=1, panel=_KIND
+    )
     full: bool = option(
         "--full", "Go deeper: more methods, attacks and images (hours on a laptop).", default=False, shown=False
     )

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,7 +10,6 @@ from numpy.typing import NDArray
 from vitlens.arrays import FlagMatrix, Indices, Matrix, Pixels, Stack, Words
 from vitlens.commands.run.chapters import Chaptered
 from vitlens.commands.shared.receptive import FieldArrays, FieldRow
-from vitlens.commands.shared.stages import StageRow, stages
 from vitlens.commands.shared.trainings import Budget, TrainingImages
 from vitlens.record import arrays, col, head_name, table
 from vitlens.uncertainty import LEVEL, Estimate
@@ -47,8 +45,8 @@ class DesignRow:
 class OfPoint:
     """A row about one point, or about a model beside the points; words: its name in tables and figures."""
 
-    label: str = col("point")
-    words: str = col("point")
+    label: str = col("variant")
+    words: str = col("variant")
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ class PointRow(OfPoint):
 class TrialRow:
     """One training of a point."""
 
-    label: str = col("point")
+    label: str = col("variant")
     seed: int = col("seed")
     accuracy: float = col("top-1 accuracy", unit="fraction")
     seconds: float = col("time", unit="s")
@@ -114,9 +112,9 @@ class ComparisonRow:
     """
 
     family: str = col("family")
-    label: str = col("point")
+    label: str = col("variant")
     against: str = col("against")
-    words: str = col("point")
+    words: str = col("variant")
     against_words: str = col("against")
     difference: Estimate = col("difference", metric="{family}/{label}/{against}")
     p: float | None = col("p", default=None)
@@ -436,17 +434,3 @@ class StudyRecord(Chaptered):
         """All models, in the order in which they were given."""
         first = self.of("evaluate") or self.of("profile")
         return first[0].record.aliases if first else self.vits
-
-    @cached_property
-    def stages(self) -> tuple[StageRow, ...]:
-        """How each ViT works, by stage of its layers."""
-        return tuple(row for alias in self.vits for row in self._stages(alias))
-
-    def _stages(self, alias: str) -> tuple[StageRow, ...]:
-        stats, ablate, attention = (self.about(word, alias) for word in ("stats", "ablate", "attention"))
-        if stats is None:
-            return ()
-        of = stats.record
-        units, lens = ((), ()) if ablate is None else (ablate.record.units, ablate.record.lens)
-        on_object = () if attention is None else attention.record.on_object
-        return tuple(stages(alias, of.heads, of.layers, units, lens, on_object, of.names))

@@ -11,8 +11,8 @@ from vitlens.commands.run.consistency import reconciled
 from vitlens.commands.shared.names import word_table
 from vitlens.commands.shared.planted import judgement
 from vitlens.commands.shared.shortcut import CUE_HEADS, CUE_MAPS, SHORTCUT
-from vitlens.commands.shared.stages import HOW
 from vitlens.commands.shared.trainings import differences
+from vitlens.commands.study import works
 from vitlens.commands.study.kinds.report import REPORT as KINDS
 from vitlens.commands.study.record import StudyRecord
 from vitlens.record import by
@@ -21,7 +21,7 @@ from vitlens.report.document import Cell, Document, FigureSpec, Section, Table
 from vitlens.report.explorer import Explorer
 from vitlens.report.findings import largest, not_doubted, size_of
 from vitlens.report.prose import listed, say
-from vitlens.report.sections import Report, made, urgency
+from vitlens.report.sections import Report, urgency
 from vitlens.uncertainty import LEVEL, in_points
 
 _TITLED: Final = 18  # words of a title of two claims
@@ -246,18 +246,9 @@ def picture(record: StudyRecord) -> FigureSpec | None:
     return None
 
 
-def _how(record: StudyRecord) -> Iterator[Section]:
-    """How each ViT works, beside what it loses without each head."""
-    for alias, rows in by(record.stages, "model").items():
-        ablate, section = record.about("ablate", alias), made(HOW, record, rows=rows)
-        board = None if ablate is None else ablate.section("importance")
-        if section is not None:
-            yield replace(section, figures=() if board is None else board.figures, more=ablate.report if ablate else "")
-
-
 def _sections(record: StudyRecord) -> Iterator[Section]:
     """The questions that chapters answer; of a study that was stopped, also its other chapters."""
-    sections = (*answered(record.parts, _BEFORE), *_how(record), *answered(record.parts, _AFTER))
+    sections = (*answered(record.parts, _BEFORE), *works.sections(record), *answered(record.parts, _AFTER))
     yield from sections
     if not record.training:  # which is written at the end
         yield from finished(record.parts, sections)

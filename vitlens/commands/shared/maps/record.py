@@ -203,7 +203,7 @@ class JudgedMap(OfModel):
     )
     baseline: str = col("hardest baseline", default="")
     margin: Estimate | None = col("above the hardest baseline", default=None)
-    alike: bool = col("not told from the best", default=False)
+    alike: bool = col("not distinguishable from the best", default=False)
 
     @property
     def because(self) -> str:

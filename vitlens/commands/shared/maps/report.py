@@ -17,7 +17,7 @@ _SAYS: Final = {
     "pass": "You can trust **{{ best.method }}** for **{{ alias }}**: it passes every check"
     "{% if several %}, as do {{ passing|length }} of {{ judged|length }} methods{% endif %}. Removing patches in its "
     "order exceeds {{ best.baseline }}, the hardest baseline, by {{ best.margin|alone }}"
-    "{% if alike %}; {{ alike|names(3) }} {{ alike|are }} as good within the intervals{% endif %}.",
+    "{% if alike %}; {{ alike|names(3) }} {{ alike|are }} not measurably worse{% endif %}.",
     "inconclusive": "It is undecided whether you can trust a map of **{{ alias }}**. **{{ best.method }}**"
     "{% if judged|length > 1 %}, the closest of {{ judged|length }} methods,{% endif %} {{ best.missing|whole }}.",
     "": "No map of **{{ alias }}** passes every check. **{{ best.method }}**{% if judged|length > 1 %}, the closest of "
@@ -38,7 +38,7 @@ def map_claims(alias: str, rows: Sequence[MapCheckRow], *, images: int, place: s
         return
     best, passing = judged[0], [each.method for each in judged if each.state == "pass"]
     if images < FEWEST:
-        because = say("fewer than {{ few }} images do not judge a map", few=FEWEST)
+        because = say("judging a map takes at least {{ few }} images", few=FEWEST)
         yield unjudged("maps", alias, because)
         return
     alike = [each.method for each in judged[1:] if each.state == "pass" and each.alike]

@@ -91,23 +91,24 @@ def choose(candidates: Sequence[Candidate]) -> Choice:
 _SAYS: Final[Mapping[Outcome, str]] = {
     "best": "Take **{{ own.name }}**: the highest {{ what }}, {{ own.value }}{% if cheaper %}; no cheaper one "
     "is shown to be within {{ margin }} points of it{% else %}, and none is cheaper{% endif %}.",
-    "cheaper": "Take **{{ own.name }}**: {{ what }} {{ own.value }}, {{ own.gap|alone }} from the highest, that of "
-    "**{{ best.name }}**{{ price }}.",
-    "no difference": "No difference is seen between {{ alike|names }}, and one of {{ detectable }} points would have "
-    "been. Take the cheapest, **{{ own.name }}**: {{ what }} {{ own.value }}{{ price }}.",
-    "inconclusive": "Undecided: **{{ best.name }}** has the highest {{ what }}, {{ best.value }}, but no difference is "
-    "shown between {{ alike|names }}{% if detectable %}; one below {{ detectable }} points may have been missed"
-    "{% endif %}. The cheapest is **{{ own.name }}**{{ price }}.",
+    "cheaper": "Take **{{ own.name }}**: {{ what }} {{ own.value }}, {{ own.gap|alone }} from the highest "
+    "(**{{ best.name }}**){{ price }}.",
+    "no difference": "{{ alike|names }} do not differ measurably; a difference of {{ detectable }} points would "
+    "have been found. "
+    "Take the cheapest, **{{ own.name }}**: {{ what }} {{ own.value }}{{ price }}.",
+    "inconclusive": "Undecided: **{{ best.name }}** has the highest {{ what }}, {{ best.value }}, but "
+    "{{ alike|names }} do not differ significantly{% if detectable %}; a difference below {{ detectable }} points may "
+    "have been missed{% endif %}. The cheapest is **{{ own.name }}**{{ price }}.",
 }
 _TITLES: Final[Mapping[Outcome, str]] = {
     "best": "Take {{ own.name }}: the highest {{ what }}, {{ own.value|value }}",
     "cheaper": "Take {{ own.name }}: as good as {{ best.name }}, and cheaper",
-    "no difference": "Take {{ own.name }}, the cheapest: no difference is seen",
+    "no difference": "Take {{ own.name }}, the cheapest: the variants do not differ measurably",
     "inconclusive": "Undecided between {{ named }}",
 }
 
 
-_NOT_SHOWN: Final = "no difference is shown between {{ alike|names }}"
+_NOT_SHOWN: Final = "{{ alike|names }} do not differ significantly"
 
 
 def claim_of(choice: Choice, subject: str) -> Claim:
@@ -115,7 +116,7 @@ def claim_of(choice: Choice, subject: str) -> Claim:
     own, best, more = choice.cheapest, choice.best, len(choice.alike) - _FEW
     costs, undecided = tuple(own.costs.values()), choice.outcome == "inconclusive"
     cost = next((name for name in own.costs if own.costs[name] != best.costs[name]), "")
-    price = ", for {{ ratio|number }} times the {{ name }} of **{{ best }}**" if cost else ""
+    price = ", at {{ ratio|number }} times the {{ name }} of **{{ best }}**" if cost else ""
     ratio = own.costs[cost] / best.costs[cost] if cost else 1.0
     given = {
         "named": listed([finalize(each.name) for each in choice.alike[:_FEW]] + ([f"{more} more"] if more > 0 else [])),
@@ -142,7 +143,7 @@ def others(choice: Choice) -> str:
     """How the candidates that are not taken stand against the best: a sentence."""
     return say(
         "**{{ best }}** is the highest.{% if worse %} Lower: {{ worse|names }}.{% endif %}{% if within %} At most "
-        "{{ margin }} points lower: {{ within|names }}.{% endif %}{% if open %} Not decided: "
+        "{{ margin }} points lower: {{ within|names }}.{% endif %}{% if open %} Undecided: "
         "{{ open|names }}.{% endif %}",
         best=choice.best.name, worse=choice.worse, open=choice.open, within=choice.within, margin=MARGIN,
     )  # fmt: skip
@@ -152,7 +153,7 @@ def missed(choice: Choice) -> str:
     """The smallest differences to the best that would have been seen; "" where they are not known."""
     known = sorted(each.detectable for each in (*choice.alike, *choice.worse) if each.detectable is not None)
     return say(
-        "{% if ends %}A difference to **{{ best }}** below {{ ends|join(' to ') }} points may have been missed "
+        "{% if ends %}Differences from **{{ best }}** below {{ ends|join(' to ') }} points may have been missed "
         "(power: {{ power|percent }}).{% endif %}",
         best=choice.best.name, ends=list(dict.fromkeys(in_points(each) for each in known[:: max(1, len(known) - 1)])),
         power=POWER,

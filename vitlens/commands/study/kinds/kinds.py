@@ -118,15 +118,15 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 Point("depth-4", "depth 4", shape={**_BLOCK, "depth": 4}, base="depth-2"),
                 Point("depth-6", "depth 6", shape={**_BLOCK, "depth": 6}, base="depth-4"),
             ),
-            "other widths and patch sizes, other orders of adding the parts, a learning rate of its own for each "
-            "point, and more data",
+            "other widths and patch sizes, other orders of adding the parts, a separate learning rate for each "
+            "variant, and more data",
             (
-                "All points have dim 64, patch 4 and position embeddings, and classify by the mean of the patches: "
+                "All variants have dim 64, patch 4 and position embeddings, and classify by the mean of the patches: "
                 "without attention a CLS token would receive nothing from them.",
-                "The first point has an MLP in place of attention; the next ones have attention and no MLP, up to "
-                "the point that adds it again. Depth is 1 where no depth is named.",
+                "The first variant has an MLP in place of attention; the next ones have attention and no MLP, until "
+                "one adds it again. The depth is 1 unless it is given.",
                 "Norms stand before attention and MLP (pre-norm) and once before the classifier; a post-norm block has "
-                "them after each addition, without that last norm, and the points after it change the pre-norm block.",
+                "them after each addition, without that last norm. Later variants change the pre-norm block.",
             ),
         ),
         "patch-size": Kind(
@@ -136,7 +136,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 for side in (4, 8, 16)
             ),
             "larger images (a patch of 4 px at 32 px covers as much as one of 28 px at 224 px), objects of other "
-            "sizes, a width or depth of its own for each patch size, and tasks that need fine maps",
+            "sizes, a separate width or depth for each patch size, and tasks that need fine maps",
             (
                 _BASE,
                 "Halving the patch size makes four times as many tokens; the cost of attention grows with the square "
@@ -161,7 +161,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 Point("vit-micro", "vit-micro", "vit-micro"),
                 Point("vit-tiny", "vit-tiny", "vit-tiny"),
             ),
-            "a recipe of its own for each size, more data, and sizes other than these presets",
+            "a separate recipe for each size, more data, and sizes other than these presets",
             ("The unchanged presets: dim 128, depth 4; dim 128, depth 6; dim 192, depth 6.",),
         ),
         "data": Kind(
@@ -179,7 +179,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                     for share in _SHARES
                 ),
             ),
-            "pretrained weights, a recipe of its own for each share, larger models, and more "
+            "pretrained weights, a separate recipe for each share, larger models, and more "
             "images than there were",
             (
                 "The ViT is `vit-mini` at half its width (dim 64, depth 4, 4 heads, patch 4), the CNN is `resnet20`.",
@@ -231,7 +231,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             ),
             "larger images, where the ViT's attention grows with the square of the number of patches and Swin's "
             "with the number (`vitlens profile vit-micro swin-micro --sizes 32,64,128`); a "
-            "recipe of its own for each; pretrained weights; tasks that need maps, such as segmentation",
+            "separate recipe for each; pretrained weights; tasks that need maps, such as segmentation",
             (
                 "About equal parameters: the ViT is `vit-mini` with dim 72, patch 4; the Swin is `swin-micro` with dim "
                 "22, patch 2, windows of 4x4 patches; the CNN is `resnet20`. The ViT and both Swins have one recipe, "
@@ -263,12 +263,12 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             "more images, other models and teachers, other augmentation than mirroring, another "
             "number of last blocks, and test images from another source",
             (
-                "Frozen: a new head alone, on features of the unchanged model. Last blocks: the last quarter of the "
+                "Frozen: only a new head, on features of the unchanged model. Last blocks: the last quarter of the "
                 "blocks and a new head. Full: all weights. From scratch: the same architecture from random weights. "
-                "Distilled: from scratch, but learning from the outputs of the fully trained model, too.",
+                "Distilled: from scratch, but also learning from the outputs of the fully trained model.",
                 "Learning rates are fixed, from trials on other images: training from random weights takes larger "
-                "steps. All ways but the frozen one have the same epochs and the same augmentation; the frozen one "
-                "computes its features once. Fewer images are repeated, so that the steps are the same.",
+                "steps. All variants except the frozen one have the same epochs and augmentation; the frozen one "
+                "computes its features once. Fewer images are repeated, so that the number of steps is the same.",
             ),
             also="inside",
         ),
@@ -282,16 +282,17 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                     for label, words in (("mae", "MAE"), ("dino", "DINO"), ("clip", "CLIP"))
                 ),
             ),
-            "larger models and images, the thousand times more images of the papers, a budget of its own for each "
+            "larger models and images, the thousand times more images of the papers, a separate budget for each "
             "objective, photographs, and fine-tuning of all weights, at which MAE is best in its paper (He 2022)",
             (
-                f"{_BASE} The accuracy of a point is that of a linear probe on frozen features of all training images: "
-                "the same measure for all, with or without a classifier of its own.",
+                f"{_BASE} Accuracy is that of a linear probe on frozen features of all training images: the same "
+                f"measure for "
+                "all variants, with or without a classifier.",
                 "Features are the CLS token and the mean of the patches of the last layer, side by side, for all "
-                "points alike. The supervised point has seen the labels, CLIP captions that name the class; MAE and "
-                "DINO have seen neither.",
-                "All trainings have as many epochs and steps; a step of DINO needs the most passes, as it sees several "
-                "crops. Random weights are those with which the other points begin.",
+                "variants. The supervised variant has seen the labels, CLIP has seen captions that name the class; MAE "
+                "and DINO have seen neither.",
+                "All trainings have the same number of epochs and steps; a step of DINO needs the most passes, as it "
+                "sees several crops. Random weights are those with which the other variants begin.",
             ),
             also="pretraining",
             data="shapes",

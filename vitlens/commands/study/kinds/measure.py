@@ -153,7 +153,7 @@ def run_trial(setup: Setup, point: Point, number: int, *, seed: int) -> Trial:
                 "resume with the data that the study began with"
             )
     else:
-        told = f"point {number} of {len(setup.points)}, {point.words}, seed {setup.seeds.index(seed) + 1} of "
+        told = f"variant {number} of {len(setup.points)}, {point.words}, seed {setup.seeds.index(seed) + 1} of "
         trial = _trained(setup, point, f"{told}{len(setup.seeds)}", seed=seed)
         write_arrays(file, as_arrays(trial))
     shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
@@ -299,7 +299,7 @@ def _recipe_rows(setup: Setup) -> Iterator[rows.RecipeRow]:
             shared.setdefault(setup.recipe(point), []).append(point.words)
     for recipe, points in shared.items():
         yield rows.RecipeRow(
-            "; ".join(points) if len(shared) > 1 else "all points", recipe.optimiser, recipe.learning_rate,
+            "; ".join(points) if len(shared) > 1 else "all variants", recipe.optimiser, recipe.learning_rate,
             recipe.batch_size, recipe.epochs, augmentation_words(recipe.numbers()), recipe.source,
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What `vitlens study --kind pretraining` claims and shows beside what every kind does."""
+"""What `vitlens study --kind pretraining` claims and shows in addition to what every kind does."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
@@ -28,7 +28,7 @@ def nearest_scores(record: StudyRecord) -> list[FeatureScoreRow]:
 def _word(gain: Estimate | None, p: float | None) -> str:
     """A paired difference in a word: significant, or not decided."""
     if gain is None or p is None or p > LEVEL:
-        return "not decided against"
+        return "not shown to differ from"
     return "above" if gain.value > 0 else "below"
 
 
@@ -46,9 +46,10 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
             "features without labels",
             best.label,
             say(
-                "Without labels the highest {{ row.measure|whole }} accuracy is that of **{{ row.words }}**, "
-                "{{ row.value|alone }}: {{ ends[0] }} random weights, and {{ ends[1] }} the supervised model's "
-                "{{ supervised|value }}.{% for other in others %} Its difference from **{{ other.words }}** "
+                "Among models trained without labels, **{{ row.words }}** has the highest {{ row.measure|whole }} "
+                "accuracy, "
+                "{{ row.value|alone }}: {{ ends[0] }} random weights and {{ ends[1] }} the supervised model "
+                "({{ supervised|value }}).{% for other in others %} Its difference from **{{ other.words }}** "
                 "({{ other.value|value }}) was not tested.{% endfor %}",
                 row=best,
                 ends=ends,
@@ -72,11 +73,12 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
             "attention and objects", "the best heads",
             say(
                 "{% if finding %}The attention of {{ finding|names }} overlaps the objects more than maps of other "
-                "images and the mean mask do{% else %}No point's attention is shown to overlap the objects more than "
+                "images and the mean mask do{% else %}No variant's attention is shown to overlap the objects more than "
                 "both maps of other images and the mean mask{% endif %}; the highest overlap (IoU) is "
                 "{{ top.iou|alone }}, of **{{ top.words }}**, against {{ top.shuffled|alone }} and "
-                "{{ top.mean_mask|alone }}. {% if learned %}Above that of random weights, too: {{ learned|names }}"
-                "{% else %}None is shown to be above that of random weights, which follows pixels{% endif %}.",
+                "{{ top.mean_mask|alone }}. {% if learned %}{{ learned|names }} also {% if learned|length > 1 "
+                "%}exceed{% else %}exceeds{% endif %} random "
+                "weights{% else %}None is shown to exceed random weights (their attention follows pixels){% endif %}.",
                 finding=[row.words for row in finding], top=top,
                 learned=[row.words for row in record.objectness if row.learned_objects],
             ),
@@ -88,9 +90,10 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
         yield Claim(
             "zero-shot", row.label,
             say(
-                "**{{ row.words }}** classifies {{ row.mean|alone }} of the images by comparing them with words, mean "
-                "of {{ row.wordings }} wordings (guessing: {{ row.chance|percent }}). The captions that it was trained "
-                "on name the class, so its labels were in them.",
+                "**{{ row.words }}** classifies {{ row.mean|alone }} of the images correctly by comparing them with "
+                "words, "
+                "averaged over {{ row.wordings }} wordings (guessing: {{ row.chance|percent }}). Its training captions "
+                "name the class, so it has seen the labels.",
                 row=row,
             ),
             effect=row.mean, reference=row.chance, kind="answer", place="wordings",
@@ -116,7 +119,7 @@ def _hardest(record: StudyRecord) -> Iterator[Claim]:
             f"{row.words} and supervised",
             say(
                 "**{{ row.words }}** loses {{ row.value|value }} of accuracy to {{ row.measure|whole }}: "
-                "{{ row.over_supervised|alone }} {{ 'more' if more else 'less' }} than the supervised point.",
+                "{{ row.over_supervised|alone }} {{ 'more' if more else 'less' }} than the supervised model.",
                 row=row,
                 more=_lost(row) > 0,
             ),
@@ -128,13 +131,13 @@ def _hardest(record: StudyRecord) -> Iterator[Claim]:
         )
 
 
-_NO_OBJECTS: Final = "no point's attention is shown to exceed both maps of other images and the mean mask"
+_NO_OBJECTS: Final = "no variant's attention is shown to exceed both maps of other images and the mean mask"
 
 
 def _gains(rows: Sequence[FeatureScoreRow], *labels: str) -> str:
     """The differences of points from random weights and from the supervised one, the significant ones marked."""
     return listed([
-        say("**{{ row.words }}** {{ row.over_supervised|alone }}{% if not sure %} (not decided){% endif %}", row=row,
+        say("**{{ row.words }}** {{ row.over_supervised|alone }}{% if not sure %} (undecided){% endif %}", row=row,
             sure=row.p_supervised is not None and row.p_supervised <= LEVEL)
         for row in rows if row.label in labels
     ])  # fmt: skip
@@ -142,7 +145,7 @@ def _gains(rows: Sequence[FeatureScoreRow], *labels: str) -> str:
 
 def _neighbours(record: StudyRecord) -> str:
     rows = nearest_scores(record)
-    return say("{{ measure|whole }} accuracy minus that of the supervised point: {{ gains }}.", measure=rows[0].measure,
+    return say("{{ measure|whole }} accuracy minus that of the supervised model: {{ gains }}.", measure=rows[0].measure,
                gains=_gains(rows, *WITHOUT_LABELS, "clip"))  # fmt: skip
 
 
@@ -151,9 +154,10 @@ def _robust(record: StudyRecord) -> str:
     sure = _differing(record)
     return say(
         "{% if sure %}{% for row in sure[:4] %}**{{ row.words }}** loses {{ 'more' if row.over_supervised.value > 0 "
-        "else 'less' }} to {{ row.measure|whole }} than the supervised point ({{ row.over_supervised|alone }}). "
+        "else 'less' }} to {{ row.measure|whole }} than the supervised model ({{ row.over_supervised|alone }}). "
         "{% endfor %}"
-        "{% else %}No point is shown to lose more or less of its probe's accuracy than the supervised one.{% endif %}",
+        "{% else %}No variant is shown to lose more or less of its probe's accuracy than the supervised model.{% "
+        "endif %}",
         sure=sure,
     ).strip()  # fmt: skip
 
@@ -163,9 +167,10 @@ def _shots(record: StudyRecord) -> str:
     by_shots = by(record.few_shot, "shots")
     tops = [max(by_shots[shots], key=lambda row: row.accuracy.value) for shots in (min(by_shots), max(by_shots))]
     return say(
-        "{% for row in tops %}With {{ row.shots }} image{{ row.shots|s }} a class **{{ row.words }}** is the highest, "
-        "{{ row.accuracy|alone }}. {% endfor %}Means over {{ tops[0].draws }} draws of these images, the same for all "
-        "points, which are not trainings: intervals are over seeds.",
+        "{% for row in tops %}With {{ row.shots }} image{{ row.shots|s }} a class, **{{ row.words }}** is best: "
+        "{{ row.accuracy|alone }}. {% endfor %}These are means over {{ tops[0].draws }} draws of images, the same "
+        "for all "
+        "variants; intervals are over seeds.",
         tops=tops if len(by_shots) > 1 else tops[:1],
     )  # fmt: skip
 
@@ -175,9 +180,10 @@ def _alike(record: StudyRecord) -> str:
     rows = [row for row in _pairs(record) if row.label != "random"]
     top = max(rows, key=lambda row: row.cka.value, default=None)
     return say(
-        "{% if top %}Of the trained points **{{ top.words }}** and **{{ top.against_words }}** are most alike (CKA "
-        "{{ top.cka|alone }}). {% endif %}The diagonal compares trainings of one point with different seeds: what "
-        "another point could at best reach.",
+        "{% if top %}Of the trained variants, **{{ top.words }}** and **{{ top.against_words }}** are most similar "
+        "(CKA "
+        "{{ top.cka|alone }}). {% endif %}The diagonal compares trainings of one variant with different seeds: no two "
+        "variants can be expected to be more similar.",
         top=top,
     )  # fmt: skip
 
@@ -209,12 +215,12 @@ SECTIONS: Final = (
                 "neighbours", intervals("words", "value", of="measure"),
                 "Test accuracy of k-NN and of a linear probe on frozen features, mean over seeds with 95 % intervals "
                 "over seeds.",
-                title="k-NN and linear probe of each point", rows="feature_scores",
+                title="k-NN and linear probe of each variant", rows="feature_scores",
             ),
             Chart(
                 "space", _draw_space,
-                "Test images by t-SNE of each point's features (first seed). Distances between groups mean nothing.",
-                title="The same test images in each point's features", whole=True,
+                "Test images by t-SNE of each variant's features (first seed). Distances between groups mean nothing.",
+                title="The same test images in each variant's features", whole=True,
                 only=lambda record: record.space is not None and bool(record.space.points),
             ),
         ),
@@ -231,21 +237,21 @@ SECTIONS: Final = (
     ),
     Section(
         "Does attention find objects?", "objectness", about=("attention and objects",),
-        opening="{{ rows|selectattr('finds_objects')|list|length }} of {{ rows|length }} points are significantly "
-        "above both, {{ rows|selectattr('learned_objects')|list|length }} above random weights, too. The head "
+        opening="{{ rows|selectattr('finds_objects')|list|length }} of {{ rows|length }} variants are significantly "
+        "above both, {{ rows|selectattr('learned_objects')|list|length }} also above random weights. The head "
         "is chosen on one half of {{ rows[0].images }} images and measured on the other.",
         columns=("words", "iou", "over_shuffled", "over_mean", "over_random", "p_random"),
         charts=(Chart(
             "objectness", intervals("words", "iou", "shuffled", "mean_mask"),
-            "Overlap of the objects with as large an area of the best head's attention, of maps of other images, and "
+            "Overlap of the objects with an equal area of the best head's attention, of maps of other images, and "
             "of the mean mask.",
-            title="Attention on objects, beside what needs no image",
+            title="Attention on objects, compared with maps that ignore the image",
         ),),
     ),
     Section(
-        "What do words tell?", "wordings", about=("zero-shot",),
+        "How well can it classify by words?", "wordings", about=("zero-shot",),
         opening=lambda record: say(
-            "{% for row in rows %}Over {{ row.wordings }} wordings of **{{ row.words }}** accuracy is from "
+            "{% for row in rows %}Over {{ row.wordings }} wordings, the accuracy of **{{ row.words }}** ranges from "
             "{{ row.lowest|value }} to {{ row.highest|value }} (means over seeds of the lowest and the highest)."
             "{% endfor %}",
             rows=record.zero_shot,
@@ -263,7 +269,7 @@ SECTIONS: Final = (
         charts=(Chart(
             "likeness", matrix("words", "against_words", "cka"),
             "CKA of the last layers' features of test images, mean over seeds; on the diagonal between seeds.",
-            title="Similarity of the points' features", rows="likeness",
+            title="Similarity of the variants' features", rows="likeness",
         ),),
     ),
     Section(

@@ -1,4 +1,4 @@
-"""The report of `vitlens study --kind`: which point to take, what differs, and what its kind shows beside."""
+"""The report of `vitlens study --kind`: which variant to take, what differs, and what only this kind shows."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -56,12 +56,13 @@ def doubt(record: StudyRecord, choice: Choice) -> tuple[str, str]:
     if record.design[0].seeds < 2:
         return (
             "One seed decides nothing",
-            "One seed decides nothing: how much trainings differ by chance is not known; add seeds (`--seeds`).",
+            "One seed decides nothing: it does not show how much trainings differ by chance; add seeds (`--seeds`).",
         )
     if beyond(choice.best.value, record.points[0].chance) is not Side.ABOVE:
-        return "It is open whether any point is better than guessing", say(
-            "The highest accuracy, {{ value }} of **{{ name }}**, may be that of guessing, {{ chance|percent }}: there "
-            "is nothing to compare; add epochs (`--epochs`) or images.",
+        return "It is undecided whether any variant is better than guessing", say(
+            "The highest accuracy, {{ value }} of **{{ name }}**, may be no better than guessing ({{ chance|percent "
+            "}}). "
+            "There is nothing to compare; add epochs (`--epochs`) or images.",
             value=choice.best.value, name=choice.best.name, chance=record.points[0].chance,
         )  # fmt: skip
     return "", ""
@@ -93,7 +94,7 @@ def claims(record: StudyRecord) -> Iterator[Claim]:
         if row.winner and abs(row.difference.value) >= SMALLEST:
             yield Claim(
                 "difference", f"{row.words} and {row.against_words}",
-                say("The accuracy of **{{ words }}** minus that of **{{ against_words }}** is {{ difference|alone }}.",
+                say("**{{ words }}** minus **{{ against_words }}** in accuracy: {{ difference|alone }}.",
                     **vars(row)),
                 effect=row.difference, p=row.p_holm, place="points", kind="comparison",
             )  # fmt: skip
@@ -108,7 +109,8 @@ def _range(record: StudyRecord) -> str:
         return " to ".join(dict.fromkeys(f"{value:,}" for value in (min(values), max(values))))
 
     return say(
-        "This holds for {{ images }} training images of {{ side }} px in {{ design.classes }} classes, {{ epochs }} "
+        "This was measured with {{ images }} training images of {{ side }} px in {{ design.classes }} classes, {{ "
+        "epochs }} "
         "epoch{{ design.epochs|s }}, {{ design.seeds }} seed{{ design.seeds|s }} and {% if design.model %}"
         "{{ design.model }}{% else %}models of {{ parameters }} parameters{% endif %}.",
         design=design, images=ends("train_images"), side="×".join(map(str, design.image_size)), epochs=ends("epochs"),
@@ -129,7 +131,9 @@ def _side(row: ComparisonRow) -> Side:
     return Side.UNDECIDED
 
 
-_UNDECIDED: Final = "the adapted models are neither better nor all worse than training from scratch, significantly"
+_UNDECIDED: Final = (
+    "no adapted model is significantly better than training from scratch, and not all are significantly worse"
+)
 
 
 def _transfer(record: StudyRecord) -> Claim:
@@ -139,8 +143,8 @@ def _transfer(record: StudyRecord) -> Claim:
     outcome = "wins" if Side.ABOVE in sides else "loses" if set(sides) == {Side.BELOW} else ""
     gap = _pair(record, "full", "scratch")
     says = say(
-        "{% if outcome %}Transfer {{ outcome }}{% else %}It is not decided whether transfer wins{% endif %}: the "
-        "accuracy of full training minus that of training from scratch is {{ gap|alone }}.",
+        "{% if outcome %}Transfer {{ outcome }}{% else %}It is undecided whether transfer wins{% endif %}: full "
+        "training minus training from scratch is {{ gap|alone }} in accuracy.",
         outcome=outcome, gap=gap.difference,
     )  # fmt: skip
     return Claim(
@@ -154,18 +158,19 @@ def unknown(record: StudyRecord) -> Iterator[str]:
     design, choice = record.design[0], decision(record)
     yield f"Not tried: {KINDS[design.kind].untried}."
     if design.seeds < 2:
-        yield "Intervals and tests cover the choice of test images alone, not that of the seed; add `--seeds`."
+        yield "Intervals and tests cover the choice of test images only, not the choice of the seed; add `--seeds`."
     elif choice.outcome != "inconclusive":  # which says so itself
         yield from filter(None, [missed(choice)])
     yield say(
-        "The trainings are short ({{ epochs }} epoch{{ epochs|s }}): larger models and random weights may need longer "
-        "ones (`--epochs`).",
+        "Training is short ({{ epochs }} epoch{{ epochs|s }}): larger models and random weights may need longer "
+        "training "
+        "(`--epochs`).",
         epochs=design.epochs,
     )  # fmt: skip
     if design.model:
-        yield "The model may have seen images of these classes in its own training."
+        yield "The model may have seen images of these classes during its pretraining."
     yield say(
-        "Learning rates were not searched ({{ rates|join(', ') }}): another may suit a point better.",
+        "Learning rates were not searched ({{ rates|join(', ') }}): another may suit some variants better.",
         rates=list(dict.fromkeys(number(row.learning_rate) for row in record.recipes)),
     )
 
@@ -224,9 +229,9 @@ def _over_images(record: StudyRecord) -> str:
     full = [row for row in rows if row.label.split("-")[0] == "full"]
     last = (full or rows)[-1]
     return say(
-        "{% if not full %}At {{ won }} of {{ rows|length }} numbers of images one of the two is significantly better"
+        "{% if not full %}For {{ won }} of {{ rows|length }} training set sizes, one of the two is significantly better"
         "{% elif found %}Training from scratch catches up with full training at {{ found.images }} images"
-        "{% else %}{% if behind %}Training from scratch does not catch up{% else %}It is not decided where training "
+        "{% else %}{% if behind %}Training from scratch does not catch up{% else %}It is undecided where training "
         "from scratch catches up{% endif %} with full training: on all {{ last.images }} images it is "
         "{{ last.difference|alone }} behind{% endif %}.",
         rows=rows, won=sum(row.winner is not None for row in rows), full=full, found=caught_up(full),
@@ -303,8 +308,10 @@ def _ordered(record: StudyRecord) -> str:
             fixed = row.before is not None and abs(row.before - row.all.value) < 1e-9
             parts.append(say("{{ row.all|alone }} for **{{ row.words }}** ({{ order }})", row=row,
                              order="fixed" if fixed else order))  # fmt: skip
-    return say("The similarity of two patches' embeddings follows their nearness with a rank correlation of "
-               "{{ parts }}.", parts=listed(parts))  # fmt: skip
+    return say(
+        "The rank correlation between the similarity of two patches' embeddings and their nearness is {{ parts }}.",
+        parts=listed(parts),
+    )
 
 
 def _similarities(record: StudyRecord) -> Iterator[Picture]:
@@ -338,8 +345,8 @@ def _learned(record: StudyRecord) -> str:
         for row in record.reached if row.seconds is not None
     ]  # fmt: skip
     return say(
-        "Mean accuracy over seeds first reached {{ wanted|percent(1) }}, 95 % of the best of all points, with "
-        "{{ done }}{% if never %}; never with {{ never|names }}{% endif %}.",
+        "Mean accuracy over seeds first reached {{ wanted|percent(1) }}, 95 % of the highest, by "
+        "{{ done }}{% if never %}; {{ never|names }} never reached it{% endif %}.",
         wanted=record.reached[0].accuracy, done=listed(done),
         never=[row.words for row in record.reached if row.seconds is None],
     )  # fmt: skip
@@ -352,13 +359,15 @@ def _attended(record: StudyRecord) -> str:
     for name, rows in by(record.head_shifts, "statistic").items():
         changed = [row for row in rows if row.p_holm <= LEVEL]
         shifts.append(say(
-            "{{ name|replace('_', ' ') }} in {{ changed|length }} of {{ rows|length }} heads ({{ up }} upwards)",
+            "{{ name|replace('_', ' ') }} in {{ changed|length }} of {{ rows|length }} heads ({{ up }} increased)",
             name=name, changed=changed, rows=rows, up=sum(row.change.value > 0 for row in changed),
         ))  # fmt: skip
     return say(
         "Full training moved {{ row.moved|alone }} of the attention, most in {{ top.name }} ({{ top.moved|value }}); "
-        "training of the last blocks alone {{ last.moved|alone }}.{% if row.between is not none %} Two full trainings "
-        "with other seeds are {{ row.between|percent }} apart; {{ row.beyond }} of {{ row.heads }} heads moved more "
+        "training only the last blocks moved {{ last.moved|alone }}.{% if row.between is not none %} Two full "
+        "trainings "
+        "with different seeds differ by {{ row.between|percent }}; {{ row.beyond }} of {{ row.heads }} heads moved "
+        "more "
         "than that.{% endif %}{% if shifts %} Full training significantly changed {{ shifts }}.{% endif %}",
         row=full, last=last, shifts=listed(shifts) if shifts else "",
         top=max((row for row in record.heads_moved if row.label == full.label), key=lambda row: row.moved.value),
@@ -369,9 +378,10 @@ def _featured(record: StudyRecord) -> str:
     """How similar the layers are to themselves before, and what a linear probe on the last one gained."""
     full = [row for row in record.layer_similarity if row.label == "full"]
     return say(
-        "{% if least %}After full training layer {{ least.layer }} is the least similar to itself before (CKA "
-        "{{ least.cka|alone }}). {% endif %}Accuracy of a linear probe on the last layer, after full training minus "
-        "before: {{ gain.difference|alone }}.",
+        "{% if least %}Full training changed layer {{ least.layer }} most (CKA {{ least.cka|alone }} between before "
+        "and "
+        "after). {% endif %}It changed the accuracy of a linear probe on the last layer by {{ gain.difference|alone "
+        "}}.",
         least=min(full, key=lambda row: row.cka.value, default=None), gain=_pair(record, "full", "pretrained"),
     )  # fmt: skip
 
@@ -397,39 +407,40 @@ REPORT: Final = Report(
         "points", _draw_points,
         "Top-1 accuracy on the test images, mean over seeds, with 95 % intervals over seeds and images; dashed: "
         "guessing.",
-        title="Top-1 accuracy of each point, {{ record.design[0].seeds }} seed{{ record.design[0].seeds|s }}",
+        title="Top-1 accuracy of each variant, {{ record.design[0].seeds }} seed{{ record.design[0].seeds|s }}",
         whole=True,
     ),
     glance=Overview(_highest, ("words", "accuracy", "train_images", "trained", "flops", "seconds")),
     sections=(
         *pretraining.SECTIONS,
         Section(
-            "Which one to take?", lambda record: of_family(record, "best"), order=lambda row: -row.difference.value,
+            "Which one should you take?", lambda record: of_family(record, "best"),
+            order=lambda row: -row.difference.value,
             opening=lambda record: others(decision(record)), about=("choice",),
             columns=("words", "difference", "p_holm"),
         ),
         Section(
-            "Which points differ from their base?", _changes,
+            "Which changes matter?", _changes,
             opening="{{ rows|selectattr('winner')|list|length }} of {{ rows|length }} differences "
                     "{{ rows|selectattr('winner')|list|are }} significant.",
             columns=("words", "against_words", "difference", "p_holm"),
             charts=(Chart(
                 "changes", intervals("words", "difference", reference=0.0),
-                "Accuracy of each point minus that of the one that it is compared with, with 95 % intervals.",
-                title="Accuracy of each point minus that of its base",
+                "Accuracy of each variant minus that of the one it is compared with, with 95 % intervals.",
+                title="Accuracy of each variant minus that of its base",
             ),),
         ),
         Section(
             "Does the number of images decide?", _by_images, opening=_over_images,
             charts=(Chart(
                 "by_images", intervals("words", "difference", reference=0.0),
-                "What each point gains, by its training images, with 95 % intervals.",
-                title="Accuracy minus that of {{ record.points[0].line }} on as many images",
+                "What each variant gains, by its number of training images, with 95 % intervals.",
+                title="Accuracy minus that of {{ record.points[0].line }} on the same number of images",
             ),),
         ),
         Section("Why does transfer win, or not?", reasons, about=("transfer",), opening=_reasoned),
         Section(
-            "How fast does each point learn?", "reached", opening=_learned,
+            "How fast does each variant learn?", "reached", opening=_learned,
             charts=(Chart(
                 "convergence", lines("epochs", "accuracy", of="words"),
                 "Test accuracy after every epoch: dots are seeds, lines their means.",
@@ -469,15 +480,15 @@ REPORT: Final = Report(
             ),
         ),
         Section(
-            "What does each point make of an image?",
+            "How does each variant cut an image?",
             lambda record: [row for row in record.points if row.patch] if record.cut else [],
-            opening="Smaller patches make more tokens, whose number decides the cost.",
+            opening="Smaller patches make more tokens, and more tokens cost more.",
             columns=("words", "tokens", "flops", "training_bytes", "seconds"),
             charts=(Chart(
                 "cuts", images(largest=1.6),
-                "The first test image, cut into the patches of each point; below: tokens, operations, accuracy and "
-                "time of a training.",
-                title="One image as the patches of each point", rows=_cuts,
+                "The first test image, cut into the patches of each variant; below: tokens, operations, accuracy and "
+                "training time.",
+                title="One image as the patches of each variant", rows=_cuts,
             ),),
         ),
         Section(
@@ -494,13 +505,13 @@ REPORT: Final = Report(
             "How far does a patch see?",
             lambda record: [rows[-1] for rows in by(record.receptive_fields, "model").values()],
             columns=("words", "title", "distance", "half", "seen"),
-            opening="{% set far = rows|sort(attribute='distance.value') %}After the last layer the mean distance from "
-                    "a patch to the pixels that move it is from {{ far[0].distance|alone }} (**{{ far[0].words }}**) "
-                    "to {{ far[-1].distance|alone }} (**{{ far[-1].words }}**).",
+            opening="{% set far = rows|sort(attribute='distance.value') %}After the last layer, the pixels that change "
+                    "a patch lie {{ far[0].distance|alone }} (**{{ far[0].words }}**) to {{ far[-1].distance|alone }} "
+                    "(**{{ far[-1].words }}**) away on average.",
             charts=field_charts(),
         ),
         Section(
-            "How were the points trained?", "recipes", opening=lambda record: KINDS[record.design[0].kind].notes[0]
+            "How were the variants trained?", "recipes", opening=lambda record: KINDS[record.design[0].kind].notes[0]
         ),
     ),
 )  # fmt: skip

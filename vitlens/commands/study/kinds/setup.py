@@ -230,10 +230,11 @@ def _refuse_models(options: StudyOptions) -> None:
     """Refuse MODEL arguments and options of weights, as the points are fixed."""
     option = f"--kind {options.kind}" if options.resume is None else "--resume"
     if options.models:
-        raise InputError(f"expected no MODEL with {option}, whose points are fixed, found {', '.join(options.models)}")
+        found = ", ".join(options.models)
+        raise InputError(f"expected no MODEL with {option}, which trains fixed models, found {found}")
     for name, value in asdict(options.model_options).items():
         if value and name != "image_size":
-            raise InputError(f"expected no --{name.replace('_', '-')} with {option}, which trains its points itself")
+            raise InputError(f"expected no --{name.replace('_', '-')} with {option}, which trains its own models")
 
 
 def _require_enough(train: Split, test: Split) -> None:

@@ -1,0 +1,288 @@
+"""The section "How does ... work?": one picture with a row for each layer, and a sentence for each stage."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Final
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from vitlens.analysis.naming.words import MATTERS, SAME, names_one
+from vitlens.charts.layers import Exemplar, HeadView, LayerView, RoleView, layers
+from vitlens.commands.run.chapters import Chapter
+from vitlens.commands.shared.names import NameRow
+from vitlens.commands.study.record import StudyRecord
+from vitlens.report.document import FigureSpec, Section, Sentence
+from vitlens.report.numbers import percent
+from vitlens.report.prose import Marked, listed, say
+
+_STAGES: Final = {1: ("all",), 2: ("early", "late"), 3: ("early", "middle", "late")}
+_EVERYWHERE: Final = 0.8  # of the distance of uniform attention, from which on heads attend everywhere
+_NEARBY: Final = 0.5  # the same, up to which they attend nearby
+_ATTENDS: Final = {
+    SAME: "to the same keys",
+    "position to position": "by position",
+    "content to content": "by content",
+}
+_CAPTION: Final = (
+    "Rows are layers; columns: attention patterns, attention distance, labels that the logit lens reads, accuracy lost "
+    "without each head (orange: the loss changes significantly), and what one head does."
+)
+_STAGE: Final = (
+    "**{{ name }} ({{ layers }})**: {% if reach %}heads attend {{ reach }}, {% endif %}"
+    "{% if needed %}{{ needed|names(1) }} {% if needed|length > 1 %}matter{% else %}matters{% endif %} most to certain "
+    "classes{% elif role %}{{ count }} of {{ heads }} {{ role }}"
+    "{% else %}no head has a tested role{% endif %}"
+    "{% if lens %}, and the class can be read in {{ lens }} of images{% endif %}."
+)
+
+
+def sections(record: StudyRecord) -> Iterator[Section]:
+    """Yield the section of each ViT of which heads were measured."""
+    for alias in record.vits:
+        yield _section(record, alias)
+
+
+def _section(record: StudyRecord, alias: str) -> Section:
+    stats = record.about("stats", alias)
+    assert stats is not None  # as the alias is that of a chapter
+    model = _Measured(stats, record.about("ablate", alias), record.about("attention", alias))
+    title = say("How {{ alias }} works, layer by layer", alias=alias)
+    figure = FigureSpec(f"layers_{alias}", _CAPTION, partial(_draw, model, title), alt=title)
+    texts = [*_stage_sentences(model), *_left_out(model)]
+    detail = model.ablate or stats
+    question = say("How does {{ alias }} work?", alias=alias)
+    return Section(question, tuple(map(Sentence, texts)), figures=(figure,), more=detail.report)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What the chapters of a study measured of the layers and heads of one model; None for a chapter without a run."""
+
+    stats: Chapter
+    ablate: Chapter | None
+    attention: Chapter | None
+
+    @cached_property
+    def layers(self) -> tuple[int, ...]:
+        """The layers with heads."""
+        return tuple(sorted({row.layer for row in self.stats.record.heads}))
+
+    @cached_property
+    def stages(self) -> Mapping[str, tuple[int, ...]]:
+        """The layers of each stage."""
+        count = min(len(self.layers), max(_STAGES))
+        parts = np.array_split(np.asarray(self.layers), count)
+        return {name: tuple(part.tolist()) for name, part in zip(_STAGES[count], parts, strict=True)}
+
+    @cached_property
+    def names(self) -> Mapping[tuple[int, int], NameRow]:
+        """The tested labels by layer and head."""
+        return {(row.layer, row.head): row for row in self.stats.record.names}
+
+    @cached_property
+    def units(self) -> Mapping[tuple[int, int], Any]:
+        """The effects of removing each head, by layer and head."""
+        heads = () if self.ablate is None else self.ablate.record.heads
+        return {(row.layer, row.head): row for row in heads}
+
+    @cached_property
+    def lens(self) -> Mapping[int, Any]:
+        """The accuracy of the logit lens after each layer."""
+        rows = () if self.ablate is None else self.ablate.record.lens
+        return {row.depth - 1: row.accuracy for row in rows if row.depth}
+
+    @cached_property
+    def distances(self) -> Mapping[tuple[int, int], float]:
+        """The attention distance of each head, as a share of that of uniform attention."""
+        uniform = {row.layer: row.uniform_distance for row in self.stats.record.layers}
+        shares = {}
+        for row in self.stats.record.heads:
+            distance, of_uniform = row.statistics.get("distance"), uniform.get(row.layer)
+            if distance is not None and of_uniform:
+                shares[row.layer, row.head] = distance.value / of_uniform
+        return shares
+
+    @cached_property
+    def maps(self) -> Mapping[tuple[int, int], Any]:
+        """The attention of each head on the first image (rows, columns)."""
+        if self.attention is None or self.attention.record.maps is None:
+            return {}
+        record = self.attention.record
+        found = {}
+        for index, row in enumerate(record.layers):
+            for head, values in enumerate(record.maps.layer[index][0] if index in record.maps.layer else ()):
+                found[row.layer, head] = values
+        return found
+
+    @cached_property
+    def exemplars(self) -> Mapping[tuple[int, int], list[Any]]:
+        """The images that each head helps most, by layer and head."""
+        found: dict[tuple[int, int], list[Any]] = {}
+        if self.ablate is not None and self.ablate.record.pictures is not None:
+            for row in self.ablate.record.exemplars:
+                found.setdefault((row.layer, row.head), []).append(row)
+        return found
+
+    @property
+    def image(self) -> Any:
+        """The image of the maps (3, height, width), in [0, 1]; None without maps."""
+        return self.attention.record.maps.pixels[0] if self.attention is not None and self.maps else None
+
+    def picture(self, row: Any) -> Any:
+        """Return the image of an exemplar (3, height, width), in [0, 1]."""
+        assert self.ablate is not None  # as the row is from there
+        return self.ablate.record.pictures.images[row.picture] / np.float32(255)
+
+    @property
+    def chance(self) -> float | None:
+        """The accuracy of guessing."""
+        models = () if self.ablate is None else self.ablate.record.config.models
+        return 1 / models[0].classes if models and models[0].classes else None
+
+    def heads_of(self, layer: int) -> list[int]:
+        """Return the heads of a layer, the most important first where that was measured."""
+        heads = [row.head for row in self.stats.record.heads if row.layer == layer]
+        effects = {head: self.units[layer, head].rank.value for head in heads if (layer, head) in self.units}
+        return sorted(heads, key=lambda head: -effects.get(head, 0.0))
+
+    def described(self, layer: int) -> int:
+        """Return the head of a layer that is described: a tested one where there is one, else the most important."""
+        heads = self.heads_of(layer)
+        needed = [head for head in heads if _is_needed(self.names.get((layer, head)))]
+        if needed:
+            return max(needed, key=lambda head: _margin(self.names[layer, head]))
+        tested = [head for head in heads if (layer, head) in self.names and self.names[layer, head].tested]
+        return (tested or heads)[0]
+
+
+def _is_needed(name: NameRow | None) -> bool:
+    return name is not None and name.state == MATTERS
+
+
+def _margin(name: NameRow) -> float:
+    """Return by how much more the images lose that need a head than the others, nats."""
+    return 0.0 if name.margin is None else name.margin.value
+
+
+def _role_words(name: NameRow | None) -> str:
+    """Return the tested label of a head in a few words."""
+    if name is None or not name.tested:
+        return "no tested role"
+    if _is_needed(name):
+        return f"needed most for {name.writes}"
+    if names_one(name.looks) and name.looks_hold:
+        return f"follows the pattern {name.looks}"
+    attends = str(name.attends)
+    return f"attends {_ATTENDS.get(attends, f'by {attends}')}"
+
+
+def _draw(model: _Measured, title: str) -> Figure:
+    return layers(_views(model), model.image, model.chance, title)
+
+
+def _views(model: _Measured) -> list[LayerView]:
+    """Return what the picture shows of each layer."""
+    stage_of = {layer: stage for stage, own in model.stages.items() for layer in own}
+    has_roles = bool(model.names or model.exemplars)
+    views = []
+    for layer in model.layers:
+        heads = tuple(_head_view(model, layer, head) for head in model.heads_of(layer))
+        role = _role_view(model, layer) if has_roles else None
+        views.append(LayerView(layer, stage_of[layer], heads, model.lens.get(layer), role))
+    return views
+
+
+def _head_view(model: _Measured, layer: int, head: int) -> HeadView:
+    unit = model.units.get((layer, head))
+    return HeadView(
+        head,
+        model.maps.get((layer, head)),
+        model.distances.get((layer, head)),
+        None if unit is None else unit.accuracy,
+        unit is not None and unit.matters,
+    )
+
+
+def _role_view(model: _Measured, layer: int) -> RoleView:
+    head = model.described(layer)
+    name = model.names.get((layer, head))
+    rows = model.exemplars.get((layer, head), [])
+    exemplars = tuple(Exemplar(model.picture(row), row.patch, row.grid or (1, 1)) for row in rows)
+    labels = tuple(dict.fromkeys(row.class_name for row in rows))
+    return RoleView(head, labels, _role_words(name), name is not None and name.tested, exemplars)
+
+
+def _stage_sentences(model: _Measured) -> Iterator[str]:
+    """Yield one sentence for each stage: how far its heads attend, what they are needed for, and what can be read."""
+    for stage, own in model.stages.items():
+        places = [(layer, head) for layer in own for head in model.heads_of(layer)]
+        shares = [model.distances[place] for place in places if place in model.distances]
+        names = [model.names[place] for place in places if place in model.names]
+        needed = [name for name in names if _is_needed(name)]
+        role, count = _most_common_role([name for name in names if name.tested])
+        lens = model.lens.get(own[-1])
+        yield say(
+            _STAGE,
+            name=stage.capitalize(),
+            layers=f"layer {own[0]}" if len(own) == 1 else f"layers {own[0]}–{own[-1]}",
+            heads=len(places),
+            reach=_reach(float(np.mean(shares))) if shares else "",
+            needed=sorted(needed, key=_margin, reverse=True),
+            role=role,
+            count=count,
+            lens=None if lens is None else Marked(percent(lens.value)),
+        )
+
+
+def _most_common_role(tested: Sequence[NameRow]) -> tuple[str, int]:
+    """Return the label that most of these heads have, as a verb of several heads, and how many have it."""
+    counts = Counter(_role_words(name) for name in tested)
+    for words, count in counts.most_common(1):
+        verb, _, rest = words.partition(" ")
+        return f"{verb if count == 1 else verb.removesuffix('s')} {rest}", count
+    return "", 0
+
+
+def _reach(share: float) -> str:
+    """Return how far heads attend, in words; share: of the distance of uniform attention."""
+    if share >= _EVERYWHERE:
+        return "globally"
+    return "mostly nearby" if share <= _NEARBY else "both near and far"
+
+
+def _left_out(model: _Measured) -> Iterator[str]:
+    """Yield which columns of the picture are missing, and why."""
+    reasons = [f"{part} ({reason})" for part, reason in _missing(model)]
+    if reasons:
+        yield say("Not shown: {{ parts }}.", parts=listed(reasons))
+
+
+def _missing(model: _Measured) -> Iterator[tuple[str, str]]:
+    """Yield each part that the picture lacks with its reason."""
+    ablate, attention = model.ablate, model.attention
+    if not model.maps:
+        reason = "the arrays of its chapter are not in this folder"
+        if attention is None:
+            reason = "the chapter attention did not finish"
+        elif attention.record.without_map and not attention.record.layers:
+            reason = attention.record.without_map[0].reason
+        yield "attention patterns", reason
+    if not model.distances:
+        unplaced = [row.unplaced for row in model.stats.record.layers if row.unplaced]
+        yield "attention distance", next(iter(unplaced), "patches have no distance in this model")
+    if ablate is None:
+        yield "the logit lens, the accuracy lost and images of heads", "the chapter ablate did not finish"
+    else:
+        undone = next(iter(ablate.record.model.undone), "not measured in this folder")
+        if not model.lens:
+            yield "the logit lens", undone
+        if not model.units:
+            yield "accuracy lost", "no head was removed"
+        if not model.exemplars:
+            arrays_missing = bool(ablate.record.exemplars)
+            yield "images of heads", "the arrays of its chapter are not in this folder" if arrays_missing else undone
+    if not model.names:
+        yield "labels of heads", next((row.note for row in model.stats.record.notes), "not measured in this folder")
