@@ -1,6 +1,7 @@
 """A map passes only if it passes every check; otherwise the verdict says what it lacks."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ from tests.kit.first_page import clear_effects, states
 from tests.kit.making import save
 from tests.kit.map_rows import CENTRE, IMPUTED, RANDOM, SHUFFLED, STAYING, checks
 from vitlens import load
+from vitlens.cli.main import run
 from vitlens.commands.explain.record import ExplainRecord, MethodRow
 from vitlens.commands.explain.report import REPORT
+from vitlens.commands.run.publish import read_folder
 from vitlens.record import Config, Data, ModelEntry
 from vitlens.report.claims import Claim, shown
 from vitlens.report.document import Document
@@ -106,20 +109,56 @@ def test_faults_are_named_where_no_map_passes_and_beside_one_that_does():
     assert "relevance" not in ignoring.says
 
 
-@pytest.mark.parametrize(("unusable", "images", "said"), [(60, 100, 1), (5, 100, 0), (0, 100, 0), (12, 12, 0)])
-def test_uniform_maps(unusable, images, said):
+@pytest.mark.parametrize(
+    ("unusable", "images", "shares"),
+    [(60, 100, [0.6]), (5, 100, []), (0, 100, []), (11, 12, []), (12, 12, [1.0]), (1, 1, [1.0])],
+)
+def test_uniform_maps(unusable, images, shares):
     found = claims([], images=images, unusable={"relevance": unusable, "gradcam": 0})
-    assert [(claim.question, claim.effect.value) for claim in found] == [("uniform maps", 0.6)] * said
+    assert [(claim.question, claim.effect.value) for claim in found] == [("uniform maps", each) for each in shares]
     assert all(claim.is_shown for claim in found)
 
 
-def test_uniform_maps_are_a_finding_and_fail(tmp_path, tiny_vit):
+@pytest.fixture
+def blind(tmp_path: Path, tiny_vit: Path) -> Path:
+    """A model no pixel of which changes a logit."""
     model = load(str(tiny_vit))
     with torch.no_grad():
-        model.module.head.weight.zero_()  # no pixel changes a logit
+        model.module.head.weight.zero_()
     save(model, tmp_path / "blind" / "model.safetensors")
+    return tmp_path / "blind"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "look {pictures}/1.png --model {blind}",
+        "explain {blind} --data digits --limit 2 --method relevance,gradcam",
+        "rollout {blind} --data digits --limit 2 --method relevance",
+        "compare {blind} {vit} --data digits --limit 4 --method relevance --panels 2 --maps 2 --checked 0 --no-harder",
+    ],
+)
+def test_the_terminal_says_that_all_maps_are_uniform(line, blind, tiny_vit, pictures, tmp_path, capsys):
+    line = line.format(blind=blind, vit=tiny_vit, pictures=pictures)
+    assert run([*line.split(), "--device", "cpu", "--out", str(tmp_path / "run")]) == 0
+    claims = report(read_folder(tmp_path / "run")).claims
+    (said,) = (each.says for each in claims if each.question in ("uniform maps", "maps that are zero"))
+    shown_text = " ".join(capsys.readouterr().err.split())
+    assert said.replace("**", "") in shown_text
+
+
+def test_an_attack_says_that_the_maps_of_its_examples_are_uniform(golden):
+    record = golden("attack").record
+    alias, arrays = next(iter(record.examples.items()))
+    flat = replace(arrays, before=0 * arrays.before, after=0 * arrays.after)
+    found = [each for each in report(replace(record, examples={alias: flat})).claims if each.question == "uniform maps"]
+    assert [(each.subject, each.is_shown) for each in found] == [(alias, True)]
+    assert not [each for each in report(record).claims if each.question == "uniform maps"]
+
+
+def test_uniform_maps_are_a_finding_and_fail(tmp_path, blind):
     line = "--data digits --verify --no-counterfactuals --composites none --limit 20 --method relevance --no-stability"
-    record = ran(tmp_path / "run", f"explain {tmp_path / 'blind'} {line}")
+    record = ran(tmp_path / "run", f"explain {blind} {line}")
     document = report(record)
     assert list(states(document).values()) == ["fail"]
     assert [section.status.state for section in document.sections if section.status] == ["fail"]

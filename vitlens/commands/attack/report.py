@@ -13,6 +13,7 @@ from vitlens.charts.style import shortened
 from vitlens.commands.attack import record as rows
 from vitlens.commands.attack.record import AXES, FAR, JUDGED, AttackCurveRow, AttackRecord, strongest
 from vitlens.commands.shared.comparison import signed
+from vitlens.commands.shared.maps.report import count_uniform, uniform_claim
 from vitlens.record import by
 from vitlens.report.claims import FEWEST, SMALLEST, Claim, clear, enough, found
 from vitlens.report.document import State
@@ -48,6 +49,9 @@ def claims(record: AttackRecord) -> Iterator[Claim]:
         if row.lost is not None:
             yield _corruptions(record, row, row.lost)
     yield from _largest_corruption_gap(record)
+    for model, example in record.examples.items():
+        maps = [*example.before, *example.after]
+        yield from uniform_claim(model, {"the true class": count_uniform(maps)}, len(maps))
 
 
 def _of_one_image(record: AttackRecord) -> Iterator[Claim]:

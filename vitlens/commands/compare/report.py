@@ -16,6 +16,7 @@ from vitlens.commands.shared import failures, reliance, shortcut
 from vitlens.commands.shared.calibration import DRAWN, FEW, calibration_claim, reliability
 from vitlens.commands.shared.comparison import accuracy_claims, accuracy_effects, not_equal, which_is_better
 from vitlens.commands.shared.maps.record import JudgedMap, best_map, judged_maps
+from vitlens.commands.shared.maps.report import uniform_claim
 from vitlens.commands.shared.trainings import trained
 from vitlens.commands.shared.worst_class import ClassRow, class_sections
 from vitlens.record import by
@@ -51,6 +52,7 @@ def claims(record: CompareRecord) -> Iterator[Claim]:
     for score in record.scores:
         yield calibration_claim(score.model, score.calibration_error)
         yield _explanation(record, score.model)
+        yield from _uniform_maps(record, score.model)
         yield from _furthest_ahead(record, score.model)
 
 
@@ -69,6 +71,14 @@ def _explanation(record: CompareRecord, model: str) -> Claim:
         "explanation", model, told, verdict=Verdict(best.state, best.because), effect=best.margin,
         evidence="intervened", place="panels",
     )  # fmt: skip
+
+
+def _uniform_maps(record: CompareRecord, model: str) -> Iterator[Claim]:
+    """Yield the claim about maps of a model that show nothing."""
+    for row in record.methods:
+        if row.model == model and row.usable.n:
+            unusable = round((1 - row.usable.value) * row.usable.n)
+            yield from uniform_claim(model, {row.method: unusable}, row.usable.n)
 
 
 def _judged(record: CompareRecord) -> list[JudgedMap]:

@@ -31,7 +31,7 @@ def claims(record: ExplainRecord) -> Iterator[Claim]:
         if alias not in checks and not record.options.get("verify"):
             yield unjudged("maps", alias, "no check was run; add --verify", state="not tested")
         own = {row.method: row.constant + row.not_finite for row in record.methods if row.model == alias}
-        yield from uniform_claim(alias, own, record.images)
+        yield from uniform_claim(alias, own, record.images, is_title=True)
 
 
 def _choice(record: ExplainRecord, row: ChoiceRow) -> Claim:

@@ -6,6 +6,7 @@ from typing import Final
 from vitlens.commands.features import record as kept
 from vitlens.commands.features.record import PROBE, FeaturesRecord, FeaturesRow, classifier_name
 from vitlens.commands.shared.comparison import signed
+from vitlens.commands.shared.maps.report import count_uniform, uniform_claim
 from vitlens.names import OBJECTIVES
 from vitlens.record import by
 from vitlens.report.claims import FEWEST, Claim, Kind, few_images, found
@@ -30,6 +31,10 @@ def tested(record: FeaturesRecord, rows: Sequence[kept.PairRow | kept.HeadRow | 
 
 def claims(record: FeaturesRecord) -> Iterator[Claim]:
     """Which model's features serve best, what each classifier leaves unread, and layers and wordings that differ."""
+    for model, arrays in record.shown.items():
+        if arrays.prompts is not None:
+            maps = arrays.prompts.reshape(-1, *arrays.prompts.shape[-2:])
+            yield from uniform_claim(model, {"the prompts": count_uniform(maps)}, len(maps))
     if record.images < FEWEST:
         return
     if tested(record, record.pairs):

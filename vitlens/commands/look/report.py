@@ -15,6 +15,7 @@ from vitlens.charts.overlay import is_constant
 from vitlens.commands.look.record import GivenLayerRow, GivenRow, LookHeadRow, LookRecord
 from vitlens.commands.look.stages import HOW
 from vitlens.commands.shared.explorer import Shown, explorer_of, sinks_claim, without_explorer
+from vitlens.commands.shared.maps.report import count_uniform, uniform_claim
 from vitlens.commands.shared.predictions import PredictionRow, for_images
 from vitlens.commands.shared.sheets import EACH, evenly
 from vitlens.record import columns
@@ -80,6 +81,8 @@ def _evidence(record: LookRecord, alias: str) -> Iterator[Claim]:
     """Where in the image the evidence for its prediction lies, and whether its maximum is on the border."""
     if record.maps is None:
         return
+    blank = count_uniform(record.maps.prediction)
+    yield from uniform_claim(alias, {record.look[0].method: blank}, len(record.maps.prediction))
     maps = [positive for positive, flaw in map(_positive, _predicted_maps(record)) if not flaw]
     border = [values for values in maps if _peaks_on_border(values)]
     says = ""

@@ -1,10 +1,14 @@
 """What a report says of the checks of maps: one claim on which map may be believed, its faults, and one chart."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from vitlens.analysis.faithfulness.checks import SIMILAR
 from vitlens.charts import matrix
+from vitlens.charts.overlay import flaw_of
 from vitlens.commands.shared.maps.record import WEIGHTS, MapCheckRow, judged_maps
 from vitlens.report.claims import FEWEST, Claim, below, enough, found, unjudged
 from vitlens.report.prose import say
@@ -13,6 +17,7 @@ from vitlens.report.verdicts import Verdict
 from vitlens.uncertainty import Side, beyond, widened, wilson
 
 _UNIFORM: Final = 0.05  # share of unusable maps that is no finding
+_BLANK: Final = "The maps of {{ blank|join(' and ') }} for {{ alias }} show nothing"
 _SAYS: Final = {
     "pass": "You can trust **{{ best.method }}** for **{{ alias }}**: it passes every check"
     "{% if several %}, as do {{ passing|length }} of {{ judged|length }} methods{% endif %}. Removing patches in its "
@@ -68,9 +73,30 @@ def map_claims(alias: str, rows: Sequence[MapCheckRow], *, images: int, place: s
             )  # fmt: skip
 
 
-def uniform_claim(alias: str, unusable: Mapping[str, int], images: int) -> Iterator[Claim]:
-    """The method most of whose maps are uniform or not finite. unusable: the number of such maps by method."""
-    if not any(unusable.values()) or images < FEWEST:
+def uniform_claim(alias: str, unusable: Mapping[str, int], images: int, *, is_title: bool = False) -> Iterator[Claim]:
+    """Yield the claim about maps that show nothing: the methods all of whose maps do, else the method most of whose do.
+
+    unusable: the number of uniform or not finite maps by method; images: that each method explains; is_title: whether
+    the report is about these maps, so that its title says so where no method shows anything.
+    """
+    if not any(unusable.values()):
+        return
+    blank = [name for name, count in unusable.items() if count == images]
+    if blank:
+        yield found(
+            "uniform maps",
+            alias,
+            "{% if images > 1 %}All {{ images }} maps{% else %}The map{% endif %} of {{ blank|names }} for "
+            "**{{ alias }}** {% if images > 1 or blank|length > 1 %}are{% else %}is{% endif %} uniform or not finite: "
+            "nothing is drawn.",
+            wilson(images, images),
+            headline=_BLANK if is_title and len(blank) == len(unusable) else "",
+            given={"blank": blank, "images": images, "alias": alias},
+            kind="answer",
+            reference=_UNIFORM,
+        )
+        return
+    if images < FEWEST:
         return
     worst = max(unusable, key=lambda name: unusable[name])
     share = widened(wilson(unusable[worst], images), len(unusable), least=0.0, most=1.0)
@@ -82,6 +108,11 @@ def uniform_claim(alias: str, unusable: Mapping[str, int], images: int) -> Itera
             share, given={"count": unusable[worst], "images": images, "worst": worst, "alias": alias},
             kind="hidden fault", reference=_UNIFORM,
         )  # fmt: skip
+
+
+def count_uniform(maps: Iterable[NDArray[np.floating]]) -> int:
+    """Return how many maps (rows, columns) have one value everywhere, or values that are not finite."""
+    return sum(bool(flaw_of(np.asarray(values, float))) for values in maps)
 
 
 def checks_chart(rows: Rows) -> Chart:
