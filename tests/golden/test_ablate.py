@@ -121,6 +121,13 @@ def test_the_lens_ends_and_curves_begin_at_the_whole_model(pictures, tmp_path):
     assert patching.corrupted.startswith(f"{patching.clean}, ")
     assert patching.target == patching.clean != patching.other
     assert "patching" in figures(record)
+    (caption,) = (
+        figure.caption
+        for section in report(record).sections
+        for figure in section.figures
+        if figure.name == "patching_pair"
+    )
+    assert "60" in caption  # one of so many images is drawn
     assert {row.part for row in record.contributions} == {"head", "MLP", "rest"}
     last = record.lens[-1]
     assert last.accuracy.value == pytest.approx(record.model.accuracy.value)

@@ -116,6 +116,32 @@ def test_of_many_images_the_first_are_drawn_which_is_said(word, more, tiny_vit, 
     assert set(further.values()) == {math.ceil(drawn / 6) - 1}
 
 
+PICTURED = {  # the figure of each command that draws some of the images, and how many it draws
+    "predict": ("predictions", lambda record: len(record.images_drawn.pixels)),
+    "evaluate": ("surest_errors", lambda record: sum(map(len, errors_shown(record)))),
+    "head": ("exemplars", lambda record: len(record.exemplars)),
+    "attack": ("examples", lambda record: sum(len(each.image[:3]) for each in record.examples.values())),
+    "compare": ("panels", lambda record: min(6, len(record.images_shown))),
+    "features": ("patches", lambda record: len(record.shown["a"].pixels)),
+}
+
+
+def errors_shown(record):
+    """The errors that are drawn, of each model: of two models at most six each."""
+    return [own.surest_errors[:6] for own in record.predictions.values()]
+
+
+@pytest.mark.parametrize("name", PICTURED)
+def test_a_figure_of_some_images_says_how_many_of_how_many(name, golden):
+    wanted, count = PICTURED[name]
+    run_of = golden(name)
+    document = run_of.document
+    every = [document.first.picture, *(figure for section in document.sections for figure in section.figures)]
+    (caption,) = (figure.caption for figure in every if figure is not None and figure.name == wanted)
+    numbers = re.findall(r"[\d,]+", caption)
+    assert numbers[:2] == [str(count(run_of.record)), str(run_of.record.images)]
+
+
 TEXTS = {  # what a note of a run may say, and what the copy says
     "/home/ann/photos/cat.jpg": "photos/cat.jpg",
     "/home/ann/my photos/cat 1.jpg": "my photos/cat 1.jpg",

@@ -365,8 +365,10 @@ REPORT: Final = Report(
             "Where do two images differ for the model?", "patching", opening=_PATCHING,
             charts=(
                 Chart(
-                    "patching_pair", images(largest=2.0), "The two images, of which one's activations replace the "
-                    "other's.",
+                    "patching_pair",
+                    images(largest=2.0),
+                    "{% if record.patching[0].corruption %}One of {{ record.images }} images, and its corrupted copy: "
+                    "activations{% else %}The two images: activations{% endif %} of one replace those of the other.",
                     title="The pair", rows=_pair,
                 ),
                 Chart(

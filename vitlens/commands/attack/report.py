@@ -508,7 +508,8 @@ REPORT: Final = Report(
     picture=Chart(
         "examples",
         images(),
-        "Images that fool a model: clean, perturbation (amplified, around grey), adversarial, and the maps of the true "
+        "{{ rows|map(attribute='row')|unique|list|length }} attacks that succeed on {{ record.images }} images: clean, "
+        "perturbation (amplified, around grey), adversarial, and the maps of the true "
         "class, each scaled to its maximum; below: predicted class and probability.",
         title="{{ record.overall[0].sample }}: images that fool a model", rows=_examples,
     ),

@@ -41,7 +41,6 @@ from vitlens.commands.shared.failures_measure import failure_fields
 from vitlens.commands.shared.maps.measure import CheckedMaps, on_object_rows
 from vitlens.commands.shared.maps.record import MapCheckRow, OnObjectRow, judged_maps
 from vitlens.commands.shared.reliance_measure import plan_of, reliance_fields, traced_fields, viewers_of
-from vitlens.commands.shared.sheets import left_out_words
 from vitlens.commands.shared.trainings import trainings_of
 from vitlens.commands.shared.worst_class import ClassRow, ConfusionRow
 from vitlens.data.catalogue import load_data
@@ -97,8 +96,7 @@ def measure(options: CompareOptions) -> Path | None:
         require_labels(split)
     require_shared(first.classes, second.classes, run.split.classes)
     splits = read_as(run.models, run.splits, run.run)
-    note = tuple(left_out_words(options.panels, len(splits[0])))
-    run.splits = [replace(split, notes=(*split.notes, *note)) for split in splits]
+    run.splits = splits
     named = candidates(options.method, run.models)
     for model, split in zip(run.models, run.splits):
         chosen_targets(options.target, model, split)

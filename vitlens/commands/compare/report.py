@@ -391,8 +391,9 @@ REPORT: Final = Report(
     unknown=unknown,
     picture=Chart(
         "examples", images(),
-        "Errors that one model alone makes, surest first, and both models' maps (bright: evidence). Frames: blue "
-        "correct, orange wrong; white: the object; agreement: rank correlation of both maps.",
+        "{{ rows|selectattr('row', 'eq', 'input')|list|length }} of {{ record.images }} images: errors of one model "
+        "alone, surest first, and both models' maps (bright: evidence). Frames: blue correct, orange wrong; white: the "
+        "object; agreement: rank correlation of both maps.",
         title="Input and the map of each model", rows=_disagreed,
     ),
     glance=(
@@ -422,7 +423,8 @@ REPORT: Final = Report(
             charts=(
                 Chart(
                     "panels", images(),
-                    "At most six images, by rising agreement of the two maps, each in its own colours.",
+                    "{{ rows|selectattr('row', 'eq', 'input')|list|length }} of {{ record.images }} images, by rising "
+                    "agreement of the two maps, each in its own colours.",
                     title="Input and both maps", rows=_spread,
                 ),
             ),

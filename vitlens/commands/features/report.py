@@ -205,9 +205,9 @@ REPORT: Final = Report(
     unknown=unknown,
     picture=Chart(
         "patches", images(),
-        "Patches of one colour have similar features within a row: their first three principal components as red, "
-        "green "
-        "and blue. Colours of two models are not comparable.",
+        "{{ rows|selectattr('row', 'eq', 'image')|list|length }} of {{ record.images }} images. Patches of one colour "
+        "have similar features within a row: their first three principal components. Colours of two models are not "
+        "comparable.",
         title="Patches of images coloured by their features in the last layer", rows=_colours,
     ),
     glance=(
@@ -283,7 +283,8 @@ REPORT: Final = Report(
             charts=(
                 Chart(
                     "retrieval", images(largest=0.85),
-                    "Nearest images of each query, with their cosine similarity. Frames show whether they are of its "
+                    "Nearest images of {{ rows|map(attribute='row')|unique|list|length }} queries among "
+                    "{{ record.images }} images, with their cosine similarity. Frames show whether they are of its "
                     "class.",
                     title="Nearest images in the last layer of {{ first.of }}", rows=_retrieved, each="of",
                 ),

@@ -170,8 +170,11 @@ REPORT: Final = Report(
     claims=claims,
     unknown=unknown,
     picture=Chart(
-        "exemplars", images(largest=1.6), "Images at spread quantiles of what the head adds to its class, with what it "
-        "adds through each patch, where the patch with the largest contribution is outlined; or its attention.",
+        "exemplars",
+        images(largest=1.6),
+        "{{ rows|length }} of {{ record.images }} images, {% if first.signed %}at spread quantiles of what the head "
+        "adds to its class, with what it adds through each patch; the largest contribution is outlined"
+        "{% else %}each with the head's attention on its patches, as a share of its maximum{% endif %}.",
         title="{% if record.writes %}What it adds to {{ record.writes[0].best }}{% else %}Where it attends{% endif %}",
         rows=_pictures,
     ),

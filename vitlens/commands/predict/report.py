@@ -103,7 +103,7 @@ REPORT: Final = Report(
     title="Predictions of {{ record.aliases[0] }}",
     picture=Chart(
         "predictions", images(),
-        "The first images with prediction and probability"
+        "The first {{ rows|length }} of {{ record.images }} images, with prediction and probability"
         "{% if record.predictions[0].label is not none %}; blue: it is the label, red: it is not, with the label below"
         "{% endif %}.",
         title="{{ rows|length }} image{{ rows|s }} with {{ record.aliases[0] }}'s prediction",

@@ -419,7 +419,8 @@ _CHANGES: Final = Section(
         Chart(
             "failure_examples",
             images(),
-            "Errors that a change fixes and its control does not; below: the prediction.",
+            "{{ rows|map(attribute='row')|unique|list|length }} errors on {{ record.images }} images that a change "
+            "fixes and its control does not; below: the prediction.",
             title="Errors that a change fixes",
             rows=_examples,
         ),

@@ -218,8 +218,9 @@ def _pictures_of(record: RelianceRecord, row: RelianceRow) -> Iterator[Picture]:
 EXAMPLES: Final = Chart(
     "cue_examples",
     images(),
-    "Images that {{ record.misled }} gets wrong (orange) and right without the cue (blue). Bottom: evidence for the "
-    "wrong class. Where it is brightest need not be the cue: compare its share in the cue's region.",
+    "{{ rows|map(attribute='column')|unique|list|length }} of {{ record.images }} images, which {{ record.misled }} "
+    "gets wrong (orange) and right without the cue (blue). Bottom: evidence for the wrong class. Where it is brightest "
+    "need not be the cue: compare its share in the cue's region.",
     title="What a misleading cue does",
     rows=_pictures,
 )
