@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +118,24 @@ def test_folders_without_fingerprints_are_read_and_not_paired(golden, tmp_path):
     runs = compared_runs(read_folder(old), made.record, "")
     assert (runs.same_images, {row.test for row in runs.tested}) == ("not known", {"independent"})
     assert "not known" in comparison(read_folder(old), made.record).title
+
+
+def test_an_accuracy_is_corrected_for_accuracies_alone(tmp_path):
+    records = [
+        ran(tmp_path / name, f"evaluate m={name} --data digits --limit 60") for name in ("vit-digits", "cnn-digits")
+    ]
+    rows = compared_runs(*records, "").tested
+    (asked,) = [row for row in rows if row.metric == "accuracy/m"]
+    assert asked.p_holm == asked.p
+    others = [row for row in rows if row.family == "judged"]
+    assert min(row.p_holm for row in others) == pytest.approx(min(1.0, len(others) * min(row.p for row in others)))
+
+
+def test_what_got_worse_stands_before_what_only_differs():
+    described = replace(cross_entropy(1e-9), metric="statistics/m/distance", words="distance", better=None)
+    runs = ComparedRuns(earlier="old", later="new", same_images="the same", changes=(described, cross_entropy(0.01)))
+    assert [row.words for row in runs.changed] == ["cross-entropy", "distance"]
+    assert "cross-entropy" in REPORT(runs).first.glance.rows[0][0]
 
 
 def accuracy(before: float, after: float, p: float, words: str = "accuracy") -> MetricChange:

@@ -69,6 +69,13 @@ def test_the_time_of_a_rung_by_hand():
     assert checks == (8 * 16 + 256) * run
 
 
+def test_fgsm_is_said_to_have_run_on_the_images_that_it_attacked():
+    budget = BudgetRow(1.0, 1.0, 0.0, PASS)
+    rows = considered(CANDIDATES, budget, images=60, shares=ALL, attacked=48)
+    assert chosen(rows) == rows[-1]
+    assert (rows[-1].attacks, rows[-1].images) == (("fgsm",), 48)
+
+
 def test_later_members_of_an_ensemble_get_what_is_left_at_the_same_epsilon():
     """Beyond the self-checks, which have all images."""
 

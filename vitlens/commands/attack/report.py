@@ -508,8 +508,8 @@ REPORT: Final = Report(
     picture=Chart(
         "examples",
         images(),
-        "{{ rows|map(attribute='row')|unique|list|length }} attacks that succeed on {{ record.images }} images: clean, "
-        "perturbation (amplified, around grey), adversarial, and the maps of the true "
+        "Successful attacks, {{ rows|map(attribute='row')|unique|list|length }} on {{ record.images }} "
+        "image{{ record.images|s }}: clean, perturbation (amplified, around grey), adversarial, and the maps of the true "
         "class, each scaled to its maximum; below: predicted class and probability.",
         title="{{ record.overall[0].sample }}: images that fool a model", rows=_examples,
     ),

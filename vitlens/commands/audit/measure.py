@@ -222,7 +222,14 @@ class AuditChapters(ChapterRunner):
             return budget, ()
         budget = replace(budget, pass_seconds=pass_seconds(self.quick.attacks[0]))
         shares = {row.epsilon: row.accuracy.value for row in self.quick.curves}
-        rows = considered(CANDIDATES, budget, images=len(self.split), defined=self._is_defined, shares=shares)
+        rows = considered(
+            CANDIDATES,
+            budget,
+            images=len(self.split),
+            defined=self._is_defined,
+            shares=shares,
+            attacked=self.quick.images,
+        )
         (candidate,) = (row for row in rows if row.state == "chosen")
         if candidate.attacks != FGSM:
             self._attack(

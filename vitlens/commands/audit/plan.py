@@ -200,11 +200,12 @@ def considered(
     images: int,
     shares: Mapping[float, float],
     defined: Callable[[Attack], bool] = lambda _: True,
+    attacked: int | None = None,
 ) -> tuple[CandidateRow, ...]:
     """Return all candidates in their order, and FGSM at the end; the first that fits what is left is chosen.
 
     images: that there are; candidates that differ in more images than these alone are one. shares: as `passes_of`;
-    defined: whether the model has enough classes for an attack.
+    defined: whether the model has enough classes for an attack; attacked: images on which FGSM ran (None: all).
     """
     rows: list[CandidateRow] = []
     later: CandidateState = "too long"  # once one is chosen, all others are weaker
@@ -218,7 +219,8 @@ def considered(
         rows.append(replace(candidate, minutes=takes / 60, state="chosen" if first else later))
         later = "weaker" if first else later
     last: CandidateState = "weaker" if later == "weaker" else "chosen"
-    return (*rows, CandidateRow(FGSM, 1, _FULL, images, 0.0, last))  # it has been run already
+    done = images if attacked is None else attacked
+    return (*rows, CandidateRow(FGSM, 1, _FULL, done, 0.0, last))  # it has been run already
 
 
 def passes_of(candidate: CandidateRow, shares: Mapping[float, float]) -> float:

@@ -144,8 +144,8 @@ REPORT: Final = Report(
     title="Accuracy of {{ record.aliases|join(', ') }}",
     picture=Chart(
         "surest_errors", images(),
-        "{{ rows|length }} errors on {{ record.images }} images, those with the highest confidence, highest first, "
-        "with the true class below: the worst, not typical ones. Labels may be wrong.",
+        "Errors, {{ rows|length }} on {{ record.images }} image{{ record.images|s }}, those with the highest "
+        "confidence, highest first, with the true class below: the worst, not typical ones. Labels may be wrong.",
         title="Errors with the highest confidence", rows=_errors,
     ),
     glance=(

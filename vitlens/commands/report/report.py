@@ -16,7 +16,7 @@ from vitlens.commands.run.publish import foreign_contents
 from vitlens.errors import InputError
 from vitlens.names import fingerprinted
 from vitlens.record import Better, ImageValues, MetricName, Record, col, table
-from vitlens.report.claims import SMALLEST, Claim, found
+from vitlens.report.claims import SMALLEST, Claim, Kind, found
 from vitlens.report.document import State
 from vitlens.report.numbers import in_words
 from vitlens.report.prose import say
@@ -37,16 +37,17 @@ from vitlens.uncertainty import (
 _DIGITS: Final = 12  # of a fingerprint that is shown
 _IGNORED: Final = frozenset({"run", "out", "overwrite", "quiet"})  # options that change no number
 ACCURACY: Final = "accuracy"  # the first word of the metric
+_FAMILIES: Final = ("accuracy", "judged", "described")  # of tests, what was asked for first
 SameImages: TypeAlias = Literal["the same", "others", "not known", ""]
 
 
 @dataclass(frozen=True)
 class MetricChange:
-    """One metric before and after; words: what it measures; difference: after minus before. p_holm: corrected for all
-    metrics with an interval in both runs, None without; test: "paired" where the two runs' predictions of the same
-    images were compared (McNemar's exact test), or the attention of one head on them (Student's paired t test);
-    otherwise the two estimates count as independent, which on the same images finds too few changes rather than too
-    many; better: the direction that is."""
+    """One metric before and after; words: what it measures; difference: after minus before. p_holm: corrected for the
+    metrics of its family with an interval in both runs, None without; test: "paired" where the two runs' predictions of
+    the same images were compared (McNemar's exact test), or the attention of one head on them (Student's paired t
+    test); otherwise the two estimates count as independent, which on the same images finds too few changes rather than
+    too many; better: the direction that is."""
 
     metric: str = col("metric", unit="text")
     words: str = col("measure", unit="text")
@@ -62,6 +63,13 @@ class MetricChange:
     def is_accuracy(self) -> bool:
         """Whether it is a model's accuracy on all images."""
         return self.metric.partition("/")[0] == ACCURACY
+
+    @property
+    def family(self) -> Literal["accuracy", "judged", "described"]:
+        """The tests that it is corrected for: what a release is decided by, what has a good direction, the rest."""
+        if self.is_accuracy:
+            return "accuracy"
+        return "described" if self.better is None else "judged"
 
     @property
     def changed(self) -> bool:
@@ -114,9 +122,9 @@ class ComparedRuns(Record):
 
     @property
     def changed(self) -> Sequence[MetricChange]:
-        """Those that changed beyond chance: accuracies, then the others, the clearest first."""
+        """Those that changed beyond chance: accuracies, what is better or worse, then the rest, the clearest first."""
         changed = (row for row in self.changes if row.changed)
-        return sorted(changed, key=lambda row: (not row.is_accuracy, row.p_holm or 0))
+        return sorted(changed, key=lambda row: (_FAMILIES.index(row.family), row.p_holm or 0))
 
     @property
     def accuracies(self) -> Sequence[MetricChange]:
@@ -171,8 +179,12 @@ def compared_runs(before: Any, after: Any, command_line: str) -> ComparedRuns:
 def changes_between(before: Record, after: Record) -> tuple[MetricChange, ...]:
     """Every metric of both runs, models matched by their place on the command line."""
     found = [_change(before, after, name, other) for name, other in _renamed(before, after).items()]
-    corrected = iter(holm([change.p for change in found if change.p is not None]))
-    return tuple(replace(change, p_holm=next(corrected)) if change.p is not None else change for change in found)
+    tested = {change.metric: change for change in found if change.p is not None}
+    corrected: dict[str, float] = {}
+    for family in dict.fromkeys(change.family for change in tested.values()):
+        members = [change for change in tested.values() if change.family == family]
+        corrected |= zip([change.metric for change in members], holm([change.p or 0.0 for change in members]))
+    return tuple(replace(change, p_holm=corrected.get(change.metric)) for change in found)
 
 
 def _renamed(before: Record, after: Record) -> dict[str, str]:
@@ -351,7 +363,8 @@ def claims(runs: ComparedRuns) -> Iterator[Claim]:
         says = say(
             "**{{ row.words }}** {{ word }}: {{ row.before }} before, {{ row.after }} after.", row=row, word=word
         )
-        yield Claim("change", row.metric, says, effect=row.difference, p=row.p_holm, kind="comparison")
+        kind: Kind = "comparison" if row.direction else "expected fact"
+        yield Claim("change", row.metric, says, effect=row.difference, p=row.p_holm, kind=kind)
 
 
 def _size(difference: Estimate) -> Estimate:

@@ -419,8 +419,8 @@ _CHANGES: Final = Section(
         Chart(
             "failure_examples",
             images(),
-            "{{ rows|map(attribute='row')|unique|list|length }} errors on {{ record.images }} images that a change "
-            "fixes and its control does not; below: the prediction.",
+            "Errors that a change fixes and its control does not, {{ rows|map(attribute='row')|unique|list|length }} "
+            "on {{ record.images }} images; below: the prediction.",
             title="Errors that a change fixes",
             rows=_examples,
         ),
