@@ -509,8 +509,8 @@ REPORT: Final = Report(
         "examples",
         images(),
         "Successful attacks, {{ rows|map(attribute='row')|unique|list|length }} on {{ record.images }} "
-        "image{{ record.images|s }}: clean, perturbation (amplified, around grey), adversarial, and the maps of the true "
-        "class, each scaled to its maximum; below: predicted class and probability.",
+        "image{{ record.images|s }}: clean, perturbation (amplified, around grey), adversarial, and the maps of the "
+        "true class, each scaled to its maximum; below: predicted class and probability.",
         title="{{ record.overall[0].sample }}: images that fool a model", rows=_examples,
     ),
     glance=(
