@@ -199,7 +199,8 @@ class TrainOptions:
     )
     check: bool = option(
         "--check",
-        "Do not train: check model and recipe on a few images, in seconds; exit code 1 where a check fails.",
+        "Do not train: check model and recipe on a few images, in seconds for a small model, in minutes for a large "
+        "one; exit code 1 where a check fails.",
         default=False,
     )
     keep_every: int | None = option(
