@@ -128,7 +128,7 @@ def test_the_model_is_the_named_one_then_the_smallest_on_the_disk_then_the_bundl
 ):
     name, why = chosen(tmp_path / "none", pictures / "0.png", capsys)
     assert name == "vit-digits"
-    for words in ("digits 0 to 9 alone", "127.0.0.1:9 does not answer", "--model"):
+    for words in ("only the digits 0 to 9", "127.0.0.1:9 does not answer", "--model"):
         assert words in why
     name, why = chosen(tmp_path / "offline", pictures / "0.png", capsys, "--offline")
     assert "nothing is downloaded offline" in why

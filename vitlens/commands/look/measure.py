@@ -149,7 +149,7 @@ def chosen_model(options: LookOptions) -> tuple[ModelName, str]:
         name = download_small_vit(begins=begins, progress=bar)
     except ModelError as error:
         return parse_model(BUNDLED[0]), (
-            f"takes {BUNDLED[0]}, which comes with vitlens and knows the digits 0 to 9 alone, as no weights of timm's "
+            f"takes {BUNDLED[0]}, which comes with vitlens and knows only the digits 0 to 9, as no weights of timm's "
             f"ViTs are on this disk and {error}; {ANOTHER}"
         )
     return name, f"takes {name.name}, which it downloaded; {ANOTHER}"
@@ -304,7 +304,7 @@ def print_look(record: rows.LookRecord, console: Console | None = None) -> None:
             bar = Text("█" * round(_BAR * share), style="cyan")
             classes.add_row(Text(f"{100 * share:5.1f} %"), Text(for_terminal(label)), bar)
         console.print(classes)
-        for title in ("head", f"without it, of {100 * predicted.probability_1:.1f} %", "attends to"):
+        for title in ("head", f"without it (with: {100 * predicted.probability_1:.1f} %)", "attends to"):
             heads.add_column(title)
         for each in record.heads_of(index):
             heads.add_row(each.name, f"{100 * each.probability:.1f} %", Text(each.attends or ""))

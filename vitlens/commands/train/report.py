@@ -52,8 +52,9 @@ _STATES: Final = {  # how a training ended: the end of the title, the sentence, 
         _USE,
     ),
     "open": (
-        "; whether it had converged is open",
-        "Over the last {{ span }} of {{ n }} its accuracy changed by {{ effect }}: whether it had converged is open.",
+        "; whether it had converged is undecided",
+        "Over the last {{ span }} of {{ n }} its accuracy changed by {{ effect }}: whether it had converged is "
+        "undecided.",
         _LONGER,
     ),
     "": (" on held-out images", "", _USE),
