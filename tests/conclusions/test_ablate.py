@@ -113,6 +113,9 @@ def test_too_few_images_claim_nothing(images, tmp_path):
     """Also where effects are significant."""
     record, claims = ablated(tmp_path, PLAIN, "--limit", str(images))
     assert not claims
-    assert not REPORT(record).first.answer
+    document = REPORT(record)
+    assert not document.first.answer
+    assert document.title != record.config.title
+    assert str(images) in document.title
     wide = replace(record.heads[0], loss=Estimate(0.0, -0.02, 0.02, unit="nats"))
     assert images_needed([wide], Estimate(0.01, unit="nats"), 100).value == 400  # half the width, four times as many

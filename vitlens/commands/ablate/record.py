@@ -7,6 +7,7 @@ from typing import Final, Literal
 from vitlens.arrays import FlagMatrix, Flags, Image, Indices, Matrix, Pixels, Vector, Words
 from vitlens.names import Replacement, UnitKind
 from vitlens.record import OfModel, Record, arrays, col, table
+from vitlens.report.claims import FEWEST
 from vitlens.uncertainty import LEVEL, Estimate, widened
 from vitlens.uncertainty import fewest_images as fewest_images
 
@@ -276,3 +277,8 @@ class AblateRecord(Record):
     def heads(self) -> tuple[UnitRow, ...]:
         """The units that are heads."""
         return tuple(row for row in self.units if row.kind == "head")
+
+    @property
+    def has_few_images(self) -> bool:
+        """Whether the images are too few for a claim."""
+        return self.images < FEWEST

@@ -24,7 +24,7 @@ _FAINTEST: Final = 0.01  # nats, of the full colour: below it differences are ro
 def claims(record: AblateRecord) -> Iterator[Claim]:
     """Which units matter, how many heads can be spared, and what single removals hide. How many heads have an effect,
     have none, alone and in pairs, or may have one is counted, not judged, as heads back each other up."""
-    if record.images < FEWEST:
+    if record.has_few_images:
         return
     yield _most_important(record)
     effects, dead, share = [row.effect for row in record.heads], without_effect(record), record.model.removable
@@ -169,7 +169,7 @@ def unknown(record: AblateRecord) -> Iterator[str]:
         yield say("{{ reason|whole }}.", reason=model.reason.rstrip("."))
     if record.options.get("predicted"):
         yield "Labels are the model's own predictions (`--predicted`): accuracy is the share of them that stay."
-    if record.images < FEWEST:
+    if record.has_few_images:
         yield say(
             "{{ n }} image{{ n|s }} {{ n|are }} too few for a claim; give at least {{ fewest }}.",
             n=record.images,
@@ -300,6 +300,8 @@ REPORT: Final = Report(
     effects=effects,
     unknown=unknown,
     definitions=definitions,
+    title="{% if record.has_few_images %}{{ record.images }} image{{ record.images|s }} {{ record.images|are }} too few "
+    "to say which units of {{ record.model.model }} matter{% else %}{{ title }}{% endif %}",
     picture=Chart(
         "importance",
         board("loss", signed=True, marked=lambda row: row.matters, least=_FAINTEST),
