@@ -300,8 +300,8 @@ REPORT: Final = Report(
     effects=effects,
     unknown=unknown,
     definitions=definitions,
-    title="{% if record.has_few_images %}{{ record.images }} image{{ record.images|s }} {{ record.images|are }} too few "
-    "to say which units of {{ record.model.model }} matter{% else %}{{ title }}{% endif %}",
+    title="{% if record.has_few_images %}{{ record.images }} image{{ record.images|s }} {{ record.images|are }} too "
+    "few to say which units of {{ record.model.model }} matter{% else %}{{ title }}{% endif %}",
     picture=Chart(
         "importance",
         board("loss", signed=True, marked=lambda row: row.matters, least=_FAINTEST),
