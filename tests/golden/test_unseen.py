@@ -148,6 +148,8 @@ def test_attention_before_and_after_a_training_is_of_the_same_images_and_compare
     before = ran(tmp_path / "before", line)
     assert before.shown == after.shown
     assert before.config.fingerprints == after.config.fingerprints
+    again = ran(tmp_path / "again", line.replace(f" --data {data}", ""))
+    assert (again.shown, again.options["data"]) == (before.shown, str(data))
     runs = compared_runs(before, after, "")
     assert runs.same_images == "the same"
     paired = {row.metric: row for row in runs.changes if row.test == "paired"}

@@ -53,6 +53,8 @@ def measure(options: AttentionOptions) -> Path | None:
     if options.same_as is not None and options.run.limit is not None:
         raise InputError("expected --same-as or --limit, found both; leave one out")
     earlier = None if options.same_as is None else _read_earlier(options.same_as)
+    if earlier is not None and options.data is None and not options.images:
+        options = _with_images_of(earlier, options)
     run = Run("attention", options, images=False)
     model, given = run.model, replace(run.run, limit=None)
     every = load_split(model, options=given, data=options.data, images=options.images)
@@ -118,6 +120,12 @@ def _read_earlier(folder: Path) -> kept.AttentionRecord:
             "run its attention again"
         )
     return record
+
+
+def _with_images_of(earlier: kept.AttentionRecord, options: AttentionOptions) -> AttentionOptions:
+    """Return the options with the data or the image files that an earlier run was given."""
+    given = earlier.options
+    return replace(options, data=given.get("data"), images=tuple(given.get("images") or ()))
 
 
 def _same_images(earlier: kept.AttentionRecord, every: Split, model: Model) -> Split:

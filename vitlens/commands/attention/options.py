@@ -32,7 +32,7 @@ class AttentionOptions(ModelOnImages):
 
     same_as: Path | None = option(
         "--same-as",
-        "Measure the images of this earlier folder of attention, for report --compare.",
+        "Measure the images of this earlier folder of attention, for report --compare; --data may then be left out.",
         default=None,
         metavar="FOLDER",
         shown=False,
