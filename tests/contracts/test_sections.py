@@ -27,8 +27,9 @@ from vitlens.commands.run.requirements import outcomes, requirements_of
 from vitlens.record import Record, col, columns, table
 from vitlens.report.claims import Claim, judge, shown, title_of
 from vitlens.report.junit import junit
-from vitlens.report.prose import Marked, environment, say
+from vitlens.report.prose import Marked, environment, finalize, say
 from vitlens.report.sections import Chart, Glance, Report, Section, help_of
+from vitlens.report.sections import made as made_section
 from vitlens.report.verdicts import Verdict
 from vitlens.uncertainty import Estimate
 
@@ -145,6 +146,26 @@ def test_a_fall_is_worse_as_the_column_says_and_a_name_is_no_markup(written):
     text = (written("**bold** <b>`x`") / "report.md").read_text()
     assert "**bold** " not in text.replace(r"\*\*bold\*\*", "")
     assert "<b>" not in text.replace(r"\<b>", "")
+
+
+@dataclass(frozen=True)
+class CoatRow:
+    """The coat of an animal."""
+
+    animal: str = col("animal")
+
+    @property
+    def in_words(self) -> str:
+        return f"{self.animal}: " + "long, thick, woolly and " * 4 + "warm"
+
+
+def test_a_sentence_of_ours_in_a_table_is_not_cut_as_a_name_is():
+    section = made_section(
+        Section("Which coat?", "", columns=("animal", "in_words")), FurRecord(), rows=[CoatRow("y" * 100)]
+    )
+    ((name, words),) = section.tables[0].rows
+    assert "…" in finalize(name)
+    assert str(words) == CoatRow("y" * 100).in_words
 
 
 def test_what_goes_into_a_sentence_is_formatted_and_escaped_there():

@@ -332,8 +332,14 @@ def _table(section: Section | Overview, rows: Sequence[Any], record: Record) -> 
     declared = columns(type(rows[0]))
     same = [name for name, own in record.tables.items() if own and type(own[0]) is type(rows[0])]
     more = section.rows if isinstance(section.rows, str) else next(iter(same), "")
-    shown = {name: declared.get(name, Column(name.replace("_", " "))) for name in section.columns}  # or a property
+    shown = {name: declared.get(name) or _of_property(name, rows[0]) for name in section.columns}
     yield table_of(rows[:ROWS], shown, of=len(rows), name=more)
+
+
+def _of_property(name: str, row: Any) -> Column:
+    """Return the column of a property; its text is ours, which a table does not shorten as it does a name."""
+    unit = "text" if isinstance(getattr(row, name), str) else ""
+    return Column(name.replace("_", " "), unit=unit)
 
 
 def table_of(rows: Sequence[Any], shown: Mapping[str, Column], *, of: int, name: str = "") -> Table:
