@@ -1,9 +1,12 @@
 """Runs chapters one after another; one that the same models, images and code have made before is taken from a cache."""
 
+import ctypes
+import gc
 import hashlib
 import json
 import os
 import shutil
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -121,6 +124,7 @@ class ChapterRunner:
                 kept.keep(word, whole, place)
         seconds = float(str(read_run(place).results["seconds"]))
         self.done.append(ChapterRow(word, alias, folder, cached, part, seconds))
+        return_free_memory()
         self.on_done(self.done)
         return self.done[-1]
 
@@ -134,6 +138,17 @@ class ChapterRunner:
     def at_most(self, images: int) -> RunOptions:
         """The run options with this number of images, or that of --limit where it is smaller."""
         return replace(self.run_options, limit=min(self.run_options.limit or images, images))
+
+
+def return_free_memory() -> None:
+    """Return freed memory to the system, where its C library can.
+
+    glibc keeps what a chapter has freed: 0.2 to 0.6 GB that the next chapter, which asks for other sizes, adds to.
+    """
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def cache_folder() -> Path:
