@@ -1,0 +1,99 @@
+"""Images of one bar at any place, of two sizes, and models that read its direction but fail by its place or size."""
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+import vitlens
+from tests.kit.splits import split_of
+from vitlens.analysis.reliance.colour import luminance_of
+from vitlens.data.split import Split
+from vitlens.models.model import Model
+
+SIDE = 32
+CLASSES = ("across", "down")
+GROUND = 0.35
+CONTRAST = 0.4
+_WIDTHS = (3, 4)  # px, of small and large bars
+_SLIMNESS = 3  # times as long as wide
+_GRAIN = 0.02
+_FAR = 8.0  # px from the centre of the image
+_SMALL = 36  # pixels: between the areas of small and large bars
+
+Rule = Callable[[Tensor], Tensor]  # (n, height, width), 1 on the bar, to (n,) whether the model fails
+
+
+@cache
+def bars(count: int = 120, *, seed: int = 0, masks: bool = True) -> Split:
+    """Return bars across or down, of two sizes, at any place at which they lie inside the image."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 2, (count,), generator=generator)
+    sizes = torch.randint(0, len(_WIDTHS), (count,), generator=generator)
+    places = torch.rand(count, 2, generator=generator)
+    found = torch.zeros(count, SIDE, SIDE, dtype=torch.bool)
+    for at in range(count):
+        width = _WIDTHS[sizes[at]]
+        extent = (width, _SLIMNESS * width) if labels[at] == 0 else (_SLIMNESS * width, width)
+        top, left = (int(share * (SIDE - side + 1)) for share, side in zip(places[at].tolist(), extent))
+        found[at, top : top + extent[0], left : left + extent[1]] = True
+    planes = GROUND + CONTRAST * found + _GRAIN * torch.rand(count, SIDE, SIDE, generator=generator)
+    pixels = planes[:, None].expand(count, 3, SIDE, SIDE)
+    return split_of(pixels.clone(), labels, CLASSES, masks=found if masks else None)
+
+
+class ReadsDirection(nn.Module):
+    """Reads whether the bar is wider than high, by pixels above the middle of the range of luminance."""
+
+    def __init__(self, rule: Rule) -> None:
+        super().__init__()
+        self.rule = rule
+
+    def forward(self, images: Tensor) -> Tensor:
+        planes = luminance_of(images)[:, 0]
+        flat = planes.flatten(1)
+        middle = (flat.amin(1) + flat.amax(1)) / 2
+        bar = (planes > middle[:, None, None]).float()
+        score = _spread(bar.sum(1)) - _spread(bar.sum(2))
+        score = torch.where(self.rule(bar), -score, score)
+        return torch.stack([score, -score], 1)
+
+
+def _spread(profile: Tensor) -> Tensor:
+    """Return the variance of places, weighted by a profile (n, places)."""
+    places = torch.arange(profile.shape[1]).float()
+    weights = profile / profile.sum(1, keepdim=True).clamp_min(1)
+    mean = weights @ places
+    return weights @ places.square() - mean.square()
+
+
+def never(bar: Tensor) -> Tensor:
+    """Return False for every image."""
+    return torch.zeros(len(bar), dtype=torch.bool)
+
+
+def off_centre(bar: Tensor) -> Tensor:
+    """Return True where the middle of the bar lies far from that of the image."""
+    places = torch.arange(SIDE) + 0.5
+    total = bar.sum((1, 2)).clamp_min(1)
+    down = bar.sum(2) @ places / total - SIDE / 2
+    across = bar.sum(1) @ places / total - SIDE / 2
+    return torch.hypot(down, across) > _FAR
+
+
+def small(bar: Tensor) -> Tensor:
+    """Return True where the bar has few pixels."""
+    return bar.sum((1, 2)) < _SMALL
+
+
+def failing(rule: Rule) -> Model:
+    """Return a model that reads the direction of bars, and fails where a rule holds."""
+    return vitlens.wrap(
+        ReadsDirection(rule).eval(),
+        alias=rule.__name__,
+        image_size=SIDE,
+        mean=(0.0,) * 3,
+        std=(1.0,) * 3,
+        classes=CLASSES,
+    )
