@@ -3,12 +3,12 @@
     python -m benchmarks.planted [CAUSE ...] [--seeds 20] [--images 450 1800] [--first-seed 0] [--results FILE]
 
 Every model is an oracle of drawn bars, the class of which is their direction: without a fault it makes no errors, so
-that whatever is named without a cause is false. A fault depends only on the pixels, and changing them can undo it. Every
-seed draws other images. A name is right, wider than the cause (neither right nor false) or false, as written in
+that whatever is named without a cause is false. A fault depends only on the pixels, and changing them can undo it.
+Every seed draws other images. A name is right, wider than the cause (neither right nor false) or false, as written in
 causes.py; naming.py says what is named, and what is first.
 
-With --results, each run is added to a file as it ends, and runs of the file are not repeated: an interrupted command goes
-on where it stopped. --seeds 0 prints the table of the file.
+With --results, each run is added to a file as it ends, and runs of the file are not repeated: an interrupted command
+goes on where it stopped. --seeds 0 prints the table of the file.
 
 Thresholds and rules are looked at with seeds from 1000 on, and reported with seeds from 0 on.
 """
