@@ -1,10 +1,12 @@
-"""Images of one bar at any place, of two sizes, and models that read its direction but fail by its place or size."""
+"""Images of one bar at any place, of two sizes, and models that read its direction but fail by what the bar is like."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import vitlens
 from tests.kit.splits import split_of
@@ -22,7 +24,12 @@ _GRAIN = 0.02
 _FAR = 8.0  # px from the centre of the image
 _SMALL = 36  # pixels: between the areas of small and large bars
 
-Rule = Callable[[Tensor], Tensor]  # (n, height, width), 1 on the bar, to (n,) whether the model fails
+_SQUARE = 5  # px, side of a dark square
+_NEAR = 7  # px, the largest distance of a square from the middle of its bar, along each axis
+_TOUCHED = 3  # pixels of a dark region next to the bar
+
+# the bar (n, height, width), 1 or 0, and the luminance (n, height, width), to (n,) whether the model fails
+Rule = Callable[[Tensor, Tensor], Tensor]
 
 
 @cache
@@ -43,8 +50,25 @@ def bars(count: int = 120, *, seed: int = 0, masks: bool = True) -> Split:
     return split_of(pixels.clone(), labels, CLASSES, masks=found if masks else None)
 
 
+@cache
+def covered_bars(count: int = 200, *, seed: int = 0) -> Split:
+    """Return the bars, most of them with a dark square near them or on them; masks have what remains visible."""
+    split = bars(count, seed=seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    pixels = split.source.read(torch.arange(count)).clone()
+    masks = split.masks.clone()
+    offsets = torch.randint(-_NEAR, _NEAR + 1, (count, 2), generator=generator)
+    for at in range(count):
+        middle = masks[at].nonzero().float().mean(0).round().long() + offsets[at]
+        top, left = (max(0, int(place) - _SQUARE // 2) for place in middle)
+        where = slice(top, top + _SQUARE), slice(left, left + _SQUARE)
+        pixels[(at, slice(None), *where)] = 0
+        masks[(at, *where)] = False
+    return replace(split_of(pixels, split.labels, CLASSES), masks=masks)
+
+
 class ReadsDirection(nn.Module):
-    """Reads whether the bar is wider than high, by pixels above the middle of the range of luminance."""
+    """Reads whether the bar is wider than high, by pixels above the middle between the ground and the brightest."""
 
     def __init__(self, rule: Rule) -> None:
         super().__init__()
@@ -53,10 +77,10 @@ class ReadsDirection(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         planes = luminance_of(images)[:, 0]
         flat = planes.flatten(1)
-        middle = (flat.amin(1) + flat.amax(1)) / 2
+        middle = (flat.median(1).values + flat.amax(1)) / 2
         bar = (planes > middle[:, None, None]).float()
         score = _spread(bar.sum(1)) - _spread(bar.sum(2))
-        score = torch.where(self.rule(bar), -score, score)
+        score = torch.where(self.rule(bar, planes), -score, score)
         return torch.stack([score, -score], 1)
 
 
@@ -68,12 +92,12 @@ def _spread(profile: Tensor) -> Tensor:
     return weights @ places.square() - mean.square()
 
 
-def never(bar: Tensor) -> Tensor:
+def never(bar: Tensor, _planes: Tensor) -> Tensor:
     """Return False for every image."""
     return torch.zeros(len(bar), dtype=torch.bool)
 
 
-def off_centre(bar: Tensor) -> Tensor:
+def off_centre(bar: Tensor, _planes: Tensor) -> Tensor:
     """Return True where the middle of the bar lies far from that of the image."""
     places = torch.arange(SIDE) + 0.5
     total = bar.sum((1, 2)).clamp_min(1)
@@ -82,9 +106,16 @@ def off_centre(bar: Tensor) -> Tensor:
     return torch.hypot(down, across) > _FAR
 
 
-def small(bar: Tensor) -> Tensor:
+def small(bar: Tensor, _planes: Tensor) -> Tensor:
     """Return True where the bar has few pixels."""
     return bar.sum((1, 2)) < _SMALL
+
+
+def touched(bar: Tensor, planes: Tensor) -> Tensor:
+    """Return True where a dark region touches the bar."""
+    dark = planes < planes.flatten(1).median(1).values[:, None, None] / 2
+    around = F.max_pool2d(bar[:, None], 5, stride=1, padding=2)[:, 0]
+    return (around * dark).sum((1, 2)) >= _TOUCHED
 
 
 def failing(rule: Rule) -> Model:

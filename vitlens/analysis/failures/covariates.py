@@ -325,18 +325,17 @@ def off_border(pictures: Pictures, _sign: int) -> Edited:
 
 
 def uncovered(pictures: Pictures, _sign: int) -> Edited:
-    """What touches or covers the object filled in; control: the same change of pixels next to the object."""
+    """What touches or covers the object filled in; control: as much of the same set next to the object."""
     images = pictures.images
     assert pictures.masks is not None
     outline = outlines(luminance(images), pictures.masks)
     holes = grown(outline.cover, 2 * margin_of(images)) & ~pictures.masks
     holes &= ~holes.flatten(1).all(1)[:, None, None]
     changed = imputed(images, holes[:, None])
-    off_object = ~outline.near[:, None]
+    apart = ~(outline.near | outline.ring)[:, None]
     height, width = images.shape[-2:]
-    quarters = range(0, 4)
-    places = [(height * down // 4, width * across // 4) for down, across in product(quarters, quarters)][1:]
-    steps = [(changed - images).roll(place, (2, 3)) * off_object for place in places]
+    places = [(height * down // 4, width * across // 4) for down, across in product(range(4), range(4))][1:]
+    steps = [(images - changed).roll(place, (2, 3)) * apart for place in places]
     return changed, _nearest(images, changed, [(images + step).clamp(0, 1) for step in steps])
 
 

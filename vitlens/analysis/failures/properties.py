@@ -59,7 +59,7 @@ PROPERTIES: Final[Mapping[str, Property]] = MappingProxyType({
                        "moved off the border", "", "moved as far along the border"),
     # the share of the object's outline that touches something else than its surroundings (occlusion.py)
     "occlusion": Property("covered outline", "partly covered objects", "uncovered objects", "of what covers them",
-                          "freed of what covers them", "", "changed as much next to them"),
+                          "freed of what covers them", "", "given as much of it next to them"),
     # the standard deviation of the luminance, 0 to 1
     "contrast": Property("contrast", "high-contrast images", "low-contrast images", *_CONTRAST,
                          _BRIGHTER),
