@@ -128,3 +128,23 @@ def failing(rule: Rule) -> Model:
         std=(1.0,) * 3,
         classes=CLASSES,
     )
+
+
+class ReadsSaturation(nn.Module):
+    """Reads how far the channels of an image lie apart on average."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        evidence = 50 * ((images.amax(1) - images.amin(1)).mean((1, 2)) - 0.15)
+        return torch.stack([-evidence, evidence], 1)
+
+
+def reads_saturation() -> Model:
+    """Return a model that reads how colourful an image is."""
+    return vitlens.wrap(
+        ReadsSaturation().eval(),
+        alias="saturation",
+        image_size=SIDE,
+        mean=(0.0,) * 3,
+        std=(1.0,) * 3,
+        classes=CLASSES,
+    )

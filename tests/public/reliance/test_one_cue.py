@@ -2,33 +2,12 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 import vitlens
-from tests.kit.planted_places import CLASSES, SIDE, bars, failing, never, off_centre, small
+from tests.kit.planted_places import CLASSES, SIDE, bars, failing, never, off_centre, reads_saturation, small
 from tests.kit.splits import split_of
-from vitlens.models.model import Model
 
 OTHERS = ["position", "size", "border", "contrast", "brightness", "fine-detail", "coarse-detail"]
-
-
-class ReadsSaturation(nn.Module):
-    """Reads how far the channels of an image lie apart on average."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        evidence = 50 * ((images.amax(1) - images.amin(1)).mean((1, 2)) - 0.15)
-        return torch.stack([-evidence, evidence], 1)
-
-
-def reads_saturation() -> Model:
-    return vitlens.wrap(
-        ReadsSaturation().eval(),
-        alias="saturation",
-        image_size=SIDE,
-        mean=(0.0,) * 3,
-        std=(1.0,) * 3,
-        classes=CLASSES,
-    )
 
 
 @pytest.mark.parametrize(("rule", "cue"), [(small, "size"), (off_centre, "position")])
