@@ -35,7 +35,7 @@ def with_pattern(view: View, changed: Images, pattern: Tensor, base: Images | No
     base = images if base is None else base
     target = distance(images, changed)
     pattern = _of_size_one(pattern.expand_as(images))
-    stride = max(1, min(images.shape[-2:]) // _THINNED)
+    stride = _stride(images)
     few = images[..., ::stride, ::stride]
     few_of_base = base[..., ::stride, ::stride]
     few_of_pattern = pattern[..., ::stride, ::stride]
@@ -107,7 +107,22 @@ def rolled(view: View, changed: Images, _region: Region, _level: float) -> Image
     across = max(1, width // columns // 4) * columns
     steps = [(rows, 0), (0, columns), (rows, columns), (down, 0), (0, across), (down, across), (-down, across)]
     steps += [(2 * down, 0), (0, 2 * across), (2 * down, 2 * across)]
-    return nearest(view, changed, [view.images.roll(step, (2, 3)) for step in steps])
+    stride = _stride(view.images)
+    options = [_rolled_few(view.images, step, stride) for step in steps]
+    best = _index_of_nearest(view.images[..., ::stride, ::stride], changed[..., ::stride, ::stride], options)
+    result = torch.empty_like(view.images)
+    for index, step in enumerate(steps):
+        chosen = best == index
+        result[chosen] = view.images[chosen].roll(step, (2, 3))
+    return result
+
+
+def _rolled_few(images: Images, step: tuple[int, int], stride: int) -> Images:
+    """Return every so many rows and columns of the images as they are when rolled."""
+    height, width = images.shape[-2:]
+    rows = (torch.arange(0, height, stride) - step[0]) % height
+    columns = (torch.arange(0, width, stride) - step[1]) % width
+    return images[..., rows[:, None], columns]
 
 
 def turned_in_place(view: View, changed: Images, _region: Region, _level: float) -> Images:
@@ -218,11 +233,21 @@ def nearest(view: View, changed: Images, options: list[Images]) -> Images:
 
 def _nearest_index(images: Images, changed: Images, options: list[Images]) -> Tensor:
     """Return for each image which option is nearest to the change in distance, by some pixels of large images."""
-    stride = max(1, min(images.shape[-2:]) // _THINNED)
-    few = images[..., ::stride, ::stride]
-    wanted = distance(few, changed[..., ::stride, ::stride]).clamp_min(_TINY).log()
-    found = [distance(few, option[..., ::stride, ::stride]).clamp_min(_TINY).log() for option in options]
+    stride = _stride(images)
+    few = [each[..., ::stride, ::stride] for each in (images, changed, *options)]
+    return _index_of_nearest(few[0], few[1], few[2:])
+
+
+def _index_of_nearest(images: Images, changed: Images, options: list[Images]) -> Tensor:
+    """Return for each image which option is nearest to the change in distance."""
+    wanted = distance(images, changed).clamp_min(_TINY).log()
+    found = [distance(images, option).clamp_min(_TINY).log() for option in options]
     return torch.stack([(each - wanted).abs() for each in found]).argmin(0)
+
+
+def _stride(images: Images) -> int:
+    """Return the step between the rows and columns on which amplitudes and options are chosen."""
+    return max(1, min(images.shape[-2:]) // _THINNED)
 
 
 def _noise(view: View) -> Tensor:

@@ -25,7 +25,7 @@ from vitlens.data.draws import keys as keys_of
 from vitlens.data.identity import image_numbers
 from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating
-from vitlens.lens.quick_passes import quick_convolutions, quick_linear
+from vitlens.lens.quick_passes import quick_passes
 from vitlens.models.model import Model
 from vitlens.references import resolved
 from vitlens.shapes import Images, Labels
@@ -191,8 +191,7 @@ class _Run:
         with ExitStack() as stack:
             for viewer in self.viewers:
                 stack.enter_context(evaluating(viewer.model))
-                stack.enter_context(quick_linear(viewer.model.device))
-                stack.enter_context(quick_convolutions(viewer.model.module))
+                stack.enter_context(quick_passes(viewer.model))
             for indices in torch.arange(self.count).split(self.batch_size):
                 views = self.views(indices)
                 clean.append(torch.stack([viewer.predict(view.images) for viewer, view in zip(self.viewers, views)]))
