@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 import vitlens
 from tests.kit.claims import NEXT_STEPS, Verdict, next_step
+from tests.kit.cues import CUES
 from tests.kit.splits import split_of
-from vitlens.analysis.reliance.cues import CUES
 from vitlens.record import Config, ModelEntry
 from vitlens.report.claims import Claim
 
