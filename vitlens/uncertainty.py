@@ -19,6 +19,7 @@ LEVEL = 0.05  # significance level, after the correction for multiple tests
 POWER = 0.8  # probability with which a test finds the smallest effect that counts as detectable
 _ROUNDING = 1e-9  # of a mean: values that spread less are the same
 _AT_ONCE = 4_000_000  # numbers drawn at once: bounds memory to tens of megabytes
+_KEPT = 20_000_000  # numbers kept for the next interval, mostly of a byte each: 2,000 images
 _EXACT = 5000  # predictions up to which calibration is tested exactly
 _Z = NormalDist().inv_cdf(0.975)  # normal quantile of a two-sided 95 % interval
 _FEWEST_TO_DRAW = 6  # groups of equal size: of 5 even an expanded bootstrap interval covers 91 %
@@ -272,7 +273,7 @@ def resampled_deviations(
 
 
 def _drawn_parts(seed: int, size: int, draws: int) -> Iterable[tuple[int, NDArray[np.integer]]]:
-    return _kept_parts(seed, size, draws) if draws * size <= _AT_ONCE else _parts(seed, size, draws)
+    return _kept_parts(seed, size, draws) if draws * size <= _KEPT else _parts(seed, size, draws)
 
 
 def _parts(seed: int, size: int, draws: int) -> Iterator[tuple[int, NDArray[np.integer]]]:
@@ -284,9 +285,9 @@ def _parts(seed: int, size: int, draws: int) -> Iterator[tuple[int, NDArray[np.i
         yield start, times.reshape(count, size)
 
 
-@lru_cache(maxsize=3)  # 48 MB at most; a run has several numbers of the same images
-def _kept_parts(seed: int, size: int, draws: int) -> tuple[tuple[int, NDArray[np.int32]], ...]:
-    return tuple((start, times.astype(np.int32)) for start, times in _parts(seed, size, draws))
+@lru_cache(maxsize=3)  # 60 MB at most; a run has several numbers of the same images
+def _kept_parts(seed: int, size: int, draws: int) -> tuple[tuple[int, NDArray[np.integer]], ...]:
+    return tuple((start, times.astype(np.min_scalar_type(times.max()))) for start, times in _parts(seed, size, draws))
 
 
 def steps(draws: int, size: int) -> Iterator[tuple[int, int]]:

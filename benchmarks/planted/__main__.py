@@ -1,26 +1,48 @@
 """How often a cause that was planted in a model is named first, and how often something false is named.
 
-    python -m benchmarks.planted [CAUSE ...] [--seeds 20] [--images 450 1800] [--first-seed 0]
+    python -m benchmarks.planted [CAUSE ...] [--seeds 20] [--images 450 1800] [--first-seed 0] [--results FILE]
 
 Every model is an oracle of drawn bars, the class of which is their direction: without a fault it makes no errors, so
-that whatever is named without a cause is false. A fault depends only on the pixels, and changing them can undo
-it. Every seed draws other images. A name is right, wider than the cause (neither right nor false) or false, as written
-in causes.py; naming.py says what is named, and what is first.
+that whatever is named without a cause is false. A fault depends only on the pixels, and changing them can undo it.
+Every seed draws other images. A name is right, wider than the cause (neither right nor false) or false, as written in
+causes.py; naming.py says what is named, and what is first.
+
+With --results, each run is added to a file as it ends, and runs of the file are not repeated: an interrupted command
+goes on where it stopped. --seeds 0 prints the table of the file.
 
 Thresholds and rules are looked at with seeds from 1000 on, and reported with seeds from 0 on.
 """
 
 import argparse
+import json
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
 
 import torch
 
 from benchmarks.planted.causes import CAUSES, images_for, planted_model
 from benchmarks.planted.naming import Naming, name_causes
+
+
+@dataclass(frozen=True)
+class Run:
+    """One cause at one number of images with one seed; seconds: of processor time."""
+
+    name: str
+    images: int
+    seed: int
+    naming: Naming
+    seconds: float
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What no two runs share."""
+        return self.name, self.images, self.seed
 
 
 @dataclass(frozen=True)
@@ -79,12 +101,29 @@ class Tally:
 COLUMNS = ("cause", "images", "errors", "named first", "named", "something false named", "false names, seeds")
 
 
-def tally(name: str, images: int, seeds: Sequence[int]) -> Tally:
-    """Measure one cause at one number of images."""
+def measure(name: str, images: int, seed: int) -> Run:
+    """Measure one cause at one number of images with one seed."""
     start = time.process_time()
-    model = planted_model(name)
-    namings = [name_causes(model, images_for(name, seed, images)) for seed in seeds]
-    return Tally(name, images, tuple(namings), time.process_time() - start)
+    naming = name_causes(planted_model(name), images_for(name, seed, images))
+    return Run(name, images, seed, naming, time.process_time() - start)
+
+
+def tally(runs: Sequence[Run]) -> Tally:
+    """Return the count of runs of one cause at one number of images."""
+    namings = tuple(run.naming for run in runs)
+    return Tally(runs[0].name, runs[0].images, namings, sum(run.seconds for run in runs))
+
+
+def read_runs(file: Path | None) -> list[Run]:
+    """Return the runs of a file, none where there is none."""
+    if file is None or not file.exists():
+        return []
+    runs = list[Run]()
+    for line in file.read_text().splitlines():
+        fields = json.loads(line)
+        naming = Naming(**fields.pop("naming"))
+        runs.append(Run(**fields, naming=naming))
+    return runs
 
 
 def summary_of(tallies: Sequence[Tally]) -> list[str]:
@@ -111,19 +150,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=20, help="for each cause and number of images (default: 20)")
     parser.add_argument("--images", type=int, nargs="+", default=[450, 1800], help="(default: 450 1800)")
     parser.add_argument("--first-seed", type=int, default=0, help="(default: 0)")
+    parser.add_argument("--results", type=Path, help="a file of runs, which is continued (default: none)")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.causes if name not in CAUSES]
     if unknown:
         print(f"expected one of {', '.join(CAUSES)}, found {unknown[0]!r}", file=sys.stderr)
         return 2
     torch.set_num_threads(1)
-    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
+    names = options.causes or list(CAUSES)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    tallies = []
-    for images in options.images:
-        for name in options.causes or CAUSES:
-            tallies.append(tally(name, images, seeds))
-            print(f"| {' | '.join(tallies[-1].row)} |", flush=True)
+    runs = read_runs(options.results)
+    done = {run.key for run in runs}
+    for seed, images, name in product(seeds, options.images, names):
+        if (name, images, seed) in done:
+            continue
+        runs.append(measure(name, images, seed))
+        if options.results is not None:
+            with options.results.open("a") as file:
+                file.write(json.dumps(asdict(runs[-1])) + "\n")
+    tallies = list[Tally]()
+    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
+    for images, name in product(options.images, names):
+        same = [run for run in runs if (run.images, run.name) == (images, name)]
+        if same:
+            tallies.append(tally(same))
+            print(f"| {' | '.join(tallies[-1].row)} |")
     print()
     for line in summary_of(tallies):
         print(line)

@@ -153,7 +153,7 @@ CAUSES: Final[Mapping[str, Cause]] = {
     "low contrast": Cause(_fails_beyond(object_contrast, -1), ("object_contrast", "contrast")),
     "off centre": Cause(_fails_beyond(distance_from_centre, 1), ("off_centre", "position")),
     "small objects": Cause(_fails_beyond(object_area, -1), ("size",)),
-    "occlusion": Cause(_fails_beyond(covered, 1, _SQUARES), ("parts",), ("clutter", "background"), _SQUARES),
+    "occlusion": Cause(_fails_beyond(covered, 1, _SQUARES), ("occlusion",), ("clutter", "background"), _SQUARES),
     "confused pair": Cause(_confuses_two, ("pair",)),
     "texture against shape": Cause(_reads_texture, ("fine-detail", "sharpness"), extras=Extras(textures=True)),
     "dark images": Cause(_fails_beyond(brightness, -1), ("brightness",)),

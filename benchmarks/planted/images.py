@@ -5,7 +5,7 @@ Everything is read relative to the contrast of an image, so that no change of br
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final
 
 import torch
@@ -41,7 +41,7 @@ _BRIGHTEST: Final = 16  # pixels: the darkest of so many of the brightest counts
 _SCALE: Final = 10.0  # of the logits
 _TEMPLATES: Final = (10.0, 14.0)  # px, lengths
 _HALF: Final = 8  # px, half of the side of a template
-_DOT: Final = 0.25  # of the contrast: brighter pixels off the bar are dots
+_DOT: Final = 0.5  # of the contrast: brighter pixels off the bar are dots; clouds and grain reach 0.4 of the faintest
 _CORNER: Final = 7  # px, side of the region in which a mark is seen
 _DARK: Final = 0.35  # below the ground by this share of the contrast
 
@@ -122,6 +122,7 @@ def _with_squares(images: Images, masks: Masks, centres: Tensor, generator: torc
     return torch.where(squares[:, None], torch.zeros(()), images), masks & ~squares
 
 
+@lru_cache(maxsize=1)  # the oracle and its fault read the same images
 def normalized(images: Images) -> tuple[Tensor, Tensor]:
     """Return the luminance (n, height, width), 0 for the ground and 1 for the bar, and their distance (n,)."""
     planes = luminance_of(images)[:, 0]
@@ -139,6 +140,7 @@ def object_contrast(images: Images) -> Tensor:
     return normalized(images)[1]
 
 
+@lru_cache(maxsize=1)
 def bars_of(images: Images) -> Tensor:
     """Return 1 on the bar (n, height, width); dots are too small, and a mark lies too far out."""
     return _regions(normalized(images)[0] > 0.5)
@@ -187,10 +189,11 @@ def mark_in_corner(images: Images) -> Tensor:
 
 
 def covered(images: Images) -> Tensor:
-    """Return how many pixels of a dark region touch the bar."""
+    """Return the share of the bar's outline at which it touches a dark region, whatever the size of the bar."""
     dark = _regions(normalized(images)[0] < -_DARK)
-    touching = F.max_pool2d(bars_of(images)[:, None], 3, 1, 1)[:, 0] * dark
-    return touching.sum((1, 2))
+    bars = bars_of(images)
+    outline = F.max_pool2d(bars[:, None], 3, 1, 1)[:, 0] - bars
+    return (outline * dark).sum((1, 2)) / outline.sum((1, 2)).clamp_min(1)
 
 
 @cache

@@ -27,6 +27,7 @@ from vitlens.models.model import Model
 CONTAINED: Final[Mapping[str, tuple[str, ...]]] = {
     "background": ("mark", "clutter", "border", "background-colour"),
     "border": ("mark",),
+    "fine-detail": ("clutter",),
 }
 _EXPLAINED: Final = 0.8  # share of an effect from which on it is that of what is contained
 

@@ -64,9 +64,19 @@ def test_a_report_can_be_read_shows_each_of_its_figures_and_names_no_path_of_the
 def test_contributing_has_all_that_can_be_added_and_every_path_is_there():
     rows = re.findall(r"^\| (an? [^|]+?) \| ([^|]+) \| ([^|]*) ?\|$", TEXT, flags=re.MULTILINE)
     added = {
-        "an attack", "an attribution", "an attention method", "a head statistic", "a label of heads",
-        "a model source", "a data set", "a command", "a figure", "a section of a report",
-    }  # fmt: skip
+        "an attack",
+        "an attribution",
+        "an attention method",
+        "a head statistic",
+        "a label of heads",
+        "a model source",
+        "a data set",
+        "a command",
+        "a figure",
+        "a section of a report",
+        "a cue",
+        "a next step",
+    }
     assert {what for what, _, _ in rows} == added
     assert {what.lower() for what, _ in EXAMPLES} == added - {"an attention method", "a label of heads"}
     assert all(re.search(r"`vitlens/[^`]+\.py`", touched) for _, touched, _ in rows)  # a file with its registry

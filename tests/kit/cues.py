@@ -1,7 +1,8 @@
-"""What tests of traced cues use: the heads that carry a cue, the maps that show it, and which cue is traced."""
+"""What tests of cues use: all cues, the heads that carry a cue, the maps that show it, and which cue is traced."""
 
+from vitlens.analysis.reliance.cues import CUES
 from vitlens.analysis.reliance.heads import find_cue_heads
 from vitlens.analysis.reliance.maps import judge_cue_maps
 from vitlens.analysis.reliance.rows import suspects
 
-__all__ = ["find_cue_heads", "judge_cue_maps", "suspects"]
+__all__ = ["CUES", "find_cue_heads", "judge_cue_maps", "suspects"]

@@ -71,16 +71,16 @@ def test_moved_off_the_border_with_a_control_along_it(scenes):
 
 
 @pytest.mark.parametrize(("sign", "least", "most"), [(1, 1.15, 1.35), (-1, 0.72, 0.88)])
-def test_scaled_with_a_turn_as_control(sign, least, most):
+def test_scaled_with_a_move_as_control(sign, least, most):
     pictures = pictures_of(vitlens.load_data("digits", limit=40))
     changed, control = CHANGES["size"](pictures, sign)
-    before, after, turned = (
+    before, after, moved = (
         ((images - pictures.ground).abs().amax(1) > 0.15).flatten(1).sum(1).sqrt()
         for images in (pictures.images, changed, control)
     )
     free = before < 18  # room to grow
     assert least < float((after / before)[free].mean()) < most
-    assert float((turned / before).mean()) == pytest.approx(1, abs=0.05)
+    assert float((moved / before).mean()) == pytest.approx(1, abs=0.05)
     assert (control - pictures.images).abs().flatten(1).amax(1).min() > 0.05
 
 
@@ -175,6 +175,6 @@ def test_a_photograph_is_shifted_so_that_its_map_is_centred():
 def test_objects_that_fill_the_image_and_empty_masks():
     split = squares(3, dots=0)
     split.masks[0], split.masks[1] = True, False
-    for name in ("off_centre", "size", "object_contrast", "border", "clutter"):
+    for name in ("off_centre", "size", "object_contrast", "border", "clutter", "occlusion"):
         for images in edited(split, name, -1):
             assert images.isfinite().all(), name

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.analysis.evaluation.evaluate import Evaluation
+from vitlens.analysis.failures.occlusion import grown, margin_of, outlines
 from vitlens.analysis.failures.operations import blurred
 from vitlens.analysis.failures.patterns import Cells, Mark, Pair, cells_of, find_mark, find_pair
 from vitlens.analysis.failures.properties import PROPERTIES
@@ -48,7 +49,6 @@ _GROUND_BLUR: Final = 1 / 8  # of the shorter side
 _ROOM: Final = 1 / 4  # of each side: how far an image is shifted at most
 _GOLDEN_ANGLE: Final = 2.4  # of consecutive images: all directions alike
 _SHIFTS: Final = (0.25, 0.5, 1.0, 1.5)  # times as far as a zoom on average
-_TURNS: Final = (0.1, -0.1, 0.25, -0.25, 0.5, -0.5)  # radians
 _LIGHT: Final = 0.75  # of the size of a change: dark images cannot be lit much without a change of their mean
 _FITTED: Final = 8  # steps in which a light is adjusted to what is clipped
 _TINY: Final = 1e-6
@@ -172,6 +172,7 @@ def _of_pixels(planes: Plane, masks: Masks | None) -> dict[str, Tensor]:
         "size": torch.where(area > 0, area, torch.nan),
         "object_contrast": (_mean(planes, inside) - _mean(planes, around)).abs(),
         "border": torch.where(area > 0, edge.any(0).float(), torch.nan),
+        "occlusion": outlines(planes, masks).share,
         "clutter": _mean(edges, around),
     }
 
@@ -269,28 +270,26 @@ class Pictures:
         low, high = self.box
         return (centroids(self.masks) - self.extent / 2).nan_to_num(0.0), -low, self.extent - high
 
-    def placed(self, shift: Tensor, scale: Tensor | float = 1.0, turn: float = 0.0) -> Images:
-        """The object, or the image without masks, shifted (whole px), scaled and turned around its centre."""
+    def placed(self, shift: Tensor, scale: Tensor | float = 1.0) -> Images:
+        """The object, or the image without masks, shifted (whole px) and scaled around its centre."""
         whole = shift.round()
         if self.masks is None:
-            return _sampled(self.images, whole, torch.zeros_like(whole), scale, turn, "reflection")
+            return _sampled(self.images, whole, torch.zeros_like(whole), scale, "reflection")
         low, high = self.box
         layers = torch.cat([self.images * self.layer, self.layer], 1)
-        layers = _sampled(layers, whole, (low + high - self.extent) / 2, scale, turn, "zeros")
+        layers = _sampled(layers, whole, (low + high - self.extent) / 2, scale, "zeros")
         cover = layers[:, 3:]
         return (self.ground * (1 - cover) + layers[:, :3]).clamp(0, 1)
 
 
-def _sampled(pixels: Tensor, shift: Shift, pivot: Shift, scale: Tensor | float, turn: float, beyond: str) -> Tensor:
-    """Images shifted, and scaled and turned around a pivot (px from the centre); `beyond` the edge: as grid_sample."""
+def _sampled(pixels: Tensor, shift: Shift, pivot: Shift, scale: Tensor | float, beyond: str) -> Tensor:
+    """Images shifted, and scaled around a pivot (px from the centre); `beyond` the edge: as grid_sample."""
     height, width = pixels.shape[-2:]
     half = torch.tensor([height / 2, width / 2])
     inverse = 1 / torch.as_tensor(scale).expand(len(pixels))
-    cos, sin = math.cos(turn) * inverse, math.sin(turn) * inverse
-    matrix = torch.stack([torch.stack([cos, -sin], 1), torch.stack([sin, cos], 1)], 1)  # of (row, column), px
-    offset = pivot - torch.einsum("bij,bj->bi", matrix, pivot + shift)
-    matrix = (matrix * half / half[:, None]).flip(1, 2)  # x before y, from -1 to 1
-    theta = torch.cat([matrix, (offset / half).flip(1)[:, :, None]], 2)
+    offset = pivot - inverse[:, None] * (pivot + shift)
+    matrix = torch.diag_embed(inverse[:, None].expand(-1, 2))
+    theta = torch.cat([matrix, (offset / half).flip(1)[:, :, None]], 2)  # x before y, from -1 to 1
     grid = F.affine_grid(theta, list(pixels.shape), align_corners=False)
     return F.grid_sample(pixels, grid, mode="bilinear", padding_mode=beyond, align_corners=False)
 
@@ -325,8 +324,26 @@ def off_border(pictures: Pictures, _sign: int) -> Edited:
     return pictures.placed(shift), pictures.placed(best)
 
 
+def uncovered(pictures: Pictures, _sign: int) -> Edited:
+    """What touches or covers the object filled in; control: as much of the same set next to the object."""
+    images = pictures.images
+    assert pictures.masks is not None
+    outline = outlines(luminance(images), pictures.masks)
+    holes = grown(outline.cover, 2 * margin_of(images)) & ~pictures.masks
+    holes &= ~holes.flatten(1).all(1)[:, None, None]
+    changed = imputed(images, holes[:, None])
+    apart = ~(outline.near | outline.ring)[:, None]
+    height, width = images.shape[-2:]
+    places = [(height * down // 4, width * across // 4) for down, across in product(range(4), range(4))][1:]
+    steps = [(images - changed).roll(place, (2, 3)) * apart for place in places]
+    return changed, _nearest(images, changed, [(images + step).clamp(0, 1) for step in steps])
+
+
 def scaled(pictures: Pictures, sign: int) -> Edited:
-    """Shrunk or enlarged; control: an object is turned, an image shifted, by as much on average."""
+    """Shrunk or enlarged; control: an object is moved around the centre, an image shifted, by as much on average.
+
+    A turn would be no control of a class that depends on a direction.
+    """
     images = pictures.images
     scale = torch.full((len(images),), _ZOOM if sign > 0 else 1 / _ZOOM)
     still = torch.zeros(len(images), 2)
@@ -342,7 +359,19 @@ def scaled(pictures: Pictures, sign: int) -> Edited:
     half, middle = (high - low) / 2 * scale[:, None], (low + high) / 2
     inside = torch.minimum(torch.maximum(middle, half), pictures.extent - half) - middle
     changed = pictures.placed(inside if sign > 0 else still, scale)
-    return changed, _nearest(images, changed, [pictures.placed(still, turn=turn) for turn in _TURNS])
+    return changed, _nearest(images, changed, [pictures.placed(step) for step in _steps_around(pictures)])
+
+
+def _steps_around(pictures: Pictures) -> list[Shift]:
+    """Return shifts of each object along a circle around the centre, which keep it inside the image."""
+    place, least, most = pictures.place()
+    low, high = pictures.box
+    far = (_ZOOM - 1) * (high - low).norm(dim=1, keepdim=True) / 2  # how far the corners of an object move in a zoom
+    along = torch.stack([-place[:, 1], place[:, 0]], 1)
+    upright = torch.tensor([0.0, 1.0]).expand_as(along)
+    along = torch.where(along.norm(dim=1, keepdim=True) > 0, along, upright)
+    along = along / along.norm(dim=1, keepdim=True)
+    return [(part * side * far * along).clamp(least, most) for part in _SHIFTS for side in (1, -1)]
 
 
 def with_contrast(pictures: Pictures, sign: int) -> Edited:
@@ -444,5 +473,5 @@ def _lit(images: Images, changed: Images) -> Images:
 CHANGES: Final[Mapping[str, Callable[[Pictures, int], Edited]]] = MappingProxyType({
     "off_centre": around_centre, "size": scaled, "object_contrast": with_contrast, "border": off_border,
     "contrast": with_contrast, "brightness": with_brightness, "sharpness": with_sharpness, "clutter": without_clutter,
-    "map_off_centre": around_centre, "map_size": scaled, "mark": without_mark,
+    "occlusion": uncovered, "map_off_centre": around_centre, "map_size": scaled, "mark": without_mark,
 })  # fmt: skip

@@ -50,13 +50,16 @@ PROPERTIES: Final[Mapping[str, Property]] = MappingProxyType({
                            "moved to the centre", "moved away from the centre", _AROUND),
     # the share of the image that the object covers
     "size": Property("size of the object", "large objects", "small objects", "of their size", "shrunk", "enlarged",
-                     "turned so that their edges move as far"),
+                     "moved as far as their edges move"),
     # the mean luminance of the object minus that of its surroundings, without sign
     "object_contrast": Property("contrast of the object", "high-contrast objects", "low-contrast objects", *_CONTRAST,
                                 _BRIGHTER),
     # whether the object reaches the edge of the image
     "border": Property("contact with the border", "objects at the border", "objects off the border", "they touch it",
                        "moved off the border", "", "moved as far along the border"),
+    # the share of the object's outline that touches something else than its surroundings (occlusion.py)
+    "occlusion": Property("covered outline", "partly covered objects", "uncovered objects", "of what covers them",
+                          "freed of what covers them", "", "given as much of it next to them"),
     # the standard deviation of the luminance, 0 to 1
     "contrast": Property("contrast", "high-contrast images", "low-contrast images", *_CONTRAST,
                          _BRIGHTER),

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from vitlens.analysis.failures.operations import frequency_bands
 from vitlens.analysis.reliance.cues import Region
-from vitlens.analysis.reliance.edits import direction, within
+from vitlens.analysis.reliance.edits import direction, enlarge, shift, shrink, within
 from vitlens.analysis.reliance.views import View, distance
 from vitlens.data.draws import uniform
 from vitlens.shapes import Images
@@ -35,7 +35,7 @@ def with_pattern(view: View, changed: Images, pattern: Tensor, base: Images | No
     base = images if base is None else base
     target = distance(images, changed)
     pattern = _of_size_one(pattern.expand_as(images))
-    stride = max(1, min(images.shape[-2:]) // _THINNED)
+    stride = _stride(images)
     few = images[..., ::stride, ::stride]
     few_of_base = base[..., ::stride, ::stride]
     few_of_pattern = pattern[..., ::stride, ::stride]
@@ -107,7 +107,22 @@ def rolled(view: View, changed: Images, _region: Region, _level: float) -> Image
     across = max(1, width // columns // 4) * columns
     steps = [(rows, 0), (0, columns), (rows, columns), (down, 0), (0, across), (down, across), (-down, across)]
     steps += [(2 * down, 0), (0, 2 * across), (2 * down, 2 * across)]
-    return nearest(view, changed, [view.images.roll(step, (2, 3)) for step in steps])
+    stride = _stride(view.images)
+    options = [_rolled_few(view.images, step, stride) for step in steps]
+    best = _index_of_nearest(view.images[..., ::stride, ::stride], changed[..., ::stride, ::stride], options)
+    result = torch.empty_like(view.images)
+    for index, step in enumerate(steps):
+        chosen = best == index
+        result[chosen] = view.images[chosen].roll(step, (2, 3))
+    return result
+
+
+def _rolled_few(images: Images, step: tuple[int, int], stride: int) -> Images:
+    """Return every so many rows and columns of the images as they are when rolled."""
+    height, width = images.shape[-2:]
+    rows = (torch.arange(0, height, stride) - step[0]) % height
+    columns = (torch.arange(0, width, stride) - step[1]) % width
+    return images[..., rows[:, None], columns]
 
 
 def turned_in_place(view: View, changed: Images, _region: Region, _level: float) -> Images:
@@ -115,7 +130,7 @@ def turned_in_place(view: View, changed: Images, _region: Region, _level: float)
 
     The angle is chosen on smaller copies of large images.
     """
-    middle = _centre(view)
+    middle = view.centre
     images, small_changed = (_smaller(each) for each in (view.images, changed))
     count = len(images)
     options = [_turned(images, middle, torch.full((count,), angle)) for angle in _ANGLES]
@@ -147,14 +162,24 @@ def _turned(images: Images, middle: Tensor, angle: Tensor) -> Images:
     return F.grid_sample(images, grid, padding_mode="reflection", align_corners=False).clamp(0, 1)
 
 
-def _centre(view: View) -> Tensor:
-    """Return the centre of each object, down and across (batch, 2) from -1 to 1; 0 where it is not known."""
-    if view.masks is None:
-        return torch.zeros(len(view.images), 2).to(view.images)
-    inside = view.region("object")[:, 0]
-    total = inside.sum((1, 2)).clamp_min(1)
-    rows, columns = (torch.linspace(-1, 1, side).to(inside) for side in inside.shape[-2:])
-    return torch.stack([(inside.sum(2) @ rows) / total, (inside.sum(1) @ columns) / total], 1)
+def surroundings_shifted(view: View, changed: Images, _region: Region, _level: float) -> Images:
+    """Shift what surrounds the object, which stays in its place, and brighten or darken the image for the rest."""
+    return _around(view, changed, view.images, shift(view, view.ground, "reflect"))
+
+
+def surroundings_shrunk(view: View, changed: Images, _region: Region, _level: float) -> Images:
+    """Shrink what surrounds the object, and brighten or darken the image for the rest of the distance.
+
+    The object keeps its size, but not the detail that is lost when it is shrunk.
+    """
+    coarse = enlarge(view, shrink(view, view.images, "reflection"))
+    return _around(view, changed, coarse, shrink(view, view.ground, "reflection"))
+
+
+def _around(view: View, changed: Images, images: Images, ground: Images) -> Images:
+    """Set the objects of images on a ground, and change the brightness so that the distance is that of the change."""
+    base = torch.where(view.cutout > 0, images, ground)
+    return with_pattern(view, changed, direction(view.images, view.region("image")), base=base)
 
 
 def background_moved(view: View, changed: Images, _region: Region, _level: float) -> Images:
@@ -177,17 +202,23 @@ def lit(view: View, changed: Images, _region: Region, _level: float) -> Images:
 
 
 def covered_inside(view: View, changed: Images, _region: Region, _level: float) -> Images:
-    """Move random squares off the border towards the mean colour: as many pixels as the intervention changes."""
+    """Move random squares off the border towards the mean colour: as many pixels as the intervention changes.
+
+    They leave out the object, where what surrounds it has room for them.
+    """
     height, width = view.images.shape[-2:]
     border = (changed - view.images).abs().amax((0, 1)) > 0
     rows = torch.arange(height, device=view.images.device) * _SQUARES // height
     columns = torch.arange(width, device=view.images.device) * _SQUARES // width
     number = rows[:, None] * _SQUARES + columns
     rank = uniform(view.keys, _SQUARES**2, stream=_SQUARE_STREAM)[:, number]
-    rank = torch.where(border, 2.0, rank).flatten(1)
-    count = min(int(border.sum()), rank.shape[1] - int(border.sum()))
+    count = min(int(border.sum()), border.numel() - int(border.sum()))
     if count == 0:
         return view.images
+    free = ~border & (view.cutout[:, 0] == 0)
+    has_room = free.sum((1, 2)) >= count
+    free = torch.where(has_room[:, None, None], free, ~border)
+    rank = torch.where(free, rank, 2.0).flatten(1)
     limit = rank.kthvalue(count, 1).values
     inside = ((rank <= limit[:, None]) & (rank < 2)).view(-1, 1, height, width)
     mean = view.images.mean((2, 3), keepdim=True)
@@ -202,11 +233,21 @@ def nearest(view: View, changed: Images, options: list[Images]) -> Images:
 
 def _nearest_index(images: Images, changed: Images, options: list[Images]) -> Tensor:
     """Return for each image which option is nearest to the change in distance, by some pixels of large images."""
-    stride = max(1, min(images.shape[-2:]) // _THINNED)
-    few = images[..., ::stride, ::stride]
-    wanted = distance(few, changed[..., ::stride, ::stride]).clamp_min(_TINY).log()
-    found = [distance(few, option[..., ::stride, ::stride]).clamp_min(_TINY).log() for option in options]
+    stride = _stride(images)
+    few = [each[..., ::stride, ::stride] for each in (images, changed, *options)]
+    return _index_of_nearest(few[0], few[1], few[2:])
+
+
+def _index_of_nearest(images: Images, changed: Images, options: list[Images]) -> Tensor:
+    """Return for each image which option is nearest to the change in distance."""
+    wanted = distance(images, changed).clamp_min(_TINY).log()
+    found = [distance(images, option).clamp_min(_TINY).log() for option in options]
     return torch.stack([(each - wanted).abs() for each in found]).argmin(0)
+
+
+def _stride(images: Images) -> int:
+    """Return the step between the rows and columns on which amplitudes and options are chosen."""
+    return max(1, min(images.shape[-2:]) // _THINNED)
 
 
 def _noise(view: View) -> Tensor:

@@ -20,7 +20,8 @@ class Intervention:
 
     name: within its cue; change, control: what becomes of the images, after "on images"; edit, match: the functions
     that make the two, as module:function, with the region and the level; main: whether it stands for its cue where
-    there is no time for all; disturbance: the one of which this is a level, in place of a function.
+    there is no time for all; disturbance: the one of which this is a level, in place of a function; objects: whether it
+    is for images with known objects only (True), for others only (False), or for both.
     """
 
     name: str
@@ -32,11 +33,13 @@ class Intervention:
     level: float = 0.0
     main: bool = False
     disturbance: str = ""
+    objects: bool | None = None
 
-    @property
-    def needs_masks(self) -> bool:
-        """True where it changes only objects, or only what surrounds them."""
-        return self.region != "image"
+    def suits(self, *, has_masks: bool) -> bool:
+        """Return True where it can be made on images whose objects are known, or are not."""
+        if self.region != "image":
+            return has_masks
+        return self.objects is None or self.objects == has_masks
 
 
 @dataclass(frozen=True)
@@ -142,10 +145,9 @@ _CUES: Final = (
                 "low-pass",
                 "without frequencies above 30 % of Nyquist's",
                 _COARSE,
-                "",
+                f"{_EDITS}:low_pass",
                 f"{_CONTROLS}:coarse_noise",
                 level=0.3,
-                disturbance="low-pass",
             ),
             Intervention(
                 "pixelated",
@@ -219,10 +221,20 @@ _CUES: Final = (
             Intervention(
                 "shifted",
                 "shifted by an eighth of a side",
+                "with only the surroundings shifted",
+                f"{_EDITS}:shifted",
+                f"{_CONTROLS}:surroundings_shifted",
+                main=True,
+                objects=True,
+            ),
+            Intervention(
+                "shifted-whole",
+                "shifted by an eighth of a side",
                 "turned in their place",
                 f"{_EDITS}:shifted",
                 f"{_CONTROLS}:turned_in_place",
                 main=True,
+                objects=False,
             ),
         ),
     ),
@@ -233,9 +245,18 @@ _CUES: Final = (
             Intervention(
                 "shrunk",
                 "shrunk to 75 %",
+                "with only the surroundings shrunk",
+                f"{_EDITS}:shrunk",
+                f"{_CONTROLS}:surroundings_shrunk",
+                objects=True,
+            ),
+            Intervention(
+                "shrunk-whole",
+                "shrunk to 75 %",
                 "turned in their place",
                 f"{_EDITS}:shrunk",
                 f"{_CONTROLS}:turned_in_place",
+                objects=False,
             ),
         ),
     ),
@@ -300,10 +321,17 @@ _CUES: Final = (
 CUES: Final[Mapping[str, Cue]] = MappingProxyType({cue.name: cue for cue in _CUES})
 
 
-def interventions_of(names: Sequence[str], *, thorough: bool = True) -> Iterator[tuple[Cue, Intervention]]:
-    """Yield the interventions on these cues (keys of CUES), all of them or the main ones."""
+def interventions_of(
+    names: Sequence[str], *, has_masks: bool, thorough: bool = True
+) -> Iterator[tuple[Cue, Intervention]]:
+    """Yield the interventions on these cues (keys of CUES), all of them or the main ones.
+
+    has_masks: whether objects are known. Without them, those of cues that need masks are yielded, too: they are
+    recorded as left out.
+    """
     for name in names:
         cue = CUES[name]
         for intervention in cue.interventions:
-            if thorough or intervention.main:
+            replaced = intervention.objects is not None and intervention.objects != has_masks
+            if not replaced and (thorough or intervention.main):
                 yield cue, intervention

@@ -5,8 +5,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.analysis.failures.disturbances import DISTURBANCES
-from vitlens.analysis.failures.operations import OPERATIONS, blurred, shuffled
-from vitlens.analysis.reliance.colour import OPPOSITE, luminance_of, mean_hue, turned
+from vitlens.analysis.failures.operations import OPERATIONS, blurred, frequency_bands, shuffled
+from vitlens.analysis.reliance.colour import OPPOSITE, luminance_of, mean_hue, turned, with_chroma
 from vitlens.analysis.reliance.cues import Region
 from vitlens.analysis.reliance.views import View
 from vitlens.data.draws import uniform
@@ -66,17 +66,26 @@ def disturbed(view: View, kind: str, level: float) -> Images:
 
 
 def pixelated(view: View, _region: Region, off: float) -> Images:
-    """Replace blocks of the size of a patch by their mean; off: shares of a block by which their grid is shifted."""
+    """Replace blocks of the size of a patch by their mean, but keep the outline of the object.
+
+    Without it, small objects would grow to whole blocks. off: shares of a block by which the grid is shifted.
+    """
     height, width = view.images.shape[-2:]
     rows, columns = view.patch
     top = round(off * rows)
     left = round(off * columns)
     bottom = -(height + top) % rows
     right = -(width + left) % columns
-    padded = F.pad(view.images, (left, right, top, bottom), mode="replicate")
+    padded = F.pad(view.images - view.flat, (left, right, top, bottom), mode="replicate")
     coarse = F.avg_pool2d(padded, view.patch)
     whole = coarse.repeat_interleave(rows, 2).repeat_interleave(columns, 3)
-    return whole[..., top : top + height, left : left + width]
+    return (view.flat + whole[..., top : top + height, left : left + width]).clamp(0, 1)
+
+
+def low_pass(view: View, _region: Region, cutoff: float) -> Images:
+    """Remove frequencies above the cut-off, a share of Nyquist's, but keep the outline of the object."""
+    low, _ = frequency_bands(view.images - view.flat, cutoff=cutoff)
+    return (view.flat + low).clamp(0, 1)
 
 
 def patches_shuffled(view: View, _region: Region, off: float) -> Images:
@@ -97,27 +106,78 @@ def _dividing(view: View, wanted: float) -> float:
 
 
 def shifted(view: View, _region: Region, _level: float) -> Images:
-    """Shift each image diagonally, off the patch grid, with reflected edges."""
-    height, width = view.images.shape[-2:]
-    step = max(1, round(_SHIFT * min(height, width)))
-    step += step % view.patch[0] == 0 and view.patch[0] > 1
-    step = min(step, height - 1, width - 1)
-    padded = F.pad(view.images, (step, step, step, step), mode="reflect")
-    starts = [(2 * step * down, 2 * step * across) for down in (0, 1) for across in (0, 1)]
-    options = [padded[..., top : top + height, left : left + width] for top, left in starts]
-    return _chosen(options, view, _PLACE_STREAM)
+    """Shift each image diagonally, off the patch grid; an object stays inside the image where it has room."""
+    moved = shift(view, _object_layers(view), "constant")
+    return _composed(moved, shift(view, view.ground, "reflect"))
 
 
 def shrunk(view: View, _region: Region, _level: float) -> Images:
-    """Shrink each image around its centre, with reflected edges."""
-    scale = torch.tensor([[1 / _SMALLER, 0, 0], [0, 1 / _SMALLER, 0]], device=view.images.device)
-    grid = F.affine_grid(scale.expand(len(view.images), 2, 3), list(view.images.shape), align_corners=False)
-    return F.grid_sample(view.images, grid, padding_mode="reflection", align_corners=False).clamp(0, 1)
+    """Shrink each image around its object, which keeps its place, or around its centre where no object is known."""
+    moved = shrink(view, _object_layers(view), "zeros")
+    return _composed(moved, shrink(view, view.ground, "reflection"))
+
+
+def shift(view: View, pixels: Tensor, beyond: str) -> Tensor:
+    """Shift pixels (batch, channels, height, width) as `shifted` does; beyond: what follows the edge, as F.pad."""
+    height, width = pixels.shape[-2:]
+    step = max(1, round(_SHIFT * min(height, width)))
+    step += step % view.patch[0] == 0 and view.patch[0] > 1
+    step = min(step, height - 1, width - 1)
+    padded = F.pad(pixels, (step, step, step, step), mode=beyond)
+    starts = [(2 * step * up, 2 * step * left) for up in (0, 1) for left in (0, 1)]
+    options = torch.stack([padded[..., top : top + height, left : left + width] for top, left in starts])
+    drawn = (uniform(view.keys, 1, stream=_PLACE_STREAM)[:, 0] * len(starts)).long().to(pixels.device)
+    up = _with_room(view.cutout.amax((1, 3)) > 0, step, drawn // 2)
+    left = _with_room(view.cutout.amax((1, 2)) > 0, step, drawn % 2)
+    return options[2 * up + left, torch.arange(len(pixels), device=pixels.device)]
+
+
+def _with_room(occupied: Tensor, step: int, drawn: Tensor) -> Tensor:
+    """Return the drawn directions (batch,), 1 towards the start of an axis, or the others where only those have room.
+
+    occupied: (batch, places) whether an object has pixels at a place of the axis.
+    """
+    towards_start = ~occupied[:, :step].any(1)
+    towards_end = ~occupied[:, -step:].any(1)
+    return torch.where(towards_start == towards_end, drawn, towards_start.long())
+
+
+def shrink(view: View, pixels: Tensor, beyond: str) -> Tensor:
+    """Shrink pixels (batch, channels, height, width) around each object; beyond the edge: as F.grid_sample."""
+    return _scaled_around(view.centre, pixels, _SMALLER, beyond)
+
+
+def enlarge(view: View, pixels: Tensor) -> Tensor:
+    """Enlarge shrunk pixels to what they were, without the detail that was lost."""
+    return _scaled_around(view.centre, pixels, 1 / _SMALLER, "reflection")
+
+
+def _scaled_around(centre: Tensor, pixels: Tensor, scale: float, beyond: str) -> Tensor:
+    """Scale pixels around a place each (batch, 2), down and across from -1 to 1."""
+    theta = torch.zeros(len(pixels), 2, 3).to(pixels)
+    theta[:, 0, 0] = 1 / scale
+    theta[:, 1, 1] = 1 / scale
+    theta[:, :, 2] = centre.flip(1) * (1 - 1 / scale)
+    grid = F.affine_grid(theta, list(pixels.shape), align_corners=False)
+    return F.grid_sample(pixels, grid, padding_mode=beyond, align_corners=False)
+
+
+def _object_layers(view: View) -> Tensor:
+    """Return each object on black, and where it is (batch, 4, height, width)."""
+    return torch.cat([view.images * view.cutout, view.cutout], 1)
+
+
+def _composed(layers: Tensor, ground: Images) -> Images:
+    """Set objects, given with where they are, on a ground."""
+    cover = layers[:, 3:]
+    return (ground * (1 - cover) + layers[:, :3]).clamp(0, 1)
 
 
 def contrast_halved(view: View, _region: Region, _level: float) -> Images:
-    """Halve the distance of all pixels from the mean luminance."""
-    return OPERATIONS["contrast"](view.images, _CONTRAST, view.keys).clamp(0, 1)
+    """Halve the distance of each pixel's luminance from the mean, and keep its colour."""
+    luminance = luminance_of(view.images)
+    mean = luminance.mean((2, 3), keepdim=True)
+    return with_chroma(mean + _CONTRAST * (luminance - mean), view.images - luminance)
 
 
 def brightness_changed(view: View, _region: Region, _level: float) -> Images:
@@ -140,9 +200,3 @@ def direction(images: Images, region: Tensor) -> Tensor:
     area = region.sum((1, 2, 3), keepdim=True).clamp_min(1)
     mean = (luminance_of(images) * region).sum((1, 2, 3), keepdim=True) / area
     return torch.where(mean < 0.5, 1.0, -1.0).to(images.dtype)
-
-
-def _chosen(options: list[Images], view: View, stream: int) -> Images:
-    """Return for each image one of several, drawn by its key."""
-    drawn = (uniform(view.keys, 1, stream=stream)[:, 0] * len(options)).long()
-    return torch.stack(options)[drawn, torch.arange(len(view.images), device=view.images.device)]

@@ -25,7 +25,7 @@ from vitlens.data.draws import keys as keys_of
 from vitlens.data.identity import image_numbers
 from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating
-from vitlens.lens.quick_passes import quick_convolutions, quick_linear
+from vitlens.lens.quick_passes import quick_passes
 from vitlens.models.model import Model
 from vitlens.references import resolved
 from vitlens.shapes import Images, Labels
@@ -125,7 +125,7 @@ def measure_reliance(
     rows = list[RelianceRow]()
     left_out = list[LeftOutCueRow]()
     for cue, intervention in plan.interventions:
-        if intervention.needs_masks and viewers[0].split.masks is None:
+        if not intervention.suits(has_masks=run.has_masks):
             continue
         outcome = outcomes[cue.name, intervention.name]
         count = int(outcome.visible.sum())
@@ -166,6 +166,7 @@ class _Run:
         self.viewers = [replace(each, split=each.split.pick(order), labels=each.labels[order]) for each in viewers]
         self.keys = keys_of(seed, numbers[order])
         self.count = len(order)
+        self.has_masks = first.masks is not None
         groups = self.viewers[0].split.groups
         self.groups = None if groups is None else groups.cpu().numpy()
 
@@ -190,8 +191,7 @@ class _Run:
         with ExitStack() as stack:
             for viewer in self.viewers:
                 stack.enter_context(evaluating(viewer.model))
-                stack.enter_context(quick_linear(viewer.model.device))
-                stack.enter_context(quick_convolutions(viewer.model.module))
+                stack.enter_context(quick_passes(viewer.model))
             for indices in torch.arange(self.count).split(self.batch_size):
                 views = self.views(indices)
                 clean.append(torch.stack([viewer.predict(view.images) for viewer, view in zip(self.viewers, views)]))
@@ -233,7 +233,7 @@ class _Run:
 
     def _outcomes(self, views: Sequence[View]) -> Iterator[tuple[tuple[str, str], _Outcome]]:
         for cue, intervention in self.plan.interventions:
-            if intervention.needs_masks and views[0].masks is None:
+            if not intervention.suits(has_masks=self.has_masks):
                 continue
             yield (cue.name, intervention.name), self._outcome(views, partial(_edited, intervention))
         for kind, level in self.plan.own_levels:
@@ -335,10 +335,10 @@ class _Run:
         )
 
     def without_masks(self) -> Iterator[LeftOutCueRow]:
-        """Yield the cues that need masks where there are none."""
-        if self.viewers[0].split.masks is None:
-            needing = [cue.name for cue, intervention in self.plan.interventions if intervention.needs_masks]
-            for name in dict.fromkeys(needing):
+        """Yield the cues of which no intervention can be made without masks, where there are none."""
+        suiting = {cue.name for cue, intervention in self.plan.interventions if intervention.suits(has_masks=False)}
+        for name in dict.fromkeys(cue.name for cue, _ in self.plan.interventions):
+            if not self.has_masks and name not in suiting:
                 yield LeftOutCueRow(name, "the objects' masks are not known")
 
 

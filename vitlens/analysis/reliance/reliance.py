@@ -128,14 +128,15 @@ def reliance(
         left_out = [LeftOutCueRow(name, misfit) for name in names if misfit and _needs_masks(name)]
     if misfit:
         names = [name for name in names if not _needs_masks(name)]
-    plan = Plan(tuple(interventions_of(names, thorough=thorough)))
+    has_masks = viewers[0].split.masks is not None
+    plan = Plan(tuple(interventions_of(names, has_masks=has_masks, thorough=thorough)))
     found = measure_reliance(viewers, plan, batch_size=batch_size, seed=seed, advance=advance)
     aliases = tuple(model.alias for model in several)
     return Reliance(aliases, found.rows, found.pairs, (*left_out, *found.left_out))
 
 
 def _needs_masks(name: str) -> bool:
-    return all(each.needs_masks for each in CUES[name].interventions)
+    return not any(each.suits(has_masks=False) for each in CUES[name].interventions)
 
 
 def _with(split: Split, masks: Masks | None, groups: Tensor | None) -> tuple[Split, str]:

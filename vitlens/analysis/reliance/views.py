@@ -53,11 +53,42 @@ class View:
         return torch.where(is_plain, torch.ones_like(edge), edge)
 
     @cached_property
+    def cutout(self) -> Plane:
+        """The object with its smoothed edge; nothing for an image without object, or without background."""
+        is_plain = (self.layer == 1).flatten(1).all(1)[:, None, None, None]
+        return torch.where(is_plain, 0.0, self.layer)
+
+    @cached_property
+    def flat(self) -> Images:
+        """The object and what surrounds it, each in its mean colour; an image without object in that of the whole."""
+        inside = self.region("object") * (self.cutout > 0)
+        return inside * _mean_colour(self.images, inside) + (1 - inside) * _mean_colour(self.images, 1 - inside)
+
+    @cached_property
+    def centre(self) -> Float[Tensor, "batch 2"]:
+        """The centre of each object, down and across from -1 to 1; 0 where no object is known."""
+        if self.masks is None:
+            return torch.zeros(len(self.images), 2).to(self.images)
+        inside = self.region("object")[:, 0]
+        total = inside.sum((1, 2)).clamp_min(1)
+        height, width = inside.shape[-2:]
+        rows = (2 * torch.arange(height).to(inside) + 1) / height - 1
+        columns = (2 * torch.arange(width).to(inside) + 1) / width - 1
+        down = (inside.sum(2) @ rows) / total
+        across = (inside.sum(1) @ columns) / total
+        return torch.stack([down, across], 1)
+
+    @cached_property
     def ground(self) -> Images:
         """The background, filled in where the object stands."""
         holes = self.layer > 0
         holes = holes & ~holes.flatten(1).all(1)[:, None, None, None]
         return imputed(self.images, holes)
+
+
+def _mean_colour(images: Images, region: Plane) -> Float[Tensor, "batch 3 1 1"]:
+    area = region.sum((2, 3), keepdim=True).clamp_min(1)
+    return (images * region).sum((2, 3), keepdim=True) / area
 
 
 def distance(images: Images, others: Images) -> PerImage:

@@ -27,7 +27,8 @@ def viewers_of(models: Sequence[Model], splits: Sequence[Split], precision: str)
 
 def plan_of(splits: Sequence[Split], *, thorough: bool, levels: bool) -> Plan:
     """Return all interventions or the main ones, with the levels of all disturbances where they are wanted."""
-    interventions = tuple(interventions_of(tuple(CUES), thorough=thorough))
+    has_masks = splits[0].masks is not None
+    interventions = tuple(interventions_of(tuple(CUES), has_masks=has_masks, thorough=thorough))
     size = (reduce(gcd, [split.size[0] for split in splits]), reduce(gcd, [split.size[1] for split in splits]))
     every = list[Level]()
     for kind, disturbance in DISTURBANCES.items() if levels else ():

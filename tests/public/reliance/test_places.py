@@ -1,0 +1,35 @@
+"""Position and size: each is found where a model depends on it, and neither where it depends on the other."""
+
+import pytest
+
+import vitlens
+from tests.kit.planted_places import bars, failing, never, off_centre, small
+
+FOUND = {off_centre: {"position"}, small: {"size"}, never: set()}
+GEOMETRY = ["position", "size"]
+
+
+@pytest.mark.parametrize("rule", FOUND)
+def test_only_what_a_model_depends_on_is_named_of_position_and_size(rule):
+    result = vitlens.reliance(failing(rule), bars(), cues=GEOMETRY)
+    assert set(result.relied_on()) == FOUND[rule]
+
+
+@pytest.mark.parametrize("rule", [off_centre, small])
+def test_a_cause_of_errors_by_place_or_size_misleads(rule):
+    result = vitlens.reliance(failing(rule), bars(), cues=GEOMETRY)
+    assert {row.cue for row in result.rows if row.misleads} <= FOUND[rule]
+
+
+def test_the_controls_of_position_and_size_are_matched_and_leave_a_bar_readable():
+    rows = vitlens.reliance(failing(never), bars(), cues=GEOMETRY).rows
+    assert all(row.is_matched for row in rows)
+    assert all(row.errors == 0 for row in rows)
+    assert max(row.changed_by_control.value for row in rows) < 0.02
+
+
+def test_images_without_masks_are_changed_as_a_whole():
+    result = vitlens.reliance(failing(off_centre), bars(masks=False), cues=GEOMETRY)
+    assert {row.cue for row in result.rows} == set(GEOMETRY)
+    assert not result.left_out
+    assert all(row.is_matched for row in result.rows)
